@@ -1,0 +1,40 @@
+//! The executor seam: memory, recorded plans, and nothing else. `cpu::CpuExecutor` implements it; Vulkan will too.
+
+use super::plan::{BufferId, Plan, PlanId, WeightId};
+use crate::tensor::Matrix;
+use anyhow::Result;
+
+/// Time spent in the kernels of one label since the last reset.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelTime {
+    pub label: &'static str,
+    pub calls: u64,
+    pub seconds: f64,
+    /// Weight and cache bytes read, activations not counted.
+    pub bytes: u64,
+}
+
+/// A device that runs plans.
+pub trait Executor: Send {
+    /// Such as `cpu: avx512-vnni, 2 threads`.
+    fn describe(&self) -> String;
+    /// Most rows that one pass should carry: the prefill chunk.
+    fn max_rows(&self) -> usize;
+    /// A zeroed buffer.
+    fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId>;
+    /// Loads a weight matrix, repacked as the kernels like it.
+    fn load(&mut self, label: &str, matrix: &Matrix<'_>) -> Result<WeightId>;
+    /// Overwrites part of a buffer; `offset` in bytes.
+    fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()>;
+    fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()>;
+    /// Prepares a plan whose step buffer is `step`.
+    fn record(&mut self, plan: Plan, step: BufferId) -> Result<PlanId>;
+    fn run(&mut self, plan: PlanId) -> Result<()>;
+    /// Bytes of weights and of buffers.
+    fn memory(&self) -> (u64, u64);
+    /// Starts (or restarts) timing each kernel label; `profile` returns what was gathered.
+    fn start_profile(&mut self) {}
+    fn profile(&self) -> Vec<KernelTime> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,177 @@
+//! The dispatch list: what one forward pass does, in order, as data. Executors run it; nothing here knows a device.
+//!
+//! Parameters are plain values fixed at recording time. Everything that changes from step to step (tokens, positions, tree,
+//! row counts) is read from the step buffer (`step.rs`), so a recorded plan never changes.
+
+use crate::kv::Pages;
+use crate::tensor::{Code, Format, Group};
+
+/// A buffer of the executor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BufferId(pub u32);
+
+/// A weight matrix loaded into the executor, in whatever layout its kernels want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WeightId(pub u32);
+
+/// A recorded plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlanId(pub u32);
+
+/// What a linear layer reads: f32 rows, or int8 rows with one scale a row or a group; through a Hadamard or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ActFormat {
+    pub int8: bool,
+    /// Columns that share a scale; `Group::Row` for f32.
+    pub group: Group,
+    pub hadamard: bool,
+}
+
+impl ActFormat {
+    /// The activations that weights of `format` are multiplied with.
+    pub fn for_weights(format: Format) -> Self {
+        let int8 = format.code.is_integer();
+        ActFormat { int8, group: if int8 { format.group } else { Group::Row }, hadamard: format.hadamard }
+    }
+
+    /// Scales in one row of `cols` activations; 0 for f32.
+    pub fn groups(self, cols: usize) -> usize {
+        Format { code: if self.int8 { Code::I8 } else { Code::F32 }, group: self.group, hadamard: self.hadamard }.groups(cols)
+    }
+}
+
+/// Prepared activations of one linear input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Act {
+    pub format: ActFormat,
+    pub cols: usize,
+    /// f32 or i8, `[rows, cols]`.
+    pub values: BufferId,
+    /// f32 `[rows, groups]`: what an int8 value is multiplied by. Unused for f32.
+    pub scales: BufferId,
+    /// i32 `[rows, groups]`: sum of the int8 values of a group. Unused for f32.
+    pub sums: BufferId,
+}
+
+/// Which rows an operation works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowSet {
+    /// All live rows of the step.
+    All,
+    /// The rows whose logits were asked for, renumbered from 0.
+    Selected,
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvFormat {
+    F32,
+    F16,
+}
+
+impl KvFormat {
+    pub const fn bytes(self) -> usize {
+        match self {
+            KvFormat::F32 => 4,
+            KvFormat::F16 => 2,
+        }
+    }
+}
+
+/// Keys and values of one layer. Keys lie transposed so that 16 consecutive positions are one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayer {
+    pub format: KvFormat,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    pub pages: Pages,
+    /// `[pages, n_kv_heads, head_dim, PAGE]`
+    pub k: BufferId,
+    /// `[pages, n_kv_heads, PAGE, head_dim]`
+    pub v: BufferId,
+    /// This step's keys, not yet committed: `[n_kv_heads, head_dim, max_rows]`
+    pub scratch_k: BufferId,
+    /// This step's values: `[max_rows, n_kv_heads, head_dim]`
+    pub scratch_v: BufferId,
+}
+
+/// One matrix of a linear dispatch: `out[r, n] = sum_k act[r, k] * weight[n, k]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearJob {
+    pub weight: WeightId,
+    pub act: Act,
+    /// f32 `[rows, n]`
+    pub out: BufferId,
+}
+
+/// One operation. Shapes are `[rows, ...]` with the live row count read from the step buffer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// `out[r] = table[token[r]] * scale`, f32 `[rows, dim]`.
+    Embed { table: WeightId, scale: f32, out: BufferId },
+    /// `x += rmsnorm(add) * (1 + w_add)` where given, then `out = rmsnorm(x) * (1 + w)`; all f32 `[rows, dim]`.
+    /// With `RowSet::Selected`, `out` row i is made from `x` and `add` row `selected[i]`, and `x` is not written.
+    Norm { x: BufferId, add: Option<(BufferId, BufferId)>, w: BufferId, eps: f32, dim: usize, out: BufferId, rows: RowSet },
+    /// Hadamard and int8 quantisation as `act` asks: f32 `[rows, cols]` -> act.
+    Prepare { input: BufferId, act: Act, rows: RowSet },
+    /// Independent matrix products; no job reads another's output.
+    Linear { jobs: Vec<LinearJob>, rows: RowSet },
+    /// `out = gelu_tanh(act * gate^T) * (act * up^T)`, f32 `[rows, ffn]`.
+    GateUp { act_gate: Act, gate: WeightId, act_up: Act, up: WeightId, out: BufferId },
+    /// Per-head RMSNorm of q and k, rotation by the step's table `rope_table`, queries in place, keys and values to scratch.
+    Rope {
+        /// f32 `[rows, n_heads, head_dim]`, in place
+        q: BufferId,
+        /// f32 `[rows, n_kv_heads, head_dim]`
+        k: BufferId,
+        v: BufferId,
+        /// f32 `[head_dim]`
+        q_norm: BufferId,
+        k_norm: BufferId,
+        eps: f32,
+        n_heads: usize,
+        /// f32 `[max_rows, 2, head_dim / 2]`: cosines then sines of each row's position
+        rope_table: BufferId,
+        kv: KvLayer,
+    },
+    /// Softmax attention over committed pages and the row's ancestors in scratch, page partials merged in page order.
+    Attention { q: BufferId, out: BufferId, n_heads: usize, scale: f32, kv: KvLayer },
+    /// Copies the accepted path's keys and values from scratch to the cache, for every layer.
+    Commit { layers: Vec<KvLayer> },
+}
+
+/// One step of a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dispatch {
+    pub op: Op,
+    /// What the profile calls it, such as `qkv` or `gate_up`.
+    pub label: &'static str,
+    pub layer: Option<u16>,
+}
+
+impl Dispatch {
+    /// True where row r of the output depends on row r of the inputs alone: neighbours need no barrier between them.
+    pub fn is_row_local(&self) -> bool {
+        matches!(self.op, Op::Embed { .. } | Op::Norm { .. } | Op::Prepare { .. } | Op::Rope { .. })
+    }
+
+    /// The rows it works on.
+    pub fn rows(&self) -> RowSet {
+        match self.op {
+            Op::Norm { rows, .. } | Op::Prepare { rows, .. } | Op::Linear { rows, .. } => rows,
+            _ => RowSet::All,
+        }
+    }
+}
+
+/// A whole pass.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    pub dispatches: Vec<Dispatch>,
+}
+
+impl Plan {
+    pub fn push(&mut self, label: &'static str, layer: Option<u16>, op: Op) {
+        self.dispatches.push(Dispatch { op, label, layer });
+    }
+}

@@ -1,0 +1,76 @@
+//! The step buffer: everything that varies between passes, as u32 words at fixed places.
+//!
+//! `[rows, base, n_selected, n_path]`, then five arrays of `max_rows` words: tokens, positions, parents, selected, path.
+
+/// Parent of the root.
+pub const NO_PARENT: u32 = u32::MAX;
+
+/// Places of the step buffer's parts, in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLayout {
+    pub max_rows: usize,
+}
+
+impl StepLayout {
+    pub const fn words(self) -> usize {
+        4 + 5 * self.max_rows
+    }
+    /// A typed view of the buffer's words.
+    pub fn view(self, words: &[u32]) -> StepView<'_> {
+        let part = |i: usize| &words[4 + i * self.max_rows..][..self.max_rows];
+        let rows = words[0] as usize;
+        StepView {
+            rows,
+            base: words[1] as usize,
+            tokens: &part(0)[..rows],
+            positions: &part(1)[..rows],
+            parents: &part(2)[..rows],
+            selected: &part(3)[..words[2] as usize],
+            path: &part(4)[..words[3] as usize],
+        }
+    }
+
+    /// Writes a step into the buffer's words.
+    pub fn fill(self, words: &mut [u32], step: &StepView<'_>) {
+        words[0] = step.rows as u32;
+        words[1] = step.base as u32;
+        words[2] = step.selected.len() as u32;
+        words[3] = step.path.len() as u32;
+        for (i, part) in [step.tokens, step.positions, step.parents, step.selected, step.path].into_iter().enumerate() {
+            words[4 + i * self.max_rows..][..part.len()].copy_from_slice(part);
+        }
+    }
+}
+
+/// One step, as kernels read it.
+#[derive(Clone, Copy, Debug)]
+pub struct StepView<'a> {
+    /// Live rows.
+    pub rows: usize,
+    /// Committed positions; the root stands at this position.
+    pub base: usize,
+    pub tokens: &'a [u32],
+    /// base + depth in the tree
+    pub positions: &'a [u32],
+    /// Row of the parent, always smaller than the row; [`NO_PARENT`] for the root
+    pub parents: &'a [u32],
+    /// Rows whose logits are wanted
+    pub selected: &'a [u32],
+    /// Rows to commit, root first
+    pub path: &'a [u32],
+}
+
+impl StepView<'_> {
+    /// Rows on the way from the root to `row`, both included, into `path` by depth; returns how many.
+    #[inline(always)]
+    pub fn ancestors(&self, row: usize, path: &mut [u32]) -> usize {
+        let n = self.positions[row] as usize - self.base + 1;
+        let mut node = row as u32;
+        for depth in (0..n).rev() {
+            path[depth] = node;
+            node = self.parents[node as usize];
+        }
+        debug_assert_eq!(node, NO_PARENT);
+        n
+    }
+}

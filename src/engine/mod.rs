@@ -1,0 +1,74 @@
+//! Floor 3: one model and one timeline. `forward` scores a tree without touching the cache, `commit` makes a path history.
+
+pub mod planned;
+pub mod reference;
+pub mod tree;
+
+pub use planned::PlannedEngine;
+pub use tree::TokenTree;
+
+use anyhow::Result;
+
+/// Which rows of a forward pass need scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    None,
+    Last,
+    All,
+}
+
+/// Logits of the rows asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Scores {
+    pub vocab: usize,
+    /// f32 `[rows asked for, vocab]`
+    pub logits: Vec<f32>,
+}
+
+impl Scores {
+    /// The logits of the i-th row asked for.
+    pub fn row(&self, i: usize) -> &[f32] {
+        &self.logits[i * self.vocab..][..self.vocab]
+    }
+
+    pub fn rows(&self) -> usize {
+        if self.vocab == 0 { 0 } else { self.logits.len() / self.vocab }
+    }
+}
+
+/// One model and one timeline.
+///
+/// What a row computes depends on its own token path alone, bit for bit: never on the other rows, the tree's shape, the
+/// thread count, or how the prompt was cut.
+pub trait Engine: Send {
+    /// Committed tokens.
+    fn position(&self) -> usize;
+    /// Most positions that fit.
+    fn context(&self) -> usize;
+    /// Most rows that one forward pass takes.
+    fn max_rows(&self) -> usize;
+    fn vocab(&self) -> usize;
+    /// Scores the tree, whose root stands at `position()`. Writes scratch keys and values only.
+    fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()>;
+    /// Makes nodes of the last forward pass part of the cache; `path` holds node indices, root first, each the parent of the next.
+    fn commit(&mut self, path: &[u32]) -> Result<()>;
+    /// Takes back to `position` tokens. Refused when a sliding-window ring has lost what that needs; then reset to 0 and prefill.
+    fn truncate(&mut self, position: usize) -> Result<()>;
+    /// Final-norm hidden states of the rows scored last, f32 `[rows, dim]`.
+    fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()>;
+    /// Bytes of weights, KV cache, and everything else.
+    fn memory(&self) -> Memory;
+    fn describe(&self) -> String;
+    fn start_profile(&mut self) {}
+    fn profile(&self) -> Vec<crate::compute::KernelTime> {
+        Vec::new()
+    }
+}
+
+/// Bytes by arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    pub weights: u64,
+    pub kv: u64,
+    pub activations: u64,
+}

@@ -1,0 +1,2 @@
+//! The engine that runs plans.
+pub struct PlannedEngine;

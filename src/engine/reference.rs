@@ -1,0 +1,1 @@
+//! The oracle (candle-core, f32).

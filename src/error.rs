@@ -1,0 +1,89 @@
+//! Floor 0: what went wrong, in the terms of the command line's contract: an exit code, a sentence, a remedy.
+//!
+//! Anything that a user or a file can get wrong carries a [`Fault`] somewhere in its `anyhow` chain; everything else is a
+//! runtime failure (exit 1).
+
+use std::fmt;
+
+/// The kinds of failure that have an exit code of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Wrong use of the command line: exit 2.
+    Usage,
+    /// A model, tokenizer or input file is invalid or missing: exit 3.
+    Model,
+    /// The device is absent or was lost: exit 4.
+    Device,
+    /// It does not fit in memory: exit 5.
+    Memory,
+    /// The prompt exceeds the context: exit 7.
+    Context,
+}
+
+impl Kind {
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Kind::Usage => 2,
+            Kind::Model => 3,
+            Kind::Device => 4,
+            Kind::Memory => 5,
+            Kind::Context => 7,
+        }
+    }
+}
+
+/// A failure with an exit code and, where there is one, a remedy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub kind: Kind,
+    pub what: String,
+    /// What to do about it; printed as `help: ...`.
+    pub help: Option<String>,
+}
+
+impl Fault {
+    pub fn new(kind: Kind, what: impl Into<String>) -> Self {
+        Fault { kind, what: what.into(), help: None }
+    }
+
+    pub fn usage(what: impl Into<String>) -> Self {
+        Self::new(Kind::Usage, what)
+    }
+
+    pub fn model(what: impl Into<String>) -> Self {
+        Self::new(Kind::Model, what)
+    }
+
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+/// The first fault in a chain of causes. Faults added by `.context(Fault)` are found too.
+pub fn fault_of(error: &anyhow::Error) -> Option<&Fault> {
+    error.downcast_ref::<Fault>().or_else(|| error.chain().find_map(|cause| cause.downcast_ref::<Fault>()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn a_fault_is_found_under_and_as_context() {
+        let below = anyhow::Error::new(Fault::model("bad header")).context("opening x");
+        assert_eq!(fault_of(&below).unwrap().kind.exit_code(), 3);
+        let above = std::fs::read("/nonexistent").context(Fault::usage("no such file").help("check the path")).unwrap_err();
+        assert_eq!(fault_of(&above).unwrap().help.as_deref(), Some("check the path"));
+        assert!(fault_of(&anyhow::anyhow!("plain")).is_none());
+    }
+}

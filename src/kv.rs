@@ -1,0 +1,78 @@
+//! Where a position's keys and values live: pages of 256 positions, rings for sliding-window layers, what may be truncated.
+
+/// Positions in one page.
+pub const PAGE: usize = 256;
+
+/// Tokens that can always be taken back, however far the ring has turned.
+pub const SLACK: usize = 256;
+
+/// The pages of one layer. A global layer keeps them all; a sliding-window layer reuses a ring of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// Physical pages.
+    pub count: usize,
+    /// Positions a query can see, itself included; `None` sees all.
+    pub window: Option<usize>,
+}
+
+impl Pages {
+    /// The pages that a layer needs for `context` positions when up to `rows` are written at once.
+    pub fn for_layer(context: usize, rows: usize, window: Option<usize>) -> Self {
+        let all = context.div_ceil(PAGE);
+        let count = match window {
+            Some(w) => all.min((w + SLACK + rows).div_ceil(PAGE) + 1),
+            None => all,
+        };
+        Pages { count: count.max(1), window }
+    }
+
+    /// Physical page of a logical one.
+    #[inline(always)]
+    pub fn physical(self, page: usize) -> usize {
+        page % self.count
+    }
+
+    /// First position that a query at `position` sees.
+    #[inline(always)]
+    pub fn first_visible(self, position: usize) -> usize {
+        match self.window {
+            Some(w) => (position + 1).saturating_sub(w),
+            None => 0,
+        }
+    }
+
+    /// Whether every key that a query at `position` would see is still in the ring after `written` positions were written.
+    pub fn can_return_to(self, position: usize, written: usize) -> bool {
+        if position == 0 || written == 0 {
+            return true;
+        }
+        let newest = (written - 1) / PAGE;
+        self.first_visible(position) / PAGE + self.count > newest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_always_returns_within_its_slack() {
+        for window in [1, 16, 255, 256, 257, 1024] {
+            let pages = Pages::for_layer(100_000, 32, Some(window));
+            for written in 1..5000usize {
+                for back in [0, 1, 31, SLACK] {
+                    assert!(pages.can_return_to(written.saturating_sub(back), written), "window {window}, {written} - {back}");
+                }
+            }
+            assert!(!pages.can_return_to(4000, 40_000));
+        }
+    }
+
+    #[test]
+    fn global_layers_return_anywhere() {
+        let pages = Pages::for_layer(1000, 32, None);
+        assert_eq!(pages.count, 4);
+        assert!((0..=1000).all(|p| pages.can_return_to(p, 1000)));
+        assert_eq!(pages.first_visible(700), 0);
+    }
+}

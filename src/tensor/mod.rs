@@ -1,0 +1,13 @@
+//! Floor 0: tokens, weight formats and the codecs of their blocks. Knows nothing of models or devices.
+
+pub mod format;
+pub mod hadamard;
+pub mod math;
+pub mod matrix;
+pub mod quantize;
+
+pub use format::{Code, Format, Group};
+pub use matrix::Matrix;
+
+/// A token id of the model's vocabulary.
+pub type Token = u32;
