@@ -1,1 +1,3 @@
+//! Scalar twins of the kernels, written for reading.
 
+pub mod linear;

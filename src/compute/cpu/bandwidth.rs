@@ -1,0 +1,68 @@
+//! How fast this machine reads memory: the roof that decoding is measured against.
+
+use super::lines::Lines;
+use super::pool::Pool;
+use std::time::Instant;
+
+/// Passes over the buffer; the median one counts.
+const PASSES: usize = 7;
+
+/// GB/s (1e9 bytes) at which the pool's threads together read a buffer of about `bytes`, each its own part.
+pub fn read_bandwidth(pool: &Pool, bytes: usize) -> f64 {
+    let words = (bytes / 8).max(pool.threads() * 1024);
+    let buffer = Lines::zeroed(words * 8);
+    let data: &[u64] = bytemuck::cast_slice(buffer.bytes());
+    let mut seconds: Vec<f64> = (0..PASSES)
+        .map(|_| {
+            let start = Instant::now();
+            pool.run(&|worker| {
+                std::hint::black_box(sum(&data[worker.share(data.len())]));
+            });
+            start.elapsed().as_secs_f64()
+        })
+        .collect();
+    seconds.sort_by(f64::total_cmp);
+    (data.len() * 8) as f64 / seconds[PASSES / 2] / 1e9
+}
+
+/// Wrapping sum, in as many lanes as keep every load in flight.
+fn sum(data: &[u64]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if super::isa::Isa::Avx2.is_supported() {
+        // SAFETY: the machine has AVX2.
+        return unsafe { sum_avx2(data) };
+    }
+    sum_lanes(data)
+}
+
+/// # Safety
+/// The machine has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn sum_avx2(data: &[u64]) -> u64 {
+    sum_lanes(data)
+}
+
+#[inline(always)]
+fn sum_lanes(data: &[u64]) -> u64 {
+    let mut lanes = [0u64; 32];
+    let (blocks, rest) = data.as_chunks::<32>();
+    for block in blocks {
+        for (lane, value) in lanes.iter_mut().zip(block) {
+            *lane = lane.wrapping_add(*value);
+        }
+    }
+    lanes.iter().chain(rest).fold(0, |sum, value| sum.wrapping_add(*value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_every_byte_at_some_speed() {
+        assert_eq!(sum(&[3; 100]), 300);
+        let speed = read_bandwidth(&Pool::new(2).unwrap(), 1 << 20);
+        assert!(speed.is_finite() && speed > 0.0);
+    }
+}

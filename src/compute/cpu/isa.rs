@@ -1,0 +1,68 @@
+//! Which vector instructions the CPU kernels may use, found at run time.
+
+use std::fmt;
+
+/// An instruction set the kernels are written for. All give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// Plain Rust, any machine.
+    Scalar,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ, VL and VNNI.
+    Avx512Vnni,
+}
+
+impl Isa {
+    /// The fastest one this machine has.
+    pub fn detect() -> Isa {
+        Isa::all_supported().pop().unwrap_or(Isa::Scalar)
+    }
+
+    /// All that this machine has, slowest first.
+    pub fn all_supported() -> Vec<Isa> {
+        [Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni].into_iter().filter(|isa| isa.is_supported()).collect()
+    }
+
+    /// True where this machine has the instructions.
+    pub fn is_supported(self) -> bool {
+        match self {
+            Isa::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => {
+                Isa::Avx2.is_supported()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512Vnni => false,
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512Vnni => "avx512-vnni",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn detection_picks_the_last_of_what_is_supported() {
+        let all = Isa::all_supported();
+        assert_eq!(all[0], Isa::Scalar);
+        assert_eq!(all.last(), Some(&Isa::detect()));
+    }
+}

@@ -1,0 +1,343 @@
+//! Linear layers: packed weights times a few rows of prepared activations.
+//!
+//! What is computed, bit for bit the same for every instruction set, row count and split of the tiles:
+//! - integer codes, one scale a row: `(sum q * x as f32 * sx) * (scale * unit)` with an exact integer sum;
+//! - integer codes, a scale a group: `y = fma(sum_g as f32 * sx_g, scale_g * unit, y)` over the groups in order, from 0;
+//! - float codes: `y = fma(w, x, y)` over the columns in order, from 0.
+//!
+//! A tile of 32 outputs is read in panels that fit the L1 cache. Each panel meets all rows, up to eight at a time, before the
+//! next one is read, and while it does, the next one is fetched: reading weights and multiplying overlap at any row count.
+
+mod pack;
+mod scalar;
+
+pub use pack::{PackedMatrix, TILE};
+
+use super::isa::Isa;
+use crate::tensor::{Code, Format, Group};
+use pack::Shape;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// Rows that one kernel call multiplies.
+const BLOCK: usize = 8;
+/// Rows whose sums are kept while a tile is read.
+const STRIP: usize = 128;
+/// Bytes of weights that stay in the L1 cache while all rows of a strip use them.
+const PANEL: usize = 16 << 10;
+
+/// Prepared activations: int8 with a scale a row or a group, or floats.
+#[derive(Clone, Copy, Debug)]
+pub struct ActView<'a> {
+    pub rows: usize,
+    pub cols: usize,
+    pub values: ActValues<'a>,
+    /// `[rows, groups]`: what an int8 value is multiplied by. Empty for floats.
+    pub scales: &'a [f32],
+    /// `[rows, groups]`: sum of the int8 values of the group. Empty for floats.
+    pub sums: &'a [i32],
+}
+
+/// `[rows, cols]`; int8 values lie in -127..=127.
+#[derive(Clone, Copy, Debug)]
+pub enum ActValues<'a> {
+    I8(&'a [i8]),
+    F32(&'a [f32]),
+}
+
+/// What a kernel reads: a run of group blocks (scales and steps) or of bare steps, and the activations that meet it.
+struct Panel {
+    data: *const u8,
+    /// Group blocks; 1 where the panel is a run of bare steps.
+    blocks: usize,
+    /// Steps of a block.
+    steps: usize,
+    /// The first row's activations where the panel starts, and bytes from row to row.
+    x: *const u8,
+    x_stride: usize,
+    /// The first row's scale and sum of the panel's first group, and values from row to row. Only for group blocks.
+    sx: *const f32,
+    sums: *const i32,
+    groups: usize,
+    /// Bytes to fetch meanwhile: `panel >> ahead_shift` bytes from here.
+    ahead: *const u8,
+    ahead_shift: u32,
+}
+
+/// Adds a panel's products with `R` rows to `acc[R][TILE]`: f32, or raw i32 sums where a row has one scale.
+type PanelFn = unsafe fn(panel: &Panel, acc: *mut f32);
+/// Turns `acc[rows][TILE]` from raw sums into products: line of scales, unit, offset, row scales, row sums, rows, acc.
+type FinishFn = unsafe fn(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32);
+/// `gate = gelu_tanh(gate) * up`, element by element.
+type GateFn = unsafe fn(gate: &mut [[f32; TILE]], up: &[[f32; TILE]]);
+
+/// The kernels of one format on one instruction set.
+struct Kernels {
+    /// By row count - 1.
+    panel: [PanelFn; BLOCK],
+    /// Raw sums are of q + offset.
+    offset: i32,
+    finish: FinishFn,
+    gate: GateFn,
+}
+
+/// `[f::<.., 1>, .., f::<.., 8>]`
+macro_rules! by_rows {
+    ($f:ident $(, $c:expr)*) => {
+        [$f::<$($c,)* 1>, $f::<$($c,)* 2>, $f::<$($c,)* 3>, $f::<$($c,)* 4>, $f::<$($c,)* 5>, $f::<$($c,)* 6>, $f::<$($c,)* 7>, $f::<$($c,)* 8>]
+    };
+}
+
+/// The kernels of a module, which all have the same names.
+macro_rules! kernels_of {
+    ($module:ident, $format:expr) => {{
+        use $module::{OFFSETS, finish, floats, gate, ints};
+        let (panel, offset): ([PanelFn; BLOCK], i32) = match ($format.code, $format.group) {
+            (Code::F32, _) => (by_rows!(floats, 32), 0),
+            (Code::Bf16, _) => (by_rows!(floats, 16), 0),
+            (Code::I8, Group::Row) => (by_rows!(ints, 8, false), OFFSETS[0]),
+            (Code::I8, Group::Cols(_)) => (by_rows!(ints, 8, true), OFFSETS[0]),
+            (Code::I4, Group::Row) => (by_rows!(ints, 4, false), OFFSETS[1]),
+            (Code::I4, Group::Cols(_)) => (by_rows!(ints, 4, true), OFFSETS[1]),
+            (Code::I2, Group::Row) => (by_rows!(ints, 2, false), OFFSETS[2]),
+            (Code::I2, Group::Cols(_)) => (by_rows!(ints, 2, true), OFFSETS[2]),
+        };
+        Kernels { panel, offset, finish, gate }
+    }};
+}
+
+fn kernels(isa: Isa, format: Format) -> Kernels {
+    assert!(isa.is_supported(), "this machine has no {isa}");
+    match isa {
+        _ => kernels_of!(scalar, format),
+    }
+}
+
+/// Writes `out[r * out_stride + n]` = row r of `act` times weight row n, for all rows and all n of the tiles.
+///
+/// # Safety
+/// `out` has `rows * out_stride` floats that can be written (the last row may end after its last output), and no other thread
+/// touches the columns of these tiles meanwhile.
+pub unsafe fn linear(isa: Isa, weights: &PackedMatrix, act: &ActView<'_>, tiles: Range<usize>, out: *mut f32, out_stride: usize) {
+    let kernels = kernels(isa, weights.format());
+    check(weights, act, &tiles, out_stride);
+    let mut sums = Sums::new();
+    for tile in tiles.clone() {
+        let next = weights.tile(if tile + 1 < tiles.end { tile + 1 } else { tile });
+        for first in (0..act.rows).step_by(STRIP) {
+            let rows = first..act.rows.min(first + STRIP);
+            let sums = sums.multiply(&kernels, weights, act, tile, rows, next.as_ptr());
+            // SAFETY: the caller's promise.
+            unsafe { store(sums, weights, tile, first, out, out_stride) };
+        }
+    }
+}
+
+/// The same for `gelu_tanh(gate * x) * (up * x)`; the two matrices have the same number of rows.
+///
+/// # Safety
+/// As for [`linear`].
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn gate_up(
+    isa: Isa,
+    gate: &PackedMatrix,
+    act_gate: &ActView<'_>,
+    up: &PackedMatrix,
+    act_up: &ActView<'_>,
+    tiles: Range<usize>,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    let (gate_kernels, up_kernels) = (kernels(isa, gate.format()), kernels(isa, up.format()));
+    check(gate, act_gate, &tiles, out_stride);
+    check(up, act_up, &tiles, out_stride);
+    assert!(gate.rows() == up.rows() && act_gate.rows == act_up.rows);
+    let (mut gate_sums, mut up_sums) = (Sums::new(), Sums::new());
+    for tile in tiles.clone() {
+        let next = gate.tile(if tile + 1 < tiles.end { tile + 1 } else { tile });
+        for first in (0..act_up.rows).step_by(STRIP) {
+            let rows = first..act_up.rows.min(first + STRIP);
+            let gates = gate_sums.multiply(&gate_kernels, gate, act_gate, tile, rows.clone(), up.tile(tile).as_ptr());
+            let ups = up_sums.multiply(&up_kernels, up, act_up, tile, rows, next.as_ptr());
+            // SAFETY: `kernels` checked that the machine has the instructions.
+            unsafe { (gate_kernels.gate)(gates, ups) };
+            // SAFETY: the caller's promise.
+            unsafe { store(gates, gate, tile, first, out, out_stride) };
+        }
+    }
+}
+
+/// Refuses activations that do not belong to the weights; everything the kernels read is inside what is checked here.
+fn check(weights: &PackedMatrix, act: &ActView<'_>, tiles: &Range<usize>, out_stride: usize) {
+    let format = weights.format();
+    let values = match (act.values, format.code.is_integer()) {
+        (ActValues::I8(values), true) => values.len(),
+        (ActValues::F32(values), false) => values.len(),
+        _ => panic!("{format} weights met activations of the wrong kind"),
+    };
+    let groups = act.rows * format.groups(weights.cols());
+    assert!(act.cols == weights.cols() && values >= act.rows * act.cols, "activations of {} columns", act.cols);
+    assert!(act.scales.len() >= groups && act.sums.len() >= groups, "activations lack scales or sums");
+    assert!(tiles.end <= weights.tiles() && out_stride >= weights.rows().min(tiles.end * TILE));
+}
+
+/// Copies the products of a tile to their places.
+///
+/// # Safety
+/// As for [`linear`].
+unsafe fn store(sums: &[[f32; TILE]], weights: &PackedMatrix, tile: usize, first: usize, out: *mut f32, out_stride: usize) {
+    let n = TILE.min(weights.rows() - tile * TILE);
+    for (row, sums) in sums.iter().enumerate() {
+        // SAFETY: inside the caller's `rows * out_stride` floats, as checked by `check`.
+        unsafe { out.add((first + row) * out_stride + tile * TILE).copy_from_nonoverlapping(sums.as_ptr(), n) };
+    }
+}
+
+/// Room for the sums of a strip of rows with one tile; only the rows in use are ever written.
+struct Sums([MaybeUninit<[f32; TILE]>; STRIP]);
+
+impl Sums {
+    fn new() -> Sums {
+        Sums([const { MaybeUninit::uninit() }; STRIP])
+    }
+
+    /// Products of `rows` with one tile. `next` is what will be read after it.
+    fn multiply(
+        &mut self,
+        kernels: &Kernels,
+        weights: &PackedMatrix,
+        act: &ActView<'_>,
+        tile: usize,
+        rows: Range<usize>,
+        next: *const u8,
+    ) -> &mut [[f32; TILE]] {
+        let (shape, bytes, n) = (weights.shape(), weights.tile(tile), rows.len());
+        let acc = self.0.as_mut_ptr().cast::<[f32; TILE]>();
+        self.0[..n].iter_mut().for_each(|sums| _ = sums.write([0.0; TILE]));
+        let grouped = shape.groups > 1 || (weights.format().code.is_integer() && weights.format().group != Group::Row);
+        if grouped {
+            let per_panel = (PANEL / shape.block_bytes()).max(1);
+            for group in (0..shape.groups).step_by(per_panel) {
+                let blocks = per_panel.min(shape.groups - group);
+                let start = group * shape.block_bytes();
+                let end = start + blocks * shape.block_bytes();
+                let panel = PanelSpan {
+                    start,
+                    end,
+                    blocks,
+                    steps: shape.steps(),
+                    col: group * shape.group_cols,
+                    group,
+                    groups: shape.groups,
+                };
+                panel.run(kernels, bytes, act, &rows, next, acc);
+            }
+        } else {
+            // Whole steps only: the kernels read all activations that a step could hold.
+            let steps = shape.group_cols / shape.step_cols;
+            let per_panel = PANEL / shape.step_bytes;
+            for step in (0..steps).step_by(per_panel) {
+                let count = per_panel.min(steps - step);
+                let start = shape.head + step * shape.step_bytes;
+                let end = start + count * shape.step_bytes;
+                let panel = PanelSpan {
+                    start,
+                    end,
+                    blocks: 1,
+                    steps: count,
+                    col: step * shape.step_cols,
+                    group: 0,
+                    groups: shape.groups,
+                };
+                panel.run(kernels, bytes, act, &rows, next, acc);
+            }
+            if let ActValues::I8(values) = act.values {
+                if steps < shape.steps() {
+                    half_step(kernels, shape, bytes, values, &rows, acc);
+                }
+                let (sx, sums) = (&act.scales[rows.clone()], &act.sums[rows]);
+                let unit = unit(weights.format());
+                // SAFETY: `bytes` starts with a line of scales; the kernel's instructions exist; `acc` has n rows.
+                unsafe { (kernels.finish)(bytes.as_ptr(), unit, kernels.offset, sx, sums, acc.cast()) };
+            }
+        }
+        // SAFETY: the first n rows were written above.
+        unsafe { std::slice::from_raw_parts_mut(acc, n) }
+    }
+}
+
+/// What a scale is multiplied by: the codes of i2 are doubled.
+fn unit(format: Format) -> f32 {
+    if format.code == Code::I2 { 0.5 } else { 1.0 }
+}
+
+/// Part of a tile: bytes, and where it stands among columns and groups.
+struct PanelSpan {
+    start: usize,
+    end: usize,
+    blocks: usize,
+    steps: usize,
+    col: usize,
+    group: usize,
+    /// Groups of the whole row.
+    groups: usize,
+}
+
+impl PanelSpan {
+    /// Adds the panel's products with all rows, block by block, fetching the next panel meanwhile.
+    fn run(self, kernels: &Kernels, tile: &[u8], act: &ActView<'_>, rows: &Range<usize>, next: *const u8, acc: *mut [f32; TILE]) {
+        let data = tile[self.start..self.end].as_ptr();
+        let ahead = if self.end < tile.len() { tile[self.end..].as_ptr() } else { next };
+        let (x, size) = match act.values {
+            ActValues::I8(values) => (values.as_ptr().cast::<u8>(), 1),
+            ActValues::F32(values) => (values.as_ptr().cast::<u8>(), 4),
+        };
+        let n_blocks = rows.len().div_ceil(BLOCK);
+        let ahead_shift = n_blocks.ilog2();
+        for block in 0..n_blocks {
+            // Blocks of nearly equal size: 9 rows are 4 and 5, not 8 and 1.
+            let (from, to) = (rows.len() * block / n_blocks, rows.len() * (block + 1) / n_blocks);
+            let row = rows.start + from;
+            let share = (self.end - self.start) * block >> ahead_shift;
+            let panel = Panel {
+                data,
+                blocks: self.blocks,
+                steps: self.steps,
+                x: x.wrapping_add((row * act.cols + self.col) * size),
+                x_stride: act.cols * size,
+                sx: act.scales.as_ptr().wrapping_add(row * self.groups + self.group),
+                sums: act.sums.as_ptr().wrapping_add(row * self.groups + self.group),
+                groups: self.groups,
+                ahead: ahead.wrapping_add(share),
+                ahead_shift,
+            };
+            // SAFETY: `check` saw that activations, scales and sums cover these rows; `data` covers the panel's steps; `acc` has
+            // a row for each of `rows`; the kernel's instructions exist.
+            unsafe { (kernels.panel[to - from - 1])(&panel, acc.add(from).cast()) };
+        }
+    }
+}
+
+/// The last step of an i2 row of 16 n + 8 columns: the kernel reads 16 activations, of which the row has 8.
+fn half_step(kernels: &Kernels, shape: Shape, tile: &[u8], values: &[i8], rows: &Range<usize>, acc: *mut [f32; TILE]) {
+    let cols = shape.group_cols;
+    let data = tile[tile.len() - shape.step_bytes..].as_ptr();
+    for row in rows.clone() {
+        let mut x = [0i8; 16];
+        x[..cols % 16].copy_from_slice(&values[row * cols..][cols - cols % 16..cols]);
+        let panel = Panel {
+            data,
+            blocks: 1,
+            steps: 1,
+            x: x.as_ptr().cast(),
+            x_stride: 0,
+            sx: std::ptr::null(),
+            sums: std::ptr::null(),
+            groups: 0,
+            ahead: data,
+            ahead_shift: 0,
+        };
+        // SAFETY: one step of weights, 16 activations, one row of `acc`.
+        unsafe { (kernels.panel[0])(&panel, acc.add(row - rows.start).cast()) };
+    }
+}

@@ -1,0 +1,255 @@
+//! Weights in the order the kernels read them: one stream of 64-byte lines per tile of 32 output rows.
+//!
+//! A *step* is what one pair of vectors holds. Dword `i` of the first line belongs to output row `i`, of the second to `16 + i`:
+//!
+//! | code | lines a step | columns a step | bytes of a dword |
+//! |------|---|---|---|
+//! | i8 | 2 | 4 | byte j: column j, as q + 128 |
+//! | i4 | 2 | 8 | byte j: column j in the low half, j + 4 in the high half, as q + 8 |
+//! | i2 | 2 | 16 | byte j: columns j, j + 4, j + 8, j + 12 from the lowest bits up |
+//! | f32 | 2 | 1 | the float |
+//! | bf16 | 1 | 1 | row i in the low half, row 16 + i in the high half |
+//!
+//! Integer codes come in blocks of one group: a line with the 32 scales (f16), then the steps. Rows past the end are zero bits.
+
+use super::super::isa::Isa;
+use super::super::lines::Lines;
+use crate::tensor::{Code, Format, Matrix, hadamard};
+use half::f16;
+
+/// Output rows of a tile: two vectors of 16 lanes.
+pub const TILE: usize = 32;
+/// Bytes of a vector and of a line of scales.
+pub const LINE: usize = 64;
+/// Widest matrix whose dot products of int8 with int8 surely fit an i32.
+const MAX_COLS: usize = 1 << 17;
+
+/// A weight matrix repacked for [`super::linear`].
+pub struct PackedMatrix {
+    format: Format,
+    rows: usize,
+    cols: usize,
+    lines: Lines,
+}
+
+impl PackedMatrix {
+    /// Repacks a matrix; `isa` only decides how fast.
+    pub fn pack(matrix: &Matrix<'_>, isa: Isa) -> PackedMatrix {
+        assert!(isa.is_supported());
+        assert!(matrix.cols <= MAX_COLS || !matrix.format.code.is_integer(), "{} columns could overflow", matrix.cols);
+        let shape = Shape::new(matrix.format, matrix.cols);
+        let mut lines = Lines::zeroed(matrix.rows.div_ceil(TILE) * shape.tile_bytes());
+        for (tile, bytes) in lines.bytes_mut().chunks_exact_mut(shape.tile_bytes()).enumerate() {
+            let rows = tile * TILE..matrix.rows.min(tile * TILE + TILE);
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: the machine has the instructions, as asserted above.
+                Isa::Avx2 | Isa::Avx512Vnni => unsafe { pack_tile_avx2(matrix, shape, rows, bytes) },
+                _ => pack_tile(matrix, shape, rows, bytes),
+            }
+        }
+        PackedMatrix { format: matrix.format, rows: matrix.rows, cols: matrix.cols, lines }
+    }
+
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Bytes read by one pass over the matrix.
+    pub fn bytes(&self) -> usize {
+        self.lines.bytes().len()
+    }
+
+    /// Units of work: runs of [`TILE`] outputs, the last one perhaps shorter.
+    pub fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE)
+    }
+
+    pub(super) fn shape(&self) -> Shape {
+        Shape::new(self.format, self.cols)
+    }
+
+    pub(super) fn tile(&self, tile: usize) -> &[u8] {
+        let n = self.shape().tile_bytes();
+        &self.lines.bytes()[tile * n..][..n]
+    }
+
+    /// One row as the floats the model means, bit-equal to [`Matrix::dequantize_row`]. `out.len() == cols`.
+    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows && out.len() == self.cols);
+        let (shape, tile, lane) = (self.shape(), self.tile(row / TILE), row % TILE);
+        // Byte offset of the row's dword in a step.
+        let dword = lane * 4;
+        let at = |offset: usize| <[u8; 4]>::try_from(&tile[offset..][..4]).unwrap_or_default();
+        match self.format.code {
+            Code::F32 => {
+                for (k, o) in out.iter_mut().enumerate() {
+                    *o = f32::from_le_bytes(at(k * shape.step_bytes + dword));
+                }
+            }
+            Code::Bf16 => {
+                for (k, o) in out.iter_mut().enumerate() {
+                    let both = u32::from_le_bytes(at(k * shape.step_bytes + lane % 16 * 4));
+                    *o = f32::from_bits(if lane < 16 { both << 16 } else { both & 0xffff_0000 });
+                }
+            }
+            Code::I8 | Code::I4 | Code::I2 => {
+                let unit = if self.format.code == Code::I2 { 0.5 } else { 1.0 };
+                for (group, columns) in out.chunks_mut(shape.group_cols).enumerate() {
+                    let block = group * shape.block_bytes();
+                    let scale = f16::from_le_bytes([tile[block + 2 * lane], tile[block + 2 * lane + 1]]).to_f32() * unit;
+                    for (step, columns) in columns.chunks_mut(shape.step_cols).enumerate() {
+                        let bytes = at(block + LINE + step * shape.step_bytes + dword);
+                        for (k, o) in columns.iter_mut().enumerate() {
+                            *o = code_of(self.format.code, bytes, k) as f32 * scale;
+                        }
+                    }
+                }
+            }
+        }
+        if self.format.hadamard {
+            hadamard::transform(out);
+        }
+    }
+}
+
+/// The integer value (see [`Matrix::code`]) of column `k` of a step in a row's dword.
+#[inline(always)]
+pub fn code_of(code: Code, dword: [u8; 4], k: usize) -> i32 {
+    let byte = dword[k % 4] as i32;
+    match code {
+        Code::I8 => byte - 128,
+        Code::I4 => (byte >> (4 * (k / 4)) & 15) - 8,
+        Code::I2 => 2 * (byte >> (2 * (k / 4)) & 3) - 3,
+        Code::F32 | Code::Bf16 => unreachable!("float codes have no integer value"),
+    }
+}
+
+/// Sizes inside a tile.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Columns and bytes of a step.
+    pub step_cols: usize,
+    pub step_bytes: usize,
+    /// Columns of a group (all of them where a row has one scale, and for floats), and groups in a row.
+    pub group_cols: usize,
+    pub groups: usize,
+    /// Bytes in front of each group's steps: a line of scales, or nothing for floats.
+    pub head: usize,
+}
+
+impl Shape {
+    pub fn new(format: Format, cols: usize) -> Shape {
+        let (step_cols, step_bytes) = match format.code {
+            Code::F32 => (1, 2 * LINE),
+            Code::Bf16 => (1, LINE),
+            Code::I8 => (4, 2 * LINE),
+            Code::I4 => (8, 2 * LINE),
+            Code::I2 => (16, 2 * LINE),
+        };
+        let integer = format.code.is_integer();
+        Shape {
+            step_cols,
+            step_bytes,
+            group_cols: if integer { format.group_cols(cols) } else { cols },
+            groups: if integer { format.groups(cols) } else { 1 },
+            head: if integer { LINE } else { 0 },
+        }
+    }
+
+    /// Steps of a group; only i2 with an odd multiple of 8 columns a row leaves the last one half empty.
+    pub fn steps(self) -> usize {
+        self.group_cols.div_ceil(self.step_cols)
+    }
+
+    /// Bytes of a group: scales and steps.
+    pub fn block_bytes(self) -> usize {
+        self.head + self.steps() * self.step_bytes
+    }
+
+    pub fn tile_bytes(self) -> usize {
+        self.groups * self.block_bytes()
+    }
+}
+
+/// The same as [`pack_tile`], compiled for wider vectors.
+///
+/// # Safety
+/// The machine has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn pack_tile_avx2(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, out: &mut [u8]) {
+    pack_tile(matrix, shape, rows, out);
+}
+
+#[inline(always)]
+fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, out: &mut [u8]) {
+    for (lane, row) in rows.enumerate() {
+        let codes = matrix.row(row);
+        match matrix.format.code {
+            Code::F32 => {
+                for (step, code) in out.chunks_exact_mut(shape.step_bytes).zip(codes.as_chunks::<4>().0) {
+                    step[lane * 4..][..4].copy_from_slice(code);
+                }
+            }
+            Code::Bf16 => {
+                let place = lane % 16 * 4 + lane / 16 * 2;
+                for (step, code) in out.chunks_exact_mut(shape.step_bytes).zip(codes.as_chunks::<2>().0) {
+                    step[place..][..2].copy_from_slice(code);
+                }
+            }
+            Code::I8 => pack_row(matrix, shape, row, lane, out, |q| q ^ 0x8080_8080),
+            Code::I4 => pack_row(matrix, shape, row, lane, out, interleave_i4),
+            Code::I2 => pack_row(matrix, shape, row, lane, out, transpose_i2),
+        }
+    }
+}
+
+/// Spreads one row of integer codes, a dword at a time, and its scales over a tile.
+#[inline(always)]
+fn pack_row(matrix: &Matrix<'_>, shape: Shape, row: usize, lane: usize, out: &mut [u8], reorder: impl Fn(u32) -> u32) {
+    let codes = matrix.row(row).chunks(shape.steps() * 4);
+    for ((block, codes), scale) in out.chunks_exact_mut(shape.block_bytes()).zip(codes).zip(matrix.row_scales(row)) {
+        let (head, steps) = block.split_at_mut(shape.head);
+        head[lane * 2..][..2].copy_from_slice(&scale.to_le_bytes());
+        let (dwords, rest) = codes.as_chunks::<4>();
+        let mut steps = steps.chunks_exact_mut(shape.step_bytes);
+        for (dword, step) in dwords.iter().zip(&mut steps) {
+            step[lane * 4..][..4].copy_from_slice(&reorder(u32::from_le_bytes(*dword)).to_le_bytes());
+        }
+        if let (Some(step), false) = (steps.next(), rest.is_empty()) {
+            let mut dword = [0; 4];
+            dword[..rest.len()].copy_from_slice(rest);
+            step[lane * 4..][..4].copy_from_slice(&reorder(u32::from_le_bytes(dword)).to_le_bytes());
+        }
+    }
+}
+
+/// Nibbles 0..8 to bytes that hold nibble j low and nibble j + 4 high.
+#[inline(always)]
+fn interleave_i4(q: u32) -> u32 {
+    let spread = |x: u32| {
+        let x = (x | x << 8) & 0x00ff_00ff;
+        (x | x << 4) & 0x0f0f_0f0f
+    };
+    spread(q & 0xffff) | spread(q >> 16) << 4
+}
+
+/// The 4 x 4 matrix of two-bit codes, transposed: place p of byte b goes to place b of byte p.
+#[inline(always)]
+fn transpose_i2(q: u32) -> u32 {
+    let t = (q ^ q >> 6) & 0x00cc_00cc;
+    let q = q ^ t ^ t << 6;
+    let t = (q ^ q >> 12) & 0x0000_f0f0;
+    q ^ t ^ t << 12
+}

@@ -1,0 +1,118 @@
+//! The kernels in plain Rust: what other machines run, and the simplest reading of the packed layout.
+
+use super::pack::{LINE, code_of};
+use super::{Panel, TILE};
+use crate::tensor::{Code, math};
+use half::f16;
+
+/// Raw sums are of q itself.
+pub const OFFSETS: [i32; 3] = [0; 3];
+
+/// Integer codes of `BITS` bits with `R` rows; see [`super::PanelFn`].
+///
+/// # Safety
+/// The panel and `acc` are as [`super::Panel`] and [`super::PanelFn`] say.
+pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel: &Panel, acc: *mut f32) {
+    let code = [Code::I2, Code::I4, Code::I8][BITS.ilog2() as usize - 1];
+    let step_cols = 32 / BITS;
+    let mut data = panel.data;
+    for block in 0..panel.blocks {
+        let scales = data;
+        data = data.wrapping_add(if GROUPED { LINE } else { 0 });
+        for r in 0..R {
+            let mut sums = [0i32; TILE];
+            for step in 0..panel.steps {
+                // SAFETY: the panel has `blocks * steps` steps of activations and weights.
+                let (x, dwords) = unsafe {
+                    let x = panel.x.add(r * panel.x_stride + (block * panel.steps + step) * step_cols);
+                    (std::slice::from_raw_parts(x.cast::<i8>(), step_cols), &*data.add(step * 2 * LINE).cast::<[[u8; 4]; TILE]>())
+                };
+                for (sum, dword) in sums.iter_mut().zip(dwords) {
+                    for (k, x) in x.iter().enumerate() {
+                        *sum += code_of(code, *dword, k) * *x as i32;
+                    }
+                }
+            }
+            // SAFETY: `acc` has R rows, and nobody else looks at this one.
+            let acc = unsafe { &mut *acc.add(r * TILE).cast::<[f32; TILE]>() };
+            if GROUPED {
+                let unit = if BITS == 2 { 0.5 } else { 1.0 };
+                // SAFETY: grouped panels come with scales of rows and groups, and a line of weight scales in each block.
+                let (sx, scales) = unsafe { (*panel.sx.add(r * panel.groups + block), &*scales.cast::<[[u8; 2]; TILE]>()) };
+                for ((y, sum), scale) in acc.iter_mut().zip(sums).zip(scales) {
+                    *y = (sum as f32 * sx).mul_add(f16::from_le_bytes(*scale).to_f32() * unit, *y);
+                }
+            } else {
+                for (raw, sum) in acc.iter_mut().zip(sums) {
+                    *raw = f32::from_bits((raw.to_bits() as i32 + sum) as u32);
+                }
+            }
+        }
+        data = data.wrapping_add(panel.steps * 2 * LINE);
+    }
+}
+
+/// Float codes of `BITS` bits with `R` rows.
+///
+/// # Safety
+/// As for [`ints`].
+pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
+    let step_bytes = if BITS == 16 { LINE } else { 2 * LINE };
+    for step in 0..panel.steps {
+        let mut w = [0f32; TILE];
+        for (lane, w) in w.iter_mut().enumerate() {
+            // SAFETY: inside the step.
+            let dword =
+                unsafe { panel.data.add(step * step_bytes + if BITS == 16 { lane % 16 } else { lane } * 4).cast::<u32>().read() };
+            *w = f32::from_bits(match (BITS, lane < 16) {
+                (16, true) => dword << 16,
+                (16, false) => dword & 0xffff_0000,
+                _ => dword,
+            });
+        }
+        for r in 0..R {
+            // SAFETY: R rows of activations and of sums.
+            let (x, acc) = unsafe {
+                let x = panel.x.add(r * panel.x_stride).cast::<f32>().add(step).read();
+                (x, &mut *acc.add(r * TILE).cast::<[f32; TILE]>())
+            };
+            for (y, w) in acc.iter_mut().zip(w) {
+                *y = w.mul_add(x, *y);
+            }
+        }
+    }
+}
+
+/// See [`super::FinishFn`].
+///
+/// # Safety
+/// `scales` is a line; `acc` has a row for each of `sx`.
+pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32) {
+    // SAFETY: 32 scales; only this function looks at `acc` now.
+    let (scales, acc) =
+        unsafe { (&*scales.cast::<[[u8; 2]; TILE]>(), std::slice::from_raw_parts_mut(acc.cast::<[f32; TILE]>(), sx.len())) };
+    for ((acc, sx), sum) in acc.iter_mut().zip(sx).zip(sums) {
+        for (y, scale) in acc.iter_mut().zip(scales) {
+            let exact = (y.to_bits() as i32).wrapping_sub(offset.wrapping_mul(*sum));
+            *y = (exact as f32 * sx) * (f16::from_le_bytes(*scale).to_f32() * unit);
+        }
+    }
+}
+
+/// See [`super::GateFn`].
+///
+/// # Safety
+/// None needed; the type is shared with kernels that need a machine.
+pub unsafe fn gate(gate: &mut [[f32; TILE]], up: &[[f32; TILE]]) {
+    gate_rows(gate, up);
+}
+
+/// Compiled again for each instruction set.
+#[inline(always)]
+pub fn gate_rows(gate: &mut [[f32; TILE]], up: &[[f32; TILE]]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        for (g, u) in gate.iter_mut().zip(up) {
+            *g = math::gelu_tanh(*g) * u;
+        }
+    }
+}
