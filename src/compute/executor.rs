@@ -1,6 +1,7 @@
 //! The executor seam: memory, recorded plans, and nothing else. `cpu::CpuExecutor` implements it; Vulkan will too.
 
 use super::plan::{BufferId, Plan, PlanId, WeightId};
+use super::step::StepLayout;
 use crate::tensor::Matrix;
 use anyhow::Result;
 
@@ -27,8 +28,8 @@ pub trait Executor: Send {
     /// Overwrites part of a buffer; `offset` in bytes.
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()>;
     fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()>;
-    /// Prepares a plan whose step buffer is `step`.
-    fn record(&mut self, plan: Plan, step: BufferId) -> Result<PlanId>;
+    /// Prepares a plan whose step buffer is `step`, laid out by `layout`.
+    fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId>;
     fn run(&mut self, plan: PlanId) -> Result<()>;
     /// Bytes of weights and of buffers.
     fn memory(&self) -> (u64, u64);

@@ -2,6 +2,7 @@
 
 pub mod cpu;
 pub mod executor;
+pub mod memory;
 pub mod plan;
 pub mod reference;
 pub mod step;

@@ -140,6 +140,21 @@ pub enum Op {
     Commit { layers: Vec<KvLayer> },
 }
 
+impl Op {
+    /// The buffers it writes.
+    pub fn outputs(&self) -> Vec<BufferId> {
+        match self {
+            Op::Embed { out, .. } | Op::GateUp { out, .. } | Op::Attention { out, .. } => vec![*out],
+            Op::Norm { x, out, .. } => vec![*x, *out],
+            Op::Prepare { act, .. } if act.format.int8 => vec![act.values, act.scales, act.sums],
+            Op::Prepare { act, .. } => vec![act.values],
+            Op::Linear { jobs, .. } => jobs.iter().map(|j| j.out).collect(),
+            Op::Rope { q, k, kv, .. } => vec![*q, *k, kv.scratch_k, kv.scratch_v],
+            Op::Commit { layers } => layers.iter().flat_map(|kv| [kv.k, kv.v]).collect(),
+        }
+    }
+}
+
 /// One step of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dispatch {

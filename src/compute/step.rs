@@ -1,9 +1,14 @@
 //! The step buffer: everything that varies between passes, as u32 words at fixed places.
 //!
-//! `[rows, base, n_selected, n_path]`, then five arrays of `max_rows` words: tokens, positions, parents, selected, path.
+//! `[rows, base, n_selected, n_path, first, 0, 0, 0]`, then five arrays of `max_rows` words: tokens, positions, parents, selected, path.
+
+use super::plan::RowSet;
 
 /// Parent of the root.
 pub const NO_PARENT: u32 = u32::MAX;
+
+/// Words before the arrays.
+const HEADER: usize = 8;
 
 /// Places of the step buffer's parts, in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,14 +18,15 @@ pub struct StepLayout {
 
 impl StepLayout {
     pub const fn words(self) -> usize {
-        4 + 5 * self.max_rows
+        HEADER + 5 * self.max_rows
     }
     /// A typed view of the buffer's words.
     pub fn view(self, words: &[u32]) -> StepView<'_> {
-        let part = |i: usize| &words[4 + i * self.max_rows..][..self.max_rows];
+        let part = |i: usize| &words[HEADER + i * self.max_rows..][..self.max_rows];
         let rows = words[0] as usize;
         StepView {
             rows,
+            first: words[4] as usize,
             base: words[1] as usize,
             tokens: &part(0)[..rows],
             positions: &part(1)[..rows],
@@ -36,8 +42,9 @@ impl StepLayout {
         words[1] = step.base as u32;
         words[2] = step.selected.len() as u32;
         words[3] = step.path.len() as u32;
+        words[4] = step.first as u32;
         for (i, part) in [step.tokens, step.positions, step.parents, step.selected, step.path].into_iter().enumerate() {
-            words[4 + i * self.max_rows..][..part.len()].copy_from_slice(part);
+            words[HEADER + i * self.max_rows..][..part.len()].copy_from_slice(part);
         }
     }
 }
@@ -45,8 +52,10 @@ impl StepLayout {
 /// One step, as kernels read it.
 #[derive(Clone, Copy, Debug)]
 pub struct StepView<'a> {
-    /// Live rows.
+    /// Rows of the tree; earlier passes may have evaluated some of them.
     pub rows: usize,
+    /// First row that this pass evaluates: `first..rows` are live.
+    pub first: usize,
     /// Committed positions; the root stands at this position.
     pub base: usize,
     pub tokens: &'a [u32],
@@ -61,6 +70,14 @@ pub struct StepView<'a> {
 }
 
 impl StepView<'_> {
+    /// The rows that an operation on `set` works on.
+    pub fn live(&self, set: RowSet) -> std::ops::Range<usize> {
+        match set {
+            RowSet::All => self.first..self.rows,
+            RowSet::Selected => 0..self.selected.len(),
+        }
+    }
+
     /// Rows on the way from the root to `row`, both included, into `path` by depth; returns how many.
     #[inline(always)]
     pub fn ancestors(&self, row: usize, path: &mut [u32]) -> usize {

@@ -1,7 +1,14 @@
-//! The CPU executor's parts: instruction sets, threads, linear kernels.
+//! The CPU executor: packed weights, one thread pool, kernels picked for the instruction set found at run time.
 
+pub mod attention;
 pub mod bandwidth;
+pub mod executor;
 pub mod isa;
 pub mod linear;
 mod lines;
 pub mod pool;
+pub mod rows;
+pub mod simd;
+
+pub use executor::{CpuExecutor, CpuOptions};
+pub use isa::Isa;

@@ -1,3 +1,223 @@
-//! Scalar twins of the kernels, written for reading.
+//! The scalar twin of every kernel, on the executor's own buffers, one row after the other. Slow and plain on purpose:
+//! `--check` and the tests hold the fast kernels to these, bit for bit.
 
+pub mod attention;
 pub mod linear;
+pub mod rows;
+
+use super::cpu::linear::{ActValues, ActView};
+use super::memory::Buffers;
+use super::plan::{Act, BufferId, KvFormat, KvLayer, Op, RowSet};
+use super::step::{StepLayout, StepView};
+use crate::kv::PAGE;
+use crate::tensor::{Matrix, math};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+/// The whole of `op`, run by its definition. `weights` are the canonical matrices by [`super::WeightId`].
+pub fn run(op: &Op, buffers: &Buffers, weights: &[Matrix<'static>], layout: StepLayout, step: &StepView<'_>) {
+    // SAFETY (of every block below): the executor calls this with no kernel in flight, and one op reads and writes disjoint
+    // buffers except where it works in place, row by row.
+    match op {
+        Op::Embed { table, scale, out } => {
+            let table = &weights[table.0 as usize];
+            for r in step.live(RowSet::All) {
+                let out: &mut [f32] = unsafe { buffers.slice_mut(*out, r * table.cols, table.cols) };
+                table.dequantize_row(step.tokens[r] as usize, out);
+                out.iter_mut().for_each(|v| *v *= scale);
+            }
+        }
+        Op::Norm { x, add, w, eps, dim, out, rows } => {
+            let w: &[f32] = unsafe { buffers.slice(*w, 0, *dim) };
+            for r in step.live(*rows) {
+                let from = source_row(*rows, step, r);
+                let add = add.map(|(y, w)| unsafe { (buffers.slice(y, from * dim, *dim), buffers.slice(w, 0, *dim)) });
+                let x: &mut [f32] = unsafe { buffers.slice_mut(*x, from * dim, *dim) };
+                let out = unsafe { buffers.slice_mut(*out, r * dim, *dim) };
+                match rows {
+                    RowSet::All => rows::norm(x, add, w, *eps, out),
+                    RowSet::Selected => rows::norm(&mut x.to_vec(), add, w, *eps, out),
+                }
+            }
+        }
+        Op::Prepare { input, act, rows } => step.live(*rows).for_each(|r| prepare(buffers, *input, act, r)),
+        Op::Linear { jobs, rows } => {
+            let live = step.live(*rows);
+            for job in jobs {
+                let matrix = &weights[job.weight.0 as usize];
+                let out = unsafe { buffers.slice_mut(job.out, live.start * matrix.rows, live.len() * matrix.rows) };
+                linear::linear(matrix, &unsafe { act_view(buffers, &job.act, live.clone()) }, out);
+            }
+        }
+        Op::GateUp { act_gate, gate, act_up, up, out } => {
+            let live = step.live(RowSet::All);
+            let (gate, up) = (&weights[gate.0 as usize], &weights[up.0 as usize]);
+            let mut g = vec![0f32; live.len() * gate.rows];
+            let mut u = g.clone();
+            linear::linear(gate, &unsafe { act_view(buffers, act_gate, live.clone()) }, &mut g);
+            linear::linear(up, &unsafe { act_view(buffers, act_up, live.clone()) }, &mut u);
+            let out: &mut [f32] = unsafe { buffers.slice_mut(*out, live.start * gate.rows, g.len()) };
+            for ((o, g), u) in out.iter_mut().zip(g).zip(u) {
+                *o = math::gelu_tanh(g) * u;
+            }
+        }
+        Op::Rope { .. } => step.live(RowSet::All).for_each(|r| rope(buffers, op, layout.max_rows, r)),
+        Op::Attention { q, out, n_heads, scale, kv } => {
+            let mut path = vec![0u32; layout.max_rows];
+            let dim = kv.head_dim;
+            for r in step.live(RowSet::All) {
+                let n = step.ancestors(r, &mut path);
+                for head in 0..*n_heads {
+                    let at = (r * n_heads + head) * dim;
+                    let q = unsafe { buffers.slice(*q, at, dim) };
+                    let kv_head = head / (n_heads / kv.n_kv_heads);
+                    let o = attention::attend(buffers, kv, layout.max_rows, step, q, kv_head, &path[..n], *scale);
+                    unsafe { buffers.slice_mut(*out, at, dim) }.copy_from_slice(&o);
+                }
+            }
+        }
+        Op::Commit { layers } => layers.iter().for_each(|kv| commit(buffers, kv, layout.max_rows, step)),
+    }
+}
+
+/// The row of the residual stream that row `r` of a row set stands for.
+pub fn source_row(rows: RowSet, step: &StepView<'_>, r: usize) -> usize {
+    match rows {
+        RowSet::All => r,
+        RowSet::Selected => step.selected[r] as usize,
+    }
+}
+
+/// Rows of prepared activations.
+///
+/// # Safety
+/// Nobody writes them while the view lives.
+pub unsafe fn act_view<'a>(buffers: &'a Buffers, act: &Act, rows: std::ops::Range<usize>) -> ActView<'a> {
+    let groups = act.format.groups(act.cols);
+    // SAFETY: passed on to the caller.
+    unsafe {
+        ActView {
+            rows: rows.len(),
+            cols: act.cols,
+            values: if act.format.int8 {
+                ActValues::I8(buffers.slice(act.values, rows.start * act.cols, rows.len() * act.cols))
+            } else {
+                ActValues::F32(buffers.slice(act.values, rows.start * act.cols, rows.len() * act.cols))
+            },
+            scales: buffers.slice(act.scales, rows.start * groups, rows.len() * groups),
+            sums: buffers.slice(act.sums, rows.start * groups, rows.len() * groups),
+        }
+    }
+}
+
+/// [`Op::Prepare`] for one row.
+#[inline(always)]
+pub fn prepare(buffers: &Buffers, input: BufferId, act: &Act, r: usize) {
+    let cols = act.cols;
+    // SAFETY: one thread prepares one row; the input is not written by this op.
+    unsafe {
+        let input: &[f32] = buffers.slice(input, r * cols, cols);
+        if !act.format.int8 {
+            let out = buffers.slice_mut(act.values, r * cols, cols);
+            out.copy_from_slice(input);
+            rows::rotate_input(out, act.format);
+            return;
+        }
+        let rotated: Vec<f32>;
+        let input = if act.format.hadamard {
+            let mut copy = input.to_vec();
+            rows::rotate_input(&mut copy, act.format);
+            rotated = copy;
+            &rotated[..]
+        } else {
+            input
+        };
+        let groups = act.format.groups(cols);
+        let codes: &mut [i8] = buffers.slice_mut(act.values, r * cols, cols);
+        let scales: &mut [f32] = buffers.slice_mut(act.scales, r * groups, groups);
+        let sums: &mut [i32] = buffers.slice_mut(act.sums, r * groups, groups);
+        let width = cols / groups;
+        for g in 0..groups {
+            (scales[g], sums[g]) = rows::quantize_group(&input[g * width..][..width], &mut codes[g * width..][..width]);
+        }
+    }
+}
+
+/// Largest head dimension that the kernels take.
+pub const MAX_HEAD_DIM: usize = 512;
+
+/// [`Op::Rope`] for one row.
+#[inline(always)]
+pub fn rope(buffers: &Buffers, op: &Op, max_rows: usize, r: usize) {
+    let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else { unreachable!() };
+    let (dim, n_kv) = (kv.head_dim, kv.n_kv_heads);
+    // SAFETY: one thread owns row r of q, k and of the scratch columns; the rest is read only.
+    unsafe {
+        let angles: &[f32] = buffers.slice(*rope_table, r * dim, dim);
+        let (cos, sin) = angles.split_at(dim / 2);
+        let q_norm = buffers.slice(*q_norm, 0, dim);
+        let k_norm = buffers.slice(*k_norm, 0, dim);
+        for head in 0..*n_heads {
+            rows::norm_rope(buffers.slice_mut(*q, (r * n_heads + head) * dim, dim), q_norm, *eps, cos, sin);
+        }
+        for head in 0..n_kv {
+            let key: &mut [f32] = buffers.slice_mut(*k, (r * n_kv + head) * dim, dim);
+            rows::norm_rope(key, k_norm, *eps, cos, sin);
+            let value: &[f32] = buffers.slice(*v, (r * n_kv + head) * dim, dim);
+            let (k_at, v_at) = (head * dim * max_rows + r, (r * n_kv + head) * dim);
+            match kv.format {
+                KvFormat::F32 => {
+                    let column: &[f32] = key;
+                    scatter(buffers, kv.scratch_k, k_at, max_rows, column);
+                    buffers.slice_mut(kv.scratch_v, v_at, dim).copy_from_slice(value);
+                }
+                KvFormat::F16 => {
+                    let mut half = [f16::ZERO; MAX_HEAD_DIM];
+                    half[..dim].convert_from_f32_slice(key);
+                    scatter(buffers, kv.scratch_k, k_at, max_rows, &half[..dim]);
+                    buffers.slice_mut::<f16>(kv.scratch_v, v_at, dim).convert_from_f32_slice(value);
+                }
+            }
+        }
+    }
+}
+
+/// Writes `column[d]` to element `start + d * stride`.
+///
+/// # Safety
+/// Nobody else touches those elements.
+#[inline(always)]
+unsafe fn scatter<T: bytemuck::Pod>(buffers: &Buffers, id: BufferId, start: usize, stride: usize, column: &[T]) {
+    for (d, value) in column.iter().enumerate() {
+        // SAFETY: passed on to the caller.
+        unsafe { buffers.slice_mut::<T>(id, start + d * stride, 1)[0] = *value };
+    }
+}
+
+/// [`Op::Commit`] for one layer.
+pub fn commit(buffers: &Buffers, kv: &KvLayer, max_rows: usize, step: &StepView<'_>) {
+    match kv.format {
+        KvFormat::F32 => commit_as::<u32>(buffers, kv, max_rows, step),
+        KvFormat::F16 => commit_as::<u16>(buffers, kv, max_rows, step),
+    }
+}
+
+fn commit_as<T: bytemuck::Pod>(buffers: &Buffers, kv: &KvLayer, max_rows: usize, step: &StepView<'_>) {
+    let (heads, dim) = (kv.n_kv_heads, kv.head_dim);
+    for head in 0..heads {
+        for (depth, row) in step.path.iter().enumerate() {
+            let (position, row) = (step.base + depth, *row as usize);
+            let page = kv.pages.physical(position / PAGE);
+            // SAFETY: a commit runs alone on its layer; scratch and cache are different buffers.
+            unsafe {
+                let from: &[T] = buffers.slice(kv.scratch_v, (row * heads + head) * dim, dim);
+                buffers.slice_mut::<T>(kv.v, ((page * heads + head) * PAGE + position % PAGE) * dim, dim).copy_from_slice(from);
+                let from: &[T] = buffers.slice(kv.scratch_k, head * dim * max_rows, dim * max_rows);
+                let to: &mut [T] = buffers.slice_mut(kv.k, (page * heads + head) * dim * PAGE, dim * PAGE);
+                for d in 0..dim {
+                    to[d * PAGE + position % PAGE] = from[d * max_rows + row];
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Everything that CI checks, cheapest first. Fails at the first thing that is wrong.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+step() { printf '\n== %s\n' "$1"; }
+
+step "format"
+cargo fmt --check
+
+step "README's first command"
+answer=$(cargo run --release -q -- generate "What is the sun?" </dev/null)
+printf '%s\n' "$answer"
+[ "${#answer}" -ge 40 ] || { echo "the answer is too short to be one" >&2; exit 1; }
+
+step "README's second command: tests"
+cargo test --release
+
+step "lints"
+cargo clippy --release --all-targets -- -D warnings
+
+step "documentation"
+RUSTDOCFLAGS="-D warnings" cargo doc --release --no-deps -q

@@ -1,0 +1,311 @@
+//! Runs plans on the CPU. Workers walk the dispatch list together; a barrier stands only where one needs another's rows.
+
+use super::attention::{self, Attention, MAX_SLOTS, Work};
+use super::isa::Isa;
+use super::linear::{self, PackedMatrix};
+use super::pool::{Pool, Worker};
+use super::rows;
+use crate::compute::executor::{Executor, KernelTime};
+use crate::compute::memory::Buffers;
+use crate::compute::plan::{BufferId, Dispatch, Op, Plan, PlanId, RowSet, WeightId};
+use crate::compute::reference;
+use crate::compute::step::{StepLayout, StepView};
+use crate::tensor::Matrix;
+use anyhow::{Context, Result, bail};
+use std::ops::Range;
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// Rows of one prefill pass: enough that the weights are read rarely, few enough that activations stay in cache.
+const MAX_ROWS: usize = 128;
+
+/// How to run on the CPU.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuOptions {
+    pub threads: usize,
+    /// `None`: the best that the processor has.
+    pub isa: Option<Isa>,
+    /// Run the scalar twin after each dispatch and fail at the first difference.
+    pub check: bool,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        CpuOptions { threads: 1, isa: None, check: false }
+    }
+}
+
+struct Recorded {
+    dispatches: Vec<Dispatch>,
+    step: BufferId,
+    layout: StepLayout,
+}
+
+/// The CPU as an [`Executor`].
+pub struct CpuExecutor {
+    isa: Isa,
+    pool: Pool,
+    buffers: Buffers,
+    packed: Vec<PackedMatrix>,
+    /// Kept only under `check`: what the twins read.
+    canonical: Option<Vec<Matrix<'static>>>,
+    plans: Vec<Recorded>,
+    work: Vec<Mutex<Work>>,
+    profile: Option<Mutex<Vec<KernelTime>>>,
+}
+
+impl CpuExecutor {
+    pub fn new(options: CpuOptions) -> Result<Self> {
+        let pool = Pool::new(options.threads.max(1))?;
+        Ok(CpuExecutor {
+            isa: options.isa.unwrap_or_else(Isa::detect),
+            work: (0..pool.threads()).map(|_| Mutex::default()).collect(),
+            pool,
+            buffers: Buffers::default(),
+            packed: Vec::new(),
+            canonical: options.check.then(Vec::new),
+            plans: Vec::new(),
+            profile: None,
+        })
+    }
+
+    /// Bytes of weights and cache that a dispatch reads.
+    fn bytes_read(&self, op: &Op, step: &StepView<'_>) -> u64 {
+        let weight = |id: &WeightId| self.packed[id.0 as usize].bytes() as u64;
+        match op {
+            Op::Linear { jobs, .. } => jobs.iter().map(|j| weight(&j.weight)).sum(),
+            Op::GateUp { gate, up, .. } => weight(gate) + weight(up),
+            Op::Attention { kv, .. } => {
+                let seen = step.base - kv.pages.first_visible(step.base).min(step.base);
+                (2 * seen * kv.n_kv_heads * kv.head_dim * kv.format.bytes()) as u64
+            }
+            _ => 0,
+        }
+    }
+
+    /// One dispatch, this worker's share.
+    fn execute(&self, op: &Op, layout: StepLayout, step: &StepView<'_>, worker: &Worker) {
+        let share = |n: usize| worker.index * n / worker.count..(worker.index + 1) * n / worker.count;
+        let my_rows = |set: RowSet| {
+            let live = step.live(set);
+            let part = share(live.len());
+            live.start + part.start..live.start + part.end
+        };
+        match op {
+            Op::Embed { table, scale, out } => {
+                let table = &self.packed[table.0 as usize];
+                for r in my_rows(RowSet::All) {
+                    // SAFETY: each row belongs to one worker.
+                    let out: &mut [f32] = unsafe { self.buffers.slice_mut(*out, r * table.cols(), table.cols()) };
+                    table.dequantize_row(step.tokens[r] as usize, out);
+                    out.iter_mut().for_each(|v| *v *= scale);
+                }
+            }
+            Op::Norm { rows, .. } => my_rows(*rows).for_each(|r| self.norm(op, step, r)),
+            Op::Prepare { input, act, rows } => {
+                my_rows(*rows).for_each(|r| rows::prepare(self.isa, &self.buffers, *input, act, r))
+            }
+            Op::Rope { .. } => my_rows(RowSet::All).for_each(|r| rows::rope(self.isa, &self.buffers, op, layout.max_rows, r)),
+            Op::Linear { jobs, rows } => {
+                let live = step.live(*rows);
+                for job in jobs.iter().filter(|_| !live.is_empty()) {
+                    let matrix = &self.packed[job.weight.0 as usize];
+                    // SAFETY: activations were written before the last barrier; tiles are disjoint columns of the output.
+                    unsafe {
+                        let act = reference::act_view(&self.buffers, &job.act, live.clone());
+                        let out: *mut f32 = self.buffers.part(job.out, live.start * matrix.rows(), live.len() * matrix.rows());
+                        linear::linear(self.isa, matrix, &act, share(matrix.tiles()), out, matrix.rows());
+                    }
+                }
+            }
+            Op::GateUp { act_gate, gate, act_up, up, out } => {
+                let live = step.live(RowSet::All);
+                let (gate, up) = (&self.packed[gate.0 as usize], &self.packed[up.0 as usize]);
+                // SAFETY: as for `Linear`.
+                unsafe {
+                    let act_gate = reference::act_view(&self.buffers, act_gate, live.clone());
+                    let act_up = reference::act_view(&self.buffers, act_up, live.clone());
+                    let out: *mut f32 = self.buffers.part(*out, live.start * gate.rows(), live.len() * gate.rows());
+                    let tiles = share(gate.tiles());
+                    linear::gate_up(self.isa, gate, &act_gate, up, &act_up, tiles, out, gate.rows());
+                }
+            }
+            Op::Attention { q, out, n_heads, scale, kv } => {
+                let call = Attention {
+                    buffers: &self.buffers,
+                    kv,
+                    max_rows: layout.max_rows,
+                    step,
+                    q: *q,
+                    out: *out,
+                    n_heads: *n_heads,
+                    scale: *scale,
+                };
+                let mut work = self.work[worker.index].lock().unwrap_or_else(|e| e.into_inner());
+                for (kv_head, slots) in attention_tasks(kv.n_kv_heads, call.slots(), worker) {
+                    attention::attend(self.isa, &call, kv_head, slots, &mut work);
+                }
+            }
+            Op::Commit { layers } => {
+                for kv in &layers[share(layers.len())] {
+                    reference::commit(&self.buffers, kv, layout.max_rows, step);
+                }
+            }
+        }
+    }
+
+    fn norm(&self, op: &Op, step: &StepView<'_>, r: usize) {
+        let Op::Norm { x, add, w, eps, dim, out, rows } = op else { unreachable!() };
+        let from = reference::source_row(*rows, step, r);
+        // SAFETY: a row belongs to one worker; with `Selected` several rows may read one x, and then none writes it.
+        unsafe {
+            let add = add.map(|(y, w)| (self.buffers.slice(y, from * dim, *dim), self.buffers.slice(w, 0, *dim)));
+            let w = self.buffers.slice(*w, 0, *dim);
+            let out = self.buffers.slice_mut(*out, r * dim, *dim);
+            match rows {
+                RowSet::All => rows::norm(self.isa, self.buffers.slice_mut(*x, from * dim, *dim), add, w, *eps, out),
+                RowSet::Selected => {
+                    let mut x = self.buffers.slice(*x, from * dim, *dim).to_vec();
+                    rows::norm(self.isa, &mut x, add, w, *eps, out);
+                }
+            }
+        }
+    }
+
+    fn run_all(&self, recorded: &Recorded, step: &StepView<'_>) {
+        let list = &recorded.dispatches;
+        self.pool.run(&|worker| {
+            let mut since = Instant::now();
+            for (i, dispatch) in list.iter().enumerate() {
+                self.execute(&dispatch.op, recorded.layout, step, worker);
+                let next = list.get(i + 1);
+                let together = next.is_some_and(|n| dispatch.is_row_local() && n.is_row_local() && dispatch.rows() == n.rows());
+                if next.is_some() && !together {
+                    worker.barrier();
+                }
+                if let (0, Some(profile)) = (worker.index, &self.profile) {
+                    let now = Instant::now();
+                    let bytes = self.bytes_read(&dispatch.op, step);
+                    let mut profile = profile.lock().unwrap_or_else(|e| e.into_inner());
+                    record_time(&mut profile, dispatch.label, (now - since).as_secs_f64(), bytes);
+                    since = now;
+                }
+            }
+        });
+    }
+
+    /// Each dispatch alone, then its twin on the same inputs; the first difference is an error.
+    fn run_checked(&self, recorded: &Recorded, step: &StepView<'_>, canonical: &[Matrix<'static>]) -> Result<()> {
+        for dispatch in &recorded.dispatches {
+            let outputs = dispatch.op.outputs();
+            // SAFETY: nothing runs between the pool's calls.
+            let copy = || -> Vec<Vec<u8>> {
+                outputs.iter().map(|id| unsafe { self.buffers.slice(*id, 0, self.buffers.len(*id)) }.to_vec()).collect()
+            };
+            let before = copy();
+            self.pool.run(&|worker| self.execute(&dispatch.op, recorded.layout, step, worker));
+            let fast = copy();
+            for (id, bytes) in outputs.iter().zip(&before) {
+                // SAFETY: as above.
+                unsafe { self.buffers.slice_mut(*id, 0, bytes.len()) }.copy_from_slice(bytes);
+            }
+            reference::run(&dispatch.op, &self.buffers, canonical, recorded.layout, step);
+            for (which, (twin, fast)) in copy().iter().zip(&fast).enumerate() {
+                if let Some(at) = twin.iter().zip(fast).position(|(a, b)| a != b) {
+                    let layer = dispatch.layer.map_or(String::new(), |l| format!(" of layer {l}"));
+                    bail!("kernel `{}`{layer} differs from its twin first at byte {at} of output {which}", dispatch.label);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// This worker's (kv head, slots) pairs: blocks as large as keeps every worker busy.
+fn attention_tasks(heads: usize, slots: usize, worker: &Worker) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut size = MAX_SLOTS;
+    while size > 1 && heads * slots.div_ceil(size) < 2 * worker.count {
+        size /= 2;
+    }
+    let blocks = slots.div_ceil(size);
+    (worker.index..heads * blocks).step_by(worker.count).map(move |task| {
+        let start = task % blocks * size;
+        (task / blocks, start..(start + size).min(slots))
+    })
+}
+
+fn record_time(profile: &mut Vec<KernelTime>, label: &'static str, seconds: f64, bytes: u64) {
+    let entry = match profile.iter_mut().position(|k| k.label == label) {
+        Some(i) => &mut profile[i],
+        None => {
+            profile.push(KernelTime { label, calls: 0, seconds: 0.0, bytes: 0 });
+            let last = profile.len() - 1;
+            &mut profile[last]
+        }
+    };
+    entry.calls += 1;
+    entry.seconds += seconds;
+    entry.bytes += bytes;
+}
+
+impl Executor for CpuExecutor {
+    fn describe(&self) -> String {
+        let threads = self.pool.threads();
+        format!("cpu: {}, {threads} thread{}", self.isa, if threads == 1 { "" } else { "s" })
+    }
+
+    fn max_rows(&self) -> usize {
+        MAX_ROWS
+    }
+
+    fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
+        self.buffers.alloc(label, bytes)
+    }
+
+    fn load(&mut self, label: &str, matrix: &Matrix<'_>) -> Result<WeightId> {
+        matrix.format.check_cols(matrix.cols).with_context(|| format!("loading {label}"))?;
+        self.packed.push(PackedMatrix::pack(matrix, self.isa));
+        if let Some(canonical) = &mut self.canonical {
+            canonical.push(matrix.clone().into_owned());
+        }
+        Ok(WeightId(self.packed.len() as u32 - 1))
+    }
+
+    fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.buffers.write(buffer, offset, bytes)
+    }
+
+    fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.buffers.read(buffer, offset, bytes)
+    }
+
+    fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
+        self.plans.push(Recorded { dispatches: plan.dispatches, step, layout });
+        Ok(PlanId(self.plans.len() as u32 - 1))
+    }
+
+    fn run(&mut self, plan: PlanId) -> Result<()> {
+        let recorded = &self.plans[plan.0 as usize];
+        // SAFETY: no kernel writes the step buffer.
+        let step = recorded.layout.view(unsafe { self.buffers.slice(recorded.step, 0, recorded.layout.words()) });
+        match &self.canonical {
+            Some(canonical) => self.run_checked(recorded, &step, canonical),
+            None => {
+                self.run_all(recorded, &step);
+                Ok(())
+            }
+        }
+    }
+
+    fn memory(&self) -> (u64, u64) {
+        (self.packed.iter().map(|w| w.bytes() as u64).sum(), self.buffers.total() as u64)
+    }
+
+    fn start_profile(&mut self) {
+        self.profile = Some(Mutex::default());
+    }
+
+    fn profile(&self) -> Vec<KernelTime> {
+        self.profile.as_ref().map_or_else(Vec::new, |p| p.lock().unwrap_or_else(|e| e.into_inner()).clone())
+    }
+}

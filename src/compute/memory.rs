@@ -1,0 +1,103 @@
+//! Host buffers that several threads write at once, each its own part.
+
+use super::plan::BufferId;
+use anyhow::{Context, Result, ensure};
+use bytemuck::Pod;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+/// Alignment of every buffer: a cache line, and the widest vector.
+const ALIGN: usize = 64;
+
+struct Buffer {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+/// Zeroed, aligned buffers addressed by [`BufferId`].
+#[derive(Default)]
+pub struct Buffers {
+    list: Vec<Buffer>,
+}
+
+// SAFETY: the memory is plain bytes owned by this struct; who may touch which part is the contract of `slice` and `slice_mut`.
+unsafe impl Send for Buffers {}
+// SAFETY: as above.
+unsafe impl Sync for Buffers {}
+
+impl Buffers {
+    /// A zeroed buffer of at least `bytes` bytes. The pages are committed by the system when first touched.
+    pub fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
+        let layout = Layout::from_size_align(bytes.max(1).next_multiple_of(ALIGN), ALIGN)?;
+        // SAFETY: the layout is not empty.
+        let ptr =
+            NonNull::new(unsafe { alloc_zeroed(layout) }).with_context(|| format!("no memory for {label}: {bytes} bytes"))?;
+        self.list.push(Buffer { ptr, layout });
+        Ok(BufferId(self.list.len() as u32 - 1))
+    }
+
+    /// Bytes of one buffer.
+    pub fn len(&self, id: BufferId) -> usize {
+        self.list[id.0 as usize].layout.size()
+    }
+
+    /// Bytes of all buffers.
+    pub fn total(&self) -> usize {
+        self.list.iter().map(|b| b.layout.size()).sum()
+    }
+
+    /// Address of `len` elements from `start`, for writers that share a buffer in a pattern no slice can express.
+    #[inline(always)]
+    pub fn part<T: Pod>(&self, id: BufferId, start: usize, len: usize) -> *mut T {
+        let end = start.checked_add(len).and_then(|n| n.checked_mul(size_of::<T>()));
+        assert!(end.is_some_and(|n| n <= self.len(id)), "{start} + {len} leaves buffer {}", id.0);
+        // SAFETY: start lies inside the allocation, checked above.
+        unsafe { self.list[id.0 as usize].ptr.as_ptr().cast::<T>().add(start) }
+    }
+
+    /// `len` elements from `start`.
+    ///
+    /// # Safety
+    /// Nobody writes them while the slice lives.
+    #[inline(always)]
+    pub unsafe fn slice<T: Pod>(&self, id: BufferId, start: usize, len: usize) -> &[T] {
+        // SAFETY: in bounds (checked), aligned, any bits are a valid T; no writer by contract.
+        unsafe { std::slice::from_raw_parts(self.part(id, start, len), len) }
+    }
+
+    /// `len` elements from `start`, to be written.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them while the slice lives.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn slice_mut<T: Pod>(&self, id: BufferId, start: usize, len: usize) -> &mut [T] {
+        // SAFETY: in bounds (checked), aligned, any bits are a valid T; exclusive by contract.
+        unsafe { std::slice::from_raw_parts_mut(self.part(id, start, len), len) }
+    }
+
+    /// Copies bytes in; refuses what does not fit.
+    pub fn write(&mut self, id: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
+        ensure!(offset + bytes.len() <= self.len(id), "write of {} bytes at {offset} leaves the buffer", bytes.len());
+        // SAFETY: `&mut self` excludes every other user.
+        unsafe { self.slice_mut(id, offset, bytes.len()) }.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Copies bytes out.
+    pub fn read(&self, id: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        ensure!(offset + bytes.len() <= self.len(id), "read of {} bytes at {offset} leaves the buffer", bytes.len());
+        // SAFETY: writers exist only inside `run`, which borrows the executor exclusively.
+        bytes.copy_from_slice(unsafe { self.slice(id, offset, bytes.len()) });
+        Ok(())
+    }
+}
+
+impl Drop for Buffers {
+    fn drop(&mut self) {
+        for buffer in &self.list {
+            // SAFETY: allocated by `alloc` with this layout.
+            unsafe { dealloc(buffer.ptr.as_ptr(), buffer.layout) };
+        }
+    }
+}

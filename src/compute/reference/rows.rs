@@ -1,0 +1,83 @@
+//! Twins of the row-local kernels: plain functions on one row. The CPU executor compiles the same code for each vector width.
+
+use crate::compute::plan::ActFormat;
+use crate::tensor::{hadamard, math};
+
+/// `x += rmsnorm(add) * (1 + w_add)` where given, then `out = rmsnorm(x) * (1 + w)`.
+#[inline(always)]
+pub fn norm(x: &mut [f32], add: Option<(&[f32], &[f32])>, w: &[f32], eps: f32, out: &mut [f32]) {
+    if let Some((add, w_add)) = add {
+        let inv = math::inv_rms(add, eps);
+        for ((x, a), w) in x.iter_mut().zip(add).zip(w_add) {
+            *x = (a * inv).mul_add(1.0 + w, *x);
+        }
+    }
+    let inv = math::inv_rms(x, eps);
+    for ((o, x), w) in out.iter_mut().zip(&*x).zip(w) {
+        *o = (x * inv) * (1.0 + w);
+    }
+}
+
+/// Hadamard in place where the format asks for it.
+#[inline(always)]
+pub fn rotate_input(row: &mut [f32], format: ActFormat) {
+    if format.hadamard {
+        hadamard::transform(row);
+    }
+}
+
+/// One group of activations to int8: `scale = max|v| / 127`, halves to even; returns the scale and the sum of the codes.
+#[inline(always)]
+pub fn quantize_group(values: &[f32], codes: &mut [i8]) -> (f32, i32) {
+    let max = math::max_abs(values);
+    if max == 0.0 {
+        codes.fill(0);
+        return (0.0, 0);
+    }
+    let inv = 127.0 / max;
+    let mut sum = 0i32;
+    for (c, v) in codes.iter_mut().zip(values) {
+        let q = (v * inv).round_ties_even().clamp(-127.0, 127.0) as i32;
+        *c = q as i8;
+        sum += q;
+    }
+    (max / 127.0, sum)
+}
+
+/// RMSNorm of one head, then rotation of its halves by the row's angles (`cos` and `sin` are `[head_dim / 2]`).
+#[inline(always)]
+pub fn norm_rope(head: &mut [f32], w: &[f32], eps: f32, cos: &[f32], sin: &[f32]) {
+    let inv = math::inv_rms(head, eps);
+    let half = head.len() / 2;
+    let (a, b) = head.split_at_mut(half);
+    for i in 0..half {
+        let x = (a[i] * inv) * (1.0 + w[i]);
+        let y = (b[i] * inv) * (1.0 + w[i + half]);
+        a[i] = x.mul_add(cos[i], -(y * sin[i]));
+        b[i] = y.mul_add(cos[i], x * sin[i]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantised_activations_are_within_half_a_step() {
+        let values: Vec<f32> = (0..100).map(|i| (i as f32 * 0.7).sin() * 3.0).collect();
+        let mut codes = vec![0i8; 100];
+        let (scale, sum) = quantize_group(&values, &mut codes);
+        assert_eq!(sum, codes.iter().map(|c| *c as i32).sum::<i32>());
+        assert!(values.iter().zip(&codes).all(|(v, c)| (v - *c as f32 * scale).abs() <= scale * 0.5001));
+        assert_eq!(quantize_group(&[0.0; 4], &mut codes[..4]), (0.0, 0));
+    }
+
+    #[test]
+    fn rope_keeps_lengths_and_norm_makes_them_one() {
+        let mut head: Vec<f32> = (0..8).map(|i| i as f32 - 3.0).collect();
+        let (sin, cos): (Vec<f32>, Vec<f32>) = (0..4).map(|i| (i as f32 * 0.3).sin_cos()).unzip();
+        norm_rope(&mut head, &[0.0; 8], 0.0, &cos, &sin);
+        let mean_square = head.iter().map(|v| v * v).sum::<f32>() / 8.0;
+        assert!((mean_square - 1.0).abs() < 1e-6);
+    }
+}
