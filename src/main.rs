@@ -1,1 +1,20 @@
-fn main() {}
+//! Parse, run, print the error chain, exit.
+
+use gemma::cli;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::signals::default_sigpipe();
+    let typed = match cli::settings::parse(std::env::args_os().collect()) {
+        Ok(typed) => typed,
+        // Help and version end here with 0, wrong usage with 2.
+        Err(early) => return early.print(),
+    };
+    match cli::run(&typed) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            typed.ui.error(&error);
+            ExitCode::from(gemma::error::fault_of(&error).map_or(1, |fault| fault.kind.exit_code()))
+        }
+    }
+}

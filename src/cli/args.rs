@@ -1,0 +1,175 @@
+//! What can be typed: the clap types shared by the commands, and the texts around them.
+//!
+//! Names and defaults are a contract with people's scripts; `settings.rs` adds the environment and `gemma.toml` to each option.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Shown by `--help` of every command and in the man page.
+pub const EXIT_CODES: &str = "\
+Exit codes:
+  0    done
+  1    failure at run time
+  2    wrong usage
+  3    a model, weight format, tokenizer or input file is missing or invalid
+  4    the device is absent or was lost
+  5    does not fit in memory
+  6    some batch records failed
+  7    the prompt exceeds the context
+  130  interrupted (Ctrl-C), 141 closed pipe (SIGPIPE), 143 terminated (SIGTERM)
+
+Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKENS=100) or in gemma.toml (max-tokens = 100),
+in the working directory or in $XDG_CONFIG_HOME/gemma/config.toml. First found wins: flag, environment, gemma.toml, the
+model's generation_config.json, built in. --print-config shows each value and where it came from.";
+
+/// Speculative decoding for Gemma 3: a small draft model proposes, the quantised target checks a whole tree in one pass.
+#[derive(Debug, Parser)]
+#[command(name = "gemma", version, max_term_width = 110, subcommand_required = true, arg_required_else_help = true)]
+#[command(after_long_help = EXIT_CODES, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answer one prompt: text to standard output, nothing else
+    Generate(super::generate::Generate),
+    /// Make a smaller copy of a model directory in a quantised weight format
+    Quantize(super::quantize::Quantize),
+    /// Negative log-likelihood and perplexity of a text
+    Eval(super::eval::Eval),
+    /// Measure prefill, decode, the cost of verifying several rows, and each kernel's bandwidth
+    Bench(super::bench::Bench),
+    /// Show a model's shape, tensors, weight formats, bits per weight and hashes
+    Inspect(super::inspect::Inspect),
+    /// Show the devices found, what they can do, and which would be chosen
+    Devices(super::devices::Devices),
+    /// Show the token ids and pieces of a text, or of the rendered chat template
+    Tokenize(super::tokenize::Tokenize),
+    /// Print the JSON Schema of generate's JSON result
+    Schema,
+    /// Print a shell completion script
+    Completions(super::manual::Completions),
+    /// Print a man page
+    Man(super::manual::Man),
+}
+
+/// Which model, and where it runs.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model and device")]
+pub struct ModelOptions {
+    /// Model: a directory (Hugging Face or quantised here), or the id of a model in the Hugging Face cache
+    ///
+    /// Nothing is ever downloaded. Without this option the bundled demo model is used.
+    #[arg(short, long, value_name = "PATH|ID")]
+    pub model: Option<String>,
+    #[command(flatten)]
+    pub run: RunOptions,
+}
+
+/// Where and how a model runs.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model and device")]
+pub struct RunOptions {
+    /// Device: auto or cpu
+    #[arg(short, long, value_name = "DEVICE", default_value = "auto")]
+    pub device: String,
+    /// CPU threads [default: all cores]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Positions to make room for; auto takes what the prompt and --max-tokens need
+    #[arg(short, long, value_name = "N|auto", default_value = "auto")]
+    pub ctx_size: AutoOr,
+    /// Precision of the stored keys and values
+    #[arg(long, value_enum, default_value_t = Kv::F16)]
+    pub kv: Kv,
+}
+
+/// A number, or the program's choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AutoOr {
+    Auto,
+    N(usize),
+}
+
+impl std::str::FromStr for AutoOr {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(AutoOr::Auto),
+            _ => match s.parse() {
+                Ok(n) if n > 0 => Ok(AutoOr::N(n)),
+                _ => Err("expected auto or a number above 0".into()),
+            },
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Kv {
+    F16,
+    F32,
+}
+
+/// What is said on standard error.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Terminal")]
+pub struct UiOptions {
+    /// Say nothing on standard error but errors
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Say more; twice: much more
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Progress bars; auto shows them on a terminal until the first token
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = OnTerminal::Auto)]
+    pub progress: OnTerminal,
+    /// Colours on a terminal; auto honours NO_COLOR, CLICOLOR and TERM=dumb
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Colour::Auto)]
+    pub color: Colour,
+    /// Show each option's value and where it came from, as gemma.toml, and stop
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnTerminal {
+    Auto,
+    Off,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Colour {
+    Auto,
+    Always,
+    Never,
+}
+
+/// Where a prompt or text comes from; joined by `input.rs`.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Input")]
+pub struct InputOptions {
+    /// The prompt; `-` stands for standard input
+    ///
+    /// Files (-f, in order), then piped standard input, then PROMPT are joined by blank lines. An argument `-` puts standard
+    /// input exactly there. One final line break of a file or of standard input is dropped.
+    #[arg(value_name = "PROMPT")]
+    pub words: Vec<String>,
+    /// The prompt, as an option
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: Option<String>,
+    /// Read part of the prompt from a file (repeatable, in order; `-` is standard input)
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Vec<PathBuf>,
+}
+
+/// Shell-quoted options for a model's control tokens in the user's text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SpecialPolicy {
+    /// Characters like any other
+    Text,
+    /// Control tokens
+    Parse,
+}

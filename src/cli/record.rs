@@ -1,0 +1,119 @@
+//! The JSON result of `generate`, version 1. `result.schema.json` describes it and a test holds both together.
+
+use serde::Serialize;
+
+/// Version of the record's shape.
+pub const VERSION: u32 = 1;
+
+/// The JSON Schema that `gemma schema` prints.
+pub const SCHEMA: &str = include_str!("result.schema.json");
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Record {
+    pub v: u32,
+    /// Of a batch record; null for a single prompt.
+    pub id: Option<serde_json::Value>,
+    pub text: String,
+    pub finish_reason: FinishReason,
+    pub usage: Usage,
+    pub timings: Timings,
+    pub draft: Draft,
+    pub sampling: Sampling,
+    pub memory: Memory,
+    pub device: String,
+    pub model: Model,
+    /// What went wrong, with the finish reason `error`.
+    pub error: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended its turn.
+    Stop,
+    /// --max-tokens or the end of the context.
+    #[default]
+    Length,
+    StopString,
+    Interrupted,
+    Error,
+}
+
+impl FinishReason {
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::StopString => "stop_string",
+            FinishReason::Interrupted => "interrupted",
+            FinishReason::Error => "error",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Usage {
+    pub prompt_tokens: usize,
+    pub completion_tokens: usize,
+}
+
+/// Seconds, and tokens per second.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Timings {
+    pub load_s: f64,
+    pub prefill_s: f64,
+    pub decode_s: f64,
+    /// From the start of the prefill to the first token.
+    pub ttft_s: Option<f64>,
+    pub prefill_tps: Option<f64>,
+    pub decode_tps: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Draft {
+    pub sources: Vec<DraftSource>,
+    /// Tokens proposed and tokens accepted.
+    pub drafted: u64,
+    pub accepted: u64,
+    /// Target passes while decoding.
+    pub passes: u64,
+    /// Tokens per pass, the target's own token included.
+    pub accepted_length: Option<f64>,
+    /// Passes by the number of accepted tokens: 0, 1, 2, ...
+    pub histogram: Vec<u64>,
+    pub disabled_reason: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DraftSource {
+    pub name: String,
+    pub drafted: u64,
+    pub accepted: u64,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Sampling {
+    pub temperature: f32,
+    pub top_k: usize,
+    pub top_p: f32,
+    pub min_p: f32,
+    pub repeat_penalty: f32,
+    pub max_tokens: usize,
+    pub seed: u64,
+}
+
+/// Bytes.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Memory {
+    pub weights: u64,
+    pub kv: u64,
+    pub activations: u64,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Model {
+    pub name: String,
+    /// Of the weights' source, where the model states it.
+    pub sha256: Option<String>,
+    pub bits_per_weight: Option<f64>,
+}

@@ -1,0 +1,215 @@
+//! Everything said on standard error: errors, notes, bars, the stats line. Never standard output.
+
+use super::args::{Colour, OnTerminal, UiOptions};
+use crate::error::fault_of;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+
+/// What standard error may be told, and how.
+pub struct Ui {
+    quiet: bool,
+    verbose: u8,
+    /// Standard error is a terminal.
+    terminal: bool,
+    colour: bool,
+    bars: bool,
+    /// Notes already given: each is given once.
+    said: RefCell<Vec<String>>,
+}
+
+impl Ui {
+    pub fn new(options: &UiOptions) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let env = |name: &str| std::env::var_os(name);
+        let dumb = env("TERM").is_some_and(|v| v == "dumb");
+        Ui {
+            quiet: options.quiet,
+            verbose: options.verbose,
+            terminal,
+            colour: wants_colour(options.color, terminal, env),
+            bars: terminal && !dumb && !options.quiet && options.progress == OnTerminal::Auto,
+            said: RefCell::default(),
+        }
+    }
+
+    /// For commands without these options.
+    pub fn plain() -> Self {
+        let options =
+            UiOptions { quiet: false, verbose: 0, progress: OnTerminal::Off, color: Colour::Auto, print_config: false };
+        Ui::new(&options)
+    }
+
+    pub fn is_terminal(&self) -> bool {
+        self.terminal
+    }
+
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// `error: what`, the causes indented below, `help: what to do`.
+    pub fn error(&self, error: &anyhow::Error) {
+        let mut lines = format!("{} {}\n", self.paint(RED, "error:"), clean(&error.to_string()));
+        let mut last = error.to_string();
+        for cause in error.chain().skip(1) {
+            let cause = cause.to_string();
+            // A library's error often repeats its cause in its own text.
+            if !last.contains(&cause) {
+                lines += &format!("  {}\n", clean(&cause));
+            }
+            last = cause;
+        }
+        if let Some(help) = fault_of(error).and_then(|fault| fault.help.as_deref()) {
+            lines += &format!("{} {}\n", self.paint(GREEN, "help:"), clean(help));
+        }
+        self.write(&lines);
+    }
+
+    /// Something that the user should know, said once.
+    pub fn note(&self, text: impl AsRef<str>) {
+        let text = clean(text.as_ref());
+        if self.quiet || self.said.borrow().contains(&text) {
+            return;
+        }
+        self.write(&format!("{} {text}\n", self.paint(YELLOW, "note:")));
+        self.said.borrow_mut().push(text);
+    }
+
+    /// Something for `-v` (level 1) or `-vv` (level 2).
+    pub fn detail(&self, level: u8, text: impl AsRef<str>) {
+        if !self.quiet && self.verbose >= level {
+            self.write(&format!("{}\n", self.paint(DIM, &clean(text.as_ref()))));
+        }
+    }
+
+    /// A line that was asked for, such as the stats; said even where notes are not.
+    pub fn line(&self, text: &str) {
+        self.write(&format!("{}\n", self.paint(DIM, text)));
+    }
+
+    /// A bar of `len` steps, or one that shows nothing.
+    pub fn bar(&self, label: &str, len: u64) -> ProgressBar {
+        if !self.bars {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::stderr_with_hz(10));
+        let template = if self.colour { "{msg:10} {bar:30.cyan/dim} {pos}/{len} {eta}" } else { "{msg:10} {bar:30} {pos}/{len} {eta}" };
+        bar.set_style(ProgressStyle::with_template(template).expect("a constant template").progress_chars("━╸─"));
+        bar.set_message(label.to_owned());
+        bar
+    }
+
+    /// A spinner for work of unknown length, or one that shows nothing.
+    pub fn spinner(&self, label: &str) -> ProgressBar {
+        if !self.bars {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+        bar.set_style(ProgressStyle::with_template("{spinner} {msg} {elapsed}").expect("a constant template"));
+        bar.set_message(label.to_owned());
+        bar.enable_steady_tick(std::time::Duration::from_millis(120));
+        bar
+    }
+
+    fn paint(&self, style: &str, text: &str) -> String {
+        if self.colour { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    /// A failure to write to standard error has nowhere to be reported.
+    fn write(&self, text: &str) {
+        let _ = std::io::stderr().lock().write_all(text.as_bytes());
+    }
+}
+
+const RED: &str = "1;31";
+const GREEN: &str = "1;32";
+const YELLOW: &str = "1;33";
+const DIM: &str = "2";
+
+/// Colour only ever goes to a terminal; `always` overrules NO_COLOR and a dumb TERM there.
+fn wants_colour(choice: Colour, terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> bool {
+    let set = |name: &str| env(name).is_some_and(|v| !v.is_empty());
+    terminal
+        && match choice {
+            Colour::Always => true,
+            Colour::Never => false,
+            Colour::Auto => {
+                !set("NO_COLOR")
+                    && env("CLICOLOR").is_none_or(|v| v != "0")
+                    && env("TERM").is_some_and(|v| v != "dumb" && !v.is_empty())
+            }
+        }
+}
+
+/// File names and model texts may hold escape codes; a terminal must not obey them.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
+}
+
+/// 1234567 as `1,234,567`.
+pub fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+/// Bytes with three digits: `917 B`, `1.23 MB`, `15.6 GB` (decimal units).
+pub fn bytes(n: u64) -> String {
+    let (mut value, mut unit) = (n as f64, "B");
+    for next in ["kB", "MB", "GB", "TB"] {
+        if value < 1000.0 {
+            break;
+        }
+        (value, unit) = (value / 1000.0, next);
+    }
+    if unit == "B" { format!("{n} B") } else { format!("{} {unit}", digits3(value)) }
+}
+
+/// Three significant digits: 1.23, 12.3, 123, 1234.
+pub fn digits3(x: f64) -> String {
+    let decimals = match x.abs() {
+        a if a < 10.0 => 2,
+        a if a < 100.0 => 1,
+        _ => 0,
+    };
+    format!("{x:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colour_needs_a_terminal_and_permission() {
+        let env = |pairs: &'static [(&str, &str)]| {
+            move |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v))
+        };
+        let xterm: &'static [(&str, &str)] = &[("TERM", "xterm")];
+        assert!(wants_colour(Colour::Auto, true, env(xterm)));
+        assert!(!wants_colour(Colour::Auto, false, env(xterm)));
+        assert!(!wants_colour(Colour::Always, false, env(xterm)));
+        assert!(!wants_colour(Colour::Never, true, env(xterm)));
+        assert!(!wants_colour(Colour::Auto, true, env(&[("TERM", "xterm"), ("NO_COLOR", "1")])));
+        assert!(wants_colour(Colour::Auto, true, env(&[("TERM", "xterm"), ("NO_COLOR", "")])));
+        assert!(!wants_colour(Colour::Auto, true, env(&[("TERM", "xterm"), ("CLICOLOR", "0")])));
+        assert!(!wants_colour(Colour::Auto, true, env(&[("TERM", "dumb")])));
+        assert!(wants_colour(Colour::Always, true, env(&[("TERM", "dumb"), ("NO_COLOR", "1")])));
+    }
+
+    #[test]
+    fn figures_are_readable() {
+        assert_eq!(thousands(1234567), "1,234,567");
+        assert_eq!(thousands(999), "999");
+        assert_eq!(bytes(917), "917 B");
+        assert_eq!(bytes(15_560_000_000), "15.6 GB");
+        assert_eq!(clean("a\x1b[31mb\n"), "a\u{fffd}[31mb\n");
+    }
+}
