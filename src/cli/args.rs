@@ -33,20 +33,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Answer one prompt: text to standard output, nothing else
-    Generate(super::generate::Generate),
-    /// Make a smaller copy of a model directory in a quantised weight format
-    Quantize(super::quantize::Quantize),
-    /// Negative log-likelihood and perplexity of a text
-    Eval(super::eval::Eval),
-    /// Measure prefill, decode, the cost of verifying several rows, and each kernel's bandwidth
-    Bench(super::bench::Bench),
-    /// Show a model's shape, tensors, weight formats, bits per weight and hashes
-    Inspect(super::inspect::Inspect),
     /// Show the devices found, what they can do, and which would be chosen
     Devices(super::devices::Devices),
-    /// Show the token ids and pieces of a text, or of the rendered chat template
-    Tokenize(super::tokenize::Tokenize),
     /// Print the JSON Schema of generate's JSON result
     Schema,
     /// Print a shell completion script
@@ -172,4 +160,16 @@ pub enum SpecialPolicy {
     Text,
     /// Control tokens
     Parse,
+}
+
+impl Command {
+    /// As typed.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Command::Devices(_) => "devices",
+            Command::Schema => "schema",
+            Command::Completions(_) => "completions",
+            Command::Man(_) => "man",
+        }
+    }
 }

@@ -144,7 +144,16 @@ mod tests {
         let error = read(&mut &b"ab\xffcd"[..], "x").unwrap_err();
         assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 3);
         assert!(error.to_string().contains("offset 2"), "{error}");
-        assert!(read(&mut &b"\xff\xfea\0"[..], "x").unwrap_err().downcast_ref::<Fault>().unwrap().help.as_ref().unwrap().contains("UTF-16"));
+        assert!(
+            read(&mut &b"\xff\xfea\0"[..], "x")
+                .unwrap_err()
+                .downcast_ref::<Fault>()
+                .unwrap()
+                .help
+                .as_ref()
+                .unwrap()
+                .contains("UTF-16")
+        );
         let endless = &mut std::io::repeat(b'y');
         assert_eq!(crate::error::fault_of(&read(endless, "x").unwrap_err()).unwrap().kind.exit_code(), 7);
     }

@@ -22,7 +22,9 @@ pub enum Format {
 
 /// Where it goes.
 enum Place {
-    Stdout { terminal: bool },
+    Stdout {
+        terminal: bool,
+    },
     /// A device or pipe named by path: written as it comes.
     Direct(File, PathBuf),
     /// Kept in memory; the file appears complete or not at all.
@@ -117,9 +119,7 @@ impl Place {
                 let mut stdout = std::io::stdout().lock();
                 stdout.write_all(bytes).and_then(|()| stdout.flush()).context("cannot write to standard output")
             }
-            Place::Direct(file, path) => {
-                file.write_all(bytes).with_context(|| format!("cannot write to {}", path.display()))
-            }
+            Place::Direct(file, path) => file.write_all(bytes).with_context(|| format!("cannot write to {}", path.display())),
             Place::Atomic(buffer, _) => {
                 buffer.extend_from_slice(bytes);
                 Ok(())

@@ -130,7 +130,9 @@ pub fn parse(argv: Vec<OsString>) -> Result<Typed, Early> {
             let what = error.to_string();
             let what = what.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
             let origins = origins.into_iter().collect::<Vec<_>>().join(" or ");
-            Early::Fault(Fault::usage(format!("{what} (set in {origins})")).help("correct the file, or give the option as a flag").into())
+            Early::Fault(
+                Fault::usage(format!("{what} (set in {origins})")).help("correct the file, or give the option as a flag").into(),
+            )
         })?
     };
     let command = Cli::from_arg_matches(&matches).map_err(Early::Clap)?.command;
@@ -207,7 +209,9 @@ fn from_files(
         for (_, section) in sections {
             for (key, value) in section {
                 let Some(arg) = mine.get(key).filter(|_| !origins.contains_key(key)) else { continue };
-                if value.is_table() || matches!(typed.value_source(arg.get_id().as_str()), Some(s) if s != ValueSource::DefaultValue) {
+                if value.is_table()
+                    || matches!(typed.value_source(arg.get_id().as_str()), Some(s) if s != ValueSource::DefaultValue)
+                {
                     continue;
                 }
                 let arguments = as_arguments(key, arg, value)
@@ -297,7 +301,11 @@ impl Typed {
             ArgAction::Count => Some(self.matches.get_count(id).to_string()),
             action => {
                 let values: Vec<String> = self.matches.get_raw(id)?.map(|v| quoted(&v.to_string_lossy())).collect();
-                if matches!(action, ArgAction::Append) { Some(format!("[{}]", values.join(", "))) } else { values.first().cloned() }
+                if matches!(action, ArgAction::Append) {
+                    Some(format!("[{}]", values.join(", ")))
+                } else {
+                    values.first().cloned()
+                }
             }
         }
     }

@@ -29,7 +29,8 @@ impl Interrupt {
             (signal_hook::consts::SIGTERM, 143, &interrupt.terminated),
         ] {
             // Order matters: the exit looks at the flag before the second handler sets it.
-            signal_hook::flag::register_conditional_shutdown(signal, code, flag.clone()).context("installing a signal handler")?;
+            signal_hook::flag::register_conditional_shutdown(signal, code, flag.clone())
+                .context("installing a signal handler")?;
             signal_hook::flag::register(signal, flag.clone()).context("installing a signal handler")?;
         }
         Ok(interrupt)

@@ -36,8 +36,7 @@ impl Ui {
 
     /// For commands without these options.
     pub fn plain() -> Self {
-        let options =
-            UiOptions { quiet: false, verbose: 0, progress: OnTerminal::Off, color: Colour::Auto, print_config: false };
+        let options = UiOptions { quiet: false, verbose: 0, progress: OnTerminal::Off, color: Colour::Auto, print_config: false };
         Ui::new(&options)
     }
 
@@ -95,7 +94,8 @@ impl Ui {
             return ProgressBar::hidden();
         }
         let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::stderr_with_hz(10));
-        let template = if self.colour { "{msg:10} {bar:30.cyan/dim} {pos}/{len} {eta}" } else { "{msg:10} {bar:30} {pos}/{len} {eta}" };
+        let template =
+            if self.colour { "{msg:10} {bar:30.cyan/dim} {pos}/{len} {eta}" } else { "{msg:10} {bar:30} {pos}/{len} {eta}" };
         bar.set_style(ProgressStyle::with_template(template).expect("a constant template").progress_chars("━╸─"));
         bar.set_message(label.to_owned());
         bar
