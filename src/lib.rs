@@ -26,9 +26,11 @@
 //! *accepted length*: tokens committed per round, the target's own included. *acceptance rate*: accepted / drafted.
 //! *c(M)*: time of a pass over M rows divided by that of one row. *position*: index in `history`.
 
+pub mod checkpoint;
 pub mod cli;
 pub mod compute;
 pub mod engine;
 pub mod error;
+pub mod gemma;
 pub mod kv;
 pub mod tensor;

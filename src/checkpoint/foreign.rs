@@ -1,0 +1,130 @@
+//! Directories that look like a model but are not one that can be read: each is refused with what to do instead.
+
+use super::store::Store;
+use crate::error::Fault;
+use anyhow::Result;
+use serde_json::Value;
+use std::path::Path;
+
+/// Refuses anything that is no directory.
+pub fn check_path(path: &Path) -> Result<()> {
+    let shown = path.display();
+    let meta = std::fs::metadata(path).map_err(|e| Fault::model(format!("{shown}: {e}")).help("check the path of the model"))?;
+    if meta.is_dir() {
+        return Ok(());
+    }
+    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+    Err(match extension {
+        "gguf" => gguf(&shown.to_string()),
+        "safetensors" => Fault::model(format!("{shown}: a single weight file is not a model"))
+            .help("give the directory that also holds config.json and tokenizer.json"),
+        _ => Fault::model(format!("{shown}: not a directory")).help("give a Hugging Face model directory"),
+    }
+    .into())
+}
+
+fn gguf(shown: &str) -> Fault {
+    Fault::model(format!("{shown}: GGUF files cannot be read yet"))
+        .help("use the Hugging Face directory with safetensors that the GGUF was made from")
+}
+
+/// Refuses directories of other kinds by the files in them.
+pub fn check_files(store: &Store, shown: &str) -> Result<()> {
+    let files = store.list()?;
+    let has = |name: &str| files.iter().any(|f| f == name);
+    let ends = |ending: &str| files.iter().any(|f| f.ends_with(ending));
+    if has("adapter_config.json") {
+        return Err(Fault::model(format!("{shown}: a PEFT adapter (adapter_config.json), not a whole model"))
+            .help("merge it into its base model first: peft's `merge_and_unload()`, then `save_pretrained`")
+            .into());
+    }
+    if ends(".safetensors") {
+        return Ok(());
+    }
+    if ends(".gguf") {
+        return Err(gguf(shown).into());
+    }
+    if ends(".bin") || ends(".pt") || ends(".pth") {
+        return Err(Fault::model(format!("{shown}: holds PyTorch pickles, which are never loaded"))
+            .help("save the model again with `safe_serialization=True`")
+            .into());
+    }
+    if ends(".sbs") {
+        return Err(Fault::model(format!("{shown}: holds a gemma.cpp model")).help("use a Hugging Face directory").into());
+    }
+    if !has("config.json") {
+        return Err(Fault::model(format!("{shown}: no config.json and no safetensors here"))
+            .help("give a Hugging Face model directory")
+            .into());
+    }
+    Err(Fault::model(format!("{shown}: no model.safetensors and no shards"))
+        .help("the download is incomplete: fetch it again, e.g. `hf download google/gemma-3-27b-it`")
+        .into())
+}
+
+/// Refuses weights that another tool has quantised.
+pub fn check_config(config: &Value, shown: &str) -> Result<()> {
+    if let Some(tool) = other_quantiser(config) {
+        return Err(Fault::model(format!("{shown}: the weights were already quantised by {tool}"))
+            .help("use the original bf16 directory, and quantise it with `gemma quantize`")
+            .into());
+    }
+    Ok(())
+}
+
+/// The tool that quantised this model, where it is not ours.
+fn other_quantiser(config: &Value) -> Option<String> {
+    let places = [Some(config), config.get("text_config")];
+    for place in places.into_iter().flatten() {
+        for key in ["quantization_config", "compression_config"] {
+            let Some(section) = place.get(key).filter(|v| !v.is_null()) else { continue };
+            let method = section.get("quant_method").and_then(Value::as_str);
+            match method {
+                Some("gemma") => {}
+                Some(method) => return Some(method.to_string()),
+                None if ["load_in_4bit", "load_in_8bit", "_load_in_4bit"].iter().any(|k| section.get(k).is_some()) => {
+                    return Some("bitsandbytes".into());
+                }
+                None if section.get("group_size").is_some() && section.get("bits").is_some() => {
+                    return Some("MLX or GPTQ".into());
+                }
+                None => return Some(format!("an unknown tool (`{key}` without quant_method)")),
+            }
+        }
+        if place.get("quantization").is_some_and(|v| !v.is_null()) {
+            return Some("MLX".into());
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn other_quantisers_are_recognised() {
+        for (config, want) in [
+            (json!({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}}), "bitsandbytes"),
+            (json!({"quantization_config": {"load_in_8bit": true}}), "bitsandbytes"),
+            (json!({"quantization_config": {"quant_method": "compressed-tensors"}}), "compressed-tensors"),
+            (json!({"compression_config": {"quant_method": "compressed-tensors"}}), "compressed-tensors"),
+            (json!({"text_config": {"quantization_config": {"quant_method": "gptq"}}}), "gptq"),
+            (json!({"quantization_config": {"quant_method": "awq"}}), "awq"),
+            (json!({"quantization": {"group_size": 64, "bits": 4}}), "MLX"),
+            (json!({"quantization_config": {"group_size": 64, "bits": 4}}), "MLX"),
+            (json!({"quantization_config": {}}), "unknown tool"),
+        ] {
+            let error = check_config(&config, "m").unwrap_err().to_string();
+            assert!(error.contains(want), "{error} lacks {want}");
+        }
+        for config in [
+            json!({}),
+            json!({"quantization_config": null}),
+            json!({"quantization_config": {"quant_method": "gemma", "version": 1}}),
+        ] {
+            check_config(&config, "m").unwrap();
+        }
+    }
+}

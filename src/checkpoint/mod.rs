@@ -1,0 +1,280 @@
+//! Floor 1: files -> tensors. One way in for Hugging Face directories, our own artifacts and bundled models.
+//!
+//! Everything a file can get wrong is found when it is opened, before a byte of it is used, and refused with the file, the
+//! tensor and a remedy (exit 3). Knows no model: names of tensors are only strings here.
+
+pub mod artifact;
+mod foreign;
+pub mod header;
+pub mod shards;
+mod store;
+mod view;
+
+pub use view::{Dtype, TensorView};
+
+use crate::error::Fault;
+use crate::tensor::{Code, Format, Matrix};
+use anyhow::{Context, Result};
+use half::f16;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use store::{Bytes, Store};
+
+const _: () = assert!(cfg!(target_endian = "little"), "files are little-endian and are used without conversion");
+
+/// An opened source of tensors and of the files beside them; weights are mapped, never copied.
+#[derive(Debug)]
+pub struct Checkpoint {
+    name: String,
+    store: Store,
+    config: serde_json::Value,
+    shards: Vec<Bytes>,
+    shard_names: Vec<String>,
+    raw: Vec<(usize, header::Entry)>, // shard, entry; in file order
+    by_name: HashMap<String, usize>,  // into `raw`
+    formats: BTreeMap<String, Format>,
+    notes: Vec<String>,
+}
+
+/// A tensor as the model means it: a packed matrix is one of these, not two.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stored {
+    pub name: String,
+    pub kind: Kind,
+    pub shape: Vec<usize>,
+    /// Bytes in the file, scales included.
+    pub bytes: u64,
+}
+
+/// How a tensor is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Plain(Dtype),
+    Packed(Format),
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Kind::Plain(dtype) => f.write_str(&dtype.to_string().to_lowercase()),
+            Kind::Packed(format) => format.fmt(f),
+        }
+    }
+}
+
+impl Checkpoint {
+    /// Opens a Hugging Face directory (one file or sharded) or an artifact written by `gemma quantize`.
+    pub fn open(path: &Path) -> Result<Checkpoint> {
+        foreign::check_path(path)?;
+        let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
+        Self::from_store(name, Store::Directory(path.to_path_buf()), &path.display().to_string())
+    }
+
+    /// Opens a model that lies in memory: `files` are those of a directory, by name.
+    pub fn from_memory(name: &str, files: Vec<(&'static str, &'static [u8])>) -> Result<Checkpoint> {
+        Self::from_store(name.to_string(), Store::Memory(name.to_string(), files), name)
+    }
+
+    fn from_store(name: String, store: Store, shown: &str) -> Result<Checkpoint> {
+        foreign::check_files(&store, shown)?;
+        let Some(config) = store.json("config.json")? else {
+            return Err(Fault::model(format!("{shown}: no config.json"))
+                .help("copy config.json from the model's page, or fetch the model again")
+                .into());
+        };
+        let config_name = store.display("config.json");
+        foreign::check_config(&config, &config_name)?;
+        let formats = artifact::formats(&config, &config_name)?;
+        let found = shards::find(&store, shown)?;
+        let mut checkpoint = Checkpoint {
+            name,
+            config,
+            shards: Vec::new(),
+            shard_names: found.files.clone(),
+            raw: Vec::new(),
+            by_name: HashMap::new(),
+            formats,
+            notes: Vec::new(),
+            store,
+        };
+        for file in &found.files {
+            checkpoint.add_shard(file)?;
+        }
+        if let Some(map) = &found.weight_map {
+            checkpoint.check_index(map)?;
+        }
+        for name in checkpoint.formats.keys() {
+            checkpoint.packed(name)?;
+        }
+        Ok(checkpoint)
+    }
+
+    fn add_shard(&mut self, file: &str) -> Result<()> {
+        let shown = self.store.display(file);
+        let bytes = self.store.map(file)?;
+        let shard = self.shards.len();
+        for entry in header::parse(&shown, &bytes)? {
+            if let Some(other) = self.by_name.insert(entry.name.clone(), self.raw.len()) {
+                let other = &self.shard_names[self.raw[other].0];
+                return Err(Fault::model(format!("{shown}: tensor `{}` is also in {other}", entry.name))
+                    .help("the shards are of different exports: fetch the model again into an empty directory")
+                    .into());
+            }
+            self.raw.push((shard, entry));
+        }
+        self.shards.push(bytes);
+        Ok(())
+    }
+
+    /// The index and the shards must tell the same story.
+    fn check_index(&self, map: &BTreeMap<String, String>) -> Result<()> {
+        let index = self.store.display(shards::INDEX);
+        let help = "index and shards are of different exports: fetch the model again into an empty directory";
+        for (tensor, file) in map {
+            let actual = self.by_name.get(tensor).map(|i| &self.shard_names[self.raw[*i].0]);
+            if actual != Some(file) {
+                let actual = actual.map_or("in no shard".to_string(), |a| format!("in {a}"));
+                let what = format!("{index}: tensor `{tensor}` should be in {file} but is {actual}");
+                return Err(Fault::model(what).help(help).into());
+            }
+        }
+        match self.raw.iter().find(|(_, e)| !map.contains_key(&e.name)) {
+            Some((shard, e)) => {
+                let what = format!("{index}: does not list tensor `{}` of {}", e.name, self.shard_names[*shard]);
+                Err(Fault::model(what).help(help).into())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The last part of its path, or what a bundled model is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// `config.json`, an object.
+    pub fn config(&self) -> &serde_json::Value {
+        &self.config
+    }
+
+    /// How errors name one of its files.
+    pub fn display(&self, file: &str) -> String {
+        self.store.display(file)
+    }
+
+    /// A file beside the weights, such as `tokenizer.json`; `None` when there is none.
+    pub fn side_file(&self, name: &str) -> Result<Option<Cow<'_, [u8]>>> {
+        anyhow::ensure!(shards::is_plain_name(name), "side file {name:?} is no plain name");
+        self.store.read(name)
+    }
+
+    /// Same, parsed as a JSON object.
+    pub fn side_json(&self, name: &str) -> Result<Option<serde_json::Value>> {
+        self.store.json(name)
+    }
+
+    /// Raw tensors in file order; a packed matrix shows as its codes and scales.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, TensorView<'_>)> {
+        self.raw.iter().map(|(shard, e)| (e.name.as_str(), self.view(*shard, e)))
+    }
+
+    /// One raw tensor.
+    pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        self.by_name.get(name).map(|i| self.view(self.raw[*i].0, &self.raw[*i].1))
+    }
+
+    fn view<'a>(&'a self, shard: usize, entry: &'a header::Entry) -> TensorView<'a> {
+        TensorView { dtype: entry.dtype, shape: &entry.shape, data: &self.shards[shard][entry.range.clone()] }
+    }
+
+    /// Formats of the packed matrices, by name; empty where nothing is packed.
+    pub fn formats(&self) -> &BTreeMap<String, Format> {
+        &self.formats
+    }
+
+    /// What was passed over in silence; worth one line to the user each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Tensors as the model means them, in file order.
+    pub fn stored(&self) -> Vec<Stored> {
+        let mut out = Vec::new();
+        for (_, entry) in &self.raw {
+            match entry.name.rsplit_once('.') {
+                Some((matrix, "codes")) if self.formats.contains_key(matrix) => out.extend(self.lookup(matrix)),
+                Some((matrix, "scales")) if self.formats.contains_key(matrix) => {}
+                _ => out.extend(self.lookup(&entry.name)),
+            }
+        }
+        out
+    }
+
+    /// One tensor as the model means it: its name, kind, shape and size.
+    pub fn lookup(&self, name: &str) -> Option<Stored> {
+        if let Some(format) = self.formats.get(name) {
+            let matrix = self.packed(name).ok()?;
+            let shape = vec![matrix.rows, matrix.cols];
+            return Some(Stored { name: name.into(), kind: Kind::Packed(*format), shape, bytes: matrix.bytes() as u64 });
+        }
+        let view = self.tensor(name)?;
+        let bytes = view.data.len() as u64;
+        Some(Stored { name: name.into(), kind: Kind::Plain(view.dtype), shape: view.shape.to_vec(), bytes })
+    }
+
+    /// A two-dimensional tensor as a matrix: bf16, f32 and packed ones without a copy, f16 as f32.
+    pub fn matrix(&self, name: &str) -> Result<Matrix<'_>> {
+        if self.formats.contains_key(name) {
+            return self.packed(name);
+        }
+        let view = self.tensor(name).with_context(|| Fault::model(format!("{}: no tensor `{name}`", self.name)))?;
+        let bad = |what: String| Fault::model(format!("{}: tensor `{name}` {what}", self.name));
+        let &[rows, cols] = view.shape else {
+            return Err(bad(format!("of shape {:?} is no matrix", view.shape)).into());
+        };
+        match view.dtype {
+            Dtype::F32 => Matrix::new(Format::F32, rows, cols, view.data, Vec::new()),
+            Dtype::Bf16 => Matrix::new(Format::BF16, rows, cols, view.data, Vec::new()),
+            Dtype::F16 => {
+                let values = view.to_f32()?;
+                Matrix::new(Format::F32, rows, cols, bytemuck::cast_slice(&values).to_vec(), Vec::new())
+            }
+            other => Err(bad(format!("has dtype {other}")).help("weights must be BF16, F16 or F32").into()),
+        }
+    }
+
+    /// A packed matrix; all its claims are checked.
+    fn packed(&self, name: &str) -> Result<Matrix<'_>> {
+        let format = self.formats[name];
+        let bad = |what: String| {
+            Fault::model(format!("{}: packed matrix `{name}` {what}", self.name))
+                .help("the artifact is damaged: quantise the model again")
+        };
+        let part = |part: String, dtype: Dtype| -> Result<(usize, usize, &[u8])> {
+            match self.tensor(&part) {
+                Some(TensorView { dtype: d, shape: &[rows, cols], data }) if d == dtype => Ok((rows, cols, data)),
+                Some(v) => Err(bad(format!("has `{part}` as {} {:?}, not as a matrix of {dtype}", v.dtype, v.shape)).into()),
+                None => Err(bad(format!("lacks `{part}`")).into()),
+            }
+        };
+        let (rows, row_bytes, codes) = part(artifact::codes_name(name), Dtype::U8)?;
+        let cols = row_bytes * 8 / format.code.bits();
+        let scales: Cow<'_, [f16]> = match format.code {
+            Code::F32 | Code::Bf16 => Cow::Borrowed(&[]),
+            Code::I8 | Code::I4 | Code::I2 => {
+                let (scale_rows, groups, data) = part(artifact::scales_name(name), Dtype::F16)?;
+                if scale_rows != rows || format.check_cols(cols).is_err() || groups != format.groups(cols) {
+                    return Err(bad(format!("as {format} [{rows}, {cols}] does not fit scales [{scale_rows}, {groups}]")).into());
+                }
+                // Bytes inside the binary may lie at odd addresses.
+                bytemuck::try_cast_slice(data).map_or_else(|_| Cow::Owned(copy_f16(data)), Cow::Borrowed)
+            }
+        };
+        Matrix::new(format, rows, cols, codes, scales).map_err(|e| bad(format!("{e:#}")).into())
+    }
+}
+
+fn copy_f16(data: &[u8]) -> Vec<f16> {
+    data.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect()
+}

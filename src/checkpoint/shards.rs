@@ -1,0 +1,60 @@
+//! Which weight files a checkpoint has: `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+
+use super::store::Store;
+use crate::error::Fault;
+use anyhow::Result;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+pub const SINGLE: &str = "model.safetensors";
+pub const INDEX: &str = "model.safetensors.index.json";
+
+/// Weight files and, for a sharded model, which file each tensor is said to be in.
+#[derive(Debug, Default)]
+pub struct Shards {
+    /// Sorted, each once.
+    pub files: Vec<String>,
+    pub weight_map: Option<BTreeMap<String, String>>,
+}
+
+/// Finds the weight files and checks that all of them are there. `shown` names the checkpoint in errors.
+pub fn find(store: &Store, shown: &str) -> Result<Shards> {
+    // transformers prefers the single file where both are present.
+    if store.contains(SINGLE) {
+        return Ok(Shards { files: vec![SINGLE.into()], weight_map: None });
+    }
+    let Some(index) = store.json(INDEX)? else {
+        let found = store.list()?.into_iter().find(|f| f.ends_with(".safetensors")).unwrap_or_default();
+        return Err(Fault::model(format!("{shown}: neither {SINGLE} nor {INDEX}, only {found:?}"))
+            .help("the download is incomplete: fetch it again, e.g. `hf download google/gemma-3-27b-it`")
+            .into());
+    };
+    let bad = |what: String| Fault::model(format!("{}: {what}", store.display(INDEX))).help("fetch the index again");
+    let Some(map) = index.get("weight_map").and_then(Value::as_object).filter(|m| !m.is_empty()) else {
+        return Err(bad("no `weight_map`".into()).into());
+    };
+    let mut weight_map = BTreeMap::new();
+    for (tensor, file) in map {
+        let Some(file) = file.as_str() else {
+            return Err(bad(format!("tensor `{tensor}` is mapped to {file}, not to a file")).into());
+        };
+        if !is_plain_name(file) {
+            return Err(bad(format!("tensor `{tensor}` is mapped to {file:?}, which lies outside the directory")).into());
+        }
+        weight_map.insert(tensor.clone(), file.to_string());
+    }
+    let mut files: Vec<String> = weight_map.values().cloned().collect();
+    files.sort();
+    files.dedup();
+    let missing: Vec<&String> = files.iter().filter(|f| !store.contains(f)).collect();
+    if let Some(first) = missing.first() {
+        let what = format!("{}: missing, with {} of {} shards", store.display(first), missing.len(), files.len());
+        return Err(Fault::model(what).help("the download is incomplete: run `hf download` again").into());
+    }
+    Ok(Shards { files, weight_map: Some(weight_map) })
+}
+
+/// A file name without any way out of its directory.
+pub fn is_plain_name(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0', ':'])
+}

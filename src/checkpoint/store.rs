@@ -1,0 +1,132 @@
+//! Where a checkpoint's files come from: a directory, or bytes inside the binary.
+
+use crate::error::Fault;
+use anyhow::Result;
+use memmap2::Mmap;
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::PathBuf;
+
+/// Largest side file that is read whole (Gemma's tokenizer.json has 33 MB).
+const MAX_SIDE_FILE: u64 = 512 << 20;
+
+/// A set of named files.
+#[derive(Debug)]
+pub enum Store {
+    Directory(PathBuf),
+    Memory(String, Vec<(&'static str, &'static [u8])>),
+}
+
+/// The bytes of one file.
+#[derive(Debug)]
+pub enum Bytes {
+    Mapped(Mmap),
+    Static(&'static [u8]),
+}
+
+impl std::ops::Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(map) => map,
+            Bytes::Static(bytes) => bytes,
+        }
+    }
+}
+
+impl Store {
+    /// How errors name a file.
+    pub fn display(&self, file: &str) -> String {
+        match self {
+            Store::Directory(dir) => dir.join(file).display().to_string(),
+            Store::Memory(name, _) => format!("{name}:{file}"),
+        }
+    }
+
+    pub fn contains(&self, file: &str) -> bool {
+        match self {
+            Store::Directory(dir) => dir.join(file).is_file(),
+            Store::Memory(_, files) => files.iter().any(|(name, _)| *name == file),
+        }
+    }
+
+    /// Names of all files, sorted; those of subdirectories are left out.
+    pub fn list(&self) -> Result<Vec<String>> {
+        let mut names: Vec<String> = match self {
+            Store::Directory(dir) => {
+                let entries = std::fs::read_dir(dir).map_err(|e| Fault::model(format!("{}: {e}", dir.display())))?;
+                entries.filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned())).collect()
+            }
+            Store::Memory(_, files) => files.iter().map(|(name, _)| name.to_string()).collect(),
+        };
+        names.sort();
+        Ok(names)
+    }
+
+    /// A small file as a whole; `None` when there is none.
+    pub fn read(&self, file: &str) -> Result<Option<Cow<'_, [u8]>>> {
+        match self {
+            Store::Memory(_, files) => Ok(files.iter().find(|(name, _)| *name == file).map(|(_, bytes)| Cow::Borrowed(*bytes))),
+            Store::Directory(dir) => {
+                let path = dir.join(file);
+                let failed = |e: std::io::Error| Fault::model(format!("{}: {e}", path.display()));
+                match std::fs::metadata(&path) {
+                    Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+                    Err(e) => return Err(failed(e).into()),
+                    // A pipe or device would block or never end.
+                    Ok(meta) if !meta.is_file() => {
+                        return Err(Fault::model(format!("{}: not a regular file", path.display())).into());
+                    }
+                    Ok(_) => {}
+                }
+                let mut bytes = Vec::new();
+                let read = File::open(&path).and_then(|f| f.take(MAX_SIDE_FILE + 1).read_to_end(&mut bytes));
+                if read.map_err(failed)? as u64 > MAX_SIDE_FILE {
+                    return Err(Fault::model(format!("{}: larger than {} MB", path.display(), MAX_SIDE_FILE >> 20)).into());
+                }
+                Ok(Some(Cow::Owned(bytes)))
+            }
+        }
+    }
+
+    /// A large file, mapped.
+    pub fn map(&self, file: &str) -> Result<Bytes> {
+        let name = self.display(file);
+        match self {
+            Store::Memory(_, files) => match files.iter().find(|(n, _)| *n == file) {
+                Some((_, bytes)) => Ok(Bytes::Static(bytes)),
+                None => Err(Fault::model(format!("{name}: missing")).into()),
+            },
+            Store::Directory(dir) => {
+                let failed = |e: std::io::Error| Fault::model(format!("{name}: {e}"));
+                let file = File::open(dir.join(file)).map_err(failed)?;
+                let meta = file.metadata().map_err(failed)?;
+                if !meta.is_file() {
+                    return Err(Fault::model(format!("{name}: not a regular file")).into());
+                }
+                if meta.len() == 0 {
+                    return Err(Fault::model(format!("{name}: empty file")).help("its download failed: fetch it again").into());
+                }
+                // SAFETY: the map is read-only and private to us, and every range handed out is checked against its length.
+                // A file that another process shortens while it is mapped can still fault; no way to map a file avoids that.
+                let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
+                Ok(Bytes::Mapped(map))
+            }
+        }
+    }
+
+    /// A JSON object; `None` when there is no such file.
+    pub fn json(&self, file: &str) -> Result<Option<serde_json::Value>> {
+        let Some(bytes) = self.read(file)? else { return Ok(None) };
+        let name = self.display(file);
+        let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| {
+            Fault::model(format!("{name}: not valid JSON: {e}"))
+                .help("the file is damaged or was not fully downloaded: fetch it again")
+        })?;
+        if !value.is_object() {
+            return Err(Fault::model(format!("{name}: not a JSON object")).into());
+        }
+        Ok(Some(value))
+    }
+}

@@ -1,0 +1,10 @@
+//! Floor 2: what Gemma 3 is. Configuration and weights here; nothing knows a device.
+
+pub mod config;
+pub mod generation;
+mod synthetic;
+pub mod weights;
+
+pub use config::{Config, Rope};
+pub use generation::Generation;
+pub use weights::{Role, Weights};
