@@ -1,7 +1,9 @@
 //! Floor 2: what Gemma 3 is. Configuration and weights here; nothing knows a device.
 
 pub mod config;
+pub mod forward;
 pub mod generation;
+pub mod rope;
 mod synthetic;
 pub mod weights;
 

@@ -1,0 +1,254 @@
+//! Gemma 3's forward pass, written once as a dispatch list.
+//!
+//! Per layer: norm, qkv, rope, attention, o, norm, gate and up, down. The norm after one block and the norm before the next are
+//! one dispatch, since both work row by row on the residual stream, which stays in f32 (Gemma 3's peaks near 7e5).
+
+use super::{Config, Role, Weights};
+use crate::compute::{
+    Act, ActFormat, BufferId, Executor, KvFormat, KvLayer, LinearJob, Op, Plan, PlanId, RowSet, StepLayout, WeightId,
+};
+use crate::kv::Pages;
+use anyhow::{Context, Result};
+use std::collections::HashMap;
+
+/// A model loaded into an executor, ready to run.
+pub struct Forward {
+    pub config: Config,
+    pub layout: StepLayout,
+    /// u32, see [`StepLayout`]
+    pub step: BufferId,
+    /// Angles of the sliding-window layers, then of the global ones: f32 `[max_rows, 2, head_dim / 2]` each
+    pub rope: [BufferId; 2],
+    /// f32 `[max_rows, dim]`: final-norm hidden states of the selected rows
+    pub hidden: BufferId,
+    /// f32 `[max_rows, vocab]`: logits of the selected rows
+    pub logits: BufferId,
+    pub kv: Vec<KvLayer>,
+    /// Bytes of the cache and of the scratch rows.
+    pub kv_bytes: u64,
+    /// Scores the step's rows.
+    pub pass: PlanId,
+    /// Scores nothing: writes scratch keys and values only.
+    pub pass_without_logits: PlanId,
+    pub commit: PlanId,
+}
+
+/// What the caller decides.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardOptions {
+    /// Positions to make room for.
+    pub context: usize,
+    pub kv: KvFormat,
+    /// Most rows of one pass; rounded up to whole vectors.
+    pub max_rows: usize,
+}
+
+/// Loads the weights and records the plans.
+pub fn load(weights: &Weights, exec: &mut dyn Executor, options: ForwardOptions) -> Result<Forward> {
+    let layout = StepLayout { max_rows: options.max_rows.next_multiple_of(16) };
+    let mut b = Builder { weights, exec, layout, acts: HashMap::new() };
+    let config = weights.config().clone();
+    let step = b.exec.alloc("step", layout.words() * 4)?;
+    let rope = [b.rows("rope local", config.head_dim)?, b.rows("rope global", config.head_dim)?];
+    let (kv, kv_bytes) = b.kv(&config, options)?;
+    let hidden = b.rows("hidden", config.dim)?;
+    let logits = b.rows("logits", config.vocab)?;
+    let (body, tail) = b.pass(&config, &kv, rope, hidden, logits)?;
+    let mut whole = body.clone();
+    whole.dispatches.extend(tail.dispatches);
+    let mut commit = Plan::default();
+    commit.push("commit", None, Op::Commit { layers: kv.clone() });
+    Ok(Forward {
+        pass: b.exec.record(whole, step, layout)?,
+        pass_without_logits: b.exec.record(body, step, layout)?,
+        commit: b.exec.record(commit, step, layout)?,
+        config,
+        layout,
+        step,
+        rope,
+        hidden,
+        logits,
+        kv,
+        kv_bytes,
+    })
+}
+
+struct Builder<'a> {
+    weights: &'a Weights,
+    exec: &'a mut dyn Executor,
+    layout: StepLayout,
+    /// One set of buffers per kind of linear input: dispatches use them one after the other.
+    acts: HashMap<(ActFormat, usize), Act>,
+}
+
+impl Builder<'_> {
+    /// An f32 buffer of `[max_rows, cols]`.
+    fn rows(&mut self, label: &str, cols: usize) -> Result<BufferId> {
+        self.exec.alloc(label, self.layout.max_rows * cols * 4)
+    }
+
+    /// Loads a matrix; the format decides what its input must look like.
+    fn matrix(&mut self, role: Role, layer: usize) -> Result<(WeightId, ActFormat, usize)> {
+        let matrix = self.weights.matrix(role, layer)?;
+        let label = format!("{role:?} {layer}");
+        let id = self.exec.load(&label, &matrix).with_context(|| format!("loading {label}"))?;
+        Ok((id, ActFormat::for_weights(matrix.format), matrix.cols))
+    }
+
+    fn vector(&mut self, role: Role, layer: usize) -> Result<BufferId> {
+        let values = self.weights.vector(role, layer)?;
+        let id = self.exec.alloc("norm", values.len() * 4)?;
+        self.exec.write(id, 0, bytemuck::cast_slice(&values))?;
+        Ok(id)
+    }
+
+    /// Prepared activations of this kind; `None` as buffers means "read the f32 input as it is".
+    fn act(&mut self, format: ActFormat, cols: usize, input: BufferId) -> Result<Act> {
+        if !format.int8 && !format.hadamard {
+            return Ok(Act { format, cols, values: input, scales: input, sums: input });
+        }
+        if let Some(act) = self.acts.get(&(format, cols)) {
+            return Ok(*act);
+        }
+        let (width, groups) = (if format.int8 { 1 } else { 4 }, format.groups(cols).max(1));
+        let rows = self.layout.max_rows;
+        let act = Act {
+            format,
+            cols,
+            values: self.exec.alloc("activations", rows * cols * width)?,
+            scales: self.exec.alloc("activation scales", rows * groups * 4)?,
+            sums: self.exec.alloc("activation sums", rows * groups * 4)?,
+        };
+        self.acts.insert((format, cols), act);
+        Ok(act)
+    }
+
+    /// The preparations that `input` needs for these formats, each once; returns the activations in the formats' order.
+    fn prepare<const N: usize>(
+        &mut self,
+        plan: &mut Plan,
+        label: &'static str,
+        layer: Option<u16>,
+        input: BufferId,
+        cols: usize,
+        formats: [ActFormat; N],
+        rows: RowSet,
+    ) -> Result<[Act; N]> {
+        let mut acts = Vec::with_capacity(N);
+        for format in formats {
+            let act = self.act(format, cols, input)?;
+            if act.values != input && !acts.contains(&act) {
+                plan.push(label, layer, Op::Prepare { input, act, rows });
+            }
+            acts.push(act);
+        }
+        Ok(std::array::from_fn(|i| acts[i]))
+    }
+
+    fn kv(&mut self, config: &Config, options: ForwardOptions) -> Result<(Vec<KvLayer>, u64)> {
+        let (heads, dim, bytes) = (config.n_kv_heads, config.head_dim, options.kv.bytes());
+        let mut total = 0;
+        let mut layers = Vec::with_capacity(config.n_layers);
+        for layer in 0..config.n_layers {
+            let window = (!config.is_global(layer)).then_some(config.window);
+            let pages = Pages::for_layer(options.context, self.layout.max_rows, window);
+            let cache = pages.count * crate::kv::PAGE * heads * dim * bytes;
+            let scratch = self.layout.max_rows * heads * dim * bytes;
+            total += 2 * (cache + scratch) as u64;
+            layers.push(KvLayer {
+                format: options.kv,
+                n_kv_heads: heads,
+                head_dim: dim,
+                pages,
+                k: self.exec.alloc("keys", cache)?,
+                v: self.exec.alloc("values", cache)?,
+                scratch_k: self.exec.alloc("scratch keys", scratch)?,
+                scratch_v: self.exec.alloc("scratch values", scratch)?,
+            });
+        }
+        Ok((layers, total))
+    }
+
+    /// The layers, and the head that follows when logits are wanted.
+    fn pass(
+        &mut self,
+        c: &Config,
+        kv: &[KvLayer],
+        rope: [BufferId; 2],
+        hidden: BufferId,
+        logits: BufferId,
+    ) -> Result<(Plan, Plan)> {
+        let (q_cols, kv_cols) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
+        let x = self.rows("residual", c.dim)?;
+        let z = self.rows("normed", c.dim)?;
+        let y = self.rows("block output", c.dim)?;
+        let q = self.rows("queries", q_cols)?;
+        let k = self.rows("new keys", kv_cols)?;
+        let v = self.rows("new values", kv_cols)?;
+        let attended = self.rows("attended", q_cols)?;
+        let ffn = self.rows("ffn", c.ffn_dim)?;
+        let (table, table_act, _) = self.matrix(Role::Embed, 0)?;
+        let norm = |add, w, out, rows| Op::Norm { x, add, w, eps: c.eps, dim: c.dim, out, rows };
+        let all = RowSet::All;
+
+        let mut plan = Plan::default();
+        plan.push("embed", None, Op::Embed { table, scale: c.embed_scale, out: x });
+        let mut before = None; // what the previous block adds to the residual, and its norm
+        for (i, &kv) in kv.iter().enumerate() {
+            let layer = Some(i as u16);
+            let w = self.vector(Role::InputNorm, i)?;
+            plan.push("norm", layer, norm(before, w, z, all));
+            let (wq, fq, _) = self.matrix(Role::Q, i)?;
+            let (wk, fk, _) = self.matrix(Role::K, i)?;
+            let (wv, fv, _) = self.matrix(Role::V, i)?;
+            let [aq, ak, av] = self.prepare(&mut plan, "quantise", layer, z, c.dim, [fq, fk, fv], all)?;
+            let jobs = vec![
+                LinearJob { weight: wq, act: aq, out: q },
+                LinearJob { weight: wk, act: ak, out: k },
+                LinearJob { weight: wv, act: av, out: v },
+            ];
+            plan.push("qkv", layer, Op::Linear { jobs, rows: all });
+            plan.push(
+                "rope",
+                layer,
+                Op::Rope {
+                    q,
+                    k,
+                    v,
+                    q_norm: self.vector(Role::QNorm, i)?,
+                    k_norm: self.vector(Role::KNorm, i)?,
+                    eps: c.eps,
+                    n_heads: c.n_heads,
+                    rope_table: rope[c.is_global(i) as usize],
+                    kv,
+                },
+            );
+            plan.push("attention", layer, Op::Attention { q, out: attended, n_heads: c.n_heads, scale: c.query_scale, kv });
+            let (wo, fo, _) = self.matrix(Role::O, i)?;
+            let [act] = self.prepare(&mut plan, "quantise", layer, attended, q_cols, [fo], all)?;
+            plan.push("o", layer, Op::Linear { jobs: vec![LinearJob { weight: wo, act, out: y }], rows: all });
+            let add = Some((y, self.vector(Role::PostAttnNorm, i)?));
+            let w = self.vector(Role::PreFfnNorm, i)?;
+            plan.push("norm", layer, norm(add, w, z, all));
+            let (gate, fg, _) = self.matrix(Role::Gate, i)?;
+            let (up, fu, _) = self.matrix(Role::Up, i)?;
+            let [act_gate, act_up] = self.prepare(&mut plan, "quantise", layer, z, c.dim, [fg, fu], all)?;
+            plan.push("gate_up", layer, Op::GateUp { act_gate, gate, act_up, up, out: ffn });
+            let (down, fd, _) = self.matrix(Role::Down, i)?;
+            let [act] = self.prepare(&mut plan, "quantise", layer, ffn, c.ffn_dim, [fd], all)?;
+            plan.push("down", layer, Op::Linear { jobs: vec![LinearJob { weight: down, act, out: y }], rows: all });
+            before = Some((y, self.vector(Role::PostFfnNorm, i)?));
+        }
+
+        let mut tail = Plan::default();
+        let w = self.vector(Role::FinalNorm, 0)?;
+        tail.push("norm", None, norm(before, w, hidden, RowSet::Selected));
+        let (head, head_act) = match self.weights.has_own_head() {
+            true => self.matrix(Role::Head, 0).map(|(id, act, _)| (id, act))?,
+            false => (table, table_act),
+        };
+        let [act] = self.prepare(&mut tail, "quantise", None, hidden, c.dim, [head_act], RowSet::Selected)?;
+        tail.push("head", None, Op::Linear { jobs: vec![LinearJob { weight: head, act, out: logits }], rows: RowSet::Selected });
+        Ok((plan, tail))
+    }
+}

@@ -1,0 +1,227 @@
+//! Promise 2: a row's scores depend on its own token path alone, bit for bit. Random trees against one-by-one decoding, over
+//! page and window edges, weight formats, cache formats, instruction sets, thread counts and prompt chunkings.
+
+use gemma::compute::KvFormat;
+use gemma::compute::cpu::{CpuExecutor, CpuOptions, Isa};
+use gemma::engine::planned::EngineOptions;
+use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::gemma::{Config, Role, Weights};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+const VOCAB: u32 = 96;
+
+/// Four layers, the third global; a window that is no multiple of anything.
+fn config(window: usize) -> Config {
+    let json = serde_json::json!({
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
+        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": VOCAB,
+        "query_pre_attn_scalar": 21, "sliding_window": window, "sliding_window_pattern": 3,
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "max_position_embeddings": 4096,
+    });
+    Config::from_json(&json).unwrap()
+}
+
+fn engine(window: usize, linear: &str, embed: &str, kv: KvFormat, options: CpuOptions) -> PlannedEngine {
+    let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
+    let weights = Weights::synthetic(config(window), move |role| if role == Role::Embed { embed } else { linear }, 11);
+    let exec = CpuExecutor::new(options).unwrap();
+    PlannedEngine::new(&weights, Box::new(exec), EngineOptions { context: 1200, kv }).unwrap()
+}
+
+fn bits(row: &[f32]) -> Vec<u32> {
+    row.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Commits `tokens` in random chunks.
+fn prefill(engine: &mut PlannedEngine, tokens: &[u32], rng: &mut SmallRng) {
+    let mut scores = Scores::default();
+    let mut at = 0;
+    while at < tokens.len() {
+        let n = rng.random_range(1..=engine.max_rows().min(tokens.len() - at));
+        engine.forward(&TokenTree::chain(&tokens[at..at + n]), Rows::None, &mut scores).unwrap();
+        engine.commit(&(0..n as u32).collect::<Vec<_>>()).unwrap();
+        at += n;
+    }
+}
+
+/// The logits after each token of `path`, decoded one by one, leaving the engine where it was.
+fn one_by_one(engine: &mut PlannedEngine, path: &[u32]) -> Vec<u32> {
+    let start = engine.position();
+    let mut scores = Scores::default();
+    for token in path {
+        engine.forward(&TokenTree::root(*token), Rows::All, &mut scores).unwrap();
+        engine.commit(&[0]).unwrap();
+    }
+    engine.truncate(start).unwrap();
+    bits(scores.row(0))
+}
+
+fn random_tree(rng: &mut SmallRng, rows: usize) -> TokenTree {
+    let mut tree = TokenTree::root(rng.random_range(0..VOCAB));
+    let lean = rng.random_range(0.0..1.0);
+    while tree.len() < rows {
+        let parent = if rng.random_bool(lean) { tree.len() as u32 - 1 } else { rng.random_range(0..tree.len() as u32) };
+        tree.push(parent, rng.random_range(0..VOCAB));
+    }
+    tree
+}
+
+/// Compares every node of a random tree at `position` with one-by-one decoding on a second engine.
+fn check_tree(a: &mut PlannedEngine, b: &mut PlannedEngine, tokens: &[u32], rng: &mut SmallRng, what: &str) {
+    for e in [&mut *a, &mut *b] {
+        e.truncate(0).unwrap();
+        prefill(e, tokens, rng);
+    }
+    let rows = rng.random_range(1..=32);
+    let tree = random_tree(rng, rows);
+    let mut scores = Scores::default();
+    let split = rng.random_range(0..tree.len());
+    let mut got = Vec::new();
+    if split > 0 {
+        let (tokens, parent) = (tree.tokens[..split].to_vec(), tree.parent[..split].to_vec());
+        a.forward(&TokenTree { tokens, parent }, Rows::All, &mut scores).unwrap();
+        got.extend((0..split).map(|i| bits(scores.row(i))));
+        a.forward_more(&tree, split, Rows::All, &mut scores).unwrap();
+    } else {
+        a.forward(&tree, Rows::All, &mut scores).unwrap();
+    }
+    got.extend((0..scores.rows()).map(|i| bits(scores.row(i))));
+    assert_eq!(got.len(), tree.len());
+    for (node, got) in got.iter().enumerate() {
+        let mut path = vec![tree.tokens[0]];
+        path.extend(tree.path(node as u32));
+        assert_eq!(*got, one_by_one(b, &path), "{what}: node {node} of {rows} at position {}", tokens.len());
+    }
+}
+
+fn tokens(rng: &mut SmallRng, n: usize) -> Vec<u32> {
+    (0..n).map(|_| rng.random_range(0..VOCAB)).collect()
+}
+
+#[test]
+fn trees_equal_one_by_one_decoding_across_pages_and_windows() {
+    let mut rng = SmallRng::seed_from_u64(1);
+    let text = tokens(&mut rng, 1100);
+    for (linear, embed, kv) in [
+        ("f32", "f32", KvFormat::F32),
+        ("bf16", "bf16", KvFormat::F16),
+        ("i4-row+h128", "i8-row", KvFormat::F16),
+        ("i4-g32", "i4-g64", KvFormat::F16),
+        ("i2-g128", "i2-row+h128", KvFormat::F32),
+    ] {
+        let one = CpuOptions { threads: 1, ..CpuOptions::default() };
+        let two = CpuOptions { threads: 2, ..CpuOptions::default() };
+        let window = 70;
+        let mut a = engine(window, linear, embed, kv, two);
+        let mut b = engine(window, linear, embed, kv, one);
+        // Empty, inside the window, at its edge, at and around page edges, and where the ring has turned.
+        for n in [0, 5, 60, 69, 70, 71, 225, 255, 256, 257, 300, 500, 512, 770, 1050] {
+            check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{linear}, {embed}, {kv:?}"));
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_gives_the_same_bits() {
+    let mut rng = SmallRng::seed_from_u64(2);
+    let text = tokens(&mut rng, 300);
+    for (linear, embed, kv) in
+        [("bf16", "bf16", KvFormat::F16), ("i4-row+h128", "i8-row", KvFormat::F16), ("i2-g64", "i4-g32", KvFormat::F32)]
+    {
+        let mut logits: Vec<(Isa, Vec<u32>)> = Vec::new();
+        for isa in Isa::all_supported() {
+            let mut e = engine(90, linear, embed, kv, CpuOptions { threads: 2, isa: Some(isa), check: false });
+            prefill(&mut e, &text, &mut rng);
+            logits.push((isa, one_by_one(&mut e, &[3, 1, 4])));
+        }
+        assert!(logits.len() >= 2 || cfg!(not(target_arch = "x86_64")), "only {} instruction set to compare", logits.len());
+        assert!(
+            logits.windows(2).all(|w| w[0].1 == w[1].1),
+            "{linear}: {:?} differ",
+            logits.iter().map(|l| l.0).collect::<Vec<_>>()
+        );
+    }
+}
+
+#[test]
+fn every_dispatch_equals_its_twin() {
+    let mut rng = SmallRng::seed_from_u64(3);
+    let text = tokens(&mut rng, 280);
+    for (linear, embed, kv) in
+        [("f32", "bf16", KvFormat::F32), ("i4-row+h128", "i4-row+h128", KvFormat::F16), ("i4-g32", "i8-row", KvFormat::F16)]
+    {
+        for isa in Isa::all_supported() {
+            let mut e = engine(50, linear, embed, kv, CpuOptions { threads: 2, isa: Some(isa), check: true });
+            prefill(&mut e, &text, &mut rng);
+            let mut scores = Scores::default();
+            e.forward(&random_tree(&mut rng, 20), Rows::All, &mut scores).unwrap();
+            assert!(scores.logits.iter().all(|v| v.is_finite()));
+        }
+    }
+}
+
+#[test]
+fn after_a_thousand_rounds_the_cache_equals_a_fresh_prefill() {
+    let mut rng = SmallRng::seed_from_u64(4);
+    let mut a = engine(70, "i4-row+h128", "i8-row", KvFormat::F16, CpuOptions { threads: 2, ..CpuOptions::default() });
+    let mut history: Vec<u32> = Vec::new();
+    let mut scores = Scores::default();
+    for round in 0..1000 {
+        if history.len() > 1100 {
+            history.clear();
+            a.truncate(0).unwrap();
+        } else if rng.random_bool(0.2) {
+            let back = rng.random_range(0..=history.len().min(100));
+            history.truncate(history.len() - back);
+            a.truncate(history.len()).unwrap();
+        }
+        let rows = rng.random_range(1..=16);
+        let tree = random_tree(&mut rng, rows);
+        a.forward(&tree, Rows::Last, &mut scores).unwrap();
+        // Accept a random path; everything else of the tree is rejected.
+        let mut node = rng.random_range(0..tree.len() as u32);
+        let mut path = vec![node];
+        while let Some(parent) = tree.parent[node as usize] {
+            path.push(parent);
+            node = parent;
+        }
+        path.reverse();
+        a.commit(&path).unwrap();
+        history.extend(path.iter().map(|n| tree.tokens[*n as usize]));
+        if round % 100 == 99 {
+            let mut fresh = engine(70, "i4-row+h128", "i8-row", KvFormat::F16, CpuOptions::default());
+            prefill(&mut fresh, &history, &mut rng);
+            assert_eq!(a.position(), fresh.position());
+            assert!(a.visible_cache().unwrap() == fresh.visible_cache().unwrap(), "round {round}, {} tokens", history.len());
+        }
+    }
+}
+
+#[test]
+fn a_ring_refuses_to_go_back_further_than_it_remembers() {
+    let mut rng = SmallRng::seed_from_u64(5);
+    let text = tokens(&mut rng, 1100);
+    let mut a = engine(70, "f32", "f32", KvFormat::F32, CpuOptions::default());
+    prefill(&mut a, &text, &mut rng);
+    assert!(a.truncate(100).is_err());
+    a.truncate(900).unwrap();
+    a.truncate(0).unwrap();
+    prefill(&mut a, &text[..100], &mut rng);
+}
+
+#[test]
+fn a_commit_takes_only_paths_of_the_last_tree() {
+    let mut a = engine(70, "f32", "f32", KvFormat::F32, CpuOptions::default());
+    let mut scores = Scores::default();
+    let mut tree = TokenTree::root(1);
+    tree.push(0, 2);
+    tree.push(0, 3);
+    a.forward(&tree, Rows::All, &mut scores).unwrap();
+    assert!(a.commit(&[1]).is_err());
+    assert!(a.commit(&[0, 1, 2]).is_err());
+    a.commit(&[0, 2]).unwrap();
+    assert!(a.commit(&[0]).is_err(), "the tree is spent");
+}
