@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# The CPU executor against llama.cpp on the same machine, in turn, random weights in the shape of Gemma 3 1B at about equal bytes:
+# decode (tokens/s) and the cost of checking M rows in one pass. Prints medians of ROUNDS rounds and their ratios.
+#
+#   scripts/bench-cpu.sh LLAMA_DIR        a directory with llama-bench, verify-bench and make_gguf.py
+#
+# Environment: ROUNDS (5), THREADS (2), SHAPE (1b).
+set -euo pipefail
+llama=$(cd "${1:?usage: scripts/bench-cpu.sh LLAMA_DIR}" && pwd)
+cd "$(dirname "$0")/.."
+rounds=${ROUNDS:-5} threads=${THREADS:-2} shape=${SHAPE:-1b}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+cargo build --release -q
+gemma=$PWD/target/release/gemma
+[ -f "$llama/bench-$shape.gguf" ] || python3 "$llama/make_gguf.py" --preset "$shape" --type Q4_0 --embd Q8_0 "$llama/bench-$shape.gguf" >/dev/null
+export LD_LIBRARY_PATH=$llama/fallback${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+
+for i in $(seq "$rounds"); do
+  echo "round $i of $rounds" >&2
+  "$gemma" bench --synthetic "$shape" --format-weights i4-g32 --format-embedding i8-row --only decode,verify,kernels --tg 64 \
+    --rows 1,2,4,8,16 --repetitions 3 -t "$threads" --format json -q >"$work/ours-$i.json" 2>/dev/null
+  "$llama/llama-bench" -m "$llama/bench-$shape.gguf" -dev none -t "$threads" -p 0 -n 64 -r 3 -o json >"$work/decode-$i.json" 2>/dev/null
+  "$llama/verify-bench" "$llama/bench-$shape.gguf" -d 0 -n 1,2,4,8,16 -r 5 -ngl 0 -t "$threads" >"$work/verify-$i.txt" 2>/dev/null
+done
+
+python3 scripts/bench_cpu_table.py "$work" "$rounds" "$llama/bench-$shape.gguf"
