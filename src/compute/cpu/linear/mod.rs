@@ -8,6 +8,8 @@
 //! A tile of 32 outputs is read in panels that fit the L1 cache. Each panel meets all rows, up to eight at a time, before the
 //! next one is read, and while it does, the next one is fetched: reading weights and multiplying overlap at any row count.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod pack;
 mod scalar;
 
@@ -109,6 +111,8 @@ macro_rules! kernels_of {
 fn kernels(isa: Isa, format: Format) -> Kernels {
     assert!(isa.is_supported(), "this machine has no {isa}");
     match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni => kernels_of!(avx512, format),
         _ => kernels_of!(scalar, format),
     }
 }

@@ -1,0 +1,113 @@
+//! Speed of the CPU linear kernels: `cargo bench --bench linear [-- FORMAT...]`.
+//!
+//! Each line is one format, matrix size and thread count: microseconds of one pass at one row, weights per second, GB/s and
+//! their share of what a plain read loop over as many bytes reaches, and c(M) = time at M rows / time at one row. Several
+//! matrices are used in turn so that the whole set has the stated size: 384 MB comes from memory, 24 MB from the L3 cache.
+//! Medians; the rows' times are taken in turns so that a noisy neighbour meets them all.
+
+use gemma::compute::cpu::bandwidth::read_bandwidth;
+use gemma::compute::cpu::isa::Isa;
+use gemma::compute::cpu::linear::{ActValues, ActView, PackedMatrix, linear};
+use gemma::compute::cpu::pool::Pool;
+use gemma::tensor::{Format, Matrix};
+use half::f16;
+use std::time::Instant;
+
+const ROWS: [usize; 8] = [1, 2, 4, 8, 12, 16, 32, 128];
+
+/// Shares a raw pointer among the workers, which write disjoint columns.
+struct Out(*mut f32);
+// SAFETY: see above.
+unsafe impl Sync for Out {}
+impl Out {
+    fn get(&self) -> *mut f32 {
+        self.0
+    }
+}
+
+fn main() {
+    let mut picked: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    if picked.is_empty() {
+        picked = ["i4-row", "i4-g32", "i4-g128", "i8-row", "i2-row", "i2-g128", "bf16", "f32"].map(String::from).to_vec();
+    }
+    let isa = std::env::var("ISA").map_or(Isa::detect(), |name| {
+        let known = Isa::all_supported().into_iter().find(|isa| isa.to_string() == name);
+        known.unwrap_or_else(|| panic!("this machine has no {name}"))
+    });
+    println!("isa {isa}; GB/s counts weights and scales; roof = read loop over as many bytes");
+    for (set, label, (n, k)) in [(384 << 20, "memory", (4096, 5376)), (24 << 20, "L3", (1536, 1152))] {
+        for threads in [1, 2] {
+            let pool = Pool::new(threads).unwrap();
+            println!("\n{label}: {} MB of [{n}, {k}], {threads} thread(s)", set >> 20);
+            println!("{:9} {:>8} {:>7} {:>6} {:>5}   c(M) at M = {:?}", "format", "us", "Gw/s", "GB/s", "roof", &ROWS[1..]);
+            for spelled in &picked {
+                let format: Format = spelled.parse().unwrap();
+                let one = matrix(format, n, k);
+                let copies = (set / one.bytes()).max(1);
+                let packed: Vec<PackedMatrix> = (0..copies).map(|_| PackedMatrix::pack(&one, isa)).collect();
+                let roof = read_bandwidth(&pool, set);
+                let times = measure(isa, &pool, &packed, format);
+                let bytes = packed[0].bytes() as f64;
+                let c: Vec<String> = times[1..].iter().map(|t| format!("{:.2}", t / times[0])).collect();
+                let speed = bytes / times[0] / 1e9;
+                let weights = (n * k) as f64 / times[0] / 1e9;
+                let us = times[0] * 1e6;
+                println!("{spelled:9} {us:8.1} {weights:7.1} {speed:6.1} {:4.0}%   {}", 100.0 * speed / roof, c.join("  "));
+            }
+        }
+    }
+}
+
+fn matrix(format: Format, rows: usize, cols: usize) -> Matrix<'static> {
+    let mut seed = 1u32;
+    let mut byte = || {
+        seed = seed.wrapping_mul(1664525).wrapping_add(1013904223);
+        (seed >> 24) as u8
+    };
+    let mut codes: Vec<u8> = (0..rows * format.row_bytes(cols)).map(|_| byte()).collect();
+    if !format.code.is_integer() {
+        codes.fill(0x3c); // a small positive float in both formats
+    }
+    Matrix::new(format, rows, cols, codes, vec![f16::ONE; rows * format.groups(cols)]).unwrap()
+}
+
+/// Median seconds of one matrix at each row count.
+fn measure(isa: Isa, pool: &Pool, packed: &[PackedMatrix], format: Format) -> Vec<f64> {
+    let most = ROWS[ROWS.len() - 1];
+    let (n, k) = (packed[0].rows(), packed[0].cols());
+    let ints: Vec<i8> = (0..most * k).map(|i| (i * 31 % 255) as i8).map(|x| x.max(-127)).collect();
+    let floats = vec![0.5f32; most * k];
+    let groups = format.groups(k);
+    let (scales, sums) = (vec![0.01; most * groups], vec![3; most * groups]);
+    let mut out = vec![0f32; most * n];
+    let out = Out(out.as_mut_ptr());
+    let mut samples = vec![Vec::new(); ROWS.len()];
+    let rounds = 9;
+    for round in 0..rounds + 1 {
+        for (samples, rows) in samples.iter_mut().zip(ROWS) {
+            let values = if format.code.is_integer() { ActValues::I8(&ints) } else { ActValues::F32(&floats) };
+            let act = ActView { rows, cols: k, values, scales: &scales, sums: &sums };
+            // At many rows a part of the set is enough.
+            let used = &packed[..packed.len().div_ceil(1 + rows / 16)];
+            let start = Instant::now();
+            pool.run(&|worker| {
+                for matrix in used {
+                    let tiles = worker.share(matrix.tiles());
+                    // SAFETY: workers have disjoint tiles; `out` has rows * n floats.
+                    unsafe { linear(isa, matrix, &act, tiles, out.get(), n) };
+                    worker.barrier();
+                }
+            });
+            if round > 0 {
+                samples.push(start.elapsed().as_secs_f64() / used.len() as f64);
+            }
+        }
+    }
+    samples
+        .into_iter()
+        .map(|mut s| {
+            s.sort_by(f64::total_cmp);
+            s[rounds / 2]
+        })
+        .collect()
+}

@@ -1,0 +1,244 @@
+//! The kernels in AVX-512 with VNNI: `vpdpbusd` multiplies 16 outputs by 4 columns at once.
+//!
+//! Weights stay unsigned (q + offset) because the instruction wants one unsigned side; the sums of the activations, known in
+//! advance, take the offset out again. The activations of a row are 4-byte broadcasts that both halves of the tile share.
+
+use super::pack::LINE;
+use super::{Panel, TILE, scalar};
+use std::arch::x86_64::*;
+
+/// Raw sums are of q + 128, q + 8, and 2 c = q + 3.
+pub const OFFSETS: [i32; 3] = [128, 8, 3];
+
+/// Columns 4 `part` to 4 `part` + 3 of a step's dwords as bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+fn unpack<const BITS: usize>(w: __m512i, part: usize) -> __m512i {
+    match (BITS, part) {
+        (8, _) => w,
+        (4, 0) => _mm512_and_si512(w, _mm512_set1_epi8(15)),
+        (4, _) => _mm512_and_si512(_mm512_srli_epi16::<4>(w), _mm512_set1_epi8(15)),
+        // Twice the code: the shifts leave it one bit higher.
+        (_, 0) => _mm512_and_si512(_mm512_slli_epi16::<1>(w), _mm512_set1_epi8(6)),
+        (_, 1) => _mm512_and_si512(_mm512_srli_epi16::<1>(w), _mm512_set1_epi8(6)),
+        (_, 2) => _mm512_and_si512(_mm512_srli_epi16::<3>(w), _mm512_set1_epi8(6)),
+        _ => _mm512_and_si512(_mm512_srli_epi16::<5>(w), _mm512_set1_epi8(6)),
+    }
+}
+
+/// Fetches the share of the next panel that belongs to the 128 bytes at `offset`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+fn fetch(panel: &Panel, offset: usize) {
+    let ahead = panel.ahead.wrapping_add(offset >> panel.ahead_shift);
+    // SAFETY: fetching reads nothing; any address will do.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
+    if panel.ahead_shift == 0 {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(LINE).cast()) };
+    }
+}
+
+/// Integer codes of `BITS` bits with `R` rows; see [`super::PanelFn`].
+///
+/// # Safety
+/// The machine has the instructions; the panel and `acc` are as [`super::Panel`] and [`super::PanelFn`] say.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel: &Panel, acc: *mut f32) {
+    // With few rows one sum per output would wait for itself: `vpdpbusd` takes 5 cycles, and two start every cycle.
+    match R {
+        // SAFETY: the caller's promises.
+        1 => unsafe { ints_in_sets::<BITS, GROUPED, R, 4>(panel, acc) },
+        // SAFETY: the caller's promises.
+        2..=4 => unsafe { ints_in_sets::<BITS, GROUPED, R, 2>(panel, acc) },
+        // SAFETY: the caller's promises.
+        _ => unsafe { ints_in_sets::<BITS, GROUPED, R, 1>(panel, acc) },
+    }
+}
+
+/// The same with the parts of successive steps spread over `SETS` independent sums per output.
+///
+/// # Safety
+/// As for [`ints`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn ints_in_sets<const BITS: usize, const GROUPED: bool, const R: usize, const SETS: usize>(
+    panel: &Panel,
+    acc: *mut f32,
+) {
+    let parts = 8 / BITS;
+    let step_cols = 4 * parts;
+    let mut data = panel.data;
+    let mut x = panel.x;
+    let mut y = [[_mm512_setzero_ps(); 2]; R];
+    if GROUPED {
+        for (r, y) in y.iter_mut().enumerate() {
+            // SAFETY: `acc` has R rows of two vectors.
+            *y = unsafe { [_mm512_loadu_ps(acc.add(r * TILE)), _mm512_loadu_ps(acc.add(r * TILE + 16))] };
+        }
+    }
+    for block in 0..panel.blocks {
+        let scales = data;
+        data = data.wrapping_add(if GROUPED { LINE } else { 0 });
+        let mut sums = [[[_mm512_setzero_si512(); 2]; R]; SETS];
+        if GROUPED {
+            for r in 0..R {
+                // SAFETY: grouped panels come with sums of rows and groups.
+                let sum = unsafe { *panel.sums.add(r * panel.groups + block) };
+                let start = _mm512_set1_epi32(-OFFSETS[3 - BITS.ilog2() as usize] * sum);
+                sums[0][r] = [start; 2];
+            }
+        }
+        let step = |data: *const u8, x: *const u8, first: usize, sums: &mut [[[__m512i; 2]; R]; SETS]| {
+            fetch(panel, data as usize - panel.data as usize);
+            // SAFETY: the panel has this step.
+            let w = unsafe { [_mm512_load_si512(data.cast()), _mm512_load_si512(data.add(LINE).cast())] };
+            for part in 0..parts {
+                let w = [unpack::<BITS>(w[0], part), unpack::<BITS>(w[1], part)];
+                for (r, sum) in sums[(first + part) % SETS].iter_mut().enumerate() {
+                    // SAFETY: every row has the columns of this step.
+                    let x = unsafe { x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned() };
+                    let x = _mm512_set1_epi32(x);
+                    *sum = [_mm512_dpbusd_epi32(sum[0], w[0], x), _mm512_dpbusd_epi32(sum[1], w[1], x)];
+                }
+            }
+        };
+        let unroll = (SETS / parts).max(1);
+        let mut left = panel.steps;
+        while left >= unroll {
+            for u in 0..unroll {
+                step(data.wrapping_add(u * 2 * LINE), x.wrapping_add(u * step_cols), u * parts, &mut sums);
+            }
+            data = data.wrapping_add(unroll * 2 * LINE);
+            x = x.wrapping_add(unroll * step_cols);
+            left -= unroll;
+        }
+        while left > 0 {
+            step(data, x, 0, &mut sums);
+            data = data.wrapping_add(2 * LINE);
+            x = x.wrapping_add(step_cols);
+            left -= 1;
+        }
+        for set in 1..SETS {
+            for r in 0..R {
+                for half in 0..2 {
+                    sums[0][r][half] = _mm512_add_epi32(sums[0][r][half], sums[set][r][half]);
+                }
+            }
+        }
+        if GROUPED {
+            // SAFETY: each block of a grouped panel starts with a line of scales.
+            let scales = unsafe { line_of_scales(scales, if BITS == 2 { 0.5 } else { 1.0 }) };
+            for r in 0..R {
+                // SAFETY: grouped panels come with scales of rows and groups.
+                let sx = _mm512_set1_ps(unsafe { *panel.sx.add(r * panel.groups + block) });
+                for half in 0..2 {
+                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[0][r][half]), sx);
+                    y[r][half] = _mm512_fmadd_ps(product, scales[half], y[r][half]);
+                }
+            }
+        } else {
+            for (r, sums) in sums[0].iter().enumerate() {
+                for (half, sum) in sums.iter().enumerate() {
+                    // SAFETY: `acc` has R rows of two vectors.
+                    unsafe {
+                        let place = acc.add(r * TILE + half * 16).cast::<__m512i>();
+                        _mm512_storeu_si512(place, _mm512_add_epi32(_mm512_loadu_si512(place), *sum));
+                    }
+                }
+            }
+        }
+    }
+    if GROUPED {
+        for (r, y) in y.iter().enumerate() {
+            // SAFETY: `acc` has R rows of two vectors.
+            unsafe {
+                _mm512_storeu_ps(acc.add(r * TILE), y[0]);
+                _mm512_storeu_ps(acc.add(r * TILE + 16), y[1]);
+            }
+        }
+    }
+}
+
+/// The 32 scales of a group, times the code's unit.
+///
+/// # Safety
+/// `scales` is a line.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn line_of_scales(scales: *const u8, unit: f32) -> [__m512; 2] {
+    // SAFETY: the caller's promise.
+    let halves = unsafe { [_mm256_loadu_si256(scales.cast()), _mm256_loadu_si256(scales.add(LINE / 2).cast())] };
+    halves.map(|half| _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(unit)))
+}
+
+/// Float codes of `BITS` bits with `R` rows.
+///
+/// # Safety
+/// As for [`ints`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
+    let step_bytes = if BITS == 16 { LINE } else { 2 * LINE };
+    let mut y = [[_mm512_setzero_ps(); 2]; R];
+    for (r, y) in y.iter_mut().enumerate() {
+        // SAFETY: `acc` has R rows of two vectors.
+        *y = unsafe { [_mm512_loadu_ps(acc.add(r * TILE)), _mm512_loadu_ps(acc.add(r * TILE + 16))] };
+    }
+    for step in 0..panel.steps {
+        if step * step_bytes % (2 * LINE) == 0 {
+            fetch(panel, step * step_bytes);
+        }
+        let data = panel.data.wrapping_add(step * step_bytes);
+        let w = if BITS == 16 {
+            // SAFETY: the panel has this step.
+            let both = unsafe { _mm512_load_si512(data.cast()) };
+            let high = _mm512_and_si512(both, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(both)), _mm512_castsi512_ps(high)]
+        } else {
+            // SAFETY: the panel has this step.
+            unsafe { [_mm512_load_ps(data.cast()), _mm512_load_ps(data.add(LINE).cast())] }
+        };
+        for (r, y) in y.iter_mut().enumerate() {
+            // SAFETY: every row has this column.
+            let x = _mm512_set1_ps(unsafe { panel.x.add(r * panel.x_stride).cast::<f32>().add(step).read() });
+            *y = [_mm512_fmadd_ps(w[0], x, y[0]), _mm512_fmadd_ps(w[1], x, y[1])];
+        }
+    }
+    for (r, y) in y.iter().enumerate() {
+        // SAFETY: `acc` has R rows of two vectors.
+        unsafe {
+            _mm512_storeu_ps(acc.add(r * TILE), y[0]);
+            _mm512_storeu_ps(acc.add(r * TILE + 16), y[1]);
+        }
+    }
+}
+
+/// See [`super::FinishFn`].
+///
+/// # Safety
+/// The machine has the instructions; `scales` is a line; `acc` has a row for each of `sx`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32) {
+    // SAFETY: the caller's promise.
+    let scales = unsafe { line_of_scales(scales, unit) };
+    for (r, (sx, sum)) in sx.iter().zip(sums).enumerate() {
+        let (sx, extra) = (_mm512_set1_ps(*sx), _mm512_set1_epi32(offset.wrapping_mul(*sum)));
+        for (half, scale) in scales.iter().enumerate() {
+            // SAFETY: `acc` has this row.
+            unsafe {
+                let place = acc.add(r * TILE + half * 16);
+                let exact = _mm512_sub_epi32(_mm512_loadu_si512(place.cast()), extra);
+                _mm512_storeu_ps(place, _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(exact), sx), *scale));
+            }
+        }
+    }
+}
+
+/// See [`super::GateFn`].
+///
+/// # Safety
+/// The machine has the instructions.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")]
+pub unsafe fn gate(gate: &mut [[f32; TILE]], up: &[[f32; TILE]]) {
+    scalar::gate_rows(gate, up);
+}
