@@ -167,7 +167,7 @@ pub struct Dispatch {
 impl Dispatch {
     /// True where row r of the output depends on row r of the inputs alone: neighbours need no barrier between them.
     pub fn is_row_local(&self) -> bool {
-        matches!(self.op, Op::Embed { .. } | Op::Norm { .. } | Op::Prepare { .. } | Op::Rope { .. })
+        matches!(self.op, Op::Embed { .. } | Op::Norm { .. } | Op::Prepare { .. })
     }
 
     /// The rows it works on.

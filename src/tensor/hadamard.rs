@@ -7,7 +7,7 @@
 pub const WIDTH: usize = 128;
 
 /// 1 / sqrt(128).
-const SCALE: f32 = 0.088_388_35;
+pub const SCALE: f32 = 0.088_388_35;
 
 /// Transforms every 128-wide block of `row` in place. `row.len()` must be a multiple of 128.
 ///

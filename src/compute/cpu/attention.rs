@@ -107,9 +107,7 @@ fn block<L: Lanes, E: Element, const N: usize>(a: &Attention<'_>, kv_head: usize
 
     let scratch_rows = a.row(first + N - 1) + 1;
     let keys: &[E] = unsafe { a.buffers.slice(kv.scratch_k, kv_head * dim * a.max_rows, dim * a.max_rows) };
-    for start in (0..scratch_rows).step_by(LANES) {
-        unsafe { scores::<L, E, N>(&q, keys, a.max_rows, start, &mut work.scratch, a.max_rows, start, a.scale) };
-    }
+    scores::<L, E, N>(&q, keys, a.max_rows, 0..scratch_rows, &mut work.scratch, a.scale);
 
     let (mut m, mut l) = ([0f32; N], [0f32; N]);
     let mut started = [false; N];
@@ -120,9 +118,7 @@ fn block<L: Lanes, E: Element, const N: usize>(a: &Attention<'_>, kv_head: usize
         let keys: &[E] = unsafe { a.buffers.slice(kv.k, physical * dim * PAGE, dim * PAGE) };
         let values: &[E] = unsafe { a.buffers.slice(kv.v, physical * dim * PAGE, dim * PAGE) };
         let cached = committed.start - span.start..committed.end - span.start;
-        for start in (cached.start / LANES * LANES..cached.end).step_by(LANES) {
-            unsafe { scores::<L, E, N>(&q, keys, PAGE, start, &mut work.scores, PAGE, start, a.scale) };
-        }
+        scores::<L, E, N>(&q, keys, PAGE, cached.clone(), &mut work.scores, a.scale);
         let mut page_m = [0f32; N];
         let mut page_l = [0f32; N];
         let mut seen: [Range<usize>; N] = std::array::from_fn(|_| 0..0);
@@ -169,36 +165,67 @@ fn block<L: Lanes, E: Element, const N: usize>(a: &Attention<'_>, kv_head: usize
     N
 }
 
-/// Scaled dot products of `N` queries with the 16 keys that start at column `start` of `keys` (`[head_dim, stride]`).
+/// Scaled dot products of `N` queries with the keys of `columns`, rounded out to whole vectors: `keys` is `[head_dim, stride]`,
+/// `out` is `[N, stride]`.
+#[inline(always)]
+fn scores<L: Lanes, E: Element, const N: usize>(
+    q: &[&[f32]; N],
+    keys: &[E],
+    stride: usize,
+    columns: Range<usize>,
+    out: &mut [f32],
+    scale: f32,
+) {
+    let (mut start, end) = (columns.start / LANES * LANES, columns.end.next_multiple_of(LANES));
+    assert!(q[0].len() * stride <= keys.len() && end <= stride && N * stride <= out.len());
+    if columns.is_empty() {
+        return;
+    }
+    // Several vectors of keys at once, so that enough independent chains of multiply-adds are under way.
+    while start < end {
+        // SAFETY: the columns exist, checked above.
+        start += LANES
+            * match (end - start) / LANES {
+                4.. if N <= 4 => unsafe { score_vectors::<L, E, N, 4>(q, keys, stride, start, out, scale) },
+                2.. => unsafe { score_vectors::<L, E, N, 2>(q, keys, stride, start, out, scale) },
+                _ => unsafe { score_vectors::<L, E, N, 1>(q, keys, stride, start, out, scale) },
+            };
+    }
+}
+
+/// [`scores`] of `B` vectors of keys; returns `B`.
 ///
 /// # Safety
-/// Columns `start..start + 16` exist.
+/// Columns `start..start + 16 * B` exist in `keys` and `out`.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn scores<L: Lanes, E: Element, const N: usize>(
+unsafe fn score_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
     q: &[&[f32]; N],
     keys: &[E],
     stride: usize,
     start: usize,
     out: &mut [f32],
-    out_stride: usize,
-    out_start: usize,
     scale: f32,
-) {
-    let dim = q[0].len();
-    assert!(dim * stride <= keys.len() && start + LANES <= stride && (N - 1) * out_stride + out_start + LANES <= out.len());
-    let mut acc = [L::zero(); N];
-    for d in 0..dim {
-        // SAFETY: d < dim and start + 16 <= stride, checked above.
-        let key = unsafe { E::load::<L>(keys.as_ptr().add(d * stride + start)) };
-        for i in 0..N {
-            acc[i] = L::splat(q[i][d]).fma(key, acc[i]);
+) -> usize {
+    let mut acc = [[L::zero(); B]; N];
+    for d in 0..q[0].len() {
+        // SAFETY: passed on to the caller; every query is as long as the first.
+        unsafe {
+            let key: [L; B] = std::array::from_fn(|b| E::load::<L>(keys.as_ptr().add(d * stride + start + b * LANES)));
+            for i in 0..N {
+                let q = L::splat(*q[i].get_unchecked(d));
+                for b in 0..B {
+                    acc[i][b] = q.fma(key[b], acc[i][b]);
+                }
+            }
         }
     }
     for (i, acc) in acc.into_iter().enumerate() {
-        // SAFETY: checked above.
-        unsafe { acc.mul(L::splat(scale)).store(out.as_mut_ptr().add(i * out_stride + out_start)) };
+        for (b, acc) in acc.into_iter().enumerate() {
+            // SAFETY: passed on to the caller.
+            unsafe { acc.mul(L::splat(scale)).store(out.as_mut_ptr().add(i * stride + start + b * LANES)) };
+        }
     }
+    B
 }
 
 /// Turns the scores of the `seen` part of a page into e^(s - max), zero elsewhere in `cached`; returns the maximum and the sum.
@@ -244,27 +271,53 @@ fn weigh_values<L: Lanes, E: Element, const N: usize>(
     cached: Range<usize>,
     out: &mut [f32],
 ) {
-    assert!(
-        cached.end <= PAGE
-            && values.len() >= cached.end * dim
-            && e.len() >= N * PAGE
-            && out.len() >= N * dim
-            && dim.is_multiple_of(LANES)
-    );
-    for d in (0..dim).step_by(LANES) {
-        let mut acc = [L::zero(); N];
-        for p in cached.clone() {
-            // SAFETY: p < PAGE and d + 16 <= dim.
-            let value = unsafe { E::load::<L>(values.as_ptr().add(p * dim + d)) };
+    assert!(cached.end <= PAGE && values.len() >= cached.end * dim && e.len() >= N * PAGE && out.len() >= N * dim);
+    assert!(dim.is_multiple_of(LANES));
+    let mut d = 0;
+    while d < dim {
+        // SAFETY: positions, dimensions and slots are inside the slices, checked above.
+        d += LANES
+            * match (dim - d) / LANES {
+                4.. if N <= 4 => unsafe { weigh_vectors::<L, E, N, 4>(e, values, dim, cached.clone(), d, out) },
+                2.. => unsafe { weigh_vectors::<L, E, N, 2>(e, values, dim, cached.clone(), d, out) },
+                _ => unsafe { weigh_vectors::<L, E, N, 1>(e, values, dim, cached.clone(), d, out) },
+            };
+    }
+}
+
+/// [`weigh_values`] of `B` vectors of dimensions from `d`; returns `B`.
+///
+/// # Safety
+/// `e` is `[N, PAGE]`, `values` `[cached.end, dim]`, `out` `[N, dim]`, and d + 16 * B <= dim.
+#[inline(always)]
+unsafe fn weigh_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
+    e: &[f32],
+    values: &[E],
+    dim: usize,
+    cached: Range<usize>,
+    d: usize,
+    out: &mut [f32],
+) -> usize {
+    let mut acc = [[L::zero(); B]; N];
+    for p in cached {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let value: [L; B] = std::array::from_fn(|b| E::load::<L>(values.as_ptr().add(p * dim + d + b * LANES)));
             for i in 0..N {
-                acc[i] = L::splat(e[i * PAGE + p]).fma(value, acc[i]);
+                let e = L::splat(*e.get_unchecked(i * PAGE + p));
+                for b in 0..B {
+                    acc[i][b] = e.fma(value[b], acc[i][b]);
+                }
             }
         }
-        for (i, acc) in acc.into_iter().enumerate() {
-            // SAFETY: i < N and d + 16 <= dim.
-            unsafe { acc.store(out.as_mut_ptr().add(i * dim + d)) };
+    }
+    for (i, acc) in acc.into_iter().enumerate() {
+        for (b, acc) in acc.into_iter().enumerate() {
+            // SAFETY: passed on to the caller.
+            unsafe { acc.store(out.as_mut_ptr().add(i * dim + d + b * LANES)) };
         }
     }
+    B
 }
 
 /// `out += e * value`.

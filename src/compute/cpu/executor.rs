@@ -51,6 +51,7 @@ pub struct CpuExecutor {
     canonical: Option<Vec<Matrix<'static>>>,
     plans: Vec<Recorded>,
     work: Vec<Mutex<Work>>,
+    spare: Vec<Mutex<Vec<f32>>>,
     profile: Option<Mutex<Vec<KernelTime>>>,
 }
 
@@ -60,6 +61,7 @@ impl CpuExecutor {
         Ok(CpuExecutor {
             isa: options.isa.unwrap_or_else(Isa::detect),
             work: (0..pool.threads()).map(|_| Mutex::default()).collect(),
+            spare: (0..pool.threads()).map(|_| Mutex::default()).collect(),
             pool,
             buffers: Buffers::default(),
             packed: Vec::new(),
@@ -103,9 +105,15 @@ impl CpuExecutor {
             }
             Op::Norm { rows, .. } => my_rows(*rows).for_each(|r| self.norm(op, step, r)),
             Op::Prepare { input, act, rows } => {
-                my_rows(*rows).for_each(|r| rows::prepare(self.isa, &self.buffers, *input, act, r))
+                let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());
+                my_rows(*rows).for_each(|r| rows::prepare(self.isa, &self.buffers, *input, act, r, &mut spare));
             }
-            Op::Rope { .. } => my_rows(RowSet::All).for_each(|r| rows::rope(self.isa, &self.buffers, op, layout.max_rows, r)),
+            Op::Rope { kv, .. } => {
+                let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());
+                for r in step.live(RowSet::All) {
+                    rows::rope(self.isa, &self.buffers, op, layout.max_rows, r, share(kv.n_kv_heads), &mut spare);
+                }
+            }
             Op::Linear { jobs, rows } => {
                 let live = step.live(*rows);
                 for job in jobs.iter().filter(|_| !live.is_empty()) {

@@ -1,9 +1,14 @@
-//! The row-local kernels: the twins' own code, compiled for each instruction set.
+//! The row-local kernels in vectors. Norms are the twin's own code, compiled for each instruction set; preparation and rotation
+//! are written out, with the twin's operations in the twin's order.
 
-use super::simd::{Lanes, for_each_isa};
+use super::simd::{Element, Lanes, for_each_isa};
 use crate::compute::memory::Buffers;
-use crate::compute::plan::{Act, BufferId, Op};
-use crate::compute::reference::{self, rows};
+use crate::compute::plan::{Act, BufferId, KvFormat, Op};
+use crate::compute::reference::rows;
+use crate::tensor::hadamard;
+use crate::tensor::math::LANES;
+use half::f16;
+use std::ops::Range;
 
 for_each_isa! {
     /// See [`rows::norm`].
@@ -16,21 +21,159 @@ fn norm_body<L: Lanes>(x: &mut [f32], add: Option<(&[f32], &[f32])>, w: &[f32], 
 }
 
 for_each_isa! {
-    /// See [`reference::prepare`].
-    pub fn prepare(buffers: &Buffers, input: BufferId, act: &Act, row: usize) = prepare_body
+    /// [`Op::Prepare`] for one row; `spare` is the thread's own memory.
+    pub fn prepare(buffers: &Buffers, input: BufferId, act: &Act, row: usize, spare: &mut Vec<f32>) = prepare_body
 }
 
 #[inline(always)]
-fn prepare_body<L: Lanes>(buffers: &Buffers, input: BufferId, act: &Act, row: usize) {
-    reference::prepare(buffers, input, act, row);
+fn prepare_body<L: Lanes>(buffers: &Buffers, input: BufferId, act: &Act, row: usize, spare: &mut Vec<f32>) {
+    let cols = act.cols;
+    // SAFETY: one thread prepares one row; the input is not written by this op.
+    let input: &[f32] = unsafe { buffers.slice(input, row * cols, cols) };
+    if !act.format.int8 {
+        // SAFETY: as above.
+        transform::<L>(input, unsafe { buffers.slice_mut(act.values, row * cols, cols) });
+        return;
+    }
+    let input = if act.format.hadamard {
+        spare.resize(spare.len().max(cols), 0.0);
+        transform::<L>(input, &mut spare[..cols]);
+        &spare[..cols]
+    } else {
+        input
+    };
+    let groups = act.format.groups(cols);
+    // SAFETY: as above.
+    let (codes, scales, sums): (&mut [i8], &mut [f32], &mut [i32]) = unsafe {
+        (
+            buffers.slice_mut(act.values, row * cols, cols),
+            buffers.slice_mut(act.scales, row * groups, groups),
+            buffers.slice_mut(act.sums, row * groups, groups),
+        )
+    };
+    let width = cols / groups;
+    for g in 0..groups {
+        (scales[g], sums[g]) = quantize_group::<L>(&input[g * width..][..width], &mut codes[g * width..][..width]);
+    }
+}
+
+/// [`hadamard::transform`] from one row to another.
+#[inline(always)]
+fn transform<L: Lanes>(input: &[f32], out: &mut [f32]) {
+    const VECTORS: usize = hadamard::WIDTH / LANES;
+    for (from, to) in input.as_chunks::<{ hadamard::WIDTH }>().0.iter().zip(out.as_chunks_mut::<{ hadamard::WIDTH }>().0) {
+        let mut v = [L::zero(); VECTORS];
+        for (i, v) in v.iter_mut().enumerate() {
+            // SAFETY: the block holds 8 vectors.
+            *v = unsafe { L::load(from.as_ptr().add(i * LANES)) };
+        }
+        let minus = L::splat(-1.0);
+        for half in [4, 2, 1] {
+            for i in (0..VECTORS).filter(|i| i & half == 0) {
+                (v[i], v[i + half]) = (v[i].add(v[i + half]), v[i + half].fma(minus, v[i]));
+            }
+        }
+        for (i, v) in v.into_iter().enumerate() {
+            let v = v.butterfly::<8>().butterfly::<4>().butterfly::<2>().butterfly::<1>();
+            // SAFETY: as above.
+            unsafe { v.mul(L::splat(hadamard::SCALE)).store(to.as_mut_ptr().add(i * LANES)) };
+        }
+    }
+}
+
+/// [`rows::quantize_group`] in vectors.
+#[inline(always)]
+fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8]) -> (f32, i32) {
+    if !values.len().is_multiple_of(LANES) {
+        return rows::quantize_group(values, codes);
+    }
+    assert_eq!(values.len(), codes.len());
+    let vectors = values.len() / LANES;
+    // SAFETY (of every block below): vector i of `vectors` lies inside both slices.
+    let load = |i: usize| unsafe { L::load(values.as_ptr().add(i * LANES)) };
+    let mut most = [L::zero(); 4];
+    for i in 0..vectors {
+        most[i % 4] = most[i % 4].max_abs(load(i));
+    }
+    let mut lanes = [0f32; LANES];
+    unsafe { most[0].max_abs(most[1]).max_abs(most[2].max_abs(most[3])).store(lanes.as_mut_ptr()) };
+    let max = lanes.into_iter().fold(0.0, |m: f32, v| if v > m { v } else { m });
+    if max == 0.0 {
+        codes.fill(0);
+        return (0.0, 0);
+    }
+    let inv = L::splat(127.0 / max);
+    for i in 0..vectors {
+        unsafe { load(i).mul(inv).store_i8(codes.as_mut_ptr().add(i * LANES)) };
+    }
+    (max / 127.0, codes.iter().map(|c| *c as i32).sum())
 }
 
 for_each_isa! {
-    /// See [`reference::rope`].
-    pub fn rope(buffers: &Buffers, op: &Op, max_rows: usize, row: usize) = rope_body
+    /// [`Op::Rope`] for some heads of one row: `heads` counts kv heads, each with the query heads that share it. Threads split
+    /// heads, not rows: neighbouring rows of scratch keys lie in one cache line. `spare` is the thread's own memory.
+    pub fn rope(buffers: &Buffers, op: &Op, max_rows: usize, row: usize, heads: Range<usize>, spare: &mut Vec<f32>) = rope_body
 }
 
 #[inline(always)]
-fn rope_body<L: Lanes>(buffers: &Buffers, op: &Op, max_rows: usize, row: usize) {
-    reference::rope(buffers, op, max_rows, row);
+fn rope_body<L: Lanes>(buffers: &Buffers, op: &Op, max_rows: usize, row: usize, heads: Range<usize>, spare: &mut Vec<f32>) {
+    let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else { unreachable!() };
+    let (dim, n_kv) = (kv.head_dim, kv.n_kv_heads);
+    let group = n_heads / n_kv;
+    if heads.is_empty() {
+        return;
+    }
+    // SAFETY: one thread owns these heads of q, k and scratch; the rest is read only.
+    unsafe {
+        let (cos, sin) = buffers.slice::<f32>(*rope_table, row * dim, dim).split_at(dim / 2);
+        let (q_norm, k_norm) = (buffers.slice(*q_norm, 0, dim), buffers.slice(*k_norm, 0, dim));
+        let queries = buffers.slice_mut::<f32>(*q, (row * n_heads + heads.start * group) * dim, heads.len() * group * dim);
+        for head in queries.chunks_exact_mut(dim) {
+            rows::norm_rope(head, q_norm, *eps, cos, sin);
+        }
+        let at = (row * n_kv + heads.start) * dim;
+        let keys: &mut [f32] = buffers.slice_mut(*k, at, heads.len() * dim);
+        for head in keys.chunks_exact_mut(dim) {
+            rows::norm_rope(head, k_norm, *eps, cos, sin);
+        }
+        let values: &[f32] = buffers.slice(*v, at, heads.len() * dim);
+        let (column, to) = ((kv.scratch_k, heads.start * dim * max_rows + row), (kv.scratch_v, at));
+        match kv.format {
+            KvFormat::F32 => store_row::<L, f32>(buffers, keys, values, column, to, max_rows, spare),
+            KvFormat::F16 => store_row::<L, f16>(buffers, keys, values, column, to, max_rows, spare),
+        }
+    }
+}
+
+/// Rounds keys and values to the cache's format: keys down a column with `max_rows` elements between them, values in a row.
+///
+/// # Safety
+/// Nobody else touches that column and that row.
+#[inline(always)]
+unsafe fn store_row<L: Lanes, E: Element>(
+    buffers: &Buffers,
+    keys: &[f32],
+    values: &[f32],
+    column: (BufferId, usize),
+    to: (BufferId, usize),
+    max_rows: usize,
+    spare: &mut Vec<f32>,
+) {
+    let n = keys.len();
+    assert!(n.is_multiple_of(LANES) && values.len() == n && size_of::<E>() <= size_of::<f32>());
+    spare.resize(spare.len().max(n), 0.0);
+    let rounded: *mut E = spare.as_mut_ptr().cast();
+    let column: *mut E = buffers.part(column.0, column.1, (n - 1) * max_rows + 1);
+    let to: *mut E = buffers.part(to.0, to.1, n);
+    for i in (0..n).step_by(LANES) {
+        // SAFETY: i + 16 <= n, and all three hold n elements (the column with a stride).
+        unsafe {
+            E::store(L::load(keys.as_ptr().add(i)), rounded.add(i));
+            E::store(L::load(values.as_ptr().add(i)), to.add(i));
+        }
+    }
+    for d in 0..n {
+        // SAFETY: as above.
+        unsafe { *column.add(d * max_rows) = *rounded.add(d) };
+    }
 }

@@ -23,6 +23,18 @@ pub trait Lanes: Copy {
     fn fma(self, b: Self, c: Self) -> Self;
     fn add(self, b: Self) -> Self;
     fn mul(self, b: Self) -> Self;
+    /// The larger of `self` and `|b|`, lane by lane; neither is NaN.
+    fn max_abs(self, b: Self) -> Self;
+    /// One stage of a Hadamard inside the vector: lane i becomes `x[i] + x[i ^ HALF]`, or `x[i ^ HALF] - x[i]` where i has that bit.
+    fn butterfly<const HALF: usize>(self) -> Self;
+    /// Rounds to nearest even, as int8; values lie within -127.5..127.5.
+    /// # Safety
+    /// Sixteen writable bytes at `p`.
+    unsafe fn store_i8(self, p: *mut i8);
+    /// Rounds to f16, nearest even.
+    /// # Safety
+    /// Sixteen writable f16 at `p`.
+    unsafe fn store_f16(self, p: *mut f16);
 }
 
 /// A stored key or value element.
@@ -30,6 +42,9 @@ pub trait Element: bytemuck::Pod {
     /// # Safety
     /// Sixteen readable elements at `p`.
     unsafe fn load<L: Lanes>(p: *const Self) -> L;
+    /// # Safety
+    /// Sixteen writable elements at `p`.
+    unsafe fn store<L: Lanes>(v: L, p: *mut Self);
 }
 
 impl Element for f32 {
@@ -38,6 +53,11 @@ impl Element for f32 {
         // SAFETY: passed on to the caller.
         unsafe { L::load(p) }
     }
+    #[inline(always)]
+    unsafe fn store<L: Lanes>(v: L, p: *mut f32) {
+        // SAFETY: passed on to the caller.
+        unsafe { v.store(p) }
+    }
 }
 
 impl Element for f16 {
@@ -45,6 +65,11 @@ impl Element for f16 {
     unsafe fn load<L: Lanes>(p: *const f16) -> L {
         // SAFETY: passed on to the caller.
         unsafe { L::load_f16(p) }
+    }
+    #[inline(always)]
+    unsafe fn store<L: Lanes>(v: L, p: *mut f16) {
+        // SAFETY: passed on to the caller.
+        unsafe { v.store_f16(p) }
     }
 }
 
@@ -88,6 +113,27 @@ impl Lanes for Scalar {
     #[inline(always)]
     fn mul(self, b: Self) -> Self {
         Scalar(std::array::from_fn(|i| self.0[i] * b.0[i]))
+    }
+    #[inline(always)]
+    fn max_abs(self, b: Self) -> Self {
+        Scalar(std::array::from_fn(|i| self.0[i].max(b.0[i].abs())))
+    }
+    #[inline(always)]
+    fn butterfly<const HALF: usize>(self) -> Self {
+        Scalar(std::array::from_fn(|i| {
+            let partner = self.0[i ^ HALF];
+            if i & HALF == 0 { self.0[i] + partner } else { partner - self.0[i] }
+        }))
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut i8) {
+        // SAFETY: passed on to the caller.
+        unsafe { p.cast::<[i8; 16]>().write_unaligned(self.0.map(|v| v.round_ties_even() as i8)) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut f16) {
+        // SAFETY: passed on to the caller.
+        unsafe { p.cast::<[f16; 16]>().write_unaligned(self.0.map(f16::from_f32)) }
     }
 }
 
@@ -146,6 +192,46 @@ mod x86 {
         fn mul(self, b: Self) -> Self {
             unsafe { Avx2(_mm256_mul_ps(self.0, b.0), _mm256_mul_ps(self.1, b.1)) }
         }
+        #[inline(always)]
+        fn max_abs(self, b: Self) -> Self {
+            unsafe {
+                let sign = _mm256_set1_ps(-0.0);
+                Avx2(_mm256_max_ps(self.0, _mm256_andnot_ps(sign, b.0)), _mm256_max_ps(self.1, _mm256_andnot_ps(sign, b.1)))
+            }
+        }
+        #[inline(always)]
+        fn butterfly<const HALF: usize>(self) -> Self {
+            unsafe {
+                if HALF == 8 {
+                    return Avx2(_mm256_add_ps(self.0, self.1), _mm256_sub_ps(self.0, self.1));
+                }
+                let one = |x: __m256| {
+                    let (partner, signs) = match HALF {
+                        4 => (_mm256_permute2f128_ps::<1>(x, x), _mm256_setr_ps(1., 1., 1., 1., -1., -1., -1., -1.)),
+                        2 => (_mm256_permute_ps::<0b01_00_11_10>(x), _mm256_setr_ps(1., 1., -1., -1., 1., 1., -1., -1.)),
+                        _ => (_mm256_permute_ps::<0b10_11_00_01>(x), _mm256_setr_ps(1., -1., 1., -1., 1., -1., 1., -1.)),
+                    };
+                    _mm256_fmadd_ps(x, signs, partner)
+                };
+                Avx2(one(self.0), one(self.1))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_i8(self, p: *mut i8) {
+            unsafe {
+                let words = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
+                let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+                let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+                _mm_storeu_si128(p.cast(), bytes);
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_f16(self, p: *mut f16) {
+            unsafe {
+                _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
+                _mm_storeu_si128(p.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1));
+            }
+        }
     }
 
     impl Lanes for Avx512 {
@@ -181,6 +267,31 @@ mod x86 {
         #[inline(always)]
         fn mul(self, b: Self) -> Self {
             unsafe { Avx512(_mm512_mul_ps(self.0, b.0)) }
+        }
+        #[inline(always)]
+        fn max_abs(self, b: Self) -> Self {
+            unsafe { Avx512(_mm512_max_ps(self.0, _mm512_abs_ps(b.0))) }
+        }
+        #[inline(always)]
+        fn butterfly<const HALF: usize>(self) -> Self {
+            unsafe {
+                let x = self.0;
+                let (partner, negative) = match HALF {
+                    8 => (_mm512_shuffle_f32x4::<0b01_00_11_10>(x, x), 0xff00),
+                    4 => (_mm512_shuffle_f32x4::<0b10_11_00_01>(x, x), 0xf0f0),
+                    2 => (_mm512_permute_ps::<0b01_00_11_10>(x), 0xcccc),
+                    _ => (_mm512_permute_ps::<0b10_11_00_01>(x), 0xaaaa),
+                };
+                Avx512(_mm512_mask_sub_ps(_mm512_add_ps(x, partner), negative, partner, x))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_i8(self, p: *mut i8) {
+            unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(self.0))) }
+        }
+        #[inline(always)]
+        unsafe fn store_f16(self, p: *mut f16) {
+            unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
         }
     }
 }

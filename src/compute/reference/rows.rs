@@ -50,9 +50,11 @@ pub fn norm_rope(head: &mut [f32], w: &[f32], eps: f32, cos: &[f32], sin: &[f32]
     let inv = math::inv_rms(head, eps);
     let half = head.len() / 2;
     let (a, b) = head.split_at_mut(half);
+    // Equal lengths, said so that the loop has no bounds to check.
+    let (b, w_a, w_b, cos, sin) = (&mut b[..half], &w[..half], &w[half..][..half], &cos[..half], &sin[..half]);
     for i in 0..half {
-        let x = (a[i] * inv) * (1.0 + w[i]);
-        let y = (b[i] * inv) * (1.0 + w[i + half]);
+        let x = (a[i] * inv) * (1.0 + w_a[i]);
+        let y = (b[i] * inv) * (1.0 + w_b[i]);
         a[i] = x.mul_add(cos[i], -(y * sin[i]));
         b[i] = y.mul_add(cos[i], x * sin[i]);
     }

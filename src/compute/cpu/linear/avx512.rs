@@ -62,10 +62,7 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel
 /// As for [`ints`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn ints_in_sets<const BITS: usize, const GROUPED: bool, const R: usize, const SETS: usize>(
-    panel: &Panel,
-    acc: *mut f32,
-) {
+unsafe fn ints_in_sets<const BITS: usize, const GROUPED: bool, const R: usize, const SETS: usize>(panel: &Panel, acc: *mut f32) {
     let parts = 8 / BITS;
     let step_cols = 4 * parts;
     let mut data = panel.data;
