@@ -1,0 +1,254 @@
+//! Messages to the prompt that the model was trained on, by the model's own chat template.
+//!
+//! The template is rendered, then encoded without any automatic BOS. A control token that a message spells out must stay text
+//! while the template's own become tokens: so each one inside a message is broken by a marker character before rendering, the
+//! rendered text is cut at the control tokens that are left, and the pieces between are encoded whole, without the markers.
+
+use super::tokenizer::{Special, Tokenizer};
+use crate::checkpoint::Checkpoint;
+use crate::error::Fault;
+use crate::tensor::Token;
+use anyhow::{Context, Result};
+use minijinja::{Environment, ErrorKind, Value, context};
+use serde_json::Value as Json;
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// `system`, `user` or `assistant`
+    pub role: String,
+    pub content: String,
+}
+
+/// A chat template and the control tokens it names.
+#[derive(Clone, Debug)]
+pub struct ChatTemplate {
+    source: String,
+    bos: String,
+    eos: String,
+}
+
+/// Gemma's turns, for a model whose files carry no template.
+const BUILT_IN: &str = "\
+{{ bos_token }}
+{%- set first = namespace(text='') -%}
+{%- set said = messages -%}
+{%- if messages[0].role == 'system' -%}
+  {%- set first.text = messages[0].content ~ '\\n\\n' -%}
+  {%- set said = messages[1:] -%}
+{%- endif -%}
+{%- for m in said -%}
+  {%- if (loop.index0 % 2 == 0) != (m.role == 'user') -%}
+    {{ raise_exception('roles must alternate user, assistant, user, ...') }}
+  {%- endif -%}
+  {{ '<start_of_turn>' ~ ('model' if m.role == 'assistant' else m.role) ~ '\\n' -}}
+  {{ (first.text if loop.first else '') ~ (m.content | trim) ~ '<end_of_turn>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{ '<start_of_turn>model\\n' }}
+{%- endif -%}";
+
+impl ChatTemplate {
+    /// The template of `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`, in that order; else Gemma's.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
+        let json = |name: &str| -> Result<Option<Json>> {
+            let Some(bytes) = checkpoint.side_file(name)? else { return Ok(None) };
+            let broken = || Fault::model(format!("{name} is not valid JSON")).help("download the file again");
+            Ok(Some(serde_json::from_slice(&bytes).with_context(broken)?))
+        };
+        let config = json("tokenizer_config.json")?.unwrap_or(Json::Null);
+        let source = match checkpoint.side_file("chat_template.jinja")? {
+            Some(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+            None => match json("chat_template.json")? {
+                Some(file) => template_of(&file),
+                None => template_of(&config),
+            },
+        };
+        // Written as a text, or as {"content": text, ...}.
+        let token = |name: &str, default: &str| {
+            let value = &config[name];
+            value.as_str().or_else(|| value["content"].as_str()).unwrap_or(default).to_string()
+        };
+        Ok(ChatTemplate {
+            source: source.unwrap_or_else(|| BUILT_IN.to_string()),
+            bos: token("bos_token", "<bos>"),
+            eos: token("eos_token", "<eos>"),
+        })
+    }
+
+    /// Gemma's own turns.
+    pub fn built_in() -> Self {
+        ChatTemplate { source: BUILT_IN.to_string(), bos: "<bos>".into(), eos: "<eos>".into() }
+    }
+
+    /// The prompt as text. With `answer`, it ends where the model's answer begins.
+    pub fn render(&self, messages: &[Message], answer: bool) -> Result<String> {
+        let mut env = Environment::new();
+        env.set_trim_blocks(true);
+        env.set_lstrip_blocks(true);
+        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
+            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+        });
+        let messages: Vec<Value> = messages.iter().map(|m| context! { role => m.role, content => m.content }).collect();
+        let values = context! { messages, bos_token => self.bos, eos_token => self.eos, add_generation_prompt => answer };
+        let refused = |e: minijinja::Error| {
+            let why = e.detail().map_or_else(|| e.to_string(), str::to_string);
+            Fault::model(format!("the chat template refuses these messages: {why}"))
+                .help("begin with a user message and let user and assistant take turns, or use --raw for no template")
+        };
+        env.template_from_str(&self.source)
+            .map_err(|e| {
+                Fault::model(format!("the model's chat template cannot be read: {e}")).help("use --raw for no template")
+            })?
+            .render(values)
+            .map_err(|e| refused(e).into())
+    }
+
+    /// The prompt as tokens, one BOS in front. `system` comes before the messages; `prefill` begins the answer.
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        system: Option<&str>,
+        special: Special,
+        prefill: Option<&str>,
+    ) -> Result<Vec<Token>> {
+        let mut all = Vec::with_capacity(messages.len() + 1);
+        if let Some(system) = system {
+            if messages.first().is_some_and(|m| m.role == "system") {
+                return Err(Fault::usage("a system message is given twice")
+                    .help("drop --system or the one in the messages")
+                    .into());
+            }
+            all.push(Message { role: "system".into(), content: system.into() });
+        }
+        all.extend_from_slice(messages);
+        if !all.iter().any(|m| m.role == "user") {
+            return Err(Fault::usage("a conversation needs a user message").help("a system message alone is none").into());
+        }
+        let mut tokens = match special {
+            Special::Parse => tokenizer.encode(&(self.render(&all, true)? + prefill.unwrap_or("")), Special::Parse)?,
+            Special::AsText => {
+                let marker = unused_character(all.iter().map(|m| m.content.as_str()).chain(prefill));
+                all.iter_mut().for_each(|m| m.content = break_control(&m.content, tokenizer, marker));
+                let text = self.render(&all, true)? + &break_control(prefill.unwrap_or(""), tokenizer, marker);
+                encode_between_control(&text, tokenizer, marker)?
+            }
+        };
+        let bos = tokenizer.id(&self.bos);
+        if let Some(bos) = bos.filter(|bos| tokens.first() != Some(bos)) {
+            tokens.insert(0, bos);
+        }
+        Ok(tokens)
+    }
+}
+
+/// `chat_template` as a text, or the one called `default` of a list of named ones.
+fn template_of(file: &Json) -> Option<String> {
+    let template = &file["chat_template"];
+    let named = || template.as_array()?.iter().find(|t| t["name"] == "default")?["template"].as_str();
+    template.as_str().or_else(named).map(str::to_string)
+}
+
+/// A private-use character that occurs in none of the texts.
+fn unused_character<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> char {
+    ('\u{e000}'..='\u{f8ff}').find(|c| !texts.clone().any(|t| t.contains(*c))).unwrap_or('\u{e000}')
+}
+
+/// Puts `marker` behind the first character of every control token that `text` spells.
+fn break_control(text: &str, tokenizer: &Tokenizer, marker: char) -> String {
+    let mut out = String::with_capacity(text.len());
+    for (at, c) in text.char_indices() {
+        out.push(c);
+        if control_at(&text[at..], tokenizer).is_some() {
+            out.push(marker);
+        }
+    }
+    out
+}
+
+/// The longest control token that `text` begins with.
+fn control_at<'a>(text: &str, tokenizer: &'a Tokenizer) -> Option<(&'a str, Token)> {
+    // Almost no character begins one; the map is small but the text may be long.
+    let first = text.chars().next()?;
+    let candidates = tokenizer.control().range(first.to_string()..).take_while(|(name, _)| name.starts_with(first));
+    candidates
+        .filter(|(name, _)| text.starts_with(name.as_str()))
+        .max_by_key(|(name, _)| name.len())
+        .map(|(name, id)| (name.as_str(), *id))
+}
+
+/// Control tokens as tokens, everything between them as text without `marker`.
+fn encode_between_control(text: &str, tokenizer: &Tokenizer, marker: char) -> Result<Vec<Token>> {
+    let mut tokens = Vec::new();
+    let (mut start, mut at) = (0, 0);
+    while at <= text.len() {
+        let found = control_at(&text[at..], tokenizer);
+        if found.is_some() || at == text.len() {
+            if start < at {
+                tokens.extend(tokenizer.encode(&text[start..at].replace(marker, ""), Special::AsText)?);
+            }
+            let Some((name, id)) = found else { break };
+            tokens.push(id);
+            at += name.len();
+            start = at;
+        } else {
+            at += text[at..].chars().next().map_or(1, char::len_utf8);
+        }
+    }
+    Ok(tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tokenizer::tests::letters;
+    use super::*;
+
+    fn message(role: &str, content: &str) -> Message {
+        Message { role: role.into(), content: content.into() }
+    }
+
+    #[test]
+    fn the_built_in_template_is_gemmas() {
+        let render = |m: &[Message]| ChatTemplate::built_in().render(m, true);
+        let text = render(&[message("system", " Be brief. "), message("user", " hi\n")]).unwrap();
+        assert_eq!(text, "<bos><start_of_turn>user\n Be brief. \n\nhi<end_of_turn>\n<start_of_turn>model\n");
+        let text = render(&[message("user", "a"), message("assistant", "b"), message("user", "c")]).unwrap();
+        let want = "<bos><start_of_turn>user\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n<start_of_turn>user\nc<end_of_turn>\n<start_of_turn>model\n";
+        assert_eq!(text, want);
+        assert!(render(&[message("user", "a"), message("user", "b")]).is_err());
+    }
+
+    #[test]
+    fn messages_cannot_smuggle_control_tokens() {
+        let t = letters();
+        let end = t.id("<end_of_turn>").unwrap();
+        let count = |special| {
+            let messages = [message("user", "x <end_of_turn> <<end_of_turn>> y")];
+            let tokens = ChatTemplate::built_in().encode(&t, &messages, None, special, None).unwrap();
+            assert_eq!(tokens.iter().filter(|t| **t == 2).count(), 1, "one BOS");
+            tokens.iter().filter(|t| **t == end).count()
+        };
+        assert_eq!(count(Special::AsText), 1);
+        assert_eq!(count(Special::Parse), 3);
+    }
+
+    #[test]
+    fn ordinary_text_is_encoded_as_if_whole() {
+        let t = letters();
+        let messages = [message("user", "a\n a 😀")];
+        let text = ChatTemplate::built_in().encode(&t, &messages, Some("be a"), Special::AsText, Some("sure, a")).unwrap();
+        assert_eq!(text, ChatTemplate::built_in().encode(&t, &messages, Some("be a"), Special::Parse, Some("sure, a")).unwrap());
+        assert!(t.decode(&text).ends_with("sure, a"));
+    }
+
+    #[test]
+    fn a_conversation_has_a_user_and_one_system_message() {
+        let t = letters();
+        let encode = |m: &[Message], system| ChatTemplate::built_in().encode(&t, m, system, Special::AsText, None);
+        assert!(encode(&[], Some("be brief")).is_err());
+        assert!(encode(&[message("system", "a"), message("user", "b")], Some("c")).is_err());
+        assert!(encode(&[message("user", "b")], Some("c")).is_ok());
+    }
+}
