@@ -7,13 +7,14 @@
 //! 4  draft       where proposals come from     quant  offline conversion     eval  likelihoods
 //! 3  engine      one model and one timeline
 //! 2  gemma       what Gemma 3 is: config, weights, forward pass, tokenizer, chat
-//! 1  checkpoint  files -> tensors              compute  dispatch list, kernels and their scalar twins
-//! 0  tensor      formats and codecs            sampler, kv, error
+//! 1  checkpoint  files -> tensors              compute  dispatch list, kernels and their scalar twins    sampler
+//! 0  tensor      formats and codecs            kv, error
 //! ```
 //!
 //! # The way of a token
 //! text -> tokenizer -> `history` -> [`draft::Drafter::propose`] -> [`engine::TokenTree`] -> [`engine::Engine::forward`] ->
-//! scores -> `decode::verify` -> [`engine::Engine::commit`] -> `history` -> detokenizer -> text.
+//! scores -> [`decode::verify`](decode::verify()) -> `history` (whose accepted part the next [`engine::Timeline::sync`] commits)
+//! -> detokenizer -> text.
 //!
 //! # Four promises
 //! 1. `history` is the only truth; every cache follows it by common prefix.
@@ -29,8 +30,11 @@
 pub mod checkpoint;
 pub mod cli;
 pub mod compute;
+pub mod decode;
+pub mod draft;
 pub mod engine;
 pub mod error;
 pub mod gemma;
 pub mod kv;
+pub mod sampler;
 pub mod tensor;

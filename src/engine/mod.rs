@@ -2,9 +2,11 @@
 
 pub mod planned;
 pub mod reference;
+pub mod timeline;
 pub mod tree;
 
 pub use planned::PlannedEngine;
+pub use timeline::Timeline;
 pub use tree::TokenTree;
 
 use anyhow::Result;
@@ -50,7 +52,8 @@ pub trait Engine: Send {
     fn vocab(&self) -> usize;
     /// Scores the tree, whose root stands at `position()`. Writes scratch keys and values only.
     fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()>;
-    /// Scores the nodes `first_new..` of a tree whose earlier nodes the last pass evaluated, at the same root.
+    /// Scores the nodes `first_new..` of a tree whose earlier nodes the last pass evaluated, at the same root. `rows` counts new
+    /// nodes only; `commit` and further calls see the whole tree.
     fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()>;
     /// Makes nodes of the last forward pass part of the cache; `path` holds node indices, root first, each the parent of the next.
     fn commit(&mut self, path: &[u32]) -> Result<()>;

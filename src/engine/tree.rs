@@ -30,6 +30,12 @@ impl TokenTree {
         self.tokens.is_empty()
     }
 
+    /// Leaves no node at all.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.parent.clear();
+    }
+
     /// Adds a child and returns its index.
     pub fn push(&mut self, parent: u32, token: Token) -> u32 {
         assert!((parent as usize) < self.len(), "a parent comes before its child");
@@ -41,6 +47,22 @@ impl TokenTree {
     /// The child of `parent` that carries `token`.
     pub fn child(&self, parent: u32, token: Token) -> Option<u32> {
         (parent as usize + 1..self.len()).find(|&i| self.parent[i] == Some(parent) && self.tokens[i] == token).map(|i| i as u32)
+    }
+
+    /// Nodes that spell the longest prefix of `tokens` the tree holds, root first; none if the root is another token.
+    pub fn walk(&self, tokens: &[Token]) -> Vec<u32> {
+        let mut path: Vec<u32> = Vec::new();
+        for &token in tokens {
+            let next = match path.last() {
+                Some(&node) => self.child(node, token),
+                None => (self.tokens.first() == Some(&token)).then_some(0),
+            };
+            match next {
+                Some(node) => path.push(node),
+                None => break,
+            }
+        }
+        path
     }
 
     /// Adds a child unless an equal one stands there; returns its index.
@@ -86,5 +108,8 @@ mod tests {
         assert_eq!(tree.depths(), [0, 1, 2, 1]);
         assert_eq!(tree.child(0, 3), Some(c));
         assert_eq!(tree.child(a, 3), None);
+        assert_eq!(tree.walk(&[7, 1, 2, 9]), [0, a, b]);
+        assert_eq!(tree.walk(&[7]), [0]);
+        assert_eq!(tree.walk(&[1, 2]), [0; 0]);
     }
 }

@@ -1,0 +1,136 @@
+//! Floor 5: the loop. Draft, score, verify, and let the history grow; plain decoding is the same loop with `NoDraft`.
+
+pub mod stats;
+pub mod verify;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::Result;
+
+pub use stats::{Stats, Tally};
+pub use verify::{Verdict, verify};
+
+use crate::draft::{DraftContext, Drafter, Pass, Proposal};
+use crate::engine::{Rows, Scores, Timeline};
+use crate::error::{Fault, Kind};
+use crate::sampler::Sampler;
+use crate::tensor::Token;
+
+/// Where generation ends by itself.
+pub struct Limits<'a> {
+    pub max_tokens: usize,
+    /// Tokens that end the text; they are not part of it.
+    pub stop_ids: &'a [Token],
+    /// Looked at between prefill chunks and between rounds.
+    pub interrupt: &'a AtomicBool,
+}
+
+/// Why generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The target picked this stop id.
+    Token(Token),
+    /// Enough tokens, or the context is full.
+    Length,
+    /// The receiver of the events said so.
+    Receiver,
+    Interrupt,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Tokens of the prompt that are cached, of how many.
+    Prefill(usize, usize),
+    /// The text grew by this token.
+    Token(Token),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    Continue,
+    Stop,
+}
+
+/// Grows `history` until something stops it. For one seed the text is the same whatever the drafter.
+///
+/// The target's cache may hold anything: it is brought in line with `history` first. An empty history is an error, and so is
+/// one that leaves no room in the context.
+pub fn generate(
+    target: &mut Timeline,
+    drafter: &mut dyn Drafter,
+    sampler: &Sampler,
+    history: &mut Vec<Token>,
+    limits: &Limits<'_>,
+    stats: &mut Stats,
+    on_event: &mut dyn FnMut(Event) -> Flow,
+) -> Result<Stop> {
+    let start = Instant::now();
+    let mut left = limits.max_tokens.min(room(target, history)?);
+    let interrupted = || limits.interrupt.load(Ordering::Relaxed);
+    stats.prompt_tokens += history.len() as u64;
+    if left == 0 {
+        return Ok(Stop::Length);
+    }
+    let past = history.len() - 1;
+    stats.prefilled += (past - target.adopt(&history[..past])?) as u64;
+    if !target.sync(&history[..past], &mut |done| on_event(Event::Prefill(done, past)) == Flow::Continue && !interrupted())? {
+        return Ok(if interrupted() { Stop::Interrupt } else { Stop::Receiver });
+    }
+    stats.prefill_time += start.elapsed();
+
+    let decoding = Instant::now();
+    let (mut proposal, mut scores, mut last_pass) = (Proposal::default(), Scores::default(), None);
+    let stop = 'rounds: loop {
+        if interrupted() {
+            break Stop::Interrupt;
+        }
+        // What the last round accepted is in scratch: agreeing with the history commits it.
+        target.sync(&history[..history.len() - 1], &mut |_| true)?;
+
+        let (nodes, depth, vocab) = (target.engine().max_rows() - 1, left - 1, target.engine().vocab());
+        let ctx = DraftContext { history, sampler, nodes, depth, vocab, chain: false, pace: None, last_pass };
+        proposal.reset(ctx.root());
+        let asked = Instant::now();
+        drafter.propose(&ctx, &mut proposal)?;
+        proposal.limit(&ctx);
+
+        let scored = Instant::now();
+        target.forward(&proposal.tree, Rows::All, &mut scores)?;
+        let verdict = verify(&proposal.tree, &scores, sampler, history)?;
+
+        let pass = Pass { rows: proposal.len(), time: scored.elapsed() };
+        last_pass = Some(pass);
+        stats.round(&proposal, &verdict, scored - asked, pass.time);
+        for token in verdict.tokens(&proposal.tree) {
+            if limits.stop_ids.contains(&token) {
+                break 'rounds Stop::Token(token);
+            }
+            history.push(token);
+            stats.tokens += 1;
+            left -= 1;
+            stats.first_token.get_or_insert_with(|| start.elapsed());
+            if on_event(Event::Token(token)) == Flow::Stop {
+                break 'rounds Stop::Receiver;
+            }
+            if left == 0 {
+                break 'rounds Stop::Length;
+            }
+        }
+    };
+    stats.decode_time += decoding.elapsed();
+    Ok(stop)
+}
+
+/// Tokens that the context has room for after `history`.
+fn room(target: &Timeline, history: &[Token]) -> Result<usize> {
+    let context = target.engine().context();
+    if history.is_empty() {
+        return Err(Fault::usage("the prompt is empty").help("give at least one token, such as BOS").into());
+    }
+    if history.len() >= context {
+        let what = format!("the prompt has {} tokens, the context {context}", history.len());
+        return Err(Fault::new(Kind::Context, what).help("raise --ctx-size or shorten the prompt").into());
+    }
+    Ok(context - history.len())
+}

@@ -1,0 +1,122 @@
+//! What happened, in numbers.
+
+use std::time::Duration;
+
+use super::Verdict;
+use crate::draft::Proposal;
+
+/// Drafted and accepted nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub drafted: u64,
+    pub accepted: u64,
+}
+
+impl Tally {
+    /// Acceptance rate: accepted of drafted.
+    pub fn rate(self) -> f64 {
+        ratio(self.accepted, self.drafted)
+    }
+}
+
+/// Counts and times of one or more calls of [`generate`](super::generate).
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    /// Tokens of the history before generation.
+    pub prompt_tokens: u64,
+    /// Those of them that were not cached yet.
+    pub prefilled: u64,
+    /// Tokens generated.
+    pub tokens: u64,
+    /// Verification passes of the target.
+    pub passes: u64,
+    pub total: Tally,
+    /// Passes by accepted length: entry `n` counts those that brought `n + 1` tokens, the target's own included.
+    pub lengths: Vec<u64>,
+    /// Entry `n` counts nodes `n + 1` below the root. A drafted node counts as accepted if its whole path is.
+    pub by_depth: Vec<Tally>,
+    pub by_source: Vec<(&'static str, Tally)>,
+    pub prefill_time: Duration,
+    /// Everything after prefill.
+    pub decode_time: Duration,
+    /// The parts of it spent on drafting and in the target's passes.
+    pub draft_time: Duration,
+    pub pass_time: Duration,
+    /// From the call to its first token.
+    pub first_token: Option<Duration>,
+}
+
+impl Stats {
+    pub(super) fn round(&mut self, proposal: &Proposal, verdict: &Verdict, draft_time: Duration, pass_time: Duration) {
+        self.passes += 1;
+        self.draft_time += draft_time;
+        self.pass_time += pass_time;
+        bump(&mut self.lengths, verdict.path.len() - 1, |count| *count += 1);
+        for (node, depth) in proposal.tree.depths().into_iter().enumerate().skip(1) {
+            let one = Tally { drafted: 1, accepted: verdict.path.contains(&(node as u32)) as u64 };
+            let add = |tally: &mut Tally| {
+                tally.drafted += one.drafted;
+                tally.accepted += one.accepted;
+            };
+            add(&mut self.total);
+            bump(&mut self.by_depth, depth as usize - 1, add);
+            let source = proposal.source[node];
+            let at = self.by_source.iter().position(|(name, _)| *name == source).unwrap_or_else(|| {
+                self.by_source.push((source, Tally::default()));
+                self.by_source.len() - 1
+            });
+            add(&mut self.by_source[at].1);
+        }
+    }
+
+    /// Tokens per pass of the target; plain decoding has 1.
+    pub fn accepted_length(&self) -> f64 {
+        let tokens: u64 = self.lengths.iter().enumerate().map(|(n, count)| (n as u64 + 1) * count).sum();
+        ratio(tokens, self.passes)
+    }
+
+    pub fn prefill_rate(&self) -> f64 {
+        per_second(self.prefilled, self.prefill_time)
+    }
+
+    /// Tokens generated per second of decoding.
+    pub fn decode_rate(&self) -> f64 {
+        per_second(self.tokens, self.decode_time)
+    }
+}
+
+fn bump<T: Clone + Default>(list: &mut Vec<T>, at: usize, change: impl FnOnce(&mut T)) {
+    if list.len() <= at {
+        list.resize(at + 1, T::default());
+    }
+    change(&mut list[at]);
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+fn per_second(count: u64, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_add_up() {
+        let mut stats = Stats::default();
+        let mut proposal = Proposal::root(0);
+        let a = proposal.add(0, 1, 0.5, "x");
+        proposal.add(0, 2, 0.2, "y");
+        proposal.add(a, 3, 0.5, "y");
+        stats.round(&proposal, &Verdict { path: vec![0, 1, 3], next: 9 }, Duration::ZERO, Duration::ZERO);
+        stats.round(&proposal, &Verdict { path: vec![0], next: 9 }, Duration::ZERO, Duration::ZERO);
+        assert_eq!(stats.total, Tally { drafted: 6, accepted: 2 });
+        assert_eq!(stats.by_source, [("x", Tally { drafted: 2, accepted: 1 }), ("y", Tally { drafted: 4, accepted: 1 })]);
+        assert_eq!(stats.by_depth, [Tally { drafted: 4, accepted: 1 }, Tally { drafted: 2, accepted: 1 }]);
+        assert_eq!(stats.lengths, [1, 0, 1]);
+        assert_eq!(stats.accepted_length(), 2.0);
+    }
+}

@@ -1,0 +1,40 @@
+//! Several sources, one tree: the nodes likeliest to be taken, whoever proposed them.
+
+use anyhow::Result;
+
+use super::{DraftContext, Drafter, Proposal};
+
+pub struct Merge {
+    sources: Vec<Box<dyn Drafter>>,
+    guesses: Proposal,
+}
+
+impl Merge {
+    pub fn new(sources: Vec<Box<dyn Drafter>>) -> Self {
+        Merge { sources, guesses: Proposal::default() }
+    }
+}
+
+impl Drafter for Merge {
+    fn name(&self) -> &'static str {
+        "merged"
+    }
+
+    fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
+        for source in &mut self.sources {
+            self.guesses.reset(ctx.root());
+            source.propose(ctx, &mut self.guesses)?;
+            out.absorb(&self.guesses);
+        }
+        if ctx.chain {
+            out.keep_chain();
+        }
+        out.keep_best(ctx.nodes);
+        Ok(())
+    }
+
+    fn note(&self) -> Option<String> {
+        let notes: Vec<String> = self.sources.iter().filter_map(|s| s.note()).collect();
+        (!notes.is_empty()).then(|| notes.join("; "))
+    }
+}

@@ -1,0 +1,84 @@
+//! Floor 4: guessing what the target will pick. A guess can make the text come sooner; it cannot change it.
+//!
+//! A drafter is asked once a round and told nothing else: what became of its last guess it reads off the history. Adding a
+//! source: implement [`Drafter`] in a file of its own, derive all state from `history`, and hand it to [`Merge`].
+
+pub mod calibrate;
+pub mod length;
+pub mod merge;
+pub mod model;
+pub mod ngram;
+pub mod proposal;
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+pub use length::{CostCurve, DraftOptions, Paced, TreeSize};
+pub use merge::Merge;
+pub use model::ModelDrafter;
+pub use ngram::NgramDrafter;
+pub use proposal::Proposal;
+
+use crate::sampler::Sampler;
+use crate::tensor::Token;
+
+/// What a drafter may know and how much it may propose.
+#[derive(Clone, Copy)]
+pub struct DraftContext<'a> {
+    /// All tokens so far, at least one; the last one is the root of the tree.
+    pub history: &'a [Token],
+    pub sampler: &'a Sampler,
+    /// Most nodes to propose, the root not counted.
+    pub nodes: usize,
+    /// Longest path of use: deeper nodes would pass the end of the text.
+    pub depth: usize,
+    /// Ids from here on are unknown to the target.
+    pub vocab: usize,
+    /// Propose one line, no branches.
+    pub chain: bool,
+    /// Tokens a second that decoding reaches, for drafters that weigh their own time; `None` asks for decisions that do not
+    /// depend on the clock.
+    pub pace: Option<f32>,
+    /// The target's last pass, if there was one.
+    pub last_pass: Option<Pass>,
+}
+
+impl DraftContext<'_> {
+    /// The newest token.
+    pub fn root(&self) -> Token {
+        *self.history.last().expect("a history has at least one token")
+    }
+}
+
+/// A verification pass of the target.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass {
+    pub rows: usize,
+    pub time: Duration,
+}
+
+/// A source of guesses.
+pub trait Drafter {
+    /// A short name for the statistics.
+    fn name(&self) -> &'static str;
+    /// Adds guesses to `out`, which holds the root alone.
+    fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()>;
+    /// Why nothing is being proposed, if so.
+    fn note(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Proposes nothing: plain decoding.
+pub struct NoDraft;
+
+impl Drafter for NoDraft {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+
+    fn propose(&mut self, _: &DraftContext<'_>, _: &mut Proposal) -> Result<()> {
+        Ok(())
+    }
+}

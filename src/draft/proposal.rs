@@ -1,0 +1,215 @@
+//! A token tree with the chance of each node.
+
+use super::DraftContext;
+use crate::engine::TokenTree;
+use crate::tensor::Token;
+
+/// Guesses of one round. Node 0 is the newest token of the history.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Proposal {
+    pub tree: TokenTree,
+    /// Estimated chance that the target takes the whole path to the node: 1 at the root, never above the parent's. `[nodes]`
+    pub chance: Vec<f32>,
+    /// The drafter that gave the node its chance; empty at the root. `[nodes]`
+    pub source: Vec<&'static str>,
+}
+
+impl Proposal {
+    /// A proposal of nothing.
+    pub fn root(token: Token) -> Self {
+        Proposal { tree: TokenTree::root(token), chance: vec![1.0], source: vec![""] }
+    }
+
+    /// Empties it to a root, keeping its memory.
+    pub fn reset(&mut self, token: Token) {
+        self.tree.clear();
+        self.tree.tokens.push(token);
+        self.tree.parent.push(None);
+        self.chance.clear();
+        self.chance.push(1.0);
+        self.source.clear();
+        self.source.push("");
+    }
+
+    /// Nodes, the root included.
+    pub fn len(&self) -> usize {
+        self.tree.len()
+    }
+
+    /// Whether nothing is proposed.
+    pub fn is_empty(&self) -> bool {
+        self.len() <= 1
+    }
+
+    /// Adds a child that is taken with this chance once its parent is. If an equal child stands there, the higher chance
+    /// counts. Returns its index.
+    pub fn add(&mut self, parent: u32, token: Token, chance_given_parent: f32, source: &'static str) -> u32 {
+        self.insert(parent, token, self.chance[parent as usize] * chance_given_parent.clamp(0.0, 1.0), source)
+    }
+
+    /// Adds all nodes of another proposal with the same root.
+    pub fn absorb(&mut self, other: &Proposal) {
+        let mut place: Vec<u32> = vec![0; other.len()];
+        for node in 1..other.len() {
+            let parent = place[other.tree.parent[node].unwrap_or(0) as usize];
+            place[node] = self.insert(parent, other.tree.tokens[node], other.chance[node], other.source[node]);
+        }
+    }
+
+    fn insert(&mut self, parent: u32, token: Token, chance: f32, source: &'static str) -> u32 {
+        let node = self.tree.insert(parent, token);
+        if node as usize == self.chance.len() {
+            self.chance.push(chance);
+            self.source.push(source);
+        } else if chance > self.chance[node as usize] {
+            self.chance[node as usize] = chance;
+            self.source[node as usize] = source;
+        }
+        node
+    }
+
+    /// Expected number of tokens taken, the root not counted.
+    pub fn expected(&self) -> f32 {
+        self.chance[1..].iter().sum()
+    }
+
+    /// Nodes but the root, most likely first; a parent comes before its children.
+    pub fn by_chance(&self) -> Vec<u32> {
+        let mut order: Vec<u32> = (1..self.len() as u32).collect();
+        // Stable: among equals the earlier node, so the parent.
+        order.sort_by(|&a, &b| self.chance[b as usize].total_cmp(&self.chance[a as usize]));
+        order
+    }
+
+    /// Keeps the `n` likeliest nodes besides the root.
+    pub fn keep_best(&mut self, n: usize) {
+        if self.len() > n + 1 {
+            let mut keep = vec![false; self.len()];
+            keep[0] = true;
+            self.by_chance()[..n].iter().for_each(|&node| keep[node as usize] = true);
+            self.keep(&keep);
+        }
+    }
+
+    /// Keeps the one line with the highest expectation.
+    pub fn keep_chain(&mut self) {
+        let mut sum = vec![0.0; self.len()];
+        for node in 1..self.len() {
+            sum[node] = sum[self.tree.parent[node].unwrap_or(0) as usize] + self.chance[node];
+        }
+        let best = (0..self.len()).max_by(|&a, &b| sum[a].total_cmp(&sum[b]).then(b.cmp(&a))).unwrap_or(0);
+        let mut keep = vec![false; self.len()];
+        let mut node = Some(best as u32);
+        while let Some(at) = node {
+            keep[at as usize] = true;
+            node = self.tree.parent[at as usize];
+        }
+        self.keep(&keep);
+    }
+
+    /// Drops nodes too deep or unknown to the target, then the least likely ones above the number allowed.
+    pub fn limit(&mut self, ctx: &DraftContext<'_>) {
+        let allowed =
+            |(&depth, &token): (&u32, &Token)| depth == 0 || depth as usize <= ctx.depth && (token as usize) < ctx.vocab;
+        let keep: Vec<bool> = self.tree.depths().iter().zip(&self.tree.tokens).map(allowed).collect();
+        if keep.contains(&false) {
+            self.keep(&keep);
+        }
+        self.keep_best(ctx.nodes);
+    }
+
+    /// Drops nodes, each with its descendants.
+    fn keep(&mut self, wanted: &[bool]) {
+        let mut place: Vec<Option<u32>> = Vec::with_capacity(self.len());
+        let mut kept = Proposal::root(self.tree.tokens[0]);
+        place.push(Some(0));
+        for node in 1..self.len() {
+            let parent = self.tree.parent[node].and_then(|p| place[p as usize]);
+            place.push(parent.filter(|_| wanted[node]).map(|parent| {
+                kept.chance.push(self.chance[node]);
+                kept.source.push(self.source[node]);
+                kept.tree.push(parent, self.tree.tokens[node])
+            }));
+        }
+        *self = kept;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampler::{Sampler, SamplerConfig};
+
+    fn sample() -> Proposal {
+        let mut p = Proposal::root(9);
+        let a = p.add(0, 1, 0.6, "x"); // .6
+        p.add(a, 2, 0.5, "x"); // .3
+        let c = p.add(0, 3, 0.35, "x"); // .35
+        p.add(c, 4, 0.2, "x"); // .07
+        p
+    }
+
+    #[test]
+    fn the_best_nodes_form_a_tree() {
+        let mut p = sample();
+        p.keep_best(3);
+        assert_eq!(p.tree.tokens, [9, 1, 2, 3]);
+        assert_eq!(p.tree.parent, [None, Some(0), Some(1), Some(0)]);
+        p.keep_best(1);
+        assert_eq!((p.tree.tokens.clone(), p.expected()), (vec![9, 1], 0.6));
+        p.keep_best(0);
+        assert!(p.is_empty());
+    }
+
+    #[test]
+    fn equal_chances_keep_parents_first() {
+        let mut p = Proposal::root(0);
+        let mut at = 0;
+        for token in 1..6 {
+            at = p.add(at, token, 1.0, "x");
+        }
+        p.keep_best(3);
+        assert_eq!(p.tree, TokenTree::chain(&[0, 1, 2, 3]));
+    }
+
+    #[test]
+    fn a_chain_is_the_best_line() {
+        let mut p = sample();
+        p.add(3, 5, 0.99, "x"); // .35 + .3465 < .6 + .3
+        p.keep_chain();
+        assert_eq!(p.tree, TokenTree::chain(&[9, 1, 2]));
+    }
+
+    #[test]
+    fn absorbing_keeps_the_higher_chance() {
+        let mut p = sample();
+        let mut other = Proposal::root(9);
+        let c = other.add(0, 3, 0.8, "y");
+        other.add(c, 4, 0.1, "y"); // .08 beats .07
+        let a = other.add(0, 1, 0.2, "y");
+        other.add(a, 6, 0.5, "y"); // .1, under a parent of .6
+        p.absorb(&other);
+        let at = |path: &[Token]| *p.tree.walk(path).last().unwrap() as usize;
+        assert_eq!(p.len(), 6);
+        assert_eq!((p.chance[at(&[9, 3])], p.source[at(&[9, 3])]), (0.8, "y"));
+        assert!((p.chance[at(&[9, 3, 4])] - 0.08).abs() < 1e-6);
+        assert!((p.chance[at(&[9, 1, 6])] - 0.1).abs() < 1e-6);
+        assert_eq!(p.source[at(&[9, 1])], "x");
+    }
+
+    #[test]
+    fn limits_hold() {
+        let sampler = Sampler::new(SamplerConfig::default()).unwrap();
+        let limited = |nodes, depth, vocab| {
+            let mut p = sample();
+            let (history, chain, pace, last_pass) = (&[9][..], false, None, None);
+            p.limit(&DraftContext { history, sampler: &sampler, nodes, depth, vocab, chain, pace, last_pass });
+            p.tree.tokens
+        };
+        assert_eq!(limited(10, 9, 5), [9, 1, 2, 3, 4]);
+        assert_eq!(limited(10, 1, 5), [9, 1, 3]);
+        assert_eq!(limited(10, 9, 3), [9, 1, 2]);
+        assert_eq!(limited(2, 9, 5), [9, 1, 3]);
+        assert_eq!(limited(10, 0, 5), [9]);
+    }
+}

@@ -1,0 +1,267 @@
+//! Floor 1: sampling as a pure function of (seed, position, logits, context).
+//!
+//! The token at a position is `argmax(logit + T * gumbel(seed, position, token))` over the tokens that pass the filters: one
+//! exact draw from their softmax at temperature T (the Gumbel-max trick). Because the noise is keyed and not drawn from a
+//! stream, a drafter that ranks its own candidates with the same noise guesses the very draw that the target will make, and
+//! what was drafted cannot change what is picked.
+//!
+//! Order, as in Hugging Face transformers: bans, repetition penalty, temperature, top-k, top-p, min-p. Ties go to the lowest
+//! id; sums run best first, in f64.
+
+mod noise;
+mod select;
+
+use anyhow::Result;
+
+use crate::error::Fault;
+use crate::tensor::Token;
+pub use noise::gumbel;
+use select::{HasToken, Row, best_first};
+
+/// Candidates that a draft row is cut to before it is ranked, unless top-k is smaller.
+const RANKED: usize = 128;
+/// What a draft candidate loses when the filters drop it (the target's own filters may yet keep it), in logits.
+const DROPPED: f64 = 3.0;
+/// Tokens below `e^-40` of the best one are not counted in the sum behind top-p.
+const NEGLIGIBLE: f32 = 40.0;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplerConfig {
+    /// 0 picks the largest logit.
+    pub temperature: f32,
+    /// Keep the k best tokens; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the fewest best tokens whose probabilities reach this sum; 1 keeps all.
+    pub top_p: f32,
+    /// Keep tokens at least this probable relative to the best one; 0 keeps all.
+    pub min_p: f32,
+    /// Logits of tokens in the context are divided (if positive) or multiplied (if negative) by this; 1 changes nothing.
+    pub repeat_penalty: f32,
+    pub seed: u64,
+}
+
+impl Default for SamplerConfig {
+    /// Greedy.
+    fn default() -> Self {
+        SamplerConfig { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repeat_penalty: 1.0, seed: 0 }
+    }
+}
+
+/// A draft token and what it is worth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    pub token: Token,
+    /// Logit plus noise.
+    pub score: f32,
+    /// Estimated chance that the target picks it.
+    pub chance: f32,
+}
+
+impl HasToken for Candidate {
+    fn token(&self) -> Token {
+        self.token
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    config: SamplerConfig,
+    /// Ids from here on are never picked.
+    usable: usize,
+    /// Ascending.
+    banned: Vec<Token>,
+}
+
+impl Sampler {
+    /// Refuses settings outside their range.
+    pub fn new(config: SamplerConfig) -> Result<Self> {
+        let check = |ok: bool, what: String| if ok { Ok(()) } else { Err(Fault::usage(what)) };
+        let SamplerConfig { temperature: t, top_p, min_p, repeat_penalty: r, .. } = config;
+        check(t.is_finite() && t >= 0.0, format!("the temperature must be 0 or more, not {t}"))?;
+        check(top_p > 0.0 && top_p <= 1.0, format!("top-p must be above 0 and at most 1, not {top_p}"))?;
+        check((0.0..=1.0).contains(&min_p), format!("min-p must be between 0 and 1, not {min_p}"))?;
+        check(r.is_finite() && r > 0.0, format!("the repeat penalty must be above 0, not {r}"))?;
+        Ok(Sampler { config, usable: usize::MAX, banned: Vec::new() })
+    }
+
+    /// Never picks ids from `usable` on: the rows a checkpoint pads its vocabulary with.
+    pub fn usable(mut self, usable: usize) -> Self {
+        self.usable = usable;
+        self
+    }
+
+    /// Never picks these tokens.
+    pub fn ban(mut self, tokens: impl IntoIterator<Item = Token>) -> Self {
+        self.banned.extend(tokens);
+        self.banned.sort_unstable();
+        self
+    }
+
+    pub fn config(&self) -> &SamplerConfig {
+        &self.config
+    }
+
+    /// Whether `context` matters to [`pick`](Self::pick) and [`rank`](Self::rank).
+    pub fn reads_context(&self) -> bool {
+        self.config.repeat_penalty != 1.0
+    }
+
+    /// The token at `position`, given the logits behind it and all tokens before it. An error if the logits are not numbers.
+    pub fn pick(&self, position: usize, logits: &[f32], context: &[Token]) -> Result<Token> {
+        let config = &self.config;
+        let row = self.row(logits, context)?;
+        if config.temperature == 0.0 {
+            return Ok(row.top(1)[0].0);
+        }
+        if config.top_k == 0 && config.top_p >= 1.0 && config.min_p == 0.0 {
+            return Ok(self.pick_of_all(position, &row));
+        }
+        let mut best = (0, f64::NEG_INFINITY);
+        for (token, logit) in self.survivors(&row) {
+            self.improve(&mut best, token, logit, gumbel(config.seed, position, token));
+        }
+        Ok(best.0)
+    }
+
+    /// The `n` tokens of a draft row that the target is most likely to pick at `position`, best first.
+    ///
+    /// Filters are the target's, but softly: what they drop is ranked lower. The chance is a softmax of the scores over the
+    /// candidates looked at, which treats the draft's error as another Gumbel noise; callers calibrate it.
+    pub fn rank(&self, position: usize, logits: &[f32], context: &[Token], n: usize, out: &mut Vec<Candidate>) -> Result<()> {
+        let SamplerConfig { temperature, top_k, seed, .. } = self.config;
+        let row = self.row(logits, context)?;
+        let list = row.top(if top_k == 0 || temperature == 0.0 { RANKED } else { RANKED.min(top_k) });
+        out.clear();
+        if temperature == 0.0 {
+            out.extend(list.iter().map(|&(token, logit)| Candidate { token, score: logit, chance: 0.0 }));
+        } else {
+            let kept = self.passing(&list, self.mass(&list, row.max()), row.max());
+            out.extend(list.iter().enumerate().map(|(i, &(token, logit))| {
+                let dropped = if i < kept { 0.0 } else { DROPPED };
+                let score = logit as f64 - dropped + temperature as f64 * gumbel(seed, position, token);
+                Candidate { token, score: score as f32, chance: 0.0 }
+            }));
+        }
+        let max = out.iter().fold(f32::NEG_INFINITY, |max, c| max.max(c.score));
+        let mut sum = 0.0;
+        for candidate in out.iter_mut() {
+            candidate.chance = (candidate.score - max).exp();
+            sum += candidate.chance;
+        }
+        best_first(out, n, |c| c.score as f64);
+        out.iter_mut().for_each(|c| c.chance /= sum);
+        Ok(())
+    }
+
+    /// Applies bans and the penalty. Every token of the context counts once, as in transformers.
+    fn row<'a>(&self, logits: &'a [f32], context: &[Token]) -> Result<Row<'a>> {
+        let logits = &logits[..logits.len().min(self.usable)];
+        let inside = |token: &Token| (*token as usize) < logits.len();
+        let mut patches = Vec::new();
+        if self.reads_context() {
+            let mut seen = vec![0u64; logits.len().div_ceil(64)];
+            context.iter().filter(|t| inside(t)).for_each(|&t| seen[t as usize / 64] |= 1 << (t % 64));
+            for (word, &bits) in seen.iter().enumerate().filter(|(_, bits)| **bits != 0) {
+                for token in (0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| (word * 64 + bit) as Token) {
+                    let (logit, penalty) = (logits[token as usize], self.config.repeat_penalty);
+                    patches.push((token, if logit < 0.0 { logit * penalty } else { logit / penalty }));
+                }
+            }
+        }
+        if !self.banned.is_empty() {
+            patches.retain(|(token, _)| self.banned.binary_search(token).is_err());
+            patches.extend(self.banned.iter().filter(|t| inside(t)).map(|&t| (t, f32::NEG_INFINITY)));
+            patches.sort_unstable_by_key(|&(token, _)| token);
+        }
+        Row::new(logits, patches)
+    }
+
+    /// The tokens that pass the filters, best first (in ascending order where min-p alone is set).
+    fn survivors(&self, row: &Row<'_>) -> Vec<(Token, f32)> {
+        let SamplerConfig { temperature, top_k, top_p, min_p, .. } = self.config;
+        let max = row.max();
+        if top_k > 0 {
+            let mut list = row.top(top_k);
+            let kept = self.passing(&list, self.mass(&list, max), max);
+            list.truncate(kept);
+            return list;
+        }
+        if top_p >= 1.0 {
+            let mut list = Vec::new();
+            row.at_least(max + temperature * min_p.ln(), |token, logit| list.push((token, logit)));
+            return list;
+        }
+        let mut mass = 0.0;
+        row.at_least(max - NEGLIGIBLE * temperature, |_, logit| mass += self.weight(logit, max));
+        let mut k = RANKED;
+        loop {
+            let mut list = row.top(k);
+            let kept = self.passing(&list, mass, max);
+            if kept < list.len() || list.len() < k {
+                list.truncate(kept);
+                return list;
+            }
+            k *= 8;
+        }
+    }
+
+    /// How many tokens of a best-first list pass top-p and min-p, at least one; `mass` is what top-p counts as the whole.
+    fn passing(&self, list: &[(Token, f32)], mass: f64, max: f32) -> usize {
+        let SamplerConfig { top_p, min_p, .. } = self.config;
+        let mut sum = 0.0;
+        let fails = |&(_, logit): &(Token, f32)| {
+            let weight = self.weight(logit, max);
+            let reached = top_p < 1.0 && sum >= top_p as f64 * mass;
+            sum += weight;
+            reached || weight < min_p as f64
+        };
+        list.iter().position(fails).unwrap_or(list.len()).max(1)
+    }
+
+    /// Unnormalised probability: 1 for the best token.
+    fn weight(&self, logit: f32, max: f32) -> f64 {
+        ((logit as f64 - max as f64) / self.config.temperature as f64).exp()
+    }
+
+    fn mass(&self, list: &[(Token, f32)], max: f32) -> f64 {
+        if self.config.top_p < 1.0 { list.iter().map(|&(_, logit)| self.weight(logit, max)).sum() } else { 1.0 }
+    }
+
+    fn improve(&self, best: &mut (Token, f64), token: Token, logit: f32, noise: f64) {
+        let score = logit as f64 + self.config.temperature as f64 * noise;
+        if score > best.1 || score == best.1 && token < best.0 {
+            *best = (token, score);
+        }
+    }
+
+    /// The draw from the whole vocabulary. Two logarithms a token would take milliseconds; instead a block's random words are
+    /// compared with the least one that could beat the best score so far, and few tokens get as far as a logarithm.
+    fn pick_of_all(&self, position: usize, row: &Row<'_>) -> Token {
+        let SamplerConfig { temperature, seed, .. } = self.config;
+        let mut best = (0, f64::NEG_INFINITY);
+        let mut visit = |block: usize| {
+            let lead = (best.1 - row.maxima()[block] as f64) / temperature as f64;
+            let least = noise::word_above(lead);
+            if least > u32::MAX as u64 {
+                return;
+            }
+            let words = noise::words(seed, position, block);
+            if words.iter().any(|&word| word as u64 >= least) {
+                row.visit(block, |token, logit| {
+                    let word = words[token as usize % noise::BLOCK];
+                    if word as u64 >= least {
+                        self.improve(&mut best, token, logit, noise::gumbel_of(word));
+                    }
+                });
+            }
+        };
+        // The block of the largest logit first: a high bar from the start.
+        let first = row.maxima().iter().position(|&max| max == row.max()).unwrap_or(0);
+        visit(first);
+        (0..row.maxima().len()).filter(|&block| block != first).for_each(visit);
+        best.0
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+//! A row of logits as the sampler sees it, read in blocks so that a large vocabulary is passed over once.
+
+use anyhow::{Result, bail};
+
+use super::noise::BLOCK;
+use crate::tensor::Token;
+
+/// Usable logits, some of them changed by penalties and bans, with the largest of each block.
+pub(super) struct Row<'a> {
+    logits: &'a [f32],
+    /// Changed logits, by ascending token.
+    patches: Vec<(Token, f32)>,
+    /// `[blocks of 64 tokens]`
+    maxima: Vec<f32>,
+    max: f32,
+}
+
+impl<'a> Row<'a> {
+    /// Refuses rows that have no largest finite logit: a NaN, an infinity, or nothing but bans.
+    pub fn new(logits: &'a [f32], patches: Vec<(Token, f32)>) -> Result<Self> {
+        let mut row = Row { logits, patches, maxima: Vec::with_capacity(logits.len().div_ceil(BLOCK)), max: f32::NEG_INFINITY };
+        let mut buffer = [0.0; BLOCK];
+        for index in 0..logits.len().div_ceil(BLOCK) {
+            let (max, nan) = max_and_nan(row.block(index, &mut buffer));
+            if nan {
+                bail!(
+                    "the model gave a logit that is not a number, among tokens {} to {}",
+                    index * BLOCK,
+                    index * BLOCK + BLOCK - 1
+                );
+            }
+            row.maxima.push(max);
+            row.max = row.max.max(max);
+        }
+        match row.max {
+            f32::NEG_INFINITY => bail!("no token can be picked: all {} logits are banned or minus infinity", logits.len()),
+            f32::INFINITY => bail!("the model gave an infinite logit"),
+            _ => Ok(row),
+        }
+    }
+
+    /// The logits of one block, patched.
+    fn block<'b>(&'b self, index: usize, buffer: &'b mut [f32; BLOCK]) -> &'b [f32] {
+        let first = index * BLOCK;
+        let raw = &self.logits[first..self.logits.len().min(first + BLOCK)];
+        let from = self.patches.partition_point(|&(token, _)| (token as usize) < first);
+        let here = self.patches[from..].iter().take_while(|&&(token, _)| (token as usize) < first + raw.len());
+        let mut patched = false;
+        for &(token, logit) in here {
+            if !patched {
+                buffer[..raw.len()].copy_from_slice(raw);
+                patched = true;
+            }
+            buffer[token as usize - first] = logit;
+        }
+        if patched { &buffer[..raw.len()] } else { raw }
+    }
+
+    pub fn max(&self) -> f32 {
+        self.max
+    }
+
+    /// The blocks' largest logits.
+    pub fn maxima(&self) -> &[f32] {
+        &self.maxima
+    }
+
+    /// Calls `each` for every token of a block, in ascending order.
+    pub fn visit(&self, block: usize, mut each: impl FnMut(Token, f32)) {
+        let mut buffer = [0.0; BLOCK];
+        for (i, &logit) in self.block(block, &mut buffer).iter().enumerate() {
+            each((block * BLOCK + i) as Token, logit);
+        }
+    }
+
+    /// Calls `each` for every token whose logit is at least `threshold`, in ascending order.
+    pub fn at_least(&self, threshold: f32, mut each: impl FnMut(Token, f32)) {
+        for (block, &max) in self.maxima.iter().enumerate() {
+            if max >= threshold {
+                self.visit(block, |token, logit| {
+                    if logit >= threshold {
+                        each(token, logit)
+                    }
+                });
+            }
+        }
+    }
+
+    /// The `k` tokens with the largest logits, best first, ties by lowest id; tokens at minus infinity are none.
+    pub fn top(&self, k: usize) -> Vec<(Token, f32)> {
+        // k blocks reach the k-th largest block maximum, so at least k tokens do.
+        let mut threshold = f32::MIN;
+        if k < self.maxima.len() {
+            let mut maxima = self.maxima.clone();
+            let (_, kth, _) = maxima.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+            threshold = threshold.max(*kth);
+        }
+        let mut best = Vec::with_capacity(2 * k.min(self.logits.len()));
+        self.at_least(threshold, |token, logit| best.push((token, logit)));
+        best_first(&mut best, k, |&(_, logit)| logit as f64);
+        best
+    }
+}
+
+/// Cuts a list, ordered by ascending token or already best first, to its `k` best by `score`, best first, ties by lowest id.
+pub(super) fn best_first<T: HasToken>(list: &mut Vec<T>, k: usize, score: impl Fn(&T) -> f64) {
+    let order = |a: &T, b: &T| score(b).total_cmp(&score(a)).then(a.token().cmp(&b.token()));
+    if k < list.len() {
+        list.select_nth_unstable_by(k, order);
+        list.truncate(k);
+    }
+    list.sort_unstable_by(order);
+}
+
+pub(super) trait HasToken {
+    fn token(&self) -> Token;
+}
+
+impl HasToken for (Token, f32) {
+    fn token(&self) -> Token {
+        self.0
+    }
+}
+
+/// Largest value of a block, NaN ignored, and whether one was seen.
+fn max_and_nan(block: &[f32]) -> (f32, bool) {
+    const LANES: usize = 16;
+    let mut max = [f32::NEG_INFINITY; LANES];
+    let mut nan = [false; LANES];
+    let (chunks, rest) = block.as_chunks::<LANES>();
+    for chunk in chunks {
+        for i in 0..LANES {
+            max[i] = if chunk[i] > max[i] { chunk[i] } else { max[i] };
+            nan[i] |= chunk[i].is_nan();
+        }
+    }
+    let max = rest.iter().chain(&max).fold(f32::NEG_INFINITY, |m, &v| if v > m { v } else { m });
+    (max, nan.contains(&true) || rest.iter().any(|v| v.is_nan()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sorted(logits: &[f32], k: usize) -> Vec<(Token, f32)> {
+        let mut all: Vec<_> = logits.iter().enumerate().map(|(i, &v)| (i as Token, v)).collect();
+        all.retain(|&(_, v)| v > f32::NEG_INFINITY);
+        all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        all.truncate(k);
+        all
+    }
+
+    #[test]
+    fn top_equals_a_full_sort() {
+        let logits: Vec<f32> = (0..1000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 22) as f32 / 16.0).collect();
+        for (usable, k) in [(1000, 1), (1000, 8), (1000, 16), (1000, 64), (1000, 5000), (65, 3), (7, 7), (1, 1)] {
+            let row = Row::new(&logits[..usable], vec![]).unwrap();
+            assert_eq!(row.top(k), sorted(&logits[..usable], k));
+        }
+    }
+
+    #[test]
+    fn patches_replace_logits() {
+        let logits = vec![1.0; 200];
+        let patches = vec![(0, f32::NEG_INFINITY), (63, 2.0), (64, 3.0), (199, 0.5)];
+        let mut patched = logits.clone();
+        patches.iter().for_each(|&(t, v)| patched[t as usize] = v);
+        let row = Row::new(&logits, patches).unwrap();
+        assert_eq!(row.max(), 3.0);
+        assert_eq!(row.top(300), sorted(&patched, 300));
+    }
+
+    #[test]
+    fn rows_without_a_maximum_are_refused() {
+        let mut logits = vec![0.0; 100];
+        logits[70] = f32::NAN;
+        assert!(Row::new(&logits, vec![]).err().unwrap().to_string().contains("not a number, among tokens 64"));
+        logits[70] = f32::INFINITY;
+        assert!(Row::new(&logits, vec![]).is_err());
+        assert!(Row::new(&[f32::NEG_INFINITY; 9], vec![]).is_err());
+        assert!(Row::new(&[], vec![]).is_err());
+    }
+}

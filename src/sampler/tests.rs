@@ -1,0 +1,130 @@
+use super::*;
+
+/// The definition, without any shortcut.
+fn by_the_book(config: &SamplerConfig, position: usize, logits: &[f32], context: &[Token]) -> Token {
+    let t = config.temperature as f64;
+    let mut list: Vec<(Token, f32)> = logits.iter().enumerate().map(|(i, &l)| (i as Token, l)).collect();
+    for (token, logit) in &mut list {
+        if context.contains(token) {
+            *logit = if *logit < 0.0 { *logit * config.repeat_penalty } else { *logit / config.repeat_penalty };
+        }
+    }
+    list.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    if t == 0.0 {
+        return list[0].0;
+    }
+    if config.top_k > 0 {
+        list.truncate(config.top_k);
+    }
+    let max = list[0].1 as f64;
+    let weights: Vec<f64> = list.iter().map(|&(_, l)| ((l as f64 - max) / t).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    let mut before = 0.0;
+    let mut best = (0, f64::NEG_INFINITY);
+    for (i, &(token, logit)) in list.iter().enumerate() {
+        if i > 0 && (config.top_p < 1.0 && before >= config.top_p as f64 * total || weights[i] < config.min_p as f64) {
+            break;
+        }
+        before += weights[i];
+        let score = logit as f64 + t * gumbel(config.seed, position, token);
+        if score > best.1 || score == best.1 && token < best.0 {
+            best = (token, score);
+        }
+    }
+    best.0
+}
+
+/// Logits between about -4 and 12, most of them low.
+fn logits(seed: u64, n: usize) -> Vec<f32> {
+    (0..n).map(|i| gumbel(seed, 1 << 20, i as Token) as f32).collect()
+}
+
+#[test]
+fn pick_equals_the_definition() {
+    let base = SamplerConfig { temperature: 1.0, ..Default::default() };
+    let settings = [
+        SamplerConfig::default(),
+        base.clone(),
+        SamplerConfig { temperature: 0.3, ..base.clone() },
+        SamplerConfig { temperature: 3.0, ..base.clone() },
+        SamplerConfig { top_k: 64, top_p: 0.95, ..base.clone() },
+        SamplerConfig { top_k: 5, ..base.clone() },
+        SamplerConfig { top_p: 0.8, ..base.clone() },
+        SamplerConfig { top_p: 0.999, temperature: 2.0, ..base.clone() },
+        SamplerConfig { min_p: 0.05, ..base.clone() },
+        SamplerConfig { top_p: 0.9, min_p: 0.02, ..base.clone() },
+        SamplerConfig { repeat_penalty: 1.3, top_k: 20, ..base.clone() },
+        SamplerConfig { repeat_penalty: 0.7, ..Default::default() },
+    ];
+    for config in settings {
+        for seed in 0..40 {
+            let config = SamplerConfig { seed, ..config.clone() };
+            let logits = logits(seed, [3, 64, 700, 3000][seed as usize % 4]);
+            let context: Vec<Token> = (0..50).map(|i| i * 7 % 200).collect();
+            let got = Sampler::new(config.clone()).unwrap().pick(seed as usize, &logits, &context).unwrap();
+            assert_eq!(got, by_the_book(&config, seed as usize, &logits, &context), "{config:?}");
+        }
+    }
+}
+
+#[test]
+fn ties_go_to_the_lowest_id() {
+    let sampler = Sampler::new(SamplerConfig::default()).unwrap();
+    assert_eq!(sampler.pick(0, &[0.0, 2.0, 1.0, 2.0], &[]).unwrap(), 1);
+    let top = SamplerConfig { temperature: 1.0, top_k: 1, ..Default::default() };
+    assert_eq!(Sampler::new(top).unwrap().pick(0, &[2.0; 500], &[]).unwrap(), 0);
+}
+
+#[test]
+fn bans_and_padding_are_never_picked() {
+    for temperature in [0.0, 1.0] {
+        let config = SamplerConfig { temperature, repeat_penalty: 1.1, ..Default::default() };
+        let sampler = Sampler::new(config).unwrap().usable(100).ban([90, 3, 400]);
+        let mut logits = vec![0.0; 128];
+        (logits[3], logits[90], logits[110], logits[120]) = (50.0, 60.0, 70.0, f32::NAN);
+        logits[42] = 45.0;
+        assert_eq!(sampler.pick(5, &logits, &[3, 90, 110]).unwrap(), 42);
+    }
+}
+
+#[test]
+fn the_penalty_counts_a_token_once_and_follows_the_sign() {
+    let sampler = Sampler::new(SamplerConfig { repeat_penalty: 2.0, ..Default::default() }).unwrap();
+    assert_eq!(sampler.pick(0, &[3.0, 2.0], &[0, 0, 0]).unwrap(), 1);
+    assert_eq!(sampler.pick(0, &[5.0, 2.0], &[0, 0, 0]).unwrap(), 0);
+    assert_eq!(sampler.pick(0, &[-1.0, -1.5], &[0]).unwrap(), 1);
+    assert_eq!(sampler.pick(0, &[-1.0, -2.5], &[0]).unwrap(), 0);
+}
+
+#[test]
+fn the_first_ranked_candidate_of_a_perfect_draft_is_the_pick() {
+    for seed in 0..200 {
+        for temperature in [0.0, 0.7, 1.0] {
+            let config = SamplerConfig { temperature, top_k: 64, seed, ..Default::default() };
+            let sampler = Sampler::new(config).unwrap();
+            let logits = logits(seed, 1000).iter().map(|l| 3.0 * l).collect::<Vec<_>>();
+            let mut ranked = Vec::new();
+            sampler.rank(9, &logits, &[], 4, &mut ranked).unwrap();
+            assert_eq!(ranked.len(), 4);
+            assert_eq!(ranked[0].token, sampler.pick(9, &logits, &[]).unwrap());
+            assert!(ranked.windows(2).all(|w| w[0].score >= w[1].score && w[0].chance >= w[1].chance));
+            assert!(ranked.iter().map(|c| c.chance).sum::<f32>() <= 1.0 + 1e-5);
+        }
+    }
+}
+
+#[test]
+fn settings_out_of_range_are_usage_errors() {
+    let bad = [
+        SamplerConfig { temperature: -1.0, ..Default::default() },
+        SamplerConfig { temperature: f32::NAN, ..Default::default() },
+        SamplerConfig { top_p: 0.0, ..Default::default() },
+        SamplerConfig { top_p: 1.5, ..Default::default() },
+        SamplerConfig { min_p: 2.0, ..Default::default() },
+        SamplerConfig { repeat_penalty: 0.0, ..Default::default() },
+    ];
+    for config in bad {
+        let error = Sampler::new(config).unwrap_err();
+        assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2);
+    }
+}

@@ -1,0 +1,163 @@
+//! The harness behind promise 4, for any engine: one prompt and seed, many drafters, one text.
+
+#![allow(dead_code)]
+
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Result;
+use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
+use gemma::draft::{
+    CostCurve, DraftContext, DraftOptions, Drafter, Merge, ModelDrafter, NgramDrafter, NoDraft, Paced, Proposal, TreeSize,
+};
+use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree};
+use gemma::sampler::{Sampler, SamplerConfig};
+use gemma::tensor::Token;
+
+/// Makes one engine after another, all the same.
+pub type Factory<'a> = &'a dyn Fn() -> Box<dyn Engine>;
+
+/// What a run is asked for.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub prompt: Vec<Token>,
+    pub config: SamplerConfig,
+    pub max_tokens: usize,
+    pub stop_ids: Vec<Token>,
+    /// A receiver that stops after this many tokens.
+    pub patience: usize,
+}
+
+impl Case {
+    pub fn new(prompt: &[Token], config: SamplerConfig) -> Self {
+        Case { prompt: prompt.to_vec(), config, max_tokens: 60, stop_ids: Vec::new(), patience: usize::MAX }
+    }
+}
+
+/// What a run gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Text {
+    pub history: Vec<Token>,
+    pub heard: Vec<Token>,
+    pub stop: Stop,
+}
+
+pub fn run(timeline: &mut Timeline, drafter: &mut dyn Drafter, case: &Case) -> (Text, Stats) {
+    let sampler = Sampler::new(case.config.clone()).unwrap();
+    let mut history = case.prompt.clone();
+    let mut heard = Vec::new();
+    let mut stats = Stats::default();
+    let limits = Limits { max_tokens: case.max_tokens, stop_ids: &case.stop_ids, interrupt: &AtomicBool::new(false) };
+    let mut listen = |event| {
+        if let Event::Token(token) = event {
+            heard.push(token);
+        }
+        if heard.len() >= case.patience { Flow::Stop } else { Flow::Continue }
+    };
+    let stop = generate(timeline, drafter, &sampler, &mut history, &limits, &mut stats, &mut listen).unwrap();
+    assert_eq!(history[case.prompt.len()..], heard);
+    assert_eq!(stats.tokens, heard.len() as u64);
+    assert_eq!(stats.lengths.iter().sum::<u64>(), stats.passes);
+    (Text { history, heard, stop }, stats)
+}
+
+/// Picks what the target will pick, by asking a second target; or, if told to lie, everything but that.
+pub struct Oracle {
+    target: Timeline,
+    lie: bool,
+}
+
+impl Oracle {
+    pub fn new(target: Box<dyn Engine>, lie: bool) -> Self {
+        Oracle { target: Timeline::new(target), lie }
+    }
+}
+
+impl Drafter for Oracle {
+    fn name(&self) -> &'static str {
+        "oracle"
+    }
+
+    fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
+        let mut scores = Scores::default();
+        let mut text = ctx.history.to_vec();
+        for node in 0..ctx.nodes.min(ctx.depth).min(6) as u32 {
+            self.target.sync(&text[..text.len() - 1], &mut |_| true)?;
+            self.target.forward(&TokenTree::root(text[text.len() - 1]), Rows::Last, &mut scores)?;
+            let pick = ctx.sampler.pick(text.len(), scores.row(0), &text)?;
+            let token = if self.lie { (pick + 1) % scores.vocab as Token } else { pick };
+            out.add(node, token, 0.9, "oracle");
+            text.push(token);
+        }
+        Ok(())
+    }
+}
+
+/// Trees of any shape, deeper and larger than allowed.
+pub struct Random {
+    pub state: u64,
+    pub vocab: usize,
+}
+
+impl Drafter for Random {
+    fn name(&self) -> &'static str {
+        "random"
+    }
+
+    fn propose(&mut self, _: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
+        let mut next = |n: usize| {
+            self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.state >> 33) as usize % n
+        };
+        for _ in 0..next(80) {
+            let parent = next(out.len()) as u32;
+            let chance = next(100) as f32 / 100.0;
+            out.add(parent, next(self.vocab) as Token, chance, "random");
+        }
+        Ok(())
+    }
+}
+
+/// Passes requests on with a chain or a number of nodes of its own choice.
+fn paced(inner: Box<dyn Drafter>, tree: TreeSize, tokens: Option<usize>) -> Box<dyn Drafter> {
+    Box::new(Paced::new(inner, CostCurve::guess(), DraftOptions { tree, tokens }, false))
+}
+
+/// Every drafter there is, around a target and a draft model.
+pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, Box<dyn Drafter>)> {
+    let vocab = target().vocab();
+    let model = || Box::new(ModelDrafter::new("model", draft()));
+    let ngram = || Box::new(NgramDrafter::new());
+    let both = || Box::new(Merge::new(vec![model(), ngram()]));
+    let all: Vec<Box<dyn Drafter>> =
+        vec![model(), ngram(), Box::new(Random { state: 7, vocab }), Box::new(Oracle::new(target(), false))];
+    vec![
+        ("none", Box::new(NoDraft)),
+        ("oracle", Box::new(Oracle::new(target(), false))),
+        ("liar", Box::new(Oracle::new(target(), true))),
+        ("random", Box::new(Random { state: 1, vocab })),
+        ("ngram", ngram()),
+        ("ngram chain", paced(ngram(), TreeSize::Chain, None)),
+        ("model", model()),
+        ("model auto", paced(model(), TreeSize::Auto, None)),
+        ("model chain of 4", paced(model(), TreeSize::Chain, Some(4))),
+        ("model tree of 11", paced(model(), TreeSize::Nodes(11), None)),
+        ("target as model", Box::new(ModelDrafter::new("self", target()))),
+        ("model and ngram", both()),
+        ("model and ngram chain", paced(both(), TreeSize::Chain, None)),
+        ("model and ngram by the clock", { Box::new(Paced::new(both(), CostCurve::guess(), DraftOptions::default(), true)) }),
+        ("everything", Box::new(Merge::new(all))),
+    ]
+}
+
+/// Runs a case with every drafter; returns the text and the statistics by drafter.
+pub fn check(target: Factory<'_>, draft: Factory<'_>, case: &Case) -> (Text, Vec<(&'static str, Stats)>) {
+    let mut figures = Vec::new();
+    let mut plain = None;
+    for (name, mut drafter) in drafters(target, draft) {
+        let (text, stats) = run(&mut Timeline::new(target()), &mut *drafter, case);
+        let want = plain.get_or_insert_with(|| text.clone());
+        assert_eq!(text, *want, "with drafter `{name}`, {case:?}");
+        figures.push((name, stats));
+    }
+    (plain.unwrap(), figures)
+}

@@ -1,0 +1,207 @@
+//! Promise 4: for one seed the text is the same whatever drafter, draft length or tree is used, at every temperature.
+
+#[path = "common/invariance.rs"]
+mod invariance;
+#[path = "common/toy.rs"]
+mod toy;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
+use gemma::draft::{Drafter, ModelDrafter, NgramDrafter, NoDraft};
+use gemma::engine::Timeline;
+use gemma::error::{Kind, fault_of};
+use gemma::sampler::{Sampler, SamplerConfig};
+use invariance::{Case, Oracle, Random, check, run};
+use toy::Toy;
+
+fn settings() -> Vec<SamplerConfig> {
+    let greedy = SamplerConfig::default();
+    let warm = SamplerConfig { temperature: 1.0, ..greedy.clone() };
+    vec![
+        greedy.clone(),
+        warm.clone(),
+        SamplerConfig { temperature: 0.7, top_k: 8, ..greedy.clone() },
+        SamplerConfig { top_k: 64, top_p: 0.95, ..warm.clone() },
+        SamplerConfig { top_p: 0.8, ..warm.clone() },
+        SamplerConfig { min_p: 0.1, ..warm.clone() },
+        SamplerConfig { repeat_penalty: 1.3, ..greedy },
+        SamplerConfig { repeat_penalty: 1.2, top_k: 20, ..warm },
+    ]
+}
+
+fn draft_of(target: &Toy, error: f32) -> Toy {
+    Toy { error, ..target.clone() }
+}
+
+#[test]
+fn every_drafter_gives_the_plain_text() {
+    for (i, config) in settings().into_iter().enumerate() {
+        for seed in 0..4 {
+            let target = Toy { order: [1, 2, 3, usize::MAX][seed as usize], ..Toy::new(seed) };
+            let draft = draft_of(&target, 0.25);
+            let case = Case::new(&[3, 1, 4, 1, 5, 9, 2, 6], SamplerConfig { seed: seed + 100 * i as u64, ..config.clone() });
+            let (text, figures) = check(&|| target.engine(), &|| draft.engine(), &case);
+            assert_eq!((text.heard.len(), text.stop), (60, Stop::Length));
+            for (name, stats) in figures {
+                match name {
+                    "oracle" => assert_eq!(stats.total.drafted, stats.total.accepted, "all that an oracle drafts is accepted"),
+                    "liar" => assert_eq!((stats.total.accepted, stats.passes), (0, 60)),
+                    "none" => assert_eq!((stats.total.drafted, stats.passes), (0, 60)),
+                    "target as model" => assert!(stats.accepted_length() > 3.0, "{}", stats.accepted_length()),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn texts_end_at_the_same_token_inside_a_tree() {
+    let mut ends = std::collections::HashSet::new();
+    for seed in 0..12 {
+        let target = Toy::new(50 + seed);
+        let draft = draft_of(&target, 0.1);
+        let config = SamplerConfig { temperature: (seed % 3) as f32 / 2.0, seed, ..Default::default() };
+        let mut case = Case::new(&[1, 2], config);
+        match seed % 3 {
+            0 => case.max_tokens = 1 + seed as usize * 2,
+            1 => case.stop_ids = (0..40).filter(|t| t % 9 == seed as u32 % 9).collect(),
+            _ => case.patience = 5 + seed as usize,
+        }
+        let (text, _) = check(&|| target.engine(), &|| draft.engine(), &case);
+        assert!(!text.heard.iter().any(|t| case.stop_ids.contains(t)));
+        ends.insert(std::mem::discriminant(&text.stop));
+    }
+    assert_eq!(ends.len(), 3, "each way to end was met");
+}
+
+#[test]
+fn a_full_context_ends_the_text() {
+    let target = Toy { context: 30, ..Toy::new(3) };
+    let draft = draft_of(&target, 0.1);
+    for context in [30, 20] {
+        let draft = Toy { context, ..draft.clone() };
+        let case = Case::new(&[1, 2, 3], SamplerConfig::default());
+        let (text, _) = check(&|| target.engine(), &|| draft.engine(), &case);
+        assert_eq!((text.history.len(), text.stop), (30, Stop::Length));
+    }
+    let long = Case::new(&[1; 30], SamplerConfig::default());
+    let sampler = Sampler::new(long.config.clone()).unwrap();
+    let limits = Limits { max_tokens: 5, stop_ids: &[], interrupt: &AtomicBool::new(false) };
+    let try_prompt = |mut history: Vec<u32>| {
+        let mut timeline = Timeline::new(target.engine());
+        let mut quiet = |_| Flow::Continue;
+        generate(&mut timeline, &mut NoDraft, &sampler, &mut history, &limits, &mut Stats::default(), &mut quiet).unwrap_err()
+    };
+    assert_eq!(fault_of(&try_prompt(long.prompt.clone())).unwrap().kind, Kind::Context);
+    assert_eq!(fault_of(&try_prompt(vec![])).unwrap().kind, Kind::Usage);
+}
+
+#[test]
+fn a_draft_of_another_size_is_only_less_useful() {
+    let target = Toy::new(8);
+    let case = Case::new(&[1, 2, 3], SamplerConfig { temperature: 1.0, ..Default::default() });
+    for draft in [
+        Toy { vocab: 20, ..draft_of(&target, 0.2) },
+        Toy { vocab: 60, ..draft_of(&target, 0.2) },
+        Toy { max_rows: 1, ..draft_of(&target, 0.2) },
+        Toy { max_rows: 6, ..draft_of(&target, 0.2) },
+    ] {
+        check(&|| target.engine(), &|| draft.engine(), &case);
+    }
+    // Rows of the target itself: one at a time, few, many.
+    let mut texts = Vec::new();
+    for max_rows in [1, 2, 5, 64] {
+        let target = Toy { max_rows, ..target.clone() };
+        texts.push(check(&|| target.engine(), &|| draft_of(&target, 0.2).engine(), &case).0);
+    }
+    assert!(texts.windows(2).all(|w| w[0] == w[1]));
+}
+
+/// One session in which the history is continued, cut back and replaced gives what fresh engines give.
+#[test]
+fn caches_follow_an_edited_history() {
+    let slacks = [0, 10, usize::MAX];
+    for slack in slacks {
+        let target = Toy { slack, max_rows: 16, ..Toy::new(21) };
+        let draft = Toy { slack, ..draft_of(&target, 0.15) };
+        let mut drafters: Vec<Box<dyn Drafter>> = vec![
+            Box::new(NoDraft),
+            Box::new(ModelDrafter::new("model", draft.engine())),
+            Box::new(NgramDrafter::new()),
+            Box::new(Oracle::new(target.engine(), false)),
+            Box::new(Random { state: 3, vocab: 40 }),
+        ];
+        let mut timeline = Timeline::new(target.engine());
+        let mut prompt: Vec<u32> = (0..50).map(|i| i * 7 % 40).collect();
+        for step in 0..40 {
+            let config = SamplerConfig { temperature: 1.0, top_k: 10, seed: step, ..Default::default() };
+            let case = Case { max_tokens: 9, ..Case::new(&prompt, config) };
+            let (want, fresh) = run(&mut Timeline::new(target.engine()), &mut NoDraft, &case);
+            let which = step as usize % drafters.len();
+            let (got, stats) = run(&mut timeline, &mut *drafters[which], &case);
+            assert_eq!(got, want, "step {step}, slack {slack}");
+            assert_eq!(fresh.prefilled, prompt.len() as u64 - 1);
+            assert!(stats.prefilled <= fresh.prefilled);
+            match step % 4 {
+                0 => prompt = got.history, // goes on: nothing to prefill
+                1 => prompt.truncate(prompt.len() - 5),
+                2 => prompt[20] = step as u32,
+                _ => prompt.extend([1, 2, 3]),
+            }
+            if step % 4 == 1 {
+                assert!(stats.prefilled <= 1, "{} tokens were prefilled again", stats.prefilled);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_interrupt_stops_between_chunks_and_between_rounds() {
+    let target = Toy { max_rows: 8, ..Toy::new(4) };
+    let sampler = Sampler::new(SamplerConfig::default()).unwrap();
+    let flag = AtomicBool::new(false);
+    let limits = Limits { max_tokens: 50, stop_ids: &[], interrupt: &flag };
+    let mut history = vec![1; 40];
+    let mut timeline = Timeline::new(target.engine());
+    let mut stats = Stats::default();
+    let mut chunks = Vec::new();
+    let mut in_prefill = |event| {
+        let Event::Prefill(done, of) = event else { panic!("no token yet") };
+        chunks.push((done, of));
+        flag.store(done >= 16, Ordering::Relaxed);
+        Flow::Continue
+    };
+    let stop = generate(&mut timeline, &mut NoDraft, &sampler, &mut history, &limits, &mut stats, &mut in_prefill).unwrap();
+    assert_eq!((stop, history.len(), timeline.position()), (Stop::Interrupt, 40, 16));
+    assert_eq!(chunks, [(8, 39), (16, 39)]);
+
+    flag.store(false, Ordering::Relaxed);
+    let mut heard = 0;
+    let mut in_decode = |event| {
+        heard += matches!(event, Event::Token(_)) as usize;
+        flag.store(heard == 3, Ordering::Relaxed);
+        Flow::Continue
+    };
+    let stop = generate(&mut timeline, &mut NoDraft, &sampler, &mut history, &limits, &mut stats, &mut in_decode).unwrap();
+    assert_eq!((stop, history.len()), (Stop::Interrupt, 43));
+}
+
+/// The drafts are worth something: on an easy pair tokens per pass rise well above 1, trees above chains.
+#[test]
+fn better_drafts_need_fewer_passes() {
+    let mut length = std::collections::HashMap::new();
+    for seed in 0..6 {
+        let target = Toy { order: 3, spread: 3.0, ..Toy::new(seed) };
+        let draft = draft_of(&target, 0.2);
+        let config = SamplerConfig { temperature: 1.0, seed, ..Default::default() };
+        let case = Case { max_tokens: 150, ..Case::new(&[1, 2, 3], config) };
+        for (name, stats) in check(&|| target.engine(), &|| draft.engine(), &case).1 {
+            *length.entry(name).or_insert(0.0) += stats.accepted_length() / 6.0;
+        }
+    }
+    assert!(length["model"] > 2.0, "{length:?}");
+    assert!(length["model tree of 11"] > length["model chain of 4"], "{length:?}");
+    assert!(length["model auto"] > 1.5, "{length:?}");
+}
