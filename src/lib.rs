@@ -36,5 +36,6 @@ pub mod engine;
 pub mod error;
 pub mod gemma;
 pub mod kv;
+pub mod quant;
 pub mod sampler;
 pub mod tensor;
