@@ -95,7 +95,7 @@ def definitions(text, rng: random.Random):
         if re.search(r"[<>|\[\]{}\\]|https?:|see (the )?(figure|table|section|chapter)|as (shown|described|discussed)|shown in|following", par, re.I):
             continue
         plural = m["verb"] in ("are", "refer to")
-        term = m["term"][0].lower() + m["term"][1:] if m["term"][1:2].islower() else m["term"]
+        term = m["term"] if rng.random() < 0.3 and not m["det"] else m["term"][0].lower() + m["term"][1:]
         det = (m["det"] or "").lower()
         ask = rng.choice(ASK_MANY if plural else ASK).format(det + term)
         yield f"<start_of_turn>user\n{ask}<end_of_turn>\n<start_of_turn>model\n{par}<end_of_turn>"

@@ -13,7 +13,6 @@ from hf_files import CONTEXT, HEAD_DIM, MODELS, VOCAB, WINDOW, shapes
 
 EPS = 1e-6
 I4_STEP = 0.3352  # step of the 4-bit grid in units of a row's root mean square
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def hadamard(n=128, device="cuda"):
@@ -39,8 +38,16 @@ def quantise_i8(w):
     return torch.clamp(torch.round(w / s), -127, 127) * s
 
 
-def straight_through(w, f):
-    return w + (f(w) - w).detach()
+class StraightThrough(torch.autograd.Function):
+    """f(w) forwards, the identity backwards."""
+
+    @staticmethod
+    def forward(ctx, w, f):
+        return f(w)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.float(), None
 
 
 def rms_norm(x, w):
@@ -60,12 +67,40 @@ def rope(x, cos, sin):
     return x * cos + torch.cat([-b, a], -1) * sin
 
 
+PARTS = ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_norm",
+         "self_attn.k_norm", "self_attn.o_proj", "post_attention_layernorm", "pre_feedforward_layernorm",
+         "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_feedforward_layernorm")
+
+
+def layer(x, w, cos, sin, attend):
+    """One layer on the residual stream x [batch, length, dim]; w: its weights in the order of PARTS;
+    attend(q, k, v) on [batch, heads, length, 64]."""
+    norm1, wq, wk, wv, norm_q, norm_k, wo, norm2, norm3, gate, up, down, norm4 = w
+    b, s, _ = x.shape
+    split = lambda t: t.view(b, s, -1, HEAD_DIM).transpose(1, 2)
+    y = rms_norm(x, norm1).to(wq.dtype)
+    q = rope(rms_norm(split(F.linear(y, wq)), norm_q), cos, sin).to(wq.dtype)
+    k = rope(rms_norm(split(F.linear(y, wk)), norm_k), cos, sin).to(wq.dtype)
+    y = attend(q, k, split(F.linear(y, wv))).transpose(1, 2).reshape(b, s, -1)
+    x = x + rms_norm(F.linear(y, wo), norm2)
+    y = rms_norm(x, norm3).to(wq.dtype)
+    y = F.linear(F.gelu(F.linear(y, gate), approximate="tanh") * F.linear(y, up), down)
+    return x + rms_norm(y, norm4)
+
+
+@torch.compile
+def packed_layer(x, w, cos, sin, mask):
+    attend = lambda q, k, v: flex_attention(q, k, v, block_mask=mask, enable_gqa=True, scale=HEAD_DIM**-0.5)
+    return layer(x, w, cos, sin, attend)
+
+
 class Net:
     def __init__(self, name, device="cuda"):
         m = MODELS[name]
         self.name, self.dim, self.layers = name, m["dim"], m["layers"]
         self.heads, self.kv_heads, self.pattern = m["heads"], m["kv_heads"], m["pattern"]
         self.embed_i4 = name == "demo-draft"
+        self.dtype = torch.bfloat16  # of activations and linears; f32 only to compare with transformers
         self.h = hadamard(device=device)
         self.rope = {True: rope_tables(1e6, device=device), False: rope_tables(1e4, device=device)}
 
@@ -90,52 +125,29 @@ class Net:
         out = {}
         for n, t in w.items():
             if t.dim() == 1:
-                out[n] = straight_through(t, lambda x: x.bfloat16().float()) if quant else t
+                out[n] = StraightThrough.apply(t, lambda x: x.bfloat16().float()) if quant else t
                 continue
             if quant:
                 i4 = self.embed_i4 or "embed" not in n
-                t = straight_through(t, (lambda x: quantise_i4(x, self.h)) if i4 else quantise_i8)
-            out[n] = t.bfloat16()
+                t = StraightThrough.apply(t, (lambda x: quantise_i4(x, self.h)) if i4 else quantise_i8)
+            out[n] = t.to(self.dtype)
         return out
 
-    def attention_inputs(self, e, i, x, cos, sin):
-        """Normed, rotated q, k and v of layer i: [batch, heads, length, 64]."""
-        p, (b, s, _) = f"model.layers.{i}.self_attn.", x.shape
-        split = lambda t, n: t.view(b, s, n, HEAD_DIM).transpose(1, 2)
-        q = split(F.linear(x, e[p + "q_proj.weight"]), self.heads)
-        k = split(F.linear(x, e[p + "k_proj.weight"]), self.kv_heads)
-        v = split(F.linear(x, e[p + "v_proj.weight"]), self.kv_heads)
-        q = rope(rms_norm(q, e[p + "q_norm.weight"]), cos, sin).bfloat16()
-        k = rope(rms_norm(k, e[p + "k_norm.weight"]), cos, sin).bfloat16()
-        return q, k, v
-
-    def block(self, e, i, x, attend, cos, sin):
-        """One layer; attend(i, q, k, v) -> [batch, heads, length, 64]."""
-        p = f"model.layers.{i}."
-        b, s, _ = x.shape
-        y = rms_norm(x, e[p + "input_layernorm.weight"]).bfloat16()
-        y = attend(i, *self.attention_inputs(e, i, y, cos, sin))
-        y = F.linear(y.transpose(1, 2).reshape(b, s, -1), e[p + "self_attn.o_proj.weight"])
-        x = x + rms_norm(y, e[p + "post_attention_layernorm.weight"])
-        y = rms_norm(x, e[p + "pre_feedforward_layernorm.weight"]).bfloat16()
-        gate = F.gelu(F.linear(y, e[p + "mlp.gate_proj.weight"]), approximate="tanh")
-        y = F.linear(gate * F.linear(y, e[p + "mlp.up_proj.weight"]), e[p + "mlp.down_proj.weight"])
-        return x + rms_norm(y, e[p + "post_feedforward_layernorm.weight"])
+    def weights_of(self, e, i):
+        return [e[f"model.layers.{i}.{p}.weight"] for p in PARTS]
 
     def embed(self, e, tokens):
         return F.embedding(tokens, e["model.embed_tokens.weight"]).float() * math.sqrt(self.dim)
 
     def logits(self, e, x):
-        return F.linear(rms_norm(x, e["model.norm.weight"]).bfloat16(), e["model.embed_tokens.weight"])
+        return F.linear(rms_norm(x, e["model.norm.weight"]).to(self.dtype), e["model.embed_tokens.weight"])
 
     def hidden(self, e, tokens, masks):
         """Packed rows [batch, length] -> residual stream; masks = (local, global) block masks."""
         x, s = self.embed(e, tokens), tokens.shape[1]
-        attend = lambda i, q, k, v: flex_attention(
-            q, k, v, block_mask=masks[self.is_global(i)], enable_gqa=True, scale=HEAD_DIM**-0.5)
         for i in range(self.layers):
             cos, sin = self.rope[self.is_global(i)]
-            x = self.block(e, i, x, attend, cos[:s], sin[:s])
+            x = packed_layer(x, self.weights_of(e, i), cos[:s], sin[:s], masks[self.is_global(i)])
         return x
 
 

@@ -12,18 +12,16 @@ def _orthogonalise(g):
     return x
 
 
-@torch.compile
 def _muon_step(params, grads, moment, lr, decay):
-    """moment: [n, a, b] with a <= b; all tensors of one shape. lr, decay: 0-d tensors."""
+    """moment: [n, a, b] with a <= b; all tensors of one shape."""
     g = torch.stack(grads)
     if g.shape[1] > g.shape[2]:
         g = g.mT
     moment.lerp_(g, 0.05)
     u = _orthogonalise(g.lerp(moment, 0.95)).float()
     u = u * (0.2 * max(u.shape[1], u.shape[2]) ** 0.5)
-    for i, p in enumerate(params):
-        ui = u[i] if p.shape == u[i].shape else u[i].mT
-        p.mul_(1 - lr * decay).add_(ui * -lr)
+    torch._foreach_mul_(params, 1 - lr * decay)
+    torch._foreach_add_(params, list((u if params[0].shape == u.shape[1:] else u.mT).unbind()), alpha=-lr)
 
 
 class Optim:
@@ -45,10 +43,8 @@ class Optim:
 
     @torch.no_grad()
     def step(self, factor):
-        dev = self.all[0].device
         for shape, ps in self.groups.items():
-            lr = torch.tensor(self.lr_muon * factor, device=dev)
-            _muon_step(ps, [p.grad for p in ps], self.moments[shape], lr, torch.tensor(self.decay, device=dev))
+            _muon_step(ps, [p.grad for p in ps], self.moments[shape], self.lr_muon * factor, self.decay)
         for g in self.adam.param_groups:
             g["lr"] = self.lr_adam * factor
         self.adam.step()

@@ -1,6 +1,6 @@
 """Tokenises the corpus and packs it into rows of 2,049 ids, one set of rows per class of text.
 
-    python pack.py --corpus CORPUS --tokenizer tokenizer.json --seeds seed_chats.txt --out DIR [--limit N]
+    python pack.py --corpus CORPUS --tokenizer tokenizer.json --seeds seeds --out DIR [--limit N]
 
 A document starts with <bos>; one longer than a row is cut into pieces that each start with <bos>.
 Rows hold whole pieces (best fit) and are padded with 0, so that no chat is cut and every chat is
@@ -9,6 +9,7 @@ bits: 1 where the id belongs to a model turn, its <end_of_turn> included). For c
 tail is dropped. Held-out shards are packed the same way as heldout-KIND.
 """
 import argparse
+import glob
 import json
 import os
 import random
@@ -118,10 +119,11 @@ def labelled(job):
     return job[1], work(job)
 
 
-def seed_pieces(path):
+def seed_pieces(folder):
     """Hand-written chats: blocks of `Q: ...` (several ways to ask, by ' || '), then the answer."""
     pieces = []
-    for block in open(path, encoding="utf-8").read().split("\nQ: ")[1:]:
+    text = "".join(open(p, encoding="utf-8").read() for p in sorted(glob.glob(os.path.join(folder, "*.txt"))))
+    for block in text.split("\nQ: ")[1:]:
         asks, answer = block.split("\n", 1)
         for q in asks.split(" || "):
             ids = encode(f"<bos><start_of_turn>user\n{q.strip()}<end_of_turn>\n<start_of_turn>model\n{answer.strip()}<end_of_turn>\n")
@@ -141,7 +143,7 @@ def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--corpus")
     ap.add_argument("--tokenizer", required=True)
-    ap.add_argument("--seeds", help="file of hand-written chats; alone (without --corpus) packs only these")
+    ap.add_argument("--seeds", help="folder of hand-written chats; alone (without --corpus) packs only these")
     ap.add_argument("--out", required=True)
     ap.add_argument("--limit", type=int, default=0, help="about so many documents per shard (smoke test)")
     ap.add_argument("--procs", type=int, default=16)
