@@ -1,5 +1,6 @@
 //! Floor 2: what Gemma 3 is. Configuration and weights here; nothing knows a device.
 
+pub mod bundled;
 pub mod chat;
 pub mod config;
 pub mod forward;

@@ -1,0 +1,72 @@
+//! The models that the binary carries: a small Gemma-3-shaped chat model and its drafter (`draft/`, with their model cards).
+//! They are not Gemma.
+
+use crate::checkpoint::Checkpoint;
+use anyhow::Result;
+
+/// What the program calls the bundled target.
+pub const NAME: &str = "bundled demo";
+
+macro_rules! file {
+    ($path:literal) => {
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/draft/", $path)).as_slice()
+    };
+}
+
+/// Both models read and write the same tokens.
+const TOKENIZER: (&str, &[u8]) = ("tokenizer.json", file!("demo-target/tokenizer.json"));
+
+/// The model that answers where none is named.
+pub fn target() -> Result<Checkpoint> {
+    let files = vec![
+        ("config.json", file!("demo-target/config.json")),
+        ("generation_config.json", file!("demo-target/generation_config.json")),
+        ("model.safetensors", file!("demo-target/model.safetensors")),
+        ("tokenizer_config.json", file!("demo-target/tokenizer_config.json")),
+        TOKENIZER,
+    ];
+    Checkpoint::from_memory(NAME, files)
+}
+
+/// Its drafter.
+pub fn draft() -> Result<Checkpoint> {
+    let files = vec![
+        ("config.json", file!("demo-draft/config.json")),
+        ("model.safetensors", file!("demo-draft/model.safetensors")),
+        TOKENIZER,
+    ];
+    Checkpoint::from_memory("bundled draft", files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gemma::{ChatTemplate, Message, Special, Tokenizer, Weights};
+
+    #[test]
+    fn the_pair_opens_and_shares_its_vocabulary() {
+        let (target, draft) = (Weights::open(target().unwrap()).unwrap(), Weights::open(draft().unwrap()).unwrap());
+        assert_eq!(target.config().vocab, draft.config().vocab);
+        let tokenizer = Tokenizer::from_bytes(TOKENIZER.1).unwrap();
+        assert!(tokenizer.vocab() <= target.config().vocab);
+        assert_eq!([tokenizer.id("<bos>"), tokenizer.id("<end_of_turn>")], [Some(2), Some(106)]);
+    }
+
+    #[test]
+    fn its_tokenizer_round_trips_text_and_its_template_is_gemmas() {
+        let tokenizer = Tokenizer::from_bytes(TOKENIZER.1).unwrap();
+        for text in ["def f(x):\n\tif x:\n        return  1\r\n", "naïve — 😀 𝒳 ▁ \u{0}", "   ", "a\n\n\n\nb <end_of_turn>"] {
+            // The stand-in for a space cannot be told from a space again; everything else comes back as it was.
+            assert_eq!(tokenizer.decode(&tokenizer.encode(text, Special::AsText).unwrap()), text.replace('▁', " "));
+        }
+        let template = ChatTemplate::from_checkpoint(&target().unwrap()).unwrap();
+        let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let messages = [message("system", " Be brief. "), message("user", "hi "), message("assistant", "hello"), message("user", "bye")];
+        assert_eq!(template.render(&messages, true).unwrap(), ChatTemplate::built_in().render(&messages, true).unwrap());
+        for special in [Special::AsText, Special::Parse] {
+            let tokens = template.encode(&tokenizer, &messages, None, special, Some("Good")).unwrap();
+            assert_eq!(tokens.iter().filter(|t| **t == 2).count(), 1);
+            assert_eq!(tokens, template.encode(&tokenizer, &messages, None, Special::Parse, Some("Good")).unwrap());
+        }
+    }
+}
