@@ -27,7 +27,9 @@ pub fn formats(config: &Value, shown: &str) -> Result<BTreeMap<String, Format>> 
     let Some(section) = config.get("quantization_config").filter(|v| !v.is_null()) else {
         return Ok(BTreeMap::new());
     };
-    let bad = |what: String| Fault::model(format!("{shown}: quantization_config: {what}"));
+    let bad = |what: String| {
+        Fault::model(format!("{shown}: quantization_config: {what}")).help("config.json is damaged: quantise the model again")
+    };
     match section.get("version").and_then(Value::as_u64) {
         Some(VERSION) => {}
         Some(newer) if newer > VERSION => {

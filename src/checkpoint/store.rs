@@ -35,6 +35,10 @@ impl std::ops::Deref for Bytes {
     }
 }
 
+fn unreadable(file: &str, e: &std::io::Error) -> Fault {
+    Fault::model(format!("{file}: {e}")).help("check that the file is there and that you may read it")
+}
+
 impl Store {
     /// How errors name a file.
     pub fn display(&self, file: &str) -> String {
@@ -55,7 +59,7 @@ impl Store {
     pub fn list(&self) -> Result<Vec<String>> {
         let mut names: Vec<String> = match self {
             Store::Directory(dir) => {
-                let entries = std::fs::read_dir(dir).map_err(|e| Fault::model(format!("{}: {e}", dir.display())))?;
+                let entries = std::fs::read_dir(dir).map_err(|e| unreadable(&dir.display().to_string(), &e))?;
                 entries.filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned())).collect()
             }
             Store::Memory(_, files) => files.iter().map(|(name, _)| name.to_string()).collect(),
@@ -70,13 +74,15 @@ impl Store {
             Store::Memory(_, files) => Ok(files.iter().find(|(name, _)| *name == file).map(|(_, bytes)| Cow::Borrowed(*bytes))),
             Store::Directory(dir) => {
                 let path = dir.join(file);
-                let failed = |e: std::io::Error| Fault::model(format!("{}: {e}", path.display()));
+                let failed = |e: std::io::Error| unreadable(&path.display().to_string(), &e);
                 match std::fs::metadata(&path) {
                     Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
                     Err(e) => return Err(failed(e).into()),
                     // A pipe or device would block or never end.
                     Ok(meta) if !meta.is_file() => {
-                        return Err(Fault::model(format!("{}: not a regular file", path.display())).into());
+                        return Err(Fault::model(format!("{}: not a regular file", path.display()))
+                            .help("a model's files must be plain files")
+                            .into());
                     }
                     Ok(_) => {}
                 }
@@ -99,11 +105,13 @@ impl Store {
                 None => Err(Fault::model(format!("{name}: missing")).into()),
             },
             Store::Directory(dir) => {
-                let failed = |e: std::io::Error| Fault::model(format!("{name}: {e}"));
+                let failed = |e: std::io::Error| unreadable(&name, &e);
                 let file = File::open(dir.join(file)).map_err(failed)?;
                 let meta = file.metadata().map_err(failed)?;
                 if !meta.is_file() {
-                    return Err(Fault::model(format!("{name}: not a regular file")).into());
+                    return Err(Fault::model(format!("{name}: not a regular file"))
+                        .help("a model's files must be plain files")
+                        .into());
                 }
                 if meta.len() == 0 {
                     return Err(Fault::model(format!("{name}: empty file")).help("its download failed: fetch it again").into());
@@ -125,7 +133,7 @@ impl Store {
                 .help("the file is damaged or was not fully downloaded: fetch it again")
         })?;
         if !value.is_object() {
-            return Err(Fault::model(format!("{name}: not a JSON object")).into());
+            return Err(Fault::model(format!("{name}: not a JSON object")).help("fetch the file again").into());
         }
         Ok(Some(value))
     }
