@@ -55,13 +55,15 @@ mod tests {
     #[test]
     fn its_tokenizer_round_trips_text_and_its_template_is_gemmas() {
         let tokenizer = Tokenizer::from_bytes(TOKENIZER.1).unwrap();
-        for text in ["def f(x):\n\tif x:\n        return  1\r\n", "naïve — 😀 𝒳 ▁ \u{0}", "   ", "a\n\n\n\nb <end_of_turn>"] {
+        for text in ["def f(x):\n\tif x:\n        return  1\r\n", "naïve — 😀 𝒳 ▁ \u{0}", "   ", "a\n\n\n\nb <end_of_turn>"]
+        {
             // The stand-in for a space cannot be told from a space again; everything else comes back as it was.
             assert_eq!(tokenizer.decode(&tokenizer.encode(text, Special::AsText).unwrap()), text.replace('▁', " "));
         }
         let template = ChatTemplate::from_checkpoint(&target().unwrap()).unwrap();
         let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
-        let messages = [message("system", " Be brief. "), message("user", "hi "), message("assistant", "hello"), message("user", "bye")];
+        let messages =
+            [message("system", " Be brief. "), message("user", "hi "), message("assistant", "hello"), message("user", "bye")];
         assert_eq!(template.render(&messages, true).unwrap(), ChatTemplate::built_in().render(&messages, true).unwrap());
         for special in [Special::AsText, Special::Parse] {
             let tokens = template.encode(&tokenizer, &messages, None, special, Some("Good")).unwrap();

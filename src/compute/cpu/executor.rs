@@ -13,7 +13,7 @@ use crate::compute::step::{StepLayout, StepView};
 use crate::tensor::Matrix;
 use anyhow::{Context, Result, bail};
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Rows of one prefill pass: enough that the weights are read rarely, few enough that activations stay in cache.
@@ -44,7 +44,7 @@ struct Recorded {
 /// The CPU as an [`Executor`].
 pub struct CpuExecutor {
     isa: Isa,
-    pool: Pool,
+    pool: Arc<Pool>,
     buffers: Buffers,
     packed: Vec<PackedMatrix>,
     /// Kept only under `check`: what the twins read.
@@ -56,9 +56,15 @@ pub struct CpuExecutor {
 }
 
 impl CpuExecutor {
+    /// An executor with threads of its own.
     pub fn new(options: CpuOptions) -> Result<Self> {
-        let pool = Pool::new(options.threads.max(1))?;
-        Ok(CpuExecutor {
+        Ok(Self::on(Arc::new(Pool::new(options.threads.max(1))?), options))
+    }
+
+    /// An executor on threads that others use too, in turn: a target and its drafter never compete for cores.
+    /// `options.threads` is the pool's.
+    pub fn on(pool: Arc<Pool>, options: CpuOptions) -> Self {
+        CpuExecutor {
             isa: options.isa.unwrap_or_else(Isa::detect),
             work: (0..pool.threads()).map(|_| Mutex::default()).collect(),
             spare: (0..pool.threads()).map(|_| Mutex::default()).collect(),
@@ -68,7 +74,7 @@ impl CpuExecutor {
             canonical: options.check.then(Vec::new),
             plans: Vec::new(),
             profile: None,
-        })
+        }
     }
 
     /// Bytes of weights and cache that a dispatch reads.

@@ -12,3 +12,4 @@ pub mod simd;
 
 pub use executor::{CpuExecutor, CpuOptions};
 pub use isa::Isa;
+pub use pool::Pool;
