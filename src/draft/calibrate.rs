@@ -26,7 +26,7 @@ impl Calibration {
     pub fn observe(&mut self, raw: f32, taken: bool) {
         let error = taken as u8 as f32 - self.chance(raw);
         self.slope = (self.slope + Self::RATE * error * log_odds(raw)).clamp(0.3, 2.0);
-        self.offset = (self.offset + Self::RATE * error).clamp(-3.0, 2.0);
+        self.offset = (self.offset + Self::RATE * error).clamp(-4.0, 4.0);
     }
 }
 

@@ -16,6 +16,8 @@ const WIDTH: usize = 8;
 const BRANCHES: usize = 4;
 /// A level is not worth its pass if all its nodes together are less likely than this.
 const LEAST: f32 = 0.05;
+/// A node is not evaluated along with others if it is this much less likely than the likeliest of them.
+const SHARE: f32 = 0.1;
 /// Tokens newer than the cache that still go into the first pass of a round instead of a prefill.
 const PENDING: usize = 16;
 /// How much the measured time of a level moves with each one.
@@ -28,10 +30,11 @@ pub struct ModelDrafter {
     work: TokenTree,
     scores: Scores,
     ranked: Vec<Candidate>,
-    calibration: Calibration,
+    /// By rank among the siblings.
+    calibration: [Calibration; BRANCHES],
     outcome: Outcome,
-    /// The model's own estimate for each node proposed, given its parent. `[nodes]`
-    raw: Vec<f32>,
+    /// Rank among the siblings and the model's own estimate for each node proposed. `[nodes]`
+    raw: Vec<(usize, f32)>,
     /// Seconds that a level takes.
     level_time: f32,
 }
@@ -45,7 +48,7 @@ impl ModelDrafter {
             work: TokenTree::default(),
             scores: Scores::default(),
             ranked: Vec::new(),
-            calibration: Calibration::default(),
+            calibration: Default::default(),
             outcome: Outcome::default(),
             raw: Vec::new(),
             level_time: 0.0,
@@ -77,9 +80,9 @@ impl ModelDrafter {
         let position = ctx.history.len() + out.tree.path(node).len();
         let branches = if ctx.chain { 1 } else { BRANCHES.min(ctx.nodes) };
         ctx.sampler.rank(position, self.scores.row(row), context, branches, &mut self.ranked)?;
-        for candidate in &self.ranked {
-            out.add(node, candidate.token, self.calibration.chance(candidate.chance), self.name);
-            self.raw.push(candidate.chance);
+        for (rank, candidate) in self.ranked.iter().enumerate() {
+            out.add(node, candidate.token, self.calibration[rank].chance(candidate.chance), self.name);
+            self.raw.push((rank, candidate.chance));
         }
         Ok(())
     }
@@ -92,6 +95,8 @@ impl ModelDrafter {
         nodes.retain(|&node| row_of[node as usize].is_none() && self.engine().vocab() > out.tree.tokens[node as usize] as usize);
         nodes.retain(|&node| out.tree.path(node).len() < ctx.depth);
         nodes.truncate(if ctx.chain { 1 } else { WIDTH }.min(room));
+        let best = nodes.first().map_or(0.0, |&node| out.chance[node as usize]);
+        nodes.retain(|&node| out.chance[node as usize] >= SHARE * best);
         let gain: f32 = nodes.iter().map(|&node| out.chance[node as usize]).sum();
         // What the same time would bring otherwise.
         let price = ctx.pace.map_or(0.0, |pace| pace * self.level_time);
@@ -106,7 +111,10 @@ impl Drafter for ModelDrafter {
 
     fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
         let (calibration, raw) = (&mut self.calibration, &self.raw);
-        self.outcome.settle(ctx.history, |node, _, taken| calibration.observe(raw[node], taken));
+        self.outcome.settle(ctx.history, |node, _, taken| {
+            let (rank, estimate) = raw[node];
+            calibration[rank].observe(estimate, taken);
+        });
         let ctx = &DraftContext { depth: ctx.depth.min(self.engine().context().saturating_sub(ctx.history.len())), ..*ctx };
         if ctx.nodes == 0 || ctx.depth == 0 || !self.begin(ctx.history)? {
             return Ok(());
@@ -116,7 +124,7 @@ impl Drafter for ModelDrafter {
         let mut row_of: Vec<Option<u32>> = vec![Some(offset)];
         let mut context = if ctx.sampler.reads_context() { ctx.history.to_vec() } else { Vec::new() };
         self.raw.clear();
-        self.raw.push(1.0);
+        self.raw.push((0, 1.0));
         self.branch(ctx, &context, out, 0, 0)?;
         loop {
             row_of.resize(out.len(), None);

@@ -113,8 +113,8 @@ impl Sampler {
         if config.temperature == 0.0 {
             return Ok(row.top(1)[0].0);
         }
-        if config.top_k == 0 && config.top_p >= 1.0 && config.min_p == 0.0 {
-            return Ok(self.pick_of_all(position, &row));
+        if config.top_k == 0 && config.top_p >= 1.0 {
+            return Ok(self.pick_at_least(row.max() + config.temperature * config.min_p.ln(), position, &row));
         }
         let mut best = (0, f64::NEG_INFINITY);
         for (token, logit) in self.survivors(&row) {
@@ -176,19 +176,14 @@ impl Sampler {
         Row::new(logits, patches)
     }
 
-    /// The tokens that pass the filters, best first (in ascending order where min-p alone is set).
+    /// The tokens that pass top-k or top-p, and min-p, best first.
     fn survivors(&self, row: &Row<'_>) -> Vec<(Token, f32)> {
-        let SamplerConfig { temperature, top_k, top_p, min_p, .. } = self.config;
+        let SamplerConfig { temperature, top_k, .. } = self.config;
         let max = row.max();
         if top_k > 0 {
             let mut list = row.top(top_k);
             let kept = self.passing(&list, self.mass(&list, max), max);
             list.truncate(kept);
-            return list;
-        }
-        if top_p >= 1.0 {
-            let mut list = Vec::new();
-            row.at_least(max + temperature * min_p.ln(), |token, logit| list.push((token, logit)));
             return list;
         }
         let mut mass = 0.0;
@@ -234,12 +229,15 @@ impl Sampler {
         }
     }
 
-    /// The draw from the whole vocabulary. Two logarithms a token would take milliseconds; instead a block's random words are
+    /// The draw from all tokens whose logit is at least `threshold`. Two logarithms a token would take milliseconds; instead a block's random words are
     /// compared with the least one that could beat the best score so far, and few tokens get as far as a logarithm.
-    fn pick_of_all(&self, position: usize, row: &Row<'_>) -> Token {
+    fn pick_at_least(&self, threshold: f32, position: usize, row: &Row<'_>) -> Token {
         let SamplerConfig { temperature, seed, .. } = self.config;
         let mut best = (0, f64::NEG_INFINITY);
         let mut visit = |block: usize| {
+            if row.maxima()[block] < threshold {
+                return;
+            }
             let lead = (best.1 - row.maxima()[block] as f64) / temperature as f64;
             let least = noise::word_above(lead);
             if least > u32::MAX as u64 {
@@ -249,7 +247,7 @@ impl Sampler {
             if words.iter().any(|&word| word as u64 >= least) {
                 row.visit(block, |token, logit| {
                     let word = words[token as usize % noise::BLOCK];
-                    if word as u64 >= least {
+                    if word as u64 >= least && logit >= threshold {
                         self.improve(&mut best, token, logit, noise::gumbel_of(word));
                     }
                 });
