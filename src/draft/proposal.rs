@@ -120,12 +120,11 @@ impl Proposal {
 
     /// Drops nodes, each with its descendants.
     fn keep(&mut self, wanted: &[bool]) {
-        let mut place: Vec<Option<u32>> = Vec::with_capacity(self.len());
         let mut kept = Proposal::root(self.tree.tokens[0]);
-        place.push(Some(0));
-        for node in 1..self.len() {
+        let mut place: Vec<Option<u32>> = vec![Some(0)];
+        for (node, &wanted) in wanted.iter().enumerate().skip(1) {
             let parent = self.tree.parent[node].and_then(|p| place[p as usize]);
-            place.push(parent.filter(|_| wanted[node]).map(|parent| {
+            place.push(parent.filter(|_| wanted).map(|parent| {
                 kept.chance.push(self.chance[node]);
                 kept.source.push(self.source[node]);
                 kept.tree.push(parent, self.tree.tokens[node])

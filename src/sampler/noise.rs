@@ -19,7 +19,7 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 fn philox<const N: usize>(counter: &mut [[u32; N]; 4], mut key: [u32; 2]) {
     for _ in 0..10 {
         for lane in 0..N {
-            let [a, b, c, d] = [counter[0][lane], counter[1][lane], counter[2][lane], counter[3][lane]];
+            let [a, b, c, d] = counter.each_ref().map(|words| words[lane]);
             let first = a as u64 * MULTIPLIER[0] as u64;
             let second = c as u64 * MULTIPLIER[1] as u64;
             counter[0][lane] = (second >> 32) as u32 ^ b ^ key[0];
