@@ -34,6 +34,7 @@ pub mod decode;
 pub mod draft;
 pub mod engine;
 pub mod error;
+pub mod eval;
 pub mod gemma;
 pub mod kv;
 pub mod quant;

@@ -33,6 +33,18 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Generate text from a prompt
+    Generate(Box<super::generate::Generate>),
+    /// Convert a checkpoint to a smaller artifact
+    Quantize(super::quantize::Quantize),
+    /// Measure how likely a model finds a text
+    Eval(super::eval::Eval),
+    /// Measure speed, and how near it is to what the memory allows
+    Bench(Box<super::bench::Bench>),
+    /// Show what a model consists of
+    Inspect(super::inspect::Inspect),
+    /// Show the tokens of a text
+    Tokenize(super::tokenize::Tokenize),
     /// Show the devices found, what they can do, and which would be chosen
     Devices(super::devices::Devices),
     /// Print the JSON Schema of generate's JSON result
@@ -75,8 +87,9 @@ pub struct RunOptions {
 }
 
 /// A number, or the program's choice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AutoOr {
+    #[default]
     Auto,
     N(usize),
 }
@@ -166,6 +179,12 @@ impl Command {
     /// As typed.
     pub fn name(&self) -> &'static str {
         match self {
+            Command::Generate(_) => "generate",
+            Command::Quantize(_) => "quantize",
+            Command::Eval(_) => "eval",
+            Command::Bench(_) => "bench",
+            Command::Inspect(_) => "inspect",
+            Command::Tokenize(_) => "tokenize",
             Command::Devices(_) => "devices",
             Command::Schema => "schema",
             Command::Completions(_) => "completions",

@@ -2,13 +2,21 @@
 //! standard error.
 
 pub mod args;
+pub mod bench;
 pub mod devices;
+pub mod eval;
+pub mod generate;
 pub mod input;
+pub mod inspect;
 pub mod manual;
+pub mod model;
 pub mod output;
+pub mod quantize;
 pub mod record;
+pub mod session;
 pub mod settings;
 pub mod signals;
+pub mod tokenize;
 pub mod ui;
 
 use anyhow::Result;
@@ -17,11 +25,19 @@ use settings::Typed;
 
 /// Runs a command; the number is the exit code.
 pub fn run(typed: &Typed) -> Result<u8> {
-    if typed.print_config {
+    let ui = &typed.ui;
+    // `generate` knows more sources of values than the others.
+    if typed.print_config && !matches!(typed.command, Command::Generate(_)) {
         output::print(&typed.config(&[]))?;
         return Ok(0);
     }
     match &typed.command {
+        Command::Generate(options) => generate::run(options, typed),
+        Command::Quantize(options) => quantize::run(options, ui),
+        Command::Eval(options) => eval::run(options, ui),
+        Command::Bench(options) => bench::run(options, ui),
+        Command::Inspect(options) => inspect::run(options, ui),
+        Command::Tokenize(options) => tokenize::run(options, ui),
         Command::Devices(options) => devices::run(options),
         Command::Schema => {
             output::print(record::SCHEMA)?;

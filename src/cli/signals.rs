@@ -16,36 +16,37 @@ pub fn default_sigpipe() {
 /// Set by the first SIGINT or SIGTERM. Before `watch` both end the process at once: there is no text yet to keep.
 #[derive(Clone, Default)]
 pub struct Interrupt {
-    interrupted: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
     terminated: Arc<AtomicBool>,
 }
 
 impl Interrupt {
-    /// From here on the first SIGINT or SIGTERM only sets a flag; a second one of its kind exits at once with 130 or 143.
+    /// From here on the first SIGINT or SIGTERM only sets a flag; any further one exits at once with 130 or 143.
     pub fn watch() -> Result<Self> {
+        use signal_hook::consts::{SIGINT, SIGTERM};
+        use signal_hook::flag::{register, register_conditional_shutdown};
         let interrupt = Interrupt::default();
-        for (signal, code, flag) in [
-            (signal_hook::consts::SIGINT, 130, &interrupt.interrupted),
-            (signal_hook::consts::SIGTERM, 143, &interrupt.terminated),
-        ] {
-            // Order matters: the exit looks at the flag before the second handler sets it.
-            signal_hook::flag::register_conditional_shutdown(signal, code, flag.clone())
-                .context("installing a signal handler")?;
-            signal_hook::flag::register(signal, flag.clone()).context("installing a signal handler")?;
-        }
+        let install = || -> std::io::Result<()> {
+            for (signal, code) in [(SIGINT, 130), (SIGTERM, 143)] {
+                // Order matters: the exit looks at the flag before the next handler sets it.
+                register_conditional_shutdown(signal, code, interrupt.stop.clone())?;
+                register(signal, interrupt.stop.clone())?;
+            }
+            register(SIGTERM, interrupt.terminated.clone())?;
+            Ok(())
+        };
+        install().context("installing signal handlers")?;
         Ok(interrupt)
     }
 
-    /// True once a signal came.
-    pub fn is_set(&self) -> bool {
-        self.exit_code().is_some()
+    /// Set once a signal came.
+    pub fn flag(&self) -> &AtomicBool {
+        &self.stop
     }
 
     /// The exit code that the signal asks for.
     pub fn exit_code(&self) -> Option<u8> {
-        if self.terminated.load(Ordering::Relaxed) {
-            return Some(143);
-        }
-        self.interrupted.load(Ordering::Relaxed).then_some(130)
+        let set = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        set(&self.stop).then(|| if set(&self.terminated) { 143 } else { 130 })
     }
 }

@@ -88,6 +88,11 @@ impl Ui {
         self.write(&format!("{}\n", self.paint(DIM, text)));
     }
 
+    /// JSON that was asked for: a line by itself, never painted.
+    pub fn json(&self, text: &str) {
+        self.write(&format!("{text}\n"));
+    }
+
     /// A bar of `len` steps, or one that shows nothing.
     pub fn bar(&self, label: &str, len: u64) -> ProgressBar {
         if !self.bars {

@@ -1,0 +1,307 @@
+//! `gemma bench`: how fast, and how near to what the memory allows.
+
+pub mod measure;
+pub mod report;
+pub mod shapes;
+pub mod speculation;
+
+use super::args::{AutoOr, ModelOptions, UiOptions};
+use super::devices::Cpu;
+use super::output::print;
+use super::session::{self, Size};
+use super::ui::{Ui, bytes, digits3};
+use crate::engine::{Engine, Scores};
+use crate::error::Fault;
+use crate::gemma::{Config, Role, Weights};
+use crate::sampler::{Sampler, SamplerConfig};
+use crate::tensor::Format;
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use measure::Figure;
+use report::{Kernel, Machine, Report, Row};
+use std::path::PathBuf;
+
+/// Prefill, decode, the cost of a pass by its rows, plain against speculative text, and each kernel's bandwidth.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// Made-up weights in the shape of a Gemma 3
+    #[arg(long, value_enum, value_name = "SHAPE", conflicts_with = "model")]
+    pub synthetic: Option<shapes::Shape>,
+    /// Weight format of the made-up linear layers
+    #[arg(long, value_name = "FORMAT", default_value = "i4-row+h128", value_parser = format)]
+    pub format_weights: Format,
+    /// Weight format of the made-up embedding table and output head
+    #[arg(long, value_name = "FORMAT", default_value = "i8-row", value_parser = format)]
+    pub format_embedding: Format,
+    /// What to measure
+    #[arg(long, value_enum, value_name = "TESTS", value_delimiter = ',', default_values_t = [Test::Prefill, Test::Decode, Test::Verify, Test::Kernels, Test::Text])]
+    pub only: Vec<Test>,
+    /// Prompt tokens of the prefill test
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub pp: usize,
+    /// Tokens of the decode test
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub tg: usize,
+    /// Tokens already in the cache for decode and verify tests
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [0])]
+    pub depth: Vec<usize>,
+    /// Rows of the verify test
+    #[arg(long, value_name = "M", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32])]
+    pub rows: Vec<usize>,
+    /// Measurements of each, after one that does not count
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub repetitions: usize,
+    /// Prompts of the text test, as JSON lines with "turns" or "prompt" and "category" (repeatable) [default: a few built in]
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Vec<PathBuf>,
+    /// Prompts taken from the files, evenly spread
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    pub prompt_count: usize,
+    /// Longest text of each prompt, in tokens
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub text_tokens: usize,
+    /// Temperature of the text test
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub temp: f32,
+    /// What to print
+    #[arg(long, value_enum, default_value_t = Output::Md)]
+    pub format: Output,
+    /// Set beside an older run's --format json
+    #[arg(long, value_name = "FILE")]
+    pub compare: Option<PathBuf>,
+    #[command(flatten)]
+    pub model: ModelOptions,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Test {
+    /// Prompt tokens per second
+    Prefill,
+    /// Generated tokens per second, one by one
+    Decode,
+    /// Time of a pass over several rows
+    Verify,
+    /// Time and bandwidth of each kernel while decoding
+    Kernels,
+    /// Real prompts, plain and with drafts (needs a tokenizer)
+    Text,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    Md,
+    Json,
+    Csv,
+}
+
+fn format(text: &str) -> Result<Format, String> {
+    text.parse().map_err(|e: anyhow::Error| e.to_string())
+}
+
+pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
+    let old = options.compare.as_ref().map(read_report).transpose()?;
+    if options.repetitions == 0 || options.rows.contains(&0) || options.pp == 0 || options.tg == 0 {
+        return Err(Fault::usage("--repetitions, --rows, --pp and --tg must be above 0").into());
+    }
+    let model = match options.synthetic {
+        Some(_) => None,
+        None => Some(session::open(options.model.model.as_deref(), ui)?),
+    };
+    let made_up = match options.synthetic {
+        Some(shape) => {
+            let (linear, embedding) = (options.format_weights, options.format_embedding);
+            let format_of = move |role: Role| if matches!(role, Role::Embed | Role::Head) { embedding } else { linear };
+            Some(Weights::synthetic(Config::from_json(&shape.config())?, format_of, 1))
+        }
+        None => None,
+    };
+    let weights = model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).expect("one of both is there");
+    let name = options
+        .synthetic
+        .map(|s| format!("synthetic {}", s.name()))
+        .unwrap_or_else(|| model.as_ref().expect("no shape").name.clone());
+
+    let cpu = Cpu::probe()?;
+    let deepest = options.depth.iter().max().copied().unwrap_or(0);
+    let most_rows = options.rows.iter().max().copied().unwrap_or(1);
+    let needed = options.pp.max(deepest + options.tg.max(most_rows) + 1);
+    let context = match options.model.run.ctx_size {
+        AutoOr::N(n) if n < needed => return Err(Fault::usage(format!("these tests need --ctx-size {needed}")).into()),
+        AutoOr::N(n) => n,
+        AutoOr::Auto => needed,
+    };
+    let pool = session::pool(&options.model.run)?;
+    let mut loaded = session::load(weights, &name, &options.model.run, context, &pool, ui)?;
+    let engine = loaded.engine.as_mut();
+    let memory = engine.memory();
+    let threads = options.model.run.threads.map_or(cpu.threads, usize::from);
+    let mut report = Report {
+        v: 1,
+        version: env!("CARGO_PKG_VERSION").into(),
+        machine: Machine::new(cpu, engine.describe(), threads),
+        model: report::Model { name, formats: formats(weights)?, weights: memory.weights, kv: memory.kv, load_s: loaded.seconds },
+        ..Report::default()
+    };
+    let mut bench = Runner { engine, options, ui, scores: Scores::default(), sampler: Sampler::new(sampling())? };
+    bench.all(&mut report)?;
+    drop(loaded);
+    if let Some(model) = model.as_ref().filter(|_| options.only.contains(&Test::Text)) {
+        report.results.extend(speculation::rows(model, options, ui)?);
+    }
+    print(&match options.format {
+        Output::Md => report.markdown(old.as_ref()),
+        Output::Csv => report.csv(),
+        Output::Json => format!("{}\n", serde_json::to_string_pretty(&report)?),
+    })?;
+    Ok(0)
+}
+
+/// Gemma's own defaults: what people run.
+fn sampling() -> SamplerConfig {
+    SamplerConfig { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 1, ..SamplerConfig::default() }
+}
+
+fn read_report(path: &PathBuf) -> Result<Report> {
+    let text = super::input::read_file(path)?;
+    serde_json::from_str(&text)
+        .with_context(|| Fault::model(format!("{} is no result of gemma bench --format json", path.display())))
+}
+
+/// The formats that occur, the largest share first.
+fn formats(weights: &Weights) -> Result<String> {
+    let mut found: Vec<(String, u64)> = Vec::new();
+    for (role, layer) in weights.roles().into_iter().filter(|(role, layer)| role.is_matrix() && *layer == 0) {
+        let matrix = weights.matrix(role, layer)?;
+        let name = matrix.format.to_string();
+        match found.iter_mut().find(|(n, _)| *n == name) {
+            Some((_, bytes)) => *bytes += matrix.bytes() as u64,
+            None => found.push((name, matrix.bytes() as u64)),
+        }
+    }
+    let names: Vec<String> = found.into_iter().map(|(name, _)| name).collect();
+    Ok(format!("{}, {:.2} bits per weight", names.join(" and "), Size::of(weights)?.bits_per_weight()))
+}
+
+/// Measures on one engine.
+struct Runner<'a> {
+    engine: &'a mut dyn Engine,
+    options: &'a Bench,
+    ui: &'a Ui,
+    scores: Scores,
+    sampler: Sampler,
+}
+
+impl Runner<'_> {
+    fn all(&mut self, report: &mut Report) -> Result<()> {
+        let wants = |test: Test| self.options.only.contains(&test);
+        let (prefill, decode, verify, kernels) =
+            (wants(Test::Prefill), wants(Test::Decode), wants(Test::Verify), wants(Test::Kernels));
+        if prefill {
+            report.results.push(self.prefill()?);
+        }
+        for depth in &self.options.depth {
+            if decode {
+                let row = self.decode(*depth, &report.machine, report.model.weights)?;
+                report.results.push(row);
+            }
+            if verify {
+                let rows = self.verify(*depth)?;
+                report.results.extend(rows);
+            }
+        }
+        if kernels {
+            report.kernels = self.kernels()?;
+        }
+        Ok(())
+    }
+
+    /// Repeats a timing, the first one for warmth alone.
+    fn repeat(&mut self, label: &str, mut once: impl FnMut(&mut Self) -> Result<f64>) -> Result<Figure> {
+        let bar = self.ui.bar(label, self.options.repetitions as u64 + 1);
+        let mut runs = Vec::new();
+        for run in 0..=self.options.repetitions {
+            let seconds = once(self)?;
+            if run > 0 {
+                runs.push(seconds);
+            }
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        Ok(Figure::of(runs))
+    }
+
+    /// A cache of `depth` tokens.
+    fn fill(&mut self, depth: usize) -> Result<()> {
+        if self.engine.truncate(depth).is_err() || self.engine.position() != depth {
+            self.engine.truncate(0)?;
+            let tokens = measure::tokens(self.engine.vocab(), depth);
+            measure::prefill(self.engine, &tokens, &mut self.scores)?;
+        }
+        Ok(())
+    }
+
+    fn prefill(&mut self) -> Result<Row> {
+        let n = self.options.pp;
+        let tokens = measure::tokens(self.engine.vocab(), n);
+        let seconds = self.repeat(&format!("pp{n}"), |b| {
+            b.engine.truncate(0)?;
+            measure::prefill(b.engine, &tokens, &mut b.scores)
+        })?;
+        Ok(Row { name: format!("pp{n}"), unit: "tok/s".into(), figure: seconds.map(|s| n as f64 / s), note: String::new() })
+    }
+
+    fn decode(&mut self, depth: usize, machine: &Machine, weights: u64) -> Result<Row> {
+        let n = self.options.tg;
+        let seconds = self.repeat(&format!("tg{n}"), |b| {
+            b.fill(depth)?;
+            measure::decode(b.engine, &b.sampler, n, &mut b.scores)
+        })?;
+        let gb_per_s = weights as f64 * n as f64 / seconds.median / 1e9;
+        let share = 100.0 * gb_per_s / machine.read_gb_per_s;
+        let note = format!("{} GB/s of weights, {share:.0} % of memory speed", digits3(gb_per_s));
+        Ok(Row { name: format!("tg{n}{}", at(depth)), unit: "tok/s".into(), figure: seconds.map(|s| n as f64 / s), note })
+    }
+
+    /// All sizes in turn in each repetition, so that a drift of the machine meets them alike.
+    fn verify(&mut self, depth: usize) -> Result<Vec<Row>> {
+        self.fill(depth)?;
+        let sizes: Vec<usize> = self.options.rows.iter().copied().filter(|m| *m <= self.engine.max_rows()).collect();
+        let mut runs = vec![Vec::new(); sizes.len()];
+        self.repeat("verify", |b| {
+            for (runs, rows) in runs.iter_mut().zip(&sizes) {
+                runs.push(measure::verify(b.engine, &b.sampler, *rows, &mut b.scores)?);
+            }
+            Ok(0.0)
+        })?;
+        let figures: Vec<Figure> = runs.into_iter().map(|r| Figure::of(r[1..].to_vec())).collect();
+        let one = sizes.iter().position(|m| *m == 1).map(|i| figures[i].median);
+        let row = |(rows, figure): (&usize, Figure)| Row {
+            name: format!("verify {rows} row{}{}", if *rows == 1 { "" } else { "s" }, at(depth)),
+            unit: "ms".into(),
+            note: one.map_or(String::new(), |one| format!("c({rows}) = {:.2}", figure.median / one)),
+            figure: figure.map(|s| s * 1e3),
+        };
+        Ok(sizes.iter().zip(figures).map(row).collect())
+    }
+
+    fn kernels(&mut self) -> Result<Vec<Kernel>> {
+        self.fill(self.options.depth[0])?;
+        self.engine.start_profile();
+        measure::decode(self.engine, &self.sampler, self.options.tg, &mut self.scores)?;
+        let mut kernels: Vec<Kernel> = self
+            .engine
+            .profile()
+            .into_iter()
+            .map(|k| Kernel { label: k.label.into(), calls: k.calls, seconds: k.seconds, bytes: k.bytes })
+            .collect();
+        kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        self.ui.detail(1, format!("{} read while decoding", bytes(kernels.iter().map(|k| k.bytes).sum())));
+        Ok(kernels)
+    }
+}
+
+fn at(depth: usize) -> String {
+    if depth == 0 { String::new() } else { format!(" @ d{depth}") }
+}

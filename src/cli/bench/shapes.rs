@@ -1,0 +1,72 @@
+//! The published shapes of Gemma 3, for weights made up on the spot.
+
+use clap::ValueEnum;
+use serde_json::{Value, json};
+
+/// Which Gemma 3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Shape {
+    #[value(name = "27b")]
+    B27,
+    #[value(name = "12b")]
+    B12,
+    #[value(name = "4b")]
+    B4,
+    #[value(name = "1b")]
+    B1,
+    #[value(name = "270m")]
+    M270,
+}
+
+impl Shape {
+    pub fn name(self) -> &'static str {
+        match self {
+            Shape::B27 => "27b",
+            Shape::B12 => "12b",
+            Shape::B4 => "4b",
+            Shape::B1 => "1b",
+            Shape::M270 => "270m",
+        }
+    }
+
+    /// Its `config.json`, as far as the shape goes; sizes as on the models' pages.
+    pub fn config(self) -> Value {
+        // dim, layers, heads, kv heads, head dim, ffn, window, query scalar, vocabulary, global RoPE factor
+        let [dim, layers, heads, kv_heads, head_dim, ffn, window, scalar, vocab, factor] = match self {
+            Shape::B27 => [5376, 62, 32, 16, 128, 21504, 1024, 168, 262_208, 8],
+            Shape::B12 => [3840, 48, 16, 8, 256, 15360, 1024, 256, 262_208, 8],
+            Shape::B4 => [2560, 34, 8, 4, 256, 10240, 1024, 256, 262_208, 8],
+            Shape::B1 => [1152, 26, 4, 1, 256, 6912, 512, 256, 262_144, 1],
+            Shape::M270 => [640, 18, 4, 1, 256, 2048, 512, 256, 262_144, 1],
+        };
+        let scaling = if factor == 1 { Value::Null } else { json!({"rope_type": "linear", "factor": factor as f64}) };
+        json!({
+            "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
+            "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+            "head_dim": head_dim, "intermediate_size": ffn, "sliding_window": window, "sliding_window_pattern": 6,
+            "query_pre_attn_scalar": scalar, "vocab_size": vocab, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4, "rope_scaling": scaling, "max_position_embeddings": if factor == 1 { 32768 } else { 131_072 },
+            "hidden_activation": "gelu_pytorch_tanh", "attention_bias": false, "tie_word_embeddings": true
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gemma::Config;
+
+    /// Parameters as counted from the published checkpoints (text model, tied head), in millions.
+    #[test]
+    fn shapes_have_the_published_sizes() {
+        for (shape, millions) in
+            [(Shape::B27, 27_009), (Shape::B12, 11_766), (Shape::B4, 3_880), (Shape::B1, 1_000), (Shape::M270, 268)]
+        {
+            let c = Config::from_json(&shape.config()).unwrap();
+            let attention = c.dim * c.head_dim * (2 * c.n_heads + 2 * c.n_kv_heads);
+            let norms = c.n_layers * (4 * c.dim + 2 * c.head_dim) + c.dim;
+            let total = c.vocab * c.dim + c.n_layers * (attention + 3 * c.dim * c.ffn_dim) + norms;
+            assert_eq!(total / 1_000_000, millions, "{}", shape.name());
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Real prompts, plain against drafted: the same text both ways, and how much sooner.
+
+use super::Bench;
+use super::measure::Figure;
+use super::report::Row;
+use crate::cli::generate::drafting;
+use crate::cli::generate::options::DraftingOptions;
+use crate::cli::session::{self, Model};
+use crate::cli::ui::{Ui, digits3};
+use crate::decode::{self, Flow, Limits, Stats};
+use crate::draft::{Drafter, NoDraft};
+use crate::engine::Timeline;
+use crate::error::Fault;
+use crate::gemma::{ChatTemplate, Generation, Message, Special, Tokenizer};
+use crate::sampler::{Sampler, SamplerConfig};
+use crate::tensor::Token;
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+/// What is asked where no file is given: one prompt of several kinds.
+const PROMPTS: &[(&str, &str)] = &[
+    ("question", "What is photosynthesis, and why does it matter?"),
+    ("how-to", "Give me five tips for writing clear documentation."),
+    ("code", "Write a Python function that counts the words in a file, with a docstring."),
+    ("arithmetic", "A shop sells pens at 3 dollars each. Tom buys 4 pens and pays with 20 dollars. How much does he get back?"),
+    (
+        "summary",
+        "Summarise: The harbour was rebuilt after the storm. The new harbour wall is two metres higher than the old harbour wall, and the \
+         lighthouse was moved to the end of the new harbour wall.",
+    ),
+];
+
+struct Prompt {
+    kind: String,
+    tokens: Vec<Token>,
+}
+
+/// One row per kind of prompt and one for all: drafted over plain speed, prompt by prompt.
+pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
+    let tokenizer = model.tokenizer(ui)?;
+    let prompts = prompts(model, options, &tokenizer)?;
+    let longest = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(0);
+    let context = longest + options.text_tokens + 1;
+    let pool = session::pool(&options.model.run)?;
+    let load = || session::load(&model.weights, &model.name, &options.model.run, context, &pool, ui);
+    let mut first = load()?.engine;
+    let curve = drafting::cost_curve(first.as_mut())?;
+    let mut target = Timeline::new(first);
+    let chosen = DraftingOptions { draft: "auto".into(), ..DraftingOptions::default() };
+    let sampler =
+        Sampler::new(SamplerConfig { temperature: options.temp, seed: 1, ..super::sampling() })?.usable(tokenizer.vocab());
+    let generation = Generation::of(model.checkpoint())?;
+    let stops = if generation.eos.is_empty() { model.config().eos.clone() } else { generation.eos };
+    let mut drafting = drafting::build(&chosen, model, &tokenizer, &options.model.run, context, curve, &pool, ui)?;
+
+    let bar = ui.bar("text", prompts.len() as u64);
+    let mut kinds: BTreeMap<&str, Vec<[f64; 3]>> = BTreeMap::new();
+    for prompt in &prompts {
+        let mut best = [Stats::default(), Stats::default()];
+        let mut texts: [Vec<Token>; 2] = Default::default();
+        for _ in 0..options.repetitions {
+            for (way, drafter) in [&mut NoDraft as &mut dyn Drafter, drafting.drafter.as_mut()].into_iter().enumerate() {
+                let (text, stats) = once(&mut target, drafter, &sampler, prompt, &stops, options.text_tokens)?;
+                texts[way] = text;
+                if best[way].tokens == 0 || stats.decode_time < best[way].decode_time {
+                    best[way] = stats;
+                }
+            }
+            ensure!(texts[0] == texts[1], "drafts changed the text of a {} prompt: this is a bug", prompt.kind);
+        }
+        let speed = |s: &Stats| s.tokens as f64 / s.decode_time.as_secs_f64();
+        if best[0].tokens > 1 {
+            kinds.entry(&prompt.kind).or_default().push([speed(&best[0]), speed(&best[1]), best[1].accepted_length()]);
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let all: Vec<[f64; 3]> = kinds.values().flatten().copied().collect();
+    let mut rows: Vec<Row> = kinds.iter().map(|(kind, runs)| row(kind, runs)).collect();
+    rows.push(row("all", &all));
+    Ok(rows)
+}
+
+fn row(kind: &str, runs: &[[f64; 3]]) -> Row {
+    let column = |i: usize| Figure::of(runs.iter().map(|r| r[i]).collect()).median;
+    Row {
+        name: format!("drafted / plain, {kind}"),
+        unit: "x".into(),
+        figure: Figure::of(runs.iter().map(|r| r[1] / r[0]).collect()),
+        note: format!("plain {} tok/s, drafted {}, {:.2} tok/pass", digits3(column(0)), digits3(column(1)), column(2)),
+    }
+}
+
+/// One generation from an empty cache.
+fn once(
+    target: &mut Timeline,
+    drafter: &mut dyn Drafter,
+    sampler: &Sampler,
+    prompt: &Prompt,
+    stops: &[Token],
+    tokens: usize,
+) -> Result<(Vec<Token>, Stats)> {
+    let never = AtomicBool::new(false);
+    let limits = Limits { max_tokens: tokens, stop_ids: stops, interrupt: &never };
+    let (mut history, mut stats) = (prompt.tokens.clone(), Stats::default());
+    decode::generate(target, drafter, sampler, &mut history, &limits, &mut stats, &mut |_| Flow::Continue)?;
+    Ok((history.split_off(prompt.tokens.len()), stats))
+}
+
+/// The built-in prompts, or every n-th of each file of `{"category": ..., "turns": [...]}` or `{"prompt": ...}` lines.
+fn prompts(model: &Model, options: &Bench, tokenizer: &Tokenizer) -> Result<Vec<Prompt>> {
+    let template = ChatTemplate::from_checkpoint(model.checkpoint())?;
+    let encode = |kind: &str, text: &str| -> Result<Prompt> {
+        let messages = [Message { role: "user".into(), content: text.into() }];
+        Ok(Prompt { kind: kind.into(), tokens: template.encode(tokenizer, &messages, None, Special::AsText, None)? })
+    };
+    if options.prompts.is_empty() {
+        return PROMPTS.iter().map(|(kind, text)| encode(kind, text)).collect();
+    }
+    let mut out = Vec::new();
+    let room = model.config().max_position.saturating_sub(options.text_tokens + 1);
+    for file in &options.prompts {
+        let mut fitting = Vec::new();
+        for (kind, text) in read(file)? {
+            let prompt = encode(&kind, &text)?;
+            if prompt.tokens.len() <= room {
+                fitting.push(prompt);
+            }
+        }
+        // Evenly spread over the file, which is often sorted by category.
+        let n = options.prompt_count.div_ceil(options.prompts.len()).min(fitting.len());
+        let total = fitting.len();
+        let chosen = fitting.into_iter().enumerate().filter(|(i, _)| (i + 1) * n / total > i * n / total);
+        out.extend(chosen.map(|(_, prompt)| prompt));
+    }
+    if out.is_empty() {
+        return Err(Fault::model("no prompt fits the model's context").help("give shorter prompts").into());
+    }
+    Ok(out)
+}
+
+/// Category and first user turn of each line.
+fn read(path: &Path) -> Result<Vec<(String, String)>> {
+    let text = crate::cli::input::read_file(path)?;
+    let mut out = Vec::new();
+    for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+        let bad = || {
+            Fault::model(format!("{}, line {}: no prompt", path.display(), i + 1)).help(r#"expected {"prompt": "..."} a line"#)
+        };
+        let value: serde_json::Value = serde_json::from_str(line).with_context(bad)?;
+        let prompt = value["turns"][0].as_str().or_else(|| value["prompt"].as_str()).with_context(bad)?;
+        out.push((value["category"].as_str().unwrap_or("prompt").to_owned(), prompt.to_owned()));
+    }
+    Ok(out)
+}

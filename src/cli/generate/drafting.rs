@@ -1,0 +1,110 @@
+//! Which drafter: what `--draft` says, as far as the target's tokenizer allows.
+
+use super::options::DraftingOptions;
+use crate::checkpoint::Checkpoint;
+use crate::cli::args::{AutoOr, RunOptions};
+use crate::cli::model::{Source, find};
+use crate::cli::session::{Model, load, tokenizer_of};
+use crate::cli::ui::Ui;
+use crate::compute::cpu::Pool;
+use crate::draft::{CostCurve, DraftOptions, Drafter, Merge, ModelDrafter, NgramDrafter, NoDraft, Paced};
+use crate::engine::{Engine, Rows, Scores, TokenTree};
+use crate::error::Fault;
+use crate::gemma::{Tokenizer, Weights};
+use anyhow::{Context, Result};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A drafter, and why it is less than was hoped for.
+pub struct Drafting {
+    pub drafter: Box<dyn Drafter>,
+    pub disabled: Option<String>,
+}
+
+/// Builds the drafter for a target whose passes take as long as `curve` says.
+#[allow(clippy::too_many_arguments)]
+pub fn build(
+    options: &DraftingOptions,
+    model: &Model,
+    tokenizer: &Tokenizer,
+    run: &RunOptions,
+    context: usize,
+    curve: CostCurve,
+    pool: &Arc<Pool>,
+    ui: &Ui,
+) -> Result<Drafting> {
+    let mut sources: Vec<Box<dyn Drafter>> = Vec::new();
+    let mut disabled = None;
+    let mut add_model = |name: &'static str, checkpoint: Checkpoint| -> Result<()> {
+        let weights = Weights::open(checkpoint)?;
+        let context = context.min(weights.config().max_position);
+        sources.push(Box::new(ModelDrafter::new(name, load(&weights, "draft model", run, context, pool, ui)?.engine)));
+        Ok(())
+    };
+    match options.draft.as_str() {
+        "off" => return Ok(Drafting { drafter: Box::new(NoDraft), disabled: Some("--draft off".into()) }),
+        "ngram" => {}
+        choice @ ("auto" | "bundled") => {
+            let draft = crate::gemma::bundled::draft()?;
+            match mismatch(tokenizer, &tokenizer_of(&draft)?) {
+                None => add_model("model", draft)?,
+                Some(why) if choice == "bundled" => {
+                    let fault = Fault::model(format!("the bundled draft model cannot draft for {}: {why}", model.name));
+                    return Err(fault.help("use --draft ngram, or --draft PATH with a small model of the same family").into());
+                }
+                Some(why) => {
+                    let reason = format!("the bundled draft model is not used: {why}");
+                    ui.note(format!("{reason}; drafting by n-grams alone"));
+                    disabled = Some(reason);
+                }
+            }
+        }
+        path => {
+            let shown = || format!("cannot draft with {path}");
+            let Source::Directory(directory) = find(Some(path)).with_context(shown)? else { unreachable!("a name was given") };
+            let checkpoint = Checkpoint::open(&directory).with_context(shown)?;
+            if let Some(why) = mismatch(tokenizer, &tokenizer_of(&checkpoint)?) {
+                let fault = Fault::model(format!("{path} cannot draft for {}: {why}", model.name));
+                return Err(fault.help("a draft model needs the same tokenizer.json as the target").into());
+            }
+            add_model("model", checkpoint)?;
+        }
+    }
+    sources.push(Box::new(NgramDrafter::new()));
+    let tokens = match options.draft_tokens {
+        AutoOr::Auto => None,
+        AutoOr::N(n) => Some(n),
+    };
+    let options = DraftOptions { tree: options.draft_tree, tokens };
+    Ok(Drafting { drafter: Box::new(Paced::new(Box::new(Merge::new(sources)), curve, options, true)), disabled })
+}
+
+/// Why one model's guesses mean nothing to the other.
+fn mismatch(target: &Tokenizer, draft: &Tokenizer) -> Option<String> {
+    (target.sha256() != draft.sha256()).then(|| {
+        let (a, b) = (target.vocab(), draft.vocab());
+        if a == b { "its tokenizer differs".into() } else { format!("its tokenizer has {b} tokens, the target's {a}") }
+    })
+}
+
+/// Passes that take longer are not measured one by one: the first token would wait for it.
+const PATIENCE: f32 = 0.03;
+
+/// How long the engine's passes take by their rows; measured where that is quick, else scaled from one pass.
+pub fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
+    let mut scores = Scores::default();
+    let mut pass = |rows: usize| -> Result<f32> {
+        let start = Instant::now();
+        engine.forward(&TokenTree::chain(&vec![0; rows]), Rows::All, &mut scores)?;
+        Ok(start.elapsed().as_secs_f32())
+    };
+    pass(1)?; // touches every page once
+    let one = pass(1)?.min(pass(1)?).max(1e-6);
+    let guess = CostCurve::guess();
+    let mut points = vec![(1, one)];
+    for rows in [2usize, 4, 8, 16, 32] {
+        let seconds = if one < PATIENCE { pass(rows)? } else { one * guess.cost(rows) / guess.cost(1) };
+        points.push((rows, seconds.max(points[points.len() - 1].1)));
+    }
+    Ok(CostCurve::new(&points))
+}

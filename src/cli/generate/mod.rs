@@ -1,0 +1,172 @@
+//! `gemma generate`: one prompt in, the model's text out.
+
+pub mod drafting;
+pub mod options;
+pub mod prompt;
+pub mod stats;
+pub mod text;
+
+pub use options::Generate;
+
+use super::output::Output;
+use super::record::{FinishReason, Record, Usage, VERSION};
+use super::session::{self, Model, Size};
+use super::settings::Typed;
+use super::signals::Interrupt;
+use super::ui::Ui;
+use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
+use crate::engine::Timeline;
+use crate::error::Fault;
+use crate::gemma::{Generation, Tokenizer};
+use crate::sampler::{Sampler, SamplerConfig};
+use crate::tensor::Token;
+use anyhow::Result;
+use options::{Resolved, StatsFormat};
+use text::TextStream;
+
+pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
+    let ui = &typed.ui;
+    if typed.print_config {
+        let model = session::open(options.model.model.as_deref(), ui)?;
+        let (_, resolved) = options.sampling.resolve(typed, &Generation::of(model.checkpoint())?);
+        super::output::print(&typed.config(&resolved))?;
+        return Ok(0);
+    }
+    if options.sampling.stop.iter().any(String::is_empty) {
+        return Err(Fault::usage("--stop: an empty text would end everything at once").into());
+    }
+    let said = prompt::gather(options)?;
+    super::devices::check_device(&options.model.run.device)?;
+    let output = Output::open(options.output.output.as_deref(), options.output.format, options.output.newline)?;
+    let model = session::open(options.model.model.as_deref(), ui)?;
+    let tokenizer = model.tokenizer(ui)?;
+    let history = prompt::encode(&said, &options.chat, &model, &tokenizer, options.model.run.ctx_size, ui)?;
+    let generation = Generation::of(model.checkpoint())?;
+    let (config, resolved) = options.sampling.resolve(typed, &generation);
+    Run { options, ui, model: &model, tokenizer: &tokenizer, config, resolved, generation }.go(history, output)
+}
+
+/// One generation, everything decided.
+struct Run<'a> {
+    options: &'a Generate,
+    ui: &'a Ui,
+    model: &'a Model,
+    tokenizer: &'a Tokenizer,
+    config: SamplerConfig,
+    resolved: Vec<Resolved>,
+    generation: Generation,
+}
+
+impl Run<'_> {
+    fn go(&self, mut history: Vec<Token>, mut output: Output) -> Result<u8> {
+        let (options, ui) = (self.options, self.ui);
+        for (name, value, source) in &self.resolved {
+            ui.detail(2, format!("{name} = {value}  # {source}"));
+        }
+        let needed = history.len().saturating_add(options.sampling.max_tokens).saturating_add(1);
+        let context = session::context(options.model.run.ctx_size, needed, self.model.config(), ui);
+        let pool = session::pool(&options.model.run)?;
+        let mut loaded = session::load(&self.model.weights, &self.model.name, &options.model.run, context, &pool, ui)?;
+        let curve = drafting::cost_curve(loaded.engine.as_mut())?;
+        let mut drafting =
+            drafting::build(&options.draft, self.model, self.tokenizer, &options.model.run, context, curve, &pool, ui)?;
+        let mut target = Timeline::new(loaded.engine);
+        let stop_ids = self.stop_ids();
+        let mut sampler = Sampler::new(self.config.clone())?.usable(self.tokenizer.vocab());
+        if options.sampling.ignore_eos {
+            sampler = sampler.ban(stop_ids.iter().copied());
+        }
+
+        let interrupt = Interrupt::watch()?;
+        let limits = Limits { max_tokens: options.sampling.max_tokens, stop_ids: &stop_ids, interrupt: interrupt.flag() };
+        let prompt_tokens = history.len();
+        let mut stats = Stats::default();
+        let mut stream = TextStream::new(self.tokenizer, &options.sampling.stop);
+        let mut failure = None;
+        let bar = ui.bar("reading", prompt_tokens as u64);
+        let stop =
+            decode::generate(&mut target, drafting.drafter.as_mut(), &sampler, &mut history, &limits, &mut stats, &mut |event| {
+                match event {
+                    Event::Prefill(done, _) => bar.set_position(done as u64),
+                    Event::Token(token) => {
+                        bar.finish_and_clear();
+                        match output.text(stream.push(token)) {
+                            Ok(()) if stream.is_stopped() => return Flow::Stop,
+                            Ok(()) => {}
+                            Err(error) => {
+                                failure = Some(error);
+                                return Flow::Stop;
+                            }
+                        }
+                    }
+                }
+                Flow::Continue
+            });
+        bar.finish_and_clear();
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        output.text(stream.finish())?;
+
+        let (finish_reason, error) = match &stop {
+            _ if stream.is_stopped() => (FinishReason::StopString, None),
+            Ok(Stop::Token(_)) => (FinishReason::Stop, None),
+            Ok(Stop::Length) => (FinishReason::Length, None),
+            Ok(Stop::Interrupt | Stop::Receiver) => (FinishReason::Interrupted, None),
+            Err(error) => (FinishReason::Error, Some(format!("{error:#}"))),
+        };
+        let disabled_reason = drafting.disabled.clone().or_else(|| drafting.drafter.note());
+        let engine = target.engine();
+        let memory = engine.memory();
+        let record = Record {
+            v: VERSION,
+            text: output.so_far().to_owned(),
+            finish_reason,
+            usage: Usage { prompt_tokens, completion_tokens: history.len() - prompt_tokens },
+            timings: stats::timings(&stats, loaded.seconds),
+            draft: stats::draft(&stats, disabled_reason),
+            sampling: stats::sampling(&self.config, options.sampling.max_tokens),
+            memory: super::record::Memory { weights: memory.weights, kv: memory.kv, activations: memory.activations },
+            device: engine.describe(),
+            model: super::record::Model {
+                name: self.model.name.clone(),
+                sha256: None,
+                bits_per_weight: Some(Size::of(&self.model.weights)?.bits_per_weight()),
+            },
+            error,
+            ..Record::default()
+        };
+        drop(target);
+        match stop {
+            // The text so far stays on standard output; a file is left as it was.
+            Err(error) if options.output.output.is_some() => return Err(error),
+            Err(error) => {
+                output.finish(&record)?;
+                return Err(error);
+            }
+            Ok(_) => output.finish(&record)?,
+        }
+        self.report(&record, &stats)?;
+        Ok(interrupt.exit_code().unwrap_or(0))
+    }
+
+    /// Tokens that end the text: those of generation_config.json, else of config.json.
+    fn stop_ids(&self) -> Vec<Token> {
+        let ids = &self.generation.eos;
+        if ids.is_empty() { self.model.config().eos.clone() } else { ids.clone() }
+    }
+
+    fn report(&self, record: &Record, stats: &Stats) -> Result<()> {
+        let output = &self.options.output;
+        if let Some(path) = &output.stats_file {
+            super::output::replace(path, format!("{}\n", stats::json(record)?).as_bytes())?;
+        }
+        match output.stats {
+            StatsFormat::Off => {}
+            StatsFormat::Auto if !self.ui.is_terminal() || self.ui.is_quiet() => {}
+            StatsFormat::Auto | StatsFormat::Text => self.ui.line(&stats::line(record, stats, self.options.model.run.threads)?),
+            StatsFormat::Json => self.ui.json(&stats::json(record)?),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,184 @@
+//! From options, files and standard input to the prompt's tokens.
+
+use super::options::{ChatOptions, Generate};
+use crate::cli::args::{AutoOr, InputOptions, SpecialPolicy};
+use crate::cli::session::{Model, check_prompt};
+use crate::cli::ui::Ui;
+use crate::cli::{input, ui};
+use crate::error::Fault;
+use crate::gemma::{ChatTemplate, Message, Special, Tokenizer};
+use crate::tensor::Token;
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use std::path::Path;
+
+/// Everything that was said, before a model is opened.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Said {
+    pub system: Option<String>,
+    pub messages: Vec<Message>,
+    /// PROMPT, files and standard input, joined.
+    pub text: Option<String>,
+    pub prefill: Option<String>,
+}
+
+impl Said {
+    /// Bytes of text in all.
+    fn bytes(&self) -> usize {
+        let messages: usize = self.messages.iter().map(|m| m.content.len()).sum();
+        let len = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        messages + len(&self.system) + len(&self.text) + len(&self.prefill)
+    }
+}
+
+/// Reads all inputs. No prompt at all is wrong usage.
+pub fn gather(options: &Generate) -> Result<Said> {
+    read(&options.input, &options.chat, input::stdin_is_piped(), &mut std::io::stdin().lock())
+}
+
+fn read(text: &InputOptions, chat: &ChatOptions, piped: bool, stdin: &mut dyn std::io::Read) -> Result<Said> {
+    if chat.raw && (chat.system.is_some() || chat.system_file.is_some() || chat.messages.is_some()) {
+        return Err(Fault::usage("--raw uses no chat template: it takes no --system and no --messages").into());
+    }
+    let parts = input::parts(text, piped)?;
+    let system = match (&chat.system, &chat.system_file) {
+        (Some(_), Some(_)) => return Err(Fault::usage("--system and --system-file are both given").into()),
+        (None, Some(path)) => Some(input::read_file(path)?),
+        (text, None) => text.clone(),
+    };
+    let messages = chat.messages.as_deref().map(read_messages).transpose()?.unwrap_or_default();
+    let prompt = input::assemble(&parts, stdin)?;
+    // A model may begin with nothing at all, but only if someone says so: --raw ''.
+    let nothing = chat.raw && text.words.len() == 1;
+    if messages.is_empty() && !nothing && prompt.as_ref().is_none_or(|p| p.trim().is_empty()) {
+        return Err(input::no_prompt().into());
+    }
+    Ok(Said { system, messages, text: prompt, prefill: chat.prefill.clone() })
+}
+
+/// A JSON array of messages, or an object with a `messages` field; a message's content is text or parts of type `text`.
+fn read_messages(path: &Path) -> Result<Vec<Message>> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum File {
+        List(Vec<Item>),
+        Object { messages: Vec<Item> },
+    }
+    #[derive(Deserialize)]
+    struct Item {
+        role: String,
+        content: Content,
+    }
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Content {
+        Text(String),
+        Parts(Vec<TextPart>),
+    }
+    #[derive(Deserialize)]
+    struct TextPart {
+        text: String,
+    }
+    let what = || Fault::model(format!("{} is no list of messages", path.display()));
+    let help = r#"expected: [{"role": "user", "content": "Hello"}]; roles are system, user and assistant"#;
+    let file: File = serde_json::from_str(&input::read_file(path)?).with_context(|| what().help(help))?;
+    let (File::List(items) | File::Object { messages: items }) = file;
+    let text = |content| match content {
+        Content::Text(text) => text,
+        Content::Parts(parts) => parts.into_iter().map(|p| p.text).collect(),
+    };
+    Ok(items.into_iter().map(|i| Message { role: i.role, content: text(i.content) }).collect())
+}
+
+/// The prompt's tokens: through the chat template, or as they are behind one BOS.
+pub fn encode(
+    said: &Said,
+    chat: &ChatOptions,
+    model: &Model,
+    tokenizer: &Tokenizer,
+    asked: AutoOr,
+    ui: &Ui,
+) -> Result<Vec<Token>> {
+    let limit = match asked {
+        AutoOr::N(n) => n,
+        AutoOr::Auto => model.config().max_position,
+    };
+    // Tokenising takes a while; a text that cannot fit is refused before.
+    if said.bytes() / 8 > limit {
+        let longest = (0..tokenizer.vocab() as Token).map(|t| tokenizer.token_bytes(t).len()).max().unwrap_or(1).max(1);
+        check_prompt(said.bytes() / longest, true, asked, model.config())?;
+    }
+    let special = match chat.special_in_prompt {
+        SpecialPolicy::Text => Special::AsText,
+        SpecialPolicy::Parse => Special::Parse,
+    };
+    let tokens = if chat.raw { raw(said, special, model, tokenizer, ui)? } else { templated(said, special, model, tokenizer)? };
+    ui.detail(
+        1,
+        format!("prompt: {} tokens of {} bytes", ui::thousands(tokens.len() as u64), ui::thousands(said.bytes() as u64)),
+    );
+    check_prompt(tokens.len(), false, asked, model.config())?;
+    Ok(tokens)
+}
+
+fn raw(said: &Said, special: Special, model: &Model, tokenizer: &Tokenizer, ui: &Ui) -> Result<Vec<Token>> {
+    let bos = model.config().bos;
+    let text = [said.text.as_deref(), said.prefill.as_deref()].into_iter().flatten().collect::<String>();
+    let mut tokens = tokenizer.encode(&text, special)?;
+    match tokens.first() == Some(&bos) {
+        true => ui.note("the prompt begins with a BOS token already: no second one is added"),
+        false => tokens.insert(0, bos),
+    }
+    Ok(tokens)
+}
+
+fn templated(said: &Said, special: Special, model: &Model, tokenizer: &Tokenizer) -> Result<Vec<Token>> {
+    let mut messages = said.messages.clone();
+    if let Some(text) = &said.text {
+        messages.push(Message { role: "user".into(), content: text.clone() });
+    }
+    let template = ChatTemplate::from_checkpoint(model.checkpoint())?;
+    template.encode(tokenizer, &messages, said.system.as_deref(), special, said.prefill.as_deref())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chat(raw: bool) -> ChatOptions {
+        let special_in_prompt = SpecialPolicy::Text;
+        ChatOptions { system: None, system_file: None, messages: None, raw, prefill: None, special_in_prompt }
+    }
+
+    fn words(words: &[&str]) -> InputOptions {
+        InputOptions { words: words.iter().map(|w| w.to_string()).collect(), prompt: None, file: Vec::new() }
+    }
+
+    #[test]
+    fn a_prompt_is_required_and_blank_is_none() {
+        let said = |text: &[&str], raw, stdin: &[u8]| read(&words(text), &chat(raw), true, &mut &*stdin);
+        assert_eq!(said(&["a"], false, b"b").unwrap().text.unwrap(), "b\n\na");
+        for (text, raw, stdin) in [(&[][..], false, &b""[..]), (&[], true, b""), (&["  "], false, b"\n\n")] {
+            let error = said(text, raw, stdin).unwrap_err();
+            assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2, "{text:?}");
+        }
+        assert_eq!(said(&[""], true, b"").unwrap().text, None);
+    }
+
+    #[test]
+    fn messages_come_in_three_forms() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("m.json");
+        let hi = [Message { role: "user".into(), content: "hi".into() }];
+        for json in [
+            r#"[{"role": "user", "content": "hi"}]"#,
+            r#"{"messages": [{"role": "user", "content": "hi"}]}"#,
+            r#"[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]"#,
+        ] {
+            std::fs::write(&file, json).unwrap();
+            assert_eq!(read_messages(&file).unwrap(), hi);
+        }
+        std::fs::write(&file, "{}").unwrap();
+        assert_eq!(crate::error::fault_of(&read_messages(&file).unwrap_err()).unwrap().kind.exit_code(), 3);
+    }
+}

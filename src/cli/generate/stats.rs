@@ -1,0 +1,94 @@
+//! The figures of one generation, as parts of the JSON result and as one line.
+
+use crate::cli::devices::default_threads;
+use crate::cli::record::{Draft, DraftSource, Record, Sampling, Timings};
+use crate::cli::ui::{bytes, digits3};
+use crate::compute::cpu::bandwidth::read_bandwidth;
+use crate::compute::cpu::pool::Pool;
+use crate::decode::Stats;
+use crate::sampler::SamplerConfig;
+use anyhow::Result;
+
+pub fn timings(stats: &Stats, load_s: f64) -> Timings {
+    let rate = |count: u64, rate: f64| (count > 0 && rate > 0.0).then_some(rate);
+    Timings {
+        load_s,
+        prefill_s: stats.prefill_time.as_secs_f64(),
+        decode_s: stats.decode_time.as_secs_f64(),
+        ttft_s: stats.first_token.map(|t| t.as_secs_f64()),
+        prefill_tps: rate(stats.prefilled, stats.prefill_rate()),
+        decode_tps: rate(stats.tokens, stats.decode_rate()),
+    }
+}
+
+pub fn draft(stats: &Stats, disabled_reason: Option<String>) -> Draft {
+    let source = |(name, tally): &(&'static str, crate::decode::Tally)| DraftSource {
+        name: (*name).to_owned(),
+        drafted: tally.drafted,
+        accepted: tally.accepted,
+    };
+    Draft {
+        sources: stats.by_source.iter().map(source).collect(),
+        drafted: stats.total.drafted,
+        accepted: stats.total.accepted,
+        passes: stats.passes,
+        accepted_length: (stats.passes > 0).then(|| stats.accepted_length()),
+        histogram: stats.lengths.clone(),
+        disabled_reason,
+    }
+}
+
+pub fn sampling(config: &SamplerConfig, max_tokens: usize) -> Sampling {
+    Sampling {
+        temperature: config.temperature,
+        top_k: config.top_k,
+        top_p: config.top_p,
+        min_p: config.min_p,
+        repeat_penalty: config.repeat_penalty,
+        max_tokens,
+        seed: config.seed,
+    }
+}
+
+/// The record without its text: what `--stats json` and `--stats-file` give.
+pub fn json(record: &Record) -> Result<String> {
+    let mut value = serde_json::to_value(record)?;
+    if let Some(object) = value.as_object_mut() {
+        object.shift_remove("text");
+    }
+    Ok(value.to_string())
+}
+
+/// Bytes read to measure the roof.
+const PROBE_BYTES: usize = 128 << 20;
+
+/// One line for people.
+pub fn line(record: &Record, stats: &Stats, threads: Option<u16>) -> Result<String> {
+    let t = &record.timings;
+    let mut parts = Vec::new();
+    let rate = |tps: Option<f64>| tps.map_or(String::new(), |tps| format!(" at {} tok/s", digits3(tps)));
+    parts.push(format!("prompt {}{}", record.usage.prompt_tokens, rate(t.prefill_tps)));
+    parts.push(format!("text {}{}", record.usage.completion_tokens, rate(t.decode_tps)));
+    if let Some(length) = record.draft.accepted_length {
+        let percent =
+            |s: &DraftSource| format!("{} {:.0}% of {}", s.name, 100.0 * s.accepted as f64 / s.drafted.max(1) as f64, s.drafted);
+        let sources: Vec<String> = record.draft.sources.iter().map(percent).collect();
+        let sources = if sources.is_empty() { String::new() } else { format!(" ({})", sources.join(", ")) };
+        parts.push(format!("{length:.2} tok/pass{sources}"));
+    }
+    if let Some(ttft) = t.ttft_s {
+        parts.push(format!("first after {} s", digits3(ttft)));
+    }
+    let m = &record.memory;
+    parts.push(format!("{} + {} kv", bytes(m.weights), bytes(m.kv)));
+    if stats.passes > 0 {
+        let threads = threads.map_or_else(default_threads, usize::from);
+        let roof = read_bandwidth(&Pool::new(threads)?, PROBE_BYTES);
+        let read = m.weights as f64 * stats.passes as f64 / stats.pass_time.as_secs_f64() / 1e9;
+        parts.push(format!("{:.0}% of memory speed", 100.0 * read / roof));
+    }
+    parts.push(record.device.clone());
+    parts.push(record.finish_reason.name().to_owned());
+    parts.push(format!("seed {}", record.sampling.seed));
+    Ok(parts.join(" · "))
+}

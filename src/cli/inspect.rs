@@ -1,0 +1,224 @@
+//! `gemma inspect`: what a model consists of.
+
+use super::args::UiOptions;
+use super::bench::report::markdown;
+use super::output::print;
+use super::session::{Model, Size, open};
+use super::ui::{Ui, bytes, thousands};
+use crate::error::Fault;
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+
+#[derive(Debug, Args)]
+pub struct Inspect {
+    /// Model directory or id [default: the bundled demo model]
+    #[arg(value_name = "MODEL")]
+    pub which: Option<String>,
+    /// The same, as an option
+    #[arg(short, long, value_name = "PATH|ID")]
+    pub model: Option<String>,
+    /// List every tensor
+    #[arg(long)]
+    pub tensors: bool,
+    /// Hash every tensor (SHA-256 of its bytes) and the whole
+    #[arg(long)]
+    pub hash: bool,
+    /// Decode every weight and refuse any that is not finite
+    #[arg(long)]
+    pub verify: bool,
+    /// One JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+#[derive(Serialize)]
+struct Report {
+    name: String,
+    bundled: bool,
+    layers: usize,
+    dim: usize,
+    ffn_dim: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    vocab: usize,
+    window: usize,
+    global_layers: Vec<usize>,
+    max_position: usize,
+    /// Of the matrices.
+    parameters: u64,
+    bytes: u64,
+    bits_per_weight: f64,
+    tokenizer_sha256: Option<String>,
+    sha256: Option<String>,
+    notes: Vec<String>,
+    tensors: Vec<Tensor>,
+}
+
+#[derive(Serialize)]
+struct Tensor {
+    name: String,
+    role: String,
+    format: String,
+    shape: Vec<usize>,
+    bytes: u64,
+    bits_per_weight: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sha256: Option<String>,
+}
+
+pub fn run(options: &Inspect, ui: &Ui) -> Result<u8> {
+    let name = options.which.as_deref().or(options.model.as_deref());
+    let model = open(name, ui)?;
+    if options.verify {
+        verify(&model, ui)?;
+    }
+    let report = report(&model, options.hash, ui)?;
+    match options.json {
+        true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
+        false => print(&text(&report, options))?,
+    }
+    Ok(0)
+}
+
+fn report(model: &Model, hash: bool, ui: &Ui) -> Result<Report> {
+    let (c, checkpoint) = (model.config(), model.checkpoint());
+    let roles = model.weights.roles();
+    let bar = ui.bar("hashing", if hash { roles.len() as u64 } else { 0 });
+    let mut whole = Sha256::new();
+    let mut tensors = Vec::new();
+    for (role, layer) in roles {
+        let name = model.weights.name(role, layer);
+        let stored = checkpoint.lookup(&name).ok_or_else(|| Fault::model(format!("tensor {name} vanished")))?;
+        let elements = stored.shape.iter().product::<usize>().max(1);
+        let sha256 = match hash {
+            true => Some(hash_tensor(model, role, layer, &mut whole)?),
+            false => None,
+        };
+        bar.inc(1);
+        let bits_per_weight = 8.0 * stored.bytes as f64 / elements as f64;
+        let (format, role) = (stored.kind.to_string(), format!("{role:?}"));
+        tensors.push(Tensor { name, role, format, shape: stored.shape, bytes: stored.bytes, bits_per_weight, sha256 });
+    }
+    bar.finish_and_clear();
+    let size = Size::of(&model.weights)?;
+    Ok(Report {
+        name: model.name.clone(),
+        bundled: model.bundled,
+        layers: c.n_layers,
+        dim: c.dim,
+        ffn_dim: c.ffn_dim,
+        heads: c.n_heads,
+        kv_heads: c.n_kv_heads,
+        head_dim: c.head_dim,
+        vocab: c.vocab,
+        window: c.window,
+        global_layers: (0..c.n_layers).filter(|l| c.is_global(*l)).collect(),
+        max_position: c.max_position,
+        parameters: size.parameters,
+        bytes: size.bytes,
+        bits_per_weight: size.bits_per_weight(),
+        tokenizer_sha256: checkpoint.side_file("tokenizer.json")?.map(|file| hex(&Sha256::digest(&file))),
+        sha256: hash.then(|| hex(&whole.finalize())),
+        notes: model.weights.notes().to_vec(),
+        tensors,
+    })
+}
+
+fn hash_tensor(model: &Model, role: crate::gemma::Role, layer: usize, whole: &mut Sha256) -> Result<String> {
+    let mut one = Sha256::new();
+    let mut feed = |bytes: &[u8]| {
+        one.update(bytes);
+        whole.update(bytes);
+    };
+    if role.is_matrix() {
+        let matrix = model.weights.matrix(role, layer)?;
+        feed(&matrix.codes);
+        feed(bytemuck::cast_slice(&matrix.scales));
+    } else {
+        feed(bytemuck::cast_slice(&model.weights.vector(role, layer)?));
+    }
+    Ok(hex(&one.finalize()))
+}
+
+fn verify(model: &Model, ui: &Ui) -> Result<()> {
+    let roles = model.weights.roles();
+    let bar = ui.bar("verifying", roles.len() as u64);
+    for (role, layer) in roles {
+        let name = || model.weights.name(role, layer);
+        let bad = |row: usize| {
+            Fault::model(format!("{}: row {row} holds a value that is not finite", name())).help("fetch or make the model again")
+        };
+        if role.is_matrix() {
+            let matrix = model.weights.matrix(role, layer)?;
+            let mut row = vec![0.0; matrix.cols];
+            for i in 0..matrix.rows {
+                matrix.decode_row(i, &mut row);
+                if row.iter().any(|v| !v.is_finite()) {
+                    return Err(bad(i).into());
+                }
+            }
+        } else if model.weights.vector(role, layer)?.iter().any(|v| !v.is_finite()) {
+            return Err(bad(0).into());
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+fn text(report: &Report, options: &Inspect) -> String {
+    let r = report;
+    let global = r.global_layers.len();
+    let mut out = format!("{}{}\n", r.name, if r.bundled { " (bundled)" } else { "" });
+    let mut line = |label: &str, value: String| out += &format!("  {label:<13}{value}\n");
+    line("layers", format!("{}: {} with a window of {}, {global} global", r.layers, r.layers - global, r.window));
+    line("dim", format!("{}, ffn {}", r.dim, thousands(r.ffn_dim as u64)));
+    line("heads", format!("{} of {}, {} for keys and values", r.heads, r.head_dim, r.kv_heads));
+    line("vocabulary", thousands(r.vocab as u64));
+    line("positions", thousands(r.max_position as u64));
+    line("parameters", format!("{} million", thousands(r.parameters / 1_000_000)));
+    line("size", format!("{}, {:.3} bits per weight", bytes(r.bytes), r.bits_per_weight));
+    if let Some(hash) = &r.tokenizer_sha256 {
+        line("tokenizer", format!("sha256 {hash}"));
+    }
+    if let Some(hash) = &r.sha256 {
+        line("weights", format!("sha256 {hash}"));
+    }
+    if options.verify {
+        line("verified", "every weight is finite".into());
+    }
+    out.push('\n');
+    let head = |cells: &[&str]| cells.iter().map(|c| c.to_string()).collect::<Vec<_>>();
+    let mut table = Vec::new();
+    if options.tensors {
+        table.push(head(&["tensor", "format", "shape", "size", "bits", if options.hash { "sha256" } else { "" }]));
+        for t in &r.tensors {
+            let shape = format!("{:?}", t.shape);
+            let hash = t.sha256.clone().unwrap_or_default();
+            table.push(vec![t.name.clone(), t.format.clone(), shape, bytes(t.bytes), format!("{:.2}", t.bits_per_weight), hash]);
+        }
+    } else {
+        let mut groups: BTreeMap<(usize, &str, &str, &[usize]), (usize, u64)> = BTreeMap::new();
+        for t in &r.tensors {
+            let first = r.tensors.iter().position(|o| o.role == t.role).unwrap_or(0);
+            let group = groups.entry((first, &t.role, &t.format, &t.shape)).or_default();
+            *group = (group.0 + 1, group.1 + t.bytes);
+        }
+        table.push(head(&["role", "tensors", "format", "shape", "size", "bits"]));
+        for ((_, role, format, shape), (n, total)) in groups {
+            let bits = 8.0 * total as f64 / (n * shape.iter().product::<usize>().max(1)) as f64;
+            table.push(head(&[role, &n.to_string(), format, &format!("{shape:?}"), &bytes(total), &format!("{bits:.2}")]));
+        }
+    }
+    out + &markdown(&table)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}

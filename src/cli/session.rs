@@ -1,0 +1,206 @@
+//! From what was typed to an opened model, a loaded engine and a drafter.
+
+use super::args::{AutoOr, Kv, RunOptions};
+use super::devices::{check_device, default_threads, memory};
+use super::model::{Source, find};
+use super::ui::{Ui, bytes, thousands};
+use crate::checkpoint::Checkpoint;
+use crate::compute::KvFormat;
+use crate::compute::cpu::{CpuExecutor, CpuOptions, Pool};
+use crate::engine::planned::EngineOptions;
+use crate::engine::{Engine, PlannedEngine};
+use crate::error::{Fault, Kind};
+use crate::gemma::{Config, Tokenizer, Weights};
+use crate::kv::{PAGE, Pages};
+use anyhow::{Context, Result};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A model's files, opened and checked, nothing loaded yet.
+pub struct Model {
+    pub weights: Weights,
+    pub name: String,
+    pub bundled: bool,
+}
+
+/// Opens what `--model` names, the bundled demo model without it, and says what the user should know about it.
+pub fn open(name: Option<&str>, ui: &Ui) -> Result<Model> {
+    let (checkpoint, bundled) = match find(name)? {
+        Source::Bundled => {
+            ui.note("no --model given: using the small bundled demo model, which knows little and is not Gemma");
+            (crate::gemma::bundled::target()?, true)
+        }
+        Source::Directory(path) => {
+            (Checkpoint::open(&path).with_context(|| format!("cannot open the model {}", path.display()))?, false)
+        }
+    };
+    let model = Model { name: checkpoint.name().to_owned(), weights: Weights::open(checkpoint)?, bundled };
+    for note in model.weights.notes() {
+        ui.note(note);
+    }
+    Ok(model)
+}
+
+impl Model {
+    pub fn config(&self) -> &Config {
+        self.weights.config()
+    }
+
+    pub fn checkpoint(&self) -> &Checkpoint {
+        self.weights.checkpoint().expect("an opened model has files")
+    }
+
+    /// The model's tokenizer; an error where it has none.
+    pub fn tokenizer(&self, ui: &Ui) -> Result<Tokenizer> {
+        let start = Instant::now();
+        let tokenizer = tokenizer_of(self.checkpoint())?;
+        ui.detail(
+            2,
+            format!("tokenizer: {} tokens, read in {:.2} s", thousands(tokenizer.vocab() as u64), start.elapsed().as_secs_f64()),
+        );
+        Ok(tokenizer)
+    }
+}
+
+pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Tokenizer> {
+    let Some(file) = checkpoint.side_file("tokenizer.json")? else {
+        let what = format!("{} is missing", checkpoint.display("tokenizer.json"));
+        return Err(Fault::model(what).help("copy tokenizer.json from the model's page into the directory").into());
+    };
+    Tokenizer::from_bytes(&file).with_context(|| format!("reading {}", checkpoint.display("tokenizer.json")))
+}
+
+/// Bytes and parameters of a model's weights as stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    pub bytes: u64,
+    pub parameters: u64,
+}
+
+impl Size {
+    pub fn of(weights: &Weights) -> Result<Size> {
+        let mut size = Size::default();
+        for (role, layer) in weights.roles() {
+            if role.is_matrix() {
+                let matrix = weights.matrix(role, layer)?;
+                size.bytes += matrix.bytes() as u64;
+                size.parameters += (matrix.rows * matrix.cols) as u64;
+            }
+        }
+        Ok(size)
+    }
+
+    pub fn bits_per_weight(self) -> f64 {
+        if self.parameters == 0 { 0.0 } else { 8.0 * self.bytes as f64 / self.parameters as f64 }
+    }
+}
+
+/// Positions to make room for: what was asked for, or what `needed` tokens take, as far as the model goes.
+pub fn context(asked: AutoOr, needed: usize, config: &Config, ui: &Ui) -> usize {
+    match asked {
+        AutoOr::N(n) => {
+            if n > config.max_position {
+                let (n, max) = (thousands(n as u64), thousands(config.max_position as u64));
+                ui.note(format!("--ctx-size {n} is beyond the {max} positions that the model was made for"));
+            }
+            n
+        }
+        AutoOr::Auto => needed.min(config.max_position).max(1),
+    }
+}
+
+/// Refuses a prompt of `tokens` that leaves no room for an answer.
+pub fn check_prompt(tokens: usize, at_least: bool, asked: AutoOr, config: &Config) -> Result<()> {
+    let (limit, remedy) = match asked {
+        AutoOr::N(n) => (n, "raise --ctx-size, or shorten the prompt"),
+        AutoOr::Auto => (config.max_position, "shorten the prompt: the model was made for no more"),
+    };
+    if tokens < limit {
+        return Ok(());
+    }
+    let about = if at_least { "at least " } else { "" };
+    let what =
+        format!("the prompt has {about}{} tokens, the context holds {}", thousands(tokens as u64), thousands(limit as u64));
+    Err(Fault::new(Kind::Context, what).help(remedy).into())
+}
+
+/// An engine and how long it took to load.
+pub struct Loaded {
+    pub engine: Box<dyn Engine>,
+    pub seconds: f64,
+}
+
+/// The threads that everything of one run shares, in turn.
+pub fn pool(options: &RunOptions) -> Result<Arc<Pool>> {
+    Ok(Arc::new(Pool::new(options.threads.map_or_else(default_threads, usize::from))?))
+}
+
+/// Loads the weights into the device, if they fit.
+pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize, pool: &Arc<Pool>, ui: &Ui) -> Result<Loaded> {
+    check_device(&options.device)?;
+    let kv = match options.kv {
+        Kv::F16 => KvFormat::F16,
+        Kv::F32 => KvFormat::F32,
+    };
+    let size = Size::of(weights)?;
+    let start = Instant::now();
+    let executor = CpuExecutor::on(pool.clone(), CpuOptions::default());
+    let rows = crate::compute::Executor::max_rows(&executor);
+    check_memory(size.bytes, kv_bytes(weights.config(), context, rows, kv))?;
+    let spinner = ui.spinner(&format!("loading {label} ({})", bytes(size.bytes)));
+    let loaded = PlannedEngine::new(weights, Box::new(executor), EngineOptions { context, kv });
+    spinner.finish_and_clear();
+    let engine = Box::new(loaded.with_context(|| format!("loading {label}"))?);
+    let seconds = start.elapsed().as_secs_f64();
+    let memory = engine.memory();
+    ui.detail(
+        1,
+        format!(
+            "{label}: {} weights at {:.2} bits, {} kv for {} positions, {} other, {}, loaded in {seconds:.2} s",
+            bytes(memory.weights),
+            size.bits_per_weight(),
+            bytes(memory.kv),
+            thousands(context as u64),
+            bytes(memory.activations),
+            engine.describe()
+        ),
+    );
+    Ok(Loaded { engine, seconds })
+}
+
+/// Bytes of keys and values.
+fn kv_bytes(config: &Config, context: usize, rows: usize, kv: KvFormat) -> u64 {
+    let per_page = (2 * PAGE * config.n_kv_heads * config.head_dim * kv.bytes()) as u64;
+    let window = |layer| if config.is_global(layer) { None } else { Some(config.window) };
+    (0..config.n_layers).map(|layer| Pages::for_layer(context, rows, window(layer)).count as u64 * per_page).sum()
+}
+
+/// Refuses what would drive the machine into swapping, before it does.
+fn check_memory(weights: u64, kv: u64) -> Result<()> {
+    let Some(available) = memory("MemAvailable") else { return Ok(()) };
+    if weights + kv <= available {
+        return Ok(());
+    }
+    let what = format!(
+        "{} for weights and {} for keys and values do not fit into {} of available memory",
+        bytes(weights),
+        bytes(kv),
+        bytes(available)
+    );
+    Err(Fault::new(Kind::Memory, what)
+        .help("quantise the model (gemma quantize), lower --ctx-size, or close other programs")
+        .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_fit_is_refused_with_numbers() {
+        let error = check_memory(u64::MAX / 4, 1 << 30).unwrap_err();
+        assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 5);
+        assert!(error.to_string().contains("1.07 GB"), "{error}");
+        check_memory(1, 1).unwrap();
+    }
+}

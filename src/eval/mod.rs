@@ -1,0 +1,213 @@
+//! Floor 4: how likely a model finds a text, and how far two models are apart.
+//!
+//! Token i of a window is predicted from those before it in the window; the first one is not predicted. A text longer than the
+//! window is cut into consecutive windows, each from an empty cache. Rows of logits are looked at and dropped, chunk by chunk.
+
+use crate::engine::{Engine, Rows, Scores, TokenTree};
+use crate::error::Fault;
+use crate::tensor::Token;
+use anyhow::Result;
+use serde::Serialize;
+
+/// Figures of one model on one text.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Figures {
+    /// Tokens of the text.
+    pub tokens: usize,
+    /// Mean of `nll`, in nats.
+    pub mean_nll: f64,
+    /// e^mean_nll
+    pub perplexity: f64,
+    /// Negative log-likelihood of each predicted token, in nats.
+    pub nll: Vec<f64>,
+    /// Most likely next token at each position of the text; the lowest id on a tie.
+    pub top1: Vec<Token>,
+}
+
+/// KL divergence of the reference's next-token distribution from the model's, in nats, over predicted positions.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Divergence {
+    pub mean: f64,
+    pub median: f64,
+    pub p99: f64,
+    pub max: f64,
+}
+
+/// A model beside a reference.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Comparison {
+    pub figures: Figures,
+    pub reference: Figures,
+    pub kld: Divergence,
+    /// Share of positions where both find the same token likeliest.
+    pub top1_agreement: f64,
+    /// Perplexity over the reference's.
+    pub ppl_ratio: f64,
+}
+
+/// Evaluates `ids` exactly as given (no BOS is added). `progress` hears how many tokens are done.
+pub fn evaluate(engine: &mut dyn Engine, ids: &[Token], window: usize, progress: &mut dyn FnMut(usize)) -> Result<Figures> {
+    let mut tally = Tally::default();
+    walk(&mut [engine], ids, window, progress, &mut |rows, next| tally.take(&rows[0], next))?;
+    Ok(tally.figures(ids.len()))
+}
+
+/// Evaluates both, and how far `engine` is from `reference`. Their vocabularies must agree.
+pub fn compare(
+    engine: &mut dyn Engine,
+    reference: &mut dyn Engine,
+    ids: &[Token],
+    window: usize,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Comparison> {
+    if engine.vocab() != reference.vocab() {
+        let what = format!("the model has {} tokens, the reference {}", engine.vocab(), reference.vocab());
+        return Err(Fault::model(what).help("compare models of one vocabulary").into());
+    }
+    let (mut tally, mut other, mut divergence) = (Tally::default(), Tally::default(), Vec::new());
+    walk(&mut [engine, reference], ids, window, progress, &mut |rows, next| {
+        if next.is_some() {
+            divergence.push(kl_divergence(&rows[1], &rows[0]));
+        }
+        tally.take(&rows[0], next);
+        other.take(&rows[1], next);
+    })?;
+    let (figures, reference) = (tally.figures(ids.len()), other.figures(ids.len()));
+    let same = figures.top1.iter().zip(&reference.top1).filter(|(a, b)| a == b).count();
+    Ok(Comparison {
+        kld: summary(divergence),
+        top1_agreement: same as f64 / figures.top1.len().max(1) as f64,
+        ppl_ratio: figures.perplexity / reference.perplexity,
+        figures,
+        reference,
+    })
+}
+
+/// Logits of one position with their log-sum-exp.
+struct Row<'a> {
+    logits: &'a [f32],
+    log_sum: f64,
+}
+
+impl<'a> Row<'a> {
+    fn new(logits: &'a [f32]) -> Self {
+        let max = logits.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v)) as f64;
+        let sum: f64 = logits.iter().map(|v| (*v as f64 - max).exp()).sum();
+        Row { logits, log_sum: max + sum.ln() }
+    }
+
+    fn nll(&self, token: Token) -> f64 {
+        self.log_sum - self.logits[token as usize] as f64
+    }
+}
+
+/// Passes the text through all engines in step; `each` sees the rows of a position and the token that follows it in the window.
+fn walk(
+    engines: &mut [&mut dyn Engine],
+    ids: &[Token],
+    window: usize,
+    progress: &mut dyn FnMut(usize),
+    each: &mut dyn FnMut(&[Row<'_>], Option<Token>),
+) -> Result<()> {
+    let chunk = engines.iter().map(|e| e.max_rows()).min().unwrap_or(1);
+    let mut scores = vec![Scores::default(); engines.len()];
+    let mut done = 0;
+    for window in ids.chunks(window.max(1)) {
+        for engine in engines.iter_mut() {
+            engine.truncate(0)?;
+        }
+        for start in (0..window.len()).step_by(chunk) {
+            let tokens = &window[start..(start + chunk).min(window.len())];
+            let path: Vec<u32> = (0..tokens.len() as u32).collect();
+            for (engine, scores) in engines.iter_mut().zip(&mut scores) {
+                engine.forward(&TokenTree::chain(tokens), Rows::All, scores)?;
+                engine.commit(&path)?;
+            }
+            for i in 0..tokens.len() {
+                let rows: Vec<Row<'_>> = scores.iter().map(|s| Row::new(s.row(i))).collect();
+                each(&rows, window.get(start + i + 1).copied());
+            }
+            done += tokens.len();
+            progress(done);
+        }
+    }
+    Ok(())
+}
+
+#[derive(Default)]
+struct Tally {
+    nll: Vec<f64>,
+    top1: Vec<Token>,
+}
+
+impl Tally {
+    fn take(&mut self, row: &Row<'_>, next: Option<Token>) {
+        let best = row.logits.iter().enumerate().fold((0, f32::NEG_INFINITY), |b, (i, v)| if *v > b.1 { (i, *v) } else { b });
+        self.top1.push(best.0 as Token);
+        self.nll.extend(next.map(|token| row.nll(token)));
+    }
+
+    fn figures(self, tokens: usize) -> Figures {
+        let mean_nll = self.nll.iter().sum::<f64>() / self.nll.len().max(1) as f64;
+        Figures { tokens, mean_nll, perplexity: mean_nll.exp(), nll: self.nll, top1: self.top1 }
+    }
+}
+
+/// Sum of p (ln p - ln q) over the vocabulary.
+fn kl_divergence(p: &Row<'_>, q: &Row<'_>) -> f64 {
+    let terms = p.logits.iter().zip(q.logits).map(|(a, b)| {
+        let (ln_p, ln_q) = (*a as f64 - p.log_sum, *b as f64 - q.log_sum);
+        ln_p.exp() * (ln_p - ln_q)
+    });
+    terms.sum::<f64>().max(0.0)
+}
+
+fn summary(mut values: Vec<f64>) -> Divergence {
+    values.sort_by(f64::total_cmp);
+    let at = |share: f64| values.get(((values.len() as f64 - 1.0) * share).round() as usize).copied().unwrap_or(0.0);
+    Divergence { mean: values.iter().sum::<f64>() / values.len().max(1) as f64, median: at(0.5), p99: at(0.99), max: at(1.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compute::KvFormat;
+    use crate::compute::cpu::{CpuExecutor, CpuOptions};
+    use crate::engine::PlannedEngine;
+    use crate::engine::planned::EngineOptions;
+    use crate::gemma::{Config, Weights};
+    use crate::tensor::Format;
+
+    fn engine(format: Format) -> PlannedEngine {
+        let json = serde_json::json!({
+            "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 50, "sliding_window": 20,
+        });
+        let weights = Weights::synthetic(Config::from_json(&json).unwrap(), move |_| format, 3);
+        let exec = CpuExecutor::new(CpuOptions::default()).unwrap();
+        PlannedEngine::new(&weights, Box::new(exec), EngineOptions { context: 400, kv: KvFormat::F32 }).unwrap()
+    }
+
+    fn ids() -> Vec<Token> {
+        (0..300).map(|i| i * i % 47).collect()
+    }
+
+    #[test]
+    fn windows_start_afresh_and_predict_all_but_their_first_token() {
+        let whole = evaluate(&mut engine(Format::F32), &ids(), 300, &mut |_| {}).unwrap();
+        assert_eq!((whole.nll.len(), whole.top1.len()), (299, 300));
+        let cut = evaluate(&mut engine(Format::F32), &ids(), 100, &mut |_| {}).unwrap();
+        assert_eq!(cut.nll.len(), 297);
+        assert_eq!(cut.nll[..99], whole.nll[..99]);
+        let second = evaluate(&mut engine(Format::F32), &ids()[100..200], 100, &mut |_| {}).unwrap();
+        assert_eq!(cut.nll[99..198], second.nll[..]);
+    }
+
+    #[test]
+    fn a_model_is_no_distance_from_itself_and_some_from_a_coarser_one() {
+        let same = compare(&mut engine(Format::F32), &mut engine(Format::F32), &ids(), 300, &mut |_| {}).unwrap();
+        assert_eq!((same.kld.max, same.top1_agreement, same.ppl_ratio), (0.0, 1.0, 1.0));
+        let other = compare(&mut engine(Format::I4_G32), &mut engine(Format::F32), &ids(), 300, &mut |_| {}).unwrap();
+        assert!(other.kld.mean > 0.0 && other.kld.median <= other.kld.p99 && other.kld.p99 <= other.kld.max, "{:?}", other.kld);
+    }
+}
