@@ -9,8 +9,22 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// Largest file of tensors: what copies, mounts and hubs all take.
-const SHARD_BYTES: u64 = 4_000_000_000;
+/// One tensor of the artifact.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    pub name: String,
+    /// As safetensors spells it.
+    pub dtype: &'static str,
+    pub shape: Vec<usize>,
+    pub bytes: u64,
+}
+
+impl Part {
+    fn new(name: String, dtype: &'static str, shape: Vec<usize>, width: usize) -> Self {
+        let bytes = (width * shape.iter().product::<usize>()) as u64;
+        Part { name, dtype, shape, bytes }
+    }
+}
 
 /// One tensor of the source and what it becomes.
 #[derive(Clone, Debug)]
@@ -23,15 +37,15 @@ pub struct Entry {
     pub cols: usize,
     /// `None`: copied as it is.
     pub format: Option<Format>,
-    /// Tensors of the artifact: name, dtype, shape, bytes.
-    pub parts: Vec<(String, &'static str, Vec<usize>, u64)>,
+    /// Codes, then scales; or one plain tensor.
+    pub parts: Vec<Part>,
     /// Index of its file.
     pub shard: usize,
 }
 
 impl Entry {
     pub fn bytes(&self) -> u64 {
-        self.parts.iter().map(|p| p.3).sum()
+        self.parts.iter().map(|p| p.bytes).sum()
     }
 }
 
@@ -44,28 +58,25 @@ pub struct Layout {
 
 impl Layout {
     /// Lays out `weights` as the recipe says; refuses widths that a format cannot cut.
-    pub fn new(weights: &Weights, recipe: &Recipe) -> Result<Self> {
+    pub fn new(weights: &Weights, recipe: &Recipe, shard_bytes: u64) -> Result<Self> {
         let mut entries = Vec::new();
         let (mut shard, mut filled) = (0, 0);
         for (role, layer) in weights.roles() {
             let name = weights.name(role, layer);
-            let (rows, cols, format, parts) = match recipe.format(role) {
+            let [rows, cols] = role.shape(weights.config());
+            let format = recipe.format(role);
+            let parts = match format {
                 Some(format) => {
-                    let matrix = weights.matrix(role, layer)?;
-                    let (rows, cols) = (matrix.rows, matrix.cols);
                     format.check_cols(cols).with_context(|| {
                         Fault::model(format!("{name} has {cols} columns, which {format} cannot cut"))
                             .help("choose another format")
                     })?;
-                    (rows, cols, Some(format), parts(&name, format, rows, cols))
+                    packed(&name, format, rows, cols)
                 }
-                None => {
-                    let cols = weights.vector(role, layer)?.len();
-                    (1, cols, None, vec![(name.clone(), "F32", vec![cols], 4 * cols as u64)])
-                }
+                None => vec![Part::new(name.clone(), "F32", vec![cols], 4)],
             };
-            let bytes: u64 = parts.iter().map(|p| p.3).sum();
-            if filled > 0 && filled + bytes > SHARD_BYTES {
+            let bytes: u64 = parts.iter().map(|p| p.bytes).sum();
+            if filled > 0 && filled + bytes > shard_bytes {
                 (shard, filled) = (shard + 1, 0);
             }
             filled += bytes;
@@ -74,8 +85,15 @@ impl Layout {
         Ok(Layout { entries, shards: shard + 1 })
     }
 
+    /// Of all tensors, without headers.
     pub fn bytes(&self) -> u64 {
         self.entries.iter().map(Entry::bytes).sum()
+    }
+
+    /// Of one shard's file.
+    pub fn file_bytes(&self, shard: usize) -> Result<u64> {
+        let data: u64 = self.entries.iter().filter(|e| e.shard == shard).map(Entry::bytes).sum();
+        Ok(self.header(shard)?.len() as u64 + data)
     }
 
     pub fn parameters(&self) -> u64 {
@@ -107,9 +125,10 @@ impl Layout {
         let mut map = Map::new();
         map.insert("__metadata__".into(), json!({"format": "pt"}));
         let mut at = 0;
-        for (name, dtype, shape, bytes) in self.entries.iter().filter(|e| e.shard == shard).flat_map(|e| &e.parts) {
-            map.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [at, at + bytes]}));
-            at += bytes;
+        for part in self.entries.iter().filter(|e| e.shard == shard).flat_map(|e| &e.parts) {
+            let entry = json!({"dtype": part.dtype, "shape": part.shape, "data_offsets": [at, at + part.bytes]});
+            map.insert(part.name.clone(), entry);
+            at += part.bytes;
         }
         let mut text = serde_json::to_vec(&map)?;
         text.resize(text.len().next_multiple_of(8), b' ');
@@ -118,7 +137,7 @@ impl Layout {
 
     /// `model.safetensors.index.json`, where there are several shards.
     pub fn index(&self) -> Option<Value> {
-        let files = self.entries.iter().flat_map(|e| e.parts.iter().map(|p| (p.0.clone(), Value::String(self.file(e.shard)))));
+        let files = self.entries.iter().flat_map(|e| e.parts.iter().map(|p| (p.name.clone(), Value::String(self.file(e.shard)))));
         (self.shards > 1).then(|| json!({"metadata": {"total_size": self.bytes()}, "weight_map": files.collect::<Map<_, _>>()}))
     }
 
@@ -132,17 +151,15 @@ impl Layout {
 }
 
 /// The tensors of one matrix. Plain floats keep the source's name and need no packing.
-fn parts(name: &str, format: Format, rows: usize, cols: usize) -> Vec<(String, &'static str, Vec<usize>, u64)> {
-    let row_bytes = format.row_bytes(cols);
-    let codes = (rows * row_bytes) as u64;
+fn packed(name: &str, format: Format, rows: usize, cols: usize) -> Vec<Part> {
     if !format.code.is_integer() && !format.hadamard {
-        let dtype = if format == Format::F32 { "F32" } else { "BF16" };
-        return vec![(name.into(), dtype, vec![rows, cols], codes)];
+        let (dtype, width) = if format == Format::F32 { ("F32", 4) } else { ("BF16", 2) };
+        return vec![Part::new(name.into(), dtype, vec![rows, cols], width)];
     }
-    let mut out = vec![(artifact::codes_name(name), "U8", vec![rows, row_bytes], codes)];
-    let groups = format.groups(cols);
-    if groups > 0 {
-        out.push((artifact::scales_name(name), "F16", vec![rows, groups], (2 * rows * groups) as u64));
+    let mut out = vec![Part::new(artifact::codes_name(name), "U8", vec![rows, format.row_bytes(cols)], 1)];
+    match format.groups(cols) {
+        0 => {}
+        groups => out.push(Part::new(artifact::scales_name(name), "F16", vec![rows, groups], 2)),
     }
     out
 }

@@ -4,8 +4,9 @@
 
 mod layout;
 mod pipeline;
+mod staging;
 
-pub use layout::{Entry, Layout};
+pub use layout::{Entry, Layout, Part};
 pub use pipeline::quantize;
 
 use crate::gemma::Role;
@@ -30,6 +31,21 @@ impl Recipe {
     }
 }
 
+/// How to go about it; nothing here changes a byte of the weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    pub threads: usize,
+    /// Largest file of tensors, headers not counted; a single tensor is never cut.
+    pub shard_bytes: u64,
+}
+
+impl Default for Options {
+    /// All cores; 4 GB, which copies, mounts and hubs all take.
+    fn default() -> Self {
+        Options { threads: std::thread::available_parallelism().map_or(1, |n| n.get()), shard_bytes: 4_000_000_000 }
+    }
+}
+
 /// What became of one tensor.
 #[derive(Clone, Debug, Serialize)]
 pub struct TensorReport {
@@ -48,6 +64,8 @@ pub struct TensorReport {
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub version: String,
+    /// Of the source's tensors in the order of the forward pass, as stored there: the same however it is sharded.
+    pub source_sha256: String,
     pub linear: String,
     pub embedding: String,
     pub parameters: u64,

@@ -63,16 +63,42 @@ fn search_scale(code: Code, group: &[f32], absmax: f32) -> f16 {
         Code::I4 => (0..=24).flat_map(|i| [1f32, -1.0].map(|sign| sign * absmax / (4.0 + i as f32 * 0.25))).collect(),
         _ => (0..=36).map(|i| absmax / (1.5 + i as f32 * 0.125)).collect(),
     };
-    let mut best = (f64::INFINITY, f16::ZERO);
+    let mut best = (f32::INFINITY, f16_nonzero(candidates[0]));
     for candidate in candidates {
         let scale = f16_nonzero(candidate);
-        let s = scale.to_f32();
-        let error = group.iter().map(|v| (*v - nearest(code, *v, s).1) as f64).map(|e| e * e).sum();
+        let error = squared_error(code, group, scale.to_f32());
         if error < best.0 {
             best = (error, scale);
         }
     }
     best.1
+}
+
+/// Sum of squared rounding errors of a group under one scale, in eight lanes so that it vectorises; i4 and i2 only.
+fn squared_error(code: Code, group: &[f32], scale: f32) -> f32 {
+    let (low, high, shift) = if code == Code::I4 { (-8.0, 7.0, 0.0) } else { (0.0, 3.0, 1.5) };
+    let inverse = 1.0 / scale;
+    let square = |v: f32| {
+        let e = v - (round_clamped(v * inverse + shift, low, high) - shift) * scale;
+        e * e
+    };
+    let mut lanes = [0f32; 8];
+    let (blocks, rest) = group.as_chunks::<8>();
+    for block in blocks {
+        for i in 0..8 {
+            lanes[i] += square(block[i]);
+        }
+    }
+    rest.iter().map(|v| square(*v)).sum::<f32>() + lanes.iter().sum::<f32>()
+}
+
+/// The nearest integer in `low..=high`, halves to even. Without a call per value: adding 1.5 * 2^23 drops the fraction.
+#[inline(always)]
+fn round_clamped(v: f32, low: f32, high: f32) -> f32 {
+    const DROP: f32 = 12_582_912.0;
+    let v = if v < low { low } else { v };
+    let v = if v > high { high } else { v };
+    (v + DROP) - DROP
 }
 
 /// An f16 scale that has not vanished or overflowed.
@@ -87,15 +113,15 @@ fn nearest(code: Code, value: f32, scale: f32) -> (u8, f32) {
     let steps = value / scale;
     match code {
         Code::I8 => {
-            let q = steps.round_ties_even().clamp(-127.0, 127.0);
+            let q = round_clamped(steps, -127.0, 127.0);
             (q as i8 as u8, q * scale)
         }
         Code::I4 => {
-            let q = steps.round_ties_even().clamp(-8.0, 7.0);
+            let q = round_clamped(steps, -8.0, 7.0);
             ((q as i32 + 8) as u8, q * scale)
         }
         _ => {
-            let c = (steps + 1.5).round_ties_even().clamp(0.0, 3.0);
+            let c = round_clamped(steps + 1.5, 0.0, 3.0);
             (c as u8, (c - 1.5) * scale)
         }
     }
@@ -156,6 +182,15 @@ mod tests {
         let mut bad = [0.5; 32];
         bad[3] = f32::NAN;
         assert!(quantize(Format::I8_ROW, 1, 32, &bad).is_err());
+    }
+
+    #[test]
+    fn rounding_is_to_nearest_with_halves_to_even() {
+        for i in -4000..4000 {
+            let v = i as f32 / 16.0;
+            assert_eq!(round_clamped(v, -127.0, 127.0), v.round_ties_even().clamp(-127.0, 127.0), "{v}");
+        }
+        assert_eq!(round_clamped(f32::MAX, 0.0, 3.0), 3.0);
     }
 
     #[test]
