@@ -264,3 +264,63 @@ fn positive(key: &str, value: Option<&Value>, default: f64) -> Result<f64, Fault
         _ => Err(Fault::model(format!("`{key}` should be a positive number, not {value}"))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// The 27B file as on the hub: sparse, most values are class defaults.
+    fn hub_27b() -> Value {
+        json!({
+            "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
+            "boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144, "mm_tokens_per_image": 256,
+            "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+            "text_config": {
+                "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62,
+                "num_attention_heads": 32, "num_key_value_heads": 16, "query_pre_attn_scalar": 168, "model_type": "gemma3_text",
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+            },
+        })
+    }
+
+    #[test]
+    fn the_hubs_27b_is_filled_up_with_the_class_defaults() {
+        let c = Config::from_json(&hub_27b()).unwrap();
+        assert_eq!((c.n_layers, c.dim, c.ffn_dim, c.n_heads, c.n_kv_heads, c.head_dim), (62, 5376, 21504, 32, 16, 128));
+        assert_eq!((c.vocab, c.vocab_is_explicit, c.window, c.max_position), (262_208, false, 1024, 131_072));
+        assert_eq!((0..62).filter(|i| c.is_global(*i)).collect::<Vec<_>>(), [5, 11, 17, 23, 29, 35, 41, 47, 53, 59]);
+        assert_eq!(c.rope_global, Rope { theta: 1e6, factor: 8.0 });
+        assert_eq!(c.rope_local, Rope { theta: 1e4, factor: 1.0 });
+        assert_eq!((c.query_scale, c.eps), ((1.0 / 168f64.sqrt()) as f32, 1e-6));
+        assert_eq!((c.eos.as_slice(), c.bos, c.tied), (&[1, 106][..], 2, true));
+    }
+
+    #[test]
+    fn the_hubs_4b_omits_even_its_heads() {
+        let c = Config::from_json(&json!({
+            "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
+            "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
+        }))
+        .unwrap();
+        assert_eq!((c.n_heads, c.n_kv_heads, c.head_dim, c.query_scale), (8, 4, 256, 1.0 / 16.0));
+    }
+
+    #[test]
+    fn both_transformers_say_the_same_27b() {
+        let mut new = hub_27b();
+        let text = new["text_config"].as_object_mut().unwrap();
+        text.remove("rope_scaling");
+        let kind = |i: usize| if i.is_multiple_of(6) { "full_attention" } else { "sliding_attention" };
+        text.insert("layer_types".into(), (1..=62).map(kind).collect());
+        text.insert("_sliding_window_pattern".into(), json!(2)); // layer_types goes first
+        text.insert(
+            "rope_parameters".into(),
+            json!({"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+        );
+        text.insert("tie_word_embeddings".into(), json!(true));
+        assert_eq!(Config::from_json(&new).unwrap(), Config::from_json(&hub_27b()).unwrap());
+    }
+}

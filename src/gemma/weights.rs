@@ -123,7 +123,7 @@ pub struct Weights {
 
 #[derive(Debug)]
 enum Source {
-    Files { checkpoint: Checkpoint, prefix: &'static str, head: Option<&'static str> },
+    Files { checkpoint: Box<Checkpoint>, prefix: &'static str, head: Option<&'static str> },
     Synthetic(Synthetic),
 }
 
@@ -136,7 +136,7 @@ impl Weights {
         let prefix = find_prefix(&checkpoint, &stored)?;
         settle_vocab(&checkpoint, prefix, &mut config, &mut notes)?;
         let head = find_head(&checkpoint, prefix, &config, &mut notes)?;
-        let weights = Weights { config, source: Source::Files { checkpoint, prefix, head }, notes };
+        let weights = Weights { config, source: Source::Files { checkpoint: checkpoint.into(), prefix, head }, notes };
         weights.check_all(stored)
     }
 
