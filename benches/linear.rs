@@ -13,7 +13,10 @@ use gemma::tensor::{Format, Matrix};
 use half::f16;
 use std::time::Instant;
 
-const ROWS: [usize; 8] = [1, 2, 4, 8, 12, 16, 32, 128];
+const ROWS: [usize; 9] = [1, 1, 2, 4, 8, 12, 16, 32, 128];
+
+/// Fewest bytes read in one measurement.
+const SHORTEST: usize = 8 << 20;
 
 /// Shares a raw pointer among the workers, which write disjoint columns.
 struct Out(*mut f32);
@@ -35,10 +38,12 @@ fn main() {
         known.unwrap_or_else(|| panic!("this machine has no {name}"))
     });
     println!("isa {isa}; GB/s counts weights and scales; roof = read loop over as many bytes");
-    for (set, label, (n, k)) in [(384 << 20, "memory", (4096, 5376)), (24 << 20, "L3", (1536, 1152))] {
+    for (set, label, (n, k)) in
+        [(384 << 20, "memory", (4096, 5376)), (24 << 20, "L3", (1536, 1152)), (640 << 10, "L2", (256, 1152))]
+    {
         for threads in [1, 2] {
             let pool = Pool::new(threads).unwrap();
-            println!("\n{label}: {} MB of [{n}, {k}], {threads} thread(s)", set >> 20);
+            println!("\n{label}: {} KB of [{n}, {k}], {threads} thread(s)", set >> 10);
             println!("{:9} {:>8} {:>7} {:>6} {:>5}   c(M) at M = {:?}", "format", "us", "Gw/s", "GB/s", "roof", &ROWS[1..]);
             for spelled in &picked {
                 let format: Format = spelled.parse().unwrap();
@@ -89,9 +94,10 @@ fn measure(isa: Isa, pool: &Pool, packed: &[PackedMatrix], format: Format) -> Ve
             let act = ActView { rows, cols: k, values, scales: &scales, sums: &sums };
             // At many rows a part of the set is enough.
             let used = &packed[..packed.len().div_ceil(1 + rows / 16)];
+            let repeats = (SHORTEST / (used.len() * packed[0].bytes())).max(1);
             let start = Instant::now();
             pool.run(&|worker| {
-                for matrix in used {
+                for matrix in (0..repeats).flat_map(|_| used) {
                     let tiles = worker.share(matrix.tiles());
                     // SAFETY: workers have disjoint tiles; `out` has rows * n floats.
                     unsafe { linear(isa, matrix, &act, tiles, out.get(), n) };
@@ -99,7 +105,7 @@ fn measure(isa: Isa, pool: &Pool, packed: &[PackedMatrix], format: Format) -> Ve
                 }
             });
             if round > 0 {
-                samples.push(start.elapsed().as_secs_f64() / used.len() as f64);
+                samples.push(start.elapsed().as_secs_f64() / (repeats * used.len()) as f64);
             }
         }
     }

@@ -29,6 +29,7 @@ fn unpack<const BITS: usize>(w: __m512i, part: usize) -> __m512i {
 /// Fetches the share of the next panel that belongs to the 128 bytes at `offset`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+#[allow(unused_unsafe)] // older compilers count the intrinsic as unsafe
 fn fetch(panel: &Panel, offset: usize) {
     let ahead = panel.ahead.wrapping_add(offset >> panel.ahead_shift);
     // SAFETY: fetching reads nothing; any address will do.
@@ -46,11 +47,11 @@ fn fetch(panel: &Panel, offset: usize) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel: &Panel, acc: *mut f32) {
     // With few rows one sum per output would wait for itself: `vpdpbusd` takes 5 cycles, and two start every cycle.
-    match R {
+    match (GROUPED, R) {
         // SAFETY: the caller's promises.
-        1 => unsafe { ints_in_sets::<BITS, GROUPED, R, 4>(panel, acc) },
+        (false, 1) => unsafe { ints_in_sets::<BITS, GROUPED, R, 4>(panel, acc) },
         // SAFETY: the caller's promises.
-        2..=4 => unsafe { ints_in_sets::<BITS, GROUPED, R, 2>(panel, acc) },
+        (false, 2..=4) => unsafe { ints_in_sets::<BITS, GROUPED, R, 2>(panel, acc) },
         // SAFETY: the caller's promises.
         _ => unsafe { ints_in_sets::<BITS, GROUPED, R, 1>(panel, acc) },
     }
@@ -182,7 +183,7 @@ pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut
         *y = unsafe { [_mm512_loadu_ps(acc.add(r * TILE)), _mm512_loadu_ps(acc.add(r * TILE + 16))] };
     }
     for step in 0..panel.steps {
-        if step * step_bytes % (2 * LINE) == 0 {
+        if (step * step_bytes).is_multiple_of(2 * LINE) {
             fetch(panel, step * step_bytes);
         }
         let data = panel.data.wrapping_add(step * step_bytes);

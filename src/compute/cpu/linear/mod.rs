@@ -9,6 +9,8 @@
 //! next one is read, and while it does, the next one is fetched: reading weights and multiplying overlap at any row count.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod pack;
 mod scalar;
@@ -113,6 +115,8 @@ fn kernels(isa: Isa, format: Format) -> Kernels {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Vnni => kernels_of!(avx512, format),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => kernels_of!(avx2, format),
         _ => kernels_of!(scalar, format),
     }
 }
