@@ -3,12 +3,13 @@
 use super::args::UiOptions;
 use super::devices::default_threads;
 use super::output::print;
+use super::signals::Interrupt;
 use super::ui::{Ui, bytes, thousands};
 use super::{model, session};
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
 use crate::gemma::Weights;
-use crate::quant::{self, Layout, Recipe};
+use crate::quant::{self, Layout, Options, Recipe};
 use crate::tensor::Format;
 use anyhow::{Context, Result};
 use clap::Args;
@@ -51,19 +52,27 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     let source = Weights::open(Checkpoint::open(&path).with_context(|| format!("cannot open the model {}", path.display()))?)?;
     source.notes().iter().for_each(|note| ui.note(note));
     let recipe = Recipe { linear: options.linear, embedding: options.embedding };
+    let threads = options.threads.map_or_else(default_threads, usize::from);
+    let how = Options { threads, ..Options::default() };
     if options.dry_run {
-        print(&plan(&Layout::new(&source, &recipe)?)?)?;
+        print(&plan(&Layout::new(&source, &recipe, how.shard_bytes)?)?)?;
         return Ok(0);
     }
     let size = session::Size::of(&source)?;
     let start = Instant::now();
     let bar = ui.bar("quantising", size.parameters);
-    let threads = options.threads.map_or_else(default_threads, usize::from);
-    let result = quant::quantize(&source, &options.destination, &recipe, threads, &mut |p| {
+    let interrupt = Interrupt::watch()?;
+    let result = quant::quantize(&source, &options.destination, &recipe, &how, &mut |p| {
         bar.set_position(p.done);
         bar.set_message(p.tensor.to_owned());
+        // An error makes the quantiser remove what it wrote.
+        anyhow::ensure!(interrupt.exit_code().is_none(), "interrupted");
+        Ok(())
     });
     bar.finish_and_clear();
+    if let (Err(_), Some(code)) = (&result, interrupt.exit_code()) {
+        return Ok(code);
+    }
     let report = result?;
     if !ui.is_quiet() {
         ui.line(&format!(
