@@ -2,7 +2,7 @@
 
     python evaluate.py --data DIR --models DIR --questions questions.txt --out DIR
 
-Reads the exported bf16 weights (what the quantiser gets) and evaluates them as they are and fake-quantised.
+With --device cpu --rows 16 --prompts 24 it runs, on fewer texts, without a GPU. Reads the exported bf16 weights (what the quantiser gets) and evaluates them as they are and fake-quantised.
 """
 import argparse
 import json
@@ -14,34 +14,36 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from data import Rows
-from generate import generate
+from generate import dense_hidden, generate
 from hf_files import CONTEXT
 from model import Masks, Net
 from own import prompts_of
 
 torch._dynamo.config.automatic_dynamic_shapes = False
 torch._dynamo.config.cache_size_limit = 64
-BATCH = 32
+BATCH, DEVICE = 32, "cuda"
 
 
 class Scorer:
     """Logits of packed rows."""
 
     def __init__(self, net):
-        self.net, self.masks = net, Masks(BATCH)
+        self.net, self.masks = net, Masks(BATCH) if DEVICE == "cuda" else None
 
     @torch.no_grad()
     def __call__(self, e, tokens):
         n = len(tokens)
-        full = torch.zeros(BATCH, CONTEXT, dtype=torch.long, device="cuda")
+        if self.masks is None:
+            return torch.cat([self.net.logits(e, dense_hidden(self.net, e, t[None])).float() for t in tokens])
+        full = torch.zeros(BATCH, CONTEXT, dtype=torch.long, device=DEVICE)
         full[:n] = tokens
         return self.net.logits(e, self.net.hidden(e, full, self.masks(full)))[:n].float()
 
 
-def held_out(score, e, rows, answers):
+def held_out(score, e, rows, answers, limit):
     loss = right = count = 0.0
-    for i in range(0, min(len(rows), 192), BATCH):
-        index = torch.arange(i, min(i + BATCH, len(rows)), device="cuda")
+    for i in range(0, min(len(rows), limit), BATCH):
+        index = torch.arange(i, min(i + BATCH, len(rows), limit), device=DEVICE)
         ids, mask = rows.take(index)
         target = ids[:, 1:].long()
         keep = (target != 0) & (target != 2) & (mask[:, 1:] if answers else True)
@@ -70,10 +72,11 @@ def agreement(score_d, ed, score_t, et, texts):
     passes = {4: 0, 8: 0}
     for i in range(0, len(texts), BATCH):
         part = texts[i : i + BATCH]
-        tokens = torch.zeros(len(part), CONTEXT, dtype=torch.long)
+        longest = CONTEXT if DEVICE == "cuda" else max(len(p) + len(o) for p, o in part)
+        tokens = torch.zeros(len(part), longest, dtype=torch.long)
         for j, (p, o) in enumerate(part):
             tokens[j, : len(p) + len(o)] = torch.tensor(p + o)
-        tokens = tokens.cuda()
+        tokens = tokens.to(DEVICE)
         ld, lt = score_d(ed, tokens), score_t(et, tokens)
         for j, (p, o) in enumerate(part):
             at = slice(len(p) - 1, len(p) + len(o) - 1)
@@ -88,7 +91,7 @@ def agreement(score_d, ed, score_t, et, texts):
             "tokens": count}
 
 
-def prompts_by_kind(data, tok, limit=192):
+def prompts_by_kind(data, tok, limit):
     out = {}
     rows = np.load(os.path.join(data, "heldout-instruct.npy"))
     for p in prompts_of(rows, tok.token_to_id("model")):
@@ -106,13 +109,18 @@ def main():
     ap.add_argument("--models", required=True)
     ap.add_argument("--questions", required=True)
     ap.add_argument("--out", required=True)
+    ap.add_argument("--device", default="cuda")
+    ap.add_argument("--rows", type=int, default=192)
+    ap.add_argument("--prompts", type=int, default=192)
     a = ap.parse_args()
+    global DEVICE
+    DEVICE = a.device
     nets, quant, plain, score = {}, {}, {}, {}
     for name in ("demo-target", "demo-draft"):
         path = os.path.join(a.models, name, "model.safetensors")
         if os.path.exists(path):
-            w = {n: t.float().cuda() for n, t in load_file(path).items()}
-            net = nets[name] = Net(name)
+            w = {n: t.float().to(DEVICE) for n, t in load_file(path).items()}
+            net = nets[name] = Net(name, DEVICE)
             with torch.no_grad():
                 quant[name], plain[name] = net.effective(w, True), net.effective(w, False)
             score[name] = Scorer(net)
@@ -120,9 +128,9 @@ def main():
     report = {"held_out": {}, "agreement": {}, "samples": []}
     for name in nets:
         for kind in ("code", "docs", "prose", "instruct", "answers"):
-            rows = Rows(a.data, "heldout-" + kind.replace("answers", "instruct"))
+            rows = Rows(a.data, "heldout-" + kind.replace("answers", "instruct"), DEVICE)
             for what, e in (("bf16", plain), ("4-bit", quant)):
-                r = report["held_out"][f"{name} {kind} {what}"] = held_out(score[name], e[name], rows, kind == "answers")
+                r = report["held_out"][f"{name} {kind} {what}"] = held_out(score[name], e[name], rows, kind == "answers", a.rows)
                 print(name, kind, what, r, flush=True)
     net, e = nets["demo-target"], quant["demo-target"]
     questions = [q for q in open(a.questions, encoding="utf-8").read().split("\n") if q.strip()]
@@ -131,7 +139,7 @@ def main():
     for q, g, s in zip(questions, greedy, sampled):
         report["samples"].append({"question": q, "greedy": tok.decode(g), "sampled": tok.decode(s)})
     if "demo-draft" in nets:
-        sets = {k: (v, 200) for k, v in prompts_by_kind(a.data, tok).items()} | {"simple questions": (chats, 200)}
+        sets = {k: (v, 200) for k, v in prompts_by_kind(a.data, tok, a.prompts).items()} | {"simple questions": (chats, 200)}
         for kind, (prompts, new) in sets.items():
             for what, t in (("greedy", 0.0), ("T=1", 1.0)):
                 texts = list(zip(prompts, generate(net, e, prompts, new, temperature=t, seed=5)))

@@ -6,25 +6,10 @@ import argparse
 import os
 
 import torch
-import torch.nn.functional as F
 
-from hf_files import HEAD_DIM, WINDOW, shapes, to_bf16, write_configs, write_safetensors
-from model import Net, layer, rope_tables
-
-
-def dense_logits(net, e, tokens):
-    """Logits of one unpacked sequence, with plain attention in net.dtype."""
-    n = tokens.shape[1]
-    pos = torch.arange(n, device=tokens.device)
-    causal = pos[:, None] >= pos[None]
-    near = causal & (pos[:, None] - pos[None] < WINDOW)
-    attend = lambda i: lambda q, k, v: F.scaled_dot_product_attention(
-        q, k, v, attn_mask=causal if net.is_global(i) else near, scale=HEAD_DIM**-0.5, enable_gqa=True)
-    x = net.embed(e, tokens)
-    for i in range(net.layers):
-        cos, sin = rope_tables(1e6 if net.is_global(i) else 1e4, n)
-        x = layer(x, net.weights_of(e, i), cos, sin, attend(i))
-    return net.logits(e, x).float()
+from generate import dense_hidden
+from hf_files import shapes, to_bf16, write_configs, write_safetensors
+from model import Net
 
 
 @torch.no_grad()
@@ -39,7 +24,8 @@ def verify(name, folder):
     g = torch.Generator().manual_seed(3)
     tokens = torch.randint(107, 16384, (1, 1400), generator=g).cuda()
     tokens[0, 0] = 2
-    a, b = dense_logits(net, net.effective(w, False), tokens), ref(tokens).logits.float()
+    e = net.effective(w, False)
+    a, b = net.logits(e, dense_hidden(net, e, tokens)), ref(tokens).logits.float()
     print(f"{name} against transformers, 1,400 tokens, f32: largest logit difference {(a - b).abs().max().item():.2e} "
           f"(logits up to {b.abs().max().item():.1f}), same top-1 {(a.argmax(-1) == b.argmax(-1)).float().mean().item():.4f}")
     tok = AutoTokenizer.from_pretrained(folder)

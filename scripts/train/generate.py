@@ -20,7 +20,7 @@ def pick(logits, temperature, top_k, top_p, g):
 @torch.no_grad()
 def generate(net: Net, e, prompts, new=256, temperature=0.0, top_k=64, top_p=0.95, seed=0):
     """prompts: lists of ids. Returns one list of new ids per prompt (end mark included)."""
-    dev, b = "cuda", len(prompts)
+    dev, b = e["model.norm.weight"].device, len(prompts)
     n = max(map(len, prompts))
     tokens = torch.zeros(b, n, dtype=torch.long)
     for i, p in enumerate(prompts):
@@ -28,7 +28,7 @@ def generate(net: Net, e, prompts, new=256, temperature=0.0, top_k=64, top_p=0.9
     tokens = tokens.to(dev)
     first = n - torch.tensor([len(p) for p in prompts], device=dev)
     total = n + new
-    tables = {g: rope_tables(1e6 if g else 1e4, total) for g in (True, False)}
+    tables = {g: rope_tables(1e6 if g else 1e4, total, dev) for g in (True, False)}
     cache = torch.zeros(net.layers, 2, b, net.kv_heads, total, HEAD_DIM, dtype=torch.bfloat16, device=dev)
     k_pos = torch.arange(total, device=dev)
     rng = torch.Generator(device=dev).manual_seed(seed)
@@ -67,6 +67,22 @@ def generate(net: Net, e, prompts, new=256, temperature=0.0, top_k=64, top_p=0.9
         ends = [i for i, t in enumerate(row) if t in (EOS, EOT)]
         result.append(row[: ends[0] + 1] if ends else row)
     return result
+
+
+def dense_hidden(net, e, tokens):
+    """What Net.hidden computes on packed rows, with plain attention (any device; slow on long rows)."""
+    n, dev = tokens.shape[1], tokens.device
+    pos, doc = torch.arange(n, device=dev), (tokens == 2).cumsum(1)
+    base = (pos[:, None] >= pos[None])[None] & (doc[:, :, None] == doc[:, None])
+    masks = {True: base[:, None], False: (base & (pos[:, None] - pos[None] < WINDOW))[:, None]}
+    x = net.embed(e, tokens)
+    for i in range(net.layers):
+        g = net.is_global(i)
+        cos, sin = rope_tables(1e6 if g else 1e4, n, dev)
+        attend = lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, v, attn_mask=masks[g], scale=HEAD_DIM**-0.5, enable_gqa=True)
+        x = layer(x, net.weights_of(e, i), cos, sin, attend)
+    return x
 
 
 def effective(net, weights):
