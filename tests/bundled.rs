@@ -42,7 +42,12 @@ fn pair() -> Pair {
     };
     let prompts: Vec<_> = PROMPTS.split('|').map(encode).collect();
     assert_eq!(prompts.len(), 40);
-    Pair { tokenizer, target: Weights::open(checkpoint).unwrap(), draft: Weights::open(bundled::draft().unwrap()).unwrap(), prompts }
+    Pair {
+        tokenizer,
+        target: Weights::open(checkpoint).unwrap(),
+        draft: Weights::open(bundled::draft().unwrap()).unwrap(),
+        prompts,
+    }
 }
 
 fn engine(weights: &Weights, pool: &Arc<Pool>) -> Box<dyn Engine> {
@@ -69,7 +74,14 @@ fn drafters(pair: &Pair, pool: &Arc<Pool>) -> Vec<(&'static str, Box<dyn Drafter
 }
 
 /// What one prompt gives, and how many passes that took.
-fn run(pair: &Pair, target: &mut Timeline, drafter: &mut dyn Drafter, prompt: &[u32], temperature: f32, seed: u64) -> (Vec<u32>, u64) {
+fn run(
+    pair: &Pair,
+    target: &mut Timeline,
+    drafter: &mut dyn Drafter,
+    prompt: &[u32],
+    temperature: f32,
+    seed: u64,
+) -> (Vec<u32>, u64) {
     let config = SamplerConfig { temperature, top_k: 64, top_p: 0.95, seed, ..SamplerConfig::default() };
     let sampler = Sampler::new(config).unwrap().usable(pair.tokenizer.vocab());
     let (mut history, mut stats, never) = (prompt.to_vec(), Stats::default(), AtomicBool::new(false));

@@ -86,7 +86,7 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
             );
             let mut json = serde_json::to_value(&c.figures)?;
             let map = json.as_object_mut().context("figures are an object")?;
-            map.insert("kld".into(), serde_json::to_value(&c.kld)?);
+            map.insert("kld".into(), serde_json::to_value(c.kld)?);
             map.insert("top1_agreement".into(), c.top1_agreement.into());
             map.insert("ppl_ratio".into(), c.ppl_ratio.into());
             (json, text)

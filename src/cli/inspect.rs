@@ -204,7 +204,9 @@ fn text(report: &Report, options: &Inspect) -> String {
             table.push(vec![t.name.clone(), t.format.clone(), shape, bytes(t.bytes), format!("{:.2}", t.bits_per_weight), hash]);
         }
     } else {
-        let mut groups: BTreeMap<(usize, &str, &str, &[usize]), (usize, u64)> = BTreeMap::new();
+        // Place of the role's first tensor, role, format, shape -> tensors and their bytes.
+        type Alike<'a> = (usize, &'a str, &'a str, &'a [usize]);
+        let mut groups: BTreeMap<Alike<'_>, (usize, u64)> = BTreeMap::new();
         for t in &r.tensors {
             let first = r.tensors.iter().position(|o| o.role == t.role).unwrap_or(0);
             let group = groups.entry((first, &t.role, &t.format, &t.shape)).or_default();

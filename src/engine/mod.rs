@@ -34,7 +34,7 @@ impl Scores {
     }
 
     pub fn rows(&self) -> usize {
-        if self.vocab == 0 { 0 } else { self.logits.len() / self.vocab }
+        self.logits.len().checked_div(self.vocab).unwrap_or(0)
     }
 }
 

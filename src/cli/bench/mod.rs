@@ -19,7 +19,7 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use measure::Figure;
 use report::{Kernel, Machine, Report, Row};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Prefill, decode, the cost of a pass by its rows, plain against speculative text, and each kernel's bandwidth.
 #[derive(Debug, Args)]
@@ -101,7 +101,7 @@ fn format(text: &str) -> Result<Format, String> {
 }
 
 pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
-    let old = options.compare.as_ref().map(read_report).transpose()?;
+    let old = options.compare.as_deref().map(read_report).transpose()?;
     if options.repetitions == 0 || options.rows.contains(&0) || options.pp == 0 || options.tg == 0 {
         return Err(Fault::usage("--repetitions, --rows, --pp and --tg must be above 0").into());
     }
@@ -163,7 +163,7 @@ fn sampling() -> SamplerConfig {
     SamplerConfig { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 1, ..SamplerConfig::default() }
 }
 
-fn read_report(path: &PathBuf) -> Result<Report> {
+fn read_report(path: &Path) -> Result<Report> {
     let text = super::input::read_file(path)?;
     serde_json::from_str(&text)
         .with_context(|| Fault::model(format!("{} is no result of gemma bench --format json", path.display())))

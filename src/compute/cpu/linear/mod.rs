@@ -306,7 +306,7 @@ impl PanelSpan {
             // Blocks of nearly equal size: 9 rows are 4 and 5, not 8 and 1.
             let (from, to) = (rows.len() * block / n_blocks, rows.len() * (block + 1) / n_blocks);
             let row = rows.start + from;
-            let share = (self.end - self.start) * block >> ahead_shift;
+            let share = ((self.end - self.start) * block) >> ahead_shift;
             let panel = Panel {
                 data,
                 blocks: self.blocks,
