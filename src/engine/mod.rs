@@ -6,6 +6,7 @@ pub mod timeline;
 pub mod tree;
 
 pub use planned::PlannedEngine;
+pub use reference::ReferenceEngine;
 pub use timeline::Timeline;
 pub use tree::TokenTree;
 

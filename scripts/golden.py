@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Makes tests/golden: tiny random Gemma 3 checkpoints and what Hugging Face transformers computes from them.
+
+    python -m venv V && V/bin/pip install torch transformers && V/bin/python scripts/golden.py [OUT]
+
+Weights are rounded to the dtype they are saved in and computed with in f32, attention eager. Every checkpoint is saved by
+transformers itself; `config-v4.json` beside it spells the same configuration as transformers 4 did, and the script makes sure
+that transformers reads the same model from it. The same versions give the same bytes again.
+"""
+
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig
+
+OUT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / "tests/golden")
+VOCAB = 256
+
+
+def text_values(**changes):
+    """Values that every case shares; the query scale is that of no head width, as in the 27B model."""
+    values = dict(
+        vocab_size=VOCAB,
+        head_dim=32,
+        query_pre_attn_scalar=21,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-6,
+        hidden_activation="gelu_pytorch_tanh",
+        attention_bias=False,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        bos_token_id=2,
+        eos_token_id=[1, 106],
+        pad_token_id=0,
+    )
+    return values | changes
+
+
+def rope(factor):
+    full = {"rope_type": "linear", "factor": factor, "rope_theta": 1e6} if factor else {"rope_type": "default", "rope_theta": 1e6}
+    return {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+
+
+def kinds(n_layers, pattern):
+    return ["full_attention" if i % pattern == 0 else "sliding_attention" for i in range(1, n_layers + 1)]
+
+
+# name, tokens, pattern, rope factor, dtype, multimodal, values
+CASES = [
+    # Pattern of the real models; pages and rings of 256 positions are crossed, and so is the window.
+    ("text", 700, 6, 8.0, torch.bfloat16, False, text_values(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=7, num_attention_heads=4, num_key_value_heads=2,
+        sliding_window=300)),
+    ("multimodal", 220, 3, 8.0, torch.bfloat16, True, text_values(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1,
+        sliding_window=40)),
+    # An output head of its own, no scaling of positions, f16.
+    ("untied", 300, 2, None, torch.float16, False, text_values(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        sliding_window=33, tie_word_embeddings=False)),
+]  # fmt: skip
+
+
+def randomize(model, dtype, seed):
+    """Weights that make every part count: peaked attention, uneven norms, logits that spread."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, p in sorted(model.named_parameters()):
+        noise = torch.rand(p.shape, generator=generator) * 2 - 1
+        if p.dim() == 1:
+            lift = 0.4 if "q_norm" in name or "k_norm" in name else 0.0
+            values = noise * 0.5 + lift
+        else:
+            gain = 2.0 if "embed_tokens" in name or "lm_head" in name else 1.0
+            values = noise * gain * math.sqrt(3 / p.shape[-1])
+        p.data.copy_(values.to(dtype).float())
+
+
+def v4_text(values, pattern, factor):
+    """The text section as transformers 4 spelled it: theta, local theta, scaling and pattern apart."""
+    old = values | {"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": pattern}
+    old["rope_scaling"] = {"factor": factor, "rope_type": "linear"} if factor else None
+    return old
+
+
+def build(name, pattern, factor, multimodal, values):
+    new = values | {"rope_parameters": rope(factor), "layer_types": kinds(values["num_hidden_layers"], pattern)}
+    old = v4_text(values, pattern, factor)
+    if not multimodal:
+        old |= {"architectures": ["Gemma3ForCausalLM"], "torch_dtype": "bfloat16"}
+        config = Gemma3TextConfig(**new)
+        return Gemma3ForCausalLM._from_config(config, attn_implementation="eager"), old
+    vision = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
+                  vision_use_head=False)  # fmt: skip
+    outside = dict(mm_tokens_per_image=4, boi_token_index=250, eoi_token_index=251, image_token_index=252, eos_token_id=[1, 106])
+    config = Gemma3Config(text_config=Gemma3TextConfig(**new), vision_config=vision, **outside)
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        old.pop(key)
+    old = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
+           "text_config": old, "vision_config": vision | {"model_type": "siglip_vision_model"}} | outside  # fmt: skip
+    return Gemma3ForConditionalGeneration._from_config(config, attn_implementation="eager"), old
+
+
+def logits_of(model, ids):
+    with torch.no_grad():
+        out = model.float().eval()(input_ids=torch.tensor([ids]), use_cache=False).logits
+    return out[0].float()
+
+
+def check(model, folder, ids, want):
+    """Read back from the files with this configuration, the model says the same."""
+    again = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    worst = (logits_of(again, ids) - want).abs().max().item()
+    assert worst == 0, f"{folder}: read back, logits differ by {worst}"
+
+
+def case(seed, name, n, pattern, factor, dtype, multimodal, values):
+    model, old = build(name, pattern, factor, multimodal, values)
+    model = model.float()
+    randomize(model, dtype, seed)
+    generator = torch.Generator().manual_seed(100 + seed)
+    ids = [2] + torch.randint(0, 250, (n - 1,), generator=generator).tolist()
+    logits = logits_of(model, ids)
+    assert logits.shape == (n, VOCAB)
+
+    folder = OUT / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model.to(dtype).save_pretrained(folder)
+    model.float()
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    check(model, folder, ids, logits)
+    new_form = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(json.dumps(old))
+    check(model, folder, ids, logits)
+    (folder / "config.json").write_text(new_form)
+    (folder / "config-v4.json").write_text(json.dumps(old, indent=2) + "\n")
+
+    log_probs = logits.double().log_softmax(-1)
+    nll = [-log_probs[i, ids[i + 1]].item() for i in range(n - 1)]
+    best = logits.double().sort(-1, descending=True).values
+    shown = sorted({0, n // 3, min(n - 1, values["sliding_window"] + 1), n - 1})
+    golden = {
+        "made_by": f"scripts/golden.py, transformers {transformers.__version__}, torch {torch.__version__}",
+        "ids": ids,
+        "nll": [float(f"{v:.8g}") for v in nll],
+        "top1": logits.argmax(-1).tolist(),
+        # How far the best logit stands above the second, least over all positions: top1 is firm below this.
+        "least_margin": float(f"{(best[:, 0] - best[:, 1]).min().item():.4g}"),
+        "rows": {str(i): [float(f"{v:.7g}") for v in logits[i].tolist()] for i in shown},
+    }
+    lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in golden.items())
+    (folder / "golden.json").write_text("{\n" + lines + "\n}\n")
+    size = (folder / "model.safetensors").stat().st_size
+    print(f"{name}: {size} bytes, mean nll {sum(nll) / len(nll):.4f}, {min(nll):.3f} to {max(nll):.3f}, "
+          f"{len(set(golden['top1']))} different top-1, least margin {golden['least_margin']}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    OUT.mkdir(parents=True, exist_ok=True)
+    for i, parts in enumerate(CASES):
+        case(i + 1, *parts)

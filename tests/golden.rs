@@ -1,0 +1,199 @@
+//! What this program computes against what Hugging Face transformers computes (`scripts/golden.py`), token by token: files as
+//! transformers saved them, in both spellings of the configuration, past windows, pages and rings.
+
+use gemma::checkpoint::Checkpoint;
+use gemma::compute::KvFormat;
+use gemma::compute::cpu::{CpuExecutor, CpuOptions};
+use gemma::engine::planned::EngineOptions;
+use gemma::engine::{Engine, PlannedEngine, ReferenceEngine, Rows, Scores, TokenTree};
+use gemma::gemma::Weights;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const CASES: [&str; 3] = ["text", "multimodal", "untied"];
+
+/// Nats by which a likelihood may differ from the golden one. All compute in f32, so what is left is the order of sums: the
+/// oracle differs by 2e-5, and so does the planned engine as long as its kernels keep activations in f32.
+const ORACLE: f64 = 1e-4;
+const PLANNED: f64 = 1e-3;
+
+#[derive(Deserialize)]
+struct Golden {
+    ids: Vec<u32>,
+    nll: Vec<f64>,  // [ids - 1]
+    top1: Vec<u32>, // [ids]
+    least_margin: f32,
+    rows: BTreeMap<usize, Vec<f32>>, // position -> [vocab]
+}
+
+fn folder(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
+}
+
+fn golden(case: &str) -> Golden {
+    serde_json::from_slice(&fs::read(folder(case).join("golden.json")).unwrap()).unwrap()
+}
+
+fn config(case: &str, file: &str) -> Value {
+    serde_json::from_slice(&fs::read(folder(case).join(file)).unwrap()).unwrap()
+}
+
+/// The case's weights under another configuration.
+fn weights(case: &str, config: &Value) -> Weights {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    fs::copy(folder(case).join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+    Weights::open(Checkpoint::open(dir.path()).unwrap()).unwrap()
+}
+
+/// Scores of all positions, the text cut into passes of `chunk` rows.
+fn run(engine: &mut dyn Engine, ids: &[u32], chunk: usize) -> Scores {
+    let mut all = Scores { vocab: engine.vocab(), logits: Vec::new() };
+    let mut scores = Scores::default();
+    for tokens in ids.chunks(chunk.min(engine.max_rows())) {
+        engine.forward(&TokenTree::chain(tokens), Rows::All, &mut scores).unwrap();
+        engine.commit(&(0..tokens.len() as u32).collect::<Vec<_>>()).unwrap();
+        all.logits.extend_from_slice(&scores.logits);
+    }
+    all
+}
+
+fn nll(logits: &[f32], token: u32) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
+    max + logits.iter().map(|v| (*v as f64 - max).exp()).sum::<f64>().ln() - logits[token as usize] as f64
+}
+
+/// Largest difference of any token's likelihood, in nats.
+fn worst_nll(scores: &Scores, golden: &Golden) -> f64 {
+    let pairs = golden.nll.iter().enumerate();
+    let worst = pairs.map(|(i, want)| (nll(scores.row(i), golden.ids[i + 1]) - want).abs()).fold(0.0, f64::max);
+    assert!(scores.logits.iter().all(|v| v.is_finite()));
+    worst
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Likelihoods within `nats`, whole rows of logits within twice that, and the same likeliest tokens.
+fn check(what: &str, scores: &Scores, golden: &Golden, nats: f64) {
+    assert_eq!(scores.rows(), golden.ids.len(), "{what}");
+    let worst = worst_nll(scores, golden);
+    println!("{what}: worst NLL difference {worst:.2e}");
+    assert!(worst < nats, "{what}: NLL differs by {worst}");
+    for (at, want) in &golden.rows {
+        let differs = largest_difference(scores.row(*at), want);
+        assert!(differs < 2.0 * nats as f32, "{what}: logits at {at} differ by {differs}");
+    }
+    assert!(golden.least_margin > 0.0);
+    for (i, want) in golden.top1.iter().enumerate() {
+        let row = scores.row(i);
+        let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        // Where two tokens are as good as equal, either may win.
+        assert!(best - row[*want as usize] < 2.0 * nats as f32, "{what}: another token is likeliest at {i}");
+        if f64::from(golden.least_margin) > 4.0 * nats {
+            assert_eq!(row.iter().position(|v| *v == best), Some(*want as usize), "{what}: top-1 at {i}");
+        }
+    }
+}
+
+fn planned(weights: &Weights, context: usize) -> PlannedEngine {
+    let exec = CpuExecutor::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
+    PlannedEngine::new(weights, Box::new(exec), EngineOptions { context, kv: KvFormat::F32 }).unwrap()
+}
+
+#[test]
+fn the_oracle_agrees_with_transformers_in_both_spellings_of_the_configuration() {
+    for case in CASES {
+        let golden = golden(case);
+        for (file, chunk) in [("config.json", 256), ("config-v4.json", 97)] {
+            let weights = weights(case, &config(case, file));
+            let mut engine = ReferenceEngine::new(&weights, golden.ids.len()).unwrap();
+            check(&format!("oracle, {case}, {file}"), &run(&mut engine, &golden.ids, chunk), &golden, ORACLE);
+        }
+    }
+}
+
+#[test]
+fn the_planned_engine_agrees_with_transformers() {
+    for case in CASES {
+        let golden = golden(case);
+        let weights = weights(case, &config(case, "config.json"));
+        for chunk in [256, 7] {
+            let mut engine = planned(&weights, golden.ids.len());
+            check(&format!("planned, {case}, chunks of {chunk}"), &run(&mut engine, &golden.ids, chunk), &golden, PLANNED);
+        }
+    }
+}
+
+#[test]
+fn a_tree_scores_alike_in_both_engines() {
+    let mut rng = SmallRng::seed_from_u64(5);
+    for case in CASES {
+        let golden = golden(case);
+        let weights = weights(case, &config(case, "config.json"));
+        let (mut oracle, mut planned) = (ReferenceEngine::new(&weights, 400).unwrap(), planned(&weights, 400));
+        let prefix = &golden.ids[..golden.ids.len().min(310)];
+        run(&mut oracle, prefix, 64);
+        run(&mut planned, prefix, 64);
+        let mut tree = TokenTree::root(rng.random_range(0..200));
+        for _ in 0..20 {
+            tree.push(rng.random_range(0..tree.len() as u32), rng.random_range(0..200));
+        }
+        let (mut a, mut b) = (Scores::default(), Scores::default());
+        for engine in [&mut oracle as &mut dyn Engine, &mut planned] {
+            let scores = if engine.describe().starts_with("reference") { &mut a } else { &mut b };
+            engine.forward(&tree, Rows::All, scores).unwrap();
+        }
+        assert_eq!(a.rows(), 21);
+        assert!(largest_difference(&a.logits, &b.logits) < 1e-3, "{case}: trees differ");
+        let (mut ha, mut hb) = (Vec::new(), Vec::new());
+        oracle.hidden(&mut ha).unwrap();
+        planned.hidden(&mut hb).unwrap();
+        assert!(largest_difference(&ha, &hb) < 1e-3, "{case}: hidden states differ");
+        // The deepest path becomes history in both, and the next token follows it.
+        let depths = tree.depths();
+        let mut node = (0..21u32).max_by_key(|n| depths[*n as usize]);
+        let mut path = Vec::new();
+        while let Some(n) = node {
+            path.insert(0, n);
+            node = tree.parent[n as usize];
+        }
+        for (engine, scores) in [(&mut oracle as &mut dyn Engine, &mut a), (&mut planned, &mut b)] {
+            engine.commit(&path).unwrap();
+            engine.forward(&TokenTree::root(9), Rows::Last, scores).unwrap();
+        }
+        assert!(largest_difference(&a.logits, &b.logits) < 1e-3, "{case}: the token after the tree differs");
+    }
+}
+
+/// Each wrong reading of a configuration moves likelihoods far beyond the tolerances above, so the vectors would show it.
+#[test]
+fn the_vectors_notice_a_model_that_is_slightly_wrong() {
+    let golden = golden("text");
+    let right = config("text", "config-v4.json");
+    let wrong: [(&str, Value); 8] = [
+        ("query_pre_attn_scalar", 32.into()),
+        ("sliding_window", 299.into()),
+        ("sliding_window", 301.into()),
+        ("sliding_window_pattern", 7.into()),
+        ("rope_scaling", Value::Null),
+        ("rope_theta", 1e5.into()),
+        ("rope_local_base_freq", 1.1e4.into()),
+        ("rms_norm_eps", 1e-2.into()),
+    ];
+    for (key, value) in wrong {
+        let mut config = right.clone();
+        config[key] = value;
+        let weights = weights("text", &config);
+        let mut engine = ReferenceEngine::new(&weights, golden.ids.len()).unwrap();
+        let worst = worst_nll(&run(&mut engine, &golden.ids, 256), &golden);
+        assert!(worst > 1e-2, "a wrong `{key}` moves no likelihood by more than {worst}");
+    }
+}
