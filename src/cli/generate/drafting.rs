@@ -93,6 +93,7 @@ const PATIENCE: f32 = 0.03;
 /// How long the engine's passes take by their rows; measured where that is quick, else scaled from one pass.
 pub fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
     let mut scores = Scores::default();
+    let room = engine.context().saturating_sub(engine.position()).min(engine.max_rows());
     let mut pass = |rows: usize| -> Result<f32> {
         let start = Instant::now();
         engine.forward(&TokenTree::chain(&vec![0; rows]), Rows::All, &mut scores)?;
@@ -103,7 +104,8 @@ pub fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
     let guess = CostCurve::guess();
     let mut points = vec![(1, one)];
     for rows in [2usize, 4, 8, 16, 32] {
-        let seconds = if one < PATIENCE { pass(rows)? } else { one * guess.cost(rows) / guess.cost(1) };
+        // A short answer to a short prompt has room for fewer rows than that.
+        let seconds = if one < PATIENCE && rows <= room { pass(rows)? } else { one * guess.cost(rows) / guess.cost(1) };
         points.push((rows, seconds.max(points[points.len() - 1].1)));
     }
     Ok(CostCurve::new(&points))
