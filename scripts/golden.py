@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import transformers
 from transformers import Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig
+from transformers.models.gemma3 import modeling_gemma3
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / "tests/golden")
 VOCAB = 256
@@ -111,6 +112,25 @@ def logits_of(model, ids):
     return out[0].float()
 
 
+def logits_with_f16_cache(model, ids):
+    """The same with every key (rotated) and value rounded to f16, as a cache of that format holds them."""
+    plain = modeling_gemma3.eager_attention_forward
+
+    def rounded(module, query, key, value, *rest, **options):
+        return plain(module, query, key.half().float(), value.half().float(), *rest, **options)
+
+    modeling_gemma3.eager_attention_forward = rounded
+    try:
+        return logits_of(model, ids)
+    finally:
+        modeling_gemma3.eager_attention_forward = plain
+
+
+def nll_of(logits, ids):
+    log_probs = logits.double().log_softmax(-1)
+    return [-log_probs[i, ids[i + 1]].item() for i in range(len(ids) - 1)]
+
+
 def check(model, folder, ids, want):
     """Read back from the files with this configuration, the model says the same."""
     again = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
@@ -124,7 +144,8 @@ def case(seed, name, n, pattern, factor, dtype, multimodal, values):
     randomize(model, dtype, seed)
     generator = torch.Generator().manual_seed(100 + seed)
     ids = [2] + torch.randint(0, 250, (n - 1,), generator=generator).tolist()
-    logits = logits_of(model, ids)
+    # Before `to(dtype)` below, which rounds the rotation's frequencies for good.
+    logits, logits_f16 = logits_of(model, ids), logits_with_f16_cache(model, ids)
     assert logits.shape == (n, VOCAB)
 
     folder = OUT / name
@@ -139,14 +160,15 @@ def case(seed, name, n, pattern, factor, dtype, multimodal, values):
     (folder / "config.json").write_text(new_form)
     (folder / "config-v4.json").write_text(json.dumps(old, indent=2) + "\n")
 
-    log_probs = logits.double().log_softmax(-1)
-    nll = [-log_probs[i, ids[i + 1]].item() for i in range(n - 1)]
+    nll, nll_f16 = nll_of(logits, ids), nll_of(logits_f16, ids)
+    assert nll != nll_f16, "rounding the cache changed nothing"
     best = logits.double().sort(-1, descending=True).values
     shown = sorted({0, n // 3, min(n - 1, values["sliding_window"] + 1), n - 1})
     golden = {
         "made_by": f"scripts/golden.py, transformers {transformers.__version__}, torch {torch.__version__}",
         "ids": ids,
         "nll": [float(f"{v:.8g}") for v in nll],
+        "nll_f16_cache": [float(f"{v:.8g}") for v in nll_f16],
         "top1": logits.argmax(-1).tolist(),
         # How far the best logit stands above the second, least over all positions: top1 is firm below this.
         "least_margin": float(f"{(best[:, 0] - best[:, 1]).min().item():.4g}"),
@@ -155,6 +177,8 @@ def case(seed, name, n, pattern, factor, dtype, multimodal, values):
     lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in golden.items())
     (folder / "golden.json").write_text("{\n" + lines + "\n}\n")
     size = (folder / "model.safetensors").stat().st_size
+    moved = max(abs(a - b) for a, b in zip(nll, nll_f16))
+    print(f"{name}: an f16 cache moves an NLL by up to {moved:.1e}")
     print(f"{name}: {size} bytes, mean nll {sum(nll) / len(nll):.4f}, {min(nll):.3f} to {max(nll):.3f}, "
           f"{len(set(golden['top1']))} different top-1, least margin {golden['least_margin']}")  # fmt: skip
 

@@ -109,6 +109,12 @@ fn walk(
     progress: &mut dyn FnMut(usize),
     each: &mut dyn FnMut(&[Row<'_>], Option<Token>),
 ) -> Result<()> {
+    for engine in engines.iter() {
+        if let Some(bad) = ids.iter().find(|id| **id as usize >= engine.vocab()) {
+            let what = format!("token {bad} is outside the vocabulary of {}", engine.vocab());
+            return Err(Fault::model(what).help("were the ids made with this model's tokenizer?").into());
+        }
+    }
     let chunk = engines.iter().map(|e| e.max_rows()).min().unwrap_or(1);
     let mut scores = vec![Scores::default(); engines.len()];
     let mut done = 0;
@@ -209,5 +215,15 @@ mod tests {
         assert_eq!((same.kld.max, same.top1_agreement, same.ppl_ratio), (0.0, 1.0, 1.0));
         let other = compare(&mut engine(Format::I4_G32), &mut engine(Format::F32), &ids(), 300, &mut |_| {}).unwrap();
         assert!(other.kld.mean > 0.0 && other.kld.median <= other.kld.p99 && other.kld.p99 <= other.kld.max, "{:?}", other.kld);
+    }
+
+    #[test]
+    fn an_id_outside_the_vocabulary_is_refused_wherever_it_stands() {
+        for place in [0, 1, 128, 299] {
+            let mut ids = ids();
+            ids[place] = 50;
+            let error = evaluate(&mut engine(Format::F32), &ids, 300, &mut |_| {}).unwrap_err();
+            assert!(crate::error::fault_of(&error).unwrap().what.contains("token 50"), "{error}");
+        }
     }
 }
