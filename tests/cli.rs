@@ -1,0 +1,162 @@
+//! The binary as a shell sees it: help, exit codes, where the prompt comes from, and settings.
+
+#[path = "common/shell.rs"]
+mod shell;
+
+use shell::{bash, gemma, gemma_in};
+use std::fs;
+
+/// A prompt of one word, a short answer, always the same.
+const SHORT: [&str; 8] = ["generate", "Hello", "-n", "4", "--seed", "1", "--temp", "0"];
+
+#[test]
+fn help_version_man_and_completions_go_to_standard_output() {
+    assert!(gemma(&["--version"], b"").ok().text().starts_with("gemma "));
+    for command in ["generate", "quantize", "eval", "bench", "inspect", "tokenize"] {
+        let help = gemma(&[command, "--help"], b"").ok();
+        assert!(help.text().contains("Usage:"), "{help:?}");
+        exit_codes(help.text());
+        assert_eq!(help.err, "");
+    }
+    exit_codes(gemma(&["--help"], b"").ok().text());
+    exit_codes(gemma(&["man"], b"").ok().text());
+    exit_codes(gemma(&["man", "generate"], b"").ok().text());
+    gemma(&["man", "bogus"], b"").fails(2, &["bogus", "help: one of"]);
+    assert!(gemma(&["completions", "bash"], b"").ok().text().contains("complete -F"));
+}
+
+/// The table of exit codes, row by row.
+#[track_caller]
+fn exit_codes(text: &str) {
+    assert!(text.contains("Exit codes:"), "{text}");
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    for row in ["2 wrong usage", "3 a model", "4 the device", "5 does not fit", "6 some batch", "7 the prompt", "130 interrupted"]
+    {
+        let found = lines.iter().any(|l| l.split_whitespace().collect::<Vec<_>>().join(" ").contains(row));
+        assert!(found, "{row}: {text}");
+    }
+}
+
+#[test]
+fn wrong_usage_is_2_and_leaves_standard_output_alone() {
+    gemma(&["generate", "hi", "--bogus"], b"").fails(2, &["--bogus"]);
+    gemma(&["generate", "hi", "--temp", "hot"], b"").fails(2, &["--temp", "hot"]);
+    gemma(&["generate", "two", "words"], b"").fails(2, &["quotes"]);
+    gemma(&["generate", "-", "-"], b"x").fails(2, &["once"]);
+    gemma(&["generate", "hi", "--stop", ""], b"").fails(2, &["--stop"]);
+    gemma(&["generate", "hi", "--raw", "--system", "x"], b"").fails(2, &["--raw"]);
+    gemma(&["eval"], b"").fails(2, &["--text"]);
+    let nothing = gemma(&[], b"");
+    assert_eq!((nothing.code, nothing.text()), (2, ""), "{}", nothing.err);
+}
+
+#[test]
+fn no_prompt_at_all_is_2_with_an_example() {
+    for input in [&b""[..], b"\n", b"  \n\n"] {
+        gemma(&["generate"], input).fails(2, &["no prompt", "help: ", "gemma generate 'Why is the sky blue?'"]);
+    }
+    gemma(&["tokenize"], b"").fails(2, &["no prompt"]);
+}
+
+#[test]
+fn a_closed_standard_input_does_not_matter_to_a_prompt() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = bash(dir.path(), r#""$G" generate Hello -n 4 --seed 1 --temp 0 <&-"#).ok();
+    assert_eq!(run.out, gemma(&SHORT, b"").ok().out);
+    bash(dir.path(), r#""$G" generate <&-"#).fails(2, &["no prompt"]);
+}
+
+#[test]
+fn short_answers_in_small_contexts_work() {
+    for n in ["0", "1", "2", "3", "7"] {
+        let json = gemma(&["generate", "Hi", "-n", n, "--seed", "1", "--ignore-eos", "--format", "json"], b"").ok().json();
+        assert_eq!(json["usage"]["completion_tokens"], n.parse::<u64>().unwrap());
+    }
+    let small = ["generate", "Hi", "-n", "50", "-c", "14", "--seed", "1", "--ignore-eos", "--format", "json"];
+    let json = gemma(&small, b"").ok().json();
+    let count = |key: &str| json["usage"][key].as_u64().unwrap();
+    assert!(count("completion_tokens") >= 1 && count("prompt_tokens") + count("completion_tokens") <= 15, "{json}");
+    assert_eq!(json["finish_reason"], "length");
+}
+
+#[test]
+fn missing_models_are_3_and_say_what_to_do() {
+    gemma(&["generate", "hi", "-m", "/nonexistent"], b"").fails(3, &["/nonexistent", "help: "]);
+    for command in [&["generate", "hi", "-m"][..], &["tokenize", "hi", "-m"], &["inspect"]] {
+        gemma(&[command, &["org/absent"]].concat(), b"").fails(3, &["help: ", "hf download org/absent"]);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    gemma_in(dir.path(), &["generate", "hi", "-m", "."], b"").fails(3, &["config.json"]);
+}
+
+#[test]
+fn an_absent_device_is_4() {
+    gemma(&["generate", "hi", "-d", "vulkan"], b"").fails(4, &["Vulkan", "help: "]);
+}
+
+#[test]
+fn a_prompt_longer_than_the_context_is_7_with_numbers_and_a_remedy() {
+    let lines = b"y\n".repeat(25_000_000);
+    let letters = vec![b'a'; 50_000_000];
+    for input in [&lines[..], &letters, &lines[..1_000_000]] {
+        gemma(&["generate", "-q"], input).fails(7, &["tokens", "2,048", "help: shorten the prompt"]);
+    }
+    gemma(&["generate", "-q"], &b"word ".repeat(3000)).fails(7, &["tokens", "2,048", "help: "]);
+    gemma(&["generate", "-c", "5", "a b c d e f g h"], b"").fails(7, &["holds 5", "--ctx-size"]);
+    gemma(&["generate", "-q"], &vec![b'a'; 70 << 20]).fails(7, &["64 MiB", "help: "]);
+}
+
+#[test]
+fn input_that_is_no_text_is_3_with_the_offset() {
+    gemma(&["generate"], b"ab\xffcd").fails(3, &["standard input", "0xff", "offset 2", "iconv"]);
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("bad.txt"), b"\xe4b").unwrap();
+    gemma_in(dir.path(), &["generate", "-f", "bad.txt"], b"").fails(3, &["bad.txt", "0xe4", "offset 0"]);
+    gemma_in(dir.path(), &["generate", "-f", "absent.txt"], b"").fails(3, &["absent.txt"]);
+    gemma_in(dir.path(), &["generate", "--messages", "bad.txt"], b"").fails(3, &["bad.txt"]);
+}
+
+/// The text that these arguments and this input make, by way of its tokens.
+fn joined(args: &[&str], input: &[u8]) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a"), "one\n").unwrap();
+    fs::write(dir.path().join("b"), "two\r\n").unwrap();
+    let run = gemma_in(dir.path(), &[&["tokenize", "--json"], args].concat(), input).ok();
+    run.json()["pieces"].as_array().unwrap().iter().map(|p| p.as_str().unwrap()).collect::<String>().replace('\u{2581}', " ")
+}
+
+#[test]
+fn files_standard_input_and_prompt_are_joined_by_blank_lines() {
+    assert_eq!(joined(&["-f", "a", "-f", "b"], b""), "one\n\ntwo");
+    assert_eq!(joined(&["-f", "b", "-f", "a", "three"], b"in\n"), "two\n\none\n\nin\n\nthree");
+    assert_eq!(joined(&["-f", "a", "-f", "-", "-f", "b"], b"in\n"), "one\n\nin\n\ntwo");
+    assert_eq!(joined(&["before", "-", "after"], b"in"), "before\n\nin\n\nafter");
+    assert_eq!(joined(&["-", "after"], b"in"), "in\n\nafter");
+    assert_eq!(joined(&["-p", "option"], b"in"), "in\n\noption");
+    assert_eq!(joined(&["-"], b"  spaces stay "), "  spaces stay ");
+}
+
+#[test]
+fn a_bad_gemma_toml_is_2_and_names_the_place() {
+    let dir = tempfile::tempdir().unwrap();
+    for (text, words) in [
+        ("temp = \"x\"", &["gemma.toml", "--temp"][..]),
+        ("\ntemp = ", &["gemma.toml", "line 2"]),
+        ("tmp = 1", &["gemma.toml", "`tmp`", "help: "]),
+        ("output = \"x\"", &["gemma.toml", "`output`"]),
+        ("[foo]\nx = 1", &["gemma.toml", "[foo]"]),
+        ("temp = [1, 2]", &["gemma.toml", "temp"]),
+    ] {
+        fs::write(dir.path().join("gemma.toml"), text).unwrap();
+        gemma_in(dir.path(), &SHORT[..6], b"").fails(2, words);
+    }
+}
+
+#[test]
+fn a_closed_pipe_ends_quietly() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = r#""$G" generate --ignore-eos -q -n 2000 Hello | head -c 10; echo " ${PIPESTATUS[0]}""#;
+    let run = bash(dir.path(), script).ok();
+    assert!(run.text().ends_with(" 141\n"), "{run:?}");
+    assert_eq!(run.err, "");
+}

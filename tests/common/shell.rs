@@ -1,0 +1,94 @@
+//! Runs the binary as a shell would, undisturbed by this machine's settings.
+
+// Each test binary uses its own part of this.
+#![allow(dead_code)]
+
+use serde_json::Value;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+
+pub const BINARY: &str = env!("CARGO_BIN_EXE_gemma");
+
+/// What a run left behind.
+#[derive(Debug)]
+pub struct Run {
+    pub code: i32,
+    pub out: Vec<u8>,
+    pub err: String,
+}
+
+impl Run {
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.out).unwrap()
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+
+    /// Asserts success.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code, 0, "{self:?}");
+        self
+    }
+
+    /// Asserts a failure with this code, nothing on standard output, and messages that name all of `words`.
+    #[track_caller]
+    pub fn fails(self, code: i32, words: &[&str]) -> Self {
+        assert_eq!((self.code, self.text()), (code, ""), "{}", self.err);
+        assert!(self.err.contains("error: "), "{}", self.err);
+        for word in words {
+            assert!(self.err.contains(word), "no {word:?} in: {}", self.err);
+        }
+        self
+    }
+}
+
+/// The exit code as a shell counts it: death by signal n is 128 + n.
+pub fn code(status: ExitStatus) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+/// `program` in `dir`, without this machine's settings, caches and terminal.
+pub fn command(program: &str, dir: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", dir).env("TERM", "xterm");
+    command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Feeds `input` and waits. A process that ends before it has read everything is no error here.
+pub fn wait(mut command: Command, input: &[u8]) -> Run {
+    if !input.is_empty() {
+        command.stdin(Stdio::piped());
+    }
+    let mut child = command.spawn().unwrap();
+    let stdin = child.stdin.take();
+    let output = std::thread::scope(|scope| {
+        scope.spawn(move || stdin.map(|mut pipe| pipe.write_all(input)));
+        child.wait_with_output().unwrap()
+    });
+    Run { code: code(output.status), out: output.stdout, err: String::from_utf8(output.stderr).unwrap() }
+}
+
+/// The binary in `dir` with these arguments and this on standard input (nothing: `</dev/null`).
+pub fn gemma_in(dir: &Path, args: &[&str], input: &[u8]) -> Run {
+    let mut command = command(BINARY, dir);
+    command.args(args);
+    wait(command, input)
+}
+
+/// The same in an empty directory.
+pub fn gemma(args: &[&str], input: &[u8]) -> Run {
+    gemma_in(tempfile::tempdir().unwrap().path(), args, input)
+}
+
+/// `bash -c script` in `dir`, where `$G` is the binary.
+pub fn bash(dir: &Path, script: &str) -> Run {
+    let mut command = command("bash", dir);
+    command.env("G", BINARY).args(["-c", script]);
+    wait(command, b"")
+}
