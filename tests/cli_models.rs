@@ -1,0 +1,194 @@
+//! Commands on whole models: quantize, inspect, eval, bench, and settings that a model brings along.
+
+mod common;
+#[path = "common/shell.rs"]
+mod shell;
+
+use common::{Form, TinyModel};
+use gemma::checkpoint::Dtype;
+use serde_json::{Value, json};
+use shell::{BINARY, bash, command, gemma, gemma_in, wait};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use tempfile::TempDir;
+
+/// A directory with a tiny model of floats in `tiny`.
+fn with_tiny() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    TinyModel::tiny(1).write(&dir.path().join("tiny"), Form::TextV4, Dtype::Bf16, 1);
+    dir
+}
+
+/// Every file of a directory by name.
+fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let file = |e: std::io::Result<fs::DirEntry>| {
+        let e = e.unwrap();
+        (e.file_name().into_string().unwrap(), fs::read(e.path()).unwrap())
+    };
+    fs::read_dir(dir).unwrap().map(file).collect()
+}
+
+/// Bytes of all tensors, as the headers of the safetensors files count them.
+fn tensor_bytes(dir: &Path) -> u64 {
+    let mut sum = 0;
+    for (_, bytes) in files(dir).iter().filter(|(name, _)| name.ends_with(".safetensors")) {
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+        for (_, tensor) in header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__") {
+            sum += tensor["data_offsets"][1].as_u64().unwrap() - tensor["data_offsets"][0].as_u64().unwrap();
+        }
+    }
+    sum
+}
+
+const IDS: &str = r#"{"ids": [2, 9, 17, 33, 5, 80, 120, 7]}"#;
+
+#[test]
+fn quantize_makes_a_model_that_works_and_the_same_one_each_time() {
+    let dir = with_tiny();
+    let at = |name: &str| dir.path().join(name);
+    let run = |args: &[&str]| gemma_in(dir.path(), args, b"");
+    let plan = run(&["quantize", "tiny", "q", "--dry-run"]).ok();
+    assert!(!at("q").exists());
+    assert_eq!(run(&["quantize", "tiny", "q"]).ok().text(), "");
+    run(&["quantize", "tiny", "again", "-q", "-t", "1"]).ok();
+    let (first, second) = (files(&at("q")), files(&at("again")));
+    assert!(first.contains_key("config.json") && first.contains_key("quant-report.json"), "{:?}", first.keys());
+    for (name, bytes) in &first {
+        assert!(second.get(name) == Some(bytes), "{name} differs");
+    }
+    assert_eq!(first.len(), second.len());
+
+    let total = plan.text().lines().last().unwrap().split('|').rfind(|cell| !cell.trim().is_empty()).unwrap();
+    assert_eq!(total.trim().replace(',', "").parse::<u64>().unwrap(), tensor_bytes(&at("q")), "{}", plan.text());
+
+    run(&["quantize", "tiny", "q"]).fails(2, &["exist"]);
+    run(&["quantize", "q", "third"]).fails(3, &["quantised", "help: "]);
+    assert!(!at("third").exists());
+    let report = run(&["inspect", "q", "--json", "--verify"]).ok().json();
+    assert_eq!(report["layers"], 4);
+    assert!(report["bits_per_weight"].as_f64().unwrap() < 8.5, "{report}");
+
+    fs::write(at("ids.json"), IDS).unwrap();
+    let figures = run(&["eval", "-m", "q", "--ids", "ids.json", "--json"]).ok().json();
+    let floats = run(&["eval", "-m", "tiny", "--ids", "ids.json", "--json"]).ok().json();
+    let apart = (figures["mean_nll"].as_f64().unwrap() - floats["mean_nll"].as_f64().unwrap()).abs();
+    assert!(apart > 0.0 && apart < 1.0, "{apart}");
+}
+
+#[test]
+fn a_full_disk_leaves_no_destination() {
+    let dir = with_tiny();
+    for (trap, codes) in [("trap '' XFSZ;", [1, 1]), ("", [1, 128 + libc::SIGXFSZ])] {
+        let run = bash(dir.path(), &format!(r#"{trap} ulimit -c 0; ulimit -f 64; "$G" quantize -q tiny full"#));
+        assert!(codes.contains(&run.code), "{run:?}");
+        assert!(!dir.path().join("full").exists());
+    }
+    gemma_in(dir.path(), &["quantize", "-q", "tiny", "full"], b"").ok();
+    assert!(tensor_bytes(&dir.path().join("full")) > 64 << 10, "the limit was none");
+}
+
+#[test]
+fn a_damaged_model_is_3() {
+    let dir = with_tiny();
+    let weights = dir.path().join("tiny/model.safetensors");
+    let bytes = fs::read(&weights).unwrap();
+    for length in [bytes.len() - 1, bytes.len() / 2, 100, 3, 0] {
+        fs::write(&weights, &bytes[..length]).unwrap();
+        for args in [&["generate", "hi", "-m", "tiny"][..], &["inspect", "tiny"], &["quantize", "tiny", "out"]] {
+            gemma_in(dir.path(), args, b"").fails(3, &["tiny"]);
+        }
+    }
+    assert!(!dir.path().join("out").exists());
+    fs::write(&weights, &bytes).unwrap();
+    gemma_in(dir.path(), &["generate", "hi", "-m", "tiny"], b"").fails(3, &["tokenizer.json", "help: "]);
+    fs::write(dir.path().join("tiny/config.json"), "{").unwrap();
+    gemma_in(dir.path(), &["inspect", "tiny"], b"").fails(3, &["config.json"]);
+}
+
+#[test]
+fn eval_takes_ids_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let eval = |ids: &str, more: &[&str]| {
+        fs::write(dir.path().join("ids.json"), ids).unwrap();
+        gemma_in(dir.path(), &[&["eval", "-q", "--json", "--ids", "ids.json"], more].concat(), b"")
+    };
+    let figures = eval(IDS, &[]).ok().json();
+    let list = |key: &str| figures[key].as_array().unwrap().clone();
+    let number = |key: &str| figures[key].as_f64().unwrap();
+    assert_eq!(figures.as_object().unwrap().keys().collect::<Vec<_>>(), ["tokens", "mean_nll", "perplexity", "nll", "top1"]);
+    assert_eq!((number("tokens"), list("nll").len(), list("top1").len()), (8.0, 7, 8));
+    let mean = list("nll").iter().map(|v| v.as_f64().unwrap()).sum::<f64>() / 7.0;
+    assert!((mean - number("mean_nll")).abs() < 1e-6 && (mean.exp() / number("perplexity") - 1.0).abs() < 1e-6);
+    // Without the BOS in front every figure changes: nothing is added.
+    let without = eval(&IDS.replace("2, 9,", "9,"), &[]).ok().json();
+    assert_eq!(without["tokens"], 7);
+    assert_ne!(without["nll"][0], figures["nll"][1]);
+
+    eval(IDS, &["--reference", "absent"]).fails(3, &["absent"]);
+    eval(r#"{"ids": [2]}"#, &[]).fails(2, &["two"]);
+    eval(r#"{"ids": [2, 4000000000]}"#, &[]).fails(3, &["4000000000"]);
+    for bad in [r#"{"ids": [2, -1]}"#, r#"{"ids": "x"}"#, "[2, 5]", "", "{}"] {
+        eval(bad, &[]).fails(3, &["ids.json", "help: "]);
+    }
+}
+
+#[test]
+fn a_model_agrees_with_itself() {
+    let dir = with_tiny();
+    fs::write(dir.path().join("ids.json"), IDS).unwrap();
+    let args = ["eval", "-m", "tiny", "--reference", "tiny", "--ids", "ids.json", "--json", "-q"];
+    let json = gemma_in(dir.path(), &args, b"").ok().json();
+    assert_eq!((&json["top1_agreement"], &json["ppl_ratio"]), (&json!(1.0), &json!(1.0)));
+    for key in ["mean", "median", "p99", "max"] {
+        assert!(json["kld"][key].as_f64().unwrap().abs() < 1e-6, "{json}");
+    }
+}
+
+#[test]
+fn bench_reports_what_was_asked_for() {
+    let args = ["bench", "-q", "--only", "decode,verify", "--tg", "4", "--rows", "1,2", "--repetitions", "1", "--format", "json"];
+    let run = gemma(&args, b"").ok();
+    assert_eq!(run.err, "");
+    let json = run.json();
+    let names: Vec<&str> = json["results"].as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["tg4", "verify 1 row", "verify 2 rows"]);
+    for row in json["results"].as_array().unwrap() {
+        let figure = |key: &str| row["figure"][key].as_f64().unwrap();
+        assert!(figure("median") > 0.0 && figure("min") <= figure("median") && figure("median") <= figure("max"), "{row}");
+        assert_eq!(row["figure"]["runs"].as_array().unwrap().len(), 1);
+    }
+    assert!(json["machine"]["threads"].as_u64().unwrap() > 0 && json["model"]["weights"].as_u64().unwrap() > 0, "{json}");
+    gemma(&["bench", "--repetitions", "0"], b"").fails(2, &["--repetitions"]);
+}
+
+/// The line of `--print-config` about an option.
+fn shown(dir: &Path, env: &[(&str, &str)], args: &[&str], option: &str) -> String {
+    let mut command = command(BINARY, dir);
+    command.args(["generate", "-q", "--print-config", "-m", "tiny"]).args(args).envs(env.iter().copied());
+    let run = wait(command, b"").ok();
+    let line = run.text().lines().find(|l| l.starts_with(&format!("{option} = "))).unwrap_or_else(|| panic!("{run:?}"));
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_flag_beats_the_environment_beats_a_file_beats_the_model() {
+    let dir = with_tiny();
+    let generation = dir.path().join("tiny/generation_config.json");
+    assert_eq!(shown(dir.path(), &[], &[], "temp"), "temp = 1 # built in");
+    fs::write(&generation, r#"{"temperature": 0.5}"#).unwrap();
+    assert_eq!(shown(dir.path(), &[], &[], "temp"), "temp = 0.5 # the model's generation_config.json");
+    let user = dir.path().join(".config/gemma");
+    fs::create_dir_all(&user).unwrap();
+    fs::write(user.join("config.toml"), "temp = 0.4\nmin-p = 0.1").unwrap();
+    let line = shown(dir.path(), &[], &[], "temp");
+    assert!(line.starts_with("temp = 0.4 # ") && line.ends_with("gemma/config.toml"), "{line}");
+    fs::write(dir.path().join("gemma.toml"), "temp = 0.9\n[generate]\ntemp = 0.3").unwrap();
+    assert_eq!(shown(dir.path(), &[], &[], "temp"), "temp = 0.3 # gemma.toml");
+    let env = [("GEMMA_TEMP", "0.2")];
+    assert_eq!(shown(dir.path(), &env, &[], "temp"), "temp = 0.2 # environment GEMMA_TEMP");
+    assert_eq!(shown(dir.path(), &env, &["--temp", "0.1"], "temp"), "temp = 0.1 # command line");
+    assert!(shown(dir.path(), &env, &[], "min-p").starts_with("min-p = 0.1 # "));
+    assert_eq!(shown(dir.path(), &[("GEMMA_TEMP", "")], &[], "temp"), "temp = 0.3 # gemma.toml");
+}
