@@ -77,6 +77,7 @@ pub fn generate(
     if !target.sync(&history[..past], &mut |done| on_event(Event::Prefill(done, past)) == Flow::Continue && !interrupted())? {
         return Ok(if interrupted() { Stop::Interrupt } else { Stop::Receiver });
     }
+    drafter.prepare(&history[..past])?;
     stats.prefill_time += start.elapsed();
 
     let decoding = Instant::now();

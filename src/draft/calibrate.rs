@@ -54,6 +54,11 @@ impl Outcome {
         self.proposal.len()
     }
 
+    /// Depth of the proposal's deepest node.
+    pub fn levels(&self) -> usize {
+        self.proposal.tree.depths().into_iter().max().unwrap_or(0) as usize
+    }
+
     /// Forgets the proposal and calls `each(node, chance given its parent, taken)` for every node of it that the target has
     /// decided on: the children of the root and of every node taken. Returns how many nodes were taken in a line; `None` if
     /// the history is not a longer one.

@@ -9,11 +9,12 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::calibrate::Outcome;
+use super::depth::Depth;
 use super::{DraftContext, Drafter, Proposal};
 use crate::error::Fault;
 
 /// Rounds before drafting is judged, and what is remembered of the past each round.
-const TRIAL: u32 = 16;
+const TRIAL: u32 = 12;
 const MEMORY: f32 = 0.95;
 /// Plain rounds after drafting has not paid; then it is tried again.
 const PAUSE: u32 = 64;
@@ -58,7 +59,7 @@ impl CostCurve {
         }
         let ratio = (seconds / self.cost(rows)).clamp(0.25, 4.0);
         for (i, cost) in self.seconds.iter_mut().enumerate() {
-            *cost *= 1.0 + (ratio - 1.0) * if i + 1 == rows { 0.2 } else { 0.03 };
+            *cost *= 1.0 + (ratio - 1.0) * if i + 1 == rows { 0.2 } else { 0.1 };
         }
     }
 }
@@ -146,8 +147,12 @@ pub struct Paced {
     realised: f32,
     rate: Rate,
     paused: u32,
+    /// The last round was left plain by the clock.
+    plain: bool,
     /// Nodes that paid lately, fading.
     size: f32,
+    /// How deep to draft, where the clock may say so.
+    depth: Depth,
 }
 
 impl Paced {
@@ -165,7 +170,9 @@ impl Paced {
             realised: 1.0,
             rate: Rate::default(),
             paused: 0,
+            plain: false,
             size: 8.0,
+            depth: Depth::default(),
         }
     }
 
@@ -185,19 +192,31 @@ impl Paced {
         if let Some(pass) = pass {
             self.curve.observe(pass.rows, pass.time.as_secs_f32());
         }
+        let drafted = self.offered.levels();
         let (mut expected, mut realised) = (0.0, 0.0);
         self.offered.settle(ctx.history, |_, chance, taken| {
             expected += chance;
             realised += taken as u8 as f32;
         });
         let rows = self.kept.rows();
+        let levels = self.kept.levels();
         let Some(taken) = self.kept.settle(ctx.history, |_, _, _| {}) else { return };
         self.expected = self.expected * MEMORY + expected;
         self.realised = self.realised * MEMORY + realised;
+        if self.clock {
+            // Guesses that were all thrown away count as one level that failed.
+            self.depth.observe(if drafted > 0 { levels.max(1) } else { 0 }, taken, rows - 1, drafted, self.drafting);
+        }
         let pass = pass.map_or(self.curve.cost(rows), |p| p.time.as_secs_f32());
         self.rate.add(1.0 + taken as f32, pass + self.drafting);
         let plain = 1.0 / self.curve.cost(1);
-        if self.options.fixed().is_none() && self.paused == 0 && self.rate.value().is_some_and(|rate| rate < plain) {
+        if self.options.fixed().is_some() || self.paused > 0 || self.rate.value().is_none_or(|rate| rate >= 0.95 * plain) {
+            return;
+        }
+        if self.clock {
+            self.rate = Rate::default();
+            self.depth.stop();
+        } else {
             self.paused = PAUSE;
         }
     }
@@ -234,11 +253,17 @@ impl Drafter for Paced {
         }
         let most = ctx.nodes.min(self.curve.max_rows() - 1);
         let fixed = self.options.fixed().map(|n| n.min(ctx.nodes));
+        let by_clock = self.clock && fixed.is_none();
+        let levels = if by_clock { self.depth.choose(&self.curve) } else { usize::MAX };
+        self.plain = levels == 0;
+        if self.plain {
+            return Ok(());
+        }
         let asked = DraftContext {
             nodes: fixed.unwrap_or(most.min(2 * self.size as usize + 6)),
-            depth: ctx.depth.min(self.options.tokens.unwrap_or(usize::MAX)),
+            depth: ctx.depth.min(self.options.tokens.unwrap_or(usize::MAX)).min(levels),
             chain: ctx.chain || self.options.tree == TreeSize::Chain,
-            pace: self.rate.value().filter(|_| self.clock && fixed.is_none()),
+            pace: by_clock.then(|| 1.0 / self.curve.cost(1)),
             ..*ctx
         };
         let start = Instant::now();
@@ -255,10 +280,14 @@ impl Drafter for Paced {
         Ok(())
     }
 
+    fn prepare(&mut self, history: &[crate::tensor::Token]) -> Result<()> {
+        self.inner.prepare(history)
+    }
+
     fn note(&self) -> Option<String> {
-        let slow = self.rate.value().filter(|_| self.paused > 0)?;
-        let pause = format!("drafting paused: {slow:.1} tokens/s with it, {:.1} without", 1.0 / self.curve.cost(1));
-        Some(self.inner.note().map_or(pause.clone(), |note| format!("{pause}; {note}")))
+        let own = (self.plain || self.paused > 0).then(|| "drafting rests: it does not pay on this text".to_owned());
+        let notes: Vec<String> = own.into_iter().chain(self.inner.note()).collect();
+        (!notes.is_empty()).then(|| notes.join("; "))
     }
 }
 

@@ -33,6 +33,10 @@ impl Drafter for Merge {
         Ok(())
     }
 
+    fn prepare(&mut self, history: &[crate::tensor::Token]) -> Result<()> {
+        self.sources.iter_mut().try_for_each(|source| source.prepare(history))
+    }
+
     fn note(&self) -> Option<String> {
         let notes: Vec<String> = self.sources.iter().filter_map(|s| s.note()).collect();
         (!notes.is_empty()).then(|| notes.join("; "))

@@ -4,6 +4,7 @@
 //! source: implement [`Drafter`] in a file of its own, derive all state from `history`, and hand it to [`Merge`].
 
 pub mod calibrate;
+pub mod depth;
 pub mod length;
 pub mod merge;
 pub mod model;
@@ -64,6 +65,10 @@ pub trait Drafter {
     fn name(&self) -> &'static str;
     /// Adds guesses to `out`, which holds the root alone.
     fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()>;
+    /// Reads a prompt ahead of the first proposal. Nothing depends on it but where the time is spent.
+    fn prepare(&mut self, _history: &[Token]) -> Result<()> {
+        Ok(())
+    }
     /// Why nothing is being proposed, if so.
     fn note(&self) -> Option<String> {
         None

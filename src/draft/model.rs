@@ -18,6 +18,8 @@ const BRANCHES: usize = 4;
 const LEAST: f32 = 0.05;
 /// A node is not evaluated along with others if it is this much less likely than the likeliest of them.
 const SHARE: f32 = 0.1;
+/// Price of a level, in tokens that plain decoding would bring meanwhile, above which levels are one node wide.
+const DEAR: f32 = 0.03;
 /// Tokens newer than the cache that still go into the first pass of a round instead of a prefill.
 const PENDING: usize = 16;
 /// How much the measured time of a level moves with each one.
@@ -94,12 +96,14 @@ impl ModelDrafter {
         nodes.truncate(ctx.nodes);
         nodes.retain(|&node| row_of[node as usize].is_none() && self.engine().vocab() > out.tree.tokens[node as usize] as usize);
         nodes.retain(|&node| out.tree.path(node).len() < ctx.depth);
-        nodes.truncate(if ctx.chain { 1 } else { WIDTH }.min(room));
+        // Where a level costs as much as some share of a token, one node a level must do; its siblings come free.
+        let price = ctx.pace.map_or(0.0, |pace| pace * self.level_time);
+        nodes.truncate(if ctx.chain || price > DEAR { 1 } else { WIDTH }.min(room));
         let best = nodes.first().map_or(0.0, |&node| out.chance[node as usize]);
         nodes.retain(|&node| out.chance[node as usize] >= SHARE * best);
         let gain: f32 = nodes.iter().map(|&node| out.chance[node as usize]).sum();
-        // What the same time would bring otherwise.
-        let price = ctx.pace.map_or(0.0, |pace| pace * self.level_time);
+        // The same time would bring `price` tokens otherwise, and the target must check what is found there too.
+        let price = 2.0 * price;
         if gain < price.max(LEAST) { Vec::new() } else { nodes }
     }
 }
@@ -107,6 +111,14 @@ impl ModelDrafter {
 impl Drafter for ModelDrafter {
     fn name(&self) -> &'static str {
         self.name
+    }
+
+    fn prepare(&mut self, history: &[Token]) -> Result<()> {
+        let known = history.iter().all(|&token| (token as usize) < self.engine().vocab());
+        if known && history.len() < self.engine().context() {
+            self.timeline.sync(history, &mut |_| true)?;
+        }
+        Ok(())
     }
 
     fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {

@@ -205,6 +205,11 @@ impl Drafter for NgramDrafter {
         NAME
     }
 
+    fn prepare(&mut self, history: &[Token]) -> Result<()> {
+        self.automaton.sync(history);
+        Ok(())
+    }
+
     fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
         self.learn(ctx.history);
         self.automaton.sync(ctx.history);

@@ -56,7 +56,7 @@ pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
     let mut drafting = drafting::build(&chosen, model, &tokenizer, &options.model.run, context, curve, &pool, ui)?;
 
     let bar = ui.bar("text", prompts.len() as u64);
-    let mut kinds: BTreeMap<&str, Vec<[f64; 3]>> = BTreeMap::new();
+    let mut kinds: BTreeMap<&str, Vec<[f64; 4]>> = BTreeMap::new();
     for prompt in &prompts {
         let mut best = [Stats::default(), Stats::default()];
         let mut texts: [Vec<Token>; 2] = Default::default();
@@ -71,25 +71,37 @@ pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
             ensure!(texts[0] == texts[1], "drafts changed the text of a {} prompt: this is a bug", prompt.kind);
         }
         let speed = |s: &Stats| s.tokens as f64 / s.decode_time.as_secs_f64();
+        let whole = |s: &Stats| (s.prefill_time + s.decode_time).as_secs_f64();
         if best[0].tokens > 1 {
-            kinds.entry(&prompt.kind).or_default().push([speed(&best[0]), speed(&best[1]), best[1].accepted_length()]);
+            kinds.entry(&prompt.kind).or_default().push([
+                speed(&best[0]),
+                speed(&best[1]),
+                best[1].accepted_length(),
+                whole(&best[0]) / whole(&best[1]),
+            ]);
         }
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let all: Vec<[f64; 3]> = kinds.values().flatten().copied().collect();
+    let all: Vec<[f64; 4]> = kinds.values().flatten().copied().collect();
     let mut rows: Vec<Row> = kinds.iter().map(|(kind, runs)| row(kind, runs)).collect();
     rows.push(row("all", &all));
     Ok(rows)
 }
 
-fn row(kind: &str, runs: &[[f64; 3]]) -> Row {
+fn row(kind: &str, runs: &[[f64; 4]]) -> Row {
     let column = |i: usize| Figure::of(runs.iter().map(|r| r[i]).collect()).median;
     Row {
         name: format!("drafted / plain, {kind}"),
         unit: "x".into(),
         figure: Figure::of(runs.iter().map(|r| r[1] / r[0]).collect()),
-        note: format!("plain {} tok/s, drafted {}, {:.2} tok/pass", digits3(column(0)), digits3(column(1)), column(2)),
+        note: format!(
+            "plain {} tok/s, drafted {}, {:.2} tok/pass; prompt included {:.2} x",
+            digits3(column(0)),
+            digits3(column(1)),
+            column(2),
+            column(3)
+        ),
     }
 }
 

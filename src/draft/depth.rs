@@ -1,0 +1,153 @@
+//! How far ahead to draft, decided before drafting: what a level costs against how often the text gets that far.
+//!
+//! With survival s(d), the share of rounds whose accepted path reaches depth d, k levels bring 1 + s(1) + ... + s(k) tokens for one
+//! pass of about 1 + k r rows (r nodes kept a level) and k levels of drafting. A level is dear where the target is small.
+
+use super::length::CostCurve;
+
+/// Deepest that is considered.
+const DEEPEST: usize = 24;
+/// What each round leaves of the memory of those before.
+const MEMORY: f32 = 0.98;
+/// Rounds that the first guess of survival weighs as much as.
+const TRUST: f32 = 6.0;
+/// The first guess: chance that a path goes on by one more token.
+const FIRST: f32 = 0.65;
+/// Rounds without drafts before a new trial, and rounds of a trial.
+const REST: u32 = 48;
+const TRIAL: u32 = 2;
+
+/// What is known of depths and their price.
+#[derive(Clone, Debug)]
+pub struct Depth {
+    /// Rounds that drafted this deep and rounds that got this far, fading; by depth - 1.
+    tried: [f32; DEEPEST],
+    reached: [f32; DEEPEST],
+    /// Seconds that one level of drafting takes, fading.
+    level: f32,
+    /// Nodes kept per level, fading.
+    nodes: f32,
+    resting: u32,
+    trial: u32,
+    /// Rounds to leave plain because drafting was slower than it looked.
+    stopped: u32,
+}
+
+impl Default for Depth {
+    fn default() -> Self {
+        Depth { tried: [0.0; DEEPEST], reached: [0.0; DEEPEST], level: 0.0, nodes: 1.2, resting: 0, trial: 0, stopped: 0 }
+    }
+}
+
+impl Depth {
+    /// Takes in a round: levels kept, tokens taken of them, nodes kept; levels drafted and the seconds that took.
+    pub fn observe(&mut self, levels: usize, taken: usize, nodes: usize, drafted: usize, seconds: f32) {
+        for d in 0..levels.min(DEEPEST) {
+            self.tried[d] = self.tried[d] * MEMORY + 1.0;
+            self.reached[d] = self.reached[d] * MEMORY + (taken > d) as u8 as f32;
+        }
+        if levels > 0 {
+            self.nodes += 0.1 * (nodes as f32 / levels as f32 - self.nodes);
+        }
+        if drafted > 0 {
+            let level = seconds / drafted as f32;
+            let before = if self.level == 0.0 { level } else { self.level };
+            // A stolen time slice must not look like the price of drafting.
+            self.level = before + 0.1 * (level.min(4.0 * before) - before);
+        }
+    }
+
+    /// Chance that the accepted path is at least this long, by depth - 1.
+    fn survival(&self) -> [f32; DEEPEST] {
+        let mut out = [0f32; DEEPEST];
+        let mut before = 1.0f32;
+        for d in 0..DEEPEST {
+            // What was never tried goes on as the depth before did.
+            let ratio = if d == 0 { FIRST } else { out[0].max(0.05).powf(0.8) };
+            let guess = before * ratio.min(0.98);
+            let s = (self.reached[d] + TRUST * guess) / (self.tried[d] + TRUST);
+            before = s.min(before);
+            out[d] = before;
+        }
+        out
+    }
+
+    /// The depth that makes the most tokens per second; 0 where plain decoding does.
+    pub fn best(&self, curve: &CostCurve) -> usize {
+        let survival = self.survival();
+        let (mut tokens, mut best) = (1.0, (0, 1.0 / curve.cost(1)));
+        for k in 1..=DEEPEST {
+            tokens += survival[k - 1];
+            let rows = 1 + (k as f32 * self.nodes.max(1.0)).round() as usize;
+            let rate = tokens / (curve.cost(rows) + k as f32 * self.level);
+            if rows <= curve.max_rows() && rate > best.1 {
+                best = (k, rate);
+            }
+        }
+        best.0
+    }
+
+    /// Leaves the next rounds plain: the clock has shown that drafting does not pay, whatever was expected of it.
+    pub fn stop(&mut self) {
+        self.stopped = REST;
+    }
+
+    /// [`Depth::best`], with a short trial now and then where that is 0.
+    pub fn choose(&mut self, curve: &CostCurve) -> usize {
+        if self.stopped > 0 {
+            self.stopped -= 1;
+            return 0;
+        }
+        let best = self.best(curve);
+        if best > 0 {
+            (self.resting, self.trial) = (0, 0);
+            return best;
+        }
+        if self.trial > 0 {
+            self.trial -= 1;
+            return 1;
+        }
+        self.resting += 1;
+        if self.resting >= REST {
+            (self.resting, self.trial) = (0, TRIAL);
+        }
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(curve: &CostCurve, rounds: usize, taken: usize, level: f32) -> Depth {
+        let mut depth = Depth::default();
+        for _ in 0..rounds {
+            let k = depth.choose(curve);
+            depth.observe(k, taken.min(k), k, k, level * k as f32);
+        }
+        depth
+    }
+
+    #[test]
+    fn depth_follows_what_is_accepted() {
+        let flat = CostCurve::new(&[(1, 1.0), (32, 1.3)]);
+        assert!(after(&flat, 200, 20, 0.01).best(&flat) >= 16);
+        assert!((1..=3).contains(&after(&flat, 200, 2, 0.1).best(&flat)));
+        assert_eq!(after(&flat, 200, 0, 0.1).best(&flat), 0);
+    }
+
+    #[test]
+    fn dear_levels_make_short_drafts() {
+        let steep = CostCurve::new(&[(1, 1.0), (2, 1.2), (4, 1.7), (8, 2.6), (32, 9.0)]);
+        assert!((1..=3).contains(&after(&steep, 1, 1, 0.1).best(&steep)));
+        assert_eq!(after(&steep, 50, 1, 0.9).best(&steep), 0);
+    }
+
+    #[test]
+    fn plain_decoding_is_rarely_interrupted_by_trials() {
+        let steep = CostCurve::new(&[(1, 1.0), (32, 32.0)]);
+        let mut depth = Depth::default();
+        let drafted = (0..1000).filter(|_| depth.choose(&steep) > 0).count();
+        assert!(drafted > 10 && drafted < 60, "{drafted}");
+    }
+}
