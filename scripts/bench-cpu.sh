@@ -12,8 +12,8 @@ rounds=${ROUNDS:-5} threads=${THREADS:-2} shape=${SHAPE:-1b}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-cargo build --release -q
-gemma=$PWD/target/release/gemma
+[ -n "${GEMMA:-}" ] || cargo build --release -q
+gemma=${GEMMA:-$PWD/target/release/gemma}
 [ -f "$llama/bench-$shape.gguf" ] || python3 "$llama/make_gguf.py" --preset "$shape" --type Q4_0 --embd Q8_0 "$llama/bench-$shape.gguf" >/dev/null
 export LD_LIBRARY_PATH=$llama/fallback${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
