@@ -37,13 +37,7 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
     let model = session::open(options.model.model.as_deref(), ui)?;
     let ids = match (&options.ids, &options.text) {
         (Some(path), _) => read_ids(path)?,
-        (None, Some(path)) => {
-            let mut ids = model.tokenizer(ui)?.encode(&read_file(path)?, Special::AsText)?;
-            if ids.first() != Some(&model.config().bos) {
-                ids.insert(0, model.config().bos);
-            }
-            ids
-        }
+        (None, Some(path)) => model.tokenizer(ui)?.encode_behind_bos(&read_file(path)?, Special::AsText, model.config().bos)?.0,
         (None, None) => unreachable!("clap asks for one of both"),
     };
     if ids.len() < 2 {

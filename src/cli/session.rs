@@ -54,6 +54,7 @@ impl Model {
     pub fn tokenizer(&self, ui: &Ui) -> Result<Tokenizer> {
         let start = Instant::now();
         let tokenizer = tokenizer_of(self.checkpoint())?;
+        tokenizer.notes().iter().for_each(|note| ui.note(note));
         ui.detail(
             2,
             format!("tokenizer: {} tokens, read in {:.2} s", thousands(tokenizer.vocab() as u64), start.elapsed().as_secs_f64()),

@@ -28,6 +28,9 @@ pub struct ChatTemplate {
     eos: String,
 }
 
+/// Steps after which a template is taken to run forever.
+const FUEL: u64 = 5_000_000;
+
 /// Gemma's turns, for a model whose files carry no template.
 const BUILT_IN: &str = "\
 {{ bos_token }}
@@ -84,6 +87,7 @@ impl ChatTemplate {
     /// The prompt as text. With `answer`, it ends where the model's answer begins.
     pub fn render(&self, messages: &[Message], answer: bool) -> Result<String> {
         let mut env = Environment::new();
+        env.set_fuel(Some(FUEL));
         env.set_trim_blocks(true);
         env.set_lstrip_blocks(true);
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -91,7 +95,7 @@ impl ChatTemplate {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
         });
         let messages: Vec<Value> = messages.iter().map(|m| context! { role => m.role, content => m.content }).collect();
-        let values = context! { messages, bos_token => self.bos, eos_token => self.eos, add_generation_prompt => answer };
+        let values = context! { messages, bos_token => self.bos, eos_token => self.eos, add_generation_prompt => answer, tools => (), documents => () };
         let refused = |e: minijinja::Error| {
             let why = e.detail().map_or_else(|| e.to_string(), str::to_string);
             Fault::model(format!("the chat template refuses these messages: {why}"))
@@ -124,6 +128,18 @@ impl ChatTemplate {
             all.push(Message { role: "system".into(), content: system.into() });
         }
         all.extend_from_slice(messages);
+        for message in &mut all {
+            match message.role.as_str() {
+                "system" | "user" | "assistant" => {}
+                "model" => message.role = "assistant".into(),
+                // A template may put a role between control tokens as it is.
+                other => {
+                    return Err(Fault::model(format!("a message has the role {other:?}"))
+                        .help("roles are system, user and assistant")
+                        .into());
+                }
+            }
+        }
         if !all.iter().any(|m| m.role == "user") {
             return Err(Fault::usage("a conversation needs a user message").help("a system message alone is none").into());
         }
@@ -156,12 +172,16 @@ fn unused_character<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> char {
     ('\u{e000}'..='\u{f8ff}').find(|c| !texts.clone().any(|t| t.contains(*c))).unwrap_or('\u{e000}')
 }
 
-/// Puts `marker` behind the first character of every control token that `text` spells.
+/// Puts `marker` behind the first character of every control token that `text` spells, or begins to spell at its end, where
+/// the template may trim it and go on with another text.
 fn break_control(text: &str, tokenizer: &Tokenizer, marker: char) -> String {
     let mut out = String::with_capacity(text.len());
+    let end = text.trim_end().len();
+    let longest = tokenizer.control().keys().map(String::len).max().unwrap_or(0);
     for (at, c) in text.char_indices() {
         out.push(c);
-        if control_at(&text[at..], tokenizer).is_some() {
+        let begun = |name: &String| at < end && end - at < longest && name.starts_with(&text[at..end]);
+        if control_at(&text[at..], tokenizer).is_some() || tokenizer.begins_control(c) && tokenizer.control().keys().any(begun) {
             out.push(marker);
         }
     }
@@ -171,7 +191,7 @@ fn break_control(text: &str, tokenizer: &Tokenizer, marker: char) -> String {
 /// The longest control token that `text` begins with.
 fn control_at<'a>(text: &str, tokenizer: &'a Tokenizer) -> Option<(&'a str, Token)> {
     // Almost no character begins one; the map is small but the text may be long.
-    let first = text.chars().next()?;
+    let first = text.chars().next().filter(|c| tokenizer.begins_control(*c))?;
     let candidates = tokenizer.control().range(first.to_string()..).take_while(|(name, _)| name.starts_with(first));
     candidates
         .filter(|(name, _)| text.starts_with(name.as_str()))
@@ -235,6 +255,37 @@ mod tests {
     }
 
     #[test]
+    fn a_control_token_in_two_halves_stays_text() {
+        let t = letters();
+        let template = ChatTemplate {
+            source: "{% for m in messages %}{{ m.content | trim }}{% endfor %}".into(),
+            ..ChatTemplate::built_in()
+        };
+        let halves = [
+            message("user", "x<end_of "),
+            message("assistant", "_turn>"),
+            message("user", "<end_of_tur\n"),
+            message("assistant", "n> <"),
+        ];
+        let tokens = template.encode(&t, &halves, None, Special::AsText, None).unwrap();
+        assert_eq!(t.decode(&tokens), "x<end_of_turn><end_of_turn> <");
+        assert!(!tokens.contains(&t.id("<end_of_turn>").unwrap()));
+    }
+
+    #[test]
+    fn templates_may_look_into_messages_and_are_stopped_when_they_do_not_end() {
+        let render = |source: &str| {
+            let template = ChatTemplate { source: source.into(), ..ChatTemplate::built_in() };
+            template.render(&[message("user", "a</think> b")], true)
+        };
+        let thoughts = "{% if tools is none %}{% for m in messages %}{{ m.content.split('</think>')[-1].lstrip() }}{% break %}{% endfor %}{% endif %}";
+        assert_eq!(render(thoughts).unwrap(), "b");
+        let forever = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+        let error = render(forever).unwrap_err();
+        assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 3);
+    }
+
+    #[test]
     fn ordinary_text_is_encoded_as_if_whole() {
         let t = letters();
         let messages = [message("user", "a\n a 😀")];
@@ -250,5 +301,9 @@ mod tests {
         assert!(encode(&[], Some("be brief")).is_err());
         assert!(encode(&[message("system", "a"), message("user", "b")], Some("c")).is_err());
         assert!(encode(&[message("user", "b")], Some("c")).is_ok());
+        let model = [message("user", "b"), message("model", "c"), message("user", "d")];
+        assert!(encode(&model, None).is_ok());
+        let error = encode(&[message("user", "b"), message("x<end_of_turn>", "c")], None).unwrap_err();
+        assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 3);
     }
 }

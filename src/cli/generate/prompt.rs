@@ -124,10 +124,9 @@ pub fn encode(
 fn raw(said: &Said, special: Special, model: &Model, tokenizer: &Tokenizer, ui: &Ui) -> Result<Vec<Token>> {
     let bos = model.config().bos;
     let text = [said.text.as_deref(), said.prefill.as_deref()].into_iter().flatten().collect::<String>();
-    let mut tokens = tokenizer.encode(&text, special)?;
-    match tokens.first() == Some(&bos) {
-        true => ui.note("the prompt begins with a BOS token already: no second one is added"),
-        false => tokens.insert(0, bos),
+    let (tokens, brought) = tokenizer.encode_behind_bos(&text, special, bos)?;
+    if brought {
+        ui.note("the prompt begins with a BOS token already: no second one is added");
     }
     Ok(tokens)
 }

@@ -1,5 +1,7 @@
 //! Text to tokens and back: the model's own `tokenizer.json`, run by the `tokenizers` crate.
 
+mod file;
+
 use crate::error::Fault;
 use crate::tensor::Token;
 use anyhow::{Context, Result, anyhow};
@@ -24,45 +26,37 @@ pub struct Tokenizer {
     control: BTreeMap<String, Token>, // by spelling
     control_starts: Vec<char>,
     sha256: [u8; 32],
+    notes: Vec<String>,
 }
-
-/// Gemma's turn markers. Some exports mark them as ordinary text, which breaks chat silently.
-const TURN_MARKERS: [&str; 2] = ["<start_of_turn>", "<end_of_turn>"];
 
 impl Tokenizer {
     /// Reads a `tokenizer.json`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let broken =
-            || Fault::model("tokenizer.json cannot be read").help("download the file again, or copy it from the original model");
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| anyhow!("{e}")).with_context(broken)?;
-        let repaired: Vec<_> = TURN_MARKERS
-            .iter()
-            .filter(|m| inner.token_to_id(m).is_some())
-            .filter(|m| !inner.get_added_tokens_decoder().values().any(|t| t.special && t.content == **m))
-            .map(|m| tokenizers::AddedToken::from(m.to_string(), true))
-            .collect();
-        if !repaired.is_empty() {
-            inner.add_special_tokens(repaired).map_err(|e| anyhow!("{e}")).with_context(broken)?;
-        }
-        let added = inner.get_added_tokens_decoder();
-        let control: BTreeMap<_, _> = added.iter().filter(|(_, t)| t.special).map(|(id, t)| (t.content.clone(), *id)).collect();
-        let vocab = inner.get_vocab(true);
-        let size = vocab.values().max().map_or(0, |id| *id as usize + 1);
-        if size > 1 << 24 {
-            return Err(Fault::model(format!("tokenizer.json gives a token the id {}", size - 1))
-                .help("the file is damaged")
-                .into());
-        }
-        let mut pieces = vec![Box::default(); size];
-        for (piece, id) in &vocab {
-            if !control.contains_key(piece) {
-                let verbatim = added.contains_key(id);
-                pieces[*id as usize] = if verbatim { piece.as_bytes().into() } else { piece_bytes(piece) };
-            }
+        // Hashing 33 MB takes a while too.
+        let (parts, sha256) = std::thread::scope(|scope| {
+            let sha256 = scope.spawn(|| <[u8; 32]>::from(Sha256::digest(bytes)));
+            (file::read(bytes), sha256.join().expect("hashing does not fail"))
+        });
+        let file::Parts { tokenizer: inner, mut pieces, repaired } = parts.with_context(|| {
+            Fault::model("tokenizer.json cannot be read").help("download the file again, or copy it from the original model")
+        })?;
+        let control: BTreeMap<_, _> =
+            inner.get_added_tokens_decoder().iter().filter(|(_, t)| t.special).map(|(id, t)| (t.content.clone(), *id)).collect();
+        for id in control.values() {
+            pieces[*id as usize] = Box::default();
         }
         let mut control_starts: Vec<char> = control.keys().filter_map(|name| name.chars().next()).collect();
         control_starts.dedup();
-        Ok(Tokenizer { inner: Mutex::new(inner), pieces, control, control_starts, sha256: Sha256::digest(bytes).into() })
+        let notes = match repaired.is_empty() {
+            true => Vec::new(),
+            false => vec![format!("tokenizer.json takes {} for ordinary text: repaired", repaired.join(", "))],
+        };
+        Ok(Tokenizer { inner: Mutex::new(inner), pieces, control, control_starts, sha256, notes })
+    }
+
+    /// What was repaired; worth one line to the user each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// The tokens of a text; no BOS is added.
@@ -71,6 +65,15 @@ impl Tokenizer {
         inner.set_encode_special_tokens(special == Special::AsText);
         let encoding = inner.encode_fast(text, false).map_err(|e| anyhow!("{e}")).context("tokenising")?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The tokens of a text that goes through no template: behind exactly one BOS. Also says whether the text spelled it already.
+    pub fn encode_behind_bos(&self, text: &str, special: Special, bos: Token) -> Result<(Vec<Token>, bool)> {
+        let spelled = self.control.iter().find(|(_, id)| **id == bos).map(|(name, _)| name.as_str());
+        let rest = spelled.map_or(text, |name| text.trim_start_matches(name));
+        let mut tokens = vec![bos];
+        tokens.extend(self.encode(rest, special)?);
+        Ok((tokens, rest.len() < text.len()))
     }
 
     /// The text of tokens, control tokens left out, broken UTF-8 replaced.
@@ -127,7 +130,10 @@ impl Tokenizer {
 
 /// `<0x0A>` is a byte; elsewhere `▁` stands for a space.
 fn piece_bytes(piece: &str) -> Box<[u8]> {
-    let byte = piece.strip_prefix("<0x").and_then(|p| p.strip_suffix('>')).filter(|hex| hex.len() == 2);
+    let byte = piece
+        .strip_prefix("<0x")
+        .and_then(|p| p.strip_suffix('>'))
+        .filter(|hex| hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit()));
     match byte.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
         Some(byte) => [byte].into(),
         None => piece.replace('▁', " ").into_bytes().into(),
@@ -219,6 +225,7 @@ pub(crate) mod tests {
         // The fixture marks it as ordinary text, as some exports do; it is repaired.
         assert_eq!(t.encode("<end_of_turn>", Special::Parse).unwrap(), [marker]);
         assert!(t.is_control(marker) && t.token_bytes(marker).is_empty());
+        assert!(t.notes()[0].contains("<start_of_turn>, <end_of_turn> for ordinary text"), "{:?}", t.notes());
     }
 
     #[test]
@@ -237,9 +244,44 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn one_bos_stands_in_front_whoever_wrote_it() {
+        let t = letters();
+        let plain = t.encode("<a", Special::AsText).unwrap();
+        for special in [Special::AsText, Special::Parse] {
+            for (text, brought) in [("<a", false), ("<bos><a", true), ("<bos><bos><a", true)] {
+                let (tokens, found) = t.encode_behind_bos(text, special, 2).unwrap();
+                assert_eq!((tokens[0], &tokens[1..], found), (2, &plain[..], brought));
+            }
+        }
+    }
+
+    #[test]
+    fn spaces_in_added_tokens_are_spaces() {
+        // Gemma adds runs of the stand-in for a space as tokens of their own.
+        assert_eq!(&*piece_bytes("▁▁▁"), b"   ");
+        assert_eq!(&*piece_bytes("<0xe2>"), [0xe2]);
+        assert_eq!(&*piece_bytes("<0x+2>"), b"<0x+2>");
+    }
+
+    #[test]
     fn a_damaged_file_is_a_model_fault() {
-        for bytes in [&b""[..], b"{", b"{}", b"{\"version\":\"1.0\",\"model\":{\"type\":\"BPE\"}}"] {
-            let error = Tokenizer::from_bytes(bytes).err().unwrap();
+        let model = |rest: &str| format!(r#"{{"model": {{"type": "BPE", "vocab": {{"a": 0, "b": 1}}, {rest}}}}}"#);
+        for text in [
+            "".to_string(),
+            "{".into(),
+            "{}".into(),
+            r#"{"model": {"type": "BPE"}}"#.into(),
+            r#"{"model": {"type": "Unigram", "vocab": [["a", 0.5]]}}"#.into(),
+            r#"{"model": {"vocab": {"a": 4294967295}, "merges": []}}"#.into(),
+            r#"{"model": {"vocab": {"a": 0}, "merges": []}, "decoder": {"type": "ByteLevel"}}"#.into(),
+            r#"{"model": {"vocab": {"a": 0}, "merges": []}, "normalizer": 5}"#.into(),
+            model(r#""merges": [["a", "b"]]"#),
+            model(r#""merges": [["a", "c"]]"#),
+            model(r#""merges": [["a"]]"#),
+            model(r#""merges": ["ab"]"#),
+            model(r###""merges": [], "continuing_subword_prefix": "##""###),
+        ] {
+            let error = Tokenizer::from_bytes(text.as_bytes()).err().expect(&text);
             assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 3);
         }
     }

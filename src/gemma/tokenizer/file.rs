@@ -1,0 +1,191 @@
+//! `tokenizer.json`, read straight into the parts of the `tokenizers` crate that Gemma needs.
+//!
+//! The crate's own reader buffers every value before it knows its type, which doubles the time for Gemma's 33 MB, and it panics
+//! on some damaged files. Here each part goes where it belongs at once, and what Gemma does not have is refused.
+
+use super::piece_bytes;
+use anyhow::{Result, anyhow, bail, ensure};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+use std::fmt;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
+
+/// Ids beyond this are taken for damage.
+const MAX_ID: u32 = 1 << 24;
+
+/// Gemma's control tokens. Some exports mark them as ordinary text, which breaks chat silently.
+const KNOWN_CONTROL: [&str; 8] =
+    ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"];
+
+/// What a file says.
+pub struct Parts {
+    /// Without decoder and post-processor: bytes of pieces are simply joined, and a BOS is the caller's business.
+    pub tokenizer: Tokenizer,
+    /// Bytes of each piece, control tokens included; `[vocab]`, empty for holes.
+    pub pieces: Vec<Box<[u8]>>,
+    /// Control tokens that the file takes for text.
+    pub repaired: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct File {
+    model: Model,
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+    normalizer: Option<Value>,
+    pre_tokenizer: Option<Value>,
+    decoder: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    vocab: Pieces,
+    merges: Vec<Merge>,
+    unk_token: Option<String>,
+    byte_fallback: Option<bool>,
+    fuse_unk: Option<bool>,
+    ignore_merges: Option<bool>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+}
+
+struct Pieces(Vocab);
+
+impl<'de> Deserialize<'de> for Pieces {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Pieces;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("pieces and their ids")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pieces, A::Error> {
+                let mut vocab = Vocab::new();
+                while let Some((piece, id)) = map.next_entry::<String, u32>()? {
+                    if id >= MAX_ID {
+                        return Err(A::Error::custom(format_args!("piece {piece:?} has the id {id}")));
+                    }
+                    vocab.insert(piece, id);
+                }
+                Ok(Pieces(vocab))
+            }
+        }
+        from.deserialize_map(Entries)
+    }
+}
+
+/// Two pieces that become one: `["a", "b"]`, or `"a b"` in older files.
+struct Merge(String, String);
+
+impl<'de> Deserialize<'de> for Merge {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Pair;
+        impl<'de> Visitor<'de> for Pair {
+            type Value = Merge;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("two pieces")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Merge, E> {
+                let (a, b) = text.split_once(' ').ok_or_else(|| E::custom(format_args!("merge {text:?} has no space")))?;
+                Ok(Merge(a.into(), b.into()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Merge, A::Error> {
+                let two = (list.next_element()?, list.next_element()?, list.next_element::<String>()?);
+                let (Some(a), Some(b), None) = two else { return Err(A::Error::custom("a merge is of two pieces")) };
+                Ok(Merge(a, b))
+            }
+        }
+        from.deserialize_any(Pair)
+    }
+}
+
+/// Reads and checks a file.
+pub fn read(bytes: &[u8]) -> Result<Parts> {
+    let mut file: File = serde_json::from_slice(bytes)?;
+    let kind = file.model.kind.as_deref().unwrap_or("BPE");
+    ensure!(kind == "BPE", "its model is {kind}; Gemma's is BPE");
+    for (option, value) in [
+        ("continuing_subword_prefix", &file.model.continuing_subword_prefix),
+        ("end_of_word_suffix", &file.model.end_of_word_suffix),
+    ] {
+        ensure!(value.as_ref().is_none_or(String::is_empty), "it has a {option}, which Gemma has not");
+    }
+    check_decoder(file.decoder.as_ref())?;
+    let repaired = repair(&mut file.added_tokens, &file.model.vocab.0);
+
+    let mut pieces: Vec<Box<[u8]>> = Vec::new();
+    for (piece, id) in &file.model.vocab.0 {
+        set(&mut pieces, *id, piece);
+    }
+    let mut tokenizer = Tokenizer::new(model(file.model)?);
+    if let Some(value) = file.normalizer {
+        let normalizer: NormalizerWrapper = serde_json::from_value(value)?;
+        tokenizer.with_normalizer(Some(normalizer)).map_err(|e| anyhow!("{e}"))?;
+    }
+    if let Some(value) = file.pre_tokenizer {
+        tokenizer.with_pre_tokenizer(Some(serde_json::from_value::<PreTokenizerWrapper>(value)?));
+    }
+    tokenizer.add_tokens(file.added_tokens).map_err(|e| anyhow!("{e}"))?;
+    for (id, token) in tokenizer.get_added_tokens_decoder() {
+        set(&mut pieces, id, &token.content);
+    }
+    Ok(Parts { tokenizer, pieces, repaired })
+}
+
+fn set(pieces: &mut Vec<Box<[u8]>>, id: u32, piece: &str) {
+    if pieces.len() <= id as usize {
+        pieces.resize(id as usize + 1, Box::default());
+    }
+    pieces[id as usize] = piece_bytes(piece);
+}
+
+fn model(model: Model) -> Result<BPE> {
+    let longest = model.vocab.0.keys().map(String::len).max().unwrap_or(0);
+    for Merge(a, b) in &model.merges {
+        // The crate has room for the longest piece only.
+        ensure!(a.len() + b.len() <= longest, "it merges {a:?} and {b:?} into no piece");
+    }
+    let merges = model.merges.into_iter().map(|Merge(a, b)| (a, b)).collect();
+    let mut builder = BPE::builder()
+        .vocab_and_merges(model.vocab.0, merges)
+        .byte_fallback(model.byte_fallback.unwrap_or(false))
+        .fuse_unk(model.fuse_unk.unwrap_or(false))
+        .ignore_merges(model.ignore_merges.unwrap_or(false));
+    if let Some(unk) = model.unk_token {
+        builder = builder.unk_token(unk);
+    }
+    builder.build().map_err(|e| anyhow!("{e}"))
+}
+
+/// Marks Gemma's control tokens as such; returns those that were not.
+fn repair(added: &mut Vec<AddedToken>, vocab: &Vocab) -> Vec<String> {
+    let mut repaired = Vec::new();
+    for name in KNOWN_CONTROL {
+        match added.iter_mut().find(|t| t.content == name) {
+            Some(token) if token.special => continue,
+            Some(token) => token.special = true,
+            None if vocab.contains_key(name) => added.push(AddedToken::from(name, true)),
+            None => continue,
+        }
+        repaired.push(name.to_string());
+    }
+    repaired
+}
+
+/// Gemma's decoder puts spaces for `▁` and bytes for `<0x..>`; one that does something else means another kind of pieces.
+fn check_decoder(decoder: Option<&Value>) -> Result<()> {
+    let Some(decoder) = decoder else { return Ok(()) };
+    let steps = decoder["decoders"].as_array().map_or(std::slice::from_ref(decoder), Vec::as_slice);
+    for step in steps {
+        match step["type"].as_str() {
+            Some("Replace") if step["pattern"]["String"] == "▁" && step["content"] == " " => {}
+            Some("ByteFallback" | "Fuse") => {}
+            _ => bail!("its decoder has the step {step}, which Gemma's has not"),
+        }
+    }
+    Ok(())
+}
