@@ -81,8 +81,8 @@ pub struct RunOptions {
     /// Positions to make room for; auto takes what the prompt and --max-tokens need
     #[arg(short, long, value_name = "N|auto", default_value = "auto")]
     pub ctx_size: AutoOr,
-    /// Precision of the stored keys and values
-    #[arg(long, value_enum, default_value_t = Kv::F16)]
+    /// Precision of the stored keys and values; auto is f16 for quantised weights and f32 for others
+    #[arg(long, value_enum, default_value_t = Kv::Auto)]
     pub kv: Kv,
 }
 
@@ -110,6 +110,7 @@ impl std::str::FromStr for AutoOr {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Kv {
+    Auto,
     F16,
     F32,
 }

@@ -10,7 +10,7 @@ use crate::compute::cpu::{CpuExecutor, CpuOptions, Pool};
 use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, PlannedEngine};
 use crate::error::{Fault, Kind};
-use crate::gemma::{Config, Tokenizer, Weights};
+use crate::gemma::{Config, Role, Tokenizer, Weights};
 use crate::kv::{PAGE, Pages};
 use anyhow::{Context, Result};
 use std::sync::Arc;
@@ -139,9 +139,12 @@ pub fn pool(options: &RunOptions) -> Result<Arc<Pool>> {
 /// Loads the weights into the device, if they fit.
 pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize, pool: &Arc<Pool>, ui: &Ui) -> Result<Loaded> {
     check_device(&options.device)?;
+    let quantised = || Ok::<_, anyhow::Error>(weights.matrix(Role::Q, 0)?.format.code.is_integer());
     let kv = match options.kv {
         Kv::F16 => KvFormat::F16,
         Kv::F32 => KvFormat::F32,
+        Kv::Auto if quantised()? => KvFormat::F16,
+        Kv::Auto => KvFormat::F32,
     };
     let size = Size::of(weights)?;
     let start = Instant::now();
