@@ -18,6 +18,3 @@ cargo test --release
 
 step "lints"
 cargo clippy --release --all-targets -- -D warnings
-
-step "documentation"
-RUSTDOCFLAGS="-D warnings" cargo doc --release --no-deps -q
