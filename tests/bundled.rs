@@ -1,5 +1,5 @@
 //! Promise 4 on the real engines: with the bundled pair, one seed gives one text, whatever drafts, whatever tree, however many
-//! threads. 40 prompts, 3 temperatures, 3 seeds.
+//! threads. 40 prompts, 3 temperatures, 3 seeds, 6 drafters, 1 and 2 threads: each with each.
 
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Pool};
@@ -23,7 +23,7 @@ What is the capital of Italy?|Write a JSON object for a person.|Explain gravity 
 Summarise: the cat sat on the mat, the cat slept on the mat, the cat left the mat.|How do vaccines work?|What is an API?|\
 Write a limerick.|What is the boiling point of water?";
 
-const TOKENS: usize = 24;
+const TOKENS: usize = 16;
 
 struct Pair {
     tokenizer: Tokenizer,
@@ -98,19 +98,21 @@ fn one_seed_gives_one_text_whatever_drafts() {
     let mut targets = [Timeline::new(engine(&pair.target, &pools[0])), Timeline::new(engine(&pair.target, &pools[1]))];
     let mut sets = [drafters(&pair, &pools[0]), drafters(&pair, &pools[1])];
     let mut passes = vec![0; sets[0].len()];
-    let (mut plain_passes, mut case) = (0, 0);
+    let mut plain_passes = 0;
     for (i, prompt) in pair.prompts.iter().enumerate() {
         for temperature in [0.0, 0.7, 1.0] {
             for seed in 1..=3 {
                 let (want, n) = run(&pair, &mut plain, &mut NoDraft, prompt, temperature, seed);
                 plain_passes += n;
-                // Every drafter on every case; the thread counts take turns.
-                case += 1;
-                let which = case % 2;
-                for (d, (name, drafter)) in sets[which].iter_mut().enumerate() {
-                    let (got, n) = run(&pair, &mut targets[which], drafter.as_mut(), prompt, temperature, seed);
-                    passes[d] += n;
-                    assert_eq!(got, want, "{name}, prompt {i}, temperature {temperature}, seed {seed}, {} threads", which + 1);
+                for (threads, (set, target)) in sets.iter_mut().zip(&mut targets).enumerate() {
+                    for (d, (name, drafter)) in set.iter_mut().enumerate() {
+                        let (got, n) = run(&pair, target, drafter.as_mut(), prompt, temperature, seed);
+                        if threads == 0 {
+                            passes[d] += n;
+                        }
+                        let case = format!("{name}, prompt {i}, temperature {temperature}, seed {seed}, {} threads", threads + 1);
+                        assert_eq!(got, want, "{case}");
+                    }
                 }
             }
         }

@@ -5,27 +5,37 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
-/// Shown by `--help` of every command and in the man page.
-pub const EXIT_CODES: &str = "\
-Exit codes:
-  0    done
-  1    failure at run time
-  2    wrong usage
-  3    a model, weight format, tokenizer or input file is missing or invalid
-  4    the device is absent or was lost
-  5    does not fit in memory
-  6    some batch records failed
-  7    the prompt exceeds the context
-  130  interrupted (Ctrl-C), 141 closed pipe (SIGPIPE), 143 terminated (SIGTERM)
+/// What the exit code says.
+pub const EXIT_CODES: [(&str, &str); 11] = [
+    ("0", "done"),
+    ("1", "failure at run time"),
+    ("2", "wrong usage"),
+    ("3", "a model, weight format, tokenizer or input file is missing or invalid"),
+    ("4", "the device is absent or was lost"),
+    ("5", "does not fit in memory"),
+    ("6", "some batch records failed"),
+    ("7", "the prompt exceeds the context"),
+    ("130", "interrupted (Ctrl-C)"),
+    ("141", "closed pipe (SIGPIPE)"),
+    ("143", "terminated (SIGTERM)"),
+];
 
-Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKENS=100) or in gemma.toml (max-tokens = 100),
-in the working directory or in $XDG_CONFIG_HOME/gemma/config.toml. First found wins: flag, environment, gemma.toml, the
-model's generation_config.json, built in. --print-config shows each value and where it came from.";
+/// Where values come from.
+pub const SETTINGS: &str = "\
+Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKENS=100) or in gemma.toml (max-tokens = 100, or under \
+[generate] for one command), in the working directory or as $XDG_CONFIG_HOME/gemma/config.toml. First found wins: flag, environment, \
+gemma.toml, the model's generation_config.json, built in. --print-config shows each value and where it came from.";
+
+/// Ends the long help of every command.
+pub fn epilogue() -> String {
+    let codes: String = EXIT_CODES.iter().map(|(code, meaning)| format!("  {code:<5}{meaning}\n")).collect();
+    format!("Exit codes:\n{codes}\n{SETTINGS}")
+}
 
 /// Speculative decoding for Gemma 3: a small draft model proposes, the quantised target checks a whole tree in one pass.
 #[derive(Debug, Parser)]
 #[command(name = "gemma", version, max_term_width = 110, subcommand_required = true, arg_required_else_help = true)]
-#[command(after_long_help = EXIT_CODES, disable_help_subcommand = true)]
+#[command(disable_help_subcommand = true)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,

@@ -1,6 +1,7 @@
 //! The prompt: files, piped standard input and PROMPT, joined by blank lines.
 
 use super::args::InputOptions;
+use super::settings::{Source, Typed};
 use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
 use std::io::{IsTerminal, Read};
@@ -15,6 +16,14 @@ pub enum Part {
     Text(String),
     File(PathBuf),
     Stdin,
+}
+
+/// PROMPT is stronger than a `--prompt` from environment or file; both typed is one too many.
+pub fn check_once(options: &InputOptions, typed: &Typed) -> Result<()> {
+    if !options.words.is_empty() && options.prompt.is_some() && typed.source("prompt") == Source::Flag {
+        return Err(Fault::usage("the prompt is given twice: as an argument and with --prompt").into());
+    }
+    Ok(())
 }
 
 /// The parts of the prompt in their order. Standard input stands between files and PROMPT if it is piped, or where a `-` is.

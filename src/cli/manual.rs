@@ -1,10 +1,11 @@
 //! `gemma completions` and `gemma man`: made from the same definition that parses the command line.
 
+use super::args::{Cli, EXIT_CODES, SETTINGS};
 use super::output::print;
 use super::settings::definition;
 use crate::error::Fault;
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, CommandFactory};
 
 #[derive(Debug, Args)]
 pub struct Completions {
@@ -27,7 +28,7 @@ pub fn completions(options: &Completions) -> Result<u8> {
 }
 
 pub fn man(options: &Man) -> Result<u8> {
-    let mut root = definition();
+    let mut root = Cli::command();
     root.build();
     let command = match &options.command {
         None => root,
@@ -40,8 +41,39 @@ pub fn man(options: &Man) -> Result<u8> {
             }
         },
     };
-    let mut page = Vec::new();
-    clap_mangen::Man::new(command).render(&mut page)?;
-    print(&String::from_utf8(page)?)?;
+    print(&page(command)?)?;
     Ok(0)
+}
+
+/// One man page: what clap knows, then examples, exit codes and sources of settings.
+fn page(command: clap::Command) -> Result<String> {
+    let examples = command.get_after_long_help().map(|text| text.to_string());
+    let is_root = command.has_subcommands();
+    let man = clap_mangen::Man::new(command).source(concat!("gemma ", env!("CARGO_PKG_VERSION"))).manual("gemma");
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if is_root {
+        man.render_subcommands_section(&mut page)?;
+    }
+    let mut page = String::from_utf8(page)?;
+    if let Some(examples) = examples {
+        let lines: Vec<String> = examples.lines().skip(1).map(|line| roff(line.trim_start())).collect();
+        page += &format!(".SH EXAMPLES\n.nf\n{}\n.fi\n", lines.join("\n"));
+    }
+    page += ".SH EXIT STATUS\n";
+    for (code, meaning) in EXIT_CODES {
+        page += &format!(".TP\n{code}\n{}\n", roff(meaning));
+    }
+    page += &format!(".SH ENVIRONMENT AND FILES\n{}\n", roff(SETTINGS));
+    Ok(page)
+}
+
+/// Text that troff prints as it is.
+fn roff(text: &str) -> String {
+    let text = text.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
+    if text.starts_with('.') { format!("\\&{text}") } else { text }
 }

@@ -37,7 +37,7 @@ pub fn run(typed: &Typed) -> Result<u8> {
         Command::Eval(options) => eval::run(options, ui),
         Command::Bench(options) => bench::run(options, ui),
         Command::Inspect(options) => inspect::run(options, ui),
-        Command::Tokenize(options) => tokenize::run(options, ui),
+        Command::Tokenize(options) => tokenize::run(options, typed),
         Command::Devices(options) => devices::run(options),
         Command::Schema => {
             output::print(record::SCHEMA)?;

@@ -93,11 +93,11 @@ pub struct DraftSource {
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Sampling {
-    pub temperature: f32,
+    pub temperature: f64,
     pub top_k: usize,
-    pub top_p: f32,
-    pub min_p: f32,
-    pub repeat_penalty: f32,
+    pub top_p: f64,
+    pub min_p: f64,
+    pub repeat_penalty: f64,
     pub max_tokens: usize,
     pub seed: u64,
 }

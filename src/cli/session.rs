@@ -136,6 +136,9 @@ pub fn pool(options: &RunOptions) -> Result<Arc<Pool>> {
     Ok(Arc::new(Pool::new(options.threads.map_or_else(default_threads, usize::from))?))
 }
 
+/// Smaller models are there before anyone could read what a spinner says.
+const WORTH_A_SPINNER: u64 = 200_000_000;
+
 /// Loads the weights into the device, if they fit.
 pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize, pool: &Arc<Pool>, ui: &Ui) -> Result<Loaded> {
     check_device(&options.device)?;
@@ -151,7 +154,7 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
     let executor = CpuExecutor::on(pool.clone(), CpuOptions::default());
     let rows = crate::compute::Executor::max_rows(&executor);
     check_memory(size.bytes, kv_bytes(weights.config(), context, rows, kv))?;
-    let spinner = ui.spinner(&format!("loading {label} ({})", bytes(size.bytes)));
+    let spinner = ui.spinner(&format!("loading {label} ({})", bytes(size.bytes)), size.bytes >= WORTH_A_SPINNER);
     let loaded = PlannedEngine::new(weights, Box::new(executor), EngineOptions { context, kv });
     spinner.finish_and_clear();
     let engine = Box::new(loaded.with_context(|| format!("loading {label}"))?);
@@ -176,13 +179,14 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
 fn kv_bytes(config: &Config, context: usize, rows: usize, kv: KvFormat) -> u64 {
     let per_page = (2 * PAGE * config.n_kv_heads * config.head_dim * kv.bytes()) as u64;
     let window = |layer| if config.is_global(layer) { None } else { Some(config.window) };
-    (0..config.n_layers).map(|layer| Pages::for_layer(context, rows, window(layer)).count as u64 * per_page).sum()
+    let pages = |layer| Pages::for_layer(context, rows, window(layer)).count as u64;
+    (0..config.n_layers).fold(0u64, |sum, layer| sum.saturating_add(pages(layer).saturating_mul(per_page)))
 }
 
 /// Refuses what would drive the machine into swapping, before it does.
 fn check_memory(weights: u64, kv: u64) -> Result<()> {
     let Some(available) = memory("MemAvailable") else { return Ok(()) };
-    if weights + kv <= available {
+    if weights.saturating_add(kv) <= available {
         return Ok(());
     }
     let what = format!(

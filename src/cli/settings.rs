@@ -3,7 +3,7 @@
 //! clap reads flags and environment. What both leave open is looked up in `gemma.toml` and handed to clap as if it had been
 //! typed, so that every source passes the same checks.
 
-use super::args::{Cli, Command, UiOptions};
+use super::args::{Cli, Command, UiOptions, epilogue};
 use super::ui::Ui;
 use crate::error::{Fault, fault_of};
 use anyhow::{Context, Result};
@@ -89,12 +89,12 @@ pub fn definition() -> clap::Command {
         _ => arg,
     };
     let commands: Vec<String> = Cli::command().get_subcommands().map(|c| c.get_name().to_owned()).collect();
-    commands.iter().fold(Cli::command().color(help_colour()), |root, name| {
+    let root = Cli::command().color(help_colour()).after_long_help(epilogue());
+    commands.iter().fold(root, |root, name| {
         root.mut_subcommand(name, |command| {
-            let exit_codes = super::args::EXIT_CODES;
             let after = match command.get_after_long_help() {
-                Some(own) => format!("{own}\n\n{exit_codes}"),
-                None => exit_codes.to_owned(),
+                Some(own) => format!("{own}\n\n{}", epilogue()),
+                None => epilogue(),
             };
             command.mut_args(with_env).after_long_help(after)
         })

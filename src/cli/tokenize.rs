@@ -4,7 +4,7 @@ use super::args::{InputOptions, SpecialPolicy, UiOptions};
 use super::input;
 use super::output::print;
 use super::session;
-use super::ui::Ui;
+use super::settings::Typed;
 use crate::gemma::{ChatTemplate, Message, Special};
 use anyhow::Result;
 use clap::Args;
@@ -30,7 +30,9 @@ pub struct Tokenize {
     pub ui: UiOptions,
 }
 
-pub fn run(options: &Tokenize, ui: &Ui) -> Result<u8> {
+pub fn run(options: &Tokenize, typed: &Typed) -> Result<u8> {
+    let ui = &typed.ui;
+    input::check_once(&options.input, typed)?;
     let parts = input::parts(&options.input, input::stdin_is_piped())?;
     let text = input::assemble(&parts, &mut std::io::stdin().lock())?.ok_or_else(input::no_prompt)?;
     let model = session::open(options.model.as_deref(), ui)?;

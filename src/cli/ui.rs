@@ -107,8 +107,8 @@ impl Ui {
     }
 
     /// A spinner for work of unknown length, or one that shows nothing.
-    pub fn spinner(&self, label: &str) -> ProgressBar {
-        if !self.bars {
+    pub fn spinner(&self, label: &str, wanted: bool) -> ProgressBar {
+        if !self.bars || !wanted {
             return ProgressBar::hidden();
         }
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));

@@ -35,6 +35,7 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     if options.sampling.stop.iter().any(String::is_empty) {
         return Err(Fault::usage("--stop: an empty text would end everything at once").into());
     }
+    super::input::check_once(&options.input, typed)?;
     let said = prompt::gather(options)?;
     super::devices::check_device(&options.model.run.device)?;
     let output = Output::open(options.output.output.as_deref(), options.output.format, options.output.newline)?;

@@ -66,19 +66,19 @@ pub struct SamplingOptions {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 512)]
     pub max_tokens: usize,
     /// Temperature; 0 always takes the likeliest token [default: the model's]
-    #[arg(long, alias = "temperature", value_name = "T", value_parser = number::<0, 100>)]
+    #[arg(long, alias = "temperature", allow_negative_numbers = true, value_name = "T", value_parser = number::<0, 100>)]
     pub temp: Option<f32>,
     /// Sample from the K likeliest tokens only; 0 for all [default: the model's]
     #[arg(long, value_name = "K")]
     pub top_k: Option<usize>,
     /// Sample from the likeliest tokens that make up this share [default: the model's]
-    #[arg(long, value_name = "P", value_parser = share)]
+    #[arg(long, allow_negative_numbers = true, value_name = "P", value_parser = share)]
     pub top_p: Option<f32>,
     /// Drop tokens less likely than this share of the likeliest one [default: the model's]
-    #[arg(long, value_name = "P", value_parser = number::<0, 1>)]
+    #[arg(long, allow_negative_numbers = true, value_name = "P", value_parser = number::<0, 1>)]
     pub min_p: Option<f32>,
     /// Make tokens that occurred before less likely; 1 changes nothing [default: the model's]
-    #[arg(long, value_name = "X", value_parser = positive)]
+    #[arg(long, allow_negative_numbers = true, value_name = "X", value_parser = positive)]
     pub repeat_penalty: Option<f32>,
     /// Same model, device class and seed: same text [default: random, shown in the stats]
     #[arg(long, value_name = "N")]
@@ -174,8 +174,7 @@ impl SamplingOptions {
             resolved.push((name, value.to_string(), source));
             value
         };
-        // Through decimal text, so that 0.95 stays 0.95 and does not become 0.949999988079071.
-        let wide = |x: Option<f32>| x.and_then(|x| x.to_string().parse::<f64>().ok());
+        let wide = |x: Option<f32>| x.map(super::stats::decimal);
         let whole = |x: Option<usize>| x.map(|x| x as f64);
         let mut config = SamplerConfig {
             temperature: pick("temp", wide(self.temp), wide(model.temperature), 1.0) as f32,

@@ -40,14 +40,19 @@ pub fn draft(stats: &Stats, disabled_reason: Option<String>) -> Draft {
 
 pub fn sampling(config: &SamplerConfig, max_tokens: usize) -> Sampling {
     Sampling {
-        temperature: config.temperature,
+        temperature: decimal(config.temperature),
         top_k: config.top_k,
-        top_p: config.top_p,
-        min_p: config.min_p,
-        repeat_penalty: config.repeat_penalty,
+        top_p: decimal(config.top_p),
+        min_p: decimal(config.min_p),
+        repeat_penalty: decimal(config.repeat_penalty),
         max_tokens,
         seed: config.seed,
     }
+}
+
+/// Through decimal text, so that 0.95 stays 0.95 and does not become 0.949999988079071.
+pub fn decimal(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(x as f64)
 }
 
 /// The record without its text: what `--stats json` and `--stats-file` give.
