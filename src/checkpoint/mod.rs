@@ -184,6 +184,32 @@ impl Checkpoint {
         self.by_name.get(name).map(|i| self.view(self.raw[*i].0, &self.raw[*i].1))
     }
 
+    /// Some bytes of a raw tensor, read from its file rather than through the map: of a whole pass over a large checkpoint
+    /// nothing stays in memory, and a file that was cut off meanwhile is an error.
+    pub fn read(&self, tensor: &str, bytes: std::ops::Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+        let (shard, entry) = self.by_name.get(tensor).map(|i| &self.raw[*i]).with_context(|| format!("no tensor `{tensor}`"))?;
+        anyhow::ensure!(bytes.end <= entry.range.len(), "bytes {bytes:?} lie outside tensor `{tensor}`");
+        out.resize(bytes.len(), 0);
+        let file = || self.store.display(&self.shard_names[*shard]);
+        self.shards[*shard].read_at(entry.range.start + bytes.start, out).map_err(|e| match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                let fault = Fault::model(format!("{}: tensor `{tensor}` is cut off: the file became shorter", file()));
+                anyhow::Error::new(fault.help("fetch the file again"))
+            }
+            _ => anyhow::Error::new(e).context(format!("reading tensor `{tensor}` from {}", file())),
+        })
+    }
+
+    /// Names of the files that hold the weights.
+    pub fn weight_files(&self) -> &[String] {
+        &self.shard_names
+    }
+
+    /// Length and time of the last change (ns since 1970) of one of its files; `None` when there is none.
+    pub fn stamp(&self, file: &str) -> Result<Option<(u64, i64)>> {
+        self.store.stamp(file)
+    }
+
     fn view<'a>(&'a self, shard: usize, entry: &'a header::Entry) -> TensorView<'a> {
         TensorView { dtype: entry.dtype, shape: &entry.shape, data: &self.shards[shard][entry.range.clone()] }
     }

@@ -21,7 +21,7 @@ pub enum Store {
 /// The bytes of one file.
 #[derive(Debug)]
 pub enum Bytes {
-    Mapped(Mmap),
+    Mapped(Mmap, File),
     Static(&'static [u8]),
 }
 
@@ -29,8 +29,24 @@ impl std::ops::Deref for Bytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match self {
-            Bytes::Mapped(map) => map,
+            Bytes::Mapped(map, _) => map,
             Bytes::Static(bytes) => bytes,
+        }
+    }
+}
+
+impl Bytes {
+    /// Reads from the file itself: unlike the map, a file that shrank meanwhile is an error and no signal, and what was read
+    /// does not stay in this process.
+    pub fn read_at(&self, start: usize, out: &mut [u8]) -> std::io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        match self {
+            Bytes::Mapped(_, file) => file.read_exact_at(out, start as u64),
+            Bytes::Static(bytes) => {
+                let part = bytes.get(start..start + out.len()).ok_or(ErrorKind::UnexpectedEof)?;
+                out.copy_from_slice(part);
+                Ok(())
+            }
         }
     }
 }
@@ -119,8 +135,21 @@ impl Store {
                 // SAFETY: the map is read-only and private to us, and every range handed out is checked against its length.
                 // A file that another process shortens while it is mapped can still fault; no way to map a file avoids that.
                 let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
-                Ok(Bytes::Mapped(map))
+                Ok(Bytes::Mapped(map, file))
             }
+        }
+    }
+
+    /// Length and time of the last change of a file, in ns since 1970; zero for what is in the binary. `None`: no such file.
+    pub fn stamp(&self, file: &str) -> Result<Option<(u64, i64)>> {
+        use std::os::unix::fs::MetadataExt;
+        match self {
+            Store::Memory(_, files) => Ok(files.iter().find(|(n, _)| *n == file).map(|(_, bytes)| (bytes.len() as u64, 0))),
+            Store::Directory(dir) => match std::fs::metadata(dir.join(file)) {
+                Ok(meta) => Ok(Some((meta.len(), meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec())))),
+                Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+                Err(e) => Err(unreadable(&self.display(file), &e).into()),
+            },
         }
     }
 

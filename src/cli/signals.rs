@@ -13,6 +13,15 @@ pub fn default_sigpipe() {
     }
 }
 
+/// Writes beyond a limit on file sizes then fail like those to a full disk, instead of ending the process.
+pub fn ignore_file_size_signal() {
+    #[cfg(unix)]
+    // SAFETY: SIG_IGN installs no code of ours.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
+
 /// Set by the first SIGINT or SIGTERM. Before `watch` both end the process at once: there is no text yet to keep.
 #[derive(Clone, Default)]
 pub struct Interrupt {

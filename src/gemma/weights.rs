@@ -67,6 +67,17 @@ impl Role {
         Self::MATRICES.contains(&self)
     }
 
+    /// Whether every layer has one.
+    pub fn is_layer(self) -> bool {
+        Self::LAYER.contains(&self)
+    }
+
+    /// What recipes call a tensor: its name without the model's prefix and `.weight`; `layer` counts for what a layer has.
+    pub fn short_name(self, layer: usize) -> String {
+        let name = self.suffix().trim_end_matches(".weight");
+        if self.is_layer() { format!("layers.{layer}.{name}") } else { name.to_owned() }
+    }
+
     /// Rows and columns; a vector has one row.
     pub fn shape(self, c: &Config) -> [usize; 2] {
         match self {
@@ -214,7 +225,10 @@ impl Weights {
         };
         let name = self.name(role, layer);
         let bad = |what: &str| Fault::model(format!("{}: tensor `{name}` {what}", checkpoint.name()));
-        let values = checkpoint.tensor(&name).ok_or_else(|| bad("is missing"))?.to_f32()?;
+        let values = match checkpoint.formats().contains_key(&name) {
+            true => checkpoint.matrix(&name)?.dequantize(),
+            false => checkpoint.tensor(&name).ok_or_else(|| bad("is missing"))?.to_f32()?,
+        };
         if values.iter().any(|v| !v.is_finite()) {
             return Err(bad("holds values that are not finite").help("the file is damaged: fetch it again").into());
         }
@@ -267,7 +281,7 @@ impl Weights {
         let fits = match role {
             // Rows beyond the vocabulary pad the table; they are never looked at.
             Role::Embed | Role::Head => matches!(tensor.shape[..], [r, c] if r >= rows && c == cols),
-            _ if role.is_matrix() => tensor.shape == [rows, cols],
+            _ if role.is_matrix() || matches!(tensor.kind, Kind::Packed(_)) => tensor.shape == [rows, cols],
             _ => tensor.shape == [cols],
         };
         let bad = |what: String| Fault::model(format!("{shown}: tensor `{}` {what}", tensor.name));
@@ -280,7 +294,6 @@ impl Weights {
             Kind::Plain(dtype) if !dtype.is_weight() => {
                 Err(bad(format!("has dtype {dtype}")).help("weights must be BF16, F16 or F32: use the original checkpoint"))
             }
-            Kind::Packed(_) if !role.is_matrix() => Err(bad("is packed, but only matrices may be".into())),
             _ => Ok(()),
         }
     }

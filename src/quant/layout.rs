@@ -1,7 +1,6 @@
 //! What the artifact will hold, to the byte, before anything is written.
 
-use super::Recipe;
-use crate::checkpoint::artifact;
+use crate::checkpoint::{Dtype, artifact};
 use crate::error::Fault;
 use crate::gemma::{Role, Weights};
 use crate::tensor::Format;
@@ -13,16 +12,39 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
     pub name: String,
-    /// As safetensors spells it.
-    pub dtype: &'static str,
+    pub dtype: Dtype,
     pub shape: Vec<usize>,
     pub bytes: u64,
 }
 
 impl Part {
-    fn new(name: String, dtype: &'static str, shape: Vec<usize>, width: usize) -> Self {
-        let bytes = (width * shape.iter().product::<usize>()) as u64;
+    fn new(name: String, dtype: Dtype, shape: Vec<usize>) -> Self {
+        let bytes = (dtype.bytes() * shape.iter().product::<usize>()) as u64;
         Part { name, dtype, shape, bytes }
+    }
+}
+
+/// What a tensor becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Target {
+    /// The source's own values in this type.
+    AsIs(Dtype),
+    Format(Format),
+}
+
+impl Target {
+    /// Codes and scales, rather than floats under the source's name.
+    pub fn is_packed(self) -> bool {
+        matches!(self, Target::Format(f) if f.code.is_integer() || f.hadamard)
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Target::AsIs(dtype) => f.pad(&dtype.to_string().to_lowercase()),
+            Target::Format(format) => f.pad(&format.to_string()),
+        }
     }
 }
 
@@ -35,8 +57,7 @@ pub struct Entry {
     pub name: String,
     pub rows: usize,
     pub cols: usize,
-    /// `None`: copied as it is.
-    pub format: Option<Format>,
+    pub target: Target,
     /// Codes, then scales; or one plain tensor.
     pub parts: Vec<Part>,
     /// Index of its file.
@@ -57,30 +78,20 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays out `weights` as the recipe says; refuses widths that a format cannot cut.
-    pub fn new(weights: &Weights, recipe: &Recipe, shard_bytes: u64) -> Result<Self> {
+    /// Lays out `weights`, each tensor of [`Weights::roles`] as its target says; refuses widths that a format cannot cut.
+    pub fn new(weights: &Weights, targets: &[Target], shard_bytes: u64) -> Result<Self> {
         let mut entries = Vec::new();
         let (mut shard, mut filled) = (0, 0);
-        for (role, layer) in weights.roles() {
+        for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
             let name = weights.name(role, layer);
             let [rows, cols] = role.shape(weights.config());
-            let format = recipe.format(role);
-            let parts = match format {
-                Some(format) => {
-                    format.check_cols(cols).with_context(|| {
-                        Fault::model(format!("{name} has {cols} columns, which {format} cannot cut"))
-                            .help("choose another format")
-                    })?;
-                    packed(&name, format, rows, cols)
-                }
-                None => vec![Part::new(name.clone(), "F32", vec![cols], 4)],
-            };
+            let parts = parts(&name, role, target, rows, cols)?;
             let bytes: u64 = parts.iter().map(|p| p.bytes).sum();
             if filled > 0 && filled + bytes > shard_bytes {
                 (shard, filled) = (shard + 1, 0);
             }
             filled += bytes;
-            entries.push(Entry { role, layer, name, rows, cols, format, parts, shard });
+            entries.push(Entry { role, layer, name, rows, cols, target, parts, shard });
         }
         Ok(Layout { entries, shards: shard + 1 })
     }
@@ -100,15 +111,21 @@ impl Layout {
         self.entries.iter().map(|e| (e.rows * e.cols) as u64).sum()
     }
 
-    /// Bytes by kind of tensor, in the order of the forward pass.
-    pub fn by_role(&self) -> Vec<(Role, Option<Format>, u64)> {
-        let mut out: Vec<(Role, Option<Format>, u64)> = Vec::new();
+    /// Bytes by class of tensor and format, in the order of the forward pass; all norms are one class.
+    pub fn classes(&self) -> Vec<Class> {
+        let mut out: Vec<Class> = Vec::new();
         for e in &self.entries {
-            match out.iter_mut().find(|(role, ..)| *role == e.role) {
-                Some(sum) => sum.2 += e.bytes(),
-                None => out.push((e.role, e.format, e.bytes())),
-            }
+            let role = e.role.is_matrix().then_some(e.role);
+            let at = out.iter().position(|c| c.role == role && c.target == e.target).unwrap_or_else(|| {
+                out.push(Class { role, target: e.target, tensors: 0, codes: 0, scales: 0 });
+                out.len() - 1
+            });
+            out[at].tensors += 1;
+            out[at].codes += e.parts[0].bytes;
+            out[at].scales += e.parts[1..].iter().map(|p| p.bytes).sum::<u64>();
         }
+        // Norms last; several formats of one role together, the largest code first.
+        out.sort_by_key(|c| (c.role.is_none(), c.role, std::cmp::Reverse((c.codes + c.scales) / c.tensors as u64)));
         out
     }
 
@@ -126,7 +143,7 @@ impl Layout {
         map.insert("__metadata__".into(), json!({"format": "pt"}));
         let mut at = 0;
         for part in self.entries.iter().filter(|e| e.shard == shard).flat_map(|e| &e.parts) {
-            let entry = json!({"dtype": part.dtype, "shape": part.shape, "data_offsets": [at, at + part.bytes]});
+            let entry = json!({"dtype": part.dtype.to_string(), "shape": part.shape, "data_offsets": [at, at + part.bytes]});
             map.insert(part.name.clone(), entry);
             at += part.bytes;
         }
@@ -141,25 +158,50 @@ impl Layout {
         (self.shards > 1).then(|| json!({"metadata": {"total_size": self.bytes()}, "weight_map": files.collect::<Map<_, _>>()}))
     }
 
-    /// The packed matrices' formats, as `config.json` lists them.
+    /// The packed tensors' formats, as `config.json` lists them.
     pub fn formats(&self) -> BTreeMap<String, Format> {
-        self.entries
-            .iter()
-            .filter_map(|e| Some((e.name.clone(), e.format.filter(|f| f.code.is_integer() || f.hadamard)?)))
-            .collect()
+        let packed = |e: &Entry| match e.target {
+            Target::Format(format) if e.target.is_packed() => Some((e.name.clone(), format)),
+            _ => None,
+        };
+        self.entries.iter().filter_map(packed).collect()
     }
 }
 
-/// The tensors of one matrix. Plain floats keep the source's name and need no packing.
-fn packed(name: &str, format: Format, rows: usize, cols: usize) -> Vec<Part> {
-    if !format.code.is_integer() && !format.hadamard {
-        let (dtype, width) = if format == Format::F32 { ("F32", 4) } else { ("BF16", 2) };
-        return vec![Part::new(name.into(), dtype, vec![rows, cols], width)];
+/// Tensors of one role that become the same.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Class {
+    /// `None`: norms.
+    pub role: Option<Role>,
+    pub target: Target,
+    pub tensors: usize,
+    pub codes: u64,
+    pub scales: u64,
+}
+
+/// The tensors of one entry. Plain floats keep the source's name and need no packing.
+fn parts(name: &str, role: Role, target: Target, rows: usize, cols: usize) -> Result<Vec<Part>> {
+    let plain = |dtype| {
+        let shape = if role.is_matrix() { vec![rows, cols] } else { vec![cols] };
+        vec![Part::new(name.into(), dtype, shape)]
+    };
+    let format = match target {
+        Target::AsIs(dtype) => return Ok(plain(dtype)),
+        Target::Format(Format::F32) => return Ok(plain(Dtype::F32)),
+        Target::Format(Format::BF16) => return Ok(plain(Dtype::Bf16)),
+        Target::Format(format) => format,
+    };
+    if !role.is_matrix() && format != Format::I8_ROW {
+        let what = format!("{name} is a vector, which cannot be stored as {format}");
+        return Err(Fault::model(what).help("norms may be as-is, f32, bf16 or i8-row").into());
     }
-    let mut out = vec![Part::new(artifact::codes_name(name), "U8", vec![rows, format.row_bytes(cols)], 1)];
+    format.check_cols(cols).with_context(|| {
+        Fault::model(format!("{name} has {cols} columns, which {format} cannot cut")).help("choose another format")
+    })?;
+    let mut out = vec![Part::new(artifact::codes_name(name), Dtype::U8, vec![rows, format.row_bytes(cols)])];
     match format.groups(cols) {
         0 => {}
-        groups => out.push(Part::new(artifact::scales_name(name), "F16", vec![rows, groups], 2)),
+        groups => out.push(Part::new(artifact::scales_name(name), Dtype::F16, vec![rows, groups])),
     }
-    out
+    Ok(out)
 }

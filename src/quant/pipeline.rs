@@ -1,207 +1,357 @@
-//! The conversion itself: rows in, codes and scales out, one tensor after the other.
+//! The conversion itself: rows in, codes and scales out, one tensor after the other, each noted in the journal.
 
-use super::staging::{Staging, check_destination};
-use super::{Entry, Layout, Options, Progress, Recipe, Report, TensorReport};
-use crate::checkpoint::{TensorView, artifact};
-use crate::error::Fault;
+use super::allocate::prior;
+use super::journal::{Done, Header, Journal, count, places};
+use super::layout::{Entry, Target};
+use super::plan::{Plan, TILE_ROWS};
+use super::report::{FILE, Report, TensorReport, digits};
+use super::solver::{Nearest, Solver};
+use super::source::Reader;
+use super::staging::{Growing, Staging, check_destination, check_space, partial_of};
+use super::{Options, Recipe, hex};
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::error::{Fault, Kind as FaultKind, fault_of};
 use crate::gemma::Weights;
-use crate::tensor::quantize::quantize as quantize_rows;
+use crate::tensor::quantize::quantize as nearest;
 use crate::tensor::{Format, Matrix};
 use anyhow::{Context, Result};
 use half::f16;
 use sha2::{Digest, Sha256};
-use std::io::Write;
+use std::fs::File;
+use std::io::Read;
 use std::ops::Range;
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
-/// Weights quantised at once: bounds the memory to some tens of megabytes.
-const CHUNK: usize = 4 << 20;
+/// Bytes after which a finished tensor is made durable; norms wait for the next matrix.
+const SYNC_BYTES: u64 = 1 << 20;
 
-/// Files that travel with a model, copied where the source has them.
-const SIDE_FILES: &[&str] = &[
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "generation_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-];
+/// Told after each chunk of rows.
+#[derive(Clone, Debug)]
+pub struct Progress<'a> {
+    pub tensor: &'a str,
+    pub done: u64,
+    /// Weights in all.
+    pub total: u64,
+}
+
+type Tell<'a> = &'a mut dyn FnMut(Progress<'_>) -> Result<()>;
+
+/// What an earlier run left of a destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfinished {
+    pub path: PathBuf,
+    /// Tensors.
+    pub done: usize,
+}
+
+/// Looks whether an earlier run was ended before `dst` was complete, and how far it came.
+pub fn unfinished(dst: &Path) -> Option<Unfinished> {
+    let path = partial_of(dst);
+    let done = count(&path.join("journal"));
+    (done > 0).then_some(Unfinished { path, done })
+}
+
+/// Plans and runs a conversion without data: every weight to the nearest code.
+pub fn quantize(source: &Weights, dst: &Path, recipe: &Recipe, options: &Options, tell: Tell<'_>) -> Result<Report> {
+    let mut solver = Nearest { threads: options.threads };
+    let n_layers = source.config().n_layers;
+    let plan = Plan::new(source, recipe, options, &solver, &|role, layer| prior(role, layer, n_layers))?;
+    run(source, dst, &plan, options, &mut solver, tell)
+}
 
 /// Converts `source` into the directory `dst`, which must not exist or be empty.
 ///
-/// The same source and recipe give the same bytes, whatever the options. On any error, one from `progress` included, nothing
-/// is left behind.
-pub fn quantize(
+/// The same source, plan and solver give the same bytes, whatever the options and however often the run was ended and begun
+/// again. After an error, one from `tell` included, the finished tensors are kept for the next run, unless the source is at fault.
+pub fn run(
     source: &Weights,
     dst: &Path,
-    recipe: &Recipe,
+    plan: &Plan,
     options: &Options,
-    progress: &mut dyn FnMut(Progress<'_>) -> Result<()>,
+    solver: &mut dyn Solver,
+    tell: Tell<'_>,
 ) -> Result<Report> {
     let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
-    if !checkpoint.formats().is_empty() {
-        let what = format!("{} is quantised already", checkpoint.name());
-        return Err(Fault::model(what).help("start from the original checkpoint: a second rounding only adds error").into());
-    }
-    let layout = Layout::new(source, recipe, options.shard_bytes)?;
-    check_destination(dst, layout.bytes())?;
-    let staging = Staging::new(dst)?;
-    let mut run = Run { threads: options.threads, done: 0, total: layout.parameters(), hash: Sha256::new(), progress };
-    let mut tensors = Vec::new();
-    for shard in 0..layout.shards {
-        let mut file = staging.create(&layout.file(shard))?;
-        file.write_all(&layout.header(shard)?)?;
-        for entry in layout.entries.iter().filter(|e| e.shard == shard) {
-            let view = checkpoint.tensor(&entry.name).with_context(|| format!("{} went missing", entry.name))?;
-            tensors.push(match entry.format {
-                Some(format) => run.matrix(entry, format, view, &mut file)?,
-                None => {
-                    run.hash.update(view.data);
-                    let values = source.vector(entry.role, entry.layer)?;
-                    run.plain(entry, &values, &mut file)?
-                }
-            });
+    check_source(checkpoint, plan, options)?;
+    check_destination(dst)?;
+    let staging = Staging::open(dst)?;
+    let header = Header::new(checkpoint, plan, options)?;
+    let (journal, done) = Journal::open(&staging.journal(), &header, &plan.layout, options.restart)?;
+    let mut run = Run { source, plan, options, solver, tell, staging: &staging, journal, weights: 0, unsynced: 0 };
+    match run.all(&header, done, dst) {
+        Ok(report) => {
+            if Header::new(checkpoint, plan, options)? != header {
+                staging.discard();
+                let fault = Fault::model(format!("{} changed while it was read", checkpoint.name()));
+                return Err(fault.help("leave the source alone, and run the command again").into());
+            }
+            staging.publish(dst)?;
+            Ok(report)
         }
-        file.finish()?;
+        Err(error) => {
+            let source_is_bad = fault_of(&error).is_some_and(|f| f.kind == FaultKind::Model);
+            if source_is_bad || count(&staging.journal()) == 0 {
+                staging.discard();
+            }
+            Err(error)
+        }
     }
-    let report = Report {
-        version: env!("CARGO_PKG_VERSION").into(),
-        source_sha256: hex(run.hash),
-        linear: recipe.linear.to_string(),
-        embedding: recipe.embedding.to_string(),
-        parameters: layout.parameters(),
-        bytes: layout.bytes(),
-        bits_per_weight: 8.0 * layout.bytes() as f64 / layout.parameters() as f64,
-        tensors,
+}
+
+/// Refuses to round what is rounded already; packed weights that keep their format lose nothing.
+fn check_source(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> Result<()> {
+    let again = |e: &&Entry| match checkpoint.lookup(&e.name).map(|s| s.kind) {
+        Some(Kind::Packed(format)) => e.target != Target::Format(format),
+        _ => false,
     };
-    if let Some(index) = layout.index() {
-        staging.write("model.safetensors.index.json", &pretty(&index)?)?;
-    }
-    staging.write("config.json", &pretty(&artifact::with_formats(checkpoint.config(), &layout.formats()))?)?;
-    staging.write("quant-report.json", &pretty(&serde_json::to_value(&report)?)?)?;
-    for name in SIDE_FILES {
-        if let Some(bytes) = checkpoint.side_file(name)? {
-            staging.write(name, &bytes)?;
+    match plan.layout.entries.iter().find(again) {
+        Some(entry) if !options.requantize => {
+            let what = format!("{} is quantised already: `{}` would be rounded once more", checkpoint.name(), entry.name);
+            let help = "start from the original checkpoint; if there is none, --allow-requantize adds error to error";
+            Err(Fault::model(what).help(help).into())
         }
+        _ => Ok(()),
     }
-    staging.publish(dst)?;
-    Ok(report)
-}
-
-fn pretty(value: &serde_json::Value) -> Result<Vec<u8>> {
-    let mut text = serde_json::to_vec_pretty(value)?;
-    text.push(b'\n');
-    Ok(text)
-}
-
-fn hex(hash: Sha256) -> String {
-    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// What goes on from tensor to tensor.
 struct Run<'a> {
-    threads: usize,
-    /// Weights converted, of `total`.
-    done: u64,
-    total: u64,
-    /// Of the source.
-    hash: Sha256,
-    progress: &'a mut dyn FnMut(Progress<'_>) -> Result<()>,
+    source: &'a Weights,
+    plan: &'a Plan,
+    options: &'a Options,
+    solver: &'a mut dyn Solver,
+    tell: Tell<'a>,
+    staging: &'a Staging,
+    journal: Journal,
+    /// Converted so far.
+    weights: u64,
+    /// Bytes written since the last time all was made durable.
+    unsynced: u64,
 }
 
 impl Run<'_> {
-    fn advance(&mut self, tensor: &str, weights: usize) -> Result<()> {
-        self.done += weights as u64;
-        (self.progress)(Progress { tensor, done: self.done, total: self.total })
-    }
-
-    fn plain(&mut self, entry: &Entry, values: &[f32], file: &mut dyn Write) -> Result<TensorReport> {
-        let bytes: &[u8] = bytemuck::cast_slice(values);
-        file.write_all(bytes)?;
-        self.advance(&entry.name, values.len())?;
-        Ok(report(entry, 0.0, hex(Sha256::new_with_prefix(bytes))))
-    }
-
-    /// Codes as they come, then the scales.
-    fn matrix(&mut self, entry: &Entry, format: Format, view: TensorView<'_>, file: &mut dyn Write) -> Result<TensorReport> {
+    fn all(&mut self, header: &Header, found: Vec<Done>, dst: &Path) -> Result<Report> {
+        let mut done = Vec::with_capacity(self.plan.layout.entries.len());
+        let claimed = found.len();
+        for (line, (entry, offset)) in found.into_iter().zip(places(&self.plan.layout)) {
+            if !self.resume(&line, entry, offset)? {
+                break;
+            }
+            done.push(line);
+        }
+        if done.len() < claimed {
+            self.journal.keep(header, &done)?;
+        }
+        if done.is_empty() {
+            self.staging.empty()?;
+        }
+        let have: u64 = done.iter().map(|d| d.bytes).sum();
+        check_space(dst, self.plan.total_bytes.saturating_sub(have))?;
+        for shard in 0..self.plan.layout.shards {
+            self.shard(shard, &mut done)?;
+        }
+        self.journal.sync()?;
+        let checkpoint = self.source.checkpoint().context("files went missing")?;
         let mut hash = Sha256::new();
-        let mut put = |bytes: &[u8]| {
+        done.iter().for_each(|d| hash.update(&d.source_sha256));
+        let tensors = self.plan.layout.entries.iter().zip(&done);
+        let tensors = tensors.map(|(e, d)| TensorReport::new(e, d.relative_error, d.sha256.clone())).collect();
+        let report = Report::new(self.plan, tensors, hex(&hash.finalize()));
+        for (name, bytes) in self.plan.made_files(self.source)? {
+            self.staging.write(name, &bytes)?;
+        }
+        self.staging.write(FILE, &report.to_file(self.plan)?)?;
+        for (name, _) in &self.plan.side_files {
+            let bytes = checkpoint.side_file(name)?.with_context(|| format!("{name} went missing"))?;
+            self.staging.write(name, &bytes)?;
+        }
+        Ok(report)
+    }
+
+    /// Writes what a shard still lacks.
+    fn shard(&mut self, shard: usize, done: &mut Vec<Done>) -> Result<()> {
+        let plan = self.plan;
+        let header = plan.layout.header(shard)?;
+        let entries = || places(&plan.layout).enumerate().filter(|(_, (e, _))| e.shard == shard);
+        let missing: Vec<_> = entries().filter(|(i, _)| *i >= done.len()).map(|(_, place)| place).collect();
+        let Some(&(_, keep)) = missing.first() else { return Ok(()) };
+        let path = self.staging.files().join(plan.layout.file(shard));
+        let mut file = Growing::open(&path, if keep == 0 { 0 } else { header.len() as u64 + keep })?;
+        if keep == 0 {
+            file.write_all(&header)?;
+        }
+        for (entry, offset) in missing {
+            file.begin(&entry.name);
+            let (sha256, source_sha256, relative_error) = self.tensor(entry, &mut file)?;
+            let (tensor, format, bytes) = (entry.name.clone(), entry.target.to_string(), entry.bytes());
+            let line = Done { tensor, format, offset, bytes, sha256, source_sha256, relative_error };
+            self.unsynced += bytes;
+            let durable = self.unsynced >= SYNC_BYTES;
+            // The journal may only tell what is written.
+            if durable { file.sync() } else { file.flush() }?;
+            self.journal.push(&line)?;
+            if durable {
+                self.journal.sync()?;
+                self.unsynced = 0;
+            }
+            done.push(line);
+            self.layer_done(entry)?;
+        }
+        file.sync()
+    }
+
+    /// Tells the solver where a layer ends.
+    fn layer_done(&mut self, entry: &Entry) -> Result<()> {
+        match crate::gemma::Role::LAYER.last() == Some(&entry.role) {
+            true => self.solver.layer_done(entry.layer),
+            false => Ok(()),
+        }
+    }
+
+    fn advance(&mut self, tensor: &str, weights: usize) -> Result<()> {
+        self.weights += weights as u64;
+        (self.tell)(Progress { tensor, done: self.weights, total: self.plan.layout.parameters() })
+    }
+
+    /// Whether a finished tensor lies where it should, byte for byte.
+    fn resume(&mut self, line: &Done, entry: &Entry, offset: u64) -> Result<bool> {
+        let layout = &self.plan.layout;
+        let header = layout.header(entry.shard)?;
+        let path = self.staging.files().join(layout.file(entry.shard));
+        let Ok(mut file) = File::open(&path) else { return Ok(false) };
+        let mut start = vec![0; header.len()];
+        if file.read_exact(&mut start).is_err() || start != header {
+            return Ok(false);
+        }
+        let whole = self.solver.wants_whole(entry) && entry.role.is_matrix();
+        let mut bytes = vec![0; if whole { entry.bytes() as usize } else { (entry.bytes() as usize).min(1 << 20) }];
+        let (mut hash, mut at) = (Sha256::new(), 0);
+        while at < entry.bytes() {
+            let n = bytes.len().min((entry.bytes() - at) as usize);
+            if file.read_exact_at(&mut bytes[..n], header.len() as u64 + offset + at).is_err() {
+                return Ok(false);
+            }
+            hash.update(&bytes[..n]);
+            at += n as u64;
+        }
+        if hex(&hash.finalize()) != line.sha256 {
+            return Ok(false);
+        }
+        if let (true, Target::Format(format)) = (whole, entry.target) {
+            let (codes, scales) = bytes.split_at(entry.parts[0].bytes as usize);
+            let scales: Vec<f16> = scales.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect();
+            self.solver.resumed(entry, &Matrix::new(format, entry.rows, entry.cols, codes, scales)?)?;
+        }
+        self.layer_done(entry)?;
+        self.advance(&entry.name, entry.rows * entry.cols)?;
+        Ok(true)
+    }
+
+    /// One tensor to the end of its file: SHA-256 of what was written and of its source, and the relative error.
+    fn tensor(&mut self, entry: &Entry, file: &mut Growing) -> Result<(String, String, f64)> {
+        let reader = Reader::open(self.source, entry)?;
+        match (entry.target, &reader) {
+            (Target::AsIs(_), _) => self.copy(entry, &reader, file),
+            (Target::Format(format), Reader::Packed { matrix, .. }) if matrix.format == format => {
+                self.repeat(entry, matrix, file)
+            }
+            (Target::Format(format), _) => self.convert(entry, format, &reader, file),
+        }
+    }
+
+    /// Bytes as the source has them.
+    fn copy(&mut self, entry: &Entry, reader: &Reader<'_>, file: &mut Growing) -> Result<(String, String, f64)> {
+        let mut hash = Sha256::new();
+        reader.pieces(0..entry.rows, &mut |bytes, values| {
             hash.update(bytes);
-            file.write_all(bytes)
-        };
+            file.write_all(bytes)?;
+            self.advance(&entry.name, values.len())
+        })?;
+        let hash = hex(&hash.finalize());
+        Ok((hash.clone(), hash, 0.0))
+    }
+
+    /// Codes and scales as the source has them.
+    fn repeat(&mut self, entry: &Entry, matrix: &Matrix<'_>, file: &mut Growing) -> Result<(String, String, f64)> {
+        let mut hash = Sha256::new();
+        for bytes in [&matrix.codes[..], bytemuck::cast_slice(&matrix.scales)] {
+            hash.update(bytes);
+            file.write_all(bytes)?;
+        }
+        self.advance(&entry.name, entry.rows * entry.cols)?;
+        let hash = hex(&hash.finalize());
+        Ok((hash.clone(), hash, 0.0))
+    }
+
+    /// Codes as they come, then the scales. While a chunk is converted, the next one is read.
+    fn convert(
+        &mut self,
+        entry: &Entry,
+        format: Format,
+        reader: &Reader<'_>,
+        file: &mut Growing,
+    ) -> Result<(String, String, f64)> {
+        let (mut hash, mut source_hash) = (Sha256::new(), Sha256::new());
         let mut scales: Vec<f16> = Vec::new();
         let (mut error, mut power) = (0.0, 0.0);
-        let step = (CHUNK / entry.cols).max(1);
+        let vector = !entry.role.is_matrix();
+        let step = match self.solver.wants_whole(entry) {
+            true => entry.rows,
+            false => (self.plan.chunk / entry.cols / TILE_ROWS * TILE_ROWS).max(TILE_ROWS),
+        };
+        let chunk = |start: usize| start..(start + step).min(entry.rows);
+        let mut values = reader.rows(chunk(0), &mut source_hash)?;
         for start in (0..entry.rows).step_by(step) {
-            let rows = start..(start + step).min(entry.rows);
-            let n = rows.len();
-            for part in self.chunk(entry, format, view, rows)? {
-                put(&part.matrix.codes)?;
-                scales.extend_from_slice(&part.matrix.scales);
-                // Row by row: the sum must not depend on the number of threads.
-                for (e, p) in part.errors {
-                    error += e;
-                    power += p;
-                }
+            let (rows, next) = (chunk(start), chunk(start + step));
+            let (matrix, ahead) = std::thread::scope(|scope| {
+                let source_hash = &mut source_hash;
+                let ahead = (!next.is_empty()).then(|| scope.spawn(move || reader.rows(next, source_hash)));
+                let matrix = match vector {
+                    true => nearest(format, rows.len(), entry.cols, &values),
+                    false => self.solver.matrix(entry, format, rows.clone(), &values),
+                };
+                (matrix, ahead.map(|a| a.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
+            });
+            let matrix = matrix?;
+            // Row by row: the sum must not depend on the number of threads.
+            for (e, p) in errors(&matrix, &values, self.options.threads) {
+                error += e;
+                power += p;
             }
-            self.advance(&entry.name, n * entry.cols)?;
+            hash.update(&matrix.codes);
+            file.write_all(&matrix.codes)?;
+            scales.extend_from_slice(&matrix.scales);
+            self.advance(&entry.name, values.len())?;
+            values = ahead.transpose()?.unwrap_or_default();
         }
-        put(bytemuck::cast_slice(&scales))?;
-        Ok(report(entry, if power > 0.0 { f64::sqrt(error / power) } else { 0.0 }, hex(hash)))
-    }
-
-    /// Some rows, cut evenly among threads; this thread hashes the source meanwhile.
-    fn chunk(&mut self, entry: &Entry, format: Format, view: TensorView<'_>, rows: Range<usize>) -> Result<Vec<Quantised>> {
-        let (n, threads) = (rows.len(), self.threads.clamp(1, rows.len()));
-        let row_bytes = entry.cols * view.dtype.bytes();
-        std::thread::scope(|scope| {
-            let start = |t: usize| rows.start + t * n / threads;
-            let spawn = |t| scope.spawn(move || convert(entry, format, view, start(t)..start(t + 1)));
-            let handles: Vec<_> = (0..threads).map(spawn).collect();
-            self.hash.update(&view.data[rows.start * row_bytes..rows.end * row_bytes]);
-            handles.into_iter().map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-        })
+        let scales: &[u8] = bytemuck::cast_slice(&scales);
+        hash.update(scales);
+        file.write_all(scales)?;
+        let relative = if power > 0.0 { digits(f64::sqrt(error / power), 6) } else { 0.0 };
+        Ok((hex(&hash.finalize()), hex(&source_hash.finalize()), relative))
     }
 }
 
-fn report(entry: &Entry, relative_error: f64, sha256: String) -> TensorReport {
-    TensorReport {
-        name: entry.name.clone(),
-        format: entry.format.map_or("f32".into(), |f| f.to_string()),
-        shape: if entry.format.is_some() { vec![entry.rows, entry.cols] } else { vec![entry.cols] },
-        bytes: entry.bytes(),
-        bits_per_weight: 8.0 * entry.bytes() as f64 / (entry.rows * entry.cols) as f64,
-        relative_error,
-        sha256,
-    }
-}
-
-/// Converted rows, and for each its squared error and the squares it came from.
-struct Quantised {
-    matrix: Matrix<'static>,
-    errors: Vec<(f64, f64)>,
-}
-
-fn convert(entry: &Entry, format: Format, view: TensorView<'_>, rows: Range<usize>) -> Result<Quantised> {
-    let cols = entry.cols;
-    let mut values = Vec::with_capacity(rows.len() * cols);
-    view.read_f32(rows.start * cols..rows.end * cols, &mut values)?;
-    if let Some(at) = values.iter().position(|v| !v.is_finite()) {
-        let (row, value) = (rows.start + at / cols, values[at]);
-        return Err(Fault::model(format!("tensor `{}` holds {value} in row {row}", entry.name))
-            .help("the source is damaged or was merged badly: fetch or make it again")
-            .into());
-    }
-    let matrix = quantize_rows(format, rows.len(), cols, &values)?;
-    let mut decoded = vec![0f32; cols];
-    let error = |(row, source): (usize, &[f32])| {
-        matrix.dequantize_row(row, &mut decoded);
+/// For each row its squared error and the squares that it came from.
+fn errors(matrix: &Matrix<'_>, values: &[f32], threads: usize) -> Vec<(f64, f64)> {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    let of = |rows: Range<usize>| -> Vec<(f64, f64)> {
+        let mut decoded = vec![0f32; cols];
         let square = |v: f64| v * v;
-        let error = source.iter().zip(&decoded).map(|(s, d)| square((s - d) as f64)).sum();
-        (error, source.iter().map(|s| square(*s as f64)).sum())
+        rows.map(|row| {
+            let source = &values[row * cols..][..cols];
+            matrix.dequantize_row(row, &mut decoded);
+            let error = source.iter().zip(&decoded).map(|(s, d)| square((s - d) as f64)).sum();
+            (error, source.iter().map(|s| square(*s as f64)).sum())
+        })
+        .collect()
     };
-    let errors = values.chunks_exact(cols).enumerate().map(error).collect();
-    Ok(Quantised { matrix, errors })
+    let each = rows.div_ceil(threads.max(1)).max(1);
+    std::thread::scope(|scope| {
+        let of = &of;
+        let spawn = |start| scope.spawn(move || of(start..(start + each).min(rows)));
+        let handles: Vec<_> = (0..rows).step_by(each).map(spawn).collect();
+        handles.into_iter().flat_map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
 }

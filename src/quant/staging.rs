@@ -1,13 +1,16 @@
-//! The destination of a conversion: complete or not there at all.
+//! The destination of a conversion: complete or not there at all. Until then all lies in `.DST.partial` beside it, which one
+//! process at a time may use: `files/` becomes DST, `journal` says what is in them, `lock` is locked.
 
 use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Refuses a destination that holds something, or whose disk has no room for `bytes` and the files beside them.
-pub fn check_destination(dst: &Path, bytes: u64) -> Result<()> {
+/// Refuses a destination that holds something or cannot be made.
+pub fn check_destination(dst: &Path) -> Result<()> {
     let shown = dst.display();
     if dst.symlink_metadata().is_ok() && !(dst.is_dir() && !dst.is_symlink() && fs::read_dir(dst)?.next().is_none()) {
         return Err(Fault::usage(format!("{shown} exists and is not an empty directory"))
@@ -21,7 +24,12 @@ pub fn check_destination(dst: &Path, bytes: u64) -> Result<()> {
     if !parent.is_dir() {
         return Err(Fault::usage(format!("{} is not a directory", parent.display())).help("create it first").into());
     }
-    let needed = bytes + (64 << 20);
+    Ok(())
+}
+
+/// Refuses a disk that has no room for `bytes` more.
+pub fn check_space(dst: &Path, bytes: u64) -> Result<()> {
+    let (parent, needed) = (parent_of(dst), bytes + (16 << 20));
     match free_bytes(&parent) {
         Some(free) if free < needed => {
             let gb = |b: u64| b as f64 / 1e9;
@@ -46,89 +54,127 @@ fn free_bytes(dir: &Path) -> Option<u64> {
     (unsafe { libc::statvfs(path.as_ptr(), &mut stat) } == 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// The directory beside the destination where files grow; removed unless published.
+/// The directory beside `dst` where its files grow.
+pub fn partial_of(dst: &Path) -> PathBuf {
+    let name = dst.file_name().unwrap_or_default().to_string_lossy();
+    dst.with_file_name(format!(".{name}.partial"))
+}
+
+/// The working directory, ours alone as long as this lives.
 pub struct Staging {
-    path: PathBuf,
-    published: bool,
+    root: PathBuf,
+    _lock: File,
 }
 
 impl Staging {
-    /// Makes the directory, and clears away what runs that were killed left of the same destination.
-    pub fn new(dst: &Path) -> Result<Self> {
-        let name = dst.file_name().context("the destination needs a name")?.to_string_lossy();
-        let parent = parent_of(dst);
-        for entry in fs::read_dir(&parent)?.flatten() {
-            let file = entry.file_name();
-            let pid = file.to_str().and_then(|f| f.strip_prefix(&format!(".{name}."))?.strip_suffix(".partial")?.parse().ok());
-            if pid.is_some_and(|pid| !is_running(pid)) {
-                fs::remove_dir_all(entry.path()).with_context(|| format!("removing {}", entry.path().display()))?;
-            }
+    /// Makes or reopens the directory; refused while another process uses it.
+    pub fn open(dst: &Path) -> Result<Staging> {
+        let root = partial_of(dst);
+        let failed = || format!("creating {}", root.display());
+        let busy = || {
+            let fault = Fault::usage(format!("another gemma quantize is at work on {}", dst.display()));
+            fault.help("wait for it, or choose another destination")
+        };
+        fs::create_dir_all(root.join("files")).with_context(failed)?;
+        let path = root.join("lock");
+        let lock = OpenOptions::new().write(true).create(true).truncate(false).open(&path).with_context(failed)?;
+        // SAFETY: a plain call on a descriptor that we hold.
+        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            return Err(match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::WouldBlock => busy().into(),
+                e => anyhow::Error::new(e).context(format!("locking {}", path.display())),
+            });
         }
-        let path = parent.join(format!(".{name}.{}.partial", std::process::id()));
-        fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
-        Ok(Staging { path, published: false })
+        // Whoever held it before may have finished and removed it between our two calls.
+        if fs::metadata(&path).map(|m| m.ino()).ok() != lock.metadata().map(|m| m.ino()).ok() {
+            return Err(busy().into());
+        }
+        Ok(Staging { root, _lock: lock })
     }
 
-    /// A new file in it.
-    pub fn create(&self, name: &str) -> Result<Growing> {
-        let path = self.path.join(name);
-        let file = File::create_new(&path).with_context(|| format!("creating {}", path.display()))?;
-        Ok(Growing { file: BufWriter::with_capacity(1 << 20, file), path })
+    /// Where the files of the result lie until it is complete.
+    pub fn files(&self) -> PathBuf {
+        self.root.join("files")
     }
 
-    /// A whole file in it.
+    pub fn journal(&self) -> PathBuf {
+        self.root.join("journal")
+    }
+
+    /// A whole file of the result.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let mut file = self.create(name)?;
+        let mut file = Growing::open(&self.files().join(name), 0)?;
         file.write_all(bytes)?;
-        file.finish()
+        file.sync()
     }
 
-    /// Renames it to its final name: from here on everything is there.
-    pub fn publish(mut self, dst: &Path) -> Result<()> {
+    /// Throws away what lies there.
+    pub fn empty(&self) -> Result<()> {
+        let files = self.files();
+        fs::remove_dir_all(&files).and_then(|()| fs::create_dir(&files)).with_context(|| format!("emptying {}", files.display()))
+    }
+
+    /// Moves the files to their final name: from here on everything is there.
+    pub fn publish(self, dst: &Path) -> Result<()> {
         let sync = |dir: &Path| File::open(dir).and_then(|d| d.sync_all()).with_context(|| format!("syncing {}", dir.display()));
-        sync(&self.path)?;
-        fs::rename(&self.path, dst).with_context(|| format!("moving {} to {}", self.path.display(), dst.display()))?;
-        self.published = true;
-        sync(&parent_of(dst))
+        let files = self.files();
+        sync(&files)?;
+        fs::rename(&files, dst).with_context(|| format!("moving {} to {}", files.display(), dst.display()))?;
+        sync(&parent_of(dst))?;
+        self.discard();
+        Ok(())
     }
-}
 
-impl Drop for Staging {
-    fn drop(&mut self) {
-        if !self.published {
-            // Already failing: the first error is the one to tell.
-            let _ = fs::remove_dir_all(&self.path);
-        }
+    /// Removes the directory.
+    pub fn discard(self) {
+        // The result does not depend on it, and a later run clears it away.
+        let _ = fs::remove_dir_all(&self.root);
     }
-}
-
-/// Whether a process of this id lives, whoever owns it.
-fn is_running(pid: i32) -> bool {
-    // SAFETY: signal 0 only asks.
-    pid > 0 && (unsafe { libc::kill(pid, 0) } == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH))
 }
 
 /// A file being written.
 pub struct Growing {
     file: BufWriter<File>,
     path: PathBuf,
+    /// What errors say is being written.
+    label: String,
 }
 
 impl Growing {
+    /// Opens or makes a file, cut to its first `keep` bytes.
+    pub fn open(path: &Path, keep: u64) -> Result<Growing> {
+        let open = || {
+            let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+            file.set_len(keep)?;
+            file.seek(SeekFrom::Start(keep))?;
+            Ok::<_, io::Error>(file)
+        };
+        let file = open().with_context(|| format!("cannot open {}", path.display()))?;
+        Ok(Growing { file: BufWriter::with_capacity(1 << 20, file), path: path.to_owned(), label: "the file".into() })
+    }
+
+    /// From here on a tensor of this name is written.
+    pub fn begin(&mut self, tensor: &str) {
+        self.label = format!("tensor `{tensor}`");
+    }
+
+    pub fn write_all(&mut self, bytes: &[u8]) -> Result<()> {
+        let written = self.file.write_all(bytes);
+        self.check(written)
+    }
+
+    pub fn flush(&mut self) -> Result<()> {
+        let flushed = self.file.flush();
+        self.check(flushed)
+    }
+
     /// Flushes and makes it durable: a full disk may only show here.
-    pub fn finish(self) -> Result<()> {
-        let path = self.path;
-        let sync = self.file.into_inner().map_err(|e| e.into_error()).and_then(|f| f.sync_all());
-        sync.with_context(|| format!("writing {}", path.display()))
-    }
-}
-
-impl Write for Growing {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes).map_err(|e| io::Error::new(e.kind(), format!("writing {}: {e}", self.path.display())))
+    pub fn sync(&mut self) -> Result<()> {
+        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
+        self.check(synced)
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+    fn check(&self, result: io::Result<()>) -> Result<()> {
+        result.with_context(|| format!("cannot write {} to {}", self.label, self.path.display()))
     }
 }

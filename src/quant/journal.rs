@@ -1,0 +1,193 @@
+//! What an unfinished run has done, so that the next one goes on from there: a line of JSON per finished tensor.
+
+use super::layout::{Entry, Layout};
+use super::plan::Plan;
+use super::{Options, SIDE_FILES};
+use crate::checkpoint::Checkpoint;
+use crate::error::Fault;
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// Whatever the bytes of the result depend on. A run continues another only if this is the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    journal: u32,
+    version: String,
+    /// File, bytes, last change in ns since 1970.
+    source: Vec<(String, u64, i64)>,
+    recipe: String,
+    recipe_sha256: String,
+    solver: String,
+    /// Of every tensor's name, format and place.
+    layout_sha256: String,
+    shard_bytes: u64,
+}
+
+impl Header {
+    pub fn new(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> Result<Header> {
+        let mut hash = Sha256::new();
+        for shard in 0..plan.layout.shards {
+            hash.update(plan.layout.header(shard)?);
+        }
+        for e in &plan.layout.entries {
+            hash.update(format!("{} {}\n", e.name, e.target));
+        }
+        let mut source = Vec::new();
+        let weights = checkpoint.weight_files().iter().map(String::as_str);
+        for file in weights.chain(["config.json"]).chain(SIDE_FILES.iter().copied()) {
+            if let Some((bytes, changed)) = checkpoint.stamp(file)? {
+                source.push((file.to_owned(), bytes, changed));
+            }
+        }
+        Ok(Header {
+            journal: 1,
+            version: env!("CARGO_PKG_VERSION").into(),
+            source,
+            recipe: plan.recipe.clone(),
+            recipe_sha256: plan.recipe_sha256.clone(),
+            solver: plan.solver.clone(),
+            layout_sha256: super::hex(&hash.finalize()),
+            shard_bytes: options.shard_bytes,
+        })
+    }
+
+    /// The first thing in which another run's header differs, in words.
+    fn difference(&self, other: &Header) -> String {
+        if self.version != other.version {
+            return format!("by version {} of this program", other.version);
+        }
+        for file in &other.source {
+            match self.source.iter().find(|f| f.0 == file.0) {
+                None => return format!("when the source still had {}", file.0),
+                Some(now) if now != file => return format!("before {} changed", file.0),
+                Some(_) => {}
+            }
+        }
+        if self.source.len() > other.source.len() {
+            return "from a source with fewer files".into();
+        }
+        if (&self.recipe, &self.recipe_sha256) != (&other.recipe, &other.recipe_sha256) {
+            return format!("with recipe {}", other.recipe);
+        }
+        if self.solver != other.solver {
+            return format!("with the method {}", other.solver);
+        }
+        "with other options".into()
+    }
+}
+
+/// A finished tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Done {
+    pub tensor: String,
+    pub format: String,
+    /// In the data of its file.
+    pub offset: u64,
+    pub bytes: u64,
+    pub sha256: String,
+    pub source_sha256: String,
+    pub relative_error: f64,
+}
+
+/// The open journal; lines go to the end.
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+}
+
+impl Journal {
+    /// Opens or begins the journal; the tensors that it says are done come with it, in the order of the layout.
+    ///
+    /// A journal of another run is refused, unless `restart` says to begin again.
+    pub fn open(path: &Path, header: &Header, layout: &Layout, restart: bool) -> Result<(Journal, Vec<Done>)> {
+        let failed = || format!("opening {}", path.display());
+        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).with_context(failed)?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).with_context(failed)?;
+        let mut journal = Journal { path: path.to_owned(), file };
+        let mut lines = text.split_inclusive(|b| *b == b'\n').filter(|l| l.ends_with(b"\n"));
+        let found = lines.next().map(|line| (line.len(), serde_json::from_slice::<Header>(line)));
+        let mut good = 0;
+        let mut done: Vec<Done> = Vec::new();
+        match found {
+            Some((length, Ok(found))) if !restart => {
+                if found != *header {
+                    let what = format!("{} was begun {}", shown(path), header.difference(&found));
+                    return Err(Fault::usage(what)
+                        .help("run it as it was begun to go on, or add --restart to throw away what is there")
+                        .into());
+                }
+                good = length;
+                let mut places = places(layout);
+                for line in lines {
+                    // Whatever does not fit was torn off or damaged: it is done again, with all behind it.
+                    let Ok(line_done) = serde_json::from_slice::<Done>(line) else { break };
+                    match places.next() {
+                        Some((e, offset))
+                            if e.name == line_done.tensor && (offset, e.bytes()) == (line_done.offset, line_done.bytes) => {}
+                        _ => break,
+                    }
+                    good += line.len();
+                    done.push(line_done);
+                }
+            }
+            _ => {}
+        }
+        journal.cut(good as u64)?;
+        if good == 0 {
+            journal.push(header)?;
+            journal.sync()?;
+        }
+        Ok((journal, done))
+    }
+
+    /// Keeps the header and the first `n` of these tensors.
+    pub fn keep(&mut self, header: &Header, done: &[Done]) -> Result<()> {
+        self.cut(0)?;
+        self.push(header)?;
+        done.iter().try_for_each(|d| self.push(d))?;
+        self.sync()
+    }
+
+    /// Adds a line.
+    pub fn push<T: Serialize>(&mut self, line: &T) -> Result<()> {
+        let mut text = serde_json::to_vec(line)?;
+        text.push(b'\n');
+        self.file.write_all(&text).with_context(|| format!("writing {}", self.path.display()))
+    }
+
+    pub fn sync(&mut self) -> Result<()> {
+        self.file.sync_data().with_context(|| format!("writing {}", self.path.display()))
+    }
+
+    fn cut(&mut self, length: u64) -> Result<()> {
+        let cut = self.file.set_len(length).and_then(|()| self.file.seek(SeekFrom::Start(length)));
+        cut.map(|_| ()).with_context(|| format!("writing {}", self.path.display()))
+    }
+}
+
+/// The directory that the journal lies in.
+fn shown(path: &Path) -> String {
+    path.parent().unwrap_or(path).display().to_string()
+}
+
+/// Each tensor with its place in its file's data.
+pub fn places(layout: &Layout) -> impl Iterator<Item = (&Entry, u64)> {
+    let (mut shard, mut at) = (0, 0);
+    layout.entries.iter().map(move |e| {
+        if e.shard != shard {
+            (shard, at) = (e.shard, 0);
+        }
+        at += e.bytes();
+        (e, at - e.bytes())
+    })
+}
+
+/// Lines of finished tensors in the journal at `path`.
+pub fn count(path: &Path) -> usize {
+    std::fs::read(path).map_or(0, |text| text.iter().filter(|b| **b == b'\n').count().saturating_sub(1))
+}

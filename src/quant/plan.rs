@@ -1,0 +1,251 @@
+//! What a run will write and need, to the byte, from headers alone.
+
+use super::allocate::{Candidate, KLD_PER_DISTORTION, Rate, allocate, distortion};
+use super::layout::{Layout, Target};
+use super::recipe::{Choice, Recipe};
+use super::report::{self, Report};
+use super::solver::Solver;
+use super::{Options, SIDE_FILES};
+use crate::checkpoint::{Kind, artifact, shards};
+use crate::error::{Fault, Kind as FaultKind};
+use crate::gemma::{Role, Weights};
+use crate::tensor::Format;
+use anyhow::{Context, Result};
+
+/// Tells how much a tensor matters, by role and layer; 1 is the average. See [`super::allocate::prior`].
+pub type Alpha<'a> = &'a dyn Fn(Role, usize) -> f64;
+
+/// A recipe applied to a model.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Of the recipe: name, SHA-256 of its text, the size it aims at.
+    pub recipe: String,
+    pub recipe_sha256: String,
+    pub target: Option<u64>,
+    /// See [`Solver::name`].
+    pub solver: String,
+    pub layout: Layout,
+    /// Mean divergence (nats) to expect by the planning rule.
+    pub predicted_kld: Option<f64>,
+    /// Files copied beside the weights, and their bytes.
+    pub side_files: Vec<(String, u64)>,
+    /// Bytes of everything that is written.
+    pub total_bytes: u64,
+    /// Most weights held at once as floats, where the solver does not ask for whole matrices.
+    pub chunk: usize,
+    /// Most memory to expect, in bytes.
+    pub memory: u64,
+}
+
+impl Plan {
+    /// Resolves the recipe for `source`, whose headers alone are read.
+    pub fn new(source: &Weights, recipe: &Recipe, options: &Options, solver: &dyn Solver, alpha: Alpha<'_>) -> Result<Plan> {
+        let roles = source.roles();
+        let choices = recipe.resolve(&roles)?;
+        let tensors: Vec<Tensor> = roles
+            .iter()
+            .zip(choices)
+            .map(|(&(role, layer), choice)| Tensor::new(source, role, layer, choice))
+            .collect::<Result<_>>()?;
+        let weights = importance(&roles, source, alpha);
+        let mut plan = Plan {
+            recipe: recipe.name().to_owned(),
+            recipe_sha256: recipe.sha256(),
+            target: recipe.target(),
+            solver: solver.name(),
+            layout: Layout { entries: Vec::new(), shards: 0 },
+            predicted_kld: None,
+            side_files: side_files(source)?,
+            total_bytes: 0,
+            chunk: 0,
+            memory: 0,
+        };
+        match recipe.target() {
+            None => plan.lay_out(source, &tensors, &weights, &mut std::iter::empty(), options)?,
+            Some(size) => plan.fit(source, &tensors, &weights, size, options)?,
+        }
+        (plan.chunk, plan.memory) = memory(&plan.layout, solver, options)?;
+        Ok(plan)
+    }
+
+    /// Finds the best formats whose whole artifact takes no more than `size` bytes.
+    fn fit(&mut self, source: &Weights, tensors: &[Tensor], weights: &[f64], size: u64, options: &Options) -> Result<()> {
+        let open: Vec<Candidate> = tensors
+            .iter()
+            .zip(weights)
+            .filter(|(t, _)| t.rates.len() > 1)
+            .map(|(t, weight)| Candidate { weight: *weight, options: t.rates.clone() })
+            .collect();
+        let smallest = |c: &Candidate| c.options.iter().min_by_key(|o| o.bytes).map(|o| o.format);
+        let formats: Vec<Format> = open.iter().filter_map(smallest).collect();
+        let bytes_of = |formats: &[Format]| -> u64 {
+            let bytes = |(c, f): (&Candidate, &Format)| c.options.iter().find(|o| o.format == *f).map_or(0, |o| o.bytes);
+            open.iter().zip(formats).map(bytes).sum()
+        };
+        self.lay_out(source, tensors, weights, &mut formats.iter().copied(), options)?;
+        if self.total_bytes > size {
+            let gb = |b: u64| b as f64 / 1e9;
+            let what =
+                format!("{:.3} GB cannot be reached: the smallest this recipe makes is {:.3} GB", gb(size), gb(self.total_bytes));
+            return Err(Fault::usage(what)
+                .help(format!("give --target-size {:.3}GB or more", (gb(self.total_bytes) * 1e3).ceil() / 1e3))
+                .into());
+        }
+        // Headers and reports grow by a few bytes with the formats' names, so the budget is corrected until all fits.
+        let mut budget = bytes_of(&formats) + (size - self.total_bytes);
+        while let Some(found) = allocate(&open, budget) {
+            self.lay_out(source, tensors, weights, &mut found.iter().copied(), options)?;
+            match self.total_bytes.checked_sub(size) {
+                None | Some(0) => return Ok(()),
+                Some(over) => budget = budget.saturating_sub(over),
+            }
+        }
+        Err(Fault::usage(format!("no choice of formats takes {size} bytes or less")).help("give a larger --target-size").into())
+    }
+
+    /// The layout with these formats for the open tensors, and what follows from it.
+    fn lay_out(
+        &mut self,
+        source: &Weights,
+        tensors: &[Tensor],
+        weights: &[f64],
+        chosen: &mut dyn Iterator<Item = Format>,
+        options: &Options,
+    ) -> Result<()> {
+        let mut targets = Vec::with_capacity(tensors.len());
+        let mut kld = 0.0;
+        for (tensor, weight) in tensors.iter().zip(weights) {
+            let target = match tensor.rates.len() {
+                0 | 1 => tensor.target,
+                _ => Target::Format(chosen.next().context("fewer formats than tensors")?),
+            };
+            if let Target::Format(format) = target {
+                kld += weight * distortion(format);
+            }
+            targets.push(target);
+        }
+        self.layout = Layout::new(source, &targets, options.shard_bytes)?;
+        self.predicted_kld = Some(report::digits(kld, 3));
+        self.total_bytes = self.count(source)?;
+        Ok(())
+    }
+
+    fn count(&self, source: &Weights) -> Result<u64> {
+        let mut total: u64 = self.side_files.iter().map(|(_, bytes)| bytes).sum();
+        for shard in 0..self.layout.shards {
+            total += self.layout.file_bytes(shard)?;
+        }
+        for (_, bytes) in self.made_files(source)? {
+            total += bytes.len() as u64;
+        }
+        Ok(total + Report::file_bytes(self)? as u64)
+    }
+
+    /// Small files that follow from the layout: the index and `config.json`.
+    pub fn made_files(&self, source: &Weights) -> Result<Vec<(&'static str, Vec<u8>)>> {
+        let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
+        let mut out = Vec::new();
+        if let Some(index) = self.layout.index() {
+            out.push((shards::INDEX, super::pretty(&index)?));
+        }
+        out.push(("config.json", super::pretty(&artifact::with_formats(checkpoint.config(), &self.layout.formats()))?));
+        Ok(out)
+    }
+
+    /// Bytes that every pass over the model reads: all matrices, the table only as the head.
+    pub fn pass_bytes(&self) -> u64 {
+        let own_head = self.layout.entries.iter().any(|e| e.role == Role::Head);
+        self.layout.entries.iter().filter(|e| !(own_head && e.role == Role::Embed)).map(|e| e.bytes()).sum()
+    }
+}
+
+/// A tensor with what its line leaves open.
+struct Tensor {
+    target: Target,
+    /// More than one where the line leaves a choice.
+    rates: Vec<Rate>,
+}
+
+impl Tensor {
+    fn new(source: &Weights, role: Role, layer: usize, choice: &Choice) -> Result<Tensor> {
+        let [rows, cols] = role.shape(source.config());
+        let name = || source.name(role, layer);
+        let formats = match choice {
+            Choice::One(format) => return Ok(Tensor { target: Target::Format(*format), rates: Vec::new() }),
+            Choice::AsIs => {
+                let stored = source.checkpoint().and_then(|c| c.lookup(&name()));
+                let target = match stored.map(|s| s.kind) {
+                    Some(Kind::Plain(dtype)) => Target::AsIs(dtype),
+                    Some(Kind::Packed(format)) => Target::Format(format),
+                    None => return Err(Fault::model(format!("{} went missing", name())).into()),
+                };
+                return Ok(Tensor { target, rates: Vec::new() });
+            }
+            Choice::Any(formats) => formats,
+        };
+        // Those that cut this width: small models are often too narrow for a Hadamard.
+        let fits = formats.iter().filter(|f| f.check_cols(cols).is_ok());
+        let rates: Vec<_> =
+            fits.map(|&format| Rate { format, bytes: format.bytes(rows, cols) as u64, distortion: distortion(format) }).collect();
+        let Some(first) = rates.first() else {
+            let what = format!("{} has {cols} columns, which no format of its line can cut", name());
+            return Err(Fault::model(what).help("use a recipe without +h128, such as int4").into());
+        };
+        Ok(Tensor { target: Target::Format(first.format), rates })
+    }
+}
+
+/// What a distortion of 1 costs for each tensor: its share of the layers' weights times its sensitivity, scaled so that equal
+/// distortions everywhere cost [`KLD_PER_DISTORTION`] times that. The table comes on top: it is no layer.
+fn importance(roles: &[(Role, usize)], source: &Weights, alpha: Alpha<'_>) -> Vec<f64> {
+    let weighed = |&(role, layer): &(Role, usize)| match role.is_matrix() {
+        true => role.shape(source.config()).iter().product::<usize>() as f64 * alpha(role, layer),
+        false => 0.0,
+    };
+    let layers: f64 = roles.iter().filter(|r| r.0.is_layer()).map(weighed).sum();
+    roles.iter().map(|r| KLD_PER_DISTORTION * weighed(r) / layers.max(1.0)).collect()
+}
+
+fn side_files(source: &Weights) -> Result<Vec<(String, u64)>> {
+    let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
+    let mut out = Vec::new();
+    for name in SIDE_FILES {
+        if let Some(bytes) = checkpoint.side_file(name)? {
+            out.push((name.to_string(), bytes.len() as u64));
+        }
+    }
+    Ok(out)
+}
+
+/// Weights of a chunk where memory is no matter, and the fewest rows of one: trellis codes come in tiles of 16.
+const CHUNK: usize = 4 << 20;
+const CHUNK_PER_THREAD: usize = 512 << 10;
+pub const TILE_ROWS: usize = 16;
+/// Bytes that one weight of a chunk takes: as f32, here and in the chunk read ahead, and its codes.
+const PER_WEIGHT: u64 = 12;
+/// The same where a matrix is held whole and nothing is read ahead.
+const PER_WHOLE_WEIGHT: u64 = 8;
+/// The program itself, headers and side files; and what a thread keeps.
+const BASE: u64 = 128 << 20;
+const PER_THREAD: u64 = 8 << 20;
+
+/// Weights per chunk and bytes in all under the limit.
+fn memory(layout: &Layout, solver: &dyn Solver, options: &Options) -> Result<(usize, u64)> {
+    let scales = |e: &super::Entry| e.parts[1..].iter().map(|p| p.bytes).sum::<u64>();
+    let fixed =
+        BASE + PER_THREAD * options.threads as u64 + layout.entries.iter().map(scales).max().unwrap_or(0) + solver.memory(layout);
+    let whole = layout.entries.iter().filter(|e| solver.wants_whole(e)).map(|e| e.rows * e.cols).max().unwrap_or(0);
+    let widest = layout.entries.iter().map(|e| e.cols).max().unwrap_or(1);
+    let peak = |chunk: usize| fixed + (PER_WEIGHT * chunk as u64).max(PER_WHOLE_WEIGHT * whole as u64);
+    let least = TILE_ROWS * widest;
+    let chunk = CHUNK.max(CHUNK_PER_THREAD * options.threads).max(least);
+    let Some(limit) = options.memory else { return Ok((chunk, peak(chunk))) };
+    if limit < peak(least) {
+        let what =
+            format!("{:.2} GB of memory are not enough: {:.2} GB are needed", limit as f64 / 1e9, peak(least) as f64 / 1e9);
+        let help = format!("give --mem-limit {:.2}GB or more, or fewer --threads", (peak(least) as f64 / 1e7).ceil() / 100.0);
+        return Err(Fault::new(FaultKind::Memory, what).help(help).into());
+    }
+    let chunk = chunk.min(((limit - fixed) / PER_WEIGHT) as usize);
+    Ok((chunk, peak(chunk)))
+}
