@@ -6,7 +6,7 @@ use common::{Dims, Form, TinyModel, write_model};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
 use gemma::gemma::{Role, Weights};
-use gemma::quant::{Nearest, Options, Plan, Progress, Recipe, quantize};
+use gemma::quant::{Nearest, Options, Plan, Progress, Recipe, quantize, verify};
 use gemma::tensor::Format;
 use gemma::tensor::quantize::quantize as round;
 use std::collections::BTreeMap;
@@ -187,4 +187,35 @@ fn refusals_leave_nothing_behind() {
     let (kind, what) = run(&dst, &dir.path().join("again"), "i4-g64");
     assert_eq!(kind, Kind::Model);
     assert!(what.contains("quantised already"), "{what}");
+}
+
+#[test]
+fn verify_finds_a_flipped_bit_and_names_its_tensor() {
+    let dir = tempfile::tempdir().unwrap();
+    let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
+    TinyModel::tiny(11).write(&src, Form::TextV4, Dtype::Bf16, 1);
+    for (linear, embedding) in [("i4-row+h128", "i8-row"), ("i2-g32", "i4-g64"), ("bf16", "f32")] {
+        let checked = Options { verify: true, ..options(2, u64::MAX) };
+        quantize(&open(&src), &dst, &recipe(linear, embedding), &checked, &mut silent).unwrap();
+        let verified = verify(&open(&dst), 2, &mut |_| Ok(())).unwrap();
+        assert_eq!((verified.tensors, verified.hashed), (54, 54));
+        assert!(verified.backends.len() >= 2, "{verified:?}");
+
+        let file = dst.join("model.safetensors");
+        let bytes = fs::read(&file).unwrap();
+        // The norm behind the last layer is the last tensor.
+        for (back, expected) in [(1, "`model.norm.weight`"), (128 * 2 + 1, "`model.layers.3.post_feedforward_layernorm.weight`")]
+        {
+            let mut bad = bytes.clone();
+            bad[bytes.len() - back] ^= 1;
+            fs::write(&file, bad).unwrap();
+            let error = verify(&open(&dst), 2, &mut |_| Ok(())).unwrap_err();
+            assert_eq!(fault_of(&error).unwrap().kind, Kind::Model);
+            assert!(format!("{error:#}").contains(expected), "{error:#}");
+        }
+        fs::write(&file, &bytes).unwrap();
+        fs::remove_file(dst.join("quant-report.json")).unwrap();
+        assert_eq!(verify(&open(&dst), 1, &mut |_| Ok(())).unwrap().hashed, 0);
+        fs::remove_dir_all(&dst).unwrap();
+    }
 }

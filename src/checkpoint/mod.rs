@@ -200,6 +200,13 @@ impl Checkpoint {
         })
     }
 
+    /// Lets go of the memory that a raw tensor's mapped bytes take; they can still be used, but are read again.
+    pub fn release(&self, tensor: &str) {
+        if let Some((shard, entry)) = self.by_name.get(tensor).map(|i| &self.raw[*i]) {
+            self.shards[*shard].release(entry.range.clone());
+        }
+    }
+
     /// Names of the files that hold the weights.
     pub fn weight_files(&self) -> &[String] {
         &self.shard_names

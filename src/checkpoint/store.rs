@@ -49,6 +49,16 @@ impl Bytes {
             }
         }
     }
+
+    /// Tells the system that these bytes will not be needed soon.
+    pub fn release(&self, range: std::ops::Range<usize>) {
+        if let (Bytes::Mapped(map, _), false) = (self, range.is_empty()) {
+            // SAFETY: a read-only map of a file: pages that are dropped come back from it with the same bytes.
+            let advised = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len()) };
+            // Only advice: what it does not do costs memory, nothing else.
+            let _ = advised;
+        }
+    }
 }
 
 fn unreadable(file: &str, e: &std::io::Error) -> Fault {

@@ -45,6 +45,9 @@ pub struct Quantize {
     /// Print what would be written, to the byte, and stop
     #[arg(long)]
     pub dry_run: bool,
+    /// Read everything back and compare all decoders before DST appears
+    #[arg(long)]
+    pub verify: bool,
     /// Stay below this much memory, e.g. 4GB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub mem_limit: Option<u64>,
@@ -81,6 +84,7 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
         memory: options.mem_limit,
         restart: options.restart,
         requantize: options.allow_requantize,
+        verify: options.verify,
         ..Options::default()
     };
     let n_layers = source.config().n_layers;

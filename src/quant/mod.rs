@@ -15,6 +15,7 @@ mod report;
 mod solver;
 mod source;
 mod staging;
+mod verify;
 
 pub use layout::{Class, Entry, Layout, Part, Target};
 pub use pipeline::{Progress, Unfinished, quantize, run, unfinished};
@@ -22,6 +23,7 @@ pub use plan::{Alpha, Plan};
 pub use recipe::Recipe;
 pub use report::{Report, TensorReport};
 pub use solver::{Nearest, Solver};
+pub use verify::{Verified, verify};
 
 /// How to go about it; nothing here changes a byte of the weights, only `shard_bytes` how they are cut into files.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +37,8 @@ pub struct Options {
     pub restart: bool,
     /// Round weights that are already quantised once more.
     pub requantize: bool,
+    /// Read everything back and compare all decoders before the destination appears.
+    pub verify: bool,
 }
 
 impl Default for Options {
@@ -46,6 +50,7 @@ impl Default for Options {
             memory: None,
             restart: false,
             requantize: false,
+            verify: false,
         }
     }
 }

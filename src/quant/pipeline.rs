@@ -8,6 +8,7 @@ use super::report::{FILE, Report, TensorReport, digits};
 use super::solver::{Nearest, Solver};
 use super::source::Reader;
 use super::staging::{Growing, Staging, check_destination, check_space, partial_of};
+use super::verify::verify;
 use super::{Options, Recipe, hex};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Fault, Kind as FaultKind, fault_of};
@@ -78,13 +79,16 @@ pub fn run(
     let staging = Staging::open(dst)?;
     let header = Header::new(checkpoint, plan, options)?;
     let (journal, done) = Journal::open(&staging.journal(), &header, &plan.layout, options.restart)?;
-    let mut run = Run { source, plan, options, solver, tell, staging: &staging, journal, weights: 0, unsynced: 0 };
+    let mut run = Run { source, plan, options, solver, tell: &mut *tell, staging: &staging, journal, weights: 0, unsynced: 0 };
     match run.all(&header, done, dst) {
         Ok(report) => {
             if Header::new(checkpoint, plan, options)? != header {
                 staging.discard();
                 let fault = Fault::model(format!("{} changed while it was read", checkpoint.name()));
                 return Err(fault.help("leave the source alone, and run the command again").into());
+            }
+            if options.verify {
+                check_written(&staging, plan, options, tell)?;
             }
             staging.publish(dst)?;
             Ok(report)
@@ -97,6 +101,13 @@ pub fn run(
             Err(error)
         }
     }
+}
+
+/// Reads back what was written, before anyone else sees it. If it is wrong, nothing is kept: it would be wrong again.
+fn check_written(staging: &Staging, plan: &Plan, options: &Options, tell: Tell<'_>) -> Result<()> {
+    let total = plan.layout.parameters();
+    let written = Weights::open(Checkpoint::open(&staging.files())?)?;
+    verify(&written, options.threads, &mut |_| tell(Progress { tensor: "verifying", done: total, total })).map(|_| ())
 }
 
 /// Refuses to round what is rounded already; packed weights that keep their format lose nothing.

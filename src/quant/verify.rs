@@ -1,0 +1,156 @@
+//! Reads an artifact back: every tensor is what the report says, and decodes to the same floats, bit for bit, in the form that
+//! each backend of this machine keeps it in.
+
+use super::report::FILE;
+use crate::checkpoint::{Checkpoint, artifact};
+use crate::compute::cpu::Isa;
+use crate::compute::cpu::linear::PackedMatrix;
+use crate::error::Fault;
+use crate::gemma::{Role, Weights};
+use crate::tensor::Matrix;
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// Weights that a thread decodes at once.
+const CHUNK: usize = 1 << 20;
+/// Rows of a chunk are a multiple of this, so that no tile of any form is cut.
+const ALIGN: usize = 64;
+
+/// What was compared.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    pub tensors: usize,
+    /// Tensors whose SHA-256 was compared with the report: all or none.
+    pub hashed: usize,
+    /// Decoders that agree.
+    pub backends: Vec<String>,
+}
+
+/// What a report is read for; its other fields may change.
+#[derive(Deserialize)]
+struct Listed {
+    tensors: Vec<Hashed>,
+}
+
+#[derive(Deserialize)]
+struct Hashed {
+    name: String,
+    sha256: String,
+}
+
+/// Checks every tensor, and names the first that is wrong: its bytes against `quant-report.json` where there is one, its
+/// values for being finite, and all decoders against each other. `tell` hears the number of tensors done.
+pub fn verify(weights: &Weights, threads: usize, tell: &mut dyn FnMut(usize) -> Result<()>) -> Result<Verified> {
+    let checkpoint = weights.checkpoint().context("made-up weights have no files")?;
+    let report: Option<Listed> = match checkpoint.side_file(FILE)? {
+        Some(text) => Some(serde_json::from_slice(&text).with_context(|| damaged(&format!("{FILE} cannot be read")))?),
+        None => None,
+    };
+    let hashes: Option<HashMap<&str, &str>> =
+        report.as_ref().map(|r| r.tensors.iter().map(|t| (t.name.as_str(), t.sha256.as_str())).collect());
+    let isas = Isa::all_supported();
+    let mut done = Verified { backends: vec!["matrix".into()], ..Verified::default() };
+    done.backends.extend(isas.iter().map(|isa| format!("packed {isa}")));
+    for (role, layer) in weights.roles() {
+        let name = weights.name(role, layer);
+        if let Some(hashes) = &hashes {
+            let expected = hashes.get(name.as_str()).with_context(|| damaged(&format!("{FILE} does not list `{name}`")))?;
+            let found = hash(checkpoint, &name)?;
+            if found != **expected {
+                return Err(damaged(&format!("tensor `{name}` has the SHA-256 {found}, not {expected} as {FILE} says")).into());
+            }
+            done.hashed += 1;
+        }
+        values(weights, role, layer, &name, &isas, threads)?;
+        stored_as(checkpoint, &name).iter().for_each(|part| checkpoint.release(part));
+        done.tensors += 1;
+        tell(done.tensors)?;
+    }
+    Ok(done)
+}
+
+fn damaged(what: &str) -> Fault {
+    Fault::model(what.to_owned()).help("the artifact is damaged: fetch it or quantise the model again")
+}
+
+/// Names of the raw tensors of a tensor.
+fn stored_as(checkpoint: &Checkpoint, name: &str) -> Vec<String> {
+    match checkpoint.formats().contains_key(name) {
+        true => vec![artifact::codes_name(name), artifact::scales_name(name)],
+        false => vec![name.to_owned()],
+    }
+}
+
+fn hash(checkpoint: &Checkpoint, name: &str) -> Result<String> {
+    let (mut hash, mut bytes) = (Sha256::new(), Vec::new());
+    for part in stored_as(checkpoint, name) {
+        let Some(length) = checkpoint.tensor(&part).map(|t| t.data.len()) else { continue };
+        for start in (0..length).step_by(CHUNK) {
+            checkpoint.read(&part, start..(start + CHUNK).min(length), &mut bytes)?;
+            hash.update(&bytes);
+        }
+    }
+    Ok(super::hex(&hash.finalize()))
+}
+
+/// All values are finite, and the same in every form.
+fn values(weights: &Weights, role: Role, layer: usize, name: &str, isas: &[Isa], threads: usize) -> Result<()> {
+    if !role.is_matrix() {
+        // Refuses what is not finite by itself.
+        return weights.vector(role, layer).map(|_| ());
+    }
+    let matrix = weights.matrix(role, layer)?;
+    let step = (CHUNK / matrix.cols / ALIGN * ALIGN).max(ALIGN);
+    let chunks: Vec<Range<usize>> = (0..matrix.rows).step_by(step).map(|start| start..(start + step).min(matrix.rows)).collect();
+    for batch in chunks.chunks(threads.max(1)) {
+        let results: Vec<Result<()>> = std::thread::scope(|scope| {
+            let matrix = &matrix;
+            let spawn = |rows: &Range<usize>| {
+                let rows = rows.clone();
+                scope.spawn(move || compare(&rows_of(matrix, rows.clone()), rows.start, name, isas))
+            };
+            let handles: Vec<_> = batch.iter().map(spawn).collect();
+            handles.into_iter().map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        });
+        results.into_iter().collect::<Result<()>>()?;
+    }
+    Ok(())
+}
+
+/// Some rows; `rows.start` is a multiple of [`ALIGN`], and the end is too, or the matrix's.
+fn rows_of<'a>(matrix: &'a Matrix<'_>, rows: Range<usize>) -> Matrix<'a> {
+    let (row_bytes, groups) = (matrix.format.row_bytes(matrix.cols), matrix.scales.len() / matrix.rows);
+    // The last rows keep what pads them to whole tiles.
+    let end = if rows.end == matrix.rows { matrix.codes.len() } else { rows.end * row_bytes };
+    Matrix {
+        format: matrix.format,
+        rows: rows.len(),
+        cols: matrix.cols,
+        codes: (&matrix.codes[rows.start * row_bytes..end]).into(),
+        scales: (&matrix.scales[rows.start * groups..rows.end * groups]).into(),
+    }
+}
+
+/// Decodes rows in every form; `first` is the first one's place in the tensor.
+fn compare(matrix: &Matrix<'_>, first: usize, name: &str, isas: &[Isa]) -> Result<()> {
+    let packed: Vec<_> = isas.iter().map(|isa| PackedMatrix::pack(matrix, *isa)).collect();
+    let (mut plain, mut other) = (vec![0f32; matrix.cols], vec![0f32; matrix.cols]);
+    for row in 0..matrix.rows {
+        matrix.dequantize_row(row, &mut plain);
+        if let Some(col) = plain.iter().position(|v| !v.is_finite()) {
+            let what = format!("tensor `{name}` holds {} in row {}", plain[col], first + row);
+            return Err(Fault::model(what).help("fetch or make the model again").into());
+        }
+        for (packed, isa) in packed.iter().zip(isas) {
+            packed.dequantize_row(row, &mut other);
+            if let Some(col) = plain.iter().zip(&other).position(|(a, b)| a.to_bits() != b.to_bits()) {
+                let (row, plain, other) = (first + row, plain[col], other[col]);
+                anyhow::bail!("tensor `{name}`, row {row}, column {col}: {plain} as stored, but {other} as packed for {isa}");
+            }
+        }
+    }
+    Ok(())
+}
