@@ -148,6 +148,24 @@ fn padding_rows_are_dropped_and_an_own_head_is_kept() {
     assert!(written.has_own_head());
 }
 
+/// Norms may be int8 with one scale: at most half a step away.
+#[test]
+fn norms_can_be_packed_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
+    TinyModel::tiny(12).write(&src, Form::MultimodalV5, Dtype::Bf16, 1);
+    let recipe = Recipe::parse("norms", "[formats]\nnorms = 'i8-row'\n'**' = 'i8-row'").unwrap();
+    let (source, checked) = (open(&src), Options { verify: true, ..Options::default() });
+    let report = quantize(&source, &dst, &recipe, &checked, &mut silent).unwrap();
+    let written = open(&dst);
+    for ((role, layer), told) in source.roles().into_iter().zip(&report.tensors).filter(|((role, _), _)| !role.is_matrix()) {
+        let (want, got) = (source.vector(role, layer).unwrap(), written.vector(role, layer).unwrap());
+        let step = want.iter().fold(0f32, |m, v| m.max(v.abs())) / 127.0;
+        assert!(want.iter().zip(&got).all(|(a, b)| (a - b).abs() <= 0.51 * step + 0.001 * a.abs()), "{role:?} {layer}");
+        assert_eq!((told.bytes, told.shape.len()), (want.len() as u64 + 2, 1));
+    }
+}
+
 #[test]
 fn refusals_leave_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();

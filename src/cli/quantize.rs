@@ -94,7 +94,9 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
         print(&describe(&plan))?;
         return Ok(0);
     }
-    if let (Some(left), false) = (unfinished(&options.destination), how.restart) {
+    let left = unfinished(&options.destination).filter(|_| !how.restart);
+    let mut resumed = left.as_ref().map_or(0, |left| left.done);
+    if let Some(left) = left {
         ui.note(format!(
             "going on from {}: {} of {} tensors are done",
             left.path.display(),
@@ -109,6 +111,11 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     let result = quant::run(&source, &options.destination, &plan, &how, &mut solver, &mut |p| {
         bar.set_position(p.done);
         bar.set_message(p.tensor.to_owned());
+        // What was only looked through says nothing about the time that the rest takes.
+        if resumed > 0 {
+            resumed -= 1;
+            bar.reset_eta();
+        }
         // An error makes the quantiser stop; finished tensors stay.
         anyhow::ensure!(interrupt.exit_code().is_none(), "interrupted");
         Ok(())

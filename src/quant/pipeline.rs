@@ -7,7 +7,7 @@ use super::plan::{Plan, TILE_ROWS};
 use super::report::{FILE, Report, TensorReport, digits};
 use super::solver::{Nearest, Solver};
 use super::source::Reader;
-use super::staging::{Growing, Staging, check_destination, check_space, partial_of};
+use super::staging::{Growing, Staging, check_destination, check_space, partial_of, sweep};
 use super::verify::verify;
 use super::{Options, Recipe, hex};
 use crate::checkpoint::{Checkpoint, Kind};
@@ -75,6 +75,7 @@ pub fn run(
 ) -> Result<Report> {
     let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
     check_source(checkpoint, plan, options)?;
+    sweep(dst);
     check_destination(dst)?;
     let staging = Staging::open(dst)?;
     let header = Header::new(checkpoint, plan, options)?;
@@ -103,7 +104,7 @@ pub fn run(
     }
 }
 
-/// Reads back what was written, before anyone else sees it. If it is wrong, nothing is kept: it would be wrong again.
+/// Reads back what was written, before anyone else sees it. What a disk has damaged the next run finds and does again.
 fn check_written(staging: &Staging, plan: &Plan, options: &Options, tell: Tell<'_>) -> Result<()> {
     let total = plan.layout.parameters();
     let written = Weights::open(Checkpoint::open(&staging.files())?)?;

@@ -60,6 +60,15 @@ pub fn partial_of(dst: &Path) -> PathBuf {
     dst.with_file_name(format!(".{name}.partial"))
 }
 
+/// Removes what a run left that was killed after it had moved its files to `dst`.
+pub fn sweep(dst: &Path) {
+    let partial = partial_of(dst);
+    if dst.exists() && partial.join("journal").exists() && !partial.join("files").exists() {
+        // Only clutter: failing to remove it harms nobody.
+        let _ = fs::remove_dir_all(partial);
+    }
+}
+
 /// The working directory, ours alone as long as this lives.
 pub struct Staging {
     root: PathBuf,

@@ -64,8 +64,8 @@ pub fn verify(weights: &Weights, threads: usize, tell: &mut dyn FnMut(usize) -> 
             }
             done.hashed += 1;
         }
-        values(weights, role, layer, &name, &isas, threads)?;
-        stored_as(checkpoint, &name).iter().for_each(|part| checkpoint.release(part));
+        let parts = stored_as(checkpoint, &name);
+        values(weights, role, layer, &name, &isas, threads, &|| parts.iter().for_each(|part| checkpoint.release(part)))?;
         done.tensors += 1;
         tell(done.tensors)?;
     }
@@ -96,8 +96,16 @@ fn hash(checkpoint: &Checkpoint, name: &str) -> Result<String> {
     Ok(super::hex(&hash.finalize()))
 }
 
-/// All values are finite, and the same in every form.
-fn values(weights: &Weights, role: Role, layer: usize, name: &str, isas: &[Isa], threads: usize) -> Result<()> {
+/// All values are finite, and the same in every form. Calls `release` now and then, so that what was mapped can go.
+fn values(
+    weights: &Weights,
+    role: Role,
+    layer: usize,
+    name: &str,
+    isas: &[Isa],
+    threads: usize,
+    release: &dyn Fn(),
+) -> Result<()> {
     if !role.is_matrix() {
         // Refuses what is not finite by itself.
         return weights.vector(role, layer).map(|_| ());
@@ -116,6 +124,7 @@ fn values(weights: &Weights, role: Role, layer: usize, name: &str, isas: &[Isa],
             handles.into_iter().map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
         });
         results.into_iter().collect::<Result<()>>()?;
+        release();
     }
     Ok(())
 }
