@@ -67,7 +67,7 @@ fn things_that_are_no_model_directory() {
     assert!(refusal(open(&path.join("config.json"))).contains("not a directory"));
     let gguf = path.join("x.gguf");
     fs::write(&gguf, b"GGUF").unwrap();
-    assert!(refusal(open(&gguf)).contains("GGUF"));
+    assert!(refusal(open(&gguf)).contains("truncated"));
     for (file, word) in
         [("x.gguf", "GGUF"), ("pytorch_model.bin", "safe_serialization"), ("x.sbs", "gemma.cpp"), ("config.json", "hf download")]
     {

@@ -39,6 +39,8 @@ const SEAMS: &[(&str, &[&str])] = &[
     ("self_attn", &["gemma/weights.rs"]),
     ("layernorm", &["gemma/weights.rs"]),
     ("embed_tokens", &["gemma/weights.rs"]),
+    ("token_embd", &["gemma/gguf/"]),
+    ("tokenizer.ggml", &["gemma/gguf/"]),
     ("CpuExecutor", &["compute/", "cli/"]),
 ];
 

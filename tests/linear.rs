@@ -8,8 +8,8 @@ use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-const FORMATS: [&str; 11] =
-    ["f32", "bf16", "i8-row", "i4-row", "i4-g32", "i4-g64", "i4-g128", "i2-row", "i2-g32", "i2-g64", "i2-g128"];
+const FORMATS: [&str; 12] =
+    ["f32", "bf16", "i8-row", "i8-g32", "i4-row", "i4-g32", "i4-g64", "i4-g128", "i2-row", "i2-g32", "i2-g64", "i2-g128"];
 const ROWS: [usize; 9] = [1, 2, 3, 5, 8, 9, 16, 17, 33];
 
 /// Random codes and scales, not quantised from anything: every code occurs.

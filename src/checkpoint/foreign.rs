@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::Value;
 use std::path::Path;
 
-/// Refuses anything that is no directory.
+/// Refuses anything that is no directory; GGUF files have gone another way by then.
 pub fn check_path(path: &Path) -> Result<()> {
     let shown = path.display();
     let meta = std::fs::metadata(path).map_err(|e| Fault::model(format!("{shown}: {e}")).help("check the path of the model"))?;
@@ -15,17 +15,11 @@ pub fn check_path(path: &Path) -> Result<()> {
     }
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
     Err(match extension {
-        "gguf" => gguf(&shown.to_string()),
         "safetensors" => Fault::model(format!("{shown}: a single weight file is not a model"))
             .help("give the directory that also holds config.json and tokenizer.json"),
         _ => Fault::model(format!("{shown}: not a directory")).help("give a Hugging Face model directory"),
     }
     .into())
-}
-
-fn gguf(shown: &str) -> Fault {
-    Fault::model(format!("{shown}: GGUF files cannot be read yet"))
-        .help("use the Hugging Face directory with safetensors that the GGUF was made from")
 }
 
 /// Refuses directories of other kinds by the files in them.
@@ -42,7 +36,9 @@ pub fn check_files(store: &Store, shown: &str) -> Result<()> {
         return Ok(());
     }
     if ends(".gguf") {
-        return Err(gguf(shown).into());
+        return Err(Fault::model(format!("{shown}: holds parts of a GGUF model, but not the first, or only its vision tower"))
+            .help("fetch the file of the language model too")
+            .into());
     }
     if ends(".bin") || ends(".pt") || ends(".pth") {
         return Err(Fault::model(format!("{shown}: holds PyTorch pickles, which are never loaded"))

@@ -1,10 +1,11 @@
-//! Floor 1: files -> tensors. One way in for Hugging Face directories, our own artifacts and bundled models.
+//! Floor 1: files -> tensors. One way in for Hugging Face directories, our own artifacts, bundled models and GGUF files.
 //!
 //! Everything a file can get wrong is found when it is opened, before a byte of it is used, and refused with the file, the
 //! tensor and a remedy (exit 3). Knows no model: names of tensors are only strings here.
 
 pub mod artifact;
 mod foreign;
+pub mod gguf;
 pub mod header;
 pub mod shards;
 mod store;
@@ -35,6 +36,7 @@ pub struct Checkpoint {
     by_name: HashMap<String, usize>,  // into `raw`
     formats: BTreeMap<String, Format>,
     notes: Vec<String>,
+    gguf: Option<Box<gguf::Gguf>>,
 }
 
 /// A tensor as the model means it: a packed matrix is one of these, not two.
@@ -52,6 +54,8 @@ pub struct Stored {
 pub enum Kind {
     Plain(Dtype),
     Packed(Format),
+    /// Blocks of a GGUF file that no format of ours equals.
+    Blocks(gguf::Kind),
 }
 
 impl std::fmt::Display for Kind {
@@ -59,13 +63,18 @@ impl std::fmt::Display for Kind {
         match self {
             Kind::Plain(dtype) => f.write_str(&dtype.to_string().to_lowercase()),
             Kind::Packed(format) => format.fmt(f),
+            Kind::Blocks(kind) => f.write_str(&kind.to_string().to_lowercase()),
         }
     }
 }
 
 impl Checkpoint {
-    /// Opens a Hugging Face directory (one file or sharded) or an artifact written by `gemma quantize`.
+    /// Opens a Hugging Face directory (one file or sharded), an artifact written by `gemma quantize`, or a GGUF file, which
+    /// still has to be told how to look ([`Checkpoint::present`]).
     pub fn open(path: &Path) -> Result<Checkpoint> {
+        if let Some(file) = gguf::find(path)? {
+            return Self::open_gguf(&file);
+        }
         foreign::check_path(path)?;
         let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
         Self::from_store(name, Store::Directory(path.to_path_buf()), &path.display().to_string())
@@ -96,6 +105,7 @@ impl Checkpoint {
             by_name: HashMap::new(),
             formats,
             notes: Vec::new(),
+            gguf: None,
             store,
         };
         for file in &found.files {
@@ -160,18 +170,27 @@ impl Checkpoint {
 
     /// How errors name one of its files.
     pub fn display(&self, file: &str) -> String {
-        self.store.display(file)
+        match &self.gguf {
+            Some(_) => format!("{}:{file}", self.store.display(&self.name)),
+            None => self.store.display(file),
+        }
     }
 
     /// A file beside the weights, such as `tokenizer.json`; `None` when there is none.
     pub fn side_file(&self, name: &str) -> Result<Option<Cow<'_, [u8]>>> {
         anyhow::ensure!(shards::is_plain_name(name), "side file {name:?} is no plain name");
-        self.store.read(name)
+        match &self.gguf {
+            Some(gguf) => gguf.side_file(name),
+            None => self.store.read(name),
+        }
     }
 
     /// Same, parsed as a JSON object.
     pub fn side_json(&self, name: &str) -> Result<Option<serde_json::Value>> {
-        self.store.json(name)
+        match &self.gguf {
+            Some(gguf) => Ok(gguf.side_file(name)?.map(|bytes| serde_json::from_slice(&bytes)).transpose()?),
+            None => self.store.json(name),
+        }
     }
 
     /// Raw tensors in file order; a packed matrix shows as its codes and scales.
@@ -190,7 +209,7 @@ impl Checkpoint {
         let (shard, entry) = self.by_name.get(tensor).map(|i| &self.raw[*i]).with_context(|| format!("no tensor `{tensor}`"))?;
         anyhow::ensure!(bytes.end <= entry.range.len(), "bytes {bytes:?} lie outside tensor `{tensor}`");
         out.resize(bytes.len(), 0);
-        let file = || self.store.display(&self.shard_names[*shard]);
+        let file = || self.shard_names.get(*shard).map_or_else(|| self.name.clone(), |name| self.store.display(name));
         self.shards[*shard].read_at(entry.range.start + bytes.start, out).map_err(|e| match e.kind() {
             std::io::ErrorKind::UnexpectedEof => {
                 let fault = Fault::model(format!("{}: tensor `{tensor}` is cut off: the file became shorter", file()));
@@ -253,10 +272,31 @@ impl Checkpoint {
         }
         let view = self.tensor(name)?;
         let bytes = view.data.len() as u64;
+        if let Some(kind) = self.block(name) {
+            let mut shape = view.shape.to_vec();
+            shape.last_mut().into_iter().for_each(|n| *n = *n / kind.bytes() * kind.weights());
+            let kind = kind.format().map_or(Kind::Blocks(kind), Kind::Packed);
+            return Some(Stored { name: name.into(), kind, shape, bytes });
+        }
         Some(Stored { name: name.into(), kind: Kind::Plain(view.dtype), shape: view.shape.to_vec(), bytes })
     }
 
-    /// A two-dimensional tensor as a matrix: bf16, f32 and packed ones without a copy, f16 as f32.
+    /// How a GGUF file stores a tensor, where that is in blocks.
+    fn block(&self, name: &str) -> Option<gguf::Kind> {
+        self.gguf.as_ref()?.block(name)
+    }
+
+    /// The format that [`Checkpoint::matrix`] gives a tensor in, without loading it.
+    pub fn format(&self, name: &str) -> Option<Format> {
+        Some(match self.lookup(name)?.kind {
+            Kind::Packed(format) => format,
+            Kind::Plain(Dtype::Bf16) | Kind::Blocks(_) => Format::BF16,
+            Kind::Plain(_) => Format::F32,
+        })
+    }
+
+    /// A two-dimensional tensor as a matrix: bf16, f32 and packed ones without a copy, f16 as f32; blocks of a GGUF file as
+    /// the same integers in our order, or as bf16 where no format of ours has them.
     pub fn matrix(&self, name: &str) -> Result<Matrix<'_>> {
         if self.formats.contains_key(name) {
             return self.packed(name);
@@ -266,6 +306,10 @@ impl Checkpoint {
         let &[rows, cols] = view.shape else {
             return Err(bad(format!("of shape {:?} is no matrix", view.shape)).into());
         };
+        if let Some(kind) = self.block(name) {
+            let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+            return kind.matrix(rows, cols / kind.bytes() * kind.weights(), view.data, threads);
+        }
         match view.dtype {
             Dtype::F32 => Matrix::new(Format::F32, rows, cols, view.data, Vec::new()),
             Dtype::Bf16 => Matrix::new(Format::BF16, rows, cols, view.data, Vec::new()),

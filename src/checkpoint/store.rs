@@ -23,6 +23,7 @@ pub enum Store {
 pub enum Bytes {
     Mapped(Mmap, File),
     Static(&'static [u8]),
+    Owned(Vec<u8>),
 }
 
 impl std::ops::Deref for Bytes {
@@ -31,6 +32,7 @@ impl std::ops::Deref for Bytes {
         match self {
             Bytes::Mapped(map, _) => map,
             Bytes::Static(bytes) => bytes,
+            Bytes::Owned(bytes) => bytes,
         }
     }
 }
@@ -42,8 +44,8 @@ impl Bytes {
         use std::os::unix::fs::FileExt;
         match self {
             Bytes::Mapped(_, file) => file.read_exact_at(out, start as u64),
-            Bytes::Static(bytes) => {
-                let part = bytes.get(start..start + out.len()).ok_or(ErrorKind::UnexpectedEof)?;
+            Bytes::Static(_) | Bytes::Owned(_) => {
+                let part = self.get(start..start + out.len()).ok_or(ErrorKind::UnexpectedEof)?;
                 out.copy_from_slice(part);
                 Ok(())
             }

@@ -65,6 +65,10 @@ impl Model {
 
 pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Tokenizer> {
     let Some(file) = checkpoint.side_file("tokenizer.json")? else {
+        if checkpoint.metadata().is_some() {
+            let what = format!("{} holds no tokenizer", checkpoint.name());
+            return Err(Fault::model(what).help("use a complete GGUF file, or give token ids where a command takes them").into());
+        }
         let what = format!("{} is missing", checkpoint.display("tokenizer.json"));
         return Err(Fault::model(what).help("copy tokenizer.json from the model's page into the directory").into());
     };
@@ -83,9 +87,9 @@ impl Size {
         let mut size = Size::default();
         for (role, layer) in weights.roles() {
             if role.is_matrix() {
-                let matrix = weights.matrix(role, layer)?;
-                size.bytes += matrix.bytes() as u64;
-                size.parameters += (matrix.rows * matrix.cols) as u64;
+                let [rows, cols] = role.shape(weights.config());
+                size.bytes += weights.format(role, layer)?.bytes(rows, cols) as u64;
+                size.parameters += (rows * cols) as u64;
             }
         }
         Ok(size)
@@ -142,7 +146,7 @@ const WORTH_A_SPINNER: u64 = 200_000_000;
 /// Loads the weights into the device, if they fit.
 pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize, pool: &Arc<Pool>, ui: &Ui) -> Result<Loaded> {
     check_device(&options.device)?;
-    let quantised = || Ok::<_, anyhow::Error>(weights.matrix(Role::Q, 0)?.format.code.is_integer());
+    let quantised = || Ok::<_, anyhow::Error>(weights.format(Role::Q, 0)?.code.is_integer());
     let kv = match options.kv {
         Kv::F16 => KvFormat::F16,
         Kv::F32 => KvFormat::F32,

@@ -5,6 +5,7 @@ pub mod chat;
 pub mod config;
 pub mod forward;
 pub mod generation;
+pub mod gguf;
 pub mod rope;
 mod synthetic;
 pub mod tokenizer;

@@ -37,6 +37,10 @@ impl Synthetic {
         Synthetic { formats: Role::MATRICES.into_iter().map(|role| (role, format_of(role))).collect(), seed }
     }
 
+    pub fn format(&self, role: Role) -> Format {
+        self.formats[&role]
+    }
+
     fn stream(&self, role: Role, layer: usize, row: usize) -> Stream {
         let mut mix = Stream(self.seed ^ (role as u64) << 56 ^ (layer as u64) << 40 ^ row as u64);
         Stream(mix.next())

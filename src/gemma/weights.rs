@@ -141,6 +141,7 @@ enum Source {
 impl Weights {
     /// Finds every tensor of the model and checks its shape and dtype.
     pub fn open(checkpoint: Checkpoint) -> Result<Weights> {
+        let checkpoint = super::gguf::present(checkpoint)?;
         let mut config = Config::from_json(checkpoint.config())?;
         let mut notes = checkpoint.notes().to_vec();
         let stored = checkpoint.stored();
@@ -198,10 +199,19 @@ impl Weights {
             Source::Files { prefix, head, .. } => (*prefix, *head),
             Source::Synthetic(_) => ("model.", None),
         };
-        match role {
-            Role::Head => head.unwrap_or(role.suffix()).to_string(),
-            Role::Embed | Role::FinalNorm => format!("{prefix}{}", role.suffix()),
-            _ => format!("{prefix}layers.{layer}.{}", role.suffix()),
+        name_of(role, layer, prefix, head)
+    }
+
+    /// The format that [`Weights::matrix`] gives a matrix in, without loading it.
+    pub fn format(&self, role: Role, layer: usize) -> Result<Format> {
+        match &self.source {
+            Source::Synthetic(synthetic) => Ok(synthetic.format(role)),
+            Source::Files { checkpoint, .. } => {
+                let name = self.name(role, layer);
+                checkpoint
+                    .format(&name)
+                    .ok_or_else(|| Fault::model(format!("{}: tensor `{name}` is missing", checkpoint.name())).into())
+            }
         }
     }
 
@@ -297,6 +307,19 @@ impl Weights {
             _ => Ok(()),
         }
     }
+}
+
+fn name_of(role: Role, layer: usize, prefix: &str, head: Option<&str>) -> String {
+    match role {
+        Role::Head => head.unwrap_or(role.suffix()).to_string(),
+        Role::Embed | Role::FinalNorm => format!("{prefix}{}", role.suffix()),
+        _ => format!("{prefix}layers.{layer}.{}", role.suffix()),
+    }
+}
+
+/// The name that a text-only model has for a tensor.
+pub(super) fn standard_name(role: Role, layer: usize) -> String {
+    name_of(role, layer, "model.", None)
 }
 
 /// `, ...` where a list was cut.

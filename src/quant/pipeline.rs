@@ -115,6 +115,7 @@ fn check_written(staging: &Staging, plan: &Plan, options: &Options, tell: Tell<'
 fn check_source(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> Result<()> {
     let again = |e: &&Entry| match checkpoint.lookup(&e.name).map(|s| s.kind) {
         Some(Kind::Packed(format)) => e.target != Target::Format(format),
+        Some(Kind::Blocks(_)) => e.target.is_packed(),
         _ => false,
     };
     match plan.layout.entries.iter().find(again) {

@@ -177,6 +177,7 @@ impl Tensor {
                 let target = match stored.map(|s| s.kind) {
                     Some(Kind::Plain(dtype)) => Target::AsIs(dtype),
                     Some(Kind::Packed(format)) => Target::Format(format),
+                    Some(Kind::Blocks(_)) => Target::Format(Format::BF16),
                     None => return Err(Fault::model(format!("{} went missing", name())).into()),
                 };
                 return Ok(Tensor { target, rates: Vec::new() });

@@ -1,7 +1,7 @@
 //! Tensors of the source as floats, a run of rows at a time, through `pread`: nothing of a 54 GB checkpoint stays mapped.
 
 use super::layout::Entry;
-use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
+use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView, gguf};
 use crate::error::Fault;
 use crate::gemma::Weights;
 use crate::tensor::Matrix;
@@ -22,6 +22,12 @@ pub enum Reader<'a> {
         entry: &'a Entry,
         dtype: Dtype,
     },
+    /// In blocks that have no equal among our formats.
+    Blocks {
+        checkpoint: &'a Checkpoint,
+        entry: &'a Entry,
+        kind: gguf::Kind,
+    },
     /// Already quantised.
     Packed {
         entry: &'a Entry,
@@ -34,6 +40,7 @@ impl<'a> Reader<'a> {
         let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
         match checkpoint.lookup(&entry.name).map(|s| s.kind) {
             Some(Kind::Plain(dtype)) => Ok(Reader::Plain { checkpoint, entry, dtype }),
+            Some(Kind::Blocks(kind)) => Ok(Reader::Blocks { checkpoint, entry, kind }),
             Some(Kind::Packed(_)) if entry.role.is_matrix() => {
                 Ok(Reader::Packed { entry, matrix: source.matrix(entry.role, entry.layer)? })
             }
@@ -64,6 +71,17 @@ impl<'a> Reader<'a> {
                     checkpoint.read(&entry.name, start * width..(start + n) * width, &mut bytes)?;
                     values.clear();
                     TensorView { dtype: *dtype, shape: &[n], data: &bytes }.read_f32(0..n, &mut values)?;
+                    check(entry, start, &values)?;
+                    each(&bytes, &values)?;
+                }
+            }
+            Reader::Blocks { checkpoint, entry, kind } => {
+                let end = rows.end * entry.cols;
+                for start in (rows.start * entry.cols..end).step_by(PIECE) {
+                    let n = PIECE.min(end - start);
+                    checkpoint.read(&entry.name, kind.bytes_of(start)..kind.bytes_of(start + n), &mut bytes)?;
+                    values.resize(n, 0.0);
+                    kind.decode(&bytes, &mut values);
                     check(entry, start, &values)?;
                     each(&bytes, &values)?;
                 }

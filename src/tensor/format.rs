@@ -63,6 +63,7 @@ impl Format {
     pub const F32: Format = Format { code: Code::F32, group: Group::Row, hadamard: false };
     pub const BF16: Format = Format { code: Code::Bf16, group: Group::Row, hadamard: false };
     pub const I8_ROW: Format = Format { code: Code::I8, group: Group::Row, hadamard: false };
+    pub const I8_G32: Format = Format { code: Code::I8, group: Group::Cols(32), hadamard: false };
     pub const I4_G32: Format = Format { code: Code::I4, group: Group::Cols(32), hadamard: false };
     /// The house format: integer codes with one scale a row, behind a Hadamard.
     pub const I4_ROW_H: Format = Format { code: Code::I4, group: Group::Row, hadamard: true };
@@ -141,6 +142,9 @@ impl FromStr for Format {
             "f32" => (Code::F32, Group::Row),
             "bf16" => (Code::Bf16, Group::Row),
             "i8-row" => (Code::I8, Group::Row),
+            "i8-g32" => (Code::I8, Group::Cols(32)),
+            "i8-g64" => (Code::I8, Group::Cols(64)),
+            "i8-g128" => (Code::I8, Group::Cols(128)),
             "i4-row" => (Code::I4, Group::Row),
             "i2-row" => (Code::I2, Group::Row),
             "i4-g32" => (Code::I4, Group::Cols(32)),
@@ -150,7 +154,7 @@ impl FromStr for Format {
             "i2-g64" => (Code::I2, Group::Cols(64)),
             "i2-g128" => (Code::I2, Group::Cols(128)),
             _ => bail!(
-                "unknown weight format `{s}`; known: f32, bf16, i8-row, i4-row, i4-g32|64|128, i2-row, i2-g32|64|128, each optionally +h128"
+                "unknown weight format `{s}`; known: f32, bf16, i8-row, i8-g32|64|128, i4-row, i4-g32|64|128, i2-row, i2-g32|64|128, each optionally +h128"
             ),
         };
         Ok(Format { code, group, hadamard })
@@ -163,7 +167,7 @@ mod tests {
 
     #[test]
     fn every_format_survives_its_spelling() {
-        for s in ["f32", "bf16", "i8-row", "i4-row", "i4-g32", "i4-g64+h128", "i2-g128", "i2-row+h128"] {
+        for s in ["f32", "bf16", "i8-row", "i8-g32", "i4-row", "i4-g32", "i4-g64+h128", "i2-g128", "i2-row+h128"] {
             assert_eq!(s.parse::<Format>().unwrap().to_string(), s);
         }
         assert!("i4-g33".parse::<Format>().is_err());

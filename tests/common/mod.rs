@@ -3,6 +3,8 @@
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
 
+pub mod gguf;
+
 use gemma::checkpoint::Dtype;
 use half::{bf16, f16};
 use rand::rngs::SmallRng;

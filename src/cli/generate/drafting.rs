@@ -62,7 +62,7 @@ pub fn build(
         path => {
             let shown = || format!("cannot draft with {path}");
             let Source::Directory(directory) = find(Some(path)).with_context(shown)? else { unreachable!("a name was given") };
-            let checkpoint = Checkpoint::open(&directory).with_context(shown)?;
+            let checkpoint = Checkpoint::open(&directory).and_then(crate::gemma::gguf::present).with_context(shown)?;
             if let Some(why) = mismatch(tokenizer, &tokenizer_of(&checkpoint)?) {
                 let fault = Fault::model(format!("{path} cannot draft for {}: {why}", model.name));
                 return Err(fault.help("a draft model needs the same tokenizer.json as the target").into());

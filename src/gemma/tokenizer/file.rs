@@ -16,7 +16,7 @@ use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
 const MAX_ID: u32 = 1 << 24;
 
 /// Gemma's control tokens. Some exports mark them as ordinary text, which breaks chat silently.
-const KNOWN_CONTROL: [&str; 8] =
+pub const KNOWN_CONTROL: [&str; 8] =
     ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"];
 
 /// What a file says.

@@ -2,6 +2,8 @@
 
 mod file;
 
+pub(super) use file::KNOWN_CONTROL;
+
 use crate::error::Fault;
 use crate::tensor::Token;
 use anyhow::{Context, Result, anyhow};
@@ -49,7 +51,7 @@ impl Tokenizer {
         control_starts.dedup();
         let notes = match repaired.is_empty() {
             true => Vec::new(),
-            false => vec![format!("tokenizer.json takes {} for ordinary text: repaired", repaired.join(", "))],
+            false => vec![format!("the tokenizer takes {} for ordinary text: repaired", repaired.join(", "))],
         };
         Ok(Tokenizer { inner: Mutex::new(inner), pieces, control, control_starts, sha256, notes })
     }

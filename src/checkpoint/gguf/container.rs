@@ -1,0 +1,263 @@
+//! The header of a GGUF file: magic, version, metadata, tensor list; then the data, each tensor at a multiple of the alignment.
+//!
+//! Nothing in the file is believed: every count is held against the bytes that are left before anything is allocated for it, and
+//! every tensor must lie inside the file and apart from the others. Spec: github.com/ggml-org/ggml, docs/gguf.md.
+
+use super::block::Kind;
+use super::metadata::{Metadata, Value};
+use crate::error::Fault;
+use anyhow::Result;
+use std::collections::HashSet;
+use std::fmt::Display;
+use std::ops::Range;
+
+pub const MAGIC: &[u8; 4] = b"GGUF";
+/// The version that is written; 2 is read too, and differs in nothing that matters here.
+pub const VERSION: u32 = 3;
+/// Alignment where the file names none.
+pub const ALIGNMENT: usize = 32;
+pub const ALIGNMENT_KEY: &str = "general.alignment";
+
+/// Longest header that is believed; Gemma's has about 8 MB.
+const MAX_HEADER: usize = super::super::header::MAX_HEADER;
+/// Longest name of a tensor or a key.
+const MAX_NAME: usize = 1 << 16;
+
+/// One tensor of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub name: String,
+    pub kind: Kind,
+    /// Outermost first: the reverse of the file's own order.
+    pub shape: Vec<usize>,
+    /// Bytes of the file, counted from its start.
+    pub range: Range<usize>,
+}
+
+fn damaged(file: &str, what: impl Display) -> Fault {
+    Fault::model(format!("{file}: {what}")).help("the file is damaged or was not fully downloaded: fetch it again")
+}
+
+/// An unsigned number, cut to what i64 holds.
+fn cut(bytes: [u8; 8]) -> i64 {
+    i64::try_from(u64::from_le_bytes(bytes)).unwrap_or(i64::MAX)
+}
+
+/// Bytes that are read from the front.
+struct Reader<'a> {
+    file: &'a str,
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, n: usize, what: &str) -> Result<&'a [u8], Fault> {
+        let part = self.at.checked_add(n).and_then(|end| self.bytes.get(self.at..end));
+        let Some(part) = part else {
+            return Err(damaged(self.file, format!("ends at byte {} inside {what}: it is truncated", self.bytes.len())));
+        };
+        self.at += n;
+        if self.at > MAX_HEADER {
+            let what = format!("its header is longer than {MAX_HEADER} bytes, which is not believed");
+            return Err(damaged(self.file, what));
+        }
+        Ok(part)
+    }
+
+    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], Fault> {
+        Ok(*self.take(N, what)?.first_chunk().expect("as many were taken"))
+    }
+
+    fn u32(&mut self, what: &str) -> Result<u32, Fault> {
+        self.array(what).map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self, what: &str) -> Result<u64, Fault> {
+        self.array(what).map(u64::from_le_bytes)
+    }
+
+    /// A count of things of at least `least` bytes each.
+    fn count(&mut self, least: usize, what: &str) -> Result<usize, Fault> {
+        let n = self.u64(what)?;
+        let room = (self.bytes.len() - self.at) / least;
+        if n > room as u64 {
+            return Err(damaged(self.file, format!("claims {n} {what}, for which it is too short")));
+        }
+        Ok(n as usize)
+    }
+
+    fn text(&mut self, what: &str) -> Result<String, Fault> {
+        let n = self.count(1, &format!("bytes of {what}"))?;
+        let bytes = self.take(n, what)?;
+        // Pieces of a vocabulary may be broken on purpose; names that are broken are found nowhere.
+        Ok(String::from_utf8_lossy(bytes).into_owned())
+    }
+
+    fn name(&mut self, what: &str) -> Result<String, Fault> {
+        let name = self.text(what)?;
+        match name.len() {
+            1..=MAX_NAME => Ok(name),
+            n => Err(damaged(self.file, format!("{what} of {n} bytes"))),
+        }
+    }
+
+    fn value(&mut self, kind: u32, key: &str) -> Result<Value, Fault> {
+        let what = format!("the value of `{key}`");
+        let value = match kind {
+            0 => Value::Int(self.array::<1>(&what)?[0].into()),
+            1 => Value::Int((self.array::<1>(&what)?[0] as i8).into()),
+            2 => Value::Int(u16::from_le_bytes(self.array(&what)?).into()),
+            3 => Value::Int(i16::from_le_bytes(self.array(&what)?).into()),
+            4 => Value::Int(self.u32(&what)?.into()),
+            5 => Value::Int((self.u32(&what)? as i32).into()),
+            6 => Value::Float(f32::from_le_bytes(self.array(&what)?).into()),
+            7 => Value::Bool(self.array::<1>(&what)?[0] != 0),
+            8 => Value::Text(self.text(&what)?),
+            9 => self.list(key)?,
+            10 => Value::Int(cut(self.array(&what)?)),
+            11 => Value::Int(self.u64(&what)? as i64),
+            12 => Value::Float(f64::from_le_bytes(self.array(&what)?)),
+            other => return Err(damaged(self.file, format!("`{key}` has the unknown type {other}"))),
+        };
+        Ok(value)
+    }
+
+    fn list(&mut self, key: &str) -> Result<Value, Fault> {
+        let what = format!("the list `{key}`");
+        let kind = self.u32(&what)?;
+        let least = match kind {
+            0 | 1 | 7 => 1,
+            2 | 3 => 2,
+            4..=6 => 4,
+            8 | 10..=12 => 8,
+            9 => return Err(damaged(self.file, format!("`{key}` is a list of lists")).help("no Gemma model has one")),
+            other => return Err(damaged(self.file, format!("`{key}` is a list of the unknown type {other}"))),
+        };
+        let n = self.count(least, &format!("elements of `{key}`"))?;
+        if kind == 8 {
+            return Ok(Value::Texts((0..n).map(|_| self.text(&what)).collect::<Result<_, _>>()?));
+        }
+        let bytes = self.take(n * least, &what)?;
+        Ok(match kind {
+            0 | 7 => Value::Ints(bytes.iter().map(|b| i64::from(*b)).collect()),
+            1 => Value::Ints(bytes.iter().map(|b| i64::from(*b as i8)).collect()),
+            2 => Value::Ints(bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b).into()).collect()),
+            3 => Value::Ints(bytes.as_chunks().0.iter().map(|b| i16::from_le_bytes(*b).into()).collect()),
+            4 => Value::Ints(bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b).into()).collect()),
+            5 => Value::Ints(bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect()),
+            10 => Value::Ints(bytes.as_chunks().0.iter().map(|b| cut(*b)).collect()),
+            11 => Value::Ints(bytes.as_chunks().0.iter().map(|b| i64::from_le_bytes(*b)).collect()),
+            6 => Value::Floats(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
+            _ => Value::Floats(bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b) as f32).collect()),
+        })
+    }
+
+    /// One line of the tensor list; its range still counts from the start of the data.
+    fn tensor(&mut self) -> Result<Entry, Fault> {
+        let name = self.name("the name of a tensor")?;
+        let bad = |what: String| damaged(self.file, format!("tensor `{name}` {what}"));
+        let n_dims = self.u32("the list of tensors")?;
+        if !(1..=4).contains(&n_dims) {
+            return Err(bad(format!("has {n_dims} dimensions")));
+        }
+        let mut shape = Vec::new();
+        for _ in 0..n_dims {
+            let n = self.u64("the list of tensors")?;
+            shape.insert(0, usize::try_from(n).map_err(|_| bad(format!("has a dimension of {n}")))?);
+        }
+        let kind = self.u32("the list of tensors")?;
+        let offset = self.u64("the list of tensors")?;
+        let Some(kind) = Kind::of(kind) else {
+            let stored = Kind::foreign(kind).map_or_else(|| format!("type {kind}"), str::to_owned);
+            let what = format!("{}: tensor `{name}` is stored as {stored}, which cannot be read", self.file);
+            return Err(Fault::model(what).help(format!("use a file of {}", Kind::names())));
+        };
+        let cols = shape[shape.len() - 1];
+        if shape.contains(&0) || !cols.is_multiple_of(kind.weights()) {
+            return Err(bad(format!("has the shape {shape:?}, which {kind} cannot cut")));
+        }
+        let bytes =
+            shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).and_then(|n| (n / kind.weights()).checked_mul(kind.bytes()));
+        let end = bytes.and_then(|n| usize::try_from(offset).ok()?.checked_add(n));
+        match end {
+            Some(end) => Ok(Entry { name, kind, shape, range: offset as usize..end }),
+            None => Err(bad(format!("has the impossible shape {shape:?} at offset {offset}"))),
+        }
+    }
+}
+
+/// Reads and checks the header of a whole file. `file` is only named in errors. Tensors come in the order of their data.
+pub fn parse(file: &str, bytes: &[u8]) -> Result<(Metadata, Vec<Entry>)> {
+    Ok(read(&mut Reader { file, bytes, at: 0 })?)
+}
+
+fn read(r: &mut Reader<'_>) -> Result<(Metadata, Vec<Entry>), Fault> {
+    if r.bytes.get(..4) != Some(MAGIC) {
+        return Err(damaged(r.file, "does not begin as a GGUF file does"));
+    }
+    r.at = 4;
+    match r.u32("the version")? {
+        2 | VERSION => {}
+        v if v.swap_bytes() <= 0xffff => {
+            return Err(Fault::model(format!("{}: a big-endian GGUF file", r.file)).help("convert it on a little-endian machine"));
+        }
+        v => {
+            let help = "convert the model again with a current llama.cpp";
+            return Err(Fault::model(format!("{}: version {v} of GGUF; 2 and 3 can be read", r.file)).help(help));
+        }
+    }
+    // 8 bytes of name length, 1 of name, 4 of dimensions, 8 for one, 4 of type, 8 of offset.
+    let n_tensors = r.count(33, "tensors")?;
+    let n_values = r.count(14, "metadata values")?;
+    let mut metadata = Metadata::default();
+    for _ in 0..n_values {
+        let key = r.name("a key")?;
+        let kind = r.u32(&format!("the value of `{key}`"))?;
+        let value = r.value(kind, &key)?;
+        if !metadata.insert(key.clone(), value) {
+            return Err(damaged(r.file, format!("`{key}` is given twice")));
+        }
+    }
+    let mut entries = Vec::new();
+    let mut names = HashSet::new();
+    for _ in 0..n_tensors {
+        let entry = r.tensor()?;
+        if !names.insert(entry.name.clone()) {
+            return Err(damaged(r.file, format!("tensor `{}` is listed twice", entry.name)));
+        }
+        entries.push(entry);
+    }
+    let alignment = match metadata.get(ALIGNMENT_KEY) {
+        None => ALIGNMENT,
+        Some(Value::Int(n)) if (1..=1 << 20).contains(n) && n.count_ones() == 1 => *n as usize,
+        Some(other) => return Err(damaged(r.file, format!("`{ALIGNMENT_KEY}` is {other:?}, not a power of two"))),
+    };
+    place(r.file, &mut entries, r.at.next_multiple_of(alignment), alignment, r.bytes.len())?;
+    Ok((metadata, entries))
+}
+
+/// Ranges from the start of the data to ranges of the file, sorted, apart and inside.
+fn place(file: &str, entries: &mut [Entry], start: usize, alignment: usize, len: usize) -> Result<(), Fault> {
+    entries.sort_by_key(|e| (e.range.start, e.range.end));
+    let mut end = start;
+    for entry in entries {
+        let bad = |what: String| damaged(file, format!("tensor `{}` {what}", entry.name));
+        if !entry.range.start.is_multiple_of(alignment) {
+            return Err(bad(format!("begins at byte {} of the data, which is no multiple of {alignment}", entry.range.start)));
+        }
+        let range = start.checked_add(entry.range.start).zip(start.checked_add(entry.range.end));
+        let Some((first, last)) = range.filter(|r| r.1 <= len) else {
+            let have = len.saturating_sub(start);
+            return Err(bad(format!(
+                "ends at byte {} of the data, but the file holds only {have}: it is truncated",
+                entry.range.end
+            )));
+        };
+        if first < end {
+            return Err(bad("overlaps the tensor before it".into()));
+        }
+        end = last;
+        entry.range = first..last;
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! A GGUF model behind the door that all checkpoints share: it looks like a Hugging Face directory once someone who knows the
+//! model has said how.
+
+use super::{Kind, Metadata, files};
+use crate::checkpoint::header::Entry;
+use crate::checkpoint::store::Bytes;
+use crate::checkpoint::{Checkpoint, Dtype, TensorView};
+use crate::error::Fault;
+use anyhow::Result;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// Makes a side file from the metadata.
+pub type Make = fn(&Metadata) -> Result<Vec<u8>>;
+
+/// How a GGUF model is to be seen.
+pub struct Presentation<'a> {
+    /// As in `config.json`.
+    pub config: serde_json::Value,
+    /// The name by which a tensor shall be known; `None` keeps the file's.
+    pub rename: &'a dyn Fn(&str) -> Option<String>,
+    /// Whether a tensor, by the file's name, holds 1 more than it means. Such tensors are held in memory.
+    pub plus_one: &'a dyn Fn(&str) -> bool,
+    /// Files that a directory would have beside its weights, made when they are asked for.
+    pub files: Vec<(&'static str, Make)>,
+    pub notes: Vec<String>,
+}
+
+/// What only GGUF files have.
+#[derive(Debug)]
+pub struct Gguf {
+    metadata: Metadata,
+    /// Types of the tensors that are stored in blocks, by the names they are known by.
+    blocks: HashMap<String, Kind>,
+    files: Vec<(&'static str, Make, OnceLock<Vec<u8>>)>,
+}
+
+impl Gguf {
+    pub fn block(&self, tensor: &str) -> Option<Kind> {
+        self.blocks.get(tensor).copied()
+    }
+
+    pub fn side_file(&self, name: &str) -> Result<Option<Cow<'_, [u8]>>> {
+        let Some((_, make, made)) = self.files.iter().find(|(n, ..)| *n == name) else { return Ok(None) };
+        if made.get().is_none() {
+            let bytes = make(&self.metadata)?;
+            // Someone else may have been faster, with the same bytes.
+            let _ = made.set(bytes);
+        }
+        Ok(made.get().map(|bytes| Cow::Borrowed(bytes.as_slice())))
+    }
+}
+
+impl Checkpoint {
+    /// Opens a GGUF file with all its parts.
+    pub(in crate::checkpoint) fn open_gguf(path: &Path) -> Result<Checkpoint> {
+        let model = files::open(path)?;
+        let (mut raw, mut by_name, mut blocks) = (Vec::new(), HashMap::new(), HashMap::new());
+        for (part, tensor) in model.tensors {
+            let mut shape = tensor.shape;
+            let dtype = tensor.kind.dtype().unwrap_or_else(|| {
+                blocks.insert(tensor.name.clone(), tensor.kind);
+                shape.last_mut().into_iter().for_each(|n| *n = tensor.kind.bytes_of(*n));
+                Dtype::U8
+            });
+            by_name.insert(tensor.name.clone(), raw.len());
+            raw.push((part, Entry { name: tensor.name, dtype, shape, range: tensor.range }));
+        }
+        Ok(Checkpoint {
+            name: model.names[0].clone(),
+            store: model.store,
+            config: serde_json::Value::Null,
+            shards: model.parts,
+            shard_names: model.names,
+            raw,
+            by_name,
+            formats: BTreeMap::new(),
+            notes: Vec::new(),
+            gguf: Some(Box::new(Gguf { metadata: model.metadata, blocks, files: Vec::new() })),
+        })
+    }
+
+    /// What a GGUF file says about its model; `None` for other checkpoints.
+    pub fn metadata(&self) -> Option<&Metadata> {
+        self.gguf.as_ref().map(|g| &g.metadata)
+    }
+
+    /// The metadata of a GGUF file of which nobody has said yet how it is to be seen.
+    pub fn unpresented(&self) -> Option<&Metadata> {
+        self.metadata().filter(|_| self.config.is_null())
+    }
+
+    /// Puts on another face: from here on it looks like a directory with this configuration, these names and these files.
+    pub fn present(mut self, how: Presentation<'_>) -> Result<Checkpoint> {
+        let Some(gguf) = &mut self.gguf else { anyhow::bail!("{} is no GGUF model", self.name) };
+        gguf.files = how.files.into_iter().map(|(name, make)| (name, make, OnceLock::new())).collect();
+        let mut made: Vec<u8> = Vec::new();
+        for (i, (shard, entry)) in self.raw.iter_mut().enumerate() {
+            if (how.plus_one)(&entry.name) {
+                if let Some(kind) = gguf.block(&entry.name) {
+                    let what = format!("{}: tensor `{}` is stored as {kind}; norms are F32", self.name, entry.name);
+                    return Err(Fault::model(what).help("the file was made wrongly: fetch or convert the model again").into());
+                }
+                let view =
+                    TensorView { dtype: entry.dtype, shape: &entry.shape, data: &self.shards[*shard][entry.range.clone()] };
+                let start = made.len();
+                // Exact where what is meant lies above -1/2.
+                made.extend(view.to_f32()?.iter().flat_map(|v| (v - 1.0).to_le_bytes()));
+                (*shard, entry.dtype, entry.range) = (self.shards.len(), Dtype::F32, start..made.len());
+            }
+            let Some(name) = (how.rename)(&entry.name) else { continue };
+            if let Some(kind) = gguf.blocks.remove(&entry.name) {
+                gguf.blocks.insert(name.clone(), kind);
+            }
+            self.by_name.remove(&entry.name);
+            if self.by_name.insert(name.clone(), i).is_some() {
+                return Err(Fault::model(format!("{}: more than one tensor serves as `{name}`", self.name))
+                    .help("the file was made wrongly: fetch or convert the model again")
+                    .into());
+            }
+            entry.name = name;
+        }
+        self.shards.push(Bytes::Owned(made));
+        self.config = how.config;
+        self.notes.extend(how.notes);
+        Ok(self)
+    }
+}

@@ -1,0 +1,108 @@
+//! The header of a GGUF file to be written; the data follows in the order of the tensors, each padded to the alignment.
+
+use super::block::Kind;
+use super::container::{ALIGNMENT, MAGIC, VERSION};
+
+/// Metadata as it goes into the file, in this order.
+#[derive(Clone, Debug, Default)]
+pub struct Keys {
+    count: u64,
+    bytes: Vec<u8>,
+}
+
+impl Keys {
+    fn put(&mut self, key: &str, kind: u32, value: &[u8]) {
+        self.count += 1;
+        push_text(&mut self.bytes, key);
+        self.bytes.extend(kind.to_le_bytes());
+        self.bytes.extend(value);
+    }
+
+    pub fn u32(&mut self, key: &str, value: u32) {
+        self.put(key, 4, &value.to_le_bytes());
+    }
+
+    pub fn f32(&mut self, key: &str, value: f32) {
+        self.put(key, 6, &value.to_le_bytes());
+    }
+
+    pub fn bool(&mut self, key: &str, value: bool) {
+        self.put(key, 7, &[value.into()]);
+    }
+
+    pub fn text(&mut self, key: &str, value: &str) {
+        let mut bytes = Vec::new();
+        push_text(&mut bytes, value);
+        self.put(key, 8, &bytes);
+    }
+
+    pub fn texts<T: AsRef<str>>(&mut self, key: &str, values: &[T]) {
+        let mut bytes = list(8, values.len());
+        values.iter().for_each(|v| push_text(&mut bytes, v.as_ref()));
+        self.put(key, 9, &bytes);
+    }
+
+    pub fn f32s(&mut self, key: &str, values: &[f32]) {
+        let mut bytes = list(6, values.len());
+        bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+        self.put(key, 9, &bytes);
+    }
+
+    pub fn i32s(&mut self, key: &str, values: &[i32]) {
+        let mut bytes = list(5, values.len());
+        bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+        self.put(key, 9, &bytes);
+    }
+}
+
+fn push_text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+fn list(kind: u32, len: usize) -> Vec<u8> {
+    let mut bytes = kind.to_le_bytes().to_vec();
+    bytes.extend((len as u64).to_le_bytes());
+    bytes
+}
+
+/// A tensor to be written.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    pub name: String,
+    pub kind: Kind,
+    /// Outermost first.
+    pub shape: Vec<usize>,
+}
+
+impl Tensor {
+    /// Of its data, without padding.
+    pub fn bytes(&self) -> u64 {
+        self.kind.bytes_of(self.shape.iter().product()) as u64
+    }
+
+    /// Zeros behind its data.
+    pub fn padding(&self) -> usize {
+        (self.bytes().next_multiple_of(ALIGNMENT as u64) - self.bytes()) as usize
+    }
+}
+
+/// Everything before the data.
+pub fn header(keys: &Keys, tensors: &[Tensor]) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    out.extend(VERSION.to_le_bytes());
+    out.extend((tensors.len() as u64).to_le_bytes());
+    out.extend(keys.count.to_le_bytes());
+    out.extend(&keys.bytes);
+    let mut offset = 0u64;
+    for tensor in tensors {
+        push_text(&mut out, &tensor.name);
+        out.extend((tensor.shape.len() as u32).to_le_bytes());
+        tensor.shape.iter().rev().for_each(|n| out.extend((*n as u64).to_le_bytes()));
+        out.extend(tensor.kind.number().to_le_bytes());
+        out.extend(offset.to_le_bytes());
+        offset += tensor.bytes() + tensor.padding() as u64;
+    }
+    out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+    out
+}
