@@ -11,7 +11,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
 use crate::gemma::Weights;
 use crate::quant::allocate::prior;
-use crate::quant::recipe::parse_size;
+use crate::quant::recipe::{FOR_SIZES, parse_size};
 use crate::quant::{self, Nearest, Options, Plan, Recipe, Report, unfinished};
 use crate::tensor::Format;
 use anyhow::{Context, Result};
@@ -30,7 +30,7 @@ pub struct Quantize {
     /// Directory to make; it appears complete or not at all
     #[arg(value_name = "DST")]
     pub destination: PathBuf,
-    /// Which format each tensor gets: int4 or a TOML file [default: int4]
+    /// Which format each tensor gets: int4, 9gb, 10gb, 12gb or a TOML file [default: int4]
     #[arg(long, value_name = "NAME|PATH", conflicts_with_all = ["linear", "embedding"])]
     pub recipe: Option<String>,
     /// Choose formats so that the whole directory takes at most this, e.g. 9.5GB
@@ -140,7 +140,7 @@ fn recipe(options: &Quantize) -> Result<Recipe> {
         let (linear, embedding) = (options.linear.unwrap_or(Format::I4_G32), options.embedding.unwrap_or(Format::I8_ROW));
         return Ok(Recipe::inline(linear, embedding));
     }
-    let name = options.recipe.as_deref().unwrap_or("int4");
+    let name = options.recipe.as_deref().unwrap_or(if options.target_size.is_some() { FOR_SIZES } else { "int4" });
     match options.target_size {
         Some(size) => Recipe::load(name)?.with_target(size),
         None => Recipe::load(name),
@@ -181,7 +181,8 @@ fn describe(plan: &Plan) -> String {
     table.push(row(["all".to_owned(), bits, count, thousands(codes), thousands(scales), thousands(codes + scales)]));
     let mut out = markdown(&table) + "\n";
     let mut line = |label: &str, value: String| out += &format!("{label:<14}{value}\n");
-    line("recipe", plan.recipe.clone());
+    let aim = plan.target.map_or(String::new(), |target| format!(", for at most {} bytes", thousands(target)));
+    line("recipe", plan.recipe.clone() + &aim);
     line("codes", format!("{:.2} GB; with scales {:.2} GB", codes as f64 / 1e9, (codes + scales) as f64 / 1e9));
     line(
         "directory",

@@ -22,7 +22,15 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 /// Recipes inside the binary: name and text.
-pub const BUILT_IN: [(&str, &str); 1] = [("int4", include_str!("../../quant/int4.toml"))];
+pub const BUILT_IN: [(&str, &str); 4] = [
+    ("int4", include_str!("../../quant/int4.toml")),
+    ("9gb", include_str!("../../quant/9gb.toml")),
+    ("10gb", include_str!("../../quant/10gb.toml")),
+    ("12gb", include_str!("../../quant/12gb.toml")),
+];
+
+/// Which built-in recipe serves a size that is given without one.
+pub const FOR_SIZES: &str = "10gb";
 
 /// What a line says about its tensors.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,8 +134,9 @@ impl Recipe {
         Ok(self)
     }
 
+    /// What it is called: built-in name, or the file's name without the way to it.
     pub fn name(&self) -> &str {
-        &self.name
+        Path::new(&self.name).file_name().and_then(|n| n.to_str()).unwrap_or(&self.name)
     }
 
     /// Largest size of the whole artifact.
@@ -274,6 +283,7 @@ mod tests {
             recipe.resolve(&tensors(1)).unwrap();
             recipe.resolve(&tensors(62)).unwrap();
         }
+        assert!(Recipe::load(FOR_SIZES).unwrap().with_target(9_500_000_000).is_ok());
         assert!(Recipe::load("int4").unwrap().with_target(9_500_000_000).is_err());
         assert!(format!("{:#}", Recipe::load("8gb").unwrap_err()).contains("8gb"));
     }
