@@ -84,6 +84,11 @@ impl ChatTemplate {
         ChatTemplate { source: BUILT_IN.to_string(), bos: "<bos>".into(), eos: "<eos>".into() }
     }
 
+    /// The template itself.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// The prompt as text. With `answer`, it ends where the model's answer begins.
     pub fn render(&self, messages: &[Message], answer: bool) -> Result<String> {
         let mut env = Environment::new();

@@ -22,6 +22,10 @@ impl Keys {
         self.put(key, 4, &value.to_le_bytes());
     }
 
+    pub fn i32(&mut self, key: &str, value: i32) {
+        self.put(key, 5, &value.to_le_bytes());
+    }
+
     pub fn f32(&mut self, key: &str, value: f32) {
         self.put(key, 6, &value.to_le_bytes());
     }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// Layers of Gemma 3 4B, 12B and 27B, whose global positions are divided by 8; older files do not say so.
 const SCALED: [i64; 3] = [34, 48, 62];
 /// Layers of 27B, whose attention scale is that of `dim / n_heads`; no key says so.
-const LAYERS_27B: i64 = 62;
+pub const LAYERS_27B: i64 = 62;
 
 /// The shapes are checked by [`super::super::Config`] as those of any other file; here they only have to be there.
 pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Result<Value, String> {

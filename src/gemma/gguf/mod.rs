@@ -5,6 +5,7 @@
 //! Source: ggml-org/llama.cpp, convert_hf_to_gguf.py and gguf-py/gguf/constants.py.
 
 mod config;
+pub mod export;
 mod vocab;
 
 use super::weights::Role;

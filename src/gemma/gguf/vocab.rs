@@ -7,9 +7,9 @@
 
 use super::Metadata;
 use crate::error::Fault;
-use crate::gemma::tokenizer::KNOWN_CONTROL;
-use anyhow::Result;
-use serde::{Serialize, Serializer};
+use crate::gemma::tokenizer::{KNOWN_CONTROL, Merge};
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -27,6 +27,7 @@ pub const UNKNOWN: i64 = 2;
 pub const CONTROL: i64 = 3;
 pub const USER_DEFINED: i64 = 4;
 pub const UNUSED: i64 = 5;
+pub const BYTE: i64 = 6;
 
 /// Longer pieces than this are damage; Gemma's longest has 93 bytes.
 const LONGEST: usize = 4096;
@@ -89,6 +90,11 @@ impl Pieces {
         if let Some(id) = scores.iter().position(|s| s.is_nan()) {
             return Err(damaged(format!("has no number as the score of id {id}")));
         }
+        Ok(Pieces::new(tokens, scores, types))
+    }
+
+    /// Pieces as SentencePiece has them, of what converters make of those.
+    fn new(tokens: &[String], scores: &[f32], types: &[i64]) -> Pieces {
         let mut pieces = Pieces { texts: Vec::with_capacity(tokens.len()), scores: scores.to_vec(), types: types.to_vec() };
         for (id, token) in tokens.iter().enumerate() {
             if is_mistyped(tokens, types, id) {
@@ -105,7 +111,7 @@ impl Pieces {
                 pieces.scores[id] = 0.0;
             }
         }
-        Ok(pieces)
+        pieces
     }
 
     /// Ids by piece.
@@ -239,4 +245,91 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
         },
     };
     Ok(serde_json::to_vec(&file)?)
+}
+
+/// A `tokenizer.json` as converters write it into GGUF files.
+pub struct Vocabulary {
+    pub tokens: Vec<String>,
+    pub scores: Vec<f32>,
+    pub types: Vec<i64>,
+    /// Only where the scores alone would give other ids.
+    pub merges: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+struct Source {
+    model: SourceModel,
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+}
+
+#[derive(Deserialize)]
+struct SourceModel {
+    vocab: HashMap<String, usize>,
+    merges: Vec<Merge>,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: usize,
+    content: String,
+    special: bool,
+}
+
+/// Scores of what converters look for in the text as it is, of padding, and of pieces that no merge gives.
+const ADDED_SCORE: f32 = -1000.0;
+const PADDING_SCORE: f32 = -10000.0;
+const SINGLE_SCORE: f32 = -1e6;
+
+impl Vocabulary {
+    /// `size` pieces; ids beyond are left out, holes are padding. Scores are the ranks of the merges.
+    pub fn of(tokenizer_json: &[u8], size: usize) -> Result<Vocabulary> {
+        let source: Source = serde_json::from_slice(tokenizer_json)?;
+        let mut out = Vocabulary {
+            tokens: (0..size).map(|id| format!("[PAD{id}]")).collect(),
+            scores: vec![PADDING_SCORE; size],
+            types: vec![UNUSED; size],
+            merges: None,
+        };
+        for (piece, id) in source.model.vocab.iter().filter(|(_, id)| **id < size) {
+            let byte = piece.len() == 6 && piece.starts_with("<0x") && piece.ends_with('>');
+            out.tokens[*id].clone_from(piece);
+            (out.scores[*id], out.types[*id]) = (SINGLE_SCORE, if byte { BYTE } else { NORMAL });
+        }
+        for added in source.added_tokens.iter().filter(|a| a.id < size) {
+            let control = added.special || is_placeholder(&added.content) || KNOWN_CONTROL.contains(&added.content.as_str());
+            let text = &added.content;
+            out.tokens[added.id] = if control { text.clone() } else { text.replace('▁', " ") };
+            out.types[added.id] = match control {
+                true if text == "<unk>" => UNKNOWN,
+                true => CONTROL,
+                false => USER_DEFINED,
+            };
+            out.scores[added.id] = ADDED_SCORE;
+        }
+        let mut rank = 0f32;
+        for Merge(a, b) in &source.model.merges {
+            let made = source.model.vocab.get(&format!("{a}{b}")).copied();
+            let id = made.with_context(|| format!("it merges {a:?} and {b:?} into no piece"))?;
+            if out.scores.get(id) == Some(&SINGLE_SCORE) {
+                out.scores[id] = rank;
+                rank -= 1.0;
+            }
+        }
+        let pieces = Pieces::new(&out.tokens, &out.scores, &out.types);
+        let same = |(ours, theirs): (&(&str, &str), &Merge)| *ours == (theirs.0.as_str(), theirs.1.as_str());
+        let derived = pieces.merges(&pieces.ids()?);
+        if derived.len() != source.model.merges.len() || !derived.iter().zip(&source.model.merges).all(same) {
+            let spelled = |Merge(a, b): &Merge| match a.contains(' ') || b.contains(' ') {
+                true => bail!("its merge of {a:?} and {b:?} has a space, which a GGUF file cannot tell from the one between them"),
+                false => Ok(format!("{a} {b}")),
+            };
+            out.merges = Some(source.model.merges.iter().map(spelled).collect::<Result<_>>()?);
+        }
+        Ok(out)
+    }
+
+    pub fn id(&self, piece: &str) -> Option<u32> {
+        self.tokens.iter().position(|t| t == piece).map(|id| id as u32)
+    }
 }

@@ -79,7 +79,7 @@ impl<'de> Deserialize<'de> for Pieces {
 }
 
 /// Two pieces that become one: `["a", "b"]`, or `"a b"` in older files.
-struct Merge(String, String);
+pub struct Merge(pub String, pub String);
 
 impl<'de> Deserialize<'de> for Merge {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {

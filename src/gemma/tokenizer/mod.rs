@@ -2,7 +2,7 @@
 
 mod file;
 
-pub(super) use file::KNOWN_CONTROL;
+pub(super) use file::{KNOWN_CONTROL, Merge};
 
 use crate::error::Fault;
 use crate::tensor::Token;
