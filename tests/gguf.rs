@@ -2,14 +2,10 @@
 
 mod common;
 
-use common::gguf::{self, File, Val};
-use common::{Dims, Form, TinyModel};
+use common::gguf::{self, File, Val, directory, logits};
+use common::{Dims, TinyModel};
 use gemma::checkpoint::gguf::Kind;
 use gemma::checkpoint::{Checkpoint, Dtype};
-use gemma::compute::KvFormat;
-use gemma::compute::cpu::{CpuExecutor, CpuOptions};
-use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{ChatTemplate, Generation, Message, Special, Tokenizer, Weights};
 use gemma::quant::{Options, Recipe, quantize};
 use gemma::tensor::Format;
@@ -22,29 +18,6 @@ use tempfile::TempDir;
 
 fn open(path: &Path) -> Weights {
     Weights::open(Checkpoint::open(path).unwrap()).unwrap()
-}
-
-/// Scores of a fixed text, as bits.
-fn logits(weights: &Weights) -> Vec<u32> {
-    let executor = CpuExecutor::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
-    let options = EngineOptions { context: 64, kv: KvFormat::F32 };
-    let mut engine = PlannedEngine::new(weights, Box::new(executor), options).unwrap();
-    let ids: Vec<u32> = (0..24).map(|i| 2 + i * 53 % 150).collect();
-    let mut scores = Scores::default();
-    engine.forward(&TokenTree::chain(&ids), Rows::All, &mut scores).unwrap();
-    assert!(scores.logits.iter().any(|v| *v != 0.0));
-    scores.logits.iter().map(|v| v.to_bits()).collect()
-}
-
-/// A model whose attention scale is the one that GGUF implies, as a directory.
-fn directory(model: &TinyModel, dir: &Path, dtype: Dtype) -> PathBuf {
-    let path = dir.join(dtype.to_string());
-    model.write(&path, Form::TextV4, dtype, 1);
-    let file = path.join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    config["query_pre_attn_scalar"] = model.dims.head_dim.into();
-    fs::write(file, config.to_string()).unwrap();
-    path
 }
 
 fn written(file: &File) -> (TempDir, PathBuf) {

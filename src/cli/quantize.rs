@@ -15,7 +15,7 @@ use crate::quant::recipe::{FOR_SIZES, parse_size};
 use crate::quant::{self, Nearest, Options, Plan, Recipe, Report, unfinished};
 use crate::tensor::Format;
 use anyhow::{Context, Result};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -24,10 +24,10 @@ const BANDWIDTH: f64 = 75e9;
 
 #[derive(Debug, Args)]
 pub struct Quantize {
-    /// Model directory or id, with bf16, f16 or f32 weights
+    /// Model directory, GGUF file or id, with bf16, f16 or f32 weights
     #[arg(value_name = "SRC")]
     pub source: String,
-    /// Directory to make; it appears complete or not at all
+    /// Directory or GGUF file to make; it appears complete or not at all
     #[arg(value_name = "DST")]
     pub destination: PathBuf,
     /// Which format each tensor gets: int4, 9gb, 10gb, 12gb or a TOML file [default: int4]
@@ -42,6 +42,9 @@ pub struct Quantize {
     /// Instead of a recipe: format of the embedding table and the output head [default: i8-row]
     #[arg(long, value_name = "FORMAT", alias = "format-embedding", value_parser = format)]
     pub embedding: Option<Format>,
+    /// Make a directory for this program, or one file that llama.cpp reads too [default: gguf where DST ends so]
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub format: Option<Container>,
     /// Print what would be written, to the byte, and stop
     #[arg(long)]
     pub dry_run: bool,
@@ -64,6 +67,13 @@ pub struct Quantize {
     pub ui: UiOptions,
 }
 
+/// What is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Container {
+    Artifact,
+    Gguf,
+}
+
 fn format(text: &str) -> Result<Format, String> {
     text.parse().map_err(|e: anyhow::Error| e.to_string())
 }
@@ -84,6 +94,10 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
         memory: options.mem_limit,
         restart: options.restart,
         requantize: options.allow_requantize,
+        gguf: match options.format {
+            Some(format) => format == Container::Gguf,
+            None => options.destination.extension().is_some_and(|e| e == "gguf"),
+        },
         verify: options.verify,
         ..Options::default()
     };

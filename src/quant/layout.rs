@@ -1,5 +1,8 @@
 //! What the artifact will hold, to the byte, before anything is written.
 
+use super::gguf;
+use crate::checkpoint::gguf::Kind as Block;
+use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, artifact};
 use crate::error::Fault;
 use crate::gemma::{Role, Weights};
@@ -60,6 +63,8 @@ pub struct Entry {
     pub target: Target,
     /// Codes, then scales; or one plain tensor.
     pub parts: Vec<Part>,
+    /// How a GGUF file stores it; `None` in an artifact.
+    pub block: Option<Block>,
     /// Index of its file.
     pub shard: usize,
 }
@@ -75,9 +80,36 @@ impl Entry {
 pub struct Layout {
     pub entries: Vec<Entry>,
     pub shards: usize,
+    /// What stands before the data of a GGUF file.
+    gguf: Option<Vec<u8>>,
 }
 
 impl Layout {
+    /// Nothing.
+    pub fn empty() -> Self {
+        Layout { entries: Vec::new(), shards: 0, gguf: None }
+    }
+
+    /// The same as one GGUF file with these keys; refuses what such a file cannot hold.
+    pub fn gguf(weights: &Weights, targets: &[Target], keys: &Keys) -> Result<Self> {
+        let mut entries = Vec::new();
+        for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
+            let name = weights.name(role, layer);
+            let [rows, cols] = role.shape(weights.config());
+            let kind = gguf::kind(&name, role, target, cols)?;
+            let parts = vec![gguf::part(role, layer, kind, rows, cols)];
+            entries.push(Entry { role, layer, name, rows, cols, target, parts, block: Some(kind), shard: 0 });
+        }
+        let tensors: Vec<_> = entries.iter().filter_map(|e| Some((e.role, e.layer, e.block?, e.rows, e.cols))).collect();
+        let header = gguf::header(keys, &tensors);
+        Ok(Layout { entries, shards: 1, gguf: Some(header) })
+    }
+
+    /// Whether it is one GGUF file rather than a directory.
+    pub fn is_gguf(&self) -> bool {
+        self.gguf.is_some()
+    }
+
     /// Lays out `weights`, each tensor of [`Weights::roles`] as its target says; refuses widths that a format cannot cut.
     pub fn new(weights: &Weights, targets: &[Target], shard_bytes: u64) -> Result<Self> {
         let mut entries = Vec::new();
@@ -91,9 +123,9 @@ impl Layout {
                 (shard, filled) = (shard + 1, 0);
             }
             filled += bytes;
-            entries.push(Entry { role, layer, name, rows, cols, target, parts, shard });
+            entries.push(Entry { role, layer, name, rows, cols, target, parts, block: None, shard });
         }
-        Ok(Layout { entries, shards: shard + 1 })
+        Ok(Layout { entries, shards: shard + 1, gguf: None })
     }
 
     /// Of all tensors, without headers.
@@ -132,6 +164,7 @@ impl Layout {
     /// Name of a shard's file.
     pub fn file(&self, shard: usize) -> String {
         match self.shards {
+            1 if self.is_gguf() => gguf::FILE.into(),
             1 => "model.safetensors".into(),
             n => format!("model-{:05}-of-{n:05}.safetensors", shard + 1),
         }
@@ -139,6 +172,9 @@ impl Layout {
 
     /// The bytes before a shard's data: length, then JSON padded to 8.
     pub fn header(&self, shard: usize) -> Result<Vec<u8>> {
+        if let Some(header) = &self.gguf {
+            return Ok(header.clone());
+        }
         let mut map = Map::new();
         map.insert("__metadata__".into(), json!({"format": "pt"}));
         let mut at = 0;

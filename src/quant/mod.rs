@@ -5,6 +5,7 @@
 //! that a run that was ended goes on where it was. The destination appears complete or not at all.
 
 pub mod allocate;
+mod gguf;
 mod journal;
 mod layout;
 mod pattern;
@@ -12,6 +13,7 @@ mod pipeline;
 mod plan;
 pub mod recipe;
 mod report;
+mod sink;
 mod solver;
 mod source;
 mod staging;
@@ -37,6 +39,8 @@ pub struct Options {
     pub restart: bool,
     /// Round weights that are already quantised once more.
     pub requantize: bool,
+    /// Write one GGUF file rather than a directory.
+    pub gguf: bool,
     /// Read everything back and compare all decoders before the destination appears.
     pub verify: bool,
 }
@@ -50,6 +54,7 @@ impl Default for Options {
             memory: None,
             restart: false,
             requantize: false,
+            gguf: false,
             verify: false,
         }
     }

@@ -5,11 +5,12 @@ use super::journal::{Done, Header, Journal, count, places};
 use super::layout::{Entry, Target};
 use super::plan::{Plan, TILE_ROWS};
 use super::report::{FILE, Report, TensorReport, digits};
+use super::sink::Sink;
 use super::solver::{Nearest, Solver};
 use super::source::Reader;
 use super::staging::{Growing, Staging, check_destination, check_space, partial_of, sweep};
 use super::verify::verify;
-use super::{Options, Recipe, hex};
+use super::{Options, Recipe, gguf, hex};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Fault, Kind as FaultKind, fault_of};
 use crate::gemma::Weights;
@@ -61,7 +62,7 @@ pub fn quantize(source: &Weights, dst: &Path, recipe: &Recipe, options: &Options
     run(source, dst, &plan, options, &mut solver, tell)
 }
 
-/// Converts `source` into the directory `dst`, which must not exist or be empty.
+/// Converts `source` into `dst`: a directory, which must not exist or be empty, or a GGUF file, which must not exist.
 ///
 /// The same source, plan and solver give the same bytes, whatever the options and however often the run was ended and begun
 /// again. After an error, one from `tell` included, the finished tensors are kept for the next run, unless the source is at fault.
@@ -76,7 +77,7 @@ pub fn run(
     let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
     check_source(checkpoint, plan, options)?;
     sweep(dst);
-    check_destination(dst)?;
+    check_destination(dst, plan.layout.is_gguf())?;
     let staging = Staging::open(dst)?;
     let header = Header::new(checkpoint, plan, options)?;
     let (journal, done) = Journal::open(&staging.journal(), &header, &plan.layout, options.restart)?;
@@ -91,7 +92,7 @@ pub fn run(
             if options.verify {
                 check_written(&staging, plan, options, tell)?;
             }
-            staging.publish(dst)?;
+            staging.publish(plan.layout.is_gguf().then_some(gguf::FILE), dst)?;
             Ok(report)
         }
         Err(error) => {
@@ -171,6 +172,9 @@ impl Run<'_> {
         let tensors = self.plan.layout.entries.iter().zip(&done);
         let tensors = tensors.map(|(e, d)| TensorReport::new(e, d.relative_error, d.sha256.clone())).collect();
         let report = Report::new(self.plan, tensors, hex(&hash.finalize()));
+        if self.plan.layout.is_gguf() {
+            return Ok(report);
+        }
         for (name, bytes) in self.plan.made_files(self.source)? {
             self.staging.write(name, &bytes)?;
         }
@@ -252,9 +256,18 @@ impl Run<'_> {
             return Ok(false);
         }
         if let (true, Target::Format(format)) = (whole, entry.target) {
-            let (codes, scales) = bytes.split_at(entry.parts[0].bytes as usize);
-            let scales: Vec<f16> = scales.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect();
-            self.solver.resumed(entry, &Matrix::new(format, entry.rows, entry.cols, codes, scales)?)?;
+            let matrix = match entry.block {
+                Some(kind) => {
+                    let bytes = &bytes[..kind.bytes_of(entry.rows * entry.cols)];
+                    kind.matrix(entry.rows, entry.cols, bytes, self.options.threads)?
+                }
+                None => {
+                    let (codes, scales) = bytes.split_at(entry.parts[0].bytes as usize);
+                    let scales: Vec<f16> = scales.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect();
+                    Matrix::new(format, entry.rows, entry.cols, codes, scales)?
+                }
+            };
+            self.solver.resumed(entry, &matrix)?;
         }
         self.layer_done(entry)?;
         self.advance(&entry.name, entry.rows * entry.cols)?;
@@ -275,26 +288,23 @@ impl Run<'_> {
 
     /// Bytes as the source has them.
     fn copy(&mut self, entry: &Entry, reader: &Reader<'_>, file: &mut Growing) -> Result<(String, String, f64)> {
-        let mut hash = Sha256::new();
+        let (mut sink, mut source_hash) = (Sink::new(entry, file), Sha256::new());
         reader.pieces(0..entry.rows, &mut |bytes, values| {
-            hash.update(bytes);
-            file.write_all(bytes)?;
+            source_hash.update(bytes);
+            sink.plain(bytes, values)?;
             self.advance(&entry.name, values.len())
         })?;
-        let hash = hex(&hash.finalize());
-        Ok((hash.clone(), hash, 0.0))
+        Ok((sink.finish()?, hex(&source_hash.finalize()), 0.0))
     }
 
     /// Codes and scales as the source has them.
     fn repeat(&mut self, entry: &Entry, matrix: &Matrix<'_>, file: &mut Growing) -> Result<(String, String, f64)> {
-        let mut hash = Sha256::new();
-        for bytes in [&matrix.codes[..], bytemuck::cast_slice(&matrix.scales)] {
-            hash.update(bytes);
-            file.write_all(bytes)?;
-        }
+        let mut source_hash = Sha256::new_with_prefix(&matrix.codes);
+        source_hash.update(bytemuck::cast_slice::<f16, u8>(&matrix.scales));
+        let mut sink = Sink::new(entry, file);
+        sink.matrix(matrix)?;
         self.advance(&entry.name, entry.rows * entry.cols)?;
-        let hash = hex(&hash.finalize());
-        Ok((hash.clone(), hash, 0.0))
+        Ok((sink.finish()?, hex(&source_hash.finalize()), 0.0))
     }
 
     /// Codes as they come, then the scales. While a chunk is converted, the next one is read.
@@ -305,8 +315,7 @@ impl Run<'_> {
         reader: &Reader<'_>,
         file: &mut Growing,
     ) -> Result<(String, String, f64)> {
-        let (mut hash, mut source_hash) = (Sha256::new(), Sha256::new());
-        let mut scales: Vec<f16> = Vec::new();
+        let (mut sink, mut source_hash) = (Sink::new(entry, file), Sha256::new());
         let (mut error, mut power) = (0.0, 0.0);
         let vector = !entry.role.is_matrix();
         let step = match self.solver.wants_whole(entry) {
@@ -332,17 +341,12 @@ impl Run<'_> {
                 error += e;
                 power += p;
             }
-            hash.update(&matrix.codes);
-            file.write_all(&matrix.codes)?;
-            scales.extend_from_slice(&matrix.scales);
+            sink.matrix(&matrix)?;
             self.advance(&entry.name, values.len())?;
             values = ahead.transpose()?.unwrap_or_default();
         }
-        let scales: &[u8] = bytemuck::cast_slice(&scales);
-        hash.update(scales);
-        file.write_all(scales)?;
         let relative = if power > 0.0 { digits(f64::sqrt(error / power), 6) } else { 0.0 };
-        Ok((hex(&hash.finalize()), hex(&source_hash.finalize()), relative))
+        Ok((sink.finish()?, hex(&source_hash.finalize()), relative))
     }
 }
 

@@ -6,8 +6,10 @@ use super::recipe::{Choice, Recipe};
 use super::report::{self, Report};
 use super::solver::Solver;
 use super::{Options, SIDE_FILES};
+use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Kind, artifact, shards};
 use crate::error::{Fault, Kind as FaultKind};
+use crate::gemma::gguf::export;
 use crate::gemma::{Role, Weights};
 use crate::tensor::Format;
 use anyhow::{Context, Result};
@@ -29,6 +31,8 @@ pub struct Plan {
     pub predicted_kld: Option<f64>,
     /// Files copied beside the weights, and their bytes.
     pub side_files: Vec<(String, u64)>,
+    /// What a GGUF file says about the model.
+    keys: Option<Keys>,
     /// Bytes of everything that is written.
     pub total_bytes: u64,
     /// Most weights held at once as floats, where the solver does not ask for whole matrices.
@@ -53,9 +57,10 @@ impl Plan {
             recipe_sha256: recipe.sha256(),
             target: recipe.target(),
             solver: solver.name(),
-            layout: Layout { entries: Vec::new(), shards: 0 },
+            layout: Layout::empty(),
             predicted_kld: None,
-            side_files: side_files(source)?,
+            side_files: if options.gguf { Vec::new() } else { side_files(source)? },
+            keys: options.gguf.then(|| export::keys(source)).transpose()?,
             total_bytes: 0,
             chunk: 0,
             memory: 0,
@@ -124,7 +129,10 @@ impl Plan {
             }
             targets.push(target);
         }
-        self.layout = Layout::new(source, &targets, options.shard_bytes)?;
+        self.layout = match &self.keys {
+            Some(keys) => Layout::gguf(source, &targets, keys)?,
+            None => Layout::new(source, &targets, options.shard_bytes)?,
+        };
         self.predicted_kld = Some(report::digits(kld, 3));
         self.total_bytes = self.count(source)?;
         Ok(())
@@ -134,6 +142,9 @@ impl Plan {
         let mut total: u64 = self.side_files.iter().map(|(_, bytes)| bytes).sum();
         for shard in 0..self.layout.shards {
             total += self.layout.file_bytes(shard)?;
+        }
+        if self.layout.is_gguf() {
+            return Ok(total);
         }
         for (_, bytes) in self.made_files(source)? {
             total += bytes.len() as u64;

@@ -9,9 +9,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Refuses a destination that holds something or cannot be made.
-pub fn check_destination(dst: &Path) -> Result<()> {
+/// Refuses a destination that holds something or cannot be made; `file`: that is a directory already.
+pub fn check_destination(dst: &Path, file: bool) -> Result<()> {
     let shown = dst.display();
+    if file && dst.symlink_metadata().is_ok() {
+        return Err(Fault::usage(format!("{shown} exists")).help("choose another destination, or remove it first").into());
+    }
     if dst.symlink_metadata().is_ok() && !(dst.is_dir() && !dst.is_symlink() && fs::read_dir(dst)?.next().is_none()) {
         return Err(Fault::usage(format!("{shown} exists and is not an empty directory"))
             .help("choose another destination, or remove it first")
@@ -123,12 +126,13 @@ impl Staging {
         fs::remove_dir_all(&files).and_then(|()| fs::create_dir(&files)).with_context(|| format!("emptying {}", files.display()))
     }
 
-    /// Moves the files to their final name: from here on everything is there.
-    pub fn publish(self, dst: &Path) -> Result<()> {
+    /// Moves the files, or the only one, to their final name: from here on everything is there.
+    pub fn publish(self, file: Option<&str>, dst: &Path) -> Result<()> {
         let sync = |dir: &Path| File::open(dir).and_then(|d| d.sync_all()).with_context(|| format!("syncing {}", dir.display()));
         let files = self.files();
         sync(&files)?;
-        fs::rename(&files, dst).with_context(|| format!("moving {} to {}", files.display(), dst.display()))?;
+        let result = file.map_or_else(|| files.clone(), |name| files.join(name));
+        fs::rename(&result, dst).with_context(|| format!("moving {} to {}", result.display(), dst.display()))?;
         sync(&parent_of(dst))?;
         self.discard();
         Ok(())

@@ -2,11 +2,18 @@
 
 #![allow(dead_code)]
 
-use super::{Dims, TinyModel};
+use super::{Dims, Form, TinyModel};
+use gemma::checkpoint::Dtype;
+use gemma::compute::KvFormat;
+use gemma::compute::cpu::{CpuExecutor, CpuOptions};
+use gemma::engine::planned::EngineOptions;
+use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::gemma::Weights;
 use gemma::tensor::Matrix;
 use half::{bf16, f16};
 use serde_json::Value as Json;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 /// A metadata value; the number is the type's in the file.
 #[derive(Clone, Debug)]
@@ -272,4 +279,27 @@ pub fn file(model: &TinyModel, matrix: impl Fn(usize) -> (u32, Vec<u8>)) -> File
 /// The same with plain floats.
 pub fn float_file(model: &TinyModel, kind: u32) -> File {
     file(model, |i| (kind, floats(kind, &model.tensors[i].2)))
+}
+
+/// Scores of a fixed text, as bits.
+pub fn logits(weights: &Weights) -> Vec<u32> {
+    let executor = CpuExecutor::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
+    let options = EngineOptions { context: 64, kv: KvFormat::F32 };
+    let mut engine = PlannedEngine::new(weights, Box::new(executor), options).unwrap();
+    let ids: Vec<u32> = (0..24).map(|i| 2 + i * 53 % 150).collect();
+    let mut scores = Scores::default();
+    engine.forward(&TokenTree::chain(&ids), Rows::All, &mut scores).unwrap();
+    assert!(scores.logits.iter().any(|v| *v != 0.0));
+    scores.logits.iter().map(|v| v.to_bits()).collect()
+}
+
+/// A model whose attention scale is the one that GGUF implies, as a directory.
+pub fn directory(model: &TinyModel, dir: &Path, dtype: Dtype) -> PathBuf {
+    let path = dir.join(dtype.to_string());
+    model.write(&path, Form::TextV4, dtype, 1);
+    let file = path.join("config.json");
+    let mut config: Json = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["query_pre_attn_scalar"] = model.dims.head_dim.into();
+    fs::write(file, config.to_string()).unwrap();
+    path
 }

@@ -20,6 +20,7 @@ use crate::tensor::{Format, Matrix};
 use anyhow::Result;
 use half::{bf16, f16};
 use std::fmt;
+use std::ops::Range;
 
 /// A type of tensor that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -213,17 +214,14 @@ impl Kind {
         }
     }
 
-    /// Rows of a matrix of ours as blocks; only [`Kind::format`]'s and, with each scale repeated, those of wider groups.
-    ///
-    /// `codes` and `scales` are those of whole rows of `cols` columns.
-    pub fn encode(self, matrix: &Matrix<'_>) -> Vec<u8> {
-        let groups = matrix.format.groups(matrix.cols);
-        let blocks = matrix.cols / 32;
-        let mut out = Vec::with_capacity(matrix.rows * self.bytes_of(matrix.cols));
-        for row in 0..matrix.rows {
+    /// Rows of a matrix of ours as blocks: those of [`Kind::format`] and, with each scale repeated, those of wider groups.
+    pub fn encode(self, matrix: &Matrix<'_>, rows: Range<usize>) -> Vec<u8> {
+        let blocks = matrix.cols / self.weights();
+        let mut out = Vec::with_capacity(rows.len() * self.bytes_of(matrix.cols));
+        for row in rows {
             let (codes, scales) = (matrix.row(row), matrix.row_scales(row));
             for (i, codes) in codes.chunks_exact(codes.len() / blocks).enumerate() {
-                out.extend_from_slice(&scales[i * groups / blocks].to_le_bytes());
+                out.extend_from_slice(&scales[i * scales.len() / blocks].to_le_bytes());
                 match self {
                     Kind::Q4_0 => {
                         let at = out.len();

@@ -64,7 +64,9 @@ fn check(c: &Config) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(Fault::model(format!("the model cannot be written as GGUF: {what}")).help("write an artifact instead (--format artifact)").into())
+    Err(Fault::model(format!("the model cannot be written as GGUF: {what}"))
+        .help("write an artifact instead (--format artifact)")
+        .into())
 }
 
 fn sampling(generation: &Generation, keys: &mut Keys) {

@@ -321,7 +321,9 @@ impl Vocabulary {
         let derived = pieces.merges(&pieces.ids()?);
         if derived.len() != source.model.merges.len() || !derived.iter().zip(&source.model.merges).all(same) {
             let spelled = |Merge(a, b): &Merge| match a.contains(' ') || b.contains(' ') {
-                true => bail!("its merge of {a:?} and {b:?} has a space, which a GGUF file cannot tell from the one between them"),
+                true => {
+                    bail!("its merge of {a:?} and {b:?} has a space, which a GGUF file cannot tell from the one between them")
+                }
                 false => Ok(format!("{a} {b}")),
             };
             out.merges = Some(source.model.merges.iter().map(spelled).collect::<Result<_>>()?);
