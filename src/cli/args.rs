@@ -69,7 +69,7 @@ pub enum Command {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model and device")]
 pub struct ModelOptions {
-    /// Model: a directory (Hugging Face or quantised here), or the id of a model in the Hugging Face cache
+    /// Model: a directory (Hugging Face or quantised here), a GGUF file, or the id of a model in the Hugging Face cache
     ///
     /// Nothing is ever downloaded. Without this option the bundled demo model is used.
     #[arg(short, long, value_name = "PATH|ID")]

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Args)]
 pub struct Inspect {
-    /// Model directory or id [default: the bundled demo model]
+    /// Model directory, GGUF file or id [default: the bundled demo model]
     #[arg(value_name = "MODEL")]
     pub which: Option<String>,
     /// The same, as an option

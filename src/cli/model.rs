@@ -21,7 +21,7 @@ pub fn find(name: Option<&str>) -> Result<Source> {
     if !is_id(name) {
         let fault = Fault::model(format!("there is no model at {name}"));
         return Err(fault
-            .help("give a model directory, or an id such as google/gemma-3-1b-it from the Hugging Face cache")
+            .help("give a model directory, a GGUF file, or an id such as google/gemma-3-1b-it from the Hugging Face cache")
             .into());
     }
     in_cache(name, &caches()).map(Source::Directory)

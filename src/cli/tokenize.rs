@@ -14,7 +14,7 @@ use std::fmt::Write;
 pub struct Tokenize {
     #[command(flatten)]
     pub input: InputOptions,
-    /// Model directory or id [default: the bundled demo model]
+    /// Model directory, GGUF file or id [default: the bundled demo model]
     #[arg(short, long, value_name = "PATH|ID")]
     pub model: Option<String>,
     /// Put the text through the chat template first, as a user message

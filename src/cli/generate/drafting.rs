@@ -65,7 +65,7 @@ pub fn build(
             let checkpoint = Checkpoint::open(&directory).and_then(crate::gemma::gguf::present).with_context(shown)?;
             if let Some(why) = mismatch(tokenizer, &tokenizer_of(&checkpoint)?) {
                 let fault = Fault::model(format!("{path} cannot draft for {}: {why}", model.name));
-                return Err(fault.help("a draft model needs the same tokenizer.json as the target").into());
+                return Err(fault.help("a draft model needs the same tokens as the target").into());
             }
             add_model("model", checkpoint)?;
         }
@@ -81,7 +81,7 @@ pub fn build(
 
 /// Why one model's guesses mean nothing to the other.
 fn mismatch(target: &Tokenizer, draft: &Tokenizer) -> Option<String> {
-    (target.sha256() != draft.sha256()).then(|| {
+    (!target.agrees_with(draft)).then(|| {
         let (a, b) = (target.vocab(), draft.vocab());
         if a == b { "its tokenizer differs".into() } else { format!("its tokenizer has {b} tokens, the target's {a}") }
     })

@@ -124,6 +124,18 @@ impl Tokenizer {
         self.inner.lock().unwrap_or_else(|e| e.into_inner()).token_to_id(piece)
     }
 
+    /// Whether the ids of both mean the same, so that one model's tokens can be given to the other. Files of one family differ
+    /// at the end, where one may list padding or tokens for images, and in how they list the rest.
+    pub fn agrees_with(&self, other: &Tokenizer) -> bool {
+        const AT_THE_END: usize = 64;
+        let n = self.pieces.len().min(other.pieces.len());
+        let control = |t: &Tokenizer| t.control.clone().into_iter().filter(|(_, id)| (*id as usize) < n).collect::<Vec<_>>();
+        self.sha256 == other.sha256
+            || self.pieces.len().abs_diff(other.pieces.len()) <= AT_THE_END
+                && self.pieces[..n] == other.pieces[..n]
+                && control(self) == control(other)
+    }
+
     /// Hash of the file it was read from.
     pub fn sha256(&self) -> [u8; 32] {
         self.sha256
