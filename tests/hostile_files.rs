@@ -250,14 +250,14 @@ fn configurations_that_are_not_computed() {
 #[test]
 fn artifacts_that_lie_about_their_formats() {
     let formats = |formats: Value| {
-        config(move |c| c["quantization_config"] = json!({"quant_method": "gemma", "version": 1, "formats": formats}))
+        config(move |c| c["quantization_config"] = json!({"quant_method": "gemma", "version": 2, "formats": formats}))
     };
     const UP: &str = "model.layers.0.mlp.up_proj.weight";
     refused(Form::TextV4, 1, formats(json!({UP: "i4-row"})), &[UP, "lacks"]);
     refused(Form::TextV4, 1, formats(json!({UP: "i5-row"})), &[UP, "unknown weight format"]);
     refused(Form::TextV4, 1, formats(json!({UP: 4})), &[UP]);
     refused(Form::TextV4, 1, formats(json!(null)), &["formats"]);
-    refused(Form::TextV4, 1, config(|c| c["quantization_config"] = json!({"quant_method": "gemma", "version": 2})), &["newer"]);
+    refused(Form::TextV4, 1, config(|c| c["quantization_config"] = json!({"quant_method": "gemma", "version": 3})), &["newer"]);
     refused(Form::TextV4, 1, config(|c| c["quantization_config"] = json!({"quant_method": "gemma"})), &["version"]);
 }
 

@@ -8,8 +8,11 @@ use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-const FORMATS: [&str; 12] =
-    ["f32", "bf16", "i8-row", "i8-g32", "i4-row", "i4-g32", "i4-g64", "i4-g128", "i2-row", "i2-g32", "i2-g64", "i2-g128"];
+#[rustfmt::skip]
+const FORMATS: [&str; 17] = [
+    "f32", "bf16", "i8-row", "i8-g32", "i4-row", "i4-g32", "i4-g64", "i4-g128", "i2-row", "i2-g32", "i2-g64", "i2-g128",
+    "i8a-row", "t2-row", "t2.5-row", "t3-row", "t4-row",
+];
 const ROWS: [usize; 9] = [1, 2, 3, 5, 8, 9, 16, 17, 33];
 
 /// Random codes and scales, not quantised from anything: every code occurs.
@@ -17,9 +20,9 @@ fn matrix(format: Format, rows: usize, cols: usize, rng: &mut StdRng) -> Matrix<
     let codes: Vec<u8> = match format.code {
         Code::F32 => (0..rows * cols).flat_map(|_| rng.random_range(-1f32..1.0).to_le_bytes()).collect(),
         Code::Bf16 => (0..rows * cols).flat_map(|_| bf16::from_f32(rng.random_range(-1f32..1.0)).to_le_bytes()).collect(),
-        _ => (0..rows * format.row_bytes(cols)).map(|_| rng.random()).collect(),
+        _ => (0..format.stored_rows(rows) * format.row_bytes(cols)).map(|_| rng.random()).collect(),
     };
-    let scales: Vec<f16> = (0..rows * format.groups(cols)).map(|_| f16::from_f32(rng.random_range(-0.05f32..0.05))).collect();
+    let scales: Vec<f16> = (0..rows * format.row_scales(cols)).map(|_| f16::from_f32(rng.random_range(-0.05f32..0.05))).collect();
     Matrix::new(format, rows, cols, codes, scales).unwrap()
 }
 
@@ -110,6 +113,8 @@ fn narrow_and_odd_widths_equal_the_twin() {
         ("f32", vec![1, 7, 129]),
         ("bf16", vec![1, 7, 255]),
         ("i8-row", vec![8, 24, 1000]),
+        ("i8a-row", vec![8, 24, 1000]),
+        ("t3-row", vec![64, 192]),
         ("i4-row", vec![8, 24, 1000]),
         ("i2-row", vec![8, 24, 1000]),
         ("i4-g32", vec![32, 992]),
@@ -147,7 +152,7 @@ fn strips_blocks_and_tile_splits_change_nothing() {
 #[test]
 fn the_largest_sums_do_not_saturate() {
     let mut rng = StdRng::seed_from_u64(4);
-    for spelled in ["i8-row", "i4-row", "i4-g128", "i2-row", "i2-g128"] {
+    for spelled in ["i8-row", "i4-row", "i4-g128", "i2-row", "i2-g128", "t2-row", "t2.5-row", "t3-row", "t4-row"] {
         let format: Format = spelled.parse().unwrap();
         // The widest layer of the 27B shape; codes of -128, -8 and -1.5, then the largest ones.
         let (n, cols, rows) = (TILE, 21504, 9);

@@ -10,7 +10,8 @@ use anyhow::Result;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-pub const VERSION: u64 = 1;
+/// 2 since random signs stand before every Hadamard.
+pub const VERSION: u64 = 2;
 
 /// Name of the tensor with a packed matrix's codes.
 pub fn codes_name(matrix: &str) -> String {
@@ -36,7 +37,11 @@ pub fn formats(config: &Value, shown: &str) -> Result<BTreeMap<String, Format>> 
             let what = format!("version {newer} is newer than this program knows ({VERSION})");
             return Err(bad(what).help("update gemma, or quantise the model again").into());
         }
-        _ => return Err(bad("no version".into()).into()),
+        Some(older) => {
+            let what = format!("version {older} is of an earlier gemma, whose Hadamard had no signs");
+            return Err(bad(what).help("quantise the model again").into());
+        }
+        None => return Err(bad("no version".into()).into()),
     }
     let Some(formats) = section.get("formats").and_then(Value::as_object) else {
         return Err(bad("no `formats`".into()).into());

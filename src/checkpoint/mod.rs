@@ -14,7 +14,7 @@ mod view;
 pub use view::{Dtype, TensorView};
 
 use crate::error::Fault;
-use crate::tensor::{Code, Format, Matrix};
+use crate::tensor::{Format, Matrix};
 use anyhow::{Context, Result};
 use half::f16;
 use std::borrow::Cow;
@@ -335,19 +335,20 @@ impl Checkpoint {
                 None => Err(bad(format!("lacks `{part}`")).into()),
             }
         };
-        let (rows, row_bytes, codes) = part(artifact::codes_name(name), Dtype::U8)?;
-        let cols = row_bytes * 8 / format.code.bits();
-        let scales: Cow<'_, [f16]> = match format.code {
-            Code::F32 | Code::Bf16 => Cow::Borrowed(&[]),
-            Code::I8 | Code::I4 | Code::I2 => {
-                let (scale_rows, groups, data) = part(artifact::scales_name(name), Dtype::F16)?;
-                if scale_rows != rows || format.check_cols(cols).is_err() || groups != format.groups(cols) {
-                    return Err(bad(format!("as {format} [{rows}, {cols}] does not fit scales [{scale_rows}, {groups}]")).into());
-                }
-                // Bytes inside the binary may lie at odd addresses.
-                bytemuck::try_cast_slice(data).map_or_else(|_| Cow::Owned(copy_f16(data)), Cow::Borrowed)
-            }
-        };
+        let (blocks, block_bytes, codes) = part(artifact::codes_name(name), Dtype::U8)?;
+        let cols = format.cols_of(block_bytes);
+        if !format.code.is_integer() {
+            return Matrix::new(format, blocks, cols, codes, Vec::new()).map_err(|e| bad(format!("{e:#}")).into());
+        }
+        // Rows of trellis codes are padded: how many count, the scales say.
+        let (rows, row_scales, data) = part(artifact::scales_name(name), Dtype::F16)?;
+        let fits = format.check_cols(cols).is_ok() && row_scales == format.row_scales(cols);
+        if !fits || format.codes_shape(rows, cols) != [blocks, block_bytes] {
+            let what = format!("as {format} with codes [{blocks}, {block_bytes}] does not fit scales [{rows}, {row_scales}]");
+            return Err(bad(what).into());
+        }
+        // Bytes inside the binary may lie at odd addresses.
+        let scales: Cow<'_, [f16]> = bytemuck::try_cast_slice(data).map_or_else(|_| Cow::Owned(copy_f16(data)), Cow::Borrowed);
         Matrix::new(format, rows, cols, codes, scales).map_err(|e| bad(format!("{e:#}")).into())
     }
 }

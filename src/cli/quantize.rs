@@ -30,7 +30,7 @@ pub struct Quantize {
     /// Directory or GGUF file to make; it appears complete or not at all
     #[arg(value_name = "DST")]
     pub destination: PathBuf,
-    /// Which format each tensor gets: int4, 9gb, 10gb, 12gb or a TOML file [default: int4]
+    /// Which format each tensor gets: seed, int4, 9gb, 10gb, 12gb or a TOML file [default: int4]
     #[arg(long, value_name = "NAME|PATH", conflicts_with_all = ["linear", "embedding"])]
     pub recipe: Option<String>,
     /// Choose formats so that the whole directory takes at most this, e.g. 9.5GB

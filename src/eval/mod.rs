@@ -5,7 +5,7 @@
 
 use crate::engine::{Engine, Rows, Scores, TokenTree};
 use crate::error::Fault;
-use crate::tensor::Token;
+use crate::tensor::{Token, math};
 use anyhow::Result;
 use serde::Serialize;
 
@@ -67,7 +67,7 @@ pub fn compare(
     let (mut tally, mut other, mut divergence) = (Tally::default(), Tally::default(), Vec::new());
     walk(&mut [engine, reference], ids, window, progress, &mut |rows, next| {
         if next.is_some() {
-            divergence.push(kl_divergence(&rows[1], &rows[0]));
+            divergence.push(math::kl_divergence(rows[1].logits, rows[0].logits));
         }
         tally.take(&rows[0], next);
         other.take(&rows[1], next);
@@ -91,9 +91,7 @@ struct Row<'a> {
 
 impl<'a> Row<'a> {
     fn new(logits: &'a [f32]) -> Self {
-        let max = logits.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v)) as f64;
-        let sum: f64 = logits.iter().map(|v| (*v as f64 - max).exp()).sum();
-        Row { logits, log_sum: max + sum.ln() }
+        Row { logits, log_sum: math::log_sum_exp(logits) }
     }
 
     fn nll(&self, token: Token) -> f64 {
@@ -157,15 +155,6 @@ impl Tally {
         let mean_nll = self.nll.iter().sum::<f64>() / self.nll.len().max(1) as f64;
         Figures { tokens, mean_nll, perplexity: mean_nll.exp(), nll: self.nll, top1: self.top1 }
     }
-}
-
-/// Sum of p (ln p - ln q) over the vocabulary.
-fn kl_divergence(p: &Row<'_>, q: &Row<'_>) -> f64 {
-    let terms = p.logits.iter().zip(q.logits).map(|(a, b)| {
-        let (ln_p, ln_q) = (*a as f64 - p.log_sum, *b as f64 - q.log_sum);
-        ln_p.exp() * (ln_p - ln_q)
-    });
-    terms.sum::<f64>().max(0.0)
 }
 
 fn summary(mut values: Vec<f64>) -> Divergence {

@@ -14,5 +14,6 @@ pub mod weights;
 pub use chat::{ChatTemplate, Message};
 pub use config::{Config, Rope};
 pub use generation::Generation;
+pub use rope::Angles;
 pub use tokenizer::{Detokenizer, Special, Tokenizer};
 pub use weights::{Role, Weights};

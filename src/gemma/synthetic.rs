@@ -1,6 +1,7 @@
 //! Made-up weights: any shape, any format, the same for the same seed. They cost no memory until a matrix is asked for.
 
 use super::Role;
+use crate::tensor::trellis::Trellis;
 use crate::tensor::{Code, Format, Matrix};
 use anyhow::Result;
 use half::{bf16, f16};
@@ -52,7 +53,7 @@ impl Synthetic {
         format.check_cols(cols)?;
         let limit = (3.0 / cols as f32).sqrt();
         let row_bytes = format.row_bytes(cols);
-        let mut codes = vec![0u8; rows * row_bytes];
+        let mut codes = vec![0u8; format.stored_rows(rows) * row_bytes];
         let threads = if codes.len() < SMALL { 1 } else { std::thread::available_parallelism().map_or(1, |n| n.get()) };
         let rows_each = rows.div_ceil(threads).max(1);
         std::thread::scope(|scope| {
@@ -64,16 +65,20 @@ impl Synthetic {
                 });
             }
         });
-        let largest = match format.code {
-            Code::I8 => 127.0,
-            Code::I4 => 8.0,
+        let largest = match (format.code, Trellis::of(format.code)) {
+            (_, Some(trellis)) => trellis.deviation() * f32::sqrt(3.0),
+            (Code::I8, _) => 127.0,
+            (Code::I8a, _) => 127.5,
+            (Code::I4, _) => 8.0,
             _ => 1.5,
         };
         let mut stream = self.stream(role, layer, rows);
         // A little spread, so that a kernel that mixes up its scales is caught.
-        let scales = (0..rows * format.groups(cols))
-            .map(|_| f16::from_f32(limit / largest * (1.0 + 0.25 * stream.unit())))
-            .collect::<Vec<_>>();
+        let mut scale = || f16::from_f32(limit / largest * (1.0 + 0.25 * stream.unit()));
+        let scales: Vec<f16> = match format.code {
+            Code::I8a => (0..rows).flat_map(|_| [scale(), f16::from_f32(-limit)]).collect(),
+            _ => (0..rows * format.groups(cols)).map(|_| scale()).collect(),
+        };
         Matrix::new(format, rows, cols, codes, scales)
     }
 
@@ -91,7 +96,7 @@ fn fill(code: Code, row: &mut [u8], limit: f32, mut stream: Stream) {
         Code::Bf16 => {
             row.as_chunks_mut::<2>().0.iter_mut().for_each(|b| *b = bf16::from_f32(stream.unit() * limit).to_le_bytes());
         }
-        Code::I8 | Code::I4 | Code::I2 => {
+        _ => {
             for bytes in row.chunks_mut(8) {
                 bytes.copy_from_slice(&stream.next().to_le_bytes()[..bytes.len()]);
             }

@@ -332,7 +332,8 @@ fn first_rows(matrix: Matrix<'_>, rows: usize) -> Matrix<'_> {
     if rows >= matrix.rows {
         return matrix;
     }
-    let (codes, scales) = (rows * matrix.format.row_bytes(matrix.cols), rows * matrix.format.groups(matrix.cols));
+    let format = matrix.format;
+    let (codes, scales) = (format.stored_rows(rows) * format.row_bytes(matrix.cols), rows * format.row_scales(matrix.cols));
     fn cut<T: Clone>(values: Cow<'_, [T]>, n: usize) -> Cow<'_, [T]> {
         match values {
             Cow::Borrowed(v) => Cow::Borrowed(&v[..n]),

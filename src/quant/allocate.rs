@@ -128,7 +128,11 @@ pub fn distortion(format: Format) -> f64 {
     match (format.code, format.group) {
         (Code::F32, _) => 0.0,
         (Code::Bf16, _) => 1.4e-6,
-        (Code::I8, _) => 9.0e-5,
+        (Code::I8 | Code::I8a, _) => 9.0e-5,
+        (Code::T2, _) => 0.0755,
+        (Code::T25, _) => 0.0402,
+        (Code::T3, _) => 0.0186,
+        (Code::T4, _) => 0.0050,
         (Code::I4, Group::Row) => 0.0115,
         (Code::I4, Group::Cols(g)) => [0.0073, 0.0086, 0.0099][group_index(g)],
         (Code::I2, Group::Row) => 0.1188,

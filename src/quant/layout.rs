@@ -234,10 +234,10 @@ fn parts(name: &str, role: Role, target: Target, rows: usize, cols: usize) -> Re
     format.check_cols(cols).with_context(|| {
         Fault::model(format!("{name} has {cols} columns, which {format} cannot cut")).help("choose another format")
     })?;
-    let mut out = vec![Part::new(artifact::codes_name(name), Dtype::U8, vec![rows, format.row_bytes(cols)])];
-    match format.groups(cols) {
+    let mut out = vec![Part::new(artifact::codes_name(name), Dtype::U8, format.codes_shape(rows, cols).to_vec())];
+    match format.row_scales(cols) {
         0 => {}
-        groups => out.push(Part::new(artifact::scales_name(name), Dtype::F16, vec![rows, groups])),
+        n => out.push(Part::new(artifact::scales_name(name), Dtype::F16, vec![rows, n])),
     }
     Ok(out)
 }

@@ -5,6 +5,7 @@
 //! that a run that was ended goes on where it was. The destination appears complete or not at all.
 
 pub mod allocate;
+pub mod calibrate;
 mod gguf;
 mod journal;
 mod layout;
@@ -14,6 +15,7 @@ mod plan;
 pub mod recipe;
 mod report;
 mod sink;
+pub mod solve;
 mod solver;
 mod source;
 mod staging;

@@ -22,7 +22,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 /// Recipes inside the binary: name and text.
-pub const BUILT_IN: [(&str, &str); 4] = [
+pub const BUILT_IN: [(&str, &str); 5] = [
+    ("seed", include_str!("../../quant/seed.toml")),
     ("int4", include_str!("../../quant/int4.toml")),
     ("9gb", include_str!("../../quant/9gb.toml")),
     ("10gb", include_str!("../../quant/10gb.toml")),

@@ -79,6 +79,23 @@ pub fn gelu_tanh(x: f32) -> f32 {
     x / (1.0 + exp(-2.0 * u))
 }
 
+/// KL divergence of the distribution with logits `q` from that with logits `p`, in nats: sum of p (ln p - ln q).
+pub fn kl_divergence(p: &[f32], q: &[f32]) -> f64 {
+    let (p_sum, q_sum) = (log_sum_exp(p), log_sum_exp(q));
+    let terms = p.iter().zip(q).map(|(p, q)| {
+        let (ln_p, ln_q) = (*p as f64 - p_sum, *q as f64 - q_sum);
+        ln_p.exp() * (ln_p - ln_q)
+    });
+    terms.sum::<f64>().max(0.0)
+}
+
+/// ln of the sum of e^logit.
+pub fn log_sum_exp(logits: &[f32]) -> f64 {
+    let max = logits.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v)) as f64;
+    let sum: f64 = logits.iter().map(|v| (*v as f64 - max).exp()).sum();
+    max + sum.ln()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

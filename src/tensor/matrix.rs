@@ -1,5 +1,6 @@
 //! A weight matrix in its stored form: codes row by row, then scales. The one layout that files, twins and packers agree on.
 
+use super::trellis::{self, Trellis};
 use super::{Code, Format, hadamard};
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
@@ -11,9 +12,9 @@ pub struct Matrix<'a> {
     pub format: Format,
     pub rows: usize,
     pub cols: usize,
-    /// `[rows, row_bytes]`, little-endian; see [`Format`].
+    /// `[blocks of rows, bytes]`, little-endian; see [`Format::codes_shape`].
     pub codes: Cow<'a, [u8]>,
-    /// `[rows, groups]`; empty for float codes.
+    /// `[rows, groups]`, or `[rows, 2]` for i8a; empty for float codes.
     pub scales: Cow<'a, [f16]>,
 }
 
@@ -28,9 +29,10 @@ impl<'a> Matrix<'a> {
     ) -> Result<Self> {
         let (codes, scales) = (codes.into(), scales.into());
         format.check_cols(cols)?;
-        let want = rows.checked_mul(format.row_bytes(cols));
+        let [blocks, bytes] = format.codes_shape(rows, cols);
+        let want = blocks.checked_mul(bytes);
         ensure!(want == Some(codes.len()), "{format} [{rows}, {cols}] needs {want:?} bytes of codes, got {}", codes.len());
-        let want = rows * format.groups(cols);
+        let want = rows * format.row_scales(cols);
         ensure!(scales.len() == want, "{format} [{rows}, {cols}] needs {want} scales, got {}", scales.len());
         Ok(Self { format, rows, cols, codes, scales })
     }
@@ -40,26 +42,54 @@ impl<'a> Matrix<'a> {
         self.codes.len() + 2 * self.scales.len()
     }
 
-    /// The codes of one row.
+    /// The codes of one row; not for trellis codes, whose rows share tiles.
     pub fn row(&self, row: usize) -> &[u8] {
+        debug_assert!(!self.format.code.is_trellis());
         let n = self.format.row_bytes(self.cols);
         &self.codes[row * n..][..n]
     }
 
     /// The scales of one row.
     pub fn row_scales(&self, row: usize) -> &[f16] {
-        let n = self.format.groups(self.cols);
+        let n = self.format.row_scales(self.cols);
         &self.scales[row * n..][..n]
     }
 
-    /// Twice the integer value of one weight for i2 (an odd number), the integer value itself for i8 and i4.
+    /// The tile of trellis codes that holds a row, and the row's place in it.
+    pub fn tile(&self, row: usize, tile_col: usize) -> (&[u8], usize) {
+        let tile_bytes = trellis::TILE * self.format.row_bytes(trellis::TILE);
+        let at = row / trellis::TILE * (self.cols / trellis::TILE) + tile_col;
+        (&self.codes[at * tile_bytes..][..tile_bytes], row % trellis::TILE)
+    }
+
+    /// All integer values of a row; see [`Matrix::code`]. `out.len() == cols`.
+    pub fn row_codes(&self, row: usize, out: &mut [i32]) {
+        assert_eq!(out.len(), self.cols);
+        match Trellis::of(self.format.code) {
+            Some(trellis) => {
+                for (tile_col, out) in out.as_chunks_mut::<{ trellis::TILE }>().0.iter_mut().enumerate() {
+                    let (tile, at) = self.tile(row, tile_col);
+                    *out = trellis.decode_row(tile, at);
+                }
+            }
+            None => out.iter_mut().enumerate().for_each(|(col, q)| *q = self.code(row, col)),
+        }
+    }
+
+    /// Twice the integer value of one weight for i2 (an odd number), the integer value itself for the other integer codes.
     #[inline(always)]
     pub fn code(&self, row: usize, col: usize) -> i32 {
+        if let Some(trellis) = Trellis::of(self.format.code) {
+            let (tile, at) = self.tile(row, col / trellis::TILE);
+            return trellis.decode_row(tile, at)[col % trellis::TILE];
+        }
         let codes = self.row(row);
         match self.format.code {
             Code::I8 => codes[col] as i8 as i32,
+            Code::I8a => codes[col] as i32,
             Code::I4 => (codes[col / 2] >> (4 * (col % 2)) & 15) as i32 - 8,
             Code::I2 => 2 * (codes[col / 4] >> (2 * (col % 4)) & 3) as i32 - 3,
+            Code::T2 | Code::T25 | Code::T3 | Code::T4 => unreachable!("decoded above"),
             Code::F32 | Code::Bf16 => unreachable!("float codes have no integer value"),
         }
     }
@@ -83,6 +113,15 @@ impl<'a> Matrix<'a> {
                     *o = bf16::from_le_bytes(*b).to_f32();
                 }
             }
+            Code::I8a => {
+                let [scale, min] = [0, 1].map(|i| self.row_scales(row)[i].to_f32());
+                out.iter_mut().zip(self.row(row)).for_each(|(o, q)| *o = (*q as f32).mul_add(scale, min));
+            }
+            Code::T2 | Code::T25 | Code::T3 | Code::T4 => {
+                let (scale, mut codes) = (self.row_scales(row)[0].to_f32(), vec![0; self.cols]);
+                self.row_codes(row, &mut codes);
+                out.iter_mut().zip(codes).for_each(|(o, q)| *o = q as f32 * scale);
+            }
             Code::I8 | Code::I4 | Code::I2 => {
                 let (group, unit) = (self.format.group_cols(self.cols), self.code_unit());
                 let scales = self.row_scales(row);
@@ -97,7 +136,7 @@ impl<'a> Matrix<'a> {
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         self.decode_row(row, out);
         if self.format.hadamard {
-            hadamard::transform(out);
+            hadamard::inverse(out);
         }
     }
 

@@ -1,10 +1,13 @@
 //! Floor 0: tokens, weight formats and the codecs of their blocks. Knows nothing of models or devices.
 
+pub mod encode;
 pub mod format;
 pub mod hadamard;
 pub mod math;
 pub mod matrix;
 pub mod quantize;
+pub mod trellis;
+mod viterbi;
 
 pub use format::{Code, Format, Group};
 pub use matrix::Matrix;

@@ -1,8 +1,10 @@
 //! Round to nearest into any format, without data: the closed-form scale behind a Hadamard, else a search over scales.
 
+use super::encode::{BLOCK, Encoder, row_scale};
 use super::{Code, Format, Group, Matrix, hadamard};
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 /// Uniform 16-level quantiser of a unit Gaussian: the step with the least squared error (Max 1960).
 const GAUSS_STEP_I4: f32 = 0.3352;
@@ -15,8 +17,11 @@ const GAUSS_STEP_I2: f32 = 0.9957;
 pub fn quantize(format: Format, rows: usize, cols: usize, values: &[f32]) -> Result<Matrix<'static>> {
     ensure!(values.len() == rows * cols, "[{rows}, {cols}] needs {} values, got {}", rows * cols, values.len());
     format.check_cols(cols)?;
+    if format.code.is_trellis() {
+        return quantize_tiles(format, rows, cols, values);
+    }
     let mut codes = Vec::with_capacity(rows * format.row_bytes(cols));
-    let mut scales = Vec::with_capacity(rows * format.groups(cols));
+    let mut scales = Vec::with_capacity(rows * format.row_scales(cols));
     let mut row = vec![0f32; cols];
     for (index, source) in values.chunks_exact(cols).enumerate() {
         ensure!(source.iter().all(|v| v.is_finite()), "row {index} holds a value that is not finite");
@@ -25,6 +30,8 @@ pub fn quantize(format: Format, rows: usize, cols: usize, values: &[f32]) -> Res
             hadamard::transform(&mut row);
         }
         match format.code {
+            Code::T2 | Code::T25 | Code::T3 | Code::T4 => unreachable!("coded by tiles"),
+            Code::I8a => scales.extend(asymmetric(&row, &mut codes)),
             Code::F32 => row.iter().for_each(|v| codes.extend_from_slice(&v.to_le_bytes())),
             Code::Bf16 => row.iter().for_each(|v| codes.extend_from_slice(&bf16::from_f32(*v).to_le_bytes())),
             Code::I8 | Code::I4 | Code::I2 => {
@@ -39,8 +46,48 @@ pub fn quantize(format: Format, rows: usize, cols: usize, values: &[f32]) -> Res
     Matrix::new(format, rows, cols, codes, scales)
 }
 
+/// Tiles of 16 rows and columns, each coded by its best path; scales refitted to the codes.
+fn quantize_tiles(format: Format, rows: usize, cols: usize, values: &[f32]) -> Result<Matrix<'static>> {
+    let bad = values.iter().position(|v| !v.is_finite());
+    ensure!(bad.is_none(), "row {} holds a value that is not finite", bad.unwrap_or(0) / cols);
+    let mut wanted = values.to_vec();
+    if format.hadamard {
+        wanted.par_chunks_mut(cols).for_each(hadamard::transform);
+    }
+    let scales: Vec<f32> = wanted.par_chunks(cols).map(|row| row_scale(format, row)).collect();
+    let mut encoder = Encoder::new(format, rows, cols, scales.clone())?;
+    let (mut targets, mut decoded) = (vec![0.0; rows * BLOCK], vec![0.0; rows * BLOCK]);
+    let mut fits = vec![(0f64, 0f64); rows]; // wanted times coded, coded squared
+    for block in 0..cols / BLOCK {
+        for (target, row) in targets.chunks_exact_mut(BLOCK).zip(wanted.chunks_exact(cols)) {
+            target.copy_from_slice(&row[block * BLOCK..][..BLOCK]);
+        }
+        encoder.encode(block, &targets, &mut decoded);
+        for ((fit, target), coded) in fits.iter_mut().zip(targets.chunks_exact(BLOCK)).zip(decoded.chunks_exact(BLOCK)) {
+            fit.0 += target.iter().zip(coded).map(|(t, c)| (t * c) as f64).sum::<f64>();
+            fit.1 += coded.iter().map(|c| (c * c) as f64).sum::<f64>();
+        }
+    }
+    let refit = |(s, (cross, square)): (&f32, &(f64, f64))| match *cross > 0.0 && *square > 0.0 {
+        true => s * (cross / square) as f32,
+        false => *s,
+    };
+    let scales: Vec<f32> = scales.iter().zip(&fits).map(refit).collect();
+    encoder.finish(Some(&scales))
+}
+
+/// Scale and smallest value of a row, and its codes.
+fn asymmetric(row: &[f32], codes: &mut Vec<u8>) -> [f16; 2] {
+    let (low, high) = row.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)));
+    // The stored smallest value is rounded down, so that nothing lies below it by more than half a step.
+    let min = f16::from_f32(low.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()));
+    let scale = f16_nonzero(((high - min.to_f32()) / 255.0).max(0.0));
+    codes.extend(row.iter().map(|v| round_clamped((v - min.to_f32()) / scale.to_f32(), 0.0, 255.0) as u8));
+    [scale, min]
+}
+
 /// The scale for one group of weights, as stored.
-fn scale_for(format: Format, group: &[f32]) -> f16 {
+pub(super) fn scale_for(format: Format, group: &[f32]) -> f16 {
     let absmax = group.iter().fold(0f32, |m, v| m.max(v.abs()));
     if absmax == 0.0 {
         return f16::ZERO;
@@ -102,10 +149,15 @@ fn round_clamped(v: f32, low: f32, high: f32) -> f32 {
 }
 
 /// An f16 scale that has not vanished or overflowed.
-fn f16_nonzero(scale: f32) -> f16 {
+pub(super) fn f16_nonzero(scale: f32) -> f16 {
     let tiny = f16::MIN_POSITIVE_SUBNORMAL.to_f32();
     let magnitude = scale.abs().clamp(tiny, f16::MAX.to_f32());
     f16::from_f32(magnitude.copysign(scale))
+}
+
+/// Like [`nearest`], with zero for everything under a scale of zero.
+pub(super) fn code_of_nearest(code: Code, value: f32, scale: f32) -> (u8, f32) {
+    if scale == 0.0 { (zero_code(code), 0.0) } else { nearest(code, value, scale) }
 }
 
 /// The stored code (unsigned for i4 and i2) nearest to `value`, and what it decodes to. Halves round to even.
@@ -129,11 +181,20 @@ fn nearest(code: Code, value: f32, scale: f32) -> (u8, f32) {
 
 /// Appends the packed codes of one group.
 fn push_codes(code: Code, group: &[f32], scale: f32, out: &mut Vec<u8>) {
-    let one = |v: &f32| if scale == 0.0 { zero_code(code) } else { nearest(code, *v, scale).0 };
+    let one = |v: &f32| code_of_nearest(code, *v, scale).0;
     match code {
         Code::I8 => out.extend(group.iter().map(one)),
         Code::I4 => out.extend(group.chunks_exact(2).map(|p| one(&p[0]) | one(&p[1]) << 4)),
         _ => out.extend(group.chunks_exact(4).map(|p| (0..4).fold(0, |b, i| b | one(&p[i]) << (2 * i)))),
+    }
+}
+
+/// Appends codes that come one a byte.
+pub(super) fn pack_row(code: Code, row: &[u8], out: &mut Vec<u8>) {
+    match code {
+        Code::I4 => out.extend(row.chunks_exact(2).map(|p| p[0] | p[1] << 4)),
+        Code::I2 => out.extend(row.chunks_exact(4).map(|p| (0..4).fold(0, |b, i| b | p[i] << (2 * i)))),
+        _ => out.extend_from_slice(row),
     }
 }
 
@@ -146,27 +207,34 @@ fn zero_code(code: Code) -> u8 {
     }
 }
 
+/// Numbers of a unit Gaussian, the same for the same seed.
+#[cfg(test)]
+pub(super) fn gaussian(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let mut uniform = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((state >> 33) as f32 + 0.5) / (1u64 << 31) as f32
+    };
+    (0..n).map(|_| (-2.0 * uniform().ln()).sqrt() * (std::f32::consts::TAU * uniform()).cos()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn gaussian(n: usize) -> Vec<f32> {
-        let mut state = 7u64;
-        let mut uniform = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            ((state >> 33) as f32 + 0.5) / (1u64 << 31) as f32
-        };
-        (0..n).map(|_| (-2.0 * uniform().ln()).sqrt() * (std::f32::consts::TAU * uniform()).cos()).collect()
-    }
 
     /// Mean squared errors on a unit Gaussian; bounds a little above the published figures for each code.
     #[test]
     fn error_is_what_the_literature_says() {
         let (rows, cols) = (64, 1024);
-        let x = gaussian(rows * cols);
-        for (name, bound) in
-            [("i8-row", 1e-3), ("i4-g32", 0.0078), ("i4-row+h128", 0.0125), ("i2-g128", 0.121), ("i2-row+h128", 0.125)]
-        {
+        let x = gaussian(rows * cols, 7);
+        for (name, bound) in [
+            ("i8-row", 1e-3),
+            ("i8a-row", 1e-3),
+            ("i4-g32", 0.0078),
+            ("i4-row+h128", 0.0125),
+            ("i2-g128", 0.121),
+            ("i2-row+h128", 0.125),
+        ] {
             let m = quantize(name.parse().unwrap(), rows, cols, &x).unwrap();
             let mse = x.iter().zip(m.dequantize()).map(|(a, b)| (a - b).powi(2) as f64).sum::<f64>() / x.len() as f64;
             assert!(mse < bound && mse > bound * 0.02, "{name}: {mse}");

@@ -61,11 +61,14 @@ fn prepare_body<L: Lanes>(buffers: &Buffers, input: BufferId, act: &Act, row: us
 #[inline(always)]
 fn transform<L: Lanes>(input: &[f32], out: &mut [f32]) {
     const VECTORS: usize = hadamard::WIDTH / LANES;
-    for (from, to) in input.as_chunks::<{ hadamard::WIDTH }>().0.iter().zip(out.as_chunks_mut::<{ hadamard::WIDTH }>().0) {
+    let blocks = input.as_chunks::<{ hadamard::WIDTH }>().0.iter().zip(out.as_chunks_mut::<{ hadamard::WIDTH }>().0);
+    for (block, (from, to)) in blocks.enumerate() {
         let mut v = [L::zero(); VECTORS];
         for (i, v) in v.iter_mut().enumerate() {
+            let column = block * hadamard::WIDTH + i * LANES;
+            let signs = hadamard::signs(column as u32 / 32) >> (column % 32);
             // SAFETY: the block holds 8 vectors.
-            *v = unsafe { L::load(from.as_ptr().add(i * LANES)) };
+            *v = unsafe { L::load(from.as_ptr().add(i * LANES)) }.flip(signs as u16);
         }
         let minus = L::splat(-1.0);
         for half in [4, 2, 1] {

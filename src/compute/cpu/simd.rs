@@ -27,6 +27,8 @@ pub trait Lanes: Copy {
     fn max_abs(self, b: Self) -> Self;
     /// One stage of a Hadamard inside the vector: lane i becomes `x[i] + x[i ^ HALF]`, or `x[i ^ HALF] - x[i]` where i has that bit.
     fn butterfly<const HALF: usize>(self) -> Self;
+    /// Changes the sign of lane i where bit i is set.
+    fn flip(self, signs: u16) -> Self;
     /// Rounds to nearest even, as int8; values lie within -127.5..127.5.
     /// # Safety
     /// Sixteen writable bytes at `p`.
@@ -119,6 +121,10 @@ impl Lanes for Scalar {
         Scalar(std::array::from_fn(|i| self.0[i].max(b.0[i].abs())))
     }
     #[inline(always)]
+    fn flip(self, signs: u16) -> Self {
+        Scalar(std::array::from_fn(|i| f32::from_bits(self.0[i].to_bits() ^ (signs as u32 >> i & 1) << 31)))
+    }
+    #[inline(always)]
     fn butterfly<const HALF: usize>(self) -> Self {
         Scalar(std::array::from_fn(|i| {
             let partner = self.0[i ^ HALF];
@@ -200,6 +206,17 @@ mod x86 {
             }
         }
         #[inline(always)]
+        fn flip(self, signs: u16) -> Self {
+            unsafe {
+                let bits = _mm256_set1_epi32(signs as i32);
+                let low = _mm256_sllv_epi32(bits, _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24));
+                let high = _mm256_sllv_epi32(bits, _mm256_setr_epi32(23, 22, 21, 20, 19, 18, 17, 16));
+                let minus = _mm256_set1_ps(-0.0);
+                let one = |x, bits| _mm256_xor_ps(x, _mm256_and_ps(_mm256_castsi256_ps(bits), minus));
+                Avx2(one(self.0, low), one(self.1, high))
+            }
+        }
+        #[inline(always)]
         fn butterfly<const HALF: usize>(self) -> Self {
             unsafe {
                 if HALF == 8 {
@@ -271,6 +288,13 @@ mod x86 {
         #[inline(always)]
         fn max_abs(self, b: Self) -> Self {
             unsafe { Avx512(_mm512_max_ps(self.0, _mm512_abs_ps(b.0))) }
+        }
+        #[inline(always)]
+        fn flip(self, signs: u16) -> Self {
+            unsafe {
+                let x = _mm512_castps_si512(self.0);
+                Avx512(_mm512_castsi512_ps(_mm512_mask_xor_epi32(x, signs, x, _mm512_set1_epi32(i32::MIN))))
+            }
         }
         #[inline(always)]
         fn butterfly<const HALF: usize>(self) -> Self {

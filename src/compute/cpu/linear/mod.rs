@@ -95,6 +95,7 @@ macro_rules! by_rows {
 /// The kernels of a module, which all have the same names.
 macro_rules! kernels_of {
     ($module:ident, $format:expr) => {{
+        use scalar::others;
         use $module::{OFFSETS, finish, floats, gate, ints};
         let (panel, offset): ([PanelFn; BLOCK], i32) = match ($format.code, $format.group) {
             (Code::F32, _) => (by_rows!(floats, 32), 0),
@@ -105,6 +106,14 @@ macro_rules! kernels_of {
             (Code::I4, Group::Cols(_)) => (by_rows!(ints, 4, true), OFFSETS[1]),
             (Code::I2, Group::Row) => (by_rows!(ints, 2, false), OFFSETS[2]),
             (Code::I2, Group::Cols(_)) => (by_rows!(ints, 2, true), OFFSETS[2]),
+            (Code::I8a, _) => {
+                let panel = by_rows!(others, 0);
+                return Kernels { panel, offset: 0, finish: scalar::finish_asymmetric, gate };
+            }
+            (Code::T2, _) => return Kernels { panel: by_rows!(others, 1), offset: 0, finish: scalar::finish, gate },
+            (Code::T25, _) => return Kernels { panel: by_rows!(others, 2), offset: 0, finish: scalar::finish, gate },
+            (Code::T3, _) => return Kernels { panel: by_rows!(others, 3), offset: 0, finish: scalar::finish, gate },
+            (Code::T4, _) => return Kernels { panel: by_rows!(others, 4), offset: 0, finish: scalar::finish, gate },
         };
         Kernels { panel, offset, finish, gate }
     }};

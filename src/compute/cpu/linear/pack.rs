@@ -7,15 +7,20 @@
 //! | i8 | 2 | 4 | byte j: column j, as q + 128 |
 //! | i4 | 2 | 8 | byte j: column j in the low half, j + 4 in the high half, as q + 8 |
 //! | i2 | 2 | 16 | byte j: columns j, j + 4, j + 8, j + 12 from the lowest bits up |
+//! | i8a | 2 | 4 | byte j: column j, as q |
+//! | t2, t2.5, t3, t4 | 2, 10, 6, 4 | 16, 64, 32, 16 | two lines hold 32 bits of each row, the first ones in the highest bits |
 //! | f32 | 2 | 1 | the float |
 //! | bf16 | 1 | 1 | row i in the low half, row 16 + i in the high half |
 //!
-//! Integer codes come in blocks of one group: a line with the 32 scales (f16), then the steps. Rows past the end are zero bits.
+//! Integer codes come in blocks of one group: a line with the 32 scales (f16), another with the smallest values for i8a, then the
+//! steps. Rows past the end are zero bits, but for those that share a tile of trellis codes with rows that count.
 
 use super::super::isa::Isa;
 use super::super::lines::Lines;
+use crate::tensor::trellis::{self, Trellis};
 use crate::tensor::{Code, Format, Matrix, hadamard};
 use half::f16;
+use std::ops::Range;
 
 /// Output rows of a tile: two vectors of 16 lanes.
 pub const TILE: usize = 32;
@@ -41,6 +46,10 @@ impl PackedMatrix {
         let mut lines = Lines::zeroed(matrix.rows.div_ceil(TILE) * shape.tile_bytes());
         for (tile, bytes) in lines.bytes_mut().chunks_exact_mut(shape.tile_bytes()).enumerate() {
             let rows = tile * TILE..matrix.rows.min(tile * TILE + TILE);
+            if let Some(trellis) = Trellis::of(matrix.format.code) {
+                pack_trellis(matrix, trellis, shape, rows, bytes);
+                continue;
+            }
             match isa {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the machine has the instructions, as asserted above.
@@ -103,6 +112,22 @@ impl PackedMatrix {
                     *o = f32::from_bits(if lane < 16 { both << 16 } else { both & 0xffff_0000 });
                 }
             }
+            Code::I8a => {
+                let [scale, min] =
+                    [0, LINE].map(|at| f16::from_le_bytes([tile[at + 2 * lane], tile[at + 2 * lane + 1]]).to_f32());
+                for (step, columns) in out.chunks_mut(4).enumerate() {
+                    let bytes = at(2 * LINE + step * shape.step_bytes + dword);
+                    columns.iter_mut().zip(bytes).for_each(|(o, q)| *o = (q as f32).mul_add(scale, min));
+                }
+            }
+            Code::T2 | Code::T25 | Code::T3 | Code::T4 => {
+                let scale = f16::from_le_bytes([tile[2 * lane], tile[2 * lane + 1]]).to_f32();
+                for (columns, step) in out.chunks_mut(shape.step_cols).zip(tile[LINE..].chunks_exact(shape.step_bytes)) {
+                    for (columns, codes) in columns.chunks_mut(trellis::TILE).zip(codes_of_step(self.format.code, step, lane)) {
+                        columns.iter_mut().zip(codes).for_each(|(o, q)| *o = q as f32 * scale);
+                    }
+                }
+            }
             Code::I8 | Code::I4 | Code::I2 => {
                 let unit = if self.format.code == Code::I2 { 0.5 } else { 1.0 };
                 for (group, columns) in out.chunks_mut(shape.group_cols).enumerate() {
@@ -118,7 +143,7 @@ impl PackedMatrix {
             }
         }
         if self.format.hadamard {
-            hadamard::transform(out);
+            hadamard::inverse(out);
         }
     }
 }
@@ -131,8 +156,28 @@ pub fn code_of(code: Code, dword: [u8; 4], k: usize) -> i32 {
         Code::I8 => byte - 128,
         Code::I4 => (byte >> (4 * (k / 4)) & 15) - 8,
         Code::I2 => 2 * (byte >> (2 * (k / 4)) & 3) - 3,
-        Code::F32 | Code::Bf16 => unreachable!("float codes have no integer value"),
+        Code::I8a => byte,
+        _ => unreachable!("the step of {code:?} is no dword of codes"),
     }
+}
+
+/// The integers of a row in a step of trellis codes, sixteen columns at a time.
+#[inline(always)]
+pub fn codes_of_step(code: Code, step: &[u8], lane: usize) -> impl Iterator<Item = [i32; trellis::TILE]> {
+    let trellis = Trellis::of(code).unwrap_or_else(|| unreachable!("{code:?} is no trellis code"));
+    let bits = trellis.row_bits() as usize;
+    let segment = move |lane: usize, i: usize| -> u64 {
+        let word = |n: usize| match step.get(n * 2 * LINE + lane * 4..) {
+            Some(&[a, b, c, d, ..]) => u32::from_le_bytes([a, b, c, d]) as u128,
+            _ => 0,
+        };
+        let first = i * bits / 32;
+        let three = word(first) << 64 | word(first + 1) << 32 | word(first + 2);
+        (three >> (96 - i * bits % 32 - bits)) as u64 & u64::MAX >> (64 - bits)
+    };
+    // The row before it in its tile, which is half of the lanes.
+    let before = lane / trellis::TILE * trellis::TILE + (lane + trellis::TILE - 1) % trellis::TILE;
+    (0..step.len() / (2 * LINE) * 32 / bits).map(move |i| trellis.decode(segment(before, i), segment(lane, i)))
 }
 
 /// Sizes inside a tile.
@@ -156,6 +201,11 @@ impl Shape {
             Code::I8 => (4, 2 * LINE),
             Code::I4 => (8, 2 * LINE),
             Code::I2 => (16, 2 * LINE),
+            Code::I8a => (4, 2 * LINE),
+            Code::T2 => (16, 2 * LINE),
+            Code::T25 => (64, 10 * LINE),
+            Code::T3 => (32, 6 * LINE),
+            Code::T4 => (16, 4 * LINE),
         };
         let integer = format.code.is_integer();
         Shape {
@@ -163,7 +213,11 @@ impl Shape {
             step_bytes,
             group_cols: if integer { format.group_cols(cols) } else { cols },
             groups: if integer { format.groups(cols) } else { 1 },
-            head: if integer { LINE } else { 0 },
+            head: match format.code {
+                Code::F32 | Code::Bf16 => 0,
+                Code::I8a => 2 * LINE,
+                _ => LINE,
+            },
         }
     }
 
@@ -211,6 +265,36 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, ou
             Code::I8 => pack_row(matrix, shape, row, lane, out, |q| q ^ 0x8080_8080),
             Code::I4 => pack_row(matrix, shape, row, lane, out, interleave_i4),
             Code::I2 => pack_row(matrix, shape, row, lane, out, transpose_i2),
+            Code::I8a => {
+                let [scale, min] = [0, 1].map(|i| matrix.row_scales(row)[i].to_le_bytes());
+                out[2 * lane..][..2].copy_from_slice(&scale);
+                out[LINE + 2 * lane..][..2].copy_from_slice(&min);
+                for (step, code) in out[2 * LINE..].chunks_exact_mut(shape.step_bytes).zip(codes.as_chunks::<4>().0) {
+                    step[lane * 4..][..4].copy_from_slice(code);
+                }
+            }
+            Code::T2 | Code::T25 | Code::T3 | Code::T4 => unreachable!("packed by tiles"),
+        }
+    }
+}
+
+/// Spreads the rows of one or two rows of trellis tiles over a tile.
+fn pack_trellis(matrix: &Matrix<'_>, trellis: Trellis, shape: Shape, rows: Range<usize>, out: &mut [u8]) {
+    let bits = trellis.row_bits() as usize;
+    for lane in 0..matrix.format.stored_rows(rows.len()) {
+        let row = rows.start + lane;
+        if row < matrix.rows {
+            out[2 * lane..][..2].copy_from_slice(&matrix.row_scales(row)[0].to_le_bytes());
+        }
+        for (i, step) in out[LINE..].chunks_exact_mut(shape.step_bytes).enumerate() {
+            for part in 0..shape.step_cols / trellis::TILE {
+                let (tile, at) = matrix.tile(row, i * shape.step_cols / trellis::TILE + part);
+                let three = (trellis.row(tile, at) as u128) << (96 - part * bits % 32 - bits);
+                for (n, place) in (part * bits / 32..shape.step_bytes / (2 * LINE)).take(3).enumerate() {
+                    let bytes = ((three >> (64 - 32 * n)) as u32).to_le_bytes();
+                    step[place * 2 * LINE + lane * 4..][..4].iter_mut().zip(bytes).for_each(|(b, v)| *b |= v);
+                }
+            }
         }
     }
 }

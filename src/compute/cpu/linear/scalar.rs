@@ -1,8 +1,8 @@
 //! The kernels in plain Rust: what other machines run, and the simplest reading of the packed layout.
 
-use super::pack::{LINE, code_of};
+use super::pack::{LINE, Shape, code_of, codes_of_step};
 use super::{Panel, TILE};
-use crate::tensor::{Code, math};
+use crate::tensor::{Code, Format, Group, math, trellis};
 use half::f16;
 
 /// Raw sums are of q itself.
@@ -52,6 +52,40 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel
     }
 }
 
+/// Trellis codes, and i8a, with `R` rows; `CODE` is the code's place in [`SLOW`].
+///
+/// # Safety
+/// As for [`ints`].
+pub unsafe fn others<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
+    let code = SLOW[CODE];
+    let shape = Shape::new(Format { code, group: Group::Row, hadamard: false }, trellis::TILE);
+    for step in 0..panel.steps {
+        // SAFETY: the panel has `steps` steps of weights.
+        let bytes = unsafe { std::slice::from_raw_parts(panel.data.add(step * shape.step_bytes), shape.step_bytes) };
+        for lane in 0..TILE {
+            let mut codes = [0; 64];
+            if code == Code::I8a {
+                (0..4).for_each(|k| codes[k] = bytes[lane * 4 + k] as i32);
+            } else {
+                let parts = codes.chunks_exact_mut(trellis::TILE).zip(codes_of_step(code, bytes, lane));
+                parts.for_each(|(out, codes)| out.copy_from_slice(&codes));
+            }
+            for r in 0..R {
+                // SAFETY: every row has the columns of this step; `acc` has R rows.
+                let (x, raw) = unsafe {
+                    let x = panel.x.add(r * panel.x_stride + step * shape.step_cols).cast::<i8>();
+                    (std::slice::from_raw_parts(x, shape.step_cols), &mut *acc.add(r * TILE + lane))
+                };
+                let sum: i32 = x.iter().zip(codes).map(|(x, q)| *x as i32 * q).sum();
+                *raw = f32::from_bits((raw.to_bits() as i32 + sum) as u32);
+            }
+        }
+    }
+}
+
+/// Codes that [`others`] multiplies.
+pub const SLOW: [Code; 5] = [Code::I8a, Code::T2, Code::T25, Code::T3, Code::T4];
+
 /// Float codes of `BITS` bits with `R` rows.
 ///
 /// # Safety
@@ -95,6 +129,23 @@ pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums
         for (y, scale) in acc.iter_mut().zip(scales) {
             let exact = (y.to_bits() as i32).wrapping_sub(offset.wrapping_mul(*sum));
             *y = (exact as f32 * sx) * (f16::from_le_bytes(*scale).to_f32() * unit);
+        }
+    }
+}
+
+/// The same for i8a, whose scales are followed by a line of smallest values.
+///
+/// # Safety
+/// As for [`finish`], with two lines.
+pub unsafe fn finish_asymmetric(scales: *const u8, _unit: f32, _offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32) {
+    // SAFETY: 32 scales and 32 smallest values; only this function looks at `acc` now.
+    let (lines, acc) =
+        unsafe { (&*scales.cast::<[[[u8; 2]; TILE]; 2]>(), std::slice::from_raw_parts_mut(acc.cast::<[f32; TILE]>(), sx.len())) };
+    for ((acc, sx), sum) in acc.iter_mut().zip(sx).zip(sums) {
+        for (i, y) in acc.iter_mut().enumerate() {
+            let [scale, min] = [0, 1].map(|line| f16::from_le_bytes(lines[line][i]).to_f32());
+            let product = (y.to_bits() as i32 as f32 * sx) * scale;
+            *y = (*sum as f32 * sx).mul_add(min, product);
         }
     }
 }

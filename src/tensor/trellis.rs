@@ -1,0 +1,179 @@
+//! Trellis codes: weights computed from overlapping windows of a bit string, after QTIP (Tseng et al. 2024, arXiv 2406.11235), in
+//! the form of a sum of bytes, so that a linear layer stays one integer dot product.
+//!
+//! A tile of 16 rows and 16 columns is one circular bit string, row after row. A *state* is a window of 12 bits of it; each
+//! further state shifts in `step` new bits and gives one weight, or two neighbouring ones of a row:
+//!
+//! `bytes = (state * multiplier) mod 2^32, each masked with 0x7f`
+//! - one weight a state (t3, t4): the sum of the four bytes, less 254;
+//! - two weights a state (t2, t2.5): the sum of the two low bytes less 127, then that of the two high bytes less 127.
+//!
+//! Sums of bytes look Gaussian. Seven bits keep every byte legal as signed and as unsigned operand of dot product instructions.
+//!
+//! The string is stored as little-endian u32 words, its first bit in the highest bit of the first word; the window of a state
+//! ends with the state's new bits, and begins at the end of the string where it would begin before its start.
+
+use super::Code;
+
+/// Rows and columns of a tile.
+pub const TILE: usize = 16;
+/// Bits of a state.
+pub const STATE_BITS: u32 = 12;
+pub const STATES: usize = 1 << STATE_BITS;
+/// Most columns whose dot product with int8 activations surely fits an i32: 508 * 127 * 2^15 < 2^31.
+pub const MAX_COLS: usize = 1 << 15;
+
+/// One of the codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trellis {
+    /// New bits of a state.
+    pub step: u32,
+    /// Weights of a state.
+    pub weights: usize,
+    /// 24 bits, odd; found by search, see the test `search_for_multipliers`.
+    pub multiplier: u32,
+}
+
+impl Trellis {
+    /// The trellis of a code, if it is one.
+    #[inline(always)]
+    pub const fn of(code: Code) -> Option<Trellis> {
+        match code {
+            Code::T2 => Some(Trellis { step: 4, weights: 2, multiplier: 0x00ca_a20b }),
+            Code::T25 => Some(Trellis { step: 5, weights: 2, multiplier: 0x00f6_4d0f }),
+            Code::T3 => Some(Trellis { step: 3, weights: 1, multiplier: 0x00e9_39b5 }),
+            Code::T4 => Some(Trellis { step: 4, weights: 1, multiplier: 0x00f6_b6ef }),
+            _ => None,
+        }
+    }
+
+    /// Bits of a row of a tile: 32, 40, 48 or 64.
+    #[inline(always)]
+    pub const fn row_bits(self) -> u32 {
+        self.step * (TILE / self.weights) as u32
+    }
+
+    /// Bytes of a tile.
+    pub const fn tile_bytes(self) -> usize {
+        self.row_bits() as usize * TILE / 8
+    }
+
+    /// What a sum of bytes is lessened by.
+    #[inline(always)]
+    pub const fn offset(self) -> i32 {
+        if self.weights == 1 { 254 } else { 127 }
+    }
+
+    /// Standard deviation of the integers that the states give, nearly: that of a sum of uniform seven-bit numbers.
+    pub fn deviation(self) -> f32 {
+        let bytes = if self.weights == 1 { 4.0 } else { 2.0 };
+        f32::sqrt(bytes * (128.0 * 128.0 - 1.0) / 12.0)
+    }
+
+    /// The integers of a state; the second one only where a state gives two weights.
+    #[inline(always)]
+    pub const fn integers(self, state: u32) -> [i32; 2] {
+        let [a, b, c, d] = (state.wrapping_mul(self.multiplier) & 0x7f7f_7f7f).to_le_bytes();
+        let (low, high) = (a as i32 + b as i32, c as i32 + d as i32);
+        if self.weights == 1 { [low + high - 254, 0] } else { [low - 127, high - 127] }
+    }
+
+    /// The bits of a row, in the low end of the result.
+    #[inline(always)]
+    pub fn row(self, tile: &[u8], row: usize) -> u64 {
+        let (bits, word) = (self.row_bits() as usize, |i: usize| {
+            let bytes = tile.get(4 * i..).and_then(|b| b.first_chunk()).copied().unwrap_or_default();
+            u32::from_le_bytes(bytes)
+        });
+        let first = row * bits / 32;
+        let three = (word(first) as u128) << 64 | (word(first + 1) as u128) << 32 | word(first + 2) as u128;
+        let below = 96 - row * bits % 32 - bits;
+        (three >> below) as u64 & u64::MAX >> (64 - bits)
+    }
+
+    /// Puts the bits of a row to their place in a tile of zeros.
+    pub fn set_row(self, tile: &mut [u8], row: usize, value: u64) {
+        let bits = self.row_bits() as usize;
+        let first = row * bits / 32;
+        let three = (value as u128) << (96 - row * bits % 32 - bits);
+        for (i, bytes) in tile.chunks_exact_mut(4).skip(first).take(3).enumerate() {
+            let word = (three >> (64 - 32 * i)) as u32;
+            bytes.iter_mut().zip(word.to_le_bytes()).for_each(|(b, w)| *b |= w);
+        }
+    }
+
+    /// The integers of a row, given its bits and those of the row before it (of the last one, for the first row).
+    #[inline(always)]
+    pub fn decode(self, before: u64, row: u64) -> [i32; TILE] {
+        let bits = self.row_bits();
+        let both = (before as u128) << bits | row as u128;
+        let mut out = [0; TILE];
+        for i in 0..TILE / self.weights {
+            let state = (both >> (bits - self.step * (i as u32 + 1))) as u32 & (STATES as u32 - 1);
+            let values = self.integers(state);
+            out[i * self.weights..][..self.weights].copy_from_slice(&values[..self.weights]);
+        }
+        out
+    }
+
+    /// The integers of a row of a tile.
+    #[inline(always)]
+    pub fn decode_row(self, tile: &[u8], row: usize) -> [i32; TILE] {
+        self.decode(self.row(tile, (row + TILE - 1) % TILE), self.row(tile, row))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Code; 4] = [Code::T2, Code::T25, Code::T3, Code::T4];
+
+    /// The definition, bit by bit.
+    fn by_bits(t: Trellis, tile: &[u8], row: usize) -> Vec<i32> {
+        let bit = |i: usize| {
+            let word = u32::from_le_bytes(tile[i / 32 * 4..][..4].try_into().unwrap());
+            word >> (31 - i % 32) & 1
+        };
+        let total = tile.len() * 8;
+        let states = TILE / t.weights;
+        (0..states)
+            .flat_map(|i| {
+                let end = (row * states + i + 1) * t.step as usize;
+                let state = (end + total - 12..end + total).fold(0, |s, b| s << 1 | bit(b % total));
+                t.integers(state)[..t.weights].to_vec()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_row_is_what_the_bits_say() {
+        for code in ALL {
+            let t = Trellis::of(code).unwrap();
+            let tile: Vec<u8> = (0..t.tile_bytes()).map(|i| (i * 151 % 251) as u8 ^ (i / 3) as u8).collect();
+            assert_eq!(tile.len(), 256 * code.bits_of_two() / 16);
+            for row in 0..TILE {
+                assert_eq!(t.decode_row(&tile, row).to_vec(), by_bits(t, &tile, row), "{code:?} {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_read_as_they_were_set() {
+        for code in ALL {
+            let t = Trellis::of(code).unwrap();
+            let mut tile = vec![0; t.tile_bytes()];
+            let value = |row: usize| (row as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - t.row_bits());
+            (0..TILE).for_each(|row| t.set_row(&mut tile, row, value(row)));
+            assert!((0..TILE).all(|row| t.row(&tile, row) == value(row)), "{code:?}");
+        }
+    }
+
+    #[test]
+    fn multipliers_are_odd_and_of_24_bits() {
+        for code in ALL {
+            let m = Trellis::of(code).unwrap().multiplier;
+            assert!(m & 1 == 1 && m >> 20 > 0 && m < 1 << 24, "{code:?}");
+        }
+    }
+}
