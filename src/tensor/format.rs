@@ -3,7 +3,7 @@
 //! | code | stored value | real value | bytes per weight |
 //! |------|--------------|------------|------------------|
 //! | f32, bf16 | the float | the float | 4, 2 |
-//! | i8 | q in -127..=127 | q * scale | 1 |
+//! | i8 | q in -127..=127 (-128 too in files of others) | q * scale | 1 |
 //! | i4 | q + 8 as a nibble, q in -8..=7, even column in the low half | q * scale | 1/2 |
 //! | i2 | c in 0..=3, four columns a byte, lowest first | (c - 1.5) * scale | 1/4 |
 //! | i8a | q in 0..=255 | q * scale + min | 1 |

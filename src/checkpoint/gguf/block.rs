@@ -170,14 +170,6 @@ impl Kind {
         anyhow::ensure!(data.len() == rows * self.bytes_of(cols), "{self} [{rows}, {cols}] is not of {} bytes", data.len());
         let n = rows * cols;
         match self {
-            Kind::Q8_0 if holds_minus_128(data) => {
-                // No code of ours; no converter writes it either.
-                let mut codes = vec![0u8; 4 * n];
-                spread(data, self.bytes(), &mut codes, 4 * self.weights(), threads, |blocks, codes| {
-                    self.decode_through(blocks, |at, value| codes[4 * at..][..4].copy_from_slice(&value.to_le_bytes()));
-                });
-                Matrix::new(Format::F32, rows, cols, codes, Vec::new())
-            }
             Kind::Q4_0 | Kind::Q8_0 => {
                 let (format, width) = if self == Kind::Q4_0 { (Format::I4_G32, 16) } else { (Format::I8_G32, 32) };
                 let mut codes = vec![0u8; n / 32 * width];
@@ -246,10 +238,6 @@ fn spread(data: &[u8], block: usize, out: &mut [u8], width: usize, threads: usiz
             scope.spawn(move || work(data, out));
         }
     });
-}
-
-fn holds_minus_128(data: &[u8]) -> bool {
-    data.chunks_exact(34).any(|b| b[2..].contains(&0x80))
 }
 
 /// The f16 at byte `at`.
