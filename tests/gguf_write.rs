@@ -8,7 +8,7 @@ use common::{Dims, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
 use gemma::gemma::{ChatTemplate, Generation, Special, Tokenizer, Weights};
-use gemma::quant::{Nearest, Options, Plan, Recipe, Report, quantize};
+use gemma::quant::{Importance, Nearest, Options, Plan, Recipe, Report, quantize};
 use gemma::tensor::Format;
 use gemma::tensor::quantize::quantize as round;
 use serde_json::{Value, json};
@@ -124,7 +124,7 @@ fn what_is_written_says_all_that_the_directory_said() {
         let recipe = inline(linear, embedding);
         let artifact = dir.path().join(format!("artifact-{linear}"));
         convert(&from, &artifact, &recipe, &Options::default()).unwrap();
-        let plan = Plan::new(&from, &recipe, &GGUF, &Nearest { threads: 1 }, &|_, _| 1.0).unwrap();
+        let plan = Plan::new(&from, &recipe, &GGUF, &Nearest { threads: 1 }, Importance::Relative(&|_, _| 1.0)).unwrap();
         convert(&from, &out, &recipe, &GGUF).unwrap();
         assert_eq!(fs::metadata(&out).unwrap().len(), plan.total_bytes);
         let to = open(&out);

@@ -6,7 +6,7 @@ use common::{Dims, Form, TinyModel, write_model};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
 use gemma::gemma::{Role, Weights};
-use gemma::quant::{Nearest, Options, Plan, Progress, Recipe, quantize, verify};
+use gemma::quant::{Importance, Nearest, Options, Plan, Progress, Recipe, quantize, verify};
 use gemma::tensor::Format;
 use gemma::tensor::quantize::quantize as round;
 use std::collections::BTreeMap;
@@ -93,7 +93,8 @@ fn a_dry_run_knows_every_byte() {
     let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
     TinyModel::tiny(5).write(&src, Form::Multimodal, Dtype::Bf16, 1);
     let (source, recipe) = (open(&src), recipe("i4-g32", "i8-row"));
-    let plan = Plan::new(&source, &recipe, &options(2, 60_000), &Nearest { threads: 1 }, &|_, _| 1.0).unwrap();
+    let plan =
+        Plan::new(&source, &recipe, &options(2, 60_000), &Nearest { threads: 1 }, Importance::Relative(&|_, _| 1.0)).unwrap();
     let layout = &plan.layout;
     assert!(layout.shards > 2, "{}", layout.shards);
     let report = quantize(&source, &dst, &recipe, &options(2, 60_000), &mut silent).unwrap();

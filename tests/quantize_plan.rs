@@ -10,7 +10,7 @@ use gemma::error::{Kind, fault_of};
 use gemma::gemma::Weights;
 use gemma::quant::allocate::prior;
 use gemma::quant::recipe::BUILT_IN;
-use gemma::quant::{Nearest, Options, Plan, Recipe, quantize};
+use gemma::quant::{Importance, Nearest, Options, Plan, Recipe, quantize};
 use serde_json::{Map, json};
 use shell::gemma_in;
 use std::fs::{self, File};
@@ -77,7 +77,13 @@ fn open(dir: &Path) -> Weights {
 
 fn plan(source: &Weights, recipe: &Recipe) -> anyhow::Result<Plan> {
     let layers = source.config().n_layers;
-    Plan::new(source, recipe, &Options::default(), &Nearest { threads: 1 }, &|role, layer| prior(role, layer, layers))
+    Plan::new(
+        source,
+        recipe,
+        &Options::default(),
+        &Nearest { threads: 1 },
+        Importance::Relative(&|role, layer| prior(role, layer, layers)),
+    )
 }
 
 /// What a dry run must say of a class: its row's label, bytes of codes, bytes of scales.

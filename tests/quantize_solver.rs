@@ -5,7 +5,7 @@ mod common;
 use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::gemma::{Role, Weights};
-use gemma::quant::{Entry, Layout, Nearest, Options, Plan, Recipe, Solver, run};
+use gemma::quant::{Entry, Importance, Layout, Nearest, Options, Plan, Recipe, Solver, run};
 use gemma::tensor::quantize::quantize;
 use gemma::tensor::{Format, Matrix};
 use std::collections::BTreeMap;
@@ -69,7 +69,7 @@ fn a_solver_sees_every_matrix_in_the_order_of_the_forward_pass_again_after_a_sto
     let (source, options) = (open(&src), Options { threads: 2, ..Options::default() });
     let recipe = Recipe::inline("i4-g32".parse().unwrap(), "i8-row".parse().unwrap());
     let mut solver = Watched { whole: true, ..Watched::default() };
-    let mut plan = Plan::new(&source, &recipe, &options, &solver, &|_, _| 1.0).unwrap();
+    let mut plan = Plan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0)).unwrap();
     assert!(plan.memory > 1_000_000_000 && plan.solver == "watched");
     plan.chunk = 64 * 128;
 
@@ -109,7 +109,7 @@ fn chunks_change_no_byte() {
     for (i, (chunk, threads)) in [(1, 1), (40 * 128, 3), (1 << 20, 2), (1 << 20, 64)].into_iter().enumerate() {
         let (dst, options) = (dir.path().join(i.to_string()), Options { threads, ..Options::default() });
         let (source, mut solver) = (open(&src), Nearest { threads });
-        let mut plan = Plan::new(&source, &recipe, &options, &solver, &|_, _| 1.0).unwrap();
+        let mut plan = Plan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0)).unwrap();
         plan.chunk = chunk;
         run(&source, &dst, &plan, &options, &mut solver, &mut |_| Ok(())).unwrap();
         let bytes = [fs::read(dst.join("model.safetensors")).unwrap(), fs::read(dst.join("quant-report.json")).unwrap()].concat();
@@ -125,7 +125,13 @@ fn a_memory_limit_is_kept_or_refused() {
     let source = open(dir.path());
     let recipe = Recipe::inline("i4-g32".parse().unwrap(), "i8-row".parse().unwrap());
     let plan = |memory| {
-        Plan::new(&source, &recipe, &Options { threads: 1, memory, ..Options::default() }, &Nearest { threads: 1 }, &|_, _| 1.0)
+        Plan::new(
+            &source,
+            &recipe,
+            &Options { threads: 1, memory, ..Options::default() },
+            &Nearest { threads: 1 },
+            Importance::Relative(&|_, _| 1.0),
+        )
     };
     let free = plan(None).unwrap();
     let tight = plan(Some(free.memory - 10_000_000)).unwrap();

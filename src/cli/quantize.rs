@@ -3,24 +3,34 @@
 use super::args::UiOptions;
 use super::bench::report::markdown;
 use super::devices::default_threads;
+use super::input::read_file;
 use super::model;
 use super::output::print;
+use super::session;
 use super::signals::{Interrupt, ignore_file_size_signal};
 use super::ui::{Ui, bytes, digits3, thousands};
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
-use crate::gemma::Weights;
+use crate::gemma::{Role, Special, Weights};
 use crate::quant::allocate::prior;
 use crate::quant::recipe::{FOR_SIZES, parse_size};
-use crate::quant::{self, Nearest, Options, Plan, Recipe, Report, unfinished};
-use crate::tensor::Format;
+use crate::quant::{self, Calibrated, Importance, Nearest, Options, Plan, Recipe, Report, Solver, calibrate, unfinished};
+use crate::tensor::{Format, Token};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Memory bandwidth that predictions of speed assume, bytes/s: a laptop's two channels of DDR5-5600 as a GPU reads them.
 const BANDWIDTH: f64 = 75e9;
+
+/// Tokens of a window of calibration text.
+const WINDOW: usize = 1024;
+/// Windows of the survey of sensitivities, most tokens of it, and most bytes of the copies that it carries.
+const SURVEY_WINDOW: usize = 256;
+const SURVEY_TOKENS: usize = 2048;
+const SURVEY_BYTES: usize = 3 << 29;
 
 #[derive(Debug, Args)]
 pub struct Quantize {
@@ -45,6 +55,12 @@ pub struct Quantize {
     /// Make a directory for this program, or one file that llama.cpp reads too [default: gguf where DST ends so]
     #[arg(long, value_enum, value_name = "KIND")]
     pub format: Option<Container>,
+    /// Read this text and solve each matrix for the inputs it will meet: a file, the built-in text, or none
+    #[arg(long, value_name = "FILE|builtin|none", default_value = "none")]
+    pub calibrate: String,
+    /// Tokens of that text to use, at most; more is better and slower
+    #[arg(long, value_name = "N", default_value_t = 32_768)]
+    pub calibrate_tokens: usize,
     /// Print what would be written, to the byte, and stop
     #[arg(long)]
     pub dry_run: bool,
@@ -102,11 +118,34 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
         ..Options::default()
     };
     let n_layers = source.config().n_layers;
-    let mut solver = Nearest { threads: how.threads };
-    let plan = Plan::new(&source, &recipe, &how, &solver, &|role, layer| prior(role, layer, n_layers))?;
+    let prior = |role, layer| prior(role, layer, n_layers);
+    let interrupt = Interrupt::watch()?;
+    let mut calibrated = calibration(options, &source, how.threads, ui)?;
+    let mut nearest = Nearest { threads: how.threads };
+    let measured = match &calibrated {
+        Some((_, run)) if recipe.target().is_some() && !options.dry_run => {
+            match survey(&source, run, &interrupt, how.threads, ui) {
+                Err(_) if interrupt.exit_code().is_some() => return Ok(interrupt.exit_code().unwrap_or(1)),
+                found => Some(found?),
+            }
+        }
+        _ => None,
+    };
+    let plan = {
+        let solver: &dyn Solver = calibrated.as_ref().map_or(&nearest, |(solver, _)| solver);
+        let known = |role, layer| measured.as_ref().and_then(|m| m.get(&(role, layer))).copied().unwrap_or(0.0);
+        let importance = match measured {
+            Some(_) => Importance::Measured(&known),
+            None => Importance::Relative(&prior),
+        };
+        Plan::new(&source, &recipe, &how, solver, importance)?
+    };
     if options.dry_run {
         print(&describe(&plan))?;
         return Ok(0);
+    }
+    if let Some((solver, _)) = &mut calibrated {
+        solver.begin(&plan.layout)?;
     }
     let left = unfinished(&options.destination).filter(|_| !how.restart);
     let mut resumed = left.as_ref().map_or(0, |left| left.done);
@@ -121,8 +160,11 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     ignore_file_size_signal();
     let start = Instant::now();
     let bar = ui.bar("quantising", plan.layout.parameters());
-    let interrupt = Interrupt::watch()?;
-    let result = quant::run(&source, &options.destination, &plan, &how, &mut solver, &mut |p| {
+    let solver: &mut dyn Solver = match &mut calibrated {
+        Some((solver, _)) => solver,
+        None => &mut nearest,
+    };
+    let result = quant::run(&source, &options.destination, &plan, &how, solver, &mut |p| {
         bar.set_position(p.done);
         bar.set_message(p.tensor.to_owned());
         // What was only looked through says nothing about the time that the rest takes.
@@ -143,10 +185,74 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
         return Ok(code);
     }
     let report = result?;
+    let mut measured = None;
+    if let Some((solver, _)) = &mut calibrated {
+        solver.notes().iter().for_each(|note| ui.note(note));
+        for (role, layer, loss) in solver.losses() {
+            ui.detail(1, format!("layer {layer} {role:?}: output error {}", figure(loss.sqrt())));
+        }
+        if !how.gguf {
+            measured = Some(solver.divergence(&Weights::open(Checkpoint::open(&options.destination)?)?)?);
+        }
+    }
     if !ui.is_quiet() {
-        ui.line(&summary(&report, &plan, options, start));
+        ui.line(&summary(&report, &plan, options, start, measured));
     }
     Ok(0)
+}
+
+/// The solver that reads text, if one is asked for, and the text as one run of tokens.
+fn calibration<'a>(
+    options: &Quantize,
+    source: &'a Weights,
+    threads: usize,
+    ui: &Ui,
+) -> Result<Option<(Calibrated<'a>, Vec<Token>)>> {
+    let text = match options.calibrate.as_str() {
+        "none" => return Ok(None),
+        "builtin" => calibrate::BUILT_IN.to_owned(),
+        path => read_file(Path::new(path))?,
+    };
+    let checkpoint = source.checkpoint().context("made-up weights have no tokenizer")?;
+    let tokenizer = session::tokenizer_of(checkpoint)?;
+    tokenizer.notes().iter().for_each(|note| ui.note(note));
+    let run = tokenizer.encode(&text, Special::Parse)?;
+    if run.len() < 2 {
+        return Err(Fault::usage("the calibration text is empty")
+            .help("give some pages of what the model will be used for")
+            .into());
+    }
+    let window = WINDOW.min(source.config().max_position);
+    let text = calibrate::Text::cut(&run, source.config().bos, window, (options.calibrate_tokens / window).max(1))?;
+    ui.detail(1, format!("calibrating on {} of {} tokens", thousands(text.tokens.len() as u64), thousands(run.len() as u64)));
+    Ok(Some((Calibrated::new(source, text, threads)?, run)))
+}
+
+/// How much each matrix matters, measured on a little of the text.
+fn survey(
+    source: &Weights,
+    run: &[Token],
+    interrupt: &Interrupt,
+    threads: usize,
+    ui: &Ui,
+) -> Result<HashMap<(Role, usize), f64>> {
+    let config = source.config();
+    let copies = source.roles().iter().filter(|r| r.0.is_matrix()).count() + 1;
+    let tokens = (SURVEY_BYTES / (4 * config.dim * copies)).clamp(SURVEY_WINDOW, SURVEY_TOKENS);
+    let text = calibrate::Text::cut(run, config.bos, SURVEY_WINDOW, tokens / SURVEY_WINDOW)?;
+    let bar = ui.bar("measuring sensitivities", 1000);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+    let heard = |share: f64| {
+        bar.set_position((1000.0 * share) as u64);
+        anyhow::ensure!(interrupt.exit_code().is_none(), "interrupted");
+        Ok(())
+    };
+    let found = pool.install(|| calibrate::survey(source, &text, 1, &mut { heard }))?;
+    bar.finish_and_clear();
+    for s in &found {
+        ui.detail(2, format!("layer {} {:?}: {} nats per unit of relative error", s.layer, s.role, figure(s.divergence)));
+    }
+    Ok(found.into_iter().map(|s| ((s.role, s.layer), s.divergence)).collect())
 }
 
 fn recipe(options: &Quantize) -> Result<Recipe> {
@@ -161,8 +267,9 @@ fn recipe(options: &Quantize) -> Result<Recipe> {
     }
 }
 
-fn summary(report: &Report, plan: &Plan, options: &Quantize, start: Instant) -> String {
+fn summary(report: &Report, plan: &Plan, options: &Quantize, start: Instant, measured: Option<f64>) -> String {
     let kld = report.predicted_kld.map_or(String::new(), |kld| format!(", predicted KLD {}", figure(kld)));
+    let kld = kld + &measured.map_or(String::new(), |m| format!(", measured {} on the calibration text", figure(m)));
     format!(
         "{} parameters at {:.2} bits: {} in {}, {:.1} minutes{kld}",
         thousands(report.parameters),

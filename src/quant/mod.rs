@@ -6,6 +6,7 @@
 
 pub mod allocate;
 pub mod calibrate;
+mod calibrated;
 mod gguf;
 mod journal;
 mod layout;
@@ -21,9 +22,10 @@ mod source;
 mod staging;
 mod verify;
 
+pub use calibrated::Calibrated;
 pub use layout::{Class, Entry, Layout, Part, Target};
 pub use pipeline::{Progress, Unfinished, quantize, run, unfinished};
-pub use plan::{Alpha, Plan};
+pub use plan::{Importance, Plan};
 pub use recipe::Recipe;
 pub use report::{Report, TensorReport};
 pub use solver::{Nearest, Solver};

@@ -3,7 +3,7 @@
 use super::allocate::prior;
 use super::journal::{Done, Header, Journal, count, places};
 use super::layout::{Entry, Target};
-use super::plan::{Plan, TILE_ROWS};
+use super::plan::{Importance, Plan, TILE_ROWS};
 use super::report::{FILE, Report, TensorReport, digits};
 use super::sink::Sink;
 use super::solver::{Nearest, Solver};
@@ -58,7 +58,7 @@ pub fn unfinished(dst: &Path) -> Option<Unfinished> {
 pub fn quantize(source: &Weights, dst: &Path, recipe: &Recipe, options: &Options, tell: Tell<'_>) -> Result<Report> {
     let mut solver = Nearest { threads: options.threads };
     let n_layers = source.config().n_layers;
-    let plan = Plan::new(source, recipe, options, &solver, &|role, layer| prior(role, layer, n_layers))?;
+    let plan = Plan::new(source, recipe, options, &solver, Importance::Relative(&|role, layer| prior(role, layer, n_layers)))?;
     run(source, dst, &plan, options, &mut solver, tell)
 }
 
@@ -241,7 +241,7 @@ impl Run<'_> {
         if file.read_exact(&mut start).is_err() || start != header {
             return Ok(false);
         }
-        let whole = self.solver.wants_whole(entry) && entry.role.is_matrix();
+        let whole = self.solver.wants_resumed(entry) && entry.role.is_matrix();
         let mut bytes = vec![0; if whole { entry.bytes() as usize } else { (entry.bytes() as usize).min(1 << 20) }];
         let (mut hash, mut at) = (Sha256::new(), 0);
         while at < entry.bytes() {

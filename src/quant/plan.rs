@@ -14,8 +14,17 @@ use crate::gemma::{Role, Weights};
 use crate::tensor::Format;
 use anyhow::{Context, Result};
 
-/// Tells how much a tensor matters, by role and layer; 1 is the average. See [`super::allocate::prior`].
-pub type Alpha<'a> = &'a dyn Fn(Role, usize) -> f64;
+/// Tells how much a tensor matters, by role and layer.
+#[derive(Clone, Copy)]
+pub enum Importance<'a> {
+    /// Per weight; 1 is the average. See [`super::allocate::prior`].
+    Relative(&'a dyn Fn(Role, usize) -> f64),
+    /// In nats of divergence per unit of relative squared error; see [`super::calibrate::survey`].
+    Measured(&'a dyn Fn(Role, usize) -> f64),
+}
+
+/// Divergence that feedback and correction leave, as a share of what the same codes cost as white noise.
+const SOLVED: f64 = 0.5;
 
 /// A recipe applied to a model.
 #[derive(Clone, Debug)]
@@ -43,7 +52,13 @@ pub struct Plan {
 
 impl Plan {
     /// Resolves the recipe for `source`, whose headers alone are read.
-    pub fn new(source: &Weights, recipe: &Recipe, options: &Options, solver: &dyn Solver, alpha: Alpha<'_>) -> Result<Plan> {
+    pub fn new(
+        source: &Weights,
+        recipe: &Recipe,
+        options: &Options,
+        solver: &dyn Solver,
+        importance: Importance<'_>,
+    ) -> Result<Plan> {
         let roles = source.roles();
         let choices = recipe.resolve(&roles)?;
         let tensors: Vec<Tensor> = roles
@@ -51,7 +66,7 @@ impl Plan {
             .zip(choices)
             .map(|(&(role, layer), choice)| Tensor::new(source, role, layer, choice))
             .collect::<Result<_>>()?;
-        let weights = importance(&roles, source, alpha);
+        let weights = weigh(&roles, source, importance);
         let mut plan = Plan {
             recipe: recipe.name().to_owned(),
             recipe_sha256: recipe.sha256(),
@@ -209,7 +224,14 @@ impl Tensor {
 
 /// What a distortion of 1 costs for each tensor: its share of the layers' weights times its sensitivity, scaled so that equal
 /// distortions everywhere cost [`KLD_PER_DISTORTION`] times that. The table comes on top: it is no layer.
-fn importance(roles: &[(Role, usize)], source: &Weights, alpha: Alpha<'_>) -> Vec<f64> {
+fn weigh(roles: &[(Role, usize)], source: &Weights, importance: Importance<'_>) -> Vec<f64> {
+    let alpha = match importance {
+        Importance::Relative(alpha) => alpha,
+        Importance::Measured(divergence) => {
+            let cost = |&(role, layer): &(Role, usize)| if role.is_matrix() { SOLVED * divergence(role, layer) } else { 0.0 };
+            return roles.iter().map(cost).collect();
+        }
+    };
     let weighed = |&(role, layer): &(Role, usize)| match role.is_matrix() {
         true => role.shape(source.config()).iter().product::<usize>() as f64 * alpha(role, layer),
         false => 0.0,

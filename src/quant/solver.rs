@@ -20,6 +20,11 @@ pub trait Solver {
         false
     }
 
+    /// Whether it wants to see this matrix again where an earlier run has finished it.
+    fn wants_resumed(&self, entry: &Entry) -> bool {
+        self.wants_whole(entry)
+    }
+
     /// Bytes that it needs beyond the matrix it is given and the codes it returns.
     fn memory(&self, _layout: &Layout) -> u64 {
         0

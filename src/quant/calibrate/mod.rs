@@ -4,11 +4,13 @@
 mod layer;
 mod rows;
 mod survey;
+mod text;
 
 pub use layer::Stage;
 pub use survey::{Sensitivity, survey};
+pub use text::{BUILT_IN, Text};
 
-use super::solve::{Inputs, Solved, solve_matrix};
+use super::solve::{Factor, Inputs, Solved, solve_matrix};
 use crate::gemma::{Config, Role, Weights};
 use crate::tensor::{Format, Matrix, Token, hadamard};
 use anyhow::{Context, Result, ensure};
@@ -18,37 +20,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 /// Tokens that run through a layer at once: bounds the memory of what lies between two stages.
-const BATCH: usize = 2048;
+pub const BATCH: usize = 2048;
 
 /// Weight of a table's lookup errors beside its errors as the output head, as a share of the mean second moment.
 const LOOKUP: f32 = 0.3;
 
-/// The text, cut into windows of equal length that each begin with BOS.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Text {
-    pub tokens: Vec<Token>,
-    pub window: usize,
-}
-
-impl Text {
-    /// Cuts a long run of tokens into `windows` pieces spread evenly over it, or as many as it gives.
-    pub fn cut(run: &[Token], bos: Token, window: usize, windows: usize) -> Result<Text> {
-        let body = window.saturating_sub(1).max(1);
-        let pieces = run.len() / body;
-        ensure!(pieces > 0, "the calibration text has {} tokens, at least {body} are needed", run.len());
-        let n = windows.min(pieces);
-        let start = |i: usize| i * (run.len() - body) / n.max(2).saturating_sub(1).max(1);
-        let spread = (0..n).map(|i| if n == pieces { i * body } else { start(i) });
-        let tokens = spread.flat_map(|at| std::iter::once(bos).chain(run[at..at + body].iter().copied()));
-        Ok(Text { tokens: tokens.collect(), window: body + 1 })
-    }
-
-    /// Runs of whole windows of about [`BATCH`] tokens, as token ranges.
-    fn batches(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (step, len) = ((BATCH / self.window).max(1) * self.window, self.tokens.len());
-        (0..len).step_by(step).map(move |start| start..len.min(start + step))
-    }
-}
+/// Tokens on which the finished model is compared with its source.
+const MEASURED: usize = 4096;
 
 /// Solves a model's matrices in the order of the forward pass.
 pub struct Calibrator<'a> {
@@ -59,17 +37,25 @@ pub struct Calibrator<'a> {
     /// Residual streams `[tokens, dim]`: through the source, and through what was made of it.
     original: Vec<f32>,
     made: Vec<f32>,
-    /// The layer under way.
+    /// How far both have come: before this layer, or in its middle.
+    at: (usize, Half),
+    /// The layer under way, once something of it was asked for or done.
     current: Option<Current<'a>>,
     /// Solved with the others of their stage, not yet asked for.
     waiting: HashMap<Role, Solved>,
     /// Second moments of what the head reads, from a first pass through the source.
-    head: Option<Vec<super::solve::Factor>>,
+    head: Option<Vec<Factor>>,
     notes: Vec<String>,
 }
 
+/// Where in a layer the streams stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Half {
+    Attention,
+    FeedForward,
+}
+
 struct Current<'a> {
-    index: usize,
     original: Layer<'a>,
     made: Layer<'a>,
     done: Vec<Role>,
@@ -80,13 +66,15 @@ impl<'a> Calibrator<'a> {
     pub fn new(source: &'a Weights, text: Text, formats: HashMap<(Role, usize), Format>) -> Result<Calibrator<'a>> {
         let shape = Shape::new(source.config(), text.window);
         let original = embed(source.config(), &source.matrix(Role::Embed, 0)?, &text.tokens);
+        let made = original.clone();
         Ok(Calibrator {
             source,
             text,
             shape,
             formats,
             original,
-            made: Vec::new(),
+            made,
+            at: (0, Half::Attention),
             current: None,
             waiting: HashMap::new(),
             head: None,
@@ -103,11 +91,11 @@ impl<'a> Calibrator<'a> {
     pub fn table_rows(&mut self, role: Role, format: Format, mut values: Vec<f32>) -> Result<Solved> {
         let dim = self.shape.config.dim;
         if self.head.is_none() {
-            let hidden = survey::final_hidden(self.source, &self.shape, &self.text, self.original.clone())?;
+            let x = embed(&self.shape.config, &self.source.matrix(Role::Embed, 0)?, &self.text.tokens);
+            let hidden = survey::final_hidden(self.source, &self.shape, &self.text, x)?;
             let mut inputs = Inputs::new(dim, false);
             inputs.add(None, &hidden, self.text.window);
-            let lookups = role == Role::Embed;
-            if lookups {
+            if role == Role::Embed {
                 inputs.add_floor(LOOKUP);
             }
             let (factors, note) = inputs.factor(format.hadamard);
@@ -117,77 +105,105 @@ impl<'a> Calibrator<'a> {
         if format.hadamard {
             values.par_chunks_mut(dim).for_each(hadamard::transform);
         }
-        solve_matrix(format, values.len() / dim, dim, values, self.head.as_deref().unwrap_or_default())
+        solve_matrix(format, values.len() / dim, dim, values, self.head.as_deref().unwrap_or_default(), false)
+    }
+
+    /// Rows of the embedding table as they became: the text's tokens among them enter the stream.
+    pub fn table_done(&mut self, rows: Range<usize>, matrix: &Matrix<'_>) {
+        let (config, dim) = (&self.shape.config, self.shape.config.dim);
+        self.made.par_chunks_mut(dim).zip(&self.text.tokens).for_each(|(x, token)| {
+            if rows.contains(&(*token as usize)) {
+                matrix.dequantize_row(*token as usize - rows.start, x);
+                x.iter_mut().for_each(|v| *v *= config.embed_scale);
+            }
+        });
+        if rows.end == config.vocab {
+            self.head = None;
+        }
     }
 
     /// Codes one of a layer's matrices. Asked in the order of the forward pass, each answer handed back to [`Self::done`].
-    pub fn matrix(&mut self, role: Role, index: usize) -> Result<Solved> {
+    pub fn matrix(&mut self, role: Role, layer: usize) -> Result<Solved> {
         if !self.waiting.contains_key(&role) {
             let stage = Stage::of(role).context("tables are coded by rows")?;
-            self.solve_stage(stage, index)?;
+            self.solve_stage(stage, layer)?;
         }
-        self.waiting.remove(&role).with_context(|| format!("{role:?} of layer {index} has no integer format"))
+        self.waiting.remove(&role).with_context(|| format!("{role:?} of layer {layer} has no format to solve for"))
     }
 
-    /// What a matrix became, by this run or an earlier one; floats as they are, too.
-    pub fn done(&mut self, role: Role, index: usize, matrix: Matrix<'static>) -> Result<()> {
-        let Some(stage) = Stage::of(role) else {
-            if role == Role::Embed {
-                self.made = embed(&self.shape.config, &matrix, &self.text.tokens);
-                self.head = None;
-            }
-            return Ok(());
-        };
-        let (text, dim) = (self.text.clone(), self.shape.config.dim);
-        let current = self.at(index)?;
+    /// What a matrix became, in this run or an earlier one.
+    pub fn done(&mut self, role: Role, layer: usize, matrix: Matrix<'static>) -> Result<()> {
+        let stage = Stage::of(role).context("tables are coded by rows")?;
+        let current = self.reach(layer, stage)?;
         current.made.replace(role, matrix);
         current.done.push(role);
-        let ends_block = matches!(stage, Stage::O | Stage::Down);
-        if !ends_block {
-            return Ok(());
+        Ok(())
+    }
+
+    /// Mean KL divergence of the made model's next tokens from the source's, over some of the calibration text, in nats.
+    /// `made` is the whole model that was written.
+    pub fn divergence(&mut self, made: &Weights) -> Result<f64> {
+        self.run_to((self.shape.config.n_layers, Half::Attention))?;
+        let windows = (MEASURED / self.text.window).max(1) * self.text.window;
+        let n = windows.min(self.text.tokens.len()) * self.shape.config.dim;
+        let head = made.matrix(if made.has_own_head() { Role::Head } else { Role::Embed }, 0)?;
+        let ends = survey::Ends { weights: self.source, window: self.text.window };
+        Ok(ends.divergences(&self.original[..n], &[(&self.made[..n], Some(&head))])?[0])
+    }
+
+    /// The layer under way, with both streams where the stage's input begins.
+    fn reach(&mut self, layer: usize, stage: Stage) -> Result<&mut Current<'a>> {
+        let half = match stage {
+            Stage::Qkv | Stage::O => Half::Attention,
+            Stage::GateUp | Stage::Down => Half::FeedForward,
+        };
+        ensure!(self.at <= (layer, half), "{stage:?} of layer {layer} comes after {:?}", self.at);
+        self.run_to((layer, half))?;
+        self.current()
+    }
+
+    fn current(&mut self) -> Result<&mut Current<'a>> {
+        if self.current.is_none() {
+            let open = || Layer::open(self.source, &self.shape, self.at.0);
+            self.current = Some(Current { original: open()?, made: open()?, done: Vec::new() });
         }
-        let Some(Current { original, made, .. }) = &self.current else { return Ok(()) };
-        for batch in text.batches() {
-            let part = batch.start * dim..batch.end * dim;
-            for (layer, x) in [(original, &mut self.original), (made, &mut self.made)] {
-                let x = &mut x[part.clone()];
-                layer.add(stage, &layer.input(stage, x), x);
+        self.current.as_mut().context("just made")
+    }
+
+    /// Runs both streams through blocks until they stand here.
+    fn run_to(&mut self, to: (usize, Half)) -> Result<()> {
+        while self.at < to {
+            self.current()?;
+            let Some(current) = &self.current else { break };
+            let (layer, half) = self.at;
+            let stage = if half == Half::Attention { Stage::O } else { Stage::Down };
+            let dim = self.shape.config.dim;
+            for batch in self.text.batches() {
+                let part = batch.start * dim..batch.end * dim;
+                for (layer, x) in [(&current.original, &mut self.original), (&current.made, &mut self.made)] {
+                    let x = &mut x[part.clone()];
+                    layer.add(stage, &layer.input(stage, x), x);
+                }
             }
-        }
-        if stage == Stage::Down {
-            self.current = None;
+            self.at = match half {
+                Half::Attention => (layer, Half::FeedForward),
+                Half::FeedForward => {
+                    self.current = None;
+                    (layer + 1, Half::Attention)
+                }
+            };
         }
         Ok(())
     }
 
-    /// Mean KL divergence of the made model's next tokens from the source's, over the calibration text, in nats.
-    pub fn divergence(&self, made_head: &Matrix<'_>, made_norm: &[f32]) -> Result<f64> {
-        survey::divergence(self.source, &self.text, &self.original, &self.made, made_head, made_norm)
-    }
-
-    fn at(&mut self, index: usize) -> Result<&mut Current<'a>> {
-        if self.current.is_none() {
-            ensure!(self.made.len() == self.original.len(), "the embedding table comes first");
-            let open = || Layer::open(self.source, &self.shape, index);
-            self.current = Some(Current { index, original: open()?, made: open()?, done: Vec::new() });
-        }
-        let current = self.current.as_mut().context("just made")?;
-        ensure!(current.index == index, "layer {index} asked for while layer {} is under way", current.index);
-        Ok(current)
-    }
-
     /// All matrices of a stage that are not done yet.
-    fn solve_stage(&mut self, stage: Stage, index: usize) -> Result<()> {
-        self.at(index)?;
-        let Some(Current { original, made, done, .. }) = &self.current else { unreachable!("made above") };
+    fn solve_stage(&mut self, stage: Stage, layer: usize) -> Result<()> {
+        self.reach(layer, stage)?;
+        let Some(Current { original, made, done }) = &self.current else { return Ok(()) };
         let dim = self.shape.config.dim;
-        let jobs: Vec<(Role, Format)> = stage
-            .roles()
-            .iter()
-            .filter(|role| !done.contains(role))
-            .filter_map(|role| Some((*role, *self.formats.get(&(*role, index))?)))
-            .filter(|(_, format)| format.code.is_integer())
-            .collect();
+        let format = |role: &Role| Some((*role, *self.formats.get(&(*role, layer))?));
+        let open = stage.roles().iter().filter(|role| !done.contains(role)).filter_map(format);
+        let jobs: Vec<(Role, Format)> = open.filter(|(_, f)| f.code.is_integer()).collect();
         let Some(&(first, _)) = jobs.first() else { return Ok(()) };
         let cols = original.matrix(first).cols;
         let mut inputs = Inputs::new(cols, true);
@@ -200,23 +216,21 @@ impl<'a> Calibrator<'a> {
         for transformed in [false, true] {
             let here: Vec<_> = jobs.iter().filter(|(_, format)| format.hadamard == transformed).collect();
             let others_follow = !transformed && jobs.iter().any(|(_, format)| format.hadamard);
-            let taken = if here.is_empty() {
-                None
-            } else if others_follow {
-                inputs.clone()
-            } else {
-                inputs.take()
+            let taken = match (here.is_empty(), others_follow) {
+                (true, _) => None,
+                (false, true) => inputs.clone(),
+                (false, false) => inputs.take(),
             };
             let Some(taken) = taken else { continue };
             let (factors, note) = taken.factor(transformed);
-            self.notes.extend(note.map(|n| format!("layer {index}, input of {stage:?}: {n}")));
+            self.notes.extend(note.map(|n| format!("layer {layer}, input of {stage:?}: {n}")));
             for (role, format) in here {
                 let matrix = original.matrix(*role);
                 let mut w = matrix.dequantize();
                 if transformed {
                     w.par_chunks_mut(cols).for_each(hadamard::transform);
                 }
-                self.waiting.insert(*role, solve_matrix(*format, matrix.rows, cols, w, &factors)?);
+                self.waiting.insert(*role, solve_matrix(*format, matrix.rows, cols, w, &factors, true)?);
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 //! itself, a copy of it for every matrix that was disturbed on the way.
 
 use super::layer::{Layer, Shape, linear, norm_rows};
-use super::{Text, embed};
+use super::{BATCH, Text, embed};
 use crate::gemma::{Role, Weights};
 use crate::tensor::{Format, Matrix, math};
 use anyhow::Result;
@@ -12,8 +12,8 @@ use rayon::prelude::*;
 
 /// Noise of a disturbed matrix, as a share of its rows' root mean square.
 const NOISE: f32 = 0.14;
-/// Hidden states whose logits are compared at once.
-const ROWS: usize = 64;
+/// Bytes of logits that are compared at once.
+const LOGITS: usize = 512 << 20;
 
 /// What a matrix's noise does to the model's predictions.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,39 +29,49 @@ pub fn survey(weights: &Weights, text: &Text, seed: u64, heard: &mut dyn FnMut(f
     let config = weights.config();
     let shape = Shape::new(config, text.window);
     let table = weights.matrix(Role::Embed, 0)?;
-    let mut base = embed(config, &table, &text.tokens);
+    let base = embed(config, &table, &text.tokens);
+    let size = base.len();
     let noisy = disturbed(&table, seed);
-    let mut probes = vec![(Role::Embed, 0, embed(config, &noisy, &text.tokens))];
+    // The text itself first, then its copies.
+    let mut streams = base;
+    streams.extend(embed(config, &noisy, &text.tokens));
+    let mut probes = vec![(Role::Embed, 0)];
+    let roles: Vec<Role> = Role::LAYER.into_iter().filter(|role| role.is_matrix()).collect();
     for index in 0..config.n_layers {
         let layer = Layer::open(weights, &shape, index)?;
-        for (_, _, x) in &mut probes {
-            layer.forward(x);
-        }
-        for role in Role::MATRICES.into_iter().filter(|role| Role::LAYER.contains(role)) {
+        let mut new = Vec::with_capacity(roles.len() * size);
+        for role in &roles {
             let mut noisy = Layer::open(weights, &shape, index)?;
-            noisy.replace(role, disturbed(noisy.matrix(role), seed ^ (index as u64) << 8 ^ (role as u64) << 32));
-            let mut x = base.clone();
+            noisy.replace(*role, disturbed(noisy.matrix(*role), seed ^ (index as u64) << 8 ^ (*role as u64) << 32));
+            let mut x = streams[..size].to_vec();
             noisy.forward(&mut x);
-            probes.push((role, index, x));
+            new.extend(x);
+            probes.push((*role, index));
         }
-        layer.forward(&mut base);
+        let tokens = streams.len() / config.dim;
+        let step = (BATCH / text.window).max(1) * text.window;
+        for start in (0..tokens).step_by(step) {
+            layer.forward(&mut streams[start * config.dim..tokens.min(start + step) * config.dim]);
+        }
+        streams.extend(new);
         heard((index + 1) as f64 / config.n_layers as f64)?;
     }
-    let head_role = if weights.has_own_head() { Role::Head } else { Role::Embed };
-    let head = weights.matrix(head_role, 0)?;
-    let norm = final_norm(weights)?;
+    let own_head = weights.has_own_head();
+    let noisy_head = if own_head { disturbed(&weights.matrix(Role::Head, 0)?, !seed) } else { noisy };
+    let (base, copies) = streams.split_at(size);
+    let mut ends: Vec<(&[f32], Option<&Matrix<'_>>)> = copies.chunks_exact(size).map(|x| (x, None)).collect();
+    match own_head {
+        true => {
+            ends.push((base, Some(&noisy_head)));
+            probes.push((Role::Head, 0));
+        }
+        // One table, both where tokens enter and where they leave.
+        false => ends[0].1 = Some(&noisy_head),
+    }
+    let divergences = Ends { weights, window: text.window }.divergences(base, &ends)?;
     let unit = (NOISE as f64).powi(2);
-    let mut out = Vec::new();
-    for (role, layer, x) in &probes {
-        let own = *role == head_role;
-        let divergence = divergence(weights, text, &base, x, if own { &noisy } else { &head }, &norm)?;
-        out.push(Sensitivity { role: *role, layer: *layer, divergence: divergence / unit });
-    }
-    if head_role == Role::Head {
-        let divergence = divergence(weights, text, &base, &base, &disturbed(&head, !seed), &norm)?;
-        out.push(Sensitivity { role: Role::Head, layer: 0, divergence: divergence / unit });
-    }
-    Ok(out)
+    let found = probes.into_iter().zip(divergences);
+    Ok(found.map(|((role, layer), d)| Sensitivity { role, layer, divergence: d / unit }).collect())
 }
 
 /// The matrix with white noise added to it.
@@ -95,22 +105,37 @@ pub fn final_hidden(weights: &Weights, shape: &Shape, text: &Text, mut x: Vec<f3
     Ok(norm_rows(&x, &final_norm(weights)?, weights.config().eps))
 }
 
-/// Mean KL divergence, in nats, of predictions from `x` (through another head and norm) from those that the source makes
-/// from `base`; both are residual streams behind the last layer, `[tokens, dim]`.
-pub fn divergence(weights: &Weights, text: &Text, base: &[f32], x: &[f32], head: &Matrix<'_>, norm: &[f32]) -> Result<f64> {
-    let config = weights.config();
-    let source_head = weights.matrix(if weights.has_own_head() { Role::Head } else { Role::Embed }, 0)?;
-    let (source_norm, rows) = (final_norm(weights)?, ROWS * config.dim);
-    let (mut sum, mut count) = (0.0, 0usize);
-    for (at, (base, x)) in base.chunks(rows).zip(x.chunks(rows)).enumerate() {
-        let want = linear(&norm_rows(base, &source_norm, config.eps), &source_head);
-        let got = linear(&norm_rows(x, norm, config.eps), head);
-        // What follows BOS alone is no text.
-        let counts = |row: usize| !(at * ROWS + row).is_multiple_of(text.window);
-        let pairs = want.par_chunks(config.vocab).zip(got.par_chunks(config.vocab)).enumerate();
-        let each: Vec<f64> = pairs.filter(|(row, _)| counts(*row)).map(|(_, (p, q))| math::kl_divergence(p, q)).collect();
-        sum += each.iter().sum::<f64>();
-        count += each.len();
+/// Where a model ends: the last norm and the head.
+pub struct Ends<'a> {
+    pub weights: &'a Weights,
+    pub window: usize,
+}
+
+impl Ends<'_> {
+    /// Mean KL divergence, in nats, of predictions from each of `streams` (through another head, where one is given) from those
+    /// that the source makes from `base`; all are residual streams behind the last layer, `[tokens, dim]`.
+    pub fn divergences(&self, base: &[f32], streams: &[(&[f32], Option<&Matrix<'_>>)]) -> Result<Vec<f64>> {
+        let config = self.weights.config();
+        let head = self.weights.matrix(if self.weights.has_own_head() { Role::Head } else { Role::Embed }, 0)?;
+        let norm = final_norm(self.weights)?;
+        let logits = |x: &[f32], head: &Matrix<'_>| linear(&norm_rows(x, &norm, config.eps), head);
+        // Two sets of logits, within the bytes.
+        let rows = (LOGITS / 8 / config.vocab).clamp(16, 1024);
+        let mut sums = vec![0.0; streams.len()];
+        let mut count = 0;
+        for start in (0..base.len() / config.dim).step_by(rows) {
+            let part = start * config.dim..base.len().min((start + rows) * config.dim);
+            let want = logits(&base[part.clone()], &head);
+            // What follows BOS alone is no text.
+            let counts = |row: usize| !(start + row).is_multiple_of(self.window);
+            count += (0..part.len() / config.dim).filter(|row| counts(*row)).count();
+            for (sum, (x, own)) in sums.iter_mut().zip(streams) {
+                let got = logits(&x[part.clone()], own.unwrap_or(&head));
+                let pairs = want.par_chunks(config.vocab).zip(got.par_chunks(config.vocab)).enumerate();
+                let each: Vec<f64> = pairs.filter(|(row, _)| counts(*row)).map(|(_, (p, q))| math::kl_divergence(p, q)).collect();
+                *sum += each.iter().sum::<f64>();
+            }
+        }
+        Ok(sums.into_iter().map(|sum| sum / count.max(1) as f64).collect())
     }
-    Ok(sum / count.max(1) as f64)
 }

@@ -9,6 +9,12 @@ use std::ops::Range;
 /// three blocks of 7168, and a factorisation a ninth as long.
 const WIDEST: usize = 8192;
 
+/// Columns of a block, the last one of a width perhaps narrower.
+pub fn block_width(cols: usize) -> usize {
+    // Whole Hadamard blocks, so that transforms stay inside.
+    cols.div_ceil(cols.div_ceil(WIDEST).max(1)).next_multiple_of(hadamard::WIDTH).min(cols)
+}
+
 /// Share of the mean diagonal that is added to the diagonal.
 const DAMPING: f32 = 0.01;
 
@@ -43,9 +49,7 @@ pub struct Factor {
 impl Inputs {
     /// No tokens yet. With `corrected`, the source's inputs are counted too.
     pub fn new(cols: usize, corrected: bool) -> Inputs {
-        let n_blocks = cols.div_ceil(WIDEST);
-        // Whole Hadamard blocks, so that transforms stay inside.
-        let width = cols.div_ceil(n_blocks).next_multiple_of(hadamard::WIDTH).min(cols);
+        let width = block_width(cols);
         let blocks = (0..cols).step_by(width).map(|start| {
             let cols = start..cols.min(start + width);
             let area = cols.len() * cols.len();

@@ -8,10 +8,10 @@
 mod inputs;
 pub mod linalg;
 
-pub use inputs::{Factor, Inputs};
+pub use inputs::{Factor, Inputs, block_width};
 
 use crate::tensor::encode::{Encoder, row_scale};
-use crate::tensor::{Format, Group, Matrix};
+use crate::tensor::{Code, Format, Group, Matrix};
 use anyhow::Result;
 use linalg::{View, corner, multiply, product, solve, solve_upper};
 use rayon::prelude::*;
@@ -26,6 +26,11 @@ const SAMPLE: usize = 64;
 /// Multiples of the data-free scale that are tried.
 const SCALES: [f32; 6] = [0.86, 0.93, 1.0, 1.07, 1.15, 1.25];
 
+/// Whether [`solve_matrix`] can code such a matrix.
+pub fn can_solve(format: Format, cols: usize) -> bool {
+    format.code.is_integer() && format.code != Code::I8a && cols.is_multiple_of(SPAN)
+}
+
 /// A coded matrix and what the coding cost.
 pub struct Solved {
     pub matrix: Matrix<'static>,
@@ -34,14 +39,25 @@ pub struct Solved {
 }
 
 /// Codes `w` `[rows, cols]`, which is in the domain of the format: behind its Hadamard, if it has one, as `factors` are.
-pub fn solve_matrix(format: Format, rows: usize, cols: usize, mut w: Vec<f32>, factors: &[Factor]) -> Result<Solved> {
-    assert!(w.len() == rows * cols && cols.is_multiple_of(SPAN));
+///
+/// With `try_scales`, some rows decide by how much all scales differ from the data-free ones; without, each row is by itself.
+pub fn solve_matrix(
+    format: Format,
+    rows: usize,
+    cols: usize,
+    mut w: Vec<f32>,
+    factors: &[Factor],
+    try_scales: bool,
+) -> Result<Solved> {
+    assert!(w.len() == rows * cols && can_solve(format, cols));
     correct(&mut w, cols, factors);
     let mut scales = vec![1.0; rows];
     if format.group == Group::Row {
         scales = w.par_chunks(cols).map(|row| row_scale(format, row)).collect();
-        let best = best_scale(format, rows, cols, &w, &scales, factors)?;
-        scales.iter_mut().for_each(|s| *s *= best);
+        if try_scales {
+            let best = best_scale(format, rows, cols, &w, &scales, factors)?;
+            scales.iter_mut().for_each(|s| *s *= best);
+        }
     }
     let run = code(format, rows, cols, w, &scales, factors)?;
     let refit = format.group == Group::Row;
