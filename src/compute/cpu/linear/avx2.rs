@@ -6,7 +6,8 @@
 //! - i8: the unsigned side is |q| <= 128 and the activation takes q's sign, so a pair gives at most 2 * 128 * 127 = 32512.
 
 use super::pack::LINE;
-use super::{Panel, TILE, scalar};
+use super::words::TwoYmm;
+use super::{Panel, TILE, scalar, trellis};
 use std::arch::x86_64::*;
 
 /// Raw sums are of q for i8, q + 8 for i4, 2 c = q + 3 for i2.
@@ -29,20 +30,6 @@ fn unpack<const BITS: usize>(w: __m256i, part: usize) -> __m256i {
         (_, 1) => _mm256_and_si256(_mm256_srli_epi16::<1>(w), _mm256_set1_epi8(6)),
         (_, 2) => _mm256_and_si256(_mm256_srli_epi16::<3>(w), _mm256_set1_epi8(6)),
         _ => _mm256_and_si256(_mm256_srli_epi16::<5>(w), _mm256_set1_epi8(6)),
-    }
-}
-
-/// Fetches the share of the next panel that belongs to the 128 bytes at `offset`.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-#[allow(unused_unsafe)] // older compilers count the intrinsic as unsafe
-fn fetch(panel: &Panel, offset: usize) {
-    let ahead = panel.ahead.wrapping_add(offset >> panel.ahead_shift);
-    // SAFETY: fetching reads nothing; any address will do.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
-    if panel.ahead_shift == 0 {
-        // SAFETY: as above.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(LINE).cast()) };
     }
 }
 
@@ -96,7 +83,7 @@ unsafe fn ints_in_quarters<const BITS: usize, const GROUPED: bool, const R: usiz
         let mut sums = [[_mm256_setzero_si256(); Q]; R];
         for _ in 0..panel.steps {
             if first == 0 {
-                fetch(panel, data as usize - panel.data as usize);
+                panel.fetch(data as usize - panel.data as usize, 2 * LINE);
             }
             for q in 0..Q {
                 // SAFETY: the panel has this step.
@@ -162,6 +149,26 @@ unsafe fn scales_of_eight(scales: *const u8, unit: f32) -> __m256 {
     _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(unit))
 }
 
+/// i8a with `R` rows: raw sums are of q. The scalar code, compiled for wider vectors.
+///
+/// # Safety
+/// As for [`ints`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn unsigned<const R: usize>(panel: &Panel, acc: *mut f32) {
+    // SAFETY: the caller's promises.
+    unsafe { scalar::unsigned::<R>(panel, acc) }
+}
+
+/// Trellis codes with `R` rows; see [`trellis::tiles`].
+///
+/// # Safety
+/// As for [`ints`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
+    // SAFETY: the caller's promises.
+    unsafe { trellis::tiles::<TwoYmm, CODE, R, 1>(panel, acc) }
+}
+
 /// Float codes of `BITS` bits with `R` rows.
 ///
 /// # Safety
@@ -198,7 +205,7 @@ unsafe fn floats_in_quarters<const BITS: usize, const R: usize, const Q: usize>(
     }
     for step in 0..panel.steps {
         if first == 0 && (step * step_bytes).is_multiple_of(2 * LINE) {
-            fetch(panel, step * step_bytes);
+            panel.fetch(step * step_bytes, 2 * LINE);
         }
         let data = panel.data.wrapping_add(step * step_bytes);
         for q in 0..Q {

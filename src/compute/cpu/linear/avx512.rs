@@ -4,7 +4,8 @@
 //! advance, take the offset out again. The activations of a row are 4-byte broadcasts that both halves of the tile share.
 
 use super::pack::LINE;
-use super::{Panel, TILE, scalar};
+use super::words::Zmm;
+use super::{Panel, TILE, scalar, trellis};
 use std::arch::x86_64::*;
 
 /// Raw sums are of q + 128, q + 8, and 2 c = q + 3.
@@ -23,20 +24,6 @@ fn unpack<const BITS: usize>(w: __m512i, part: usize) -> __m512i {
         (_, 1) => _mm512_and_si512(_mm512_srli_epi16::<1>(w), _mm512_set1_epi8(6)),
         (_, 2) => _mm512_and_si512(_mm512_srli_epi16::<3>(w), _mm512_set1_epi8(6)),
         _ => _mm512_and_si512(_mm512_srli_epi16::<5>(w), _mm512_set1_epi8(6)),
-    }
-}
-
-/// Fetches the share of the next panel that belongs to the 128 bytes at `offset`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-#[allow(unused_unsafe)] // older compilers count the intrinsic as unsafe
-fn fetch(panel: &Panel, offset: usize) {
-    let ahead = panel.ahead.wrapping_add(offset >> panel.ahead_shift);
-    // SAFETY: fetching reads nothing; any address will do.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
-    if panel.ahead_shift == 0 {
-        // SAFETY: as above.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(LINE).cast()) };
     }
 }
 
@@ -88,7 +75,7 @@ unsafe fn ints_in_sets<const BITS: usize, const GROUPED: bool, const R: usize, c
             }
         }
         let step = |data: *const u8, x: *const u8, first: usize, sums: &mut [[[__m512i; 2]; R]; SETS]| {
-            fetch(panel, data as usize - panel.data as usize);
+            panel.fetch(data as usize - panel.data as usize, 2 * LINE);
             // SAFETY: the panel has this step.
             let w = unsafe { [_mm512_load_si512(data.cast()), _mm512_load_si512(data.add(LINE).cast())] };
             for part in 0..parts {
@@ -158,6 +145,35 @@ unsafe fn ints_in_sets<const BITS: usize, const GROUPED: bool, const R: usize, c
     }
 }
 
+/// i8a with `R` rows: raw sums are of q.
+///
+/// # Safety
+/// As for [`ints`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub unsafe fn unsigned<const R: usize>(panel: &Panel, acc: *mut f32) {
+    let mut sums = [[_mm512_setzero_si512(); 2]; R];
+    for step in 0..panel.steps {
+        panel.fetch(step * 2 * LINE, 2 * LINE);
+        let data = panel.data.wrapping_add(step * 2 * LINE);
+        // SAFETY: the panel has this step.
+        let w = unsafe { [_mm512_load_si512(data.cast()), _mm512_load_si512(data.add(LINE).cast())] };
+        for (r, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: every row has the columns of this step.
+            let x = _mm512_set1_epi32(unsafe { panel.x.add(r * panel.x_stride + 4 * step).cast::<i32>().read_unaligned() });
+            *sum = [_mm512_dpbusd_epi32(sum[0], w[0], x), _mm512_dpbusd_epi32(sum[1], w[1], x)];
+        }
+    }
+    for (r, sums) in sums.iter().enumerate() {
+        for (half, sum) in sums.iter().enumerate() {
+            // SAFETY: `acc` has R rows of two vectors.
+            unsafe {
+                let place = acc.add(r * TILE + half * 16).cast::<__m512i>();
+                _mm512_storeu_si512(place, _mm512_add_epi32(_mm512_loadu_si512(place), *sum));
+            }
+        }
+    }
+}
+
 /// The 32 scales of a group, times the code's unit.
 ///
 /// # Safety
@@ -168,6 +184,16 @@ unsafe fn line_of_scales(scales: *const u8, unit: f32) -> [__m512; 2] {
     // SAFETY: the caller's promise.
     let halves = unsafe { [_mm256_loadu_si256(scales.cast()), _mm256_loadu_si256(scales.add(LINE / 2).cast())] };
     halves.map(|half| _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(unit)))
+}
+
+/// Trellis codes with `R` rows; see [`trellis::tiles`].
+///
+/// # Safety
+/// As for [`ints`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
+    // SAFETY: the caller's promises.
+    unsafe { trellis::tiles::<Zmm, CODE, R, 2>(panel, acc) }
 }
 
 /// Float codes of `BITS` bits with `R` rows.
@@ -184,7 +210,7 @@ pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut
     }
     for step in 0..panel.steps {
         if (step * step_bytes).is_multiple_of(2 * LINE) {
-            fetch(panel, step * step_bytes);
+            panel.fetch(step * step_bytes, 2 * LINE);
         }
         let data = panel.data.wrapping_add(step * step_bytes);
         let w = if BITS == 16 {

@@ -14,6 +14,9 @@ mod avx2;
 mod avx512;
 mod pack;
 mod scalar;
+mod trellis;
+#[cfg(target_arch = "x86_64")]
+mod words;
 
 pub use pack::{PackedMatrix, TILE};
 
@@ -68,6 +71,20 @@ struct Panel {
     ahead_shift: u32,
 }
 
+impl Panel {
+    /// Fetches the share of the next panel that belongs to `bytes` bytes at `offset`.
+    #[inline(always)]
+    fn fetch(&self, offset: usize, bytes: usize) {
+        #[cfg(target_arch = "x86_64")]
+        for line in (0..(bytes >> self.ahead_shift).max(1)).step_by(pack::LINE) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let ahead = self.ahead.wrapping_add((offset >> self.ahead_shift) + line);
+            // SAFETY: fetching reads nothing; any address will do.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
+        }
+    }
+}
+
 /// Adds a panel's products with `R` rows to `acc[R][TILE]`: f32, or raw i32 sums where a row has one scale.
 type PanelFn = unsafe fn(panel: &Panel, acc: *mut f32);
 /// Turns `acc[rows][TILE]` from raw sums into products: line of scales, unit, offset, row scales, row sums, rows, acc.
@@ -95,8 +112,7 @@ macro_rules! by_rows {
 /// The kernels of a module, which all have the same names.
 macro_rules! kernels_of {
     ($module:ident, $format:expr) => {{
-        use scalar::others;
-        use $module::{OFFSETS, finish, floats, gate, ints};
+        use $module::{OFFSETS, finish, floats, gate, ints, tiles, unsigned};
         let (panel, offset): ([PanelFn; BLOCK], i32) = match ($format.code, $format.group) {
             (Code::F32, _) => (by_rows!(floats, 32), 0),
             (Code::Bf16, _) => (by_rows!(floats, 16), 0),
@@ -107,13 +123,12 @@ macro_rules! kernels_of {
             (Code::I2, Group::Row) => (by_rows!(ints, 2, false), OFFSETS[2]),
             (Code::I2, Group::Cols(_)) => (by_rows!(ints, 2, true), OFFSETS[2]),
             (Code::I8a, _) => {
-                let panel = by_rows!(others, 0);
-                return Kernels { panel, offset: 0, finish: scalar::finish_asymmetric, gate };
+                return Kernels { panel: by_rows!(unsigned), offset: 0, finish: scalar::finish_asymmetric, gate };
             }
-            (Code::T2, _) => return Kernels { panel: by_rows!(others, 1), offset: 0, finish: scalar::finish, gate },
-            (Code::T25, _) => return Kernels { panel: by_rows!(others, 2), offset: 0, finish: scalar::finish, gate },
-            (Code::T3, _) => return Kernels { panel: by_rows!(others, 3), offset: 0, finish: scalar::finish, gate },
-            (Code::T4, _) => return Kernels { panel: by_rows!(others, 4), offset: 0, finish: scalar::finish, gate },
+            (Code::T2, _) => (by_rows!(tiles, 0), 127),
+            (Code::T25, _) => (by_rows!(tiles, 1), 127),
+            (Code::T3, _) => (by_rows!(tiles, 2), 254),
+            (Code::T4, _) => (by_rows!(tiles, 3), 254),
         };
         Kernels { panel, offset, finish, gate }
     }};

@@ -1,8 +1,8 @@
 //! The kernels in plain Rust: what other machines run, and the simplest reading of the packed layout.
 
-use super::pack::{LINE, Shape, code_of, codes_of_step};
-use super::{Panel, TILE};
-use crate::tensor::{Code, Format, Group, math, trellis};
+use super::pack::{LINE, code_of};
+use super::{Panel, TILE, trellis};
+use crate::tensor::{Code, math};
 use half::f16;
 
 /// Raw sums are of q itself.
@@ -52,39 +52,34 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel
     }
 }
 
-/// Trellis codes, and i8a, with `R` rows; `CODE` is the code's place in [`SLOW`].
+/// Trellis codes with `R` rows; see [`trellis::tiles`].
 ///
 /// # Safety
 /// As for [`ints`].
-pub unsafe fn others<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
-    let code = SLOW[CODE];
-    let shape = Shape::new(Format { code, group: Group::Row, hadamard: false }, trellis::TILE);
+pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
+    // SAFETY: the caller's promises.
+    unsafe { trellis::tiles::<[u32; 16], CODE, R, 1>(panel, acc) }
+}
+
+/// i8a with `R` rows: raw sums are of q.
+///
+/// # Safety
+/// As for [`ints`].
+pub unsafe fn unsigned<const R: usize>(panel: &Panel, acc: *mut f32) {
     for step in 0..panel.steps {
-        // SAFETY: the panel has `steps` steps of weights.
-        let bytes = unsafe { std::slice::from_raw_parts(panel.data.add(step * shape.step_bytes), shape.step_bytes) };
-        for lane in 0..TILE {
-            let mut codes = [0; 64];
-            if code == Code::I8a {
-                (0..4).for_each(|k| codes[k] = bytes[lane * 4 + k] as i32);
-            } else {
-                let parts = codes.chunks_exact_mut(trellis::TILE).zip(codes_of_step(code, bytes, lane));
-                parts.for_each(|(out, codes)| out.copy_from_slice(&codes));
-            }
-            for r in 0..R {
-                // SAFETY: every row has the columns of this step; `acc` has R rows.
-                let (x, raw) = unsafe {
-                    let x = panel.x.add(r * panel.x_stride + step * shape.step_cols).cast::<i8>();
-                    (std::slice::from_raw_parts(x, shape.step_cols), &mut *acc.add(r * TILE + lane))
-                };
-                let sum: i32 = x.iter().zip(codes).map(|(x, q)| *x as i32 * q).sum();
-                *raw = f32::from_bits((raw.to_bits() as i32 + sum) as u32);
+        for r in 0..R {
+            // SAFETY: the panel has `steps` steps of activations and weights, and `acc` R rows.
+            let (x, dwords, acc) = unsafe {
+                let x = panel.x.add(r * panel.x_stride + step * 4).cast::<[i8; 4]>().read_unaligned();
+                (x, &*panel.data.add(step * 2 * LINE).cast::<[[u8; 4]; TILE]>(), &mut *acc.add(r * TILE).cast::<[u32; TILE]>())
+            };
+            for (raw, dword) in acc.iter_mut().zip(dwords) {
+                let sum: i32 = dword.iter().zip(x).map(|(q, x)| *q as i32 * x as i32).sum();
+                *raw = raw.wrapping_add(sum as u32);
             }
         }
     }
 }
-
-/// Codes that [`others`] multiplies.
-pub const SLOW: [Code; 5] = [Code::I8a, Code::T2, Code::T25, Code::T3, Code::T4];
 
 /// Float codes of `BITS` bits with `R` rows.
 ///
