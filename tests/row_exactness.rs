@@ -111,6 +111,8 @@ fn trees_equal_one_by_one_decoding_across_pages_and_windows() {
         ("i4-row+h128", "i8-row", KvFormat::F16),
         ("i4-g32", "i4-g64", KvFormat::F16),
         ("i2-g128", "i2-row+h128", KvFormat::F32),
+        ("t2-row+h128", "t4-row+h128", KvFormat::F16),
+        ("t3-row+h128", "i8a-row", KvFormat::F16),
     ] {
         let one = CpuOptions { threads: 1, ..CpuOptions::default() };
         let two = CpuOptions { threads: 2, ..CpuOptions::default() };
@@ -128,9 +130,13 @@ fn trees_equal_one_by_one_decoding_across_pages_and_windows() {
 fn every_instruction_set_gives_the_same_bits() {
     let mut rng = SmallRng::seed_from_u64(2);
     let text = tokens(&mut rng, 300);
-    for (linear, embed, kv) in
-        [("bf16", "bf16", KvFormat::F16), ("i4-row+h128", "i8-row", KvFormat::F16), ("i2-g64", "i4-g32", KvFormat::F32)]
-    {
+    for (linear, embed, kv) in [
+        ("bf16", "bf16", KvFormat::F16),
+        ("i4-row+h128", "i8-row", KvFormat::F16),
+        ("i2-g64", "i4-g32", KvFormat::F32),
+        ("t2.5-row+h128", "t3-row", KvFormat::F16),
+        ("t4-row", "i8a-row+h128", KvFormat::F16),
+    ] {
         let mut logits: Vec<(Isa, Vec<u32>)> = Vec::new();
         for isa in Isa::all_supported() {
             let mut e = engine(90, linear, embed, kv, CpuOptions { threads: 2, isa: Some(isa), check: false });
@@ -151,7 +157,7 @@ fn every_dispatch_equals_its_twin() {
     let mut rng = SmallRng::seed_from_u64(3);
     let text = tokens(&mut rng, 280);
     for (linear, embed, kv) in
-        [("f32", "bf16", KvFormat::F32), ("i4-row+h128", "i4-row+h128", KvFormat::F16), ("i4-g32", "i8-row", KvFormat::F16)]
+        [("f32", "bf16", KvFormat::F32), ("i4-row+h128", "t2-row+h128", KvFormat::F16), ("i4-g32", "i8a-row", KvFormat::F16)]
     {
         for isa in Isa::all_supported() {
             let mut e = engine(50, linear, embed, kv, CpuOptions { threads: 2, isa: Some(isa), check: true });
