@@ -28,7 +28,7 @@ fn calibrated(src: &Path, dst: &Path, recipe: &Recipe, threads: usize, stop_afte
     let (source, options) = (open(src), Options { threads, ..Options::default() });
     let mut left = stop_after;
     loop {
-        let mut solver = Calibrated::new(&source, text(24), threads).unwrap();
+        let mut solver = Calibrated::new(&source, text(12), threads).unwrap();
         let plan = Plan::new(&source, recipe, &options, &solver, Importance::Relative(&|_, _| 1.0)).unwrap();
         solver.begin(&plan.layout).unwrap();
         let mut tell = |_: gemma::quant::Progress<'_>| match left.as_mut() {
@@ -89,7 +89,7 @@ fn the_measured_divergence_is_the_oracles() {
     let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
     TinyModel::tiny(3).write(&src, Form::TextV4, Dtype::F32, 1);
     let measured = calibrated(&src, &dst, &recipe(), 2, None);
-    let text = text(24);
+    let text = text(12);
     let oracle = |dir: &Path| ReferenceEngine::new(&open(dir), text.window).unwrap();
     let (mut made, mut source) = (oracle(&dst), oracle(&src));
     // The solver leaves out what follows BOS alone; here every position counts that is followed by another in its window.
@@ -109,7 +109,7 @@ fn text_makes_better_codes() {
     let src = dir.path().join("src");
     TinyModel::tiny(5).write(&src, Form::TextV4, Dtype::Bf16, 1);
     let source = open(&src);
-    let text = text(24);
+    let text = text(12);
     for linear in ["t2-row+h128", "i2-row+h128", "i4-g32", "i2-g64"] {
         let recipe = Recipe::inline(linear.parse().unwrap(), "i8-row".parse().unwrap());
         let (solved, nearest) = (dir.path().join(format!("{linear}-s")), dir.path().join(format!("{linear}-n")));

@@ -1,12 +1,13 @@
 //! `gemma eval`: how likely a model finds a text, alone or against a reference.
 
 use super::args::{AutoOr, ModelOptions, UiOptions};
+use super::devices::default_threads;
 use super::input::read_file;
 use super::output::print;
 use super::session;
 use super::ui::{Ui, digits3, thousands};
 use crate::error::Fault;
-use crate::eval;
+use crate::eval::{self, Comparison, Figures, Reference, States, Task};
 use crate::gemma::Special;
 use crate::tensor::Token;
 use anyhow::{Context, Result};
@@ -15,15 +16,21 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub struct Eval {
-    /// Text to evaluate, behind one BOS
-    #[arg(long, value_name = "FILE", conflicts_with = "ids", required_unless_present = "ids")]
-    pub text: Option<PathBuf>,
+    /// Text to evaluate, each window of it behind one BOS; KIND=FILE names its kind, several are also told apart
+    #[arg(long, value_name = "[KIND=]FILE", conflicts_with = "ids", required_unless_present = "ids")]
+    pub text: Vec<String>,
     /// Token ids to evaluate as they are: {"ids": [...]}
-    #[arg(long, value_name = "FILE")]
-    pub ids: Option<PathBuf>,
+    #[arg(long, value_name = "[KIND=]FILE")]
+    pub ids: Vec<String>,
     /// Model to compare with: adds KL divergence, top-1 agreement and the ratio of perplexities
     #[arg(long, value_name = "PATH|ID")]
     pub reference: Option<String>,
+    /// File of what the reference's head reads: written the first time, used instead of running the reference later
+    #[arg(long, value_name = "FILE", requires = "reference")]
+    pub states: Option<PathBuf>,
+    /// Tokens at the start of each window that are context only and not scored
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub skip: usize,
     /// One JSON object with the figures of every token
     #[arg(long)]
     pub json: bool,
@@ -33,62 +40,167 @@ pub struct Eval {
     pub ui: UiOptions,
 }
 
+/// A kind of text and its tokens.
+type Part = (String, Vec<Token>);
+
 pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
     let model = session::open(options.model.model.as_deref(), ui)?;
-    let ids = match (&options.ids, &options.text) {
-        (Some(path), _) => read_ids(path)?,
-        (None, Some(path)) => model.tokenizer(ui)?.encode_behind_bos(&read_file(path)?, Special::AsText, model.config().bos)?.0,
-        (None, None) => unreachable!("clap asks for one of both"),
-    };
-    if ids.len() < 2 {
-        return Err(Fault::usage("one token predicts nothing").help("give at least two").into());
+    let (window, parts) = read(options, &model, ui)?;
+    if options.skip + 1 >= window {
+        let what = format!("--skip {} leaves nothing of windows of {window} tokens", options.skip);
+        return Err(Fault::usage(what).help("skip fewer, or give a larger --ctx-size").into());
     }
-    let window = match options.model.run.ctx_size {
-        AutoOr::N(n) => n.max(2),
-        AutoOr::Auto => ids.len().min(model.config().max_position),
-    };
     let pool = session::pool(&options.model.run)?;
     let mut engine = session::load(&model.weights, &model.name, &options.model.run, window, &pool, ui)?.engine;
-    let bar = ui.bar("evaluating", ids.len() as u64);
-    let mut progress = |done: usize| bar.set_position(done as u64);
+    let bar = ui.bar("evaluating", parts.iter().map(|p| p.1.len() as u64).sum());
+    let mut done = 0;
+    let mut tasks = parts.iter().map(|(_, ids)| {
+        let before = done;
+        done += ids.len();
+        let bar = bar.clone();
+        (Task { ids, window, skip: options.skip }, move |n: usize| bar.set_position((before + n) as u64))
+    });
     let (json, text) = match &options.reference {
         None => {
-            let figures = eval::evaluate(engine.as_mut(), &ids, window, &mut progress)?;
-            let text = format!(
-                "{} tokens: mean NLL {:.4}, perplexity {}\n",
-                thousands(figures.tokens as u64),
-                figures.mean_nll,
-                digits3(figures.perplexity)
-            );
-            (serde_json::to_value(&figures)?, text)
+            let figures: Vec<Figures> = tasks
+                .map(|(task, mut progress)| eval::evaluate_task(engine.as_mut(), task, &mut progress))
+                .collect::<Result<_>>()?;
+            let whole = if figures.len() == 1 { figures[0].clone() } else { Figures::all(figures.iter()) };
+            render(&parts, &figures, &whole, |f| Ok((serde_json::to_value(f)?, describe(f))))?
         }
         Some(name) => {
             let reference = session::open(Some(name), ui)?;
-            let mut other = session::load(&reference.weights, &reference.name, &options.model.run, window, &pool, ui)?.engine;
-            let c = eval::compare(engine.as_mut(), other.as_mut(), &ids, window, &mut progress)?;
-            let text = format!(
-                "{} tokens: KL divergence mean {:.5}, median {:.5}, 99 % {:.4}, max {:.3}; top-1 agreement {:.2} %; perplexity {} against {}, ratio {:.4}\n",
-                thousands(c.figures.tokens as u64),
-                c.kld.mean,
-                c.kld.median,
-                c.kld.p99,
-                c.kld.max,
-                100.0 * c.top1_agreement,
-                digits3(c.figures.perplexity),
-                digits3(c.reference.perplexity),
-                c.ppl_ratio
-            );
-            let mut json = serde_json::to_value(&c.figures)?;
-            let map = json.as_object_mut().context("figures are an object")?;
-            map.insert("kld".into(), serde_json::to_value(c.kld)?);
-            map.insert("top1_agreement".into(), c.top1_agreement.into());
-            map.insert("ppl_ratio".into(), c.ppl_ratio.into());
-            (json, text)
+            let ids: Vec<&[Token]> = parts.iter().map(|p| &p.1[..]).collect();
+            let head = options.states.as_ref().map(|_| eval::Head::new(&reference.weights, threads(options))).transpose()?;
+            let stored = match (&options.states, &head) {
+                (Some(path), Some(head)) => States::read(path, head, &ids, window)?,
+                _ => None,
+            };
+            let mut found = Vec::new();
+            if let (Some(states), Some(head)) = (&stored, &head) {
+                let dim = reference.config().dim;
+                let mut rest = &states.hidden[..];
+                for (task, mut progress) in tasks {
+                    let (own, others) = rest.split_at(task.ids.len() * dim);
+                    found.push(eval::compare_task(engine.as_mut(), Reference::Stored(head, own), task, &mut progress)?);
+                    rest = others;
+                }
+            } else {
+                let mut other = session::load(&reference.weights, &reference.name, &options.model.run, window, &pool, ui)?.engine;
+                let mut hidden = Vec::new();
+                tasks.try_for_each(|(task, mut progress)| -> Result<()> {
+                    let side = match head {
+                        Some(_) => Reference::Kept(other.as_mut(), &mut hidden),
+                        None => Reference::Engine(other.as_mut()),
+                    };
+                    found.push(eval::compare_task(engine.as_mut(), side, task, &mut progress)?);
+                    Ok(())
+                })?;
+                if let (Some(path), Some(head)) = (&options.states, &head) {
+                    States { hidden }.write(path, head, &ids, window)?;
+                }
+            }
+            let whole = if found.len() == 1 { found[0].clone() } else { Comparison::all(&found) };
+            render(&parts, &found, &whole, |c| {
+                let mut json = serde_json::to_value(&c.figures)?;
+                let map = json.as_object_mut().context("figures are an object")?;
+                map.insert("kld".into(), serde_json::to_value(c.kld)?);
+                map.insert("top1_agreement".into(), c.top1_agreement.into());
+                map.insert("ppl_ratio".into(), c.ppl_ratio.into());
+                Ok((json, describe_comparison(c)))
+            })?
         }
     };
     bar.finish_and_clear();
     print(&if options.json { format!("{json}\n") } else { text })?;
     Ok(0)
+}
+
+fn threads(options: &Eval) -> usize {
+    options.model.run.threads.map_or_else(default_threads, usize::from)
+}
+
+/// The window, and each text cut into windows that begin with BOS; ids are left as they are.
+fn read(options: &Eval, model: &session::Model, ui: &Ui) -> Result<(usize, Vec<Part>)> {
+    let from_ids = !options.ids.is_empty();
+    let tokenizer = if from_ids { None } else { Some(model.tokenizer(ui)?) };
+    let mut parts: Vec<Part> = Vec::new();
+    for named in if from_ids { &options.ids } else { &options.text } {
+        let (kind, path) = named.split_once('=').unwrap_or_else(|| (stem(named), named));
+        let ids = match &tokenizer {
+            None => read_ids(Path::new(path))?,
+            Some(tokenizer) => tokenizer.encode_behind_bos(&read_file(Path::new(path))?, Special::AsText, model.config().bos)?.0,
+        };
+        if ids.len() < 2 {
+            return Err(Fault::usage("one token predicts nothing").help("give at least two").into());
+        }
+        if parts.iter().any(|p| p.0 == kind) {
+            return Err(Fault::usage(format!("two texts of kind {kind}"))
+                .help("name them: --text code=a.txt --text prose=b.txt")
+                .into());
+        }
+        parts.push((kind.to_owned(), ids));
+    }
+    let longest = parts.iter().map(|p| p.1.len()).max().unwrap_or(2);
+    let window = match options.model.run.ctx_size {
+        AutoOr::N(n) => n.max(2),
+        AutoOr::Auto => longest.min(model.config().max_position),
+    };
+    if !from_ids {
+        let bos = model.config().bos;
+        for (_, ids) in &mut parts {
+            let windows = ids[1..].chunks(window - 1);
+            *ids = windows.flat_map(|w| std::iter::once(bos).chain(w.iter().copied())).collect();
+        }
+    }
+    Ok((window, parts))
+}
+
+/// A file's name without its directory and ending.
+fn stem(path: &str) -> &str {
+    Path::new(path).file_stem().and_then(|s| s.to_str()).unwrap_or(path)
+}
+
+/// JSON and text of the whole, and of each part where there are several.
+fn render<T>(
+    parts: &[Part],
+    figures: &[T],
+    whole: &T,
+    one: impl Fn(&T) -> Result<(serde_json::Value, String)>,
+) -> Result<(serde_json::Value, String)> {
+    let (mut json, mut text) = one(whole)?;
+    if parts.len() > 1 {
+        let mut kinds = serde_json::Map::new();
+        let width = parts.iter().map(|p| p.0.len()).max().unwrap_or(0).max(3);
+        text = format!("{:width$}  {text}", "all");
+        for ((kind, _), figures) in parts.iter().zip(figures) {
+            let (json, line) = one(figures)?;
+            text += &format!("{kind:width$}  {line}");
+            kinds.insert(kind.clone(), json);
+        }
+        json.as_object_mut().context("figures are an object")?.insert("categories".into(), kinds.into());
+    }
+    Ok((json, text))
+}
+
+fn describe(f: &Figures) -> String {
+    let tokens = thousands(f.tokens as u64);
+    format!("{tokens} tokens: mean NLL {:.4}, perplexity {}\n", f.mean_nll, digits3(f.perplexity))
+}
+
+fn describe_comparison(c: &Comparison) -> String {
+    format!(
+        "{} tokens: KL divergence mean {:.5}, median {:.5}, 99 % {:.4}, max {:.3}; top-1 agreement {:.2} %; perplexity {} against {}, ratio {:.4}\n",
+        thousands(c.figures.tokens as u64),
+        c.kld.mean,
+        c.kld.median,
+        c.kld.p99,
+        c.kld.max,
+        100.0 * c.top1_agreement,
+        digits3(c.figures.perplexity),
+        digits3(c.reference.perplexity),
+        c.ppl_ratio
+    )
 }
 
 /// The ids of `{"ids": [...]}`.

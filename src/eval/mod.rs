@@ -3,6 +3,10 @@
 //! Token i of a window is predicted from those before it in the window; the first one is not predicted. A text longer than the
 //! window is cut into consecutive windows, each from an empty cache. Rows of logits are looked at and dropped, chunk by chunk.
 
+mod states;
+
+pub use states::{Head, States};
+
 use crate::engine::{Engine, Rows, Scores, TokenTree};
 use crate::error::Fault;
 use crate::tensor::{Token, math};
@@ -39,17 +43,47 @@ pub struct Comparison {
     pub figures: Figures,
     pub reference: Figures,
     pub kld: Divergence,
-    /// Share of positions where both find the same token likeliest.
+    /// Share of scored positions where both find the same token likeliest.
     pub top1_agreement: f64,
     /// Perplexity over the reference's.
     pub ppl_ratio: f64,
+    /// Of each scored position, in nats.
+    #[serde(skip)]
+    divergences: Vec<f64>,
+    #[serde(skip)]
+    agreed: Vec<bool>,
 }
 
-/// Evaluates `ids` exactly as given (no BOS is added). `progress` hears how many tokens are done.
+/// A text, and how it is cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Task<'a> {
+    /// Evaluated exactly as given: no BOS is added.
+    pub ids: &'a [Token],
+    /// Tokens of a window; each starts from an empty cache.
+    pub window: usize,
+    /// Tokens of each window that are context only: what they predict is not scored.
+    pub skip: usize,
+}
+
+/// Where the reference's logits come from.
+pub enum Reference<'a> {
+    Engine(&'a mut dyn Engine),
+    /// The same; what its head reads is kept, `[tokens, dim]`.
+    Kept(&'a mut dyn Engine, &'a mut Vec<f32>),
+    /// What an engine's head read, once, and the head.
+    Stored(&'a Head<'a>, &'a [f32]),
+}
+
+/// Evaluates `ids`. `progress` hears how many tokens are done.
 pub fn evaluate(engine: &mut dyn Engine, ids: &[Token], window: usize, progress: &mut dyn FnMut(usize)) -> Result<Figures> {
+    evaluate_task(engine, Task { ids, window, skip: 0 }, progress)
+}
+
+/// The same for any task.
+pub fn evaluate_task(engine: &mut dyn Engine, task: Task<'_>, progress: &mut dyn FnMut(usize)) -> Result<Figures> {
     let mut tally = Tally::default();
-    walk(&mut [engine], ids, window, progress, &mut |rows, next| tally.take(&rows[0], next))?;
-    Ok(tally.figures(ids.len()))
+    walk(engine, None, task, progress, &mut |rows, next| tally.take(&rows[0], next))?;
+    Ok(tally.figures(task.ids.len()))
 }
 
 /// Evaluates both, and how far `engine` is from `reference`. Their vocabularies must agree.
@@ -60,27 +94,71 @@ pub fn compare(
     window: usize,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Comparison> {
-    if engine.vocab() != reference.vocab() {
-        let what = format!("the model has {} tokens, the reference {}", engine.vocab(), reference.vocab());
+    compare_task(engine, Reference::Engine(reference), Task { ids, window, skip: 0 }, progress)
+}
+
+/// The same for any task and source of the reference's logits.
+pub fn compare_task(
+    engine: &mut dyn Engine,
+    reference: Reference<'_>,
+    task: Task<'_>,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Comparison> {
+    let vocab = match &reference {
+        Reference::Engine(other) | Reference::Kept(other, _) => other.vocab(),
+        Reference::Stored(head, _) => head.vocab(),
+    };
+    if engine.vocab() != vocab {
+        let what = format!("the model has {} tokens, the reference {vocab}", engine.vocab());
         return Err(Fault::model(what).help("compare models of one vocabulary").into());
     }
-    let (mut tally, mut other, mut divergence) = (Tally::default(), Tally::default(), Vec::new());
-    walk(&mut [engine, reference], ids, window, progress, &mut |rows, next| {
+    let (mut tally, mut other, mut out) = (Tally::default(), Tally::default(), Comparison::default());
+    walk(engine, Some(reference), task, progress, &mut |rows, next| {
         if next.is_some() {
-            divergence.push(math::kl_divergence(rows[1].logits, rows[0].logits));
+            out.divergences.push(math::kl_divergence(rows[1].logits, rows[0].logits));
+            out.agreed.push(rows[0].best() == rows[1].best());
         }
         tally.take(&rows[0], next);
         other.take(&rows[1], next);
     })?;
-    let (figures, reference) = (tally.figures(ids.len()), other.figures(ids.len()));
-    let same = figures.top1.iter().zip(&reference.top1).filter(|(a, b)| a == b).count();
-    Ok(Comparison {
-        kld: summary(divergence),
-        top1_agreement: same as f64 / figures.top1.len().max(1) as f64,
-        ppl_ratio: figures.perplexity / reference.perplexity,
-        figures,
-        reference,
-    })
+    (out.figures, out.reference) = (tally.figures(task.ids.len()), other.figures(task.ids.len()));
+    out.summarise();
+    Ok(out)
+}
+
+impl Comparison {
+    /// All of several texts as one.
+    pub fn all(parts: &[Comparison]) -> Comparison {
+        let join = |of: &dyn Fn(&Comparison) -> &Figures| Figures::all(parts.iter().map(of));
+        let mut out = Comparison {
+            figures: join(&|c| &c.figures),
+            reference: join(&|c| &c.reference),
+            divergences: parts.iter().flat_map(|c| &c.divergences).copied().collect(),
+            agreed: parts.iter().flat_map(|c| &c.agreed).copied().collect(),
+            ..Comparison::default()
+        };
+        out.summarise();
+        out
+    }
+
+    fn summarise(&mut self) {
+        self.kld = summary(self.divergences.clone());
+        self.top1_agreement = self.agreed.iter().filter(|a| **a).count() as f64 / self.agreed.len().max(1) as f64;
+        self.ppl_ratio = self.figures.perplexity / self.reference.perplexity;
+    }
+}
+
+impl Figures {
+    /// All of several texts as one.
+    pub fn all<'a>(parts: impl Iterator<Item = &'a Figures>) -> Figures {
+        let (mut tally, mut tokens) = (Tally::default(), 0);
+        for part in parts {
+            tokens += part.tokens;
+            tally.nll.extend_from_slice(&part.nll);
+            tally.top1.extend_from_slice(&part.top1);
+        }
+        tally.figures(tokens)
+    }
 }
 
 /// Logits of one position with their log-sum-exp.
@@ -94,48 +172,71 @@ impl<'a> Row<'a> {
         Row { logits, log_sum: math::log_sum_exp(logits) }
     }
 
+    /// The likeliest token; the lowest id on a tie.
+    fn best(&self) -> Token {
+        let better = |b: (usize, f32), (i, v): (usize, &f32)| if *v > b.1 { (i, *v) } else { b };
+        self.logits.iter().enumerate().fold((0, f32::NEG_INFINITY), better).0 as Token
+    }
+
     fn nll(&self, token: Token) -> f64 {
         self.log_sum - self.logits[token as usize] as f64
     }
 }
 
-/// Passes the text through all engines in step; `each` sees the rows of a position and the token that follows it in the window.
+/// Passes the text through the engine, and the reference in step; `each` sees the rows of a position, and the token that follows
+/// it in the window if that is to be scored.
 fn walk(
-    engines: &mut [&mut dyn Engine],
-    ids: &[Token],
-    window: usize,
+    engine: &mut dyn Engine,
+    mut reference: Option<Reference<'_>>,
+    task: Task<'_>,
     progress: &mut dyn FnMut(usize),
     each: &mut dyn FnMut(&[Row<'_>], Option<Token>),
 ) -> Result<()> {
-    for engine in engines.iter() {
-        if let Some(bad) = ids.iter().find(|id| **id as usize >= engine.vocab()) {
-            let what = format!("token {bad} is outside the vocabulary of {}", engine.vocab());
-            return Err(Fault::model(what).help("were the ids made with this model's tokenizer?").into());
-        }
+    if let Some(bad) = task.ids.iter().find(|id| **id as usize >= engine.vocab()) {
+        let what = format!("token {bad} is outside the vocabulary of {}", engine.vocab());
+        return Err(Fault::model(what).help("were the ids made with this model's tokenizer?").into());
     }
-    let chunk = engines.iter().map(|e| e.max_rows()).min().unwrap_or(1);
-    let mut scores = vec![Scores::default(); engines.len()];
-    let mut done = 0;
-    for window in ids.chunks(window.max(1)) {
-        for engine in engines.iter_mut() {
-            engine.truncate(0)?;
+    let mut chunk = engine.max_rows();
+    if let Some(Reference::Engine(other) | Reference::Kept(other, _)) = &reference {
+        chunk = chunk.min(other.max_rows());
+    }
+    let mut scores = [Scores::default(), Scores::default()];
+    let (mut done, mut hidden) = (0, Vec::new());
+    for window in task.ids.chunks(task.window.max(1)) {
+        engine.truncate(0)?;
+        if let Some(Reference::Engine(other) | Reference::Kept(other, _)) = &mut reference {
+            other.truncate(0)?;
         }
         for start in (0..window.len()).step_by(chunk) {
             let tokens = &window[start..(start + chunk).min(window.len())];
-            let path: Vec<u32> = (0..tokens.len() as u32).collect();
-            for (engine, scores) in engines.iter_mut().zip(&mut scores) {
-                engine.forward(&TokenTree::chain(tokens), Rows::All, scores)?;
-                engine.commit(&path)?;
+            let [own, others] = &mut scores;
+            pass(engine, tokens, own)?;
+            match &mut reference {
+                None => {}
+                Some(Reference::Engine(other)) => pass(*other, tokens, others)?,
+                Some(Reference::Kept(other, kept)) => {
+                    pass(*other, tokens, others)?;
+                    other.hidden(&mut hidden)?;
+                    kept.extend_from_slice(&hidden);
+                }
+                Some(Reference::Stored(head, states)) => head.scores(states, done..done + tokens.len(), others)?,
             }
+            let sides = if reference.is_some() { 2 } else { 1 };
             for i in 0..tokens.len() {
-                let rows: Vec<Row<'_>> = scores.iter().map(|s| Row::new(s.row(i))).collect();
-                each(&rows, window.get(start + i + 1).copied());
+                let rows: Vec<Row<'_>> = scores[..sides].iter().map(|s| Row::new(s.row(i))).collect();
+                each(&rows, window.get(start + i + 1).copied().filter(|_| start + i >= task.skip));
             }
             done += tokens.len();
             progress(done);
         }
     }
     Ok(())
+}
+
+/// One chunk of a window.
+fn pass(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -> Result<()> {
+    engine.forward(&TokenTree::chain(tokens), Rows::All, scores)?;
+    engine.commit(&(0..tokens.len() as u32).collect::<Vec<_>>())
 }
 
 #[derive(Default)]
@@ -146,8 +247,7 @@ struct Tally {
 
 impl Tally {
     fn take(&mut self, row: &Row<'_>, next: Option<Token>) {
-        let best = row.logits.iter().enumerate().fold((0, f32::NEG_INFINITY), |b, (i, v)| if *v > b.1 { (i, *v) } else { b });
-        self.top1.push(best.0 as Token);
+        self.top1.push(row.best());
         self.nll.extend(next.map(|token| row.nll(token)));
     }
 

@@ -1,0 +1,133 @@
+//! What a reference's head reads, kept in a file: logits of a 27B vocabulary are 50 times larger, and follow from it.
+
+use crate::compute::cpu::isa::Isa;
+use crate::compute::cpu::linear::{ActValues, ActView, PackedMatrix, linear};
+use crate::engine::Scores;
+use crate::error::Fault;
+use crate::gemma::{Role, Weights};
+use crate::tensor::Token;
+use anyhow::{Context, Result, ensure};
+use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+
+/// Bytes of each tensor that tell one reference from another.
+const SAMPLE: usize = 4096;
+
+/// An output head of floats, multiplied exactly as an engine does.
+pub struct Head<'a> {
+    matrix: PackedMatrix,
+    isa: Isa,
+    threads: usize,
+    dim: usize,
+    weights: &'a Weights,
+}
+
+impl<'a> Head<'a> {
+    pub fn new(weights: &'a Weights, threads: usize) -> Result<Head<'a>> {
+        let role = if weights.has_own_head() { Role::Head } else { Role::Embed };
+        let matrix = weights.matrix(role, 0)?;
+        if matrix.format.code.is_integer() || matrix.format.hadamard {
+            let what = format!("the reference's head is quantised ({})", matrix.format);
+            return Err(Fault::usage(what).help("stored states need a reference of floats; leave --states out").into());
+        }
+        let isa = Isa::detect();
+        Ok(Head { dim: matrix.cols, matrix: PackedMatrix::pack(&matrix, isa), isa, threads: threads.max(1), weights })
+    }
+
+    pub fn vocab(&self) -> usize {
+        self.matrix.rows()
+    }
+
+    /// Logits of some rows of `states` `[tokens, dim]`.
+    pub(super) fn scores(&self, states: &[f32], rows: Range<usize>, out: &mut Scores) -> Result<()> {
+        let vocab = self.vocab();
+        let hidden = states.get(rows.start * self.dim..rows.end * self.dim).context("fewer states than tokens")?;
+        out.vocab = vocab;
+        out.logits.clear();
+        out.logits.resize(rows.len() * vocab, 0.0);
+        let act = ActView { rows: rows.len(), cols: self.dim, values: ActValues::F32(hidden), scales: &[], sums: &[] };
+        let tiles = self.matrix.tiles();
+        let address = out.logits.as_mut_ptr() as usize;
+        std::thread::scope(|scope| {
+            for t in 0..self.threads {
+                let (act, part) = (&act, tiles * t / self.threads..tiles * (t + 1) / self.threads);
+                // SAFETY: each thread writes the columns of its own tiles of a buffer of `rows * vocab` floats.
+                scope.spawn(move || unsafe { linear(self.isa, &self.matrix, act, part, address as *mut f32, vocab) });
+            }
+        });
+        Ok(())
+    }
+}
+
+/// A file of states, and what they belong to.
+pub struct States {
+    /// `[tokens, dim]`
+    pub hidden: Vec<f32>,
+}
+
+/// What states depend on: the reference, the tokens, the window.
+fn key(weights: &Weights, tasks: &[&[Token]], window: usize) -> Result<HashMap<String, String>> {
+    let checkpoint = weights.checkpoint().context("made-up weights have no files")?;
+    let (mut model, mut text) = (Sha256::new(), Sha256::new());
+    model.update(checkpoint.config().to_string());
+    for (name, view) in checkpoint.tensors() {
+        model.update(name);
+        model.update(format!("{} {:?}", view.dtype, view.shape));
+        model.update(&view.data[..view.data.len().min(SAMPLE)]);
+    }
+    for ids in tasks {
+        text.update((ids.len() as u64).to_le_bytes());
+        text.update(bytemuck::cast_slice::<u32, u8>(ids));
+    }
+    let hex = |hash: Sha256| hash.finalize().iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let entries = [("reference", hex(model)), ("ids", hex(text)), ("window", window.to_string())];
+    Ok(entries.into_iter().map(|(k, v)| (k.to_owned(), v)).collect())
+}
+
+impl States {
+    /// The states in a file; `None` where there is none. States of another reference, text or window are refused.
+    pub fn read(path: &Path, head: &Head<'_>, tasks: &[&[Token]], window: usize) -> Result<Option<States>> {
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e).with_context(|| format!("reading {}", path.display())),
+        };
+        let bad = |what: &str| {
+            let help = "remove the file to have it made again, or name another";
+            Fault::model(format!("{} {what}", path.display())).help(help)
+        };
+        let damaged = || bad("is no file of states");
+        let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|_| damaged())?;
+        let found = metadata.metadata().clone().unwrap_or_default();
+        for (name, value) in key(head.weights, tasks, window)? {
+            if found.get(&name) != Some(&value) {
+                return Err(bad(&format!("holds states for another {name}")).into());
+            }
+        }
+        let file = SafeTensors::deserialize(&bytes).map_err(|_| damaged())?;
+        let view = file.tensor("hidden").map_err(|_| damaged())?;
+        let tokens: usize = tasks.iter().map(|t| t.len()).sum();
+        if view.dtype() != Dtype::F32 || view.shape() != [tokens, head.dim] {
+            return Err(damaged().into());
+        }
+        let hidden = view.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        Ok(Some(States { hidden }))
+    }
+
+    /// Writes them; the file appears whole or not at all.
+    pub fn write(&self, path: &Path, head: &Head<'_>, tasks: &[&[Token]], window: usize) -> Result<()> {
+        ensure!(self.hidden.len().is_multiple_of(head.dim), "states of broken rows");
+        let shape = vec![self.hidden.len() / head.dim, head.dim];
+        let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(&self.hidden))?;
+        let bytes = serialize([("hidden", view)], Some(key(head.weights, tasks, window)?))?;
+        let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let shown = || format!("writing {}", path.display());
+        let mut file = tempfile::NamedTempFile::new_in(dir).with_context(shown)?;
+        std::io::Write::write_all(&mut file, &bytes).with_context(shown)?;
+        file.persist(path).with_context(shown)?;
+        Ok(())
+    }
+}
