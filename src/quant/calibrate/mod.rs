@@ -144,11 +144,14 @@ impl<'a> Calibrator<'a> {
     /// `made` is the whole model that was written.
     pub fn divergence(&mut self, made: &Weights) -> Result<f64> {
         self.run_to((self.shape.config.n_layers, Half::Attention))?;
-        let windows = (MEASURED / self.text.window).max(1) * self.text.window;
-        let n = windows.min(self.text.tokens.len()) * self.shape.config.dim;
+        // Windows from all over the text, whose kinds may stand one after the other.
+        let size = self.text.window * self.shape.config.dim;
+        let step = (self.text.tokens.len() / MEASURED).max(1);
+        let pick = |x: &[f32]| -> Vec<f32> { x.chunks_exact(size).step_by(step).flatten().copied().collect() };
+        let (original, made_of_it) = (pick(&self.original), pick(&self.made));
         let head = made.matrix(if made.has_own_head() { Role::Head } else { Role::Embed }, 0)?;
         let ends = survey::Ends { weights: self.source, window: self.text.window };
-        Ok(ends.divergences(&self.original[..n], &[(&self.made[..n], Some(&head))])?[0])
+        Ok(ends.divergences(&original, &[(&made_of_it, Some(&head))])?[0])
     }
 
     /// The layer under way, with both streams where the stage's input begins.
