@@ -31,7 +31,12 @@ impl Out {
 fn main() {
     let mut picked: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     if picked.is_empty() {
-        picked = ["i4-row", "i4-g32", "i4-g128", "i8-row", "i2-row", "i2-g128", "bf16", "f32"].map(String::from).to_vec();
+        picked = [
+            "i4-row", "i4-g32", "i4-g128", "i8-row", "i8a-row", "i2-row", "i2-g128", "t2-row", "t2.5-row", "t3-row", "t4-row",
+            "bf16", "f32",
+        ]
+        .map(String::from)
+        .to_vec();
     }
     let isa = std::env::var("ISA").map_or(Isa::detect(), |name| {
         let known = Isa::all_supported().into_iter().find(|isa| isa.to_string() == name);
@@ -69,11 +74,11 @@ fn matrix(format: Format, rows: usize, cols: usize) -> Matrix<'static> {
         seed = seed.wrapping_mul(1664525).wrapping_add(1013904223);
         (seed >> 24) as u8
     };
-    let mut codes: Vec<u8> = (0..rows * format.row_bytes(cols)).map(|_| byte()).collect();
+    let mut codes: Vec<u8> = (0..format.codes_shape(rows, cols).iter().product()).map(|_| byte()).collect();
     if !format.code.is_integer() {
         codes.fill(0x3c); // a small positive float in both formats
     }
-    Matrix::new(format, rows, cols, codes, vec![f16::ONE; rows * format.groups(cols)]).unwrap()
+    Matrix::new(format, rows, cols, codes, vec![f16::ONE; rows * format.row_scales(cols)]).unwrap()
 }
 
 /// Median seconds of one matrix at each row count.

@@ -136,7 +136,7 @@ fn narrow_and_odd_widths_equal_the_twin() {
 #[test]
 fn strips_blocks_and_tile_splits_change_nothing() {
     let mut rng = StdRng::seed_from_u64(3);
-    for spelled in ["bf16", "i8-row", "i4-row", "i4-g32", "i2-g64"] {
+    for spelled in ["bf16", "i8-row", "i8a-row", "i4-row", "i4-g32", "i2-g64", "t2-row", "t3-row"] {
         let format: Format = spelled.parse().unwrap();
         let (n, cols, rows) = (3 * TILE + 5, 256, 140);
         let (m, act) = (matrix(format, n, cols, &mut rng), Acts::random(format, rows, cols, &mut rng));
@@ -152,13 +152,13 @@ fn strips_blocks_and_tile_splits_change_nothing() {
 #[test]
 fn the_largest_sums_do_not_saturate() {
     let mut rng = StdRng::seed_from_u64(4);
-    for spelled in ["i8-row", "i4-row", "i4-g128", "i2-row", "i2-g128", "t2-row", "t2.5-row", "t3-row", "t4-row"] {
+    for spelled in ["i8-row", "i8a-row", "i4-row", "i4-g128", "i2-row", "i2-g128", "t2-row", "t2.5-row", "t3-row", "t4-row"] {
         let format: Format = spelled.parse().unwrap();
         // The widest layer of the 27B shape; codes of -128, -8 and -1.5, then the largest ones.
         let (n, cols, rows) = (TILE, 21504, 9);
         for fill in [0x00u8, 0x80, 0x7f, 0xff] {
             let codes = vec![fill; n * format.row_bytes(cols)];
-            let scales = vec![f16::ONE; n * format.groups(cols)];
+            let scales = vec![f16::ONE; n * format.row_scales(cols)];
             let m = Matrix::new(format, n, cols, codes, scales).unwrap();
             for sign in [-127i8, 127] {
                 let act = Acts::new(format, rows, cols, |i| if (i / cols).is_multiple_of(2) { sign } else { -sign }, &mut rng);

@@ -85,10 +85,10 @@ impl Trellis {
             let bytes = tile.get(4 * i..).and_then(|b| b.first_chunk()).copied().unwrap_or_default();
             u32::from_le_bytes(bytes)
         });
-        let first = row * bits / 32;
-        let three = (word(first) as u128) << 64 | (word(first + 1) as u128) << 32 | word(first + 2) as u128;
-        let below = 96 - row * bits % 32 - bits;
-        (three >> below) as u64 & u64::MAX >> (64 - bits)
+        // A row of 32 or 64 bits starts with a word, one of 40 or 48 at most 24 or 16 bits into one: two words hold it.
+        let (first, skip) = (row * bits / 32, row * bits % 32);
+        let two = (word(first) as u64) << 32 | word(first + 1) as u64;
+        two << skip >> (64 - bits)
     }
 
     /// Puts the bits of a row to their place in a tile of zeros.

@@ -6,7 +6,7 @@
 //! - i8: the unsigned side is |q| <= 128 and the activation takes q's sign, so a pair gives at most 2 * 128 * 127 = 32512.
 
 use super::pack::LINE;
-use super::words::TwoYmm;
+use super::words_x86::Ymm;
 use super::{Panel, TILE, scalar, trellis};
 use std::arch::x86_64::*;
 
@@ -149,16 +149,6 @@ unsafe fn scales_of_eight(scales: *const u8, unit: f32) -> __m256 {
     _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(unit))
 }
 
-/// i8a with `R` rows: raw sums are of q. The scalar code, compiled for wider vectors.
-///
-/// # Safety
-/// As for [`ints`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn unsigned<const R: usize>(panel: &Panel, acc: *mut f32) {
-    // SAFETY: the caller's promises.
-    unsafe { scalar::unsigned::<R>(panel, acc) }
-}
-
 /// Trellis codes with `R` rows; see [`trellis::tiles`].
 ///
 /// # Safety
@@ -166,7 +156,15 @@ pub unsafe fn unsigned<const R: usize>(panel: &Panel, acc: *mut f32) {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
     // SAFETY: the caller's promises.
-    unsafe { trellis::tiles::<TwoYmm, CODE, R, 1>(panel, acc) }
+    unsafe {
+        // Measured; sums of 8 outputs times rows fill the registers as in `quarters`.
+        match (CODE, R) {
+            (2 | 3, 1) => trellis::tiles::<Ymm, CODE, R, 4, 1, 0>(panel, acc),
+            (_, 1 | 2) => trellis::tiles::<Ymm, CODE, R, 4, 1, 1>(panel, acc),
+            (_, 3 | 4) => trellis::tiles::<Ymm, CODE, R, 2, 1, 1>(panel, acc),
+            _ => trellis::tiles::<Ymm, CODE, R, 1, 1, 1>(panel, acc),
+        }
+    }
 }
 
 /// Float codes of `BITS` bits with `R` rows.
@@ -254,6 +252,16 @@ pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums
             }
         }
     }
+}
+
+/// The same for i8a; see [`scalar::finish_asymmetric`].
+///
+/// # Safety
+/// As for [`finish`], with two lines.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn finish_asymmetric(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32) {
+    // SAFETY: the caller's promises.
+    unsafe { scalar::finish_asymmetric(scales, unit, offset, sx, sums, acc) }
 }
 
 /// See [`super::GateFn`].

@@ -4,7 +4,7 @@
 //! advance, take the offset out again. The activations of a row are 4-byte broadcasts that both halves of the tile share.
 
 use super::pack::LINE;
-use super::words::Zmm;
+use super::words_x86::Zmm;
 use super::{Panel, TILE, scalar, trellis};
 use std::arch::x86_64::*;
 
@@ -145,35 +145,6 @@ unsafe fn ints_in_sets<const BITS: usize, const GROUPED: bool, const R: usize, c
     }
 }
 
-/// i8a with `R` rows: raw sums are of q.
-///
-/// # Safety
-/// As for [`ints`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub unsafe fn unsigned<const R: usize>(panel: &Panel, acc: *mut f32) {
-    let mut sums = [[_mm512_setzero_si512(); 2]; R];
-    for step in 0..panel.steps {
-        panel.fetch(step * 2 * LINE, 2 * LINE);
-        let data = panel.data.wrapping_add(step * 2 * LINE);
-        // SAFETY: the panel has this step.
-        let w = unsafe { [_mm512_load_si512(data.cast()), _mm512_load_si512(data.add(LINE).cast())] };
-        for (r, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: every row has the columns of this step.
-            let x = _mm512_set1_epi32(unsafe { panel.x.add(r * panel.x_stride + 4 * step).cast::<i32>().read_unaligned() });
-            *sum = [_mm512_dpbusd_epi32(sum[0], w[0], x), _mm512_dpbusd_epi32(sum[1], w[1], x)];
-        }
-    }
-    for (r, sums) in sums.iter().enumerate() {
-        for (half, sum) in sums.iter().enumerate() {
-            // SAFETY: `acc` has R rows of two vectors.
-            unsafe {
-                let place = acc.add(r * TILE + half * 16).cast::<__m512i>();
-                _mm512_storeu_si512(place, _mm512_add_epi32(_mm512_loadu_si512(place), *sum));
-            }
-        }
-    }
-}
-
 /// The 32 scales of a group, times the code's unit.
 ///
 /// # Safety
@@ -193,7 +164,14 @@ unsafe fn line_of_scales(scales: *const u8, unit: f32) -> [__m512; 2] {
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
     // SAFETY: the caller's promises.
-    unsafe { trellis::tiles::<Zmm, CODE, R, 2>(panel, acc) }
+    unsafe {
+        // Measured: what follows is the fastest form of each.
+        match (CODE, R) {
+            (_, 1 | 2) => trellis::tiles::<Zmm, CODE, R, 2, 2, 0>(panel, acc),
+            (0 | 1, _) => trellis::tiles::<Zmm, CODE, R, 1, 1, 2>(panel, acc),
+            _ => trellis::tiles::<Zmm, CODE, R, 1, 1, 1>(panel, acc),
+        }
+    }
 }
 
 /// Float codes of `BITS` bits with `R` rows.
@@ -256,6 +234,16 @@ pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums
             }
         }
     }
+}
+
+/// The same for i8a; see [`scalar::finish_asymmetric`].
+///
+/// # Safety
+/// As for [`finish`], with two lines.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c")]
+pub unsafe fn finish_asymmetric(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32) {
+    // SAFETY: the caller's promises.
+    unsafe { scalar::finish_asymmetric(scales, unit, offset, sx, sums, acc) }
 }
 
 /// See [`super::GateFn`].

@@ -15,8 +15,9 @@ mod avx512;
 mod pack;
 mod scalar;
 mod trellis;
-#[cfg(target_arch = "x86_64")]
 mod words;
+#[cfg(target_arch = "x86_64")]
+mod words_x86;
 
 pub use pack::{PackedMatrix, TILE};
 
@@ -112,7 +113,7 @@ macro_rules! by_rows {
 /// The kernels of a module, which all have the same names.
 macro_rules! kernels_of {
     ($module:ident, $format:expr) => {{
-        use $module::{OFFSETS, finish, floats, gate, ints, tiles, unsigned};
+        use $module::{OFFSETS, finish, finish_asymmetric, floats, gate, ints, tiles};
         let (panel, offset): ([PanelFn; BLOCK], i32) = match ($format.code, $format.group) {
             (Code::F32, _) => (by_rows!(floats, 32), 0),
             (Code::Bf16, _) => (by_rows!(floats, 16), 0),
@@ -122,8 +123,9 @@ macro_rules! kernels_of {
             (Code::I4, Group::Cols(_)) => (by_rows!(ints, 4, true), OFFSETS[1]),
             (Code::I2, Group::Row) => (by_rows!(ints, 2, false), OFFSETS[2]),
             (Code::I2, Group::Cols(_)) => (by_rows!(ints, 2, true), OFFSETS[2]),
+            // The bytes are those of i8 less 128.
             (Code::I8a, _) => {
-                return Kernels { panel: by_rows!(unsigned), offset: 0, finish: scalar::finish_asymmetric, gate };
+                return Kernels { panel: by_rows!(ints, 8, false), offset: OFFSETS[0] - 128, finish: finish_asymmetric, gate };
             }
             (Code::T2, _) => (by_rows!(tiles, 0), 127),
             (Code::T25, _) => (by_rows!(tiles, 1), 127),

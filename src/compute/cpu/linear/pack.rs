@@ -46,8 +46,8 @@ impl PackedMatrix {
         let mut lines = Lines::zeroed(matrix.rows.div_ceil(TILE) * shape.tile_bytes());
         for (tile, bytes) in lines.bytes_mut().chunks_exact_mut(shape.tile_bytes()).enumerate() {
             let rows = tile * TILE..matrix.rows.min(tile * TILE + TILE);
-            if let Some(trellis) = Trellis::of(matrix.format.code) {
-                pack_trellis(matrix, trellis, shape, rows, bytes);
+            if matrix.format.code.is_trellis() {
+                pack_trellis(matrix, shape, rows, bytes);
                 continue;
             }
             match isa {
@@ -279,21 +279,55 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, ou
 }
 
 /// Spreads the rows of one or two rows of trellis tiles over a tile.
-fn pack_trellis(matrix: &Matrix<'_>, trellis: Trellis, shape: Shape, rows: Range<usize>, out: &mut [u8]) {
-    let bits = trellis.row_bits() as usize;
-    for lane in 0..matrix.format.stored_rows(rows.len()) {
-        let row = rows.start + lane;
-        if row < matrix.rows {
-            out[2 * lane..][..2].copy_from_slice(&matrix.row_scales(row)[0].to_le_bytes());
+fn pack_trellis(matrix: &Matrix<'_>, shape: Shape, rows: Range<usize>, out: &mut [u8]) {
+    for (lane, row) in rows.clone().enumerate() {
+        out[2 * lane..][..2].copy_from_slice(&matrix.row_scales(row)[0].to_le_bytes());
+    }
+    let steps = &mut out[LINE..];
+    for (half, first) in rows.step_by(trellis::TILE).enumerate() {
+        // Once for each code, so that all shifts are by constants.
+        match matrix.format.code {
+            Code::T2 => pack_trellis_half(matrix, Code::T2, shape.step_cols, shape.step_bytes, first, half, steps),
+            Code::T25 => pack_trellis_half(matrix, Code::T25, shape.step_cols, shape.step_bytes, first, half, steps),
+            Code::T3 => pack_trellis_half(matrix, Code::T3, shape.step_cols, shape.step_bytes, first, half, steps),
+            Code::T4 => pack_trellis_half(matrix, Code::T4, shape.step_cols, shape.step_bytes, first, half, steps),
+            code => unreachable!("{code:?} is no trellis code"),
         }
-        for (i, step) in out[LINE..].chunks_exact_mut(shape.step_bytes).enumerate() {
-            for part in 0..shape.step_cols / trellis::TILE {
-                let (tile, at) = matrix.tile(row, i * shape.step_cols / trellis::TILE + part);
-                let three = (trellis.row(tile, at) as u128) << (96 - part * bits % 32 - bits);
-                for (n, place) in (part * bits / 32..shape.step_bytes / (2 * LINE)).take(3).enumerate() {
-                    let bytes = ((three >> (64 - 32 * n)) as u32).to_le_bytes();
-                    step[place * 2 * LINE + lane * 4..][..4].iter_mut().zip(bytes).for_each(|(b, v)| *b |= v);
+    }
+}
+
+/// The sixteen rows from `first` on, which become half of all lines.
+#[inline(always)]
+fn pack_trellis_half(
+    matrix: &Matrix<'_>,
+    code: Code,
+    step_cols: usize,
+    step_bytes: usize,
+    first: usize,
+    half: usize,
+    steps: &mut [u8],
+) {
+    let Some(trellis) = Trellis::of(code) else { return };
+    let (bits, parts) = (trellis.row_bits(), step_cols / trellis::TILE);
+    for (i, step) in steps.chunks_exact_mut(step_bytes).enumerate() {
+        for at in 0..trellis::TILE {
+            let place = half * LINE + at * 4;
+            // Bits that do not fill a dword yet, the last one lowest.
+            let (mut left, mut n, mut dword) = (0u64, 0, 0);
+            let mut push = |value: u64, bits: u32| {
+                (left, n) = (left << bits | value, n + bits);
+                if n >= 32 {
+                    n -= 32;
+                    step[dword * 2 * LINE + place..][..4].copy_from_slice(&((left >> n) as u32).to_le_bytes());
+                    dword += 1;
                 }
+            };
+            for part in 0..parts {
+                let row = trellis.row(matrix.tile(first, i * parts + part).0, at);
+                if bits > 32 {
+                    push(row >> 32, bits - 32);
+                }
+                push(row & u32::MAX as u64, 32);
             }
         }
     }

@@ -58,27 +58,7 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel
 /// As for [`ints`].
 pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
     // SAFETY: the caller's promises.
-    unsafe { trellis::tiles::<[u32; 16], CODE, R, 1>(panel, acc) }
-}
-
-/// i8a with `R` rows: raw sums are of q.
-///
-/// # Safety
-/// As for [`ints`].
-pub unsafe fn unsigned<const R: usize>(panel: &Panel, acc: *mut f32) {
-    for step in 0..panel.steps {
-        for r in 0..R {
-            // SAFETY: the panel has `steps` steps of activations and weights, and `acc` R rows.
-            let (x, dwords, acc) = unsafe {
-                let x = panel.x.add(r * panel.x_stride + step * 4).cast::<[i8; 4]>().read_unaligned();
-                (x, &*panel.data.add(step * 2 * LINE).cast::<[[u8; 4]; TILE]>(), &mut *acc.add(r * TILE).cast::<[u32; TILE]>())
-            };
-            for (raw, dword) in acc.iter_mut().zip(dwords) {
-                let sum: i32 = dword.iter().zip(x).map(|(q, x)| *q as i32 * x as i32).sum();
-                *raw = raw.wrapping_add(sum as u32);
-            }
-        }
-    }
+    unsafe { trellis::tiles::<[u32; 16], CODE, R, 1, 1, 1>(panel, acc) }
 }
 
 /// Float codes of `BITS` bits with `R` rows.
@@ -128,19 +108,21 @@ pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums
     }
 }
 
-/// The same for i8a, whose scales are followed by a line of smallest values.
+/// The same for i8a, whose scales are followed by a line of smallest values. Compiled again for each instruction set.
 ///
 /// # Safety
 /// As for [`finish`], with two lines.
-pub unsafe fn finish_asymmetric(scales: *const u8, _unit: f32, _offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32) {
+#[inline(always)]
+pub unsafe fn finish_asymmetric(scales: *const u8, _unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32) {
     // SAFETY: 32 scales and 32 smallest values; only this function looks at `acc` now.
     let (lines, acc) =
         unsafe { (&*scales.cast::<[[[u8; 2]; TILE]; 2]>(), std::slice::from_raw_parts_mut(acc.cast::<[f32; TILE]>(), sx.len())) };
+    let [scales, mins] = lines.map(|line| line.map(|v| f16::from_le_bytes(v).to_f32()));
     for ((acc, sx), sum) in acc.iter_mut().zip(sx).zip(sums) {
-        for (i, y) in acc.iter_mut().enumerate() {
-            let [scale, min] = [0, 1].map(|line| f16::from_le_bytes(lines[line][i]).to_f32());
-            let product = (y.to_bits() as i32 as f32 * sx) * scale;
-            *y = (*sum as f32 * sx).mul_add(min, product);
+        let all = *sum as f32 * sx;
+        for ((y, scale), min) in acc.iter_mut().zip(scales).zip(mins) {
+            let exact = (y.to_bits() as i32).wrapping_sub(offset.wrapping_mul(*sum));
+            *y = all.mul_add(min, (exact as f32 * sx) * scale);
         }
     }
 }

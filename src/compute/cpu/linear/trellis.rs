@@ -1,40 +1,25 @@
-//! Trellis codes times a few rows, written once over sixteen lanes of 32 bits: the rows of a tile.
+//! Trellis codes times a few rows, written once over vectors of 32-bit lanes: rows of a tile of codes.
 //!
 //! A step's dwords hold the next bits of sixteen rows. The bits in front of a row's first windows are the row's before it, one
-//! lane lower. Each window gives the four bytes of one state by a multiplication and a mask, already in the form that the dot
-//! product instructions take; they are made once a step and meet all rows of activations.
+//! lane lower. Each window gives the four bytes of one state by a multiplication and a mask; they are made once a step and meet
+//! all rows of activations, in one of three [`Form`]s: adding the bytes up to weights costs a little once and saves most of the
+//! products of every row.
 
 use super::pack::LINE;
+use super::words::Words;
 use super::{Panel, TILE};
 use crate::tensor::Code;
 use crate::tensor::trellis::{self, STATE_BITS, Trellis};
 
-/// Sixteen lanes of 32 bits. Implementations are zero-cost only inside a function compiled for their instruction set.
-pub trait Words: Copy {
-    fn zero() -> Self;
-    /// # Safety
-    /// Sixteen dwords at `p`, aligned to 64 bytes.
-    unsafe fn load(p: *const u8) -> Self;
-    /// Adds sixteen sums to those at `p`.
-    /// # Safety
-    /// Sixteen writable dwords at `p`.
-    unsafe fn add_to(self, p: *mut f32);
-    fn add(self, other: Self) -> Self;
-    fn or(self, other: Self) -> Self;
-    fn and(self, mask: u32) -> Self;
-    /// By less than 32.
-    fn left(self, bits: u32) -> Self;
-    fn right(self, bits: u32) -> Self;
-    /// Modulo 2^32.
-    fn times(self, factor: u32) -> Self;
-    /// Lane i from lane i - 1, lane 0 from lane 15.
-    fn turned(self) -> Self;
-    /// The same four bytes in each lane.
-    fn splat(bytes: i32) -> Self;
-    /// Bytes of each lane by their places in it, the same four places in all lanes.
-    fn pick(self, places: [u8; 4]) -> Self;
-    /// Adds, lane by lane, the four products of unsigned bytes below 128 with signed bytes of `x` (-127..=127).
-    fn dot(self, bytes: Self, x: Self) -> Self;
+/// How decoded weights meet the activations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// The bytes of each state times its one or two activations, repeated.
+    States,
+    /// Pairs of 16-bit weights.
+    Pairs,
+    /// Four weights of one unsigned byte each; only where a state gives two weights.
+    Bytes,
 }
 
 /// The codes, by the number that kernels know them by.
@@ -79,137 +64,127 @@ fn state<W: Words, const CODE: usize>(own: &[W], before: &[W], start: u32, i: u3
     window.times(t.multiplier).and(0x7f7f_7f7f)
 }
 
-/// Adds a panel's products with `R` rows to `acc`, `H` halves of the tile at once; raw sums are of q + offset.
+/// Columns that meet all outputs of a tile before the next ones do: their activations, widened, stay in the L1 cache.
+const CHUNK: usize = 256;
+
+/// Adds a panel's products with `R` rows to `acc`; raw sums are of q + offset. `V` vectors of outputs are worked on at once, with
+/// `SETS` (1 or 2) sums an output where few rows would wait for each other; `FORM` is a [`Form`].
 ///
 /// # Safety
 /// The panel and `acc` are as [`Panel`] and [`super::PanelFn`] say; the instructions of `W` exist.
 #[inline(always)]
-pub unsafe fn tiles<W: Words, const CODE: usize, const R: usize, const H: usize>(panel: &Panel, acc: *mut f32) {
-    const LANES: usize = TILE / 2;
+pub unsafe fn tiles<W: Words, const CODE: usize, const R: usize, const V: usize, const SETS: usize, const FORM: usize>(
+    panel: &Panel,
+    acc: *mut f32,
+) {
     let t = const { shape(CODE) };
+    let form = const { [Form::States, Form::Pairs, Form::Bytes][FORM] };
     let (dwords, parts) = const { step(CODE) };
-    for first in (0..2).step_by(H) {
-        // Two sums an output where few rows would wait for each other.
-        let mut sums = [[[W::zero(); 2]; H]; R];
-        for at in 0..panel.steps {
-            let data = panel.data.wrapping_add(at * dwords * 2 * LINE);
-            if first == 0 {
-                panel.fetch(at * dwords * 2 * LINE, dwords * 2 * LINE);
+    let chunk = if form == Form::Pairs { CHUNK / (parts * trellis::TILE) } else { panel.steps.max(1) };
+    let mut wide = [[0i16; CHUNK]; R];
+    for from in (0..panel.steps).step_by(chunk) {
+        let to = panel.steps.min(from + chunk);
+        if form == Form::Pairs {
+            for (r, wide) in wide.iter_mut().enumerate() {
+                let n = (to - from) * parts * trellis::TILE;
+                // SAFETY: every row has the columns of these steps.
+                let x = unsafe {
+                    let x = panel.x.add(r * panel.x_stride + from * parts * trellis::TILE);
+                    std::slice::from_raw_parts(x.cast::<i8>(), n)
+                };
+                wide.iter_mut().zip(x).for_each(|(wide, x)| *wide = *x as i16);
             }
-            let mut own = [[W::zero(); 5]; H];
-            let mut before = [[W::zero(); 5]; H];
-            for h in 0..H {
-                for d in 0..dwords {
-                    // SAFETY: the panel has this step.
-                    own[h][d] = unsafe { W::load(data.add(d * 2 * LINE + (first + h) * LINE)) };
-                    before[h][d] = own[h][d].turned();
+        }
+        for first in (0..TILE / W::LANES).step_by(V) {
+            let mut sums = [[[W::zero(); SETS]; V]; R];
+            for at in from..to {
+                let data = panel.data.wrapping_add(at * dwords * 2 * LINE);
+                if first == 0 {
+                    panel.fetch(at * dwords * 2 * LINE, dwords * 2 * LINE);
                 }
-            }
-            unrolled!(PART in [0 1 2 3] {
-                if PART < parts {
-                    let start = PART as u32 * t.row_bits();
-                    // Four columns: one broadcast of activations.
-                    unrolled!(FOUR in [0 1 2 3] {
-                        let column = (at * parts + PART) * trellis::TILE + 4 * FOUR;
-                        let states = 4 / t.weights;
-                        let mut bytes = [[W::zero(); 4]; H];
-                        for h in 0..H {
-                            unrolled!(S in [0 1 2 3] {
-                                if S < states {
-                                    let i = (FOUR * states + S) as u32;
-                                    bytes[h][S] = state::<W, CODE>(&own[h][..dwords], &before[h][..dwords], start, i);
-                                }
-                            });
-                        }
-                        for (r, sums) in sums.iter_mut().enumerate() {
-                            // SAFETY: every row has the columns of this step.
-                            let x = unsafe { panel.x.add(r * panel.x_stride + column).cast::<i32>().read_unaligned() };
-                            let x = W::splat(x);
-                            unrolled!(S in [0 1 2 3] {
-                                if S < states {
-                                    const LOW: [u8; 2] = [(2 * S) as u8 % 4, (2 * S) as u8 % 4 + 1];
-                                    let x = match t.weights {
-                                        1 => x.pick([S as u8; 4]),
-                                        _ => x.pick([LOW[0], LOW[0], LOW[1], LOW[1]]),
-                                    };
-                                    for h in 0..H {
-                                        sums[h][S % 2] = sums[h][S % 2].dot(bytes[h][S], x);
+                let mut own = [[W::zero(); 5]; V];
+                let mut before = [[W::zero(); 5]; V];
+                for v in 0..V {
+                    let lane = (first + v) * W::LANES;
+                    for d in 0..dwords {
+                        // SAFETY: the panel has this step.
+                        let line = unsafe { data.add(d * 2 * LINE + lane / 16 * LINE) };
+                        // SAFETY: a line of the step.
+                        (own[v][d], before[v][d]) = unsafe { W::load(line, lane % 16 / W::LANES) };
+                    }
+                }
+                unrolled!(PART in [0 1 2 3] {
+                    if PART < parts {
+                        let start = PART as u32 * t.row_bits();
+                        // Four columns at a time.
+                        unrolled!(FOUR in [0 1 2 3] {
+                            let states = 4 / t.weights;
+                            let mut w = [[W::zero(); 4]; V];
+                            for v in 0..V {
+                                unrolled!(S in [0 1 2 3] {
+                                    if S < states {
+                                        let i = (FOUR * states + S) as u32;
+                                        w[v][S] = state::<W, CODE>(&own[v][..dwords], &before[v][..dwords], start, i);
                                     }
+                                });
+                                match (form, t.weights) {
+                                    (Form::States, _) => {}
+                                    (Form::Pairs, 1) => {
+                                        w[v][0] = w[v][0].sums().or(w[v][1].sums().left(16));
+                                        w[v][1] = w[v][2].sums().or(w[v][3].sums().left(16));
+                                    }
+                                    (Form::Pairs, _) => (w[v][0], w[v][1]) = (w[v][0].pair_sums(), w[v][1].pair_sums()),
+                                    (Form::Bytes, _) => w[v][0] = w[v][0].pair_sums().even_bytes(w[v][1].pair_sums()),
                                 }
-                            });
-                        }
-                    });
+                            }
+                            for (r, sums) in sums.iter_mut().enumerate() {
+                                let column = (at * parts + PART) * trellis::TILE + 4 * FOUR;
+                                if form == Form::Pairs {
+                                    let column = column - from * parts * trellis::TILE;
+                                    for pair in 0..2 {
+                                        // SAFETY: inside the chunk.
+                                        let x = unsafe {
+                                            wide[r].as_ptr().add(column + 2 * pair).cast::<i32>().read_unaligned()
+                                        };
+                                        for v in 0..V {
+                                            sums[v][pair % SETS] = sums[v][pair % SETS].dot_wide(w[v][pair], W::splat(x));
+                                        }
+                                    }
+                                    continue;
+                                }
+                                // SAFETY: every row has the columns of this step.
+                                let x = unsafe { panel.x.add(r * panel.x_stride + column).cast::<i32>().read_unaligned() };
+                                let x = W::splat(x);
+                                if form == Form::Bytes {
+                                    for v in 0..V {
+                                        sums[v][FOUR % SETS] = sums[v][FOUR % SETS].dot(w[v][0], x);
+                                    }
+                                    continue;
+                                }
+                                unrolled!(S in [0 1 2 3] {
+                                    if S < states {
+                                        const LOW: [u8; 2] = [(2 * S) as u8 % 4, (2 * S) as u8 % 4 + 1];
+                                        let x = match t.weights {
+                                            1 => x.pick([S as u8; 4]),
+                                            _ => x.pick([LOW[0], LOW[0], LOW[1], LOW[1]]),
+                                        };
+                                        for v in 0..V {
+                                            sums[v][S % SETS] = sums[v][S % SETS].dot(w[v][S], x);
+                                        }
+                                    }
+                                });
+                            }
+                        });
+                    }
+                });
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                for (v, sums) in sums.iter().enumerate() {
+                    let sum = if SETS == 2 { sums[0].add(sums[SETS - 1]) } else { sums[0] };
+                    // SAFETY: `acc` has R rows of a tile's outputs.
+                    unsafe { sum.add_to(acc.add(r * TILE + (first + v) * W::LANES)) };
                 }
-            });
-        }
-        for (r, sums) in sums.iter().enumerate() {
-            for (h, sums) in sums.iter().enumerate() {
-                // SAFETY: `acc` has R rows of two halves.
-                unsafe { sums[0].add(sums[1]).add_to(acc.add(r * TILE + (first + h) * LANES)) };
             }
         }
-    }
-}
-
-/// Any processor.
-impl Words for [u32; 16] {
-    #[inline(always)]
-    fn zero() -> Self {
-        [0; 16]
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const u8) -> Self {
-        // SAFETY: passed on to the caller.
-        unsafe { p.cast::<[u32; 16]>().read() }
-    }
-    #[inline(always)]
-    unsafe fn add_to(self, p: *mut f32) {
-        // SAFETY: passed on to the caller.
-        let to = unsafe { &mut *p.cast::<[u32; 16]>() };
-        *to = self.add(*to);
-    }
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        std::array::from_fn(|i| self[i].wrapping_add(other[i]))
-    }
-    #[inline(always)]
-    fn or(self, other: Self) -> Self {
-        std::array::from_fn(|i| self[i] | other[i])
-    }
-    #[inline(always)]
-    fn and(self, mask: u32) -> Self {
-        self.map(|v| v & mask)
-    }
-    #[inline(always)]
-    fn left(self, bits: u32) -> Self {
-        self.map(|v| v << bits)
-    }
-    #[inline(always)]
-    fn right(self, bits: u32) -> Self {
-        self.map(|v| v >> bits)
-    }
-    #[inline(always)]
-    fn times(self, factor: u32) -> Self {
-        self.map(|v| v.wrapping_mul(factor))
-    }
-    #[inline(always)]
-    fn turned(self) -> Self {
-        std::array::from_fn(|i| self[(i + 15) % 16])
-    }
-    #[inline(always)]
-    fn splat(bytes: i32) -> Self {
-        [bytes as u32; 16]
-    }
-    #[inline(always)]
-    fn pick(self, places: [u8; 4]) -> Self {
-        self.map(|v| u32::from_le_bytes(places.map(|p| v.to_le_bytes()[p as usize])))
-    }
-    #[inline(always)]
-    fn dot(self, bytes: Self, x: Self) -> Self {
-        std::array::from_fn(|i| {
-            let pairs = bytes[i].to_le_bytes().into_iter().zip(x[i].to_le_bytes());
-            let sum: i32 = pairs.map(|(b, x)| b as i32 * (x as i8) as i32).sum();
-            self[i].wrapping_add(sum as u32)
-        })
     }
 }

@@ -1,149 +1,119 @@
-//! [`Words`] in AVX-512 VNNI and AVX2.
+//! What the trellis kernels need of an instruction set, and the version in plain Rust.
 
-use super::trellis::Words;
-use std::arch::x86_64::*;
-
-/// One register.
-#[derive(Clone, Copy)]
-pub struct Zmm(__m512i);
-
-/// Two registers: lanes 0 to 7, lanes 8 to 15.
-#[derive(Clone, Copy)]
-pub struct TwoYmm(__m256i, __m256i);
-
-// SAFETY of every unsafe block below: the type is only used inside functions compiled for its instruction set, which run only
-// where the machine has it; memory accesses pass their promise on to the caller.
-
-impl Words for Zmm {
-    #[inline(always)]
-    fn zero() -> Self {
-        unsafe { Zmm(_mm512_setzero_si512()) }
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const u8) -> Self {
-        unsafe { Zmm(_mm512_load_si512(p.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn add_to(self, p: *mut f32) {
-        unsafe { _mm512_storeu_si512(p.cast(), _mm512_add_epi32(_mm512_loadu_si512(p.cast()), self.0)) }
-    }
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        unsafe { Zmm(_mm512_add_epi32(self.0, other.0)) }
-    }
-    #[inline(always)]
-    fn or(self, other: Self) -> Self {
-        unsafe { Zmm(_mm512_or_si512(self.0, other.0)) }
-    }
-    #[inline(always)]
-    fn and(self, mask: u32) -> Self {
-        unsafe { Zmm(_mm512_and_si512(self.0, _mm512_set1_epi32(mask as i32))) }
-    }
-    #[inline(always)]
-    fn left(self, bits: u32) -> Self {
-        unsafe { Zmm(_mm512_sll_epi32(self.0, _mm_cvtsi32_si128(bits as i32))) }
-    }
-    #[inline(always)]
-    fn right(self, bits: u32) -> Self {
-        unsafe { Zmm(_mm512_srl_epi32(self.0, _mm_cvtsi32_si128(bits as i32))) }
-    }
-    #[inline(always)]
-    fn times(self, factor: u32) -> Self {
-        unsafe { Zmm(_mm512_mullo_epi32(self.0, _mm512_set1_epi32(factor as i32))) }
-    }
-    #[inline(always)]
-    fn turned(self) -> Self {
-        unsafe { Zmm(_mm512_alignr_epi32::<15>(self.0, self.0)) }
-    }
-    #[inline(always)]
-    fn splat(bytes: i32) -> Self {
-        unsafe { Zmm(_mm512_set1_epi32(bytes)) }
-    }
-    #[inline(always)]
-    fn pick(self, places: [u8; 4]) -> Self {
-        unsafe {
-            // Within each 128 bits places count from their start; all lanes hold the same bytes, so the first four will do.
-            Zmm(_mm512_shuffle_epi8(self.0, _mm512_set1_epi32(i32::from_le_bytes(places))))
-        }
-    }
-    #[inline(always)]
-    fn dot(self, bytes: Self, x: Self) -> Self {
-        unsafe { Zmm(_mm512_dpbusd_epi32(self.0, bytes.0, x.0)) }
+/// Lanes of 32 bits. Implementations are zero-cost only inside a function compiled for their instruction set.
+pub trait Words: Copy {
+    /// 16, or 8 where a line takes two vectors.
+    const LANES: usize;
+    fn zero() -> Self;
+    /// The lanes of a line from `part * LANES` on, and the lanes one lower (that of lane 0 is lane 15).
+    /// # Safety
+    /// Sixteen dwords at `line`, aligned to 64 bytes.
+    unsafe fn load(line: *const u8, part: usize) -> (Self, Self);
+    /// Adds the sums to those at `p`.
+    /// # Safety
+    /// `LANES` writable dwords at `p`.
+    unsafe fn add_to(self, p: *mut f32);
+    fn add(self, other: Self) -> Self;
+    fn or(self, other: Self) -> Self;
+    fn and(self, mask: u32) -> Self;
+    /// By less than 32.
+    fn left(self, bits: u32) -> Self;
+    fn right(self, bits: u32) -> Self;
+    /// Modulo 2^32.
+    fn times(self, factor: u32) -> Self;
+    /// The same dword in each lane.
+    fn splat(dword: i32) -> Self;
+    /// Bytes of a splat by their places, the same four places in all lanes.
+    fn pick(self, places: [u8; 4]) -> Self;
+    /// Adds, lane by lane, the four products of unsigned bytes with signed bytes of `x` (-127..=127). Bytes above 127 only in
+    /// [`super::trellis::Form::Bytes`].
+    fn dot(self, bytes: Self, x: Self) -> Self;
+    /// Adds, lane by lane, the two products of 16-bit numbers.
+    fn dot_wide(self, pairs: Self, x: Self) -> Self;
+    /// Sums of neighbouring bytes (below 128), two a lane.
+    fn pair_sums(self) -> Self;
+    /// Sums of the four bytes (below 128) of a lane.
+    fn sums(self) -> Self;
+    /// Bytes 0 and 2 of a lane, then those of `other`, where the others are zero. Only for [`super::trellis::Form::Bytes`].
+    fn even_bytes(self, other: Self) -> Self {
+        let low = |w: Self| w.and(0xff).or(w.right(8).and(0xff00));
+        low(self).or(low(other).left(16))
     }
 }
 
-impl TwoYmm {
-    #[inline(always)]
-    fn both(self, f: impl Fn(__m256i) -> __m256i) -> Self {
-        TwoYmm(f(self.0), f(self.1))
-    }
-}
-
-impl Words for TwoYmm {
+/// Any processor.
+impl Words for [u32; 16] {
+    const LANES: usize = 16;
     #[inline(always)]
     fn zero() -> Self {
-        unsafe { TwoYmm(_mm256_setzero_si256(), _mm256_setzero_si256()) }
+        [0; 16]
     }
     #[inline(always)]
-    unsafe fn load(p: *const u8) -> Self {
-        unsafe { TwoYmm(_mm256_load_si256(p.cast()), _mm256_load_si256(p.add(32).cast())) }
+    unsafe fn load(line: *const u8, _part: usize) -> (Self, Self) {
+        // SAFETY: passed on to the caller.
+        let own = unsafe { line.cast::<[u32; 16]>().read() };
+        (own, std::array::from_fn(|i| own[(i + 15) % 16]))
     }
     #[inline(always)]
     unsafe fn add_to(self, p: *mut f32) {
-        unsafe {
-            let p: *mut __m256i = p.cast();
-            _mm256_storeu_si256(p, _mm256_add_epi32(_mm256_loadu_si256(p), self.0));
-            _mm256_storeu_si256(p.add(1), _mm256_add_epi32(_mm256_loadu_si256(p.add(1)), self.1));
-        }
+        // SAFETY: passed on to the caller.
+        let to = unsafe { &mut *p.cast::<[u32; 16]>() };
+        *to = self.add(*to);
     }
     #[inline(always)]
     fn add(self, other: Self) -> Self {
-        unsafe { TwoYmm(_mm256_add_epi32(self.0, other.0), _mm256_add_epi32(self.1, other.1)) }
+        std::array::from_fn(|i| self[i].wrapping_add(other[i]))
     }
     #[inline(always)]
     fn or(self, other: Self) -> Self {
-        unsafe { TwoYmm(_mm256_or_si256(self.0, other.0), _mm256_or_si256(self.1, other.1)) }
+        std::array::from_fn(|i| self[i] | other[i])
     }
     #[inline(always)]
     fn and(self, mask: u32) -> Self {
-        self.both(|v| unsafe { _mm256_and_si256(v, _mm256_set1_epi32(mask as i32)) })
+        self.map(|v| v & mask)
     }
     #[inline(always)]
     fn left(self, bits: u32) -> Self {
-        self.both(|v| unsafe { _mm256_sll_epi32(v, _mm_cvtsi32_si128(bits as i32)) })
+        self.map(|v| v << bits)
     }
     #[inline(always)]
     fn right(self, bits: u32) -> Self {
-        self.both(|v| unsafe { _mm256_srl_epi32(v, _mm_cvtsi32_si128(bits as i32)) })
+        self.map(|v| v >> bits)
     }
     #[inline(always)]
     fn times(self, factor: u32) -> Self {
-        self.both(|v| unsafe { _mm256_mullo_epi32(v, _mm256_set1_epi32(factor as i32)) })
-    }
-    #[inline(always)]
-    fn turned(self) -> Self {
-        unsafe {
-            let places = _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6);
-            let (low, high) = (_mm256_permutevar8x32_epi32(self.0, places), _mm256_permutevar8x32_epi32(self.1, places));
-            TwoYmm(_mm256_blend_epi32::<1>(low, high), _mm256_blend_epi32::<1>(high, low))
-        }
+        self.map(|v| v.wrapping_mul(factor))
     }
     #[inline(always)]
     fn splat(bytes: i32) -> Self {
-        unsafe { TwoYmm(_mm256_set1_epi32(bytes), _mm256_set1_epi32(bytes)) }
+        [bytes as u32; 16]
     }
     #[inline(always)]
     fn pick(self, places: [u8; 4]) -> Self {
-        // Both halves hold the same.
-        let x = unsafe { _mm256_shuffle_epi8(self.0, _mm256_set1_epi32(i32::from_le_bytes(places))) };
-        TwoYmm(x, x)
+        self.map(|v| u32::from_le_bytes(places.map(|p| v.to_le_bytes()[p as usize])))
     }
     #[inline(always)]
     fn dot(self, bytes: Self, x: Self) -> Self {
-        // Pairs give at most 2 * 127 * 127 = 32258: no saturation.
-        let one = |sum, bytes, x| unsafe {
-            _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(bytes, x), _mm256_set1_epi16(1)))
-        };
-        TwoYmm(one(self.0, bytes.0, x.0), one(self.1, bytes.1, x.1))
+        std::array::from_fn(|i| {
+            let pairs = bytes[i].to_le_bytes().into_iter().zip(x[i].to_le_bytes());
+            let sum: i32 = pairs.map(|(b, x)| b as i32 * (x as i8) as i32).sum();
+            self[i].wrapping_add(sum as u32)
+        })
+    }
+    #[inline(always)]
+    fn dot_wide(self, pairs: Self, x: Self) -> Self {
+        let product = |a: u32, b: u32| a as i16 as i32 * b as i16 as i32;
+        std::array::from_fn(|i| {
+            let sum = product(pairs[i], x[i]) + product(pairs[i] >> 16, x[i] >> 16);
+            self[i].wrapping_add(sum as u32)
+        })
+    }
+    #[inline(always)]
+    fn pair_sums(self) -> Self {
+        self.map(|v| (v & 0x00ff_00ff) + (v >> 8 & 0x00ff_00ff))
+    }
+    #[inline(always)]
+    fn sums(self) -> Self {
+        self.map(|v| v.to_le_bytes().into_iter().map(u32::from).sum())
     }
 }

@@ -1,0 +1,168 @@
+//! [`Words`] in AVX-512 VNNI and AVX2.
+
+use super::words::Words;
+use std::arch::x86_64::*;
+
+/// One register.
+#[derive(Clone, Copy)]
+pub struct Zmm(__m512i);
+
+/// Half a line.
+#[derive(Clone, Copy)]
+pub struct Ymm(__m256i);
+
+// SAFETY of every unsafe block below: the type is only used inside functions compiled for its instruction set, which run only
+// where the machine has it; memory accesses pass their promise on to the caller.
+
+impl Words for Zmm {
+    const LANES: usize = 16;
+    #[inline(always)]
+    fn zero() -> Self {
+        unsafe { Zmm(_mm512_setzero_si512()) }
+    }
+    #[inline(always)]
+    unsafe fn load(line: *const u8, _part: usize) -> (Self, Self) {
+        unsafe {
+            let own = _mm512_load_si512(line.cast());
+            (Zmm(own), Zmm(_mm512_alignr_epi32::<15>(own, own)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_to(self, p: *mut f32) {
+        unsafe { _mm512_storeu_si512(p.cast(), _mm512_add_epi32(_mm512_loadu_si512(p.cast()), self.0)) }
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        unsafe { Zmm(_mm512_add_epi32(self.0, other.0)) }
+    }
+    #[inline(always)]
+    fn or(self, other: Self) -> Self {
+        unsafe { Zmm(_mm512_or_si512(self.0, other.0)) }
+    }
+    #[inline(always)]
+    fn and(self, mask: u32) -> Self {
+        unsafe { Zmm(_mm512_and_si512(self.0, _mm512_set1_epi32(mask as i32))) }
+    }
+    #[inline(always)]
+    fn left(self, bits: u32) -> Self {
+        unsafe { Zmm(_mm512_sll_epi32(self.0, _mm_cvtsi32_si128(bits as i32))) }
+    }
+    #[inline(always)]
+    fn right(self, bits: u32) -> Self {
+        unsafe { Zmm(_mm512_srl_epi32(self.0, _mm_cvtsi32_si128(bits as i32))) }
+    }
+    #[inline(always)]
+    fn times(self, factor: u32) -> Self {
+        unsafe { Zmm(_mm512_mullo_epi32(self.0, _mm512_set1_epi32(factor as i32))) }
+    }
+    #[inline(always)]
+    fn splat(bytes: i32) -> Self {
+        unsafe { Zmm(_mm512_set1_epi32(bytes)) }
+    }
+    #[inline(always)]
+    fn pick(self, places: [u8; 4]) -> Self {
+        unsafe {
+            // Within each 128 bits places count from their start; all lanes hold the same bytes, so the first four will do.
+            Zmm(_mm512_shuffle_epi8(self.0, _mm512_set1_epi32(i32::from_le_bytes(places))))
+        }
+    }
+    #[inline(always)]
+    fn dot(self, bytes: Self, x: Self) -> Self {
+        unsafe { Zmm(_mm512_dpbusd_epi32(self.0, bytes.0, x.0)) }
+    }
+    #[inline(always)]
+    fn dot_wide(self, pairs: Self, x: Self) -> Self {
+        unsafe { Zmm(_mm512_dpwssd_epi32(self.0, pairs.0, x.0)) }
+    }
+    #[inline(always)]
+    fn pair_sums(self) -> Self {
+        unsafe { Zmm(_mm512_maddubs_epi16(self.0, _mm512_set1_epi8(1))) }
+    }
+    #[inline(always)]
+    fn sums(self) -> Self {
+        unsafe { Zmm(_mm512_dpbusd_epi32(_mm512_setzero_si512(), self.0, _mm512_set1_epi8(1))) }
+    }
+    #[inline(always)]
+    fn even_bytes(self, other: Self) -> Self {
+        unsafe {
+            let places = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
+            Zmm(_mm512_shuffle_epi8(self.or(other.left(8)).0, places))
+        }
+    }
+}
+
+impl Words for Ymm {
+    const LANES: usize = 8;
+    #[inline(always)]
+    fn zero() -> Self {
+        unsafe { Ymm(_mm256_setzero_si256()) }
+    }
+    #[inline(always)]
+    unsafe fn load(line: *const u8, part: usize) -> (Self, Self) {
+        unsafe {
+            let own = _mm256_load_si256(line.add(32 * part).cast());
+            if part == 1 {
+                return (Ymm(own), Ymm(_mm256_loadu_si256(line.add(28).cast())));
+            }
+            let turned = _mm256_permutevar8x32_epi32(own, _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6));
+            let last = _mm256_set1_epi32(line.add(60).cast::<i32>().read());
+            (Ymm(own), Ymm(_mm256_blend_epi32::<1>(turned, last)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_to(self, p: *mut f32) {
+        unsafe { _mm256_storeu_si256(p.cast(), _mm256_add_epi32(_mm256_loadu_si256(p.cast()), self.0)) }
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        unsafe { Ymm(_mm256_add_epi32(self.0, other.0)) }
+    }
+    #[inline(always)]
+    fn or(self, other: Self) -> Self {
+        unsafe { Ymm(_mm256_or_si256(self.0, other.0)) }
+    }
+    #[inline(always)]
+    fn and(self, mask: u32) -> Self {
+        unsafe { Ymm(_mm256_and_si256(self.0, _mm256_set1_epi32(mask as i32))) }
+    }
+    #[inline(always)]
+    fn left(self, bits: u32) -> Self {
+        unsafe { Ymm(_mm256_sll_epi32(self.0, _mm_cvtsi32_si128(bits as i32))) }
+    }
+    #[inline(always)]
+    fn right(self, bits: u32) -> Self {
+        unsafe { Ymm(_mm256_srl_epi32(self.0, _mm_cvtsi32_si128(bits as i32))) }
+    }
+    #[inline(always)]
+    fn times(self, factor: u32) -> Self {
+        unsafe { Ymm(_mm256_mullo_epi32(self.0, _mm256_set1_epi32(factor as i32))) }
+    }
+    #[inline(always)]
+    fn splat(dword: i32) -> Self {
+        unsafe { Ymm(_mm256_set1_epi32(dword)) }
+    }
+    #[inline(always)]
+    fn pick(self, places: [u8; 4]) -> Self {
+        unsafe { Ymm(_mm256_shuffle_epi8(self.0, _mm256_set1_epi32(i32::from_le_bytes(places)))) }
+    }
+    #[inline(always)]
+    fn dot(self, bytes: Self, x: Self) -> Self {
+        // Two products give at most 2 * 127 * 127 = 32258 and do not saturate.
+        unsafe {
+            let pairs = _mm256_maddubs_epi16(bytes.0, x.0);
+            Ymm(_mm256_add_epi32(self.0, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))))
+        }
+    }
+    #[inline(always)]
+    fn dot_wide(self, pairs: Self, x: Self) -> Self {
+        unsafe { Ymm(_mm256_add_epi32(self.0, _mm256_madd_epi16(pairs.0, x.0))) }
+    }
+    #[inline(always)]
+    fn pair_sums(self) -> Self {
+        unsafe { Ymm(_mm256_maddubs_epi16(self.0, _mm256_set1_epi8(1))) }
+    }
+    #[inline(always)]
+    fn sums(self) -> Self {
+        unsafe { Ymm(_mm256_madd_epi16(self.pair_sums().0, _mm256_set1_epi16(1))) }
+    }
+}
