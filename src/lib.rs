@@ -6,7 +6,7 @@
 //! 5  decode      the loop, verification, statistics
 //! 4  draft       where proposals come from     quant  offline conversion     eval  likelihoods
 //! 3  engine      one model and one timeline
-//! 2  gemma       what Gemma 3 is: config, weights, forward pass, tokenizer, chat
+//! 2  gemma       what Gemma 3 is: config, weights, forward pass, tokenizer, chat     vulkan  the GPU executor
 //! 1  checkpoint  files -> tensors              compute  dispatch list, kernels and their scalar twins    sampler
 //! 0  tensor      formats and codecs            kv, error
 //! ```
@@ -40,3 +40,4 @@ pub mod kv;
 pub mod quant;
 pub mod sampler;
 pub mod tensor;
+pub mod vulkan;

@@ -1,6 +1,6 @@
 //! The step buffer: everything that varies between passes, as u32 words at fixed places.
 //!
-//! `[rows, base, n_selected, n_path, first, 0, 0, 0]`, then five arrays of `max_rows` words: tokens, positions, parents, selected, path.
+//! `[rows, base, n_selected, n_path, first, chain, 0, 0]`, then five arrays of `max_rows` words: tokens, positions, parents, selected, path.
 
 use super::plan::RowSet;
 
@@ -43,6 +43,7 @@ impl StepLayout {
         words[2] = step.selected.len() as u32;
         words[3] = step.path.len() as u32;
         words[4] = step.first as u32;
+        words[5] = step.is_chain() as u32;
         for (i, part) in [step.tokens, step.positions, step.parents, step.selected, step.path].into_iter().enumerate() {
             words[HEADER + i * self.max_rows..][..part.len()].copy_from_slice(part);
         }
@@ -76,6 +77,11 @@ impl StepView<'_> {
             RowSet::All => self.first..self.rows,
             RowSet::Selected => 0..self.selected.len(),
         }
+    }
+
+    /// Whether each row's parent is the row before it.
+    pub fn is_chain(&self) -> bool {
+        self.parents.iter().enumerate().all(|(i, p)| *p == (i as u32).wrapping_sub(1))
     }
 
     /// Rows on the way from the root to `row`, both included, into `path` by depth; returns how many.

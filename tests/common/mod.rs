@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod gguf;
+pub mod vulkan;
 
 use gemma::checkpoint::Dtype;
 use half::{bf16, f16};

@@ -1,0 +1,44 @@
+// Copies the accepted path's keys and values from scratch to the cache: a workgroup a (path row, kv head, layer).
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "common.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const bool KV_F16 = true;
+
+struct Layer {
+    uint64_t k;         // [pages, n_kv, head_dim, PAGE]
+    uint64_t v;         // [pages, n_kv, PAGE, head_dim]
+    uint64_t scratch_k; // [n_kv, head_dim, max_rows]
+    uint64_t scratch_v; // [max_rows, n_kv, head_dim]
+    uint pages;
+    uint pad;
+};
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Layers { Layer v[]; };
+
+layout(push_constant, scalar) uniform Push {
+    Layers layers;
+    Step step_;
+    uint n_kv;
+    uint head_dim;
+    uint max_rows;
+};
+
+void main() {
+    const uint depth = gl_WorkGroupID.x, head = gl_WorkGroupID.y;
+    if (depth >= step_.n_path) return;
+    const Layer layer = layers.v[gl_WorkGroupID.z];
+    const uint row = step_.v[STEP_PATH * max_rows + depth], position = step_.base + depth;
+    const uint page = position / PAGE % layer.pages, slot = position % PAGE;
+    for (uint d = gl_LocalInvocationID.x; d < head_dim; d += gl_WorkGroupSize.x) {
+        const uint k_to = ((page * n_kv + head) * head_dim + d) * PAGE + slot, k_from = (head * head_dim + d) * max_rows + row;
+        const uint v_to = ((page * n_kv + head) * PAGE + slot) * head_dim + d, v_from = (row * n_kv + head) * head_dim + d;
+        if (KV_F16) {
+            U16(layer.k).v[k_to] = U16(layer.scratch_k).v[k_from];
+            U16(layer.v).v[v_to] = U16(layer.scratch_v).v[v_from];
+        } else {
+            U32(layer.k).v[k_to] = U32(layer.scratch_k).v[k_from];
+            U32(layer.v).v[v_to] = U32(layer.scratch_v).v[v_from];
+        }
+    }
+}

@@ -1,0 +1,19 @@
+// Softmax attention page by page, the same arithmetic whoever joins the pages: see src/compute/reference/attention.rs.
+
+struct Running { float m; float l; };
+
+// Joins the next page into a running (m, l); the same factors join the outputs.
+Running join(Running a, Running page, out float fa, out float fb) {
+    const float m = max(a.m, page.m);
+    fa = exp_(a.m - m);
+    fb = exp_(page.m - m);
+    precise float l = fma(a.l, fa, page.l * fb);
+    return Running(m, l);
+}
+float join_output(float a, float page, float fa, float fb) {
+    precise float o = fma(a, fa, page * fb);
+    return o;
+}
+
+// First position that a query at `position` sees; a window of 0 sees all.
+uint first_visible(uint position, uint window) { return window == 0 || position + 1 <= window ? 0 : position + 1 - window; }

@@ -1,0 +1,34 @@
+// Integer codes as four int8 operands of a dot product at a time, and what turns an integer sum into the row's value.
+//
+// A word of i4 holds columns 0..3 in its low nibbles and 4..7 in its high ones; a word of i2 holds columns 4k..4k+3 in bits 2k, 2k+1
+// of its bytes. `value = code - offset` (i2: twice that), so `sum(value * x) = DOUBLE * dot(code, x) - OFFSET * sum(x)`.
+
+const uint CODE_I8 = 0, CODE_I4 = 1, CODE_I2 = 2, CODE_I8A = 3;
+
+#define BITS (CODE == CODE_I4 ? 4 : (CODE == CODE_I2 ? 2 : 8))
+// Fours of columns in a word of codes.
+#define PER_WORD (CODE == CODE_I4 ? 2 : (CODE == CODE_I2 ? 4 : 1))
+#define DOUBLE (CODE == CODE_I2 ? 2 : 1)
+#define OFFSET (CODE == CODE_I4 ? 8 : (CODE == CODE_I2 ? 3 : 0))
+// What a scale is multiplied by.
+#define UNIT (CODE == CODE_I2 ? 0.5 : 1.0)
+
+int four(uint word, uint k) {
+    if (CODE == CODE_I4) return int((word >> (4 * k)) & 0x0f0f0f0fu);
+    if (CODE == CODE_I2) return int((word >> (2 * k)) & 0x03030303u);
+    return int(word);
+}
+
+// What a row of codes with one scale is worth: `sum` of code times x, `xsum` of x alone.
+float row_result(int sum, int xsum, float sx, F16 scales, uint n) {
+    if (CODE == CODE_I8A) {
+        // Codes are stored less 128; [rows, 2]: scale, smallest value.
+        precise float product = float(sum + 128 * xsum) * sx;
+        precise float base = float(xsum) * sx;
+        precise float scaled = product * float(scales.v[2 * n]);
+        return fma(base, float(scales.v[2 * n + 1]), scaled);
+    }
+    precise float product = float(DOUBLE * sum - OFFSET * xsum) * sx;
+    precise float y = product * (float(scales.v[n]) * UNIT);
+    return y;
+}

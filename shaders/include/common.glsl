@@ -1,0 +1,70 @@
+// What every kernel shares: typed views of device memory, the step buffer, and float operations of a fixed order.
+//
+// Buffers are reached by address (push constants hold 64-bit addresses), so recorded commands never change. Floats that reach
+// a result are `precise`: no driver may fuse or reorder them, and a row gives the same bits however many rows share a dispatch.
+
+#extension GL_EXT_buffer_reference : require
+#extension GL_EXT_scalar_block_layout : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int8 : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int16 : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#extension GL_EXT_shader_8bit_storage : require
+#extension GL_EXT_shader_16bit_storage : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#extension GL_EXT_control_flow_attributes : require
+
+layout(buffer_reference, scalar, buffer_reference_align = 4) buffer F32 { float v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) buffer I32 { int v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) buffer U32 { uint v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer U32x2 { uvec2 v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) buffer U32x4 { uvec4 v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer F32x4 { vec4 v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 2) buffer F16 { float16_t v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 2) buffer U16 { uint16_t v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) buffer I8 { int8_t v[]; };
+
+// The step buffer; see src/compute/step.rs. Five arrays of `max_rows` words follow the header.
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Step {
+    uint rows;       // of the tree
+    uint base;       // committed positions
+    uint n_selected; // rows whose logits are wanted
+    uint n_path;     // rows to commit
+    uint first;      // first live row
+    uint chain;      // 1: each row's parent is the row before it
+    uint pad0, pad1;
+    uint v[];
+};
+const uint STEP_TOKENS = 0, STEP_POSITIONS = 1, STEP_PARENTS = 2, STEP_SELECTED = 3, STEP_PATH = 4;
+const uint NO_PARENT = 0xffffffffu;
+
+// Positions of a page of keys and values.
+const uint PAGE = 256;
+
+// e^x to about one unit in the last place (Cephes' polynomial), as `math::exp` does it.
+float exp_(float x) {
+    precise float n = roundEven(clamp(x, -87.0, 88.0) * 1.44269504088896340736);
+    precise float r = fma(n, -0.693359375, clamp(x, -87.0, 88.0));
+    r = fma(n, 2.12194440e-4, r);
+    precise float p = 1.9875691500e-4;
+    p = fma(p, r, 1.3981999507e-3);
+    p = fma(p, r, 8.3334519073e-3);
+    p = fma(p, r, 4.1665795894e-2);
+    p = fma(p, r, 1.6666665459e-1);
+    p = fma(p, r, 5.0000001201e-1);
+    precise float y = fma(p, r * r, r + 1.0);
+    return y * uintBitsToFloat(uint(int(n) + 127) << 23);
+}
+
+// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), computed as x / (1 + e^-2u).
+float gelu_tanh(float x) {
+    precise float u = 0.797884560802865 * fma(0.044715 * x * x, x, x);
+    precise float y = x / (1.0 + exp_(-2.0 * u));
+    return y;
+}
+
+// Row of the residual stream that work item `i` of a row set stands for, and how many there are.
+// `selected` counts the rows whose logits are wanted; otherwise the live rows.
+uint live_rows(Step s, bool selected) { return selected ? s.n_selected : s.rows - s.first; }
+uint live_row(Step s, bool selected, uint i) { return selected ? i : s.first + i; }

@@ -1,0 +1,391 @@
+//! From operations to kernel calls: which shader, how specialised, over how many workgroups.
+
+use super::device::DeviceInfo;
+use super::layout::{DeviceMatrix, Packing, code_number};
+use super::pipeline::{Constants, Shader};
+use super::push::Push;
+use crate::compute::{Act, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, RowSet, WeightId};
+use crate::kv::PAGE;
+use crate::tensor::trellis::Trellis;
+use crate::tensor::{Code, Group};
+use anyhow::{Result, bail, ensure};
+
+/// How many rows (and pages) the recorded commands are for; kernels look up in the step buffer how many there really are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Bucket {
+    /// Live rows.
+    pub rows: usize,
+    /// Rows whose logits are wanted.
+    pub selected: usize,
+    /// Rows to commit.
+    pub path: usize,
+    /// Pages of the longest row.
+    pub pages: usize,
+}
+
+impl Bucket {
+    /// The smallest bucket that holds these counts: powers of two.
+    pub fn holding(rows: usize, selected: usize, path: usize, pages: usize) -> Bucket {
+        let up = |n: usize| if n == 0 { 0 } else { n.next_power_of_two() };
+        Bucket { rows: up(rows), selected: up(selected), path: up(path), pages: up(pages) }
+    }
+
+    fn of(&self, rows: RowSet) -> usize {
+        match rows {
+            RowSet::All => self.rows,
+            RowSet::Selected => self.selected,
+        }
+    }
+}
+
+/// What a call reads or writes, for barriers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    Read(BufferId),
+    Write(BufferId),
+}
+
+/// One kernel call.
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub shader: Shader,
+    pub constants: Constants,
+    pub push: Push,
+    pub groups: [u32; 3],
+    pub touches: Vec<Touch>,
+    /// Weight bytes read.
+    pub bytes: u64,
+    pub label: &'static str,
+}
+
+/// Where things lie on the device.
+pub struct Places<'a> {
+    pub info: &'a DeviceInfo,
+    pub addresses: &'a [u64],
+    pub matrices: &'a [DeviceMatrix],
+    pub step: BufferId,
+    pub max_rows: usize,
+    /// Buffers of the executor's own.
+    pub own: Own,
+}
+
+/// Buffers that no plan names.
+#[derive(Clone, Copy, Debug)]
+pub struct Own {
+    /// f32 `[max_rows, widest ffn]`, twice: gate and up before they are joined.
+    pub gate: BufferId,
+    pub up: BufferId,
+    /// f32 partials of attention pages, and how many floats fit.
+    pub partials: BufferId,
+    pub partial_floats: usize,
+    /// Addresses of all layers' caches, for commits.
+    pub layers: BufferId,
+}
+
+/// Most rows that page partials are split over workgroups for.
+const SPLIT_ROWS: usize = 32;
+
+impl Places<'_> {
+    fn at(&self, id: BufferId) -> u64 {
+        self.addresses[id.0 as usize]
+    }
+
+    fn matrix(&self, id: WeightId) -> &DeviceMatrix {
+        &self.matrices[id.0 as usize]
+    }
+
+    /// The calls of `dispatches`, in order.
+    pub fn calls(&self, dispatches: &[Dispatch], bucket: Bucket) -> Result<Vec<Call>> {
+        let mut out = Vec::new();
+        let mut i = 0;
+        while i < dispatches.len() {
+            let Dispatch { op, label, .. } = &dispatches[i];
+            let rest = &dispatches[i + 1..];
+            // A norm or a gate and the rounding of its result are one call.
+            let prepare = match (op, rest.first().map(|d| &d.op)) {
+                (Op::Norm { out, rows, .. }, Some(Op::Prepare { input, act, rows: r })) if input == out && rows == r => {
+                    Some(*act)
+                }
+                (Op::GateUp { out, .. }, Some(Op::Prepare { input, act, rows: RowSet::All })) if input == out => Some(*act),
+                _ => None,
+            };
+            let written = op.outputs();
+            let again = rest.iter().skip(prepare.is_some() as usize);
+            let read_later = reads_before_write(again, written.last().copied());
+            match op {
+                Op::Embed { .. } => out.push(self.embed(op, bucket)?),
+                Op::Norm { .. } => out.push(self.norm(op, prepare, read_later, bucket)),
+                Op::Prepare { input, act, rows } => out.push(self.prepare(*input, act, *rows, bucket)),
+                Op::Linear { jobs, rows } => {
+                    for job in jobs {
+                        out.push(self.linear(job, *rows, bucket)?);
+                    }
+                }
+                Op::GateUp { act_gate, gate, act_up, up, out: result } => {
+                    let jobs = [(*gate, *act_gate, self.own.gate), (*up, *act_up, self.own.up)];
+                    for (weight, act, out_) in jobs {
+                        out.push(self.linear(&LinearJob { weight, act, out: out_ }, RowSet::All, bucket)?);
+                    }
+                    let cols = self.matrix(*gate).rows;
+                    out.iter_mut().rev().take(2).for_each(|c| c.label = label);
+                    out.push(self.glu(*result, cols, prepare, read_later, bucket));
+                }
+                Op::Rope { .. } => out.push(self.rope(op, bucket)?),
+                Op::Attention { .. } => self.attention(op, bucket, &mut out)?,
+                Op::Commit { layers } => out.extend(self.commit(layers, bucket)?),
+            }
+            for call in out.iter_mut().rev().take_while(|c| c.label.is_empty()) {
+                call.label = label;
+            }
+            i += 1 + prepare.is_some() as usize;
+        }
+        out.retain(|c| c.groups.iter().all(|g| *g > 0));
+        Ok(out)
+    }
+
+    fn call(&self, shader: Shader, constants: Constants, push: Push, groups: [usize; 3], touches: Vec<Touch>) -> Call {
+        let groups = groups.map(|g| g as u32);
+        Call { shader, constants, push, groups, touches, bytes: 0, label: "" }
+    }
+
+    fn embed(&self, op: &Op, bucket: Bucket) -> Result<Call> {
+        let Op::Embed { table, scale, out } = op else { unreachable!() };
+        let m = self.matrix(*table);
+        let packing = Packing::of(m.format, m.rows, m.cols)?;
+        let mut constants = vec![
+            (0, 256),
+            (1, self.info.subgroup),
+            (2, 256),
+            (3, m.cols as u32),
+            (4, code_number(m.format.code)),
+            (5, packing.map_or(32, |p| p.width as u32)),
+            (6, group(m.format.group)),
+            (7, m.format.hadamard as u32),
+        ];
+        constants.extend(trellis_constants(m.format.code, [9, 10, 11]));
+        let push =
+            Push::new().at(m.codes).at(m.scales).at(self.at(*out)).at(self.at(self.step)).float(*scale).word(self.max_rows);
+        Ok(self.call(Shader::Embed, constants, push, [bucket.rows, 1, 1], vec![Touch::Write(*out)]))
+    }
+
+    /// Threads of a workgroup that works on a row.
+    fn row_threads(&self, cols: usize) -> u32 {
+        let blocks = cols.div_ceil(128) as u32;
+        (blocks * self.info.subgroup).next_power_of_two().clamp(self.info.subgroup, 1024.min(self.info.max_workgroup))
+    }
+
+    fn row_call(&self, r: RowWork<'_>, bucket: Bucket) -> Call {
+        let threads = self.row_threads(r.cols);
+        let int8 = r.prepare.is_some_and(|a| a.format.int8);
+        let constants = vec![
+            (0, threads),
+            (1, self.info.subgroup),
+            (2, threads),
+            (3, r.cols as u32),
+            (4, r.add.is_some() as u32),
+            (5, r.w.is_some() as u32),
+            (6, (r.rows == RowSet::Selected) as u32),
+            (7, r.prepare.is_some() as u32),
+            (8, r.prepare.is_some_and(|a| a.format.hadamard) as u32),
+            (9, int8 as u32),
+            (10, r.prepare.filter(|_| int8).map_or(0, |a| group(a.format.group))),
+            (11, r.glu as u32),
+        ];
+        let at = |id: Option<BufferId>| id.map_or(0, |id| self.at(id));
+        let mut push = Push::new().at(self.at(r.x)).at(at(r.add)).at(at(r.w_add)).at(at(r.w)).at(at(r.z));
+        push = match r.prepare {
+            Some(a) => push.at(self.at(a.values)).at(self.at(a.scales)).at(self.at(a.sums)),
+            None => push.at(0).at(0).at(0),
+        };
+        let stride = r.cols * if int8 { 1 } else { 4 };
+        push = push.at(self.at(self.step)).float(r.eps).word(stride).word(self.max_rows);
+        let mut touches = vec![Touch::Read(r.x)];
+        touches.extend(r.add.map(Touch::Read));
+        touches.extend(r.z.map(Touch::Write));
+        if r.add.is_some() && !r.glu && r.rows == RowSet::All {
+            touches.push(Touch::Write(r.x));
+        }
+        if let Some(a) = r.prepare {
+            touches.extend([a.values, a.scales, a.sums].map(Touch::Write));
+        }
+        self.call(Shader::Row, constants, push, [bucket.of(r.rows), 1, 1], touches)
+    }
+
+    fn norm(&self, op: &Op, prepare: Option<Act>, read_later: bool, bucket: Bucket) -> Call {
+        let Op::Norm { x, add, w, eps, dim, out, rows } = op else { unreachable!() };
+        let z = (prepare.is_none() || read_later || *rows == RowSet::Selected).then_some(*out);
+        let (add, w_add) = (add.map(|a| a.0), add.map(|a| a.1));
+        let prepare = prepare.as_ref();
+        let work = RowWork { x: *x, add, w_add, w: Some(*w), z, prepare, cols: *dim, eps: *eps, rows: *rows, glu: false };
+        self.row_call(work, bucket)
+    }
+
+    fn prepare(&self, input: BufferId, act: &Act, rows: RowSet, bucket: Bucket) -> Call {
+        let (add, w_add, w, z) = (None, None, None, None);
+        let work = RowWork { x: input, add, w_add, w, z, prepare: Some(act), cols: act.cols, eps: 0.0, rows, glu: false };
+        self.row_call(work, bucket)
+    }
+
+    fn glu(&self, out: BufferId, cols: usize, prepare: Option<Act>, read_later: bool, bucket: Bucket) -> Call {
+        let z = (prepare.is_none() || read_later).then_some(out);
+        let (x, add, prepare) = (self.own.gate, Some(self.own.up), prepare.as_ref());
+        let work = RowWork { x, add, w_add: None, w: None, z, prepare, cols, eps: 0.0, rows: RowSet::All, glu: true };
+        self.row_call(work, bucket)
+    }
+
+    fn linear(&self, job: &LinearJob, rows: RowSet, bucket: Bucket) -> Result<Call> {
+        let (m, act) = (self.matrix(job.weight), &job.act);
+        let selected = (rows == RowSet::Selected) as u32;
+        let live = bucket.of(rows);
+        let sg = self.info.subgroup;
+        let step = self.at(self.step);
+        let touches = vec![Touch::Read(act.values), Touch::Read(act.scales), Touch::Read(act.sums), Touch::Write(job.out)];
+        let (values, sx, sums, out) = (self.at(act.values), self.at(act.scales), self.at(act.sums), self.at(job.out));
+        let mut call = match Packing::of(m.format, m.rows, m.cols)? {
+            None => {
+                let (threads, block) = (128, live.clamp(1, 4));
+                let constants =
+                    vec![(0, threads), (1, sg), (2, block as u32), (3, (m.format.code == Code::Bf16) as u32), (8, selected)];
+                let push = Push::new().at(m.codes).at(values).at(out).at(step).word(m.rows).word(m.cols).word(act.cols);
+                let groups = [live.div_ceil(block), m.rows.div_ceil((threads / sg) as usize), 1];
+                self.call(Shader::LinearFloat, constants, push, groups, touches)
+            }
+            Some(p) if m.format.code.is_trellis() => {
+                let block = live.clamp(1, 4);
+                let threads = if p.steps >= 1024 { 128 } else { 64 }.max(sg);
+                let mut constants = vec![(0, threads), (1, sg), (2, threads), (3, block as u32), (8, selected)];
+                constants.extend(trellis_constants(m.format.code, [4, 5, 6]));
+                let push = Push::new().at(m.codes).at(m.scales).at(values).at(sx).at(sums).at(out).at(step);
+                let push = push.word(m.rows).word(p.steps).word(act.cols);
+                self.call(Shader::LinearTrellis, constants, push, [live.div_ceil(block), p.rows, 1], touches)
+            }
+            Some(p) => {
+                let block = live.clamp(1, 8);
+                let each = if block <= 2 { 4 } else { 2 };
+                let threads = 128u32;
+                let constants = vec![
+                    (0, threads),
+                    (1, sg),
+                    (2, block as u32),
+                    (3, each as u32),
+                    (4, code_number(m.format.code)),
+                    (5, p.width as u32),
+                    (6, (m.format.group != Group::Row) as u32),
+                    (8, selected),
+                ];
+                let push = Push::new().at(m.codes).at(m.scales).at(values).at(sx).at(sums).at(out).at(step);
+                let push = push.word(m.rows).word(p.steps).word(act.cols).word(m.format.groups(m.cols));
+                let groups = [live.div_ceil(block), m.rows.div_ceil(threads as usize / 8 * each), 1];
+                self.call(Shader::Linear, constants, push, groups, touches)
+            }
+        };
+        call.bytes = m.bytes;
+        Ok(call)
+    }
+
+    fn rope(&self, op: &Op, bucket: Bucket) -> Result<Call> {
+        let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else { unreachable!() };
+        let constants = vec![(0, self.info.subgroup), (1, self.info.subgroup), (2, kv.head_dim as u32), (3, is_f16(kv))];
+        let push = [*q, *k, *v, *q_norm, *k_norm, *rope_table, kv.scratch_k, kv.scratch_v, self.step];
+        let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
+        let push = push.float(*eps).word(*n_heads).word(kv.n_kv_heads).word(self.max_rows);
+        let touches =
+            vec![Touch::Write(*q), Touch::Read(*k), Touch::Read(*v), Touch::Write(kv.scratch_k), Touch::Write(kv.scratch_v)];
+        let groups = [n_heads + 2 * kv.n_kv_heads, bucket.rows, 1];
+        Ok(self.call(Shader::Rope, constants, push, groups, touches))
+    }
+
+    fn attention(&self, op: &Op, bucket: Bucket, out_calls: &mut Vec<Call>) -> Result<()> {
+        let Op::Attention { q, out, n_heads, scale, kv } = op else { unreachable!() };
+        let (dim, gq) = (kv.head_dim, n_heads / kv.n_kv_heads);
+        ensure!(
+            dim.is_power_of_two() && (16..=256).contains(&dim),
+            "the GPU kernels take head dimensions of 16 to 256 that are powers of two, not {dim}"
+        );
+        // Pages of a row: all of them, or those that a window can touch.
+        let slots = kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
+        let floats = bucket.rows * n_heads * slots * (dim + 2);
+        let split = bucket.rows <= SPLIT_ROWS && floats <= self.own.partial_floats;
+        // Rows of a block: as many as the shared memory holds queries and exponentials for.
+        let fits =
+            |rows: usize| rows * gq * (dim + PAGE + 32) * 4 + rows * PAGE * 2 <= self.info.max_shared.min(48 << 10) as usize;
+        let rows = [8, 4, 2, 1].into_iter().find(|r| *r <= bucket.rows.max(1) && r * gq <= 16 && fits(*r));
+        let Some(rows) = rows else { bail!("{gq} query heads of {dim} channels do not fit the GPU's shared memory") };
+        let constants =
+            vec![(1, self.info.subgroup), (2, dim as u32), (3, gq as u32), (4, rows as u32), (5, is_f16(kv)), (6, split as u32)];
+        let target = if split { self.own.partials } else { *out };
+        let push = [*q, target, kv.k, kv.v, kv.scratch_k, kv.scratch_v, self.step];
+        let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
+        let window = kv.pages.window.unwrap_or(0);
+        let push = push.float(*scale).word(kv.n_kv_heads).word(kv.pages.count).word(window).word(self.max_rows).word(slots);
+        // Rows of a block may look at pages apart by one.
+        let pages = if split { slots + (kv.pages.window.is_some() && rows > 1) as usize } else { 1 };
+        let groups = [kv.n_kv_heads, bucket.rows.div_ceil(rows), pages];
+        let touches = vec![Touch::Read(*q), Touch::Read(kv.scratch_k), Touch::Read(kv.scratch_v), Touch::Write(target)];
+        out_calls.push(self.call(Shader::Attention, constants, push, groups, touches));
+        if split {
+            let threads = dim.next_multiple_of(self.info.subgroup as usize);
+            let constants = vec![(0, threads as u32), (2, dim as u32)];
+            let push = Push::new().at(self.at(target)).at(self.at(*out)).at(self.at(self.step));
+            let push = push.word(*n_heads).word(window).word(self.max_rows).word(slots);
+            let touches = vec![Touch::Read(target), Touch::Write(*out)];
+            out_calls.push(self.call(Shader::AttentionMerge, constants, push, [*n_heads, bucket.rows, 1], touches));
+        }
+        Ok(())
+    }
+
+    fn commit(&self, layers: &[KvLayer], bucket: Bucket) -> Result<Option<Call>> {
+        let Some(first) = layers.first() else { return Ok(None) };
+        let constants = vec![(0, 64), (1, is_f16(first))];
+        let push = Push::new().at(self.at(self.own.layers)).at(self.at(self.step));
+        let push = push.word(first.n_kv_heads).word(first.head_dim).word(self.max_rows);
+        let touches = layers.iter().flat_map(|kv| [Touch::Write(kv.k), Touch::Write(kv.v)]).collect();
+        let groups = [bucket.path, first.n_kv_heads, layers.len()];
+        Ok(Some(self.call(Shader::Commit, constants, push, groups, touches)))
+    }
+}
+
+/// What `row.comp` does with a row.
+struct RowWork<'a> {
+    x: BufferId,
+    add: Option<BufferId>,
+    w_add: Option<BufferId>,
+    w: Option<BufferId>,
+    z: Option<BufferId>,
+    prepare: Option<&'a Act>,
+    cols: usize,
+    eps: f32,
+    rows: RowSet,
+    glu: bool,
+}
+
+fn is_f16(kv: &KvLayer) -> u32 {
+    (kv.format == KvFormat::F16) as u32
+}
+
+/// Columns that share a scale; 0 for a whole row.
+fn group(group: Group) -> u32 {
+    match group {
+        Group::Row => 0,
+        Group::Cols(n) => n as u32,
+    }
+}
+
+fn trellis_constants(code: Code, [step, weights, multiplier]: [u32; 3]) -> Constants {
+    Trellis::of(code).map_or_else(Vec::new, |t| vec![(step, t.step), (weights, t.weights as u32), (multiplier, t.multiplier)])
+}
+
+/// Whether a later operation reads `buffer` before another one writes it anew.
+fn reads_before_write<'a>(mut rest: impl Iterator<Item = &'a Dispatch>, buffer: Option<BufferId>) -> bool {
+    let Some(buffer) = buffer else { return false };
+    rest.find_map(|d| {
+        let reads = match &d.op {
+            Op::Prepare { input, .. } => *input == buffer,
+            Op::Linear { jobs, .. } => jobs.iter().any(|j| j.act.values == buffer),
+            Op::GateUp { act_gate, act_up, .. } => act_gate.values == buffer || act_up.values == buffer,
+            _ => false,
+        };
+        (reads || d.op.outputs().contains(&buffer)).then_some(reads)
+    })
+    .unwrap_or(false)
+}

@@ -1,0 +1,365 @@
+//! Devices: what there is, what each can do, which one is taken. Probed once; nothing is used that was not asked about.
+
+use crate::error::{Fault, Kind};
+use anyhow::{Context, Result};
+use ash::{Device, Entry, Instance, khr, vk};
+use std::ffi::{CStr, c_char};
+
+/// Environment variable that lets a driver without a GPU (lavapipe) count as a device: for tests.
+pub const ALLOW_CPU_DRIVER: &str = "GEMMA_VULKAN_CPU";
+/// Environment variable that turns the validation layers on: for tests.
+pub const VALIDATE: &str = "GEMMA_VULKAN_VALIDATE";
+
+/// What one device is and can do.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Place in the driver's list: `--device vulkan:N`.
+    pub index: usize,
+    pub name: String,
+    pub driver: String,
+    /// A driver that computes on the processor.
+    pub is_cpu: bool,
+    /// Shares the processor's memory.
+    pub is_integrated: bool,
+    /// Vulkan version, major and minor.
+    pub api: (u32, u32),
+    /// Lanes of a subgroup, as kernels will be told.
+    pub subgroup: u32,
+    pub max_shared: u32,
+    pub max_workgroup: u32,
+    /// Largest single allocation, bytes.
+    pub max_allocation: u64,
+    /// Memory of the device, bytes.
+    pub memory: u64,
+    /// What of it is free now, where the driver says.
+    pub available: Option<u64>,
+    /// Nanoseconds of a timestamp's unit; 0 where there are none.
+    pub timestamp_ns: f32,
+    /// int8 matrices of 16 x 16 x 32 in a subgroup.
+    pub matrices: bool,
+    /// Why it cannot be used; empty if it can.
+    pub missing: Vec<&'static str>,
+}
+
+/// An opened driver.
+pub struct Vulkan {
+    // Kept so that the library stays loaded as long as its functions are used.
+    _entry: Entry,
+    pub instance: Instance,
+}
+
+impl Drop for Vulkan {
+    fn drop(&mut self) {
+        // SAFETY: everything made from the instance is gone: owners hold the `Vulkan` in an `Arc`.
+        unsafe { self.instance.destroy_instance(None) };
+    }
+}
+
+fn no_driver(what: String) -> anyhow::Error {
+    Fault::new(Kind::Device, what)
+        .help("install a Vulkan driver (Debian: mesa-vulkan-drivers and libvulkan1), or use --device cpu")
+        .into()
+}
+
+/// True where an environment variable is set to something but 0.
+fn is_set(name: &str) -> bool {
+    std::env::var_os(name).is_some_and(|v| !v.is_empty() && v != "0")
+}
+
+impl Vulkan {
+    /// Loads the system's Vulkan library.
+    pub fn open() -> Result<Vulkan> {
+        // SAFETY: loading the system's own Vulkan loader runs its initialisers, nothing else.
+        let entry = unsafe { Entry::load() }.map_err(|e| no_driver(format!("no Vulkan library on this machine: {e}")))?;
+        let name = c"gemma";
+        let app = vk::ApplicationInfo::default().application_name(name).engine_name(name).api_version(vk::API_VERSION_1_3);
+        let layer = [c"VK_LAYER_KHRONOS_validation".as_ptr()];
+        let layers: &[*const c_char] = if is_set(VALIDATE) { &layer } else { &[] };
+        let sync = [vk::ValidationFeatureEnableEXT::SYNCHRONIZATION_VALIDATION];
+        let mut features = vk::ValidationFeaturesEXT::default().enabled_validation_features(&sync);
+        let mut info = vk::InstanceCreateInfo::default().application_info(&app).enabled_layer_names(layers);
+        if !layers.is_empty() {
+            info = info.push_next(&mut features);
+        }
+        // SAFETY: all pointers of `info` outlive the call.
+        let instance =
+            unsafe { entry.create_instance(&info, None) }.map_err(|e| no_driver(format!("Vulkan does not start: {e}")))?;
+        Ok(Vulkan { _entry: entry, instance })
+    }
+
+    fn physical(&self) -> Result<Vec<vk::PhysicalDevice>> {
+        // SAFETY: the instance is alive.
+        unsafe { self.instance.enumerate_physical_devices() }.map_err(|e| no_driver(format!("no Vulkan device answers: {e}")))
+    }
+
+    /// All devices, usable or not.
+    pub fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(self.physical()?.into_iter().enumerate().map(|(i, d)| self.probe(i, d)).collect())
+    }
+
+    fn probe(&self, index: usize, device: vk::PhysicalDevice) -> DeviceInfo {
+        let mut subgroup = vk::PhysicalDeviceSubgroupSizeControlProperties::default();
+        let mut basic = vk::PhysicalDeviceSubgroupProperties::default();
+        let mut three = vk::PhysicalDeviceMaintenance3Properties::default();
+        let mut driver = vk::PhysicalDeviceDriverProperties::default();
+        let mut p = vk::PhysicalDeviceProperties2::default()
+            .push_next(&mut subgroup)
+            .push_next(&mut basic)
+            .push_next(&mut three)
+            .push_next(&mut driver);
+        // SAFETY: the chain holds only structs that Vulkan 1.3 knows; drivers of 1.0 ignore them.
+        unsafe { self.instance.get_physical_device_properties2(device, &mut p) };
+        let limits = p.properties.limits;
+        let kind = p.properties.device_type;
+        let api = p.properties.api_version;
+        let name = text(&p.properties.device_name);
+        let extensions = self.extensions(device);
+        let has = |name: &CStr| extensions.iter().any(|e| e == name);
+        let mut missing = Vec::new();
+        if api < vk::API_VERSION_1_3 {
+            missing.push("Vulkan 1.3");
+        } else {
+            missing = self.missing_features(device);
+            let ops = vk::SubgroupFeatureFlags::BASIC | vk::SubgroupFeatureFlags::SHUFFLE;
+            if !basic.supported_operations.contains(ops) || !basic.supported_stages.contains(vk::ShaderStageFlags::COMPUTE) {
+                missing.push("subgroup shuffles");
+            }
+            if !subgroup.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE) {
+                missing.push("a choice of subgroup size");
+            }
+        }
+        let (memory, available) = self.memory(device, has(ash::ext::memory_budget::NAME));
+        DeviceInfo {
+            index,
+            name,
+            driver: format!("{} {}", text(&driver.driver_name), text(&driver.driver_info)).trim().to_owned(),
+            is_cpu: kind == vk::PhysicalDeviceType::CPU,
+            is_integrated: kind == vk::PhysicalDeviceType::INTEGRATED_GPU,
+            api: (vk::api_version_major(api), vk::api_version_minor(api)),
+            subgroup: 32.clamp(subgroup.min_subgroup_size.max(1), subgroup.max_subgroup_size.max(1)),
+            max_shared: limits.max_compute_shared_memory_size,
+            max_workgroup: limits.max_compute_work_group_invocations.min(limits.max_compute_work_group_size[0]),
+            max_allocation: three.max_memory_allocation_size,
+            memory,
+            available,
+            timestamp_ns: if limits.timestamp_compute_and_graphics == vk::TRUE { limits.timestamp_period } else { 0.0 },
+            matrices: has(khr::cooperative_matrix::NAME) && missing.is_empty() && self.has_int8_matrices(device),
+            missing,
+        }
+    }
+
+    fn extensions(&self, device: vk::PhysicalDevice) -> Vec<std::ffi::CString> {
+        // SAFETY: the device belongs to this instance.
+        let list = unsafe { self.instance.enumerate_device_extension_properties(device) }.unwrap_or_default();
+        list.iter().filter_map(|e| e.extension_name_as_c_str().ok().map(CStr::to_owned)).collect()
+    }
+
+    fn missing_features(&self, device: vk::PhysicalDevice) -> Vec<&'static str> {
+        let mut v11 = vk::PhysicalDeviceVulkan11Features::default();
+        let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
+        let mut v13 = vk::PhysicalDeviceVulkan13Features::default();
+        let mut f = vk::PhysicalDeviceFeatures2::default().push_next(&mut v11).push_next(&mut v12).push_next(&mut v13);
+        // SAFETY: the device is one of 1.3, which knows these structs.
+        unsafe { self.instance.get_physical_device_features2(device, &mut f) };
+        let core = f.features;
+        [
+            ("64-bit integers in shaders", core.shader_int64),
+            ("16-bit integers in shaders", core.shader_int16),
+            ("16-bit storage", v11.storage_buffer16_bit_access),
+            ("8-bit storage", v12.storage_buffer8_bit_access),
+            ("int8 in shaders", v12.shader_int8),
+            ("f16 in shaders", v12.shader_float16),
+            ("buffer addresses", v12.buffer_device_address),
+            ("scalar layouts", v12.scalar_block_layout),
+            ("timeline semaphores", v12.timeline_semaphore),
+            ("host query reset", v12.host_query_reset),
+            ("integer dot products", v13.shader_integer_dot_product),
+            ("synchronization2", v13.synchronization2),
+            ("subgroup size control", v13.subgroup_size_control),
+        ]
+        .into_iter()
+        .filter(|(_, has)| *has == vk::FALSE)
+        .map(|(name, _)| name)
+        .collect()
+    }
+
+    fn has_int8_matrices(&self, device: vk::PhysicalDevice) -> bool {
+        let query = khr::cooperative_matrix::Instance::new(&self._entry, &self.instance);
+        // SAFETY: the device offers the extension.
+        let shapes = unsafe { query.get_physical_device_cooperative_matrix_properties(device) }.unwrap_or_default();
+        shapes.iter().any(|s| {
+            (s.m_size, s.n_size, s.k_size) == (16, 16, 32)
+                && s.a_type == vk::ComponentTypeKHR::SINT8
+                && s.b_type == vk::ComponentTypeKHR::SINT8
+                && s.c_type == vk::ComponentTypeKHR::SINT32
+                && s.scope == vk::ScopeKHR::SUBGROUP
+        })
+    }
+
+    /// Bytes of the heaps that kernels read fast, and what is free of them.
+    fn memory(&self, device: vk::PhysicalDevice, has_budget: bool) -> (u64, Option<u64>) {
+        let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+        let mut p = vk::PhysicalDeviceMemoryProperties2::default();
+        if has_budget {
+            p = p.push_next(&mut budget);
+        }
+        // SAFETY: the budget struct is chained only where its extension is there.
+        unsafe { self.instance.get_physical_device_memory_properties2(device, &mut p) };
+        let properties = p.memory_properties;
+        let heaps = &properties.memory_heaps[..properties.memory_heap_count as usize];
+        let fast = |i: &usize| heaps[*i].flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL);
+        let Some(largest) = (0..heaps.len()).filter(fast).max_by_key(|i| heaps[*i].size) else { return (0, None) };
+        let free = budget.heap_budget[largest].saturating_sub(budget.heap_usage[largest]);
+        (heaps[largest].size, has_budget.then_some(free))
+    }
+}
+
+/// Which device is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The best GPU; never a driver that computes on the processor, unless [`ALLOW_CPU_DRIVER`] says so.
+    Best,
+    /// This one, whatever it is.
+    Index(usize),
+}
+
+/// Picks a device; the error says why there is none.
+pub fn choose(devices: &[DeviceInfo], choice: Choice) -> Result<&DeviceInfo> {
+    let usable = |d: &DeviceInfo| d.missing.is_empty();
+    match choice {
+        Choice::Index(index) => {
+            let found = devices.get(index).with_context(|| {
+                let what = format!("there is no Vulkan device {index}: {} found", devices.len());
+                Fault::new(Kind::Device, what).help("gemma devices lists them")
+            })?;
+            if !usable(found) {
+                return Err(lacking(found));
+            }
+            Ok(found)
+        }
+        Choice::Best => {
+            let allowed = |d: &&DeviceInfo| !d.is_cpu || is_set(ALLOW_CPU_DRIVER);
+            let best =
+                devices.iter().filter(allowed).filter(|d| usable(d)).max_by_key(|d| (!d.is_cpu, !d.is_integrated, d.memory));
+            best.ok_or_else(|| match devices.iter().find(allowed) {
+                Some(device) => lacking(device),
+                None if devices.is_empty() => no_driver("no Vulkan device on this machine".into()),
+                None => Fault::new(
+                    Kind::Device,
+                    "the only Vulkan driver here computes on the processor, slower than this program's own kernels",
+                )
+                .help("install the GPU's Vulkan driver, use --device cpu, or name the driver with --device vulkan:0")
+                .into(),
+            })
+        }
+    }
+}
+
+fn lacking(device: &DeviceInfo) -> anyhow::Error {
+    Fault::new(Kind::Device, format!("{} lacks {}", device.name, device.missing.join(", ")))
+        .help("update its driver, or use --device cpu")
+        .into()
+}
+
+fn text(chars: &[c_char]) -> String {
+    let bytes: Vec<u8> = chars.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A logical device with one queue.
+pub struct Gpu {
+    pub device: Device,
+    pub physical: vk::PhysicalDevice,
+    pub info: DeviceInfo,
+    pub queue: vk::Queue,
+    pub family: u32,
+    pub memory_types: vk::PhysicalDeviceMemoryProperties,
+    // Dropped last.
+    pub vulkan: Vulkan,
+}
+
+impl Gpu {
+    /// Opens the device that `choice` names.
+    pub fn open(choice: Choice) -> Result<Gpu> {
+        let vulkan = Vulkan::open()?;
+        let devices = vulkan.devices()?;
+        let info = choose(&devices, choice)?.clone();
+        let physical = vulkan.physical()?[info.index];
+        let instance = &vulkan.instance;
+        // SAFETY: the device belongs to this instance.
+        let families = unsafe { instance.get_physical_device_queue_family_properties(physical) };
+        let compute = |f: &vk::QueueFamilyProperties| f.queue_flags.contains(vk::QueueFlags::COMPUTE);
+        // A family without graphics is less disturbed by the desktop.
+        let family = families
+            .iter()
+            .position(|f| compute(f) && !f.queue_flags.contains(vk::QueueFlags::GRAPHICS))
+            .or_else(|| families.iter().position(compute))
+            .ok_or_else(|| Fault::new(Kind::Device, format!("{} has no compute queue", info.name)))? as u32;
+        let priority = [1.0];
+        let queues = [vk::DeviceQueueCreateInfo::default().queue_family_index(family).queue_priorities(&priority)];
+        let core = vk::PhysicalDeviceFeatures::default().shader_int64(true).shader_int16(true);
+        let mut v11 = vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(true);
+        let mut v12 = vk::PhysicalDeviceVulkan12Features::default()
+            .storage_buffer8_bit_access(true)
+            .shader_int8(true)
+            .shader_float16(true)
+            .buffer_device_address(true)
+            .scalar_block_layout(true)
+            .timeline_semaphore(true)
+            .host_query_reset(true)
+            .vulkan_memory_model(info.matrices)
+            .vulkan_memory_model_device_scope(info.matrices);
+        let mut v13 = vk::PhysicalDeviceVulkan13Features::default()
+            .shader_integer_dot_product(true)
+            .synchronization2(true)
+            .subgroup_size_control(true)
+            .compute_full_subgroups(true)
+            .maintenance4(true);
+        let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+        let mut names: Vec<*const c_char> = Vec::new();
+        let mut create = vk::DeviceCreateInfo::default()
+            .queue_create_infos(&queues)
+            .enabled_features(&core)
+            .push_next(&mut v11)
+            .push_next(&mut v12)
+            .push_next(&mut v13);
+        if info.matrices {
+            names.push(khr::cooperative_matrix::NAME.as_ptr());
+            create = create.push_next(&mut matrices);
+        }
+        let create = create.enabled_extension_names(&names);
+        // SAFETY: every pointer of `create` outlives the call; the features were found present.
+        let device = unsafe { instance.create_device(physical, &create, None) }
+            .with_context(|| Fault::new(Kind::Device, format!("{} cannot be opened", info.name)).help("use --device cpu"))?;
+        // SAFETY: the queue was asked for above.
+        let queue = unsafe { device.get_device_queue(family, 0) };
+        // SAFETY: the device belongs to this instance.
+        let memory_types = unsafe { instance.get_physical_device_memory_properties(physical) };
+        Ok(Gpu { device, physical, info, queue, family, memory_types, vulkan })
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: owners of things made from the device hold the `Gpu` in an `Arc` and are gone.
+        unsafe {
+            let _ = self.device.device_wait_idle();
+            self.device.destroy_device(None);
+        }
+    }
+}
+
+/// A Vulkan failure as what the user should read.
+pub fn failed(what: &str, error: vk::Result) -> anyhow::Error {
+    match error {
+        vk::Result::ERROR_DEVICE_LOST => Fault::new(Kind::Device, format!("the GPU was lost while {what}"))
+            .help("try again; if it happens again, update the driver or use --device cpu")
+            .into(),
+        vk::Result::ERROR_OUT_OF_DEVICE_MEMORY | vk::Result::ERROR_OUT_OF_HOST_MEMORY => {
+            Fault::new(Kind::Memory, format!("out of memory while {what}"))
+                .help("lower --ctx-size, use a smaller model (gemma quantize --target-size), or --device cpu")
+                .into()
+        }
+        other => Fault::new(Kind::Device, format!("the GPU driver failed while {what}: {other}")).help("use --device cpu").into(),
+    }
+}

@@ -1,0 +1,397 @@
+//! Runs plans on a Vulkan device. A plan is recorded once per bucket of rows; a run is one submission.
+
+use super::call::{Bucket, Call, Own, Places, Touch};
+use super::device::{Choice, Gpu};
+use super::layout::DeviceMatrix;
+use super::memory::{Arena, Block, Place, Span, Use};
+use super::pipeline::Pipelines;
+use super::queue::{Queue, barrier};
+use super::timing::Timing;
+use super::upload::Uploader;
+use crate::compute::{BufferId, Dispatch, Executor, KernelTime, Op, Plan, PlanId, StepLayout, WeightId};
+use crate::kv::PAGE;
+use crate::tensor::Matrix;
+use anyhow::{Result, ensure};
+use ash::vk;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Rows of one prefill pass where memory is plentiful, and where it is shared with the processor.
+const MAX_ROWS: [usize; 2] = [512, 128];
+/// Most bytes that `vkCmdUpdateBuffer` takes at a time.
+const UPDATE: usize = 65536;
+/// Bytes that come back at a time.
+const READBACK: u64 = 8 << 20;
+/// Room for partial results of attention.
+const PARTIALS: usize = 64 << 20;
+
+struct Recorded {
+    dispatches: Vec<Dispatch>,
+    step: BufferId,
+    layout: StepLayout,
+    /// By bucket.
+    commands: HashMap<Bucket, vk::CommandBuffer>,
+}
+
+/// A Vulkan device as an [`Executor`].
+pub struct VulkanExecutor {
+    // Dropped in this order: what uses the device before what it uses.
+    queue: Queue,
+    pipelines: Pipelines,
+    timing: Option<Timing>,
+    uploader: Option<Uploader>,
+    readback: Block,
+    weights: Arena,
+    buffers: Arena,
+    spans: Vec<Span>,
+    addresses: Vec<u64>,
+    matrices: Vec<DeviceMatrix>,
+    plans: Vec<Recorded>,
+    own: Option<Own>,
+    /// Small writes that wait for the next submission.
+    pending: Vec<(BufferId, usize, Vec<u8>)>,
+    /// What the host last wrote to each step buffer.
+    steps: HashMap<BufferId, Vec<u8>>,
+    gpu: Arc<Gpu>,
+}
+
+impl VulkanExecutor {
+    /// Opens a device.
+    pub fn open(choice: Choice) -> Result<VulkanExecutor> {
+        let gpu = Arc::new(Gpu::open(choice)?);
+        Ok(VulkanExecutor {
+            queue: Queue::new(&gpu)?,
+            pipelines: Pipelines::new(&gpu)?,
+            timing: None,
+            uploader: None,
+            readback: Block::new(&gpu, "results", READBACK, Place::Readback)?,
+            weights: Arena::new(&gpu, Use::Weights),
+            buffers: Arena::new(&gpu, Use::Buffers),
+            spans: Vec::new(),
+            addresses: Vec::new(),
+            matrices: Vec::new(),
+            plans: Vec::new(),
+            own: None,
+            pending: Vec::new(),
+            steps: HashMap::new(),
+            gpu,
+        })
+    }
+
+    fn block(&self, span: &Span) -> &Block {
+        match span.arena {
+            Use::Weights => &self.weights.blocks[span.block],
+            Use::Buffers => &self.buffers.blocks[span.block],
+        }
+    }
+
+    /// Buffers beside those of the plans, when the first plan is known.
+    fn own(&mut self, plan: &Plan, layout: StepLayout) -> Result<Own> {
+        let widest = |d: &Dispatch| match &d.op {
+            Op::GateUp { gate, .. } => self.matrices[gate.0 as usize].rows,
+            _ => 0,
+        };
+        let ffn = plan.dispatches.iter().map(widest).max().unwrap_or(0);
+        let layers = plan.dispatches.iter().filter(|d| matches!(d.op, Op::Attention { .. })).count();
+        let old = self.own;
+        if let Some(own) = old.filter(|_| ffn == 0) {
+            return Ok(own);
+        }
+        // One row needs a partial for every page; more rows are split only as far as there is room.
+        let one_row = |d: &Dispatch| match &d.op {
+            Op::Attention { n_heads, kv, .. } => n_heads * (kv.pages.count.next_power_of_two() + 1) * (kv.head_dim + 2),
+            _ => 0,
+        };
+        let partial_floats = plan.dispatches.iter().map(one_row).max().unwrap_or(0).max(PARTIALS / 4);
+        let own = Own {
+            gate: self.alloc("gate", layout.max_rows * ffn * 4)?,
+            up: self.alloc("up", layout.max_rows * ffn * 4)?,
+            partials: self.alloc("attention partials", partial_floats * 4)?,
+            partial_floats,
+            layers: self.alloc("layers", layers.max(1) * 40)?,
+        };
+        self.own = Some(own);
+        Ok(own)
+    }
+
+    /// Addresses of the caches that commits work on.
+    fn write_layers(&mut self, plan: &Plan, own: Own) -> Result<()> {
+        for op in plan.dispatches.iter().map(|d| &d.op) {
+            if let Op::Commit { layers } = op {
+                let mut bytes = Vec::new();
+                for kv in layers {
+                    for id in [kv.k, kv.v, kv.scratch_k, kv.scratch_v] {
+                        bytes.extend(self.addresses[id.0 as usize].to_le_bytes());
+                    }
+                    bytes.extend((kv.pages.count as u64).to_le_bytes());
+                }
+                self.write(own.layers, 0, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Records a plan for one bucket.
+    fn commands(&mut self, plan: PlanId, bucket: Bucket) -> Result<vk::CommandBuffer> {
+        let recorded = &self.plans[plan.0 as usize];
+        if let Some(commands) = recorded.commands.get(&bucket) {
+            return Ok(*commands);
+        }
+        let calls = self.calls(recorded, bucket)?;
+        let mut pipelines = Vec::with_capacity(calls.len());
+        for call in &calls {
+            pipelines.push(self.pipelines.get(call.shader, &call.constants)?);
+        }
+        self.pipelines.save();
+        let commands = self.queue.allocate()?;
+        let (layout, timing) = (self.pipelines.layout, &mut self.timing);
+        self.queue.record(commands, |device, commands| {
+            if let Some(timing) = timing.as_mut() {
+                timing.begin(commands, &calls);
+            }
+            let mut hazards = Hazards::default();
+            for (i, (call, pipeline)) in calls.iter().zip(&pipelines).enumerate() {
+                if hazards.meets(call) {
+                    barrier(device, commands);
+                }
+                // SAFETY: the pipeline and its layout live as long as the executor; addresses are of live buffers.
+                unsafe {
+                    device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, *pipeline);
+                    device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, call.push.bytes());
+                    device.cmd_dispatch(commands, call.groups[0], call.groups[1], call.groups[2]);
+                }
+                if let Some(timing) = timing.as_ref() {
+                    timing.stamp(commands, i + 1);
+                }
+            }
+            barrier(device, commands);
+        })?;
+        self.plans[plan.0 as usize].commands.insert(bucket, commands);
+        Ok(commands)
+    }
+
+    fn calls(&self, recorded: &Recorded, bucket: Bucket) -> Result<Vec<Call>> {
+        let places = Places {
+            info: &self.gpu.info,
+            addresses: &self.addresses,
+            matrices: &self.matrices,
+            step: recorded.step,
+            max_rows: recorded.layout.max_rows,
+            own: self.own.expect("made when the first plan was recorded"),
+        };
+        places.calls(&recorded.dispatches, bucket)
+    }
+
+    /// Submits the small writes with `then` behind them.
+    fn submit(&mut self, then: Option<vk::CommandBuffer>) -> Result<u64> {
+        let pending = std::mem::take(&mut self.pending);
+        let targets: Vec<(vk::Buffer, u64, &[u8])> = pending
+            .iter()
+            .map(|(id, offset, bytes)| {
+                let span = &self.spans[id.0 as usize];
+                (self.block(span).buffer, span.offset + *offset as u64, &bytes[..])
+            })
+            .collect();
+        self.queue.submit_after(
+            |device, commands| {
+                barrier(device, commands);
+                for (buffer, offset, bytes) in targets {
+                    for (i, part) in bytes.chunks(UPDATE).enumerate() {
+                        // SAFETY: `write` checked the bounds; sizes are multiples of 4.
+                        unsafe { device.cmd_update_buffer(commands, buffer, offset + (i * UPDATE) as u64, part) };
+                    }
+                }
+                barrier(device, commands);
+            },
+            then,
+        )
+    }
+
+    /// Fills fresh memory with zeros.
+    fn clear(&mut self, span: Span) -> Result<()> {
+        let buffer = self.block(&span).buffer;
+        // SAFETY: the span lies inside its block.
+        let done = self.queue.once(|device, commands| unsafe {
+            device.cmd_fill_buffer(commands, buffer, span.offset, span.bytes, 0);
+            barrier(device, commands);
+        })?;
+        self.queue.wait(done)
+    }
+
+    pub fn info(&self) -> &super::device::DeviceInfo {
+        &self.gpu.info
+    }
+}
+
+/// Which buffers were touched since the last barrier.
+#[derive(Default)]
+struct Hazards {
+    read: Vec<BufferId>,
+    written: Vec<BufferId>,
+}
+
+impl Hazards {
+    /// Takes note of a call; true if a barrier must stand before it.
+    fn meets(&mut self, call: &Call) -> bool {
+        let clash = call.touches.iter().any(|t| match t {
+            Touch::Read(id) => self.written.contains(id),
+            Touch::Write(id) => self.written.contains(id) || self.read.contains(id),
+        });
+        if clash {
+            self.read.clear();
+            self.written.clear();
+        }
+        for touch in &call.touches {
+            match touch {
+                Touch::Read(id) => self.read.push(*id),
+                Touch::Write(id) => self.written.push(*id),
+            }
+        }
+        clash
+    }
+}
+
+impl Executor for VulkanExecutor {
+    fn describe(&self) -> String {
+        format!("vulkan: {} ({})", self.gpu.info.name, self.gpu.info.driver)
+    }
+
+    fn max_rows(&self) -> usize {
+        MAX_ROWS[(self.gpu.info.is_integrated || self.gpu.info.is_cpu) as usize]
+    }
+
+    fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
+        let span = self.buffers.alloc(label, bytes as u64)?;
+        self.clear(span)?;
+        self.spans.push(span);
+        self.addresses.push(span.address);
+        Ok(BufferId(self.spans.len() as u32 - 1))
+    }
+
+    fn load(&mut self, label: &str, matrix: &Matrix<'_>) -> Result<WeightId> {
+        let uploader = match &mut self.uploader {
+            Some(uploader) => uploader,
+            None => self.uploader.insert(Uploader::new(&self.gpu)?),
+        };
+        let loaded = uploader.load(label, matrix, &mut self.weights, &mut self.queue, &mut self.pipelines)?;
+        self.matrices.push(loaded);
+        Ok(WeightId(self.matrices.len() as u32 - 1))
+    }
+
+    fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
+        let span = self.spans[buffer.0 as usize];
+        ensure!((offset + bytes.len()) as u64 <= span.bytes, "write of {} bytes at {offset} leaves the buffer", bytes.len());
+        ensure!(offset.is_multiple_of(4) && bytes.len().is_multiple_of(4), "writes go by whole words");
+        if let Some(step) = self.steps.get_mut(&buffer) {
+            step[offset..offset + bytes.len()].copy_from_slice(bytes);
+        }
+        self.pending.push((buffer, offset, bytes.to_vec()));
+        if self.pending.iter().map(|p| p.2.len()).sum::<usize>() > 4 << 20 {
+            let done = self.submit(None)?;
+            self.queue.wait(done)?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let span = self.spans[buffer.0 as usize];
+        ensure!((offset + bytes.len()) as u64 <= span.bytes, "read of {} bytes at {offset} leaves the buffer", bytes.len());
+        if !self.pending.is_empty() {
+            self.submit(None)?;
+        }
+        let from = self.block(&span).buffer;
+        for (i, part) in bytes.chunks_mut(READBACK as usize).enumerate() {
+            let to = self.readback.buffer;
+            let copy = vk::BufferCopy {
+                src_offset: span.offset + (offset as u64) + i as u64 * READBACK,
+                dst_offset: 0,
+                size: part.len() as u64,
+            };
+            // SAFETY: both ranges were checked.
+            let done = self.queue.once(|device, commands| unsafe {
+                barrier(device, commands);
+                device.cmd_copy_buffer(commands, from, to, &[copy]);
+                to_host(device, commands);
+            })?;
+            self.queue.wait(done)?;
+            // SAFETY: the copy is done.
+            part.copy_from_slice(unsafe { self.readback.bytes(0, part.len()) });
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
+        let own = self.own(&plan, layout)?;
+        self.write_layers(&plan, own)?;
+        self.steps.entry(step).or_insert_with(|| vec![0; layout.words() * 4]);
+        if let Some(uploader) = self.uploader.take() {
+            self.queue.wait_all()?;
+            drop(uploader);
+        }
+        self.plans.push(Recorded { dispatches: plan.dispatches, step, layout, commands: HashMap::new() });
+        Ok(PlanId(self.plans.len() as u32 - 1))
+    }
+
+    fn run(&mut self, plan: PlanId) -> Result<()> {
+        let recorded = &self.plans[plan.0 as usize];
+        let words: &[u32] = bytemuck::cast_slice(&self.steps[&recorded.step]);
+        let step = recorded.layout.view(words);
+        let (live, pages) = (step.rows - step.first, (step.base + step.rows).div_ceil(PAGE));
+        let bucket = Bucket::holding(live, step.selected.len(), step.path.len(), pages);
+        let commands = self.commands(plan, bucket)?;
+        if let Some(timing) = &self.timing {
+            timing.reset();
+        }
+        let done = self.submit(Some(commands))?;
+        // A commit is not waited for: whatever comes next is behind it in the queue.
+        if live > 0 {
+            self.queue.wait(done)?;
+        }
+        if let Some(timing) = self.timing.as_mut().filter(|_| live > 0) {
+            let calls = {
+                let recorded = &self.plans[plan.0 as usize];
+                let places = Places {
+                    info: &self.gpu.info,
+                    addresses: &self.addresses,
+                    matrices: &self.matrices,
+                    step: recorded.step,
+                    max_rows: recorded.layout.max_rows,
+                    own: self.own.expect("recorded"),
+                };
+                places.calls(&recorded.dispatches, bucket)?
+            };
+            timing.gather(&calls)?;
+        }
+        Ok(())
+    }
+
+    fn memory(&self) -> (u64, u64) {
+        (self.weights.total, self.buffers.total)
+    }
+
+    fn start_profile(&mut self) {
+        // Commands with time stamps are recorded anew.
+        if self.queue.wait_all().is_ok() {
+            for commands in self.plans.iter_mut().flat_map(|p| p.commands.drain()) {
+                self.queue.free(commands.1);
+            }
+            self.timing = Timing::new(&self.gpu).ok();
+        }
+    }
+
+    fn profile(&self) -> Vec<KernelTime> {
+        self.timing.as_ref().map_or_else(Vec::new, |t| t.times.clone())
+    }
+}
+
+/// Everything written before is seen by the host once the submission is done.
+fn to_host(device: &ash::Device, commands: vk::CommandBuffer) {
+    use vk::{AccessFlags2 as A, PipelineStageFlags2 as S};
+    let all = [vk::MemoryBarrier2::default()
+        .src_stage_mask(S::ALL_TRANSFER)
+        .src_access_mask(A::TRANSFER_WRITE)
+        .dst_stage_mask(S::HOST)
+        .dst_access_mask(A::HOST_READ)];
+    // SAFETY: `commands` is being recorded.
+    unsafe { device.cmd_pipeline_barrier2(commands, &vk::DependencyInfo::default().memory_barriers(&all)) };
+}

@@ -1,0 +1,80 @@
+//! How weights lie in device memory.
+//!
+//! A row of integer codes is cut into *steps* of W columns, a lane's work at a time: the group where there is one, else 64 columns of
+//! i2 and 32 of the others. Eight lanes share a row. Their eight steps lie together, cut in pieces of 16 bytes (8 where a step has no
+//! more), a piece of each lane beside those of the others, so that loads of neighbouring lanes touch neighbouring bytes. Trellis
+//! codes do the same with tiles in place of steps and a row of tiles in place of a row. Scales stay `[rows, groups]`.
+
+use crate::tensor::trellis::{TILE, Trellis};
+use crate::tensor::{Code, Format, Group};
+use anyhow::{Result, ensure};
+
+/// Codes of `shaders/include/codes.glsl`.
+pub fn code_number(code: Code) -> u32 {
+    match code {
+        Code::I8 => 0,
+        Code::I4 => 1,
+        Code::I2 => 2,
+        Code::I8a => 3,
+        Code::Bf16 => 4,
+        Code::F32 => 5,
+        Code::T2 | Code::T25 | Code::T3 | Code::T4 => 6,
+    }
+}
+
+/// A matrix in device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceMatrix {
+    pub format: Format,
+    pub rows: usize,
+    pub cols: usize,
+    pub codes: u64,
+    pub scales: u64,
+    /// Of codes and scales.
+    pub bytes: u64,
+}
+
+/// Sizes of the packed layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packing {
+    /// Columns of a step; of a tile.
+    pub width: usize,
+    /// Steps of a row; tiles of a row of tiles.
+    pub steps: usize,
+    /// 32-bit words of a step.
+    pub step_words: usize,
+    /// Rows, or rows of tiles.
+    pub rows: usize,
+    /// Bytes of a canonical row (of tiles).
+    pub from_bytes: usize,
+}
+
+impl Packing {
+    /// `None` for float codes, which stay as they are.
+    pub fn of(format: Format, rows: usize, cols: usize) -> Result<Option<Packing>> {
+        if !format.code.is_integer() {
+            return Ok(None);
+        }
+        ensure!(cols.is_multiple_of(16), "the GPU kernels take integer codes in multiples of 16 columns, not {cols}");
+        if let Some(trellis) = Trellis::of(format.code) {
+            let (steps, step_words) = (cols / TILE, trellis.tile_bytes() / 4);
+            let (rows, from_bytes) = (rows.div_ceil(TILE), TILE * format.row_bytes(cols));
+            return Ok(Some(Packing { width: TILE, steps, step_words, rows, from_bytes }));
+        }
+        let width = match (format.group, format.code) {
+            (Group::Cols(g), _) => g as usize,
+            (Group::Row, Code::I2) => 64,
+            (Group::Row, _) => 32,
+        };
+        let step_words = width * format.code.bits_of_two() / 64;
+        Ok(Some(Packing { width, steps: cols.div_ceil(width), step_words, rows, from_bytes: format.row_bytes(cols) }))
+    }
+
+    pub fn row_words(&self) -> usize {
+        self.steps * self.step_words
+    }
+
+    pub fn bytes(&self) -> usize {
+        4 * self.rows * self.row_words()
+    }
+}

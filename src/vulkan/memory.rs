@@ -1,0 +1,197 @@
+//! Device memory: three arenas (weights, cache, activations) of large blocks that buffers are cut from, and host memory that both
+//! sides see.
+
+use super::device::{Gpu, failed};
+use crate::error::{Fault, Kind};
+use anyhow::Result;
+use ash::vk;
+use std::sync::Arc;
+
+/// What an arena's buffers start at a multiple of: a cache line of any device, and the widest load.
+const ALIGN: u64 = 256;
+/// Most that one block takes at a time.
+const BLOCK: u64 = 1 << 30;
+
+/// One allocation with one buffer over it.
+pub struct Block {
+    gpu: Arc<Gpu>,
+    memory: vk::DeviceMemory,
+    pub buffer: vk::Buffer,
+    pub address: u64,
+    pub size: u64,
+    /// Where the host sees it; null where it does not.
+    pub host: *mut u8,
+}
+
+// SAFETY: the mapping is plain memory; who touches it when is the executor's business.
+unsafe impl Send for Block {}
+
+impl Block {
+    /// Memory of the device alone, or memory that the host sees too (and reads fast, if it is to be read).
+    pub fn new(gpu: &Arc<Gpu>, what: &str, size: u64, kind: Place) -> Result<Block> {
+        let usage = vk::BufferUsageFlags::STORAGE_BUFFER
+            | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
+            | vk::BufferUsageFlags::TRANSFER_SRC
+            | vk::BufferUsageFlags::TRANSFER_DST
+            | vk::BufferUsageFlags::INDIRECT_BUFFER;
+        let info = vk::BufferCreateInfo::default().size(size).usage(usage);
+        let device = &gpu.device;
+        // SAFETY: a plain buffer of this device; errors after this line free what was made.
+        let buffer = unsafe { device.create_buffer(&info, None) }.map_err(|e| failed(what, e))?;
+        // SAFETY: the buffer was made above.
+        let needs = unsafe { device.get_buffer_memory_requirements(buffer) };
+        let mut flags = vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
+        let mut last = vk::Result::ERROR_OUT_OF_DEVICE_MEMORY;
+        for index in kind.types(&gpu.memory_types, needs.memory_type_bits) {
+            let allocate =
+                vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(index).push_next(&mut flags);
+            // SAFETY: the type is one that the buffer may live in.
+            match unsafe { device.allocate_memory(&allocate, None) } {
+                Ok(memory) => {
+                    let made = Block { gpu: gpu.clone(), memory, buffer, address: 0, size, host: std::ptr::null_mut() };
+                    return made.bind(what, kind != Place::Device);
+                }
+                Err(e) => last = e,
+            }
+        }
+        // SAFETY: nothing uses the buffer.
+        unsafe { device.destroy_buffer(buffer, None) };
+        match last {
+            vk::Result::ERROR_OUT_OF_DEVICE_MEMORY | vk::Result::ERROR_OUT_OF_HOST_MEMORY => {
+                let what = format!("{} has no room for {what}: {size} bytes more", gpu.info.name);
+                Err(Fault::new(Kind::Memory, what)
+                    .help("lower --ctx-size, use a smaller model (gemma quantize --target-size), or --device cpu")
+                    .into())
+            }
+            other => Err(failed(what, other)),
+        }
+    }
+
+    fn bind(mut self, what: &str, map: bool) -> Result<Block> {
+        let device = &self.gpu.device;
+        // SAFETY: fresh memory and a fresh buffer that fits it; `self` frees both.
+        unsafe {
+            device.bind_buffer_memory(self.buffer, self.memory, 0).map_err(|e| failed(what, e))?;
+            let info = vk::BufferDeviceAddressInfo::default().buffer(self.buffer);
+            self.address = device.get_buffer_device_address(&info);
+            if map {
+                let at = device.map_memory(self.memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty());
+                self.host = at.map_err(|e| failed(what, e))?.cast();
+            }
+        }
+        Ok(self)
+    }
+
+    /// The host's view.
+    ///
+    /// # Safety
+    /// The device neither reads nor writes these bytes meanwhile.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn bytes(&self, offset: u64, len: usize) -> &mut [u8] {
+        assert!(!self.host.is_null() && offset + len as u64 <= self.size);
+        // SAFETY: inside the mapping, checked above; exclusive by contract.
+        unsafe { std::slice::from_raw_parts_mut(self.host.add(offset as usize), len) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: the owner waits for the device before it drops blocks.
+        unsafe {
+            self.gpu.device.destroy_buffer(self.buffer, None);
+            self.gpu.device.free_memory(self.memory, None);
+        }
+    }
+}
+
+/// Where memory should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Fast for the device.
+    Device,
+    /// Written by the host, read by the device.
+    Upload,
+    /// Written by the device, read by the host.
+    Readback,
+}
+
+impl Place {
+    /// Memory types that will do, the best first.
+    fn types(self, all: &vk::PhysicalDeviceMemoryProperties, allowed: u32) -> Vec<u32> {
+        use vk::MemoryPropertyFlags as F;
+        let shared = F::HOST_VISIBLE | F::HOST_COHERENT;
+        let wishes = match self {
+            Place::Device => [F::DEVICE_LOCAL, F::empty()],
+            Place::Upload => [shared, shared],
+            Place::Readback => [shared | F::HOST_CACHED, shared],
+        };
+        let types = &all.memory_types[..all.memory_type_count as usize];
+        let mut list = Vec::new();
+        for wish in wishes {
+            for (i, t) in types.iter().enumerate() {
+                let fits = allowed >> i & 1 == 1 && t.property_flags.contains(wish);
+                // Memory of other purposes, such as protected memory, has flags that nobody asked for here.
+                let plain = !t.property_flags.intersects(F::PROTECTED | F::LAZILY_ALLOCATED | F::DEVICE_COHERENT_AMD);
+                if fits && plain && !list.contains(&(i as u32)) {
+                    list.push(i as u32);
+                }
+            }
+        }
+        list
+    }
+}
+
+/// A piece of an arena.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    pub arena: Use,
+    pub block: usize,
+    pub offset: u64,
+    pub bytes: u64,
+    pub address: u64,
+}
+
+/// What memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    Weights,
+    Buffers,
+}
+
+/// Blocks that grow as asked; nothing is given back before the end.
+pub struct Arena {
+    gpu: Arc<Gpu>,
+    kind: Use,
+    pub blocks: Vec<Block>,
+    /// Bytes taken of the last block.
+    taken: u64,
+    pub total: u64,
+}
+
+impl Arena {
+    pub fn new(gpu: &Arc<Gpu>, kind: Use) -> Arena {
+        Arena { gpu: gpu.clone(), kind, blocks: Vec::new(), taken: 0, total: 0 }
+    }
+
+    /// Room for `bytes`, at a multiple of 256 bytes. Its content is whatever was there.
+    pub fn alloc(&mut self, what: &str, bytes: u64) -> Result<Span> {
+        let bytes = bytes.max(4).next_multiple_of(ALIGN);
+        let fits = self.blocks.last().is_some_and(|b| self.taken + bytes <= b.size);
+        if !fits {
+            let most = self.gpu.info.max_allocation;
+            if bytes > most {
+                let what = format!("{what} takes {bytes} bytes, {} gives at most {most} at a time", self.gpu.info.name);
+                return Err(Fault::new(Kind::Memory, what).help("lower --ctx-size, or use --device cpu").into());
+            }
+            // Small models get small blocks: the first ones grow by doubling.
+            let step = (self.total.next_power_of_two()).clamp(1 << 22, BLOCK).min(most);
+            self.blocks.push(Block::new(&self.gpu, what, bytes.max(step), Place::Device)?);
+            self.taken = 0;
+        }
+        let block = self.blocks.len() - 1;
+        let span = Span { arena: self.kind, block, offset: self.taken, bytes, address: self.blocks[block].address + self.taken };
+        self.taken += bytes;
+        self.total += bytes;
+        Ok(span)
+    }
+}

@@ -1,0 +1,166 @@
+//! Kernels as the driver has them: committed SPIR-V, specialised for shape and device, compiled once and kept on disk.
+
+use super::device::{Gpu, failed};
+use anyhow::Result;
+use ash::vk;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The shaders of `shaders/`, by file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Shader {
+    Attention,
+    AttentionMerge,
+    Commit,
+    Embed,
+    Linear,
+    LinearFloat,
+    LinearTrellis,
+    Repack,
+    Rope,
+    Row,
+}
+
+macro_rules! spirv {
+    ($file:literal) => {
+        include_bytes!(concat!("../../shaders/spirv/", $file, ".spv"))
+    };
+}
+
+impl Shader {
+    fn code(self) -> &'static [u8] {
+        match self {
+            Shader::Attention => spirv!("attention"),
+            Shader::AttentionMerge => spirv!("attention_merge"),
+            Shader::Commit => spirv!("commit"),
+            Shader::Embed => spirv!("embed"),
+            Shader::Linear => spirv!("linear"),
+            Shader::LinearFloat => spirv!("linear_float"),
+            Shader::LinearTrellis => spirv!("linear_trellis"),
+            Shader::Repack => spirv!("repack"),
+            Shader::Rope => spirv!("rope"),
+            Shader::Row => spirv!("row"),
+        }
+    }
+}
+
+/// Specialisation constants, as (id, value); booleans are 0 or 1.
+pub type Constants = Vec<(u32, u32)>;
+
+/// Bytes of push constants that every kernel may use: what Vulkan guarantees.
+pub const PUSH: usize = 128;
+
+/// Compiled kernels, made when first asked for.
+pub struct Pipelines {
+    gpu: Arc<Gpu>,
+    pub layout: vk::PipelineLayout,
+    modules: HashMap<Shader, vk::ShaderModule>,
+    made: HashMap<(Shader, Constants), vk::Pipeline>,
+    cache: vk::PipelineCache,
+    file: Option<PathBuf>,
+    /// Whether the cache has something that its file lacks.
+    fresh: bool,
+}
+
+impl Pipelines {
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Pipelines> {
+        let push = [vk::PushConstantRange::default().stage_flags(vk::ShaderStageFlags::COMPUTE).size(PUSH as u32)];
+        let info = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&push);
+        let file = cache_file(gpu);
+        // The driver checks the header itself and ignores what is not its own.
+        let old = file.as_ref().and_then(|f| std::fs::read(f).ok()).unwrap_or_default();
+        let cache_info = vk::PipelineCacheCreateInfo::default().initial_data(&old);
+        let device = &gpu.device;
+        // SAFETY: plain objects of this device, destroyed by `drop`.
+        unsafe {
+            let layout = device.create_pipeline_layout(&info, None).map_err(|e| failed("preparing kernels", e))?;
+            let cache = device
+                .create_pipeline_cache(&cache_info, None)
+                .or_else(|_| device.create_pipeline_cache(&vk::PipelineCacheCreateInfo::default(), None))
+                .map_err(|e| failed("preparing kernels", e))?;
+            Ok(Pipelines { gpu: gpu.clone(), layout, modules: HashMap::new(), made: HashMap::new(), cache, file, fresh: false })
+        }
+    }
+
+    /// The kernel with these constants.
+    pub fn get(&mut self, shader: Shader, constants: &Constants) -> Result<vk::Pipeline> {
+        if let Some(pipeline) = self.made.get(&(shader, constants.clone())) {
+            return Ok(*pipeline);
+        }
+        let device = &self.gpu.device;
+        let module = match self.modules.get(&shader) {
+            Some(module) => *module,
+            None => {
+                let words: Vec<u32> = shader.code().as_chunks().0.iter().map(|w| u32::from_le_bytes(*w)).collect();
+                let info = vk::ShaderModuleCreateInfo::default().code(&words);
+                // SAFETY: SPIR-V made and validated by scripts/build-shaders.sh.
+                let module = unsafe { device.create_shader_module(&info, None) }.map_err(|e| failed("loading a kernel", e))?;
+                self.modules.insert(shader, module);
+                module
+            }
+        };
+        let entries: Vec<vk::SpecializationMapEntry> = constants
+            .iter()
+            .enumerate()
+            .map(|(i, (id, _))| vk::SpecializationMapEntry { constant_id: *id, offset: 4 * i as u32, size: 4 })
+            .collect();
+        let values: Vec<u32> = constants.iter().map(|(_, value)| *value).collect();
+        let special = vk::SpecializationInfo::default().map_entries(&entries).data(bytemuck::cast_slice(&values));
+        let mut subgroup =
+            vk::PipelineShaderStageRequiredSubgroupSizeCreateInfo::default().required_subgroup_size(self.gpu.info.subgroup);
+        let stage = vk::PipelineShaderStageCreateInfo::default()
+            .stage(vk::ShaderStageFlags::COMPUTE)
+            .flags(vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS)
+            .module(module)
+            .name(c"main")
+            .specialization_info(&special)
+            .push_next(&mut subgroup);
+        let info = [vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.layout)];
+        // SAFETY: module, layout and cache are alive; pointers of `info` outlive the call.
+        let made = unsafe { device.create_compute_pipelines(self.cache, &info, None) };
+        let pipeline = made.map_err(|(_, e)| failed(&format!("compiling the kernel {shader:?}"), e))?[0];
+        self.made.insert((shader, constants.clone()), pipeline);
+        self.fresh = true;
+        Ok(pipeline)
+    }
+
+    /// Writes the cache file, whole or not at all. Failing to is no failure: the next start compiles again.
+    pub fn save(&mut self) {
+        let Some(file) = self.file.as_ref().filter(|_| self.fresh) else { return };
+        self.fresh = false;
+        // SAFETY: the cache is alive.
+        let Ok(bytes) = (unsafe { self.gpu.device.get_pipeline_cache_data(self.cache) }) else { return };
+        let Some(dir) = file.parent().filter(|d| std::fs::create_dir_all(d).is_ok()) else { return };
+        if let Ok(mut new) = tempfile::NamedTempFile::new_in(dir) {
+            use std::io::Write;
+            if new.write_all(&bytes).is_ok() {
+                let _ = new.persist(file);
+            }
+        }
+    }
+}
+
+impl Drop for Pipelines {
+    fn drop(&mut self) {
+        self.save();
+        let device = &self.gpu.device;
+        // SAFETY: the executor waits for the device before it drops its kernels.
+        unsafe {
+            self.made.values().for_each(|p| device.destroy_pipeline(*p, None));
+            self.modules.values().for_each(|m| device.destroy_shader_module(*m, None));
+            device.destroy_pipeline_cache(self.cache, None);
+            device.destroy_pipeline_layout(self.layout, None);
+        }
+    }
+}
+
+/// `$XDG_CACHE_HOME/gemma/pipelines-<device and driver>.bin`; `None` without a home.
+fn cache_file(gpu: &Gpu) -> Option<PathBuf> {
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|p| p.is_absolute());
+    let base = base.or_else(|| std::env::var_os("HOME").map(|h| PathBuf::from(h).join(".cache")))?;
+    // SAFETY: the device belongs to the instance.
+    let p = unsafe { gpu.vulkan.instance.get_physical_device_properties(gpu.physical) };
+    let uuid: String = p.pipeline_cache_uuid.iter().map(|b| format!("{b:02x}")).collect();
+    Some(base.join("gemma").join(format!("pipelines-{:x}-{:x}-{uuid}.bin", p.vendor_id, p.device_id)))
+}

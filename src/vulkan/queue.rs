@@ -1,0 +1,159 @@
+//! Submitting and waiting: one queue, one timeline semaphore that counts submissions.
+
+use super::device::{Gpu, failed};
+use anyhow::Result;
+use ash::vk;
+use std::sync::Arc;
+
+/// Command buffers for what changes from run to run; one is written while others may still run.
+const RING: usize = 4;
+/// Longest wait for one submission. Every one is cut to take far less.
+const PATIENCE_NS: u64 = 60_000_000_000;
+
+pub struct Queue {
+    gpu: Arc<Gpu>,
+    pool: vk::CommandPool,
+    ring: [vk::CommandBuffer; RING],
+    /// Submission that a ring entry was last used by.
+    used: [u64; RING],
+    next: usize,
+    timeline: vk::Semaphore,
+    /// Submissions so far.
+    count: u64,
+    /// For tests: submissions after which the device counts as lost.
+    lose_after: Option<u64>,
+}
+
+/// Environment variable that makes the n-th submission fail with a lost device: for tests.
+pub const LOSE_AFTER: &str = "GEMMA_VULKAN_LOSE_AFTER";
+
+impl Queue {
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Queue> {
+        let device = &gpu.device;
+        let what = "preparing the queue";
+        // SAFETY: plain objects of this device, destroyed by `drop`.
+        unsafe {
+            let info = vk::CommandPoolCreateInfo::default()
+                .queue_family_index(gpu.family)
+                .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
+            let pool = device.create_command_pool(&info, None).map_err(|e| failed(what, e))?;
+            let mut kind = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+            let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
+            let timeline = device.create_semaphore(&info, None).map_err(|e| failed(what, e))?;
+            let lose_after = std::env::var(LOSE_AFTER).ok().and_then(|v| v.parse().ok());
+            let mut queue = Queue {
+                gpu: gpu.clone(),
+                pool,
+                ring: Default::default(),
+                used: [0; RING],
+                next: 0,
+                timeline,
+                count: 0,
+                lose_after,
+            };
+            for i in 0..RING {
+                queue.ring[i] = queue.allocate()?;
+            }
+            Ok(queue)
+        }
+    }
+
+    /// A command buffer that lives as long as the queue.
+    pub fn allocate(&self) -> Result<vk::CommandBuffer> {
+        let info = vk::CommandBufferAllocateInfo::default().command_pool(self.pool).command_buffer_count(1);
+        // SAFETY: the pool is used by this thread alone: `&self` is not shared between threads.
+        let made = unsafe { self.gpu.device.allocate_command_buffers(&info) }.map_err(|e| failed("recording", e))?;
+        Ok(made[0])
+    }
+
+    /// Gives a command buffer back.
+    pub fn free(&self, commands: vk::CommandBuffer) {
+        // SAFETY: the caller waited for what used it.
+        unsafe { self.gpu.device.free_command_buffers(self.pool, &[commands]) };
+    }
+
+    /// Records into `commands` what `record` says.
+    pub fn record(&self, commands: vk::CommandBuffer, record: impl FnOnce(&ash::Device, vk::CommandBuffer)) -> Result<()> {
+        let device = &self.gpu.device;
+        // SAFETY: the buffer is not in use; everything that `record` names is alive.
+        unsafe {
+            device.begin_command_buffer(commands, &vk::CommandBufferBeginInfo::default()).map_err(|e| failed("recording", e))?;
+            record(device, commands);
+            device.end_command_buffer(commands).map_err(|e| failed("recording", e))
+        }
+    }
+
+    /// Records and submits commands that are used once.
+    pub fn once(&mut self, record: impl FnOnce(&ash::Device, vk::CommandBuffer)) -> Result<u64> {
+        self.submit_after(record, None)
+    }
+
+    /// Records `record`, then submits it with `then` behind it. Returns the submission's number.
+    pub fn submit_after(
+        &mut self,
+        record: impl FnOnce(&ash::Device, vk::CommandBuffer),
+        then: Option<vk::CommandBuffer>,
+    ) -> Result<u64> {
+        let slot = self.next;
+        self.next = (slot + 1) % RING;
+        self.wait(self.used[slot])?;
+        let commands = self.ring[slot];
+        self.record(commands, record)?;
+        if self.lose_after.is_some_and(|n| self.count >= n) {
+            return Err(failed("running kernels", vk::Result::ERROR_DEVICE_LOST));
+        }
+        let mut list = vec![vk::CommandBufferSubmitInfo::default().command_buffer(commands)];
+        list.extend(then.map(|c| vk::CommandBufferSubmitInfo::default().command_buffer(c)));
+        let signal = [vk::SemaphoreSubmitInfo::default()
+            .semaphore(self.timeline)
+            .value(self.count + 1)
+            .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
+        let submit = [vk::SubmitInfo2::default().command_buffer_infos(&list).signal_semaphore_infos(&signal)];
+        // SAFETY: the command buffers are recorded and not in use; the queue belongs to this thread.
+        unsafe { self.gpu.device.queue_submit2(self.gpu.queue, &submit, vk::Fence::null()) }
+            .map_err(|e| failed("running kernels", e))?;
+        self.count += 1;
+        self.used[slot] = self.count;
+        Ok(self.count)
+    }
+
+    /// Waits until a submission is done.
+    pub fn wait(&self, submission: u64) -> Result<()> {
+        let (semaphores, values) = ([self.timeline], [submission]);
+        let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        // SAFETY: the semaphore is alive.
+        unsafe { self.gpu.device.wait_semaphores(&info, PATIENCE_NS) }.map_err(|e| match e {
+            vk::Result::TIMEOUT => failed("waiting a minute for one pass", vk::Result::ERROR_DEVICE_LOST),
+            e => failed("running kernels", e),
+        })
+    }
+
+    /// Waits for everything submitted.
+    pub fn wait_all(&self) -> Result<()> {
+        self.wait(self.count)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // SAFETY: nothing is in flight after the wait (or the device is lost, and nothing ever will be).
+        unsafe {
+            let _ = self.gpu.device.device_wait_idle();
+            self.gpu.device.destroy_command_pool(self.pool, None);
+            self.gpu.device.destroy_semaphore(self.timeline, None);
+        }
+    }
+}
+
+/// Everything written before is seen by everything after.
+pub fn barrier(device: &ash::Device, commands: vk::CommandBuffer) {
+    use vk::{AccessFlags2 as A, PipelineStageFlags2 as S};
+    let stages = S::COMPUTE_SHADER | S::ALL_TRANSFER;
+    let all = [vk::MemoryBarrier2::default()
+        .src_stage_mask(stages)
+        .src_access_mask(A::SHADER_STORAGE_WRITE | A::TRANSFER_WRITE)
+        .dst_stage_mask(stages)
+        .dst_access_mask(A::SHADER_STORAGE_READ | A::SHADER_STORAGE_WRITE | A::TRANSFER_READ | A::TRANSFER_WRITE)];
+    // SAFETY: `commands` is being recorded.
+    unsafe { device.cmd_pipeline_barrier2(commands, &vk::DependencyInfo::default().memory_barriers(&all)) };
+}

