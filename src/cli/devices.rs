@@ -5,7 +5,8 @@ use super::output::print;
 use crate::compute::cpu::bandwidth::read_bandwidth;
 use crate::compute::cpu::isa::Isa;
 use crate::compute::cpu::pool::Pool;
-use crate::error::{Fault, Kind};
+use crate::error::Fault;
+use crate::vulkan::Choice;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
@@ -70,14 +71,18 @@ fn proc_field(path: &str, name: &str) -> Option<String> {
 
 /// Refuses devices that this build cannot use. Nothing else is ever used silently in place of what was asked for.
 pub fn check_device(device: &str) -> Result<()> {
-    let name = device.split(':').next().unwrap_or_default();
-    match name {
-        "auto" | "cpu" if name == device => Ok(()),
-        "vulkan" => {
-            let fault = Fault::new(Kind::Device, "this version runs on the CPU only; it has no Vulkan device yet");
-            Err(fault.help("use --device cpu, or --device auto to take the best there is").into())
-        }
-        _ => Err(Fault::usage(format!("unknown device `{device}`")).help("one of auto, cpu").into()),
+    gpu_choice(device).map(|_| ())
+}
+
+/// The GPU that `--device` names; `None` for the processor.
+pub fn gpu_choice(device: &str) -> Result<Option<Choice>> {
+    match device.split_once(':') {
+        None if matches!(device, "auto" | "cpu") => Ok(None),
+        None if device == "vulkan" => Ok(Some(Choice::Best)),
+        Some(("vulkan", index)) if index.parse::<usize>().is_ok() => Ok(index.parse().ok().map(Choice::Index)),
+        _ => Err(Fault::usage(format!("unknown device `{device}`"))
+            .help("one of auto, cpu, vulkan, vulkan:0, vulkan:1, ...")
+            .into()),
     }
 }
 
@@ -111,8 +116,9 @@ mod tests {
         let code = |device: &str| check_device(device).map_err(|e| crate::error::fault_of(&e).unwrap().kind.exit_code());
         assert_eq!(code("auto"), Ok(()));
         assert_eq!(code("cpu"), Ok(()));
-        assert_eq!(code("vulkan"), Err(4));
-        assert_eq!(code("vulkan:1"), Err(4));
+        assert_eq!(code("vulkan"), Ok(()));
+        assert_eq!(code("vulkan:1"), Ok(()));
+        assert_eq!(code("vulkan:x"), Err(2));
         assert_eq!(code("cuda"), Err(2));
         assert_eq!(code("cpu:1"), Err(2));
     }

@@ -1,17 +1,18 @@
 //! From what was typed to an opened model, a loaded engine and a drafter.
 
 use super::args::{AutoOr, Kv, RunOptions};
-use super::devices::{check_device, default_threads, memory};
+use super::devices::{check_device, default_threads, gpu_choice, memory};
 use super::model::{Source, find};
 use super::ui::{Ui, bytes, thousands};
 use crate::checkpoint::Checkpoint;
-use crate::compute::KvFormat;
 use crate::compute::cpu::{CpuExecutor, CpuOptions, Pool};
+use crate::compute::{Executor, KvFormat};
 use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, PlannedEngine};
 use crate::error::{Fault, Kind};
 use crate::gemma::{Config, Role, Tokenizer, Weights};
 use crate::kv::{PAGE, Pages};
+use crate::vulkan::VulkanExecutor;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::time::Instant;
@@ -155,11 +156,16 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
     };
     let size = Size::of(weights)?;
     let start = Instant::now();
-    let executor = CpuExecutor::on(pool.clone(), CpuOptions::default());
-    let rows = crate::compute::Executor::max_rows(&executor);
-    check_memory(size.bytes, kv_bytes(weights.config(), context, rows, kv))?;
+    let executor: Box<dyn Executor> = match gpu_choice(&options.device)? {
+        Some(choice) => Box::new(VulkanExecutor::open(choice)?),
+        None => {
+            let executor = CpuExecutor::on(pool.clone(), CpuOptions::default());
+            check_memory(size.bytes, kv_bytes(weights.config(), context, executor.max_rows(), kv))?;
+            Box::new(executor)
+        }
+    };
     let spinner = ui.spinner(&format!("loading {label} ({})", bytes(size.bytes)), size.bytes >= WORTH_A_SPINNER);
-    let loaded = PlannedEngine::new(weights, Box::new(executor), EngineOptions { context, kv });
+    let loaded = PlannedEngine::new(weights, executor, EngineOptions { context, kv });
     spinner.finish_and_clear();
     let engine = Box::new(loaded.with_context(|| format!("loading {label}"))?);
     let seconds = start.elapsed().as_secs_f64();
