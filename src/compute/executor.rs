@@ -1,4 +1,4 @@
-//! The executor seam: memory, recorded plans, and nothing else. `cpu::CpuExecutor` implements it; Vulkan will too.
+//! The executor seam: memory, recorded plans, and nothing else. `cpu::CpuExecutor` and `vulkan::VulkanExecutor` implement it.
 
 use super::plan::{BufferId, Plan, PlanId, WeightId};
 use super::step::StepLayout;
@@ -31,6 +31,11 @@ pub trait Executor: Send {
     /// Prepares a plan whose step buffer is `step`, laid out by `layout`.
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId>;
     fn run(&mut self, plan: PlanId) -> Result<()>;
+    /// Bytes a second that the device's memory moves in a plain copy, read and written ones counted; `None` where the caller
+    /// measures by other means.
+    fn copy_bandwidth(&mut self) -> Option<f64> {
+        None
+    }
     /// Bytes of weights and of buffers.
     fn memory(&self) -> (u64, u64);
     /// Starts (or restarts) timing each kernel label; `profile` returns what was gathered.

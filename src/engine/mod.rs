@@ -65,6 +65,10 @@ pub trait Engine: Send {
     /// Bytes of weights, KV cache, and everything else.
     fn memory(&self) -> Memory;
     fn describe(&self) -> String;
+    /// See [`crate::compute::Executor::copy_bandwidth`].
+    fn copy_bandwidth(&mut self) -> Option<f64> {
+        None
+    }
     fn start_profile(&mut self) {}
     fn profile(&self) -> Vec<crate::compute::KernelTime> {
         Vec::new()

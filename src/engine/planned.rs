@@ -178,6 +178,10 @@ impl Engine for PlannedEngine {
         self.exec.describe()
     }
 
+    fn copy_bandwidth(&mut self) -> Option<f64> {
+        self.exec.copy_bandwidth()
+    }
+
     fn start_profile(&mut self) {
         self.exec.start_profile();
     }

@@ -2,14 +2,23 @@
 //! They are not Gemma.
 
 use crate::checkpoint::Checkpoint;
+use crate::error::Fault;
 use anyhow::Result;
 
 /// What the program calls the bundled target.
 pub const NAME: &str = "bundled demo";
 
+#[cfg(feature = "bundled")]
 macro_rules! file {
     ($path:literal) => {
         include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/draft/", $path)).as_slice()
+    };
+}
+
+#[cfg(not(feature = "bundled"))]
+macro_rules! file {
+    ($path:literal) => {
+        [].as_slice()
     };
 }
 
@@ -18,6 +27,7 @@ const TOKENIZER: (&str, &[u8]) = ("tokenizer.json", file!("demo-target/tokenizer
 
 /// The model that answers where none is named.
 pub fn target() -> Result<Checkpoint> {
+    check_present()?;
     let files = vec![
         ("config.json", file!("demo-target/config.json")),
         ("generation_config.json", file!("demo-target/generation_config.json")),
@@ -30,6 +40,7 @@ pub fn target() -> Result<Checkpoint> {
 
 /// Its drafter.
 pub fn draft() -> Result<Checkpoint> {
+    check_present()?;
     let files = vec![
         ("config.json", file!("demo-draft/config.json")),
         ("model.safetensors", file!("demo-draft/model.safetensors")),
@@ -38,7 +49,15 @@ pub fn draft() -> Result<Checkpoint> {
     Checkpoint::from_memory("bundled draft", files)
 }
 
-#[cfg(test)]
+/// Builds without the feature `bundled` say so.
+fn check_present() -> Result<()> {
+    if cfg!(feature = "bundled") {
+        return Ok(());
+    }
+    Err(Fault::model("this build carries no models").help("name one with --model, and --draft off, ngram or PATH").into())
+}
+
+#[cfg(all(test, feature = "bundled"))]
 mod tests {
     use super::*;
     use crate::gemma::{ChatTemplate, Message, Special, Tokenizer, Weights};

@@ -22,6 +22,8 @@ const MAX_ROWS: [usize; 2] = [512, 128];
 const UPDATE: usize = 65536;
 /// Bytes that come back at a time.
 const READBACK: u64 = 8 << 20;
+/// Copies in a row when memory speed is measured.
+const COPIES: u64 = 8;
 /// Room for partial results of attention.
 const PARTIALS: usize = 64 << 20;
 
@@ -363,6 +365,28 @@ impl Executor for VulkanExecutor {
             timing.gather(&calls)?;
         }
         Ok(())
+    }
+
+    fn copy_bandwidth(&mut self) -> Option<f64> {
+        let bytes = (self.gpu.info.available.unwrap_or(self.gpu.info.memory) / 8).min(1 << 30) & !255;
+        let blocks: Vec<Block> =
+            (0..2).map(|_| Block::new(&self.gpu, "measuring", bytes, Place::Device)).collect::<Result<_>>().ok()?;
+        let copy = vk::BufferCopy { src_offset: 0, dst_offset: 0, size: bytes };
+        let mut seconds = Vec::new();
+        for _ in 0..6 {
+            let start = std::time::Instant::now();
+            // SAFETY: both blocks hold `bytes` bytes and live until the wait is over.
+            let done = self.queue.once(|device, commands| unsafe {
+                for _ in 0..COPIES {
+                    device.cmd_copy_buffer(commands, blocks[0].buffer, blocks[1].buffer, &[copy]);
+                    barrier(device, commands);
+                }
+            });
+            self.queue.wait(done.ok()?).ok()?;
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+        let best = seconds.into_iter().fold(f64::INFINITY, f64::min);
+        Some(2.0 * (bytes * COPIES) as f64 / best)
     }
 
     fn memory(&self) -> (u64, u64) {

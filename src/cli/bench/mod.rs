@@ -137,10 +137,11 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let engine = loaded.engine.as_mut();
     let memory = engine.memory();
     let threads = options.model.run.threads.map_or(cpu.threads, usize::from);
+    let device_speed = engine.copy_bandwidth();
     let mut report = Report {
         v: 1,
         version: env!("CARGO_PKG_VERSION").into(),
-        machine: Machine::new(cpu, engine.describe(), threads),
+        machine: Machine::new(cpu, engine.describe(), threads, device_speed),
         model: report::Model { name, formats: formats(weights)?, weights: memory.weights, kv: memory.kv, load_s: loaded.seconds },
         ..Report::default()
     };

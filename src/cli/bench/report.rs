@@ -22,13 +22,14 @@ pub struct Machine {
     pub cpu: String,
     pub threads: usize,
     pub device: String,
-    /// Measured, 1e9 bytes a second.
+    /// Measured, 1e9 bytes a second: the processor's reads, or the GPU's copies (bytes read and written).
     pub read_gb_per_s: f64,
 }
 
 impl Machine {
-    pub fn new(cpu: Cpu, device: String, threads: usize) -> Self {
-        Machine { cpu: cpu.name, threads, device, read_gb_per_s: cpu.read_gb_per_s }
+    /// `copied` is the device's own memory speed in bytes a second, where it has memory of its own.
+    pub fn new(cpu: Cpu, device: String, threads: usize, copied: Option<f64>) -> Self {
+        Machine { cpu: cpu.name, threads, device, read_gb_per_s: copied.map_or(cpu.read_gb_per_s, |c| c / 1e9) }
     }
 }
 
@@ -74,7 +75,7 @@ impl Report {
     pub fn markdown(&self, old: Option<&Report>) -> String {
         let m = &self.machine;
         let mut out = format!(
-            "{} ({}; {} weights, {} kv), {} on {}, {} threads, memory reads {} GB/s, gemma {}\n\n",
+            "{} ({}; {} weights, {} kv), {} on {}, {} threads, memory {} GB/s, gemma {}\n\n",
             self.model.name,
             self.model.formats,
             bytes(self.model.weights),
