@@ -33,13 +33,21 @@ layout(push_constant, scalar) uniform Push {
 const uint PAIRS = R * GQ;
 const uint PARTS = PAGE / HEAD_DIM;
 const uint TEAMS = 256 / SG;
+const uint BATCH = 16; // loads in flight together
 
 shared vec4 qs[PAIRS][HEAD_DIM / 4];
-shared float es[PAIRS][PAGE];
+shared vec4 es[PAIRS][PAGE / 4]; // exponentials, later partial sums of values
 shared float parts[PAIRS][TEAMS];
 shared uint16_t path[R][PAGE]; // scratch row of a position of this page
 
 float load(uint64_t at, uint i) { return KV_F16 ? float(F16(at).v[i]) : F32(at).v[i]; }
+
+// sum + a.x b.x + a.y b.y + ..., in this order.
+float add_products(vec4 a, vec4 b, float sum) {
+    precise float s = sum;
+    [[unroll]] for (uint e = 0; e < 4; e++) s = fma(a[e], b[e], s);
+    return s;
+}
 
 void main() {
     const uint t = gl_LocalInvocationID.x, head = gl_WorkGroupID.x, i0 = gl_WorkGroupID.y * R;
@@ -52,9 +60,9 @@ void main() {
         row[j] = step_.first + min(i0 + j, live - 1);
         position[j] = step_.v[STEP_POSITIONS * max_rows + row[j]];
         lowest = min(lowest, first_visible(position[j], window) / PAGE);
-        highest = max(highest, position[j] / PAGE);
+        highest = max(highest, position[j]);
     }
-    uint begin = lowest, end = highest + 1;
+    uint begin = lowest, end = highest / PAGE + 1;
     if (SPLIT) {
         begin = lowest + gl_WorkGroupID.z;
         end = min(begin + 1, end);
@@ -93,16 +101,11 @@ void main() {
         if (cached || chain) {
             const uint64_t from = cached ? k : scratch_k;
             const uint at = cached ? page_k : head * HEAD_DIM * max_rows + min(p - base, max_rows - 1);
-            for (uint d = 0; d < HEAD_DIM; d += 4) {
-                vec4 key;
-                [[unroll]] for (uint e = 0; e < 4; e++) key[e] = load(from, at + (d + e) * stride);
-                [[unroll]] for (uint n = 0; n < PAIRS; n++) {
-                    const vec4 query = qs[n][d / 4];
-                    [[unroll]] for (uint e = 0; e < 4; e++) {
-                        precise float sum = fma(query[e], key[e], s[n]);
-                        s[n] = sum;
-                    }
-                }
+            for (uint d0 = 0; d0 < HEAD_DIM; d0 += BATCH) {
+                vec4 key[BATCH / 4];
+                [[unroll]] for (uint e = 0; e < BATCH; e++) key[e / 4][e % 4] = load(from, at + (d0 + e) * stride);
+                [[unroll]] for (uint e = 0; e < BATCH / 4; e++)
+                    [[unroll]] for (uint n = 0; n < PAIRS; n++) s[n] = add_products(qs[n][d0 / 4 + e], key[e], s[n]);
             }
         } else {
             [[unroll]] for (uint j = 0; j < R; j++) {
@@ -111,13 +114,8 @@ void main() {
                 for (uint d = 0; d < HEAD_DIM; d += 4) {
                     vec4 key;
                     [[unroll]] for (uint e = 0; e < 4; e++) key[e] = load(scratch_k, at + (d + e) * max_rows);
-                    [[unroll]] for (uint g = 0; g < GQ; g++) {
-                        const vec4 query = qs[j * GQ + g][d / 4];
-                        [[unroll]] for (uint e = 0; e < 4; e++) {
-                            precise float sum = fma(query[e], key[e], s[j * GQ + g]);
-                            s[j * GQ + g] = sum;
-                        }
-                    }
+                    [[unroll]] for (uint g = 0; g < GQ; g++)
+                        s[j * GQ + g] = add_products(qs[j * GQ + g][d / 4], key, s[j * GQ + g]);
                 }
             }
         }
@@ -139,11 +137,12 @@ void main() {
             float m = NONE;
             for (uint i = 0; i < TEAMS; i++) m = max(m, parts[n][i]);
             now[n].m = m;
-            es[n][t] = s[n] == NONE ? 0.0 : exp_(s[n] - m);
+            s[n] = s[n] == NONE ? 0.0 : exp_(s[n] - m);
+            es[n][t / 4][t % 4] = s[n];
         }
         barrier();
         [[unroll]] for (uint n = 0; n < PAIRS; n++) {
-            precise float l = es[n][t];
+            precise float l = s[n];
             [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) l = l + subgroupShuffleXor(l, d);
             if (gl_SubgroupInvocationID == 0) parts[n][gl_SubgroupID] = l;
         }
@@ -154,27 +153,36 @@ void main() {
             now[n].l = l;
         }
 
-        // Values: part h of the page's positions, channel d.
-        const uint d = t % HEAD_DIM, first_slot = t / HEAD_DIM * (PAGE / PARTS);
+        // Values: a part of the page's positions, channel d. Beyond the last visible one all exponentials are 0.
+        const uint d = t % HEAD_DIM, first_slot = t / HEAD_DIM * HEAD_DIM;
+        const uint end_slot = min(first_slot + HEAD_DIM, highest - page * PAGE + 1);
         float sum[PAIRS];
         [[unroll]] for (uint n = 0; n < PAIRS; n++) sum[n] = 0.0;
         const uint page_v = (page % pages * n_kv + head) * PAGE * HEAD_DIM + d;
-        for (uint slot = first_slot; slot < first_slot + PAGE / PARTS; slot++) {
-            const uint at = page * PAGE + slot;
-            if (at < base || chain) {
-                const float value =
-                    at < base ? load(v, page_v + slot * HEAD_DIM)
-                              : load(scratch_v, (min(at - base, max_rows - 1) * n_kv + head) * HEAD_DIM + d);
-                [[unroll]] for (uint n = 0; n < PAIRS; n++) {
-                    precise float more = fma(es[n][slot], value, sum[n]);
-                    sum[n] = more;
+        for (uint slot0 = first_slot; slot0 < end_slot; slot0 += BATCH) {
+            const uint at0 = page * PAGE + slot0;
+            if (at0 + BATCH <= base || chain) {
+                vec4 value[BATCH / 4];
+                [[unroll]] for (uint e = 0; e < BATCH; e++) {
+                    const uint at = at0 + e;
+                    value[e / 4][e % 4] =
+                        at < base ? load(v, page_v + (slot0 + e) * HEAD_DIM)
+                                  : load(scratch_v, (min(at - base, max_rows - 1) * n_kv + head) * HEAD_DIM + d);
                 }
-            } else {
+                [[unroll]] for (uint e = 0; e < BATCH / 4; e++)
+                    [[unroll]] for (uint n = 0; n < PAIRS; n++)
+                        sum[n] = add_products(es[n][slot0 / 4 + e], value[e], sum[n]);
+                continue;
+            }
+            for (uint slot = slot0; slot < min(slot0 + BATCH, end_slot); slot++) {
+                const uint at = page * PAGE + slot;
+                const float cached_value = at < base ? load(v, page_v + slot * HEAD_DIM) : 0.0;
                 [[unroll]] for (uint j = 0; j < R; j++) {
                     if (at > position[j]) continue;
-                    const float value = load(scratch_v, (uint(path[j][slot]) * n_kv + head) * HEAD_DIM + d);
+                    const float value =
+                        at < base ? cached_value : load(scratch_v, (uint(path[j][slot]) * n_kv + head) * HEAD_DIM + d);
                     [[unroll]] for (uint g = 0; g < GQ; g++) {
-                        precise float more = fma(es[j * GQ + g][slot], value, sum[j * GQ + g]);
+                        precise float more = fma(es[j * GQ + g][slot / 4][slot % 4], value, sum[j * GQ + g]);
                         sum[j * GQ + g] = more;
                     }
                 }
@@ -182,11 +190,14 @@ void main() {
         }
         // The parts' sums, in order, through the room of the exponentials.
         barrier();
-        [[unroll]] for (uint n = 0; n < PAIRS; n++) es[n][t] = sum[n];
+        [[unroll]] for (uint n = 0; n < PAIRS; n++) es[n][t / 4][t % 4] = sum[n];
         barrier();
         [[unroll]] for (uint n = 0; n < PAIRS; n++) {
-            precise float all = es[n][d];
-            [[unroll]] for (uint h = 1; h < PARTS; h++) all = all + es[n][h * HEAD_DIM + d];
+            precise float all = es[n][d / 4][d % 4];
+            [[unroll]] for (uint h = 1; h < PARTS; h++) {
+                const uint other = h * HEAD_DIM + d;
+                all = all + es[n][other / 4][other % 4];
+            }
             sum[n] = all;
         }
         barrier();

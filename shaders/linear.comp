@@ -1,8 +1,8 @@
 // Linear layers with integer codes: packed weight rows times up to M rows of int8 activations.
 //
-// Eight lanes share a matrix row and walk its steps (W columns each) in turn, so lane p meets steps p, p + 8, ... Integer sums are
-// exact. Where a group of W columns has a scale of its own, lane p adds its groups in order, and the eight partial sums are joined
-// in a fixed tree; cooperative-matrix kernels keep the same eight partial sums. Layout of the codes: src/vulkan/layout.rs.
+// A subgroup walks NR matrix rows, 32 lanes (or all, where it has fewer) side by side, a step of W columns each. Integer sums are
+// exact. Where a group of W columns has a scale of its own, part p of 32 adds up groups p, p + 32, ... in order, and the parts are
+// added from 0 to 31: every kernel does so, whatever its shape, and gives the same bits. Layout of the codes: src/vulkan/layout.rs.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -15,7 +15,9 @@ layout(constant_id = 3) const uint NR = 1;       // matrix rows of a lane
 layout(constant_id = 4) const uint CODE = 1;     // see codes.glsl
 layout(constant_id = 5) const uint W = 32;       // columns of a step: the group where there is one
 layout(constant_id = 6) const bool GROUPED = false;
+layout(constant_id = 7) const uint U = 1;        // rounds whose loads are in flight together
 layout(constant_id = 8) const bool SELECTED = false;
+layout(constant_id = 9) const uint T = 128;      // threads
 
 #include "codes.glsl"
 
@@ -33,33 +35,23 @@ layout(push_constant, scalar) uniform Push {
     uint groups;   // of a row
 };
 
-const uint WORDS = W * BITS / 32;   // of a step, in pieces of 16 bytes (8 where a step has no more)
+const uint WORDS = W * BITS / 32; // of a step, in pieces of 16 bytes (8 where a step has no more)
 const uint PIECE = WORDS % 4 == 0 ? 4 : 2;
-const uint XQ = W / 16;             // 16-byte loads of a step's activations
+const uint XQ = W / 16;           // 16-byte loads of a step's activations
+const uint LANES = SG < 32 ? SG : 32;
+const uint QP = GROUPED ? 32 / LANES : 1; // parts of a lane
+const uint TEAMS = T / LANES;
+const uint VALUES = NR * M;
 
-#define LANES 8
-
-int reduce(int v) {
-    v += subgroupShuffleXor(v, 4);
-    v += subgroupShuffleXor(v, 2);
-    return v + subgroupShuffleXor(v, 1);
-}
-
-float reduce(float v) {
-    precise float s = v + subgroupShuffleXor(v, 4);
-    s = s + subgroupShuffleXor(s, 2);
-    s = s + subgroupShuffleXor(s, 1);
-    return s;
-}
+shared int parts[TEAMS][VALUES][33]; // of floats, their bits
 
 void main() {
-    const uint lane = gl_SubgroupInvocationID % LANES;
+    const uint lane = gl_LocalInvocationID.x % LANES;
     const uint team = gl_LocalInvocationID.x / LANES;
-    const uint teams = gl_WorkGroupSize.x / LANES;
     const uint live = live_rows(step_, SELECTED);
     const uint m0 = gl_WorkGroupID.x * M;
     if (m0 >= live) return;
-    const uint n0 = (gl_WorkGroupID.y * teams + team) * NR;
+    const uint n0 = (gl_WorkGroupID.y * TEAMS + team) * NR;
     const uint row_bytes = steps * W * BITS / 8;
 
     // Rows beyond the last are computed again and not stored.
@@ -73,63 +65,85 @@ void main() {
     }
 
     int isum[NR][M];
-    precise float fsum[NR][M];
+    float fsum[QP][NR][M];
     [[unroll]] for (uint i = 0; i < NR; i++)
-        [[unroll]] for (uint m = 0; m < M; m++) isum[i][m] = 0, fsum[i][m] = 0.0;
-
-    for (uint s = lane; s < steps; s += LANES) {
-        const uint block = s - lane;                       // first step of this round
-        const uint width = min(LANES, steps - block);      // lanes at work in it
-        uint w[NR][WORDS];
-        [[unroll]] for (uint i = 0; i < NR; i++)
-            [[unroll]] for (uint q = 0; q < WORDS; q += PIECE) {
-                const uint piece = (block * WORDS + q * width) / PIECE + lane;
-                if (PIECE == 2) {
-                    const uvec2 v = U32x2(at[i]).v[piece];
-                    w[i][q] = v.x, w[i][q + 1] = v.y;
-                } else {
-                    const uvec4 v = U32x4(at[i]).v[piece];
-                    [[unroll]] for (uint e = 0; e < 4; e++) w[i][q + e] = v[e];
-                }
-            }
-        float scale[NR];
-        if (GROUPED)
-            [[unroll]] for (uint i = 0; i < NR; i++) scale[i] = float(scales.v[nr[i] * groups + s]) * UNIT;
-
         [[unroll]] for (uint m = 0; m < M; m++) {
-            uvec4 xs[XQ];
-            [[unroll]] for (uint q = 0; q < XQ; q++) xs[q] = U32x4(x + uint64_t(xr[m]) * stride).v[s * XQ + q];
-            float sxg = 0.0;
-            int xsum = 0;
-            if (GROUPED) {
-                sxg = sx.v[xr[m] * groups + s];
-                xsum = sums.v[xr[m] * groups + s];
-            }
+            isum[i][m] = 0;
+            [[unroll]] for (uint q = 0; q < QP; q++) fsum[q][i][m] = 0.0;
+        }
+
+    const uint ROUND = LANES * QP; // steps of a round of all parts
+    for (uint s0 = 0; s0 < steps; s0 += ROUND * U) {
+        // All loads of U rounds first: that many are in flight at once.
+        uint w[U * QP][NR][WORDS];
+        float scale[U * QP][NR];
+        [[unroll]] for (uint u = 0; u < U * QP; u++) {
+            const uint s = s0 + u * LANES + lane, inside = min(s, steps - 1);
+            const uint block = inside / 8 * 8, width = min(8, steps - block);
             [[unroll]] for (uint i = 0; i < NR; i++) {
-                int d = GROUPED ? 0 : isum[i][m];
-                [[unroll]] for (uint q = 0; q < WORDS; q++)
-                    [[unroll]] for (uint b = 0; b < PER_WORD; b++) {
-                        const uint at4 = q * PER_WORD + b; // which four columns
-                        d += dotPacked4x8EXT(four(w[i][q], b), int(xs[at4 / 4][at4 % 4]));
+                [[unroll]] for (uint q = 0; q < WORDS; q += PIECE) {
+                    const uint piece = (block * WORDS + q * width) / PIECE + inside % 8;
+                    if (PIECE == 2) {
+                        const uvec2 v = U32x2(at[i]).v[piece];
+                        w[u][i][q] = v.x, w[u][i][q + 1] = v.y;
+                    } else {
+                        const uvec4 v = U32x4(at[i]).v[piece];
+                        [[unroll]] for (uint e = 0; e < 4; e++) w[u][i][q + e] = v[e];
                     }
+                }
+                if (GROUPED) scale[u][i] = float(scales.v[nr[i] * groups + inside]) * UNIT;
+            }
+        }
+        [[unroll]] for (uint u = 0; u < U * QP; u++) {
+            const uint s = s0 + u * LANES + lane;
+            if (s >= steps) continue;
+            [[unroll]] for (uint m = 0; m < M; m++) {
+                uvec4 xs[XQ];
+                [[unroll]] for (uint q = 0; q < XQ; q++) xs[q] = U32x4(x + uint64_t(xr[m]) * stride).v[s * XQ + q];
+                float sxg = 0.0;
+                int xsum = 0;
                 if (GROUPED) {
-                    precise float product = float(DOUBLE * d - OFFSET * xsum) * sxg;
-                    fsum[i][m] = fma(product, scale[i], fsum[i][m]);
-                } else {
-                    isum[i][m] = d;
+                    sxg = sx.v[xr[m] * groups + s];
+                    xsum = sums.v[xr[m] * groups + s];
+                }
+                [[unroll]] for (uint i = 0; i < NR; i++) {
+                    int d = GROUPED ? 0 : isum[i][m];
+                    [[unroll]] for (uint q = 0; q < WORDS; q++)
+                        [[unroll]] for (uint b = 0; b < PER_WORD; b++) {
+                            const uint at4 = q * PER_WORD + b; // which four columns
+                            d += dotPacked4x8EXT(four(w[u][i][q], b), int(xs[at4 / 4][at4 % 4]));
+                        }
+                    if (GROUPED) {
+                        precise float product = float(DOUBLE * d - OFFSET * xsum) * sxg;
+                        precise float more = fma(product, scale[u][i], fsum[u % QP][i][m]);
+                        fsum[u % QP][i][m] = more;
+                    } else {
+                        isum[i][m] = d;
+                    }
                 }
             }
         }
     }
 
-    [[unroll]] for (uint m = 0; m < M; m++)
-        [[unroll]] for (uint i = 0; i < NR; i++) {
-            float y;
-            if (GROUPED) {
-                y = reduce(fsum[i][m]);
-            } else {
-                y = row_result(reduce(isum[i][m]), sums.v[xr[m]], sx.v[xr[m]], scales, nr[i]);
-            }
-            if (lane == m % LANES && m0 + m < live && n0 + i < n) out_.v[xr[m] * n + nr[i]] = y;
+    // Each lane then adds the parts of one value, in order.
+    [[unroll]] for (uint i = 0; i < NR; i++)
+        [[unroll]] for (uint m = 0; m < M; m++)
+            [[unroll]] for (uint q = 0; q < QP; q++)
+                parts[team][i * M + m][q * LANES + lane] = GROUPED ? floatBitsToInt(fsum[q][i][m]) : isum[i][m];
+    barrier();
+    for (uint value = lane; value < VALUES; value += LANES) {
+        const uint m = value % M, row = n0 + value / M;
+        if (m0 + m >= live || row >= n) continue;
+        const uint r = live_row(step_, SELECTED, m0 + m);
+        precise float y = 0.0;
+        if (GROUPED) {
+            y = intBitsToFloat(parts[team][value][0]);
+            for (uint p = 1; p < 32; p++) y = y + intBitsToFloat(parts[team][value][p]);
+        } else {
+            int sum = 0;
+            for (uint p = 0; p < LANES; p++) sum += parts[team][value][p];
+            y = row_result(sum, sums.v[r], sx.v[r], scales, row);
         }
+        out_.v[r * n + row] = y;
+    }
 }

@@ -136,6 +136,13 @@ void main() {
             const uint col = (team + b * TEAMS) * 128 + i * SG + lane;
             v[b][i] = col < COLS ? x.v[from * COLS + col] : 0.0;
         }
+    float weights[NORM ? MINE : 1][PER];
+    if (NORM)
+        [[unroll]] for (uint b = 0; b < MINE; b++)
+            [[unroll]] for (uint i = 0; i < PER; i++) {
+                const uint col = (team + b * TEAMS) * 128 + i * SG + lane;
+                weights[b][i] = col < COLS ? w.v[col] : 0.0;
+            }
     if (ADD) {
         float a[MINE][PER];
         [[unroll]] for (uint b = 0; b < MINE; b++)
@@ -167,7 +174,7 @@ void main() {
                 const uint col = (team + b * TEAMS) * 128 + i * SG + lane;
                 if (col < COLS) {
                     precise float scaled = v[b][i] * inv;
-                    precise float y = scaled * (1.0 + w.v[col]);
+                    precise float y = scaled * (1.0 + weights[b][i]);
                     v[b][i] = y;
                 }
             }

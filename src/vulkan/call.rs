@@ -261,8 +261,15 @@ impl Places<'_> {
             }
             Some(p) => {
                 let block = live.clamp(1, 8);
-                let each = if block <= 2 { 4 } else { 2 };
-                let threads = 128u32;
+                // Loads in flight hide latency; sums of up to 32 (row, activation) pairs are kept by a subgroup.
+                let (each, rounds) = match block {
+                    1 => (2, 4),
+                    2 => (4, 2),
+                    4 => (4, 1),
+                    _ => (4, 1),
+                };
+                let lanes = sg.min(32);
+                let threads = 4 * lanes;
                 let constants = vec![
                     (0, threads),
                     (1, sg),
@@ -271,11 +278,13 @@ impl Places<'_> {
                     (4, code_number(m.format.code)),
                     (5, p.width as u32),
                     (6, (m.format.group != Group::Row) as u32),
+                    (7, rounds),
                     (8, selected),
+                    (9, threads),
                 ];
                 let push = Push::new().at(m.codes).at(m.scales).at(values).at(sx).at(sums).at(out).at(step);
                 let push = push.word(m.rows).word(p.steps).word(act.cols).word(m.format.groups(m.cols));
-                let groups = [live.div_ceil(block), m.rows.div_ceil(threads as usize / 8 * each), 1];
+                let groups = [live.div_ceil(block), m.rows.div_ceil(4 * each), 1];
                 self.call(Shader::Linear, constants, push, groups, touches)
             }
         };
