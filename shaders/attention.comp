@@ -33,7 +33,7 @@ layout(push_constant, scalar) uniform Push {
 const uint PAIRS = R * GQ;
 const uint PARTS = PAGE / HEAD_DIM;
 const uint TEAMS = 256 / SG;
-const uint BATCH = 16; // loads in flight together
+const uint BATCH = PAIRS <= 4 && HEAD_DIM >= 64 ? 64 : 16; // loads in flight together
 
 shared vec4 qs[PAIRS][HEAD_DIM / 4];
 shared vec4 es[PAIRS][PAGE / 4]; // exponentials, later partial sums of values
@@ -135,7 +135,7 @@ void main() {
         Running now[PAIRS];
         [[unroll]] for (uint n = 0; n < PAIRS; n++) {
             float m = NONE;
-            for (uint i = 0; i < TEAMS; i++) m = max(m, parts[n][i]);
+            [[unroll]] for (uint i = 0; i < TEAMS; i++) m = max(m, parts[n][i]);
             now[n].m = m;
             s[n] = s[n] == NONE ? 0.0 : exp_(s[n] - m);
             es[n][t / 4][t % 4] = s[n];
@@ -149,7 +149,7 @@ void main() {
         barrier();
         [[unroll]] for (uint n = 0; n < PAIRS; n++) {
             precise float l = 0.0;
-            for (uint i = 0; i < TEAMS; i++) l = l + parts[n][i];
+            [[unroll]] for (uint i = 0; i < TEAMS; i++) l = l + parts[n][i];
             now[n].l = l;
         }
 

@@ -53,7 +53,9 @@ float reduce_sum(float v) {
     if (gl_SubgroupInvocationID == 0) parts[gl_SubgroupID] = s;
     barrier();
     precise float all = 0.0;
-    for (uint i = 0; i < TEAMS; i++) all = all + parts[i];
+    [[unroll]] for (uint i = 0; i < TEAMS; i += SG)
+        if (i + gl_SubgroupInvocationID < TEAMS) all = all + parts[i + gl_SubgroupInvocationID];
+    [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) all = all + subgroupShuffleXor(all, d);
     barrier();
     return all;
 }
@@ -63,7 +65,9 @@ float reduce_max(float v) {
     if (gl_SubgroupInvocationID == 0) parts[gl_SubgroupID] = v;
     barrier();
     float all = 0.0;
-    for (uint i = 0; i < TEAMS; i++) all = max(all, parts[i]);
+    [[unroll]] for (uint i = 0; i < TEAMS; i += SG)
+        if (i + gl_SubgroupInvocationID < TEAMS) all = max(all, parts[i + gl_SubgroupInvocationID]);
+    [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) all = max(all, subgroupShuffleXor(all, d));
     barrier();
     return all;
 }
@@ -73,8 +77,9 @@ int reduce_int(int v) {
     if (gl_SubgroupInvocationID == 0) int_parts[gl_SubgroupID] = v;
     barrier();
     int all = 0;
-    for (uint i = 0; i < TEAMS; i++) all += int_parts[i];
-    barrier();
+    [[unroll]] for (uint i = 0; i < TEAMS; i += SG)
+        if (i + gl_SubgroupInvocationID < TEAMS) all += int_parts[i + gl_SubgroupInvocationID];
+    [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) all += subgroupShuffleXor(all, d);
     return all;
 }
 

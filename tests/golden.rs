@@ -55,7 +55,7 @@ fn weights(case: &str, config: &Value) -> Weights {
 
 /// Scores of all positions, the text cut into passes of `chunk` rows.
 fn run(engine: &mut dyn Engine, ids: &[u32], chunk: usize) -> Scores {
-    let mut all = Scores { vocab: engine.vocab(), logits: Vec::new() };
+    let mut all = Scores { vocab: engine.vocab(), logits: Vec::new(), ..Scores::default() };
     let mut scores = Scores::default();
     for tokens in ids.chunks(chunk.min(engine.max_rows())) {
         engine.forward(&TokenTree::chain(tokens), Rows::All, &mut scores).unwrap();

@@ -128,7 +128,11 @@ fn drafted_draws_have_the_exact_joint_distribution() {
     tree.push(top, 4);
     let other = tree.push(0, 1);
     tree.push(other, 3);
-    let scores = Scores { vocab: VOCAB, logits: (0..tree.len() as u32).flat_map(|node| logits(&tree.path(node))).collect() };
+    let scores = Scores {
+        vocab: VOCAB,
+        logits: (0..tree.len() as u32).flat_map(|node| logits(&tree.path(node))).collect(),
+        ..Scores::default()
+    };
     let one = sampler(12);
     let p = p_value(|i| {
         let mut history = vec![0; 3 * (i % 1000) + 1];

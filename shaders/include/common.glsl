@@ -33,7 +33,8 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Ste
     uint n_path;     // rows to commit
     uint first;      // first live row
     uint chain;      // 1: each row's parent is the row before it
-    uint pad0, pad1;
+    uint n_best;     // of a row's largest logits, where lists of them are wanted
+    uint usable;     // tokens that may be picked
     uint v[];
 };
 const uint STEP_TOKENS = 0, STEP_POSITIONS = 1, STEP_PARENTS = 2, STEP_SELECTED = 3, STEP_PATH = 4;

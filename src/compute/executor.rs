@@ -31,6 +31,10 @@ pub trait Executor: Send {
     /// Prepares a plan whose step buffer is `step`, laid out by `layout`.
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId>;
     fn run(&mut self, plan: PlanId) -> Result<()>;
+    /// Whether lists of the largest logits are worth asking for, instead of the logits.
+    fn lists_best(&self) -> bool {
+        false
+    }
     /// Bytes a second that the device's memory moves in a plain copy, read and written ones counted; `None` where the caller
     /// measures by other means.
     fn copy_bandwidth(&mut self) -> Option<f64> {

@@ -1,5 +1,6 @@
 //! Floor 1: the dispatch list (`plan`), the executor seam, and the CPU executor with its scalar twins. Knows no model.
 
+pub mod best;
 pub mod cpu;
 pub mod executor;
 pub mod memory;

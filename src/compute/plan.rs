@@ -136,6 +136,8 @@ pub enum Op {
     },
     /// Softmax attention over committed pages and the row's ancestors in scratch, page partials merged in page order.
     Attention { q: BufferId, out: BufferId, n_heads: usize, scale: f32, kv: KvLayer },
+    /// The largest logits of each selected row as lists, see [`crate::compute::best`].
+    Best { logits: BufferId, vocab: usize, maxima: BufferId, lists: BufferId },
     /// Copies the accepted path's keys and values from scratch to the cache, for every layer.
     Commit { layers: Vec<KvLayer> },
 }
@@ -150,6 +152,7 @@ impl Op {
             Op::Prepare { act, .. } => vec![act.values],
             Op::Linear { jobs, .. } => jobs.iter().map(|j| j.out).collect(),
             Op::Rope { q, k, kv, .. } => vec![*q, *k, kv.scratch_k, kv.scratch_v],
+            Op::Best { maxima, lists, .. } => vec![*maxima, *lists],
             Op::Commit { layers } => layers.iter().flat_map(|kv| [kv.k, kv.v]).collect(),
         }
     }
@@ -174,6 +177,7 @@ impl Dispatch {
     pub fn rows(&self) -> RowSet {
         match self.op {
             Op::Norm { rows, .. } | Op::Prepare { rows, .. } | Op::Linear { rows, .. } => rows,
+            Op::Best { .. } => RowSet::Selected,
             _ => RowSet::All,
         }
     }

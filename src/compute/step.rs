@@ -1,6 +1,6 @@
 //! The step buffer: everything that varies between passes, as u32 words at fixed places.
 //!
-//! `[rows, base, n_selected, n_path, first, chain, 0, 0]`, then five arrays of `max_rows` words: tokens, positions, parents, selected, path.
+//! `[rows, base, n_selected, n_path, first, chain, n_best, usable]`, then five arrays of `max_rows` words: tokens, positions, parents, selected, path.
 
 use super::plan::RowSet;
 
@@ -33,6 +33,8 @@ impl StepLayout {
             parents: &part(2)[..rows],
             selected: &part(3)[..words[2] as usize],
             path: &part(4)[..words[3] as usize],
+            n_best: words[6],
+            usable: words[7],
         }
     }
 
@@ -44,6 +46,8 @@ impl StepLayout {
         words[3] = step.path.len() as u32;
         words[4] = step.first as u32;
         words[5] = step.is_chain() as u32;
+        words[6] = step.n_best;
+        words[7] = step.usable;
         for (i, part) in [step.tokens, step.positions, step.parents, step.selected, step.path].into_iter().enumerate() {
             words[HEADER + i * self.max_rows..][..part.len()].copy_from_slice(part);
         }
@@ -51,7 +55,7 @@ impl StepLayout {
 }
 
 /// One step, as kernels read it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct StepView<'a> {
     /// Rows of the tree; earlier passes may have evaluated some of them.
     pub rows: usize,
@@ -68,6 +72,10 @@ pub struct StepView<'a> {
     pub selected: &'a [u32],
     /// Rows to commit, root first
     pub path: &'a [u32],
+    /// How many of a row's largest logits are wanted, where lists of them are
+    pub n_best: u32,
+    /// Tokens that such a list may name
+    pub usable: u32,
 }
 
 impl StepView<'_> {

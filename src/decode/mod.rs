@@ -67,6 +67,7 @@ pub fn generate(
 ) -> Result<Stop> {
     let start = Instant::now();
     let mut left = limits.max_tokens.min(room(target, history)?);
+    target.engine_mut().want(sampler.decisive());
     let interrupted = || limits.interrupt.load(Ordering::Relaxed);
     stats.prompt_tokens += history.len() as u64;
     if left == 0 {

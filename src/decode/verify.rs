@@ -30,7 +30,7 @@ pub fn verify(tree: &TokenTree, scores: &Scores, sampler: &Sampler, history: &[T
     let mut path = vec![0];
     loop {
         let node = path[path.len() - 1];
-        let next = sampler.pick(history.len() + path.len() - 1, scores.row(node as usize), &context)?;
+        let next = scores.pick(node as usize, sampler, history.len() + path.len() - 1, &context)?;
         match tree.child(node, next) {
             Some(child) => path.push(child),
             None => return Ok(Verdict { path, next }),
@@ -55,7 +55,7 @@ mod tests {
         let c = tree.push(a, 1);
         // Row 0 prefers 1; every other row prefers 1 a little over 3.
         let logits = [[0., 5., 1., 2.], [0., 5., 1., 4.], [0.; 4], [0.; 4], [0., 5., 1., 4.]].concat();
-        let scores = Scores { vocab: 4, logits };
+        let scores = Scores { vocab: 4, logits, ..Scores::default() };
         let verdict = |repeat_penalty| {
             let sampler = Sampler::new(SamplerConfig { repeat_penalty, ..Default::default() }).unwrap();
             verify(&tree, &scores, &sampler, &[9]).unwrap()

@@ -10,6 +10,8 @@ pub use reference::ReferenceEngine;
 pub use timeline::Timeline;
 pub use tree::TokenTree;
 
+use crate::sampler::Sampler;
+use crate::tensor::Token;
 use anyhow::Result;
 
 /// Which rows of a forward pass need scores.
@@ -26,6 +28,8 @@ pub struct Scores {
     pub vocab: usize,
     /// f32 `[rows asked for, vocab]`
     pub logits: Vec<f32>,
+    /// In place of logits, where [`Engine::want`] asked for it: the best tokens of each row asked for, best first.
+    pub best: Vec<Vec<(Token, f32)>>,
 }
 
 impl Scores {
@@ -34,7 +38,18 @@ impl Scores {
         &self.logits[i * self.vocab..][..self.vocab]
     }
 
+    /// The token that `sampler` picks from the i-th row asked for, which stands at `position`.
+    pub fn pick(&self, i: usize, sampler: &Sampler, position: usize, context: &[Token]) -> Result<Token> {
+        match self.best.get(i) {
+            Some(best) => sampler.pick_best(position, best),
+            None => sampler.pick(position, self.row(i), context),
+        }
+    }
+
     pub fn rows(&self) -> usize {
+        if !self.best.is_empty() {
+            return self.best.len();
+        }
         self.logits.len().checked_div(self.vocab).unwrap_or(0)
     }
 }
@@ -56,6 +71,9 @@ pub trait Engine: Send {
     /// Scores the nodes `first_new..` of a tree whose earlier nodes the last pass evaluated, at the same root. `rows` counts new
     /// nodes only; `commit` and further calls see the whole tree.
     fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()>;
+    /// From now on the `n` best tokens of a row below `usable` will do, or with `None` all logits are wanted. An engine may give all
+    /// logits anyway.
+    fn want(&mut self, _best: Option<(usize, usize)>) {}
     /// Makes nodes of the last forward pass part of the cache; `path` holds node indices, root first, each the parent of the next.
     fn commit(&mut self, path: &[u32]) -> Result<()>;
     /// Takes back to `position` tokens. Refused when a sliding-window ring has lost what that needs; then reset to 0 and prefill.

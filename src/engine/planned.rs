@@ -1,6 +1,7 @@
 //! The engine that runs plans on an executor: fills the step buffer, keeps the position, and says what may be taken back.
 
 use super::{Engine, Memory, Rows, Scores, TokenTree};
+use crate::compute::best;
 use crate::compute::step::{NO_PARENT, StepView};
 use crate::compute::{Executor, KernelTime, KvFormat};
 use crate::error::{Fault, Kind};
@@ -28,10 +29,13 @@ pub struct PlannedEngine {
     written: usize,
     angles: [Angles; 2],
     words: Vec<u32>,
+    lists: Vec<u32>,
     tables: [Vec<f32>; 2],
     /// The tree of the last pass, still in scratch.
     last: TokenTree,
     selected: usize,
+    /// Best tokens of a row that will do, below which id.
+    wanted: Option<(usize, usize)>,
 }
 
 impl PlannedEngine {
@@ -44,12 +48,14 @@ impl PlannedEngine {
         Ok(PlannedEngine {
             angles: [Angles::new(c.rope_local, c.head_dim), Angles::new(c.rope_global, c.head_dim)],
             words: vec![0; model.layout.words()],
+            lists: Vec::new(),
             tables: Default::default(),
             context: options.context,
             position: 0,
             written: 0,
             last: TokenTree::default(),
             selected: 0,
+            wanted: None,
             exec,
             model,
         })
@@ -84,6 +90,8 @@ impl PlannedEngine {
             parents: &parents,
             selected: &selected,
             path: &[],
+            n_best: self.wanted.map_or(0, |w| w.0 as u32),
+            usable: self.wanted.map_or(0, |w| w.1.min(self.model.config.vocab) as u32),
         };
         self.model.layout.fill(&mut self.words, &step);
         self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
@@ -93,10 +101,24 @@ impl PlannedEngine {
             positions[first..].iter().for_each(|p| angles.push(*p as usize, table));
             self.exec.write(buffer, first * head_dim * 4, bytemuck::cast_slice(table))?;
         }
-        self.exec.run(if selected.is_empty() { self.model.pass_without_logits } else { self.model.pass })?;
+        let lists = self.model.best.zip(self.model.pass_with_best).filter(|_| self.wanted.is_some());
+        self.exec.run(match lists {
+            _ if selected.is_empty() => self.model.pass_without_logits,
+            Some((_, pass)) => pass,
+            None => self.model.pass,
+        })?;
         self.last.clone_from(tree);
         self.selected = selected.len();
         out.vocab = self.model.config.vocab;
+        out.best.clear();
+        if let Some((lists, _)) = lists.filter(|_| !selected.is_empty()) {
+            self.lists.resize(selected.len() * best::WORDS, 0);
+            self.exec.read(lists, 0, bytemuck::cast_slice_mut(&mut self.lists))?;
+            if let Some(best) = self.lists.chunks_exact(best::WORDS).map(best::parse).collect() {
+                (out.best, out.logits) = (best, Vec::new());
+                return Ok(());
+            }
+        }
         out.logits.resize(selected.len() * out.vocab, 0.0);
         if !selected.is_empty() {
             self.exec.read(self.model.logits, 0, bytemuck::cast_slice_mut(&mut out.logits))?;
@@ -126,6 +148,10 @@ impl Engine for PlannedEngine {
         self.pass(tree, 0, rows, out)
     }
 
+    fn want(&mut self, best: Option<(usize, usize)>) {
+        self.wanted = best.filter(|b| b.0 <= best::CHUNKS);
+    }
+
     fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()> {
         let same = first_new == self.last.len()
             && tree.tokens.starts_with(&self.last.tokens)
@@ -141,8 +167,7 @@ impl Engine for PlannedEngine {
             path.first() == Some(&0) && parent_of(0) == Some(None) && linked,
             "a commit takes a path from the root of the last pass"
         );
-        let step =
-            StepView { rows: 0, first: 0, base: self.position, tokens: &[], positions: &[], parents: &[], selected: &[], path };
+        let step = StepView { base: self.position, path, ..StepView::default() };
         self.model.layout.fill(&mut self.words, &step);
         self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
         self.exec.run(self.model.commit)?;

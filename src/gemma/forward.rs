@@ -5,7 +5,7 @@
 
 use super::{Config, Role, Weights};
 use crate::compute::{
-    Act, ActFormat, BufferId, Executor, KvFormat, KvLayer, LinearJob, Op, Plan, PlanId, RowSet, StepLayout, WeightId,
+    Act, ActFormat, BufferId, Executor, KvFormat, KvLayer, LinearJob, Op, Plan, PlanId, RowSet, StepLayout, WeightId, best,
 };
 use crate::kv::Pages;
 use anyhow::{Context, Result};
@@ -28,6 +28,10 @@ pub struct Forward {
     pub kv_bytes: u64,
     /// Scores the step's rows.
     pub pass: PlanId,
+    /// The same, and lists of the largest logits where the executor is for it.
+    pub pass_with_best: Option<PlanId>,
+    /// u32 `[max_rows, best::WORDS]`
+    pub best: Option<BufferId>,
     /// Scores nothing: writes scratch keys and values only.
     pub pass_without_logits: PlanId,
     pub commit: PlanId,
@@ -56,9 +60,19 @@ pub fn load(weights: &Weights, exec: &mut dyn Executor, options: ForwardOptions)
     let (body, tail) = b.pass(&config, &kv, rope, hidden, logits)?;
     let mut whole = body.clone();
     whole.dispatches.extend(tail.dispatches);
+    let mut best = None;
+    let mut with_best = whole.clone();
+    if b.exec.lists_best() {
+        let maxima = b.rows("chunk maxima", best::CHUNKS)?;
+        let lists = b.rows("best logits", best::WORDS)?;
+        with_best.push("best", None, Op::Best { logits, vocab: config.vocab, maxima, lists });
+        best = Some(lists);
+    }
     let mut commit = Plan::default();
     commit.push("commit", None, Op::Commit { layers: kv.clone() });
     Ok(Forward {
+        pass_with_best: best.map(|_| b.exec.record(with_best, step, layout)).transpose()?,
+        best,
         pass: b.exec.record(whole, step, layout)?,
         pass_without_logits: b.exec.record(body, step, layout)?,
         commit: b.exec.record(commit, step, layout)?,

@@ -11,7 +11,7 @@
 mod noise;
 mod select;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::error::Fault;
 use crate::tensor::Token;
@@ -121,6 +121,38 @@ impl Sampler {
             self.improve(&mut best, token, logit, gumbel(config.seed, position, token));
         }
         Ok(best.0)
+    }
+
+    /// How many of a row's best logits decide what [`pick`](Self::pick) gives, and below which id; `None` if all of them may.
+    pub fn decisive(&self) -> Option<(usize, usize)> {
+        let kept = match (self.config.temperature == 0.0, self.config.top_k) {
+            (true, _) => 1,
+            (false, 0) => return None,
+            (false, k) => k,
+        };
+        (!self.reads_context()).then_some((kept + self.banned.len(), self.usable))
+    }
+
+    /// [`pick`](Self::pick), given at least the [`decisive`](Self::decisive) logits, best first.
+    pub fn pick_best(&self, position: usize, best: &[(Token, f32)]) -> Result<Token> {
+        let config = &self.config;
+        let allowed = |(token, logit): &&(Token, f32)| {
+            self.banned.binary_search(token).is_err() && (*token as usize) < self.usable && *logit > f32::NEG_INFINITY
+        };
+        let list: Vec<(Token, f32)> = best.iter().filter(allowed).take(config.top_k.max(1)).copied().collect();
+        let Some(&(first, max)) = list.first() else { bail!("no token can be picked: all logits are banned or minus infinity") };
+        if max == f32::INFINITY {
+            bail!("the model gave an infinite logit");
+        }
+        if config.temperature == 0.0 {
+            return Ok(first);
+        }
+        let kept = self.passing(&list, self.mass(&list, max), max);
+        let mut choice = (0, f64::NEG_INFINITY);
+        for &(token, logit) in &list[..kept] {
+            self.improve(&mut choice, token, logit, gumbel(config.seed, position, token));
+        }
+        Ok(choice.0)
     }
 
     /// The `n` tokens of a draft row that the target is most likely to pick at `position`, best first.

@@ -4,7 +4,7 @@ use super::device::DeviceInfo;
 use super::layout::{DeviceMatrix, Packing, code_number};
 use super::pipeline::{Constants, Shader};
 use super::push::Push;
-use crate::compute::{Act, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, RowSet, WeightId};
+use crate::compute::{Act, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, RowSet, WeightId, best};
 use crate::kv::PAGE;
 use crate::tensor::trellis::Trellis;
 use crate::tensor::{Code, Group};
@@ -132,6 +132,7 @@ impl Places<'_> {
                 }
                 Op::Rope { .. } => out.push(self.rope(op, bucket)?),
                 Op::Attention { .. } => self.attention(op, bucket, &mut out)?,
+                Op::Best { .. } => out.extend(self.best(op, bucket)),
                 Op::Commit { layers } => out.extend(self.commit(layers, bucket)?),
             }
             for call in out.iter_mut().rev().take_while(|c| c.label.is_empty()) {
@@ -171,7 +172,7 @@ impl Places<'_> {
     /// Threads of a workgroup that works on a row.
     fn row_threads(&self, cols: usize) -> u32 {
         let blocks = cols.div_ceil(128) as u32;
-        (blocks * self.info.subgroup).next_power_of_two().clamp(self.info.subgroup, 1024.min(self.info.max_workgroup))
+        (blocks.div_ceil(3) * self.info.subgroup).next_power_of_two().clamp(self.info.subgroup, 1024.min(self.info.max_workgroup))
     }
 
     fn row_call(&self, r: RowWork<'_>, bucket: Bucket) -> Call {
@@ -341,6 +342,16 @@ impl Places<'_> {
             out_calls.push(self.call(Shader::AttentionMerge, constants, push, [*n_heads, bucket.rows, 1], touches));
         }
         Ok(())
+    }
+
+    fn best(&self, op: &Op, bucket: Bucket) -> [Call; 2] {
+        let Op::Best { logits, vocab, maxima, lists } = op else { unreachable!() };
+        [0, 1].map(|stage| {
+            let push = [*logits, *maxima, *lists, self.step].into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
+            let touches = vec![Touch::Read(*logits), Touch::Write(*maxima), Touch::Write(*lists)];
+            let constants = vec![(1, stage), (2, best::MOST as u32)];
+            self.call(Shader::Best, constants, push.word(*vocab), [best::CHUNKS, bucket.selected, 1], touches)
+        })
     }
 
     fn commit(&self, layers: &[KvLayer], bucket: Bucket) -> Result<Option<Call>> {

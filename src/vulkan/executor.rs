@@ -4,8 +4,9 @@ use super::call::{Bucket, Call, Own, Places, Touch};
 use super::device::{Choice, Gpu};
 use super::layout::DeviceMatrix;
 use super::memory::{Arena, Block, Place, Span, Use};
-use super::pipeline::Pipelines;
-use super::queue::{Queue, barrier};
+use super::pipeline::{Pipelines, Shader};
+use super::push::Push;
+use super::queue::{Queue, barrier, kernel_barrier};
 use super::timing::Timing;
 use super::upload::Uploader;
 use crate::compute::{BufferId, Dispatch, Executor, KernelTime, Op, Plan, PlanId, StepLayout, WeightId};
@@ -154,7 +155,7 @@ impl VulkanExecutor {
             let mut hazards = Hazards::default();
             for (i, (call, pipeline)) in calls.iter().zip(&pipelines).enumerate() {
                 if hazards.meets(call) {
-                    barrier(device, commands);
+                    kernel_barrier(device, commands);
                 }
                 // SAFETY: the pipeline and its layout live as long as the executor; addresses are of live buffers.
                 unsafe {
@@ -367,18 +368,26 @@ impl Executor for VulkanExecutor {
         Ok(())
     }
 
+    fn lists_best(&self) -> bool {
+        true
+    }
+
     fn copy_bandwidth(&mut self) -> Option<f64> {
-        let bytes = (self.gpu.info.available.unwrap_or(self.gpu.info.memory) / 8).min(1 << 30) & !255;
+        let bytes = (self.gpu.info.available.unwrap_or(self.gpu.info.memory) / 8).min(1 << 30) & !16383;
         let blocks: Vec<Block> =
             (0..2).map(|_| Block::new(&self.gpu, "measuring", bytes, Place::Device)).collect::<Result<_>>().ok()?;
-        let copy = vk::BufferCopy { src_offset: 0, dst_offset: 0, size: bytes };
+        let pipeline = self.pipelines.get(Shader::Copy, &Vec::new()).ok()?;
+        let push = Push::new().at(blocks[0].address).at(blocks[1].address);
+        let layout = self.pipelines.layout;
         let mut seconds = Vec::new();
         for _ in 0..6 {
             let start = std::time::Instant::now();
             // SAFETY: both blocks hold `bytes` bytes and live until the wait is over.
             let done = self.queue.once(|device, commands| unsafe {
+                device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
+                device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
                 for _ in 0..COPIES {
-                    device.cmd_copy_buffer(commands, blocks[0].buffer, blocks[1].buffer, &[copy]);
+                    device.cmd_dispatch(commands, (bytes / 16384) as u32, 1, 1);
                     barrier(device, commands);
                 }
             });

@@ -12,7 +12,9 @@ use std::sync::Arc;
 pub enum Shader {
     Attention,
     AttentionMerge,
+    Best,
     Commit,
+    Copy,
     Embed,
     Linear,
     LinearFloat,
@@ -33,7 +35,9 @@ impl Shader {
         match self {
             Shader::Attention => spirv!("attention"),
             Shader::AttentionMerge => spirv!("attention_merge"),
+            Shader::Best => spirv!("best"),
             Shader::Commit => spirv!("commit"),
+            Shader::Copy => spirv!("copy"),
             Shader::Embed => spirv!("embed"),
             Shader::Linear => spirv!("linear"),
             Shader::LinearFloat => spirv!("linear_float"),

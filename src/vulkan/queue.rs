@@ -145,15 +145,37 @@ impl Drop for Queue {
     }
 }
 
-/// Everything written before is seen by everything after.
+/// Everything written before, by kernels and copies, is seen by everything after.
 pub fn barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     use vk::{AccessFlags2 as A, PipelineStageFlags2 as S};
-    let stages = S::COMPUTE_SHADER | S::ALL_TRANSFER;
+    let (writes, reads) = (A::SHADER_STORAGE_WRITE | A::TRANSFER_WRITE, A::SHADER_STORAGE_READ | A::TRANSFER_READ);
+    memory_barrier(device, commands, S::COMPUTE_SHADER | S::ALL_TRANSFER, writes, reads | writes);
+}
+
+/// What kernels wrote before is seen by kernels after.
+pub fn kernel_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
+    use vk::{AccessFlags2 as A, PipelineStageFlags2 as S};
+    memory_barrier(
+        device,
+        commands,
+        S::COMPUTE_SHADER,
+        A::SHADER_STORAGE_WRITE,
+        A::SHADER_STORAGE_READ | A::SHADER_STORAGE_WRITE,
+    );
+}
+
+fn memory_barrier(
+    device: &ash::Device,
+    commands: vk::CommandBuffer,
+    stages: vk::PipelineStageFlags2,
+    writes: vk::AccessFlags2,
+    after: vk::AccessFlags2,
+) {
     let all = [vk::MemoryBarrier2::default()
         .src_stage_mask(stages)
-        .src_access_mask(A::SHADER_STORAGE_WRITE | A::TRANSFER_WRITE)
+        .src_access_mask(writes)
         .dst_stage_mask(stages)
-        .dst_access_mask(A::SHADER_STORAGE_READ | A::SHADER_STORAGE_WRITE | A::TRANSFER_READ | A::TRANSFER_WRITE)];
+        .dst_access_mask(after)];
     // SAFETY: `commands` is being recorded.
     unsafe { device.cmd_pipeline_barrier2(commands, &vk::DependencyInfo::default().memory_barriers(&all)) };
 }

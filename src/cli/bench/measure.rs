@@ -63,7 +63,7 @@ pub fn decode(engine: &mut dyn Engine, sampler: &Sampler, n: usize, scores: &mut
     for _ in 0..n {
         engine.forward(&TokenTree::root(token), Rows::All, scores)?;
         engine.commit(&[0])?;
-        token = sampler.pick(engine.position(), scores.row(0), &[])?;
+        token = scores.pick(0, sampler, engine.position(), &[])?;
     }
     Ok(start.elapsed().as_secs_f64())
 }
@@ -74,7 +74,7 @@ pub fn verify(engine: &mut dyn Engine, sampler: &Sampler, rows: usize, scores: &
     let start = Instant::now();
     engine.forward(&tree, Rows::All, scores)?;
     for row in 0..rows {
-        std::hint::black_box(sampler.pick(engine.position() + row, scores.row(row), &[])?);
+        std::hint::black_box(scores.pick(row, sampler, engine.position() + row, &[])?);
     }
     Ok(start.elapsed().as_secs_f64())
 }

@@ -138,6 +138,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let memory = engine.memory();
     let threads = options.model.run.threads.map_or(cpu.threads, usize::from);
     let device_speed = engine.copy_bandwidth();
+    engine.want(Sampler::new(sampling())?.decisive());
     let mut report = Report {
         v: 1,
         version: env!("CARGO_PKG_VERSION").into(),

@@ -160,6 +160,10 @@ impl CpuExecutor {
                     attention::attend(self.isa, &call, kv_head, slots, &mut work);
                 }
             }
+            Op::Best { logits, vocab, maxima, lists } if worker.index == 0 => {
+                reference::best(&self.buffers, step, (*logits, *vocab), *maxima, *lists);
+            }
+            Op::Best { .. } => {}
             Op::Commit { layers } => {
                 for kv in &layers[share(layers.len())] {
                     reference::commit(&self.buffers, kv, layout.max_rows, step);

@@ -5,6 +5,7 @@ pub mod attention;
 pub mod linear;
 pub mod rows;
 
+use super::best;
 use super::cpu::linear::{ActValues, ActView};
 use super::memory::Buffers;
 use super::plan::{Act, BufferId, KvFormat, KvLayer, Op, RowSet};
@@ -76,6 +77,7 @@ pub fn run(op: &Op, buffers: &Buffers, weights: &[Matrix<'static>], layout: Step
                 }
             }
         }
+        Op::Best { logits, vocab, maxima, lists } => best(buffers, step, (*logits, *vocab), *maxima, *lists),
         Op::Commit { layers } => layers.iter().for_each(|kv| commit(buffers, kv, layout.max_rows, step)),
     }
 }
@@ -191,6 +193,20 @@ unsafe fn scatter<T: bytemuck::Pod>(buffers: &Buffers, id: BufferId, start: usiz
     for (d, value) in column.iter().enumerate() {
         // SAFETY: passed on to the caller.
         unsafe { buffers.slice_mut::<T>(id, start + d * stride, 1)[0] = *value };
+    }
+}
+
+/// [`Op::Best`] for all selected rows.
+pub fn best(buffers: &Buffers, step: &StepView<'_>, logits: (BufferId, usize), maxima: BufferId, lists: BufferId) {
+    for r in step.live(RowSet::Selected) {
+        // SAFETY: one thread works on the rows; the logits are not written by this op.
+        unsafe {
+            let usable = logits.1.min(step.usable as usize);
+            let row: &[f32] = buffers.slice(logits.0, r * logits.1, usable);
+            let maxima = buffers.slice_mut(maxima, r * best::CHUNKS, best::CHUNKS);
+            let list = buffers.slice_mut(lists, r * best::WORDS, best::WORDS);
+            best::list(row, step.n_best as usize, maxima, list);
+        }
     }
 }
 

@@ -1,0 +1,70 @@
+// The best logits of a row, without the row leaving the device: stage 0 finds the largest of each of 256 chunks; stage 1 takes the
+// n-th largest of those, which at least n logits reach, and lists all that do. The host sorts the few that are left.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "common.glsl"
+
+layout(local_size_x = 256) in;
+layout(constant_id = 1) const uint STAGE = 0;
+layout(constant_id = 2) const uint MOST = 1024; // entries of a list
+
+layout(push_constant, scalar) uniform Push {
+    F32 logits; // [selected rows, vocab]
+    F32 maxima; // [selected rows, 256]
+    U32 lists;  // [selected rows, 2 + 2 MOST]: count (NAN_SEEN: give up), unused, then token and logit in any order
+    Step step_;
+    uint vocab;
+};
+
+const uint NAN_SEEN = 0x80000000u;
+
+shared float largest[256];
+shared float threshold;
+shared uint nans;
+
+void main() {
+    const uint row = gl_WorkGroupID.y, chunk = gl_WorkGroupID.x, t = gl_LocalInvocationID.x;
+    if (row >= step_.n_selected) return;
+    const uint each = (step_.usable + 255) / 256, first = chunk * each, end = min(first + each, step_.usable);
+    const uint at = row * vocab, list = row * (2 + 2 * MOST);
+    const float LEAST = uintBitsToFloat(0xff800000u);
+    if (STAGE == 0) {
+        if (t == 0) nans = 0;
+        barrier();
+        float m = LEAST;
+        for (uint i = first + t; i < end; i += 256) {
+            const float v = logits.v[at + i];
+            if (isnan(v)) nans = 1;
+            m = max(m, v);
+        }
+        largest[t] = m;
+        barrier();
+        for (uint d = 128; d > 0; d /= 2) {
+            if (t < d) largest[t] = max(largest[t], largest[t + d]);
+            barrier();
+        }
+        // Infinity marks a chunk that holds what is no number: the count of the list will say so.
+        if (t == 0) maxima.v[row * 256 + chunk] = nans != 0 ? uintBitsToFloat(0x7f800000u) : largest[0];
+        if (t == 0 && chunk == 0) lists.v[list] = 0;
+        return;
+    }
+    largest[t] = maxima.v[row * 256 + t];
+    barrier();
+    const float mine = largest[t];
+    uint rank = 0;
+    for (uint i = 0; i < 256; i++) rank += uint(largest[i] > mine || (largest[i] == mine && i < t));
+    if (rank == min(step_.n_best, 256) - 1) threshold = mine;
+    if (mine == uintBitsToFloat(0x7f800000u)) atomicOr(lists.v[list], NAN_SEEN);
+    barrier();
+    if (largest[chunk] < threshold) return;
+    for (uint i = first + t; i < end; i += 256) {
+        const float v = logits.v[at + i];
+        if (v >= threshold) {
+            const uint place = atomicAdd(lists.v[list], 1);
+            if ((place & ~NAN_SEEN) < MOST) {
+                lists.v[list + 2 + 2 * (place & ~NAN_SEEN)] = i;
+                lists.v[list + 3 + 2 * (place & ~NAN_SEEN)] = floatBitsToUint(v);
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Lists of a row's largest logits, for devices from which whole rows travel slowly.
+//!
+//! A row's logits are cut into [`CHUNKS`] chunks. The n-th largest of the chunks' maxima is reached by at least n logits: all that
+//! reach it are listed, in any order. A list is `[count, unused, (token, logit bits) x MOST]` in u32 words.
+
+use crate::tensor::Token;
+
+/// Chunks of a row: the largest n that can be asked for.
+pub const CHUNKS: usize = 256;
+/// Entries that a list has room for.
+pub const MOST: usize = 1024;
+/// Words of a list.
+pub const WORDS: usize = 2 + 2 * MOST;
+
+/// Bit of a count that says: among the logits is one that is no number.
+const NAN_SEEN: u32 = 1 << 31;
+
+/// The entries of a list, best first, ties by lowest id; `None` where the list is not all there and the logits must be read.
+pub fn parse(list: &[u32]) -> Option<Vec<(Token, f32)>> {
+    let count = list[0] as usize;
+    if list[0] & NAN_SEEN != 0 || count > MOST {
+        return None;
+    }
+    let mut best: Vec<(Token, f32)> = list[2..][..2 * count].chunks_exact(2).map(|e| (e[0], f32::from_bits(e[1]))).collect();
+    best.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    Some(best)
+}
+
+/// Twin of the kernel: the list of one row.
+pub fn list(logits: &[f32], n: usize, maxima: &mut [f32], out: &mut [u32]) {
+    let each = logits.len().div_ceil(CHUNKS);
+    let mut chunks = logits.chunks(each.max(1));
+    maxima.fill_with(|| chunks.next().map_or(f32::NEG_INFINITY, |c| c.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v))));
+    let mut sorted = maxima.to_vec();
+    sorted.sort_unstable_by(|a, b| b.total_cmp(a));
+    let threshold = sorted[n.clamp(1, CHUNKS) - 1];
+    let reach = logits.iter().enumerate().filter(|(_, v)| **v >= threshold);
+    out[0] = 0;
+    for (token, logit) in reach {
+        if (out[0] as usize) < MOST {
+            let at = 2 + 2 * out[0] as usize;
+            out[at..at + 2].copy_from_slice(&[token as u32, logit.to_bits()]);
+        }
+        out[0] += 1;
+    }
+    if logits.iter().any(|v| v.is_nan()) {
+        out[0] |= NAN_SEEN;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_holds_the_best_and_gives_up_where_it_must() {
+        let mut logits: Vec<f32> = (0..5000).map(|i| ((i * 7919) % 5003) as f32).collect();
+        let (mut maxima, mut words) = (vec![0.0; CHUNKS], vec![0; WORDS]);
+        for n in [1, 5, 64, 256] {
+            list(&logits, n, &mut maxima, &mut words);
+            let mut all: Vec<(Token, f32)> = (0..).zip(logits.iter().copied()).collect();
+            all.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            let best = parse(&words).unwrap();
+            assert!(best.len() >= n);
+            assert_eq!(best[..n], all[..n]);
+        }
+        list(&[1.0; 3000], 4, &mut maxima, &mut words);
+        assert_eq!(parse(&words), None, "too many to list");
+        logits[77] = f32::NAN;
+        list(&logits, 4, &mut maxima, &mut words);
+        assert_eq!(parse(&words), None, "not a number");
+    }
+}
