@@ -1,6 +1,6 @@
 // Attention of a block of rows over pages of 256 positions, for the query heads of one kv head: a thread a position while scoring, a
-// thread a channel while summing values. Pages are either split over workgroups (partials are joined by attention_merge) or walked
-// here; both ways do the same operations in the same order.
+// thread four channels of every few positions while summing values. Pages are either split over workgroups (partials are joined by
+// who reads them) or walked here; both ways do the same operations in the same order.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -8,7 +8,7 @@
 
 layout(local_size_x = 256) in;
 layout(constant_id = 1) const uint SG = 32;
-layout(constant_id = 2) const uint HEAD_DIM = 128; // a power of two up to 256
+layout(constant_id = 2) const uint HEAD_DIM = 128; // a power of two, 16 to 256
 layout(constant_id = 3) const uint GQ = 2;         // query heads of a kv head
 layout(constant_id = 4) const uint R = 8;          // rows of a block
 layout(constant_id = 5) const bool KV_F16 = true;
@@ -16,10 +16,10 @@ layout(constant_id = 6) const bool SPLIT = true;
 
 layout(push_constant, scalar) uniform Push {
     F32 q;              // [rows, n_kv, GQ, HEAD_DIM]
-    F32 out_;           // the same; where pages are split, [live row, n_kv, GQ, pages, HEAD_DIM + 2]
-    uint64_t k;         // [pages, n_kv, HEAD_DIM, PAGE]
+    F32 out_;           // the same; where pages are split, [live row, n_kv, GQ, slots, HEAD_DIM + 2]
+    U32x4 k;            // [pages, n_kv, HEAD_DIM / KB, PAGE, KB]
     uint64_t v;         // [pages, n_kv, PAGE, HEAD_DIM]
-    uint64_t scratch_k; // [n_kv, HEAD_DIM, max_rows]
+    U32x4 scratch_k;    // [n_kv, HEAD_DIM / KB, max_rows, KB]
     uint64_t scratch_v; // [max_rows, n_kv, HEAD_DIM]
     Step step_;
     float scale;
@@ -31,16 +31,41 @@ layout(push_constant, scalar) uniform Push {
 };
 
 const uint PAIRS = R * GQ;
-const uint PARTS = PAGE / HEAD_DIM;
 const uint TEAMS = 256 / SG;
-const uint BATCH = PAIRS <= 4 && HEAD_DIM >= 64 ? 64 : 16; // loads in flight together
+const uint KB = KV_F16 ? 8 : 4;               // channels of a key in 16 bytes
+const uint KEYS = HEAD_DIM / KB;              // 16-byte loads of a key
+const uint BATCH = KEYS < 8 ? KEYS : 8;       // of them in flight together
+const uint PARTS = 1024 / HEAD_DIM;           // positions summed side by side, each PARTS apart
+const uint TURNS = PAGE / PARTS;
+const uint CP = PAIRS < 4 ? 1 : PAIRS / 4;    // pairs whose partial sums fit the room of the exponentials
+const uint VALUES = PAIRS * HEAD_DIM;         // outputs, each thread every 256th
+const uint MINE = (VALUES + 255) / 256;
 
 shared vec4 qs[PAIRS][HEAD_DIM / 4];
-shared vec4 es[PAIRS][PAGE / 4]; // exponentials, later partial sums of values
+shared vec4 es[(PAIRS < 4 ? 4 : PAIRS) * PAGE / 4]; // exponentials [PAIRS, PAGE], then partial sums [CP, PARTS, HEAD_DIM]
 shared float parts[PAIRS][TEAMS];
+shared vec2 factors[PAIRS];    // what joins this page
+shared vec2 page_ml[PAIRS];
 shared uint16_t path[R][PAGE]; // scratch row of a position of this page
 
-float load(uint64_t at, uint i) { return KV_F16 ? float(F16(at).v[i]) : F32(at).v[i]; }
+void unpack(uvec4 w, out vec4 a, out vec4 b) {
+    if (KV_F16) {
+        a = vec4(unpackHalf2x16(w.x), unpackHalf2x16(w.y));
+        b = vec4(unpackHalf2x16(w.z), unpackHalf2x16(w.w));
+    } else {
+        a = uintBitsToFloat(w);
+        b = vec4(0);
+    }
+}
+
+// Four channels of a value.
+vec4 value_at(uint64_t base, uint i) {
+    if (KV_F16) {
+        const uvec2 w = U32x2(base).v[i];
+        return vec4(unpackHalf2x16(w.x), unpackHalf2x16(w.y));
+    }
+    return uintBitsToFloat(U32x4(base).v[i]);
+}
 
 // sum + a.x b.x + a.y b.y + ..., in this order.
 float add_products(vec4 a, vec4 b, float sum) {
@@ -49,16 +74,20 @@ float add_products(vec4 a, vec4 b, float sum) {
     return s;
 }
 
+vec4 add_scaled(float e, vec4 value, vec4 sum) {
+    precise vec4 s = fma(vec4(e), value, sum);
+    return s;
+}
+
 void main() {
     const uint t = gl_LocalInvocationID.x, head = gl_WorkGroupID.x, i0 = gl_WorkGroupID.y * R;
     const uint live = step_.rows - step_.first, base = step_.base;
     if (i0 >= live) return;
     const bool chain = step_.chain != 0;
-    uint row[R], position[R];
+    uint position[R];
     uint lowest = 0xffffffffu, highest = 0;
     [[unroll]] for (uint j = 0; j < R; j++) {
-        row[j] = step_.first + min(i0 + j, live - 1);
-        position[j] = step_.v[STEP_POSITIONS * max_rows + row[j]];
+        position[j] = step_.v[STEP_POSITIONS * max_rows + step_.first + min(i0 + j, live - 1)];
         lowest = min(lowest, first_visible(position[j], window) / PAGE);
         highest = max(highest, position[j]);
     }
@@ -68,15 +97,15 @@ void main() {
         end = min(begin + 1, end);
         if (begin >= end) return;
     }
-    for (uint i = t; i < PAIRS * HEAD_DIM; i += 256) {
+    for (uint i = t; i < VALUES; i += 256) {
         const uint pair = i / HEAD_DIM, d = i % HEAD_DIM;
         const uint r = step_.first + min(i0 + pair / GQ, live - 1);
         qs[pair][d / 4][d % 4] = q.v[((r * n_kv + head) * GQ + pair % GQ) * HEAD_DIM + d];
     }
 
-    Running run[PAIRS];
-    float o[PAIRS];
-    [[unroll]] for (uint n = 0; n < PAIRS; n++) run[n] = Running(0.0, 0.0), o[n] = 0.0;
+    Running run = Running(0.0, 0.0); // of pair t
+    float o[MINE];
+    [[unroll]] for (uint k_ = 0; k_ < MINE; k_++) o[k_] = 0.0;
 
     for (uint page = begin; page < end; page++) {
         const uint p = page * PAGE + t;
@@ -95,28 +124,43 @@ void main() {
         // Scores.
         float s[PAIRS];
         [[unroll]] for (uint n = 0; n < PAIRS; n++) s[n] = 0.0;
-        const uint page_k = (page % pages * n_kv + head) * HEAD_DIM * PAGE + t;
         const bool cached = p < base;
-        const uint stride = cached ? PAGE : max_rows;
-        if (cached || chain) {
-            const uint64_t from = cached ? k : scratch_k;
-            const uint at = cached ? page_k : head * HEAD_DIM * max_rows + min(p - base, max_rows - 1);
-            for (uint d0 = 0; d0 < HEAD_DIM; d0 += BATCH) {
-                vec4 key[BATCH / 4];
-                [[unroll]] for (uint e = 0; e < BATCH; e++) key[e / 4][e % 4] = load(from, at + (d0 + e) * stride);
-                [[unroll]] for (uint e = 0; e < BATCH / 4; e++)
-                    [[unroll]] for (uint n = 0; n < PAIRS; n++) s[n] = add_products(qs[n][d0 / 4 + e], key[e], s[n]);
+        if (p > highest) {
+            // Nobody sees it.
+        } else if (cached || chain) {
+            U32x4 from = cached ? k : scratch_k;
+            const uint stride = cached ? PAGE : max_rows;
+            const uint at = cached ? (page % pages * n_kv + head) * KEYS * PAGE + t
+                                   : head * KEYS * max_rows + min(p - base, max_rows - 1);
+            [[unroll]] for (uint c0 = 0; c0 < KEYS; c0 += BATCH) {
+                uvec4 raw[BATCH];
+                [[unroll]] for (uint c = 0; c < BATCH; c++) raw[c] = from.v[at + (c0 + c) * stride];
+                [[unroll]] for (uint c = 0; c < BATCH; c++) {
+                    vec4 a, b;
+                    unpack(raw[c], a, b);
+                    [[unroll]] for (uint n = 0; n < PAIRS; n++) {
+                        s[n] = add_products(qs[n][(c0 + c) * (KB / 4)], a, s[n]);
+                        if (KV_F16) s[n] = add_products(qs[n][(c0 + c) * 2 + 1], b, s[n]);
+                    }
+                }
             }
         } else {
-            [[unroll]] for (uint j = 0; j < R; j++) {
-                if (p > position[j]) continue;
-                const uint at = head * HEAD_DIM * max_rows + path[j][t];
-                for (uint d = 0; d < HEAD_DIM; d += 4) {
-                    vec4 key;
-                    [[unroll]] for (uint e = 0; e < 4; e++) key[e] = load(scratch_k, at + (d + e) * max_rows);
-                    [[unroll]] for (uint g = 0; g < GQ; g++)
-                        s[j * GQ + g] = add_products(qs[j * GQ + g][d / 4], key, s[j * GQ + g]);
+            for (uint j = 0; j < R; j++) {
+                const uint seen = step_.v[STEP_POSITIONS * max_rows + step_.first + min(i0 + j, live - 1)];
+                if (p > seen) continue;
+                const uint at = head * KEYS * max_rows + path[j][t];
+                float mine[GQ];
+                [[unroll]] for (uint g = 0; g < GQ; g++) mine[g] = 0.0;
+                for (uint c = 0; c < KEYS; c++) {
+                    vec4 a, b;
+                    unpack(scratch_k.v[at + c * max_rows], a, b);
+                    [[unroll]] for (uint g = 0; g < GQ; g++) {
+                        mine[g] = add_products(qs[j * GQ + g][c * (KB / 4)], a, mine[g]);
+                        if (KV_F16) mine[g] = add_products(qs[j * GQ + g][c * 2 + 1], b, mine[g]);
+                    }
                 }
+                [[unroll]] for (uint n = 0; n < PAIRS; n++)
+                    if (n / GQ == j) s[n] = mine[n % GQ];
             }
         }
 
@@ -132,13 +176,12 @@ void main() {
             if (gl_SubgroupInvocationID == 0) parts[n][gl_SubgroupID] = m;
         }
         barrier();
-        Running now[PAIRS];
         [[unroll]] for (uint n = 0; n < PAIRS; n++) {
             float m = NONE;
             [[unroll]] for (uint i = 0; i < TEAMS; i++) m = max(m, parts[n][i]);
-            now[n].m = m;
+            if (t == n) page_ml[n].x = m;
             s[n] = s[n] == NONE ? 0.0 : exp_(s[n] - m);
-            es[n][t / 4][t % 4] = s[n];
+            es[(n * PAGE + t) / 4][t % 4] = s[n];
         }
         barrier();
         [[unroll]] for (uint n = 0; n < PAIRS; n++) {
@@ -146,89 +189,90 @@ void main() {
             [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) l = l + subgroupShuffleXor(l, d);
             if (gl_SubgroupInvocationID == 0) parts[n][gl_SubgroupID] = l;
         }
-        barrier();
-        [[unroll]] for (uint n = 0; n < PAIRS; n++) {
-            precise float l = 0.0;
-            [[unroll]] for (uint i = 0; i < TEAMS; i++) l = l + parts[n][i];
-            now[n].l = l;
-        }
 
-        // Values: a part of the page's positions, channel d. Beyond the last visible one all exponentials are 0.
-        const uint d = t % HEAD_DIM, first_slot = t / HEAD_DIM * HEAD_DIM;
-        const uint end_slot = min(first_slot + HEAD_DIM, highest - page * PAGE + 1);
-        float sum[PAIRS];
-        [[unroll]] for (uint n = 0; n < PAIRS; n++) sum[n] = 0.0;
-        const uint page_v = (page % pages * n_kv + head) * PAGE * HEAD_DIM + d;
-        for (uint slot0 = first_slot; slot0 < end_slot; slot0 += BATCH) {
-            const uint at0 = page * PAGE + slot0;
-            if (at0 + BATCH <= base || chain) {
-                vec4 value[BATCH / 4];
-                [[unroll]] for (uint e = 0; e < BATCH; e++) {
-                    const uint at = at0 + e;
-                    value[e / 4][e % 4] =
-                        at < base ? load(v, page_v + (slot0 + e) * HEAD_DIM)
-                                  : load(scratch_v, (min(at - base, max_rows - 1) * n_kv + head) * HEAD_DIM + d);
+        // Values. Beyond the last visible position all exponentials are 0.
+        const uint channel = t % (HEAD_DIM / 4), part = t / (HEAD_DIM / 4);
+        const uint turns = min(TURNS, (highest - page * PAGE) / PARTS + 1);
+        vec4 sum[PAIRS];
+        [[unroll]] for (uint n = 0; n < PAIRS; n++) sum[n] = vec4(0.0);
+        const uint page_v = (page % pages * n_kv + head) * PAGE * (HEAD_DIM / 4) + channel;
+        if (uniform_keys) {
+            for (uint turn0 = 0; turn0 < turns; turn0 += 8) {
+                vec4 value[8];
+                [[unroll]] for (uint u = 0; u < 8; u++) {
+                    const uint slot = min(turn0 + u, TURNS - 1) * PARTS + part, at = page * PAGE + slot;
+                    value[u] = at < base ? value_at(v, page_v + slot * (HEAD_DIM / 4))
+                                         : value_at(scratch_v, (min(at - base, max_rows - 1) * n_kv + head) * (HEAD_DIM / 4) + channel);
                 }
-                [[unroll]] for (uint e = 0; e < BATCH / 4; e++)
+                [[unroll]] for (uint u = 0; u < 8; u++) {
+                    const uint slot = (turn0 + u) * PARTS + part;
+                    if (TURNS % 8 != 0 && slot >= PAGE) break;
                     [[unroll]] for (uint n = 0; n < PAIRS; n++)
-                        sum[n] = add_products(es[n][slot0 / 4 + e], value[e], sum[n]);
-                continue;
+                        sum[n] = add_scaled(es[(n * PAGE + slot) / 4][slot % 4], value[u], sum[n]);
+                }
             }
-            for (uint slot = slot0; slot < min(slot0 + BATCH, end_slot); slot++) {
-                const uint at = page * PAGE + slot;
-                const float cached_value = at < base ? load(v, page_v + slot * HEAD_DIM) : 0.0;
+        } else {
+            for (uint turn = 0; turn < turns; turn++) {
+                const uint slot = turn * PARTS + part, at = page * PAGE + slot;
+                vec4 value = at < base ? value_at(v, page_v + slot * (HEAD_DIM / 4)) : vec4(0.0);
                 [[unroll]] for (uint j = 0; j < R; j++) {
                     if (at > position[j]) continue;
-                    const float value =
-                        at < base ? cached_value : load(scratch_v, (uint(path[j][slot]) * n_kv + head) * HEAD_DIM + d);
-                    [[unroll]] for (uint g = 0; g < GQ; g++) {
-                        precise float more = fma(es[j * GQ + g][slot / 4][slot % 4], value, sum[j * GQ + g]);
-                        sum[j * GQ + g] = more;
-                    }
+                    if (at >= base) value = value_at(scratch_v, (uint(path[j][slot]) * n_kv + head) * (HEAD_DIM / 4) + channel);
+                    [[unroll]] for (uint g = 0; g < GQ; g++)
+                        sum[j * GQ + g] = add_scaled(es[((j * GQ + g) * PAGE + slot) / 4][slot % 4], value, sum[j * GQ + g]);
                 }
             }
         }
-        // The parts' sums, in order, through the room of the exponentials.
         barrier();
-        [[unroll]] for (uint n = 0; n < PAIRS; n++) es[n][t / 4][t % 4] = sum[n];
-        barrier();
-        [[unroll]] for (uint n = 0; n < PAIRS; n++) {
-            precise float all = es[n][d / 4][d % 4];
-            [[unroll]] for (uint h = 1; h < PARTS; h++) {
-                const uint other = h * HEAD_DIM + d;
-                all = all + es[n][other / 4][other % 4];
-            }
-            sum[n] = all;
-        }
-        barrier();
-
-        [[unroll]] for (uint n = 0; n < PAIRS; n++) {
-            const uint j = n / GQ;
-            const uint from = first_visible(position[j], window) / PAGE;
-            if (page < from || page > position[j] / PAGE) continue;
-            if (SPLIT) {
-                if (i0 + j >= live || t >= HEAD_DIM) continue;
-                const uint at = (((i0 + j) * n_kv + head) * GQ + n % GQ) * slots + (page - from);
-                out_.v[at * (HEAD_DIM + 2) + t] = sum[n];
-                if (t == 0) {
-                    out_.v[at * (HEAD_DIM + 2) + HEAD_DIM] = now[n].m;
-                    out_.v[at * (HEAD_DIM + 2) + HEAD_DIM + 1] = now[n].l;
-                }
-            } else if (page == from) {
-                run[n] = now[n];
-                o[n] = sum[n];
-            } else {
+        if (t < PAIRS) {
+            precise float l = 0.0;
+            [[unroll]] for (uint i = 0; i < TEAMS; i++) l = l + parts[t][i];
+            page_ml[t].y = l;
+            const Running now = Running(page_ml[t].x, l);
+            const uint at = step_.v[STEP_POSITIONS * max_rows + step_.first + min(i0 + t / GQ, live - 1)];
+            const uint from = first_visible(at, window) / PAGE;
+            if (page == from) {
+                run = now;
+                factors[t] = vec2(0.0, 1.0);
+            } else if (page > from && page <= at / PAGE) {
                 float fa, fb;
-                run[n] = join(run[n], now[n], fa, fb);
-                o[n] = join_output(o[n], sum[n], fa, fb);
+                run = join(run, now, fa, fb);
+                factors[t] = vec2(fa, fb);
             }
+        }
+
+        // The parts' sums, in order, a few pairs at a time.
+        [[unroll]] for (uint n0 = 0; n0 < PAIRS; n0 += CP) {
+            [[unroll]] for (uint n = n0; n < n0 + CP; n++) es[((n - n0) * PARTS + part) * (HEAD_DIM / 4) + channel] = sum[n];
+            barrier();
+            [[unroll]] for (uint m = 0; m < MINE; m++) {
+                const uint value = m * 256 + t, n = value / HEAD_DIM, d = value % HEAD_DIM;
+                if (n < n0 || n >= n0 + CP) continue;
+                precise float all = 0.0;
+                for (uint h = 0; h < PARTS; h++) all = all + es[((n - n0) * PARTS + h) * (HEAD_DIM / 4) + d / 4][d % 4];
+                const uint j = n / GQ;
+                const uint seen = step_.v[STEP_POSITIONS * max_rows + step_.first + min(i0 + j, live - 1)];
+                const uint from = first_visible(seen, window) / PAGE;
+                if (page < from || page > seen / PAGE) continue;
+                if (SPLIT) {
+                    if (i0 + j >= live) continue;
+                    const uint place = ((((i0 + j) * n_kv + head) * GQ + n % GQ) * slots + (page - from)) * (HEAD_DIM + 2);
+                    out_.v[place + d] = all;
+                    if (d < 2) out_.v[place + HEAD_DIM + d] = page_ml[n][d];
+                } else {
+                    o[m] = page == from ? all : join_output(o[m], all, factors[n].x, factors[n].y);
+                }
+            }
+            barrier();
         }
     }
-    if (SPLIT || t >= HEAD_DIM) return;
-    [[unroll]] for (uint n = 0; n < PAIRS; n++) {
-        const uint j = n / GQ;
-        if (i0 + j >= live) continue;
-        precise float y = o[n] / run[n].l;
-        out_.v[((row[j] * n_kv + head) * GQ + n % GQ) * HEAD_DIM + t] = y;
+    if (SPLIT) return;
+    if (t < PAIRS) page_ml[t].y = run.l;
+    barrier();
+    [[unroll]] for (uint m = 0; m < MINE; m++) {
+        const uint value = m * 256 + t, n = value / HEAD_DIM, d = value % HEAD_DIM, j = n / GQ;
+        if (n >= PAIRS || i0 + j >= live) continue;
+        precise float y = o[m] / page_ml[n].y;
+        out_.v[(((step_.first + i0 + j) * n_kv + head) * GQ + n % GQ) * HEAD_DIM + d] = y;
     }
 }

@@ -7,9 +7,9 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const bool KV_F16 = true;
 
 struct Layer {
-    uint64_t k;         // [pages, n_kv, head_dim, PAGE]
+    uint64_t k;         // [pages, n_kv, head_dim / KB, PAGE, KB]
     uint64_t v;         // [pages, n_kv, PAGE, head_dim]
-    uint64_t scratch_k; // [n_kv, head_dim, max_rows]
+    uint64_t scratch_k; // [n_kv, head_dim / KB, max_rows, KB]
     uint64_t scratch_v; // [max_rows, n_kv, head_dim]
     uint pages;
     uint pad;
@@ -24,6 +24,9 @@ layout(push_constant, scalar) uniform Push {
     uint max_rows;
 };
 
+// Channels of a key that lie together: 16 bytes.
+const uint KB = KV_F16 ? 8 : 4;
+
 void main() {
     const uint depth = gl_WorkGroupID.x, head = gl_WorkGroupID.y;
     if (depth >= step_.n_path) return;
@@ -31,7 +34,9 @@ void main() {
     const uint row = step_.v[STEP_PATH * max_rows + depth], position = step_.base + depth;
     const uint page = position / PAGE % layer.pages, slot = position % PAGE;
     for (uint d = gl_LocalInvocationID.x; d < head_dim; d += gl_WorkGroupSize.x) {
-        const uint k_to = ((page * n_kv + head) * head_dim + d) * PAGE + slot, k_from = (head * head_dim + d) * max_rows + row;
+        const uint blocks = head_dim / KB, part = d % KB;
+        const uint k_to = (((page * n_kv + head) * blocks + d / KB) * PAGE + slot) * KB + part;
+        const uint k_from = ((head * blocks + d / KB) * max_rows + row) * KB + part;
         const uint v_to = ((page * n_kv + head) * PAGE + slot) * head_dim + d, v_from = (row * n_kv + head) * head_dim + d;
         if (KV_F16) {
             U16(layer.k).v[k_to] = U16(layer.scratch_k).v[k_from];

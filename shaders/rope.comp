@@ -15,7 +15,7 @@ layout(push_constant, scalar) uniform Push {
     F32 q_norm;  // [HEAD_DIM]
     F32 k_norm;
     F32 table;   // [max_rows, 2, HEAD_DIM / 2]
-    uint64_t scratch_k; // [n_kv, HEAD_DIM, max_rows]
+    uint64_t scratch_k; // [n_kv, HEAD_DIM / KB, max_rows, KB]
     uint64_t scratch_v; // [max_rows, n_kv, HEAD_DIM]
     Step step_;
     float eps;
@@ -31,6 +31,11 @@ void store(uint64_t at, uint i, float value) {
     if (KV_F16) F16(at).v[i] = float16_t(value);
     else F32(at).v[i] = value;
 }
+
+// Channels of a key that lie together: 16 bytes.
+const uint KB = KV_F16 ? 8 : 4;
+
+uint key_at(uint h, uint d, uint r) { return ((h * (HEAD_DIM / KB) + d / KB) * max_rows + r) * KB + d % KB; }
 
 // One subgroup, lane i with elements i, i + SG, ... of both halves.
 void main() {
@@ -77,8 +82,8 @@ void main() {
             q.v[at] = rx;
             q.v[at + HALF] = ry;
         } else {
-            store(scratch_k, (h * HEAD_DIM + d) * max_rows + r, rx);
-            store(scratch_k, (h * HEAD_DIM + d + HALF) * max_rows + r, ry);
+            store(scratch_k, key_at(h, d, r), rx);
+            store(scratch_k, key_at(h, d + HALF, r), ry);
         }
     }
 }

@@ -6,6 +6,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
+#include "attention.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint SG = 32;
@@ -19,6 +20,8 @@ layout(constant_id = 8) const bool HADAMARD = false;
 layout(constant_id = 9) const bool INT8 = false;  // else the activations stay f32
 layout(constant_id = 10) const uint GROUP = 0;    // columns that share a scale; 0: all
 layout(constant_id = 11) const bool GLU = false;  // x = gelu_tanh(x) * add
+layout(constant_id = 12) const uint MERGE = 0;    // channels of a head: x holds attention's page partials, to be joined; 0: it does not
+layout(constant_id = 13) const bool FULL = false; // no subgroup has a block less than another, none is cut short
 
 layout(push_constant, scalar) uniform Push {
     F32 x;      // [rows, COLS]
@@ -33,6 +36,8 @@ layout(push_constant, scalar) uniform Push {
     float eps;
     uint stride; // bytes of a row of values
     uint max_rows;
+    uint window; // of attention whose partials are joined
+    uint slots;  // pages of a row's partials
 };
 
 const uint PER = 128 / SG;                          // columns of a block that a lane has
@@ -127,6 +132,30 @@ void hadamard(inout float v[PER], uint block) {
     }
 }
 
+// Joins the page partials of a row's attention, in page order: x is [live row, COLS / MERGE, slots, MERGE + 2].
+void merge_pages(out float v[MINE][PER]) {
+    const uint r = gl_WorkGroupID.x;
+    const uint position = step_.v[STEP_POSITIONS * max_rows + step_.first + r];
+    const uint pages = position / PAGE - first_visible(position, window) / PAGE + 1;
+    [[unroll]] for (uint b = 0; b < MINE; b++)
+        [[unroll]] for (uint i = 0; i < PER; i++) {
+            const uint col = (gl_SubgroupID + b * TEAMS) * 128 + i * SG + gl_SubgroupInvocationID;
+            v[b][i] = 0.0;
+            if (!FULL && col >= COLS) continue;
+            uint at = (r * (COLS / MERGE) + col / MERGE) * slots * (MERGE + 2);
+            Running run = Running(x.v[at + MERGE], x.v[at + MERGE + 1]);
+            float o = x.v[at + col % MERGE];
+            for (uint page = 1; page < pages; page++) {
+                at += MERGE + 2;
+                float fa, fb;
+                run = join(run, Running(x.v[at + MERGE], x.v[at + MERGE + 1]), fa, fb);
+                o = join_output(o, x.v[at + col % MERGE], fa, fb);
+            }
+            precise float y = o / run.l;
+            v[b][i] = y;
+        }
+}
+
 void main() {
     const uint lane = gl_SubgroupInvocationID, team = gl_SubgroupID;
     const uint live = live_rows(step_, SELECTED);
@@ -136,24 +165,34 @@ void main() {
     const uint from = SELECTED && NORM ? step_.v[STEP_SELECTED * max_rows + r] : r;
 
     float v[MINE][PER];
-    [[unroll]] for (uint b = 0; b < MINE; b++)
-        [[unroll]] for (uint i = 0; i < PER; i++) {
-            const uint col = (team + b * TEAMS) * 128 + i * SG + lane;
-            v[b][i] = col < COLS ? x.v[from * COLS + col] : 0.0;
-        }
+    if (MERGE == 0) {
+        [[unroll]] for (uint b = 0; b < MINE; b++)
+            [[unroll]] for (uint i = 0; i < PER; i++) {
+                const uint col = (team + b * TEAMS) * 128 + i * SG + lane;
+                v[b][i] = FULL || col < COLS ? x.v[from * COLS + col] : 0.0;
+            }
+    } else {
+        merge_pages(v);
+    }
     float weights[NORM ? MINE : 1][PER];
     if (NORM)
         [[unroll]] for (uint b = 0; b < MINE; b++)
             [[unroll]] for (uint i = 0; i < PER; i++) {
                 const uint col = (team + b * TEAMS) * 128 + i * SG + lane;
-                weights[b][i] = col < COLS ? w.v[col] : 0.0;
+                weights[b][i] = FULL || col < COLS ? w.v[col] : 0.0;
             }
     if (ADD) {
-        float a[MINE][PER];
+        float a[MINE][PER], add_weights[GLU ? 1 : MINE][PER];
+        if (!GLU)
+            [[unroll]] for (uint b = 0; b < MINE; b++)
+                [[unroll]] for (uint i = 0; i < PER; i++) {
+                    const uint col = (team + b * TEAMS) * 128 + i * SG + lane;
+                    add_weights[b][i] = FULL || col < COLS ? w_add.v[col] : 0.0;
+                }
         [[unroll]] for (uint b = 0; b < MINE; b++)
             [[unroll]] for (uint i = 0; i < PER; i++) {
                 const uint col = (team + b * TEAMS) * 128 + i * SG + lane;
-                a[b][i] = col < COLS ? add.v[from * COLS + col] : 0.0;
+                a[b][i] = FULL || col < COLS ? add.v[from * COLS + col] : 0.0;
             }
         if (GLU) {
             [[unroll]] for (uint b = 0; b < MINE; b++)
@@ -163,9 +202,9 @@ void main() {
             [[unroll]] for (uint b = 0; b < MINE; b++)
                 [[unroll]] for (uint i = 0; i < PER; i++) {
                     const uint col = (team + b * TEAMS) * 128 + i * SG + lane;
-                    if (col < COLS) {
+                    if (FULL || col < COLS) {
                         precise float scaled = a[b][i] * inv;
-                        precise float sum = fma(scaled, 1.0 + w_add.v[col], v[b][i]);
+                        precise float sum = fma(scaled, 1.0 + add_weights[b][i], v[b][i]);
                         v[b][i] = sum;
                         if (!SELECTED) x.v[from * COLS + col] = sum;
                     }
@@ -177,7 +216,7 @@ void main() {
         [[unroll]] for (uint b = 0; b < MINE; b++)
             [[unroll]] for (uint i = 0; i < PER; i++) {
                 const uint col = (team + b * TEAMS) * 128 + i * SG + lane;
-                if (col < COLS) {
+                if (FULL || col < COLS) {
                     precise float scaled = v[b][i] * inv;
                     precise float y = scaled * (1.0 + weights[b][i]);
                     v[b][i] = y;
@@ -188,7 +227,7 @@ void main() {
         [[unroll]] for (uint b = 0; b < MINE; b++)
             [[unroll]] for (uint i = 0; i < PER; i++) {
                 const uint col = (team + b * TEAMS) * 128 + i * SG + lane;
-                if (col < COLS) z.v[r * COLS + col] = v[b][i];
+                if (FULL || col < COLS) z.v[r * COLS + col] = v[b][i];
             }
     if (!PREPARE) return;
 
@@ -198,7 +237,7 @@ void main() {
         [[unroll]] for (uint b = 0; b < MINE; b++)
             [[unroll]] for (uint i = 0; i < PER; i++) {
                 const uint col = (team + b * TEAMS) * 128 + i * SG + lane;
-                if (col < COLS) F32(values).v[r * (stride / 4) + col] = v[b][i];
+                if (FULL || col < COLS) F32(values).v[r * (stride / 4) + col] = v[b][i];
             }
         return;
     }
@@ -224,7 +263,7 @@ void main() {
                 const uint col = first + (i - i0) * SG;
                 precise float scaled = v[b][i] * inv;
                 const int q = int(clamp(roundEven(scaled), -127.0, 127.0));
-                if (col < COLS) I8(values).v[r * stride + col] = int8_t(q);
+                if (FULL || col < COLS) I8(values).v[r * stride + col] = int8_t(q);
                 sum += q;
             }
             if (GROUP == 0) {
@@ -232,7 +271,7 @@ void main() {
                 continue;
             }
             [[unroll]] for (uint d = LANES / 2; d > 0; d /= 2) sum += subgroupShuffleXor(sum, d);
-            if (lane % LANES == 0 && first < COLS) {
+            if (lane % LANES == 0 && (FULL || first < COLS)) {
                 precise float scale = most / 127.0;
                 scales.v[r * GROUPS + first / GROUP] = scale;
                 sums.v[r * GROUPS + first / GROUP] = sum;

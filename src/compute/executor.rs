@@ -1,6 +1,6 @@
 //! The executor seam: memory, recorded plans, and nothing else. `cpu::CpuExecutor` and `vulkan::VulkanExecutor` implement it.
 
-use super::plan::{BufferId, Plan, PlanId, WeightId};
+use super::plan::{BufferId, KvFormat, Plan, PlanId, WeightId};
 use super::step::StepLayout;
 use crate::tensor::Matrix;
 use anyhow::Result;
@@ -31,6 +31,10 @@ pub trait Executor: Send {
     /// Prepares a plan whose step buffer is `step`, laid out by `layout`.
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId>;
     fn run(&mut self, plan: PlanId) -> Result<()>;
+    /// Channels of a key that lie together in the cache: 1 keeps each channel's positions side by side.
+    fn key_block(&self, _format: KvFormat) -> usize {
+        1
+    }
     /// Whether lists of the largest logits are worth asking for, instead of the logits.
     fn lists_best(&self) -> bool {
         false

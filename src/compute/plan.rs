@@ -78,21 +78,38 @@ impl KvFormat {
     }
 }
 
-/// Keys and values of one layer. Keys lie transposed so that 16 consecutive positions are one vector.
+/// Keys and values of one layer. Keys lie so that what the device loads at once lies together: `key_block` channels of a position, then
+/// the next position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayer {
     pub format: KvFormat,
     pub n_kv_heads: usize,
     pub head_dim: usize,
     pub pages: Pages,
-    /// `[pages, n_kv_heads, head_dim, PAGE]`
+    /// See [`crate::compute::Executor::key_block`].
+    pub key_block: usize,
+    /// `[pages, n_kv_heads, head_dim / key_block, PAGE, key_block]`
     pub k: BufferId,
     /// `[pages, n_kv_heads, PAGE, head_dim]`
     pub v: BufferId,
-    /// This step's keys, not yet committed: `[n_kv_heads, head_dim, max_rows]`
+    /// This step's keys, not yet committed: `[n_kv_heads, head_dim / key_block, max_rows, key_block]`
     pub scratch_k: BufferId,
     /// This step's values: `[max_rows, n_kv_heads, head_dim]`
     pub scratch_v: BufferId,
+}
+
+impl KvLayer {
+    /// Element of `k`.
+    pub fn key_at(&self, page: usize, head: usize, d: usize, slot: usize) -> usize {
+        let b = self.key_block;
+        (((page * self.n_kv_heads + head) * (self.head_dim / b) + d / b) * crate::kv::PAGE + slot) * b + d % b
+    }
+
+    /// Element of `scratch_k`.
+    pub fn scratch_key_at(&self, max_rows: usize, head: usize, d: usize, row: usize) -> usize {
+        let b = self.key_block;
+        ((head * (self.head_dim / b) + d / b) * max_rows + row) * b + d % b
+    }
 }
 
 /// One matrix of a linear dispatch: `out[r, n] = sum_k act[r, k] * weight[n, k]`.

@@ -226,10 +226,11 @@ impl PlannedEngine {
             for (head, position) in
                 (0..kv.n_kv_heads).flat_map(|h| (kv.pages.first_visible(self.position)..self.position).map(move |p| (h, p)))
             {
-                let page = kv.pages.physical(position / PAGE) * kv.n_kv_heads + head;
+                let physical = kv.pages.physical(position / PAGE);
+                let page = physical * kv.n_kv_heads + head;
                 let mut element = vec![0; size];
                 for d in 0..dim {
-                    self.exec.read(kv.k, ((page * dim + d) * PAGE + position % PAGE) * size, &mut element)?;
+                    self.exec.read(kv.k, kv.key_at(physical, head, d, position % PAGE) * size, &mut element)?;
                     out.extend_from_slice(&element);
                 }
                 let mut value = vec![0; size * dim];

@@ -174,6 +174,7 @@ impl Builder<'_> {
                 n_kv_heads: heads,
                 head_dim: dim,
                 pages,
+                key_block: self.exec.key_block(options.kv),
                 k: self.exec.alloc("keys", cache)?,
                 v: self.exec.alloc("values", cache)?,
                 scratch_k: self.exec.alloc("scratch keys", scratch)?,

@@ -101,12 +101,16 @@ impl Places<'_> {
         while i < dispatches.len() {
             let Dispatch { op, label, .. } = &dispatches[i];
             let rest = &dispatches[i + 1..];
-            // A norm or a gate and the rounding of its result are one call.
+            // A norm, a gate or attention and the rounding of its result are one call where that is possible.
             let prepare = match (op, rest.first().map(|d| &d.op)) {
                 (Op::Norm { out, rows, .. }, Some(Op::Prepare { input, act, rows: r })) if input == out && rows == r => {
                     Some(*act)
                 }
-                (Op::GateUp { out, .. }, Some(Op::Prepare { input, act, rows: RowSet::All })) if input == out => Some(*act),
+                (Op::GateUp { out, .. } | Op::Attention { out, .. }, Some(Op::Prepare { input, act, rows: RowSet::All }))
+                    if input == out =>
+                {
+                    Some(*act)
+                }
                 _ => None,
             };
             let written = op.outputs();
@@ -131,7 +135,7 @@ impl Places<'_> {
                     out.push(self.glu(*result, cols, prepare, read_later, bucket));
                 }
                 Op::Rope { .. } => out.push(self.rope(op, bucket)?),
-                Op::Attention { .. } => self.attention(op, bucket, &mut out)?,
+                Op::Attention { .. } => self.attention(op, prepare.as_ref(), read_later, bucket, &mut out)?,
                 Op::Best { .. } => out.extend(self.best(op, bucket)),
                 Op::Commit { layers } => out.extend(self.commit(layers, bucket)?),
             }
@@ -170,9 +174,13 @@ impl Places<'_> {
     }
 
     /// Threads of a workgroup that works on a row.
+    ///
+    /// As many subgroups as divide its blocks evenly, where there is such a number worth having.
     fn row_threads(&self, cols: usize) -> u32 {
-        let blocks = cols.div_ceil(128) as u32;
-        (blocks.div_ceil(3) * self.info.subgroup).next_power_of_two().clamp(self.info.subgroup, 1024.min(self.info.max_workgroup))
+        let (blocks, most) = (cols.div_ceil(128) as u32, 1024.min(self.info.max_workgroup) / self.info.subgroup);
+        let even = (1..=most.min(blocks)).rev().find(|n| blocks.is_multiple_of(*n)).unwrap_or(1);
+        let teams = if 3 * even >= most.min(blocks) { even } else { most.min(blocks) };
+        teams * self.info.subgroup
     }
 
     fn row_call(&self, r: RowWork<'_>, bucket: Bucket) -> Call {
@@ -191,6 +199,8 @@ impl Places<'_> {
             (9, int8 as u32),
             (10, r.prepare.filter(|_| int8).map_or(0, |a| group(a.format.group))),
             (11, r.glu as u32),
+            (12, r.merge.map_or(0, |m| m.head_dim as u32)),
+            (13, (r.cols.is_multiple_of(128) && (r.cols as u32 / 128).is_multiple_of(threads / self.info.subgroup)) as u32),
         ];
         let at = |id: Option<BufferId>| id.map_or(0, |id| self.at(id));
         let mut push = Push::new().at(self.at(r.x)).at(at(r.add)).at(at(r.w_add)).at(at(r.w)).at(at(r.z));
@@ -200,6 +210,7 @@ impl Places<'_> {
         };
         let stride = r.cols * if int8 { 1 } else { 4 };
         push = push.at(self.at(self.step)).float(r.eps).word(stride).word(self.max_rows);
+        push = push.word(r.merge.map_or(0, |m| m.window)).word(r.merge.map_or(0, |m| m.slots));
         let mut touches = vec![Touch::Read(r.x)];
         touches.extend(r.add.map(Touch::Read));
         touches.extend(r.z.map(Touch::Write));
@@ -217,20 +228,23 @@ impl Places<'_> {
         let z = (prepare.is_none() || read_later || *rows == RowSet::Selected).then_some(*out);
         let (add, w_add) = (add.map(|a| a.0), add.map(|a| a.1));
         let prepare = prepare.as_ref();
-        let work = RowWork { x: *x, add, w_add, w: Some(*w), z, prepare, cols: *dim, eps: *eps, rows: *rows, glu: false };
+        let work =
+            RowWork { x: *x, add, w_add, w: Some(*w), z, prepare, cols: *dim, eps: *eps, rows: *rows, glu: false, merge: None };
         self.row_call(work, bucket)
     }
 
     fn prepare(&self, input: BufferId, act: &Act, rows: RowSet, bucket: Bucket) -> Call {
         let (add, w_add, w, z) = (None, None, None, None);
-        let work = RowWork { x: input, add, w_add, w, z, prepare: Some(act), cols: act.cols, eps: 0.0, rows, glu: false };
+        let work =
+            RowWork { x: input, add, w_add, w, z, prepare: Some(act), cols: act.cols, eps: 0.0, rows, glu: false, merge: None };
         self.row_call(work, bucket)
     }
 
     fn glu(&self, out: BufferId, cols: usize, prepare: Option<Act>, read_later: bool, bucket: Bucket) -> Call {
         let z = (prepare.is_none() || read_later).then_some(out);
         let (x, add, prepare) = (self.own.gate, Some(self.own.up), prepare.as_ref());
-        let work = RowWork { x, add, w_add: None, w: None, z, prepare, cols, eps: 0.0, rows: RowSet::All, glu: true };
+        let work =
+            RowWork { x, add, w_add: None, w: None, z, prepare, cols, eps: 0.0, rows: RowSet::All, glu: true, merge: None };
         self.row_call(work, bucket)
     }
 
@@ -305,7 +319,14 @@ impl Places<'_> {
         Ok(self.call(Shader::Rope, constants, push, groups, touches))
     }
 
-    fn attention(&self, op: &Op, bucket: Bucket, out_calls: &mut Vec<Call>) -> Result<()> {
+    fn attention(
+        &self,
+        op: &Op,
+        prepare: Option<&Act>,
+        read_later: bool,
+        bucket: Bucket,
+        out_calls: &mut Vec<Call>,
+    ) -> Result<()> {
         let Op::Attention { q, out, n_heads, scale, kv } = op else { unreachable!() };
         let (dim, gq) = (kv.head_dim, n_heads / kv.n_kv_heads);
         ensure!(
@@ -334,12 +355,13 @@ impl Places<'_> {
         let touches = vec![Touch::Read(*q), Touch::Read(kv.scratch_k), Touch::Read(kv.scratch_v), Touch::Write(target)];
         out_calls.push(self.call(Shader::Attention, constants, push, groups, touches));
         if split {
-            let threads = dim.next_multiple_of(self.info.subgroup as usize);
-            let constants = vec![(0, threads as u32), (2, dim as u32)];
-            let push = Push::new().at(self.at(target)).at(self.at(*out)).at(self.at(self.step));
-            let push = push.word(*n_heads).word(window).word(self.max_rows).word(slots);
-            let touches = vec![Touch::Read(target), Touch::Write(*out)];
-            out_calls.push(self.call(Shader::AttentionMerge, constants, push, [*n_heads, bucket.rows, 1], touches));
+            let z = (prepare.is_none() || read_later).then_some(*out);
+            let merge = Some(Merge { head_dim: dim, window, slots });
+            let (add, w_add, w, cols, rows) = (None, None, None, n_heads * dim, RowSet::All);
+            let work = RowWork { x: target, add, w_add, w, z, prepare, cols, eps: 0.0, rows, glu: false, merge };
+            out_calls.push(self.row_call(work, bucket));
+        } else if let Some(act) = prepare {
+            out_calls.push(self.prepare(*out, act, RowSet::All, bucket));
         }
         Ok(())
     }
@@ -377,6 +399,15 @@ struct RowWork<'a> {
     eps: f32,
     rows: RowSet,
     glu: bool,
+    merge: Option<Merge>,
+}
+
+/// Page partials of attention to be joined.
+#[derive(Clone, Copy)]
+struct Merge {
+    head_dim: usize,
+    window: usize,
+    slots: usize,
 }
 
 fn is_f16(kv: &KvLayer) -> u32 {

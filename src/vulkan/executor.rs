@@ -9,7 +9,7 @@ use super::push::Push;
 use super::queue::{Queue, barrier, kernel_barrier};
 use super::timing::Timing;
 use super::upload::Uploader;
-use crate::compute::{BufferId, Dispatch, Executor, KernelTime, Op, Plan, PlanId, StepLayout, WeightId};
+use crate::compute::{BufferId, Dispatch, Executor, KernelTime, KvFormat, Op, Plan, PlanId, StepLayout, WeightId};
 use crate::kv::PAGE;
 use crate::tensor::Matrix;
 use anyhow::{Result, ensure};
@@ -366,6 +366,11 @@ impl Executor for VulkanExecutor {
             timing.gather(&calls)?;
         }
         Ok(())
+    }
+
+    /// As many as a lane loads at once: 16 bytes.
+    fn key_block(&self, format: KvFormat) -> usize {
+        16 / format.bytes()
     }
 
     fn lists_best(&self) -> bool {

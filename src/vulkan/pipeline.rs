@@ -11,7 +11,6 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shader {
     Attention,
-    AttentionMerge,
     Best,
     Commit,
     Copy,
@@ -34,7 +33,6 @@ impl Shader {
     fn code(self) -> &'static [u8] {
         match self {
             Shader::Attention => spirv!("attention"),
-            Shader::AttentionMerge => spirv!("attention_merge"),
             Shader::Best => spirv!("best"),
             Shader::Commit => spirv!("commit"),
             Shader::Copy => spirv!("copy"),

@@ -80,8 +80,8 @@ fn page_partial(
     let (heads, dim) = (kv.n_kv_heads, kv.head_dim);
     let page = kv.pages.physical(visible.start / PAGE);
     let key = |p: usize, d: usize| match p.checked_sub(step.base) {
-        None => element(buffers, kv.format, kv.k, ((page * heads + head) * dim + d) * PAGE + p % PAGE),
-        Some(depth) => element(buffers, kv.format, kv.scratch_k, (head * dim + d) * max_rows + path[depth] as usize),
+        None => element(buffers, kv.format, kv.k, kv.key_at(page, head, d, p % PAGE)),
+        Some(depth) => element(buffers, kv.format, kv.scratch_k, kv.scratch_key_at(max_rows, head, d, path[depth] as usize)),
     };
     let value = |p: usize, d: usize| match p.checked_sub(step.base) {
         None => element(buffers, kv.format, kv.v, ((page * heads + head) * PAGE + p % PAGE) * dim + d),

@@ -166,17 +166,17 @@ pub fn rope(buffers: &Buffers, op: &Op, max_rows: usize, r: usize) {
             let key: &mut [f32] = buffers.slice_mut(*k, (r * n_kv + head) * dim, dim);
             rows::norm_rope(key, k_norm, *eps, cos, sin);
             let value: &[f32] = buffers.slice(*v, (r * n_kv + head) * dim, dim);
-            let (k_at, v_at) = (head * dim * max_rows + r, (r * n_kv + head) * dim);
+            let (k_at, v_at) = (|d| kv.scratch_key_at(max_rows, head, d, r), (r * n_kv + head) * dim);
             match kv.format {
                 KvFormat::F32 => {
                     let column: &[f32] = key;
-                    scatter(buffers, kv.scratch_k, k_at, max_rows, column);
+                    scatter(buffers, kv.scratch_k, k_at, column);
                     buffers.slice_mut(kv.scratch_v, v_at, dim).copy_from_slice(value);
                 }
                 KvFormat::F16 => {
                     let mut half = [f16::ZERO; MAX_HEAD_DIM];
                     half[..dim].convert_from_f32_slice(key);
-                    scatter(buffers, kv.scratch_k, k_at, max_rows, &half[..dim]);
+                    scatter(buffers, kv.scratch_k, k_at, &half[..dim]);
                     buffers.slice_mut::<f16>(kv.scratch_v, v_at, dim).convert_from_f32_slice(value);
                 }
             }
@@ -184,15 +184,15 @@ pub fn rope(buffers: &Buffers, op: &Op, max_rows: usize, r: usize) {
     }
 }
 
-/// Writes `column[d]` to element `start + d * stride`.
+/// Writes `column[d]` to element `at(d)`.
 ///
 /// # Safety
 /// Nobody else touches those elements.
 #[inline(always)]
-unsafe fn scatter<T: bytemuck::Pod>(buffers: &Buffers, id: BufferId, start: usize, stride: usize, column: &[T]) {
+unsafe fn scatter<T: bytemuck::Pod>(buffers: &Buffers, id: BufferId, at: impl Fn(usize) -> usize, column: &[T]) {
     for (d, value) in column.iter().enumerate() {
         // SAFETY: passed on to the caller.
-        unsafe { buffers.slice_mut::<T>(id, start + d * stride, 1)[0] = *value };
+        unsafe { buffers.slice_mut::<T>(id, at(d), 1)[0] = *value };
     }
 }
 
@@ -228,10 +228,9 @@ fn commit_as<T: bytemuck::Pod>(buffers: &Buffers, kv: &KvLayer, max_rows: usize,
             unsafe {
                 let from: &[T] = buffers.slice(kv.scratch_v, (row * heads + head) * dim, dim);
                 buffers.slice_mut::<T>(kv.v, ((page * heads + head) * PAGE + position % PAGE) * dim, dim).copy_from_slice(from);
-                let from: &[T] = buffers.slice(kv.scratch_k, head * dim * max_rows, dim * max_rows);
-                let to: &mut [T] = buffers.slice_mut(kv.k, (page * heads + head) * dim * PAGE, dim * PAGE);
                 for d in 0..dim {
-                    to[d * PAGE + position % PAGE] = from[d * max_rows + row];
+                    let from: &[T] = buffers.slice(kv.scratch_k, kv.scratch_key_at(max_rows, head, d, row), 1);
+                    buffers.slice_mut::<T>(kv.k, kv.key_at(page, head, d, position % PAGE), 1)[0] = from[0];
                 }
             }
         }
