@@ -50,7 +50,7 @@ void main() {
     const uint team = gl_LocalInvocationID.x / LANES;
     const uint live = live_rows(step_, SELECTED);
     const uint m0 = gl_WorkGroupID.x * M;
-    if (m0 >= live) return;
+    if (m0 > 0 && m0 >= live) return;
     const uint n0 = (gl_WorkGroupID.y * TEAMS + team) * NR;
     const uint row_bytes = steps * W * BITS / 8;
 

@@ -28,7 +28,7 @@ void main() {
     const uint lane = gl_SubgroupInvocationID;
     const uint live = live_rows(step_, SELECTED);
     const uint m0 = gl_WorkGroupID.x * M;
-    if (m0 >= live) return;
+    if (m0 > 0 && m0 >= live) return;
     const uint n0 = gl_WorkGroupID.y * gl_NumSubgroups + gl_SubgroupID;
     const uint row = min(n0, n - 1);
     const uint64_t at = w + uint64_t(row) * k * (BF16 ? 2 : 4);

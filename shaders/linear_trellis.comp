@@ -46,7 +46,7 @@ uint state(uint w[TILE_WORDS], uint end) {
 void main() {
     const uint live = live_rows(step_, SELECTED);
     const uint m0 = gl_WorkGroupID.x * M;
-    if (m0 >= live) return;
+    if (m0 > 0 && m0 >= live) return;
     const uint tile_row = gl_WorkGroupID.y;
     const uint64_t base = codes + uint64_t(tile_row) * tiles * (TILE_WORDS * 4);
     uint xr[M];

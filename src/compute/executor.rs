@@ -39,9 +39,8 @@ pub trait Executor: Send {
     fn lists_best(&self) -> bool {
         false
     }
-    /// Bytes a second that the device's memory moves in a plain copy, read and written ones counted; `None` where the caller
-    /// measures by other means.
-    fn copy_bandwidth(&mut self) -> Option<f64> {
+    /// Bytes a second that the device reads from its memory; `None` where the caller measures by other means.
+    fn read_bandwidth(&mut self) -> Option<f64> {
         None
     }
     /// Bytes of weights and of buffers.

@@ -83,8 +83,8 @@ pub trait Engine: Send {
     /// Bytes of weights, KV cache, and everything else.
     fn memory(&self) -> Memory;
     fn describe(&self) -> String;
-    /// See [`crate::compute::Executor::copy_bandwidth`].
-    fn copy_bandwidth(&mut self) -> Option<f64> {
+    /// See [`crate::compute::Executor::read_bandwidth`].
+    fn read_bandwidth(&mut self) -> Option<f64> {
         None
     }
     fn start_profile(&mut self) {}

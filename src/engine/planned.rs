@@ -203,8 +203,8 @@ impl Engine for PlannedEngine {
         self.exec.describe()
     }
 
-    fn copy_bandwidth(&mut self) -> Option<f64> {
-        self.exec.copy_bandwidth()
+    fn read_bandwidth(&mut self) -> Option<f64> {
+        self.exec.read_bandwidth()
     }
 
     fn start_profile(&mut self) {

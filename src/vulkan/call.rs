@@ -53,8 +53,9 @@ pub struct Call {
     pub push: Push,
     pub groups: [u32; 3],
     pub touches: Vec<Touch>,
-    /// Weight bytes read.
+    /// Weight bytes read, and where they lie.
     pub bytes: u64,
+    pub weights: u64,
     pub label: &'static str,
 }
 
@@ -80,6 +81,12 @@ pub struct Own {
     pub partial_floats: usize,
     /// Addresses of all layers' caches, for commits.
     pub layers: BufferId,
+}
+
+/// Rows from which matrix units are used where there are any. `GEMMA_VULKAN_MATRICES_FROM` changes it, for measurements and tests:
+/// results are the same bits.
+fn matrices_from() -> usize {
+    std::env::var("GEMMA_VULKAN_MATRICES_FROM").ok().and_then(|v| v.parse().ok()).unwrap_or(16)
 }
 
 /// Most rows that page partials are split over workgroups for.
@@ -150,7 +157,7 @@ impl Places<'_> {
 
     fn call(&self, shader: Shader, constants: Constants, push: Push, groups: [usize; 3], touches: Vec<Touch>) -> Call {
         let groups = groups.map(|g| g as u32);
-        Call { shader, constants, push, groups, touches, bytes: 0, label: "" }
+        Call { shader, constants, push, groups, touches, bytes: 0, weights: 0, label: "" }
     }
 
     fn embed(&self, op: &Op, bucket: Bucket) -> Result<Call> {
@@ -274,6 +281,20 @@ impl Places<'_> {
                 let push = push.word(m.rows).word(p.steps).word(act.cols);
                 self.call(Shader::LinearTrellis, constants, push, [live.div_ceil(block), p.rows, 1], touches)
             }
+            Some(p) if self.info.matrices && live >= matrices_from() && p.step_words.is_multiple_of(4) => {
+                let tiles = if m.rows >= 16384 { 2 } else { 1 };
+                let constants = vec![
+                    (3, tiles),
+                    (4, code_number(m.format.code)),
+                    (5, p.width as u32),
+                    (6, (m.format.group != Group::Row) as u32),
+                    (8, selected),
+                ];
+                let push = Push::new().at(m.codes).at(m.scales).at(values).at(sx).at(sums).at(out).at(step);
+                let push = push.word(m.rows).word(p.steps).word(act.cols).word(m.format.groups(m.cols));
+                let groups = [live.div_ceil(16), m.rows.div_ceil(16 * tiles as usize), 1];
+                self.call(Shader::LinearMatrix, constants, push, groups, touches)
+            }
             Some(p) => {
                 let block = live.clamp(1, 8);
                 // Loads in flight hide latency; sums of up to 32 (row, activation) pairs are kept by a subgroup.
@@ -303,7 +324,7 @@ impl Places<'_> {
                 self.call(Shader::Linear, constants, push, groups, touches)
             }
         };
-        call.bytes = m.bytes;
+        (call.bytes, call.weights) = (m.bytes, m.codes);
         Ok(call)
     }
 

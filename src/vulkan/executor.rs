@@ -23,8 +23,8 @@ const MAX_ROWS: [usize; 2] = [512, 128];
 const UPDATE: usize = 65536;
 /// Bytes that come back at a time.
 const READBACK: u64 = 8 << 20;
-/// Copies in a row when memory speed is measured.
-const COPIES: u64 = 8;
+/// Readings in a row when memory speed is measured.
+const READS: u64 = 8;
 /// Room for partial results of attention.
 const PARTIALS: usize = 64 << 20;
 
@@ -141,6 +141,7 @@ impl VulkanExecutor {
             return Ok(*commands);
         }
         let calls = self.calls(recorded, bucket)?;
+        let ahead = if self.timing.is_none() { self.prefetches(&calls)? } else { HashMap::new() };
         let mut pipelines = Vec::with_capacity(calls.len());
         for call in &calls {
             pipelines.push(self.pipelines.get(call.shader, &call.constants)?);
@@ -163,6 +164,14 @@ impl VulkanExecutor {
                     device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, call.push.bytes());
                     device.cmd_dispatch(commands, call.groups[0], call.groups[1], call.groups[2]);
                 }
+                for (pipeline, push, groups) in ahead.get(&i).into_iter().flatten() {
+                    // SAFETY: as above.
+                    unsafe {
+                        device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, *pipeline);
+                        device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
+                        device.cmd_dispatch(commands, *groups, 1, 1);
+                    }
+                }
                 if let Some(timing) = timing.as_ref() {
                     timing.stamp(commands, i + 1);
                 }
@@ -171,6 +180,37 @@ impl VulkanExecutor {
         })?;
         self.plans[plan.0 as usize].commands.insert(bucket, commands);
         Ok(commands)
+    }
+
+    /// Beside which calls weights are read ahead: a call that reads little leaves the memory idle, and the next matrices fit the
+    /// device's cache in part.
+    fn prefetches(&mut self, calls: &[Call]) -> Result<HashMap<usize, Vec<(vk::Pipeline, Push, u32)>>> {
+        let mut ahead = HashMap::new();
+        let room = self.gpu.info.cache;
+        if room == 0 {
+            return Ok(ahead);
+        }
+        let pipeline = self.pipelines.get(Shader::Prefetch, &Vec::new())?;
+        let mut i = 0;
+        while i < calls.len() {
+            let Some(next) = calls[i..].iter().position(|c| c.bytes > 0).map(|n| i + n) else { break };
+            let end = calls[next..].iter().position(|c| c.bytes == 0).map_or(calls.len(), |n| next + n);
+            if next > i {
+                let mut left = room;
+                let mut list = Vec::new();
+                for call in &calls[next..end] {
+                    let count = call.bytes.min(left) / 16;
+                    left -= count * 16;
+                    if count > 0 {
+                        let push = Push::new().at(call.weights).at(call.weights).word(count as usize).word(0);
+                        list.push((pipeline, push, count.div_ceil(1024) as u32));
+                    }
+                }
+                ahead.insert(i, list);
+            }
+            i = end;
+        }
+        Ok(ahead)
     }
 
     fn calls(&self, recorded: &Recorded, bucket: Bucket) -> Result<Vec<Call>> {
@@ -377,22 +417,21 @@ impl Executor for VulkanExecutor {
         true
     }
 
-    fn copy_bandwidth(&mut self) -> Option<f64> {
-        let bytes = (self.gpu.info.available.unwrap_or(self.gpu.info.memory) / 8).min(1 << 30) & !16383;
-        let blocks: Vec<Block> =
-            (0..2).map(|_| Block::new(&self.gpu, "measuring", bytes, Place::Device)).collect::<Result<_>>().ok()?;
-        let pipeline = self.pipelines.get(Shader::Copy, &Vec::new()).ok()?;
-        let push = Push::new().at(blocks[0].address).at(blocks[1].address);
+    fn read_bandwidth(&mut self) -> Option<f64> {
+        let bytes = (self.gpu.info.available.unwrap_or(self.gpu.info.memory) / 8).min(1 << 30) & !32767;
+        let block = Block::new(&self.gpu, "measuring", bytes, Place::Device).ok()?;
+        let pipeline = self.pipelines.get(Shader::Read, &Vec::new()).ok()?;
+        let push = Push::new().at(block.address).at(block.address).word(0);
         let layout = self.pipelines.layout;
         let mut seconds = Vec::new();
         for _ in 0..6 {
             let start = std::time::Instant::now();
-            // SAFETY: both blocks hold `bytes` bytes and live until the wait is over.
+            // SAFETY: the block holds `bytes` bytes and lives until the wait is over.
             let done = self.queue.once(|device, commands| unsafe {
                 device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
                 device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
-                for _ in 0..COPIES {
-                    device.cmd_dispatch(commands, (bytes / 16384) as u32, 1, 1);
+                for _ in 0..READS {
+                    device.cmd_dispatch(commands, (bytes / 32768) as u32, 1, 1);
                     barrier(device, commands);
                 }
             });
@@ -400,7 +439,7 @@ impl Executor for VulkanExecutor {
             seconds.push(start.elapsed().as_secs_f64());
         }
         let best = seconds.into_iter().fold(f64::INFINITY, f64::min);
-        Some(2.0 * (bytes * COPIES) as f64 / best)
+        Some((bytes * READS) as f64 / best)
     }
 
     fn memory(&self) -> (u64, u64) {

@@ -48,6 +48,9 @@ pub struct Bench {
     /// Rows of the verify test
     #[arg(long, value_name = "M", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32])]
     pub rows: Vec<usize>,
+    /// Rows of the passes that the kernels are timed in
+    #[arg(long, value_name = "M", default_value_t = 1)]
+    pub kernel_rows: usize,
     /// Measurements of each, after one that does not count
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
@@ -137,7 +140,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let engine = loaded.engine.as_mut();
     let memory = engine.memory();
     let threads = options.model.run.threads.map_or(cpu.threads, usize::from);
-    let device_speed = engine.copy_bandwidth();
+    let device_speed = engine.read_bandwidth();
     engine.want(Sampler::new(sampling())?.decisive());
     let mut report = Report {
         v: 1,
@@ -291,7 +294,12 @@ impl Runner<'_> {
     fn kernels(&mut self) -> Result<Vec<Kernel>> {
         self.fill(self.options.depth[0])?;
         self.engine.start_profile();
-        measure::decode(self.engine, &self.sampler, self.options.tg, &mut self.scores)?;
+        for _ in 0..if self.options.kernel_rows > 1 { self.options.tg } else { 0 } {
+            measure::verify(self.engine, &self.sampler, self.options.kernel_rows, &mut self.scores)?;
+        }
+        if self.options.kernel_rows <= 1 {
+            measure::decode(self.engine, &self.sampler, self.options.tg, &mut self.scores)?;
+        }
         let mut kernels: Vec<Kernel> = self
             .engine
             .profile()

@@ -22,14 +22,14 @@ pub struct Machine {
     pub cpu: String,
     pub threads: usize,
     pub device: String,
-    /// Measured, 1e9 bytes a second: the processor's reads, or the GPU's copies (bytes read and written).
+    /// Measured, 1e9 bytes a second: what the processor or the GPU reads from its memory.
     pub read_gb_per_s: f64,
 }
 
 impl Machine {
-    /// `copied` is the device's own memory speed in bytes a second, where it has memory of its own.
-    pub fn new(cpu: Cpu, device: String, threads: usize, copied: Option<f64>) -> Self {
-        Machine { cpu: cpu.name, threads, device, read_gb_per_s: copied.map_or(cpu.read_gb_per_s, |c| c / 1e9) }
+    /// `device_speed` is the device's own reading speed in bytes a second, where it has memory of its own.
+    pub fn new(cpu: Cpu, device: String, threads: usize, device_speed: Option<f64>) -> Self {
+        Machine { cpu: cpu.name, threads, device, read_gb_per_s: device_speed.map_or(cpu.read_gb_per_s, |c| c / 1e9) }
     }
 }
 

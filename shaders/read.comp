@@ -1,0 +1,20 @@
+// Reads memory, 128 bytes a lane: how fast the device can, measured.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "common.glsl"
+
+layout(local_size_x = 256) in;
+
+layout(push_constant, scalar) uniform Push {
+    U32x4 from;
+    U32 sink;
+    uint never; // 0
+};
+
+void main() {
+    const uint first = gl_WorkGroupID.x * 2048 + gl_LocalInvocationID.x;
+    uvec4 all = uvec4(0);
+    [[unroll]] for (uint i = 0; i < 8; i++) all ^= from.v[first + i * 256];
+    // Without a use the loads would be dropped.
+    if (never != 0) sink.v[first] = all.x ^ all.y ^ all.z ^ all.w;
+}
