@@ -17,12 +17,10 @@ layout(constant_id = 8) const bool SELECTED = false;
 
 #include "codes.glsl"
 
-layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Bytes { int8_t v[]; };
-
 layout(push_constant, scalar) uniform Push {
     U32x4 codes;
     F16 scales;  // [n, groups]; [n, 2] for i8a
-    Bytes x;     // i8 [rows + 16, stride]
+    U32 x;       // i8 [rows + 16, stride]
     F32 sx;      // [rows, groups]
     I32 sums;    // [rows, groups]
     F32 out_;    // [rows, n]
@@ -35,11 +33,10 @@ layout(push_constant, scalar) uniform Push {
 
 const uint PIECES = W * BITS / 128;   // 16-byte loads of a row's step
 const uint PITCH = W + 16;            // bytes from row to row of the unpacked tile: no two rows meet in a bank
-const uint STAGE = 2 * 16 * PITCH / 4; // words of a subgroup's two unpacked steps
-const uint JOIN = GROUPED ? 32 * 256 : 8 * 256;
-const uint ROOM = JOIN > 8 * STAGE ? JOIN : 8 * STAGE;
+const uint STAGE = 2 * 16 * PITCH / 16; // 16-byte pieces of a subgroup's two unpacked steps
 
-shared uint room[ROOM];            // unpacked weights, then the parts of one tile
+shared uvec4 unpacked[8 * STAGE];
+shared int joined[8][256]; // parts of a tile, eight at a time
 shared float weight_scales[8][2][16];
 shared float x_scales[8][2][16];
 
@@ -91,11 +88,14 @@ void main() {
             if (GROUPED) x_scales[w][odd][row] = xs[h];
             [[unroll]] for (uint i = 0; i < TILES; i++) {
                 if (GROUPED) weight_scales[w][odd][row] = ws[h][i];
-                [[unroll]] for (uint q = 0; q < PIECES; q++)
-                    [[unroll]] for (uint e = 0; e < 4; e++)
-                        [[unroll]] for (uint k = 0; k < PER_WORD; k++)
-                            room[w * STAGE + ((odd * 16 + row) * PITCH) / 4 + (q * 4 + e) * PER_WORD + k] =
-                                signed_four(raw[h][i][q][e], k);
+                [[unroll]] for (uint q = 0; q < PIECES * PER_WORD; q++) {
+                    uvec4 four_words;
+                    [[unroll]] for (uint e = 0; e < 4; e++) {
+                        const uint word = q * 4 + e; // of the unpacked row
+                        four_words[e] = signed_four(raw[h][i][word / PER_WORD / 4][word / PER_WORD % 4], word % PER_WORD);
+                    }
+                    unpacked[w * STAGE + (odd * 16 + row) * (PITCH / 16) + q] = four_words;
+                }
                 subgroupMemoryBarrierShared();
                 subgroupBarrier();
                 [[unroll]] for (uint o = 0; o < 2; o++) {
@@ -105,8 +105,8 @@ void main() {
                     [[unroll]] for (uint c = 0; c < W; c += 32) {
                         coopmat<int8_t, gl_ScopeSubgroup, 16, 32, gl_MatrixUseA> a;
                         coopmat<int8_t, gl_ScopeSubgroup, 32, 16, gl_MatrixUseB> b;
-                        coopMatLoad(a, room, w * STAGE + (o * 16 * PITCH + c) / 4, PITCH / 4, gl_CooperativeMatrixLayoutRowMajor);
-                        coopMatLoad(b, x.v, r0 * stride + s * W + c, stride, gl_CooperativeMatrixLayoutColumnMajor);
+                        coopMatLoad(a, unpacked, w * STAGE + (o * 16 * PITCH + c) / 16, PITCH / 16, gl_CooperativeMatrixLayoutRowMajor);
+                        coopMatLoad(b, x.v, (r0 * stride + s * W + c) / 4, stride / 4, gl_CooperativeMatrixLayoutColumnMajor);
                         sum = coopMatMulAdd(a, b, sum);
                     }
                     if (!GROUPED) {
@@ -127,29 +127,31 @@ void main() {
         }
     }
 
-    // The parts of a tile, in order.
-    const uint tn = gl_LocalInvocationID.x % 16, tm = gl_LocalInvocationID.x / 16;
+    // The parts of a tile, in order, eight at a time: those of two subgroups, or a sum of each.
+    const uint t = gl_LocalInvocationID.x, tn = t % 16, tm = t / 16;
     [[unroll]] for (uint i = 0; i < TILES; i++) {
-        barrier();
-        if (GROUPED) {
-            [[unroll]] for (uint p = 0; p < 4; p++) {
-                C_INT bits;
-                [[unroll]] for (uint e = 0; e < bits.length(); e++) bits[e] = floatBitsToInt(fsum[p][i][e]);
-                coopMatStore(bits, room, (4 * w + p) * 256, 16, gl_CooperativeMatrixLayoutColumnMajor);
+        precise float y = 0.0;
+        int sum = 0;
+        [[unroll]] for (uint w0 = 0; w0 < 8; w0 += GROUPED ? 2 : 8) {
+            barrier();
+            if (!GROUPED) {
+                coopMatStore(isum[i], joined[w], 0, 16, gl_CooperativeMatrixLayoutColumnMajor);
+            } else if (w / 2 == w0 / 2) {
+                [[unroll]] for (uint p = 0; p < 4; p++) {
+                    C_INT bits;
+                    [[unroll]] for (uint e = 0; e < bits.length(); e++) bits[e] = floatBitsToInt(fsum[p][i][e]);
+                    coopMatStore(bits, joined[w % 2 * 4 + p], 0, 16, gl_CooperativeMatrixLayoutColumnMajor);
+                }
             }
-        } else {
-            coopMatStore(isum[i], room, w * 256, 16, gl_CooperativeMatrixLayoutColumnMajor);
+            barrier();
+            [[unroll]] for (uint p = 0; p < 8; p++) {
+                sum += joined[p][t];
+                y = w0 + p == 0 ? intBitsToFloat(joined[p][t]) : y + intBitsToFloat(joined[p][t]);
+            }
         }
-        barrier();
         const uint r = r0 + tm, out_row = n0 + 16 * i + tn;
         if (m0 + tm >= live || out_row >= n) continue;
-        precise float y = 0.0;
-        if (GROUPED) {
-            y = uintBitsToFloat(room[gl_LocalInvocationID.x]);
-            for (uint p = 1; p < 32; p++) y = y + uintBitsToFloat(room[p * 256 + gl_LocalInvocationID.x]);
-        } else {
-            int sum = 0;
-            [[unroll]] for (uint p = 0; p < 8; p++) sum += int(room[p * 256 + gl_LocalInvocationID.x]);
+        if (!GROUPED) {
             if (CODE == CODE_I8A) {
                 y = row_result(sum, sums.v[r], sx.v[r], scales, out_row);
             } else {

@@ -53,9 +53,8 @@ pub struct Call {
     pub push: Push,
     pub groups: [u32; 3],
     pub touches: Vec<Touch>,
-    /// Weight bytes read, and where they lie.
+    /// Weight bytes read.
     pub bytes: u64,
-    pub weights: u64,
     pub label: &'static str,
 }
 
@@ -157,7 +156,7 @@ impl Places<'_> {
 
     fn call(&self, shader: Shader, constants: Constants, push: Push, groups: [usize; 3], touches: Vec<Touch>) -> Call {
         let groups = groups.map(|g| g as u32);
-        Call { shader, constants, push, groups, touches, bytes: 0, weights: 0, label: "" }
+        Call { shader, constants, push, groups, touches, bytes: 0, label: "" }
     }
 
     fn embed(&self, op: &Op, bucket: Bucket) -> Result<Call> {
@@ -302,6 +301,7 @@ impl Places<'_> {
                     1 => (2, 4),
                     2 => (4, 2),
                     4 => (4, 1),
+                    _ if m.rows >= 16384 => (8, 1),
                     _ => (4, 1),
                 };
                 let lanes = sg.min(32);
@@ -324,7 +324,7 @@ impl Places<'_> {
                 self.call(Shader::Linear, constants, push, groups, touches)
             }
         };
-        (call.bytes, call.weights) = (m.bytes, m.codes);
+        call.bytes = m.bytes;
         Ok(call)
     }
 
@@ -361,7 +361,11 @@ impl Places<'_> {
         // Rows of a block: as many as the shared memory holds queries and exponentials for.
         let fits =
             |rows: usize| rows * gq * (dim + PAGE + 32) * 4 + rows * PAGE * 2 <= self.info.max_shared.min(48 << 10) as usize;
-        let rows = [8, 4, 2, 1].into_iter().find(|r| *r <= bucket.rows.max(1) && r * gq <= 16 && fits(*r));
+        // Fewer rows a block keep more of a large device busy while there are few pages.
+        let busy = |rows: usize| kv.n_kv_heads * bucket.rows.div_ceil(rows) * if split { slots } else { 1 } >= self.info.busy;
+        let rows: Vec<usize> =
+            [8, 4, 2, 1].into_iter().filter(|r| *r <= bucket.rows.max(1) && r * gq <= 16 && fits(*r)).collect();
+        let rows = rows.iter().find(|r| busy(**r)).or(rows.last()).copied();
         let Some(rows) = rows else { bail!("{gq} query heads of {dim} channels do not fit the GPU's shared memory") };
         let constants =
             vec![(1, self.info.subgroup), (2, dim as u32), (3, gq as u32), (4, rows as u32), (5, is_f16(kv)), (6, split as u32)];

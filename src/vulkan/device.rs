@@ -10,9 +10,6 @@ pub const ALLOW_CPU_DRIVER: &str = "GEMMA_VULKAN_CPU";
 /// Environment variable that turns the validation layers on: for tests.
 pub const VALIDATE: &str = "GEMMA_VULKAN_VALIDATE";
 
-/// Bytes of weights that are read ahead on boards with a large cache.
-const READ_AHEAD: u64 = 20 << 20;
-
 /// What one device is and can do.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
@@ -38,8 +35,8 @@ pub struct DeviceInfo {
     pub available: Option<u64>,
     /// Nanoseconds of a timestamp's unit; 0 where there are none.
     pub timestamp_ns: f32,
-    /// Bytes of weights worth reading ahead into the device's cache; 0: none.
-    pub cache: u64,
+    /// Workgroups that keep it busy.
+    pub busy: usize,
     /// int8 matrices of 16 x 16 x 32 in a subgroup.
     pub matrices: bool,
     /// Why it cannot be used; empty if it can.
@@ -148,8 +145,8 @@ impl Vulkan {
             memory,
             available,
             timestamp_ns: if limits.timestamp_compute_and_graphics == vk::TRUE { limits.timestamp_period } else { 0.0 },
-            // Vulkan does not say how large caches are: boards with this much memory have 40 MB and more.
-            cache: if memory > 36 << 30 && kind == vk::PhysicalDeviceType::DISCRETE_GPU { READ_AHEAD } else { 0 },
+            // Vulkan does not count processors: boards have tens to hundreds, the others a few.
+            busy: if kind == vk::PhysicalDeviceType::DISCRETE_GPU { 256 } else { 16 },
             matrices: has(khr::cooperative_matrix::NAME) && missing.is_empty() && self.has_int8_matrices(device),
             missing,
         }

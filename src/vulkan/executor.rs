@@ -141,7 +141,6 @@ impl VulkanExecutor {
             return Ok(*commands);
         }
         let calls = self.calls(recorded, bucket)?;
-        let ahead = if self.timing.is_none() { self.prefetches(&calls)? } else { HashMap::new() };
         let mut pipelines = Vec::with_capacity(calls.len());
         for call in &calls {
             pipelines.push(self.pipelines.get(call.shader, &call.constants)?);
@@ -164,14 +163,6 @@ impl VulkanExecutor {
                     device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, call.push.bytes());
                     device.cmd_dispatch(commands, call.groups[0], call.groups[1], call.groups[2]);
                 }
-                for (pipeline, push, groups) in ahead.get(&i).into_iter().flatten() {
-                    // SAFETY: as above.
-                    unsafe {
-                        device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, *pipeline);
-                        device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
-                        device.cmd_dispatch(commands, *groups, 1, 1);
-                    }
-                }
                 if let Some(timing) = timing.as_ref() {
                     timing.stamp(commands, i + 1);
                 }
@@ -180,37 +171,6 @@ impl VulkanExecutor {
         })?;
         self.plans[plan.0 as usize].commands.insert(bucket, commands);
         Ok(commands)
-    }
-
-    /// Beside which calls weights are read ahead: a call that reads little leaves the memory idle, and the next matrices fit the
-    /// device's cache in part.
-    fn prefetches(&mut self, calls: &[Call]) -> Result<HashMap<usize, Vec<(vk::Pipeline, Push, u32)>>> {
-        let mut ahead = HashMap::new();
-        let room = self.gpu.info.cache;
-        if room == 0 {
-            return Ok(ahead);
-        }
-        let pipeline = self.pipelines.get(Shader::Prefetch, &Vec::new())?;
-        let mut i = 0;
-        while i < calls.len() {
-            let Some(next) = calls[i..].iter().position(|c| c.bytes > 0).map(|n| i + n) else { break };
-            let end = calls[next..].iter().position(|c| c.bytes == 0).map_or(calls.len(), |n| next + n);
-            if next > i {
-                let mut left = room;
-                let mut list = Vec::new();
-                for call in &calls[next..end] {
-                    let count = call.bytes.min(left) / 16;
-                    left -= count * 16;
-                    if count > 0 {
-                        let push = Push::new().at(call.weights).at(call.weights).word(count as usize).word(0);
-                        list.push((pipeline, push, count.div_ceil(1024) as u32));
-                    }
-                }
-                ahead.insert(i, list);
-            }
-            i = end;
-        }
-        Ok(ahead)
     }
 
     fn calls(&self, recorded: &Recorded, bucket: Bucket) -> Result<Vec<Call>> {
@@ -418,15 +378,16 @@ impl Executor for VulkanExecutor {
     }
 
     fn read_bandwidth(&mut self) -> Option<f64> {
-        let bytes = (self.gpu.info.available.unwrap_or(self.gpu.info.memory) / 8).min(1 << 30) & !32767;
-        let block = Block::new(&self.gpu, "measuring", bytes, Place::Device).ok()?;
+        // Weights are what is read in earnest. Memory that nobody has written may not even be there.
+        let block = self.weights.blocks.iter().max_by_key(|b| b.size).filter(|b| b.size >= 256 << 20)?;
+        let (bytes, address) = (block.size.min(1 << 30) & !32767, block.address);
         let pipeline = self.pipelines.get(Shader::Read, &Vec::new()).ok()?;
-        let push = Push::new().at(block.address).at(block.address).word(0);
+        let push = Push::new().at(address).at(address).word(0);
         let layout = self.pipelines.layout;
         let mut seconds = Vec::new();
         for _ in 0..6 {
             let start = std::time::Instant::now();
-            // SAFETY: the block holds `bytes` bytes and lives until the wait is over.
+            // SAFETY: the block holds `bytes` bytes and lives as long as the executor.
             let done = self.queue.once(|device, commands| unsafe {
                 device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
                 device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
