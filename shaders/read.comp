@@ -8,13 +8,12 @@ layout(local_size_x = 256) in;
 layout(push_constant, scalar) uniform Push {
     U32x4 from;
     U32 sink;
-    uint never; // 0
 };
 
 void main() {
     const uint first = gl_WorkGroupID.x * 2048 + gl_LocalInvocationID.x;
     uvec4 all = uvec4(0);
     [[unroll]] for (uint i = 0; i < 8; i++) all ^= from.v[first + i * 256];
-    // Without a use the loads would be dropped.
-    if (never != 0) sink.v[first] = all.x ^ all.y ^ all.z ^ all.w;
+    // Without a use the loads would be dropped. The host gives a place where a chance hit does no harm.
+    if (all == uvec4(0x5bd1e995u, 0x1b873593u, 0xcc9e2d51u, 0x85ebca6bu)) sink.v[0] = 1;
 }

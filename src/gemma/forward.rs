@@ -125,8 +125,7 @@ impl Builder<'_> {
             return Ok(*act);
         }
         let (width, groups) = (if format.int8 { 1 } else { 4 }, format.groups(cols).max(1));
-        // Kernels for blocks of 16 rows may read past the last row.
-        let rows = self.layout.max_rows + 16;
+        let rows = self.layout.max_rows;
         let act = Act {
             format,
             cols,
