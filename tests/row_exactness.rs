@@ -1,6 +1,9 @@
 //! Promise 2: a row's scores depend on its own token path alone, bit for bit. Random trees against one-by-one decoding, over
 //! page and window edges, weight formats, cache formats, instruction sets, thread counts and prompt chunkings.
 
+mod common;
+
+use common::trees::{VOCAB, check_tree, one_by_one, prefill, random_tree, tokens};
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Isa};
 use gemma::engine::planned::EngineOptions;
@@ -8,8 +11,6 @@ use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{Config, Role, Weights};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-
-const VOCAB: u32 = 96;
 
 /// Four layers, the third global; a window that is no multiple of anything.
 fn config(window: usize) -> Config {
@@ -29,76 +30,6 @@ fn engine(window: usize, linear: &str, embed: &str, kv: KvFormat, options: CpuOp
     let weights = Weights::synthetic(config(window), move |role| if role == Role::Embed { embed } else { linear }, 11);
     let exec = CpuExecutor::new(options).unwrap();
     PlannedEngine::new(&weights, Box::new(exec), EngineOptions { context: 1200, kv }).unwrap()
-}
-
-fn bits(row: &[f32]) -> Vec<u32> {
-    row.iter().map(|v| v.to_bits()).collect()
-}
-
-/// Commits `tokens` in random chunks.
-fn prefill(engine: &mut PlannedEngine, tokens: &[u32], rng: &mut SmallRng) {
-    let mut scores = Scores::default();
-    let mut at = 0;
-    while at < tokens.len() {
-        let n = rng.random_range(1..=engine.max_rows().min(tokens.len() - at));
-        engine.forward(&TokenTree::chain(&tokens[at..at + n]), Rows::None, &mut scores).unwrap();
-        engine.commit(&(0..n as u32).collect::<Vec<_>>()).unwrap();
-        at += n;
-    }
-}
-
-/// The logits after each token of `path`, decoded one by one, leaving the engine where it was.
-fn one_by_one(engine: &mut PlannedEngine, path: &[u32]) -> Vec<u32> {
-    let start = engine.position();
-    let mut scores = Scores::default();
-    for token in path {
-        engine.forward(&TokenTree::root(*token), Rows::All, &mut scores).unwrap();
-        engine.commit(&[0]).unwrap();
-    }
-    engine.truncate(start).unwrap();
-    bits(scores.row(0))
-}
-
-fn random_tree(rng: &mut SmallRng, rows: usize) -> TokenTree {
-    let mut tree = TokenTree::root(rng.random_range(0..VOCAB));
-    let lean = rng.random_range(0.0..1.0);
-    while tree.len() < rows {
-        let parent = if rng.random_bool(lean) { tree.len() as u32 - 1 } else { rng.random_range(0..tree.len() as u32) };
-        tree.push(parent, rng.random_range(0..VOCAB));
-    }
-    tree
-}
-
-/// Compares every node of a random tree at `position` with one-by-one decoding on a second engine.
-fn check_tree(a: &mut PlannedEngine, b: &mut PlannedEngine, tokens: &[u32], rng: &mut SmallRng, what: &str) {
-    for e in [&mut *a, &mut *b] {
-        e.truncate(0).unwrap();
-        prefill(e, tokens, rng);
-    }
-    let rows = rng.random_range(1..=32);
-    let tree = random_tree(rng, rows);
-    let mut scores = Scores::default();
-    let split = rng.random_range(0..tree.len());
-    let mut got = Vec::new();
-    if split > 0 {
-        let (tokens, parent) = (tree.tokens[..split].to_vec(), tree.parent[..split].to_vec());
-        a.forward(&TokenTree { tokens, parent }, Rows::All, &mut scores).unwrap();
-        got.extend((0..split).map(|i| bits(scores.row(i))));
-        a.forward_more(&tree, split, Rows::All, &mut scores).unwrap();
-    } else {
-        a.forward(&tree, Rows::All, &mut scores).unwrap();
-    }
-    got.extend((0..scores.rows()).map(|i| bits(scores.row(i))));
-    assert_eq!(got.len(), tree.len());
-    for (node, got) in got.iter().enumerate() {
-        let mut path = vec![tree.tokens[0]];
-        path.extend(tree.path(node as u32));
-        assert_eq!(*got, one_by_one(b, &path), "{what}: node {node} of {rows} at position {}", tokens.len());
-    }
-}
-
-fn tokens(rng: &mut SmallRng, n: usize) -> Vec<u32> {
-    (0..n).map(|_| rng.random_range(0..VOCAB)).collect()
 }
 
 #[test]

@@ -82,7 +82,10 @@ pub struct ModelOptions {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model and device")]
 pub struct RunOptions {
-    /// Device: auto or cpu
+    /// Device: auto, cpu, vulkan or vulkan:N (see gemma devices)
+    ///
+    /// auto takes a GPU for models that are worth it and fit; a named device is taken or refused, never replaced. Drafters run on the
+    /// processor.
     #[arg(short, long, value_name = "DEVICE", default_value = "auto")]
     pub device: String,
     /// CPU threads [default: all cores]

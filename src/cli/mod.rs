@@ -11,6 +11,7 @@ pub mod inspect;
 pub mod manual;
 pub mod model;
 pub mod output;
+pub mod placement;
 pub mod quantize;
 pub mod record;
 pub mod session;

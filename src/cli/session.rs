@@ -1,8 +1,9 @@
 //! From what was typed to an opened model, a loaded engine and a drafter.
 
 use super::args::{AutoOr, Kv, RunOptions};
-use super::devices::{check_device, default_threads, gpu_choice, memory};
+use super::devices::{default_threads, memory};
 use super::model::{Source, find};
+use super::placement::{self, Need};
 use super::ui::{Ui, bytes, thousands};
 use crate::checkpoint::Checkpoint;
 use crate::compute::cpu::{CpuExecutor, CpuOptions, Pool};
@@ -12,7 +13,7 @@ use crate::engine::{Engine, PlannedEngine};
 use crate::error::{Fault, Kind};
 use crate::gemma::{Config, Role, Tokenizer, Weights};
 use crate::kv::{PAGE, Pages};
-use crate::vulkan::VulkanExecutor;
+use crate::vulkan::{DeviceInfo, VulkanExecutor};
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::time::Instant;
@@ -146,7 +147,6 @@ const WORTH_A_SPINNER: u64 = 200_000_000;
 
 /// Loads the weights into the device, if they fit.
 pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize, pool: &Arc<Pool>, ui: &Ui) -> Result<Loaded> {
-    check_device(&options.device)?;
     let quantised = || Ok::<_, anyhow::Error>(weights.format(Role::Q, 0)?.code.is_integer());
     let kv = match options.kv {
         Kv::F16 => KvFormat::F16,
@@ -156,7 +156,12 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
     };
     let size = Size::of(weights)?;
     let start = Instant::now();
-    let executor: Box<dyn Executor> = match gpu_choice(&options.device)? {
+    let need = |device: &DeviceInfo| Need {
+        weights: size.bytes,
+        kv: kv_bytes(weights.config(), context, device.max_rows(), kv),
+        activations: crate::gemma::forward::activation_bytes(weights.config(), device.max_rows()),
+    };
+    let executor: Box<dyn Executor> = match placement::gpu(&options.device, need, ui)? {
         Some(choice) => Box::new(VulkanExecutor::open(choice)?),
         None => {
             let executor = CpuExecutor::on(pool.clone(), CpuOptions::default());

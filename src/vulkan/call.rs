@@ -82,12 +82,6 @@ pub struct Own {
     pub layers: BufferId,
 }
 
-/// Rows from which matrix units are used where there are any. `GEMMA_VULKAN_MATRICES_FROM` changes it, for measurements and tests:
-/// results are the same bits.
-fn matrices_from() -> usize {
-    std::env::var("GEMMA_VULKAN_MATRICES_FROM").ok().and_then(|v| v.parse().ok()).unwrap_or(64)
-}
-
 /// Most rows that page partials are split over workgroups for.
 const SPLIT_ROWS: usize = 32;
 
@@ -279,19 +273,6 @@ impl Places<'_> {
                 let push = Push::new().at(m.codes).at(m.scales).at(values).at(sx).at(sums).at(out).at(step);
                 let push = push.word(m.rows).word(p.steps).word(act.cols);
                 self.call(Shader::LinearTrellis, constants, push, [live.div_ceil(block), p.rows, 1], touches)
-            }
-            Some(p)
-                if self.info.matrices
-                    && live >= matrices_from()
-                    && p.width == 32
-                    && m.cols.is_multiple_of(32)
-                    && m.format.code != Code::I2 =>
-            {
-                let constants = vec![(4, code_number(m.format.code)), (6, (m.format.group != Group::Row) as u32), (8, selected)];
-                let push = Push::new().at(m.codes).at(m.scales).at(values).at(sx).at(sums).at(out).at(step);
-                let push = push.word(m.rows).word(p.steps).word(act.cols).word(m.format.groups(m.cols));
-                let groups = [live.div_ceil(64), m.rows.div_ceil(128), 1];
-                self.call(Shader::LinearTiles, constants, push, groups, touches)
             }
             Some(p) => {
                 let block = live.clamp(1, 8);

@@ -10,6 +10,9 @@ pub const ALLOW_CPU_DRIVER: &str = "GEMMA_VULKAN_CPU";
 /// Environment variable that turns the validation layers on: for tests.
 pub const VALIDATE: &str = "GEMMA_VULKAN_VALIDATE";
 
+/// Environment variable that caps the bytes that a device says are free: for tests.
+pub const MEMORY: &str = "GEMMA_VULKAN_MEMORY";
+
 /// What one device is and can do.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
@@ -41,6 +44,13 @@ pub struct DeviceInfo {
     pub matrices: bool,
     /// Why it cannot be used; empty if it can.
     pub missing: Vec<&'static str>,
+}
+
+impl DeviceInfo {
+    /// Rows of one prefill pass: fewer where the memory is the processor's too, and where a pass would take long.
+    pub fn max_rows(&self) -> usize {
+        if self.is_integrated || self.is_cpu { 128 } else { 512 }
+    }
 }
 
 /// An opened driver.
@@ -147,7 +157,7 @@ impl Vulkan {
             timestamp_ns: if limits.timestamp_compute_and_graphics == vk::TRUE { limits.timestamp_period } else { 0.0 },
             // Vulkan does not count processors: boards have tens to hundreds, the others a few.
             busy: if kind == vk::PhysicalDeviceType::DISCRETE_GPU { 256 } else { 16 },
-            matrices: has(khr::cooperative_matrix::NAME) && missing.is_empty() && self.has_int8_matrices(device),
+            matrices: has(khr::cooperative_matrix::NAME) && self.has_int8_matrices(device),
             missing,
         }
     }
@@ -213,8 +223,11 @@ impl Vulkan {
         let heaps = &properties.memory_heaps[..properties.memory_heap_count as usize];
         let fast = |i: &usize| heaps[*i].flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL);
         let Some(largest) = (0..heaps.len()).filter(fast).max_by_key(|i| heaps[*i].size) else { return (0, None) };
-        let free = budget.heap_budget[largest].saturating_sub(budget.heap_usage[largest]);
-        (heaps[largest].size, has_budget.then_some(free))
+        let mut free = has_budget.then(|| budget.heap_budget[largest].saturating_sub(budget.heap_usage[largest]));
+        if let Some(most) = std::env::var(MEMORY).ok().and_then(|v| v.parse().ok()) {
+            free = Some(free.unwrap_or(heaps[largest].size).min(most));
+        }
+        (heaps[largest].size, free)
     }
 }
 
@@ -310,28 +323,19 @@ impl Gpu {
             .buffer_device_address(true)
             .scalar_block_layout(true)
             .timeline_semaphore(true)
-            .host_query_reset(true)
-            .vulkan_memory_model(info.matrices)
-            .vulkan_memory_model_device_scope(info.matrices);
+            .host_query_reset(true);
         let mut v13 = vk::PhysicalDeviceVulkan13Features::default()
             .shader_integer_dot_product(true)
             .synchronization2(true)
             .subgroup_size_control(true)
             .compute_full_subgroups(true)
             .maintenance4(true);
-        let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
-        let mut names: Vec<*const c_char> = Vec::new();
-        let mut create = vk::DeviceCreateInfo::default()
+        let create = vk::DeviceCreateInfo::default()
             .queue_create_infos(&queues)
             .enabled_features(&core)
             .push_next(&mut v11)
             .push_next(&mut v12)
             .push_next(&mut v13);
-        if info.matrices {
-            names.push(khr::cooperative_matrix::NAME.as_ptr());
-            create = create.push_next(&mut matrices);
-        }
-        let create = create.enabled_extension_names(&names);
         // SAFETY: every pointer of `create` outlives the call; the features were found present.
         let device = unsafe { instance.create_device(physical, &create, None) }
             .with_context(|| Fault::new(Kind::Device, format!("{} cannot be opened", info.name)).help("use --device cpu"))?;

@@ -17,8 +17,6 @@ use ash::vk;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Rows of one prefill pass where memory is plentiful, and where it is shared with the processor.
-const MAX_ROWS: [usize; 2] = [512, 128];
 /// Most bytes that `vkCmdUpdateBuffer` takes at a time.
 const UPDATE: usize = 65536;
 /// Bytes that come back at a time.
@@ -260,7 +258,7 @@ impl Executor for VulkanExecutor {
     }
 
     fn max_rows(&self) -> usize {
-        MAX_ROWS[(self.gpu.info.is_integrated || self.gpu.info.is_cpu) as usize]
+        self.gpu.info.max_rows()
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {

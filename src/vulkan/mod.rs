@@ -14,6 +14,6 @@ mod queue;
 mod timing;
 mod upload;
 
-pub use device::{ALLOW_CPU_DRIVER, Choice, DeviceInfo, Vulkan, choose};
+pub use device::{ALLOW_CPU_DRIVER, Choice, DeviceInfo, MEMORY, Vulkan, choose};
 pub use executor::VulkanExecutor;
 pub use queue::LOSE_AFTER;

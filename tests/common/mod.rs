@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod gguf;
+pub mod trees;
 pub mod vulkan;
 
 use gemma::checkpoint::Dtype;

@@ -129,7 +129,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let cpu = Cpu::probe()?;
     let deepest = options.depth.iter().max().copied().unwrap_or(0);
     let most_rows = options.rows.iter().max().copied().unwrap_or(1);
-    let needed = options.pp.max(deepest + options.tg.max(most_rows) + 1);
+    let needed = options.pp.max(deepest + options.tg.max(most_rows).max(options.kernel_rows) + 1);
     let context = match options.model.run.ctx_size {
         AutoOr::N(n) if n < needed => return Err(Fault::usage(format!("these tests need --ctx-size {needed}")).into()),
         AutoOr::N(n) => n,

@@ -35,10 +35,12 @@ pub fn build(
 ) -> Result<Drafting> {
     let mut sources: Vec<Box<dyn Drafter>> = Vec::new();
     let mut disabled = None;
+    // The drafter works on the processor while the target's device is busy.
+    let run = RunOptions { device: "cpu".into(), ..run.clone() };
     let mut add_model = |name: &'static str, checkpoint: Checkpoint| -> Result<()> {
         let weights = Weights::open(checkpoint)?;
         let context = context.min(weights.config().max_position);
-        sources.push(Box::new(ModelDrafter::new(name, load(&weights, "draft model", run, context, pool, ui)?.engine)));
+        sources.push(Box::new(ModelDrafter::new(name, load(&weights, "draft model", &run, context, pool, ui)?.engine)));
         Ok(())
     };
     match options.draft.as_str() {

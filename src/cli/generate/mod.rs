@@ -37,7 +37,7 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     }
     super::input::check_once(&options.input, typed)?;
     let said = prompt::gather(options)?;
-    super::devices::check_device(&options.model.run.device)?;
+    let _: super::placement::Device = options.model.run.device.parse()?;
     let output = Output::open(options.output.output.as_deref(), options.output.format, options.output.newline)?;
     let model = session::open(options.model.model.as_deref(), ui)?;
     let tokenizer = model.tokenizer(ui)?;

@@ -1,0 +1,66 @@
+//! What the Vulkan device can do wrong ends with the documented exit code, a remedy, and the text so far.
+
+mod common;
+
+use assert_cmd::Command;
+use common::vulkan::device;
+use gemma::vulkan::{ALLOW_CPU_DRIVER, LOSE_AFTER, MEMORY};
+
+fn generate(device: &str) -> Command {
+    let mut command = Command::cargo_bin("gemma").unwrap();
+    command.args(["generate", "-d", device, "--draft", "off", "--temp", "0", "--raw", "-n", "60", "The", "-q"]);
+    command.env(ALLOW_CPU_DRIVER, "1");
+    command
+}
+
+#[test]
+fn a_lost_device_is_exit_4_and_keeps_the_text_so_far() {
+    if device().is_none() {
+        return;
+    }
+    let whole = generate("vulkan").assert().success().get_output().stdout.clone();
+    let (mut kept, mut early) = (0, 0);
+    for after in [0, 3, 100, 260, 300, 340] {
+        let out = generate("vulkan").env(LOSE_AFTER, after.to_string()).output().unwrap();
+        if out.status.success() {
+            continue;
+        }
+        assert_eq!(out.status.code(), Some(4), "after {after}");
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert!(said.contains("lost") && said.contains("help: "), "{said}");
+        assert!(whole.starts_with(&out.stdout), "after {after}");
+        kept += !out.stdout.is_empty() as usize;
+        early += out.stdout.is_empty() as usize;
+    }
+    assert!(kept > 0 && early > 0, "{kept} losses while writing, {early} before: the moments tried miss a case");
+}
+
+#[test]
+fn what_does_not_fit_is_exit_5_with_the_bytes() {
+    if device().is_none() {
+        return;
+    }
+    generate("vulkan")
+        .env(MEMORY, "100000000")
+        .assert()
+        .code(5)
+        .stderr(predicates::str::contains("for weights").and(predicates::str::contains("--ctx-size")));
+}
+
+use predicates::prelude::PredicateBooleanExt;
+
+#[test]
+fn no_driver_is_exit_4_where_a_gpu_was_asked_for_and_nothing_under_auto() {
+    let none = |command: &mut Command| {
+        command.env("VK_DRIVER_FILES", "/nonexistent").env("VK_ICD_FILENAMES", "/nonexistent");
+    };
+    let mut named = generate("vulkan");
+    none(&mut named);
+    named.assert().code(4).stderr(predicates::str::contains("help: "));
+    let mut auto = generate("auto");
+    none(&mut auto);
+    auto.assert().success();
+    if device().is_some() {
+        generate("vulkan:9").assert().code(4).stderr(predicates::str::contains("gemma devices"));
+    }
+}

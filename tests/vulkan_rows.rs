@@ -1,0 +1,59 @@
+//! Promise 2 on Vulkan: a row's scores depend on its own token path alone, bit for bit, whatever shares the pass.
+
+mod common;
+
+use common::trees::{check_tree, tokens};
+use common::vulkan::{config, device};
+use gemma::compute::KvFormat;
+use gemma::engine::planned::EngineOptions;
+use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::gemma::{Role, Weights};
+use gemma::vulkan::VulkanExecutor;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+
+fn engine(exec: VulkanExecutor, linear: &str, embed: &str, kv: KvFormat) -> PlannedEngine {
+    let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
+    let weights = Weights::synthetic(config(70), move |role| if role == Role::Embed { embed } else { linear }, 11);
+    PlannedEngine::new(&weights, Box::new(exec), EngineOptions { context: 1200, kv }).unwrap()
+}
+
+/// Formats that between them meet every kernel of linear layers.
+const KINDS: [(&str, &str, KvFormat); 3] =
+    [("i4-g32", "i8-row", KvFormat::F16), ("i4-row+h128", "i8a-row", KvFormat::F32), ("t3-row+h128", "i4-g64", KvFormat::F16)];
+
+#[test]
+fn trees_equal_one_by_one_decoding() {
+    let Some(open) = device() else { return };
+    let mut rng = SmallRng::seed_from_u64(1);
+    let text = tokens(&mut rng, 1100);
+    for (linear, embed, kv) in KINDS {
+        let mut a = engine(open(), linear, embed, kv);
+        let mut b = engine(open(), linear, embed, kv);
+        // Inside the window, at its edge, around page edges, and where the ring has turned.
+        for n in [0, 70, 256, 1050] {
+            check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{linear}, {embed}, {kv:?}"));
+        }
+    }
+}
+
+#[test]
+fn lists_of_the_best_logits_are_those_of_the_logits() {
+    let Some(open) = device() else { return };
+    let mut engine = engine(open(), "i4-g32", "i8-row", KvFormat::F16);
+    let tree = TokenTree::chain(&[3, 1, 4, 1, 5]);
+    let (mut all, mut best) = (Scores::default(), Scores::default());
+    engine.forward(&tree, Rows::All, &mut all).unwrap();
+    for (n, usable) in [(1, 96), (5, 96), (64, 90), (3, 7)] {
+        engine.want(Some((n, usable)));
+        engine.forward(&tree, Rows::All, &mut best).unwrap();
+        assert_eq!(best.rows(), 5);
+        for (row, list) in best.best.iter().enumerate() {
+            let mut want: Vec<(u32, f32)> = (0..).zip(all.row(row)[..usable].iter().copied()).collect();
+            want.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            let n = n.min(usable);
+            assert!(list.len() >= n, "{} of {n}", list.len());
+            assert_eq!(list[..n], want[..n], "row {row}, best {n} of {usable}");
+        }
+    }
+}
