@@ -9,8 +9,8 @@
 layout(local_size_x = 256) in;
 layout(constant_id = 1) const uint SG = 32;
 layout(constant_id = 2) const uint HEAD_DIM = 128; // a power of two, 16 to 256
-layout(constant_id = 3) const uint GQ = 2;         // query heads of a kv head
-layout(constant_id = 4) const uint R = 8;          // rows of a block
+layout(constant_id = 3) const uint GQ = 1;         // query heads of a kv head
+layout(constant_id = 4) const uint R = 1;          // rows of a block
 layout(constant_id = 5) const bool KV_F16 = true;
 layout(constant_id = 6) const bool SPLIT = true;
 
