@@ -281,7 +281,7 @@ impl Places<'_> {
                     1 => (2, 4),
                     2 => (4, 2),
                     4 => (4, 1),
-                    _ if m.rows >= 16384 => (8, 1),
+                    _ if m.rows >= 16384 && self.info.max_shared >= 40 << 10 => (8, 1),
                     _ => (4, 1),
                 };
                 let lanes = sg.min(32);
