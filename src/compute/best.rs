@@ -56,7 +56,7 @@ mod tests {
     fn a_list_holds_the_best_and_gives_up_where_it_must() {
         let mut logits: Vec<f32> = (0..5000).map(|i| ((i * 7919) % 5003) as f32).collect();
         let (mut maxima, mut words) = (vec![0.0; CHUNKS], vec![0; WORDS]);
-        for n in [1, 5, 64, 256] {
+        for n in [1, 5, 64] {
             list(&logits, n, &mut maxima, &mut words);
             let mut all: Vec<(Token, f32)> = (0..).zip(logits.iter().copied()).collect();
             all.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
