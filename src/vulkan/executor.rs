@@ -348,20 +348,9 @@ impl Executor for VulkanExecutor {
         if live > 0 {
             self.queue.wait(done)?;
         }
-        if let Some(timing) = self.timing.as_mut().filter(|_| live > 0) {
-            let calls = {
-                let recorded = &self.plans[plan.0 as usize];
-                let places = Places {
-                    info: &self.gpu.info,
-                    addresses: &self.addresses,
-                    matrices: &self.matrices,
-                    step: recorded.step,
-                    max_rows: recorded.layout.max_rows,
-                    own: self.own.expect("recorded"),
-                };
-                places.calls(&recorded.dispatches, bucket)?
-            };
-            timing.gather(&calls)?;
+        if self.timing.is_some() && live > 0 {
+            let calls = self.calls(&self.plans[plan.0 as usize], bucket)?;
+            self.timing.iter_mut().try_for_each(|t| t.gather(&calls))?;
         }
         Ok(())
     }
