@@ -15,8 +15,11 @@ layout(constant_id = 7) const bool HADAMARD = false;
 layout(constant_id = 9) const uint STEP = 4;
 layout(constant_id = 10) const uint WEIGHTS = 2;
 layout(constant_id = 11) const uint MULTIPLIER = 1;
+#include "attention.glsl"
+#include "args.glsl"
 #include "codes.glsl"
 #include "trellis.glsl"
+#include "row.glsl"
 
 layout(push_constant, scalar) uniform Push {
     uint64_t codes;
@@ -28,7 +31,6 @@ layout(push_constant, scalar) uniform Push {
 };
 
 const uint CODE_BF16 = 4, CODE_F32 = 5, CODE_TRELLIS = 6;
-const uint PER = 128 / SG;
 
 // Word `i` of a step that lies in 16-byte pieces (8-byte ones where it has no more) beside those of its seven neighbours.
 uint word_of(uint64_t row, uint step_, uint steps, uint words, uint i) {
@@ -68,48 +70,22 @@ float value(uint token, uint col) {
     return y;
 }
 
-uint signs(uint word) {
-    uint h = (word + 1) * 0x9e3779b9u;
-    h = (h ^ h >> 16) * 0x21f0aaadu;
-    h = (h ^ h >> 15) * 0x735a2d97u;
-    return h ^ h >> 15;
-}
-
 void main() {
     if (gl_WorkGroupID.x >= step_.rows - step_.first) return;
     const uint r = step_.first + gl_WorkGroupID.x, token = step_.v[STEP_TOKENS * max_rows + r];
-    const uint lane = gl_SubgroupInvocationID;
     for (uint block = gl_SubgroupID; block * 128 < COLS; block += T / SG) {
         float v[PER];
+        const uint col = column(block);
+        [[unroll]] for (uint i = 0; i < PER; i++) v[i] = col < COLS ? value(token, col + i) : 0.0;
+        if (HADAMARD) butterflies(v);
         [[unroll]] for (uint i = 0; i < PER; i++) {
-            const uint col = block * 128 + i * SG + lane;
-            v[i] = col < COLS ? value(token, col) : 0.0;
-        }
-        if (HADAMARD) {
-            [[unroll]] for (uint half_ = PER / 2; half_ > 0; half_ /= 2)
-                [[unroll]] for (uint i = 0; i < PER; i++)
-                    if ((i & half_) == 0) {
-                        precise float a = v[i] + v[i + half_];
-                        precise float b = v[i] - v[i + half_];
-                        v[i] = a;
-                        v[i + half_] = b;
-                    }
-            [[unroll]] for (uint d = SG / 2; d > 0; d /= 2)
-                [[unroll]] for (uint i = 0; i < PER; i++) {
-                    const float other = subgroupShuffleXor(v[i], d);
-                    precise float a = (lane & d) == 0 ? v[i] + other : other - v[i];
-                    v[i] = a;
-                }
-        }
-        [[unroll]] for (uint i = 0; i < PER; i++) {
-            const uint col = block * 128 + i * SG + lane;
-            float a = v[i];
             if (HADAMARD) {
-                precise float scaled = a * 0.08838834764831845;
-                a = uintBitsToFloat(floatBitsToUint(scaled) ^ ((signs(col / 32) >> (col % 32) & 1) << 31));
+                precise float scaled = v[i] * INV_SQRT_128;
+                v[i] = with_sign(scaled, col + i);
             }
-            precise float y = a * factor;
-            if (col < COLS) out_.v[r * COLS + col] = y;
+            precise float y = v[i] * factor;
+            v[i] = y;
         }
+        store_block(out_, r, block, COLS, v);
     }
 }

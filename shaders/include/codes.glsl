@@ -3,7 +3,10 @@
 // A word of i4 holds columns 0..3 in its low nibbles and 4..7 in its high ones; a word of i2 holds columns 4k..4k+3 in bits 2k, 2k+1
 // of its bytes. `value = code - offset` (i2: twice that), so `sum(value * x) = DOUBLE * dot(code, x) - OFFSET * sum(x)`.
 
-const uint CODE_I8 = 0, CODE_I4 = 1, CODE_I2 = 2, CODE_I8A = 3;
+#define CODE_I8 0
+#define CODE_I4 1
+#define CODE_I2 2
+#define CODE_I8A 3
 
 #define BITS (CODE == CODE_I4 ? 4 : (CODE == CODE_I2 ? 2 : 8))
 // Fours of columns in a word of codes.

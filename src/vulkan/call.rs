@@ -2,7 +2,7 @@
 
 use super::device::DeviceInfo;
 use super::layout::{DeviceMatrix, Packing, code_number};
-use super::pipeline::{Constants, Shader};
+use super::pipeline::{Constants, PUSH, Shader};
 use super::push::Push;
 use crate::compute::{Act, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, RowSet, WeightId, best};
 use crate::kv::PAGE;
@@ -122,16 +122,17 @@ impl Places<'_> {
                 Op::Prepare { input, act, rows } => out.push(self.prepare(*input, act, *rows, bucket)),
                 Op::Linear { jobs, rows } => {
                     for job in jobs {
-                        out.push(self.linear(job, *rows, bucket)?);
+                        let call = self.linear(job, *rows, bucket)?;
+                        put_beside(&mut out, call, label);
                     }
                 }
                 Op::GateUp { act_gate, gate, act_up, up, out: result } => {
                     let jobs = [(*gate, *act_gate, self.own.gate), (*up, *act_up, self.own.up)];
                     for (weight, act, out_) in jobs {
-                        out.push(self.linear(&LinearJob { weight, act, out: out_ }, RowSet::All, bucket)?);
+                        let call = self.linear(&LinearJob { weight, act, out: out_ }, RowSet::All, bucket)?;
+                        put_beside(&mut out, call, label);
                     }
                     let cols = self.matrix(*gate).rows;
-                    out.iter_mut().rev().take(2).for_each(|c| c.label = label);
                     out.push(self.glu(*result, cols, prepare, read_later, bucket));
                 }
                 Op::Rope { .. } => out.push(self.rope(op, bucket)?),
@@ -173,25 +174,26 @@ impl Places<'_> {
         Ok(self.call(Shader::Embed, constants, push, [bucket.rows, 1, 1], vec![Touch::Write(*out)]))
     }
 
-    /// Threads of a workgroup that works on a row.
-    ///
-    /// As many subgroups as divide its blocks evenly, where there is such a number worth having.
+    /// Threads of a workgroup that works on a row: as many subgroups as divide its blocks evenly, where there is such a number worth
+    /// having. Two or three blocks a subgroup were faster than one: fewer subgroups wait for each other.
     fn row_threads(&self, cols: usize) -> u32 {
-        let (blocks, most) = (cols.div_ceil(128) as u32, 1024.min(self.info.max_workgroup) / self.info.subgroup);
-        let even = (1..=most.min(blocks)).rev().find(|n| blocks.is_multiple_of(*n)).unwrap_or(1);
-        let teams = if 3 * even >= most.min(blocks) { even } else { most.min(blocks) };
-        teams * self.info.subgroup
+        let blocks = cols.div_ceil(128) as u32;
+        let most = (1024.min(self.info.max_workgroup) / self.info.subgroup).min(if blocks <= 64 { 16 } else { 32 }).min(blocks);
+        let even = (1..=most).rev().find(|n| blocks.is_multiple_of(*n)).unwrap_or(1);
+        (if 3 * even >= most { even } else { most }) * self.info.subgroup
     }
 
     fn row_call(&self, r: RowWork<'_>, bucket: Bucket) -> Call {
-        let threads = self.row_threads(r.cols);
         let int8 = r.prepare.is_some_and(|a| a.format.int8);
+        // A norm and a scale for the whole row want all of it; the rest is spread.
+        let spread = r.w.is_none() && !(int8 && r.prepare.is_some_and(|a| a.format.group == Group::Row));
+        let threads = if spread { 8 * self.info.subgroup.min(32) } else { self.row_threads(r.cols) };
+        let shares = if spread { r.cols.div_ceil(128 * (threads / self.info.subgroup) as usize) } else { 1 };
         let constants = vec![
             (0, threads),
             (1, self.info.subgroup),
             (2, threads),
             (3, r.cols as u32),
-            (4, r.add.is_some() as u32),
             (5, r.w.is_some() as u32),
             (6, (r.rows == RowSet::Selected) as u32),
             (7, r.prepare.is_some() as u32),
@@ -200,7 +202,7 @@ impl Places<'_> {
             (10, r.prepare.filter(|_| int8).map_or(0, |a| group(a.format.group))),
             (11, r.glu as u32),
             (12, r.merge.map_or(0, |m| m.head_dim as u32)),
-            (13, (r.cols.is_multiple_of(128) && (r.cols as u32 / 128).is_multiple_of(threads / self.info.subgroup)) as u32),
+            (13, spread as u32),
         ];
         let at = |id: Option<BufferId>| id.map_or(0, |id| self.at(id));
         let mut push = Push::new().at(self.at(r.x)).at(at(r.add)).at(at(r.w_add)).at(at(r.w)).at(at(r.z));
@@ -220,7 +222,7 @@ impl Places<'_> {
         if let Some(a) = r.prepare {
             touches.extend([a.values, a.scales, a.sums].map(Touch::Write));
         }
-        self.call(Shader::Row, constants, push, [bucket.of(r.rows), 1, 1], touches)
+        self.call(Shader::Row, constants, push, [bucket.of(r.rows), shares, 1], touches)
     }
 
     fn norm(&self, op: &Op, prepare: Option<Act>, read_later: bool, bucket: Bucket) -> Call {
@@ -390,6 +392,36 @@ impl Places<'_> {
         let groups = [bucket.path, first.n_kv_heads, layers.len()];
         Ok(Some(self.call(Shader::Commit, constants, push, groups, touches)))
     }
+}
+
+/// Adds a linear layer of the operation `label`: to the call before it if that is one of the same operation, on the same activations
+/// and of the same format, since a few large dispatches do more than many small ones.
+fn put_beside(calls: &mut Vec<Call>, mut call: Call, label: &'static str) {
+    // Offsets of LinearArgs, of the matrices beside it and of their rows: see args.glsl and linear.comp.
+    const SAME: [usize; 9] = [16, 20, 24, 28, 32, 36, 60, 64, 68];
+    const MORE: usize = 72;
+    const MORE_N: usize = 120;
+    call.label = label;
+    if call.shader == Shader::Linear {
+        call.push = call.push.padded(PUSH);
+        if let Some(last) =
+            calls.last_mut().filter(|l| l.label == label && l.shader == call.shader && l.constants == call.constants)
+        {
+            let free = (0..2).find(|i| last.push.word_at(MORE_N + 4 * i) == 0);
+            let same = SAME.iter().all(|o| last.push.word_at(*o) == call.push.word_at(*o));
+            if let Some(i) = free.filter(|_| same) {
+                for (to, from) in [0, 4, 8, 12, 40, 44].into_iter().enumerate() {
+                    last.push.set_word(MORE + 24 * i + 4 * to, call.push.word_at(from));
+                }
+                last.push.set_word(MORE_N + 4 * i, call.push.word_at(56));
+                last.groups[1] += call.groups[1];
+                last.bytes += call.bytes;
+                last.touches.extend(call.touches);
+                return;
+            }
+        }
+    }
+    calls.push(call);
 }
 
 /// What `row.comp` does with a row.

@@ -34,6 +34,22 @@ impl Push {
         self.put(value.to_le_bytes())
     }
 
+    /// With zeros up to a length.
+    pub fn padded(mut self, len: usize) -> Push {
+        self.len = self.len.max(len);
+        self
+    }
+
+    /// The word at a byte offset.
+    pub fn word_at(&self, offset: usize) -> u32 {
+        u32::from_le_bytes(self.bytes[offset..][..4].try_into().expect("four bytes"))
+    }
+
+    /// Writes the word at a byte offset.
+    pub fn set_word(&mut self, offset: usize, value: u32) {
+        self.bytes[offset..][..4].copy_from_slice(&value.to_le_bytes());
+    }
+
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }

@@ -1,0 +1,71 @@
+// What kernels are told, as src/vulkan/call.rs writes it.
+
+struct LinearArgs {
+    uint64_t codes;
+    F16 scales;    // [n, groups]; [n, 2] for i8a
+    uint64_t x;    // i8 [rows, stride]
+    F32 sx;        // [rows, groups]
+    I32 sums;      // [rows, groups]
+    F32 out_;      // [rows, n]
+    Step step_;
+    uint n;        // matrix rows
+    uint steps;    // of a matrix row
+    uint stride;   // bytes from row to row of x, a multiple of 16
+    uint groups;   // of a row
+};
+
+// Another matrix beside one of LinearArgs.
+struct Matrix {
+    uint64_t codes;
+    F16 scales;
+    F32 out_;
+};
+
+struct RowArgs {
+    F32 x;      // [rows, cols]
+    F32 add;    // [rows, cols]; 0: nothing to add
+    F32 w_add;  // [cols]
+    F32 w;      // [cols]
+    F32 z;      // [rows, cols]; where only prepared activations are wanted, 0
+    uint64_t values; // i8 or f32 [rows, stride]
+    F32 scales; // [rows, groups]
+    I32 sums;   // [rows, groups]
+    Step step_;
+    float eps;
+    uint stride; // bytes of a row of values
+    uint max_rows;
+    uint window; // of attention whose partials are joined
+    uint slots;  // pages of a row's partials
+};
+
+struct RopeArgs {
+    F32 q;       // [rows, n_heads, HEAD_DIM]
+    F32 k;       // [rows, n_kv, HEAD_DIM]
+    F32 v;
+    F32 q_norm;  // [HEAD_DIM]
+    F32 k_norm;
+    F32 table;   // [max_rows, 2, HEAD_DIM / 2]
+    uint64_t scratch_k; // [n_kv, HEAD_DIM / KB, max_rows, KB]
+    uint64_t scratch_v; // [max_rows, n_kv, HEAD_DIM]
+    Step step_;
+    float eps;
+    uint n_heads;
+    uint n_kv;
+    uint max_rows;
+};
+
+struct AttentionArgs {
+    F32 q;              // [rows, n_kv, GQ, HEAD_DIM]
+    F32 out_;           // the same; where pages are split, [live row, n_kv, GQ, slots, HEAD_DIM + 2]
+    U32x4 k;            // [pages, n_kv, HEAD_DIM / KB, PAGE, KB]
+    uint64_t v;         // [pages, n_kv, PAGE, HEAD_DIM]
+    U32x4 scratch_k;    // [n_kv, HEAD_DIM / KB, max_rows, KB]
+    uint64_t scratch_v; // [max_rows, n_kv, HEAD_DIM]
+    Step step_;
+    float scale;
+    uint n_kv;
+    uint pages;         // physical
+    uint window;        // 0: none
+    uint max_rows;
+    uint slots;         // pages of a row's partials
+};

@@ -1,0 +1,159 @@
+// Work on rows of activations in blocks of 128 columns, a subgroup a block, a lane PER neighbouring columns of it. Sums run in an order
+// that the shape alone decides, not how many threads there are.
+//
+// Who includes this says what SG is.
+
+const uint PER = 128 / SG; // columns of a block that a lane has
+
+// The first column of this lane in a block.
+uint column(uint block) { return block * 128 + gl_SubgroupInvocationID * PER; }
+
+// Rows are multiples of 16 columns, so a lane's columns are all inside or all outside. Loads that nothing decides about go out together:
+// outside, those of the last columns are loaded and forgotten.
+void load_block(F32 from, uint row, uint block, uint cols, out float v[PER]) {
+    const uint col = column(block), at = row * cols + min(col, cols - PER);
+    if (PER % 4 == 0) {
+        [[unroll]] for (uint i = 0; i < PER; i += 4) {
+            const vec4 four = F32x4(uint64_t(from)).v[(at + i) / 4];
+            v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
+        }
+    } else {
+        [[unroll]] for (uint i = 0; i < PER; i++) v[i] = from.v[at + i];
+    }
+    if (col >= cols) [[unroll]] for (uint i = 0; i < PER; i++) v[i] = 0.0;
+}
+
+void store_block(F32 to, uint row, uint block, uint cols, float v[PER]) {
+    const uint col = column(block), at = row * cols + col;
+    if (col >= cols) return;
+    if (PER % 4 == 0) {
+        [[unroll]] for (uint i = 0; i < PER; i += 4) F32x4(uint64_t(to)).v[(at + i) / 4] = vec4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+    } else {
+        [[unroll]] for (uint i = 0; i < PER; i++) to.v[at + i] = v[i];
+    }
+}
+
+// Sum of squares of a block, in every lane.
+float sum_squares(float v[PER]) {
+    precise float s = 0.0;
+    [[unroll]] for (uint i = 0; i < PER; i++) s = fma(v[i], v[i], s);
+    [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) s = s + subgroupShuffleXor(s, d);
+    return s;
+}
+
+// A bit for each of 32 columns: minus where it is set; see tensor/hadamard.rs.
+uint signs(uint word) {
+    uint h = (word + 1) * 0x9e3779b9u;
+    h = (h ^ h >> 16) * 0x21f0aaadu;
+    h = (h ^ h >> 15) * 0x735a2d97u;
+    return h ^ h >> 15;
+}
+
+float with_sign(float v, uint col) { return uintBitsToFloat(floatBitsToUint(v) ^ ((signs(col / 32) >> (col % 32) & 1) << 31)); }
+
+// Butterflies of a block: strides 64 ... PER between lanes, the rest within one.
+void butterflies(inout float v[PER]) {
+    const uint lane = gl_SubgroupInvocationID;
+    [[unroll]] for (uint d = SG / 2; d > 0; d /= 2)
+        [[unroll]] for (uint i = 0; i < PER; i++) {
+            const float other = subgroupShuffleXor(v[i], d);
+            precise float a = (lane & d) == 0 ? v[i] + other : other - v[i];
+            v[i] = a;
+        }
+    [[unroll]] for (uint half_ = PER / 2; half_ > 0; half_ /= 2)
+        [[unroll]] for (uint i = 0; i < PER; i++)
+            if ((i & half_) == 0) {
+                precise float a = v[i] + v[i + half_];
+                precise float b = v[i] - v[i + half_];
+                v[i] = a;
+                v[i + half_] = b;
+            }
+}
+
+const float INV_SQRT_128 = 0.08838834764831845;
+
+// Signs, then butterflies.
+void hadamard(inout float v[PER], uint block) {
+    [[unroll]] for (uint i = 0; i < PER; i++) v[i] = with_sign(v[i], column(block) + i);
+    butterflies(v);
+    [[unroll]] for (uint i = 0; i < PER; i++) {
+        precise float a = v[i] * INV_SQRT_128;
+        v[i] = a;
+    }
+}
+
+// Largest magnitude of this lane's part of a block.
+float largest(float v[PER]) {
+    float most = 0.0;
+    [[unroll]] for (uint i = 0; i < PER; i++) most = max(most, abs(v[i]));
+    return most;
+}
+
+// Rounds a block of row `r` to int8. Columns share a scale in groups of `group`, whose scales and sums are stored; in a row of one
+// scale (group 0), `row_max` is its largest magnitude. Returns the sum of this lane's integers.
+int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint group, float row_max) {
+    const uint col = column(block), lanes = group / PER; // of a group
+    float most = group == 0 ? row_max : largest(v);
+    if (group != 0)
+        [[unroll]] for (uint d = SG / 2; d > 0; d /= 2)
+            if (d < lanes) most = max(most, subgroupShuffleXor(most, d));
+    precise float inv = most == 0.0 ? 0.0 : 127.0 / most;
+    int q[PER], sum = 0;
+    [[unroll]] for (uint i = 0; i < PER; i++) {
+        precise float scaled = v[i] * inv;
+        q[i] = int(clamp(roundEven(scaled), -127.0, 127.0));
+        sum += q[i];
+    }
+    if (col < cols) {
+        if (PER % 4 == 0) {
+            [[unroll]] for (uint i = 0; i < PER; i += 4)
+                U32(a.values).v[(r * a.stride + col + i) / 4] =
+                    (q[i] & 0xff) | (q[i + 1] & 0xff) << 8 | (q[i + 2] & 0xff) << 16 | q[i + 3] << 24;
+        } else {
+            [[unroll]] for (uint i = 0; i < PER; i++) I8(a.values).v[r * a.stride + col + i] = int8_t(q[i]);
+        }
+    }
+    if (group == 0) return sum;
+    [[unroll]] for (uint d = SG / 2; d > 0; d /= 2)
+        if (d < lanes) sum += subgroupShuffleXor(sum, d);
+    if (col % group == 0 && col < cols) {
+        precise float scale = most / 127.0;
+        a.scales.v[(r * cols + col) / group] = scale;
+        a.sums.v[(r * cols + col) / group] = sum;
+    }
+    return 0;
+}
+
+// Joins the page partials of a block of attention's live row `index`, in page order: x is [live row, heads, slots, head_dim + 2].
+void join_pages(RowArgs a, uint index, uint block, uint cols, uint head_dim, out float v[PER]) {
+    const uint AHEAD = 4; // pages whose loads are in flight together
+    const uint position = a.step_.v[STEP_POSITIONS * a.max_rows + a.step_.first + index];
+    const uint pages = position / PAGE - first_visible(position, a.window) / PAGE + 1;
+    const uint col = min(column(block), cols - PER);
+    const uint at = (index * (cols / head_dim) + col / head_dim) * a.slots * (head_dim + 2);
+    Running run = Running(0.0, 0.0);
+    for (uint page0 = 0; page0 < pages; page0 += AHEAD) {
+        Running ml[AHEAD];
+        float o[AHEAD][PER];
+        [[unroll]] for (uint k = 0; k < AHEAD; k++) {
+            const uint from = at + min(page0 + k, pages - 1) * (head_dim + 2);
+            ml[k] = Running(a.x.v[from + head_dim], a.x.v[from + head_dim + 1]);
+            [[unroll]] for (uint i = 0; i < PER; i++) o[k][i] = a.x.v[from + col % head_dim + i];
+        }
+        [[unroll]] for (uint k = 0; k < AHEAD; k++) {
+            if (page0 + k >= pages) break;
+            if (page0 + k == 0) {
+                run = ml[0];
+                [[unroll]] for (uint i = 0; i < PER; i++) v[i] = o[0][i];
+            } else {
+                float fa, fb;
+                run = join(run, ml[k], fa, fb);
+                [[unroll]] for (uint i = 0; i < PER; i++) v[i] = join_output(v[i], o[k][i], fa, fb);
+            }
+        }
+    }
+    [[unroll]] for (uint i = 0; i < PER; i++) {
+        precise float y = v[i] / run.l;
+        v[i] = column(block) < cols ? y : 0.0;
+    }
+}
