@@ -70,7 +70,7 @@ void butterflies(inout float v[PER]) {
             }
 }
 
-const float INV_SQRT_128 = 0.08838834764831845;
+const float INV_SQRT_128 = 0.08838835; // hadamard::SCALE
 
 // Signs, then butterflies.
 void hadamard(inout float v[PER], uint block) {
