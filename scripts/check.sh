@@ -18,10 +18,9 @@ cargo test --release
 
 if [ "${GEMMA_REQUIRE_GPU:-}" = 1 ]; then
   step "Vulkan under the validation layers"
-  log=$(mktemp)
+  # A complaint ends the command with a panic; the tests above ran under the layers too.
   GEMMA_VULKAN_CPU=1 GEMMA_VULKAN_VALIDATE=1 cargo run --release -q -- generate -d vulkan --greedy -n 40 "What is photosynthesis?" \
-    </dev/null 2>&1 | tee "$log"
-  if grep -E "Validation (Error|Warning)|VUID|SYNC-HAZARD" "$log"; then exit 1; fi
+    </dev/null
 fi
 
 step "lints"

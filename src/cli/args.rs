@@ -97,6 +97,9 @@ pub struct RunOptions {
     /// Precision of the stored keys and values; auto is f16 for quantised weights and f32 for others
     #[arg(long, value_enum, default_value_t = Kv::Auto)]
     pub kv: Kv,
+    /// Hold every kernel's result to its scalar twin, and stop at the first that differs (very slow)
+    #[arg(long, hide_short_help = true)]
+    pub check: bool,
 }
 
 /// A number, or the program's choice.

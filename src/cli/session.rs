@@ -13,7 +13,7 @@ use crate::engine::{Engine, PlannedEngine};
 use crate::error::{Fault, Kind};
 use crate::gemma::{Config, Role, Tokenizer, Weights};
 use crate::kv::{PAGE, Pages};
-use crate::vulkan::{DeviceInfo, VulkanExecutor};
+use crate::vulkan::{CheckedExecutor, DeviceInfo, VulkanExecutor};
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::time::Instant;
@@ -162,9 +162,10 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
         activations: crate::gemma::forward::activation_bytes(weights.config(), device.max_rows()),
     };
     let executor: Box<dyn Executor> = match placement::gpu(&options.device, need, ui)? {
+        Some(choice) if options.check => Box::new(CheckedExecutor::new(VulkanExecutor::open(choice)?)),
         Some(choice) => Box::new(VulkanExecutor::open(choice)?),
         None => {
-            let executor = CpuExecutor::on(pool.clone(), CpuOptions::default());
+            let executor = CpuExecutor::on(pool.clone(), CpuOptions { check: options.check, ..CpuOptions::default() });
             check_memory(size.bytes, kv_bytes(weights.config(), context, executor.max_rows(), kv))?;
             Box::new(executor)
         }

@@ -160,6 +160,22 @@ pub enum Op {
 }
 
 impl Op {
+    /// The buffers it reads, weights aside; one may occur twice.
+    pub fn inputs(&self) -> Vec<BufferId> {
+        let act = |a: &Act| [a.values, a.scales, a.sums];
+        match self {
+            Op::Embed { .. } => Vec::new(),
+            Op::Norm { x, add, w, .. } => [*x, *w].into_iter().chain(add.iter().flat_map(|(y, w)| [*y, *w])).collect(),
+            Op::Prepare { input, .. } => vec![*input],
+            Op::Linear { jobs, .. } => jobs.iter().flat_map(|j| act(&j.act)).collect(),
+            Op::GateUp { act_gate, act_up, .. } => [act(act_gate), act(act_up)].concat(),
+            Op::Rope { q, k, v, q_norm, k_norm, rope_table, .. } => vec![*q, *k, *v, *q_norm, *k_norm, *rope_table],
+            Op::Attention { q, kv, .. } => vec![*q, kv.k, kv.v, kv.scratch_k, kv.scratch_v],
+            Op::Best { logits, .. } => vec![*logits],
+            Op::Commit { layers } => layers.iter().flat_map(|kv| [kv.scratch_k, kv.scratch_v]).collect(),
+        }
+    }
+
     /// The buffers it writes.
     pub fn outputs(&self) -> Vec<BufferId> {
         match self {

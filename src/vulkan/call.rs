@@ -4,11 +4,13 @@ use super::device::DeviceInfo;
 use super::layout::{DeviceMatrix, Packing, code_number};
 use super::pipeline::{Constants, PUSH, Shader};
 use super::push::Push;
+use crate::compute::step::StepView;
 use crate::compute::{Act, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, RowSet, WeightId, best};
 use crate::kv::PAGE;
 use crate::tensor::trellis::Trellis;
 use crate::tensor::{Code, Group};
 use anyhow::{Result, bail, ensure};
+use std::ops::Range;
 
 /// How many rows (and pages) the recorded commands are for; kernels look up in the step buffer how many there really are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +30,12 @@ impl Bucket {
     pub fn holding(rows: usize, selected: usize, path: usize, pages: usize) -> Bucket {
         let up = |n: usize| if n == 0 { 0 } else { n.next_power_of_two() };
         Bucket { rows: up(rows), selected: up(selected), path: up(path), pages: up(pages) }
+    }
+
+    /// The bucket of a step.
+    pub fn of_step(step: &StepView<'_>) -> Bucket {
+        let pages = (step.base + step.rows).div_ceil(PAGE);
+        Bucket::holding(step.rows - step.first, step.selected.len(), step.path.len(), pages)
     }
 
     fn of(&self, rows: RowSet) -> usize {
@@ -56,6 +64,14 @@ pub struct Call {
     /// Weight bytes read.
     pub bytes: u64,
     pub label: &'static str,
+    /// The dispatches that it is part of: more than one where they share calls.
+    pub of: Range<usize>,
+}
+
+impl Call {
+    pub fn writes(&self, id: BufferId) -> bool {
+        self.touches.contains(&Touch::Write(id))
+    }
 }
 
 /// Where things lie on the device.
@@ -75,11 +91,13 @@ pub struct Own {
     /// f32 `[max_rows, widest ffn]`, twice: gate and up before they are joined.
     pub gate: BufferId,
     pub up: BufferId,
+    pub gate_floats: usize,
     /// f32 partials of attention pages, and how many floats fit.
     pub partials: BufferId,
     pub partial_floats: usize,
     /// Addresses of all layers' caches, for commits.
     pub layers: BufferId,
+    pub n_layers: usize,
 }
 
 /// Most rows that page partials are split over workgroups for.
@@ -100,6 +118,7 @@ impl Places<'_> {
         let mut i = 0;
         while i < dispatches.len() {
             let Dispatch { op, label, .. } = &dispatches[i];
+            let before = out.len();
             let rest = &dispatches[i + 1..];
             // A norm, a gate or attention and the rounding of its result are one call where that is possible.
             let prepare = match (op, rest.first().map(|d| &d.op)) {
@@ -123,14 +142,14 @@ impl Places<'_> {
                 Op::Linear { jobs, rows } => {
                     for job in jobs {
                         let call = self.linear(job, *rows, bucket)?;
-                        put_beside(&mut out, call, label);
+                        put_beside(&mut out, before, call, label);
                     }
                 }
                 Op::GateUp { act_gate, gate, act_up, up, out: result } => {
                     let jobs = [(*gate, *act_gate, self.own.gate), (*up, *act_up, self.own.up)];
                     for (weight, act, out_) in jobs {
                         let call = self.linear(&LinearJob { weight, act, out: out_ }, RowSet::All, bucket)?;
-                        put_beside(&mut out, call, label);
+                        put_beside(&mut out, before, call, label);
                     }
                     let cols = self.matrix(*gate).rows;
                     out.push(self.glu(*result, cols, prepare, read_later, bucket));
@@ -143,7 +162,9 @@ impl Places<'_> {
             for call in out.iter_mut().rev().take_while(|c| c.label.is_empty()) {
                 call.label = label;
             }
-            i += 1 + prepare.is_some() as usize;
+            let end = i + 1 + prepare.is_some() as usize;
+            out[before..].iter_mut().for_each(|call| call.of = i..end);
+            i = end;
         }
         out.retain(|c| c.groups.iter().all(|g| *g > 0));
         Ok(out)
@@ -151,7 +172,7 @@ impl Places<'_> {
 
     fn call(&self, shader: Shader, constants: Constants, push: Push, groups: [usize; 3], touches: Vec<Touch>) -> Call {
         let groups = groups.map(|g| g as u32);
-        Call { shader, constants, push, groups, touches, bytes: 0, label: "" }
+        Call { shader, constants, push, groups, touches, bytes: 0, label: "", of: 0..0 }
     }
 
     fn embed(&self, op: &Op, bucket: Bucket) -> Result<Call> {
@@ -178,7 +199,8 @@ impl Places<'_> {
     /// having. Two or three blocks a subgroup were faster than one: fewer subgroups wait for each other.
     fn row_threads(&self, cols: usize) -> u32 {
         let blocks = cols.div_ceil(128) as u32;
-        let most = (1024.min(self.info.max_workgroup) / self.info.subgroup).min(if blocks <= 64 { 16 } else { 32 }).min(blocks);
+        let most = (1024.min(self.info.max_workgroup) / self.info.subgroup).min(self.info.max_subgroups);
+        let most = most.min(if blocks <= 64 { 16 } else { 32 }).min(blocks);
         let even = (1..=most).rev().find(|n| blocks.is_multiple_of(*n)).unwrap_or(1);
         (if 3 * even >= most { even } else { most }) * self.info.subgroup
     }
@@ -283,10 +305,14 @@ impl Places<'_> {
                     1 => (2, 4),
                     2 => (4, 2),
                     4 => (4, 1),
-                    _ if m.rows >= 16384 && self.info.max_shared >= 40 << 10 => (8, 1),
+                    // A few long rows: smaller tasks spread better.
+                    _ if m.cols >= 2 * m.rows => (2, 1),
                     _ => (4, 1),
                 };
                 let lanes = sg.min(32);
+                let grouped = m.format.group != Group::Row;
+                // Fewer lanes than the 32 parts of a grouped row have more parts each in flight already.
+                let rounds = if grouped { (rounds * lanes / 32).max(1) } else { rounds };
                 let threads = 4 * lanes;
                 let constants = vec![
                     (0, threads),
@@ -295,7 +321,7 @@ impl Places<'_> {
                     (3, each as u32),
                     (4, code_number(m.format.code)),
                     (5, p.width as u32),
-                    (6, (m.format.group != Group::Row) as u32),
+                    (6, grouped as u32),
                     (7, rounds),
                     (8, selected),
                     (9, threads),
@@ -394,9 +420,9 @@ impl Places<'_> {
     }
 }
 
-/// Adds a linear layer of the operation `label`: to the call before it if that is one of the same operation, on the same activations
-/// and of the same format, since a few large dispatches do more than many small ones.
-fn put_beside(calls: &mut Vec<Call>, mut call: Call, label: &'static str) {
+/// Adds a linear layer of the operation `label`, whose calls begin at `begin`: to the call before it if that is on the same activations and
+/// of the same format, since a few large dispatches do more than many small ones.
+fn put_beside(calls: &mut Vec<Call>, begin: usize, mut call: Call, label: &'static str) {
     // Offsets of LinearArgs, of the matrices beside it and of their rows: see args.glsl and linear.comp.
     const SAME: [usize; 9] = [16, 20, 24, 28, 32, 36, 60, 64, 68];
     const MORE: usize = 72;

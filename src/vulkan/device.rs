@@ -1,5 +1,7 @@
 //! Devices: what there is, what each can do, which one is taken. Probed once; nothing is used that was not asked about.
 
+use super::choose::{Choice, choose};
+use super::validation::{self, Validation};
 use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
 use ash::{Device, Entry, Instance, khr, vk};
@@ -7,9 +9,6 @@ use std::ffi::{CStr, c_char};
 
 /// Environment variable that lets a driver without a GPU (lavapipe) count as a device: for tests.
 pub const ALLOW_CPU_DRIVER: &str = "GEMMA_VULKAN_CPU";
-/// Environment variable that turns the validation layers on: for tests.
-pub const VALIDATE: &str = "GEMMA_VULKAN_VALIDATE";
-
 /// Environment variable that caps the bytes that a device says are free: for tests.
 pub const MEMORY: &str = "GEMMA_VULKAN_MEMORY";
 
@@ -30,6 +29,8 @@ pub struct DeviceInfo {
     pub subgroup: u32,
     pub max_shared: u32,
     pub max_workgroup: u32,
+    /// Subgroups of a workgroup, at most.
+    pub max_subgroups: u32,
     /// Largest single allocation, bytes.
     pub max_allocation: u64,
     /// Memory of the device, bytes.
@@ -58,23 +59,26 @@ pub struct Vulkan {
     // Kept so that the library stays loaded as long as its functions are used.
     _entry: Entry,
     pub instance: Instance,
+    validation: Option<Validation>,
 }
 
 impl Drop for Vulkan {
     fn drop(&mut self) {
+        let verdict = self.validation.take().map(Validation::finish);
         // SAFETY: everything made from the instance is gone: owners hold the `Vulkan` in an `Arc`.
         unsafe { self.instance.destroy_instance(None) };
+        verdict.iter().for_each(validation::Verdict::enforce);
     }
 }
 
-fn no_driver(what: String) -> anyhow::Error {
+pub(super) fn no_driver(what: String) -> anyhow::Error {
     Fault::new(Kind::Device, what)
         .help("install a Vulkan driver (Debian: mesa-vulkan-drivers and libvulkan1), or use --device cpu")
         .into()
 }
 
 /// True where an environment variable is set to something but 0.
-fn is_set(name: &str) -> bool {
+pub(super) fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some_and(|v| !v.is_empty() && v != "0")
 }
 
@@ -85,18 +89,13 @@ impl Vulkan {
         let entry = unsafe { Entry::load() }.map_err(|e| no_driver(format!("no Vulkan library on this machine: {e}")))?;
         let name = c"gemma";
         let app = vk::ApplicationInfo::default().application_name(name).engine_name(name).api_version(vk::API_VERSION_1_3);
-        let layer = [c"VK_LAYER_KHRONOS_validation".as_ptr()];
-        let layers: &[*const c_char] = if is_set(VALIDATE) { &layer } else { &[] };
-        let sync = [vk::ValidationFeatureEnableEXT::SYNCHRONIZATION_VALIDATION];
-        let mut features = vk::ValidationFeaturesEXT::default().enabled_validation_features(&sync);
-        let mut info = vk::InstanceCreateInfo::default().application_info(&app).enabled_layer_names(layers);
-        if !layers.is_empty() {
-            info = info.push_next(&mut features);
-        }
+        let mut wanted = validation::Wanted::of_environment();
+        let info = vk::InstanceCreateInfo::default().application_info(&app);
         // SAFETY: all pointers of `info` outlive the call.
-        let instance =
-            unsafe { entry.create_instance(&info, None) }.map_err(|e| no_driver(format!("Vulkan does not start: {e}")))?;
-        Ok(Vulkan { _entry: entry, instance })
+        let instance = unsafe { entry.create_instance(&wanted.add_to(info), None) }
+            .map_err(|e| no_driver(format!("Vulkan does not start: {e}")))?;
+        let validation = wanted.watch(&entry, &instance);
+        Ok(Vulkan { _entry: entry, instance, validation })
     }
 
     fn physical(&self) -> Result<Vec<vk::PhysicalDevice>> {
@@ -151,6 +150,7 @@ impl Vulkan {
             subgroup: 32.clamp(subgroup.min_subgroup_size.max(1), subgroup.max_subgroup_size.max(1)),
             max_shared: limits.max_compute_shared_memory_size,
             max_workgroup: limits.max_compute_work_group_invocations.min(limits.max_compute_work_group_size[0]),
+            max_subgroups: subgroup.max_compute_workgroup_subgroups.max(1),
             max_allocation: three.max_memory_allocation_size,
             memory,
             available,
@@ -175,26 +175,7 @@ impl Vulkan {
         let mut f = vk::PhysicalDeviceFeatures2::default().push_next(&mut v11).push_next(&mut v12).push_next(&mut v13);
         // SAFETY: the device is one of 1.3, which knows these structs.
         unsafe { self.instance.get_physical_device_features2(device, &mut f) };
-        let core = f.features;
-        [
-            ("64-bit integers in shaders", core.shader_int64),
-            ("16-bit integers in shaders", core.shader_int16),
-            ("16-bit storage", v11.storage_buffer16_bit_access),
-            ("8-bit storage", v12.storage_buffer8_bit_access),
-            ("int8 in shaders", v12.shader_int8),
-            ("f16 in shaders", v12.shader_float16),
-            ("buffer addresses", v12.buffer_device_address),
-            ("scalar layouts", v12.scalar_block_layout),
-            ("timeline semaphores", v12.timeline_semaphore),
-            ("host query reset", v12.host_query_reset),
-            ("integer dot products", v13.shader_integer_dot_product),
-            ("synchronization2", v13.synchronization2),
-            ("subgroup size control", v13.subgroup_size_control),
-        ]
-        .into_iter()
-        .filter(|(_, has)| *has == vk::FALSE)
-        .map(|(name, _)| name)
-        .collect()
+        lacking_features(&f.features, &v11, &v12, &v13)
     }
 
     fn has_int8_matrices(&self, device: vk::PhysicalDevice) -> bool {
@@ -231,51 +212,34 @@ impl Vulkan {
     }
 }
 
-/// Which device is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
-    /// The best GPU; never a driver that computes on the processor, unless [`ALLOW_CPU_DRIVER`] says so.
-    Best,
-    /// This one, whatever it is.
-    Index(usize),
-}
-
-/// Picks a device; the error says why there is none.
-pub fn choose(devices: &[DeviceInfo], choice: Choice) -> Result<&DeviceInfo> {
-    let usable = |d: &DeviceInfo| d.missing.is_empty();
-    match choice {
-        Choice::Index(index) => {
-            let found = devices.get(index).with_context(|| {
-                let what = format!("there is no Vulkan device {index}: {} found", devices.len());
-                Fault::new(Kind::Device, what).help("gemma devices lists them")
-            })?;
-            if !usable(found) {
-                return Err(lacking(found));
-            }
-            Ok(found)
-        }
-        Choice::Best => {
-            let allowed = |d: &&DeviceInfo| !d.is_cpu || is_set(ALLOW_CPU_DRIVER);
-            let best =
-                devices.iter().filter(allowed).filter(|d| usable(d)).max_by_key(|d| (!d.is_cpu, !d.is_integrated, d.memory));
-            best.ok_or_else(|| match devices.iter().find(allowed) {
-                Some(device) => lacking(device),
-                None if devices.is_empty() => no_driver("no Vulkan device on this machine".into()),
-                None => Fault::new(
-                    Kind::Device,
-                    "the only Vulkan driver here computes on the processor, slower than this program's own kernels",
-                )
-                .help("install the GPU's Vulkan driver, use --device cpu, or name the driver with --device vulkan:0")
-                .into(),
-            })
-        }
-    }
-}
-
-fn lacking(device: &DeviceInfo) -> anyhow::Error {
-    Fault::new(Kind::Device, format!("{} lacks {}", device.name, device.missing.join(", ")))
-        .help("update its driver, or use --device cpu")
-        .into()
+/// The features that kernels need and a driver does not have, by name.
+fn lacking_features(
+    core: &vk::PhysicalDeviceFeatures,
+    v11: &vk::PhysicalDeviceVulkan11Features<'_>,
+    v12: &vk::PhysicalDeviceVulkan12Features<'_>,
+    v13: &vk::PhysicalDeviceVulkan13Features<'_>,
+) -> Vec<&'static str> {
+    [
+        ("64-bit integers in shaders", core.shader_int64),
+        ("16-bit integers in shaders", core.shader_int16),
+        ("16-bit storage", v11.storage_buffer16_bit_access),
+        ("8-bit storage", v12.storage_buffer8_bit_access),
+        ("int8 in shaders", v12.shader_int8),
+        ("f16 in shaders", v12.shader_float16),
+        ("buffer addresses", v12.buffer_device_address),
+        ("scalar layouts", v12.scalar_block_layout),
+        ("timeline semaphores", v12.timeline_semaphore),
+        ("host query reset", v12.host_query_reset),
+        ("integer dot products", v13.shader_integer_dot_product),
+        ("synchronization2", v13.synchronization2),
+        ("subgroup size control", v13.subgroup_size_control),
+        ("full subgroups", v13.compute_full_subgroups),
+        ("maintenance4", v13.maintenance4),
+    ]
+    .into_iter()
+    .filter(|(_, has)| *has == vk::FALSE)
+    .map(|(name, _)| name)
+    .collect()
 }
 
 fn text(chars: &[c_char]) -> String {
@@ -369,5 +333,36 @@ pub fn failed(what: &str, error: vk::Result) -> anyhow::Error {
                 .into()
         }
         other => Fault::new(Kind::Device, format!("the GPU driver failed while {what}: {other}")).help("use --device cpu").into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_feature_that_a_driver_lacks_is_named() {
+        let core = vk::PhysicalDeviceFeatures::default().shader_int64(true).shader_int16(true);
+        let v11 = vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(true);
+        let v12 = vk::PhysicalDeviceVulkan12Features::default()
+            .storage_buffer8_bit_access(true)
+            .shader_int8(true)
+            .shader_float16(true)
+            .buffer_device_address(true)
+            .scalar_block_layout(true)
+            .timeline_semaphore(true)
+            .host_query_reset(true);
+        let v13 = vk::PhysicalDeviceVulkan13Features::default()
+            .shader_integer_dot_product(true)
+            .synchronization2(true)
+            .subgroup_size_control(true)
+            .compute_full_subgroups(true)
+            .maintenance4(true);
+        assert_eq!(lacking_features(&core, &v11, &v12, &v13), [""; 0]);
+        assert_eq!(lacking_features(&core, &v11, &v12.shader_int8(false), &v13), ["int8 in shaders"]);
+        assert_eq!(lacking_features(&core, &v11, &v12.shader_float16(false), &v13), ["f16 in shaders"]);
+        assert_eq!(lacking_features(&core.shader_int16(false), &v11, &v12, &v13), ["16-bit integers in shaders"]);
+        assert_eq!(lacking_features(&core, &Default::default(), &v12, &v13), ["16-bit storage"]);
+        assert_eq!(lacking_features(&Default::default(), &v11, &Default::default(), &Default::default()).len(), 14);
     }
 }

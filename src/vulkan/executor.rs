@@ -1,7 +1,8 @@
 //! Runs plans on a Vulkan device. A plan is recorded once per bucket of rows; a run is one submission.
 
 use super::call::{Bucket, Call, Own, Places, Touch};
-use super::device::{Choice, Gpu};
+use super::choose::Choice;
+use super::device::Gpu;
 use super::layout::DeviceMatrix;
 use super::memory::{Arena, Block, Place, Span, Use};
 use super::pipeline::{Pipelines, Shader};
@@ -10,7 +11,6 @@ use super::queue::{Queue, barrier, kernel_barrier};
 use super::timing::Timing;
 use super::upload::Uploader;
 use crate::compute::{BufferId, Dispatch, Executor, KernelTime, KvFormat, Op, Plan, PlanId, StepLayout, WeightId};
-use crate::kv::PAGE;
 use crate::tensor::Matrix;
 use anyhow::{Result, ensure};
 use ash::vk;
@@ -92,24 +92,32 @@ impl VulkanExecutor {
             Op::GateUp { gate, .. } => self.matrices[gate.0 as usize].rows,
             _ => 0,
         };
-        let ffn = plan.dispatches.iter().map(widest).max().unwrap_or(0);
-        let layers = plan.dispatches.iter().filter(|d| matches!(d.op, Op::Attention { .. })).count();
-        let old = self.own;
-        if let Some(own) = old.filter(|_| ffn == 0) {
-            return Ok(own);
-        }
         // One row needs a partial for every page; more rows are split only as far as there is room.
         let one_row = |d: &Dispatch| match &d.op {
             Op::Attention { n_heads, kv, .. } => n_heads * (kv.pages.count.next_power_of_two() + 1) * (kv.head_dim + 2),
             _ => 0,
         };
+        let gate_floats = layout.max_rows * plan.dispatches.iter().map(widest).max().unwrap_or(0);
         let partial_floats = plan.dispatches.iter().map(one_row).max().unwrap_or(0).max(PARTIALS / 4);
+        let layers_of = |d: &Dispatch| match &d.op {
+            Op::Attention { .. } => 1,
+            Op::Commit { layers } => layers.len(),
+            _ => 0,
+        };
+        let n_layers = plan.dispatches.iter().map(layers_of).sum::<usize>();
+        // A model's plans are variants of one: what the first one needs does for the others.
+        let fits = |own: &Own| gate_floats <= own.gate_floats && partial_floats <= own.partial_floats && n_layers <= own.n_layers;
+        if let Some(own) = self.own.filter(fits) {
+            return Ok(own);
+        }
         let own = Own {
-            gate: self.alloc("gate", layout.max_rows * ffn * 4)?,
-            up: self.alloc("up", layout.max_rows * ffn * 4)?,
+            gate: self.alloc("gate", gate_floats * 4)?,
+            up: self.alloc("up", gate_floats * 4)?,
+            gate_floats,
             partials: self.alloc("attention partials", partial_floats * 4)?,
             partial_floats,
-            layers: self.alloc("layers", layers.max(1) * 40)?,
+            layers: self.alloc("layers", n_layers.max(1) * 40)?,
+            n_layers,
         };
         self.own = Some(own);
         Ok(own)
@@ -155,12 +163,7 @@ impl VulkanExecutor {
                 if hazards.meets(call) {
                     kernel_barrier(device, commands);
                 }
-                // SAFETY: the pipeline and its layout live as long as the executor; addresses are of live buffers.
-                unsafe {
-                    device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, *pipeline);
-                    device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, call.push.bytes());
-                    device.cmd_dispatch(commands, call.groups[0], call.groups[1], call.groups[2]);
-                }
+                dispatch(device, commands, layout, *pipeline, call);
                 if let Some(timing) = timing.as_ref() {
                     timing.stamp(commands, i + 1);
                 }
@@ -183,6 +186,31 @@ impl VulkanExecutor {
         places.calls(&recorded.dispatches, bucket)
     }
 
+    /// The calls of a recorded plan.
+    pub(super) fn calls_of(&self, plan: PlanId, bucket: Bucket) -> Result<Vec<Call>> {
+        self.calls(&self.plans[plan.0 as usize], bucket)
+    }
+
+    /// Runs calls one after the other, apart from any plan.
+    pub(super) fn run_calls(&mut self, calls: &[Call]) -> Result<()> {
+        let mut pipelines = Vec::with_capacity(calls.len());
+        for call in calls {
+            pipelines.push(self.pipelines.get(call.shader, &call.constants)?);
+        }
+        if !self.pending.is_empty() {
+            self.submit(None)?;
+        }
+        let layout = self.pipelines.layout;
+        let done = self.queue.once(|device, commands| {
+            for (call, pipeline) in calls.iter().zip(&pipelines) {
+                barrier(device, commands);
+                dispatch(device, commands, layout, *pipeline, call);
+            }
+            barrier(device, commands);
+        })?;
+        self.queue.wait(done)
+    }
+
     /// Submits the small writes with `then` behind them.
     fn submit(&mut self, then: Option<vk::CommandBuffer>) -> Result<u64> {
         let pending = std::mem::take(&mut self.pending);
@@ -196,7 +224,15 @@ impl VulkanExecutor {
         self.queue.submit_after(
             |device, commands| {
                 barrier(device, commands);
+                let mut written: Vec<(vk::Buffer, u64, u64)> = Vec::new();
                 for (buffer, offset, bytes) in targets {
+                    let end = offset + bytes.len() as u64;
+                    // Of two writes to one place the later one must win.
+                    if written.iter().any(|(other, from, to)| *other == buffer && *from < end && offset < *to) {
+                        barrier(device, commands);
+                        written.clear();
+                    }
+                    written.push((buffer, offset, end));
                     for (i, part) in bytes.chunks(UPDATE).enumerate() {
                         // SAFETY: `write` checked the bounds; sizes are multiples of 4.
                         unsafe { device.cmd_update_buffer(commands, buffer, offset + (i * UPDATE) as u64, part) };
@@ -337,8 +373,7 @@ impl Executor for VulkanExecutor {
         let recorded = &self.plans[plan.0 as usize];
         let words: &[u32] = bytemuck::cast_slice(&self.steps[&recorded.step]);
         let step = recorded.layout.view(words);
-        let (live, pages) = (step.rows - step.first, (step.base + step.rows).div_ceil(PAGE));
-        let bucket = Bucket::holding(live, step.selected.len(), step.path.len(), pages);
+        let (live, bucket) = (step.rows - step.first, Bucket::of_step(&step));
         let commands = self.commands(plan, bucket)?;
         if let Some(timing) = &self.timing {
             timing.reset();
@@ -409,6 +444,16 @@ impl Executor for VulkanExecutor {
 
     fn profile(&self) -> Vec<KernelTime> {
         self.timing.as_ref().map_or_else(Vec::new, |t| t.times.clone())
+    }
+}
+
+/// Records one call.
+fn dispatch(device: &ash::Device, commands: vk::CommandBuffer, layout: vk::PipelineLayout, pipeline: vk::Pipeline, call: &Call) {
+    // SAFETY: the pipeline and its layout live as long as the executor; addresses are of live buffers.
+    unsafe {
+        device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
+        device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, call.push.bytes());
+        device.cmd_dispatch(commands, call.groups[0], call.groups[1], call.groups[2]);
     }
 }
 

@@ -4,16 +4,23 @@
 //! from pass to pass is in the step buffer. Kernels are committed SPIR-V, specialised when first used (`pipeline`).
 
 mod call;
+mod check;
+mod choose;
+mod compare;
 pub mod device;
 mod executor;
 mod layout;
 mod memory;
+mod outputs;
 mod pipeline;
 mod push;
 mod queue;
 mod timing;
 mod upload;
+pub mod validation;
 
-pub use device::{ALLOW_CPU_DRIVER, Choice, DeviceInfo, MEMORY, Vulkan, choose};
+pub use check::{CheckedExecutor, SPOIL, Spoil};
+pub use choose::{Choice, choose};
+pub use device::{ALLOW_CPU_DRIVER, DeviceInfo, MEMORY, Vulkan};
 pub use executor::VulkanExecutor;
 pub use queue::LOSE_AFTER;

@@ -1,12 +1,21 @@
 //! A Vulkan device for tests. Without one they say so and pass, unless GEMMA_REQUIRE_GPU is set.
 
 use gemma::gemma::Config;
+use gemma::vulkan::validation::{VALIDATE, is_installed};
 use gemma::vulkan::{ALLOW_CPU_DRIVER, Choice, VulkanExecutor};
+use std::sync::Once;
 
-/// What opens the device, if there is one; a driver on the processor will do.
+/// What opens the device, if there is one; a driver on the processor will do. Where the validation layers are installed they watch over
+/// it, and a complaint fails the test when the device is closed; commands that the test starts inherit that.
 pub fn device() -> Option<impl Fn() -> VulkanExecutor> {
-    // SAFETY: all tests set the same value, and nothing else in this process sets variables.
-    unsafe { std::env::set_var(ALLOW_CPU_DRIVER, "1") };
+    static ENVIRONMENT: Once = Once::new();
+    // SAFETY: this happens once, before any other thread of the tests asks for the device and so for variables.
+    ENVIRONMENT.call_once(|| unsafe {
+        std::env::set_var(ALLOW_CPU_DRIVER, "1");
+        if is_installed() && std::env::var_os(VALIDATE).is_none() {
+            std::env::set_var(VALIDATE, "1");
+        }
+    });
     match VulkanExecutor::open(Choice::Best) {
         Ok(_) => Some(|| VulkanExecutor::open(Choice::Best).unwrap()),
         Err(e) if std::env::var_os("GEMMA_REQUIRE_GPU").is_some_and(|v| v == "1") => panic!("no Vulkan device: {e:#}"),
@@ -19,11 +28,16 @@ pub fn device() -> Option<impl Fn() -> VulkanExecutor> {
 
 /// Four layers, the third global.
 pub fn config(window: usize) -> Config {
+    config_of(4, 3, window)
+}
+
+/// Some layers, every n-th of them global.
+pub fn config_of(n_layers: usize, pattern: usize, window: usize) -> Config {
     let json = serde_json::json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
-        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
+        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": n_layers,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 96,
-        "query_pre_attn_scalar": 21, "sliding_window": window, "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 21, "sliding_window": window, "sliding_window_pattern": pattern,
         "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "max_position_embeddings": 4096,
     });

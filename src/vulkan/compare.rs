@@ -1,0 +1,208 @@
+//! Whether what a kernel wrote is what its twin wrote: which numbers must be the same, how near the others must be, and the first
+//! that is not.
+//!
+//! Integers and what is made of them by single roundings are the same bits on every device. Other floats are held to a share of the
+//! largest number of their row, because sums run in another order on the device. Where that number comes from: tests/README.md.
+
+use half::f16;
+use std::fmt;
+
+/// Sums of a row in another order, square roots and divisions that a driver may round otherwise.
+pub const SUMS: f32 = 4e-6;
+/// The same behind attention's or the gate's exponentials.
+pub const EXPONENTIALS: f32 = 2e-5;
+/// Products of whole rows of floats: thousands of terms of both signs.
+pub const PRODUCTS: f32 = 2e-5;
+
+/// How numbers lie: `[outer, heads, dim / block, rows, block]`. What counts as a row is `(outer, rows)`, as a column `(heads, dim)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    pub heads: usize,
+    pub dim: usize,
+    pub block: usize,
+    pub rows: usize,
+}
+
+impl Grid {
+    /// `[rows, width]`
+    pub fn rows(width: usize) -> Grid {
+        Grid { heads: 1, dim: width, block: width, rows: 1 }
+    }
+
+    pub fn row(&self, index: usize) -> usize {
+        index / (self.heads * self.dim * self.rows) * self.rows + index / self.block % self.rows
+    }
+
+    pub fn column(&self, index: usize) -> usize {
+        let part = index / (self.block * self.rows) % (self.dim / self.block);
+        let head = index / (self.dim * self.rows) % self.heads;
+        head * self.dim + part * self.block + index % self.block
+    }
+}
+
+/// What numbers are held to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    /// The same bits.
+    Same,
+    /// This share of the largest number of the row; a half may be the next one besides.
+    Near(f32),
+}
+
+/// A type that kernels write.
+pub trait Number: bytemuck::Pod + PartialEq + fmt::Debug {
+    fn value(self) -> f32;
+    /// Whether `other` rounds the same number in the other direction.
+    fn is_next_to(self, _other: Self) -> bool {
+        false
+    }
+}
+
+impl Number for f32 {
+    fn value(self) -> f32 {
+        self
+    }
+}
+
+impl Number for i32 {
+    fn value(self) -> f32 {
+        self as f32
+    }
+}
+
+impl Number for f16 {
+    fn value(self) -> f32 {
+        self.to_f32()
+    }
+    fn is_next_to(self, other: f16) -> bool {
+        let (a, b) = (self.to_bits(), other.to_bits());
+        a ^ b < 0x8000 && a.abs_diff(b) == 1
+    }
+}
+
+/// The first number that is too far from its twin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    pub row: usize,
+    pub column: usize,
+    pub words: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "row {}, column {}: {}", self.row, self.column, self.words)
+    }
+}
+
+/// Bytes as what they stand for.
+pub fn typed<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
+    let mut values = vec![T::zeroed(); bytes.len() / size_of::<T>()];
+    let len = size_of_val(&values[..]);
+    bytemuck::cast_slice_mut(&mut values).copy_from_slice(&bytes[..len]);
+    values
+}
+
+/// The first number of `device` that `rule` does not allow beside that of `twin`.
+pub fn first_difference<T: Number>(device: &[u8], twin: &[u8], grid: Grid, rule: Rule) -> Option<Difference> {
+    if device == twin {
+        return None;
+    }
+    let (device, twin): (Vec<T>, Vec<T>) = (typed(device), typed(twin));
+    let mut largest = vec![0f32; grid.row(twin.len() - 1) + grid.rows];
+    for (i, value) in twin.iter().enumerate() {
+        let most = &mut largest[grid.row(i)];
+        *most = most.max(value.value().abs());
+    }
+    let far = |i: usize, a: T, b: T| match rule {
+        _ if bytemuck::bytes_of(&a) == bytemuck::bytes_of(&b) => false,
+        Rule::Same => true,
+        // Written so that what is no number is far from everything but itself.
+        Rule::Near(share) => !((a.value() - b.value()).abs() <= share * largest[grid.row(i)] || a.is_next_to(b)),
+    };
+    let at = (0..twin.len()).find(|i| far(*i, device[*i], twin[*i]))?;
+    let (row, column) = (grid.row(at), grid.column(at));
+    let limit = match rule {
+        Rule::Same => String::new(),
+        Rule::Near(share) => format!(", where {:.1e} apart would do", share * largest[row]),
+    };
+    Some(Difference { row, column, words: format!("{:?} instead of {:?}{limit}", device[at], twin[at]) })
+}
+
+/// The first int8 code of `device`, `[rows, cols]`, that is no rounding of what the twin rounded.
+///
+/// Codes that differ from the twin's are right only where the unrounded number lies near the middle between the two. `exact` gives a row's
+/// unrounded codes, and how far off each may be.
+pub fn first_wrong_code(device: &[i8], twin: &[i8], cols: usize, exact: impl Fn(usize) -> Vec<(f32, f32)>) -> Option<Difference> {
+    let rows = device.chunks_exact(cols).zip(twin.chunks_exact(cols)).enumerate();
+    for (row, (device, twin)) in rows.filter(|(_, (a, b))| a != b) {
+        let exact = exact(row);
+        let wrong = |c: &usize| {
+            let (unrounded, slack) = exact[*c];
+            let near = (device[*c] as f32 - unrounded).abs() <= 0.5 + slack;
+            device[*c] != twin[*c] && !near
+        };
+        if let Some(column) = (0..cols).find(wrong) {
+            let words = format!("code {} instead of {}, {} unrounded", device[column], twin[column], exact[column].0);
+            return Some(Difference { row, column, words });
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn near(device: &[f32], twin: &[f32], width: usize) -> Option<Difference> {
+        let bytes = bytemuck::cast_slice::<f32, u8>;
+        first_difference::<f32>(bytes(device), bytes(twin), Grid::rows(width), Rule::Near(1e-5))
+    }
+
+    #[test]
+    fn the_first_far_number_is_named() {
+        let twin = [1.0, 2.0, 3.0, 1e-9, 0.0, 0.0];
+        assert_eq!(near(&twin, &twin, 3), None);
+        assert_eq!(near(&[1.00002, 2.0, 3.0, 1e-9, 0.0, 0.0], &twin, 3), None);
+        let found = near(&[1.0, 2.0, 3.0, 1e-9, 1e-13, 0.0], &twin, 3).unwrap();
+        assert_eq!((found.row, found.column), (1, 1), "a row of small numbers has a small limit");
+        assert_eq!(found.to_string(), "row 1, column 1: 1e-13 instead of 0.0, where 1.0e-14 apart would do");
+        assert!(near(&[f32::NAN, 2.0, 3.0], &twin[..3], 3).is_some());
+        assert!(near(&[1.0], &[f32::NAN], 1).is_some());
+        assert_eq!(near(&[f32::NAN], &[f32::NAN], 1), None);
+    }
+
+    #[test]
+    fn the_same_means_the_same_bits() {
+        let bytes = bytemuck::bytes_of::<f32>;
+        let next = f32::from_bits(1f32.to_bits() + 1);
+        assert!(first_difference::<f32>(bytes(&next), bytes(&1.0), Grid::rows(1), Rule::Same).is_some());
+        let (a, b) = ([f16::from_f32(1.0), f16::from_f32(8.0)], [f16::from_bits(0x3c01), f16::from_f32(8.0)]);
+        let halves = |rule| first_difference::<f16>(bytemuck::cast_slice(&a), bytemuck::cast_slice(&b), Grid::rows(2), rule);
+        assert_eq!(halves(Rule::Near(1e-6)), None, "the next half is a rounding the other way");
+        assert_eq!(halves(Rule::Same).unwrap().words, "1.0 instead of 1.0009766");
+    }
+
+    #[test]
+    fn grids_know_rows_and_columns() {
+        // [2 heads, 3 blocks of 4 channels, 5 rows, 4 channels], three times.
+        let grid = Grid { heads: 2, dim: 12, block: 4, rows: 5 };
+        let mut seen = std::collections::HashSet::new();
+        for (outer, head, part, row, e) in
+            (0..3).flat_map(|o| (0..2).flat_map(move |h| (0..3).flat_map(move |p| (0..20).map(move |i| (o, h, p, i / 4, i % 4)))))
+        {
+            let index = (((outer * 2 + head) * 3 + part) * 5 + row) * 4 + e;
+            assert_eq!((grid.row(index), grid.column(index)), (outer * 5 + row, head * 12 + part * 4 + e));
+            seen.insert((grid.row(index), grid.column(index)));
+        }
+        assert_eq!(seen.len(), 360);
+    }
+
+    #[test]
+    fn codes_round_what_they_stand_for() {
+        let exact = |_| vec![(2.499, 0.01), (-3.2, 0.01), (7.0, 0.01)];
+        assert_eq!(first_wrong_code(&[2, -3, 7], &[2, -3, 7], 3, exact), None);
+        assert_eq!(first_wrong_code(&[3, -3, 7], &[2, -3, 7], 3, exact), None, "near the middle");
+        let found = first_wrong_code(&[2, -4, 7], &[2, -3, 7], 3, exact).unwrap();
+        assert_eq!(found.to_string(), "row 0, column 1: code -4 instead of -3, -3.2 unrounded");
+    }
+}

@@ -1,0 +1,139 @@
+//! What each operation writes and what that is held to, for `--check`.
+
+use super::compare::{EXPONENTIALS, Grid, PRODUCTS, Rule, SUMS};
+use crate::compute::reference::rows::rotate_input;
+use crate::compute::{Act, BufferId, KvFormat, KvLayer, Op, RowSet};
+use crate::kv::PAGE;
+use crate::tensor::{Code, Group, Matrix, hadamard, math};
+
+/// What a buffer holds.
+#[derive(Clone, Copy, Debug)]
+pub enum Holds {
+    F32(Grid, Rule),
+    F16(Grid, Rule),
+    /// int8 activations, made of floats that are right to a share `near` of their row's largest.
+    Codes {
+        near: f32,
+    },
+    /// i32 `[rows, groups]`: sums of the codes in that buffer.
+    Sums {
+        codes: BufferId,
+        cols: usize,
+        groups: usize,
+    },
+    /// Lists of the best logits.
+    Lists,
+}
+
+/// A buffer that an operation writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    pub id: BufferId,
+    pub name: &'static str,
+    pub holds: Holds,
+}
+
+fn floats(id: BufferId, name: &'static str, width: usize, rule: Rule) -> Output {
+    Output { id, name, holds: Holds::F32(Grid::rows(width), rule) }
+}
+
+/// The buffers that an operation writes. `fused`: in one call with what makes its input, whose differences it inherits.
+pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: bool) -> Vec<Output> {
+    match op {
+        Op::Embed { table, out, .. } => {
+            let table = &weights[table.0 as usize];
+            let rule = if table.format.code == Code::I8a { Rule::Near(SUMS) } else { Rule::Same };
+            vec![floats(*out, "the embeddings", table.cols, rule)]
+        }
+        Op::Norm { x, add, out, dim, rows, .. } => {
+            let written = (add.is_some() && *rows == RowSet::All).then(|| floats(*x, "the residual", *dim, Rule::Near(SUMS)));
+            written.into_iter().chain([floats(*out, "the norm", *dim, Rule::Near(SUMS))]).collect()
+        }
+        Op::Prepare { act, .. } => prepared(act, fused),
+        Op::Linear { jobs, .. } => {
+            let job = |j: &crate::compute::LinearJob| {
+                let matrix = &weights[j.weight.0 as usize];
+                floats(j.out, "the products", matrix.rows, product_rule(matrix))
+            };
+            jobs.iter().map(job).collect()
+        }
+        Op::GateUp { gate, out, .. } => {
+            vec![floats(*out, "the gated products", weights[gate.0 as usize].rows, Rule::Near(EXPONENTIALS))]
+        }
+        Op::Rope { q, k, kv, n_heads, .. } => {
+            let keys = Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.key_block, rows: max_rows };
+            vec![
+                floats(*q, "the queries", n_heads * kv.head_dim, Rule::Near(SUMS)),
+                floats(*k, "the keys", kv.n_kv_heads * kv.head_dim, Rule::Near(SUMS)),
+                cached(kv, kv.scratch_k, "the scratch keys", keys, Rule::Near(SUMS)),
+                // Values are rounded at most, in a direction that Vulkan leaves to the driver.
+                cached(kv, kv.scratch_v, "the scratch values", Grid::rows(kv.n_kv_heads * kv.head_dim), Rule::Near(0.0)),
+            ]
+        }
+        Op::Attention { out, kv, n_heads, .. } => {
+            vec![floats(*out, "the attention", n_heads * kv.head_dim, Rule::Near(EXPONENTIALS))]
+        }
+        Op::Best { maxima, lists, .. } => {
+            let lists = Output { id: *lists, name: "the lists", holds: Holds::Lists };
+            vec![floats(*maxima, "the largest of the chunks", crate::compute::best::CHUNKS, Rule::Same), lists]
+        }
+        Op::Commit { layers } => {
+            let both = |kv: &KvLayer| {
+                let values = Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.head_dim, rows: PAGE };
+                let keys = Grid { block: kv.key_block, ..values };
+                [cached(kv, kv.k, "the cached keys", keys, Rule::Same), cached(kv, kv.v, "the cached values", values, Rule::Same)]
+            };
+            layers.iter().flat_map(both).collect()
+        }
+    }
+}
+
+/// Integer sums are exact, and what they are multiplied by is rounded the same everywhere; with a scale a group, or a smallest value
+/// to add, floats are added up.
+fn product_rule(matrix: &Matrix<'_>) -> Rule {
+    match matrix.format.code {
+        Code::F32 | Code::Bf16 => Rule::Near(PRODUCTS),
+        Code::I8a => Rule::Near(SUMS),
+        _ if matrix.format.group != Group::Row => Rule::Near(PRODUCTS),
+        _ => Rule::Same,
+    }
+}
+
+/// Keys or values.
+fn cached(kv: &KvLayer, id: BufferId, name: &'static str, grid: Grid, rule: Rule) -> Output {
+    let holds = match kv.format {
+        KvFormat::F32 => Holds::F32(grid, rule),
+        KvFormat::F16 => Holds::F16(grid, rule),
+    };
+    Output { id, name, holds }
+}
+
+/// Prepared activations: floats, or codes with their scales and sums.
+fn prepared(act: &Act, fused: bool) -> Vec<Output> {
+    let near = if fused { EXPONENTIALS } else { SUMS };
+    if !act.format.int8 {
+        return vec![floats(act.values, "the prepared floats", act.cols, Rule::Near(near))];
+    }
+    let groups = act.format.groups(act.cols);
+    vec![
+        Output { id: act.values, name: "the codes", holds: Holds::Codes { near } },
+        floats(act.scales, "the scales", groups, Rule::Near(near)),
+        Output { id: act.sums, name: "the sums", holds: Holds::Sums { codes: act.values, cols: act.cols, groups } },
+    ]
+}
+
+/// The codes of a row before they are rounded, each with how far off it may be where `input` is right to a share `near` of its largest.
+pub fn unrounded(input: &[f32], act: &Act, near: f32) -> Vec<(f32, f32)> {
+    let mut row = input.to_vec();
+    rotate_input(&mut row, act.format);
+    // A rotated number is a sum of 128, each of them off; and so is the largest of a group, which all are divided by.
+    let terms = if act.format.hadamard { (hadamard::WIDTH as f32).sqrt() } else { 1.0 };
+    let off = 2.0 * near * terms * math::max_abs(input);
+    let mut out = Vec::with_capacity(row.len());
+    for group in row.chunks_exact(row.len() / act.format.groups(act.cols)) {
+        let most = math::max_abs(group);
+        let per_unit = if most == 0.0 { 0.0 } else { 127.0 / most };
+        out.extend(group.iter().map(|v| (v * per_unit, off * per_unit)));
+    }
+    out
+}

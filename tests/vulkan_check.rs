@@ -1,0 +1,104 @@
+//! `--check` on Vulkan: a right run passes with the device's own numbers, and a wrong result is found and named wherever it is.
+
+mod common;
+
+use assert_cmd::Command;
+use common::trees::{prefill, random_tree, tokens};
+use common::vulkan::{config, device};
+use gemma::compute::{Executor, KvFormat};
+use gemma::engine::planned::EngineOptions;
+use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::gemma::{Role, Weights};
+use gemma::vulkan::{ALLOW_CPU_DRIVER, CheckedExecutor, SPOIL, Spoil, VulkanExecutor};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+
+/// A different format in each place, so that preparations of several kinds follow one another.
+fn engine(exec: Box<dyn Executor>) -> PlannedEngine {
+    let format = |role| match role {
+        Role::Embed => "i8a-row",
+        Role::Q | Role::Up => "i4-row+h128",
+        Role::K => "bf16",
+        Role::V | Role::Gate => "i4-g32",
+        Role::O => "i8-row",
+        _ => "t3-row+h128",
+    };
+    let weights = Weights::synthetic(config(50), move |role| format(role).parse().unwrap(), 11);
+    PlannedEngine::new(&weights, exec, EngineOptions { context: 600, kv: KvFormat::F16 }).unwrap()
+}
+
+/// Prefill in chunks over a page's edge, a tree, lists of the best, a commit.
+fn session(mut engine: PlannedEngine) -> anyhow::Result<(Vec<f32>, Vec<Vec<(u32, f32)>>)> {
+    let mut rng = SmallRng::seed_from_u64(3);
+    let text = tokens(&mut rng, 270);
+    prefill(&mut engine, &text, &mut rng);
+    let mut scores = Scores::default();
+    engine.forward(&random_tree(&mut rng, 20), Rows::All, &mut scores)?;
+    let logits = scores.logits.clone();
+    engine.want(Some((5, 90)));
+    engine.forward(&TokenTree::chain(&[3, 1, 4]), Rows::All, &mut scores)?;
+    engine.commit(&[0, 1])?;
+    Ok((logits, scores.best))
+}
+
+#[test]
+fn a_checked_run_gives_the_devices_own_numbers() {
+    let Some(open) = device() else { return };
+    let (logits, best) = session(engine(Box::new(CheckedExecutor::new(open())))).unwrap();
+    assert!(logits.len() == 20 * 96 && best.len() == 3);
+    assert!(session(engine(Box::new(open()))).unwrap() == (logits, best));
+}
+
+/// The error of a pass of two rows in which one result was made wrong.
+fn spoiled(open: &impl Fn() -> VulkanExecutor, spoil: Spoil) -> Option<String> {
+    let mut exec = CheckedExecutor::new(open());
+    exec.spoil(spoil);
+    let mut engine = engine(Box::new(exec));
+    engine.forward(&TokenTree::chain(&[5, 6]), Rows::All, &mut Scores::default()).err().map(|e| e.to_string())
+}
+
+#[test]
+fn a_wrong_result_is_found_and_named() {
+    let Some(open) = device() else { return };
+    let (sign, last_bit, code) = (1 << 31, 1, 1 << 9);
+    // In the second row of `[rows, 128]` floats and bytes; in `[rows, 64]` keys; in `[rows, 256]`; in a row's one scale.
+    for (dispatch, output, word, mask, found) in [
+        (0, 0, 128 + 7, sign, "dispatch 0, `embed`, differs from its twin in the embeddings: row 1, column 7: "),
+        (1, 0, 128 + 7, sign, "dispatch 1, `norm` of layer 0, differs from its twin in the norm: row 1, column 7: "),
+        (2, 0, 32 + 7, code, "dispatch 2, `quantise` of layer 0, differs from its twin in the codes: row 1, column 29: code "),
+        (2, 1, 1, sign, "in the scales: row 1, column 0: "),
+        (2, 2, 1, last_bit, "in the sums: row 1, column 0: "),
+        (4, 0, 128 + 7, last_bit, "dispatch 4, `qkv` of layer 0, differs from its twin in the products: row 1, column 7: "),
+        (4, 1, 64 + 7, sign, "in the products: row 1, column 7: "),
+        (5, 0, 128 + 7, sign, "dispatch 5, `rope` of layer 0, differs from its twin in the queries: row 1, column 7: "),
+        // Eight channels of a row of keys lie together.
+        (5, 1, 4 + 2, sign, "in the scratch keys: row 1, column 5: "),
+        (5, 2, 32 + 2, sign, "in the scratch values: row 1, column 5: "),
+        // What attention leaves to the rounding behind it is found there.
+        (7, 0, 32 + 7, code, "dispatch 7, `quantise` of layer 0, differs from its twin in the codes: row 1, column 29: code "),
+    ] {
+        let error = spoiled(&open, Spoil { dispatch, output, word, mask });
+        let error = error.unwrap_or_else(|| panic!("dispatch {dispatch}, output {output}: not found"));
+        assert!(error.contains(found), "{error}\n{found}");
+    }
+}
+
+/// The command stops with the exit code of a failure at run time, and says where.
+#[test]
+fn a_checked_command_passes_or_is_exit_1() {
+    if device().is_none() {
+        return;
+    }
+    let generate = |args: &[&str]| {
+        let mut command = Command::cargo_bin("gemma").unwrap();
+        command.args(["generate", "-d", "vulkan", "--draft", "off", "--temp", "0", "--raw", "-n", "2", "The", "-q"]).args(args);
+        command.env(ALLOW_CPU_DRIVER, "1");
+        command
+    };
+    let plain = generate(&[]).assert().success().get_output().stdout.clone();
+    generate(&["--check"]).assert().success().stdout(plain);
+    let sign = 1u32 << 31;
+    let spoiled = generate(&["--check"]).env(SPOIL, format!("0,0,3,{sign}")).assert().code(1);
+    let said = String::from_utf8(spoiled.get_output().stderr.clone()).unwrap();
+    assert!(said.contains("error: dispatch 0, `embed`, differs from its twin in the embeddings: row 0, column 3"), "{said}");
+}
