@@ -5,6 +5,7 @@
 
 pub mod gguf;
 pub mod trees;
+pub mod twins;
 pub mod vulkan;
 
 use gemma::checkpoint::Dtype;

@@ -1,0 +1,174 @@
+//! Single operations on a Vulkan device whose every result is held to the scalar twin: made-up inputs, matrices and steps.
+
+#![allow(dead_code)]
+
+use gemma::compute::step::{NO_PARENT, StepView};
+use gemma::compute::{Act, ActFormat, BufferId, Dispatch, Executor, LinearJob, Op, Plan, StepLayout, WeightId};
+use gemma::tensor::{Code, Format, Matrix};
+use gemma::vulkan::{CheckedExecutor, VulkanExecutor};
+use half::{bf16, f16};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+/// Numbers of rows around the blocks that kernels work in.
+pub const ROWS: [usize; 9] = [1, 2, 3, 5, 8, 9, 16, 17, 33];
+
+/// Rows that there is room for.
+const MAX_ROWS: usize = 48;
+
+/// A device, and a source of numbers.
+pub struct Twins {
+    pub exec: CheckedExecutor,
+    pub rng: SmallRng,
+    pub layout: StepLayout,
+    step: BufferId,
+}
+
+/// A step of made-up tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Step {
+    /// Live rows.
+    pub live: usize,
+    /// Rows before them, evaluated earlier.
+    pub first: usize,
+    pub base: usize,
+    /// A random tree, instead of a chain.
+    pub tree: bool,
+    /// Rows whose logits are wanted.
+    pub selected: usize,
+    /// Rows to commit, from the root.
+    pub path: usize,
+    pub n_best: u32,
+    pub usable: u32,
+}
+
+impl Twins {
+    pub fn new(gpu: VulkanExecutor, seed: u64) -> Twins {
+        let layout = StepLayout { max_rows: MAX_ROWS };
+        let mut exec = CheckedExecutor::new(gpu);
+        let step = exec.alloc("step", layout.words() * 4).unwrap();
+        Twins { exec, rng: SmallRng::seed_from_u64(seed), layout, step }
+    }
+
+    /// A buffer of `[max_rows, cols]` numbers of four bytes, zero.
+    pub fn rows(&mut self, cols: usize) -> BufferId {
+        self.exec.alloc("rows", MAX_ROWS * cols * 4).unwrap()
+    }
+
+    /// The same, filled.
+    pub fn floats(&mut self, cols: usize) -> BufferId {
+        let id = self.rows(cols);
+        self.fill(id, MAX_ROWS * cols);
+        id
+    }
+
+    /// A vector of floats.
+    pub fn vector(&mut self, n: usize) -> BufferId {
+        let id = self.exec.alloc("vector", n * 4).unwrap();
+        self.fill(id, n);
+        id
+    }
+
+    pub fn fill(&mut self, id: BufferId, n: usize) {
+        let values: Vec<f32> = (0..n).map(|_| self.rng.random_range(-1f32..1.0)).collect();
+        self.exec.write(id, 0, bytemuck::cast_slice(&values)).unwrap();
+    }
+
+    pub fn fill_halves(&mut self, id: BufferId, n: usize) {
+        let values: Vec<f16> = (0..n).map(|_| f16::from_f32(self.rng.random_range(-1f32..1.0))).collect();
+        self.exec.write(id, 0, bytemuck::cast_slice(&values)).unwrap();
+    }
+
+    /// Random codes and scales: every code occurs.
+    pub fn matrix(&mut self, format: Format, rows: usize, cols: usize) -> WeightId {
+        let rng = &mut self.rng;
+        let codes: Vec<u8> = match format.code {
+            Code::F32 => (0..rows * cols).flat_map(|_| rng.random_range(-1f32..1.0).to_le_bytes()).collect(),
+            Code::Bf16 => (0..rows * cols).flat_map(|_| bf16::from_f32(rng.random_range(-1f32..1.0)).to_le_bytes()).collect(),
+            _ => (0..format.stored_rows(rows) * format.row_bytes(cols)).map(|_| rng.random()).collect(),
+        };
+        let scales: Vec<f16> =
+            (0..rows * format.row_scales(cols)).map(|_| f16::from_f32(rng.random_range(-0.05f32..0.05))).collect();
+        self.exec.load("matrix", &Matrix::new(format, rows, cols, codes, scales).unwrap()).unwrap()
+    }
+
+    /// Room for prepared activations.
+    pub fn act(&mut self, format: Format, cols: usize) -> Act {
+        let format = ActFormat::for_weights(format);
+        let groups = format.groups(cols).max(1);
+        Act { format, cols, values: self.rows(cols), scales: self.rows(groups), sums: self.rows(groups) }
+    }
+
+    /// Prepared activations, filled.
+    pub fn filled_act(&mut self, format: Format, cols: usize) -> Act {
+        let act = self.act(format, cols);
+        let groups = act.format.groups(cols).max(1);
+        if !act.format.int8 {
+            self.fill(act.values, MAX_ROWS * cols);
+            return act;
+        }
+        let codes: Vec<i8> = (0..MAX_ROWS * cols).map(|_| self.rng.random_range(-127..=127)).collect();
+        let sums: Vec<i32> = codes.chunks(cols / groups).map(|g| g.iter().map(|c| *c as i32).sum()).collect();
+        let scales: Vec<f32> = sums.iter().map(|_| self.rng.random_range(0.001f32..0.1)).collect();
+        self.exec.write(act.values, 0, bytemuck::cast_slice(&codes)).unwrap();
+        self.exec.write(act.sums, 0, bytemuck::cast_slice(&sums)).unwrap();
+        self.exec.write(act.scales, 0, bytemuck::cast_slice(&scales)).unwrap();
+        act
+    }
+
+    /// A product of random activations with a random matrix of `[n, cols]`.
+    pub fn job(&mut self, format: Format, n: usize, cols: usize) -> LinearJob {
+        LinearJob { act: self.filled_act(format, cols), weight: self.matrix(format, n, cols), out: self.rows(n) }
+    }
+
+    /// Runs `ops` for each of `steps`; they must give what their twins give.
+    pub fn run(&mut self, what: &str, ops: Vec<Op>, steps: impl IntoIterator<Item = Step>) {
+        let dispatches = ops.into_iter().map(|op| Dispatch { op, label: "op", layer: None }).collect();
+        let plan = self.exec.record(Plan { dispatches }, self.step, self.layout).unwrap();
+        for step in steps {
+            self.write_step(step);
+            self.exec.run(plan).unwrap_or_else(|e| panic!("{what}, {step:?}: {e:#}"));
+        }
+    }
+
+    fn write_step(&mut self, s: Step) {
+        let rows = s.first + s.live;
+        let mut parents = vec![NO_PARENT];
+        let mut positions = vec![s.base as u32];
+        for row in 1..rows {
+            let parent = if s.tree { self.rng.random_range(row / 2..row) } else { row - 1 };
+            parents.push(parent as u32);
+            positions.push(positions[parent] + 1);
+        }
+        let tokens: Vec<u32> = (0..rows as u32).map(|r| r * 7 % 37).collect();
+        let selected: Vec<u32> = (0..s.selected).map(|i| (rows - 1 - i % rows) as u32).collect();
+        // From the last row back to the root.
+        let mut path = Vec::new();
+        let mut node = rows as u32 - 1;
+        while node != NO_PARENT {
+            path.insert(0, node);
+            node = parents[node as usize];
+        }
+        path.truncate(s.path);
+        let view = StepView {
+            rows,
+            first: s.first,
+            base: s.base,
+            tokens: &tokens,
+            positions: &positions,
+            parents: &parents,
+            selected: &selected,
+            path: &path,
+            n_best: s.n_best,
+            usable: s.usable,
+        };
+        let mut words = vec![0; self.layout.words()];
+        self.layout.fill(&mut words, &view);
+        self.exec.write(self.step, 0, bytemuck::cast_slice(&words)).unwrap();
+    }
+}
+
+/// Steps of every number of rows, some behind rows of an earlier pass.
+pub fn every_row_count() -> impl Iterator<Item = Step> {
+    ROWS.into_iter().map(|live| Step { live, first: if live % 3 == 0 { 4 } else { 0 }, ..Step::default() })
+}

@@ -1,0 +1,242 @@
+//! Every Vulkan kernel against its scalar twin, by itself, at the edges of what it is cut into: rows, matrix rows, columns, groups,
+//! heads, pages and windows. Each value meets each kernel; not every combination does, since each costs the driver a compilation.
+
+mod common;
+
+use common::twins::{ROWS, Step, Twins, every_row_count};
+use common::vulkan::device;
+use gemma::compute::{Executor, KvFormat, KvLayer, Op, RowSet};
+use gemma::kv::Pages;
+use gemma::tensor::Format;
+
+/// Every code and every group. The numbers of rows make different kernels; those of wide groups take a processor's driver long to compile.
+const FORMATS: [(&str, &[usize]); 14] = [
+    ("f32", &ROWS),
+    ("bf16", &ROWS),
+    ("i8-row", &ROWS),
+    ("i8-g32", &[1, 3]),
+    ("i8-g64", &[1]),
+    ("i4-row", &ROWS),
+    ("i4-g32", &ROWS),
+    ("i2-row", &ROWS),
+    ("i2-g128", &[1]),
+    ("i8a-row", &ROWS),
+    ("t2-row", &ROWS),
+    ("t2.5-row", &ROWS),
+    ("t3-row", &ROWS),
+    ("t4-row", &ROWS),
+];
+
+fn format(spelled: &str) -> Format {
+    spelled.parse().unwrap()
+}
+
+/// Columns that a format can have, around `cols`.
+fn allowed(format: Format, cols: usize) -> usize {
+    (cols..).step_by(16).find(|c| format.check_cols(*c).is_ok()).unwrap()
+}
+
+#[test]
+fn linear_layers() {
+    let Some(open) = device() else { return };
+    for (i, (spelled, rows)) in FORMATS.into_iter().enumerate() {
+        let mut t = Twins::new(open(), i as u64);
+        let f = format(spelled);
+        // Matrix rows around the 16 of a workgroup and the tiles of 16; columns that fill no step, one, and more than a round of lanes.
+        let shapes = [(1, 16), (15, 48), (17, 80), (33, 128), (40, 640), (16, 1168), (3, 2176)];
+        let jobs: Vec<_> = shapes.into_iter().map(|(n, cols)| t.job(f, n, allowed(f, cols))).collect();
+        t.run(
+            spelled,
+            vec![Op::Linear { jobs: jobs.clone(), rows: RowSet::All }],
+            every_row_count().filter(|s| rows.contains(&s.live)),
+        );
+        let selected = [1, 3, 8, 9].map(|selected| Step { live: 2, selected, ..Step::default() });
+        // The kernels for selected rows are those for all of them but for a row's number: a few formats will do.
+        if ["bf16", "i8-row", "i4-g32", "t3-row"].contains(&spelled) {
+            t.run(spelled, vec![Op::Linear { jobs, rows: RowSet::Selected }], selected);
+        }
+    }
+}
+
+/// Matrices as large as a vocabulary have a kernel of their own.
+#[test]
+fn linear_layers_of_many_rows() {
+    let Some(open) = device() else { return };
+    let mut t = Twins::new(open(), 1);
+    for (spelled, n) in [("i8-row", 16384), ("i4-g32", 16389)] {
+        let jobs = vec![t.job(format(spelled), n, 64)];
+        let steps = [7, 17].map(|live| Step { live, ..Step::default() });
+        t.run(spelled, vec![Op::Linear { jobs, rows: RowSet::All }], steps);
+    }
+}
+
+#[test]
+fn embeddings() {
+    let Some(open) = device() else { return };
+    let mut t = Twins::new(open(), 2);
+    let more = ["f32+h128", "i4-row+h128", "i8-g64+h128", "i8a-row+h128", "t2-row+h128"];
+    for (i, spelled) in FORMATS.into_iter().map(|f| f.0).chain(more).enumerate() {
+        let f = format(spelled);
+        let cols = allowed(f, [16, 48, 640, 1168][i % 4]);
+        let (table, out) = (t.matrix(f, 37, cols), t.rows(cols));
+        t.run(spelled, vec![Op::Embed { table, scale: 11.3, out }], every_row_count());
+    }
+}
+
+/// Norms alone, with what they add, and with the preparation of what follows.
+#[test]
+fn norms_and_preparation() {
+    let Some(open) = device() else { return };
+    let mut t = Twins::new(open(), 3);
+    // The width of a row, what follows, and whether something is added first.
+    for (dim, prepared, adds) in [
+        (16, Some("i8-row"), false),
+        (48, Some("i4-row"), true),
+        (48, None, true),
+        (128, Some("i8-g32"), true),
+        (128, Some("bf16+h128"), false),
+        (160, Some("i4-g32"), false),
+        (192, Some("i2-g64"), true),
+        (384, Some("i4-g128+h128"), true),
+        (640, Some("f32+h128"), true),
+        (1152, Some("i4-row+h128"), true),
+        (1168, None, false),
+        (5376, Some("t3-row+h128"), true),
+        (5376, Some("i4-g32"), true),
+    ] {
+        for rows in if dim == 1152 { &[RowSet::All, RowSet::Selected][..] } else { &[RowSet::All] } {
+            let (x, w, out) = (t.floats(dim), t.vector(dim), t.rows(dim));
+            let add = adds.then(|| (t.floats(dim), t.vector(dim)));
+            let mut ops = vec![Op::Norm { x, add, w, eps: 1e-6, dim, out, rows: *rows }];
+            ops.extend(prepared.map(|f| Op::Prepare { input: out, act: t.act(format(f), dim), rows: *rows }));
+            let steps = every_row_count().map(|s| Step { selected: s.live, ..s });
+            t.run(&format!("norm of {dim}, then {prepared:?}"), ops, steps);
+        }
+    }
+    // By itself, and of rows that are zero.
+    for (dim, spelled) in [(48, "i8-row"), (256, "i4-g32+h128")] {
+        for input in [t.floats(dim), t.rows(dim)] {
+            let act = t.act(format(spelled), dim);
+            t.run(spelled, vec![Op::Prepare { input, act, rows: RowSet::All }], every_row_count());
+        }
+    }
+}
+
+#[test]
+fn gates() {
+    let Some(open) = device() else { return };
+    let mut t = Twins::new(open(), 4);
+    for (dim, ffn, spelled, prepared) in
+        [(48, 40, "i8-row", None), (64, 48, "t2-row", Some("i8-row")), (64, 256, "i4-g32", Some("i4-row+h128"))]
+    {
+        let (gate, up) = (t.job(format(spelled), ffn, dim), t.job(format(spelled), ffn, dim));
+        let out = gate.out;
+        let mut ops = vec![Op::GateUp { act_gate: gate.act, gate: gate.weight, act_up: up.act, up: up.weight, out }];
+        ops.extend(prepared.map(|f| Op::Prepare { input: out, act: t.act(format(f), ffn), rows: RowSet::All }));
+        t.run(spelled, ops, every_row_count());
+    }
+}
+
+/// Channels of a head, query heads, kv heads, cache format, window.
+type Heads = (usize, usize, usize, KvFormat, Option<usize>);
+
+/// With the numbers of rows that meet them: kernels for wide heads take a processor's driver long to compile.
+const HEADS: [(Heads, &[usize]); 6] = [
+    ((16, 2, 2, KvFormat::F16, None), &ROWS),
+    ((32, 4, 2, KvFormat::F32, Some(70)), &ROWS),
+    ((16, 4, 1, KvFormat::F32, Some(256)), &[1, 3, 9]),
+    ((64, 1, 1, KvFormat::F16, None), &[2, 5]),
+    ((128, 2, 1, KvFormat::F16, None), &[1, 2]),
+    ((256, 1, 1, KvFormat::F32, Some(257)), &[1, 3]),
+];
+
+/// A layer's cache, filled.
+fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
+    let pages = Pages::for_layer(1100, t.layout.max_rows, window);
+    let (cache, scratch) = (pages.count * gemma::kv::PAGE * heads * dim, t.layout.max_rows * heads * dim);
+    let mut made = |n: usize| {
+        let id = t.exec.alloc("cache", n * kv.bytes()).unwrap();
+        match kv {
+            KvFormat::F32 => t.fill(id, n),
+            _ => t.fill_halves(id, n),
+        }
+        id
+    };
+    let [k, v, scratch_k, scratch_v] = [cache, cache, scratch, scratch].map(&mut made);
+    let key_block = t.exec.key_block(kv);
+    KvLayer { format: kv, n_kv_heads: heads, head_dim: dim, pages, key_block, k, v, scratch_k, scratch_v }
+}
+
+/// Committed positions: none, and around the edges of windows and pages.
+const BASES: [usize; 7] = [0, 5, 69, 255, 256, 300, 770];
+
+#[test]
+fn attention() {
+    let Some(open) = device() else { return };
+    for (i, (heads, rows)) in HEADS.into_iter().enumerate() {
+        let mut t = Twins::new(open(), 5);
+        let (dim, n_heads, ..) = heads;
+        let kv = layer(&mut t, heads);
+        let width = n_heads * dim;
+        let (q, out) = (t.floats(width), t.rows(width));
+        let mut ops = vec![Op::Attention { q, out, n_heads, scale: (dim as f32).powf(-0.5), kv }];
+        if i % 2 == 0 {
+            let act = t.act(format("i8-row"), width);
+            ops.push(Op::Prepare { input: out, act, rows: RowSet::All });
+        }
+        let steps = rows.iter().enumerate().flat_map(|(n, &live)| {
+            let step = |base, tree| Step { live, first: n % 3, base, tree, ..Step::default() };
+            [step(BASES[(n + i) % 7], n % 2 == 0), step(BASES[(n + i + 3) % 7], n % 2 == 1)]
+        });
+        t.run(&format!("{heads:?}"), ops, steps.collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn rotation_of_heads() {
+    let Some(open) = device() else { return };
+    for (heads, _) in HEADS {
+        let mut t = Twins::new(open(), 6);
+        let (dim, n_heads, n_kv, ..) = heads;
+        let kv = layer(&mut t, heads);
+        let [q, k, v] = [n_heads, n_kv, n_kv].map(|n| t.floats(n * dim));
+        let (q_norm, k_norm, rope_table) = (t.vector(dim), t.vector(dim), t.floats(dim));
+        let op = Op::Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv };
+        for step in every_row_count() {
+            // Keys are turned in place by the twin, while the device leaves them for scratch alone.
+            [q, k].into_iter().zip([n_heads, n_kv]).for_each(|(id, n)| t.fill(id, t.layout.max_rows * n * dim));
+            t.run(&format!("{heads:?}"), vec![op.clone()], [step]);
+        }
+    }
+}
+
+#[test]
+fn commits() {
+    let Some(open) = device() else { return };
+    for pair in [[0, 2], [1, 3]] {
+        let mut t = Twins::new(open(), 7);
+        // Layers of one model differ in their windows alone.
+        let layers = pair.map(|i| {
+            layer(&mut t, {
+                let (dim, _, heads, format, _) = HEADS[pair[0]].0;
+                (dim, 0, heads, format, HEADS[i].0.4)
+            })
+        });
+        let steps = ROWS.into_iter().enumerate().map(|(n, path)| {
+            let step = Step { live: 40, base: BASES[n % 7], tree: n % 3 == 0, path, ..Step::default() };
+            if n % 2 == 0 { step } else { Step { base: 1020 - path, ..step } }
+        });
+        t.run("commit", vec![Op::Commit { layers: layers.to_vec() }], steps.collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn lists_of_the_best() {
+    let Some(open) = device() else { return };
+    let mut t = Twins::new(open(), 8);
+    for (vocab, usable, n_best) in [(257, 257, 1), (5003, 5000, 64), (100, 90, 256)] {
+        let (logits, maxima, lists) = (t.floats(vocab), t.rows(256), t.rows(gemma::compute::best::WORDS));
+        let steps = [1, 3, 9].map(|selected| Step { live: 1, selected, n_best, usable, ..Step::default() });
+        t.run(&format!("best of {vocab}"), vec![Op::Best { logits, vocab, maxima, lists }], steps);
+    }
+}
