@@ -27,8 +27,8 @@ fn engine(exec: Box<dyn Executor>) -> PlannedEngine {
     PlannedEngine::new(&weights, exec, EngineOptions { context: 600, kv: KvFormat::F16 }).unwrap()
 }
 
-/// Prefill in chunks over a page's edge, a tree, lists of the best, a commit.
-fn session(mut engine: PlannedEngine) -> anyhow::Result<(Vec<f32>, Vec<Vec<(u32, f32)>>)> {
+/// Prefill in chunks over a page's edge, a tree, lists of the best, a commit: the tree's logits, then the lists.
+fn session(mut engine: PlannedEngine) -> anyhow::Result<(Vec<f32>, Scores)> {
     let mut rng = SmallRng::seed_from_u64(3);
     let text = tokens(&mut rng, 270);
     prefill(&mut engine, &text, &mut rng);
@@ -38,15 +38,16 @@ fn session(mut engine: PlannedEngine) -> anyhow::Result<(Vec<f32>, Vec<Vec<(u32,
     engine.want(Some((5, 90)));
     engine.forward(&TokenTree::chain(&[3, 1, 4]), Rows::All, &mut scores)?;
     engine.commit(&[0, 1])?;
-    Ok((logits, scores.best))
+    Ok((logits, scores))
 }
 
 #[test]
 fn a_checked_run_gives_the_devices_own_numbers() {
     let Some(open) = device() else { return };
-    let (logits, best) = session(engine(Box::new(CheckedExecutor::new(open())))).unwrap();
-    assert!(logits.len() == 20 * 96 && best.len() == 3);
-    assert!(session(engine(Box::new(open()))).unwrap() == (logits, best));
+    let (logits, lists) = session(engine(Box::new(CheckedExecutor::new(open())))).unwrap();
+    assert!(logits.len() == 20 * 96 && lists.best.len() == 3);
+    let (plain, plain_lists) = session(engine(Box::new(open()))).unwrap();
+    assert!(plain == logits && plain_lists.best == lists.best);
 }
 
 /// The error of a pass of two rows in which one result was made wrong.
