@@ -4,6 +4,7 @@ use super::device::is_set;
 use ash::{Entry, Instance, ext, vk};
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_void};
+use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Environment variable that turns the validation layers on: for tests.
@@ -102,7 +103,7 @@ unsafe extern "system" fn complain(
 ) -> vk::Bool32 {
     // SAFETY: the layer hands over a message that lives as long as the call.
     let text = unsafe { data.as_ref().and_then(|d| d.message_as_c_str()) }.map_or(Cow::from("?"), CStr::to_string_lossy);
-    eprintln!("Vulkan validation: {text}");
+    let _ = writeln!(std::io::stderr(), "Vulkan validation: {text}");
     // SAFETY: `watch` handed over the counter, which outlives the messenger.
     unsafe { &*complaints.cast::<AtomicUsize>() }.fetch_add(1, Ordering::Relaxed);
     vk::FALSE
