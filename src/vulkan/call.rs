@@ -430,9 +430,7 @@ fn put_beside(calls: &mut Vec<Call>, begin: usize, mut call: Call, label: &'stat
     call.label = label;
     if call.shader == Shader::Linear {
         call.push = call.push.padded(PUSH);
-        if let Some(last) =
-            calls.last_mut().filter(|l| l.label == label && l.shader == call.shader && l.constants == call.constants)
-        {
+        if let Some(last) = calls[begin..].last_mut().filter(|l| l.shader == call.shader && l.constants == call.constants) {
             let free = (0..2).find(|i| last.push.word_at(MORE_N + 4 * i) == 0);
             let same = SAME.iter().all(|o| last.push.word_at(*o) == call.push.word_at(*o));
             if let Some(i) = free.filter(|_| same) {
