@@ -1,6 +1,8 @@
-//! The executor seam: memory, recorded plans, and nothing else. `cpu::CpuExecutor` and `vulkan::VulkanExecutor` implement it.
+//! The executor seam: memory, recorded plans, and nothing else. `cpu::CpuExecutor` and `vulkan::VulkanExecutor` implement it,
+//! `split::SplitExecutor` joins two of them, `dry::Dry` only counts.
 
-use super::plan::{BufferId, KvFormat, Plan, PlanId, WeightId};
+use super::dry::Pieces;
+use super::plan::{BufferId, KvFormat, Part, Plan, PlanId, WeightId};
 use super::step::StepLayout;
 use crate::tensor::Matrix;
 use anyhow::Result;
@@ -23,28 +25,40 @@ pub trait Executor: Send {
     fn max_rows(&self) -> usize;
     /// A zeroed buffer.
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId>;
-    /// Loads a weight matrix, repacked as the kernels like it.
-    fn load(&mut self, label: &str, matrix: &Matrix<'_>) -> Result<WeightId>;
+    /// Loads a weight matrix, repacked as the kernels like it. `part` is where in the model it belongs, for executors that spread one.
+    fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId>;
     /// Overwrites part of a buffer; `offset` in bytes.
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()>;
     fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()>;
     /// Prepares a plan whose step buffer is `step`, laid out by `layout`.
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId>;
     fn run(&mut self, plan: PlanId) -> Result<()>;
-    /// Channels of a key that lie together in the cache: 1 keeps each channel's positions side by side.
-    fn key_block(&self, _format: KvFormat) -> usize {
+    /// Channels of a key of this layer that lie together in the cache: 1 keeps each channel's positions side by side.
+    fn key_block(&self, _format: KvFormat, _layer: u16) -> usize {
         1
+    }
+    /// Whether only shapes count: then matrices come without their contents, and plans never run.
+    fn is_dry(&self) -> bool {
+        false
     }
     /// Whether lists of the largest logits are worth asking for, instead of the logits.
     fn lists_best(&self) -> bool {
         false
     }
-    /// Bytes a second that the device reads from its memory; `None` where the caller measures by other means.
+    /// Bytes a second that the device reads from its memory; `None` where that cannot be measured.
     fn read_bandwidth(&mut self) -> Option<f64> {
         None
     }
     /// Bytes of weights and of buffers.
     fn memory(&self) -> (u64, u64);
+    /// The same with what was allocated for them and is not used.
+    fn allocated(&self) -> (u64, u64) {
+        self.memory()
+    }
+    /// What a dry executor counted, piece by piece.
+    fn pieces(&self) -> Pieces {
+        Pieces::default()
+    }
     /// Starts (or restarts) timing each kernel label; `profile` returns what was gathered.
     fn start_profile(&mut self) {}
     fn profile(&self) -> Vec<KernelTime> {

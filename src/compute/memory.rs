@@ -7,7 +7,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 /// Alignment of every buffer: a cache line, and the widest vector.
-const ALIGN: usize = 64;
+pub const ALIGN: usize = 64;
 
 struct Buffer {
     ptr: NonNull<u8>,

@@ -1,13 +1,17 @@
-//! Floor 1: the dispatch list (`plan`), the executor seam, and the CPU executor with its scalar twins. Knows no model.
+//! Floor 1: the dispatch list (`plan`), the executor seam, the CPU executor with its scalar twins, and the executor that spreads a
+//! plan over two others (`split`). Knows no model.
 
 pub mod best;
 pub mod cpu;
+pub mod dry;
 pub mod executor;
 pub mod memory;
 pub mod plan;
 pub mod reference;
+pub mod split;
 pub mod step;
+pub mod uses;
 
 pub use executor::{Executor, KernelTime};
-pub use plan::{Act, ActFormat, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, Plan, PlanId, RowSet, WeightId};
+pub use plan::{Act, ActFormat, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, Part, Plan, PlanId, RowSet, WeightId};
 pub use step::StepLayout;

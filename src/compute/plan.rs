@@ -18,6 +18,16 @@ pub struct WeightId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanId(pub u32);
 
+/// Where in a model something belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// A table of which a pass looks up a few rows and reads no more.
+    Embedding,
+    Layer(u16),
+    /// Also an embedding table that serves as the head.
+    Head,
+}
+
 /// What a linear layer reads: f32 rows, or int8 rows with one scale a row or a group; through a Hadamard or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ActFormat {
@@ -99,6 +109,11 @@ pub struct KvLayer {
 }
 
 impl KvLayer {
+    /// Of a key and a value.
+    pub fn bytes_per_position(&self) -> usize {
+        2 * self.n_kv_heads * self.head_dim * self.format.bytes()
+    }
+
     /// Element of `k`.
     pub fn key_at(&self, page: usize, head: usize, d: usize, slot: usize) -> usize {
         let b = self.key_block;

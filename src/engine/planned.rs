@@ -196,7 +196,8 @@ impl Engine for PlannedEngine {
 
     fn memory(&self) -> Memory {
         let (weights, buffers) = self.exec.memory();
-        Memory { weights, kv: self.model.kv_bytes, activations: buffers - self.model.kv_bytes }
+        let kv = self.model.kv_bytes.iter().sum();
+        Memory { weights, kv, activations: buffers - kv }
     }
 
     fn describe(&self) -> String {

@@ -5,7 +5,7 @@
 
 use super::{Config, Role, Weights};
 use crate::compute::{
-    Act, ActFormat, BufferId, Executor, KvFormat, KvLayer, LinearJob, Op, Plan, PlanId, RowSet, StepLayout, WeightId, best,
+    Act, ActFormat, BufferId, Executor, KvFormat, KvLayer, LinearJob, Op, Part, Plan, PlanId, RowSet, StepLayout, WeightId, best,
 };
 use crate::kv::Pages;
 use anyhow::{Context, Result};
@@ -24,8 +24,8 @@ pub struct Forward {
     /// f32 `[max_rows, vocab]`: logits of the selected rows
     pub logits: BufferId,
     pub kv: Vec<KvLayer>,
-    /// Bytes of the cache and of the scratch rows.
-    pub kv_bytes: u64,
+    /// Bytes of each layer's cache and scratch rows.
+    pub kv_bytes: Vec<u64>,
     /// Scores the step's rows.
     pub pass: PlanId,
     /// The same, and lists of the largest logits where the executor is for it.
@@ -111,16 +111,22 @@ impl Builder<'_> {
 
     /// Loads a matrix; the format decides what its input must look like.
     fn matrix(&mut self, role: Role, layer: usize) -> Result<(WeightId, ActFormat, usize)> {
-        let matrix = self.weights.matrix(role, layer)?;
+        let matrix = if self.exec.is_dry() { self.weights.shape(role, layer)? } else { self.weights.matrix(role, layer)? };
         let label = format!("{role:?} {layer}");
-        let id = self.exec.load(&label, &matrix).with_context(|| format!("loading {label}"))?;
+        let part = match role {
+            Role::Embed if self.weights.has_own_head() => Part::Embedding,
+            Role::Embed | Role::Head => Part::Head,
+            _ => Part::Layer(layer as u16),
+        };
+        let id = self.exec.load(&label, part, &matrix).with_context(|| format!("loading {label}"))?;
         Ok((id, ActFormat::for_weights(matrix.format), matrix.cols))
     }
 
     fn vector(&mut self, role: Role, layer: usize) -> Result<BufferId> {
-        let values = self.weights.vector(role, layer)?;
-        let id = self.exec.alloc("norm", values.len() * 4)?;
-        self.exec.write(id, 0, bytemuck::cast_slice(&values))?;
+        let id = self.exec.alloc("norm", role.shape(self.weights.config())[1] * 4)?;
+        if !self.exec.is_dry() {
+            self.exec.write(id, 0, bytemuck::cast_slice(&self.weights.vector(role, layer)?))?;
+        }
         Ok(id)
     }
 
@@ -167,29 +173,29 @@ impl Builder<'_> {
         Ok(std::array::from_fn(|i| acts[i]))
     }
 
-    fn kv(&mut self, config: &Config, options: ForwardOptions) -> Result<(Vec<KvLayer>, u64)> {
+    fn kv(&mut self, config: &Config, options: ForwardOptions) -> Result<(Vec<KvLayer>, Vec<u64>)> {
         let (heads, dim, bytes) = (config.n_kv_heads, config.head_dim, options.kv.bytes());
-        let mut total = 0;
+        let mut sizes = Vec::with_capacity(config.n_layers);
         let mut layers = Vec::with_capacity(config.n_layers);
         for layer in 0..config.n_layers {
             let window = (!config.is_global(layer)).then_some(config.window);
             let pages = Pages::for_layer(options.context, self.layout.max_rows, window);
             let cache = pages.count * crate::kv::PAGE * heads * dim * bytes;
             let scratch = self.layout.max_rows * heads * dim * bytes;
-            total += 2 * (cache + scratch) as u64;
+            sizes.push(2 * (cache + scratch) as u64);
             layers.push(KvLayer {
                 format: options.kv,
                 n_kv_heads: heads,
                 head_dim: dim,
                 pages,
-                key_block: self.exec.key_block(options.kv),
+                key_block: self.exec.key_block(options.kv, layer as u16),
                 k: self.exec.alloc("keys", cache)?,
                 v: self.exec.alloc("values", cache)?,
                 scratch_k: self.exec.alloc("scratch keys", scratch)?,
                 scratch_v: self.exec.alloc("scratch values", scratch)?,
             });
         }
-        Ok((layers, total))
+        Ok((layers, sizes))
     }
 
     /// The layers, and the head that follows when logits are wanted.

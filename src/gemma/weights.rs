@@ -225,6 +225,13 @@ impl Weights {
         }
     }
 
+    /// A matrix's format and size alone, without its contents.
+    pub fn shape(&self, role: Role, layer: usize) -> Result<Matrix<'static>> {
+        let [rows, cols] = role.shape(&self.config);
+        let (codes, scales) = (Cow::Borrowed(&[][..]), Cow::Borrowed(&[][..]));
+        Ok(Matrix { rows, cols, format: self.format(role, layer)?, codes, scales })
+    }
+
     /// A norm's weights as stored, to which the norm adds 1.
     pub fn vector(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
         assert!(!role.is_matrix(), "{role:?} is no vector");

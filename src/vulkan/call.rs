@@ -1,6 +1,7 @@
 //! From operations to kernel calls: which shader, how specialised, over how many workgroups.
 
 use super::device::DeviceInfo;
+use super::footprint::OwnSizes;
 use super::layout::{DeviceMatrix, Packing, code_number};
 use super::pipeline::{Constants, PUSH, Shader};
 use super::push::Push;
@@ -91,13 +92,12 @@ pub struct Own {
     /// f32 `[max_rows, widest ffn]`, twice: gate and up before they are joined.
     pub gate: BufferId,
     pub up: BufferId,
-    pub gate_floats: usize,
     /// f32 partials of attention pages, and how many floats fit.
     pub partials: BufferId,
     pub partial_floats: usize,
     /// Addresses of all layers' caches, for commits.
     pub layers: BufferId,
-    pub n_layers: usize,
+    pub sizes: OwnSizes,
 }
 
 /// Most rows that page partials are split over workgroups for.

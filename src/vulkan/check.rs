@@ -10,7 +10,7 @@ use super::executor::VulkanExecutor;
 use super::outputs::{Holds, Output, outputs, unrounded};
 use crate::compute::memory::Buffers;
 use crate::compute::step::StepView;
-use crate::compute::{BufferId, Dispatch, Executor, KvFormat, Op, Plan, PlanId, StepLayout, WeightId, best, reference};
+use crate::compute::{BufferId, Dispatch, Executor, KvFormat, Op, Part, Plan, PlanId, StepLayout, WeightId, best, reference};
 use crate::tensor::Matrix;
 use anyhow::{Result, bail, ensure};
 use std::collections::{HashMap, HashSet};
@@ -223,9 +223,9 @@ impl Executor for CheckedExecutor {
         Ok(id)
     }
 
-    fn load(&mut self, label: &str, matrix: &Matrix<'_>) -> Result<WeightId> {
+    fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
         self.canonical.push(matrix.clone().into_owned());
-        self.gpu.load(label, matrix)
+        self.gpu.load(label, part, matrix)
     }
 
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -266,8 +266,8 @@ impl Executor for CheckedExecutor {
         self.refuse_strays()
     }
 
-    fn key_block(&self, format: KvFormat) -> usize {
-        self.gpu.key_block(format)
+    fn key_block(&self, format: KvFormat, layer: u16) -> usize {
+        self.gpu.key_block(format, layer)
     }
 
     fn lists_best(&self) -> bool {

@@ -13,29 +13,43 @@ pub enum Choice {
     Index(usize),
 }
 
+/// Whether a device may be taken without being named.
+fn allowed(device: &DeviceInfo, allow_cpu: bool) -> bool {
+    !device.is_cpu || allow_cpu
+}
+
+/// The devices that [`Choice::Best`] is made from, the best first.
+pub fn ranked(devices: &[DeviceInfo]) -> Vec<&DeviceInfo> {
+    rank(devices, is_set(ALLOW_CPU_DRIVER))
+}
+
+fn rank(devices: &[DeviceInfo], allow_cpu: bool) -> Vec<&DeviceInfo> {
+    let usable = |d: &&DeviceInfo| allowed(d, allow_cpu) && d.missing.is_empty();
+    let mut list: Vec<&DeviceInfo> = devices.iter().filter(usable).collect();
+    list.sort_by_key(|d| std::cmp::Reverse((!d.is_cpu, !d.is_integrated, d.memory)));
+    list
+}
+
 /// Picks a device; the error says why there is none.
 pub fn choose(devices: &[DeviceInfo], choice: Choice) -> Result<&DeviceInfo> {
     pick(devices, choice, is_set(ALLOW_CPU_DRIVER))
 }
 
 fn pick(devices: &[DeviceInfo], choice: Choice, allow_cpu: bool) -> Result<&DeviceInfo> {
-    let usable = |d: &DeviceInfo| d.missing.is_empty();
     match choice {
         Choice::Index(index) => {
             let found = devices.get(index).with_context(|| {
                 let what = format!("there is no Vulkan device {index}: {} found", devices.len());
                 Fault::new(Kind::Device, what).help("gemma devices lists them")
             })?;
-            if !usable(found) {
+            if !found.missing.is_empty() {
                 return Err(lacking(found));
             }
             Ok(found)
         }
         Choice::Best => {
-            let allowed = |d: &&DeviceInfo| !d.is_cpu || allow_cpu;
-            let best =
-                devices.iter().filter(allowed).filter(|d| usable(d)).max_by_key(|d| (!d.is_cpu, !d.is_integrated, d.memory));
-            best.ok_or_else(|| match devices.iter().find(allowed) {
+            let permitted = devices.iter().find(|d| allowed(d, allow_cpu));
+            rank(devices, allow_cpu).first().copied().ok_or_else(|| match permitted {
                 Some(device) => lacking(device),
                 None if devices.is_empty() => no_driver("no Vulkan device on this machine".into()),
                 None => Fault::new(

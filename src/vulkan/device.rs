@@ -48,6 +48,11 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
+    /// Bytes that may be taken now.
+    pub fn free(&self) -> u64 {
+        self.available.unwrap_or(self.memory)
+    }
+
     /// Rows of one prefill pass: fewer where the memory is the processor's too, and where a pass would take long.
     pub fn max_rows(&self) -> usize {
         if self.is_integrated || self.is_cpu { 128 } else { 512 }

@@ -3,6 +3,7 @@
 use super::call::{Bucket, Call, Own, Places, Touch};
 use super::choose::Choice;
 use super::device::Gpu;
+use super::footprint::{OwnSizes, READBACK, key_block};
 use super::layout::DeviceMatrix;
 use super::memory::{Arena, Block, Place, Span, Use};
 use super::pipeline::{Pipelines, Shader};
@@ -10,7 +11,8 @@ use super::push::Push;
 use super::queue::{Queue, barrier, kernel_barrier};
 use super::timing::Timing;
 use super::upload::Uploader;
-use crate::compute::{BufferId, Dispatch, Executor, KernelTime, KvFormat, Op, Plan, PlanId, StepLayout, WeightId};
+use crate::compute::dry::Pieces;
+use crate::compute::{BufferId, Dispatch, Executor, KernelTime, KvFormat, Op, Part, Plan, PlanId, StepLayout, WeightId};
 use crate::tensor::Matrix;
 use anyhow::{Result, ensure};
 use ash::vk;
@@ -19,12 +21,8 @@ use std::sync::Arc;
 
 /// Most bytes that `vkCmdUpdateBuffer` takes at a time.
 const UPDATE: usize = 65536;
-/// Bytes that come back at a time.
-const READBACK: u64 = 8 << 20;
 /// Readings in a row when memory speed is measured.
 const READS: u64 = 8;
-/// Room for partial results of attention.
-const PARTIALS: usize = 64 << 20;
 
 struct Recorded {
     dispatches: Vec<Dispatch>,
@@ -86,39 +84,21 @@ impl VulkanExecutor {
         }
     }
 
-    /// Buffers beside those of the plans, when the first plan is known.
+    /// Says what will be loaded and allocated, as a dry run counted it: then no memory is taken in vain.
+    pub fn expect(&mut self, pieces: &Pieces) {
+        self.weights.expect(&pieces.weights);
+        self.buffers.expect(&pieces.buffers);
+    }
+
+    /// Buffers beside those of the plans: those of the plan before, where they do.
     fn own(&mut self, plan: &Plan, layout: StepLayout) -> Result<Own> {
-        let widest = |d: &Dispatch| match &d.op {
-            Op::GateUp { gate, .. } => self.matrices[gate.0 as usize].rows,
-            _ => 0,
-        };
-        // One row needs a partial for every page; more rows are split only as far as there is room.
-        let one_row = |d: &Dispatch| match &d.op {
-            Op::Attention { n_heads, kv, .. } => n_heads * (kv.pages.count.next_power_of_two() + 1) * (kv.head_dim + 2),
-            _ => 0,
-        };
-        let gate_floats = layout.max_rows * plan.dispatches.iter().map(widest).max().unwrap_or(0);
-        let partial_floats = plan.dispatches.iter().map(one_row).max().unwrap_or(0).max(PARTIALS / 4);
-        let layers_of = |d: &Dispatch| match &d.op {
-            Op::Attention { .. } => 1,
-            Op::Commit { layers } => layers.len(),
-            _ => 0,
-        };
-        let n_layers = plan.dispatches.iter().map(layers_of).sum::<usize>();
-        // A model's plans are variants of one: what the first one needs does for the others.
-        let fits = |own: &Own| gate_floats <= own.gate_floats && partial_floats <= own.partial_floats && n_layers <= own.n_layers;
-        if let Some(own) = self.own.filter(fits) {
+        let old = self.own.map(|own| own.sizes);
+        let sizes = OwnSizes::of(plan, layout, |w| self.matrices[w.0 as usize].rows).and(old.unwrap_or_default());
+        if let Some(own) = self.own.filter(|own| own.sizes == sizes) {
             return Ok(own);
         }
-        let own = Own {
-            gate: self.alloc("gate", gate_floats * 4)?,
-            up: self.alloc("up", gate_floats * 4)?,
-            gate_floats,
-            partials: self.alloc("attention partials", partial_floats * 4)?,
-            partial_floats,
-            layers: self.alloc("layers", n_layers.max(1) * 40)?,
-            n_layers,
-        };
+        let [gate, up, partials, layers] = sizes.buffers().map(|(label, bytes)| self.alloc(label, bytes));
+        let own = Own { gate: gate?, up: up?, partials: partials?, partial_floats: sizes.partial_floats, layers: layers?, sizes };
         self.own = Some(own);
         Ok(own)
     }
@@ -305,7 +285,7 @@ impl Executor for VulkanExecutor {
         Ok(BufferId(self.spans.len() as u32 - 1))
     }
 
-    fn load(&mut self, label: &str, matrix: &Matrix<'_>) -> Result<WeightId> {
+    fn load(&mut self, label: &str, _: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
         let uploader = match &mut self.uploader {
             Some(uploader) => uploader,
             None => self.uploader.insert(Uploader::new(&self.gpu)?),
@@ -391,8 +371,8 @@ impl Executor for VulkanExecutor {
     }
 
     /// As many as a lane loads at once: 16 bytes.
-    fn key_block(&self, format: KvFormat) -> usize {
-        16 / format.bytes()
+    fn key_block(&self, format: KvFormat, _: u16) -> usize {
+        key_block(format)
     }
 
     fn lists_best(&self) -> bool {
@@ -430,6 +410,10 @@ impl Executor for VulkanExecutor {
 
     fn memory(&self) -> (u64, u64) {
         (self.weights.total, self.buffers.total)
+    }
+
+    fn allocated(&self) -> (u64, u64) {
+        (self.weights.allocated(), self.buffers.allocated())
     }
 
     fn start_profile(&mut self) {

@@ -78,3 +78,13 @@ impl Packing {
         4 * self.rows * self.row_words()
     }
 }
+
+/// Bytes of codes and of scales in device memory.
+pub fn sizes(format: Format, rows: usize, cols: usize) -> Result<[u64; 2]> {
+    let codes = match Packing::of(format, rows, cols)? {
+        Some(packing) => packing.bytes(),
+        None => format.stored_rows(rows) * format.row_bytes(cols),
+    };
+    // Loads of whole steps may reach past the last row; no buffer is empty.
+    Ok([codes as u64 + 64, (2 * rows * format.row_scales(cols)) as u64 + 4])
+}

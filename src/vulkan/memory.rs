@@ -1,10 +1,10 @@
-//! Device memory: three arenas (weights, cache, activations) of large blocks that buffers are cut from, and host memory that both
-//! sides see.
+//! Device memory: two arenas (weights, buffers) of large blocks that pieces are cut from, and host memory that both sides see.
 
-use super::device::{Gpu, failed};
+use super::device::{DeviceInfo, Gpu, failed};
 use crate::error::{Fault, Kind};
 use anyhow::Result;
 use ash::vk;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// What an arena's buffers start at a multiple of: a cache line of any device, and the widest load.
@@ -158,11 +158,40 @@ pub enum Use {
     Buffers,
 }
 
+/// Bytes that a piece of this size takes.
+pub fn rounded(bytes: u64) -> u64 {
+    bytes.max(4).next_multiple_of(ALIGN)
+}
+
+/// Refuses a piece that the device cannot give at once.
+pub fn check_piece(device: &DeviceInfo, what: &str, bytes: u64) -> Result<()> {
+    let most = device.max_allocation;
+    if bytes <= most {
+        return Ok(());
+    }
+    let what = format!("{what} takes {bytes} bytes, {} gives at most {most} at a time", device.name);
+    Err(Fault::new(Kind::Memory, what).help("lower --ctx-size, or use --device cpu").into())
+}
+
+/// Sizes of blocks that these pieces fill in turn, none larger than `most` unless one piece is.
+fn blocks_for(pieces: &[u64], most: u64) -> VecDeque<u64> {
+    let mut blocks = VecDeque::new();
+    for piece in pieces {
+        match blocks.back_mut() {
+            Some(last) if *last + piece <= most => *last += piece,
+            _ => blocks.push_back(*piece),
+        }
+    }
+    blocks
+}
+
 /// Blocks that grow as asked; nothing is given back before the end.
 pub struct Arena {
     gpu: Arc<Gpu>,
     kind: Use,
     pub blocks: Vec<Block>,
+    /// Sizes of the blocks to come, where it is known what they are for.
+    expected: VecDeque<u64>,
     /// Bytes taken of the last block.
     taken: u64,
     pub total: u64,
@@ -170,22 +199,29 @@ pub struct Arena {
 
 impl Arena {
     pub fn new(gpu: &Arc<Gpu>, kind: Use) -> Arena {
-        Arena { gpu: gpu.clone(), kind, blocks: Vec::new(), taken: 0, total: 0 }
+        Arena { gpu: gpu.clone(), kind, blocks: Vec::new(), expected: VecDeque::new(), taken: 0, total: 0 }
+    }
+
+    /// Says which pieces will be asked for, in this order: then no byte is allocated in vain.
+    pub fn expect(&mut self, pieces: &[u64]) {
+        self.expected = blocks_for(pieces, BLOCK.min(self.gpu.info.max_allocation));
+    }
+
+    /// Bytes that the device gave.
+    pub fn allocated(&self) -> u64 {
+        self.blocks.iter().map(|b| b.size).sum()
     }
 
     /// Room for `bytes`, at a multiple of 256 bytes. Its content is whatever was there.
     pub fn alloc(&mut self, what: &str, bytes: u64) -> Result<Span> {
-        let bytes = bytes.max(4).next_multiple_of(ALIGN);
+        let bytes = rounded(bytes);
         let fits = self.blocks.last().is_some_and(|b| self.taken + bytes <= b.size);
         if !fits {
-            let most = self.gpu.info.max_allocation;
-            if bytes > most {
-                let what = format!("{what} takes {bytes} bytes, {} gives at most {most} at a time", self.gpu.info.name);
-                return Err(Fault::new(Kind::Memory, what).help("lower --ctx-size, or use --device cpu").into());
-            }
+            check_piece(&self.gpu.info, what, bytes)?;
             // Small models get small blocks: the first ones grow by doubling.
-            let step = (self.total.next_power_of_two()).clamp(1 << 22, BLOCK).min(most);
-            self.blocks.push(Block::new(&self.gpu, what, bytes.max(step), Place::Device)?);
+            let step = || (self.total.next_power_of_two()).clamp(1 << 22, BLOCK).min(self.gpu.info.max_allocation);
+            let size = self.expected.pop_front().unwrap_or_else(step).max(bytes);
+            self.blocks.push(Block::new(&self.gpu, what, size, Place::Device)?);
             self.taken = 0;
         }
         let block = self.blocks.len() - 1;
@@ -193,5 +229,16 @@ impl Arena {
         self.taken += bytes;
         self.total += bytes;
         Ok(span)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expected_blocks_hold_their_pieces_without_a_gap() {
+        assert!(blocks_for(&[], 100).is_empty());
+        assert_eq!(blocks_for(&[40, 60, 1, 250, 30, 70, 5], 100), [100, 1, 250, 100, 5]);
     }
 }

@@ -9,6 +9,7 @@ mod choose;
 mod compare;
 pub mod device;
 mod executor;
+mod footprint;
 mod layout;
 mod memory;
 mod outputs;
@@ -20,7 +21,8 @@ mod upload;
 pub mod validation;
 
 pub use check::{CheckedExecutor, SPOIL, Spoil};
-pub use choose::{Choice, choose};
+pub use choose::{Choice, choose, ranked};
 pub use device::{ALLOW_CPU_DRIVER, DeviceInfo, MEMORY, Vulkan};
 pub use executor::VulkanExecutor;
+pub use footprint::{STAGING, VulkanFootprint};
 pub use queue::LOSE_AFTER;

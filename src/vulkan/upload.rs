@@ -1,19 +1,21 @@
 //! Weights from the host to the device: a ring of staging memory, filled while the device unpacks what came before.
 
 use super::device::Gpu;
-use super::layout::{DeviceMatrix, Packing, code_number};
+use super::layout::{DeviceMatrix, Packing, code_number, sizes};
 use super::memory::{Arena, Block, Place};
 use super::pipeline::{Pipelines, Shader};
 use super::push::Push;
 use super::queue::{Queue, barrier};
 use crate::tensor::{Code, Matrix};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use ash::vk;
 use std::sync::Arc;
 
 /// Staging blocks and their size.
 const RING: usize = 3;
 const STAGE: usize = 32 << 20;
+/// Bytes of all staging blocks.
+pub const STAGING: u64 = (RING * STAGE) as u64;
 
 pub struct Uploader {
     stages: Vec<Block>,
@@ -58,10 +60,11 @@ impl Uploader {
         format.check_cols(cols).with_context(|| format!("loading {label}"))?;
         let packing = Packing::of(format, rows, cols)?;
         let bytes = packing.map_or(matrix.codes.len(), |p| p.bytes());
-        // Loads of whole steps may reach past the last row.
-        let codes = arena.alloc(label, bytes as u64 + 64)?;
+        let [code_size, scale_size] = sizes(format, rows, cols)?;
         let scale_bytes: &[u8] = bytemuck::cast_slice(&matrix.scales);
-        let scales = arena.alloc(label, scale_bytes.len() as u64 + 4)?;
+        ensure!(bytes as u64 <= code_size && scale_bytes.len() as u64 <= scale_size, "{label} is larger than its shape");
+        let codes = arena.alloc(label, code_size)?;
+        let scales = arena.alloc(label, scale_size)?;
         let target = arena.blocks[codes.block].buffer;
         match packing {
             None => self.copy(queue, &matrix.codes, target, codes.offset)?,

@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 use gemma::compute::step::{NO_PARENT, StepView};
-use gemma::compute::{Act, ActFormat, BufferId, Dispatch, Executor, LinearJob, Op, Plan, StepLayout, WeightId};
+use gemma::compute::{Act, ActFormat, BufferId, Dispatch, Executor, LinearJob, Op, Part, Plan, StepLayout, WeightId};
 use gemma::tensor::{Code, Format, Matrix};
 use gemma::vulkan::{CheckedExecutor, VulkanExecutor};
 use half::{bf16, f16};
@@ -89,7 +89,7 @@ impl Twins {
         };
         let scales: Vec<f16> =
             (0..rows * format.row_scales(cols)).map(|_| f16::from_f32(rng.random_range(-0.05f32..0.05))).collect();
-        self.exec.load("matrix", &Matrix::new(format, rows, cols, codes, scales).unwrap()).unwrap()
+        self.exec.load("matrix", Part::Layer(0), &Matrix::new(format, rows, cols, codes, scales).unwrap()).unwrap()
     }
 
     /// Room for prepared activations.

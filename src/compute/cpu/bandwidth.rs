@@ -4,6 +4,9 @@ use super::lines::Lines;
 use super::pool::Pool;
 use std::time::Instant;
 
+/// Bytes worth reading to measure: well beyond any last-level cache share that matters.
+pub const PROBE_BYTES: usize = 256 << 20;
+
 /// Passes over the buffer; the median one counts.
 const PASSES: usize = 7;
 

@@ -1,13 +1,14 @@
 //! Runs plans on the CPU. Workers walk the dispatch list together; a barrier stands only where one needs another's rows.
 
 use super::attention::{self, Attention, MAX_SLOTS, Work};
+use super::bandwidth::{PROBE_BYTES, read_bandwidth};
 use super::isa::Isa;
 use super::linear::{self, PackedMatrix};
 use super::pool::{Pool, Worker};
 use super::rows;
 use crate::compute::executor::{Executor, KernelTime};
 use crate::compute::memory::Buffers;
-use crate::compute::plan::{BufferId, Dispatch, Op, Plan, PlanId, RowSet, WeightId};
+use crate::compute::plan::{BufferId, Dispatch, Op, Part, Plan, PlanId, RowSet, WeightId};
 use crate::compute::reference;
 use crate::compute::step::{StepLayout, StepView};
 use crate::tensor::Matrix;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Rows of one prefill pass: enough that the weights are read rarely, few enough that activations stay in cache.
-const MAX_ROWS: usize = 128;
+pub const MAX_ROWS: usize = 128;
 
 /// How to run on the CPU.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +86,7 @@ impl CpuExecutor {
             Op::GateUp { gate, up, .. } => weight(gate) + weight(up),
             Op::Attention { kv, .. } => {
                 let seen = step.base - kv.pages.first_visible(step.base).min(step.base);
-                (2 * seen * kv.n_kv_heads * kv.head_dim * kv.format.bytes()) as u64
+                (seen * kv.bytes_per_position()) as u64
             }
             _ => 0,
         }
@@ -280,7 +281,7 @@ impl Executor for CpuExecutor {
         self.buffers.alloc(label, bytes)
     }
 
-    fn load(&mut self, label: &str, matrix: &Matrix<'_>) -> Result<WeightId> {
+    fn load(&mut self, label: &str, _: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
         matrix.format.check_cols(matrix.cols).with_context(|| format!("loading {label}"))?;
         self.packed.push(PackedMatrix::pack(matrix, self.isa));
         if let Some(canonical) = &mut self.canonical {
@@ -313,6 +314,10 @@ impl Executor for CpuExecutor {
                 Ok(())
             }
         }
+    }
+
+    fn read_bandwidth(&mut self) -> Option<f64> {
+        Some(read_bandwidth(&self.pool, PROBE_BYTES) * 1e9)
     }
 
     fn memory(&self) -> (u64, u64) {

@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod bandwidth;
 pub mod executor;
+mod footprint;
 pub mod isa;
 pub mod linear;
 mod lines;
@@ -11,5 +12,6 @@ pub mod rows;
 pub mod simd;
 
 pub use executor::{CpuExecutor, CpuOptions};
+pub use footprint::CpuFootprint;
 pub use isa::Isa;
 pub use pool::Pool;

@@ -43,7 +43,7 @@ impl PackedMatrix {
         assert!(isa.is_supported());
         assert!(matrix.cols <= MAX_COLS || !matrix.format.code.is_integer(), "{} columns could overflow", matrix.cols);
         let shape = Shape::new(matrix.format, matrix.cols);
-        let mut lines = Lines::zeroed(matrix.rows.div_ceil(TILE) * shape.tile_bytes());
+        let mut lines = Lines::zeroed(Self::bytes_of(matrix.format, matrix.rows, matrix.cols));
         for (tile, bytes) in lines.bytes_mut().chunks_exact_mut(shape.tile_bytes()).enumerate() {
             let rows = tile * TILE..matrix.rows.min(tile * TILE + TILE);
             if matrix.format.code.is_trellis() {
@@ -58,6 +58,11 @@ impl PackedMatrix {
             }
         }
         PackedMatrix { format: matrix.format, rows: matrix.rows, cols: matrix.cols, lines }
+    }
+
+    /// Bytes that such a matrix takes once it is packed.
+    pub fn bytes_of(format: Format, rows: usize, cols: usize) -> usize {
+        rows.div_ceil(TILE) * Shape::new(format, cols).tile_bytes()
     }
 
     /// Outputs.

@@ -1,0 +1,26 @@
+//! What the executor takes of the machine's memory: by the same rules, without loading anything.
+
+use super::executor::MAX_ROWS;
+use super::linear::PackedMatrix;
+use crate::compute::dry::Footprint;
+use crate::compute::memory::ALIGN;
+use crate::tensor::Format;
+use anyhow::Result;
+
+/// The processor's share of memory, counted.
+pub struct CpuFootprint;
+
+impl Footprint for CpuFootprint {
+    fn weight(&mut self, _: &str, format: Format, rows: usize, cols: usize) -> Result<Vec<u64>> {
+        format.check_cols(cols)?;
+        Ok(vec![PackedMatrix::bytes_of(format, rows, cols) as u64])
+    }
+
+    fn buffer(&mut self, _: &str, bytes: usize) -> Result<u64> {
+        Ok(bytes.max(1).next_multiple_of(ALIGN) as u64)
+    }
+
+    fn max_rows(&self) -> usize {
+        MAX_ROWS
+    }
+}

@@ -1,0 +1,86 @@
+//! A pass cut where its side changes: runs of dispatches, and between them the rows that the other side goes on with.
+
+use super::Side;
+use crate::compute::plan::{BufferId, Dispatch, RowSet};
+use crate::compute::uses::Use;
+use std::collections::HashMap;
+
+/// One step of a pass that is spread over two executors.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Piece {
+    Run(Side, Vec<Dispatch>),
+    /// The live rows of this set go from the other side to this one.
+    Copy(BufferId, RowSet, Side),
+}
+
+/// Cuts a list of dispatches, each with its side.
+///
+/// Before a pass both sides hold the same (what the caller wrote went to both). A buffer that one side has written since is copied
+/// when the other reads it: in front of the run of dispatches that does, since whatever wrote it ran before.
+pub fn cut(list: Vec<(Side, Dispatch)>) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    // Buffers of which only one side has the newest rows.
+    let mut newest: HashMap<BufferId, (Side, RowSet)> = HashMap::new();
+    let mut list = list.into_iter().peekable();
+    while let Some((side, first)) = list.next() {
+        let mut run = vec![first];
+        while let Some((_, dispatch)) = list.next_if(|(other, _)| *other == side) {
+            run.push(dispatch);
+        }
+        for dispatch in &mut run {
+            let rows = dispatch.rows();
+            dispatch.op.uses(&mut |used| {
+                let (id, read, written) = match used {
+                    Use::Weight(_) => return,
+                    Use::Read(id) => (*id, true, false),
+                    Use::Write(id) => (*id, false, true),
+                    Use::Change(id) => (*id, true, true),
+                };
+                if let Some((_, rows)) = newest.get(&id).copied().filter(|(at, _)| read && *at != side) {
+                    pieces.push(Piece::Copy(id, rows, side));
+                    newest.remove(&id);
+                }
+                if written {
+                    newest.insert(id, (side, rows));
+                }
+            });
+        }
+        pieces.push(Piece::Run(side, run));
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compute::plan::Op;
+
+    fn norm(x: u32, add: u32, out: u32, rows: RowSet) -> Dispatch {
+        let op = Op::Norm {
+            x: BufferId(x),
+            add: Some((BufferId(add), BufferId(90))),
+            w: BufferId(91),
+            eps: 1e-6,
+            dim: 4,
+            out: BufferId(out),
+            rows,
+        };
+        Dispatch { op, label: "norm", layer: None }
+    }
+
+    #[test]
+    fn what_the_other_side_wrote_is_copied_once_and_nothing_else() {
+        use RowSet::{All, Selected};
+        use Side::{Device, Host};
+        let list = vec![
+            (Device, norm(0, 1, 2, All)),
+            (Host, norm(0, 2, 3, All)),
+            (Host, norm(0, 2, 4, Selected)),
+            (Device, norm(4, 2, 5, All)),
+        ];
+        let copies: Vec<Piece> = cut(list).into_iter().filter(|p| matches!(p, Piece::Copy(..))).collect();
+        // 0 was written in place on the device, 2 there as a result; 4 by the host for selected rows; 2 is still on both sides.
+        let want = [(0, All, Host), (2, All, Host), (4, Selected, Device)];
+        assert_eq!(copies, want.map(|(id, rows, side)| Piece::Copy(BufferId(id), rows, side)));
+    }
+}

@@ -1,0 +1,313 @@
+//! One model on two executors: the first layers and the head on a device, the other layers on the host.
+//!
+//! The head goes to the device with the first layer: it is the largest matrix, every pass reads all of it, and the lists of the best
+//! logits are made where the logits are. A table that serves as embedding and head is there with it; one that is only looked up
+//! stays on the host, where its rows cost nothing. So a pass crosses twice: the residual stream behind the device's layers, and the
+//! normed rows that the head reads. Activations that were prepared for a kernel never cross.
+//!
+//! Buffers are allocated when the first plan that uses them is recorded, on the sides where it does.
+
+pub mod cut;
+
+use super::executor::{Executor, KernelTime};
+use super::plan::{BufferId, Dispatch, KvFormat, Op, Part, Plan, PlanId, RowSet, WeightId};
+use super::step::StepLayout;
+use super::uses::Use;
+use crate::tensor::Matrix;
+use anyhow::{Result, ensure};
+use cut::{Piece, cut};
+use std::collections::HashMap;
+
+/// Where something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    Device,
+    Host,
+}
+
+impl Side {
+    const BOTH: [Side; 2] = [Side::Device, Side::Host];
+}
+
+struct Buffer {
+    label: String,
+    bytes: usize,
+    /// Its place on the device and on the host, where it has one.
+    at: [Option<BufferId>; 2],
+    /// Written before it had a place.
+    early: Vec<(usize, Vec<u8>)>,
+    /// Where its newest content is once a plan has run.
+    home: Side,
+}
+
+/// A piece of a recorded plan.
+enum Recorded {
+    Run(Side, PlanId),
+    Copy(BufferId, RowSet, Side),
+}
+
+struct Pass {
+    pieces: Vec<Recorded>,
+    step: BufferId,
+    layout: StepLayout,
+}
+
+/// Two executors as one.
+pub struct SplitExecutor {
+    sides: [Box<dyn Executor>; 2],
+    /// Layers on the device, and in all.
+    layers: [u16; 2],
+    buffers: Vec<Buffer>,
+    weights: Vec<(Side, WeightId)>,
+    passes: Vec<Pass>,
+    /// What the caller last wrote to each step buffer.
+    steps: HashMap<BufferId, Vec<u32>>,
+    crossing: Vec<u8>,
+}
+
+impl SplitExecutor {
+    /// The first `on_device` of `layers` layers and the head go to `device`.
+    pub fn new(device: Box<dyn Executor>, host: Box<dyn Executor>, on_device: u16, layers: u16) -> SplitExecutor {
+        SplitExecutor {
+            sides: [device, host],
+            layers: [on_device.min(layers), layers],
+            buffers: Vec::new(),
+            weights: Vec::new(),
+            passes: Vec::new(),
+            steps: HashMap::new(),
+            crossing: Vec::new(),
+        }
+    }
+
+    /// One of the two.
+    pub fn side(&self, side: Side) -> &dyn Executor {
+        self.sides[side as usize].as_ref()
+    }
+
+    fn side_of(&self, part: Part) -> Side {
+        match part {
+            Part::Layer(layer) if layer >= self.layers[0] => Side::Host,
+            Part::Embedding => Side::Host,
+            Part::Layer(_) | Part::Head => Side::Device,
+        }
+    }
+
+    /// Each dispatch with its side, commits divided.
+    fn sided(&self, plan: Plan) -> Vec<(Side, Dispatch)> {
+        let named = |d: &Dispatch| match (d.layer, d.op.weight()) {
+            (Some(layer), _) => Some(self.side_of(Part::Layer(layer))),
+            (None, weight) => weight.map(|w| self.weights[w.0 as usize].0),
+        };
+        let mut out: Vec<(Side, Dispatch)> = Vec::new();
+        for (i, dispatch) in plan.dispatches.iter().enumerate() {
+            if let Op::Commit { layers } = &dispatch.op {
+                let cut = layers.len().min(self.layers[0] as usize);
+                let parts = [(Side::Device, &layers[..cut]), (Side::Host, &layers[cut..])];
+                for (side, layers) in parts.into_iter().filter(|p| !p.1.is_empty()) {
+                    out.push((side, Dispatch { op: Op::Commit { layers: layers.to_vec() }, ..dispatch.clone() }));
+                }
+                continue;
+            }
+            let before = || out.last().map(|(side, _)| *side);
+            let after = || plan.dispatches[i..].iter().find_map(named);
+            let side = match &dispatch.op {
+                // Prepared where it is read: its layout is the kernels' business.
+                Op::Prepare { .. } => after().or_else(before),
+                // A norm of no layer follows the last one: its result is half of what it reads.
+                _ => named(dispatch).or_else(before),
+            };
+            out.push((side.unwrap_or(Side::Host), dispatch.clone()));
+        }
+        out
+    }
+
+    /// The buffer's place on a side.
+    fn place(&mut self, id: BufferId, side: Side) -> Result<BufferId> {
+        let buffer = &mut self.buffers[id.0 as usize];
+        if let Some(at) = buffer.at[side as usize] {
+            return Ok(at);
+        }
+        let at = self.sides[side as usize].alloc(&buffer.label, buffer.bytes)?;
+        buffer.at[side as usize] = Some(at);
+        match buffer.at[1 - side as usize] {
+            Some(other) => {
+                let mut bytes = vec![0; buffer.bytes];
+                self.sides[1 - side as usize].read(other, 0, &mut bytes)?;
+                self.sides[side as usize].write(at, 0, &bytes)?;
+            }
+            None => {
+                for (offset, bytes) in std::mem::take(&mut buffer.early) {
+                    self.sides[side as usize].write(at, offset, &bytes)?;
+                }
+            }
+        }
+        Ok(at)
+    }
+
+    /// The dispatches in the words of a side.
+    fn translate(&mut self, side: Side, mut dispatches: Vec<Dispatch>) -> Result<Plan> {
+        let mut failed = Ok(());
+        for dispatch in &mut dispatches {
+            dispatch.op.uses(&mut |used| match used {
+                Use::Weight(id) => {
+                    let (at, own) = self.weights[id.0 as usize];
+                    assert_eq!(at, side, "a weight is used where it was not loaded");
+                    *id = own;
+                }
+                Use::Read(id) | Use::Write(id) | Use::Change(id) => match self.place(*id, side) {
+                    Ok(own) => *id = own,
+                    Err(e) => failed = Err(e),
+                },
+            });
+        }
+        failed.map(|()| Plan { dispatches })
+    }
+
+    /// The live rows of a buffer, from the other side to `to`.
+    fn copy(&mut self, id: BufferId, rows: std::ops::Range<usize>, max_rows: usize, to: Side) -> Result<()> {
+        let buffer = &self.buffers[id.0 as usize];
+        let width = buffer.bytes / max_rows;
+        let (from, at) = (buffer.at[1 - to as usize], buffer.at[to as usize]);
+        let (Some(from), Some(at)) = (from, at) else { unreachable!("both sides use what crosses") };
+        self.crossing.resize(rows.len() * width, 0);
+        self.sides[1 - to as usize].read(from, rows.start * width, &mut self.crossing)?;
+        self.sides[to as usize].write(at, rows.start * width, &self.crossing)
+    }
+}
+
+impl Executor for SplitExecutor {
+    fn describe(&self) -> String {
+        let [device, host] = self.sides.each_ref().map(|s| s.describe());
+        let [first, layers] = self.layers;
+        format!("{first} of {layers} layers and the head on {device}; the others on {host}")
+    }
+
+    fn max_rows(&self) -> usize {
+        self.sides[0].max_rows().min(self.sides[1].max_rows())
+    }
+
+    fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
+        let (label, early) = (label.to_owned(), Vec::new());
+        self.buffers.push(Buffer { label, bytes, at: [None; 2], early, home: Side::Host });
+        Ok(BufferId(self.buffers.len() as u32 - 1))
+    }
+
+    fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
+        let side = self.side_of(part);
+        let own = self.sides[side as usize].load(label, part, matrix)?;
+        self.weights.push((side, own));
+        Ok(WeightId(self.weights.len() as u32 - 1))
+    }
+
+    fn write(&mut self, id: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
+        if let Some(words) = self.steps.get_mut(&id) {
+            bytemuck::cast_slice_mut::<u32, u8>(words)[offset..offset + bytes.len()].copy_from_slice(bytes);
+        }
+        let buffer = &mut self.buffers[id.0 as usize];
+        ensure!(offset + bytes.len() <= buffer.bytes, "write of {} bytes at {offset} leaves the buffer", bytes.len());
+        if buffer.at == [None; 2] {
+            buffer.early.push((offset, bytes.to_vec()));
+        }
+        for (side, at) in self.sides.iter_mut().zip(buffer.at) {
+            at.map_or(Ok(()), |at| side.write(at, offset, bytes))?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, id: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let buffer = &self.buffers[id.0 as usize];
+        let home = [buffer.home, Side::Device, Side::Host].into_iter().find(|s| buffer.at[*s as usize].is_some());
+        let Some(home) = home else { anyhow::bail!("no plan uses the buffer `{}`", buffer.label) };
+        let at = buffer.at[home as usize].expect("found above");
+        self.sides[home as usize].read(at, offset, bytes)
+    }
+
+    fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
+        self.steps.entry(step).or_insert_with(|| vec![0; layout.words()]);
+        let mut pieces = Vec::new();
+        for piece in cut(self.sided(plan)) {
+            pieces.push(match piece {
+                Piece::Copy(id, rows, to) => Recorded::Copy(id, rows, to),
+                Piece::Run(side, mut dispatches) => {
+                    for dispatch in &mut dispatches {
+                        dispatch.op.uses(&mut |used| {
+                            if let Use::Write(id) | Use::Change(id) = used {
+                                self.buffers[id.0 as usize].home = side;
+                            }
+                        });
+                    }
+                    let plan = self.translate(side, dispatches)?;
+                    let step = self.place(step, side)?;
+                    Recorded::Run(side, self.sides[side as usize].record(plan, step, layout)?)
+                }
+            });
+        }
+        self.passes.push(Pass { pieces, step, layout });
+        Ok(PlanId(self.passes.len() as u32 - 1))
+    }
+
+    fn run(&mut self, plan: PlanId) -> Result<()> {
+        let pass = &self.passes[plan.0 as usize];
+        let layout = pass.layout;
+        let step = layout.view(&self.steps[&pass.step]);
+        let [all, selected] = [RowSet::All, RowSet::Selected].map(|set| step.live(set));
+        for i in 0..pass.pieces.len() {
+            match self.passes[plan.0 as usize].pieces[i] {
+                Recorded::Run(side, plan) => self.sides[side as usize].run(plan)?,
+                Recorded::Copy(id, rows, to) => {
+                    let rows = if rows == RowSet::All { all.clone() } else { selected.clone() };
+                    if !rows.is_empty() {
+                        self.copy(id, rows, layout.max_rows, to)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn key_block(&self, format: KvFormat, layer: u16) -> usize {
+        self.side(self.side_of(Part::Layer(layer))).key_block(format, layer)
+    }
+
+    fn is_dry(&self) -> bool {
+        Side::BOTH.iter().all(|s| self.side(*s).is_dry())
+    }
+
+    fn lists_best(&self) -> bool {
+        self.side(self.side_of(Part::Head)).lists_best()
+    }
+
+    /// Of both together, as a pass over all weights meets it.
+    fn read_bandwidth(&mut self) -> Option<f64> {
+        let bytes = Side::BOTH.map(|s| self.side(s).memory().0 as f64);
+        let mut seconds = 0.0;
+        for (side, bytes) in self.sides.iter_mut().zip(bytes).filter(|(_, bytes)| *bytes > 0.0) {
+            seconds += bytes / side.read_bandwidth()?;
+        }
+        (seconds > 0.0).then(|| (bytes[0] + bytes[1]) / seconds)
+    }
+
+    fn memory(&self) -> (u64, u64) {
+        let [device, host] = Side::BOTH.map(|s| self.side(s).memory());
+        (device.0 + host.0, device.1 + host.1)
+    }
+
+    fn start_profile(&mut self) {
+        self.sides.iter_mut().for_each(|s| s.start_profile());
+    }
+
+    /// Kernels of one name count together, wherever they ran.
+    fn profile(&self) -> Vec<KernelTime> {
+        let mut times: Vec<KernelTime> = self.sides[0].profile();
+        for time in self.sides[1].profile() {
+            match times.iter_mut().find(|t| t.label == time.label) {
+                Some(sum) => {
+                    (sum.calls, sum.seconds) = (sum.calls + time.calls, sum.seconds + time.seconds);
+                    sum.bytes += time.bytes;
+                }
+                None => times.push(time),
+            }
+        }
+        times
+    }
+}

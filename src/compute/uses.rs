@@ -1,0 +1,93 @@
+//! What an operation names: the one list of its buffers and weights, for whoever has to say it in other words.
+
+use super::plan::{Act, BufferId, KvLayer, Op, RowSet, WeightId};
+
+/// A name in an operation, to be read or replaced.
+#[derive(Debug)]
+pub enum Use<'a> {
+    Weight(&'a mut WeightId),
+    /// A buffer that is read.
+    Read(&'a mut BufferId),
+    /// A buffer whose live rows are written; nothing of what was there is needed.
+    Write(&'a mut BufferId),
+    /// A buffer that is changed in place, or written in part.
+    Change(&'a mut BufferId),
+}
+
+impl Op {
+    /// Shows every name to `f`, each place once. Destructured without `..` where that is possible, so that no new field is forgotten.
+    pub fn uses(&mut self, f: &mut dyn FnMut(Use<'_>)) {
+        match self {
+            Op::Embed { table, scale: _, out } => {
+                f(Use::Weight(table));
+                f(Use::Write(out));
+            }
+            Op::Norm { x, add, w, eps: _, dim: _, out, rows } => {
+                // Only a norm that adds to the residual stream writes it, and not for selected rows.
+                f(if add.is_some() && *rows == RowSet::All { Use::Change(x) } else { Use::Read(x) });
+                if let Some((y, w)) = add {
+                    f(Use::Read(y));
+                    f(Use::Read(w));
+                }
+                f(Use::Read(w));
+                f(Use::Write(out));
+            }
+            Op::Prepare { input, act, rows: _ } => {
+                f(Use::Read(input));
+                prepared(act, &mut |id| f(Use::Write(id)));
+            }
+            Op::Linear { jobs, rows: _ } => {
+                for job in jobs {
+                    f(Use::Weight(&mut job.weight));
+                    prepared(&mut job.act, &mut |id| f(Use::Read(id)));
+                    f(Use::Write(&mut job.out));
+                }
+            }
+            Op::GateUp { act_gate, gate, act_up, up, out } => {
+                f(Use::Weight(gate));
+                f(Use::Weight(up));
+                prepared(act_gate, &mut |id| f(Use::Read(id)));
+                prepared(act_up, &mut |id| f(Use::Read(id)));
+                f(Use::Write(out));
+            }
+            Op::Rope { q, k, v, q_norm, k_norm, eps: _, n_heads: _, rope_table, kv } => {
+                f(Use::Change(q));
+                f(Use::Change(k));
+                [v, q_norm, k_norm, rope_table].into_iter().for_each(|id| f(Use::Read(id)));
+                cache(kv, f);
+            }
+            Op::Attention { q, out, n_heads: _, scale: _, kv } => {
+                f(Use::Read(q));
+                cache(kv, f);
+                f(Use::Write(out));
+            }
+            Op::Best { logits, vocab: _, maxima, lists } => {
+                f(Use::Read(logits));
+                f(Use::Write(maxima));
+                f(Use::Write(lists));
+            }
+            Op::Commit { layers } => layers.iter_mut().for_each(|kv| cache(kv, f)),
+        }
+    }
+
+    /// Some weight of the operation, if it has one.
+    pub fn weight(&self) -> Option<WeightId> {
+        match self {
+            Op::Embed { table, .. } => Some(*table),
+            Op::Linear { jobs, .. } => jobs.first().map(|j| j.weight),
+            Op::GateUp { gate, .. } => Some(*gate),
+            _ => None,
+        }
+    }
+}
+
+fn prepared(act: &mut Act, f: &mut dyn FnMut(&mut BufferId)) {
+    let Act { format: _, cols: _, values, scales, sums } = act;
+    [values, scales, sums].into_iter().for_each(f);
+}
+
+/// A layer's cache and scratch rows: changed a few positions at a time.
+fn cache(kv: &mut KvLayer, f: &mut dyn FnMut(Use<'_>)) {
+    let KvLayer { format: _, n_kv_heads: _, head_dim: _, pages: _, key_block: _, k, v, scratch_k, scratch_v } = kv;
+    [k, v, scratch_k, scratch_v].into_iter().for_each(|id| f(Use::Change(id)));
+}

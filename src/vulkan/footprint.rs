@@ -1,0 +1,122 @@
+//! What the executor takes of a device's memory: by the same rules, without the device.
+
+use super::device::DeviceInfo;
+use super::layout::sizes;
+use super::memory::{check_piece, rounded};
+use super::upload;
+use crate::compute::dry::Footprint;
+use crate::compute::{KvFormat, Op, Plan, StepLayout, WeightId};
+use crate::tensor::Format;
+use anyhow::Result;
+
+/// Bytes beside the arenas: staging while weights are loaded, and what comes back. They are host memory where a device has its own,
+/// which then leaves room for what the driver takes for itself.
+pub const STAGING: u64 = upload::STAGING + READBACK;
+/// Bytes that come back at a time.
+pub const READBACK: u64 = 8 << 20;
+/// Room for partial results of attention.
+const PARTIALS: usize = 64 << 20;
+
+/// Channels of a key that lie together: as many as a lane loads at once, 16 bytes.
+pub fn key_block(format: KvFormat) -> usize {
+    16 / format.bytes()
+}
+
+/// Sizes of the buffers beside those of the plans.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnSizes {
+    /// Bytes of gate, and of up.
+    gate: usize,
+    pub partial_floats: usize,
+    /// Layers of one commit.
+    layers: usize,
+}
+
+impl OwnSizes {
+    /// What a plan needs.
+    pub fn of(plan: &Plan, layout: StepLayout, rows_of: impl Fn(WeightId) -> usize) -> OwnSizes {
+        let mut sizes = OwnSizes { partial_floats: PARTIALS / 4, layers: 1, gate: 0 };
+        let mut attentions = 0;
+        for op in plan.dispatches.iter().map(|d| &d.op) {
+            match op {
+                Op::GateUp { gate, .. } => sizes.gate = sizes.gate.max(layout.max_rows * rows_of(*gate) * 4),
+                // One row needs a partial for every page; more rows are split only as far as there is room.
+                Op::Attention { n_heads, kv, .. } => {
+                    let floats = n_heads * (kv.pages.count.next_power_of_two() + 1) * (kv.head_dim + 2);
+                    sizes.partial_floats = sizes.partial_floats.max(floats);
+                    attentions += 1;
+                }
+                Op::Commit { layers } => sizes.layers = sizes.layers.max(layers.len()),
+                _ => {}
+            }
+        }
+        sizes.layers = sizes.layers.max(attentions);
+        sizes
+    }
+
+    /// Enough for both.
+    pub fn and(self, other: OwnSizes) -> OwnSizes {
+        OwnSizes {
+            gate: self.gate.max(other.gate),
+            partial_floats: self.partial_floats.max(other.partial_floats),
+            layers: self.layers.max(other.layers),
+        }
+    }
+
+    /// Label and bytes of each, in the order of allocation.
+    pub fn buffers(self) -> [(&'static str, usize); 4] {
+        let (partials, layers) = (self.partial_floats * 4, self.layers * 40);
+        [("gate", self.gate), ("up", self.gate), ("attention partials", partials), ("layers", layers)]
+    }
+}
+
+/// A device's share of memory, counted.
+pub struct VulkanFootprint {
+    device: DeviceInfo,
+    /// Rows of each matrix.
+    rows: Vec<usize>,
+    own: Option<OwnSizes>,
+}
+
+impl VulkanFootprint {
+    pub fn new(device: &DeviceInfo) -> VulkanFootprint {
+        VulkanFootprint { device: device.clone(), rows: Vec::new(), own: None }
+    }
+}
+
+impl Footprint for VulkanFootprint {
+    fn weight(&mut self, label: &str, format: Format, rows: usize, cols: usize) -> Result<Vec<u64>> {
+        format.check_cols(cols)?;
+        self.rows.push(rows);
+        let pieces = sizes(format, rows, cols)?.map(rounded);
+        pieces.iter().try_for_each(|bytes| check_piece(&self.device, label, *bytes))?;
+        Ok(pieces.to_vec())
+    }
+
+    fn buffer(&mut self, label: &str, bytes: usize) -> Result<u64> {
+        let bytes = rounded(bytes as u64);
+        check_piece(&self.device, label, bytes)?;
+        Ok(bytes)
+    }
+
+    fn recorded(&mut self, plan: &Plan, layout: StepLayout) -> Result<Vec<u64>> {
+        let needed = OwnSizes::of(plan, layout, |w| self.rows[w.0 as usize]).and(self.own.unwrap_or_default());
+        if self.own == Some(needed) {
+            return Ok(Vec::new());
+        }
+        self.own = Some(needed);
+        needed.buffers().into_iter().map(|(label, bytes)| self.buffer(label, bytes)).collect()
+    }
+
+    fn max_rows(&self) -> usize {
+        self.device.max_rows()
+    }
+
+    fn key_block(&self, format: KvFormat) -> usize {
+        key_block(format)
+    }
+
+    fn lists_best(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,163 @@
+//! One model on two executors: the same bits as on one where both are the processor, and the promises of one where they differ.
+
+mod common;
+
+#[path = "common/invariance.rs"]
+mod invariance;
+
+use common::trees::{bits, check_tree, tokens};
+use common::vulkan::{config, device};
+use gemma::compute::cpu::{CpuExecutor, CpuFootprint, CpuOptions};
+use gemma::compute::dry::Dry;
+use gemma::compute::split::{Side, SplitExecutor};
+use gemma::compute::{Executor, KvFormat};
+use gemma::engine::planned::EngineOptions;
+use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::gemma::forward::{self, ForwardOptions};
+use gemma::gemma::{Role, Weights};
+use gemma::sampler::SamplerConfig;
+use gemma::vulkan::{Choice, Vulkan, VulkanFootprint, choose};
+use invariance::Case;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+
+const LAYERS: u16 = 4;
+
+fn weights(linear: &str, embed: &str) -> Weights {
+    let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
+    Weights::synthetic(config(70), move |role| if role == Role::Embed { embed } else { linear }, 11)
+}
+
+fn engine(exec: impl Executor + 'static, linear: &str, embed: &str, kv: KvFormat) -> PlannedEngine {
+    PlannedEngine::new(&weights(linear, embed), Box::new(exec), EngineOptions { context: 1200, kv }).unwrap()
+}
+
+fn cpu() -> CpuExecutor {
+    CpuExecutor::new(CpuOptions { threads: 2, ..Default::default() }).unwrap()
+}
+
+fn split(device: impl Executor + 'static, layers: u16) -> SplitExecutor {
+    SplitExecutor::new(Box::new(device), Box::new(cpu()), layers, LAYERS)
+}
+
+/// Scores of a tree behind a prompt, and of the rest of the tree after part of it.
+fn scores(engine: &mut PlannedEngine) -> Vec<u32> {
+    let mut rng = SmallRng::seed_from_u64(3);
+    common::trees::prefill(engine, &tokens(&mut rng, 300), &mut rng);
+    let tree = common::trees::random_tree(&mut rng, 20);
+    let mut out = Scores::default();
+    let (start, parent) = (tree.tokens[..7].to_vec(), tree.parent[..7].to_vec());
+    engine.forward(&TokenTree { tokens: start, parent }, Rows::All, &mut out).unwrap();
+    let mut all = bits(&out.logits);
+    engine.forward_more(&tree, 7, Rows::Last, &mut out).unwrap();
+    all.extend(bits(&out.logits));
+    let mut hidden = Vec::new();
+    engine.hidden(&mut hidden).unwrap();
+    all.extend(bits(&hidden));
+    all
+}
+
+#[test]
+fn two_processors_give_the_bits_of_one() {
+    for (linear, embed, kv) in [("i4-g32", "i8-row", KvFormat::F16), ("bf16", "i4-row+h128", KvFormat::F32)] {
+        let mut plain = engine(cpu(), linear, embed, kv);
+        let want = scores(&mut plain);
+        for layers in 0..=LAYERS {
+            let mut engine = engine(split(cpu(), layers), linear, embed, kv);
+            assert_eq!(scores(&mut engine), want, "{linear}, {layers} layers");
+            assert!(engine.visible_cache().unwrap() == plain.visible_cache().unwrap(), "{linear}, {layers} layers");
+        }
+    }
+}
+
+#[test]
+fn a_profile_counts_both_sides() {
+    let mut engine = engine(split(cpu(), 1), "i4-g32", "i8-row", KvFormat::F16);
+    engine.start_profile();
+    engine.forward(&TokenTree::root(1), Rows::All, &mut Scores::default()).unwrap();
+    let calls = |label| engine.profile().iter().find(|k| k.label == label).map(|k| k.calls);
+    assert_eq!((calls("qkv"), calls("head"), calls("down")), (Some(LAYERS as u64), Some(1), Some(LAYERS as u64)));
+}
+
+/// Formats that between them meet every kernel of linear layers.
+const KINDS: [(&str, &str, KvFormat); 3] =
+    [("i4-g32", "i8-row", KvFormat::F16), ("i4-row+h128", "i8a-row", KvFormat::F32), ("t3-row+h128", "i4-g64", KvFormat::F16)];
+
+#[test]
+fn trees_equal_one_by_one_decoding_for_every_split() {
+    let Some(open) = device() else { return };
+    let mut rng = SmallRng::seed_from_u64(1);
+    let text = tokens(&mut rng, 1100);
+    for layers in 0..=LAYERS {
+        let (linear, embed, kv) = KINDS[layers as usize % KINDS.len()];
+        let mut a = engine(split(open(), layers), linear, embed, kv);
+        let mut b = engine(split(open(), layers), linear, embed, kv);
+        // Inside the window, at a page's edge, and where the ring has turned.
+        for n in [0, 256, 1050] {
+            check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{layers} layers of {linear}, {embed}, {kv:?}"));
+        }
+    }
+}
+
+#[test]
+fn scores_are_the_processors() {
+    let Some(open) = device() else { return };
+    let tree = TokenTree::chain(&tokens(&mut SmallRng::seed_from_u64(2), 37));
+    let mut want = Scores::default();
+    engine(cpu(), "i4-row+h128", "i8-row", KvFormat::F16).forward(&tree, Rows::All, &mut want).unwrap();
+    let largest = want.logits.iter().fold(0f32, |m, v| m.max(v.abs()));
+    for layers in 0..=LAYERS {
+        let mut engine = engine(split(open(), layers), "i4-row+h128", "i8-row", KvFormat::F16);
+        let mut got = Scores::default();
+        engine.forward(&tree, Rows::All, &mut got).unwrap();
+        let worst = got.logits.iter().zip(&want.logits).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(worst <= 0.02 * largest, "{layers} layers: {worst} of {largest}");
+    }
+}
+
+#[test]
+fn no_drafter_changes_the_text_of_a_split() {
+    let Some(open) = device() else { return };
+    for (layers, temperature) in [(1, 0.0), (3, 1.0)] {
+        let target = || -> Box<dyn Engine> { Box::new(engine(split(open(), layers), "i4-g32", "i8-row", KvFormat::F16)) };
+        let draft = || -> Box<dyn Engine> { Box::new(engine(cpu(), "i2-g32", "i8-row", KvFormat::F16)) };
+        let config = SamplerConfig { temperature, seed: 5, ..SamplerConfig::default() };
+        let case = Case { max_tokens: 20, ..Case::new(&[3, 1, 4, 1, 5], config) };
+        let (text, figures) = invariance::check(&target, &draft, &case);
+        assert_eq!(text.heard.len(), 20);
+        assert!(figures.iter().any(|(_, stats)| stats.total.accepted > 0 && stats.total.accepted < stats.total.drafted));
+    }
+}
+
+#[test]
+fn what_is_allocated_is_what_a_dry_run_counts() {
+    let Some(open) = device() else { return };
+    let devices = Vulkan::open().unwrap().devices().unwrap();
+    let info = choose(&devices, Choice::Best).unwrap();
+    for (linear, embed, kv) in KINDS {
+        let weights = weights(linear, embed);
+        let load = |exec: &mut dyn Executor| {
+            let options = ForwardOptions { context: 3000, kv, max_rows: exec.max_rows() };
+            forward::load(&weights, exec, options).unwrap();
+        };
+        let (dry_gpu, dry_cpu) = (|| Dry::new(VulkanFootprint::new(info)), || Dry::new(CpuFootprint));
+        for layers in [0, 1, 3, LAYERS] {
+            let mut counted = SplitExecutor::new(Box::new(dry_gpu()), Box::new(dry_cpu()), layers, LAYERS);
+            load(&mut counted);
+            let mut gpu = open();
+            gpu.expect(&counted.side(Side::Device).pieces());
+            let mut taken = split(gpu, layers);
+            load(&mut taken);
+            for side in [Side::Device, Side::Host] {
+                let (counted, taken) = (counted.side(side).memory(), taken.side(side).allocated());
+                assert_eq!(counted, taken, "{linear}, {layers} layers, {side:?}");
+            }
+        }
+        let mut counted = dry_gpu();
+        load(&mut counted);
+        let mut taken = open();
+        taken.expect(&counted.pieces());
+        load(&mut taken);
+        assert_eq!(counted.memory(), taken.allocated(), "{linear}");
+    }
+}
