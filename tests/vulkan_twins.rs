@@ -163,7 +163,7 @@ fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
         id
     };
     let [k, v, scratch_k, scratch_v] = [cache, cache, scratch, scratch].map(&mut made);
-    let key_block = t.exec.key_block(kv);
+    let key_block = t.exec.key_block(kv, 0);
     KvLayer { format: kv, n_kv_heads: heads, head_dim: dim, pages, key_block, k, v, scratch_k, scratch_v }
 }
 

@@ -84,10 +84,16 @@ pub struct ModelOptions {
 pub struct RunOptions {
     /// Device: auto, cpu, vulkan or vulkan:N (see gemma devices)
     ///
-    /// auto takes a GPU for models that are worth it and fit; a named device is taken or refused, never replaced. Drafters run on the
-    /// processor.
+    /// auto takes a GPU for models that are worth it, for as many layers as fit (see --gpu-layers); a named device is taken or refused,
+    /// never replaced. Drafters run on the processor.
     #[arg(short, long, value_name = "DEVICE", default_value = "auto")]
     pub device: String,
+    /// Layers that run on the GPU: auto (as many as fit), all, or a number; the others run on the processor
+    ///
+    /// With the first layer the output head goes to the GPU. For one number the text is the same whatever drafts; another number rounds
+    /// elsewhere, as another device does. A number or all asks for a GPU and is refused where it does not fit.
+    #[arg(long, value_name = "N|auto|all", default_value = "auto")]
+    pub gpu_layers: GpuLayers,
     /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
@@ -120,6 +126,28 @@ impl std::str::FromStr for AutoOr {
                 Ok(n) if n > 0 => Ok(AutoOr::N(n)),
                 _ => Err("expected auto or a number above 0".into()),
             },
+        }
+    }
+}
+
+/// How many layers the GPU gets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// As many as fit.
+    #[default]
+    Auto,
+    All,
+    N(usize),
+}
+
+impl std::str::FromStr for GpuLayers {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(GpuLayers::Auto),
+            "all" => Ok(GpuLayers::All),
+            _ => s.parse().map(GpuLayers::N).map_err(|_| "expected auto, all or a number".into()),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::args::UiOptions;
 use super::output::print;
-use crate::compute::cpu::bandwidth::read_bandwidth;
+use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
 use crate::compute::cpu::isa::Isa;
 use crate::compute::cpu::pool::Pool;
 use crate::vulkan::{Choice, DeviceInfo, Vulkan, choose};
@@ -32,9 +32,6 @@ pub struct Cpu {
     /// Measured reading speed of all threads together, 1e9 bytes a second: the roof of decoding.
     pub read_gb_per_s: f64,
 }
-
-/// Bytes read to measure bandwidth: well beyond any last-level cache share that matters.
-const PROBE_BYTES: usize = 256 << 20;
 
 impl Cpu {
     pub fn probe() -> Result<Cpu> {

@@ -3,17 +3,19 @@
 use super::args::{AutoOr, Kv, RunOptions};
 use super::devices::{default_threads, memory};
 use super::model::{Source, find};
-use super::placement::{self, Need};
+use super::placement::measure::Task;
+use super::placement::predict::Speeds;
+use super::placement::{self, Placement};
 use super::ui::{Ui, bytes, thousands};
 use crate::checkpoint::Checkpoint;
 use crate::compute::cpu::{CpuExecutor, CpuOptions, Pool};
+use crate::compute::split::SplitExecutor;
 use crate::compute::{Executor, KvFormat};
 use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, PlannedEngine};
-use crate::error::{Fault, Kind};
+use crate::error::{Fault, Kind, fault_of};
 use crate::gemma::{Config, Role, Tokenizer, Weights};
-use crate::kv::{PAGE, Pages};
-use crate::vulkan::{CheckedExecutor, DeviceInfo, VulkanExecutor};
+use crate::vulkan::{CheckedExecutor, Choice, VulkanExecutor};
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::time::Instant;
@@ -145,35 +147,35 @@ pub fn pool(options: &RunOptions) -> Result<Arc<Pool>> {
 /// Smaller models are there before anyone could read what a spinner says.
 const WORTH_A_SPINNER: u64 = 200_000_000;
 
-/// Loads the weights into the device, if they fit.
-pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize, pool: &Arc<Pool>, ui: &Ui) -> Result<Loaded> {
-    let quantised = || Ok::<_, anyhow::Error>(weights.format(Role::Q, 0)?.code.is_integer());
-    let kv = match options.kv {
+/// Precision of the cache.
+pub fn kv_format(weights: &Weights, asked: Kv) -> Result<KvFormat> {
+    Ok(match asked {
         Kv::F16 => KvFormat::F16,
         Kv::F32 => KvFormat::F32,
-        Kv::Auto if quantised()? => KvFormat::F16,
+        Kv::Auto if weights.format(Role::Q, 0)?.code.is_integer() => KvFormat::F16,
         Kv::Auto => KvFormat::F32,
-    };
+    })
+}
+
+/// Loads the weights where they fit best; under `auto`, into the next place if one fails.
+pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize, pool: &Arc<Pool>, ui: &Ui) -> Result<Loaded> {
+    let task = Task { weights, context, kv: kv_format(weights, options.kv)? };
     let size = Size::of(weights)?;
     let start = Instant::now();
-    let need = |device: &DeviceInfo| Need {
-        weights: size.bytes,
-        kv: kv_bytes(weights.config(), context, device.max_rows(), kv),
-        activations: crate::gemma::forward::activation_bytes(weights.config(), device.max_rows()),
-    };
-    let executor: Box<dyn Executor> = match placement::gpu(&options.device, need, ui)? {
-        Some(choice) if options.check => Box::new(CheckedExecutor::new(VulkanExecutor::open(choice)?)),
-        Some(choice) => Box::new(VulkanExecutor::open(choice)?),
-        None => {
-            let executor = CpuExecutor::on(pool.clone(), CpuOptions { check: options.check, ..CpuOptions::default() });
-            check_memory(size.bytes, kv_bytes(weights.config(), context, executor.max_rows(), kv))?;
-            Box::new(executor)
+    let mut candidates = placement::candidates(&task, options, ui)?.into_iter().peekable();
+    let engine = loop {
+        let placement = candidates.next().context("there is always a place to try")?;
+        let spinner = ui.spinner(&format!("loading {label} ({})", bytes(size.bytes)), size.bytes >= WORTH_A_SPINNER);
+        say_split(&placement, pool, ui);
+        let loaded = place(&placement, pool, options.check)
+            .and_then(|executor| PlannedEngine::new(weights, executor, EngineOptions { context, kv: task.kv }));
+        spinner.finish_and_clear();
+        match (loaded, candidates.peek()) {
+            (Ok(engine), _) => break Box::new(engine),
+            (Err(e), Some(next)) if is_the_devices(&e) => ui.note(format!("{e:#}; instead: {}", next.describe())),
+            (Err(e), _) => return Err(e.context(format!("loading {label}"))),
         }
     };
-    let spinner = ui.spinner(&format!("loading {label} ({})", bytes(size.bytes)), size.bytes >= WORTH_A_SPINNER);
-    let loaded = PlannedEngine::new(weights, executor, EngineOptions { context, kv });
-    spinner.finish_and_clear();
-    let engine = Box::new(loaded.with_context(|| format!("loading {label}"))?);
     let seconds = start.elapsed().as_secs_f64();
     let memory = engine.memory();
     ui.detail(
@@ -191,40 +193,36 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
     Ok(Loaded { engine, seconds })
 }
 
-/// Bytes of keys and values.
-fn kv_bytes(config: &Config, context: usize, rows: usize, kv: KvFormat) -> u64 {
-    let per_page = (2 * PAGE * config.n_kv_heads * config.head_dim * kv.bytes()) as u64;
-    let window = |layer| if config.is_global(layer) { None } else { Some(config.window) };
-    let pages = |layer| Pages::for_layer(context, rows, window(layer)).count as u64;
-    (0..config.n_layers).fold(0u64, |sum, layer| sum.saturating_add(pages(layer).saturating_mul(per_page)))
+/// Opens what a placement needs, for exactly what it will hold.
+fn place(placement: &Placement, pool: &Arc<Pool>, check: bool) -> Result<Box<dyn Executor>> {
+    let host = || -> Result<Box<dyn Executor>> {
+        placement::check_memory(placement, memory("MemAvailable"))?;
+        Ok(Box::new(CpuExecutor::on(pool.clone(), CpuOptions { check, ..CpuOptions::default() })))
+    };
+    let Some(info) = &placement.device else { return host() };
+    let mut device = VulkanExecutor::open(Choice::Index(info.index))?;
+    device.expect(&placement.layout.pieces);
+    let device: Box<dyn Executor> = if check { Box::new(CheckedExecutor::new(device)) } else { Box::new(device) };
+    let (on_gpu, on_cpu) = (placement.layout.gpu.layers, placement.layout.cpu.layers);
+    if on_cpu == 0 {
+        return Ok(device);
+    }
+    Ok(Box::new(SplitExecutor::new(device, host()?, on_gpu as u16, (on_gpu + on_cpu) as u16)))
 }
 
-/// Refuses what would drive the machine into swapping, before it does.
-fn check_memory(weights: u64, kv: u64) -> Result<()> {
-    let Some(available) = memory("MemAvailable") else { return Ok(()) };
-    if weights.saturating_add(kv) <= available {
-        return Ok(());
-    }
-    let what = format!(
-        "{} for weights and {} for keys and values do not fit into {} of available memory",
-        bytes(weights),
-        bytes(kv),
-        bytes(available)
-    );
-    Err(Fault::new(Kind::Memory, what)
-        .help("quantise the model (gemma quantize), lower --ctx-size, or close other programs")
-        .into())
+/// A split is worth a word: what it is, what it costs, and how to get it again.
+fn say_split(placement: &Placement, pool: &Pool, ui: &Ui) {
+    let Some(device) = placement.device.as_ref().filter(|_| placement.layout.cpu.layers > 0 && !ui.is_quiet()) else { return };
+    let speeds = Speeds::new(pool, Some(device));
+    ui.note(format!(
+        "{}; predicted {}; --gpu-layers {} repeats this split",
+        placement.describe(),
+        speeds.describe(&speeds.predict(placement)),
+        placement.layout.gpu.layers,
+    ));
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_cannot_fit_is_refused_with_numbers() {
-        let error = check_memory(u64::MAX / 4, 1 << 30).unwrap_err();
-        assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 5);
-        assert!(error.to_string().contains("1.07 GB"), "{error}");
-        check_memory(1, 1).unwrap();
-    }
+/// Whether another device may do better.
+fn is_the_devices(error: &anyhow::Error) -> bool {
+    fault_of(error).is_some_and(|fault| matches!(fault.kind, Kind::Device | Kind::Memory))
 }

@@ -87,14 +87,6 @@ pub fn load(weights: &Weights, exec: &mut dyn Executor, options: ForwardOptions)
     })
 }
 
-/// Bytes of everything beside weights and cache, for passes of up to `rows` rows: an upper estimate.
-pub fn activation_bytes(c: &Config, rows: usize) -> u64 {
-    let (q, kv) = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim);
-    let floats = 5 * c.dim + 3 * q + 2 * kv + 4 * c.ffn_dim + c.vocab + best::CHUNKS + best::WORDS;
-    // Partial results of attention and staging come on top.
-    (4 * floats * rows.next_multiple_of(16)) as u64 + (192 << 20)
-}
-
 struct Builder<'a> {
     weights: &'a Weights,
     exec: &'a mut dyn Executor,

@@ -1,0 +1,200 @@
+//! Where a model runs: what `--device` and `--gpu-layers` ask for, what there is, and what fits.
+
+pub mod measure;
+pub mod predict;
+
+use super::args::{GpuLayers, RunOptions};
+use super::ui::{Ui, bytes};
+use crate::error::{Fault, Kind};
+use crate::vulkan::{Choice, DeviceInfo, Vulkan, choose, ranked};
+use anyhow::Result;
+use measure::{Layout, Need, Task};
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    Auto,
+    Cpu,
+    Vulkan(Choice),
+}
+
+impl std::str::FromStr for Device {
+    type Err = Fault;
+
+    fn from_str(device: &str) -> Result<Device, Fault> {
+        match device.split_once(':') {
+            None if device == "auto" => Ok(Device::Auto),
+            None if device == "cpu" => Ok(Device::Cpu),
+            None if device == "vulkan" => Ok(Device::Vulkan(Choice::Best)),
+            Some(("vulkan", index)) if index.parse::<usize>().is_ok() => {
+                Ok(Device::Vulkan(Choice::Index(index.parse().expect("just parsed"))))
+            }
+            _ => {
+                Err(Fault::usage(format!("unknown device `{device}`")).help("one of auto, cpu, vulkan, vulkan:0, vulkan:1, ..."))
+            }
+        }
+    }
+}
+
+/// A model's layers on the machine's parts.
+#[derive(Clone, Debug)]
+pub struct Placement {
+    /// The GPU; `None` where all layers run on the processor.
+    pub device: Option<DeviceInfo>,
+    pub layout: Layout,
+}
+
+impl Placement {
+    /// `all 62 layers on X (9.9 GB)`, `20 of 62 layers and the head on X (4.1 GB), 42 on the processor (6.2 GB)`.
+    pub fn describe(&self) -> String {
+        let (gpu, cpu) = (&self.layout.gpu, &self.layout.cpu);
+        let (here, there) = (bytes(cpu.need.total()), bytes(gpu.need.total()));
+        match &self.device {
+            None => format!("all layers on the processor ({here})"),
+            Some(device) if cpu.layers == 0 => format!("all {} layers on {} ({there})", gpu.layers, device.name),
+            Some(device) => {
+                let all = gpu.layers + cpu.layers;
+                let name = &device.name;
+                format!(
+                    "{} of {all} layers and the head on {name} ({there}), {} on the processor ({here})",
+                    gpu.layers, cpu.layers
+                )
+            }
+        }
+    }
+}
+
+/// Smaller models run from the processor's caches: a GPU's launches would cost more than they bring.
+const SMALL: u64 = 200_000_000;
+
+/// Where to run the model, and where else if that fails.
+///
+/// What is named is taken or refused. Under `auto` a GPU that is there but cannot serve is mentioned once.
+pub fn candidates(task: &Task<'_>, options: &RunOptions, ui: &Ui) -> Result<Vec<Placement>> {
+    let found = || Vulkan::open().and_then(|v| v.devices());
+    let wish = options.gpu_layers;
+    match options.device.parse()? {
+        Device::Cpu => {
+            if !matches!(wish, GpuLayers::Auto | GpuLayers::N(0)) {
+                ui.note("--gpu-layers says nothing where --device cpu runs all layers");
+            }
+            Ok(vec![on_cpu(task)?])
+        }
+        _ if wish == GpuLayers::N(0) => Ok(vec![on_cpu(task)?]),
+        Device::Vulkan(choice) => Ok(vec![on_gpu(task, choose(&found()?, choice)?, wish)?]),
+        Device::Auto if wish != GpuLayers::Auto => {
+            let devices = found()?;
+            let best = on_gpu(task, choose(&devices, Choice::Best)?, wish);
+            let others = ranked(&devices).into_iter().skip(1).map(|d| on_gpu(task, d, wish));
+            // Where none fits, the best one says why.
+            let mut list: Vec<Placement> = others.flatten().collect();
+            list.splice(0..0, best.as_ref().ok().cloned());
+            if list.is_empty() { best.map(|p| vec![p]) } else { Ok(list) }
+        }
+        Device::Auto => {
+            let cpu = on_cpu(task)?;
+            if cpu.layout.cpu.need.weights < SMALL {
+                return Ok(vec![cpu]);
+            }
+            let devices = found().unwrap_or_default();
+            let (mut list, mut why) = (Vec::new(), None);
+            for device in ranked(&devices) {
+                match on_gpu(task, device, GpuLayers::Auto) {
+                    Ok(placement) => list.push(placement),
+                    Err(e) => why = why.or(Some(e)),
+                }
+            }
+            // The better device goes first among those that take as much.
+            list.sort_by_key(|p| std::cmp::Reverse(p.layout.gpu.layers));
+            if let Some(why) = why.filter(|_| list.is_empty()) {
+                ui.note(format!("running on the processor: {why:#}"));
+            }
+            list.push(cpu);
+            Ok(list)
+        }
+    }
+}
+
+fn on_cpu(task: &Task<'_>) -> Result<Placement> {
+    Ok(Placement { device: None, layout: task.measure(None, 0)? })
+}
+
+/// As many layers on this GPU as asked for, if they fit.
+fn on_gpu(task: &Task<'_>, device: &DeviceInfo, wish: GpuLayers) -> Result<Placement> {
+    let here = |layout| Placement { device: Some(device.clone()), layout };
+    let layers = match wish {
+        GpuLayers::All => task.layers(),
+        GpuLayers::N(n) => n.min(task.layers()),
+        GpuLayers::Auto => match task.most_layers(device)? {
+            Some(layout) => return Ok(here(layout)),
+            None => 1,
+        },
+    };
+    let layout = task.measure(Some(device), layers)?;
+    let need = layout.gpu.need;
+    if need.total() <= device.free() {
+        return Ok(here(layout));
+    }
+    let what = match (wish, layers == task.layers()) {
+        (GpuLayers::Auto, _) => "not even one layer fits: ".to_owned(),
+        (_, true) => String::new(),
+        (_, false) => format!("{layers} of {} layers: ", task.layers()),
+    };
+    let what = format!("{what}{} do not fit into {} of free memory on {}", parts(need), bytes(device.free()), device.name);
+    let fewer = match (wish, task.most_layers(device)?) {
+        (GpuLayers::Auto, _) | (_, None) => String::new(),
+        (_, Some(most)) => format!("give --gpu-layers {} or auto, ", most.gpu.layers),
+    };
+    let help = "lower --ctx-size, quantise the model further (gemma quantize --target-size), or use --device cpu";
+    Err(Fault::new(Kind::Memory, what).help(format!("{fewer}{help}")).into())
+}
+
+/// The bytes of a side in words.
+fn parts(need: Need) -> String {
+    let staging = if need.staging > 0 { format!(" and {} for loading", bytes(need.staging)) } else { String::new() };
+    let (weights, kv, activations) = (bytes(need.weights), bytes(need.kv), bytes(need.activations));
+    format!("{weights} for weights, {kv} for keys and values, {activations} for activations{staging}")
+}
+
+/// Refuses what would drive the machine into swapping, before it does. `available` as the system says.
+pub fn check_memory(placement: &Placement, available: Option<u64>) -> Result<()> {
+    let need = placement.layout.cpu.need;
+    // A GPU that shares the memory takes from it too.
+    let shared = placement.device.as_ref().is_some_and(|d| d.is_integrated || d.is_cpu);
+    let other = if shared { placement.layout.gpu.need.total() } else { 0 };
+    let Some(available) = available.filter(|a| need.total().saturating_add(other) > *a) else { return Ok(()) };
+    let gpu = if other > 0 { format!(", with {} for the GPU's layers,", bytes(other)) } else { String::new() };
+    let what = format!("{}{gpu} do not fit into {} of available memory", parts(need), bytes(available));
+    Err(Fault::new(Kind::Memory, what)
+        .help("quantise the model (gemma quantize), lower --ctx-size, or close other programs")
+        .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_exactly() {
+        let code = |device: &str| device.parse::<Device>().map_err(|e| e.kind.exit_code());
+        assert_eq!(code("auto"), Ok(Device::Auto));
+        assert_eq!(code("cpu"), Ok(Device::Cpu));
+        assert_eq!(code("vulkan"), Ok(Device::Vulkan(Choice::Best)));
+        assert_eq!(code("vulkan:1"), Ok(Device::Vulkan(Choice::Index(1))));
+        for wrong in ["cuda", "cpu:1", "vulkan:", "vulkan:x", "vulkan:-1", ""] {
+            assert_eq!(code(wrong), Err(2), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_fit_is_refused_with_numbers() {
+        let mut placement = Placement { device: None, layout: Layout::default() };
+        placement.layout.cpu.need = Need { weights: u64::MAX / 4, kv: 1 << 30, ..Need::default() };
+        let error = check_memory(&placement, Some(1 << 40)).unwrap_err();
+        assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 5);
+        assert!(error.to_string().contains("1.07 GB"), "{error}");
+        check_memory(&placement, None).unwrap();
+        placement.layout.cpu.need = Need { weights: 1, ..Need::default() };
+        check_memory(&placement, Some(1)).unwrap();
+    }
+}

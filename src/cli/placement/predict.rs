@@ -1,0 +1,110 @@
+//! How fast a placement can be: bytes that a pass reads over the speed of the memory they lie in. A prediction, and an upper bound.
+
+use super::Placement;
+use super::measure::Share;
+use crate::cli::ui::digits3;
+use crate::compute::cpu::Pool;
+use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
+use crate::compute::{Executor, Part, Plan, StepLayout};
+use crate::tensor::{Format, Matrix};
+use crate::vulkan::{Choice, DeviceInfo, VulkanExecutor};
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::borrow::Cow;
+
+/// Reading speed of a discrete GPU's memory where nobody measured it: that of a middle one.
+const ASSUMED: f64 = 300.0;
+
+/// How fast memory is read.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Speed {
+    /// 1e9 bytes a second.
+    pub gb_per_s: f64,
+    /// `measured` or `assumed`.
+    pub how: &'static str,
+}
+
+/// Speeds of the memories.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Speeds {
+    pub cpu: Speed,
+    pub gpu: Option<Speed>,
+}
+
+/// What a pass over one row takes, at most as fast as memory allows.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    pub ms_per_pass: f64,
+    pub ms_per_pass_when_full: f64,
+    /// Of plain decoding: each pass gives a token.
+    pub tokens_per_s: f64,
+    pub tokens_per_s_when_full: f64,
+}
+
+impl Speeds {
+    /// Measures the processor's memory; a GPU that shares it is taken to read as fast.
+    pub fn new(pool: &Pool, device: Option<&DeviceInfo>) -> Speeds {
+        let cpu = Speed { gb_per_s: read_bandwidth(pool, PROBE_BYTES), how: "measured" };
+        let assumed = |d: &DeviceInfo| if d.is_integrated || d.is_cpu { cpu.gb_per_s } else { ASSUMED };
+        Speeds { cpu, gpu: device.map(|d| Speed { gb_per_s: assumed(d), how: "assumed" }) }
+    }
+
+    /// The same with the GPU's speed measured, which takes some of its memory for a moment.
+    pub fn measured(self, device: &DeviceInfo) -> Result<Speeds> {
+        let mut exec = VulkanExecutor::open(Choice::Index(device.index))?;
+        let (rows, cols) = (8192, PROBE_BYTES / 4 / 8192);
+        let codes = Cow::Owned(vec![0; PROBE_BYTES]);
+        exec.load("probe", Part::Head, &Matrix { format: Format::F32, rows, cols, codes, scales: Cow::Borrowed(&[]) })?;
+        let layout = StepLayout { max_rows: 16 };
+        let step = exec.alloc("step", layout.words() * 4)?;
+        exec.record(Plan::default(), step, layout)?;
+        let read = exec.read_bandwidth().context("the GPU's memory speed could not be measured")?;
+        Ok(Speeds { gpu: Some(Speed { gb_per_s: read / 1e9, how: "measured" }), ..self })
+    }
+
+    /// A prediction in words, and what it rests on.
+    pub fn describe(&self, p: &Prediction) -> String {
+        let speed = |s: Speed| format!("{} GB/s ({})", digits3(s.gb_per_s), s.how);
+        let gpu = self.gpu.map_or(String::new(), |s| format!("the GPU's memory is read at {} and ", speed(s)));
+        format!(
+            "at most {} tok/s without drafts ({} ms a pass; {} ms when the context is full) if {gpu}the processor's at {}",
+            digits3(p.tokens_per_s),
+            digits3(p.ms_per_pass),
+            digits3(p.ms_per_pass_when_full),
+            speed(self.cpu)
+        )
+    }
+
+    pub fn predict(&self, placement: &Placement) -> Prediction {
+        let seconds = |share: &Share, speed: Option<Speed>, full: bool| {
+            let bytes = share.reads.weights + if full { share.reads.kv_when_full } else { 0 };
+            speed.map_or(0.0, |s| bytes as f64 / s.gb_per_s / 1e9)
+        };
+        let layout = &placement.layout;
+        let pass = |full| seconds(&layout.gpu, self.gpu, full) + seconds(&layout.cpu, Some(self.cpu), full);
+        let [empty, full] = [pass(false), pass(true)];
+        Prediction {
+            ms_per_pass: empty * 1e3,
+            ms_per_pass_when_full: full * 1e3,
+            tokens_per_s: empty.recip(),
+            tokens_per_s_when_full: full.recip(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measure::{Layout, Reads};
+    use super::*;
+
+    #[test]
+    fn each_side_reads_at_its_own_speed() {
+        let share = |weights, kv_when_full| Share { reads: Reads { weights, kv_when_full }, ..Share::default() };
+        let layout = Layout { gpu: share(6_000_000_000, 3_000_000_000), cpu: share(2_000_000_000, 0), ..Layout::default() };
+        let speed = |gb_per_s| Speed { gb_per_s, how: "assumed" };
+        let speeds = Speeds { cpu: speed(20.0), gpu: Some(speed(300.0)) };
+        let p = speeds.predict(&Placement { device: None, layout });
+        assert!((p.ms_per_pass - 120.0).abs() < 1e-9 && (p.ms_per_pass_when_full - 130.0).abs() < 1e-9, "{p:?}");
+        assert!((p.tokens_per_s - 1.0 / 0.12).abs() < 1e-9, "{p:?}");
+    }
+}
