@@ -51,6 +51,8 @@ pub enum Command {
     Eval(super::eval::Eval),
     /// Measure speed, and how near it is to what the memory allows
     Bench(Box<super::bench::Bench>),
+    /// Show what a model would take and where it would run, without loading it
+    Plan(Box<super::plan::Plan>),
     /// Show what a model consists of
     Inspect(super::inspect::Inspect),
     /// Show the tokens of a text
@@ -228,6 +230,7 @@ impl Command {
             Command::Quantize(_) => "quantize",
             Command::Eval(_) => "eval",
             Command::Bench(_) => "bench",
+            Command::Plan(_) => "plan",
             Command::Inspect(_) => "inspect",
             Command::Tokenize(_) => "tokenize",
             Command::Devices(_) => "devices",

@@ -124,9 +124,10 @@ pub fn run(options: &Devices) -> Result<u8> {
         Err(why) => (Vec::new(), Some(why.to_string())),
     };
     let (chosen, reason) = match choose(&found, Choice::Best) {
-        Ok(best) => {
-            (format!("vulkan:{}", best.index), "a GPU; small models and what does not fit there run on the processor".to_owned())
-        }
+        Ok(best) => (
+            format!("vulkan:{}", best.index),
+            "a GPU; small models and layers that do not fit there run on the processor".to_owned(),
+        ),
         Err(why) => ("cpu".to_owned(), why.to_string()),
     };
     let gpus: Vec<Gpu> = found.into_iter().map(Gpu::new).collect();

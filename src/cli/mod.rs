@@ -12,6 +12,7 @@ pub mod manual;
 pub mod model;
 pub mod output;
 pub mod placement;
+pub mod plan;
 pub mod quantize;
 pub mod record;
 pub mod session;
@@ -37,6 +38,7 @@ pub fn run(typed: &Typed) -> Result<u8> {
         Command::Quantize(options) => quantize::run(options, ui),
         Command::Eval(options) => eval::run(options, ui),
         Command::Bench(options) => bench::run(options, ui),
+        Command::Plan(options) => plan::run(options, ui),
         Command::Inspect(options) => inspect::run(options, ui),
         Command::Tokenize(options) => tokenize::run(options, typed),
         Command::Devices(options) => devices::run(options),

@@ -12,9 +12,8 @@ use super::session::{self, Size};
 use super::ui::{Ui, bytes, digits3};
 use crate::engine::{Engine, Scores};
 use crate::error::Fault;
-use crate::gemma::{Config, Role, Weights};
+use crate::gemma::Weights;
 use crate::sampler::{Sampler, SamplerConfig};
-use crate::tensor::Format;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use measure::Figure;
@@ -27,12 +26,8 @@ pub struct Bench {
     /// Made-up weights in the shape of a Gemma 3
     #[arg(long, value_enum, value_name = "SHAPE", conflicts_with = "model")]
     pub synthetic: Option<shapes::Shape>,
-    /// Weight format of the made-up linear layers
-    #[arg(long, value_name = "FORMAT", default_value = "i4-row+h128", value_parser = format)]
-    pub format_weights: Format,
-    /// Weight format of the made-up embedding table and output head
-    #[arg(long, value_name = "FORMAT", default_value = "i8-row", value_parser = format)]
-    pub format_embedding: Format,
+    #[command(flatten)]
+    pub formats: shapes::Formats,
     /// What to measure
     #[arg(long, value_enum, value_name = "TESTS", value_delimiter = ',', default_values_t = [Test::Prefill, Test::Decode, Test::Verify, Test::Kernels, Test::Text])]
     pub only: Vec<Test>,
@@ -99,10 +94,6 @@ pub enum Output {
     Csv,
 }
 
-fn format(text: &str) -> Result<Format, String> {
-    text.parse().map_err(|e: anyhow::Error| e.to_string())
-}
-
 pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let old = options.compare.as_deref().map(read_report).transpose()?;
     if options.repetitions == 0 || options.rows.contains(&0) || options.pp == 0 || options.tg == 0 {
@@ -112,14 +103,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         Some(_) => None,
         None => Some(session::open(options.model.model.as_deref(), ui)?),
     };
-    let made_up = match options.synthetic {
-        Some(shape) => {
-            let (linear, embedding) = (options.format_weights, options.format_embedding);
-            let format_of = move |role: Role| if matches!(role, Role::Embed | Role::Head) { embedding } else { linear };
-            Some(Weights::synthetic(Config::from_json(&shape.config())?, format_of, 1))
-        }
-        None => None,
-    };
+    let made_up = options.synthetic.map(|shape| shape.weights(options.formats)).transpose()?;
     let weights = model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).expect("one of both is there");
     let name = options
         .synthetic

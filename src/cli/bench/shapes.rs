@@ -1,7 +1,25 @@
 //! The published shapes of Gemma 3, for weights made up on the spot.
 
-use clap::ValueEnum;
+use crate::gemma::{Config, Role, Weights};
+use crate::tensor::Format;
+use anyhow::Result;
+use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
+
+/// Formats of made-up weights.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Formats {
+    /// Weight format of the made-up linear layers
+    #[arg(long, value_name = "FORMAT", default_value = "i4-row+h128", value_parser = format)]
+    pub format_weights: Format,
+    /// Weight format of the made-up embedding table and output head
+    #[arg(long, value_name = "FORMAT", default_value = "i8-row", value_parser = format)]
+    pub format_embedding: Format,
+}
+
+fn format(text: &str) -> Result<Format, String> {
+    text.parse().map_err(|e: anyhow::Error| e.to_string())
+}
 
 /// Which Gemma 3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -19,6 +37,13 @@ pub enum Shape {
 }
 
 impl Shape {
+    /// Weights of this shape, made up as they are asked for.
+    pub fn weights(self, formats: Formats) -> Result<Weights> {
+        let Formats { format_weights: linear, format_embedding: embedding } = formats;
+        let format_of = move |role: Role| if matches!(role, Role::Embed | Role::Head) { embedding } else { linear };
+        Ok(Weights::synthetic(Config::from_json(&self.config())?, format_of, 1))
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Shape::B27 => "27b",
@@ -54,7 +79,6 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemma::Config;
 
     /// Parameters as counted from the published checkpoints (text model, tied head), in millions.
     #[test]

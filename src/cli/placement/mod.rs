@@ -96,23 +96,28 @@ pub fn candidates(task: &Task<'_>, options: &RunOptions, ui: &Ui) -> Result<Vec<
             if cpu.layout.cpu.need.weights < SMALL {
                 return Ok(vec![cpu]);
             }
-            let devices = found().unwrap_or_default();
-            let (mut list, mut why) = (Vec::new(), None);
-            for device in ranked(&devices) {
-                match on_gpu(task, device, GpuLayers::Auto) {
-                    Ok(placement) => list.push(placement),
-                    Err(e) => why = why.or(Some(e)),
-                }
-            }
-            // The better device goes first among those that take as much.
-            list.sort_by_key(|p| std::cmp::Reverse(p.layout.gpu.layers));
-            if let Some(why) = why.filter(|_| list.is_empty()) {
-                ui.note(format!("running on the processor: {why:#}"));
-            }
+            let mut list = gpus(task, &found().unwrap_or_default(), ui);
             list.push(cpu);
             Ok(list)
         }
     }
+}
+
+/// The GPUs that take at least one layer, the one that takes most first.
+fn gpus(task: &Task<'_>, devices: &[DeviceInfo], ui: &Ui) -> Vec<Placement> {
+    let (mut list, mut why) = (Vec::new(), None);
+    for device in ranked(devices) {
+        match on_gpu(task, device, GpuLayers::Auto) {
+            Ok(placement) => list.push(placement),
+            Err(e) => why = why.or(Some(e)),
+        }
+    }
+    // The sort is stable: the better device goes first among those that take as much.
+    list.sort_by_key(|p| std::cmp::Reverse(p.layout.gpu.layers));
+    if let Some(why) = why.filter(|_| list.is_empty()) {
+        ui.note(format!("running on the processor: {why:#}"));
+    }
+    list
 }
 
 fn on_cpu(task: &Task<'_>) -> Result<Placement> {
@@ -184,6 +189,55 @@ mod tests {
         for wrong in ["cuda", "cpu:1", "vulkan:", "vulkan:x", "vulkan:-1", ""] {
             assert_eq!(code(wrong), Err(2), "{wrong}");
         }
+    }
+
+    fn device(index: usize, is_integrated: bool, free: u64) -> DeviceInfo {
+        DeviceInfo {
+            index,
+            name: format!("device {index}"),
+            driver: String::new(),
+            is_cpu: false,
+            is_integrated,
+            api: (1, 3),
+            subgroup: 32,
+            max_shared: 32768,
+            max_workgroup: 1024,
+            max_allocation: 1 << 32,
+            memory: 1 << 40,
+            available: Some(free),
+            timestamp_ns: 1.0,
+            busy: 16,
+            matrices: false,
+            missing: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_gpu_that_takes_most_layers_goes_first() {
+        let shape = crate::cli::bench::shapes::Shape::B4;
+        let format = |name: &str| name.parse().unwrap();
+        let formats = crate::cli::bench::shapes::Formats { format_weights: format("i4-g32"), format_embedding: format("i8-row") };
+        let weights = shape.weights(formats).unwrap();
+        let task = Task { weights: &weights, context: 2048, kv: crate::compute::KvFormat::F16 };
+        let chosen = |devices: &[DeviceInfo]| -> Vec<(usize, usize)> {
+            let list = gpus(&task, devices, &Ui::plain());
+            list.iter().map(|p| (p.device.as_ref().unwrap().index, p.layout.gpu.layers)).collect()
+        };
+        // All fits on two: the discrete one is the better. A little fits on the third, nothing on the fourth.
+        let devices = [device(0, true, 1 << 33), device(1, false, 3 << 29), device(2, false, 1 << 33), device(3, false, 1 << 28)];
+        let list = chosen(&devices);
+        assert_eq!(list[..2], [(2, 34), (0, 34)]);
+        assert!(list[2].0 == 1 && (1..34).contains(&list[2].1) && list.len() == 3, "{list:?}");
+        assert_eq!(chosen(&devices[3..]), []);
+        // What fits, fits: one layer more would not.
+        let layers = list[2].1;
+        let need = |n| task.measure(Some(&devices[1]), n).unwrap().gpu.need.total();
+        assert!(need(layers) <= devices[1].free() && need(layers + 1) > devices[1].free());
+        // A number is taken as it is, or refused with one that fits.
+        assert_eq!(on_gpu(&task, &devices[1], GpuLayers::N(1)).unwrap().layout.gpu.layers, 1);
+        let refused = on_gpu(&task, &devices[1], GpuLayers::N(layers + 1)).unwrap_err();
+        let fault = crate::error::fault_of(&refused).unwrap();
+        assert!(fault.kind == Kind::Memory && fault.help.as_ref().unwrap().contains(&format!("--gpu-layers {layers} ")));
     }
 
     #[test]

@@ -39,6 +39,9 @@ pub struct Prediction {
     /// Of plain decoding: each pass gives a token.
     pub tokens_per_s: f64,
     pub tokens_per_s_when_full: f64,
+    /// Bytes of weights that it reads from the GPU's memory and from the processor's.
+    #[serde(skip)]
+    pub reads: [u64; 2],
 }
 
 impl Speeds {
@@ -65,13 +68,15 @@ impl Speeds {
     /// A prediction in words, and what it rests on.
     pub fn describe(&self, p: &Prediction) -> String {
         let speed = |s: Speed| format!("{} GB/s ({})", digits3(s.gb_per_s), s.how);
-        let gpu = self.gpu.map_or(String::new(), |s| format!("the GPU's memory is read at {} and ", speed(s)));
+        // Memories that nothing is read from say nothing.
+        let parts = [("GPU", self.gpu.filter(|_| p.reads[0] > 0)), ("processor", Some(self.cpu).filter(|_| p.reads[1] > 0))];
+        let parts: Vec<String> = parts.into_iter().filter_map(|(name, s)| Some(format!("the {name}'s {}", speed(s?)))).collect();
         format!(
-            "at most {} tok/s without drafts ({} ms a pass; {} ms when the context is full) if {gpu}the processor's at {}",
+            "at most {} tok/s without drafts ({} ms a pass, {} ms when the context is full) at the full speed of memory: {}",
             digits3(p.tokens_per_s),
             digits3(p.ms_per_pass),
             digits3(p.ms_per_pass_when_full),
-            speed(self.cpu)
+            parts.join(", ")
         )
     }
 
@@ -88,6 +93,7 @@ impl Speeds {
             ms_per_pass_when_full: full * 1e3,
             tokens_per_s: empty.recip(),
             tokens_per_s_when_full: full.recip(),
+            reads: [layout.gpu.reads.weights, layout.cpu.reads.weights],
         }
     }
 }
@@ -106,5 +112,9 @@ mod tests {
         let p = speeds.predict(&Placement { device: None, layout });
         assert!((p.ms_per_pass - 120.0).abs() < 1e-9 && (p.ms_per_pass_when_full - 130.0).abs() < 1e-9, "{p:?}");
         assert!((p.tokens_per_s - 1.0 / 0.12).abs() < 1e-9, "{p:?}");
+        let said = speeds.describe(&p);
+        assert!(said.contains("120 ms") && said.contains("300 GB/s (assumed)") && said.contains("20.0 GB/s"), "{said}");
+        let alone = Speeds { gpu: None, ..speeds }.describe(&Prediction { reads: [0, 1], ..p });
+        assert!(!alone.contains("GPU"), "{alone}");
     }
 }

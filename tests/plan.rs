@@ -1,0 +1,139 @@
+//! `gemma plan` and `--gpu-layers`: what is planned is what is taken, and what does not fit is refused or goes elsewhere.
+
+mod common;
+
+use assert_cmd::Command;
+use common::vulkan::device;
+use gemma::vulkan::{ALLOW_CPU_DRIVER, LOSE_AFTER, MEMORY};
+use serde_json::Value;
+
+fn gemma(args: &[&str]) -> Command {
+    let mut command = Command::cargo_bin("gemma").unwrap();
+    command.args(args).env(ALLOW_CPU_DRIVER, "1");
+    command
+}
+
+fn json(command: &mut Command) -> Value {
+    let out = command.assert().success().get_output().stdout.clone();
+    serde_json::from_slice(&out).unwrap()
+}
+
+fn number(value: &Value, path: &str) -> u64 {
+    value.pointer(path).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {path} in {value:#}"))
+}
+
+#[test]
+fn keys_and_values_of_27b_are_counted_by_window() {
+    for context in [1000u64, 8192, 131_072] {
+        let args = ["plan", "--synthetic", "27b", "-d", "cpu", "--json", "-c", &context.to_string()];
+        let out = gemma(&args).output().unwrap();
+        let plan: Value = serde_json::from_slice(&out.stdout).unwrap();
+        // Whether it fits depends on the machine; the plan is printed all the same, and the exit code says so.
+        assert_eq!(out.status.code(), Some(if plan["fits"] == true { 0 } else { 5 }));
+        assert_eq!(plan["fits"] == true, out.stderr.is_empty() && plan["misfit"].is_null());
+        // A page holds 256 positions of 16 heads and 128 channels, keys and values in f16; rings hold the window, slack and a pass.
+        let page = 2 * 256 * 16 * 128 * 2;
+        let (all, ring) = (context.div_ceil(256), (1024 + 256 + 128u64).div_ceil(256) + 1);
+        let scratch = 62 * 2 * 128 * 16 * 128 * 2;
+        assert_eq!(number(&plan, "/cpu/bytes/kv"), (10 * all + 52 * all.min(ring)) * page + scratch, "{context}");
+        let seen = 10 * context + 52 * context.min(1024);
+        assert_eq!(number(&plan, "/cpu/read_by_a_pass/kv_when_full"), seen * page / 256);
+        let speed = plan["memory_speed"]["cpu"]["gb_per_s"].as_f64().unwrap();
+        let pass = number(&plan, "/cpu/bytes/weights") as f64 / speed / 1e6;
+        assert!((plan["predicted"]["ms_per_pass"].as_f64().unwrap() - pass).abs() < 1e-6 * pass);
+        assert_eq!((&plan["memory_speed"]["cpu"]["how"], &plan["gpu"]), (&"measured".into(), &Value::Null));
+    }
+}
+
+#[test]
+fn what_is_planned_is_what_a_run_takes() {
+    let places: &[&[&str]] = match device() {
+        Some(_) => &[&["-d", "cpu"], &["-d", "vulkan"], &["--gpu-layers", "5"], &["-d", "vulkan", "--gpu-layers", "0"]],
+        None => &[&["-d", "cpu"]],
+    };
+    for place in places {
+        let plan = json(gemma(&["plan", "--json", "-c", "700"]).args(*place));
+        let run = ["generate", "--raw", "The", "-n", "2", "-c", "700", "--draft", "off", "--format", "json"];
+        let run = json(gemma(&run).args(*place));
+        for part in ["weights", "kv", "activations"] {
+            let side = |side: &str| plan[side]["bytes"][part].as_u64().unwrap_or(0);
+            assert_eq!(side("gpu") + side("cpu"), number(&run, &format!("/memory/{part}")), "{part}, {place:?}");
+        }
+        let layers: Vec<u64> = ["gpu", "cpu"].iter().map(|s| plan[s]["layers"].as_u64().unwrap_or(0)).collect();
+        assert_eq!(layers.iter().sum::<u64>(), number(&plan, "/model/layers"), "{place:?}");
+        assert_eq!(layers[0] == 5, place == &["--gpu-layers", "5"], "{place:?}");
+    }
+}
+
+#[test]
+fn a_split_is_said_and_no_drafter_changes_its_text() {
+    if device().is_none() {
+        return;
+    }
+    let run = |draft: &[&str]| {
+        let args = ["generate", "--raw", "The", "-n", "40", "--seed", "7", "--gpu-layers", "5"];
+        let out = gemma(&args).args(draft).assert().success().get_output().clone();
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert!(said.contains("5 of 12 layers and the head") && said.contains("predicted at most"), "{said}");
+        out.stdout
+    };
+    let plain = run(&["--draft", "off"]);
+    assert!(!plain.is_empty());
+    for draft in [&["--draft", "ngram"][..], &["--draft", "bundled"], &["--draft", "bundled", "--draft-tree", "9"]] {
+        assert!(run(draft) == plain, "{draft:?}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_where_it_was_asked_for() {
+    if device().is_none() {
+        return;
+    }
+    let run = |args: &[&str], memory: &str| {
+        let mut command = gemma(&["generate", "--raw", "The", "-n", "1", "--draft", "off"]);
+        let out = command.args(args).env(MEMORY, memory).assert().code(5).get_output().stderr.clone();
+        String::from_utf8(out).unwrap()
+    };
+    // 5 of 12 layers fit, and the help says so.
+    let plan = json(&mut gemma(&["plan", "--json", "-c", "64", "--gpu-layers", "5"]));
+    let memory = number(&plan, "/gpu/total").to_string();
+    for wish in ["all", "99", "6"] {
+        let said = run(&["-d", "vulkan", "-c", "64", "--gpu-layers", wish], &memory);
+        assert!(said.contains("for weights") && said.contains("help: give --gpu-layers 5 or auto"), "{wish}: {said}");
+    }
+    let said = run(&["-d", "vulkan"], "100000000");
+    assert!(said.contains("not even one layer") && said.contains("help: ") && said.contains("--device cpu"), "{said}");
+    let auto = json(gemma(&["plan", "--json", "-c", "64", "-d", "vulkan"]).env(MEMORY, &memory));
+    assert_eq!((number(&auto, "/gpu/layers"), number(&auto, "/gpu/free")), (5, memory.parse().unwrap()));
+    assert!(number(&auto, "/largest_context") >= 64);
+}
+
+#[test]
+fn auto_splits_what_is_too_large_and_leaves_what_does_not_fit_at_all() {
+    if device().is_none() {
+        return;
+    }
+    let plan = |memory: &str| {
+        let out = gemma(&["plan", "--synthetic", "270m", "--json"]).env(MEMORY, memory).assert().success().get_output().clone();
+        (serde_json::from_slice::<Value>(&out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
+    };
+    let (none, said) = plan("300000000");
+    assert_eq!((&none["device"], &none["gpu"]), (&"cpu".into(), &Value::Null));
+    assert!(said.contains("note: running on the processor: not even one layer fits"), "{said}");
+    let (some, said) = plan("520000000");
+    assert!((1..18).contains(&number(&some, "/gpu/layers")) && said.is_empty(), "{some:#} {said}");
+    assert!(number(&some, "/gpu/total") <= 520_000_000);
+}
+
+#[test]
+fn auto_goes_on_where_a_device_fails() {
+    if device().is_none() {
+        return;
+    }
+    let bench = ["bench", "--synthetic", "270m", "--only", "decode", "--tg", "1", "--repetitions", "1"];
+    let out = gemma(&bench).env(LOSE_AFTER, "2").assert().success().get_output().clone();
+    let (said, report) = (String::from_utf8(out.stderr).unwrap(), String::from_utf8(out.stdout).unwrap());
+    assert!(said.contains("lost") && said.contains("instead: all layers on the processor"), "{said}");
+    assert!(report.contains("cpu: "), "{report}");
+    gemma(&bench).args(["-d", "vulkan"]).env(LOSE_AFTER, "2").assert().code(4);
+}
