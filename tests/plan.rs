@@ -137,3 +137,22 @@ fn auto_goes_on_where_a_device_fails() {
     assert!(report.contains("cpu: "), "{report}");
     gemma(&bench).args(["-d", "vulkan"]).env(LOSE_AFTER, "2").assert().code(4);
 }
+
+#[test]
+fn a_split_that_loses_its_gpu_is_exit_4_and_keeps_the_text_so_far() {
+    if device().is_none() {
+        return;
+    }
+    let run = || gemma(&["generate", "--raw", "The", "-n", "40", "--seed", "7", "--gpu-layers", "5", "--draft", "off", "-q"]);
+    let whole = run().assert().success().get_output().stdout.clone();
+    let (mut kept, mut early) = (0, 0);
+    for after in [100, 190, 300, 400] {
+        let out = run().env(LOSE_AFTER, after.to_string()).assert().code(4).get_output().clone();
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert!(said.contains("lost") && said.contains("help: "), "{said}");
+        assert!(whole.starts_with(&out.stdout) && out.stdout.len() < whole.len(), "after {after}");
+        kept += !out.stdout.is_empty() as usize;
+        early += out.stdout.is_empty() as usize;
+    }
+    assert!(kept > 0 && early > 0, "{kept} losses while writing, {early} before: the moments tried miss a case");
+}

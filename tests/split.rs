@@ -92,8 +92,8 @@ fn trees_equal_one_by_one_decoding_for_every_split() {
         let (linear, embed, kv) = KINDS[layers as usize % KINDS.len()];
         let mut a = engine(split(open(), layers), linear, embed, kv);
         let mut b = engine(split(open(), layers), linear, embed, kv);
-        // Inside the window, at a page's edge, and where the ring has turned.
-        for n in [0, 256, 1050] {
+        // Inside the window, at a page's edge, and (once: it takes long) where the ring has turned.
+        for n in if layers == 2 { vec![256, 1050] } else { vec![0, 256] } {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{layers} layers of {linear}, {embed}, {kv:?}"));
         }
     }
@@ -118,15 +118,13 @@ fn scores_are_the_processors() {
 #[test]
 fn no_drafter_changes_the_text_of_a_split() {
     let Some(open) = device() else { return };
-    for (layers, temperature) in [(1, 0.0), (3, 1.0)] {
-        let target = || -> Box<dyn Engine> { Box::new(engine(split(open(), layers), "i4-g32", "i8-row", KvFormat::F16)) };
-        let draft = || -> Box<dyn Engine> { Box::new(engine(cpu(), "i2-g32", "i8-row", KvFormat::F16)) };
-        let config = SamplerConfig { temperature, seed: 5, ..SamplerConfig::default() };
-        let case = Case { max_tokens: 20, ..Case::new(&[3, 1, 4, 1, 5], config) };
-        let (text, figures) = invariance::check(&target, &draft, &case);
-        assert_eq!(text.heard.len(), 20);
-        assert!(figures.iter().any(|(_, stats)| stats.total.accepted > 0 && stats.total.accepted < stats.total.drafted));
-    }
+    let target = || -> Box<dyn Engine> { Box::new(engine(split(open(), 2), "i4-g32", "i8-row", KvFormat::F16)) };
+    let draft = || -> Box<dyn Engine> { Box::new(engine(cpu(), "i2-g32", "i8-row", KvFormat::F16)) };
+    let config = SamplerConfig { temperature: 0.8, seed: 5, ..SamplerConfig::default() };
+    let case = Case { max_tokens: 20, ..Case::new(&[3, 1, 4, 1, 5], config) };
+    let (text, figures) = invariance::check(&target, &draft, &case);
+    assert_eq!(text.heard.len(), 20);
+    assert!(figures.iter().any(|(_, stats)| stats.total.accepted > 0 && stats.total.accepted < stats.total.drafted));
 }
 
 #[test]

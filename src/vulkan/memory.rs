@@ -60,7 +60,7 @@ impl Block {
             vk::Result::ERROR_OUT_OF_DEVICE_MEMORY | vk::Result::ERROR_OUT_OF_HOST_MEMORY => {
                 let what = format!("{} has no room for {what}: {size} bytes more", gpu.info.name);
                 Err(Fault::new(Kind::Memory, what)
-                    .help("lower --ctx-size, use a smaller model (gemma quantize --target-size), or --device cpu")
+                    .help("give fewer --gpu-layers, lower --ctx-size, use a smaller model (gemma quantize --target-size), or --device cpu")
                     .into())
             }
             other => Err(failed(what, other)),
