@@ -43,6 +43,8 @@ fn trees_equal_one_by_one_decoding_across_pages_and_windows() {
         ("i4-g32", "i4-g64", KvFormat::F16),
         ("i2-g128", "i2-row+h128", KvFormat::F32),
         ("t2-row+h128", "t4-row+h128", KvFormat::F16),
+        ("f32", "i8-row", KvFormat::Q8),
+        ("i4-g32", "bf16", KvFormat::Q8),
         ("t3-row+h128", "i8a-row", KvFormat::F16),
     ] {
         let one = CpuOptions { threads: 1, ..CpuOptions::default() };
@@ -67,6 +69,7 @@ fn every_instruction_set_gives_the_same_bits() {
         ("i2-g64", "i4-g32", KvFormat::F32),
         ("t2.5-row+h128", "t3-row", KvFormat::F16),
         ("t4-row", "i8a-row+h128", KvFormat::F16),
+        ("i4-g64", "bf16", KvFormat::Q8),
     ] {
         let mut logits: Vec<(Isa, Vec<u32>)> = Vec::new();
         for isa in Isa::all_supported() {
@@ -87,9 +90,12 @@ fn every_instruction_set_gives_the_same_bits() {
 fn every_dispatch_equals_its_twin() {
     let mut rng = SmallRng::seed_from_u64(3);
     let text = tokens(&mut rng, 280);
-    for (linear, embed, kv) in
-        [("f32", "bf16", KvFormat::F32), ("i4-row+h128", "t2-row+h128", KvFormat::F16), ("i4-g32", "i8a-row", KvFormat::F16)]
-    {
+    for (linear, embed, kv) in [
+        ("f32", "bf16", KvFormat::F32),
+        ("i4-row+h128", "t2-row+h128", KvFormat::F16),
+        ("i4-g32", "i8a-row", KvFormat::F16),
+        ("bf16", "i8-row", KvFormat::Q8),
+    ] {
         for isa in Isa::all_supported() {
             let mut e = engine(50, linear, embed, kv, CpuOptions { threads: 2, isa: Some(isa), check: true });
             prefill(&mut e, &text, &mut rng);
@@ -102,8 +108,17 @@ fn every_dispatch_equals_its_twin() {
 
 #[test]
 fn after_a_thousand_rounds_the_cache_equals_a_fresh_prefill() {
+    rounds_equal_a_fresh_prefill(KvFormat::F16);
+}
+
+#[test]
+fn after_a_thousand_rounds_codes_and_scales_equal_a_fresh_prefill() {
+    rounds_equal_a_fresh_prefill(KvFormat::Q8);
+}
+
+fn rounds_equal_a_fresh_prefill(kv: KvFormat) {
     let mut rng = SmallRng::seed_from_u64(4);
-    let mut a = engine(70, "i4-row+h128", "i8-row", KvFormat::F16, CpuOptions { threads: 2, ..CpuOptions::default() });
+    let mut a = engine(70, "i4-row+h128", "i8-row", kv, CpuOptions { threads: 2, ..CpuOptions::default() });
     let mut history: Vec<u32> = Vec::new();
     let mut scores = Scores::default();
     for round in 0..1000 {
@@ -129,7 +144,7 @@ fn after_a_thousand_rounds_the_cache_equals_a_fresh_prefill() {
         a.commit(&path).unwrap();
         history.extend(path.iter().map(|n| tree.tokens[*n as usize]));
         if round % 100 == 99 {
-            let mut fresh = engine(70, "i4-row+h128", "i8-row", KvFormat::F16, CpuOptions::default());
+            let mut fresh = engine(70, "i4-row+h128", "i8-row", kv, CpuOptions::default());
             prefill(&mut fresh, &history, &mut rng);
             assert_eq!(a.position(), fresh.position());
             assert!(a.visible_cache().unwrap() == fresh.visible_cache().unwrap(), "round {round}, {} tokens", history.len());

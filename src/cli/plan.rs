@@ -110,6 +110,7 @@ impl Report<'_> {
         match self.task.kv {
             KvFormat::F32 => "f32",
             KvFormat::F16 => "f16",
+            KvFormat::Q8 => "q8",
         }
     }
 

@@ -18,9 +18,7 @@ pub trait Footprint: Send {
         Ok(Vec::new())
     }
     fn max_rows(&self) -> usize;
-    fn key_block(&self, _format: KvFormat) -> usize {
-        1
-    }
+    fn key_block(&self, format: KvFormat) -> usize;
     fn lists_best(&self) -> bool {
         false
     }

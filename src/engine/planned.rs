@@ -229,14 +229,19 @@ impl PlannedEngine {
             {
                 let physical = kv.pages.physical(position / PAGE);
                 let page = physical * kv.n_kv_heads + head;
-                let mut element = vec![0; size];
-                for d in 0..dim {
-                    self.exec.read(kv.k, kv.key_at(physical, head, d, position % PAGE) * size, &mut element)?;
-                    out.extend_from_slice(&element);
+                let mut block = vec![0; size * kv.key_block];
+                for d in (0..dim).step_by(kv.key_block) {
+                    self.exec.read(kv.k, kv.key_at(physical, head, d, position % PAGE) * size, &mut block)?;
+                    out.extend_from_slice(&block);
                 }
                 let mut value = vec![0; size * dim];
                 self.exec.read(kv.v, (page * PAGE + position % PAGE) * dim * size, &mut value)?;
                 out.extend_from_slice(&value);
+                for (id, group) in [kv.k, kv.v].into_iter().flat_map(|id| (0..kv.scales()).map(move |g| (id, g))) {
+                    let mut scale = [0; 2];
+                    self.exec.read(id, kv.scale_at(physical, head, group, position % PAGE) * 2, &mut scale)?;
+                    out.extend(scale);
+                }
             }
         }
         Ok(out)

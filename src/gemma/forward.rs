@@ -4,9 +4,11 @@
 //! one dispatch, since both work row by row on the residual stream, which stays in f32 (Gemma 3's peaks near 7e5).
 
 use super::{Config, Role, Weights};
+use crate::compute::reference::MAX_HEAD_DIM;
 use crate::compute::{
     Act, ActFormat, BufferId, Executor, KvFormat, KvLayer, LinearJob, Op, Part, Plan, PlanId, RowSet, StepLayout, WeightId, best,
 };
+use crate::error::Fault;
 use crate::kv::Pages;
 use anyhow::{Context, Result};
 use std::collections::HashMap;
@@ -166,14 +168,18 @@ impl Builder<'_> {
     }
 
     fn kv(&mut self, config: &Config, options: ForwardOptions) -> Result<(Vec<KvLayer>, Vec<u64>)> {
-        let (heads, dim, bytes) = (config.n_kv_heads, config.head_dim, options.kv.bytes());
+        let (heads, dim, bytes) = (config.n_kv_heads, config.head_dim, options.kv.head_bytes(config.head_dim));
+        if options.kv == KvFormat::Q8 && !(dim.is_multiple_of(16) && dim <= MAX_HEAD_DIM) {
+            let what = format!("int8 keys and values take heads of up to {MAX_HEAD_DIM} channels, a multiple of 16, not {dim}");
+            return Err(Fault::model(what).help("use --kv f16").into());
+        }
         let mut sizes = Vec::with_capacity(config.n_layers);
         let mut layers = Vec::with_capacity(config.n_layers);
         for layer in 0..config.n_layers {
             let window = (!config.is_global(layer)).then_some(config.window);
             let pages = Pages::for_layer(options.context, self.layout.max_rows, window);
-            let cache = pages.count * crate::kv::PAGE * heads * dim * bytes;
-            let scratch = self.layout.max_rows * heads * dim * bytes;
+            let cache = pages.count * crate::kv::PAGE * heads * bytes;
+            let scratch = self.layout.max_rows * heads * bytes;
             sizes.push(2 * (cache + scratch) as u64);
             layers.push(KvLayer {
                 format: options.kv,

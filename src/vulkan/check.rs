@@ -5,7 +5,7 @@
 //! mirror takes the device's numbers, so that no difference adds to the next and a run gives the text that it gives unchecked.
 
 use super::call::{Bucket, Call};
-use super::compare::{Difference, Grid, Rule, first_difference, first_wrong_code, typed};
+use super::compare::{Difference, Grid, Rule, first_difference, first_q8_difference, first_wrong_code, typed};
 use super::executor::VulkanExecutor;
 use super::outputs::{Holds, Output, outputs, unrounded};
 use crate::compute::memory::Buffers;
@@ -177,6 +177,7 @@ impl CheckedExecutor {
                 wanted[..n].copy_from_slice(&sums[..n]);
                 first_difference::<i32>(bytes, bytemuck::cast_slice(&wanted), Grid::rows(groups), Rule::Same)
             }
+            Holds::Q8 { grid, codes, exact } => first_q8_difference(bytes, &twin, grid, codes, exact),
             Holds::Lists => {
                 let (lists, wanted): (Vec<u32>, Vec<u32>) = (typed(bytes), typed(&twin));
                 let pairs = lists.chunks_exact(best::WORDS).zip(wanted.chunks_exact(best::WORDS));

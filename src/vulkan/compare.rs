@@ -102,6 +102,25 @@ pub fn typed<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
     values
 }
 
+/// The first code or scale of an int8 cache that is not its twin's, or further off than a rounding where they need not be exact.
+pub fn first_q8_difference(device: &[u8], twin: &[u8], grid: Grid, codes: usize, exact: bool) -> Option<Difference> {
+    if device == twin {
+        return None;
+    }
+    let pairs = device.iter().zip(twin).map(|(a, b)| (*a as i8, *b as i8)).take(codes).enumerate();
+    let most = if exact { 0 } else { 1 };
+    let mut far = pairs.filter(|(_, (a, b))| i32::from(*a).abs_diff(i32::from(*b)) > most);
+    if let Some((i, (a, b))) = far.next() {
+        let words = format!("code {a}, its twin {b}");
+        return Some(Difference { row: grid.row(i), column: grid.column(i), words });
+    }
+    let scales: [Vec<f16>; 2] = [typed(&device[codes..]), typed(&twin[codes..])];
+    let same = |a: f16, b: f16| a.to_bits() == b.to_bits() || (!exact && a.is_next_to(b));
+    let i = scales[0].iter().zip(&scales[1]).position(|(a, b)| !same(*a, *b))?;
+    let words = format!("scale {i} is {}, its twin {}", scales[0][i], scales[1][i]);
+    Some(Difference { row: 0, column: 0, words })
+}
+
 /// The first number of `device` that `rule` does not allow beside that of `twin`.
 pub fn first_difference<T: Number>(device: &[u8], twin: &[u8], grid: Grid, rule: Rule) -> Option<Difference> {
     if device == twin {

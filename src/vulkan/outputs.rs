@@ -21,6 +21,12 @@ pub enum Holds {
         cols: usize,
         groups: usize,
     },
+    /// An int8 cache: codes as the grid says, then f16 scales; `exact`, or rounded from floats that may be off.
+    Q8 {
+        grid: Grid,
+        codes: usize,
+        exact: bool,
+    },
     /// Lists of the best logits.
     Lists,
 }
@@ -65,9 +71,16 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
             vec![
                 floats(*q, "the queries", n_heads * kv.head_dim, Rule::Near(SUMS)),
                 floats(*k, "the keys", kv.n_kv_heads * kv.head_dim, Rule::Near(SUMS)),
-                cached(kv, kv.scratch_k, "the scratch keys", keys, Rule::Near(SUMS)),
+                cached(kv, kv.scratch_k, "the scratch keys", max_rows, keys, Rule::Near(SUMS)),
                 // Values are rounded at most, in a direction that Vulkan leaves to the driver.
-                cached(kv, kv.scratch_v, "the scratch values", Grid::rows(kv.n_kv_heads * kv.head_dim), Rule::Near(0.0)),
+                cached(
+                    kv,
+                    kv.scratch_v,
+                    "the scratch values",
+                    max_rows,
+                    Grid::rows(kv.n_kv_heads * kv.head_dim),
+                    Rule::Near(0.0),
+                ),
             ]
         }
         Op::Attention { out, kv, n_heads, .. } => {
@@ -81,7 +94,9 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
             let both = |kv: &KvLayer| {
                 let values = Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.head_dim, rows: PAGE };
                 let keys = Grid { block: kv.key_block, ..values };
-                [cached(kv, kv.k, "the cached keys", keys, Rule::Same), cached(kv, kv.v, "the cached values", values, Rule::Same)]
+                let all = kv.pages.count * PAGE;
+                let keys = cached(kv, kv.k, "the cached keys", all, keys, Rule::Same);
+                [keys, cached(kv, kv.v, "the cached values", all, values, Rule::Same)]
             };
             layers.iter().flat_map(both).collect()
         }
@@ -99,11 +114,12 @@ fn product_rule(matrix: &Matrix<'_>) -> Rule {
     }
 }
 
-/// Keys or values.
-fn cached(kv: &KvLayer, id: BufferId, name: &'static str, grid: Grid, rule: Rule) -> Output {
+/// Keys or values of so many positions.
+fn cached(kv: &KvLayer, id: BufferId, name: &'static str, positions: usize, grid: Grid, rule: Rule) -> Output {
     let holds = match kv.format {
         KvFormat::F32 => Holds::F32(grid, rule),
         KvFormat::F16 => Holds::F16(grid, rule),
+        KvFormat::Q8 => Holds::Q8 { grid, codes: positions * kv.n_kv_heads * kv.head_dim, exact: rule == Rule::Same },
     };
     Output { id, name, holds }
 }

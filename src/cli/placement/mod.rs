@@ -202,6 +202,7 @@ mod tests {
             subgroup: 32,
             max_shared: 32768,
             max_workgroup: 1024,
+            max_subgroups: 32,
             max_allocation: 1 << 32,
             memory: 1 << 40,
             available: Some(free),

@@ -8,7 +8,7 @@ use super::pool::{Pool, Worker};
 use super::rows;
 use crate::compute::executor::{Executor, KernelTime};
 use crate::compute::memory::Buffers;
-use crate::compute::plan::{BufferId, Dispatch, Op, Part, Plan, PlanId, RowSet, WeightId};
+use crate::compute::plan::{BufferId, Dispatch, KvFormat, Op, Part, Plan, PlanId, RowSet, WeightId};
 use crate::compute::reference;
 use crate::compute::step::{StepLayout, StepView};
 use crate::tensor::Matrix;
@@ -267,6 +267,11 @@ fn record_time(profile: &mut Vec<KernelTime>, label: &'static str, seconds: f64,
     entry.bytes += bytes;
 }
 
+/// Channels of a key that lie together: two int8 codes are multiplied with two channels of a query at once.
+pub fn key_block(format: KvFormat) -> usize {
+    if format == KvFormat::Q8 { 2 } else { 1 }
+}
+
 impl Executor for CpuExecutor {
     fn describe(&self) -> String {
         let threads = self.pool.threads();
@@ -322,6 +327,10 @@ impl Executor for CpuExecutor {
 
     fn memory(&self) -> (u64, u64) {
         (self.packed.iter().map(|w| w.bytes() as u64).sum(), self.buffers.total() as u64)
+    }
+
+    fn key_block(&self, format: KvFormat, _layer: u16) -> usize {
+        key_block(format)
     }
 
     fn start_profile(&mut self) {

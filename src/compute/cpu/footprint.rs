@@ -1,7 +1,8 @@
 //! What the executor takes of the machine's memory: by the same rules, without loading anything.
 
-use super::executor::MAX_ROWS;
+use super::executor::{MAX_ROWS, key_block};
 use super::linear::PackedMatrix;
+use crate::compute::KvFormat;
 use crate::compute::dry::Footprint;
 use crate::compute::memory::ALIGN;
 use crate::tensor::Format;
@@ -22,5 +23,9 @@ impl Footprint for CpuFootprint {
 
     fn max_rows(&self) -> usize {
         MAX_ROWS
+    }
+
+    fn key_block(&self, format: KvFormat) -> usize {
+        key_block(format)
     }
 }

@@ -4,6 +4,7 @@ pub mod attention;
 pub mod bandwidth;
 pub mod executor;
 mod footprint;
+pub mod ints;
 pub mod isa;
 pub mod linear;
 mod lines;

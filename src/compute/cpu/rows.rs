@@ -3,8 +3,8 @@
 
 use super::simd::{Element, Lanes, for_each_isa};
 use crate::compute::memory::Buffers;
-use crate::compute::plan::{Act, BufferId, KvFormat, Op};
-use crate::compute::reference::rows;
+use crate::compute::plan::{Act, BufferId, KvFormat, KvLayer, Op};
+use crate::compute::reference::{MAX_HEAD_DIM, q8, rows};
 use crate::tensor::hadamard;
 use crate::tensor::math::LANES;
 use half::f16;
@@ -140,10 +140,17 @@ fn rope_body<L: Lanes>(buffers: &Buffers, op: &Op, max_rows: usize, row: usize, 
             rows::norm_rope(head, k_norm, *eps, cos, sin);
         }
         let values: &[f32] = buffers.slice(*v, at, heads.len() * dim);
+        if kv.format == KvFormat::Q8 {
+            for (h, head) in heads.enumerate() {
+                store_codes::<L>(buffers, kv, [&keys[h * dim..][..dim], &values[h * dim..][..dim]], max_rows, (row, head));
+            }
+            return;
+        }
         let (column, to) = ((kv.scratch_k, heads.start * dim * max_rows + row), (kv.scratch_v, at));
         match kv.format {
             KvFormat::F32 => store_row::<L, f32>(buffers, keys, values, column, to, max_rows, spare),
             KvFormat::F16 => store_row::<L, f16>(buffers, keys, values, column, to, max_rows, spare),
+            KvFormat::Q8 => {}
         }
     }
 }
@@ -178,5 +185,49 @@ unsafe fn store_row<L: Lanes, E: Element>(
     for d in 0..n {
         // SAFETY: as above.
         unsafe { *column.add(d * max_rows) = *rounded.add(d) };
+    }
+}
+
+/// One head's key and value as int8 with scales, see [`q8::quantize_group`].
+///
+/// # Safety
+/// Nobody else touches that head of that row.
+#[inline(always)]
+unsafe fn store_codes<L: Lanes>(
+    buffers: &Buffers,
+    kv: &KvLayer,
+    [key, value]: [&[f32]; 2],
+    max_rows: usize,
+    (row, head): (usize, usize),
+) {
+    let (dim, group) = (kv.head_dim, kv.format.group(kv.head_dim));
+    let mut codes = [0i8; MAX_HEAD_DIM];
+    assert!(dim <= MAX_HEAD_DIM && group.is_multiple_of(LANES) && kv.key_block == 2);
+    for (id, values) in [(kv.scratch_k, key), (kv.scratch_v, value)] {
+        for (g, (values, codes)) in values.chunks_exact(group).zip(codes.chunks_exact_mut(group)).enumerate() {
+            let mut most = L::zero();
+            let load = |i| unsafe { L::load(values.as_ptr().add(i)) };
+            (0..group).step_by(LANES).for_each(|i| most = most.max_abs(load(i)));
+            let mut lanes = [0f32; LANES];
+            // SAFETY (here, above and below): a group is whole vectors.
+            unsafe { most.store(lanes.as_mut_ptr()) };
+            let scale = q8::scale_of(lanes.into_iter().fold(0.0, |m: f32, v| if v > m { v } else { m }));
+            let inv = L::splat(q8::inverse(scale));
+            (0..group).step_by(LANES).for_each(|i| unsafe { load(i).mul(inv).store_i8(codes.as_mut_ptr().add(i)) });
+            // SAFETY: passed on to the caller.
+            unsafe { buffers.slice_mut(id, kv.scratch_scale_at(max_rows, head, g, row), 1)[0] = scale };
+        }
+        // SAFETY: passed on to the caller.
+        unsafe {
+            if id == kv.scratch_v {
+                buffers.slice_mut(id, (row * kv.n_kv_heads + head) * dim, dim).copy_from_slice(&codes[..dim]);
+                continue;
+            }
+            // Pairs of channels, with `max_rows` pairs between them.
+            let column: *mut [i8; 2] = buffers.part(id, head * dim / 2 * max_rows + row, (dim / 2 - 1) * max_rows + 1);
+            for (d, pair) in codes[..dim].as_chunks::<2>().0.iter().enumerate() {
+                *column.add(d * max_rows) = *pair;
+            }
+        }
     }
 }

@@ -3,10 +3,11 @@
 //! Every method is one IEEE operation a lane, so the instruction set never changes a bit of a result.
 
 use super::Isa;
+use super::ints::Ints;
 use half::f16;
 
 /// Sixteen lanes. Implementations are zero-cost only inside a function compiled for their instruction set.
-pub trait Lanes: Copy {
+pub trait Lanes: Ints {
     const ISA: Isa;
     fn zero() -> Self;
     fn splat(v: f32) -> Self;
@@ -77,7 +78,7 @@ impl Element for f16 {
 
 /// Plain arrays: any processor.
 #[derive(Clone, Copy)]
-pub struct Scalar([f32; 16]);
+pub struct Scalar(pub(super) [f32; 16]);
 
 impl Lanes for Scalar {
     const ISA: Isa = Isa::Scalar;
@@ -153,11 +154,11 @@ mod x86 {
 
     /// Two 256-bit halves.
     #[derive(Clone, Copy)]
-    pub struct Avx2(__m256, __m256);
+    pub struct Avx2(pub(in crate::compute::cpu) __m256, pub(in crate::compute::cpu) __m256);
 
     /// One 512-bit register.
     #[derive(Clone, Copy)]
-    pub struct Avx512(__m512);
+    pub struct Avx512(pub(in crate::compute::cpu) __m512);
 
     // SAFETY (of every block below): these types are used only inside functions compiled for their instruction set and
     // called after it was detected; pointers are the caller's promise.

@@ -1,5 +1,6 @@
 //! Twin of the attention kernel: one query head at a time, straight from the definition of page partials.
 
+use super::q8;
 use crate::compute::memory::Buffers;
 use crate::compute::plan::{BufferId, KvFormat, KvLayer};
 use crate::compute::step::StepView;
@@ -28,13 +29,84 @@ pub fn merge(m: &mut f32, l: &mut f32, o: &mut [f32], page: (f32, f32, &[f32])) 
     *m = max;
 }
 
-/// Element `index` of a key or value buffer, as f32.
-pub fn element(buffers: &Buffers, format: KvFormat, id: BufferId, index: usize) -> f32 {
-    // SAFETY: the caller runs alone or reads buffers that nobody writes during attention.
-    unsafe {
-        match format {
-            KvFormat::F32 => buffers.slice::<f32>(id, index, 1)[0],
-            KvFormat::F16 => f16::from_bits(buffers.slice::<u16>(id, index, 1)[0]).to_f32(),
+/// One kv head's keys and values, as a row with these ancestors sees them.
+struct Seen<'a> {
+    buffers: &'a Buffers,
+    kv: &'a KvLayer,
+    max_rows: usize,
+    base: usize,
+    head: usize,
+    path: &'a [u32],
+}
+
+impl Seen<'_> {
+    /// Element `index` of a key or value buffer, as f32; int8 codes as they are.
+    fn element(&self, id: BufferId, index: usize) -> f32 {
+        // SAFETY: the caller runs alone or reads buffers that nobody writes during attention.
+        unsafe {
+            match self.kv.format {
+                KvFormat::F32 => self.buffers.slice::<f32>(id, index, 1)[0],
+                KvFormat::F16 => f16::from_bits(self.buffers.slice::<u16>(id, index, 1)[0]).to_f32(),
+                KvFormat::Q8 => self.buffers.slice::<i8>(id, index, 1)[0] as f32,
+            }
+        }
+    }
+
+    /// The page of a committed position, or the scratch row of one that is not committed.
+    fn place(&self, p: usize) -> Result<usize, usize> {
+        match p.checked_sub(self.base) {
+            None => Ok(self.kv.pages.physical(p / PAGE)),
+            Some(depth) => Err(self.path[depth] as usize),
+        }
+    }
+
+    fn key(&self, p: usize, d: usize) -> f32 {
+        match self.place(p) {
+            Ok(page) => self.element(self.kv.k, self.kv.key_at(page, self.head, d, p % PAGE)),
+            Err(row) => self.element(self.kv.scratch_k, self.kv.scratch_key_at(self.max_rows, self.head, d, row)),
+        }
+    }
+
+    fn value(&self, p: usize, d: usize) -> f32 {
+        let (heads, dim) = (self.kv.n_kv_heads, self.kv.head_dim);
+        match self.place(p) {
+            Ok(page) => self.element(self.kv.v, ((page * heads + self.head) * PAGE + p % PAGE) * dim + d),
+            Err(row) => self.element(self.kv.scratch_v, (row * heads + self.head) * dim + d),
+        }
+    }
+
+    /// Scale of a group of channels, of keys or of values.
+    fn scale(&self, [cache, scratch]: [BufferId; 2], p: usize, group: usize) -> f32 {
+        let (id, at) = match self.place(p) {
+            Ok(page) => (cache, self.kv.scale_at(page, self.head, group, p % PAGE)),
+            Err(row) => (scratch, self.kv.scratch_scale_at(self.max_rows, self.head, group, row)),
+        };
+        // SAFETY: as above.
+        f16::from_bits(unsafe { self.buffers.slice::<u16>(id, at, 1)[0] }).to_f32()
+    }
+
+    /// Scaled dot products of `q` with the keys of these positions.
+    fn scores(&self, q: &[f32], visible: std::ops::Range<usize>, scale: f32) -> Vec<f32> {
+        if self.kv.format != KvFormat::Q8 {
+            return visible
+                .map(|p| q.iter().enumerate().fold(0.0, |acc, (d, q)| q.mul_add(self.key(p, d), acc)) * scale)
+                .collect();
+        }
+        let mut codes = vec![0i16; q.len()];
+        let scale = q8::quantize_query(q, &mut codes) * scale;
+        let scales = |p| (0..self.kv.scales()).map(move |g| self.scale([self.kv.k, self.kv.scratch_k], p, g));
+        visible.map(|p| q8::dot(&codes, |d| self.key(p, d) as i8, scales(p)) * scale).collect()
+    }
+
+    /// `o += e * value`; an int8 value's scale is joined to `e`.
+    fn add_value(&self, e: f32, p: usize, o: &mut [f32]) {
+        let group = self.kv.format.group(self.kv.head_dim);
+        for (d, o) in o.iter_mut().enumerate() {
+            let e = match self.kv.format {
+                KvFormat::Q8 => e * self.scale([self.kv.v, self.kv.scratch_v], p, d / group),
+                _ => e,
+            };
+            *o = e.mul_add(self.value(p, d), *o);
         }
     }
 }
@@ -50,12 +122,13 @@ pub fn attend(
     path: &[u32],
     scale: f32,
 ) -> Vec<f32> {
+    let seen = Seen { buffers, kv, max_rows, base: step.base, head, path };
     let position = step.base + path.len() - 1;
     let first = kv.pages.first_visible(position);
     let mut total: Option<Partial> = None;
     for page in first / PAGE..=position / PAGE {
         let visible = first.max(page * PAGE)..(position + 1).min((page + 1) * PAGE);
-        let partial = page_partial(buffers, kv, max_rows, step, q, head, path, scale, visible);
+        let partial = page_partial(&seen, q, scale, visible);
         match &mut total {
             None => total = Some(partial),
             Some(t) => merge(&mut t.m, &mut t.l, &mut t.o, (partial.m, partial.l, &partial.o)),
@@ -65,39 +138,15 @@ pub fn attend(
     total.o.iter().map(|o| o / total.l).collect()
 }
 
-#[allow(clippy::too_many_arguments)]
-fn page_partial(
-    buffers: &Buffers,
-    kv: &KvLayer,
-    max_rows: usize,
-    step: &StepView<'_>,
-    q: &[f32],
-    head: usize,
-    path: &[u32],
-    scale: f32,
-    visible: std::ops::Range<usize>,
-) -> Partial {
-    let (heads, dim) = (kv.n_kv_heads, kv.head_dim);
-    let page = kv.pages.physical(visible.start / PAGE);
-    let key = |p: usize, d: usize| match p.checked_sub(step.base) {
-        None => element(buffers, kv.format, kv.k, kv.key_at(page, head, d, p % PAGE)),
-        Some(depth) => element(buffers, kv.format, kv.scratch_k, kv.scratch_key_at(max_rows, head, d, path[depth] as usize)),
-    };
-    let value = |p: usize, d: usize| match p.checked_sub(step.base) {
-        None => element(buffers, kv.format, kv.v, ((page * heads + head) * PAGE + p % PAGE) * dim + d),
-        Some(depth) => element(buffers, kv.format, kv.scratch_v, (path[depth] as usize * heads + head) * dim + d),
-    };
-    let scores: Vec<f32> =
-        visible.clone().map(|p| q.iter().enumerate().fold(0.0, |acc, (d, q)| q.mul_add(key(p, d), acc)) * scale).collect();
+fn page_partial(seen: &Seen<'_>, q: &[f32], scale: f32, visible: std::ops::Range<usize>) -> Partial {
+    let scores = seen.scores(q, visible.clone(), scale);
     let m = scores.iter().fold(f32::NEG_INFINITY, |m, s| if *s > m { *s } else { m });
     let mut lanes = [0f32; LANES];
-    let mut o = vec![0f32; dim];
+    let mut o = vec![0f32; q.len()];
     for (p, score) in visible.zip(scores) {
         let e = math::exp(score - m);
         lanes[p % LANES] += e;
-        for (d, o) in o.iter_mut().enumerate() {
-            *o = e.mul_add(value(p, d), *o);
-        }
+        seen.add_value(e, p, &mut o);
     }
     Partial { m, l: math::fold(lanes), o }
 }

@@ -3,6 +3,7 @@
 
 pub mod attention;
 pub mod linear;
+pub mod q8;
 pub mod rows;
 
 use super::best;
@@ -179,6 +180,19 @@ pub fn rope(buffers: &Buffers, op: &Op, max_rows: usize, r: usize) {
                     scatter(buffers, kv.scratch_k, k_at, &half[..dim]);
                     buffers.slice_mut::<f16>(kv.scratch_v, v_at, dim).convert_from_f32_slice(value);
                 }
+                KvFormat::Q8 => {
+                    let (mut codes, group) = ([0i8; MAX_HEAD_DIM], kv.format.group(dim));
+                    for (id, values) in [(kv.scratch_k, &*key), (kv.scratch_v, value)] {
+                        for (g, values) in values.chunks_exact(group).enumerate() {
+                            let scale = q8::quantize_group(values, &mut codes[g * group..][..group]);
+                            buffers.slice_mut(id, kv.scratch_scale_at(max_rows, head, g, r), 1)[0] = scale;
+                        }
+                        match id == kv.scratch_k {
+                            true => scatter(buffers, id, k_at, &codes[..dim]),
+                            false => buffers.slice_mut(id, v_at, dim).copy_from_slice(&codes[..dim]),
+                        }
+                    }
+                }
             }
         }
     }
@@ -215,6 +229,10 @@ pub fn commit(buffers: &Buffers, kv: &KvLayer, max_rows: usize, step: &StepView<
     match kv.format {
         KvFormat::F32 => commit_as::<u32>(buffers, kv, max_rows, step),
         KvFormat::F16 => commit_as::<u16>(buffers, kv, max_rows, step),
+        KvFormat::Q8 => {
+            commit_as::<u8>(buffers, kv, max_rows, step);
+            commit_scales(buffers, kv, max_rows, step);
+        }
     }
 }
 
@@ -232,6 +250,20 @@ fn commit_as<T: bytemuck::Pod>(buffers: &Buffers, kv: &KvLayer, max_rows: usize,
                     let from: &[T] = buffers.slice(kv.scratch_k, kv.scratch_key_at(max_rows, head, d, row), 1);
                     buffers.slice_mut::<T>(kv.k, kv.key_at(page, head, d, position % PAGE), 1)[0] = from[0];
                 }
+            }
+        }
+    }
+}
+
+fn commit_scales(buffers: &Buffers, kv: &KvLayer, max_rows: usize, step: &StepView<'_>) {
+    for (head, group) in (0..kv.n_kv_heads).flat_map(|h| (0..kv.scales()).map(move |g| (h, g))) {
+        for (depth, row) in step.path.iter().enumerate() {
+            let position = step.base + depth;
+            let to = kv.scale_at(kv.pages.physical(position / PAGE), head, group, position % PAGE);
+            let from = kv.scratch_scale_at(max_rows, head, group, *row as usize);
+            for (cache, scratch) in [(kv.k, kv.scratch_k), (kv.v, kv.scratch_v)] {
+                // SAFETY: as above.
+                unsafe { buffers.slice_mut::<u16>(cache, to, 1)[0] = buffers.slice(scratch, from, 1)[0] };
             }
         }
     }

@@ -4,13 +4,17 @@
 //! chain of multiply-adds over the head dimension, and each output element one over positions in ascending order: exactly
 //! the twin's operations, whatever else shares the block.
 
-use super::simd::{Element, Lanes, for_each_isa};
+mod float;
+mod q8;
+
+use super::simd::{Lanes, for_each_isa};
 use crate::compute::memory::Buffers;
 use crate::compute::plan::{BufferId, KvFormat, KvLayer};
 use crate::compute::reference::attention::merge;
 use crate::compute::step::StepView;
 use crate::kv::PAGE;
 use crate::tensor::math::{self, LANES};
+use float::Floats;
 use half::f16;
 use std::ops::Range;
 
@@ -37,6 +41,45 @@ pub struct Work {
     scores: Vec<f32>,  // [slots, PAGE]
     page_o: Vec<f32>,  // [slots, head_dim]
     total_o: Vec<f32>, // [slots, head_dim]
+    q8: q8::Work,
+}
+
+/// One kv head's keys or values in a page or in scratch.
+#[derive(Clone, Copy)]
+struct Part {
+    id: BufferId,
+    /// First element.
+    codes: usize,
+    /// First scale, where there are scales.
+    scales: usize,
+    /// Positions.
+    stride: usize,
+}
+
+/// A cache's format, as attention reads it. `N` queries share each walk.
+trait Stored {
+    /// Rounds queries where scores are made from rounded ones.
+    fn take_queries<L: Lanes, const N: usize>(q: &[&[f32]; N], work: &mut q8::Work);
+    /// Scaled dot products with the keys of `columns`, rounded out to whole vectors; `out` is `[N, keys.stride]`.
+    fn score<L: Lanes, const N: usize>(
+        a: &Attention<'_>,
+        q: &[&[f32]; N],
+        work: &q8::Work,
+        keys: Part,
+        columns: Range<usize>,
+        out: &mut [f32],
+    );
+    /// `out[i] = sum over cached p of e[i, p] * values[p]`, in ascending p; `e` is `[N, PAGE]`.
+    fn weigh<L: Lanes, const N: usize>(
+        a: &Attention<'_>,
+        e: &[f32],
+        work: &mut q8::Work,
+        values: Part,
+        cached: Range<usize>,
+        out: &mut [f32],
+    );
+    /// `out += e * value` of a scratch row.
+    fn add_value<L: Lanes>(a: &Attention<'_>, e: f32, kv_head: usize, row: usize, out: &mut [f32]);
 }
 
 impl Attention<'_> {
@@ -58,6 +101,18 @@ impl Attention<'_> {
     fn row(&self, slot: usize) -> usize {
         self.step.first + slot / self.group()
     }
+
+    /// The keys or values of a physical page.
+    fn page(&self, id: BufferId, page: usize, kv_head: usize) -> Part {
+        let codes = (page * self.kv.n_kv_heads + kv_head) * self.kv.head_dim * PAGE;
+        Part { id, codes, scales: self.kv.scale_at(page, kv_head, 0, 0), stride: PAGE }
+    }
+
+    fn scratch_keys(&self, kv_head: usize) -> Part {
+        let codes = kv_head * self.kv.head_dim * self.max_rows;
+        let scales = self.kv.scratch_scale_at(self.max_rows, kv_head, 0, 0);
+        Part { id: self.kv.scratch_k, codes, scales, stride: self.max_rows }
+    }
 }
 
 for_each_isa! {
@@ -68,27 +123,28 @@ for_each_isa! {
 #[inline(always)]
 fn attend_body<L: Lanes>(a: &Attention<'_>, kv_head: usize, slots: Range<usize>, work: &mut Work) {
     match a.kv.format {
-        KvFormat::F32 => attend_in_blocks::<L, f32>(a, kv_head, slots, work),
-        KvFormat::F16 => attend_in_blocks::<L, f16>(a, kv_head, slots, work),
+        KvFormat::F32 => attend_in_blocks::<L, Floats<f32>>(a, kv_head, slots, work),
+        KvFormat::F16 => attend_in_blocks::<L, Floats<f16>>(a, kv_head, slots, work),
+        KvFormat::Q8 => attend_in_blocks::<L, q8::Codes>(a, kv_head, slots, work),
     }
 }
 
 #[inline(always)]
-fn attend_in_blocks<L: Lanes, E: Element>(a: &Attention<'_>, kv_head: usize, slots: Range<usize>, work: &mut Work) {
+fn attend_in_blocks<L: Lanes, S: Stored>(a: &Attention<'_>, kv_head: usize, slots: Range<usize>, work: &mut Work) {
     let mut at = slots.start;
     while at < slots.end {
         at += match slots.end - at {
-            8.. => block::<L, E, 8>(a, kv_head, at, work),
-            4.. => block::<L, E, 4>(a, kv_head, at, work),
-            2.. => block::<L, E, 2>(a, kv_head, at, work),
-            _ => block::<L, E, 1>(a, kv_head, at, work),
+            8.. => block::<L, S, 8>(a, kv_head, at, work),
+            4.. => block::<L, S, 4>(a, kv_head, at, work),
+            2.. => block::<L, S, 2>(a, kv_head, at, work),
+            _ => block::<L, S, 1>(a, kv_head, at, work),
         };
     }
 }
 
 /// `N` slots from `first`; returns `N`.
 #[inline(always)]
-fn block<L: Lanes, E: Element, const N: usize>(a: &Attention<'_>, kv_head: usize, first: usize, work: &mut Work) -> usize {
+fn block<L: Lanes, S: Stored, const N: usize>(a: &Attention<'_>, kv_head: usize, first: usize, work: &mut Work) -> usize {
     let (kv, step, dim) = (a.kv, a.step, a.kv.head_dim);
     work.paths.resize(MAX_SLOTS * a.max_rows, 0);
     work.scratch.resize(MAX_SLOTS * a.max_rows, 0.0);
@@ -106,19 +162,17 @@ fn block<L: Lanes, E: Element, const N: usize>(a: &Attention<'_>, kv_head: usize
     let highest = last.into_iter().max().unwrap_or(0);
 
     let scratch_rows = a.row(first + N - 1) + 1;
-    let keys: &[E] = unsafe { a.buffers.slice(kv.scratch_k, kv_head * dim * a.max_rows, dim * a.max_rows) };
-    scores::<L, E, N>(&q, keys, a.max_rows, 0..scratch_rows, &mut work.scratch, a.scale);
+    S::take_queries::<L, N>(&q, &mut work.q8);
+    S::score::<L, N>(a, &q, &work.q8, a.scratch_keys(kv_head), 0..scratch_rows, &mut work.scratch);
 
     let (mut m, mut l) = ([0f32; N], [0f32; N]);
     let mut started = [false; N];
     for page in lowest / PAGE..=highest / PAGE {
         let span = page * PAGE..(page + 1) * PAGE;
         let committed = lowest.max(span.start)..step.base.min(span.end).max(lowest.max(span.start));
-        let physical = kv.pages.physical(page) * kv.n_kv_heads + kv_head;
-        let keys: &[E] = unsafe { a.buffers.slice(kv.k, physical * dim * PAGE, dim * PAGE) };
-        let values: &[E] = unsafe { a.buffers.slice(kv.v, physical * dim * PAGE, dim * PAGE) };
+        let [keys, values] = [kv.k, kv.v].map(|id| a.page(id, kv.pages.physical(page), kv_head));
         let cached = committed.start - span.start..committed.end - span.start;
-        scores::<L, E, N>(&q, keys, PAGE, cached.clone(), &mut work.scores, a.scale);
+        S::score::<L, N>(a, &q, &work.q8, keys, cached.clone(), &mut work.scores);
         let mut page_m = [0f32; N];
         let mut page_l = [0f32; N];
         let mut seen: [Range<usize>; N] = std::array::from_fn(|_| 0..0);
@@ -135,7 +189,7 @@ fn block<L: Lanes, E: Element, const N: usize>(a: &Attention<'_>, kv_head: usize
             seen[i] = visible.start - span.start..visible.end - span.start;
             (page_m[i], page_l[i]) = softmax(&mut work.scores[i * PAGE..][..PAGE], seen[i].clone(), cached.clone());
         }
-        weigh_values::<L, E, N>(&work.scores, values, dim, cached, &mut work.page_o);
+        S::weigh::<L, N>(a, &work.scores, &mut work.q8, values, cached, &mut work.page_o);
         for i in 0..N {
             if seen[i].is_empty() {
                 continue;
@@ -143,9 +197,7 @@ fn block<L: Lanes, E: Element, const N: usize>(a: &Attention<'_>, kv_head: usize
             let o = &mut work.page_o[i * dim..][..dim];
             let path = &work.paths[i * a.max_rows..];
             for p in (seen[i].start + span.start).max(step.base)..seen[i].end + span.start {
-                let at = (path[p - step.base] as usize * kv.n_kv_heads + kv_head) * dim;
-                let value: &[E] = unsafe { a.buffers.slice(kv.scratch_v, at, dim) };
-                add_value::<L, E>(work.scores[i * PAGE + p - span.start], value, o);
+                S::add_value::<L>(a, work.scores[i * PAGE + p - span.start], kv_head, path[p - step.base] as usize, o);
             }
             let total = &mut work.total_o[i * dim..][..dim];
             if started[i] {
@@ -163,69 +215,6 @@ fn block<L: Lanes, E: Element, const N: usize>(a: &Attention<'_>, kv_head: usize
         }
     }
     N
-}
-
-/// Scaled dot products of `N` queries with the keys of `columns`, rounded out to whole vectors: `keys` is `[head_dim, stride]`,
-/// `out` is `[N, stride]`.
-#[inline(always)]
-fn scores<L: Lanes, E: Element, const N: usize>(
-    q: &[&[f32]; N],
-    keys: &[E],
-    stride: usize,
-    columns: Range<usize>,
-    out: &mut [f32],
-    scale: f32,
-) {
-    let (mut start, end) = (columns.start / LANES * LANES, columns.end.next_multiple_of(LANES));
-    assert!(q[0].len() * stride <= keys.len() && end <= stride && N * stride <= out.len());
-    if columns.is_empty() {
-        return;
-    }
-    // Several vectors of keys at once, so that enough independent chains of multiply-adds are under way.
-    while start < end {
-        // SAFETY: the columns exist, checked above.
-        start += LANES
-            * match (end - start) / LANES {
-                4.. if N <= 4 => unsafe { score_vectors::<L, E, N, 4>(q, keys, stride, start, out, scale) },
-                2.. => unsafe { score_vectors::<L, E, N, 2>(q, keys, stride, start, out, scale) },
-                _ => unsafe { score_vectors::<L, E, N, 1>(q, keys, stride, start, out, scale) },
-            };
-    }
-}
-
-/// [`scores`] of `B` vectors of keys; returns `B`.
-///
-/// # Safety
-/// Columns `start..start + 16 * B` exist in `keys` and `out`.
-#[inline(always)]
-unsafe fn score_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
-    q: &[&[f32]; N],
-    keys: &[E],
-    stride: usize,
-    start: usize,
-    out: &mut [f32],
-    scale: f32,
-) -> usize {
-    let mut acc = [[L::zero(); B]; N];
-    for d in 0..q[0].len() {
-        // SAFETY: passed on to the caller; every query is as long as the first.
-        unsafe {
-            let key: [L; B] = std::array::from_fn(|b| E::load::<L>(keys.as_ptr().add(d * stride + start + b * LANES)));
-            for i in 0..N {
-                let q = L::splat(*q[i].get_unchecked(d));
-                for b in 0..B {
-                    acc[i][b] = q.fma(key[b], acc[i][b]);
-                }
-            }
-        }
-    }
-    for (i, acc) in acc.into_iter().enumerate() {
-        for (b, acc) in acc.into_iter().enumerate() {
-            // SAFETY: passed on to the caller.
-            unsafe { acc.mul(L::splat(scale)).store(out.as_mut_ptr().add(i * stride + start + b * LANES)) };
-        }
-    }
-    B
 }
 
 /// Turns the scores of the `seen` part of a page into e^(s - max), zero elsewhere in `cached`; returns the maximum and the sum.
@@ -260,76 +249,4 @@ fn softmax(scores: &mut [f32], seen: Range<usize>, cached: Range<usize>) -> (f32
         }
     }
     (max, math::fold(lanes))
-}
-
-/// `out[i] = sum over cached p of e[i, p] * values[p]`, in ascending p.
-#[inline(always)]
-fn weigh_values<L: Lanes, E: Element, const N: usize>(
-    e: &[f32],
-    values: &[E],
-    dim: usize,
-    cached: Range<usize>,
-    out: &mut [f32],
-) {
-    assert!(cached.end <= PAGE && values.len() >= cached.end * dim && e.len() >= N * PAGE && out.len() >= N * dim);
-    assert!(dim.is_multiple_of(LANES));
-    let mut d = 0;
-    while d < dim {
-        // SAFETY: positions, dimensions and slots are inside the slices, checked above.
-        d += LANES
-            * match (dim - d) / LANES {
-                4.. if N <= 4 => unsafe { weigh_vectors::<L, E, N, 4>(e, values, dim, cached.clone(), d, out) },
-                2.. => unsafe { weigh_vectors::<L, E, N, 2>(e, values, dim, cached.clone(), d, out) },
-                _ => unsafe { weigh_vectors::<L, E, N, 1>(e, values, dim, cached.clone(), d, out) },
-            };
-    }
-}
-
-/// [`weigh_values`] of `B` vectors of dimensions from `d`; returns `B`.
-///
-/// # Safety
-/// `e` is `[N, PAGE]`, `values` `[cached.end, dim]`, `out` `[N, dim]`, and d + 16 * B <= dim.
-#[inline(always)]
-unsafe fn weigh_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
-    e: &[f32],
-    values: &[E],
-    dim: usize,
-    cached: Range<usize>,
-    d: usize,
-    out: &mut [f32],
-) -> usize {
-    let mut acc = [[L::zero(); B]; N];
-    for p in cached {
-        // SAFETY: passed on to the caller.
-        unsafe {
-            let value: [L; B] = std::array::from_fn(|b| E::load::<L>(values.as_ptr().add(p * dim + d + b * LANES)));
-            for i in 0..N {
-                let e = L::splat(*e.get_unchecked(i * PAGE + p));
-                for b in 0..B {
-                    acc[i][b] = e.fma(value[b], acc[i][b]);
-                }
-            }
-        }
-    }
-    for (i, acc) in acc.into_iter().enumerate() {
-        for (b, acc) in acc.into_iter().enumerate() {
-            // SAFETY: passed on to the caller.
-            unsafe { acc.store(out.as_mut_ptr().add(i * dim + d + b * LANES)) };
-        }
-    }
-    B
-}
-
-/// `out += e * value`.
-#[inline(always)]
-fn add_value<L: Lanes, E: Element>(e: f32, value: &[E], out: &mut [f32]) {
-    let dim = out.len();
-    assert!(value.len() == dim && dim.is_multiple_of(LANES));
-    for d in (0..dim).step_by(LANES) {
-        // SAFETY: d + 16 <= dim.
-        unsafe {
-            let at = out.as_mut_ptr().add(d);
-            L::splat(e).fma(E::load::<L>(value.as_ptr().add(d)), L::load(at)).store(at);
-        }
-    }
 }

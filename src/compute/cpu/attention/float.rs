@@ -1,0 +1,183 @@
+//! Attention's walks over keys and values that are stored as floats.
+
+use super::{Attention, Part, Stored, q8};
+use crate::compute::cpu::simd::{Element, Lanes};
+use crate::kv::PAGE;
+use crate::tensor::math::LANES;
+use std::ops::Range;
+
+/// A cache of such elements.
+pub struct Floats<E>(std::marker::PhantomData<E>);
+
+// SAFETY (of every block below): caches are only read during attention.
+impl<E: Element> Stored for Floats<E> {
+    #[inline(always)]
+    fn take_queries<L: Lanes, const N: usize>(_: &[&[f32]; N], _: &mut q8::Work) {}
+
+    #[inline(always)]
+    fn score<L: Lanes, const N: usize>(
+        a: &Attention<'_>,
+        q: &[&[f32]; N],
+        _: &q8::Work,
+        keys: Part,
+        columns: Range<usize>,
+        out: &mut [f32],
+    ) {
+        let stored: &[E] = unsafe { a.buffers.slice(keys.id, keys.codes, a.kv.head_dim * keys.stride) };
+        scores::<L, E, N>(q, stored, keys.stride, columns, out, a.scale);
+    }
+
+    #[inline(always)]
+    fn weigh<L: Lanes, const N: usize>(
+        a: &Attention<'_>,
+        e: &[f32],
+        _: &mut q8::Work,
+        values: Part,
+        cached: Range<usize>,
+        out: &mut [f32],
+    ) {
+        let stored: &[E] = unsafe { a.buffers.slice(values.id, values.codes, a.kv.head_dim * PAGE) };
+        weigh_values::<L, E, N>(e, stored, a.kv.head_dim, cached, out);
+    }
+
+    #[inline(always)]
+    fn add_value<L: Lanes>(a: &Attention<'_>, e: f32, kv_head: usize, row: usize, out: &mut [f32]) {
+        let at = (row * a.kv.n_kv_heads + kv_head) * a.kv.head_dim;
+        add_value::<L, E>(e, unsafe { a.buffers.slice(a.kv.scratch_v, at, a.kv.head_dim) }, out);
+    }
+}
+
+/// Scaled dot products of `N` queries with the keys of `columns`, rounded out to whole vectors: `keys` is `[head_dim, stride]`,
+/// `out` is `[N, stride]`.
+#[inline(always)]
+fn scores<L: Lanes, E: Element, const N: usize>(
+    q: &[&[f32]; N],
+    keys: &[E],
+    stride: usize,
+    columns: Range<usize>,
+    out: &mut [f32],
+    scale: f32,
+) {
+    let (mut start, end) = (columns.start / LANES * LANES, columns.end.next_multiple_of(LANES));
+    assert!(q[0].len() * stride <= keys.len() && end <= stride && N * stride <= out.len());
+    if columns.is_empty() {
+        return;
+    }
+    // Several vectors of keys at once, so that enough independent chains of multiply-adds are under way.
+    while start < end {
+        // SAFETY: the columns exist, checked above.
+        start += LANES
+            * match (end - start) / LANES {
+                4.. if N <= 4 => unsafe { score_vectors::<L, E, N, 4>(q, keys, stride, start, out, scale) },
+                2.. => unsafe { score_vectors::<L, E, N, 2>(q, keys, stride, start, out, scale) },
+                _ => unsafe { score_vectors::<L, E, N, 1>(q, keys, stride, start, out, scale) },
+            };
+    }
+}
+
+/// [`scores`] of `B` vectors of keys; returns `B`.
+///
+/// # Safety
+/// Columns `start..start + 16 * B` exist in `keys` and `out`.
+#[inline(always)]
+unsafe fn score_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
+    q: &[&[f32]; N],
+    keys: &[E],
+    stride: usize,
+    start: usize,
+    out: &mut [f32],
+    scale: f32,
+) -> usize {
+    let mut acc = [[L::zero(); B]; N];
+    for d in 0..q[0].len() {
+        // SAFETY: passed on to the caller; every query is as long as the first.
+        unsafe {
+            let key: [L; B] = std::array::from_fn(|b| E::load::<L>(keys.as_ptr().add(d * stride + start + b * LANES)));
+            for i in 0..N {
+                let q = L::splat(*q[i].get_unchecked(d));
+                for b in 0..B {
+                    acc[i][b] = q.fma(key[b], acc[i][b]);
+                }
+            }
+        }
+    }
+    for (i, acc) in acc.into_iter().enumerate() {
+        for (b, acc) in acc.into_iter().enumerate() {
+            // SAFETY: passed on to the caller.
+            unsafe { acc.mul(L::splat(scale)).store(out.as_mut_ptr().add(i * stride + start + b * LANES)) };
+        }
+    }
+    B
+}
+
+/// `out[i] = sum over cached p of e[i, p] * values[p]`, in ascending p.
+#[inline(always)]
+fn weigh_values<L: Lanes, E: Element, const N: usize>(
+    e: &[f32],
+    values: &[E],
+    dim: usize,
+    cached: Range<usize>,
+    out: &mut [f32],
+) {
+    assert!(cached.end <= PAGE && values.len() >= cached.end * dim && e.len() >= N * PAGE && out.len() >= N * dim);
+    assert!(dim.is_multiple_of(LANES));
+    let mut d = 0;
+    while d < dim {
+        // SAFETY: positions, dimensions and slots are inside the slices, checked above.
+        d += LANES
+            * match (dim - d) / LANES {
+                4.. if N <= 4 => unsafe { weigh_vectors::<L, E, N, 4>(e, values, dim, cached.clone(), d, out) },
+                2.. => unsafe { weigh_vectors::<L, E, N, 2>(e, values, dim, cached.clone(), d, out) },
+                _ => unsafe { weigh_vectors::<L, E, N, 1>(e, values, dim, cached.clone(), d, out) },
+            };
+    }
+}
+
+/// [`weigh_values`] of `B` vectors of dimensions from `d`; returns `B`.
+///
+/// # Safety
+/// `e` is `[N, PAGE]`, `values` `[cached.end, dim]`, `out` `[N, dim]`, and d + 16 * B <= dim.
+#[inline(always)]
+unsafe fn weigh_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
+    e: &[f32],
+    values: &[E],
+    dim: usize,
+    cached: Range<usize>,
+    d: usize,
+    out: &mut [f32],
+) -> usize {
+    let mut acc = [[L::zero(); B]; N];
+    for p in cached {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let value: [L; B] = std::array::from_fn(|b| E::load::<L>(values.as_ptr().add(p * dim + d + b * LANES)));
+            for i in 0..N {
+                let e = L::splat(*e.get_unchecked(i * PAGE + p));
+                for b in 0..B {
+                    acc[i][b] = e.fma(value[b], acc[i][b]);
+                }
+            }
+        }
+    }
+    for (i, acc) in acc.into_iter().enumerate() {
+        for (b, acc) in acc.into_iter().enumerate() {
+            // SAFETY: passed on to the caller.
+            unsafe { acc.store(out.as_mut_ptr().add(i * dim + d + b * LANES)) };
+        }
+    }
+    B
+}
+
+/// `out += e * value`.
+#[inline(always)]
+fn add_value<L: Lanes, E: Element>(e: f32, value: &[E], out: &mut [f32]) {
+    let dim = out.len();
+    assert!(value.len() == dim && dim.is_multiple_of(LANES));
+    for d in (0..dim).step_by(LANES) {
+        // SAFETY: d + 16 <= dim.
+        unsafe {
+            let at = out.as_mut_ptr().add(d);
+            L::splat(e).fma(E::load::<L>(value.as_ptr().add(d)), L::load(at)).store(at);
+        }
+    }
+}

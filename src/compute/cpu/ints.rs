@@ -1,0 +1,117 @@
+//! Integers in vectors, for int8 keys and values: sixteen exact sums of products of pairs, whatever the instruction set.
+
+use super::simd::Scalar;
+
+/// What [`super::simd::Lanes`] can do with integers.
+pub trait Ints: Copy {
+    /// Sixteen i32.
+    type Sums: Copy;
+    /// Sixteen pairs of i16.
+    type Pairs: Copy;
+    fn no_sums() -> Self::Sums;
+    /// Sixteen pairs of bytes, widened.
+    /// # Safety
+    /// 32 readable bytes at `p`.
+    unsafe fn load_pairs(p: *const i8) -> Self::Pairs;
+    /// Adds `keys[i].0 * query.0 + keys[i].1 * query.1` to sum i; the query's halves are i16, the first one low.
+    fn add_pairs(sums: Self::Sums, keys: Self::Pairs, query: i32) -> Self::Sums;
+    /// The sums as floats, nearest even.
+    fn floats(sums: Self::Sums) -> Self;
+    /// # Safety
+    /// Sixteen readable bytes at `p`.
+    unsafe fn load_i8(p: *const i8) -> Self;
+}
+
+impl Ints for Scalar {
+    type Sums = [i32; 16];
+    type Pairs = [[i8; 2]; 16];
+    #[inline(always)]
+    fn no_sums() -> Self::Sums {
+        [0; 16]
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(p: *const i8) -> Self::Pairs {
+        // SAFETY: passed on to the caller.
+        unsafe { p.cast::<[[i8; 2]; 16]>().read_unaligned() }
+    }
+    #[inline(always)]
+    fn add_pairs(sums: Self::Sums, keys: Self::Pairs, query: i32) -> Self::Sums {
+        let (low, high) = (query as i16 as i32, query >> 16);
+        std::array::from_fn(|i| sums[i] + keys[i][0] as i32 * low + keys[i][1] as i32 * high)
+    }
+    #[inline(always)]
+    fn floats(sums: Self::Sums) -> Self {
+        Scalar(sums.map(|v| v as f32))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        // SAFETY: passed on to the caller.
+        Scalar(unsafe { p.cast::<[i8; 16]>().read_unaligned() }.map(|v| v as f32))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Ints;
+    use crate::compute::cpu::simd::{Avx2, Avx512};
+    use std::arch::x86_64::*;
+
+    // SAFETY (of every block below): these types are used only inside functions compiled for their instruction set and
+    // called after it was detected; pointers are the caller's promise.
+    impl Ints for Avx2 {
+        type Sums = [__m256i; 2];
+        type Pairs = [__m256i; 2];
+        #[inline(always)]
+        fn no_sums() -> Self::Sums {
+            unsafe { [_mm256_setzero_si256(); 2] }
+        }
+        #[inline(always)]
+        unsafe fn load_pairs(p: *const i8) -> Self::Pairs {
+            unsafe { [0, 16].map(|i| _mm256_cvtepi8_epi16(_mm_loadu_si128(p.add(i).cast()))) }
+        }
+        #[inline(always)]
+        fn add_pairs(sums: Self::Sums, keys: Self::Pairs, query: i32) -> Self::Sums {
+            unsafe {
+                let query = _mm256_set1_epi32(query);
+                let add = |sum, key| _mm256_add_epi32(sum, _mm256_madd_epi16(key, query));
+                [add(sums[0], keys[0]), add(sums[1], keys[1])]
+            }
+        }
+        #[inline(always)]
+        fn floats(sums: Self::Sums) -> Self {
+            unsafe { Avx2(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])) }
+        }
+        #[inline(always)]
+        unsafe fn load_i8(p: *const i8) -> Self {
+            unsafe {
+                let half = |i| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(i).cast())));
+                Avx2(half(0), half(8))
+            }
+        }
+    }
+
+    impl Ints for Avx512 {
+        type Sums = __m512i;
+        type Pairs = __m512i;
+        #[inline(always)]
+        fn no_sums() -> Self::Sums {
+            unsafe { _mm512_setzero_si512() }
+        }
+        #[inline(always)]
+        unsafe fn load_pairs(p: *const i8) -> Self::Pairs {
+            unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast())) }
+        }
+        #[inline(always)]
+        fn add_pairs(sums: Self::Sums, keys: Self::Pairs, query: i32) -> Self::Sums {
+            unsafe { _mm512_dpwssd_epi32(sums, keys, _mm512_set1_epi32(query)) }
+        }
+        #[inline(always)]
+        fn floats(sums: Self::Sums) -> Self {
+            unsafe { Avx512(_mm512_cvtepi32_ps(sums)) }
+        }
+        #[inline(always)]
+        unsafe fn load_i8(p: *const i8) -> Self {
+            unsafe { Avx512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))) }
+        }
+    }
+}
