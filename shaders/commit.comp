@@ -4,7 +4,8 @@
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
-layout(constant_id = 1) const bool KV_F16 = true;
+layout(constant_id = 1) const uint KV = 1;
+#include "kv.glsl"
 
 struct Layer {
     uint64_t k;         // [pages, n_kv, head_dim / KB, PAGE, KB]
@@ -24,9 +25,6 @@ layout(push_constant, scalar) uniform Push {
     uint max_rows;
 };
 
-// Channels of a key that lie together: 16 bytes.
-const uint KB = KV_F16 ? 8 : 4;
-
 void main() {
     const uint depth = gl_WorkGroupID.x, head = gl_WorkGroupID.y;
     if (depth >= step_.n_path) return;
@@ -38,12 +36,23 @@ void main() {
         const uint k_to = (((page * n_kv + head) * blocks + d / KB) * PAGE + slot) * KB + part;
         const uint k_from = ((head * blocks + d / KB) * max_rows + row) * KB + part;
         const uint v_to = ((page * n_kv + head) * PAGE + slot) * head_dim + d, v_from = (row * n_kv + head) * head_dim + d;
-        if (KV_F16) {
+        if (KV == KV_Q8) {
+            I8(layer.k).v[k_to] = I8(layer.scratch_k).v[k_from];
+            I8(layer.v).v[v_to] = I8(layer.scratch_v).v[v_from];
+        } else if (KV == KV_F16) {
             U16(layer.k).v[k_to] = U16(layer.scratch_k).v[k_from];
             U16(layer.v).v[v_to] = U16(layer.scratch_v).v[v_from];
         } else {
             U32(layer.k).v[k_to] = U32(layer.scratch_k).v[k_from];
             U32(layer.v).v[v_to] = U32(layer.scratch_v).v[v_from];
         }
+    }
+    if (KV != KV_Q8) return;
+    const uint groups = head_dim / GROUP_OF(head_dim);
+    const uint64_t cached = uint64_t(layer.pages) * n_kv * PAGE * head_dim, scratch = uint64_t(max_rows) * n_kv * head_dim;
+    for (uint g = gl_LocalInvocationID.x; g < groups; g += gl_WorkGroupSize.x) {
+        const uint to = ((page * n_kv + head) * groups + g) * PAGE + slot, from = (head * groups + g) * max_rows + row;
+        U16(layer.k + cached).v[to] = U16(layer.scratch_k + scratch).v[from];
+        U16(layer.v + cached).v[to] = U16(layer.scratch_v + scratch).v[from];
     }
 }

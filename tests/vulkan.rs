@@ -37,21 +37,20 @@ fn engine(exec: Box<dyn Executor>, linear: &str, embed: &str, kv: KvFormat) -> P
 #[test]
 fn scores_are_the_cpus_for_every_format() {
     let Some(open) = device() else { return };
-    for (i, format) in FORMATS.into_iter().enumerate() {
-        let kv = if i % 2 == 0 { KvFormat::F16 } else { KvFormat::F32 };
-        let mut gpu = engine(Box::new(open()), format, FORMATS[(i + 5) % FORMATS.len()], kv);
-        let mut cpu = engine(
-            Box::new(CpuExecutor::new(CpuOptions { threads: 2, ..Default::default() }).unwrap()),
-            format,
-            FORMATS[(i + 5) % FORMATS.len()],
-            kv,
-        );
+    let mut cases: Vec<_> = (0..FORMATS.len())
+        .map(|i| (FORMATS[i], FORMATS[(i + 5) % FORMATS.len()], if i % 2 == 0 { KvFormat::F16 } else { KvFormat::F32 }))
+        .collect();
+    cases.push(("f32", "bf16", KvFormat::Q8));
+    for (format, embed, kv) in cases {
+        let mut gpu = engine(Box::new(open()), format, embed, kv);
+        let exec = CpuExecutor::new(CpuOptions { threads: 2, ..Default::default() }).unwrap();
+        let mut cpu = engine(Box::new(exec), format, embed, kv);
         let tokens: Vec<u32> = (0..37).map(|i| (i * 31 + 7) % 96).collect();
         let (mut a, mut b) = (Scores::default(), Scores::default());
         gpu.forward(&TokenTree::chain(&tokens), Rows::All, &mut a).unwrap();
         cpu.forward(&TokenTree::chain(&tokens), Rows::All, &mut b).unwrap();
         let largest = b.logits.iter().fold(0f32, |m, v| m.max(v.abs()));
         let worst = a.logits.iter().zip(&b.logits).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-        assert!(worst <= 0.02 * largest, "{format}: {worst} of {largest}");
+        assert!(worst <= 0.02 * largest, "{format}, {kv:?}: {worst} of {largest}");
     }
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::trees::{check_tree, tokens};
+use common::trees::{check_tree, prefill, random_tree, tokens};
 use common::vulkan::{config, device};
 use gemma::compute::KvFormat;
 use gemma::engine::planned::EngineOptions;
@@ -19,8 +19,12 @@ fn engine(exec: VulkanExecutor, linear: &str, embed: &str, kv: KvFormat) -> Plan
 }
 
 /// Formats that between them meet every kernel of linear layers.
-const KINDS: [(&str, &str, KvFormat); 3] =
-    [("i4-g32", "i8-row", KvFormat::F16), ("i4-row+h128", "i8a-row", KvFormat::F32), ("t3-row+h128", "i4-g64", KvFormat::F16)];
+const KINDS: [(&str, &str, KvFormat); 4] = [
+    ("i4-g32", "i8-row", KvFormat::F16),
+    ("i4-row+h128", "i8a-row", KvFormat::F32),
+    ("t3-row+h128", "i4-g64", KvFormat::F16),
+    ("i4-g32", "i8-row", KvFormat::Q8),
+];
 
 #[test]
 fn trees_equal_one_by_one_decoding() {
@@ -34,6 +38,34 @@ fn trees_equal_one_by_one_decoding() {
         for n in [0, 70, 256, 1050] {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{linear}, {embed}, {kv:?}"));
         }
+    }
+}
+
+/// Codes and scales are those of the row when it was first evaluated, whatever was rejected beside it.
+#[test]
+fn committed_bytes_equal_a_fresh_prefill() {
+    let Some(open) = device() else { return };
+    let mut rng = SmallRng::seed_from_u64(2);
+    for kv in [KvFormat::F16, KvFormat::Q8] {
+        let mut a = engine(open(), "i4-g32", "i8-row", kv);
+        let mut history = tokens(&mut rng, 240);
+        prefill(&mut a, &history, &mut rng);
+        let mut scores = Scores::default();
+        for rows in [1, 7, 16, 32, 3, 20] {
+            let tree = random_tree(&mut rng, rows);
+            a.forward(&tree, Rows::Last, &mut scores).unwrap();
+            let mut path = vec![rows as u32 - 1];
+            while let Some(parent) = tree.parent[path[path.len() - 1] as usize] {
+                path.push(parent);
+            }
+            path.reverse();
+            a.commit(&path).unwrap();
+            history.extend(path.iter().map(|n| tree.tokens[*n as usize]));
+        }
+        let mut fresh = engine(open(), "i4-g32", "i8-row", kv);
+        prefill(&mut fresh, &history, &mut rng);
+        let (a, fresh) = (a.visible_cache().unwrap(), fresh.visible_cache().unwrap());
+        assert!(a == fresh && a.iter().any(|b| *b != 0), "{kv:?}, {} tokens", history.len());
     }
 }
 

@@ -37,35 +37,3 @@ struct RowArgs {
     uint window; // of attention whose partials are joined
     uint slots;  // pages of a row's partials
 };
-
-struct RopeArgs {
-    F32 q;       // [rows, n_heads, HEAD_DIM]
-    F32 k;       // [rows, n_kv, HEAD_DIM]
-    F32 v;
-    F32 q_norm;  // [HEAD_DIM]
-    F32 k_norm;
-    F32 table;   // [max_rows, 2, HEAD_DIM / 2]
-    uint64_t scratch_k; // [n_kv, HEAD_DIM / KB, max_rows, KB]
-    uint64_t scratch_v; // [max_rows, n_kv, HEAD_DIM]
-    Step step_;
-    float eps;
-    uint n_heads;
-    uint n_kv;
-    uint max_rows;
-};
-
-struct AttentionArgs {
-    F32 q;              // [rows, n_kv, GQ, HEAD_DIM]
-    F32 out_;           // the same; where pages are split, [live row, n_kv, GQ, slots, HEAD_DIM + 2]
-    U32x4 k;            // [pages, n_kv, HEAD_DIM / KB, PAGE, KB]
-    uint64_t v;         // [pages, n_kv, PAGE, HEAD_DIM]
-    U32x4 scratch_k;    // [n_kv, HEAD_DIM / KB, max_rows, KB]
-    uint64_t scratch_v; // [max_rows, n_kv, HEAD_DIM]
-    Step step_;
-    float scale;
-    uint n_kv;
-    uint pages;         // physical
-    uint window;        // 0: none
-    uint max_rows;
-    uint slots;         // pages of a row's partials
-};

@@ -338,7 +338,7 @@ impl Places<'_> {
 
     fn rope(&self, op: &Op, bucket: Bucket) -> Result<Call> {
         let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else { unreachable!() };
-        let constants = vec![(0, self.info.subgroup), (1, self.info.subgroup), (2, kv.head_dim as u32), (3, is_f16(kv))];
+        let constants = vec![(0, self.info.subgroup), (1, self.info.subgroup), (2, kv.head_dim as u32), (3, kv_code(kv))];
         let push = [*q, *k, *v, *q_norm, *k_norm, *rope_table, kv.scratch_k, kv.scratch_v, self.step];
         let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
         let push = push.float(*eps).word(*n_heads).word(kv.n_kv_heads).word(self.max_rows);
@@ -376,7 +376,7 @@ impl Places<'_> {
         let rows = rows.iter().find(|r| busy(**r)).or(rows.last()).copied();
         let Some(rows) = rows else { bail!("{gq} query heads of {dim} channels do not fit the GPU's shared memory") };
         let constants =
-            vec![(1, self.info.subgroup), (2, dim as u32), (3, gq as u32), (4, rows as u32), (5, is_f16(kv)), (6, split as u32)];
+            vec![(1, self.info.subgroup), (2, dim as u32), (3, gq as u32), (4, rows as u32), (5, kv_code(kv)), (6, split as u32)];
         let target = if split { self.own.partials } else { *out };
         let push = [*q, target, kv.k, kv.v, kv.scratch_k, kv.scratch_v, self.step];
         let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
@@ -411,7 +411,7 @@ impl Places<'_> {
 
     fn commit(&self, layers: &[KvLayer], bucket: Bucket) -> Result<Option<Call>> {
         let Some(first) = layers.first() else { return Ok(None) };
-        let constants = vec![(0, 64), (1, is_f16(first))];
+        let constants = vec![(0, 64), (1, kv_code(first))];
         let push = Push::new().at(self.at(self.own.layers)).at(self.at(self.step));
         let push = push.word(first.n_kv_heads).word(first.head_dim).word(self.max_rows);
         let touches = layers.iter().flat_map(|kv| [Touch::Write(kv.k), Touch::Write(kv.v)]).collect();
@@ -471,8 +471,13 @@ struct Merge {
     slots: usize,
 }
 
-fn is_f16(kv: &KvLayer) -> u32 {
-    (kv.format == KvFormat::F16) as u32
+/// `KV` of `kv.glsl`.
+fn kv_code(kv: &KvLayer) -> u32 {
+    match kv.format {
+        KvFormat::F32 => 0,
+        KvFormat::F16 => 1,
+        KvFormat::Q8 => 2,
+    }
 }
 
 /// Columns that share a scale; 0 for a whole row.

@@ -1,0 +1,31 @@
+// How keys and values are stored: KvFormat of src/compute/plan.rs. Who includes this has declared the constant KV.
+
+const uint KV_F32 = 0, KV_F16 = 1, KV_Q8 = 2; // the last: int8 codes, then f16 scales, one a group of channels
+
+// Channels of a key that lie together: 16 bytes.
+const uint KB = KV == KV_F32 ? 4 : KV == KV_F16 ? 8 : 16;
+
+// Channels that share a scale.
+#define GROUP_OF(head_dim) ((head_dim) % 32 == 0 ? 32 : 16)
+
+// Scale `i` of a buffer of `codes` int8 codes.
+float scale_at(uint64_t base, uint64_t codes, uint i) { return KV == KV_Q8 ? float(F16(base + codes).v[i]) : 1.0; }
+
+vec4 decode(uint codes, float scale) {
+    precise vec4 v = vec4(unpack8(int(codes))) * scale;
+    return v;
+}
+
+// Channels 4 part ... 4 part + 3 of the KB channels in 16 bytes.
+vec4 four(uvec4 w, uint part, float scale) {
+    if (KV == KV_F32) return uintBitsToFloat(w);
+    if (KV == KV_F16) return vec4(unpackHalf2x16(w[2 * (part % 2)]), unpackHalf2x16(w[2 * (part % 2) + 1]));
+    return decode(w[part], scale);
+}
+
+// Channels 4 i ... 4 i + 3 of a buffer: as they lie, and as what they mean.
+uvec4 raw_at(uint64_t base, uint i) {
+    if (KV == KV_F32) return U32x4(base).v[i];
+    return KV == KV_Q8 ? uvec4(U32(base).v[i], 0, 0, 0) : uvec4(U32x2(base).v[i], 0, 0);
+}
+vec4 four_of(uvec4 raw, float scale) { return four(raw, 0, scale); }
