@@ -103,6 +103,8 @@ pub struct RunOptions {
     #[arg(short, long, value_name = "N|auto", default_value = "auto")]
     pub ctx_size: AutoOr,
     /// Precision of the stored keys and values; auto is f16 for quantised weights and f32 for others
+    ///
+    /// q8 stores int8 with a scale for every 32 channels: little more than half of f16, for contexts that would not fit otherwise.
     #[arg(long, value_enum, default_value_t = Kv::Auto)]
     pub kv: Kv,
     /// Hold every kernel's result to its scalar twin, and stop at the first that differs (very slow)
@@ -159,6 +161,7 @@ pub enum Kv {
     Auto,
     F16,
     F32,
+    Q8,
 }
 
 /// What is said on standard error.

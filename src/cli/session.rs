@@ -152,6 +152,7 @@ pub fn kv_format(weights: &Weights, asked: Kv) -> Result<KvFormat> {
     Ok(match asked {
         Kv::F16 => KvFormat::F16,
         Kv::F32 => KvFormat::F32,
+        Kv::Q8 => KvFormat::Q8,
         Kv::Auto if weights.format(Role::Q, 0)?.code.is_integer() => KvFormat::F16,
         Kv::Auto => KvFormat::F32,
     })
