@@ -367,8 +367,8 @@ impl Places<'_> {
         let floats = bucket.rows * n_heads * slots * (dim + 2);
         let split = bucket.rows <= SPLIT_ROWS && floats <= self.own.partial_floats;
         // Rows of a block: as many as the shared memory holds queries and exponentials for.
-        let fits =
-            |rows: usize| rows * gq * (dim + PAGE + 32) * 4 + rows * PAGE * 2 <= self.info.max_shared.min(48 << 10) as usize;
+        let shared = |rows: usize| rows * gq * (dim + PAGE + 32) * 4 + rows * PAGE * 2 + kv.scales() * PAGE * 4;
+        let fits = |rows: usize| shared(rows) <= self.info.max_shared.min(48 << 10) as usize;
         // Fewer rows a block keep more of a large device busy while there are few pages.
         let busy = |rows: usize| kv.n_kv_heads * bucket.rows.div_ceil(rows) * if split { slots } else { 1 } >= self.info.busy;
         let rows: Vec<usize> =
