@@ -99,8 +99,8 @@ fn one_text_whatever_drafts() {
 #[test]
 fn likelihoods_are_nearly_those_of_f16() {
     for device in devices() {
-        // A driver on the processor takes a second a token.
-        let (characters, bound) = if device == "cpu" { ("40000", 0.003) } else { ("400", 0.03) };
+        // A driver on the processor takes a second a token: few of them, and a wider bound. A wrong kernel is off by whole units.
+        let (characters, bound) = if device == "cpu" { ("40000", 0.003) } else { ("400", 0.06) };
         let eval = |kv| {
             let args = ["eval", "--text", characters, "-c", "128", "--kv", kv, "--json"];
             run(device, &args).json()
