@@ -16,13 +16,11 @@ cp "$2" "$work/src/tokenizer.json"
 
 # The table alone first: what it takes is taken off the rest.
 measure() { # label, arguments
-  local label=$1 start end
+  local label=$1
   shift
-  start=$(date +%s.%N)
-  /usr/bin/time -f '%M' -o "$work/$label.memory" "$gemma" quantize "$work/src" "$work/dst-$label" --embedding i8-row -q "$@"
-  end=$(date +%s.%N)
+  # Peak memory and the processor's time, which other work on the machine does not change.
+  /usr/bin/time -f '%M %U %S' -o "$work/$label.used" "$gemma" quantize "$work/src" "$work/dst-$label" --embedding i8-row -q "$@"
   rm -rf "$work/dst-$label"
-  echo "$end - $start" | bc >"$work/$label.seconds"
 }
 measure table --linear i8-row
 measure nearest --linear "$linear"
@@ -31,12 +29,14 @@ measure text --linear "$linear" --calibrate builtin --calibrate-tokens "$tokens"
 python3 - "$work" "$linear" "$tokens" <<'PY'
 import sys
 work, linear, tokens = sys.argv[1:]
-read = lambda name: float(open(f"{work}/{name}").read())
-base = read("table.seconds")
-print(f"| {linear}, 2 layers of 27B's shape and the table | peak memory GB | minutes | minutes a layer | projected for 62 layers, hours |")
+def used(name):
+    memory, user, system = map(float, open(f"{work}/{name}.used").read().split()[-3:])
+    return memory / 1e6, (user + system) / 60
+base = used("table")[1]
+print(f"| {linear}, 2 layers of 27B's shape and the table | peak memory GB | core minutes | core minutes a layer | projected for 62 layers, core hours |")
 print("|---|---:|---:|---:|---:|")
 for label, name in (("nearest", "without text"), ("text", f"with {tokens} tokens")):
-    layer = max(0.0, read(f"{label}.seconds") - base) / 2 / 60
-    total = read(f"{label}.seconds") / 60
-    print(f"| {name} | {read(f'{label}.memory') / 1e6:.2f} | {total:.1f} | {layer:.2f} | {layer * 62 / 60 + base / 3600:.1f} |")
+    memory, minutes = used(label)
+    layer = max(0.0, minutes - base) / 2
+    print(f"| {name} | {memory:.2f} | {minutes:.1f} | {layer:.2f} | {(layer * 62 + base) / 60:.1f} |")
 PY

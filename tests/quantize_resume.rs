@@ -326,3 +326,19 @@ fn a_full_disk_keeps_what_is_done() {
     assert_eq!(names(dir.path()), ["dst", "src"]);
     gemma_in(dir.path(), &["inspect", "dst", "--verify"], b"").ok();
 }
+
+/// A disk that fails in the middle of a shard costs nothing but the tensor that was being read.
+#[test]
+fn a_read_error_names_the_tensor_and_keeps_what_is_done() {
+    let dir = tempfile::tempdir().unwrap();
+    larger().write(&dir.path().join("src"), Form::TextV5, Dtype::Bf16, 1);
+    for reads in [0, 3, 40] {
+        let run = bash(dir.path(), &format!("GEMMA_FAIL_READS_AFTER={reads} \"$G\" {}", LARGER.join(" ")));
+        run.fails(1, &["reading tensor `model.", "Input/output error", "the same command goes on"]);
+        assert!(!dir.path().join("dst").exists(), "after {reads} reads");
+    }
+    let again = gemma_in(dir.path(), &LARGER, b"").ok();
+    assert!(again.err.contains("going on from"), "{}", again.err);
+    assert_eq!(names(dir.path()), ["dst", "src"]);
+    gemma_in(dir.path(), &["inspect", "dst", "--verify"], b"").ok();
+}

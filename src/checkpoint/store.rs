@@ -43,6 +43,7 @@ impl Bytes {
     pub fn read_at(&self, start: usize, out: &mut [u8]) -> std::io::Result<()> {
         use std::os::unix::fs::FileExt;
         match self {
+            Bytes::Mapped(..) if read_fails() => Err(std::io::Error::from_raw_os_error(libc::EIO)),
             Bytes::Mapped(_, file) => file.read_exact_at(out, start as u64),
             Bytes::Static(_) | Bytes::Owned(_) => {
                 let part = self.get(start..start + out.len()).ok_or(ErrorKind::UnexpectedEof)?;
@@ -61,6 +62,16 @@ impl Bytes {
             let _ = advised;
         }
     }
+}
+
+/// Environment variable that makes all reads of a file after the n-th fail, as those of a dying disk do: for tests.
+pub const FAIL_READS_AFTER: &str = "GEMMA_FAIL_READS_AFTER";
+
+fn read_fails() -> bool {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    static ALLOWED: std::sync::LazyLock<Option<AtomicU64>> =
+        std::sync::LazyLock::new(|| std::env::var(FAIL_READS_AFTER).ok()?.parse().ok().map(AtomicU64::new));
+    ALLOWED.as_ref().is_some_and(|left| left.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_err())
 }
 
 fn unreadable(file: &str, e: &std::io::Error) -> Fault {

@@ -56,7 +56,7 @@ struct Report<'a> {
 
 pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
     let (weights, name) = match options.synthetic {
-        Some(shape) => (shape.weights(options.formats)?, format!("synthetic {}", shape.name())),
+        Some(shape) => (shape.weights(&options.formats)?, format!("synthetic {}", shape.name())),
         None => session::open(options.model.model.as_deref(), ui).map(|m| (m.weights, m.name))?,
     };
     let run = &options.model.run;

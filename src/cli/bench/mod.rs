@@ -103,7 +103,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         Some(_) => None,
         None => Some(session::open(options.model.model.as_deref(), ui)?),
     };
-    let made_up = options.synthetic.map(|shape| shape.weights(options.formats)).transpose()?;
+    let made_up = options.synthetic.map(|shape| shape.weights(&options.formats)).transpose()?;
     let weights = model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).expect("one of both is there");
     let name = options
         .synthetic

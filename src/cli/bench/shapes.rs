@@ -1,13 +1,16 @@
 //! The published shapes of Gemma 3, for weights made up on the spot.
 
+use crate::error::Fault;
 use crate::gemma::{Config, Role, Weights};
+use crate::quant::recipe::{Choice, Recipe};
 use crate::tensor::Format;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
+use std::collections::HashMap;
 
 /// Formats of made-up weights.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct Formats {
     /// Weight format of the made-up linear layers
     #[arg(long, value_name = "FORMAT", default_value = "i4-row+h128", value_parser = format)]
@@ -15,6 +18,42 @@ pub struct Formats {
     /// Weight format of the made-up embedding table and output head
     #[arg(long, value_name = "FORMAT", default_value = "i8-row", value_parser = format)]
     pub format_embedding: Format,
+    /// Formats of the made-up weights as in this recipe of `gemma quantize`, instead of the two above; one format a line
+    #[arg(long, value_name = "RECIPE", conflicts_with_all = ["format_weights", "format_embedding"])]
+    pub recipe: Option<String>,
+}
+
+impl Formats {
+    /// The format of each kind of matrix.
+    fn of(&self, config: &Config) -> Result<HashMap<Role, Format>> {
+        let Some(name) = &self.recipe else {
+            let table = |role| matches!(role, Role::Embed | Role::Head);
+            let format = |role| if table(role) { self.format_embedding } else { self.format_weights };
+            return Ok(Role::MATRICES.map(|role| (role, format(role))).into());
+        };
+        // What a checkpoint of this shape holds: the head is the table.
+        let mut tensors = vec![(Role::Embed, 0), (Role::FinalNorm, 0)];
+        tensors.extend((0..config.n_layers).flat_map(|layer| Role::LAYER.map(|role| (role, layer))));
+        let recipe = Recipe::load(name)?;
+        let choices = recipe.resolve(&tensors)?;
+        let mut formats = HashMap::new();
+        for (&(role, _), choice) in tensors.iter().zip(choices).filter(|((role, _), _)| role.is_matrix()) {
+            let one = match choice {
+                Choice::One(format) => *format,
+                _ => return Err(open(name, role, "leaves its format open")),
+            };
+            if formats.insert(role, one).is_some_and(|before| before != one) {
+                return Err(open(name, role, "has several formats"));
+            }
+        }
+        formats.insert(Role::Head, formats[&Role::Embed]);
+        Ok(formats)
+    }
+}
+
+fn open(recipe: &str, role: Role, what: &str) -> anyhow::Error {
+    let what = format!("recipe {recipe}: `{}` {what}, made-up weights take one a kind", role.short_name(0));
+    Fault::usage(what).help("give a recipe with one format a line, such as seed or int4").into()
 }
 
 fn format(text: &str) -> Result<Format, String> {
@@ -38,10 +77,10 @@ pub enum Shape {
 
 impl Shape {
     /// Weights of this shape, made up as they are asked for.
-    pub fn weights(self, formats: Formats) -> Result<Weights> {
-        let Formats { format_weights: linear, format_embedding: embedding } = formats;
-        let format_of = move |role: Role| if matches!(role, Role::Embed | Role::Head) { embedding } else { linear };
-        Ok(Weights::synthetic(Config::from_json(&self.config())?, format_of, 1))
+    pub fn weights(self, formats: &Formats) -> Result<Weights> {
+        let config = Config::from_json(&self.config())?;
+        let formats = formats.of(&config)?;
+        Ok(Weights::synthetic(config, move |role| formats[&role], 1))
     }
 
     pub fn name(self) -> &'static str {

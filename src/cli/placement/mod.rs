@@ -217,8 +217,12 @@ mod tests {
     fn the_gpu_that_takes_most_layers_goes_first() {
         let shape = crate::cli::bench::shapes::Shape::B4;
         let format = |name: &str| name.parse().unwrap();
-        let formats = crate::cli::bench::shapes::Formats { format_weights: format("i4-g32"), format_embedding: format("i8-row") };
-        let weights = shape.weights(formats).unwrap();
+        let formats = crate::cli::bench::shapes::Formats {
+            format_weights: format("i4-g32"),
+            format_embedding: format("i8-row"),
+            recipe: None,
+        };
+        let weights = shape.weights(&formats).unwrap();
         let task = Task { weights: &weights, context: 2048, kv: crate::compute::KvFormat::F16 };
         let chosen = |devices: &[DeviceInfo]| -> Vec<(usize, usize)> {
             let list = gpus(&task, devices, &Ui::plain());
