@@ -305,7 +305,8 @@ impl Places<'_> {
                     1 => (2, 4),
                     2 => (4, 2),
                     4 => (4, 1),
-                    // A few long rows: smaller tasks spread better.
+                    // Many activations pay for larger tasks; a few long rows spread better in smaller ones.
+                    _ if live > 32 && m.rows >= 16384 => (8, 1),
                     _ if m.cols >= 2 * m.rows => (2, 1),
                     _ => (4, 1),
                 };
