@@ -299,15 +299,15 @@ impl Places<'_> {
                 self.call(Shader::LinearTrellis, constants, push, [live.div_ceil(block), p.rows, 1], touches)
             }
             Some(p) => {
-                let block = live.clamp(1, 8);
-                // Loads in flight hide latency; sums of up to 32 (row, activation) pairs are kept by a subgroup.
+                // Fewer lanes have more parts each to keep, and less room for rows.
+                let block = live.clamp(1, if sg >= 32 { 16 } else { 8 });
+                // Loads in flight hide latency; sums of up to 64 (row, activation) pairs are kept by a subgroup.
                 let (each, rounds) = match block {
                     1 => (2, 4),
                     2 => (4, 2),
                     4 => (4, 1),
-                    // Many activations pay for larger tasks; a few long rows spread better in smaller ones.
-                    _ if live > 32 && m.rows >= 16384 => (8, 1),
-                    _ if m.cols >= 2 * m.rows => (2, 1),
+                    // A few long rows spread better in smaller tasks.
+                    8 if m.cols >= 2 * m.rows => (2, 1),
                     _ => (4, 1),
                 };
                 let lanes = sg.min(32);
