@@ -76,7 +76,7 @@ void main() {
     for (uint block = gl_SubgroupID; block * 128 < COLS; block += T / SG) {
         float v[PER];
         const uint col = column(block);
-        [[unroll]] for (uint i = 0; i < PER; i++) v[i] = col < COLS ? value(token, col + i) : 0.0;
+        [[unroll]] for (uint i = 0; i < PER; i++) v[i] = col + i < COLS ? value(token, col + i) : 0.0;
         if (HADAMARD) butterflies(v);
         [[unroll]] for (uint i = 0; i < PER; i++) {
             if (HADAMARD) {

@@ -8,10 +8,14 @@ const uint PER = 128 / SG; // columns of a block that a lane has
 // The first column of this lane in a block.
 uint column(uint block) { return block * 128 + gl_SubgroupInvocationID * PER; }
 
-// Rows are multiples of 16 columns, so a lane's columns are all inside or all outside. Loads that nothing decides about go out together:
-// outside, those of the last columns are loaded and forgotten.
+// Rows of a length that lanes divide evenly are loaded in large pieces, and what lies outside is a load that is forgotten: loads that
+// nothing decides about go out together. Others (no model has them) go column by column.
 void load_block(F32 from, uint row, uint block, uint cols, out float v[PER]) {
     const uint col = column(block), at = row * cols + min(col, cols - PER);
+    if (cols % PER != 0 || cols % 4 != 0) {
+        [[unroll]] for (uint i = 0; i < PER; i++) v[i] = col + i < cols ? from.v[row * cols + col + i] : 0.0;
+        return;
+    }
     if (PER % 4 == 0) {
         [[unroll]] for (uint i = 0; i < PER; i += 4) {
             const vec4 four = F32x4(uint64_t(from)).v[(at + i) / 4];
@@ -26,10 +30,11 @@ void load_block(F32 from, uint row, uint block, uint cols, out float v[PER]) {
 void store_block(F32 to, uint row, uint block, uint cols, float v[PER]) {
     const uint col = column(block), at = row * cols + col;
     if (col >= cols) return;
-    if (PER % 4 == 0) {
+    if (PER % 4 == 0 && cols % PER == 0 && cols % 4 == 0) {
         [[unroll]] for (uint i = 0; i < PER; i += 4) F32x4(uint64_t(to)).v[(at + i) / 4] = vec4(v[i], v[i + 1], v[i + 2], v[i + 3]);
     } else {
-        [[unroll]] for (uint i = 0; i < PER; i++) to.v[at + i] = v[i];
+        [[unroll]] for (uint i = 0; i < PER; i++)
+            if (col + i < cols) to.v[at + i] = v[i];
     }
 }
 
