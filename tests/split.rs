@@ -92,8 +92,8 @@ fn trees_equal_one_by_one_decoding_for_every_split() {
         let (linear, embed, kv) = KINDS[layers as usize % KINDS.len()];
         let mut a = engine(split(open(), layers), linear, embed, kv);
         let mut b = engine(split(open(), layers), linear, embed, kv);
-        // Inside the window, at a page's edge, and (once: it takes long) where the ring has turned.
-        for n in if layers == 2 { vec![256, 1050] } else { vec![0, 256] } {
+        // At a page's edge, and (once: it takes long) where the ring has turned.
+        for n in if layers == 2 { vec![256, 1050] } else { vec![256] } {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{layers} layers of {linear}, {embed}, {kv:?}"));
         }
     }

@@ -1,4 +1,4 @@
-//! The Vulkan executor: scores near the CPU's for every weight format. A rounding that falls the other way in one activation moves
+//! The Vulkan executor: scores near the CPU's. A rounding that falls the other way in one activation moves
 //! these small random models by up to a hundredth; a wrong kernel moves them by their whole size.
 
 mod common;
@@ -10,22 +10,16 @@ use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{Role, Weights};
 
-/// Every code, every kind of group, with and without the Hadamard.
-const FORMATS: [&str; 14] = [
-    "f32",
-    "bf16",
-    "i8-row",
-    "i8-g32",
-    "i8a-row",
-    "i4-row+h128",
-    "i4-g32",
-    "i4-g64+h128",
-    "i2-row+h128",
-    "i2-g32",
-    "i2-g128",
-    "t2-row+h128",
-    "t3-row",
-    "t4-row+h128",
+/// Formats of linear layers, of the table and of the cache that between them meet every kernel; every format by itself is the business of
+/// `vulkan_twins.rs`. Few, because a driver on the processor compiles kernels for minutes.
+const CASES: [(&str, &str, KvFormat); 7] = [
+    ("f32", "i4-row+h128", KvFormat::F16),
+    ("i8a-row", "i2-g32", KvFormat::F16),
+    ("i4-row+h128", "i2-g128", KvFormat::F32),
+    ("i4-g32", "t2-row+h128", KvFormat::F16),
+    ("i2-row+h128", "t4-row+h128", KvFormat::F16),
+    ("t3-row", "i8-g32", KvFormat::F16),
+    ("f32", "bf16", KvFormat::Q8),
 ];
 
 fn engine(exec: Box<dyn Executor>, linear: &str, embed: &str, kv: KvFormat) -> PlannedEngine {
@@ -35,13 +29,9 @@ fn engine(exec: Box<dyn Executor>, linear: &str, embed: &str, kv: KvFormat) -> P
 }
 
 #[test]
-fn scores_are_the_cpus_for_every_format() {
+fn scores_are_the_cpus() {
     let Some(open) = device() else { return };
-    let mut cases: Vec<_> = (0..FORMATS.len())
-        .map(|i| (FORMATS[i], FORMATS[(i + 5) % FORMATS.len()], if i % 2 == 0 { KvFormat::F16 } else { KvFormat::F32 }))
-        .collect();
-    cases.push(("f32", "bf16", KvFormat::Q8));
-    for (format, embed, kv) in cases {
+    for (format, embed, kv) in CASES {
         let mut gpu = engine(Box::new(open()), format, embed, kv);
         let exec = CpuExecutor::new(CpuOptions { threads: 2, ..Default::default() }).unwrap();
         let mut cpu = engine(Box::new(exec), format, embed, kv);
