@@ -217,6 +217,34 @@ impl Vulkan {
     }
 }
 
+type Features = (
+    vk::PhysicalDeviceFeatures,
+    vk::PhysicalDeviceVulkan11Features<'static>,
+    vk::PhysicalDeviceVulkan12Features<'static>,
+    vk::PhysicalDeviceVulkan13Features<'static>,
+);
+
+/// What kernels need: asked for when a device is opened, and looked for before.
+fn needed() -> Features {
+    let core = vk::PhysicalDeviceFeatures::default().shader_int64(true).shader_int16(true);
+    let v11 = vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(true);
+    let v12 = vk::PhysicalDeviceVulkan12Features::default()
+        .storage_buffer8_bit_access(true)
+        .shader_int8(true)
+        .shader_float16(true)
+        .buffer_device_address(true)
+        .scalar_block_layout(true)
+        .timeline_semaphore(true)
+        .host_query_reset(true);
+    let v13 = vk::PhysicalDeviceVulkan13Features::default()
+        .shader_integer_dot_product(true)
+        .synchronization2(true)
+        .subgroup_size_control(true)
+        .compute_full_subgroups(true)
+        .maintenance4(true);
+    (core, v11, v12, v13)
+}
+
 /// The features that kernels need and a driver does not have, by name.
 fn lacking_features(
     core: &vk::PhysicalDeviceFeatures,
@@ -283,22 +311,7 @@ impl Gpu {
             .ok_or_else(|| Fault::new(Kind::Device, format!("{} has no compute queue", info.name)))? as u32;
         let priority = [1.0];
         let queues = [vk::DeviceQueueCreateInfo::default().queue_family_index(family).queue_priorities(&priority)];
-        let core = vk::PhysicalDeviceFeatures::default().shader_int64(true).shader_int16(true);
-        let mut v11 = vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(true);
-        let mut v12 = vk::PhysicalDeviceVulkan12Features::default()
-            .storage_buffer8_bit_access(true)
-            .shader_int8(true)
-            .shader_float16(true)
-            .buffer_device_address(true)
-            .scalar_block_layout(true)
-            .timeline_semaphore(true)
-            .host_query_reset(true);
-        let mut v13 = vk::PhysicalDeviceVulkan13Features::default()
-            .shader_integer_dot_product(true)
-            .synchronization2(true)
-            .subgroup_size_control(true)
-            .compute_full_subgroups(true)
-            .maintenance4(true);
+        let (core, mut v11, mut v12, mut v13) = needed();
         let create = vk::DeviceCreateInfo::default()
             .queue_create_infos(&queues)
             .enabled_features(&core)
@@ -347,22 +360,7 @@ mod tests {
 
     #[test]
     fn every_feature_that_a_driver_lacks_is_named() {
-        let core = vk::PhysicalDeviceFeatures::default().shader_int64(true).shader_int16(true);
-        let v11 = vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(true);
-        let v12 = vk::PhysicalDeviceVulkan12Features::default()
-            .storage_buffer8_bit_access(true)
-            .shader_int8(true)
-            .shader_float16(true)
-            .buffer_device_address(true)
-            .scalar_block_layout(true)
-            .timeline_semaphore(true)
-            .host_query_reset(true);
-        let v13 = vk::PhysicalDeviceVulkan13Features::default()
-            .shader_integer_dot_product(true)
-            .synchronization2(true)
-            .subgroup_size_control(true)
-            .compute_full_subgroups(true)
-            .maintenance4(true);
+        let (core, v11, v12, v13) = needed();
         assert_eq!(lacking_features(&core, &v11, &v12, &v13), [""; 0]);
         assert_eq!(lacking_features(&core, &v11, &v12.shader_int8(false), &v13), ["int8 in shaders"]);
         assert_eq!(lacking_features(&core, &v11, &v12.shader_float16(false), &v13), ["f16 in shaders"]);
