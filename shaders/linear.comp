@@ -21,8 +21,8 @@ const uint LANES = SG < 32 ? SG : 32;
 
 layout(push_constant, scalar) uniform Push {
     LinearArgs args;
+    uint more_n;    // rows of the matrices beside it, 16 bits each; 0: there is none
     Matrix more[2];
-    uint more_n[2]; // rows of those; 0: there is none
 };
 
 void main() {
@@ -33,13 +33,11 @@ void main() {
     LinearArgs a = args;
     uint group = gl_WorkGroupID.y;
     [[unroll]] for (uint i = 0; i < 2; i++) {
-        const uint groups = (a.n + ROWS - 1) / ROWS;
-        if (group < groups || more_n[i] == 0) break;
+        const uint groups = (a.n + ROWS - 1) / ROWS, n = more_n >> (16 * i) & 0xffff;
+        if (group < groups || n == 0) break;
         group -= groups;
-        a.codes = more[i].codes;
-        a.scales = more[i].scales;
-        a.out_ = more[i].out_;
-        a.n = more_n[i];
+        a.matrix = more[i];
+        a.n = n;
     }
     linear(a, group * ROWS + gl_LocalInvocationID.x / LANES * NR, m0, live_row(args.step_, SELECTED, 0), live);
 }

@@ -30,8 +30,8 @@ void main() {
     const uint word = (block + lane) * step_words + q * piece + in_block % piece; // of the canonical row
     const uint64_t base = uint64_t(row) * from_bytes;
     uint b[4];
-    // What fills up the last step must be worth nothing, in i8a too, whose codes change by 128.
-    const uint fill = CODE == CODE_I8A ? 0x80 : 0;
+    // What fills up the last step must be worth nothing: as an operand (see codes.glsl), and in i8a, whose codes change by 128.
+    const uint fill = CODE == CODE_I8A ? 0x80 : (CODE == CODE_I4 ? 0x88 : 0);
     [[unroll]] for (uint i = 0; i < 4; i++) b[i] = word * 4 + i < from_bytes ? byte_at(base + word * 4 + i) : fill;
     uint w = b[0] | b[1] << 8 | b[2] << 16 | b[3] << 24;
     if (CODE == CODE_I8A) w ^= 0x80808080u;

@@ -1,24 +1,21 @@
 // What kernels are told, as src/vulkan/call.rs writes it.
 
-struct LinearArgs {
+// A matrix and where its product goes.
+struct Matrix {
     uint64_t codes;
     F16 scales;    // [n, groups]; [n, 2] for i8a
-    uint64_t x;    // i8 [rows, stride]
-    F32 sx;        // [rows, groups]
-    I32 sums;      // [rows, groups]
     F32 out_;      // [rows, n]
+};
+
+struct LinearArgs {
+    Matrix matrix;
+    uint64_t x;    // i8 [rows, stride]
+    F32 sx;        // [rows, groups]: a group is a step, or the whole row
+    I32 sums;      // [rows, groups]
     Step step_;
     uint n;        // matrix rows
     uint steps;    // of a matrix row
     uint stride;   // bytes from row to row of x, a multiple of 16
-    uint groups;   // of a row
-};
-
-// Another matrix beside one of LinearArgs.
-struct Matrix {
-    uint64_t codes;
-    F16 scales;
-    F32 out_;
 };
 
 struct RowArgs {

@@ -22,7 +22,19 @@ int four(uint word, uint k) {
     return int(word);
 }
 
-// What a row of codes with one scale is worth: `sum` of code times x, `xsum` of x alone.
+// Four columns of codes as the int8 operands that dot products take. i4 becomes sixteen times its value, so that nothing is to be
+// subtracted: a nibble in the high half of a byte is signed.
+int operand(uint word, uint k) {
+    if (CODE == CODE_I4) return int(((k == 0 ? word << 4 : word) ^ 0x80808080u) & 0xf0f0f0f0u);
+    return four(word, k);
+}
+
+// `operand` times x, summed, to sum(value * x): first times PRODUCT_UNIT (a power of two, for the floats it is multiplied with), less
+// PRODUCT_OFFSET * sum(x).
+#define PRODUCT_UNIT (CODE == CODE_I4 ? 0.0625 : 1.0)
+#define PRODUCT_OFFSET (CODE == CODE_I4 ? 0 : OFFSET)
+
+// What a row of codes with one scale is worth: `sum` of operands times x, `xsum` of x alone.
 float row_result(int sum, int xsum, float sx, F16 scales, uint n) {
     if (CODE == CODE_I8A) {
         // Codes are stored less 128; [rows, 2]: scale, smallest value.
@@ -31,7 +43,7 @@ float row_result(int sum, int xsum, float sx, F16 scales, uint n) {
         precise float scaled = product * float(scales.v[2 * n]);
         return fma(base, float(scales.v[2 * n + 1]), scaled);
     }
-    precise float product = float(DOUBLE * sum - OFFSET * xsum) * sx;
+    precise float product = float(CODE == CODE_I4 ? sum / 16 : DOUBLE * sum - OFFSET * xsum) * sx;
     precise float y = product * (float(scales.v[n]) * UNIT);
     return y;
 }

@@ -31,7 +31,7 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
     uint nr[NR];
     [[unroll]] for (uint i = 0; i < NR; i++) {
         nr[i] = min(n0 + i, a.n - 1);
-        at[i] = a.codes + uint64_t(nr[i]) * row_bytes;
+        at[i] = a.matrix.codes + uint64_t(nr[i]) * row_bytes;
     }
 
     int isum[NR * M];
@@ -53,14 +53,14 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
                 [[unroll]] for (uint q = 0; q < WORDS; q += PIECE) {
                     const uint piece = (block * WORDS + q * width) / PIECE + inside % 8;
                     if (PIECE == 2) {
-                        const uvec2 v = WeightPairs(at[i]).v[piece];
+                        const uvec2 v = U32x2(at[i]).v[piece];
                         w[u][i][q] = v.x, w[u][i][q + 1] = v.y;
                     } else {
-                        const uvec4 v = Weights(at[i]).v[piece];
+                        const uvec4 v = U32x4(at[i]).v[piece];
                         [[unroll]] for (uint e = 0; e < 4; e++) w[u][i][q + e] = v[e];
                     }
                 }
-                if (GROUPED) scale[u][i] = float(a.scales.v[nr[i] * a.groups + inside]) * UNIT;
+                if (GROUPED) scale[u][i] = float(a.matrix.scales.v[nr[i] * a.steps + inside]) * UNIT;
             }
         }
         [[unroll]] for (uint u = 0; u < U * QP; u++) {
@@ -72,8 +72,8 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
                 float sxg = 0.0;
                 int xsum = 0;
                 if (GROUPED) {
-                    sxg = a.sx.v[xr[m] * a.groups + s];
-                    xsum = a.sums.v[xr[m] * a.groups + s];
+                    sxg = a.sx.v[xr[m] * a.steps + s] * PRODUCT_UNIT;
+                    if (PRODUCT_OFFSET != 0) xsum = a.sums.v[xr[m] * a.steps + s];
                 }
                 [[unroll]] for (uint i = 0; i < NR; i++) {
                     const uint k = i * M + m;
@@ -81,10 +81,10 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
                     [[unroll]] for (uint q = 0; q < WORDS; q++)
                         [[unroll]] for (uint b = 0; b < PER_WORD; b++) {
                             const uint at4 = q * PER_WORD + b; // which four columns
-                            d += dotPacked4x8EXT(four(w[u][i][q], b), int(xs[at4 / 4][at4 % 4]));
+                            d += dotPacked4x8EXT(operand(w[u][i][q], b), int(xs[at4 / 4][at4 % 4]));
                         }
                     if (GROUPED) {
-                        precise float product = float(DOUBLE * d - OFFSET * xsum) * sxg;
+                        precise float product = float(DOUBLE * d - PRODUCT_OFFSET * xsum) * sxg;
                         precise float more = fma(product, scale[u][i], fsum[u % QP][k]);
                         fsum[u % QP][k] = more;
                     } else {
@@ -128,7 +128,7 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
             const uint value = lane / SPARE * PER_LANE + k, m = value % M, row = n0 + value / M;
             if (m0 + m >= live || row >= a.n) continue;
             const uint r = first + m0 + m;
-            a.out_.v[r * a.n + row] =
-                GROUPED ? intBitsToFloat(y[k]) : row_result(y[k], a.sums.v[r], a.sx.v[r], a.scales, row);
+            a.matrix.out_.v[r * a.n + row] =
+                GROUPED ? intBitsToFloat(y[k]) : row_result(y[k], a.sums.v[r], a.sx.v[r], a.matrix.scales, row);
         }
 }

@@ -3,14 +3,15 @@
 use super::device::DeviceInfo;
 use super::footprint::OwnSizes;
 use super::layout::{DeviceMatrix, Packing, code_number};
-use super::pipeline::{Constants, PUSH, Shader};
-use super::push::Push;
+use super::pipeline::{Constants, Shader};
+use super::push::{ActPush, LinearPush, MatrixPush, Push};
 use crate::compute::step::StepView;
 use crate::compute::{Act, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, RowSet, WeightId, best};
 use crate::kv::PAGE;
 use crate::tensor::trellis::Trellis;
 use crate::tensor::{Code, Group};
 use anyhow::{Result, bail, ensure};
+use bytemuck::Zeroable;
 use std::ops::Range;
 
 /// How many rows (and pages) the recorded commands are for; kernels look up in the step buffer how many there really are.
@@ -60,6 +61,8 @@ pub struct Call {
     pub shader: Shader,
     pub constants: Constants,
     pub push: Push,
+    /// The push constants of a linear layer.
+    pub linear: Option<LinearPush>,
     pub groups: [u32; 3],
     pub touches: Vec<Touch>,
     /// Weight bytes read.
@@ -172,7 +175,7 @@ impl Places<'_> {
 
     fn call(&self, shader: Shader, constants: Constants, push: Push, groups: [usize; 3], touches: Vec<Touch>) -> Call {
         let groups = groups.map(|g| g as u32);
-        Call { shader, constants, push, groups, touches, bytes: 0, label: "", of: 0..0 }
+        Call { shader, constants, push, linear: None, groups, touches, bytes: 0, label: "", of: 0..0 }
     }
 
     fn embed(&self, op: &Op, bucket: Bucket) -> Result<Call> {
@@ -327,10 +330,19 @@ impl Places<'_> {
                     (8, selected),
                     (9, threads),
                 ];
-                let push = Push::new().at(m.codes).at(m.scales).at(values).at(sx).at(sums).at(out).at(step);
-                let push = push.word(m.rows).word(p.steps).word(act.cols).word(m.format.groups(m.cols));
+                let args = LinearPush {
+                    main: MatrixPush { codes: m.codes, scales: m.scales, out },
+                    act: ActPush { values, scales: sx, sums },
+                    step,
+                    n: m.rows as u32,
+                    steps: p.steps as u32,
+                    stride: act.cols as u32,
+                    more_n: [0; 2],
+                    more: [MatrixPush::zeroed(); 2],
+                };
                 let groups = [live.div_ceil(block), m.rows.div_ceil(4 * each), 1];
-                self.call(Shader::Linear, constants, push, groups, touches)
+                let call = self.call(Shader::Linear, constants, Push::of(&args), groups, touches);
+                Call { linear: Some(args), ..call }
             }
         };
         call.bytes = m.bytes;
@@ -424,27 +436,17 @@ impl Places<'_> {
 /// Adds a linear layer of the operation `label`, whose calls begin at `begin`: to the call before it if that is on the same activations and
 /// of the same format, since a few large dispatches do more than many small ones.
 fn put_beside(calls: &mut Vec<Call>, begin: usize, mut call: Call, label: &'static str) {
-    // Offsets of LinearArgs, of the matrices beside it and of their rows: see args.glsl and linear.comp.
-    const SAME: [usize; 9] = [16, 20, 24, 28, 32, 36, 60, 64, 68];
-    const MORE: usize = 72;
-    const MORE_N: usize = 120;
     call.label = label;
-    if call.shader == Shader::Linear {
-        call.push = call.push.padded(PUSH);
-        if let Some(last) = calls[begin..].last_mut().filter(|l| l.shader == call.shader && l.constants == call.constants) {
-            let free = (0..2).find(|i| last.push.word_at(MORE_N + 4 * i) == 0);
-            let same = SAME.iter().all(|o| last.push.word_at(*o) == call.push.word_at(*o));
-            if let Some(i) = free.filter(|_| same) {
-                for (to, from) in [0, 4, 8, 12, 40, 44].into_iter().enumerate() {
-                    last.push.set_word(MORE + 24 * i + 4 * to, call.push.word_at(from));
-                }
-                last.push.set_word(MORE_N + 4 * i, call.push.word_at(56));
-                last.groups[1] += call.groups[1];
-                last.bytes += call.bytes;
-                last.touches.extend(call.touches);
-                return;
-            }
-        }
+    if let Some(args) = call.linear
+        && let Some(last) = calls[begin..].last_mut().filter(|l| l.constants == call.constants)
+        && let Some(beside) = &mut last.linear
+        && beside.put_beside(&args)
+    {
+        last.push = Push::of(beside);
+        last.groups[1] += call.groups[1];
+        last.bytes += call.bytes;
+        last.touches.extend(call.touches);
+        return;
     }
     calls.push(call);
 }

@@ -4,11 +4,13 @@ use super::device::{Gpu, failed};
 use anyhow::Result;
 use ash::vk;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Command buffers for what changes from run to run; one is written while others may still run.
 const RING: usize = 4;
-/// Longest wait for one submission. Every one is cut to take far less.
-const PATIENCE_NS: u64 = 60_000_000_000;
+/// Longest wait for one submission. Every one is cut to take far less; but a driver on the processor compiles kernels when they are first run.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE_WITH_CPU: Duration = Duration::from_secs(900);
 
 pub struct Queue {
     gpu: Arc<Gpu>,
@@ -121,9 +123,10 @@ impl Queue {
     pub fn wait(&self, submission: u64) -> Result<()> {
         let (semaphores, values) = ([self.timeline], [submission]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        let patience = if self.gpu.info.is_cpu { PATIENCE_WITH_CPU } else { PATIENCE };
         // SAFETY: the semaphore is alive.
-        unsafe { self.gpu.device.wait_semaphores(&info, PATIENCE_NS) }.map_err(|e| match e {
-            vk::Result::TIMEOUT => failed("waiting a minute for one pass", vk::Result::ERROR_DEVICE_LOST),
+        unsafe { self.gpu.device.wait_semaphores(&info, patience.as_nanos() as u64) }.map_err(|e| match e {
+            vk::Result::TIMEOUT => failed("waiting for one pass", vk::Result::ERROR_DEVICE_LOST),
             e => failed("running kernels", e),
         })
     }
