@@ -10,8 +10,10 @@ use crate::compute::{
 };
 use crate::error::Fault;
 use crate::kv::Pages;
+use crate::tensor::Matrix;
 use anyhow::{Context, Result};
 use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, sync_channel};
 
 /// A model loaded into an executor, ready to run.
 pub struct Forward {
@@ -51,8 +53,32 @@ pub struct ForwardOptions {
 
 /// Loads the weights and records the plans.
 pub fn load(weights: &Weights, exec: &mut dyn Executor, options: ForwardOptions) -> Result<Forward> {
+    if exec.is_dry() {
+        return build(weights, exec, options, None);
+    }
+    // Matrices are read, and converted where a file has them in another form, while the ones before them are sent to the device.
+    std::thread::scope(|scope| {
+        let (send, ahead) = sync_channel(AHEAD);
+        scope.spawn(move || {
+            let order = weights.roles().into_iter().filter(|(role, _)| role.is_matrix());
+            for (role, layer) in order {
+                if send.send((role, layer, weights.matrix(role, layer))).is_err() {
+                    return; // Who waited for matrices has given up.
+                }
+            }
+        });
+        build(weights, exec, options, Some(ahead))
+    })
+}
+
+fn build<'a>(
+    weights: &'a Weights,
+    exec: &'a mut dyn Executor,
+    options: ForwardOptions,
+    ahead: Option<Ahead<'a>>,
+) -> Result<Forward> {
     let layout = StepLayout { max_rows: options.max_rows.next_multiple_of(16) };
-    let mut b = Builder { weights, exec, layout, acts: HashMap::new() };
+    let mut b = Builder { weights, exec, ahead, layout, acts: HashMap::new() };
     let config = weights.config().clone();
     let step = b.exec.alloc("step", layout.words() * 4)?;
     let rope = [b.rows("rope local", config.head_dim)?, b.rows("rope global", config.head_dim)?];
@@ -89,9 +115,16 @@ pub fn load(weights: &Weights, exec: &mut dyn Executor, options: ForwardOptions)
     })
 }
 
+/// Matrices made ahead, beside the one that is being loaded.
+const AHEAD: usize = 1;
+
+type Ahead<'a> = Receiver<(Role, usize, Result<Matrix<'a>>)>;
+
 struct Builder<'a> {
     weights: &'a Weights,
     exec: &'a mut dyn Executor,
+    /// Where matrices come from; `None` in a dry run, which wants their shapes only.
+    ahead: Option<Ahead<'a>>,
     layout: StepLayout,
     /// One set of buffers per kind of linear input: dispatches use them one after the other.
     acts: HashMap<(ActFormat, usize), Act>,
@@ -105,7 +138,14 @@ impl Builder<'_> {
 
     /// Loads a matrix; the format decides what its input must look like.
     fn matrix(&mut self, role: Role, layer: usize) -> Result<(WeightId, ActFormat, usize)> {
-        let matrix = if self.exec.is_dry() { self.weights.shape(role, layer)? } else { self.weights.matrix(role, layer)? };
+        let matrix = match &self.ahead {
+            None => self.weights.shape(role, layer)?,
+            Some(ahead) => {
+                let (next_role, next_layer, matrix) = ahead.recv().context("all matrices were taken")?;
+                assert_eq!((next_role, next_layer), (role, layer), "matrices are asked for in the order of Weights::roles");
+                matrix?
+            }
+        };
         let label = format!("{role:?} {layer}");
         let part = match role {
             Role::Embed if self.weights.has_own_head() => Part::Embedding,

@@ -9,11 +9,14 @@ use super::queue::{Queue, barrier};
 use crate::tensor::{Code, Matrix};
 use anyhow::{Context, Result, ensure};
 use ash::vk;
+use rayon::prelude::*;
 use std::sync::Arc;
 
 /// Staging blocks and their size.
 const RING: usize = 3;
 const STAGE: usize = 32 << 20;
+/// Bytes that a thread copies at a time.
+const COPY: usize = 1 << 20;
 /// Bytes of all staging blocks.
 pub const STAGING: u64 = (RING * STAGE) as u64;
 
@@ -42,7 +45,9 @@ impl Uploader {
         queue.wait(self.used[i])?;
         let block = &self.stages[i];
         // SAFETY: the submission that used the block is done.
-        unsafe { block.bytes(0, bytes.len()) }.copy_from_slice(bytes);
+        let to = unsafe { block.bytes(0, bytes.len()) };
+        // One thread neither reads a file's pages nor writes memory as fast as the bus takes them.
+        to.par_chunks_mut(COPY).zip(bytes.par_chunks(COPY)).for_each(|(to, from)| to.copy_from_slice(from));
         self.used[i] = queue.once(|device, commands| record(device, commands, block))?;
         Ok(())
     }
