@@ -1,5 +1,6 @@
 //! Sampling defaults that a model brings along: `generation_config.json`.
 
+use super::Config;
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
 use crate::tensor::Token;
@@ -29,6 +30,11 @@ impl Generation {
             }
             None => Ok(Generation::default()),
         }
+    }
+
+    /// Tokens that end the text: those named here, else those of config.json.
+    pub fn stop_ids(&self, config: &Config) -> Vec<Token> {
+        if self.eos.is_empty() { config.eos.clone() } else { self.eos.clone() }
     }
 
     fn from_json(json: &Value) -> Result<Generation, String> {

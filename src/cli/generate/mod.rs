@@ -1,5 +1,6 @@
 //! `gemma generate`: one prompt in, the model's text out.
 
+pub mod batch;
 pub mod drafting;
 pub mod options;
 pub mod prompt;
@@ -31,6 +32,9 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
         let (_, resolved) = options.sampling.resolve(typed, &Generation::of(model.checkpoint())?);
         super::output::print(&typed.config(&resolved))?;
         return Ok(0);
+    }
+    if let Some(from) = &options.batch.batch {
+        return batch::run(options, from, typed);
     }
     if options.sampling.stop.iter().any(String::is_empty) {
         return Err(Fault::usage("--stop: an empty text would end everything at once").into());
@@ -72,7 +76,7 @@ impl Run<'_> {
         let mut drafting =
             drafting::build(&options.draft, self.model, self.tokenizer, &options.model.run, context, curve, &pool, ui)?;
         let mut target = Timeline::new(loaded.engine);
-        let stop_ids = self.stop_ids();
+        let stop_ids = self.generation.stop_ids(self.model.config());
         let mut sampler = Sampler::new(self.config.clone())?.usable(self.tokenizer.vocab());
         if options.sampling.ignore_eos {
             sampler = sampler.ban(stop_ids.iter().copied());
@@ -149,12 +153,6 @@ impl Run<'_> {
         }
         self.report(&record, &stats)?;
         Ok(interrupt.exit_code().unwrap_or(0))
-    }
-
-    /// Tokens that end the text: those of generation_config.json, else of config.json.
-    fn stop_ids(&self) -> Vec<Token> {
-        let ids = &self.generation.eos;
-        if ids.is_empty() { self.model.config().eos.clone() } else { ids.clone() }
     }
 
     fn report(&self, record: &Record, stats: &Stats) -> Result<()> {

@@ -22,6 +22,8 @@ pub struct Generate {
     #[command(flatten)]
     pub draft: DraftingOptions,
     #[command(flatten)]
+    pub batch: BatchOptions,
+    #[command(flatten)]
     pub output: OutputOptions,
     #[command(flatten)]
     pub model: ModelOptions,
@@ -34,7 +36,8 @@ Examples:
   gemma generate 'Why is the sky blue?'
   git diff | gemma generate 'Write a commit message for this change.'
   gemma generate -m ./gemma-3-27b-it -f report.txt 'Summarise in five sentences.' -o summary.txt
-  gemma generate --format json --seed 1 'A haiku about rain' | jq -r .text";
+  gemma generate --format json --seed 1 'A haiku about rain' | jq -r .text
+  gemma generate --batch prompts.jsonl --resume answers.jsonl";
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Input")]
@@ -108,6 +111,28 @@ pub struct DraftingOptions {
     /// Shape of the guesses: auto, chain, or a number of nodes
     #[arg(long, value_name = "auto|chain|N", default_value = "auto", value_parser = tree)]
     pub draft_tree: TreeSize,
+}
+
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Batch")]
+pub struct BatchOptions {
+    /// Answer records instead of one prompt: JSON lines from FILE or standard input, a line out for each, in their order
+    ///
+    /// A record is {"prompt": ...} or {"messages": [...]}, with an "id" and any of max_tokens, temperature, top_k, top_p, min_p,
+    /// repeat_penalty, seed, stop, system, prefill, raw; or a line of OpenAI's batches, which is answered in kind. Blank lines are passed
+    /// over. A record that fails has an error for an answer, and the others go on. A record without a seed gets one from --seed (0 where
+    /// not given) and its id. --ctx-size auto is 4096 here.
+    #[arg(long, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-")]
+    pub batch: Option<PathBuf>,
+    /// Write answers to OUT as they come; what it holds of an interrupted run is kept, and its records are not asked again
+    #[arg(long, value_name = "OUT", requires = "batch")]
+    pub resume: Option<PathBuf>,
+    /// Answer every n-th record, from the i-th on: the i-th of n processes that share a batch
+    #[arg(long, value_name = "I/N", requires = "batch")]
+    pub shard: Option<super::batch::place::Shard>,
+    /// Exit with 6, once all is done, if records failed
+    #[arg(long, requires = "batch")]
+    pub strict: bool,
 }
 
 #[derive(Debug, Clone, Args)]

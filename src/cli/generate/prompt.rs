@@ -41,11 +41,7 @@ fn read(text: &InputOptions, chat: &ChatOptions, piped: bool, stdin: &mut dyn st
         return Err(Fault::usage("--raw uses no chat template: it takes no --system and no --messages").into());
     }
     let parts = input::parts(text, piped)?;
-    let system = match (&chat.system, &chat.system_file) {
-        (Some(_), Some(_)) => return Err(Fault::usage("--system and --system-file are both given").into()),
-        (None, Some(path)) => Some(input::read_file(path)?),
-        (text, None) => text.clone(),
-    };
+    let system = system(chat)?;
     let messages = chat.messages.as_deref().map(read_messages).transpose()?.unwrap_or_default();
     let prompt = input::assemble(&parts, stdin)?;
     // A model may begin with nothing at all, but only if someone says so: --raw ''.
@@ -54,6 +50,37 @@ fn read(text: &InputOptions, chat: &ChatOptions, piped: bool, stdin: &mut dyn st
         return Err(input::no_prompt().into());
     }
     Ok(Said { system, messages, text: prompt, prefill: chat.prefill.clone() })
+}
+
+/// What `--system` or `--system-file` says.
+pub fn system(chat: &ChatOptions) -> Result<Option<String>> {
+    match (&chat.system, &chat.system_file) {
+        (Some(_), Some(_)) => Err(Fault::usage("--system and --system-file are both given").into()),
+        (None, Some(path)) => Ok(Some(input::read_file(path)?)),
+        (text, None) => Ok(text.clone()),
+    }
+}
+
+/// What a message says: text, or parts of which those of type `text` count.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub enum Content {
+    Text(String),
+    Parts(Vec<TextPart>),
+}
+
+#[derive(Deserialize)]
+pub struct TextPart {
+    text: String,
+}
+
+impl Content {
+    pub fn text(self) -> String {
+        match self {
+            Content::Text(text) => text,
+            Content::Parts(parts) => parts.into_iter().map(|p| p.text).collect(),
+        }
+    }
 }
 
 /// A JSON array of messages, or an object with a `messages` field; a message's content is text or parts of type `text`.
@@ -69,25 +96,11 @@ fn read_messages(path: &Path) -> Result<Vec<Message>> {
         role: String,
         content: Content,
     }
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Content {
-        Text(String),
-        Parts(Vec<TextPart>),
-    }
-    #[derive(Deserialize)]
-    struct TextPart {
-        text: String,
-    }
     let what = || Fault::model(format!("{} is no list of messages", path.display()));
     let help = r#"expected: [{"role": "user", "content": "Hello"}]; roles are system, user and assistant"#;
     let file: File = serde_json::from_str(&input::read_file(path)?).with_context(|| what().help(help))?;
     let (File::List(items) | File::Object { messages: items }) = file;
-    let text = |content| match content {
-        Content::Text(text) => text,
-        Content::Parts(parts) => parts.into_iter().map(|p| p.text).collect(),
-    };
-    Ok(items.into_iter().map(|i| Message { role: i.role, content: text(i.content) }).collect())
+    Ok(items.into_iter().map(|i| Message { role: i.role, content: i.content.text() }).collect())
 }
 
 /// The prompt's tokens: through the chat template, or as they are behind one BOS.
