@@ -47,6 +47,36 @@ fn what_does_not_fit_is_exit_5_with_the_bytes() {
         .stderr(predicates::str::contains("for weights").and(predicates::str::contains("--ctx-size")));
 }
 
+/// Whoever has the device is not joined by accident.
+#[test]
+fn a_device_in_use_is_waited_for_or_refused() {
+    use std::io::{BufRead, BufReader};
+    let Some(open) = device() else { return };
+    let info = open().info().clone();
+    let runtime = tempfile::tempdir().unwrap();
+    let lock = std::fs::File::create(gemma::cli::lock::file(runtime.path(), &info.name, info.index)).unwrap();
+    lock.lock().unwrap();
+    // A device that is lost at once ends what got as far as the device.
+    let generate = || {
+        let mut command = generate("vulkan");
+        command.env("XDG_RUNTIME_DIR", runtime.path()).env(LOSE_AFTER, "0");
+        command
+    };
+    let refused = generate().args(["--device-lock", "fail"]).assert().code(4);
+    refused.stderr(predicates::str::contains("another process").and(predicates::str::contains("--device-lock wait")));
+    generate().args(["--device-lock", "off"]).assert().code(4).stderr(predicates::str::contains("lost"));
+
+    let mut waiting = std::process::Command::new(assert_cmd::cargo::cargo_bin("gemma"));
+    waiting.args(["generate", "-d", "vulkan", "--draft", "off", "--raw", "-n", "1", "The"]).env(ALLOW_CPU_DRIVER, "1");
+    waiting.env("XDG_RUNTIME_DIR", runtime.path()).env(LOSE_AFTER, "0");
+    let mut child = waiting.stdin(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map(|l| l.unwrap());
+    assert!(said.any(|line| line.contains("waiting for it to end")));
+    drop(lock);
+    assert!(said.any(|line| line.contains("lost")));
+    assert_eq!(child.wait().unwrap().code(), Some(4));
+}
+
 use predicates::prelude::PredicateBooleanExt;
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! Names and defaults are a contract with people's scripts; `settings.rs` adds the environment and `gemma.toml` to each option.
 
+use super::lock::DeviceLock;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -107,6 +108,9 @@ pub struct RunOptions {
     /// q8 stores int8 with a scale for every 32 channels: little more than half of f16, for contexts that would not fit otherwise.
     #[arg(long, value_enum, default_value_t = Kv::Auto)]
     pub kv: Kv,
+    /// Where another process uses the same GPU
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = DeviceLock::Wait)]
+    pub device_lock: DeviceLock,
     /// Hold every kernel's result to its scalar twin, and stop at the first that differs (very slow)
     #[arg(long, hide_short_help = true)]
     pub check: bool,

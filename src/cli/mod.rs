@@ -8,6 +8,7 @@ pub mod eval;
 pub mod generate;
 pub mod input;
 pub mod inspect;
+pub mod lock;
 pub mod manual;
 pub mod model;
 pub mod output;

@@ -166,6 +166,9 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
     let mut candidates = placement::candidates(&task, options, ui)?.into_iter().peekable();
     let engine = loop {
         let placement = candidates.next().context("there is always a place to try")?;
+        if let Some(device) = &placement.device {
+            super::lock::acquire(options.device_lock, &device.name, device.index, ui)?;
+        }
         let spinner = ui.spinner(&format!("loading {label} ({})", bytes(size.bytes)), size.bytes >= WORTH_A_SPINNER);
         say_split(&placement, pool, ui);
         let loaded = place(&placement, pool, options.check)

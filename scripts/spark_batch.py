@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""A batch on a Spark cluster: each partition is one `gemma generate --batch`, which loads the model once.
+
+  spark-submit scripts/spark_batch.py IN.jsonl OUT_DIRECTORY [--partitions N] [--gemma PATH] [-- OPTIONS OF gemma generate]
+
+Every record needs an "id" (or "custom_id"): seeds come from ids, so that a record has the same text however the batch is cut, and
+answers are found by them. A partition whose process fails, fails the job: without checkCode Spark would take its silence for an
+empty result. gemma and the model must be at the same path on every worker.
+"""
+import argparse
+import json
+import shlex
+import sys
+
+from pyspark.sql import SparkSession
+
+
+def arguments():
+    own, options = sys.argv[1:], []
+    if "--" in own:
+        at = own.index("--")
+        own, options = own[:at], own[at + 1 :]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("input")
+    parser.add_argument("output")
+    parser.add_argument("--partitions", type=int, default=2, help="processes in all: as many as models fit the cluster's memory")
+    parser.add_argument("--gemma", default="gemma", help="the binary, as workers find it")
+    return parser.parse_args(own), options
+
+
+def with_id(line):
+    record = json.loads(line)
+    if not isinstance(record, dict) or record.get("id", record.get("custom_id")) is None:
+        raise ValueError(f"a record without id: {line[:80]}")
+    return line
+
+
+def main():
+    typed, options = arguments()
+    command = shlex.join([typed.gemma, "generate", "--batch", "-", "-q", *options])
+    spark = SparkSession.builder.appName("gemma batch").getOrCreate()
+    lines = spark.sparkContext.textFile(typed.input, typed.partitions).filter(lambda line: line.strip()).map(with_id)
+    # textFile takes its number as a minimum; a process a partition is what was asked for.
+    lines.repartition(typed.partitions).pipe(command, checkCode=True).saveAsTextFile(typed.output)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
