@@ -51,6 +51,24 @@ impl Pages {
     }
 }
 
+/// Pages of a layer without a window that something else attends: for each row the first few, a number that its position alone decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// A row's page counts as sealed when it ends so many positions before the row: the most rows of a pass. So it is sealed in every pass
+    /// that the row can be part of, however the prompt was cut and whatever was drafted.
+    pub lag: usize,
+    /// Of 256 sealed pages, so many are taken.
+    pub share: usize,
+}
+
+impl Taken {
+    /// Pages that are taken of a row at this position.
+    #[inline(always)]
+    pub fn pages(self, position: usize) -> usize {
+        position.saturating_sub(self.lag) / PAGE * self.share / 256
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,6 +83,21 @@ mod tests {
                 }
             }
             assert!(!pages.can_return_to(4000, 40_000));
+        }
+    }
+
+    /// Whatever row of a pass stands at a position, the pages taken of it are committed.
+    #[test]
+    fn taken_pages_are_sealed_in_every_pass() {
+        for (lag, share) in [(16, 256), (128, 256), (512, 256), (128, 100), (128, 0)] {
+            let taken = Taken { lag, share };
+            for position in 0..5000 {
+                let pages = taken.pages(position);
+                assert!((0..lag).all(|depth| pages == 0 || pages * PAGE <= position - depth));
+                assert!(pages <= taken.pages(position + 1) && pages * 256 <= position / PAGE * share);
+            }
+            assert_eq!(taken.pages(PAGE + lag - 1), 0);
+            assert_eq!(taken.pages(PAGE + lag), share / 256);
         }
     }
 

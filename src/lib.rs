@@ -7,6 +7,7 @@
 //! 4  draft       where proposals come from     quant  offline conversion     eval  likelihoods
 //! 3  engine      one model and one timeline
 //! 2  gemma       what Gemma 3 is: config, weights, forward pass, tokenizer, chat     vulkan  the GPU executor
+//!    npu         an executor that hands sealed pages of global layers to the NPU, and a model of the device
 //! 1  checkpoint  files -> tensors              compute  dispatch list, kernels and their scalar twins    sampler
 //! 0  tensor      formats and codecs            kv, error
 //! ```
@@ -37,6 +38,7 @@ pub mod error;
 pub mod eval;
 pub mod gemma;
 pub mod kv;
+pub mod npu;
 pub mod quant;
 pub mod sampler;
 pub mod tensor;

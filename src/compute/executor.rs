@@ -17,6 +17,26 @@ pub struct KernelTime {
     pub bytes: u64,
 }
 
+/// What an accelerator beside the executor has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AssistReport {
+    /// Which, such as `host model with the kernel's Rust twin`.
+    pub device: String,
+    /// Whether a device computed it, not a model of one.
+    pub silicon: bool,
+    /// Why it was given up, where it was.
+    pub given_up: Option<String>,
+    pub jobs: u64,
+    /// Pages sealed, pages that jobs read, and (row, page) pairs attended; each page of one layer and all its heads.
+    pub pages_sealed: u64,
+    pub pages_read: u64,
+    pub row_pages: u64,
+    /// Bytes of keys and values that jobs read.
+    pub bytes: u64,
+    /// Jobs computed again on the processor and compared.
+    pub checks: u64,
+}
+
 /// A device that runs plans.
 pub trait Executor: Send {
     /// Such as `cpu: avx512-vnni, 2 threads`.
@@ -54,6 +74,10 @@ pub trait Executor: Send {
     /// The same with what was allocated for them and is not used.
     fn allocated(&self) -> (u64, u64) {
         self.memory()
+    }
+    /// What an accelerator has done beside it, where there is one.
+    fn assist(&self) -> Option<AssistReport> {
+        None
     }
     /// What a dry executor counted, piece by piece.
     fn pieces(&self) -> Pieces {

@@ -3,7 +3,7 @@
 //! Parameters are plain values fixed at recording time. Everything that changes from step to step (tokens, positions, tree,
 //! row counts) is read from the step buffer (`step.rs`), so a recorded plan never changes.
 
-use crate::kv::Pages;
+use crate::kv::{Pages, Taken};
 use crate::tensor::{Code, Format, Group};
 
 /// A buffer of the executor.
@@ -208,6 +208,9 @@ pub enum Op {
     },
     /// Softmax attention over committed pages and the row's ancestors in scratch, page partials merged in page order.
     Attention { q: BufferId, out: BufferId, n_heads: usize, scale: f32, kv: KvLayer },
+    /// The same over the pages that are not taken, before the division: `out` is f32 `[max_rows, n_heads, head_dim + 2]`, sums of
+    /// exponentials times values, then the largest score and the sum of exponentials. The layer has no window.
+    AttentionRest { q: BufferId, out: BufferId, n_heads: usize, scale: f32, kv: KvLayer, taken: Taken },
     /// The largest logits of each selected row as lists, see [`crate::compute::best`].
     Best { logits: BufferId, vocab: usize, maxima: BufferId, lists: BufferId },
     /// Copies the accepted path's keys and values from scratch to the cache, for every layer.
@@ -225,7 +228,7 @@ impl Op {
             Op::Linear { jobs, .. } => jobs.iter().flat_map(|j| act(&j.act)).collect(),
             Op::GateUp { act_gate, act_up, .. } => [act(act_gate), act(act_up)].concat(),
             Op::Rope { q, k, v, q_norm, k_norm, rope_table, .. } => vec![*q, *k, *v, *q_norm, *k_norm, *rope_table],
-            Op::Attention { q, kv, .. } => vec![*q, kv.k, kv.v, kv.scratch_k, kv.scratch_v],
+            Op::Attention { q, kv, .. } | Op::AttentionRest { q, kv, .. } => vec![*q, kv.k, kv.v, kv.scratch_k, kv.scratch_v],
             Op::Best { logits, .. } => vec![*logits],
             Op::Commit { layers } => layers.iter().flat_map(|kv| [kv.scratch_k, kv.scratch_v]).collect(),
         }
@@ -234,7 +237,9 @@ impl Op {
     /// The buffers it writes.
     pub fn outputs(&self) -> Vec<BufferId> {
         match self {
-            Op::Embed { out, .. } | Op::GateUp { out, .. } | Op::Attention { out, .. } => vec![*out],
+            Op::Embed { out, .. } | Op::GateUp { out, .. } | Op::Attention { out, .. } | Op::AttentionRest { out, .. } => {
+                vec![*out]
+            }
             Op::Norm { x, out, .. } => vec![*x, *out],
             Op::Prepare { act, .. } if act.format.int8 => vec![act.values, act.scales, act.sums],
             Op::Prepare { act, .. } => vec![act.values],

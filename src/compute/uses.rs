@@ -56,7 +56,8 @@ impl Op {
                 [v, q_norm, k_norm, rope_table].into_iter().for_each(|id| f(Use::Read(id)));
                 cache(kv, f);
             }
-            Op::Attention { q, out, n_heads: _, scale: _, kv } => {
+            Op::Attention { q, out, n_heads: _, scale: _, kv }
+            | Op::AttentionRest { q, out, n_heads: _, scale: _, kv, taken: _ } => {
                 f(Use::Read(q));
                 cache(kv, f);
                 f(Use::Write(out));

@@ -87,6 +87,10 @@ pub trait Engine: Send {
     fn read_bandwidth(&mut self) -> Option<f64> {
         None
     }
+    /// See [`crate::compute::Executor::assist`].
+    fn assist(&self) -> Option<crate::compute::AssistReport> {
+        None
+    }
     fn start_profile(&mut self) {}
     fn profile(&self) -> Vec<crate::compute::KernelTime> {
         Vec::new()

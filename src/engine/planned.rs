@@ -208,6 +208,10 @@ impl Engine for PlannedEngine {
         self.exec.read_bandwidth()
     }
 
+    fn assist(&self) -> Option<crate::compute::AssistReport> {
+        self.exec.assist()
+    }
+
     fn start_profile(&mut self) {
         self.exec.start_profile();
     }

@@ -159,6 +159,7 @@ impl Places<'_> {
                 }
                 Op::Rope { .. } => out.push(self.rope(op, bucket)?),
                 Op::Attention { .. } => self.attention(op, prepare.as_ref(), read_later, bucket, &mut out)?,
+                Op::AttentionRest { .. } => bail!("the GPU attends all pages itself"),
                 Op::Best { .. } => out.extend(self.best(op, bucket)),
                 Op::Commit { layers } => out.extend(self.commit(layers, bucket)?),
             }

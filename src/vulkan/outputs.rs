@@ -86,6 +86,9 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
         Op::Attention { out, kv, n_heads, .. } => {
             vec![floats(*out, "the attention", n_heads * kv.head_dim, Rule::Near(EXPONENTIALS))]
         }
+        Op::AttentionRest { out, kv, n_heads, .. } => {
+            vec![floats(*out, "the undivided attention", n_heads * (kv.head_dim + 2), Rule::Near(EXPONENTIALS))]
+        }
         Op::Best { maxima, lists, .. } => {
             let lists = Output { id: *lists, name: "the lists", holds: Holds::Lists };
             vec![floats(*maxima, "the largest of the chunks", crate::compute::best::CHUNKS, Rule::Same), lists]

@@ -11,6 +11,7 @@ use crate::compute::memory::Buffers;
 use crate::compute::plan::{BufferId, Dispatch, KvFormat, Op, Part, Plan, PlanId, RowSet, WeightId};
 use crate::compute::reference;
 use crate::compute::step::{StepLayout, StepView};
+use crate::kv::PAGE;
 use crate::tensor::Matrix;
 use anyhow::{Context, Result, bail};
 use std::ops::Range;
@@ -88,6 +89,7 @@ impl CpuExecutor {
                 let seen = step.base - kv.pages.first_visible(step.base).min(step.base);
                 (seen * kv.bytes_per_position()) as u64
             }
+            Op::AttentionRest { kv, taken, .. } => ((step.base - taken.pages(step.base) * PAGE) * kv.bytes_per_position()) as u64,
             _ => 0,
         }
     }
@@ -145,7 +147,8 @@ impl CpuExecutor {
                     linear::gate_up(self.isa, gate, &act_gate, up, &act_up, tiles, out, gate.rows());
                 }
             }
-            Op::Attention { q, out, n_heads, scale, kv } => {
+            Op::Attention { q, out, n_heads, scale, kv } | Op::AttentionRest { q, out, n_heads, scale, kv, .. } => {
+                let taken = if let Op::AttentionRest { taken, .. } = op { Some(*taken) } else { None };
                 let call = Attention {
                     buffers: &self.buffers,
                     kv,
@@ -155,6 +158,7 @@ impl CpuExecutor {
                     out: *out,
                     n_heads: *n_heads,
                     scale: *scale,
+                    taken,
                 };
                 let mut work = self.work[worker.index].lock().unwrap_or_else(|e| e.into_inner());
                 for (kv_head, slots) in attention_tasks(kv.n_kv_heads, call.slots(), worker) {

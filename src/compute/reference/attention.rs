@@ -122,9 +122,25 @@ pub fn attend(
     path: &[u32],
     scale: f32,
 ) -> Vec<f32> {
+    let first = kv.pages.first_visible(step.base + path.len() - 1);
+    let total = partial(buffers, kv, max_rows, step, q, head, path, scale, first);
+    total.o.iter().map(|o| o / total.l).collect()
+}
+
+/// The same over positions from `first` on, not yet divided.
+pub fn partial(
+    buffers: &Buffers,
+    kv: &KvLayer,
+    max_rows: usize,
+    step: &StepView<'_>,
+    q: &[f32],
+    head: usize,
+    path: &[u32],
+    scale: f32,
+    first: usize,
+) -> Partial {
     let seen = Seen { buffers, kv, max_rows, base: step.base, head, path };
     let position = step.base + path.len() - 1;
-    let first = kv.pages.first_visible(position);
     let mut total: Option<Partial> = None;
     for page in first / PAGE..=position / PAGE {
         let visible = first.max(page * PAGE)..(position + 1).min((page + 1) * PAGE);
@@ -134,8 +150,7 @@ pub fn attend(
             Some(t) => merge(&mut t.m, &mut t.l, &mut t.o, (partial.m, partial.l, &partial.o)),
         }
     }
-    let total = total.expect("a row sees at least itself");
-    total.o.iter().map(|o| o / total.l).collect()
+    total.expect("a row sees at least itself")
 }
 
 fn page_partial(seen: &Seen<'_>, q: &[f32], scale: f32, visible: std::ops::Range<usize>) -> Partial {

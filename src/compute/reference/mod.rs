@@ -78,6 +78,23 @@ pub fn run(op: &Op, buffers: &Buffers, weights: &[Matrix<'static>], layout: Step
                 }
             }
         }
+        Op::AttentionRest { q, out, n_heads, scale, kv, taken } => {
+            let mut path = vec![0u32; layout.max_rows];
+            let dim = kv.head_dim;
+            for r in step.live(RowSet::All) {
+                let n = step.ancestors(r, &mut path);
+                for head in 0..*n_heads {
+                    let at = r * n_heads + head;
+                    let q = unsafe { buffers.slice(*q, at * dim, dim) };
+                    let kv_head = head / (n_heads / kv.n_kv_heads);
+                    let first = taken.pages(step.positions[r] as usize) * PAGE;
+                    let p = attention::partial(buffers, kv, layout.max_rows, step, q, kv_head, &path[..n], *scale, first);
+                    let out: &mut [f32] = unsafe { buffers.slice_mut(*out, at * (dim + 2), dim + 2) };
+                    out[..dim].copy_from_slice(&p.o);
+                    (out[dim], out[dim + 1]) = (p.m, p.l);
+                }
+            }
+        }
         Op::Best { logits, vocab, maxima, lists } => best(buffers, step, (*logits, *vocab), *maxima, *lists),
         Op::Commit { layers } => layers.iter().for_each(|kv| commit(buffers, kv, layout.max_rows, step)),
     }

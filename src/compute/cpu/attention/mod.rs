@@ -12,7 +12,7 @@ use crate::compute::memory::Buffers;
 use crate::compute::plan::{BufferId, KvFormat, KvLayer};
 use crate::compute::reference::attention::merge;
 use crate::compute::step::StepView;
-use crate::kv::PAGE;
+use crate::kv::{PAGE, Taken};
 use crate::tensor::math::{self, LANES};
 use float::Floats;
 use half::f16;
@@ -31,6 +31,8 @@ pub struct Attention<'a> {
     pub out: BufferId,
     pub n_heads: usize,
     pub scale: f32,
+    /// The op is `AttentionRest`: rows begin behind the pages that are taken of them, and nothing is divided.
+    pub taken: Option<Taken>,
 }
 
 /// Buffers of one thread, reused between calls.
@@ -102,6 +104,11 @@ impl Attention<'_> {
         self.step.first + slot / self.group()
     }
 
+    /// First position that a row at `position` attends.
+    fn begin(&self, position: usize) -> usize {
+        self.taken.map_or(self.kv.pages.first_visible(position), |taken| taken.pages(position) * PAGE)
+    }
+
     /// The keys or values of a physical page.
     fn page(&self, id: BufferId, page: usize, kv_head: usize) -> Part {
         let codes = (page * self.kv.n_kv_heads + kv_head) * self.kv.head_dim * PAGE;
@@ -157,7 +164,7 @@ fn block<L: Lanes, S: Stored, const N: usize>(a: &Attention<'_>, kv_head: usize,
     for i in 0..N {
         last[i] = step.base + step.ancestors(a.row(first + i), &mut work.paths[i * a.max_rows..][..a.max_rows]) - 1;
     }
-    let begin: [usize; N] = last.map(|p| kv.pages.first_visible(p));
+    let begin: [usize; N] = last.map(|p| a.begin(p));
     let lowest = begin.into_iter().min().unwrap_or(0);
     let highest = last.into_iter().max().unwrap_or(0);
 
@@ -209,6 +216,13 @@ fn block<L: Lanes, S: Stored, const N: usize>(a: &Attention<'_>, kv_head: usize,
         }
     }
     for i in 0..N {
+        if a.taken.is_some() {
+            let at = a.at(kv_head, first + i) / dim * (dim + 2);
+            let out: &mut [f32] = unsafe { a.buffers.slice_mut(a.out, at, dim + 2) };
+            out[..dim].copy_from_slice(&work.total_o[i * dim..][..dim]);
+            (out[dim], out[dim + 1]) = (m[i], l[i]);
+            continue;
+        }
         let out: &mut [f32] = unsafe { a.buffers.slice_mut(a.out, a.at(kv_head, first + i), dim) };
         for (o, t) in out.iter_mut().zip(&work.total_o[i * dim..][..dim]) {
             *o = t / l[i];

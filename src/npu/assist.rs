@@ -1,0 +1,379 @@
+//! An executor around another one: attention of global layers is cut in two, sealed pages for the NPU, the rest for the other.
+//!
+//! Queries go out as soon as they are there; while the NPU works the other executor attends the remaining pages; both are joined in page
+//! order, the NPU's first, before anything reads the result. A row's pages depend on its position alone. At the first trouble the layer's
+//! attention runs whole on the other executor, which has all keys and values, and so does everything after it.
+
+use super::attention::{Arena, Dims, FlashPartial, Partials};
+use crate::compute::reference::attention::merge;
+use crate::compute::step::StepView;
+use crate::compute::{
+    AssistReport, BufferId, Dispatch, Executor, KernelTime, KvFormat, KvLayer, Op, Part, Plan, PlanId, RowSet, StepLayout,
+    WeightId,
+};
+use crate::kv::{PAGE, Taken};
+use crate::tensor::Matrix;
+use anyhow::Result;
+use half::f16;
+use std::collections::HashMap;
+
+/// A step of a pass with the NPU.
+#[derive(Clone, Copy)]
+enum Piece {
+    Run(PlanId),
+    Attend(Attend),
+}
+
+/// One global layer's attention.
+#[derive(Clone, Copy)]
+struct Attend {
+    /// All pages on the executor, and those that are not taken.
+    whole: PlanId,
+    rest: PlanId,
+    q: BufferId,
+    out: BufferId,
+    /// The rest's partials.
+    partial: BufferId,
+    /// Index of the layer's arena.
+    layer: usize,
+}
+
+struct Pass {
+    whole: PlanId,
+    /// Empty where no global layer attends.
+    pieces: Vec<Piece>,
+    commits: bool,
+    step: BufferId,
+    layout: StepLayout,
+}
+
+/// A global layer's cache in the kernel's layout.
+struct Layer {
+    kv: KvLayer,
+    arena: Arena,
+}
+
+/// An executor with an NPU beside it.
+pub struct AssistedExecutor {
+    inner: Box<dyn Executor>,
+    npu: Option<FlashPartial>,
+    dims: Dims,
+    /// Of 256 sealed pages, so many are the NPU's.
+    share: usize,
+    layers: Vec<Layer>,
+    /// One for all layers, which use it one after the other.
+    partial: Option<BufferId>,
+    passes: Vec<Pass>,
+    steps: HashMap<BufferId, Vec<u32>>,
+    report: AssistReport,
+    memory: u64,
+    q: Vec<f32>,
+    rest: Vec<f32>,
+    joined: Vec<f32>,
+    pages: Vec<usize>,
+    partials: Partials,
+}
+
+impl AssistedExecutor {
+    /// `share` of 256 sealed pages go to `npu`.
+    pub fn new(inner: Box<dyn Executor>, npu: FlashPartial, dims: Dims, share: usize) -> AssistedExecutor {
+        let report =
+            AssistReport { device: npu.session().describe(), silicon: npu.session().is_silicon(), ..AssistReport::default() };
+        AssistedExecutor {
+            inner,
+            npu: Some(npu),
+            dims,
+            share: share.min(256),
+            layers: Vec::new(),
+            partial: None,
+            passes: Vec::new(),
+            steps: HashMap::new(),
+            report,
+            memory: 0,
+            q: Vec::new(),
+            rest: Vec::new(),
+            joined: Vec::new(),
+            pages: Vec::new(),
+            partials: Partials::default(),
+        }
+    }
+
+    /// The NPU is off from here on. Its buffers and its context are freed.
+    fn give_up(&mut self, why: &anyhow::Error) {
+        self.count();
+        self.npu = None;
+        self.layers.clear();
+        let remedy = why.chain().find_map(|e| e.downcast_ref::<super::accel::Errno>()).and_then(|e| e.remedy());
+        let remedy = remedy.map_or(String::new(), |r| format!(" ({r})"));
+        self.report.given_up = Some(format!("{why:#}{remedy}"));
+    }
+
+    fn count(&mut self) {
+        let Some(npu) = &self.npu else { return };
+        let c = npu.counters;
+        let r = &mut self.report;
+        (r.jobs, r.pages_sealed, r.pages_read) = (c.jobs, c.sealed, c.pages);
+        (r.row_pages, r.bytes, r.checks) = (c.row_pages, c.bytes, c.checks);
+        self.memory = npu.session().memory();
+    }
+
+    fn layer_of(&mut self, kv: KvLayer) -> Result<Option<usize>> {
+        if let Some(at) = self.layers.iter().position(|l| l.kv.k == kv.k) {
+            return Ok(Some(at));
+        }
+        let Some(npu) = &mut self.npu else { return Ok(None) };
+        match npu.arena(kv.pages.count) {
+            Ok(arena) => self.layers.push(Layer { kv, arena }),
+            Err(why) => {
+                self.give_up(&why.context("making room for the NPU's pages"));
+                return Ok(None);
+            }
+        }
+        Ok(Some(self.layers.len() - 1))
+    }
+
+    /// The plan cut at global attention; empty where there is none, or no NPU.
+    fn cut(&mut self, plan: &Plan, step: BufferId, layout: StepLayout) -> Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        let mut run = Plan::default();
+        for dispatch in &plan.dispatches {
+            let layer = match &dispatch.op {
+                Op::Attention { kv, .. } if kv.pages.window.is_none() && self.share > 0 => self.layer_of(*kv)?,
+                _ => None,
+            };
+            let (Op::Attention { q, out, n_heads, scale, kv }, Some(layer)) = (&dispatch.op, layer) else {
+                run.dispatches.push(dispatch.clone());
+                continue;
+            };
+            let (q, out, n_heads, scale, kv) = (*q, *out, *n_heads, *scale, *kv);
+            if !run.dispatches.is_empty() {
+                pieces.push(Piece::Run(self.inner.record(std::mem::take(&mut run), step, layout)?));
+            }
+            let partial = match self.partial {
+                Some(partial) => partial,
+                None => {
+                    let floats = layout.max_rows * n_heads * (kv.head_dim + 2);
+                    *self.partial.insert(self.inner.alloc("attention beside the NPU", 4 * floats)?)
+                }
+            };
+            let taken = Taken { lag: layout.max_rows, share: self.share };
+            let op = Op::AttentionRest { q, out: partial, n_heads, scale, kv, taken };
+            let rest = Plan { dispatches: vec![Dispatch { op, ..dispatch.clone() }] };
+            pieces.push(Piece::Attend(Attend {
+                rest: self.inner.record(rest, step, layout)?,
+                whole: self.inner.record(Plan { dispatches: vec![dispatch.clone()] }, step, layout)?,
+                q,
+                out,
+                partial,
+                layer,
+            }));
+        }
+        if !pieces.is_empty() && !run.dispatches.is_empty() {
+            pieces.push(Piece::Run(self.inner.record(run, step, layout)?));
+        }
+        Ok(pieces)
+    }
+
+    /// One global layer of a pass over `live` rows.
+    fn attend(&mut self, a: Attend, live: std::ops::Range<usize>) -> Result<()> {
+        let Dims { n_heads, head_dim, .. } = self.dims;
+        let width = n_heads * head_dim;
+        let sent = match (&mut self.npu, self.layers.get(a.layer)) {
+            (Some(npu), Some(layer)) => {
+                self.q.resize(live.len() * width, 0.0);
+                self.inner.read(a.q, live.start * width * 4, bytemuck::cast_slice_mut(&mut self.q))?;
+                npu.submit(&layer.arena, &self.q, &self.pages)
+            }
+            _ => return self.inner.run(a.whole),
+        };
+        if let Err(why) = sent {
+            self.give_up(&why);
+            return self.inner.run(a.whole);
+        }
+        self.inner.run(a.rest)?;
+        let joined = self.npu.as_mut().map(|npu| npu.join(live.len(), &mut self.partials));
+        if let Some(Err(why)) = joined {
+            self.give_up(&why);
+            return self.inner.run(a.whole);
+        }
+        let each = head_dim + 2;
+        self.rest.resize(live.len() * n_heads * each, 0.0);
+        self.inner.read(a.partial, live.start * n_heads * each * 4, bytemuck::cast_slice_mut(&mut self.rest))?;
+        self.joined.resize(live.len() * width, 0.0);
+        for (i, (rest, out)) in self.rest.chunks_exact(each).zip(self.joined.chunks_exact_mut(head_dim)).enumerate() {
+            let (rest_o, rest_m, rest_l) = (&rest[..head_dim], rest[head_dim], rest[head_dim + 1]);
+            if self.partials.l[i] == 0.0 {
+                out.iter_mut().zip(rest_o).for_each(|(out, o)| *out = o / rest_l);
+                continue;
+            }
+            let (mut m, mut l) = (self.partials.m[i], self.partials.l[i]);
+            out.copy_from_slice(&self.partials.o[i * head_dim..][..head_dim]);
+            merge(&mut m, &mut l, out, (rest_m, rest_l, rest_o));
+            out.iter_mut().for_each(|o| *o /= l);
+        }
+        self.inner.write(a.out, live.start * width * 4, bytemuck::cast_slice(&self.joined))
+    }
+
+    /// Pages that have filled up go to the NPU, once; those behind a position that was taken back are forgotten.
+    fn seal(&mut self, base: usize, committed: usize) {
+        let mut read = Page::default();
+        for i in 0..self.layers.len() {
+            let Layer { kv, arena } = &mut self.layers[i];
+            arena.sealed = arena.sealed.min(base / PAGE);
+            while arena.sealed < committed / PAGE {
+                let Some(npu) = &mut self.npu else { return };
+                let sealed =
+                    read.fill(self.inner.as_mut(), kv, arena.sealed).and_then(|()| npu.seal(arena, &read.keys, &read.values));
+                if let Err(why) = sealed {
+                    return self.give_up(&why);
+                }
+            }
+        }
+    }
+}
+
+/// A page of all heads as floats, `[n_kv_heads, PAGE, head_dim]`.
+#[derive(Default)]
+struct Page {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    stored: Vec<u8>,
+    scales: Vec<u8>,
+}
+
+impl Page {
+    /// Reads a page from an executor's cache, whatever its format.
+    fn fill(&mut self, exec: &mut dyn Executor, kv: &KvLayer, page: usize) -> Result<()> {
+        let (heads, dim, width) = (kv.n_kv_heads, kv.head_dim, kv.format.bytes());
+        let (size, groups) = (heads * PAGE * dim, kv.scales());
+        for is_key in [true, false] {
+            let id = if is_key { kv.k } else { kv.v };
+            self.stored.resize(size * width, 0);
+            exec.read(id, page * size * width, &mut self.stored)?;
+            self.scales.resize(2 * heads * groups * PAGE, 0);
+            if groups > 0 {
+                exec.read(id, 2 * kv.scale_at(page, 0, 0, 0), &mut self.scales)?;
+            }
+            let to = if is_key { &mut self.keys } else { &mut self.values };
+            to.clear();
+            let half = |bytes: &[u8], at: usize| f16::from_bits(u16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]])).to_f32();
+            for h in 0..heads {
+                for slot in 0..PAGE {
+                    for d in 0..dim {
+                        let at = if is_key { kv.key_at(0, h, d, slot) } else { (h * PAGE + slot) * dim + d };
+                        to.push(match kv.format {
+                            KvFormat::F32 => f32::from_le_bytes(self.stored[4 * at..][..4].try_into().expect("four bytes")),
+                            KvFormat::F16 => half(&self.stored, at),
+                            KvFormat::Q8 => {
+                                let group = d / kv.format.group(dim);
+                                self.stored[at] as i8 as f32 * half(&self.scales, (h * groups + group) * PAGE + slot)
+                            }
+                        });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Executor for AssistedExecutor {
+    fn describe(&self) -> String {
+        let npu = if self.npu.is_some() { self.report.device.as_str() } else { "given up" };
+        format!("{}, npu: {npu}", self.inner.describe())
+    }
+
+    fn max_rows(&self) -> usize {
+        self.inner.max_rows()
+    }
+
+    fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
+        self.inner.alloc(label, bytes)
+    }
+
+    fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
+        self.inner.load(label, part, matrix)
+    }
+
+    fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
+        if let Some(step) = self.steps.get_mut(&buffer) {
+            bytemuck::cast_slice_mut::<u32, u8>(step)[offset..offset + bytes.len()].copy_from_slice(bytes);
+        }
+        self.inner.write(buffer, offset, bytes)
+    }
+
+    fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.inner.read(buffer, offset, bytes)
+    }
+
+    fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
+        self.steps.entry(step).or_insert_with(|| vec![0; layout.words()]);
+        let pieces = self.cut(&plan, step, layout)?;
+        let commits = plan.dispatches.iter().any(|d| matches!(d.op, Op::Commit { .. }));
+        self.passes.push(Pass { whole: self.inner.record(plan, step, layout)?, pieces, commits, step, layout });
+        self.count();
+        Ok(PlanId(self.passes.len() as u32 - 1))
+    }
+
+    fn run(&mut self, plan: PlanId) -> Result<()> {
+        let at = plan.0 as usize;
+        let Pass { whole, commits, step, layout, .. } = self.passes[at];
+        let step: StepView<'_> = layout.view(&self.steps[&step]);
+        if commits {
+            let (base, committed) = (step.base, step.base + step.path.len());
+            self.inner.run(whole)?;
+            self.seal(base, committed);
+            self.count();
+            return Ok(());
+        }
+        if self.npu.is_none() || self.passes[at].pieces.is_empty() {
+            return self.inner.run(whole);
+        }
+        let live = step.live(RowSet::All);
+        let taken = Taken { lag: layout.max_rows, share: self.share };
+        self.pages.clear();
+        self.pages.extend(step.positions[live.clone()].iter().map(|p| taken.pages(*p as usize)));
+        for i in 0..self.passes[at].pieces.len() {
+            match self.passes[at].pieces[i] {
+                Piece::Run(plan) => self.inner.run(plan)?,
+                Piece::Attend(attend) => self.attend(attend, live.clone())?,
+            }
+        }
+        self.count();
+        Ok(())
+    }
+
+    fn key_block(&self, format: KvFormat, layer: u16) -> usize {
+        self.inner.key_block(format, layer)
+    }
+
+    fn lists_best(&self) -> bool {
+        self.inner.lists_best()
+    }
+
+    fn read_bandwidth(&mut self) -> Option<f64> {
+        self.inner.read_bandwidth()
+    }
+
+    fn memory(&self) -> (u64, u64) {
+        let (weights, buffers) = self.inner.memory();
+        (weights, buffers + self.memory)
+    }
+
+    fn allocated(&self) -> (u64, u64) {
+        let (weights, buffers) = self.inner.allocated();
+        (weights, buffers + self.memory)
+    }
+
+    fn assist(&self) -> Option<AssistReport> {
+        Some(self.report.clone())
+    }
+
+    fn start_profile(&mut self) {
+        self.inner.start_profile();
+    }
+
+    fn profile(&self) -> Vec<KernelTime> {
+        self.inner.profile()
+    }
+}

@@ -1,0 +1,166 @@
+//! The packet that a command buffer holds: what to run, on which buffers, and where the driver writes how it went.
+
+use anyhow::{Result, bail, ensure};
+
+/// Runs one compute unit; the payload is its registers.
+const START_CU: u32 = 0;
+/// Runs an instruction stream named in the packet.
+const START_NPU: u32 = 20;
+/// Most payload words of each, as the firmware's messages hold them.
+pub const MAX_CU_WORDS: usize = 19;
+pub const MAX_NPU_WORDS: usize = 35;
+/// What a unit built with mlir-aie is told: run instructions.
+const RUN_INSTRUCTIONS: u64 = 3;
+/// Bytes of a command buffer.
+pub const BYTES: usize = 4096;
+
+/// How a command stands, in the low bits of the packet's first word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    New,
+    Completed,
+    Error,
+    Abort,
+    Timeout,
+    /// On its way, or no state at all.
+    Other(u32),
+}
+
+impl State {
+    pub fn of(word: u32) -> State {
+        match word & 0xf {
+            1 => State::New,
+            4 => State::Completed,
+            5 => State::Error,
+            6 => State::Abort,
+            8 => State::Timeout,
+            other => State::Other(other),
+        }
+    }
+
+    /// The packet's first word with this state.
+    pub fn put(self, word: u32) -> u32 {
+        let code = match self {
+            State::New => 1,
+            State::Completed => 4,
+            State::Error => 5,
+            State::Abort => 6,
+            State::Timeout => 8,
+            State::Other(other) => other & 0xf,
+        };
+        word & !0xf | code
+    }
+}
+
+/// What a packet asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// Device address of the stream, and its words.
+    pub stream: u64,
+    pub words: u32,
+    /// Device addresses of the buffers.
+    pub arguments: Vec<u64>,
+}
+
+fn split(v: u64) -> [u32; 2] {
+    [v as u32, (v >> 32) as u32]
+}
+
+fn join(words: &[u32]) -> u64 {
+    words[0] as u64 | (words[1] as u64) << 32
+}
+
+impl Command {
+    /// The packet for compute unit 0.
+    pub fn start_cu(&self) -> Result<Vec<u32>> {
+        let mut payload = [split(RUN_INSTRUCTIONS), split(self.stream)].concat();
+        payload.push(self.words);
+        payload.extend(self.arguments.iter().flat_map(|a| split(*a)));
+        ensure!(
+            payload.len() <= MAX_CU_WORDS,
+            "{} payload words: a message holds {MAX_CU_WORDS}, which is 7 buffers",
+            payload.len()
+        );
+        Ok(packet(START_CU, payload))
+    }
+
+    /// The same in the form that names the stream in the packet, for firmware that wants it so.
+    pub fn start_npu(&self) -> Result<Vec<u32>> {
+        let mut payload = split(self.stream).to_vec();
+        payload.extend([4 * self.words, 0]);
+        payload.extend(self.arguments.iter().flat_map(|a| split(*a)));
+        ensure!(payload.len() <= MAX_NPU_WORDS, "{} payload words: a message holds {MAX_NPU_WORDS}", payload.len());
+        Ok(packet(START_NPU, payload))
+    }
+
+    /// Reads a packet as the driver and the firmware do.
+    pub fn decode(packet: &[u32]) -> Result<Command> {
+        let [head, mask, ref rest @ ..] = *packet else { bail!("a packet of {} words", packet.len()) };
+        let (count, opcode) = ((head >> 12 & 0x7ff) as usize, head >> 23 & 0x1f);
+        ensure!(State::of(head) == State::New, "the packet's state is {:?}", State::of(head));
+        ensure!(head >> 10 & 3 == 0 && mask == 1, "compute units {mask:#x}: there is one");
+        ensure!(count >= 1 && count - 1 <= rest.len(), "the packet says {count} words");
+        let payload = &rest[..count - 1];
+        let (limit, start) = match opcode {
+            START_CU => (MAX_CU_WORDS, 5),
+            START_NPU => (MAX_NPU_WORDS, 4),
+            _ => bail!("opcode {opcode} is not known"),
+        };
+        ensure!(payload.len() <= limit, "{} payload words: a message holds {limit}", payload.len());
+        ensure!(payload.len() >= start && (payload.len() - start).is_multiple_of(2), "{} payload words", payload.len());
+        let (stream, words) = match opcode {
+            START_CU => {
+                ensure!(join(payload) == RUN_INSTRUCTIONS, "the unit is told {}", join(payload));
+                (join(&payload[2..]), payload[4])
+            }
+            _ => {
+                ensure!(payload[2].is_multiple_of(4) && payload[3] == 0, "{} bytes, {} properties", payload[2], payload[3]);
+                (join(payload), payload[2] / 4)
+            }
+        };
+        Ok(Command { stream, words, arguments: payload[start..].chunks_exact(2).map(join).collect() })
+    }
+}
+
+fn packet(opcode: u32, payload: Vec<u32>) -> Vec<u32> {
+    let head = opcode << 23 | (payload.len() as u32 + 1) << 12;
+    let mut out = vec![State::New.put(head), 1];
+    out.extend(payload);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(arguments: usize) -> Command {
+        Command { stream: 0x1_2345_6780, words: 77, arguments: (0..arguments as u64).map(|i| 0xabc_0000_0000 + i).collect() }
+    }
+
+    #[test]
+    fn packets_survive_the_round_trip_up_to_their_limits() {
+        for n in [0, 1, 3, 7] {
+            assert_eq!(Command::decode(&command(n).start_cu().unwrap()).unwrap(), command(n));
+        }
+        for n in [0, 2, 15] {
+            assert_eq!(Command::decode(&command(n).start_npu().unwrap()).unwrap(), command(n));
+        }
+        assert!(command(8).start_cu().is_err() && command(16).start_npu().is_err());
+    }
+
+    #[test]
+    fn bad_packets_are_refused() {
+        let good = command(3).start_cu().unwrap();
+        for (at, value) in [(0, 4), (0, good[0] | 3 << 10), (0, good[0] ^ 1 << 23), (1, 2), (2, 4), (0, good[0] + (1 << 12))] {
+            let mut bad = good.clone();
+            bad[at] = value;
+            assert!(Command::decode(&bad).is_err(), "word {at} = {value:#x}");
+        }
+        (0..good.len()).for_each(|n| assert!(Command::decode(&good[..n]).is_err()));
+        // A message that the firmware would cut off.
+        let mut long = command(7).start_cu().unwrap();
+        long.extend([0, 0]);
+        long[0] += 2 << 12;
+        assert!(Command::decode(&long).is_err());
+    }
+}

@@ -1,0 +1,213 @@
+//! The array as the host model has it: shim channels that move bytes as their descriptors say, and cores that eat objects.
+//!
+//! Nothing here knows what a command is meant to do. A stream that moves the wrong bytes gives wrong results, one that moves too few
+//! hangs, and what was moved too much waits for the next command, as on the device.
+
+use super::Core;
+use crate::npu::layout::{OBJECT, PAIR, PAIRS, Shape};
+use crate::npu::txn::{BDS, Channel, Descriptor, Direction, MAX_COLUMNS, Op};
+
+/// Memory that the device reaches.
+pub trait Memory {
+    /// Bytes at a device address; `None` where there is no buffer.
+    fn read(&self, address: u64, bytes: usize) -> Option<&[u8]>;
+    fn write(&mut self, address: u64, bytes: &[u8]) -> Option<()>;
+}
+
+/// Why a stream did not end well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// The device would raise an error.
+    Abort(String),
+    /// The device would wait for ever.
+    Hang(String),
+}
+
+use Trouble::{Abort, Hang};
+
+/// What a core expects next.
+enum Expects {
+    Header,
+    Queries { tiles: usize },
+    Tiles(usize),
+}
+
+struct Seat {
+    core: Box<dyn Core>,
+    expects: Expects,
+    results: Vec<Vec<u8>>,
+}
+
+impl Seat {
+    fn eat(&mut self, object: &[u8], out_bytes: usize) {
+        self.expects = match self.expects {
+            Expects::Header => Expects::Queries { tiles: self.core.begin(object) },
+            Expects::Queries { tiles } => {
+                self.core.query(object);
+                Expects::Tiles(tiles)
+            }
+            Expects::Tiles(left) => {
+                self.core.tile(object);
+                Expects::Tiles(left.saturating_sub(1))
+            }
+        };
+        if let Expects::Tiles(0) = self.expects {
+            let mut out = vec![0; out_bytes];
+            self.core.end(&mut out);
+            self.results.push(out);
+            self.expects = Expects::Header;
+        }
+    }
+}
+
+/// A pair of cores and its two channels.
+struct Lane {
+    seats: [Seat; PAIR],
+    /// Bytes that came in and were not eaten.
+    input: Vec<u8>,
+    /// Results of both, one behind the other, not yet moved out.
+    output: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Slot {
+    descriptor: Option<Descriptor>,
+    address: Option<u64>,
+}
+
+#[derive(Clone, Copy)]
+struct Task {
+    id: u8,
+    descriptor: Descriptor,
+    address: u64,
+    runs: usize,
+}
+
+/// The array with the kernel in its cores.
+pub struct Array {
+    shape: Shape,
+    lanes: Vec<Lane>, // [PAIRS]
+    slots: [[Slot; BDS]; MAX_COLUMNS],
+    /// Tasks whose tokens nobody has waited for, by channel.
+    flying: Vec<(Channel, Task)>,
+}
+
+impl Array {
+    pub fn new(shape: Shape, core: &mut dyn FnMut() -> Box<dyn Core>) -> Array {
+        let mut seat = || Seat { core: core(), expects: Expects::Header, results: Vec::new() };
+        let lanes = (0..PAIRS).map(|_| Lane { seats: [seat(), seat()], input: Vec::new(), output: Vec::new() }).collect();
+        Array { shape, lanes, slots: Default::default(), flying: Vec::new() }
+    }
+
+    /// Runs a stream; `arguments` are the device addresses of the command's buffers.
+    pub fn run(&mut self, columns: usize, ops: &[Op], arguments: &[u64], memory: &mut dyn Memory) -> Result<(), Trouble> {
+        for op in ops {
+            match *op {
+                Op::Tokens(channel) => within(channel.column, columns)?,
+                Op::Write(descriptor) => {
+                    within(descriptor.column, columns)?;
+                    let busy = |(c, t): &(Channel, Task)| c.column == descriptor.column && t.id == descriptor.id;
+                    if self.flying.iter().any(busy) {
+                        return Err(Abort(format!("descriptor {} is written while its task is under way", descriptor.id)));
+                    }
+                    *self.slot(descriptor.column, descriptor.id) = Slot { descriptor: Some(descriptor), address: None };
+                }
+                Op::Patch { column, id, argument, offset } => {
+                    within(column, columns)?;
+                    let Some(base) = arguments.get(argument as usize) else {
+                        return Err(Abort(format!("argument {argument} of {}", arguments.len())));
+                    };
+                    self.slot(column, id).address = base.checked_add(offset as u64);
+                }
+                Op::Push { channel, id, runs } => {
+                    within(channel.column, columns)?;
+                    self.push(channel, id, runs, memory)?;
+                }
+                Op::Wait(channel) => self.wait(channel, memory)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn slot(&mut self, column: u8, id: u8) -> &mut Slot {
+        &mut self.slots[column as usize][id as usize]
+    }
+
+    fn lane(&mut self, channel: Channel) -> &mut Lane {
+        &mut self.lanes[channel.column as usize * 2 + channel.index as usize]
+    }
+
+    fn push(&mut self, channel: Channel, id: u8, runs: usize, memory: &mut dyn Memory) -> Result<(), Trouble> {
+        let Slot { descriptor: Some(descriptor), address: Some(address) } = *self.slot(channel.column, id) else {
+            return Err(Abort(format!("descriptor {id} has no length or no address")));
+        };
+        if self.flying.iter().filter(|(c, _)| *c == channel).count() == 4 {
+            return Err(Abort("the queue holds four tasks".into()));
+        }
+        let task = Task { id, descriptor, address, runs };
+        if channel.direction == Direction::FromMemory {
+            for at in task.addresses() {
+                let Some(bytes) = memory.read(at, descriptor.length) else {
+                    return Err(Abort(format!("{} bytes read at {at:#x}, where no buffer is", descriptor.length)));
+                };
+                self.lane(channel).input.extend_from_slice(bytes);
+            }
+            let shape = self.shape;
+            self.lane(channel).eat(shape);
+        }
+        self.flying.push((channel, task));
+        Ok(())
+    }
+
+    fn wait(&mut self, channel: Channel, memory: &mut dyn Memory) -> Result<(), Trouble> {
+        let Some(at) = self.flying.iter().position(|(c, _)| *c == channel) else {
+            return Err(Hang(format!("no task of {channel:?} will end")));
+        };
+        let task = self.flying[at].1;
+        if channel.direction == Direction::ToMemory {
+            for at in task.addresses() {
+                let lane = self.lane(channel);
+                if lane.output.len() < task.descriptor.length {
+                    return Err(Hang(format!("{channel:?} waits for results")));
+                }
+                let bytes: Vec<u8> = lane.output.drain(..task.descriptor.length).collect();
+                if memory.write(at, &bytes).is_none() {
+                    return Err(Abort(format!("{} bytes written at {at:#x}, where no buffer is", bytes.len())));
+                }
+            }
+        }
+        self.flying.remove(at);
+        Ok(())
+    }
+}
+
+impl Task {
+    /// Where each run begins: the step is taken anew after each round of iterations.
+    fn addresses(self) -> impl Iterator<Item = u64> {
+        let d = self.descriptor;
+        (0..self.runs).map(move |run| self.address.wrapping_add(((run % d.iterations) * d.step) as u64))
+    }
+}
+
+impl Lane {
+    /// Whole objects go to the cores in turn.
+    fn eat(&mut self, shape: Shape) {
+        let pairs = self.input.len() / (PAIR * OBJECT);
+        for (i, object) in self.input[..pairs * PAIR * OBJECT].chunks_exact(OBJECT).enumerate() {
+            self.seats[i % PAIR].eat(object, shape.out_bytes());
+        }
+        self.input.drain(..pairs * PAIR * OBJECT);
+        while self.seats.iter().all(|s| !s.results.is_empty()) {
+            for seat in &mut self.seats {
+                self.output.extend(seat.results.remove(0));
+            }
+        }
+    }
+}
+
+fn within(column: u8, columns: usize) -> Result<(), Trouble> {
+    if (column as usize) < columns {
+        return Ok(());
+    }
+    Err(Abort(format!("column {column} of a context of {columns}")))
+}

@@ -1,0 +1,101 @@
+//! Which arrays fit this program. `npu-kernels/manifest.txt` names the version of the interface, the tile sizes and the SHA-256 of every
+//! source; `build.sh` copies it beside the arrays it builds and adds the SHA-256 of each. The loader takes nothing else.
+
+use super::layout::Shape;
+use anyhow::{Context, Result, bail, ensure};
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The manifest of the sources that this program was built with.
+pub const SOURCES: &str = include_str!("../../npu-kernels/manifest.txt");
+
+/// The array for a head dimension.
+pub fn file_name(shape: Shape) -> String {
+    format!("flash_partial_{}.xclbin", shape.head_dim)
+}
+
+/// Where built arrays are looked for, in this order.
+pub fn directories() -> Vec<PathBuf> {
+    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let home = var("XDG_DATA_HOME").or_else(|| var("HOME").map(|h| h.join(".local/share")));
+    let system = ["/usr/local/share", "/usr/share"].map(PathBuf::from);
+    home.into_iter().chain(system).map(|d| d.join("gemma/npu")).collect()
+}
+
+/// The first of these directories that has the array for `shape`.
+pub fn find(directories: &[PathBuf], shape: Shape) -> Result<PathBuf> {
+    let name = file_name(shape);
+    directories.iter().find(|d| d.join(&name).is_file()).cloned().with_context(|| {
+        let first = directories.first().map_or(String::new(), |d| format!(" and copy what it makes to {}", d.display()));
+        format!("{name} is not installed: build it with npu-kernels/build.sh on a machine with mlir-aie{first}")
+    })
+}
+
+/// Reads the array for `shape` from a directory, if it is the one that this program knows.
+pub fn load(directory: &Path, shape: Shape) -> Result<Vec<u8>> {
+    let (name, manifest) = (file_name(shape), directory.join("manifest.txt"));
+    let text = fs::read_to_string(&manifest).with_context(|| format!("reading {}", manifest.display()))?;
+    let Some(built) = text.strip_prefix(SOURCES) else {
+        bail!("{} belongs to other sources: build again with npu-kernels/build.sh of this version", manifest.display())
+    };
+    let line = built.lines().find_map(|l| l.strip_prefix("xclbin ")?.strip_prefix(name.as_str()));
+    let want = line.with_context(|| format!("{} does not name {name}", manifest.display()))?.trim();
+    let path = directory.join(&name);
+    let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+    let got: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
+    ensure!(got == want, "{} is not the file that its manifest names", path.display());
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::npu::layout::{ABI, OBJECT};
+
+    /// The manifest is that of the sources beside it, and of the sizes that the host uses.
+    #[test]
+    fn the_manifest_is_fresh() {
+        let room = Path::new(env!("CARGO_MANIFEST_DIR")).join("npu-kernels");
+        let mut want = format!("abi {ABI}\nobject {OBJECT}\n");
+        for shape in [128, 256].map(|d| Shape::new(d).unwrap()) {
+            want += &format!(
+                "head_dim {} rows {} keys {} result {}\n",
+                shape.head_dim,
+                shape.rows(),
+                shape.keys(),
+                shape.out_bytes()
+            );
+        }
+        for name in ["design.py", "flash_partial.cc", "flash_partial.h"] {
+            let bytes = fs::read(room.join(name)).unwrap();
+            let hash: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
+            want += &format!("source {name} {hash}\n");
+        }
+        assert_eq!(SOURCES, want, "npu-kernels/manifest.txt is stale: run npu-kernels/build.sh --manifest");
+    }
+
+    #[test]
+    fn only_what_the_manifest_names_is_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let shape = Shape::new(128).unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let load = || load(dir.path(), shape).map_err(|e| e.to_string());
+        let list = [dir.path().to_owned()];
+        assert!(find(&list, shape).unwrap_err().to_string().contains("build.sh"));
+        fs::write(at("flash_partial_128.xclbin"), b"array").unwrap();
+        assert_eq!(find(&list, shape).unwrap(), dir.path());
+        assert!(load().unwrap_err().contains("manifest.txt"));
+        let hash: String = Sha256::digest(b"array").iter().map(|b| format!("{b:02x}")).collect();
+        let good = format!("{SOURCES}xclbin flash_partial_128.xclbin {hash}\n");
+        fs::write(at("manifest.txt"), &good).unwrap();
+        assert_eq!(load().unwrap(), b"array");
+        fs::write(at("manifest.txt"), good.replace("abi 1", "abi 2")).unwrap();
+        assert!(load().unwrap_err().contains("other sources"));
+        fs::write(at("manifest.txt"), good.replace("128.xclbin", "256.xclbin")).unwrap();
+        assert!(load().unwrap_err().contains("does not name"));
+        fs::write(at("manifest.txt"), &good).unwrap();
+        fs::write(at("flash_partial_128.xclbin"), b"Array").unwrap();
+        assert!(load().unwrap_err().contains("is not the file"));
+    }
+}

@@ -1,0 +1,191 @@
+//! What stands between this machine and its NPU: each condition with its remedy, found the way a run would meet it.
+
+use super::accel::Accel;
+use super::layout::Shape;
+use super::manifest;
+use super::raw::RawAccel;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// PCI ids of NPU1.
+const VENDOR: u32 = 0x1022;
+const DEVICE: u32 = 0x1502;
+/// Bytes of locked memory below which buffers of use cannot be made.
+const LOCKED: u64 = 256 << 20;
+
+/// A condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub name: &'static str,
+    /// What was found.
+    pub what: String,
+    /// What to do; `None` where all is well.
+    pub remedy: Option<String>,
+}
+
+/// An accelerator of this machine, and what it lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// `/dev/accel/accelN`
+    pub path: PathBuf,
+    pub findings: Vec<Finding>,
+}
+
+impl Probe {
+    pub fn is_usable(&self) -> bool {
+        self.findings.iter().all(|f| f.remedy.is_none())
+    }
+}
+
+/// Where the system keeps what is asked; tests have their own.
+#[derive(Clone, Debug)]
+pub struct System {
+    pub root: PathBuf,
+    pub arrays: Vec<PathBuf>,
+    /// Bytes of memory that may be locked.
+    pub locked: u64,
+}
+
+impl System {
+    pub fn here() -> System {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: writes the struct.
+        let known = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } == 0;
+        System { root: "/".into(), arrays: manifest::directories(), locked: if known { limit.rlim_cur } else { u64::MAX } }
+    }
+
+    fn id(&self, name: &str, what: &str) -> Option<u32> {
+        let text = fs::read_to_string(self.root.join(format!("sys/class/accel/{name}/device/{what}"))).ok()?;
+        u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
+    }
+
+    /// Names of accelerators with NPU1's ids, in order.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.root.join("sys/class/accel")).into_iter().flatten();
+        let mut names: Vec<String> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
+        names.retain(|n| self.id(n, "vendor") == Some(VENDOR) && self.id(n, "device") == Some(DEVICE));
+        names.sort();
+        names
+    }
+
+    /// Whether the bus has the device, with a driver or without.
+    fn on_the_bus(&self) -> bool {
+        let hex = |path: PathBuf| {
+            fs::read_to_string(path).ok().and_then(|t| u32::from_str_radix(t.trim().trim_start_matches("0x"), 16).ok())
+        };
+        let entries = fs::read_dir(self.root.join("sys/bus/pci/devices")).into_iter().flatten();
+        entries.flatten().any(|e| hex(e.path().join("vendor")) == Some(VENDOR) && hex(e.path().join("device")) == Some(DEVICE))
+    }
+
+    /// Every NPU of the machine, with all that a run would need of it. `shape` is the model's.
+    pub fn probe(&self, shape: Shape) -> Vec<Probe> {
+        self.names().into_iter().map(|name| self.probe_one(&name, shape)).collect()
+    }
+
+    /// Why there is no NPU to probe.
+    pub fn nothing(&self) -> (String, Option<String>) {
+        if self.on_the_bus() {
+            let remedy =
+                "load the amdxdna driver: Linux 6.14 or newer has it (modprobe amdxdna), with AMD's NPU firmware installed";
+            return ("an NPU is on the bus, but no driver serves it".into(), Some(remedy.into()));
+        }
+        ("no AMD NPU of the first generation (PCI 1022:1502: Phoenix, Hawk Point)".into(), None)
+    }
+
+    fn probe_one(&self, name: &str, shape: Shape) -> Probe {
+        let path = self.root.join("dev/accel").join(name);
+        let mut findings = Vec::new();
+        let mut add = |name, what: String, remedy: Option<&str>| {
+            findings.push(Finding { name, what, remedy: remedy.map(str::to_owned) });
+        };
+        match self.id(name, "revision") {
+            Some(0) => add("revision", "0".into(), None),
+            Some(other) => add("revision", format!("{other:#x}"), Some("only revision 0 is known: use --npu off")),
+            None => add("revision", "unknown".into(), Some("/sys must be readable")),
+        }
+        match RawAccel::open(&path) {
+            Err(e) => add("access", e.to_string(), Some(e.remedy().unwrap_or("see dmesg for what amdxdna says"))),
+            Ok(mut accel) => {
+                add("access", "may be opened".into(), None);
+                match accel.info() {
+                    Ok(info) => {
+                        let v = info.firmware;
+                        add("firmware", format!("{}.{}.{}.{}", v.major, v.minor, v.patch, v.build), None);
+                    }
+                    Err(e) => {
+                        add("firmware", e.to_string(), Some(e.remedy().unwrap_or("install AMD's NPU firmware (linux-firmware)")))
+                    }
+                }
+            }
+        }
+        let locked = if self.locked == u64::MAX { "unlimited".into() } else { format!("{} MiB", self.locked >> 20) };
+        add("locked memory", locked, (self.locked < LOCKED).then_some("raise the limit (ulimit -l unlimited, or limits.conf)"));
+        match manifest::find(&self.arrays, shape).and_then(|dir| manifest::load(&dir, shape).map(|_| dir)) {
+            Ok(dir) => add("array", dir.join(manifest::file_name(shape)).display().to_string(), None),
+            Err(e) => add("array", "missing".into(), Some(&format!("{e:#}"))),
+        }
+        Probe { path, findings }
+    }
+}
+
+/// The first NPU that can be opened.
+pub fn open_first(system: &System) -> anyhow::Result<RawAccel> {
+    let Some(name) = system.names().into_iter().next() else {
+        let (what, remedy) = system.nothing();
+        anyhow::bail!("{what}{}", remedy.map_or(String::new(), |r| format!(": {r}")));
+    };
+    let path: &Path = &system.root.join("dev/accel").join(name);
+    RawAccel::open(path).map_err(|e| {
+        let remedy = e.remedy().map_or(String::new(), |r| format!(" ({r})"));
+        anyhow::anyhow!("{}: {e}{remedy}", path.display())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn system(root: &Path) -> System {
+        System { root: root.to_owned(), arrays: vec![root.join("arrays")], locked: 8 << 20 }
+    }
+
+    fn put(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn each_condition_has_its_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, shape) = (dir.path(), Shape::new(128).unwrap());
+        let here = system(root);
+        assert!(here.probe(shape).is_empty() && here.nothing().1.is_none() && open_first(&here).is_err());
+        put(root, "sys/bus/pci/devices/0000:c6:00.1/vendor", "0x1022\n");
+        put(root, "sys/bus/pci/devices/0000:c6:00.1/device", "0x1502\n");
+        assert!(here.nothing().1.unwrap().contains("amdxdna"));
+        // Another accelerator, a newer NPU, is none of ours.
+        for (name, device, revision) in [("accel0", "0x17f0", "0x10"), ("accel1", "0x1502", "0x00")] {
+            put(root, &format!("sys/class/accel/{name}/device/vendor"), "0x1022\n");
+            put(root, &format!("sys/class/accel/{name}/device/device"), device);
+            put(root, &format!("sys/class/accel/{name}/device/revision"), revision);
+        }
+        let found = here.probe(shape);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].path.ends_with("dev/accel/accel1") && !found[0].is_usable());
+        let of = |name: &str| found[0].findings.iter().find(|f| f.name == name).unwrap().clone();
+        assert_eq!(of("revision").remedy, None);
+        assert!(of("access").what.contains("No such file"));
+        assert!(of("locked memory").what == "8 MiB" && of("locked memory").remedy.unwrap().contains("ulimit"));
+        assert!(of("array").remedy.unwrap().contains("build.sh"));
+        // A file that opens but is no NPU fails where its firmware is asked for.
+        fs::create_dir_all(root.join("dev/accel")).unwrap();
+        std::os::unix::fs::symlink("/dev/null", root.join("dev/accel/accel1")).unwrap();
+        let found = here.probe(shape);
+        let of = |name: &str| found[0].findings.iter().find(|f| f.name == name).unwrap().clone();
+        assert!(of("access").remedy.is_none() && of("firmware").remedy.unwrap().contains("6.14"));
+        assert_eq!(here.names(), ["accel1"]);
+        put(root, "sys/class/accel/accel1/device/revision", "0x10");
+        assert!(here.probe(shape)[0].findings[0].remedy.is_some());
+    }
+}

@@ -1,0 +1,229 @@
+//! The stream of one `flash_partial` command: queries in, pages in, results out, for as many pairs of cores as there are heads.
+//!
+//! A channel may have four tasks under way; a descriptor is written again only after its task's token was waited for.
+
+use super::layout::{OBJECT, PAIR, PAIRS, Shape};
+use super::txn::{Channel, Descriptor, Direction, MAX_COLUMNS, MAX_ITERATIONS, Op, encode};
+use anyhow::{Result, ensure};
+
+/// Tasks that a channel's queue holds.
+const QUEUE_DEPTH: usize = 4;
+/// Bytes that a descriptor moves at a time: two objects for each core of the pair.
+const RUN: usize = 2 * PAIR * OBJECT;
+
+/// Buffers of a command, in the order of its arguments.
+pub const ARG_QUERIES: u8 = 0;
+pub const ARG_PAGES: u8 = 1;
+pub const ARG_RESULTS: u8 = 2;
+
+/// What a command does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Job {
+    pub shape: Shape,
+    /// Pairs of kv heads.
+    pub pairs: usize,
+    /// Pages that the arena holds for each pair.
+    pub capacity: usize,
+    /// The first so many of them are read.
+    pub pages: usize,
+}
+
+/// Columns that so many pairs need: two pairs a column.
+pub fn columns(pairs: usize) -> usize {
+    pairs.div_ceil(2)
+}
+
+/// A pair's channel.
+fn channel(pair: usize, direction: Direction) -> Channel {
+    Channel { column: (pair / 2) as u8, direction, index: (pair % 2) as u8 }
+}
+
+/// A transfer of one pair, of `runs` times `length` bytes that follow one another.
+struct Transfer {
+    direction: Direction,
+    argument: u8,
+    offset: usize,
+    length: usize,
+    runs: usize,
+}
+
+/// Transfers of one pair and when their descriptors are free again.
+struct Lane {
+    pair: usize,
+    /// Tasks under way.
+    flying: usize,
+    pushed: usize,
+}
+
+impl Lane {
+    fn push(&mut self, transfer: &Transfer, ops: &mut Vec<Op>) -> Result<()> {
+        let channel = channel(self.pair, transfer.direction);
+        // Eight descriptors a channel pair: one for results, four in turn for what goes in.
+        let first = (8 * channel.index) as usize;
+        let id = match transfer.direction {
+            Direction::ToMemory => first,
+            Direction::FromMemory => {
+                if self.flying == QUEUE_DEPTH {
+                    ops.push(Op::Wait(channel));
+                    self.flying -= 1;
+                }
+                self.flying += 1;
+                self.pushed += 1;
+                first + 1 + (self.pushed - 1) % QUEUE_DEPTH
+            }
+        } as u8;
+        let offset = u32::try_from(transfer.offset)?;
+        let column = channel.column;
+        let (length, step, iterations) = (transfer.length, transfer.length, transfer.runs);
+        ops.push(Op::Write(Descriptor { column, id, length, step, iterations }));
+        ops.push(Op::Patch { column, id, argument: transfer.argument, offset });
+        ops.push(Op::Push { channel, id, runs: transfer.runs });
+        Ok(())
+    }
+}
+
+impl Job {
+    /// Bytes of the queries' buffer, the arena and the results' buffer.
+    pub fn sizes(&self) -> [usize; 3] {
+        let s = self.shape;
+        [s.query_bytes(), self.capacity * s.page_bytes(), PAIR * s.out_bytes()].map(|bytes| self.pairs * bytes)
+    }
+
+    /// The operations, in order.
+    pub fn ops(&self) -> Result<Vec<Op>> {
+        ensure!((1..=PAIRS).contains(&self.pairs), "{} pairs of heads: the array has {PAIRS}", self.pairs);
+        ensure!(self.pages <= self.capacity, "{} pages of {}", self.pages, self.capacity);
+        ensure!(columns(self.pairs) <= MAX_COLUMNS);
+        let shape = self.shape;
+        let runs = self.pages * shape.page_bytes() / RUN;
+        let mut ops = Vec::new();
+        let mut lanes: Vec<Lane> = (0..self.pairs).map(|pair| Lane { pair, flying: 0, pushed: 0 }).collect();
+        for lane in &mut lanes {
+            ops.push(Op::Tokens(channel(lane.pair, Direction::ToMemory)));
+            ops.push(Op::Tokens(channel(lane.pair, Direction::FromMemory)));
+            let bytes = PAIR * shape.out_bytes();
+            let (direction, argument, offset) = (Direction::ToMemory, ARG_RESULTS, lane.pair * bytes);
+            lane.push(&Transfer { direction, argument, offset, length: bytes, runs: 1 }, &mut ops)?;
+            let bytes = shape.query_bytes();
+            let (direction, argument, offset) = (Direction::FromMemory, ARG_QUERIES, lane.pair * bytes);
+            lane.push(&Transfer { direction, argument, offset, length: bytes, runs: 1 }, &mut ops)?;
+        }
+        // All pairs move on together, so that none of them waits for memory alone.
+        for first in (0..runs).step_by(MAX_ITERATIONS) {
+            for lane in &mut lanes {
+                let offset = lane.pair * self.capacity * shape.page_bytes() + first * RUN;
+                let (direction, argument, runs) = (Direction::FromMemory, ARG_PAGES, (runs - first).min(MAX_ITERATIONS));
+                lane.push(&Transfer { direction, argument, offset, length: RUN, runs }, &mut ops)?;
+            }
+        }
+        for lane in &mut lanes {
+            ops.extend((0..lane.flying).map(|_| Op::Wait(channel(lane.pair, Direction::FromMemory))));
+            ops.push(Op::Wait(channel(lane.pair, Direction::ToMemory)));
+        }
+        Ok(ops)
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> Result<Vec<u32>> {
+        encode(columns(self.pairs), &self.ops()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::npu::txn::decode;
+    use std::collections::HashMap;
+
+    fn jobs() -> impl Iterator<Item = Job> {
+        // Two values and more of every dimension.
+        let shapes = [128, 256].map(|d| Shape::new(d).unwrap());
+        shapes.into_iter().flat_map(|shape| {
+            [1, 2, 3, 8].into_iter().flat_map(move |pairs| {
+                [(0, 5), (1, 1), (1, 7), (7, 9), (8, 8), (9, 40), (33, 64), (128, 128)]
+                    .into_iter()
+                    .map(move |(pages, capacity)| Job { shape, pairs, capacity, pages })
+            })
+        })
+    }
+
+    #[test]
+    fn streams_survive_the_round_trip() {
+        for job in jobs() {
+            let ops = job.ops().unwrap();
+            assert_eq!(decode(&job.stream().unwrap()).unwrap(), (columns(job.pairs), ops), "{job:?}");
+        }
+    }
+
+    /// Each pair reads its header, queries and pages, byte after byte, and writes its result; no queue overflows, no descriptor is
+    /// written while its task is under way, and every token is waited for.
+    #[test]
+    fn every_pair_reads_exactly_its_bytes() {
+        for job in jobs() {
+            let mut bds: HashMap<(u8, u8), (Descriptor, u8, usize)> = HashMap::new();
+            let mut flying: HashMap<Channel, Vec<u8>> = HashMap::new();
+            let mut moved: HashMap<Channel, Vec<(u8, usize, usize)>> = HashMap::new();
+            for op in job.ops().unwrap() {
+                match op {
+                    Op::Tokens(_) => {}
+                    Op::Write(d) => {
+                        let busy = flying.iter().any(|(c, ids)| c.column == d.column && ids.contains(&d.id));
+                        assert!(!busy, "{job:?} rewrites {d:?}");
+                        bds.insert((d.column, d.id), (d, u8::MAX, 0));
+                    }
+                    Op::Patch { column, id, argument, offset } => {
+                        let bd = bds.get_mut(&(column, id)).unwrap();
+                        (bd.1, bd.2) = (argument, offset as usize);
+                    }
+                    Op::Push { channel, id, runs } => {
+                        let (d, argument, offset) = bds[&(channel.column, id)];
+                        assert_eq!(d.iterations, runs);
+                        for i in 0..runs {
+                            moved.entry(channel).or_default().push((argument, offset + i * d.step, d.length));
+                        }
+                        let queue = flying.entry(channel).or_default();
+                        queue.push(id);
+                        assert!(queue.len() <= QUEUE_DEPTH);
+                    }
+                    Op::Wait(channel) => {
+                        flying.get_mut(&channel).unwrap().remove(0);
+                    }
+                }
+            }
+            assert!(flying.values().all(Vec::is_empty), "a token is left");
+            for pair in 0..PAIRS {
+                let of = |d| moved.remove(&channel(pair, d)).unwrap_or_default();
+                let [mut from, mut to] = [Direction::FromMemory, Direction::ToMemory].map({
+                    let mut of = of;
+                    move |d| of(d)
+                });
+                if pair >= job.pairs {
+                    assert!(from.is_empty() && to.is_empty());
+                    continue;
+                }
+                let [queries, page, out] = [job.shape.query_bytes(), job.shape.page_bytes(), PAIR * job.shape.out_bytes()];
+                assert_eq!(to.drain(..).collect::<Vec<_>>(), [(ARG_RESULTS, pair * out, out)]);
+                assert_eq!(from.remove(0), (ARG_QUERIES, pair * queries, queries));
+                let mut at = pair * job.capacity * page;
+                for (argument, offset, length) in from {
+                    assert_eq!((argument, offset), (ARG_PAGES, at));
+                    at += length;
+                }
+                assert_eq!(at, (pair * job.capacity + job.pages) * page);
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let job = Job { shape: Shape::new(128).unwrap(), pairs: 8, capacity: 4, pages: 4 };
+        assert!(job.ops().is_ok());
+        assert!(
+            Job { pairs: 9, ..job }.ops().is_err()
+                && Job { pairs: 0, ..job }.ops().is_err()
+                && Job { pages: 5, ..job }.ops().is_err()
+        );
+        // Offsets are 32 bits: beyond 4 GiB of arena nothing is truncated silently.
+        assert!(Job { capacity: 1 << 15, ..job }.ops().is_err());
+    }
+}
