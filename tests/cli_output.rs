@@ -73,6 +73,7 @@ fn breaks(schema: &Value, value: &Value, at: &str) -> Vec<String> {
                 };
                 expect(rule.as_array().map_or_else(|| is(rule), |any| any.iter().any(is)), "type");
             }
+            "required" if value.is_null() => {}
             "required" => {
                 for key in rule.as_array().unwrap() {
                     expect(value.get(key.as_str().unwrap()).is_some(), &format!("required {key}"));

@@ -3,6 +3,7 @@
 //! Names and defaults are a contract with people's scripts; `settings.rs` adds the environment and `gemma.toml` to each option.
 
 use super::lock::DeviceLock;
+use super::npu::Npu;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -111,6 +112,16 @@ pub struct RunOptions {
     /// Where another process uses the same GPU
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = DeviceLock::Wait)]
     pub device_lock: DeviceLock,
+    /// NPU beside the device: auto, off, force, or model (a model of one, on the processor)
+    ///
+    /// It takes full pages of the layers that see the whole context. auto uses an AMD NPU of the first generation where that is measured
+    /// to pay (long contexts only), force uses it in any case. model runs the same kernel on a model of the NPU: for tests, and slow;
+    /// model:FILE takes the kernel from a library made with npu-kernels/build.sh --host. Nobody has run this on a real NPU yet.
+    #[arg(long, value_name = "MODE", default_value = "auto", hide_short_help = true)]
+    pub npu: Npu,
+    /// Fault that the NPU's model shall have, and from which command on: abort@3
+    #[arg(long, value_name = "KIND[@N]", hide = true)]
+    pub npu_fault: Option<crate::npu::host::Fault>,
     /// Hold every kernel's result to its scalar twin, and stop at the first that differs (very slow)
     #[arg(long, hide_short_help = true)]
     pub check: bool,

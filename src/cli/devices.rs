@@ -5,6 +5,8 @@ use super::output::print;
 use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
 use crate::compute::cpu::isa::Isa;
 use crate::compute::cpu::pool::Pool;
+use crate::npu::layout::Shape;
+use crate::npu::probe::{Probe, System};
 use crate::vulkan::{Choice, DeviceInfo, Vulkan, choose};
 use anyhow::Result;
 use clap::Args;
@@ -116,6 +118,42 @@ impl Gpu {
     }
 }
 
+/// An NPU, for `--json`.
+#[derive(Clone, Debug, Serialize)]
+struct Npu {
+    path: String,
+    usable: bool,
+    findings: Vec<NpuFinding>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct NpuFinding {
+    name: &'static str,
+    found: String,
+    /// What to do; null where all is well.
+    remedy: Option<String>,
+}
+
+impl Npu {
+    fn new(probe: Probe) -> Npu {
+        let usable = probe.is_usable();
+        let one = |f: crate::npu::probe::Finding| NpuFinding { name: f.name, found: f.what, remedy: f.remedy };
+        Npu { path: probe.path.display().to_string(), usable, findings: probe.findings.into_iter().map(one).collect() }
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("npu  {} (AMD, first generation; the program has never run on one)\n", self.path);
+        for f in &self.findings {
+            let remedy = f.remedy.as_ref().map_or(String::new(), |r| format!(": {r}"));
+            text += &format!("     {:<18} {}{remedy}\n", f.name, f.found);
+        }
+        text
+    }
+}
+
+/// The array that is asked for: that of the 27B model.
+const HEAD_DIM: usize = 128;
+
 pub fn run(options: &Devices) -> Result<u8> {
     let cpu = Cpu::probe()?;
     // No driver is nothing wrong here: it is what the answer says.
@@ -131,8 +169,11 @@ pub fn run(options: &Devices) -> Result<u8> {
         Err(why) => ("cpu".to_owned(), why.to_string()),
     };
     let gpus: Vec<Gpu> = found.into_iter().map(Gpu::new).collect();
+    let system = System::here();
+    let npus: Vec<Npu> = Shape::new(HEAD_DIM).map_or_else(Vec::new, |s| system.probe(s).into_iter().map(Npu::new).collect());
+    let (no_npu, remedy) = system.nothing();
     if options.json {
-        let report = serde_json::json!({"cpu": cpu, "vulkan": gpus, "chosen": chosen, "reason": reason});
+        let report = serde_json::json!({"cpu": cpu, "vulkan": gpus, "npu": npus, "chosen": chosen, "reason": reason});
         print(&format!("{report:#}\n"))?;
         return Ok(0);
     }
@@ -146,6 +187,10 @@ pub fn run(options: &Devices) -> Result<u8> {
     gpus.iter().for_each(|gpu| text += &gpu.text());
     if let Some(why) = driver {
         text += &format!("vulkan  none: {why}\n");
+    }
+    npus.iter().for_each(|npu| text += &npu.text());
+    if npus.is_empty() {
+        text += &format!("npu  none: {no_npu}{}\n", remedy.map_or(String::new(), |r| format!(": {r}")));
     }
     text += &format!("\nauto chooses: {chosen} ({reason})\n");
     print(&text)?;

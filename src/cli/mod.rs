@@ -11,6 +11,7 @@ pub mod inspect;
 pub mod lock;
 pub mod manual;
 pub mod model;
+pub mod npu;
 pub mod output;
 pub mod placement;
 pub mod plan;

@@ -21,6 +21,8 @@ pub struct Record {
     pub sampling: Sampling,
     pub memory: Memory,
     pub device: String,
+    /// What the NPU did, or a model of it; null without.
+    pub npu: Option<super::npu::NpuRecord>,
     pub model: Model,
     /// What went wrong, with the finish reason `error`.
     pub error: Option<String>,

@@ -3,6 +3,7 @@
 use super::args::{AutoOr, Kv, RunOptions};
 use super::devices::{default_threads, memory};
 use super::model::{Source, find};
+use super::npu;
 use super::placement::measure::Task;
 use super::placement::predict::Speeds;
 use super::placement::{self, Placement};
@@ -171,7 +172,14 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
         }
         let spinner = ui.spinner(&format!("loading {label} ({})", bytes(size.bytes)), size.bytes >= WORTH_A_SPINNER);
         say_split(&placement, pool, ui);
+        let sizes = (task.kv, size.bytes, context);
+        let side = match &placement.device {
+            None => npu::Place::Processor,
+            Some(_) if placement.layout.cpu.layers == 0 => npu::Place::Gpu,
+            Some(_) => npu::Place::Both,
+        };
         let loaded = place(&placement, pool, options.check)
+            .and_then(|executor| npu::beside(executor, options, weights.config(), sizes, side, ui))
             .and_then(|executor| PlannedEngine::new(weights, executor, EngineOptions { context, kv: task.kv }));
         spinner.finish_and_clear();
         match (loaded, candidates.peek()) {

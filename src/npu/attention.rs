@@ -88,6 +88,8 @@ struct Flight {
     limits: Vec<usize>, // [rows], in pages
     bucket: usize,
     serial: u32,
+    /// Of all jobs; some are checked.
+    number: u64,
 }
 
 /// The operation on a device.
@@ -185,11 +187,12 @@ impl FlashPartial {
             let bucket = self.shape.bucket(limits.len() * self.dims.group()).expect("a job's rows fit a core");
             self.serial = self.serial.wrapping_add(1).max(1);
             self.write_queries(slot, job, bucket, &q[first * width..], &limits);
+            let number = self.counters.jobs;
             self.counters.jobs += 1;
             self.counters.pages += most as u64;
             self.counters.row_pages += limits.iter().sum::<usize>() as u64;
             self.counters.bytes += (most * self.shape.page_bytes() * self.dims.pairs()) as u64;
-            self.flights.push(Flight { slot, job, first, limits, bucket, serial: self.serial });
+            self.flights.push(Flight { slot, job, first, limits, bucket, serial: self.serial, number });
             self.session.submit(job, &arena.bo, &mut self.slots[slot])?;
         }
         Ok(())
@@ -230,7 +233,7 @@ impl FlashPartial {
         let group = self.dims.group();
         for flight in flights {
             self.session.finish(&mut self.slots[flight.slot])?;
-            if flight.serial as u64 % CHECK_EVERY == 1 {
+            if flight.number.is_multiple_of(CHECK_EVERY) {
                 self.compare(&flight, &arena)?;
                 self.counters.checks += 1;
             }
@@ -267,7 +270,7 @@ impl FlashPartial {
 
     /// One core of a job again, by the twin: a device that says COMPLETED may still be wrong.
     fn compare(&mut self, flight: &Flight, arena: &Bo) -> Result<()> {
-        let (shape, core) = (self.shape, (flight.serial as u64 / CHECK_EVERY) as usize % self.dims.n_kv_heads);
+        let (shape, core) = (self.shape, (flight.number / CHECK_EVERY) as usize % self.dims.n_kv_heads);
         let (pair, seat, size) = (core / PAIR, core % PAIR, self.shape.out_bytes());
         let mut twin = Twin::new(shape);
         let queries = &self.session.bytes(&self.slots[flight.slot].queries)[pair * shape.query_bytes()..];

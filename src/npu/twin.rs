@@ -154,6 +154,10 @@ impl Core for Twin {
     }
 
     fn tile(&mut self, object: &[u8]) {
+        if self.limits[..self.rows].iter().all(|limit| *limit <= self.done) {
+            self.done += 1;
+            return;
+        }
         let (dim, keys) = (self.shape.head_dim, self.shape.keys());
         for key in 0..keys {
             for d in 0..dim {

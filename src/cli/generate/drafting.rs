@@ -4,6 +4,7 @@ use super::options::DraftingOptions;
 use crate::checkpoint::Checkpoint;
 use crate::cli::args::{AutoOr, GpuLayers, RunOptions};
 use crate::cli::model::{Source, find};
+use crate::cli::npu::Npu;
 use crate::cli::session::{Model, load, tokenizer_of};
 use crate::cli::ui::Ui;
 use crate::compute::cpu::Pool;
@@ -36,7 +37,7 @@ pub fn build(
     let mut sources: Vec<Box<dyn Drafter>> = Vec::new();
     let mut disabled = None;
     // The drafter works on the processor while the target's device is busy.
-    let run = RunOptions { device: "cpu".into(), gpu_layers: GpuLayers::Auto, ..run.clone() };
+    let run = RunOptions { device: "cpu".into(), gpu_layers: GpuLayers::Auto, npu: Npu::Off, ..run.clone() };
     let mut add_model = |name: &'static str, checkpoint: Checkpoint| -> Result<()> {
         let weights = Weights::open(checkpoint)?;
         let context = context.min(weights.config().max_position);

@@ -133,6 +133,7 @@ impl Run<'_> {
             sampling: stats::sampling(&self.config, options.sampling.max_tokens),
             memory: super::record::Memory { weights: memory.weights, kv: memory.kv, activations: memory.activations },
             device: engine.describe(),
+            npu: engine.assist().map(Into::into),
             model: super::record::Model {
                 name: self.model.name.clone(),
                 sha256: None,
@@ -141,6 +142,7 @@ impl Run<'_> {
             error,
             ..Record::default()
         };
+        super::npu::say(engine.assist().as_ref(), ui);
         drop(target);
         match stop {
             // The text so far stays on standard output; a file is left as it was.

@@ -1,0 +1,196 @@
+//! `--npu`: whether an NPU takes part, and what is said of it.
+
+use super::args::RunOptions;
+use super::ui::Ui;
+use crate::compute::{AssistReport, Executor, KvFormat};
+use crate::gemma::Config;
+use crate::npu::attention::{Dims, FlashPartial};
+use crate::npu::gate::{self, Machine, WORTH, Work};
+use crate::npu::host::{HostModelAccel, Library, ModelOptions};
+use crate::npu::probe::{System, open_first};
+use crate::npu::session::Session;
+use crate::npu::{AssistedExecutor, manifest};
+use anyhow::Result;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// What was asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Npu {
+    /// A device, where it is predicted to pay.
+    #[default]
+    Auto,
+    Off,
+    /// A device, whatever is predicted.
+    Force,
+    /// The model of a device on the host, with the kernel's Rust twin or its C++ source as a library.
+    Model(Option<PathBuf>),
+}
+
+impl std::str::FromStr for Npu {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.split_once(':') {
+            None if s == "auto" => Ok(Npu::Auto),
+            None if s == "off" => Ok(Npu::Off),
+            None if s == "force" => Ok(Npu::Force),
+            None if s == "model" => Ok(Npu::Model(None)),
+            Some(("model", file)) if !file.is_empty() => Ok(Npu::Model(Some(file.into()))),
+            _ => Err("expected auto, off, force or model".into()),
+        }
+    }
+}
+
+/// The NPU's part of the JSON result.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct NpuRecord {
+    pub device: String,
+    /// False: a model of a device, on the host.
+    pub silicon: bool,
+    /// Why it was given up during the run.
+    pub given_up: Option<String>,
+    pub jobs: u64,
+    pub pages_sealed: u64,
+    pub pages_read: u64,
+    pub row_pages: u64,
+    pub bytes: u64,
+    pub checks: u64,
+}
+
+impl From<AssistReport> for NpuRecord {
+    fn from(r: AssistReport) -> NpuRecord {
+        let AssistReport { device, silicon, given_up, jobs, pages_sealed, pages_read, row_pages, bytes, checks } = r;
+        NpuRecord { device, silicon, given_up, jobs, pages_sealed, pages_read, row_pages, bytes, checks }
+    }
+}
+
+/// What a model's attention is to the NPU.
+pub fn dims(config: &Config) -> Dims {
+    let Config { n_heads, n_kv_heads, head_dim, query_scale, .. } = *config;
+    Dims { n_heads, n_kv_heads, head_dim, scale: query_scale }
+}
+
+/// One line on what happened to an NPU that was given up.
+pub fn say(report: Option<&AssistReport>, ui: &Ui) {
+    if let Some(why) = report.and_then(|r| r.given_up.as_ref()) {
+        ui.note(format!("the NPU was given up, all attention ran beside it: {why}"));
+    }
+}
+
+/// What a step reads, for the prediction.
+fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> Work {
+    let global_layers = (0..config.n_layers).filter(|l| config.is_global(*l)).count();
+    Work {
+        weights: weights as f64,
+        global_layers,
+        local_layers: config.n_layers - global_layers,
+        window: config.window,
+        position: (2 * config.n_kv_heads * kv.head_bytes(config.head_dim)) as f64,
+        context,
+    }
+}
+
+/// Where the layers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Processor,
+    Gpu,
+    /// Some here, some there.
+    Both,
+}
+
+/// Puts an NPU beside `executor` where `--npu` and the prediction say so. Whatever stands against that is one line, and the executor
+/// goes on alone.
+pub fn beside(
+    mut executor: Box<dyn Executor>,
+    options: &RunOptions,
+    config: &Config,
+    (kv, weights, context): (KvFormat, u64, usize),
+    place: Place,
+    ui: &Ui,
+) -> Result<Box<dyn Executor>> {
+    let asked = !matches!(options.npu, Npu::Auto);
+    if options.npu == Npu::Off {
+        return Ok(executor);
+    }
+    if place != Place::Processor {
+        if asked {
+            ui.note("running without the NPU: so far it works beside the processor only, not beside a GPU (--device cpu)");
+        }
+        return Ok(executor);
+    }
+    match bring_up(executor.as_mut(), options, config, work(config, kv, weights, context)) {
+        Ok((npu, share, why)) => {
+            ui.detail(1, format!("npu: {why}"));
+            Ok(if share == 0 { executor } else { Box::new(AssistedExecutor::new(executor, npu, dims(config), share)) })
+        }
+        Err(why) if asked => {
+            ui.note(format!("running without the NPU: {why:#}"));
+            Ok(executor)
+        }
+        Err(why) => {
+            ui.detail(1, format!("no npu: {why:#}"));
+            Ok(executor)
+        }
+    }
+}
+
+/// The operation on its device, the share of 256 that it should take, and why.
+fn bring_up(
+    executor: &mut dyn Executor,
+    options: &RunOptions,
+    config: &Config,
+    work: Work,
+) -> Result<(FlashPartial, usize, String)> {
+    let dims = dims(config);
+    let shape = dims.shape()?;
+    let session = match &options.npu {
+        Npu::Model(library) => {
+            let library = library.as_deref().map(Library::open).transpose()?;
+            let accel = HostModelAccel::new(ModelOptions { library, fault: options.npu_fault, late: false });
+            Session::open(Box::new(accel), &HostModelAccel::xclbin(shape))?
+        }
+        _ => {
+            let accel = open_first(&System::here())?;
+            let array = manifest::load(&manifest::find(&manifest::directories(), shape)?, shape)?;
+            Session::open(Box::new(accel), &array)?
+        }
+    };
+    let mut npu = FlashPartial::new(session, dims)?;
+    let measured = gate::self_test(&mut npu, dims)?;
+    let near = format!("self-test {:.2} % from exact", 100.0 * measured.distance);
+    if matches!(options.npu, Npu::Model(_)) {
+        return Ok((npu, 256, format!("a model of it on the host, {near}")));
+    }
+    let Some(speed) = executor.read_bandwidth() else {
+        anyhow::bail!("the speed of {} cannot be measured, so nothing can be predicted", executor.describe())
+    };
+    let machine = Machine { executor: speed, npu: measured.npu, dispatch: measured.dispatch, ..Machine::PHOENIX };
+    let choice = gate::choose(&machine, &work);
+    let figures = format!(
+        "{near}, {:.0} us a dispatch, {:.1} GB/s; predicted gain {:.1} %, wanted {:.0} %",
+        1e6 * measured.dispatch,
+        measured.npu / 1e9,
+        100.0 * choice.gain,
+        100.0 * WORTH
+    );
+    Ok(match options.npu {
+        Npu::Force => (npu, 256, figures),
+        _ if choice.gain >= WORTH => (npu, choice.share, format!("{figures}: takes {} of 256 sealed pages", choice.share)),
+        _ => (npu, 0, format!("{figures}: not used")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_named_exactly() {
+        assert_eq!("model".parse(), Ok(Npu::Model(None)));
+        assert_eq!("model:/a:b".parse(), Ok(Npu::Model(Some("/a:b".into()))));
+        assert_eq!(["auto", "off", "force"].map(|s| s.parse()), [Ok(Npu::Auto), Ok(Npu::Off), Ok(Npu::Force)]);
+        assert!(["", "on", "model:", "force:1"].iter().all(|s| s.parse::<Npu>().is_err()));
+    }
+}
