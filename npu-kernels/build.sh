@@ -7,7 +7,10 @@
 #
 # Only --manifest and --host have been run by this project: nobody on it has the tools or the device for the rest.
 set -euo pipefail
+from=$PWD
 cd "$(dirname "$0")"
+# A path as the caller means it.
+absolute() { case "$1" in /*) echo "$1" ;; *) echo "$from/$1" ;; esac; }
 
 manifest() {
   echo "abi $(sed -n 's/^constexpr uint32_t ABI = \([0-9]*\);.*/\1/p' flash_partial.h)"
@@ -26,19 +29,19 @@ case "${1:-}" in
     exit
     ;;
   --host)
-    mkdir -p "$2"
+    host=$(absolute "$2")
+    mkdir -p "$host"
     for d in 128 256; do
       "${CXX:-g++}" -std=c++17 -O2 -Wall -Wextra -Werror -ffp-contract=off -fno-strict-aliasing -shared -fPIC -Ihost -DHEAD_DIM=$d \
-        flash_partial.cc -o "$2/flash_partial_$d.so"
+        flash_partial.cc -o "$host/flash_partial_$d.so"
     done
     exit
     ;;
 esac
 
 manifest | cmp -s - manifest.txt || { echo "manifest.txt is stale: run build.sh --manifest" >&2; exit 1; }
-out=${1:-${XDG_DATA_HOME:-$HOME/.local/share}/gemma/npu}
+out=$(absolute "${1:-${XDG_DATA_HOME:-$HOME/.local/share}/gemma/npu}")
 mkdir -p "$out"
-out=$(cd "$out" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 for d in 128 256; do

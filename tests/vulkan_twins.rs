@@ -6,7 +6,7 @@ mod common;
 use common::twins::{ROWS, Step, Twins, every_row_count};
 use common::vulkan::device;
 use gemma::compute::{Executor, KvFormat, KvLayer, Op, RowSet};
-use gemma::kv::Pages;
+use gemma::kv::{Pages, Taken};
 use gemma::tensor::Format;
 
 /// Every code and every group. The numbers of rows make different kernels; those of wide groups take a processor's driver long to compile.
@@ -189,6 +189,25 @@ fn attention() {
             [step(BASES[(n + i) % 7], n % 2 == 0), step(BASES[(n + i + 3) % 7], n % 2 == 1)]
         });
         t.run(&format!("{heads:?}"), ops, steps.collect::<Vec<_>>());
+    }
+}
+
+/// Attention beside an NPU: over the pages that it leaves, not divided.
+#[test]
+fn attention_over_the_rest() {
+    let Some(open) = device() else { return };
+    for (heads, _) in HEADS.into_iter().filter(|(heads, _)| heads.4.is_none()) {
+        let mut t = Twins::new(open(), 9);
+        let (dim, n_heads, ..) = heads;
+        let kv = layer(&mut t, heads);
+        let (q, out) = (t.floats(n_heads * dim), t.rows(n_heads * (dim + 2)));
+        let scale = (dim as f32).powf(-0.5);
+        for (i, share) in [(0, 256), (1, 128), (2, 0)] {
+            let taken = Taken { lag: t.layout.max_rows, share };
+            let op = Op::AttentionRest { q, out, n_heads, scale, kv, taken };
+            let step = |live, base| Step { live, first: i, base, tree: i != 1, ..Step::default() };
+            t.run(&format!("{heads:?}, share {share}"), vec![op], [step(1, 5), step(3, 300 + 7 * i), step(9, 770)]);
+        }
     }
 }
 

@@ -91,15 +91,6 @@ fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> Work {
     }
 }
 
-/// Where the layers are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    Processor,
-    Gpu,
-    /// Some here, some there.
-    Both,
-}
-
 /// Puts an NPU beside `executor` where `--npu` and the prediction say so. Whatever stands against that is one line, and the executor
 /// goes on alone.
 pub fn beside(
@@ -107,16 +98,16 @@ pub fn beside(
     options: &RunOptions,
     config: &Config,
     (kv, weights, context): (KvFormat, u64, usize),
-    place: Place,
+    is_split: bool,
     ui: &Ui,
 ) -> Result<Box<dyn Executor>> {
     let asked = !matches!(options.npu, Npu::Auto);
     if options.npu == Npu::Off {
         return Ok(executor);
     }
-    if place != Place::Processor {
+    if is_split {
         if asked {
-            ui.note("running without the NPU: so far it works beside the processor only, not beside a GPU (--device cpu)");
+            ui.note("running without the NPU: it works beside one device, not where layers are spread over two");
         }
         return Ok(executor);
     }
@@ -166,12 +157,14 @@ fn bring_up(
     let Some(speed) = executor.read_bandwidth() else {
         anyhow::bail!("the speed of {} cannot be measured, so nothing can be predicted", executor.describe())
     };
-    let machine = Machine { executor: speed, npu: measured.npu, dispatch: measured.dispatch, ..Machine::PHOENIX };
+    let npu_speed = measured.transfer.min(measured.kernel);
+    let machine = Machine { executor: speed, npu: npu_speed, dispatch: measured.dispatch, ..Machine::PHOENIX };
     let choice = gate::choose(&machine, &work);
     let figures = format!(
-        "{near}, {:.0} us a dispatch, {:.1} GB/s; predicted gain {:.1} %, wanted {:.0} %",
+        "{near}, {:.0} us a dispatch, {:.1} GB/s, {:.1} with all rows; predicted gain {:.1} %, wanted {:.0} %",
         1e6 * measured.dispatch,
-        measured.npu / 1e9,
+        measured.transfer / 1e9,
+        measured.kernel / 1e9,
         100.0 * choice.gain,
         100.0 * WORTH
     );

@@ -173,13 +173,9 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
         let spinner = ui.spinner(&format!("loading {label} ({})", bytes(size.bytes)), size.bytes >= WORTH_A_SPINNER);
         say_split(&placement, pool, ui);
         let sizes = (task.kv, size.bytes, context);
-        let side = match &placement.device {
-            None => npu::Place::Processor,
-            Some(_) if placement.layout.cpu.layers == 0 => npu::Place::Gpu,
-            Some(_) => npu::Place::Both,
-        };
+        let is_split = placement.device.is_some() && placement.layout.cpu.layers > 0;
         let loaded = place(&placement, pool, options.check)
-            .and_then(|executor| npu::beside(executor, options, weights.config(), sizes, side, ui))
+            .and_then(|executor| npu::beside(executor, options, weights.config(), sizes, is_split, ui))
             .and_then(|executor| PlannedEngine::new(weights, executor, EngineOptions { context, kv: task.kv }));
         spinner.finish_and_clear();
         match (loaded, candidates.peek()) {

@@ -159,7 +159,7 @@ impl Places<'_> {
                 }
                 Op::Rope { .. } => out.push(self.rope(op, bucket)?),
                 Op::Attention { .. } => self.attention(op, prepare.as_ref(), read_later, bucket, &mut out)?,
-                Op::AttentionRest { .. } => bail!("the GPU attends all pages itself"),
+                Op::AttentionRest { .. } => out.push(self.attention_rest(op, bucket)?),
                 Op::Best { .. } => out.extend(self.best(op, bucket)),
                 Op::Commit { layers } => out.extend(self.commit(layers, bucket)?),
             }
@@ -411,6 +411,22 @@ impl Places<'_> {
             out_calls.push(self.prepare(*out, act, RowSet::All, bucket));
         }
         Ok(())
+    }
+
+    fn attention_rest(&self, op: &Op, bucket: Bucket) -> Result<Call> {
+        let Op::AttentionRest { q, out, n_heads, scale, kv, taken } = op else { unreachable!() };
+        let dim = kv.head_dim;
+        ensure!(
+            dim.is_power_of_two() && (16..=256).contains(&dim),
+            "the GPU kernels take head dimensions of 16 to 256 that are powers of two, not {dim}"
+        );
+        let push = [*q, *out, kv.k, kv.v, kv.scratch_k, kv.scratch_v, self.step];
+        let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
+        let push = push.float(*scale).word(*n_heads).word(kv.n_kv_heads).word(kv.pages.count).word(self.max_rows);
+        let touches = vec![Touch::Read(*q), Touch::Read(kv.scratch_k), Touch::Read(kv.scratch_v), Touch::Write(*out)];
+        let constants = vec![(2, dim as u32), (5, kv_code(kv))];
+        let groups = [*n_heads, bucket.rows, 1];
+        Ok(self.call(Shader::AttentionRest, constants, push.word(taken.lag).word(taken.share), groups, touches))
     }
 
     fn best(&self, op: &Op, bucket: Bucket) -> [Call; 2] {

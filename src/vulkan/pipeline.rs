@@ -11,6 +11,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shader {
     Attention,
+    AttentionRest,
     Best,
     Commit,
     Embed,
@@ -33,6 +34,7 @@ impl Shader {
     fn code(self) -> &'static [u8] {
         match self {
             Shader::Attention => spirv!("attention"),
+            Shader::AttentionRest => spirv!("attention_rest"),
             Shader::Best => spirv!("best"),
             Shader::Commit => spirv!("commit"),
             Shader::Embed => spirv!("embed"),

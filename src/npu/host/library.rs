@@ -23,7 +23,8 @@ pub struct Library {
     query: Take,
     tile: Take,
     end: End,
-    state_bytes: usize,
+    /// Bytes of a core's state; `design.py` allots as many.
+    pub state_bytes: usize,
     pub shape: Shape,
 }
 

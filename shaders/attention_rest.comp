@@ -1,0 +1,150 @@
+// Attention of one query over the pages that an accelerator leaves (see Taken in src/kv.rs): sums of exponentials times values, the largest
+// score, the sum of exponentials, not divided. They are few, so a workgroup walks them all: a thread a position while scoring, a thread
+// a channel while summing values.
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "common.glsl"
+#include "attention.glsl"
+
+layout(local_size_x = 256) in;
+layout(constant_id = 2) const uint HEAD_DIM = 128; // a power of two, 16 to 256
+layout(constant_id = 5) const uint KV = 1;         // see kv.glsl
+#include "kv.glsl"
+
+layout(push_constant, scalar) uniform Push {
+    F32 q;              // [rows, n_heads, HEAD_DIM]
+    F32 out_;           // [rows, n_heads, HEAD_DIM + 2]
+    U32x4 k;            // [pages, n_kv, HEAD_DIM / KB, PAGE, KB]
+    uint64_t v;         // [pages, n_kv, PAGE, HEAD_DIM]
+    U32x4 scratch_k;    // [n_kv, HEAD_DIM / KB, max_rows, KB]
+    uint64_t scratch_v; // [max_rows, n_kv, HEAD_DIM]
+    Step step_;
+    float scale;
+    uint n_heads;
+    uint n_kv;
+    uint pages;         // physical
+    uint max_rows;
+    uint lag;           // of Taken
+    uint share;
+};
+
+const uint KEYS = HEAD_DIM / KB; // 16-byte loads of a key
+const uint GROUP = GROUP_OF(HEAD_DIM);
+const uint GROUPS = HEAD_DIM / GROUP;
+
+shared vec4 qs[HEAD_DIM / 4];
+shared float es[PAGE];
+shared float parts[PAGE];
+shared uint path[PAGE]; // scratch row of a position of this page
+
+uint64_t cached_codes() { return uint64_t(pages) * n_kv * PAGE * HEAD_DIM; }
+uint64_t scratch_codes() { return uint64_t(max_rows) * n_kv * HEAD_DIM; }
+
+// The same for all threads, in an order that the positions alone decide.
+float all_max(float mine) {
+    const uint t = gl_LocalInvocationID.x;
+    parts[t] = mine;
+    barrier();
+    for (uint d = PAGE / 2; d > 0; d /= 2) {
+        if (t < d) parts[t] = max(parts[t], parts[t + d]);
+        barrier();
+    }
+    const float all = parts[0];
+    barrier();
+    return all;
+}
+
+float all_sum(float mine) {
+    const uint t = gl_LocalInvocationID.x;
+    parts[t] = mine;
+    barrier();
+    for (uint d = PAGE / 2; d > 0; d /= 2) {
+        if (t < d) {
+            precise float both = parts[t] + parts[t + d];
+            parts[t] = both;
+        }
+        barrier();
+    }
+    const float all = parts[0];
+    barrier();
+    return all;
+}
+
+void main() {
+    const uint t = gl_LocalInvocationID.x, head = gl_WorkGroupID.x, kv_head = head / (n_heads / n_kv);
+    if (gl_WorkGroupID.y >= step_.rows - step_.first) return;
+    const uint row = step_.first + gl_WorkGroupID.y, base = step_.base;
+    const uint position = step_.v[STEP_POSITIONS * max_rows + row];
+    const uint begin = (position > lag ? position - lag : 0) / PAGE * share / 256;
+    const uint query = row * n_heads + head;
+    if (t < HEAD_DIM) qs[t / 4][t % 4] = q.v[query * HEAD_DIM + t];
+
+    Running run = Running(0.0, 0.0);
+    float o = 0.0; // of channel t
+    for (uint page = begin; page <= position / PAGE; page++) {
+        if (t == 0 && (page + 1) * PAGE > base) {
+            for (uint node = row; node != NO_PARENT; node = step_.v[STEP_PARENTS * max_rows + node]) {
+                const uint at = step_.v[STEP_POSITIONS * max_rows + node];
+                if (at / PAGE == page) path[at % PAGE] = node;
+                if (at < page * PAGE) break;
+            }
+        }
+        barrier();
+        const uint p = page * PAGE + t, page_head = page % pages * n_kv + kv_head;
+        float s = uintBitsToFloat(0xff800000u);
+        if (p <= position) {
+            const bool cached = p < base;
+            const uint at = cached ? page_head * KEYS * PAGE + t : kv_head * KEYS * max_rows + path[t];
+            const uint scales_at = cached ? page_head * GROUPS * PAGE + t : kv_head * GROUPS * max_rows + path[t];
+            const uint stride = cached ? PAGE : max_rows;
+            U32x4 from = cached ? k : scratch_k;
+            const uint64_t codes = cached ? cached_codes() : scratch_codes();
+            precise float sum = 0.0;
+            for (uint c = 0; c < KEYS; c++) {
+                const uvec4 raw = from.v[at + c * stride];
+                const float key_scale = scale_at(uint64_t(from), codes, scales_at + c * KB / GROUP * stride);
+                [[unroll]] for (uint part = 0; part < KB / 4; part++) {
+                    const vec4 key = four(raw, part, key_scale), of_query = qs[c * (KB / 4) + part];
+                    [[unroll]] for (uint e = 0; e < 4; e++) sum = fma(of_query[e], key[e], sum);
+                }
+            }
+            precise float scaled = sum * scale;
+            s = scaled;
+        }
+        const float m = all_max(s);
+        const float e = p <= position ? exp_(s - m) : 0.0;
+        es[t] = e;
+        const float l = all_sum(e);
+        float page_o = 0.0;
+        if (t < HEAD_DIM) {
+            const uint last = min(PAGE - 1, position - page * PAGE), channel = t / 4, group = t / GROUP;
+            precise float sum = 0.0;
+            for (uint slot = 0; slot <= last; slot++) {
+                vec4 value;
+                if (page * PAGE + slot < base) {
+                    const float value_scale = scale_at(v, cached_codes(), (page_head * GROUPS + group) * PAGE + slot);
+                    value = four_of(raw_at(v, (page_head * PAGE + slot) * (HEAD_DIM / 4) + channel), value_scale);
+                } else {
+                    const uint r = path[slot];
+                    const float value_scale = scale_at(scratch_v, scratch_codes(), (kv_head * GROUPS + group) * max_rows + r);
+                    value = four_of(raw_at(scratch_v, (r * n_kv + kv_head) * (HEAD_DIM / 4) + channel), value_scale);
+                }
+                sum = fma(es[slot], value[t % 4], sum);
+            }
+            page_o = sum;
+        }
+        if (page == begin) {
+            run = Running(m, l);
+            o = page_o;
+        } else {
+            float fa, fb;
+            run = join(run, Running(m, l), fa, fb);
+            o = join_output(o, page_o, fa, fb);
+        }
+        barrier();
+    }
+    const uint place = query * (HEAD_DIM + 2);
+    if (t < HEAD_DIM) out_.v[place + t] = o;
+    if (t == 0) out_.v[place + HEAD_DIM] = run.m;
+    if (t == 1) out_.v[place + HEAD_DIM + 1] = run.l;
+}
