@@ -135,6 +135,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     };
     let mut bench = Runner { engine, options, ui, scores: Scores::default(), sampler: Sampler::new(sampling())? };
     bench.all(&mut report)?;
+    super::npu::say(loaded.engine.assist().as_ref(), ui);
     drop(loaded);
     if let Some(model) = model.as_ref().filter(|_| options.only.contains(&Test::Text)) {
         report.results.extend(speculation::rows(model, options, ui)?);
