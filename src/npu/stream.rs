@@ -193,7 +193,7 @@ mod tests {
             assert!(flying.values().all(Vec::is_empty), "a token is left");
             for pair in 0..PAIRS {
                 let of = |d| moved.remove(&channel(pair, d)).unwrap_or_default();
-                let [mut from, mut to] = [Direction::FromMemory, Direction::ToMemory].map({
+                let [mut from, to] = [Direction::FromMemory, Direction::ToMemory].map({
                     let mut of = of;
                     move |d| of(d)
                 });
@@ -202,7 +202,7 @@ mod tests {
                     continue;
                 }
                 let [queries, page, out] = [job.shape.query_bytes(), job.shape.page_bytes(), PAIR * job.shape.out_bytes()];
-                assert_eq!(to.drain(..).collect::<Vec<_>>(), [(ARG_RESULTS, pair * out, out)]);
+                assert_eq!(to, [(ARG_RESULTS, pair * out, out)]);
                 assert_eq!(from.remove(0), (ARG_QUERIES, pair * queries, queries));
                 let mut at = pair * job.capacity * page;
                 for (argument, offset, length) in from {
