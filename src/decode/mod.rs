@@ -11,7 +11,7 @@ use anyhow::Result;
 pub use stats::{Stats, Tally};
 pub use verify::{Verdict, verify};
 
-use crate::draft::{DraftContext, Drafter, Pass, Proposal};
+use crate::draft::{DraftContext, Drafter, Pass, Proposal, Verified, verified};
 use crate::engine::{Rows, Scores, Timeline};
 use crate::error::{Fault, Kind};
 use crate::sampler::Sampler;
@@ -67,7 +67,10 @@ pub fn generate(
 ) -> Result<Stop> {
     let start = Instant::now();
     let mut left = limits.max_tokens.min(room(target, history)?);
-    target.engine_mut().want(sampler.decisive());
+    // A list that is long enough to pick from may still be too short to learn from.
+    let learns = drafter.reads_target();
+    let listed = if learns { verified::BEST } else { 1 };
+    target.engine_mut().want(sampler.decisive().map(|(n, usable)| (n.max(listed), usable)));
     let interrupted = || limits.interrupt.load(Ordering::Relaxed);
     stats.prompt_tokens += history.len() as u64;
     if left == 0 {
@@ -83,6 +86,7 @@ pub fn generate(
 
     let decoding = Instant::now();
     let (mut proposal, mut scores, mut last_pass) = (Proposal::default(), Scores::default(), None);
+    let mut verified: Option<Verified> = None;
     let stop = 'rounds: loop {
         if interrupted() {
             break Stop::Interrupt;
@@ -91,7 +95,17 @@ pub fn generate(
         target.sync(&history[..history.len() - 1], &mut |_| true)?;
 
         let (nodes, depth, vocab) = (target.engine().max_rows() - 1, left - 1, target.engine().vocab());
-        let ctx = DraftContext { history, sampler, nodes, depth, vocab, chain: false, pace: None, last_pass };
+        let ctx = DraftContext {
+            history,
+            sampler,
+            nodes,
+            depth,
+            vocab,
+            chain: false,
+            pace: None,
+            last_pass,
+            verified: verified.as_ref(),
+        };
         proposal.reset(ctx.root());
         let asked = Instant::now();
         drafter.propose(&ctx, &mut proposal)?;
@@ -103,6 +117,9 @@ pub fn generate(
 
         let pass = Pass { rows: proposal.len(), time: scored.elapsed() };
         last_pass = Some(pass);
+        if learns {
+            verified.get_or_insert_default().record(history, &proposal.tree, &scores, sampler);
+        }
         stats.round(&proposal, &verdict, scored - asked, pass.time);
         for token in verdict.tokens(&proposal.tree) {
             if limits.stop_ids.contains(&token) {

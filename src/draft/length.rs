@@ -284,6 +284,10 @@ impl Drafter for Paced {
         self.inner.prepare(history)
     }
 
+    fn reads_target(&self) -> bool {
+        self.inner.reads_target()
+    }
+
     fn note(&self) -> Option<String> {
         let own = (self.plain || self.paused > 0).then(|| "drafting rests: it does not pay on this text".to_owned());
         let notes: Vec<String> = own.into_iter().chain(self.inner.note()).collect();
@@ -329,6 +333,7 @@ mod tests {
             chain: false,
             pace: None,
             last_pass: None,
+            verified: None,
         };
         let mut out = Proposal::root(ctx.root());
         drafter.propose(&ctx, &mut out).unwrap();

@@ -37,6 +37,10 @@ impl Drafter for Merge {
         self.sources.iter_mut().try_for_each(|source| source.prepare(history))
     }
 
+    fn reads_target(&self) -> bool {
+        self.sources.iter().any(|source| source.reads_target())
+    }
+
     fn note(&self) -> Option<String> {
         let notes: Vec<String> = self.sources.iter().filter_map(|s| s.note()).collect();
         (!notes.is_empty()).then(|| notes.join("; "))

@@ -1,7 +1,7 @@
 //! Floor 4: guessing what the target will pick. A guess can make the text come sooner; it cannot change it.
 //!
-//! A drafter is asked once a round and told nothing else: what became of its last guess it reads off the history. Adding a
-//! source: implement [`Drafter`] in a file of its own, derive all state from `history`, and hand it to [`Merge`].
+//! A drafter is asked once a round. What became of its last guess it reads off the history; what the target thought of it, off
+//! [`Verified`]. Adding a source: implement [`Drafter`] in a file of its own, derive all state from `history`, and hand it to [`Merge`].
 
 pub mod calibrate;
 pub mod depth;
@@ -10,6 +10,7 @@ pub mod merge;
 pub mod model;
 pub mod ngram;
 pub mod proposal;
+pub mod verified;
 
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ pub use merge::Merge;
 pub use model::ModelDrafter;
 pub use ngram::NgramDrafter;
 pub use proposal::Proposal;
+pub use verified::Verified;
 
 use crate::sampler::Sampler;
 use crate::tensor::Token;
@@ -43,6 +45,8 @@ pub struct DraftContext<'a> {
     pub pace: Option<f32>,
     /// The target's last pass, if there was one.
     pub last_pass: Option<Pass>,
+    /// What the target said of the last round's tree, where [`Drafter::reads_target`] asks for it.
+    pub verified: Option<&'a Verified>,
 }
 
 impl DraftContext<'_> {
@@ -68,6 +72,10 @@ pub trait Drafter {
     /// Reads a prompt ahead of the first proposal. Nothing depends on it but where the time is spent.
     fn prepare(&mut self, _history: &[Token]) -> Result<()> {
         Ok(())
+    }
+    /// Whether [`DraftContext::verified`] is of use.
+    fn reads_target(&self) -> bool {
+        false
     }
     /// Why nothing is being proposed, if so.
     fn note(&self) -> Option<String> {

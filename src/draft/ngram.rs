@@ -265,8 +265,8 @@ mod tests {
 
     fn propose(drafter: &mut NgramDrafter, history: &[Token], nodes: usize, chain: bool) -> Proposal {
         let sampler = Sampler::new(SamplerConfig::default()).unwrap();
-        let ctx =
-            DraftContext { history, sampler: &sampler, nodes, depth: nodes, vocab: 999, chain, pace: None, last_pass: None };
+        let (depth, vocab, sampler) = (nodes, 999, &sampler);
+        let ctx = DraftContext { history, sampler, nodes, depth, vocab, chain, pace: None, last_pass: None, verified: None };
         let mut out = Proposal::root(ctx.root());
         drafter.propose(&ctx, &mut out).unwrap();
         out

@@ -201,8 +201,8 @@ mod tests {
         let sampler = Sampler::new(SamplerConfig::default()).unwrap();
         let limited = |nodes, depth, vocab| {
             let mut p = sample();
-            let (history, chain, pace, last_pass) = (&[9][..], false, None, None);
-            p.limit(&DraftContext { history, sampler: &sampler, nodes, depth, vocab, chain, pace, last_pass });
+            let (history, sampler, chain) = (&[9][..], &sampler, false);
+            p.limit(&DraftContext { history, sampler, nodes, depth, vocab, chain, pace: None, last_pass: None, verified: None });
             p.tree.tokens
         };
         assert_eq!(limited(10, 9, 5), [9, 1, 2, 3, 4]);

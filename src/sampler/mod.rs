@@ -155,6 +155,11 @@ impl Sampler {
         Ok(choice.0)
     }
 
+    /// The `n` tokens with the largest logits, best first, as the model gave them: neither penalty nor ban is applied.
+    pub fn best(&self, logits: &[f32], n: usize) -> Result<Vec<(Token, f32)>> {
+        Ok(Row::new(&logits[..logits.len().min(self.usable)], Vec::new())?.top(n))
+    }
+
     /// The `n` tokens of a draft row that the target is most likely to pick at `position`, best first.
     ///
     /// Filters are the target's, but softly: what they drop is ranked lower. The chance is a softmax of the scores over the
