@@ -4,7 +4,7 @@
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Pool};
 use gemma::decode::{Flow, Limits, Stats, generate};
-use gemma::draft::{CostCurve, DraftOptions, Drafter, Merge, ModelDrafter, NgramDrafter, NoDraft, Paced, TreeSize};
+use gemma::draft::{CostCurve, DraftOptions, Drafter, NoDraft, Paced, Stack, TreeSize};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, PlannedEngine, Timeline};
 use gemma::gemma::{ChatTemplate, Message, Special, Tokenizer, Weights, bundled};
@@ -57,19 +57,19 @@ fn engine(weights: &Weights, pool: &Arc<Pool>) -> Box<dyn Engine> {
 
 /// The drafters that `--draft` and `--draft-tree` make, with decisions that never look at a clock.
 fn drafters(pair: &Pair, pool: &Arc<Pool>) -> Vec<(&'static str, Box<dyn Drafter>)> {
-    let model = || Box::new(ModelDrafter::new("model", engine(&pair.draft, pool))) as Box<dyn Drafter>;
-    let ngram = || Box::new(NgramDrafter::new()) as Box<dyn Drafter>;
-    let paced = |sources, tree| {
+    let model = || Box::new(Stack::of_model("model", engine(&pair.draft, pool)));
+    let both = || Box::new(Stack::of_both("model", engine(&pair.draft, pool)));
+    let paced = |inner: Box<dyn Drafter>, tree| {
         let options = DraftOptions { tree, tokens: None };
-        Box::new(Paced::new(Box::new(Merge::new(sources)), CostCurve::guess(), options, false)) as Box<dyn Drafter>
+        Box::new(Paced::new(inner, CostCurve::guess(), options, false)) as Box<dyn Drafter>
     };
     vec![
-        ("ngram", paced(vec![ngram()], TreeSize::Auto)),
-        ("bundled", paced(vec![model()], TreeSize::Auto)),
-        ("auto", paced(vec![model(), ngram()], TreeSize::Auto)),
-        ("chain", paced(vec![model(), ngram()], TreeSize::Chain)),
-        ("tree of 12", paced(vec![model(), ngram()], TreeSize::Nodes(12))),
-        ("the target itself", Box::new(ModelDrafter::new("oracle", engine(&pair.target, pool)))),
+        ("ngram", paced(Box::new(Stack::of_text()), TreeSize::Auto)),
+        ("bundled", paced(model(), TreeSize::Auto)),
+        ("auto", paced(both(), TreeSize::Auto)),
+        ("chain", paced(both(), TreeSize::Chain)),
+        ("tree of 12", paced(both(), TreeSize::Nodes(12))),
+        ("the target itself", Box::new(Stack::of_model("oracle", engine(&pair.target, pool)))),
     ]
 }
 

@@ -8,7 +8,7 @@ mod toy;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
-use gemma::draft::{Drafter, ModelDrafter, NgramDrafter, NoDraft};
+use gemma::draft::{Drafter, NoDraft, Stack};
 use gemma::engine::Timeline;
 use gemma::error::{Kind, fault_of};
 use gemma::sampler::{Sampler, SamplerConfig};
@@ -128,8 +128,8 @@ fn caches_follow_an_edited_history() {
         let draft = Toy { slack, ..draft_of(&target, 0.15) };
         let mut drafters: Vec<Box<dyn Drafter>> = vec![
             Box::new(NoDraft),
-            Box::new(ModelDrafter::new("model", draft.engine())),
-            Box::new(NgramDrafter::new()),
+            Box::new(Stack::of_both("model", draft.engine())),
+            Box::new(Stack::of_text()),
             Box::new(Oracle::new(target.engine(), false)),
             Box::new(Random { state: 3, vocab: 40 }),
         ];

@@ -7,6 +7,7 @@ pub mod artifact;
 mod foreign;
 pub mod gguf;
 pub mod header;
+mod identity;
 pub mod shards;
 mod store;
 mod view;

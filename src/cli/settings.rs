@@ -214,6 +214,10 @@ fn from_files(
                 {
                     continue;
                 }
+                if key == "draft-memory" && value.as_str().is_some_and(|place| place.contains('/')) {
+                    let what = format!("{}: `{key}` can name a directory only as a flag or in the environment", path.display());
+                    return Err(Fault::usage(what).into());
+                }
                 let arguments = as_arguments(key, arg, value)
                     .with_context(|| Fault::usage(format!("{}: `{key}` has a value of a wrong type", path.display())))?;
                 given.extend(arguments);

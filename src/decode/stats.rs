@@ -13,6 +13,11 @@ pub struct Tally {
 }
 
 impl Tally {
+    fn add(&mut self, other: Tally) {
+        self.drafted += other.drafted;
+        self.accepted += other.accepted;
+    }
+
     /// Acceptance rate: accepted of drafted.
     pub fn rate(self) -> f64 {
         ratio(self.accepted, self.drafted)
@@ -47,32 +52,45 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(super) fn round(&mut self, proposal: &Proposal, verdict: &Verdict, draft_time: Duration, pass_time: Duration) {
+    /// Counts a round.
+    pub fn round(&mut self, proposal: &Proposal, verdict: &Verdict, draft_time: Duration, pass_time: Duration) {
         self.passes += 1;
         self.draft_time += draft_time;
         self.pass_time += pass_time;
         bump(&mut self.lengths, verdict.path.len() - 1, |count| *count += 1);
         for (node, depth) in proposal.tree.depths().into_iter().enumerate().skip(1) {
             let one = Tally { drafted: 1, accepted: verdict.path.contains(&(node as u32)) as u64 };
-            let add = |tally: &mut Tally| {
-                tally.drafted += one.drafted;
-                tally.accepted += one.accepted;
-            };
-            add(&mut self.total);
-            bump(&mut self.by_depth, depth as usize - 1, add);
-            let source = proposal.source[node];
-            let at = self.by_source.iter().position(|(name, _)| *name == source).unwrap_or_else(|| {
-                self.by_source.push((source, Tally::default()));
-                self.by_source.len() - 1
-            });
-            add(&mut self.by_source[at].1);
+            self.total.add(one);
+            bump(&mut self.by_depth, depth as usize - 1, |tally| tally.add(one));
+            self.source(proposal.source[node]).add(one);
         }
+    }
+
+    fn source(&mut self, source: &'static str) -> &mut Tally {
+        let at = self.by_source.iter().position(|(name, _)| *name == source).unwrap_or_else(|| {
+            self.by_source.push((source, Tally::default()));
+            self.by_source.len() - 1
+        });
+        &mut self.by_source[at].1
+    }
+
+    /// Adds the rounds that another one counted; times and the tokens around them stay.
+    pub fn add_rounds(&mut self, other: &Stats) {
+        self.passes += other.passes;
+        self.total.add(other.total);
+        other.lengths.iter().enumerate().for_each(|(n, count)| bump(&mut self.lengths, n, |sum| *sum += count));
+        other.by_depth.iter().enumerate().for_each(|(depth, one)| bump(&mut self.by_depth, depth, |sum| sum.add(*one)));
+        other.by_source.iter().for_each(|(name, one)| self.source(name).add(*one));
+    }
+
+    /// Tokens that the passes brought.
+    pub fn committed(&self) -> u64 {
+        self.lengths.iter().enumerate().map(|(n, count)| (n as u64 + 1) * count).sum()
     }
 
     /// Tokens per pass of the target; plain decoding has 1.
     pub fn accepted_length(&self) -> f64 {
-        let tokens: u64 = self.lengths.iter().enumerate().map(|(n, count)| (n as u64 + 1) * count).sum();
-        ratio(tokens, self.passes)
+        ratio(self.committed(), self.passes)
     }
 
     pub fn prefill_rate(&self) -> f64 {
@@ -117,6 +135,10 @@ mod tests {
         assert_eq!(stats.by_source, [("x", Tally { drafted: 2, accepted: 1 }), ("y", Tally { drafted: 4, accepted: 1 })]);
         assert_eq!(stats.by_depth, [Tally { drafted: 4, accepted: 1 }, Tally { drafted: 2, accepted: 1 }]);
         assert_eq!(stats.lengths, [1, 0, 1]);
-        assert_eq!(stats.accepted_length(), 2.0);
+        assert_eq!((stats.accepted_length(), stats.committed()), (2.0, 4));
+        let mut twice = stats.clone();
+        twice.add_rounds(&stats);
+        assert_eq!((twice.accepted_length(), twice.lengths.clone()), (2.0, vec![2, 0, 2]));
+        assert_eq!((twice.by_source[1].1.drafted, twice.by_depth[0].accepted, twice.total.drafted), (8, 2, 12));
     }
 }

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::calibrate::Outcome;
 use super::depth::Depth;
+use super::outcome::Outcome;
 use super::{DraftContext, Drafter, Proposal};
 use crate::error::Fault;
 
@@ -286,6 +286,10 @@ impl Drafter for Paced {
 
     fn reads_target(&self) -> bool {
         self.inner.reads_target()
+    }
+
+    fn save(&self) -> Result<()> {
+        self.inner.save()
     }
 
     fn note(&self) -> Option<String> {

@@ -41,6 +41,10 @@ impl Drafter for Merge {
         self.sources.iter().any(|source| source.reads_target())
     }
 
+    fn save(&self) -> Result<()> {
+        self.sources.iter().try_for_each(|source| source.save())
+    }
+
     fn note(&self) -> Option<String> {
         let notes: Vec<String> = self.sources.iter().filter_map(|s| s.note()).collect();
         (!notes.is_empty()).then(|| notes.join("; "))

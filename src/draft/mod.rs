@@ -3,13 +3,19 @@
 //! A drafter is asked once a round. What became of its last guess it reads off the history; what the target thought of it, off
 //! [`Verified`]. Adding a source: implement [`Drafter`] in a file of its own, derive all state from `history`, and hand it to [`Merge`].
 
-pub mod calibrate;
+pub mod automaton;
 pub mod depth;
 pub mod length;
+pub mod lm;
+pub mod memory;
 pub mod merge;
-pub mod model;
-pub mod ngram;
+pub mod mix;
+pub mod outcome;
+pub mod prior;
 pub mod proposal;
+pub mod source;
+pub mod stack;
+pub mod table;
 pub mod verified;
 
 use std::time::Duration;
@@ -17,10 +23,12 @@ use std::time::Duration;
 use anyhow::Result;
 
 pub use length::{CostCurve, DraftOptions, Paced, TreeSize};
+pub use lm::Lm;
+pub use memory::Memory;
 pub use merge::Merge;
-pub use model::ModelDrafter;
-pub use ngram::NgramDrafter;
 pub use proposal::Proposal;
+pub use stack::{Mixing, Stack};
+pub use table::Table;
 pub use verified::Verified;
 
 use crate::sampler::Sampler;
@@ -76,6 +84,10 @@ pub trait Drafter {
     /// Whether [`DraftContext::verified`] is of use.
     fn reads_target(&self) -> bool {
         false
+    }
+    /// Keeps what was learnt for the next run, where there is a place for it.
+    fn save(&self) -> Result<()> {
+        Ok(())
     }
     /// Why nothing is being proposed, if so.
     fn note(&self) -> Option<String> {

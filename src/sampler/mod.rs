@@ -16,12 +16,12 @@ use anyhow::{Result, bail};
 use crate::error::Fault;
 use crate::tensor::Token;
 pub use noise::gumbel;
-use select::{HasToken, Row, best_first};
+use select::Row;
 
 /// Candidates that a draft row is cut to before it is ranked, unless top-k is smaller.
 const RANKED: usize = 128;
-/// What a draft candidate loses when the filters drop it (the target's own filters may yet keep it), in logits.
-const DROPPED: f64 = 3.0;
+/// What a draft candidate loses when the filters drop it (the target's own filters may yet keep it), in nats.
+const DROPPED: f32 = 3.0;
 /// Tokens below `e^-40` of the best one are not counted in the sum behind top-p.
 const NEGLIGIBLE: f32 = 40.0;
 
@@ -47,19 +47,19 @@ impl Default for SamplerConfig {
     }
 }
 
-/// A draft token and what it is worth.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Candidate {
-    pub token: Token,
-    /// Logit plus noise.
-    pub score: f32,
-    /// Estimated chance that the target picks it.
-    pub chance: f32,
+/// A draft row in the target's eyes.
+#[derive(Clone, Debug, Default)]
+pub struct Tempered {
+    /// The likeliest tokens and their log-probabilities among themselves, best first but for those that the filters may drop.
+    pub list: Vec<(Token, f32)>,
+    scale: f32,
+    norm: f32,
 }
 
-impl HasToken for Candidate {
-    fn token(&self) -> Token {
-        self.token
+impl Tempered {
+    /// Log-probability of a token that is not listed, by its logit.
+    pub fn log_prob(&self, logit: f32) -> f32 {
+        logit * self.scale - self.norm - DROPPED
     }
 }
 
@@ -101,7 +101,7 @@ impl Sampler {
         &self.config
     }
 
-    /// Whether `context` matters to [`pick`](Self::pick) and [`rank`](Self::rank).
+    /// Whether `context` matters to [`pick`](Self::pick) and [`temper`](Self::temper).
     pub fn reads_context(&self) -> bool {
         self.config.repeat_penalty != 1.0
     }
@@ -160,44 +160,53 @@ impl Sampler {
         Ok(Row::new(&logits[..logits.len().min(self.usable)], Vec::new())?.top(n))
     }
 
-    /// The `n` tokens of a draft row that the target is most likely to pick at `position`, best first.
+    /// A draft row's likeliest tokens as the target's settings would temper them.
     ///
-    /// Filters are the target's, but softly: what they drop is ranked lower. The chance is a softmax of the scores over the
-    /// candidates looked at, which treats the draft's error as another Gumbel noise; callers calibrate it.
-    pub fn rank(&self, position: usize, logits: &[f32], context: &[Token], n: usize, out: &mut Vec<Candidate>) -> Result<()> {
-        let SamplerConfig { temperature, top_k, seed, .. } = self.config;
-        let row = self.row(logits, context)?;
-        let list = row.top(if top_k == 0 || temperature == 0.0 { RANKED } else { RANKED.min(top_k) });
-        out.clear();
-        if temperature == 0.0 {
-            out.extend(list.iter().map(|&(token, logit)| Candidate { token, score: logit, chance: 0.0 }));
-        } else {
-            let kept = self.passing(&list, self.mass(&list, row.max()), row.max());
-            out.extend(list.iter().enumerate().map(|(i, &(token, logit))| {
-                let dropped = if i < kept { 0.0 } else { DROPPED };
-                let score = logit as f64 - dropped + temperature as f64 * gumbel(seed, position, token);
-                Candidate { token, score: score as f32, chance: 0.0 }
-            }));
-        }
-        let max = out.iter().fold(f32::NEG_INFINITY, |max, c| max.max(c.score));
-        let mut sum = 0.0;
-        for candidate in out.iter_mut() {
-            candidate.chance = (candidate.score - max).exp();
-            sum += candidate.chance;
-        }
-        best_first(out, n, |c| c.score as f64);
-        out.iter_mut().for_each(|c| c.chance /= sum);
+    /// Temperature, top-k and the penalty are the target's; what top-p and min-p drop is only called less likely, for the draft may
+    /// be wrong about it. Bans are not applied ([`allows`](Self::allows) tells): a draft may spell tokens by ids of its own.
+    pub fn temper(&self, logits: &[f32], context: &[Token], out: &mut Tempered) -> Result<()> {
+        let SamplerConfig { temperature, top_k, .. } = self.config;
+        let row = Row::new(logits, self.penalties(logits, context))?;
+        out.list = row.top(if top_k == 0 || temperature == 0.0 { RANKED } else { RANKED.min(top_k) });
+        let kept =
+            if temperature == 0.0 { out.list.len() } else { self.passing(&out.list, self.mass(&out.list, row.max()), row.max()) };
+        out.scale = if temperature == 0.0 { 1.0 } else { 1.0 / temperature };
+        out.list.iter_mut().skip(kept).for_each(|(_, logit)| *logit -= DROPPED / out.scale);
+        let max = row.max() * out.scale;
+        out.norm = max + out.list.iter().map(|(_, logit)| (logit * out.scale - max).exp()).sum::<f32>().ln();
+        out.list.iter_mut().for_each(|(_, logit)| *logit = *logit * out.scale - out.norm);
         Ok(())
+    }
+
+    /// The noise that the target adds to a token's log-probability at `position`; 0 where it takes the likeliest.
+    pub fn noise(&self, position: usize, token: Token) -> f32 {
+        if self.config.temperature == 0.0 { 0.0 } else { gumbel(self.config.seed, position, token) as f32 }
+    }
+
+    /// Whether the token can be picked at all.
+    pub fn allows(&self, token: Token) -> bool {
+        (token as usize) < self.usable && self.banned.binary_search(&token).is_err()
     }
 
     /// Applies bans and the penalty. Every token of the context counts once, as in transformers.
     fn row<'a>(&self, logits: &'a [f32], context: &[Token]) -> Result<Row<'a>> {
         let logits = &logits[..logits.len().min(self.usable)];
-        let inside = |token: &Token| (*token as usize) < logits.len();
+        let mut patches = self.penalties(logits, context);
+        if !self.banned.is_empty() {
+            patches.retain(|(token, _)| self.banned.binary_search(token).is_err());
+            patches.extend(self.banned.iter().filter(|t| (**t as usize) < logits.len()).map(|&t| (t, f32::NEG_INFINITY)));
+            patches.sort_unstable_by_key(|&(token, _)| token);
+        }
+        Row::new(logits, patches)
+    }
+
+    /// Logits that the penalty changes, by ascending token.
+    fn penalties(&self, logits: &[f32], context: &[Token]) -> Vec<(Token, f32)> {
         let mut patches = Vec::new();
         if self.reads_context() {
+            let inside = |token: &&Token| (**token as usize) < logits.len();
             let mut seen = vec![0u64; logits.len().div_ceil(64)];
-            context.iter().filter(|t| inside(t)).for_each(|&t| seen[t as usize / 64] |= 1 << (t % 64));
+            context.iter().filter(inside).for_each(|&t| seen[t as usize / 64] |= 1 << (t % 64));
             for (word, &bits) in seen.iter().enumerate().filter(|(_, bits)| **bits != 0) {
                 for token in (0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| (word * 64 + bit) as Token) {
                     let (logit, penalty) = (logits[token as usize], self.config.repeat_penalty);
@@ -205,12 +214,7 @@ impl Sampler {
                 }
             }
         }
-        if !self.banned.is_empty() {
-            patches.retain(|(token, _)| self.banned.binary_search(token).is_err());
-            patches.extend(self.banned.iter().filter(|t| inside(t)).map(|&t| (t, f32::NEG_INFINITY)));
-            patches.sort_unstable_by_key(|&(token, _)| token);
-        }
-        Row::new(logits, patches)
+        patches
     }
 
     /// The tokens that pass top-k or top-p, and min-p, best first.

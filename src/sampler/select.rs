@@ -97,29 +97,19 @@ impl<'a> Row<'a> {
         }
         let mut best = Vec::with_capacity(2 * k.min(self.logits.len()));
         self.at_least(threshold, |token, logit| best.push((token, logit)));
-        best_first(&mut best, k, |&(_, logit)| logit as f64);
+        best_first(&mut best, k);
         best
     }
 }
 
-/// Cuts a list, ordered by ascending token or already best first, to its `k` best by `score`, best first, ties by lowest id.
-pub(super) fn best_first<T: HasToken>(list: &mut Vec<T>, k: usize, score: impl Fn(&T) -> f64) {
-    let order = |a: &T, b: &T| score(b).total_cmp(&score(a)).then(a.token().cmp(&b.token()));
+/// Cuts a list to its `k` best by logit, best first, ties by lowest id.
+fn best_first(list: &mut Vec<(Token, f32)>, k: usize) {
+    let order = |a: &(Token, f32), b: &(Token, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
     if k < list.len() {
         list.select_nth_unstable_by(k, order);
         list.truncate(k);
     }
     list.sort_unstable_by(order);
-}
-
-pub(super) trait HasToken {
-    fn token(&self) -> Token;
-}
-
-impl HasToken for (Token, f32) {
-    fn token(&self) -> Token {
-        self.0
-    }
 }
 
 /// Largest value of a block, NaN ignored, and whether one was seen.

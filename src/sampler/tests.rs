@@ -97,20 +97,35 @@ fn the_penalty_counts_a_token_once_and_follows_the_sign() {
 }
 
 #[test]
-fn the_first_ranked_candidate_of_a_perfect_draft_is_the_pick() {
+fn a_perfect_draft_with_the_shared_noise_finds_the_pick() {
+    let mut tempered = Tempered::default();
     for seed in 0..200 {
         for temperature in [0.0, 0.7, 1.0] {
             let config = SamplerConfig { temperature, top_k: 64, seed, ..Default::default() };
             let sampler = Sampler::new(config).unwrap();
             let logits = logits(seed, 1000).iter().map(|l| 3.0 * l).collect::<Vec<_>>();
-            let mut ranked = Vec::new();
-            sampler.rank(9, &logits, &[], 4, &mut ranked).unwrap();
-            assert_eq!(ranked.len(), 4);
-            assert_eq!(ranked[0].token, sampler.pick(9, &logits, &[]).unwrap());
-            assert!(ranked.windows(2).all(|w| w[0].score >= w[1].score && w[0].chance >= w[1].chance));
-            assert!(ranked.iter().map(|c| c.chance).sum::<f32>() <= 1.0 + 1e-5);
+            sampler.temper(&logits, &[], &mut tempered).unwrap();
+            let score = |&(token, p): &(Token, f32)| p + sampler.noise(9, token);
+            let best = tempered.list.iter().max_by(|a, b| score(a).total_cmp(&score(b))).unwrap();
+            assert_eq!(best.0, sampler.pick(9, &logits, &[]).unwrap());
+            let sum: f32 = tempered.list.iter().map(|c| c.1.exp()).sum();
+            assert!((sum - 1.0).abs() < 1e-4, "{sum}");
         }
     }
+}
+
+#[test]
+fn tempering_follows_penalty_and_temperature() {
+    let sampler = Sampler::new(SamplerConfig { temperature: 0.5, repeat_penalty: 2.0, ..Default::default() }).unwrap();
+    let mut tempered = Tempered::default();
+    sampler.temper(&[4.0, 3.0, 2.0], &[0], &mut tempered).unwrap();
+    let want = [(1, 3.0f32), (0, 2.0), (2, 2.0)].map(|(t, l)| (t, 2.0 * l));
+    let norm = want.iter().map(|(_, l)| l.exp()).sum::<f32>().ln();
+    for (got, want) in tempered.list.iter().zip(want) {
+        assert!(got.0 == want.0 && (got.1 - (want.1 - norm)).abs() < 1e-5, "{tempered:?}");
+    }
+    let sampler = sampler.ban([5]).usable(9);
+    assert_eq!([4, 5, 8, 9].map(|t| sampler.allows(t)), [true, false, true, false]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
 use gemma::draft::{
-    CostCurve, DraftContext, DraftOptions, Drafter, Merge, ModelDrafter, NgramDrafter, NoDraft, Paced, Proposal, TreeSize,
+    CostCurve, DraftContext, DraftOptions, Drafter, Lm, Merge, Mixing, NoDraft, Paced, Proposal, Stack, Table, TreeSize,
 };
 use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree};
 use gemma::sampler::{Sampler, SamplerConfig};
@@ -125,9 +125,13 @@ fn paced(inner: Box<dyn Drafter>, tree: TreeSize, tokens: Option<usize>) -> Box<
 /// Every drafter there is, around a target and a draft model.
 pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, Box<dyn Drafter>)> {
     let vocab = target().vocab();
-    let model = || Box::new(ModelDrafter::new("model", draft()));
-    let ngram = || Box::new(NgramDrafter::new());
-    let both = || Box::new(Merge::new(vec![model(), ngram()]));
+    let model = || Box::new(Stack::of_model("model", draft()));
+    let ngram = || Box::new(Stack::of_text());
+    let both = || Box::new(Stack::of_both("model", draft()));
+    let mixed = |prior, learn, noise| {
+        let (lm, table) = (Some(Lm::new("model", draft())), Some(Table::new()));
+        Box::new(Stack::new("mixed", lm, true, table, Mixing { prior, learn, noise }))
+    };
     let all: Vec<Box<dyn Drafter>> =
         vec![model(), ngram(), Box::new(Random { state: 7, vocab }), Box::new(Oracle::new(target(), false))];
     vec![
@@ -141,10 +145,12 @@ pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, B
         ("model auto", paced(model(), TreeSize::Auto, None)),
         ("model chain of 4", paced(model(), TreeSize::Chain, Some(4))),
         ("model tree of 11", paced(model(), TreeSize::Nodes(11), None)),
-        ("target as model", Box::new(ModelDrafter::new("self", target()))),
+        ("target as model", Box::new(Stack::of_model("self", target()))),
         ("model and ngram", both()),
         ("model and ngram chain", paced(both(), TreeSize::Chain, None)),
         ("model and ngram by the clock", { Box::new(Paced::new(both(), CostCurve::guess(), DraftOptions::default(), true)) }),
+        ("untaught", mixed(false, false, true)),
+        ("without noise", mixed(true, true, false)),
         ("everything", Box::new(Merge::new(all))),
     ]
 }

@@ -1,15 +1,19 @@
 //! `gemma bench`: how fast, and how near to what the memory allows.
 
 pub mod measure;
+pub mod replay;
 pub mod report;
 pub mod shapes;
 pub mod speculation;
+pub mod transcripts;
 
 use super::args::{AutoOr, ModelOptions, UiOptions};
 use super::devices::Cpu;
+use super::generate::options::DraftingOptions;
 use super::output::print;
 use super::session::{self, Size};
 use super::ui::{Ui, bytes, digits3};
+use crate::draft::Mixing;
 use crate::engine::{Engine, Scores};
 use crate::error::Fault;
 use crate::gemma::Weights;
@@ -68,9 +72,48 @@ pub struct Bench {
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
     #[command(flatten)]
+    pub draft: DraftingOptions,
+    /// How sources are mixed: for measuring what that brings
+    #[arg(long, value_enum, default_value_t = HowMixed::Learned)]
+    pub mixing: HowMixed,
+    /// How draft candidates are ranked at a temperature above 0: for measuring what that brings
+    #[arg(long, value_enum, default_value_t = Ranking::Noise)]
+    pub ranking: Ranking,
+    #[command(flatten)]
+    pub replay: replay::ReplayOptions,
+    #[command(flatten)]
     pub model: ModelOptions,
     #[command(flatten)]
     pub ui: UiOptions,
+}
+
+impl Bench {
+    fn mixing(&self) -> Mixing {
+        let (prior, learn) = match self.mixing {
+            HowMixed::Learned => (true, true),
+            HowMixed::Taught => (true, false),
+            HowMixed::Fixed => (false, false),
+        };
+        Mixing { prior, learn, noise: self.ranking == Ranking::Noise }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum HowMixed {
+    /// By weights that go on learning
+    Learned,
+    /// By the weights it begins with
+    Taught,
+    /// By one set of weights for all places
+    Fixed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Ranking {
+    /// With the noise that the target adds
+    Noise,
+    /// By probability alone
+    Greedy,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -95,6 +138,9 @@ pub enum Output {
 }
 
 pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
+    if !options.replay.replay.is_empty() {
+        return replay::run(options, ui);
+    }
     let old = options.compare.as_deref().map(read_report).transpose()?;
     if options.repetitions == 0 || options.rows.contains(&0) || options.pp == 0 || options.tg == 0 {
         return Err(Fault::usage("--repetitions, --rows, --pp and --tg must be above 0").into());

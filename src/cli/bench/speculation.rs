@@ -48,12 +48,12 @@ pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
     let mut first = load()?.engine;
     let curve = drafting::cost_curve(first.as_mut())?;
     let mut target = Timeline::new(first);
-    let chosen = DraftingOptions { draft: "auto".into(), ..DraftingOptions::default() };
+    let chosen = DraftingOptions { mixing: options.mixing(), ..options.draft.clone() };
     let sampler =
         Sampler::new(SamplerConfig { temperature: options.temp, seed: 1, ..super::sampling() })?.usable(tokenizer.vocab());
     let generation = Generation::of(model.checkpoint())?;
     let stops = if generation.eos.is_empty() { model.config().eos.clone() } else { generation.eos };
-    let mut drafting = drafting::build(&chosen, model, &tokenizer, &options.model.run, context, curve, &pool, ui)?;
+    let mut drafting = drafting::build(&chosen, model, &tokenizer, &options.model.run, context, curve, &pool, false, ui)?;
 
     let bar = ui.bar("text", prompts.len() as u64);
     let mut kinds: BTreeMap<&str, Vec<[f64; 4]>> = BTreeMap::new();
@@ -83,6 +83,7 @@ pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
         bar.inc(1);
     }
     bar.finish_and_clear();
+    drafting.drafter.save()?;
     let all: Vec<[f64; 4]> = kinds.values().flatten().copied().collect();
     let mut rows: Vec<Row> = kinds.iter().map(|(kind, runs)| row(kind, runs)).collect();
     rows.push(row("all", &all));

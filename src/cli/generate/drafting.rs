@@ -8,11 +8,12 @@ use crate::cli::npu::Npu;
 use crate::cli::session::{Model, load, tokenizer_of};
 use crate::cli::ui::Ui;
 use crate::compute::cpu::Pool;
-use crate::draft::{CostCurve, DraftOptions, Drafter, Merge, ModelDrafter, NgramDrafter, NoDraft, Paced};
+use crate::draft::{CostCurve, DraftOptions, Drafter, Lm, Memory, NoDraft, Paced, Stack, Table};
 use crate::engine::{Engine, Rows, Scores, TokenTree};
 use crate::error::Fault;
 use crate::gemma::{Tokenizer, Weights};
 use anyhow::{Context, Result};
+use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,7 +23,7 @@ pub struct Drafting {
     pub disabled: Option<String>,
 }
 
-/// Builds the drafter for a target whose passes take as long as `curve` says.
+/// Builds the drafter for a target whose passes take as long as `curve` says; `remembers` where `--draft-memory auto` is on.
 #[allow(clippy::too_many_arguments)]
 pub fn build(
     options: &DraftingOptions,
@@ -32,16 +33,18 @@ pub fn build(
     context: usize,
     curve: CostCurve,
     pool: &Arc<Pool>,
+    remembers: bool,
     ui: &Ui,
 ) -> Result<Drafting> {
-    let mut sources: Vec<Box<dyn Drafter>> = Vec::new();
+    let (mut lm, mut draft_identity) = (None, [0; 32]);
     let mut disabled = None;
     // The drafter works on the processor while the target's device is busy.
     let run = RunOptions { device: "cpu".into(), gpu_layers: GpuLayers::Auto, npu: Npu::Off, ..run.clone() };
     let mut add_model = |name: &'static str, checkpoint: Checkpoint| -> Result<()> {
+        draft_identity = checkpoint.fingerprint()?;
         let weights = Weights::open(checkpoint)?;
         let context = context.min(weights.config().max_position);
-        sources.push(Box::new(ModelDrafter::new(name, load(&weights, "draft model", &run, context, pool, ui)?.engine)));
+        lm = Some(Lm::new(name, load(&weights, "draft model", &run, context, pool, ui)?.engine));
         Ok(())
     };
     match options.draft.as_str() {
@@ -63,9 +66,7 @@ pub fn build(
             }
         }
         path => {
-            let shown = || format!("cannot draft with {path}");
-            let Source::Directory(directory) = find(Some(path)).with_context(shown)? else { unreachable!("a name was given") };
-            let checkpoint = Checkpoint::open(&directory).and_then(crate::gemma::gguf::present).with_context(shown)?;
+            let checkpoint = draft_checkpoint(path)?.expect("a path names a model");
             if let Some(why) = mismatch(tokenizer, &tokenizer_of(&checkpoint)?) {
                 let fault = Fault::model(format!("{path} cannot draft for {}: {why}", model.name));
                 return Err(fault.help("a draft model needs the same tokens as the target").into());
@@ -73,17 +74,37 @@ pub fn build(
             add_model("model", checkpoint)?;
         }
     }
-    sources.push(Box::new(NgramDrafter::new()));
+    let mut stack = Stack::new("mixed", lm, true, Some(Table::new()), options.mixing);
+    if let Some(directory) = options.draft_memory.directory(remembers) {
+        let target = [&model.checkpoint().fingerprint()?[..], &tokenizer.sha256()].concat();
+        let memory = Memory::new(&directory, Sha256::digest(target).into(), draft_identity);
+        if let Err(why) = stack.remember(memory) {
+            ui.note(format!("draft memory: {why:#}"));
+        }
+    }
     let tokens = match options.draft_tokens {
         AutoOr::Auto => None,
         AutoOr::N(n) => Some(n),
     };
     let options = DraftOptions { tree: options.draft_tree, tokens };
-    Ok(Drafting { drafter: Box::new(Paced::new(Box::new(Merge::new(sources)), curve, options, true)), disabled })
+    Ok(Drafting { drafter: Box::new(Paced::new(Box::new(stack), curve, options, true)), disabled })
+}
+
+/// The model that `--draft` names, if it does.
+pub fn draft_checkpoint(draft: &str) -> Result<Option<Checkpoint>> {
+    match draft {
+        "off" | "ngram" => Ok(None),
+        "auto" | "bundled" => Ok(Some(crate::gemma::bundled::draft()?)),
+        path => {
+            let shown = || format!("cannot draft with {path}");
+            let Source::Directory(directory) = find(Some(path)).with_context(shown)? else { unreachable!("a name was given") };
+            Checkpoint::open(&directory).and_then(crate::gemma::gguf::present).with_context(shown).map(Some)
+        }
+    }
 }
 
 /// Why one model's guesses mean nothing to the other.
-fn mismatch(target: &Tokenizer, draft: &Tokenizer) -> Option<String> {
+pub fn mismatch(target: &Tokenizer, draft: &Tokenizer) -> Option<String> {
     (!target.agrees_with(draft)).then(|| {
         let (a, b) = (target.vocab(), draft.vocab());
         if a == b { "its tokenizer differs".into() } else { format!("its tokenizer has {b} tokens, the target's {a}") }

@@ -74,7 +74,7 @@ impl Run<'_> {
         let mut loaded = session::load(&self.model.weights, &self.model.name, &options.model.run, context, &pool, ui)?;
         let curve = drafting::cost_curve(loaded.engine.as_mut())?;
         let mut drafting =
-            drafting::build(&options.draft, self.model, self.tokenizer, &options.model.run, context, curve, &pool, ui)?;
+            drafting::build(&options.draft, self.model, self.tokenizer, &options.model.run, context, curve, &pool, true, ui)?;
         let mut target = Timeline::new(loaded.engine);
         let stop_ids = self.generation.stop_ids(self.model.config());
         let mut sampler = Sampler::new(self.config.clone())?.usable(self.tokenizer.vocab());
@@ -120,6 +120,9 @@ impl Run<'_> {
             Ok(Stop::Interrupt | Stop::Receiver) => (FinishReason::Interrupted, None),
             Err(error) => (FinishReason::Error, Some(format!("{error:#}"))),
         };
+        if let Err(why) = drafting.drafter.save() {
+            ui.note(format!("the draft memory was not saved: {why:#}"));
+        }
         let disabled_reason = drafting.disabled.clone().or_else(|| drafting.drafter.note());
         let engine = target.engine();
         let memory = engine.memory();

@@ -3,7 +3,7 @@
 use crate::cli::args::{AutoOr, InputOptions, ModelOptions, SpecialPolicy, UiOptions};
 use crate::cli::output::Format;
 use crate::cli::settings::{Source, Typed};
-use crate::draft::TreeSize;
+use crate::draft::{Mixing, TreeSize};
 use crate::gemma::Generation;
 use crate::sampler::SamplerConfig;
 use clap::{Args, ValueEnum};
@@ -111,6 +111,16 @@ pub struct DraftingOptions {
     /// Shape of the guesses: auto, chain, or a number of nodes
     #[arg(long, value_name = "auto|chain|N", default_value = "auto", value_parser = tree)]
     pub draft_tree: TreeSize,
+    /// Where what is learnt of a target's habits is kept for the next run: auto, on, off, or a directory with a slash in it
+    ///
+    /// The table of what the target thought after which tokens makes later texts come sooner; it is no part of the text. `on` keeps it
+    /// in $XDG_STATE_HOME/gemma/draft-memory, at most 12 MB a target, readable by its owner alone; it holds fragments of what was read
+    /// and written, so `off` where that must leave no trace. auto is `on` for generate, `off` for bench.
+    #[arg(long, value_name = "auto|on|off|DIR/", default_value = "auto", value_parser = memory_place)]
+    pub draft_memory: MemoryPlace,
+    /// How the sources are mixed: `gemma bench` measures others.
+    #[arg(skip)]
+    pub mixing: Mixing,
 }
 
 #[derive(Debug, Clone, Default, Args)]
@@ -181,6 +191,42 @@ fn positive(text: &str) -> Result<f32, String> {
 
 fn tree(text: &str) -> Result<TreeSize, String> {
     text.parse().map_err(|_| "expected auto, chain, or a number above 0".into())
+}
+
+/// `--draft-memory`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum MemoryPlace {
+    #[default]
+    Auto,
+    On,
+    Off,
+    Directory(PathBuf),
+}
+
+fn memory_place(text: &str) -> Result<MemoryPlace, String> {
+    match text {
+        "auto" => Ok(MemoryPlace::Auto),
+        "on" => Ok(MemoryPlace::On),
+        "off" => Ok(MemoryPlace::Off),
+        path if path.contains('/') => Ok(MemoryPlace::Directory(path.into())),
+        _ => Err("expected auto, on, off, or a directory with a slash in it, such as ./memory".into()),
+    }
+}
+
+impl MemoryPlace {
+    /// The directory; `None` for no memory, and where the system has no place for it. `usual` is what auto stands for.
+    pub fn directory(&self, usual: bool) -> Option<PathBuf> {
+        let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        match self {
+            MemoryPlace::Directory(path) => Some(path.clone()),
+            MemoryPlace::Off => None,
+            MemoryPlace::Auto if !usual => None,
+            MemoryPlace::Auto | MemoryPlace::On => {
+                let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
+                state.map(|state| state.join("gemma/draft-memory"))
+            }
+        }
+    }
 }
 
 /// A setting's name, value and source, as `--print-config` shows them.

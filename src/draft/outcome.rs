@@ -1,39 +1,7 @@
-//! Turning a source's confidence into a chance, learnt from what became of its guesses.
+//! What became of a proposal, read off the history that followed.
 
 use super::Proposal;
 use crate::tensor::Token;
-
-/// A logistic curve on the log-odds of the raw confidence (Platt scaling), fitted a little with each outcome.
-#[derive(Clone, Debug)]
-pub struct Calibration {
-    slope: f32,
-    offset: f32,
-}
-
-impl Default for Calibration {
-    fn default() -> Self {
-        Calibration { slope: 1.0, offset: 0.0 }
-    }
-}
-
-impl Calibration {
-    const RATE: f32 = 0.02;
-
-    pub fn chance(&self, raw: f32) -> f32 {
-        1.0 / (1.0 + (-(self.slope * log_odds(raw) + self.offset)).exp())
-    }
-
-    pub fn observe(&mut self, raw: f32, taken: bool) {
-        let error = taken as u8 as f32 - self.chance(raw);
-        self.slope = (self.slope + Self::RATE * error * log_odds(raw)).clamp(0.3, 2.0);
-        self.offset = (self.offset + Self::RATE * error).clamp(-4.0, 4.0);
-    }
-}
-
-fn log_odds(p: f32) -> f32 {
-    let p = p.clamp(1e-4, 1.0 - 1e-4);
-    (p / (1.0 - p)).ln()
-}
 
 /// What was proposed at the end of some history, to be compared with a longer one.
 #[derive(Clone, Debug, Default)]
@@ -84,18 +52,6 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn calibration_learns_an_overconfident_source() {
-        let mut curve = Calibration::default();
-        assert!((curve.chance(0.9) - 0.9).abs() < 1e-3);
-        for i in 0..4000 {
-            curve.observe(0.9, i % 2 == 0);
-            curve.observe(0.3, i % 10 == 0);
-        }
-        assert!((curve.chance(0.9) - 0.5).abs() < 0.1, "{}", curve.chance(0.9));
-        assert!((curve.chance(0.3) - 0.1).abs() < 0.07, "{}", curve.chance(0.3));
-    }
 
     #[test]
     fn only_decided_nodes_are_settled() {

@@ -1,0 +1,409 @@
+//! `gemma bench --replay`: how many tokens a pass would bring, on texts that are there already.
+//!
+//! With verification by equality the accepted path of greedy text depends on the tree and the text alone, so a transcript of the
+//! target's own tells the tokens per pass exactly, and other people's text how hard it is to guess. No target is needed. What a
+//! target would say of a row is not known but for the token that came: that alone feeds the table, where a real target gives eight
+//! tokens of every row. Nothing depends on the clock.
+
+use super::report::markdown;
+use super::transcripts::{self, Transcript};
+use super::{Bench, Output};
+use crate::cli::args::{AutoOr, GpuLayers, RunOptions};
+use crate::cli::generate::drafting;
+use crate::cli::session;
+use crate::cli::ui::Ui;
+use crate::decode::{Stats, Verdict};
+use crate::draft::{DraftContext, Drafter, Lm, Proposal, Stack, Table, TreeSize, Verified};
+use crate::error::Fault;
+use crate::gemma::{ChatTemplate, Tokenizer, Weights};
+use crate::sampler::{Sampler, SamplerConfig};
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Nodes of a tree where none is asked for.
+const NODES: usize = 15;
+/// Resamples behind an interval.
+const RESAMPLES: usize = 1000;
+/// Depths shown in the table.
+const DEPTHS: usize = 4;
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Replay")]
+pub struct ReplayOptions {
+    /// Replay transcripts, as JSON lines, instead of running a model (repeatable): tokens per pass that the drafts would bring
+    ///
+    /// A line is {"prompt", "answer"}, {"messages"}, {"text"} or {"prompt_ids", "answer_ids"}, with "category" and "id". The trees
+    /// have 15 nodes unless --draft-tree says otherwise. For text that a target made at temperature 0 the figure is what that target
+    /// would have had; for other text it says how hard the text is to guess. Of a row only the token that came is known, so the table
+    /// learns less than from a running target.
+    #[arg(long, value_name = "FILE")]
+    pub replay: Vec<PathBuf>,
+    /// Directory whose tokenizer.json the transcripts are read with [default: the model's]
+    #[arg(long, value_name = "DIR", requires = "replay")]
+    pub tokenizer: Option<PathBuf>,
+    /// Most tokens guessed of one answer
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub replay_tokens: usize,
+    /// Most transcripts of a category, evenly spread [default: all]
+    #[arg(long, value_name = "N")]
+    pub replay_count: Option<usize>,
+    /// Sources that take part: for measuring what each brings
+    #[arg(long, value_enum, value_name = "SOURCES", value_delimiter = ',', default_values_t = [Part::Context, Part::Table, Part::Model])]
+    pub sources: Vec<Part>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// What followed the last time the text ended like this
+    Context,
+    /// What the target thought after these two tokens, or this one
+    Table,
+    /// The draft model
+    Model,
+}
+
+#[derive(Serialize)]
+struct Report {
+    v: u32,
+    version: &'static str,
+    tokenizer_sha256: String,
+    draft: Option<String>,
+    sources: Vec<String>,
+    mixing: String,
+    tree: String,
+    /// Wall clock, for information: nothing depends on it.
+    draft_ms_per_pass: f64,
+    categories: Vec<Category>,
+    records: Vec<Record>,
+}
+
+#[derive(Serialize)]
+struct Record {
+    id: String,
+    category: String,
+    tokens: u64,
+    passes: u64,
+}
+
+#[derive(Serialize)]
+struct Category {
+    name: String,
+    records: usize,
+    tokens: u64,
+    passes: u64,
+    /// Tokens per pass, and the bounds of its bootstrap interval of 95 % over records.
+    tau: f64,
+    low: f64,
+    high: f64,
+    /// What the nodes' chances promised.
+    predicted: f64,
+    /// Drafted and accepted nodes; by depth below the root, and by the source that spoke most for them.
+    by_depth: Vec<[u64; 2]>,
+    by_source: BTreeMap<String, [u64; 2]>,
+}
+
+/// What the replay of one or more transcripts gave.
+#[derive(Clone, Default)]
+struct Tally {
+    stats: Stats,
+    predicted: f64,
+    time: Duration,
+}
+
+pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
+    let replay = &options.replay;
+    let model = match &replay.tokenizer {
+        Some(_) => None,
+        None => Some(session::open(options.model.model.as_deref(), ui)?),
+    };
+    let (tokenizer, template) = match (&replay.tokenizer, &model) {
+        (Some(dir), _) => (read_tokenizer(dir)?, ChatTemplate::built_in()),
+        (None, Some(model)) => (model.tokenizer(ui)?, ChatTemplate::from_checkpoint(model.checkpoint())?),
+        (None, None) => unreachable!("a model is opened where no tokenizer is named"),
+    };
+    let mut texts = Vec::new();
+    for file in &replay.replay {
+        texts.extend(transcripts::read(file, &tokenizer, &template, replay.replay_tokens)?);
+    }
+    let texts = spread(texts, replay.replay_count);
+    if texts.is_empty() {
+        return Err(Fault::model("there is nothing to replay in these files").into());
+    }
+    let wants = |part| replay.sources.contains(&part);
+    let (lm, name) = if wants(Part::Model) { draft_model(options, &tokenizer, &texts, ui)? } else { (None, None) };
+    let mixing = options.mixing();
+    let mut stack = Stack::new("mixed", lm, wants(Part::Context), wants(Part::Table).then(Table::new), mixing);
+
+    let sampler = Sampler::new(SamplerConfig::default())?.usable(tokenizer.vocab());
+    let shape = Shape::of(options);
+    let mut all: BTreeMap<&str, Vec<Tally>> = BTreeMap::new();
+    let mut records = Vec::new();
+    let bar = ui.bar("replaying", texts.len() as u64);
+    for text in &texts {
+        let tally = one(&mut stack, text, &sampler, shape, tokenizer.vocab())?;
+        let (id, category) = (text.id.clone(), text.category.clone());
+        records.push(Record { id, category, tokens: text.answer.len() as u64, passes: tally.stats.passes });
+        all.entry(&text.category).or_default().push(tally);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let time: Duration = all.values().flatten().map(|t| t.time).sum();
+    let passes: u64 = records.iter().map(|r| r.passes).sum();
+    let mut categories: Vec<Category> = all.iter().map(|(name, tallies)| category(name, tallies)).collect();
+    if categories.len() > 1 {
+        categories.push(category("all", &all.values().flatten().cloned().collect::<Vec<_>>()));
+    }
+    let report = Report {
+        v: 1,
+        version: env!("CARGO_PKG_VERSION"),
+        tokenizer_sha256: tokenizer.sha256().iter().map(|b| format!("{b:02x}")).collect(),
+        draft: name,
+        sources: replay.sources.iter().filter_map(|s| Some(s.to_possible_value()?.get_name().to_owned())).collect(),
+        mixing: format!("{mixing:?}"),
+        tree: shape.to_string(),
+        draft_ms_per_pass: 1e3 * time.as_secs_f64() / passes as f64,
+        categories,
+        records,
+    };
+    crate::cli::output::print(&match options.format {
+        Output::Md => report.markdown(),
+        Output::Csv => report.csv(),
+        Output::Json => format!("{}\n", serde_json::to_string_pretty(&report)?),
+    })?;
+    Ok(0)
+}
+
+fn read_tokenizer(dir: &std::path::Path) -> Result<Tokenizer> {
+    let path = if dir.is_dir() { dir.join("tokenizer.json") } else { dir.to_path_buf() };
+    let bytes = std::fs::read(&path).with_context(|| Fault::model(format!("cannot read {}", path.display())))?;
+    Tokenizer::from_bytes(&bytes).with_context(|| format!("reading {}", path.display()))
+}
+
+/// The draft model, with room for the longest text as far as it goes.
+fn draft_model(options: &Bench, tokenizer: &Tokenizer, texts: &[Transcript], ui: &Ui) -> Result<(Option<Lm>, Option<String>)> {
+    let remedy = "leave `model` out of --sources, or name a draft model of the same tokenizer with --draft";
+    let checkpoint =
+        drafting::draft_checkpoint(&options.draft.draft)?.ok_or_else(|| Fault::usage("--draft names no model").help(remedy))?;
+    if let Some(why) = drafting::mismatch(tokenizer, &session::tokenizer_of(&checkpoint)?) {
+        return Err(Fault::model(format!("{} cannot draft for this tokenizer: {why}", checkpoint.name())).help(remedy).into());
+    }
+    let name = checkpoint.name().to_owned();
+    let weights = Weights::open(checkpoint)?;
+    let longest = texts.iter().map(|t| t.prompt.len() + t.answer.len()).max().unwrap_or(0) + 1;
+    let context = match options.model.run.ctx_size {
+        AutoOr::N(n) => n,
+        AutoOr::Auto => longest.min(weights.config().max_position),
+    };
+    let run = RunOptions { device: "cpu".into(), gpu_layers: GpuLayers::Auto, ..options.model.run.clone() };
+    let pool = session::pool(&run)?;
+    let engine = session::load(&weights, "draft model", &run, context, &pool, ui)?.engine;
+    Ok((Some(Lm::new("model", engine)), Some(name)))
+}
+
+/// At most `most` of each category, evenly spread over what is there.
+fn spread(texts: Vec<Transcript>, most: Option<usize>) -> Vec<Transcript> {
+    let Some(most) = most else { return texts };
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    texts.iter().for_each(|t| *counts.entry(t.category.clone()).or_default() += 1);
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    let mut chosen = |t: &Transcript| {
+        let (n, i) = (counts[&t.category], seen.entry(t.category.clone()).or_default());
+        *i += 1;
+        *i * most / n > (*i - 1) * most / n
+    };
+    texts.into_iter().filter(chosen).collect()
+}
+
+/// The tree of every round.
+#[derive(Clone, Copy)]
+struct Shape {
+    nodes: usize,
+    chain: bool,
+    depth: usize,
+}
+
+impl Shape {
+    fn of(options: &Bench) -> Self {
+        let longest = match options.draft.draft_tokens {
+            AutoOr::Auto => None,
+            AutoOr::N(n) => Some(n),
+        };
+        let depth = longest.unwrap_or(usize::MAX);
+        match options.draft.draft_tree {
+            TreeSize::Auto => Shape { nodes: NODES, chain: false, depth },
+            TreeSize::Nodes(nodes) => Shape { nodes, chain: false, depth },
+            TreeSize::Chain => Shape { nodes: longest.unwrap_or(NODES), chain: true, depth },
+        }
+    }
+}
+
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {} nodes", if self.chain { "chain" } else { "tree" }, self.nodes)
+    }
+}
+
+/// Replays one transcript, round by round.
+fn one(stack: &mut Stack, text: &Transcript, sampler: &Sampler, shape: Shape, vocab: usize) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let mut history = text.prompt.clone();
+    let mut left = &text.answer[..];
+    let (mut proposal, mut verified) = (Proposal::default(), None::<Verified>);
+    stack.prepare(&history[..history.len() - 1])?;
+    while !left.is_empty() {
+        let start = Instant::now();
+        let ctx = DraftContext {
+            history: &history,
+            sampler,
+            nodes: shape.nodes,
+            depth: shape.depth.min(left.len() - 1),
+            vocab,
+            chain: shape.chain,
+            pace: None,
+            last_pass: None,
+            verified: verified.as_ref(),
+        };
+        let root = ctx.root();
+        proposal.reset(root);
+        stack.propose(&ctx, &mut proposal)?;
+        proposal.limit(&ctx);
+        tally.time += start.elapsed();
+        let path = proposal.tree.walk(&[&[root], left].concat());
+        let next = left[path.len() - 1];
+        tally.predicted += 1.0 + proposal.expected() as f64;
+        let known = verified.get_or_insert_default();
+        known.position = history.len();
+        known.tree.clone_from(&proposal.tree);
+        known.best = vec![Vec::new(); proposal.len()];
+        path.iter().zip(left).for_each(|(&node, &token)| known.best[node as usize].push((token, 0.0)));
+        let taken = path.len();
+        tally.stats.round(&proposal, &Verdict { path, next }, Duration::ZERO, Duration::ZERO);
+        history.extend_from_slice(&left[..taken]);
+        left = &left[taken..];
+    }
+    Ok(tally)
+}
+
+fn category(name: &str, tallies: &[Tally]) -> Category {
+    let mut sum = Stats::default();
+    tallies.iter().for_each(|t| sum.add_rounds(&t.stats));
+    let runs: Vec<(u64, u64)> = tallies.iter().map(|t| (t.stats.committed(), t.stats.passes)).collect();
+    let (low, high) = interval(&runs);
+    Category {
+        name: name.to_owned(),
+        records: tallies.len(),
+        tokens: sum.committed(),
+        passes: sum.passes,
+        tau: sum.accepted_length(),
+        low,
+        high,
+        predicted: tallies.iter().map(|t| t.predicted).sum::<f64>() / sum.passes.max(1) as f64,
+        by_depth: sum.by_depth.iter().map(|t| [t.drafted, t.accepted]).collect(),
+        by_source: sum.by_source.iter().map(|(name, t)| ((*name).to_owned(), [t.drafted, t.accepted])).collect(),
+    }
+}
+
+/// Bootstrap over records: the bounds that leave out 2.5 % of the resampled ratios on each side. The same each time.
+fn interval(runs: &[(u64, u64)]) -> (f64, f64) {
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let mut ratios: Vec<f64> = (0..RESAMPLES)
+        .map(|_| {
+            let (tokens, passes) = (0..runs.len()).fold((0, 0), |(tokens, passes), _| {
+                let run = runs[rng.random_range(0..runs.len())];
+                (tokens + run.0, passes + run.1)
+            });
+            tokens as f64 / passes.max(1) as f64
+        })
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    let cut = RESAMPLES / 40;
+    (ratios[cut], ratios[RESAMPLES - 1 - cut])
+}
+
+impl Report {
+    fn markdown(&self) -> String {
+        let mut out = format!(
+            "Replay, {}, sources {}, draft model {}, {:.2} ms of drafting a pass\n\n",
+            self.tree,
+            self.sources.join(" + "),
+            self.draft.as_deref().unwrap_or("none"),
+            self.draft_ms_per_pass
+        );
+        let mut head: Vec<String> = ["text", "records", "tokens", "tokens/pass", "95 %", "predicted"].map(String::from).to_vec();
+        head.extend((1..=DEPTHS).map(|d| format!("depth {d}")));
+        head.push("tokens/pass by source".into());
+        let mut table = vec![head];
+        for c in &self.categories {
+            let mut row = vec![c.name.clone(), c.records.to_string(), c.tokens.to_string(), format!("{:.2}", c.tau)];
+            row.extend([format!("{:.2}-{:.2}", c.low, c.high), format!("{:.2}", c.predicted)]);
+            // Share of all passes that got this deep.
+            row.extend((0..DEPTHS).map(|d| format!("{:.2}", c.by_depth.get(d).map_or(0.0, |t| t[1] as f64) / c.passes as f64)));
+            let part = |(name, t): (&String, &[u64; 2])| format!("{name} {:.2}", t[1] as f64 / c.passes as f64);
+            row.push(c.by_source.iter().map(part).collect::<Vec<_>>().join(", "));
+            table.push(row);
+        }
+        out + &markdown(&table)
+    }
+
+    fn csv(&self) -> String {
+        let mut out = String::from("category,records,tokens,passes,tau,low,high,predicted\n");
+        for c in &self.categories {
+            let Category { name, records, tokens, passes, tau, low, high, predicted, .. } = c;
+            out += &format!("{name},{records},{tokens},{passes},{tau:.4},{low:.4},{high:.4},{predicted:.4}\n");
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_hold_the_ratio_and_shrink_with_more_records() {
+        let runs = |n: u64| (0..n).map(|i| (10 + i % 7, 5)).collect::<Vec<_>>();
+        let width = |n| {
+            let (low, high) = interval(&runs(n));
+            assert!(low <= 2.6 && high >= 2.5 && low < high, "{low} {high}");
+            high - low
+        };
+        assert!(width(700) < width(14) / 3.0);
+        assert_eq!(interval(&[(6, 2)]), (3.0, 3.0));
+    }
+
+    #[test]
+    fn a_category_keeps_its_share_evenly_spread() {
+        let text = |category: &str, i: usize| Transcript {
+            id: i.to_string(),
+            category: category.into(),
+            prompt: vec![1],
+            answer: vec![2],
+        };
+        let texts = (0..30).map(|i| text(if i % 3 == 0 { "a" } else { "b" }, i)).collect();
+        let kept: Vec<_> = spread(texts, Some(5)).into_iter().map(|t| (t.category, t.id)).collect();
+        assert_eq!(kept.iter().filter(|t| t.0 == "a").map(|t| t.1.as_str()).collect::<Vec<_>>(), ["3", "9", "15", "21", "27"]);
+        assert_eq!(kept.iter().filter(|t| t.0 == "b").count(), 5);
+    }
+
+    /// A text that repeats itself, guessed without any model: copied parts come in long steps.
+    #[test]
+    fn a_copy_is_guessed_in_long_steps_and_noise_is_not() {
+        let noise: Vec<u32> = (0..120u32).map(|i| i.wrapping_mul(2_654_435_761) >> 20).collect();
+        let sampler = Sampler::new(SamplerConfig::default()).unwrap();
+        let replay = |answer: Vec<u32>| {
+            let mut stack = Stack::of_text();
+            let text = Transcript { id: "1".into(), category: "x".into(), prompt: [&[2], &noise[..]].concat(), answer };
+            let tally = one(&mut stack, &text, &sampler, Shape { nodes: 15, chain: false, depth: 99 }, 9999).unwrap();
+            assert_eq!(tally.stats.committed(), text.answer.len() as u64);
+            tally.stats.accepted_length()
+        };
+        assert!(replay(noise[20..100].to_vec()) > 4.0);
+        assert_eq!(replay((5000..5080).collect()), 1.0);
+    }
+}

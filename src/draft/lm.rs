@@ -1,0 +1,87 @@
+//! A small language model as a source of guesses: it reads the history once and nodes of the tree in batches.
+
+use anyhow::Result;
+
+use crate::engine::{Engine, Rows, Scores, Timeline, TokenTree};
+use crate::tensor::Token;
+
+/// Tokens newer than the cache that still go into the first pass of a round instead of a prefill.
+const PENDING: usize = 16;
+
+pub struct Lm {
+    name: &'static str,
+    timeline: Timeline,
+    /// What the engine evaluates: tokens newer than the cache in a line, then nodes of the tree.
+    work: TokenTree,
+    scores: Scores,
+}
+
+impl Lm {
+    /// `name` appears in the statistics. The engine's tokenizer must be the target's; its rows may be fewer or more.
+    pub fn new(name: &'static str, engine: Box<dyn Engine>) -> Self {
+        Lm { name, timeline: Timeline::new(engine), work: TokenTree::default(), scores: Scores::default() }
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub fn engine(&self) -> &dyn Engine {
+        self.timeline.engine()
+    }
+
+    /// Whether the model knows the token.
+    pub fn knows(&self, token: Token) -> bool {
+        (token as usize) < self.engine().vocab()
+    }
+
+    /// Why nothing is proposed, if so.
+    pub fn note(&self) -> Option<String> {
+        let full = self.timeline.position() + 1 >= self.engine().context();
+        full.then(|| format!("{}: the draft model's context is full", self.name))
+    }
+
+    /// Reads a prompt ahead of the first round.
+    pub fn prepare(&mut self, history: &[Token]) -> Result<()> {
+        if history.iter().all(|&token| self.knows(token)) && history.len() < self.engine().context() {
+            self.timeline.sync(history, &mut |_| true)?;
+        }
+        Ok(())
+    }
+
+    /// Evaluates the end of the history; the place of that row in the work, or `None` if the model does not know a token or has no
+    /// room. Most of what the target accepted is in scratch since the last round and costs nothing.
+    pub fn begin(&mut self, history: &[Token]) -> Result<Option<u32>> {
+        let (_, past) = history.split_last().expect("a history has at least one token");
+        let cached = self.timeline.adopt(past)?;
+        if history.len() > self.engine().context() || !history[cached..].iter().all(|&token| self.knows(token)) {
+            return Ok(None);
+        }
+        if history.len() - cached > PENDING.min(self.engine().max_rows() / 4).max(1) {
+            self.timeline.sync(past, &mut |_| true)?;
+        }
+        self.work = TokenTree::chain(&history[self.timeline.position()..]);
+        self.timeline.forward(&self.work, Rows::Last, &mut self.scores)?;
+        Ok(Some(self.work.len() as u32 - 1))
+    }
+
+    /// Nodes that can still be evaluated this round.
+    pub fn room(&self) -> usize {
+        self.engine().max_rows().saturating_sub(self.work.len())
+    }
+
+    /// Puts a node in the next batch, below one that is evaluated or in the batch too. Returns its place.
+    pub fn push(&mut self, parent: u32, token: Token) -> u32 {
+        self.work.push(parent, token)
+    }
+
+    /// Evaluates the nodes from place `first` on. [`logits`](Self::logits) then has a row for each.
+    pub fn evaluate(&mut self, first: u32) -> Result<()> {
+        self.timeline.forward_more(&self.work, first as usize, Rows::All, &mut self.scores)
+    }
+
+    /// Logits behind the i-th node of the last batch, or behind the history.
+    pub fn logits(&self, i: usize) -> &[f32] {
+        self.scores.row(i)
+    }
+}

@@ -1,0 +1,262 @@
+//! Several sources' opinions made into one chance: logistic mixing, learnt while the text grows.
+//!
+//! Each source gives each candidate a log-probability. A candidate's score is a weighted sum of them, its chance the softmax of the
+//! scores over all candidates and "none of these" (Hinton's products of experts, as the mixers of PAQ). The weights depend on what
+//! is known of the place: how long the context match is, how sure the draft model, how well known the table's entry. Each token
+//! of the target's is one step of gradient descent on its log-loss, so a source that is right gains weight where it was right, and
+//! chances are calibrated. With a temperature the noise that target and drafter share is one more opinion.
+
+use crate::tensor::Token;
+
+/// Opinions about one candidate.
+pub const FEATURES: usize = 7;
+pub type Features = [f32; FEATURES];
+
+/// Log-probability after the longest ending of the text that occurred before.
+pub const LONG: usize = 0;
+/// The same after a shorter ending that says more.
+pub const SHORT: usize = 1;
+/// Log-probability after the last two tokens, as the target once gave it; and after the last one.
+pub const PAIR: usize = 2;
+pub const LAST: usize = 3;
+/// Log-probability by the draft model.
+pub const MODEL: usize = 4;
+/// The shared noise.
+pub const NOISE: usize = 5;
+/// 1 for "none of these".
+pub const MISS: usize = 6;
+
+/// No source calls a token less likely than this.
+pub const FLOOR: f32 = -7.0;
+
+/// Classes of a place: what each of its marks chooses among.
+const LENGTHS: usize = 7;
+const SURENESS: usize = 6;
+const RECORDS: usize = 5;
+pub const SETS: usize = 1 + LENGTHS + SURENESS + RECORDS;
+
+/// What is known of a place before any candidate is looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place([u8; 3]);
+
+impl Place {
+    /// Length of the context match; the draft model's chance of its best token, if it was asked; how often the table has
+    /// seen the last two tokens, or else whether it knows the last one.
+    pub fn new(matched: u32, model: Option<f32>, pair: u32, last: bool) -> Self {
+        let length = match matched {
+            0..=3 => matched as u8,
+            4..=7 => 4,
+            8..=15 => 5,
+            _ => 6,
+        };
+        let sure = match model {
+            None => 0,
+            Some(p) => 1 + [0.25, 0.5, 0.75, 0.92].iter().filter(|bound| p >= **bound).count() as u8,
+        };
+        let record = match (pair, last) {
+            (0, false) => 0,
+            (0, true) => 1,
+            (1, _) => 2,
+            (2..=4, _) => 3,
+            _ => 4,
+        };
+        Place([length, sure, record])
+    }
+
+    fn sets(self) -> [usize; 4] {
+        let [length, sure, record] = self.0.map(usize::from);
+        [0, 1 + length, 1 + LENGTHS + sure, 1 + LENGTHS + SURENESS + record]
+    }
+}
+
+/// What follows one place: candidates and what each source thinks of them.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    pub place: Place,
+    /// `[candidates]`
+    pub tokens: Vec<Token>,
+    /// `[candidates + 1]`: the last one is "none of these".
+    pub features: Vec<Features>,
+}
+
+/// The weights: a sum of four sets, each chosen by a mark of the place, so that what is learnt in one place helps in others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mixer {
+    sets: [Features; SETS],
+    rate: f32,
+}
+
+/// Step of the descent. Larger follows the text sooner, smaller is steadier.
+const RATE: f32 = 0.01;
+/// Weights stay within this.
+const BOUND: f32 = 8.0;
+
+impl Mixer {
+    /// Begins with what was learnt from other text ([`prior`](super::prior)); `warm` for a temperature above 0.
+    pub fn new(warm: bool) -> Self {
+        Mixer { sets: super::prior::weights(warm), rate: RATE }
+    }
+
+    /// Equal trust in all that have an opinion, and no learning: what the learnt weights are measured against.
+    pub fn fixed(warm: bool) -> Self {
+        let mut sets = [[0.0; FEATURES]; SETS];
+        sets[0] = [0.4, 0.2, 0.4, 0.2, 1.0, warm as u8 as f32, 0.0];
+        Mixer { sets, rate: 0.0 }
+    }
+
+    /// The weights as they are, without further learning.
+    pub fn frozen(self) -> Self {
+        Mixer { rate: 0.0, ..self }
+    }
+
+    fn weights(&self, place: Place) -> Features {
+        let mut sum = [0.0; FEATURES];
+        for set in place.sets() {
+            (0..FEATURES).for_each(|f| sum[f] += self.sets[set][f]);
+        }
+        sum
+    }
+
+    /// The chance of each candidate, and last of none of them. `[candidates + 1]`
+    pub fn chances(&self, choice: &Choice, out: &mut Vec<f32>) {
+        let weights = self.weights(choice.place);
+        out.clear();
+        out.extend(choice.features.iter().map(|row| (0..FEATURES).map(|f| weights[f] * row[f]).sum::<f32>()));
+        let max = out.iter().fold(f32::NEG_INFINITY, |max, &score| max.max(score));
+        let mut sum = 0.0;
+        for score in out.iter_mut() {
+            *score = (*score - max).exp();
+            sum += *score;
+        }
+        out.iter_mut().for_each(|chance| *chance /= sum);
+    }
+
+    /// What each source adds to a candidate's score beyond what it gives to "none of these".
+    pub fn parts(&self, choice: &Choice, candidate: usize) -> Features {
+        let weights = self.weights(choice.place);
+        let (own, none) = (choice.features[candidate], choice.features[choice.tokens.len()]);
+        std::array::from_fn(|f| weights[f] * (own[f] - none[f]))
+    }
+
+    /// Takes in what came. `chances` is room to work in.
+    pub fn learn(&mut self, choice: &Choice, came: Token, chances: &mut Vec<f32>) {
+        if self.rate == 0.0 {
+            return;
+        }
+        let which = choice.tokens.iter().position(|&token| token == came).unwrap_or(choice.tokens.len());
+        self.chances(choice, chances);
+        let mut step = [0.0; FEATURES];
+        for (i, (row, &chance)) in choice.features.iter().zip(chances.iter()).enumerate() {
+            let error = (i == which) as u8 as f32 - chance;
+            (0..FEATURES).for_each(|f| step[f] += error * row[f]);
+        }
+        for set in choice.place.sets() {
+            for f in 0..FEATURES {
+                let weight = &mut self.sets[set][f];
+                *weight = (*weight + self.rate * step[f]).clamp(-BOUND, BOUND);
+            }
+        }
+    }
+
+    /// All weights in a row, to be kept.
+    pub fn to_floats(&self) -> Vec<f32> {
+        self.sets.concat()
+    }
+
+    /// What [`to_floats`](Self::to_floats) gave; `None` for anything else.
+    pub fn from_floats(floats: &[f32]) -> Option<Self> {
+        let (rows, rest) = floats.as_chunks::<FEATURES>();
+        let sets = <[Features; SETS]>::try_from(rows).ok()?;
+        let sound = rest.is_empty() && floats.iter().all(|w| w.is_finite() && w.abs() <= BOUND);
+        sound.then_some(Mixer { sets, rate: RATE })
+    }
+}
+
+/// Weights by set, as [`prior`](super::prior) spells them.
+pub type Sets = [Features; SETS];
+
+/// A probability as an opinion.
+pub fn opinion(p: f32) -> f32 {
+    p.max(f32::MIN_POSITIVE).ln().max(FLOOR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two sources: the first is right with a chance of `right`, the second says nothing.
+    fn choice(sure: f32) -> Choice {
+        let row = |p: f32, miss: f32| {
+            let mut row = [0.0; FEATURES];
+            row[LONG] = opinion(p);
+            row[MODEL] = opinion(0.5);
+            row[MISS] = miss;
+            row
+        };
+        let features = vec![row(sure, 0.0), row((1.0 - sure) / 2.0, 0.0), row((1.0 - sure) / 2.0, 1.0)];
+        Choice { place: Place::new(2, Some(0.5), 0, false), tokens: vec![7, 8], features }
+    }
+
+    #[test]
+    fn chances_become_what_happens() {
+        let mut mixer = Mixer::new(false);
+        let (mut chances, mut state) = (Vec::new(), 1u64);
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 24) as f32
+        };
+        // The source claims .9; 7 comes in half of all cases, 8 in a fifth, something else in the rest.
+        for _ in 0..6000 {
+            let x = next();
+            mixer.learn(
+                &choice(0.9),
+                if x < 0.5 {
+                    7
+                } else if x < 0.7 {
+                    8
+                } else {
+                    9
+                },
+                &mut chances,
+            );
+        }
+        mixer.chances(&choice(0.9), &mut chances);
+        assert!((chances.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+        for (chance, want) in chances.iter().zip([0.5, 0.2, 0.3]) {
+            assert!((chance - want).abs() < 0.1, "{chances:?}");
+        }
+    }
+
+    #[test]
+    fn a_source_that_is_right_gains_weight_there_and_elsewhere() {
+        let mut mixer = Mixer::new(false);
+        let (here, mut chances) = (choice(0.8), Vec::new());
+        let there = Choice { place: Place::new(9, None, 3, true), ..here.clone() };
+        mixer.chances(&there, &mut chances);
+        let before = chances[0];
+        (0..500).for_each(|_| mixer.learn(&here, 7, &mut chances));
+        mixer.chances(&here, &mut chances);
+        assert!(chances[0] > 0.95, "{chances:?}");
+        mixer.chances(&there, &mut chances);
+        assert!(chances[0] > before, "{chances:?}");
+    }
+
+    #[test]
+    fn weights_survive_a_round_trip_and_nonsense_is_refused() {
+        let mut mixer = Mixer::new(true);
+        mixer.learn(&choice(0.3), 8, &mut Vec::new());
+        let mut floats = mixer.to_floats();
+        assert_eq!(Mixer::from_floats(&floats), Some(mixer));
+        assert_eq!(Mixer::from_floats(&floats[1..]), None);
+        floats[3] = f32::NAN;
+        assert_eq!(Mixer::from_floats(&floats), None);
+    }
+
+    #[test]
+    fn places_are_told_apart() {
+        let marks = |p: Place| p.sets();
+        assert_eq!(marks(Place::default()), [0, 1, 8, 14]);
+        assert_eq!(marks(Place::new(99, Some(1.0), 99, true)), [0, 7, 13, SETS - 1]);
+        assert_ne!(marks(Place::new(1, None, 0, false)), marks(Place::new(1, None, 0, true)));
+    }
+}

@@ -1,0 +1,178 @@
+//! What each source says of one place in the tree, gathered into one choice.
+
+use anyhow::Result;
+
+use super::automaton::{Automaton, Match};
+use super::lm::Lm;
+use super::mix::{self, Choice, FEATURES, Features, LAST, LONG, MISS, MODEL, Mixer, NOISE, PAIR, Place, SHORT};
+use super::table::{Key, Table};
+use crate::sampler::{Sampler, Tempered};
+use crate::tensor::Token;
+
+/// Candidates that a context match, a table entry and the draft model each bring.
+const FROM_MATCH: usize = 6;
+const FROM_TABLE: usize = 8;
+const FROM_MODEL: usize = 12;
+/// What one token may hope for of the share that a source keeps for all it has not seen.
+const UNSEEN: f32 = 0.02;
+
+/// Where guesses come from; each may be missing.
+#[derive(Default)]
+pub struct Sources {
+    pub context: Option<Automaton>,
+    pub table: Option<Table>,
+    pub lm: Option<Lm>,
+}
+
+/// A place in the tree: what stands there and before it.
+#[derive(Clone, Copy, Debug)]
+pub struct Spot {
+    pub previous: Option<Token>,
+    pub token: Token,
+    /// The longest ending here that the text had before.
+    pub matched: Match,
+    /// Position of the token that is to be guessed.
+    pub position: usize,
+}
+
+/// What the target allows and how it draws.
+#[derive(Clone, Copy)]
+pub struct Rules<'a> {
+    pub sampler: &'a Sampler,
+    /// Ids from here on are unknown to the target.
+    pub vocab: usize,
+    /// Whether candidates are ranked with the noise that the target will add.
+    pub noise: bool,
+}
+
+impl Rules<'_> {
+    fn noise(&self, position: usize, token: Token) -> f32 {
+        if self.noise { self.sampler.noise(position, token) } else { 0.0 }
+    }
+
+    fn allow(&self, token: Token) -> bool {
+        (token as usize) < self.vocab && self.sampler.allows(token)
+    }
+}
+
+/// One source's list, and the share it keeps for what is not on it. Nothing is known where the list is empty.
+#[derive(Default)]
+struct Opinion {
+    list: Vec<(Token, f32)>,
+    left: f32,
+}
+
+impl Opinion {
+    fn set(&mut self, list: impl Iterator<Item = (Token, f32)>, least: f32) {
+        self.list.clear();
+        self.list.extend(list);
+        self.left = (1.0 - self.list.iter().map(|c| c.1).sum::<f32>()).max(least);
+    }
+
+    fn of(&self, token: Token) -> f32 {
+        let listed = self.list.iter().find(|c| c.0 == token);
+        if self.list.is_empty() { 0.0 } else { mix::opinion(listed.map_or(self.left * UNSEEN, |c| c.1)) }
+    }
+
+    fn miss(&self) -> f32 {
+        if self.list.is_empty() { 0.0 } else { mix::opinion(self.left) }
+    }
+}
+
+/// Room to work in, kept from one place to the next.
+#[derive(Default)]
+pub struct Gather {
+    /// By feature: the two matches and the two keys.
+    opinions: [Opinion; 4],
+    tempered: Tempered,
+    ranked: Vec<(Token, f32)>,
+}
+
+impl Gather {
+    /// All that is known of what follows a spot. `row` is the place of its logits in the draft model's last batch, if it was in it;
+    /// `context` is the text with the spot at its end where a penalty reads it.
+    pub fn choice(&mut self, s: &Sources, rules: Rules<'_>, spot: Spot, row: Option<usize>, context: &[Token]) -> Result<Choice> {
+        let [long, short, pair, last] = &mut self.opinions;
+        let mut matched = 0;
+        for (opinion, at) in [(&mut *long, Some(spot.matched)), (&mut *short, None)] {
+            opinion.list.clear();
+            if let Some(automaton) = &s.context {
+                let at = at.unwrap_or_else(|| automaton.shorter(spot.matched));
+                opinion.left = automaton.continuations(at, FROM_MATCH, &mut opinion.list);
+                matched = matched.max(if opinion.list.is_empty() { 0 } else { at.len });
+            }
+        }
+        let mut seen = 0;
+        let keys = [spot.previous.map(|previous| Key::Pair(previous, spot.token)), Some(Key::Last(spot.token))];
+        for (opinion, key) in [&mut *pair, &mut *last].into_iter().zip(keys) {
+            opinion.list.clear();
+            if let Some(slot) = s.table.as_ref().zip(key).and_then(|(table, key)| table.get(key)) {
+                opinion.set(slot.list().take(FROM_TABLE), 0.5 / (slot.count as f32 + 1.0));
+                if let Some(Key::Pair(..)) = key {
+                    seen = slot.count.max(1) as u32;
+                }
+            }
+        }
+        let logits = match (&s.lm, row) {
+            (Some(lm), Some(row)) => Some(lm.logits(row)),
+            _ => None,
+        };
+        self.ranked.clear();
+        let mut sure = None;
+        if let Some(logits) = logits {
+            rules.sampler.temper(logits, context, &mut self.tempered)?;
+            sure = self.tempered.list.first().map(|c| c.1.exp());
+            let allowed = self.tempered.list.iter().filter(|c| rules.allow(c.0));
+            self.ranked.extend(allowed.map(|&(token, p)| (token, p + rules.noise(spot.position, token))));
+            let order = |a: &(Token, f32), b: &(Token, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+            if self.ranked.len() > FROM_MODEL {
+                self.ranked.select_nth_unstable_by(FROM_MODEL, order);
+                self.ranked.truncate(FROM_MODEL);
+            }
+            self.ranked.sort_unstable_by(order);
+        }
+
+        let mut tokens: Vec<Token> = Vec::with_capacity(24);
+        for &(token, _) in self.ranked.iter().chain(self.opinions.iter().flat_map(|o| &o.list)) {
+            if !tokens.contains(&token) && rules.allow(token) {
+                tokens.push(token);
+            }
+        }
+        let mut features: Vec<Features> = Vec::with_capacity(tokens.len() + 1);
+        let mut left = 1.0;
+        for &token in &tokens {
+            let mut row = [0.0; FEATURES];
+            for (feature, opinion) in [LONG, SHORT, PAIR, LAST].into_iter().zip(&self.opinions) {
+                row[feature] = opinion.of(token);
+            }
+            if let Some(logits) = logits {
+                let listed = self.tempered.list.iter().find(|c| c.0 == token).map(|c| c.1);
+                let p = listed.or_else(|| logits.get(token as usize).map(|l| self.tempered.log_prob(*l)));
+                row[MODEL] = p.unwrap_or(mix::FLOOR).max(mix::FLOOR);
+                left -= p.map_or(0.0, f32::exp);
+            }
+            row[NOISE] = rules.noise(spot.position, token);
+            features.push(row);
+        }
+        let mut miss = [0.0; FEATURES];
+        for (feature, opinion) in [LONG, SHORT, PAIR, LAST].into_iter().zip(&self.opinions) {
+            miss[feature] = opinion.miss();
+        }
+        miss[MODEL] = if logits.is_some() { mix::opinion(left) } else { 0.0 };
+        miss[MISS] = 1.0;
+        features.push(miss);
+        let place = Place::new(matched, sure, seen, !self.opinions[LAST].list.is_empty());
+        Ok(Choice { place, tokens, features })
+    }
+}
+
+/// The source that speaks most for a candidate against "none of these".
+pub fn advocate(mixer: &Mixer, choice: &Choice, candidate: usize, model: &'static str) -> &'static str {
+    let parts = mixer.parts(choice, candidate);
+    let best = (LONG..=MODEL).max_by(|&a, &b| parts[a].total_cmp(&parts[b]).then(b.cmp(&a))).unwrap_or(LONG);
+    match best {
+        LONG | SHORT => "context",
+        PAIR | LAST => "table",
+        _ => model,
+    }
+}
