@@ -156,6 +156,46 @@ fn bench_reports_what_was_asked_for() {
     gemma(&["bench", "--repetitions", "0"], b"").fails(2, &["--repetitions"]);
 }
 
+#[test]
+fn a_replay_needs_no_target() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = [
+        r#"{"id": "a", "category": "chat", "prompt": "Count.", "answer": "one two three one two three one two three one two three"}"#,
+        r#"{"category": "chat", "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]}"#,
+        r#"{"category": "prose", "text": "It was a dark night and it was a dark night and it was a dark night."}"#,
+        r#"{"category": "ids", "prompt_ids": [2], "answer_ids": [5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8]}"#,
+    ];
+    fs::write(dir.path().join("t.jsonl"), lines.join("\n")).unwrap();
+    let replay = |more: &[&str]| gemma_in(dir.path(), &[&["bench", "--replay", "t.jsonl", "-q"], more].concat(), b"");
+    let json = replay(&["--format", "json"]).ok().json();
+    let names: Vec<&str> = json["categories"].as_array().unwrap().iter().map(|c| c["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["chat", "ids", "prose", "all"]);
+    for c in json["categories"].as_array().unwrap() {
+        let figure = |key: &str| c[key].as_f64().unwrap();
+        assert!(figure("low") <= figure("tau") && figure("tau") <= figure("high") && figure("tau") >= 1.0, "{c}");
+        assert_eq!(figure("tau"), figure("tokens") / figure("passes"));
+    }
+    assert_eq!(json["records"].as_array().unwrap().len(), 4);
+    let tau = |more: &[&str]| {
+        let json = replay(&[&["--format", "json"], more].concat()).ok().json();
+        json["categories"].as_array().unwrap().last().unwrap()["tau"].as_f64().unwrap()
+    };
+    assert_eq!(tau(&[]), json["categories"][3]["tau"].as_f64().unwrap(), "the same each time");
+    let without = tau(&["--sources", "context,table"]);
+    assert!(without > 1.2 && without < tau(&[]), "{without}");
+    assert!(tau(&["--draft-tree", "chain", "--draft-tokens", "1"]) <= 2.0);
+    let table = replay(&[]).ok();
+    assert!(table.text().contains("| prose") && table.text().contains("depth 2"), "{}", table.text());
+    assert_eq!(replay(&["--format", "csv"]).ok().text().lines().count(), 5);
+
+    replay(&["--draft", "ngram"]).fails(2, &["--sources"]);
+    replay(&["--tokenizer", "absent"]).fails(3, &["absent"]);
+    fs::write(dir.path().join("t.jsonl"), "{\"text\": \"fine\"}\n{\"question\": 1}").unwrap();
+    replay(&[]).fails(3, &["line 2", "help: "]);
+    fs::write(dir.path().join("t.jsonl"), "\n").unwrap();
+    replay(&[]).fails(3, &["nothing to replay"]);
+}
+
 /// The line of `--print-config` about an option.
 fn shown(dir: &Path, env: &[(&str, &str)], args: &[&str], option: &str) -> String {
     let mut command = command(BINARY, dir);

@@ -187,3 +187,49 @@ fn a_place_that_cannot_be_written_is_refused_before_anything_is_loaded() {
         assert!(!run.err.contains("demo model"), "{}", run.err);
     }
 }
+
+#[test]
+fn what_drafting_learns_is_kept_where_it_is_told_and_bad_files_cost_a_note() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |more: &[&str]| gemma_in(dir.path(), &[&TEXT[..6], &["--ignore-eos"], more].concat(), b"").ok();
+    let expected = run(&["--draft", "off", "-q"]).out;
+    let files = || {
+        let names = fs::read_dir(dir.path().join("mem")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.ends_with(".table")).collect::<Vec<_>>()
+    };
+    for _ in 0..2 {
+        let run = run(&["--draft-memory", "mem/"]);
+        assert!(run.out == expected && !run.err.contains("memory"), "{}", run.err);
+        assert_eq!(files().len(), 1);
+    }
+    let file = dir.path().join("mem").join(&files()[0]);
+    let whole = fs::read(&file).unwrap();
+    let spoils: [&dyn Fn(&mut Vec<u8>); 3] = [&|b| b.truncate(b.len() / 2), &|b| b[20] ^= 1, &|b| b.clear()];
+    for spoil in spoils {
+        let mut bytes = whole.clone();
+        spoil(&mut bytes);
+        fs::write(&file, &bytes).unwrap();
+        let spoilt = run(&["--draft-memory", "mem/"]);
+        assert_eq!(spoilt.out, expected);
+        assert_eq!(spoilt.err.matches("draft memory").count(), 1, "{}", spoilt.err);
+        assert!(!run(&["--draft-memory", "mem/"]).err.contains("memory"), "it is replaced");
+    }
+    fs::write(dir.path().join("mem2"), "").unwrap();
+    let blocked = run(&["--draft-memory", "mem2/"]);
+    assert!(blocked.out == expected && blocked.err.contains("not saved"), "{}", blocked.err);
+
+    // By default it lies with the user's state; a file in the working directory can turn it off but not move it.
+    let default = |more: &[&str]| {
+        let mut command = command(BINARY, dir.path());
+        command.env_remove("GEMMA_DRAFT_MEMORY").env("XDG_STATE_HOME", dir.path().join("state")).args(&TEXT).args(more);
+        wait(command, b"")
+    };
+    fs::write(dir.path().join("gemma.toml"), "draft-memory = \"off\"").unwrap();
+    assert!(default(&[]).ok().out == expected && !dir.path().join("state").exists());
+    fs::write(dir.path().join("gemma.toml"), "draft-memory = \"./elsewhere\"").unwrap();
+    default(&[]).fails(2, &["draft-memory", "environment"]);
+    fs::remove_file(dir.path().join("gemma.toml")).unwrap();
+    default(&["--draft-memory", "elsewhere"]).fails(2, &["slash"]);
+    assert_eq!(default(&[]).ok().out, expected);
+    assert_eq!(fs::read_dir(dir.path().join("state/gemma/draft-memory")).unwrap().count(), 2, "a table and its lock");
+}

@@ -16,7 +16,14 @@ fn on_terminal(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String) {
     let (mut master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_gemma"));
-    command.args(args).current_dir(&dir).env_clear().env("HOME", dir.path()).env("TERM", "xterm").envs(env.iter().copied());
+    command
+        .args(args)
+        .current_dir(&dir)
+        .env_clear()
+        .env("HOME", dir.path())
+        .env("TERM", "xterm")
+        .env("GEMMA_DRAFT_MEMORY", "off")
+        .envs(env.iter().copied());
     command.stdin(slave.try_clone().unwrap()).stdout(slave.try_clone().unwrap()).stderr(slave);
     let mut child = command.spawn().unwrap();
     drop(command);

@@ -8,7 +8,7 @@ mod toy;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
-use gemma::draft::{Drafter, NoDraft, Stack};
+use gemma::draft::{Drafter, Memory, NoDraft, Stack};
 use gemma::engine::Timeline;
 use gemma::error::{Kind, fault_of};
 use gemma::sampler::{Sampler, SamplerConfig};
@@ -204,4 +204,41 @@ fn better_drafts_need_fewer_passes() {
     assert!(length["model"] > 2.0, "{length:?}");
     assert!(length["model tree of 11"] > length["model chain of 4"], "{length:?}");
     assert!(length["model auto"] > 1.5, "{length:?}");
+}
+
+/// The target's habits are learnt: prompts never seen need fewer passes once others were answered, and what was learnt comes back
+/// from a file. The texts stay the same.
+#[test]
+fn the_table_learns_from_the_target() {
+    let target = Toy { vocab: 300, order: 2, spread: 3.0, ..Toy::new(77) };
+    let dir = tempfile::tempdir().unwrap();
+    let stack = || {
+        let mut stack = Stack::of_text();
+        stack.remember(Memory::new(dir.path(), [7; 32], [0; 32])).unwrap();
+        stack
+    };
+    // Contexts repeat between the prompts, no prompt does.
+    let prompts = |first: u32| (first..first + 25).map(|i| vec![i, i * 7 % 300, 3]).collect::<Vec<_>>();
+    let pass = |stack: &mut Stack, prompts: Vec<Vec<u32>>, temperature: f32| {
+        let mut sum = Stats::default();
+        for prompt in prompts {
+            let config = SamplerConfig { temperature, top_k: 20, seed: 5, ..Default::default() };
+            let case = Case { max_tokens: 40, ..Case::new(&prompt, config) };
+            let plain = run(&mut Timeline::new(target.engine()), &mut NoDraft, &case).0;
+            let (text, stats) = run(&mut Timeline::new(target.engine()), stack, &case);
+            assert_eq!(text, plain);
+            sum.add_rounds(&stats);
+        }
+        sum.accepted_length()
+    };
+    for temperature in [0.0, 0.7] {
+        let (mut first, unseen) = (stack(), prompts(200));
+        let before = pass(&mut stack(), unseen.clone(), temperature);
+        pass(&mut first, prompts(0), temperature);
+        pass(&mut first, prompts(100), temperature);
+        first.save().unwrap();
+        let after = pass(&mut stack(), unseen, temperature);
+        assert!(after > before + 0.1, "temperature {temperature}: {before} tokens a pass before, {after} after");
+        std::fs::remove_file(Memory::new(dir.path(), [7; 32], [0; 32]).path()).unwrap();
+    }
 }

@@ -258,7 +258,14 @@ fn the_commands_take_and_make_such_files() {
     fs::write(dir.path().join("ids.json"), r#"{"ids": [2, 4, 5, 6, 7, 105, 106, 4]}"#).unwrap();
     let gemma = |args: &[&str]| {
         let mut command = assert_cmd::Command::cargo_bin("gemma").unwrap();
-        let output = command.args(args).arg("-q").current_dir(dir.path()).env_remove("GEMMA_MODEL").assert().success();
+        let output = command
+            .args(args)
+            .arg("-q")
+            .current_dir(dir.path())
+            .env_remove("GEMMA_MODEL")
+            .env("GEMMA_DRAFT_MEMORY", "off")
+            .assert()
+            .success();
         String::from_utf8(output.get_output().stdout.clone()).unwrap()
     };
     let from = from.to_str().unwrap();

@@ -83,12 +83,20 @@ pub struct Draft {
     pub accepted_length: Option<f64>,
     /// Passes by the number of accepted tokens: 0, 1, 2, ...
     pub histogram: Vec<u64>,
+    /// The same nodes by their depth in the tree: 1, 2, ...
+    pub depths: Vec<DraftDepth>,
     pub disabled_reason: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DraftSource {
     pub name: String,
+    pub drafted: u64,
+    pub accepted: u64,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DraftDepth {
     pub drafted: u64,
     pub accepted: u64,
 }

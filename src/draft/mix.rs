@@ -9,7 +9,7 @@
 use crate::tensor::Token;
 
 /// Opinions about one candidate.
-pub const FEATURES: usize = 7;
+pub const FEATURES: usize = 8;
 pub type Features = [f32; FEATURES];
 
 /// Log-probability after the longest ending of the text that occurred before.
@@ -21,10 +21,15 @@ pub const PAIR: usize = 2;
 pub const LAST: usize = 3;
 /// Log-probability by the draft model.
 pub const MODEL: usize = 4;
+/// How far the draft model's log-probability is below [`RARE`]: what it calls rare may be cut off by the target's filters.
+pub const TAIL: usize = 5;
 /// The shared noise.
-pub const NOISE: usize = 5;
+pub const NOISE: usize = 6;
 /// 1 for "none of these".
-pub const MISS: usize = 6;
+pub const MISS: usize = 7;
+
+/// A log-probability below which a token is rare: one in twenty.
+pub const RARE: f32 = -3.0;
 
 /// No source calls a token less likely than this.
 pub const FLOOR: f32 = -7.0;
@@ -86,8 +91,8 @@ pub struct Mixer {
     rate: f32,
 }
 
-/// Step of the descent. Larger follows the text sooner, smaller is steadier.
-const RATE: f32 = 0.01;
+/// Step of the descent. Larger follows the text sooner, smaller is steadier; 0 learns nothing.
+pub const RATE: f32 = 0.003;
 /// Weights stay within this.
 const BOUND: f32 = 8.0;
 
@@ -100,13 +105,13 @@ impl Mixer {
     /// Equal trust in all that have an opinion, and no learning: what the learnt weights are measured against.
     pub fn fixed(warm: bool) -> Self {
         let mut sets = [[0.0; FEATURES]; SETS];
-        sets[0] = [0.4, 0.2, 0.4, 0.2, 1.0, warm as u8 as f32, 0.0];
+        sets[0] = [0.4, 0.2, 0.4, 0.2, 1.0, 0.0, warm as u8 as f32, 0.0];
         Mixer { sets, rate: 0.0 }
     }
 
-    /// The weights as they are, without further learning.
-    pub fn frozen(self) -> Self {
-        Mixer { rate: 0.0, ..self }
+    /// The same weights, learning by another step.
+    pub fn at_rate(self, rate: f32) -> Self {
+        Mixer { rate, ..self }
     }
 
     fn weights(&self, place: Place) -> Features {
@@ -131,11 +136,17 @@ impl Mixer {
         out.iter_mut().for_each(|chance| *chance /= sum);
     }
 
-    /// What each source adds to a candidate's score beyond what it gives to "none of these".
-    pub fn parts(&self, choice: &Choice, candidate: usize) -> Features {
+    /// What each source adds to a candidate's score beyond what it gives to the others, by their chances; `None` where it has no
+    /// opinion.
+    pub fn parts(&self, choice: &Choice, chances: &[f32], candidate: usize) -> [Option<f32>; FEATURES] {
         let weights = self.weights(choice.place);
-        let (own, none) = (choice.features[candidate], choice.features[choice.tokens.len()]);
-        std::array::from_fn(|f| weights[f] * (own[f] - none[f]))
+        let others = (1.0 - chances[candidate]).max(1e-6);
+        std::array::from_fn(|f| {
+            let rows = choice.features.iter().zip(chances).enumerate().filter(|(i, _)| *i != candidate);
+            let mean: f32 = rows.map(|(_, (row, chance))| row[f] * chance / others).sum();
+            let silent = choice.features.iter().all(|row| row[f] == 0.0);
+            (!silent).then_some(weights[f] * (choice.features[candidate][f] - mean))
+        })
     }
 
     /// Takes in what came. `chances` is room to work in.
@@ -199,7 +210,7 @@ mod tests {
 
     #[test]
     fn chances_become_what_happens() {
-        let mut mixer = Mixer::new(false);
+        let mut mixer = Mixer::new(false).at_rate(0.01);
         let (mut chances, mut state) = (Vec::new(), 1u64);
         let mut next = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -229,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_source_that_is_right_gains_weight_there_and_elsewhere() {
-        let mut mixer = Mixer::new(false);
+        let mut mixer = Mixer::new(false).at_rate(0.01);
         let (here, mut chances) = (choice(0.8), Vec::new());
         let there = Choice { place: Place::new(9, None, 3, true), ..here.clone() };
         mixer.chances(&there, &mut chances);
@@ -242,8 +253,18 @@ mod tests {
     }
 
     #[test]
+    fn who_speaks_for_a_candidate_is_told_and_silence_is_no_voice() {
+        let (mixer, mut chances) = (Mixer::fixed(false), Vec::new());
+        let choice = choice(0.9);
+        mixer.chances(&choice, &mut chances);
+        let parts = mixer.parts(&choice, &chances, 0);
+        assert!(parts[LONG].unwrap() > 0.5 && parts[MODEL].unwrap().abs() < 1e-6, "{parts:?}");
+        assert_eq!((parts[SHORT], parts[PAIR], parts[NOISE]), (None, None, None));
+    }
+
+    #[test]
     fn weights_survive_a_round_trip_and_nonsense_is_refused() {
-        let mut mixer = Mixer::new(true);
+        let mut mixer = Mixer::fixed(true).at_rate(RATE);
         mixer.learn(&choice(0.3), 8, &mut Vec::new());
         let mut floats = mixer.to_floats();
         assert_eq!(Mixer::from_floats(&floats), Some(mixer));

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::automaton::{Automaton, Match};
 use super::lm::Lm;
-use super::mix::{self, Choice, FEATURES, Features, LAST, LONG, MISS, MODEL, Mixer, NOISE, PAIR, Place, SHORT};
+use super::mix::{self, Choice, FEATURES, Features, LAST, LONG, MISS, MODEL, Mixer, NOISE, PAIR, Place, RARE, SHORT, TAIL};
 use super::table::{Key, Table};
 use crate::sampler::{Sampler, Tempered};
 use crate::tensor::Token;
@@ -149,6 +149,7 @@ impl Gather {
                 let listed = self.tempered.list.iter().find(|c| c.0 == token).map(|c| c.1);
                 let p = listed.or_else(|| logits.get(token as usize).map(|l| self.tempered.log_prob(*l)));
                 row[MODEL] = p.unwrap_or(mix::FLOOR).max(mix::FLOOR);
+                row[TAIL] = (row[MODEL] - RARE).min(0.0);
                 left -= p.map_or(0.0, f32::exp);
             }
             row[NOISE] = rules.noise(spot.position, token);
@@ -166,13 +167,13 @@ impl Gather {
     }
 }
 
-/// The source that speaks most for a candidate against "none of these".
-pub fn advocate(mixer: &Mixer, choice: &Choice, candidate: usize, model: &'static str) -> &'static str {
-    let parts = mixer.parts(choice, candidate);
-    let best = (LONG..=MODEL).max_by(|&a, &b| parts[a].total_cmp(&parts[b]).then(b.cmp(&a))).unwrap_or(LONG);
-    match best {
-        LONG | SHORT => "context",
-        PAIR | LAST => "table",
-        _ => model,
+/// The source that speaks most for a candidate against the others.
+pub fn advocate(mixer: &Mixer, choice: &Choice, chances: &[f32], candidate: usize, model: &'static str) -> &'static str {
+    let parts = mixer.parts(choice, chances, candidate);
+    let voice = |f: &usize| parts[*f].unwrap_or(f32::NEG_INFINITY);
+    match (LONG..=MODEL).max_by(|a, b| voice(a).total_cmp(&voice(b)).then(b.cmp(a))) {
+        Some(MODEL) => model,
+        Some(PAIR | LAST) => "table",
+        _ => "context",
     }
 }

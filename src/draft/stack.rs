@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::automaton::{Automaton, Match};
 use super::lm::Lm;
 use super::memory::Memory;
-use super::mix::{Choice, Mixer};
+use super::mix::{self, Choice, Mixer};
 use super::source::{Gather, Rules, Sources, Spot, advocate};
 use super::table::Table;
 use super::{DraftContext, Drafter, Proposal};
@@ -33,19 +33,19 @@ const DEAR: f32 = 0.03;
 const RATE: f32 = 0.1;
 
 /// How the sources are made into one tree. The default is the best; the others are there to be measured against.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mixing {
     /// Begin with the weights learnt elsewhere; else with the same for every place.
     pub prior: bool,
-    /// Learn while the text grows.
-    pub learn: bool,
+    /// Learn while the text grows, by this step; 0 does not.
+    pub rate: f32,
     /// Rank candidates with the noise that the target adds when it draws.
     pub noise: bool,
 }
 
 impl Default for Mixing {
     fn default() -> Self {
-        Mixing { prior: true, learn: true, noise: true }
+        Mixing { prior: true, rate: mix::RATE, noise: true }
     }
 }
 
@@ -87,10 +87,7 @@ impl Stack {
     /// `name` appears in the statistics. Without the draft model guesses come from what was there before.
     pub fn new(name: &'static str, lm: Option<Lm>, context: bool, table: Option<Table>, mixing: Mixing) -> Self {
         let context = context.then(Automaton::new);
-        let mixer = |warm: bool| {
-            let mixer = if mixing.prior { Mixer::new(warm) } else { Mixer::fixed(warm) };
-            if mixing.learn { mixer } else { mixer.frozen() }
-        };
+        let mixer = |warm: bool| if mixing.prior { Mixer::new(warm) } else { Mixer::fixed(warm) }.at_rate(mixing.rate);
         Stack {
             name,
             sources: Sources { context, table, lm },
@@ -128,16 +125,11 @@ impl Stack {
         self.memory = Some(memory);
         if let Some(kept) = kept? {
             self.sources.table = self.sources.table.take().map(|_| kept.table);
-            if let Some(mixers) = kept.mixers.filter(|_| self.mixing == Mixing::default()) {
-                self.mixers = mixers;
+            if let Some(mixers) = kept.mixers.filter(|_| self.mixing.prior) {
+                self.mixers = mixers.map(|mixer| mixer.at_rate(self.mixing.rate));
             }
         }
         Ok(())
-    }
-
-    /// For temperature 0 and for others.
-    pub fn mixers(&self) -> &[Mixer; 2] {
-        &self.mixers
     }
 
     /// One step of learning for every place of the last tree whose outcome the history shows.
@@ -204,7 +196,7 @@ impl Stack {
             if !wanted && there.is_none() {
                 continue;
             }
-            let source = advocate(mixer, &choice, i, model);
+            let source = advocate(mixer, &choice, &self.chances, i, model);
             match there {
                 Some(child) => {
                     let child = &mut self.nodes[child as usize];

@@ -128,9 +128,9 @@ pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, B
     let model = || Box::new(Stack::of_model("model", draft()));
     let ngram = || Box::new(Stack::of_text());
     let both = || Box::new(Stack::of_both("model", draft()));
-    let mixed = |prior, learn, noise| {
+    let mixed = |prior, rate, noise| {
         let (lm, table) = (Some(Lm::new("model", draft())), Some(Table::new()));
-        Box::new(Stack::new("mixed", lm, true, table, Mixing { prior, learn, noise }))
+        Box::new(Stack::new("mixed", lm, true, table, Mixing { prior, rate, noise }))
     };
     let all: Vec<Box<dyn Drafter>> =
         vec![model(), ngram(), Box::new(Random { state: 7, vocab }), Box::new(Oracle::new(target(), false))];
@@ -149,8 +149,8 @@ pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, B
         ("model and ngram", both()),
         ("model and ngram chain", paced(both(), TreeSize::Chain, None)),
         ("model and ngram by the clock", { Box::new(Paced::new(both(), CostCurve::guess(), DraftOptions::default(), true)) }),
-        ("untaught", mixed(false, false, true)),
-        ("without noise", mixed(true, true, false)),
+        ("untaught", mixed(false, 0.0, true)),
+        ("without noise", mixed(true, 0.05, false)),
         ("everything", Box::new(Merge::new(all))),
     ]
 }

@@ -56,6 +56,8 @@ pub fn code(status: ExitStatus) -> i32 {
 pub fn command(program: &str, dir: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", dir).env("TERM", "xterm");
+    // What one run learns must not reach another.
+    command.env("GEMMA_DRAFT_MEMORY", "off");
     command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

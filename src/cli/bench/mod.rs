@@ -76,6 +76,9 @@ pub struct Bench {
     /// How sources are mixed: for measuring what that brings
     #[arg(long, value_enum, default_value_t = HowMixed::Learned)]
     pub mixing: HowMixed,
+    /// Step by which the weights learn
+    #[arg(long, value_name = "X", default_value_t = crate::draft::mix::RATE, value_parser = clap::value_parser!(f32), hide_short_help = true)]
+    pub mixing_rate: f32,
     /// How draft candidates are ranked at a temperature above 0: for measuring what that brings
     #[arg(long, value_enum, default_value_t = Ranking::Noise)]
     pub ranking: Ranking,
@@ -89,12 +92,12 @@ pub struct Bench {
 
 impl Bench {
     fn mixing(&self) -> Mixing {
-        let (prior, learn) = match self.mixing {
-            HowMixed::Learned => (true, true),
-            HowMixed::Taught => (true, false),
-            HowMixed::Fixed => (false, false),
+        let (prior, rate) = match self.mixing {
+            HowMixed::Learned => (true, self.mixing_rate),
+            HowMixed::Taught => (true, 0.0),
+            HowMixed::Fixed => (false, 0.0),
         };
-        Mixing { prior, learn, noise: self.ranking == Ranking::Noise }
+        Mixing { prior, rate, noise: self.ranking == Ranking::Noise }
     }
 }
 

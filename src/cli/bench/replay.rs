@@ -13,7 +13,7 @@ use crate::cli::generate::drafting;
 use crate::cli::session;
 use crate::cli::ui::Ui;
 use crate::decode::{Stats, Verdict};
-use crate::draft::{DraftContext, Drafter, Lm, Proposal, Stack, Table, TreeSize, Verified};
+use crate::draft::{DraftContext, Drafter, Lm, Memory, Proposal, Stack, Table, TreeSize, Verified};
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Tokenizer, Weights};
 use crate::sampler::{Sampler, SamplerConfig};
@@ -41,7 +41,8 @@ pub struct ReplayOptions {
     /// A line is {"prompt", "answer"}, {"messages"}, {"text"} or {"prompt_ids", "answer_ids"}, with "category" and "id". The trees
     /// have 15 nodes unless --draft-tree says otherwise. For text that a target made at temperature 0 the figure is what that target
     /// would have had; for other text it says how hard the text is to guess. Of a row only the token that came is known, so the table
-    /// learns less than from a running target.
+    /// learns less than from a running target. What is learnt from one transcript helps with the next, as from one prompt to the next;
+    /// --draft-memory DIR/ keeps it.
     #[arg(long, value_name = "FILE")]
     pub replay: Vec<PathBuf>,
     /// Directory whose tokenizer.json the transcripts are read with [default: the model's]
@@ -136,9 +137,15 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         return Err(Fault::model("there is nothing to replay in these files").into());
     }
     let wants = |part| replay.sources.contains(&part);
-    let (lm, name) = if wants(Part::Model) { draft_model(options, &tokenizer, &texts, ui)? } else { (None, None) };
+    let (lm, name, identity) =
+        if wants(Part::Model) { draft_model(options, &tokenizer, &texts, ui)? } else { (None, None, [0; 32]) };
     let mixing = options.mixing();
     let mut stack = Stack::new("mixed", lm, wants(Part::Context), wants(Part::Table).then(Table::new), mixing);
+    if let Some(directory) = options.draft.draft_memory.directory(false)
+        && let Err(why) = stack.remember(Memory::new(&directory, tokenizer.sha256(), identity))
+    {
+        ui.note(format!("draft memory: {why:#}"));
+    }
 
     let sampler = Sampler::new(SamplerConfig::default())?.usable(tokenizer.vocab());
     let shape = Shape::of(options);
@@ -153,6 +160,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         bar.inc(1);
     }
     bar.finish_and_clear();
+    stack.save()?;
     let time: Duration = all.values().flatten().map(|t| t.time).sum();
     let passes: u64 = records.iter().map(|r| r.passes).sum();
     let mut categories: Vec<Category> = all.iter().map(|(name, tallies)| category(name, tallies)).collect();
@@ -185,15 +193,18 @@ fn read_tokenizer(dir: &std::path::Path) -> Result<Tokenizer> {
     Tokenizer::from_bytes(&bytes).with_context(|| format!("reading {}", path.display()))
 }
 
+/// The draft model, its name and its identity.
+type Drafts = (Option<Lm>, Option<String>, [u8; 32]);
+
 /// The draft model, with room for the longest text as far as it goes.
-fn draft_model(options: &Bench, tokenizer: &Tokenizer, texts: &[Transcript], ui: &Ui) -> Result<(Option<Lm>, Option<String>)> {
+fn draft_model(options: &Bench, tokenizer: &Tokenizer, texts: &[Transcript], ui: &Ui) -> Result<Drafts> {
     let remedy = "leave `model` out of --sources, or name a draft model of the same tokenizer with --draft";
     let checkpoint =
         drafting::draft_checkpoint(&options.draft.draft)?.ok_or_else(|| Fault::usage("--draft names no model").help(remedy))?;
     if let Some(why) = drafting::mismatch(tokenizer, &session::tokenizer_of(&checkpoint)?) {
         return Err(Fault::model(format!("{} cannot draft for this tokenizer: {why}", checkpoint.name())).help(remedy).into());
     }
-    let name = checkpoint.name().to_owned();
+    let (name, identity) = (checkpoint.name().to_owned(), checkpoint.fingerprint()?);
     let weights = Weights::open(checkpoint)?;
     let longest = texts.iter().map(|t| t.prompt.len() + t.answer.len()).max().unwrap_or(0) + 1;
     let context = match options.model.run.ctx_size {
@@ -203,7 +214,7 @@ fn draft_model(options: &Bench, tokenizer: &Tokenizer, texts: &[Transcript], ui:
     let run = RunOptions { device: "cpu".into(), gpu_layers: GpuLayers::Auto, ..options.model.run.clone() };
     let pool = session::pool(&run)?;
     let engine = session::load(&weights, "draft model", &run, context, &pool, ui)?.engine;
-    Ok((Some(Lm::new("model", engine)), Some(name)))
+    Ok((Some(Lm::new("model", engine)), Some(name), identity))
 }
 
 /// At most `most` of each category, evenly spread over what is there.
@@ -212,7 +223,7 @@ fn spread(texts: Vec<Transcript>, most: Option<usize>) -> Vec<Transcript> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     texts.iter().for_each(|t| *counts.entry(t.category.clone()).or_default() += 1);
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
-    let mut chosen = |t: &Transcript| {
+    let chosen = |t: &Transcript| {
         let (n, i) = (counts[&t.category], seen.entry(t.category.clone()).or_default());
         *i += 1;
         *i * most / n > (*i - 1) * most / n

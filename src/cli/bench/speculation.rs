@@ -56,7 +56,7 @@ pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
     let mut drafting = drafting::build(&chosen, model, &tokenizer, &options.model.run, context, curve, &pool, false, ui)?;
 
     let bar = ui.bar("text", prompts.len() as u64);
-    let mut kinds: BTreeMap<&str, Vec<[f64; 4]>> = BTreeMap::new();
+    let mut kinds: BTreeMap<&str, Vec<[f64; 5]>> = BTreeMap::new();
     for prompt in &prompts {
         let mut best = [Stats::default(), Stats::default()];
         let mut texts: [Vec<Token>; 2] = Default::default();
@@ -76,7 +76,8 @@ pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
             kinds.entry(&prompt.kind).or_default().push([
                 speed(&best[0]),
                 speed(&best[1]),
-                best[1].accepted_length(),
+                best[1].committed() as f64,
+                best[1].passes as f64,
                 whole(&best[0]) / whole(&best[1]),
             ]);
         }
@@ -84,14 +85,15 @@ pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
     }
     bar.finish_and_clear();
     drafting.drafter.save()?;
-    let all: Vec<[f64; 4]> = kinds.values().flatten().copied().collect();
+    let all: Vec<[f64; 5]> = kinds.values().flatten().copied().collect();
     let mut rows: Vec<Row> = kinds.iter().map(|(kind, runs)| row(kind, runs)).collect();
     rows.push(row("all", &all));
     Ok(rows)
 }
 
-fn row(kind: &str, runs: &[[f64; 4]]) -> Row {
+fn row(kind: &str, runs: &[[f64; 5]]) -> Row {
     let column = |i: usize| Figure::of(runs.iter().map(|r| r[i]).collect()).median;
+    let sum = |i: usize| runs.iter().map(|r| r[i]).sum::<f64>();
     Row {
         name: format!("drafted / plain, {kind}"),
         unit: "x".into(),
@@ -100,8 +102,8 @@ fn row(kind: &str, runs: &[[f64; 4]]) -> Row {
             "plain {} tok/s, drafted {}, {:.2} tok/pass; prompt included {:.2} x",
             digits3(column(0)),
             digits3(column(1)),
-            column(2),
-            column(3)
+            sum(2) / sum(3).max(1.0),
+            column(4)
         ),
     }
 }

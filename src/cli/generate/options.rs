@@ -102,7 +102,8 @@ pub struct SamplingOptions {
 pub struct DraftingOptions {
     /// Source of guesses: auto, off, bundled, ngram, or a model directory with the same tokenizer
     ///
-    /// auto is the bundled draft model, where the target has its tokenizer, and an n-gram index over prompt and history.
+    /// auto is the bundled draft model, where the target has its tokenizer, mixed with what followed the last time the text ended like this,
+    /// and with what the target thought the last time the same tokens came last (see --draft-memory). ngram is the latter two alone.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub draft: String,
     /// Longest line of guesses

@@ -1,7 +1,7 @@
 //! The figures of one generation, as parts of the JSON result and as one line.
 
 use crate::cli::devices::default_threads;
-use crate::cli::record::{Draft, DraftSource, Record, Sampling, Timings};
+use crate::cli::record::{Draft, DraftDepth, DraftSource, Record, Sampling, Timings};
 use crate::cli::ui::{bytes, digits3};
 use crate::compute::cpu::bandwidth::read_bandwidth;
 use crate::compute::cpu::pool::Pool;
@@ -34,6 +34,7 @@ pub fn draft(stats: &Stats, disabled_reason: Option<String>) -> Draft {
         passes: stats.passes,
         accepted_length: (stats.passes > 0).then(|| stats.accepted_length()),
         histogram: stats.lengths.clone(),
+        depths: stats.by_depth.iter().map(|t| DraftDepth { drafted: t.drafted, accepted: t.accepted }).collect(),
         disabled_reason,
     }
 }
@@ -79,7 +80,11 @@ pub fn line(record: &Record, stats: &Stats, threads: Option<u16>) -> Result<Stri
             |s: &DraftSource| format!("{} {:.0}% of {}", s.name, 100.0 * s.accepted as f64 / s.drafted.max(1) as f64, s.drafted);
         let sources: Vec<String> = record.draft.sources.iter().map(percent).collect();
         let sources = if sources.is_empty() { String::new() } else { format!(" ({})", sources.join(", ")) };
-        parts.push(format!("{length:.2} tok/pass{sources}"));
+        // How many of the passes got one token deep, two, three.
+        let share = |d: &DraftDepth| format!("{:.0}", 100.0 * d.accepted as f64 / record.draft.passes.max(1) as f64);
+        let depths: Vec<String> = record.draft.depths.iter().take(3).map(share).collect();
+        let depths = if depths.is_empty() { String::new() } else { format!(", {}% that deep", depths.join("/")) };
+        parts.push(format!("{length:.2} tok/pass{sources}{depths}"));
     }
     if let Some(ttft) = t.ttft_s {
         parts.push(format!("first after {} s", digits3(ttft)));
