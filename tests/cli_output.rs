@@ -2,10 +2,15 @@
 
 #[path = "common/shell.rs"]
 mod shell;
+#[path = "common/vulkan.rs"]
+mod vulkan;
 
+use gemma::vulkan::ALLOW_CPU_DRIVER;
 use serde_json::Value;
 use shell::{BINARY, Run, command, gemma, gemma_in, wait};
 use std::fs;
+use std::path::Path;
+use vulkan::device;
 
 /// A text of 24 tokens that does not end early.
 const TEXT: [&str; 8] = ["generate", "Hello there", "-n", "24", "--seed", "5", "--ignore-eos", "-q"];
@@ -165,6 +170,68 @@ fn a_seed_decides_the_text_whatever_drafts_and_threads() {
     assert_ne!(texts[0], texts[1], "temperature does something");
 }
 
+/// The bundled draft model, as a user's own: a directory with a tokenizer.
+fn own_draft(dir: &Path) {
+    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft");
+    fs::create_dir(dir).unwrap();
+    for (from, name) in [("demo-draft", "config.json"), ("demo-draft", "model.safetensors"), ("demo-target", "tokenizer.json")] {
+        fs::copy(bundled.join(from).join(name), dir.join(name)).unwrap();
+    }
+}
+
+#[test]
+fn a_draft_model_of_the_users_own_changes_no_text() {
+    let dir = tempfile::tempdir().unwrap();
+    own_draft(&dir.path().join("own"));
+    let run = |more: &[&str]| gemma_in(dir.path(), &[&TEXT, more].concat(), b"");
+    let expected = run(&["--draft", "off"]).ok().out;
+    let drafted = run(&["--draft", "own", "--draft-tree", "6", "--stats", "json", "--stats-file", "s.json"]).ok();
+    assert_eq!(drafted.out, expected);
+    let stats: Value = serde_json::from_slice(&fs::read(dir.path().join("s.json")).unwrap()).unwrap();
+    let draft = &stats["draft"];
+    assert!(draft["accepted"].as_u64().unwrap() > 0 && draft["plain_tps"].as_f64().unwrap() > 0.0, "{draft}");
+    assert_eq!((&draft["hidden_s"], &draft["ahead"]), (&0.0.into(), &0.into()), "nothing runs beside a target on the processor");
+    assert_eq!(draft["costs"].as_array().unwrap().len(), 6);
+    // What passes cost was kept; a damaged file is no failure.
+    let caches = dir.path().join(".cache/gemma");
+    let kept = || fs::read_dir(&caches).unwrap().map(|e| e.unwrap().path()).find(|p| p.extension().is_some_and(|e| e == "json"));
+    fs::write(kept().unwrap(), "{").unwrap();
+    assert_eq!(run(&["--draft", "own"]).ok().out, expected);
+    assert!(fs::read_to_string(kept().unwrap()).unwrap().contains("\"v\":1"));
+
+    // Another tokenizer is refused, with the reason; so are devices that are none.
+    let file = dir.path().join("own/tokenizer.json");
+    let tokens = fs::read_to_string(&file).unwrap();
+    run(&["--draft", "own", "--draft-device", "gpu"]).fails(2, &["--draft-device", "unknown device"]);
+    fs::write(&file, tokens.replacen("\"<end_of_turn>\"", "\"<end_of_trun>\"", 2)).unwrap();
+    run(&["--draft", "own"]).fails(3, &["cannot draft for", "tokenizer", "same tokens as the target"]);
+    fs::remove_file(&file).unwrap();
+    run(&["--draft", "own"]).fails(3, &["tokenizer.json"]);
+}
+
+/// On a GPU the draft model works while the target does, on the processor or on the GPU itself.
+#[test]
+fn drafting_ahead_changes_no_text() {
+    if device().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let run = |more: &[&str]| {
+        let mut command = command(BINARY, dir.path());
+        command.args(TEXT).args(["-d", "vulkan"]).args(more).env(ALLOW_CPU_DRIVER, "1");
+        wait(command, b"").ok()
+    };
+    let expected = run(&["--draft", "off"]).out;
+    for (place, ahead) in [("cpu", "on"), ("cpu", "off"), ("vulkan", "on")] {
+        let how = ["--draft-device", place, "--draft-ahead", ahead, "--draft-tree", "5", "--stats-file", "s.json"];
+        assert_eq!(run(&how).out, expected, "{how:?}");
+        let stats: Value = serde_json::from_slice(&fs::read(dir.path().join("s.json")).unwrap()).unwrap();
+        let number = |key: &str| stats["draft"][key].as_f64().unwrap();
+        assert_eq!((number("ahead") > 0.0, number("hidden_s") > 0.0), (ahead == "on", ahead == "on"), "{how:?}, {stats}");
+        assert!(number("ahead_hits") <= number("ahead") && number("exposed_s") > 0.0);
+    }
+}
+
 #[test]
 fn a_file_is_replaced_by_success_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -175,7 +242,8 @@ fn a_file_is_replaced_by_success_alone() {
     let run = gemma_in(dir.path(), &[&TEXT[..], &["-o", "out.txt"]].concat(), b"").ok();
     assert_eq!(run.text(), "");
     assert_eq!(fs::read(&file).unwrap(), text(&[]).out);
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
+    let left = fs::read_dir(dir.path()).unwrap().filter(|e| !e.as_ref().unwrap().file_name().to_string_lossy().starts_with('.'));
+    assert_eq!(left.count(), 1, "nothing else is left");
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod toy;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
-use gemma::draft::{Drafter, Memory, NoDraft, Stack};
+use gemma::draft::{Drafter, Figures, Memory, NoDraft, Stack};
 use gemma::engine::Timeline;
 use gemma::error::{Kind, fault_of};
 use gemma::sampler::{Sampler, SamplerConfig};
@@ -186,6 +186,36 @@ fn an_interrupt_stops_between_chunks_and_between_rounds() {
     };
     let stop = generate(&mut timeline, &mut NoDraft, &sampler, &mut history, &limits, &mut stats, &mut in_decode).unwrap();
     assert_eq!((stop, history.len()), (Stop::Interrupt, 43));
+}
+
+/// Drafting while the target's device works finds the next round's beginning, and changes nothing that is said.
+#[test]
+fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
+    for (i, config) in settings().into_iter().enumerate() {
+        let target = Toy { order: 3, ..Toy::new(30 + i as u64) };
+        let draft = draft_of(&target, 0.2);
+        let case = Case::new(&[3, 1, 4, 1, 5], SamplerConfig { seed: i as u64, ..config });
+        let want = check(&|| target.engine(), &|| draft.engine(), &case).0;
+        for looks in [0, 1, 2, 9] {
+            let beside = Toy { beside: Some(looks), ..target.clone() };
+            let (got, _) = check(&|| beside.engine(), &|| draft.engine(), &case);
+            assert_eq!(got, want, "a device that is busy for {looks} looks");
+        }
+        // A draft model with little room has to begin anew more often.
+        for max_rows in [1, 8, 20, 64, 400] {
+            let small = Toy { max_rows, ..draft.clone() };
+            let beside = Toy { beside: Some(3), ..target.clone() };
+            let mut drafter = Stack::of_model("model", small.engine());
+            let (got, stats) = run(&mut Timeline::new(beside.engine()), &mut drafter, &case);
+            assert_eq!(got, want);
+            let mut figures = Figures::default();
+            drafter.figures(&mut figures);
+            assert!(figures.hits <= figures.ahead && figures.ahead < stats.passes);
+            if max_rows == 400 {
+                assert!(figures.ahead * 2 > stats.passes && figures.hits * 4 > figures.ahead, "{figures:?} in {}", stats.passes);
+            }
+        }
+    }
 }
 
 /// The drafts are worth something: on an easy pair tokens per pass rise well above 1, trees above chains.

@@ -5,10 +5,12 @@ mod common;
 
 use common::vulkan::{config, device};
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
-use gemma::compute::{Executor, KvFormat};
+use gemma::compute::step::StepView;
+use gemma::compute::{Dispatch, Executor, KvFormat, Op, Plan, RowSet, StepLayout};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{Role, Weights};
+use gemma::vulkan::VulkanExecutor;
 
 /// Formats of linear layers, of the table and of the cache that between them meet every kernel; every format by itself is the business of
 /// `vulkan_twins.rs`. Few, because a driver on the processor compiles kernels for minutes.
@@ -43,4 +45,77 @@ fn scores_are_the_cpus() {
         let worst = a.logits.iter().zip(&b.logits).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
         assert!(worst <= 0.02 * largest, "{format}, {kv:?}: {worst} of {largest}");
     }
+}
+
+/// Begun and finished, a pass gives what it gives at once; the commit before it goes out with it.
+#[test]
+fn a_pass_that_is_waited_for_later_is_the_same_pass() {
+    let Some(open) = device() else { return };
+    let [mut a, mut b] = [0; 2].map(|_| engine(Box::new(open()), "i4-g32", "i8-row", KvFormat::F16));
+    let (mut want, mut got) = (Scores::default(), Scores::default());
+    assert!(b.finish(&mut got).is_err(), "nothing was begun");
+    for round in 0..6u32 {
+        let mut tree = TokenTree::chain(&[round, 7, 9]);
+        tree.push(1, 30 + round);
+        // Whole rows of logits and lists of the best come back by different ways.
+        let best = (round % 2 == 1).then_some((4, 96));
+        [&mut a, &mut b].into_iter().for_each(|e| e.want(best));
+        a.forward(&tree, Rows::All, &mut want).unwrap();
+        assert!(b.begin(&tree, Rows::All).unwrap());
+        while b.is_busy() {
+            std::thread::yield_now();
+        }
+        b.finish(&mut got).unwrap();
+        assert_eq!((&got.logits, &got.best, got.rows()), (&want.logits, &want.best, 4), "round {round}");
+        assert!(!b.is_busy());
+        let path = [0, 1, 3];
+        [&mut a, &mut b].into_iter().for_each(|e| e.commit(&path).unwrap());
+    }
+    assert_eq!(a.visible_cache().unwrap(), b.visible_cache().unwrap());
+}
+
+/// What is written for the next pass while one runs is not seen by the one that runs.
+#[test]
+fn the_next_pass_is_prepared_while_one_runs() {
+    let Some(open) = device() else { return };
+    const COLS: usize = 4096;
+    let layout = StepLayout { max_rows: 512 };
+    let results = |overlapped: bool| {
+        let mut exec = open();
+        let [step, x, w, out] = [layout.words(), 512 * COLS, COLS, 512 * COLS].map(|n| exec.alloc("words", 4 * n).unwrap());
+        let op = Op::Norm { x, add: None, w, eps: 1e-6, dim: COLS, out, rows: RowSet::All };
+        let plan = Plan { dispatches: vec![Dispatch { op, label: "norm", layer: None }] };
+        let plan = exec.record(plan, step, layout).unwrap();
+        // More than goes into one submission: the second half is on its way before the pass is done.
+        let write = |exec: &mut VulkanExecutor, i: usize| {
+            let rows = [300, 512, 1][i % 3];
+            let list: Vec<u32> = (0..rows as u32).collect();
+            let parents: Vec<u32> = (0..rows as u32).map(|r| r.wrapping_sub(1)).collect();
+            let view = StepView { rows, tokens: &list, positions: &list, parents: &parents, ..StepView::default() };
+            let mut words = vec![0; layout.words()];
+            layout.fill(&mut words, &view);
+            let values: Vec<f32> = (0..rows * COLS).map(|n| ((n * 31 + i * 977) % 251) as f32).collect();
+            exec.write(step, 0, bytemuck::cast_slice(&words)).unwrap();
+            exec.write(x, 0, bytemuck::cast_slice(&values)).unwrap();
+        };
+        write(&mut exec, 0);
+        exec.write(w, 0, bytemuck::cast_slice(&[1f32; COLS])).unwrap();
+        let mut results = Vec::new();
+        for i in 1..7 {
+            let mut head = vec![0; 64 * COLS];
+            exec.start(plan, Some((out, head.len()))).unwrap();
+            if overlapped {
+                write(&mut exec, i);
+            }
+            exec.finish(Some((out, &mut head))).unwrap();
+            results.push(head);
+            if !overlapped {
+                write(&mut exec, i);
+            }
+        }
+        results
+    };
+    let want = results(false);
+    assert!(want.windows(2).all(|w| w[0] != w[1]));
+    assert!(results(true) == want);
 }

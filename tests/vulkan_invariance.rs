@@ -76,6 +76,15 @@ impl Engine for Lent {
     fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()> {
         self.get_mut().forward_more(tree, first_new, rows, out)
     }
+    fn begin(&mut self, tree: &TokenTree, rows: Rows) -> Result<bool> {
+        self.get_mut().begin(tree, rows)
+    }
+    fn finish(&mut self, out: &mut Scores) -> Result<()> {
+        self.get_mut().finish(out)
+    }
+    fn is_busy(&self) -> bool {
+        self.get().is_busy()
+    }
     fn want(&mut self, best: Option<(usize, usize)>) {
         self.get_mut().want(best);
     }

@@ -85,6 +85,20 @@ pub struct Draft {
     pub histogram: Vec<u64>,
     /// The same nodes by their depth in the tree: 1, 2, ...
     pub depths: Vec<DraftDepth>,
+    /// Seconds of drafting that the target waited for, and that passed while its device worked.
+    pub exposed_s: f64,
+    pub hidden_s: f64,
+    /// Rounds for which the draft model worked ahead, and those in which it had read the token that came.
+    pub ahead: u64,
+    pub ahead_hits: u64,
+    /// Tokens per pass with drafts, as expected; as it came; and how far chances are trusted by now.
+    pub predicted_length: Option<f64>,
+    pub realised_length: Option<f64>,
+    pub trust: Option<f64>,
+    /// What decoding without drafts would have given, by the measured time of a pass over one row.
+    pub plain_tps: Option<f64>,
+    /// Time of a pass over 1, 2, 4, ... rows, for the context that the text ended in.
+    pub costs: Vec<PassCost>,
     pub disabled_reason: Option<String>,
 }
 
@@ -99,6 +113,12 @@ pub struct DraftSource {
 pub struct DraftDepth {
     pub drafted: u64,
     pub accepted: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct PassCost {
+    pub rows: usize,
+    pub ms: f64,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]

@@ -16,7 +16,7 @@ use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, PlannedEngine};
 use crate::error::{Fault, Kind, fault_of};
 use crate::gemma::{Config, Role, Tokenizer, Weights};
-use crate::vulkan::{CheckedExecutor, Choice, VulkanExecutor};
+use crate::vulkan::{CheckedExecutor, Choice, DeviceInfo, VulkanExecutor};
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::time::Instant;
@@ -138,6 +138,8 @@ pub fn check_prompt(tokens: usize, at_least: bool, asked: AutoOr, config: &Confi
 pub struct Loaded {
     pub engine: Box<dyn Engine>,
     pub seconds: f64,
+    /// The GPU that runs all layers or some.
+    pub device: Option<DeviceInfo>,
 }
 
 /// The threads that everything of one run shares, in turn.
@@ -165,7 +167,7 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
     let size = Size::of(weights)?;
     let start = Instant::now();
     let mut candidates = placement::candidates(&task, options, ui)?.into_iter().peekable();
-    let engine = loop {
+    let (engine, device) = loop {
         let placement = candidates.next().context("there is always a place to try")?;
         if let Some(device) = &placement.device {
             super::lock::acquire(options.device_lock, &device.name, device.index, ui)?;
@@ -179,7 +181,7 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
             .and_then(|executor| PlannedEngine::new(weights, executor, EngineOptions { context, kv: task.kv }));
         spinner.finish_and_clear();
         match (loaded, candidates.peek()) {
-            (Ok(engine), _) => break Box::new(engine),
+            (Ok(engine), _) => break (Box::new(engine), placement.device),
             (Err(e), Some(next)) if is_the_devices(&e) => ui.note(format!("{e:#}; instead: {}", next.describe())),
             (Err(e), _) => return Err(e.context(format!("loading {label}"))),
         }
@@ -198,7 +200,7 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
             engine.describe()
         ),
     );
-    Ok(Loaded { engine, seconds })
+    Ok(Loaded { engine, seconds, device })
 }
 
 /// Opens what a placement needs, for exactly what it will hold.

@@ -53,6 +53,23 @@ pub trait Executor: Send {
     /// Prepares a plan whose step buffer is `step`, laid out by `layout`.
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId>;
     fn run(&mut self, plan: PlanId) -> Result<()>;
+    /// Whether the device works beside the processor: then [`start`](Self::start) returns at once.
+    fn runs_beside(&self) -> bool {
+        false
+    }
+    /// Starts a plan of which the first bytes of a buffer are wanted: how many, if any. Until [`finish`](Self::finish) takes them
+    /// nothing but [`write`](Self::write) may be called, for the plan after; the one that runs does not see it.
+    fn start(&mut self, plan: PlanId, _result: Option<(BufferId, usize)>) -> Result<()> {
+        self.run(plan)
+    }
+    /// Waits for the plan that was started last and reads the beginning of a buffer.
+    fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
+        result.map_or(Ok(()), |(buffer, bytes)| self.read(buffer, 0, bytes))
+    }
+    /// Whether the plan that was started last still runs.
+    fn is_busy(&self) -> bool {
+        false
+    }
     /// Channels of a key of this layer that lie together in the cache: 1 keeps each channel's positions side by side.
     fn key_block(&self, _format: KvFormat, _layer: u16) -> usize {
         1

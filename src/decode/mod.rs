@@ -4,7 +4,7 @@ pub mod stats;
 pub mod verify;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -111,16 +111,16 @@ pub fn generate(
         drafter.propose(&ctx, &mut proposal)?;
         proposal.limit(&ctx);
 
-        let scored = Instant::now();
-        target.forward(&proposal.tree, Rows::All, &mut scores)?;
+        let begun = Instant::now();
+        let pass = score(target, drafter, &ctx, &proposal, &mut scores)?;
         let verdict = verify(&proposal.tree, &scores, sampler, history)?;
+        let pass = Pass { time: begun.elapsed(), ..pass };
 
-        let pass = Pass { rows: proposal.len(), time: scored.elapsed() };
         last_pass = Some(pass);
         if learns {
             verified.get_or_insert_default().record(history, &proposal.tree, &scores, sampler);
         }
-        stats.round(&proposal, &verdict, scored - asked, pass.time);
+        stats.round(&proposal, &verdict, begun - asked, pass);
         for token in verdict.tokens(&proposal.tree) {
             if limits.stop_ids.contains(&token) {
                 break 'rounds Stop::Token(token);
@@ -139,6 +139,31 @@ pub fn generate(
     };
     stats.decode_time += decoding.elapsed();
     Ok(stop)
+}
+
+/// Scores the tree. While the target's device does, the drafter may work ahead.
+fn score(
+    target: &mut Timeline,
+    drafter: &mut dyn Drafter,
+    ctx: &DraftContext<'_>,
+    proposal: &Proposal,
+    scores: &mut Scores,
+) -> Result<Pass> {
+    let mut pass = Pass { rows: proposal.len(), ..Pass::default() };
+    if target.begin(&proposal.tree, Rows::All)? {
+        let start = Instant::now();
+        let mut at_work = start;
+        drafter.meanwhile(ctx, proposal, &mut || {
+            let busy = target.is_busy();
+            at_work = if busy { Instant::now() } else { at_work };
+            busy
+        })?;
+        pass.ahead = start.elapsed();
+        // Nobody has looked since: the device may have been done for a while.
+        pass.late = if target.is_busy() { Duration::ZERO } else { pass.ahead.saturating_sub(at_work - start) };
+    }
+    target.finish(scores)?;
+    Ok(pass)
 }
 
 /// Tokens that the context has room for after `history`.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Verdict;
-use crate::draft::Proposal;
+use crate::draft::{Pass, Proposal};
 
 /// Drafted and accepted nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,19 +44,22 @@ pub struct Stats {
     pub prefill_time: Duration,
     /// Everything after prefill.
     pub decode_time: Duration,
-    /// The parts of it spent on drafting and in the target's passes.
+    /// The parts of it spent on drafting, with the target waiting, and in the target's passes.
     pub draft_time: Duration,
     pub pass_time: Duration,
+    /// Drafting while the target's device worked: part of `pass_time`.
+    pub hidden_time: Duration,
     /// From the call to its first token.
     pub first_token: Option<Duration>,
 }
 
 impl Stats {
     /// Counts a round.
-    pub fn round(&mut self, proposal: &Proposal, verdict: &Verdict, draft_time: Duration, pass_time: Duration) {
+    pub fn round(&mut self, proposal: &Proposal, verdict: &Verdict, draft_time: Duration, pass: Pass) {
         self.passes += 1;
-        self.draft_time += draft_time;
-        self.pass_time += pass_time;
+        self.draft_time += draft_time + pass.late;
+        self.pass_time += pass.time - pass.late;
+        self.hidden_time += pass.ahead - pass.late;
         bump(&mut self.lengths, verdict.path.len() - 1, |count| *count += 1);
         for (node, depth) in proposal.tree.depths().into_iter().enumerate().skip(1) {
             let one = Tally { drafted: 1, accepted: verdict.path.contains(&(node as u32)) as u64 };
@@ -129,8 +132,11 @@ mod tests {
         let a = proposal.add(0, 1, 0.5, "x");
         proposal.add(0, 2, 0.2, "y");
         proposal.add(a, 3, 0.5, "y");
-        stats.round(&proposal, &Verdict { path: vec![0, 1, 3], next: 9 }, Duration::ZERO, Duration::ZERO);
-        stats.round(&proposal, &Verdict { path: vec![0], next: 9 }, Duration::ZERO, Duration::ZERO);
+        let ms = Duration::from_millis;
+        let pass = Pass { rows: 4, time: ms(20), ahead: ms(7), late: ms(2) };
+        stats.round(&proposal, &Verdict { path: vec![0, 1, 3], next: 9 }, ms(3), pass);
+        stats.round(&proposal, &Verdict { path: vec![0], next: 9 }, ms(1), Pass { rows: 4, time: ms(10), ..Pass::default() });
+        assert_eq!([stats.draft_time, stats.hidden_time, stats.pass_time], [ms(6), ms(5), ms(28)]);
         assert_eq!(stats.total, Tally { drafted: 6, accepted: 2 });
         assert_eq!(stats.by_source, [("x", Tally { drafted: 2, accepted: 1 }), ("y", Tally { drafted: 4, accepted: 1 })]);
         assert_eq!(stats.by_depth, [Tally { drafted: 4, accepted: 1 }, Tally { drafted: 2, accepted: 1 }]);

@@ -1,9 +1,10 @@
 //! How far ahead to draft, decided before drafting: what a level costs against how often the text gets that far.
 //!
 //! With survival s(d), the share of rounds whose accepted path reaches depth d, k levels bring 1 + s(1) + ... + s(k) tokens for one
-//! pass of about 1 + k r rows (r nodes kept a level) and k levels of drafting. A level is dear where the target is small.
+//! pass of about 1 + k r rows (r nodes kept a level) and k levels of drafting. A level is dear where the target is small. What a level
+//! costs is what the target waits for it: levels that were drafted during its pass are free.
 
-use super::length::CostCurve;
+use super::cost::CostCurve;
 
 /// Deepest that is considered.
 const DEEPEST: usize = 24;
@@ -14,8 +15,10 @@ const TRUST: f32 = 6.0;
 /// The first guess: chance that a path goes on by one more token.
 const FIRST: f32 = 0.65;
 /// Rounds without drafts before a new trial, and rounds of a trial.
-const REST: u32 = 48;
+const REST: u32 = 64;
 const TRIAL: u32 = 2;
+/// Rounds that what was learnt on an earlier text weighs at most.
+const INHERITED: f32 = 16.0;
 
 /// What is known of depths and their price.
 #[derive(Clone, Debug)]
@@ -29,22 +32,51 @@ pub struct Depth {
     nodes: f32,
     resting: u32,
     trial: u32,
-    /// Rounds to leave plain because drafting was slower than it looked.
-    stopped: u32,
 }
 
 impl Default for Depth {
     fn default() -> Self {
-        Depth { tried: [0.0; DEEPEST], reached: [0.0; DEEPEST], level: 0.0, nodes: 1.2, resting: 0, trial: 0, stopped: 0 }
+        Depth { tried: [0.0; DEEPEST], reached: [0.0; DEEPEST], level: 0.0, nodes: 1.2, resting: 0, trial: 0 }
     }
 }
 
+/// What is worth remembering from one text to the next.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Habits {
+    /// Share of rounds that got this far, and the rounds behind it; by depth - 1.
+    pub survival: Vec<(f32, f32)>,
+    /// Seconds that the target waits for one level.
+    pub level: f32,
+}
+
 impl Depth {
+    /// What is known, for [`inherit`](Self::inherit).
+    pub fn habits(&self) -> Habits {
+        let pair = |(tried, reached): (&f32, &f32)| (*tried >= 0.5).then(|| (reached / tried, *tried));
+        Habits { survival: self.tried.iter().zip(&self.reached).map_while(pair).collect(), level: self.level }
+    }
+
+    /// Begins with what earlier texts taught, as far as it makes sense.
+    pub fn inherit(&mut self, habits: &Habits) {
+        for (d, (share, rounds)) in habits.survival.iter().enumerate().take(DEEPEST) {
+            if (0.0..=1.0).contains(share) && *rounds > 0.0 {
+                self.tried[d] = rounds.min(INHERITED);
+                self.reached[d] = share * self.tried[d];
+            }
+        }
+        if habits.level.is_finite() && (0.0..60.0).contains(&habits.level) {
+            self.level = habits.level;
+        }
+    }
+
     /// Takes in a round: levels kept, tokens taken of them, nodes kept; levels drafted and the seconds that took.
     pub fn observe(&mut self, levels: usize, taken: usize, nodes: usize, drafted: usize, seconds: f32) {
-        for d in 0..levels.min(DEEPEST) {
-            self.tried[d] = self.tried[d] * MEMORY + 1.0;
-            self.reached[d] = self.reached[d] * MEMORY + (taken > d) as u8 as f32;
+        if levels > 0 {
+            for d in 0..DEEPEST {
+                // What is not tried any more is forgotten too.
+                self.tried[d] = self.tried[d] * MEMORY + (levels > d) as u8 as f32;
+                self.reached[d] = self.reached[d] * MEMORY + (taken > d) as u8 as f32;
+            }
         }
         if levels > 0 {
             self.nodes += 0.1 * (nodes as f32 / levels as f32 - self.nodes);
@@ -87,17 +119,8 @@ impl Depth {
         best.0
     }
 
-    /// Leaves the next rounds plain: the clock has shown that drafting does not pay, whatever was expected of it.
-    pub fn stop(&mut self) {
-        self.stopped = REST;
-    }
-
     /// [`Depth::best`], with a short trial now and then where that is 0.
     pub fn choose(&mut self, curve: &CostCurve) -> usize {
-        if self.stopped > 0 {
-            self.stopped -= 1;
-            return 0;
-        }
         let best = self.best(curve);
         if best > 0 {
             (self.resting, self.trial) = (0, 0);
@@ -144,10 +167,26 @@ mod tests {
     }
 
     #[test]
+    fn a_new_text_begins_with_what_the_last_one_taught() {
+        let flat = CostCurve::new(&[(1, 1.0), (32, 1.3)]);
+        let old = after(&flat, 200, 20, 0.01);
+        let mut new = Depth::default();
+        new.inherit(&old.habits());
+        assert!(new.best(&flat) > Depth::default().best(&flat).min(12));
+        assert_eq!(new.level, old.level);
+        // It is forgotten where it does not hold.
+        (0..200).for_each(|_| new.observe(8, 0, 8, 8, 0.08));
+        assert!(new.best(&flat) <= 4, "{}", new.best(&flat));
+        let mut odd = Depth::default();
+        odd.inherit(&Habits { survival: vec![(f32::NAN, 3.0), (2.0, 1.0), (0.5, -1.0)], level: f32::INFINITY });
+        assert_eq!(odd.habits(), Habits::default());
+    }
+
+    #[test]
     fn plain_decoding_is_rarely_interrupted_by_trials() {
         let steep = CostCurve::new(&[(1, 1.0), (32, 32.0)]);
         let mut depth = Depth::default();
         let drafted = (0..1000).filter(|_| depth.choose(&steep) > 0).count();
-        assert!(drafted > 10 && drafted < 60, "{drafted}");
+        assert!(drafted > 10 && drafted < 40, "{drafted}");
     }
 }

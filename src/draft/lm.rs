@@ -65,6 +65,11 @@ impl Lm {
         Ok(Some(self.work.len() as u32 - 1))
     }
 
+    /// Whether the row at `row` is that of the end of the history, with room left to go on from there: then nothing has to begin anew.
+    pub fn stands_at(&self, history: &[Token], row: u32) -> bool {
+        self.room() >= self.engine().max_rows().div_ceil(8) && self.timeline.stands_at(history) == Some(row)
+    }
+
     /// Nodes that can still be evaluated this round.
     pub fn room(&self) -> usize {
         self.engine().max_rows().saturating_sub(self.work.len())

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{DraftContext, Drafter, Proposal};
+use super::{DraftContext, Drafter, Figures, Proposal};
 
 pub struct Merge {
     sources: Vec<Box<dyn Drafter>>,
@@ -31,6 +31,14 @@ impl Drafter for Merge {
         }
         out.keep_best(ctx.nodes);
         Ok(())
+    }
+
+    fn meanwhile(&mut self, ctx: &DraftContext<'_>, proposal: &Proposal, more: &mut dyn FnMut() -> bool) -> Result<()> {
+        self.sources.iter_mut().try_for_each(|source| source.meanwhile(ctx, proposal, more))
+    }
+
+    fn figures(&self, out: &mut Figures) {
+        self.sources.iter().for_each(|source| source.figures(out));
     }
 
     fn prepare(&mut self, history: &[crate::tensor::Token]) -> Result<()> {

@@ -4,13 +4,17 @@
 //! [`Verified`]. Adding a source: implement [`Drafter`] in a file of its own, derive all state from `history`, and hand it to [`Merge`].
 
 pub mod automaton;
+pub mod cost;
 pub mod depth;
+pub mod figures;
+pub mod guard;
 pub mod length;
 pub mod lm;
 pub mod memory;
 pub mod merge;
 pub mod mix;
 pub mod outcome;
+pub mod overlap;
 pub mod prior;
 pub mod proposal;
 pub mod source;
@@ -22,10 +26,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-pub use length::{CostCurve, DraftOptions, Paced, TreeSize};
+pub use cost::{CostCurve, Costs};
+pub use depth::Habits;
+pub use figures::Figures;
+pub use length::{DraftOptions, Paced, TreeSize};
 pub use lm::Lm;
 pub use memory::Memory;
 pub use merge::Merge;
+pub use overlap::Ahead;
 pub use proposal::Proposal;
 pub use stack::{Mixing, Stack};
 pub use table::Table;
@@ -48,9 +56,8 @@ pub struct DraftContext<'a> {
     pub vocab: usize,
     /// Propose one line, no branches.
     pub chain: bool,
-    /// Tokens a second that decoding reaches, for drafters that weigh their own time; `None` asks for decisions that do not
-    /// depend on the clock.
-    pub pace: Option<f32>,
+    /// For drafters that weigh their own time; `None` asks for decisions that do not depend on the clock.
+    pub pace: Option<Pace>,
     /// The target's last pass, if there was one.
     pub last_pass: Option<Pass>,
     /// What the target said of the last round's tree, where [`Drafter::reads_target`] asks for it.
@@ -64,11 +71,25 @@ impl DraftContext<'_> {
     }
 }
 
-/// A verification pass of the target.
+/// What a drafter's time is worth.
 #[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Tokens a second that plain decoding reaches.
+    pub rate: f32,
+    /// Most passes of a draft model before the target's; with 0 only guesses that cost nothing are wanted.
+    pub levels: usize,
+}
+
+/// A verification pass of the target.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Pass {
     pub rows: usize,
+    /// From its beginning until its tokens were known.
     pub time: Duration,
+    /// The part of it that the drafter worked ahead in.
+    pub ahead: Duration,
+    /// The end of that part in which the device may have been done already.
+    pub late: Duration,
 }
 
 /// A source of guesses.
@@ -77,6 +98,11 @@ pub trait Drafter {
     fn name(&self) -> &'static str;
     /// Adds guesses to `out`, which holds the root alone.
     fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()>;
+    /// Works ahead on what may follow `proposal`, which the target's device scores at this moment, for as long as `more` says so.
+    /// `ctx` is the one that the proposal was made for. Nothing depends on it but how much the next proposal costs and offers.
+    fn meanwhile(&mut self, _ctx: &DraftContext<'_>, _proposal: &Proposal, _more: &mut dyn FnMut() -> bool) -> Result<()> {
+        Ok(())
+    }
     /// Reads a prompt ahead of the first proposal. Nothing depends on it but where the time is spent.
     fn prepare(&mut self, _history: &[Token]) -> Result<()> {
         Ok(())
@@ -89,6 +115,8 @@ pub trait Drafter {
     fn save(&self) -> Result<()> {
         Ok(())
     }
+    /// Adds up what there is to say of its work so far.
+    fn figures(&self, _out: &mut Figures) {}
     /// Why nothing is being proposed, if so.
     fn note(&self) -> Option<String> {
         None

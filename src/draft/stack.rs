@@ -3,6 +3,8 @@
 //! Context matches and table entries cost nothing, so every node that may be of use is continued by them at once: copied passages
 //! become long chains before the draft model is asked at all. What the model then says of a node replaces the chances there.
 
+mod ahead;
+
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -13,7 +15,7 @@ use super::memory::Memory;
 use super::mix::{self, Choice, Mixer};
 use super::source::{Gather, Rules, Sources, Spot, advocate};
 use super::table::Table;
-use super::{DraftContext, Drafter, Proposal};
+use super::{DraftContext, Drafter, Figures, Proposal};
 use crate::engine::Engine;
 use crate::tensor::Token;
 
@@ -81,6 +83,9 @@ pub struct Stack {
     warm: bool,
     /// Seconds that a level of the draft model takes.
     level_time: f32,
+    /// The tree was grown since it was proposed.
+    ahead: bool,
+    figures: Figures,
 }
 
 impl Stack {
@@ -100,6 +105,8 @@ impl Stack {
             asked: 0,
             warm: false,
             level_time: 0.0,
+            ahead: false,
+            figures: Figures::default(),
         }
     }
 
@@ -261,7 +268,7 @@ impl Stack {
         let best = self.best(ctx.nodes);
         // What cannot bring a likelier node than the tree has already is of no use.
         let cutoff = if best.len() < ctx.nodes { 0.0 } else { best.last().map_or(0.0, |&i| self.nodes[i as usize].chance) };
-        let price = ctx.pace.map_or(0.0, |pace| pace * self.level_time);
+        let price = ctx.pace.map_or(0.0, |pace| pace.rate * self.level_time);
         let width = if price > DEAR { 1 } else { WIDTH }.min(lm.room());
         let deepest = ctx.depth.min(lm.engine().context().saturating_sub(ctx.history.len()));
         let mut chosen: Vec<u32> = Vec::new();
@@ -284,9 +291,19 @@ impl Stack {
     fn ask_model(&mut self, ctx: &DraftContext<'_>) -> Result<bool> {
         let start = Instant::now();
         let frontier = self.sources.lm.as_ref().map_or(Vec::new(), |lm| self.frontier(ctx, lm));
-        let Some(lm) = self.sources.lm.as_mut().filter(|_| !frontier.is_empty()) else { return Ok(false) };
+        if frontier.is_empty() {
+            return Ok(false);
+        }
+        self.evaluate(ctx, &frontier)?;
+        self.level_time += RATE * (start.elapsed().as_secs_f32() - self.level_time);
+        Ok(true)
+    }
+
+    /// Lets the draft model see these nodes, whose parents it has seen.
+    fn evaluate(&mut self, ctx: &DraftContext<'_>, frontier: &[u32]) -> Result<()> {
+        let Some(lm) = self.sources.lm.as_mut() else { return Ok(()) };
         let mut first = u32::MAX;
-        for &i in &frontier {
+        for &i in frontier {
             let (parent, token) = (self.nodes[i as usize].parent, self.nodes[i as usize].token);
             let above = self.nodes[parent as usize].row.expect("a parent is evaluated first");
             let row = lm.push(above, token);
@@ -297,17 +314,22 @@ impl Stack {
         for (row, &i) in frontier.iter().enumerate() {
             self.expand(ctx, i, Some(row))?;
         }
-        self.level_time += RATE * (start.elapsed().as_secs_f32() - self.level_time);
-        Ok(true)
+        Ok(())
     }
 
-    /// Grows the tree from its root.
+    /// Grows the tree from its root, in as many passes of the draft model as the pace allows.
     fn grow(&mut self, ctx: &DraftContext<'_>) -> Result<()> {
-        let row = self.sources.lm.as_mut().map_or(Ok(None), |lm| lm.begin(ctx.history))?;
-        self.nodes[0].row = row;
-        self.expand(ctx, 0, row.map(|_| 0))?;
+        let mut levels = ctx.pace.map_or(usize::MAX, |pace| pace.levels);
+        if self.nodes[0].row.is_none() {
+            let lm = self.sources.lm.as_mut().filter(|_| levels > 0);
+            let row = lm.map_or(Ok(None), |lm| lm.begin(ctx.history))?;
+            levels -= row.is_some() as usize;
+            self.nodes[0].row = row;
+            self.expand(ctx, 0, row.map(|_| 0))?;
+        }
         self.spread(ctx)?;
-        while row.is_some() && self.ask_model(ctx)? {
+        while self.nodes[0].row.is_some() && levels > 0 && self.ask_model(ctx)? {
+            levels -= 1;
             self.spread(ctx)?;
         }
         Ok(())
@@ -320,6 +342,8 @@ impl Drafter for Stack {
     }
 
     fn prepare(&mut self, history: &[Token]) -> Result<()> {
+        // Another text, or another sampler.
+        (self.asked, self.ahead) = (0, false);
         if let Some(automaton) = &mut self.sources.context {
             automaton.sync(history);
         }
@@ -327,6 +351,7 @@ impl Drafter for Stack {
     }
 
     fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
+        let asked = self.asked;
         self.learn(ctx.history);
         if let (Some(table), Some(verified)) = (&mut self.sources.table, ctx.verified) {
             table.feed(ctx.history, verified);
@@ -336,12 +361,14 @@ impl Drafter for Stack {
             automaton.ending()
         });
         self.warm = ctx.sampler.config().temperature > 0.0;
-        self.nodes.clear();
+        if !self.resume(ctx, asked, matched) {
+            let (token, source) = (ctx.root(), "");
+            self.nodes.clear();
+            self.nodes.push(Node { token, parent: 0, depth: 0, own: 1.0, chance: 1.0, source, matched, choice: None, row: None });
+        }
         if ctx.nodes == 0 || ctx.depth == 0 {
             return Ok(());
         }
-        let (token, source) = (ctx.root(), "");
-        self.nodes.push(Node { token, parent: 0, depth: 0, own: 1.0, chance: 1.0, source, matched, choice: None, row: None });
         self.grow(ctx)?;
         self.asked = ctx.history.len();
         let mut place = vec![0; self.nodes.len()];
@@ -350,6 +377,14 @@ impl Drafter for Stack {
             place[i as usize] = out.add(place[node.parent as usize], node.token, node.own, node.source);
         }
         Ok(())
+    }
+
+    fn meanwhile(&mut self, ctx: &DraftContext<'_>, proposal: &Proposal, more: &mut dyn FnMut() -> bool) -> Result<()> {
+        self.work_ahead(ctx, proposal, more)
+    }
+
+    fn figures(&self, out: &mut Figures) {
+        out.add(&self.figures);
     }
 
     fn reads_target(&self) -> bool {

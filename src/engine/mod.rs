@@ -12,7 +12,7 @@ pub use tree::TokenTree;
 
 use crate::sampler::Sampler;
 use crate::tensor::Token;
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 /// Which rows of a forward pass need scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,19 @@ pub trait Engine: Send {
     /// Scores the nodes `first_new..` of a tree whose earlier nodes the last pass evaluated, at the same root. `rows` counts new
     /// nodes only; `commit` and further calls see the whole tree.
     fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()>;
+    /// Begins what [`forward`](Self::forward) does and returns while the device works; nothing else may be asked of the engine before
+    /// [`finish`](Self::finish). `false` where the caller would have to wait for it: then nothing has begun.
+    fn begin(&mut self, _tree: &TokenTree, _rows: Rows) -> Result<bool> {
+        Ok(false)
+    }
+    /// Waits for the pass that was begun and gives its scores.
+    fn finish(&mut self, _out: &mut Scores) -> Result<()> {
+        bail!("no pass was begun")
+    }
+    /// Whether the pass that was begun still runs.
+    fn is_busy(&self) -> bool {
+        false
+    }
     /// From now on the `n` best tokens of a row below `usable` will do, or with `None` all logits are wanted. An engine may give all
     /// logits anyway.
     fn want(&mut self, _best: Option<(usize, usize)>) {}

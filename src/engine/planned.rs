@@ -3,13 +3,13 @@
 use super::{Engine, Memory, Rows, Scores, TokenTree};
 use crate::compute::best;
 use crate::compute::step::{NO_PARENT, StepView};
-use crate::compute::{Executor, KernelTime, KvFormat};
+use crate::compute::{BufferId, Executor, KernelTime, KvFormat};
 use crate::error::{Fault, Kind};
 use crate::gemma::Weights;
 use crate::gemma::forward::{self, Forward, ForwardOptions};
 use crate::gemma::rope::Angles;
 use crate::kv::PAGE;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 /// What the caller decides.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +36,16 @@ pub struct PlannedEngine {
     selected: usize,
     /// Best tokens of a row that will do, below which id.
     wanted: Option<(usize, usize)>,
+    /// A pass that was started and whose scores nobody has taken.
+    started: Option<Started>,
+}
+
+/// What a pass under way will give.
+struct Started {
+    /// Rows selected.
+    selected: usize,
+    /// Where lists of the best tokens come instead of logits.
+    lists: Option<BufferId>,
 }
 
 impl PlannedEngine {
@@ -56,6 +66,7 @@ impl PlannedEngine {
             last: TokenTree::default(),
             selected: 0,
             wanted: None,
+            started: None,
             exec,
             model,
         })
@@ -63,6 +74,13 @@ impl PlannedEngine {
 
     /// Evaluates rows `first..` of the tree.
     fn pass(&mut self, tree: &TokenTree, first: usize, rows: Rows, out: &mut Scores) -> Result<()> {
+        self.start(tree, first, rows)?;
+        self.take(out)
+    }
+
+    /// Starts the evaluation of rows `first..` of the tree.
+    fn start(&mut self, tree: &TokenTree, first: usize, rows: Rows) -> Result<()> {
+        self.started = None;
         let n = tree.len();
         ensure!(n > first && n <= self.max_rows(), "a pass takes 1 to {} rows, got {n} (first {first})", self.max_rows());
         let depths = tree.depths();
@@ -102,28 +120,39 @@ impl PlannedEngine {
             self.exec.write(buffer, first * head_dim * 4, bytemuck::cast_slice(table))?;
         }
         let lists = self.model.best.zip(self.model.pass_with_best).filter(|_| self.wanted.is_some());
-        self.exec.run(match lists {
-            _ if selected.is_empty() => self.model.pass_without_logits,
-            Some((_, pass)) => pass,
-            None => self.model.pass,
-        })?;
+        let (plan, result, row) = match lists {
+            _ if selected.is_empty() => (self.model.pass_without_logits, None, 0),
+            Some((lists, pass)) => (pass, Some(lists), best::WORDS * 4),
+            None => (self.model.pass, Some(self.model.logits), self.model.config.vocab * 4),
+        };
+        self.exec.start(plan, result.map(|buffer| (buffer, selected.len() * row)))?;
         self.last.clone_from(tree);
         self.selected = selected.len();
+        let lists = lists.map(|l| l.0).filter(|_| !selected.is_empty());
+        self.started = Some(Started { selected: selected.len(), lists });
+        Ok(())
+    }
+
+    /// Waits for the pass that was started and takes its scores.
+    fn take(&mut self, out: &mut Scores) -> Result<()> {
+        let Started { selected, lists } = self.started.take().context("no pass was begun")?;
         out.vocab = self.model.config.vocab;
         out.best.clear();
-        if let Some((lists, _)) = lists.filter(|_| !selected.is_empty()) {
-            self.lists.resize(selected.len() * best::WORDS, 0);
-            self.exec.read(lists, 0, bytemuck::cast_slice_mut(&mut self.lists))?;
+        if let Some(lists) = lists {
+            self.lists.resize(selected * best::WORDS, 0);
+            self.exec.finish(Some((lists, bytemuck::cast_slice_mut(&mut self.lists))))?;
             if let Some(best) = self.lists.chunks_exact(best::WORDS).map(best::parse).collect() {
                 (out.best, out.logits) = (best, Vec::new());
                 return Ok(());
             }
         }
-        out.logits.resize(selected.len() * out.vocab, 0.0);
-        if !selected.is_empty() {
-            self.exec.read(self.model.logits, 0, bytemuck::cast_slice_mut(&mut out.logits))?;
+        out.logits.resize(selected * out.vocab, 0.0);
+        let logits: &mut [u8] = bytemuck::cast_slice_mut(&mut out.logits);
+        match lists {
+            // The lists were too short to decide.
+            Some(_) => self.exec.read(self.model.logits, 0, logits),
+            None => self.exec.finish((selected > 0).then_some((self.model.logits, logits))),
         }
-        Ok(())
     }
 }
 
@@ -146,6 +175,22 @@ impl Engine for PlannedEngine {
 
     fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
         self.pass(tree, 0, rows, out)
+    }
+
+    fn begin(&mut self, tree: &TokenTree, rows: Rows) -> Result<bool> {
+        if !self.exec.runs_beside() {
+            return Ok(false);
+        }
+        self.start(tree, 0, rows)?;
+        Ok(true)
+    }
+
+    fn finish(&mut self, out: &mut Scores) -> Result<()> {
+        self.take(out)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.started.is_some() && self.exec.is_busy()
     }
 
     fn want(&mut self, best: Option<(usize, usize)>) {

@@ -3,7 +3,7 @@
 //! History is the only truth. Nobody tells a cache what was accepted or rejected: [`Timeline::sync`] compares the history with
 //! what is cached and with the tree that the last pass left in scratch, and commits, takes back or prefills what differs.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::{Engine, Rows, Scores, TokenTree};
 use crate::tensor::Token;
@@ -14,13 +14,15 @@ pub struct Timeline {
     cached: Vec<Token>,
     /// What the last forward pass has seen; empty when scratch holds nothing of use.
     scratch: TokenTree,
+    /// A pass between `begin` and `finish`: which rows are wanted, and whether the engine is at it already.
+    begun: Option<(Rows, bool)>,
 }
 
 impl Timeline {
     /// Takes an engine that has no history yet.
     pub fn new(engine: Box<dyn Engine>) -> Self {
         assert_eq!(engine.position(), 0, "a timeline begins with an empty cache");
-        Timeline { engine, cached: Vec::new(), scratch: TokenTree::default() }
+        Timeline { engine, cached: Vec::new(), scratch: TokenTree::default(), begun: None }
     }
 
     pub fn engine(&self) -> &dyn Engine {
@@ -35,6 +37,13 @@ impl Timeline {
     /// Tokens committed.
     pub fn position(&self) -> usize {
         self.cached.len()
+    }
+
+    /// The node of the last pass that stands for the end of `history`, if cache and scratch hold all of it.
+    pub fn stands_at(&self, history: &[Token]) -> Option<u32> {
+        let newer = history.strip_prefix(&self.cached[..])?;
+        let path = self.scratch.walk(newer);
+        path.last().copied().filter(|_| path.len() == newer.len())
     }
 
     /// Makes the cache agree with `history` as far as costs no pass: commits what scratch holds of it, takes back what is not
@@ -83,6 +92,35 @@ impl Timeline {
         self.scratch.clear();
         self.engine.forward(tree, rows, out)?;
         self.scratch.clone_from(tree);
+        Ok(())
+    }
+
+    /// Begins [`forward`](Self::forward). Returns whether the device works by itself now, with time to do something else;
+    /// where it cannot, [`finish`](Self::finish) does it all.
+    pub fn begin(&mut self, tree: &TokenTree, rows: Rows) -> Result<bool> {
+        self.scratch.clear();
+        self.begun = None;
+        let beside = self.engine.begin(tree, rows)?;
+        self.scratch.clone_from(tree);
+        self.begun = Some((rows, beside));
+        Ok(beside)
+    }
+
+    /// Whether the pass that was begun still runs.
+    pub fn is_busy(&self) -> bool {
+        self.begun.is_some_and(|(_, beside)| beside) && self.engine.is_busy()
+    }
+
+    /// Scores of the pass that was begun.
+    pub fn finish(&mut self, out: &mut Scores) -> Result<()> {
+        let (rows, beside) = self.begun.take().context("no pass was begun")?;
+        let tree = std::mem::take(&mut self.scratch);
+        if beside {
+            self.engine.finish(out)?
+        } else {
+            self.engine.forward(&tree, rows, out)?
+        };
+        self.scratch = tree;
         Ok(())
     }
 

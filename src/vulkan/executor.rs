@@ -14,13 +14,15 @@ use super::upload::Uploader;
 use crate::compute::dry::Pieces;
 use crate::compute::{BufferId, Dispatch, Executor, KernelTime, KvFormat, Op, Part, Plan, PlanId, StepLayout, WeightId};
 use crate::tensor::Matrix;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use ash::vk;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Most bytes that `vkCmdUpdateBuffer` takes at a time.
 const UPDATE: usize = 65536;
+/// Bytes of a pass's results that are copied behind it in the same submission: lists of the best tokens of many rows.
+const RESULTS: u64 = 1 << 20;
 /// Readings in a row when memory speed is measured.
 const READS: u64 = 8;
 
@@ -28,8 +30,17 @@ struct Recorded {
     dispatches: Vec<Dispatch>,
     step: BufferId,
     layout: StepLayout,
-    /// By bucket.
-    commands: HashMap<Bucket, vk::CommandBuffer>,
+    /// By bucket, each with the submission that it went out with last.
+    commands: HashMap<Bucket, (vk::CommandBuffer, u64)>,
+}
+
+/// A plan that was started and not waited for.
+struct Started {
+    plan: PlanId,
+    bucket: Bucket,
+    submission: u64,
+    /// What was copied behind it to where the host sees it: the first bytes of a buffer.
+    result: Option<(BufferId, usize)>,
 }
 
 /// A Vulkan device as an [`Executor`].
@@ -40,6 +51,9 @@ pub struct VulkanExecutor {
     timing: Option<Timing>,
     uploader: Option<Uploader>,
     readback: Block,
+    /// Results of the plan that was started: apart from `readback`, which other reads may use meanwhile.
+    results: Block,
+    started: Option<Started>,
     weights: Arena,
     buffers: Arena,
     spans: Vec<Span>,
@@ -64,6 +78,8 @@ impl VulkanExecutor {
             timing: None,
             uploader: None,
             readback: Block::new(&gpu, "results", READBACK, Place::Readback)?,
+            results: Block::new(&gpu, "results of a pass", RESULTS, Place::Readback)?,
+            started: None,
             weights: Arena::new(&gpu, Use::Weights),
             buffers: Arena::new(&gpu, Use::Buffers),
             spans: Vec::new(),
@@ -120,10 +136,14 @@ impl VulkanExecutor {
         Ok(())
     }
 
-    /// Records a plan for one bucket.
+    /// The recorded commands of a plan for one bucket, not in use.
     fn commands(&mut self, plan: PlanId, bucket: Bucket) -> Result<vk::CommandBuffer> {
         let recorded = &self.plans[plan.0 as usize];
-        if let Some(commands) = recorded.commands.get(&bucket) {
+        if let Some((commands, last)) = recorded.commands.get(&bucket) {
+            if *last == self.queue.upcoming() {
+                self.queue.flush()?;
+            }
+            self.queue.wait(*last)?;
             return Ok(*commands);
         }
         let calls = self.calls(recorded, bucket)?;
@@ -150,7 +170,7 @@ impl VulkanExecutor {
             }
             barrier(device, commands);
         })?;
-        self.plans[plan.0 as usize].commands.insert(bucket, commands);
+        self.plans[plan.0 as usize].commands.insert(bucket, (commands, 0));
         Ok(commands)
     }
 
@@ -177,9 +197,7 @@ impl VulkanExecutor {
         for call in calls {
             pipelines.push(self.pipelines.get(call.shader, &call.constants)?);
         }
-        if !self.pending.is_empty() {
-            self.submit(None)?;
-        }
+        self.stage(None)?;
         let layout = self.pipelines.layout;
         let done = self.queue.once(|device, commands| {
             for (call, pipeline) in calls.iter().zip(&pipelines) {
@@ -191,9 +209,15 @@ impl VulkanExecutor {
         self.queue.wait(done)
     }
 
-    /// Submits the small writes with `then` behind them.
-    fn submit(&mut self, then: Option<vk::CommandBuffer>) -> Result<u64> {
+    /// Puts the small writes with `then` behind them into the next submission.
+    ///
+    /// The writes' bytes lie in the command buffer, and a barrier keeps them behind what was submitted before: what is written for one
+    /// pass can be prepared while the pass before it still runs.
+    fn stage(&mut self, then: Option<vk::CommandBuffer>) -> Result<()> {
         let pending = std::mem::take(&mut self.pending);
+        if pending.is_empty() && then.is_none() {
+            return Ok(());
+        }
         let targets: Vec<(vk::Buffer, u64, &[u8])> = pending
             .iter()
             .map(|(id, offset, bytes)| {
@@ -201,7 +225,7 @@ impl VulkanExecutor {
                 (self.block(span).buffer, span.offset + *offset as u64, &bytes[..])
             })
             .collect();
-        self.queue.submit_after(
+        self.queue.stage(
             |device, commands| {
                 barrier(device, commands);
                 let mut written: Vec<(vk::Buffer, u64, u64)> = Vec::new();
@@ -304,8 +328,8 @@ impl Executor for VulkanExecutor {
         }
         self.pending.push((buffer, offset, bytes.to_vec()));
         if self.pending.iter().map(|p| p.2.len()).sum::<usize>() > 4 << 20 {
-            let done = self.submit(None)?;
-            self.queue.wait(done)?;
+            self.stage(None)?;
+            self.queue.flush()?;
         }
         Ok(())
     }
@@ -313,9 +337,7 @@ impl Executor for VulkanExecutor {
     fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let span = self.spans[buffer.0 as usize];
         ensure!((offset + bytes.len()) as u64 <= span.bytes, "read of {} bytes at {offset} leaves the buffer", bytes.len());
-        if !self.pending.is_empty() {
-            self.submit(None)?;
-        }
+        self.stage(None)?;
         let from = self.block(&span).buffer;
         for (i, part) in bytes.chunks_mut(READBACK as usize).enumerate() {
             let to = self.readback.buffer;
@@ -350,24 +372,71 @@ impl Executor for VulkanExecutor {
     }
 
     fn run(&mut self, plan: PlanId) -> Result<()> {
+        self.start(plan, None)?;
+        // A commit is not waited for, not even sent: it goes out in front of what comes next.
+        if self.started.is_some() { self.finish(None) } else { Ok(()) }
+    }
+
+    fn runs_beside(&self) -> bool {
+        true
+    }
+
+    fn start(&mut self, plan: PlanId, result: Option<(BufferId, usize)>) -> Result<()> {
         let recorded = &self.plans[plan.0 as usize];
         let words: &[u32] = bytemuck::cast_slice(&self.steps[&recorded.step]);
         let step = recorded.layout.view(words);
         let (live, bucket) = (step.rows - step.first, Bucket::of_step(&step));
+        if self.timing.is_some() {
+            self.queue.wait_all()?;
+        }
         let commands = self.commands(plan, bucket)?;
         if let Some(timing) = &self.timing {
             timing.reset();
         }
-        let done = self.submit(Some(commands))?;
-        // A commit is not waited for: whatever comes next is behind it in the queue.
-        if live > 0 {
-            self.queue.wait(done)?;
+        self.started = None;
+        self.stage(Some(commands))?;
+        self.plans[plan.0 as usize].commands.insert(bucket, (commands, self.queue.upcoming()));
+        if live == 0 {
+            return Ok(());
         }
-        if self.timing.is_some() && live > 0 {
-            let calls = self.calls(&self.plans[plan.0 as usize], bucket)?;
+        let result = result.filter(|(_, bytes)| *bytes as u64 <= RESULTS);
+        if let Some((buffer, bytes)) = result {
+            let span = self.spans[buffer.0 as usize];
+            ensure!(bytes as u64 <= span.bytes, "a result of {bytes} bytes leaves the buffer");
+            let (from, to) = (self.block(&span).buffer, self.results.buffer);
+            let copy = vk::BufferCopy { src_offset: span.offset, dst_offset: 0, size: bytes as u64 };
+            // SAFETY: both ranges were checked; whoever read the results before has waited for them.
+            let copied = |device: &ash::Device, commands| unsafe {
+                device.cmd_copy_buffer(commands, from, to, &[copy]);
+                to_host(device, commands);
+            };
+            self.queue.stage(copied, None)?;
+        }
+        let submission = self.queue.flush()?;
+        self.started = Some(Started { plan, bucket, submission, result });
+        Ok(())
+    }
+
+    fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
+        let started = self.started.take().context("no plan was started")?;
+        self.queue.wait(started.submission)?;
+        if self.timing.is_some() {
+            let calls = self.calls(&self.plans[started.plan.0 as usize], started.bucket)?;
             self.timing.iter_mut().try_for_each(|t| t.gather(&calls))?;
         }
-        Ok(())
+        match result {
+            None => Ok(()),
+            Some((buffer, bytes)) if started.result.is_some_and(|(id, n)| id == buffer && bytes.len() <= n) => {
+                // SAFETY: the copy is done: it went out with the plan.
+                bytes.copy_from_slice(unsafe { self.results.bytes(0, bytes.len()) });
+                Ok(())
+            }
+            Some((buffer, bytes)) => self.read(buffer, 0, bytes),
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.started.as_ref().is_some_and(|started| !self.queue.is_done(started.submission))
     }
 
     /// As many as a lane loads at once: 16 bytes.
@@ -420,7 +489,7 @@ impl Executor for VulkanExecutor {
         // Commands with time stamps are recorded anew.
         if self.queue.wait_all().is_ok() {
             for commands in self.plans.iter_mut().flat_map(|p| p.commands.drain()) {
-                self.queue.free(commands.1);
+                self.queue.free(commands.1.0);
             }
             self.timing = Timing::new(&self.gpu).ok();
         }

@@ -6,8 +6,9 @@ use ash::vk;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Command buffers for what changes from run to run; one is written while others may still run.
-const RING: usize = 4;
+/// Command buffers for what changes from run to run; one is written while others wait or run. A round takes three: what a commit is
+/// told, what a pass is told, and the copy of what it gives.
+const RING: usize = 8;
 /// Longest wait for one submission. Every one is cut to take far less; but a driver on the processor compiles kernels when they are first run.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PATIENCE_WITH_CPU: Duration = Duration::from_secs(900);
@@ -22,6 +23,8 @@ pub struct Queue {
     timeline: vk::Semaphore,
     /// Submissions so far.
     count: u64,
+    /// Commands that go out with the next submission, in this order.
+    staged: Vec<vk::CommandBuffer>,
     /// For tests: submissions after which the device counts as lost.
     lose_after: Option<u64>,
 }
@@ -51,6 +54,7 @@ impl Queue {
                 next: 0,
                 timeline,
                 count: 0,
+                staged: Vec::new(),
                 lose_after,
             };
             for i in 0..RING {
@@ -87,25 +91,41 @@ impl Queue {
 
     /// Records and submits commands that are used once.
     pub fn once(&mut self, record: impl FnOnce(&ash::Device, vk::CommandBuffer)) -> Result<u64> {
-        self.submit_after(record, None)
+        self.stage(record, None)?;
+        self.flush()
     }
 
-    /// Records `record`, then submits it with `then` behind it. Returns the submission's number.
-    pub fn submit_after(
-        &mut self,
-        record: impl FnOnce(&ash::Device, vk::CommandBuffer),
-        then: Option<vk::CommandBuffer>,
-    ) -> Result<u64> {
+    /// Records `record`, for the next submission to begin with, and `then` behind it. What went out before may still run.
+    pub fn stage(&mut self, record: impl FnOnce(&ash::Device, vk::CommandBuffer), then: Option<vk::CommandBuffer>) -> Result<()> {
         let slot = self.next;
-        self.next = (slot + 1) % RING;
+        if self.used[slot] > self.count {
+            self.flush()?;
+        }
         self.wait(self.used[slot])?;
+        self.next = (slot + 1) % RING;
         let commands = self.ring[slot];
         self.record(commands, record)?;
+        self.used[slot] = self.count + 1;
+        self.staged.push(commands);
+        self.staged.extend(then);
+        Ok(())
+    }
+
+    /// The submission that staged commands will go out with.
+    pub fn upcoming(&self) -> u64 {
+        self.count + 1
+    }
+
+    /// Submits what is staged, if anything is. Returns the number of the last submission.
+    pub fn flush(&mut self) -> Result<u64> {
+        if self.staged.is_empty() {
+            return Ok(self.count);
+        }
         if self.lose_after.is_some_and(|n| self.count >= n) {
             return Err(failed("running kernels", vk::Result::ERROR_DEVICE_LOST));
         }
-        let mut list = vec![vk::CommandBufferSubmitInfo::default().command_buffer(commands)];
-        list.extend(then.map(|c| vk::CommandBufferSubmitInfo::default().command_buffer(c)));
+        let list: Vec<_> =
+            self.staged.drain(..).map(|commands| vk::CommandBufferSubmitInfo::default().command_buffer(commands)).collect();
         let signal = [vk::SemaphoreSubmitInfo::default()
             .semaphore(self.timeline)
             .value(self.count + 1)
@@ -115,8 +135,13 @@ impl Queue {
         unsafe { self.gpu.device.queue_submit2(self.gpu.queue, &submit, vk::Fence::null()) }
             .map_err(|e| failed("running kernels", e))?;
         self.count += 1;
-        self.used[slot] = self.count;
         Ok(self.count)
+    }
+
+    /// Whether a submission is done, or will never be.
+    pub fn is_done(&self, submission: u64) -> bool {
+        // SAFETY: the semaphore is alive.
+        unsafe { self.gpu.device.get_semaphore_counter_value(self.timeline) }.map_or(true, |count| count >= submission)
     }
 
     /// Waits until a submission is done.
@@ -131,9 +156,10 @@ impl Queue {
         })
     }
 
-    /// Waits for everything submitted.
-    pub fn wait_all(&self) -> Result<()> {
-        self.wait(self.count)
+    /// Waits for everything submitted and staged.
+    pub fn wait_all(&mut self) -> Result<()> {
+        let last = self.flush()?;
+        self.wait(last)
     }
 }
 

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+use std::cell::Cell;
+
 use anyhow::{Result, bail};
 use gemma::engine::{Engine, Memory, Rows, Scores, TokenTree};
 use gemma::tensor::Token;
@@ -21,6 +23,8 @@ pub struct Toy {
     pub error: f32,
     /// Tokens that can be taken back.
     pub slack: usize,
+    /// Works beside the caller, and is busy for as many looks at it.
+    pub beside: Option<usize>,
 }
 
 struct ToyEngine {
@@ -28,6 +32,8 @@ struct ToyEngine {
     committed: Vec<Token>,
     furthest: usize,
     last: TokenTree,
+    begun: Option<(TokenTree, Rows)>,
+    looks: Cell<usize>,
 }
 
 fn mix(mut x: u64) -> u64 {
@@ -43,11 +49,12 @@ pub fn unit(x: u64) -> f64 {
 
 impl Toy {
     pub fn new(seed: u64) -> Self {
-        Toy { seed, vocab: 40, context: 4096, max_rows: 32, order: 2, spread: 2.5, error: 0.0, slack: usize::MAX }
+        Toy { seed, vocab: 40, context: 4096, max_rows: 32, order: 2, spread: 2.5, error: 0.0, slack: usize::MAX, beside: None }
     }
 
     pub fn engine(&self) -> Box<dyn Engine> {
-        Box::new(ToyEngine { toy: self.clone(), committed: Vec::new(), furthest: 0, last: TokenTree::default() })
+        let (committed, last, looks) = (Vec::new(), TokenTree::default(), Cell::new(0));
+        Box::new(ToyEngine { toy: self.clone(), committed, furthest: 0, last, begun: None, looks })
     }
 
     fn logits(&self, path: &[Token], out: &mut Vec<f32>) {
@@ -64,6 +71,7 @@ impl Toy {
 
 impl ToyEngine {
     fn pass(&mut self, tree: &TokenTree, first: usize, rows: Rows, out: &mut Scores) {
+        assert!(self.begun.is_none(), "a pass that was begun is finished first");
         assert!(first < tree.len() && tree.len() <= self.toy.max_rows, "{} rows from {first}", tree.len());
         assert_eq!(tree.tokens.len(), tree.parent.len());
         assert_eq!(tree.parent[0], None);
@@ -120,7 +128,26 @@ impl Engine for ToyEngine {
         Ok(())
     }
 
+    fn begin(&mut self, tree: &TokenTree, rows: Rows) -> Result<bool> {
+        assert!(self.begun.is_none(), "one pass at a time");
+        self.begun = self.toy.beside.map(|_| (tree.clone(), rows));
+        self.looks.set(0);
+        Ok(self.begun.is_some())
+    }
+
+    fn finish(&mut self, out: &mut Scores) -> Result<()> {
+        let (tree, rows) = self.begun.take().expect("a pass was begun");
+        self.pass(&tree, 0, rows, out);
+        Ok(())
+    }
+
+    fn is_busy(&self) -> bool {
+        self.looks.set(self.looks.get() + 1);
+        self.begun.is_some() && self.toy.beside.is_some_and(|looks| self.looks.get() <= looks)
+    }
+
     fn commit(&mut self, path: &[u32]) -> Result<()> {
+        assert!(self.begun.is_none(), "a pass that was begun is finished first");
         assert_eq!(path[0], 0, "a path begins at the root");
         assert!(path.windows(2).all(|w| self.last.parent[w[1] as usize] == Some(w[0])), "each the parent of the next");
         self.committed.extend(path.iter().map(|&node| self.last.tokens[node as usize]));
@@ -130,7 +157,7 @@ impl Engine for ToyEngine {
     }
 
     fn truncate(&mut self, position: usize) -> Result<()> {
-        assert!(position <= self.committed.len());
+        assert!(position <= self.committed.len() && self.begun.is_none());
         if position > 0 && self.furthest - position > self.toy.slack {
             bail!("the ring has turned");
         }

@@ -1,5 +1,7 @@
 //! A Vulkan device for tests. Without one they say so and pass, unless GEMMA_REQUIRE_GPU is set.
 
+#![allow(dead_code)]
+
 use gemma::gemma::Config;
 use gemma::vulkan::validation::{VALIDATE, is_installed};
 use gemma::vulkan::{ALLOW_CPU_DRIVER, Choice, VulkanExecutor};

@@ -13,7 +13,7 @@ use crate::cli::generate::drafting;
 use crate::cli::session;
 use crate::cli::ui::Ui;
 use crate::decode::{Stats, Verdict};
-use crate::draft::{DraftContext, Drafter, Lm, Memory, Proposal, Stack, Table, TreeSize, Verified};
+use crate::draft::{DraftContext, Drafter, Lm, Memory, Pass, Proposal, Stack, Table, TreeSize, Verified};
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Tokenizer, Weights};
 use crate::sampler::{Sampler, SamplerConfig};
@@ -294,7 +294,7 @@ fn one(stack: &mut Stack, text: &Transcript, sampler: &Sampler, shape: Shape, vo
         known.best = vec![Vec::new(); proposal.len()];
         path.iter().zip(left).for_each(|(&node, &token)| known.best[node as usize].push((token, 0.0)));
         let taken = path.len();
-        tally.stats.round(&proposal, &Verdict { path, next }, Duration::ZERO, Duration::ZERO);
+        tally.stats.round(&proposal, &Verdict { path, next }, Duration::ZERO, Pass::default());
         history.extend_from_slice(&left[..taken]);
         left = &left[taken..];
     }

@@ -3,6 +3,7 @@
 use super::Bench;
 use super::measure::Figure;
 use super::report::Row;
+use crate::cli::generate::costs::Passes;
 use crate::cli::generate::drafting;
 use crate::cli::generate::options::DraftingOptions;
 use crate::cli::session::{self, Model};
@@ -45,15 +46,15 @@ pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
     let context = longest + options.text_tokens + 1;
     let pool = session::pool(&options.model.run)?;
     let load = || session::load(&model.weights, &model.name, &options.model.run, context, &pool, ui);
-    let mut first = load()?.engine;
-    let curve = drafting::cost_curve(first.as_mut())?;
-    let mut target = Timeline::new(first);
+    let mut first = load()?;
+    let passes = Passes::measured(&mut first)?;
+    let mut target = Timeline::new(first.engine);
     let chosen = DraftingOptions { mixing: options.mixing(), ..options.draft.clone() };
     let sampler =
         Sampler::new(SamplerConfig { temperature: options.temp, seed: 1, ..super::sampling() })?.usable(tokenizer.vocab());
     let generation = Generation::of(model.checkpoint())?;
     let stops = if generation.eos.is_empty() { model.config().eos.clone() } else { generation.eos };
-    let mut drafting = drafting::build(&chosen, model, &tokenizer, &options.model.run, context, curve, &pool, false, ui)?;
+    let mut drafting = drafting::build(&chosen, model, &tokenizer, &options.model.run, context, &passes, &pool, false, ui)?;
 
     let bar = ui.bar("text", prompts.len() as u64);
     let mut kinds: BTreeMap<&str, Vec<[f64; 5]>> = BTreeMap::new();

@@ -1,29 +1,32 @@
 //! Which drafter: what `--draft` says, as far as the target's tokenizer allows.
 
-use super::options::DraftingOptions;
+use super::costs::{Passes, one_row};
+use super::options::{DraftAhead, DraftingOptions};
 use crate::checkpoint::Checkpoint;
 use crate::cli::args::{AutoOr, GpuLayers, RunOptions};
 use crate::cli::model::{Source, find};
 use crate::cli::npu::Npu;
-use crate::cli::session::{Model, load, tokenizer_of};
+use crate::cli::placement::{self, measure::Task};
+use crate::cli::session::{Model, kv_format, load, tokenizer_of};
 use crate::cli::ui::Ui;
 use crate::compute::cpu::Pool;
-use crate::draft::{CostCurve, DraftOptions, Drafter, Lm, Memory, NoDraft, Paced, Stack, Table};
-use crate::engine::{Engine, Rows, Scores, TokenTree};
+use crate::draft::{Ahead, CostCurve, DraftOptions, Drafter, Habits, Lm, Memory, NoDraft, Paced, Stack, Table};
 use crate::error::Fault;
 use crate::gemma::{Tokenizer, Weights};
+use crate::vulkan::DeviceInfo;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// A drafter, and why it is less than was hoped for.
 pub struct Drafting {
     pub drafter: Box<dyn Drafter>,
     pub disabled: Option<String>,
+    /// Tells one draft model from another.
+    pub identity: String,
 }
 
-/// Builds the drafter for a target whose passes take as long as `curve` says; `remembers` where `--draft-memory auto` is on.
+/// Builds the drafter for a target whose passes take as long as `passes` says; `remembers` where `--draft-memory auto` is on.
 #[allow(clippy::too_many_arguments)]
 pub fn build(
     options: &DraftingOptions,
@@ -31,24 +34,29 @@ pub fn build(
     tokenizer: &Tokenizer,
     run: &RunOptions,
     context: usize,
-    curve: CostCurve,
+    passes: &Passes,
     pool: &Arc<Pool>,
     remembers: bool,
     ui: &Ui,
 ) -> Result<Drafting> {
     let (mut lm, mut draft_identity) = (None, [0; 32]);
     let mut disabled = None;
-    // The drafter works on the processor while the target's device is busy.
-    let run = RunOptions { device: "cpu".into(), gpu_layers: GpuLayers::Auto, npu: Npu::Off, ..run.clone() };
+    let (mut device, mut habits) = (None, Habits::default());
     let mut add_model = |name: &'static str, checkpoint: Checkpoint| -> Result<()> {
         draft_identity = checkpoint.fingerprint()?;
         let weights = Weights::open(checkpoint)?;
         let context = context.min(weights.config().max_position);
-        lm = Some(Lm::new(name, load(&weights, "draft model", &run, context, pool, ui)?.engine));
+        let run = RunOptions { device: place(options, &weights, run, context)?, gpu_layers: GpuLayers::Auto, npu: Npu::Off, ..run.clone() };
+        let mut loaded = load(&weights, "draft model", &run, context, pool, ui)?;
+        habits.level = one_row(loaded.engine.as_mut())?;
+        device = loaded.device;
+        lm = Some(Lm::new(name, loaded.engine));
         Ok(())
     };
     match options.draft.as_str() {
-        "off" => return Ok(Drafting { drafter: Box::new(NoDraft), disabled: Some("--draft off".into()) }),
+        "off" => {
+            return Ok(Drafting { drafter: Box::new(NoDraft), disabled: Some("--draft off".into()), identity: String::new() });
+        }
         "ngram" => {}
         choice @ ("auto" | "bundled") => {
             let draft = crate::gemma::bundled::draft()?;
@@ -86,8 +94,41 @@ pub fn build(
         AutoOr::Auto => None,
         AutoOr::N(n) => Some(n),
     };
+    let identity: String = draft_identity[..8].iter().map(|b| format!("{b:02x}")).collect();
+    let habits = passes.habits.get(&identity).cloned().unwrap_or(habits);
+    let ahead = match options.draft_ahead {
+        DraftAhead::On => Ahead::Always,
+        DraftAhead::Off => Ahead::Never,
+        DraftAhead::Auto if works_beside(passes.device.as_ref(), device.as_ref()) => Ahead::Auto,
+        DraftAhead::Auto => Ahead::Never,
+    };
     let options = DraftOptions { tree: options.draft_tree, tokens };
-    Ok(Drafting { drafter: Box::new(Paced::new(Box::new(stack), curve, options, true)), disabled })
+    // Costs are replaced by those of every range of context that is known.
+    let paced = Paced::new(Box::new(stack), CostCurve::guess(), options, true).with(passes.costs.clone(), &habits).ahead(ahead);
+    Ok(Drafting { drafter: Box::new(paced), disabled, identity })
+}
+
+/// Whether drafts and target keep out of each other's way: a driver on the processor computes where the drafts do.
+fn works_beside(target: Option<&DeviceInfo>, draft: Option<&DeviceInfo>) -> bool {
+    target.is_some_and(|t| !t.is_cpu && draft.is_none_or(|d| d.index != t.index))
+}
+
+/// The device that the draft model runs on, as `--device` would have it.
+///
+/// Under `auto` the processor, which is free while the target's device works, unless the model is large enough that the processor
+/// reads it slowly and a discrete GPU has room for all of it beside the target.
+fn place(options: &DraftingOptions, weights: &Weights, run: &RunOptions, context: usize) -> Result<String> {
+    match options.draft_device.as_str() {
+        "" | "auto" => {
+            let task = Task { weights, context, kv: kv_format(weights, run.kv)? };
+            let gpu = placement::roomy_gpu(&task)?;
+            Ok(gpu.map_or("cpu".into(), |index| format!("vulkan:{index}")))
+        }
+        named => {
+            named.parse::<placement::Device>().context("--draft-device")?;
+            Ok(named.to_owned())
+        }
+    }
 }
 
 /// The model that `--draft` names, if it does.
@@ -109,28 +150,4 @@ pub fn mismatch(target: &Tokenizer, draft: &Tokenizer) -> Option<String> {
         let (a, b) = (target.vocab(), draft.vocab());
         if a == b { "its tokenizer differs".into() } else { format!("its tokenizer has {b} tokens, the target's {a}") }
     })
-}
-
-/// Passes that take longer are not measured one by one: the first token would wait for it.
-const PATIENCE: f32 = 0.03;
-
-/// How long the engine's passes take by their rows; measured where that is quick, else scaled from one pass.
-pub fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
-    let mut scores = Scores::default();
-    let room = engine.context().saturating_sub(engine.position()).min(engine.max_rows());
-    let mut pass = |rows: usize| -> Result<f32> {
-        let start = Instant::now();
-        engine.forward(&TokenTree::chain(&vec![0; rows]), Rows::All, &mut scores)?;
-        Ok(start.elapsed().as_secs_f32())
-    };
-    pass(1)?; // touches every page once
-    let one = pass(1)?.min(pass(1)?).max(1e-6);
-    let guess = CostCurve::guess();
-    let mut points = vec![(1, one)];
-    for rows in [2usize, 4, 8, 16, 32] {
-        // A short answer to a short prompt has room for fewer rows than that.
-        let seconds = if one < PATIENCE && rows <= room { pass(rows)? } else { one * guess.cost(rows) / guess.cost(1) };
-        points.push((rows, seconds.max(points[points.len() - 1].1)));
-    }
-    Ok(CostCurve::new(&points))
 }

@@ -1,6 +1,7 @@
 //! `gemma generate`: one prompt in, the model's text out.
 
 pub mod batch;
+pub mod costs;
 pub mod drafting;
 pub mod options;
 pub mod prompt;
@@ -16,12 +17,14 @@ use super::settings::Typed;
 use super::signals::Interrupt;
 use super::ui::Ui;
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
+use crate::draft::Figures;
 use crate::engine::Timeline;
 use crate::error::Fault;
 use crate::gemma::{Generation, Tokenizer};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use anyhow::Result;
+use costs::{CostFile, Passes};
 use options::{Resolved, StatsFormat};
 use text::TextStream;
 
@@ -72,9 +75,18 @@ impl Run<'_> {
         let context = session::context(options.model.run.ctx_size, needed, self.model.config(), ui);
         let pool = session::pool(&options.model.run)?;
         let mut loaded = session::load(&self.model.weights, &self.model.name, &options.model.run, context, &pool, ui)?;
-        let curve = drafting::cost_curve(loaded.engine.as_mut())?;
+        let kv = session::kv_format(&self.model.weights, options.model.run.kv)?;
+        let file = CostFile::new(&self.model.checkpoint().fingerprint()?, &loaded.engine.describe(), &format!("{kv:?}"));
+        let passes = match options.draft.draft.as_str() {
+            "off" => Passes::unknown(),
+            _ => {
+                let (passes, note) = Passes::kept_or_measured(&mut loaded, &file)?;
+                note.iter().for_each(|note| ui.detail(1, note));
+                passes
+            }
+        };
         let mut drafting =
-            drafting::build(&options.draft, self.model, self.tokenizer, &options.model.run, context, curve, &pool, true, ui)?;
+            drafting::build(&options.draft, self.model, self.tokenizer, &options.model.run, context, &passes, &pool, true, ui)?;
         let mut target = Timeline::new(loaded.engine);
         let stop_ids = self.generation.stop_ids(self.model.config());
         let mut sampler = Sampler::new(self.config.clone())?.usable(self.tokenizer.vocab());
@@ -123,6 +135,11 @@ impl Run<'_> {
         if let Err(why) = drafting.drafter.save() {
             ui.note(format!("the draft memory was not saved: {why:#}"));
         }
+        let mut figures = Figures::default();
+        drafting.drafter.figures(&mut figures);
+        if let Err(why) = file.save(passes, &drafting.identity, &figures) {
+            ui.detail(1, format!("the costs of passes were not saved: {why:#}"));
+        }
         let disabled_reason = drafting.disabled.clone().or_else(|| drafting.drafter.note());
         let engine = target.engine();
         let memory = engine.memory();
@@ -132,7 +149,7 @@ impl Run<'_> {
             finish_reason,
             usage: Usage { prompt_tokens, completion_tokens: history.len() - prompt_tokens },
             timings: stats::timings(&stats, loaded.seconds),
-            draft: stats::draft(&stats, disabled_reason),
+            draft: stats::draft(&stats, &figures, history.len(), disabled_reason),
             sampling: stats::sampling(&self.config, options.sampling.max_tokens),
             memory: super::record::Memory { weights: memory.weights, kv: memory.kv, activations: memory.activations },
             device: engine.describe(),
@@ -168,7 +185,11 @@ impl Run<'_> {
         match output.stats {
             StatsFormat::Off => {}
             StatsFormat::Auto if !self.ui.is_terminal() || self.ui.is_quiet() => {}
-            StatsFormat::Auto | StatsFormat::Text => self.ui.line(&stats::line(record, stats, self.options.model.run.threads)?),
+            how @ (StatsFormat::Auto | StatsFormat::Text) => {
+                self.ui.line(&stats::line(record, stats, self.options.model.run.threads)?);
+                let more = stats::draft_line(&record.draft, record.timings.decode_tps).filter(|_| how == StatsFormat::Text);
+                more.iter().for_each(|line| self.ui.line(line));
+            }
             StatsFormat::Json => self.ui.json(&stats::json(record)?),
         }
         Ok(())

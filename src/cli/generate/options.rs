@@ -100,7 +100,7 @@ pub struct SamplingOptions {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Drafting (changes the speed, never the text)")]
 pub struct DraftingOptions {
-    /// Source of guesses: auto, off, bundled, ngram, or a model directory with the same tokenizer
+    /// Source of guesses: auto, off, bundled, ngram, or a model with the same tokenizer (a directory, a GGUF file, or an id as for --model)
     ///
     /// auto is the bundled draft model, where the target has its tokenizer, mixed with what followed the last time the text ended like this,
     /// and with what the target thought the last time the same tokens came last (see --draft-memory). ngram is the latter two alone.
@@ -119,6 +119,17 @@ pub struct DraftingOptions {
     /// and written, so `off` where that must leave no trace. auto is `on` for generate, `off` for bench.
     #[arg(long, value_name = "auto|on|off|DIR/", default_value = "auto", value_parser = memory_place)]
     pub draft_memory: MemoryPlace,
+    /// Where the draft model runs: auto, cpu, vulkan or vulkan:N
+    ///
+    /// auto is the processor, which is free while a GPU checks guesses; a draft model of more than 200 MB goes to a discrete GPU with room
+    /// for all of it beside the target.
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub draft_device: String,
+    /// Draft on while the target's device checks the last guesses: auto, on or off
+    ///
+    /// auto does where target and draft model run on devices of their own, for as long as that is measured to pay.
+    #[arg(long, value_enum, value_name = "auto|on|off", default_value_t = DraftAhead::Auto)]
+    pub draft_ahead: DraftAhead,
     /// How the sources are mixed: `gemma bench` measures others.
     #[arg(skip)]
     pub mixing: Mixing,
@@ -144,6 +155,15 @@ pub struct BatchOptions {
     /// Exit with 6, once all is done, if records failed
     #[arg(long, requires = "batch")]
     pub strict: bool,
+}
+
+/// Whether drafting overlaps the target's passes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum DraftAhead {
+    #[default]
+    Auto,
+    On,
+    Off,
 }
 
 #[derive(Debug, Clone, Args)]

@@ -1,11 +1,12 @@
 //! The figures of one generation, as parts of the JSON result and as one line.
 
 use crate::cli::devices::default_threads;
-use crate::cli::record::{Draft, DraftDepth, DraftSource, Record, Sampling, Timings};
+use crate::cli::record::{Draft, DraftDepth, DraftSource, PassCost, Record, Sampling, Timings};
 use crate::cli::ui::{bytes, digits3};
 use crate::compute::cpu::bandwidth::read_bandwidth;
 use crate::compute::cpu::pool::Pool;
 use crate::decode::Stats;
+use crate::draft::{CostCurve, Figures};
 use crate::sampler::SamplerConfig;
 use anyhow::Result;
 
@@ -21,11 +22,17 @@ pub fn timings(stats: &Stats, load_s: f64) -> Timings {
     }
 }
 
-pub fn draft(stats: &Stats, disabled_reason: Option<String>) -> Draft {
+pub fn draft(stats: &Stats, figures: &Figures, position: usize, disabled_reason: Option<String>) -> Draft {
     let source = |(name, tally): &(&'static str, crate::decode::Tally)| DraftSource {
         name: (*name).to_owned(),
         drafted: tally.drafted,
         accepted: tally.accepted,
+    };
+    let per_round = |tokens: f64| (figures.rounds > 0).then(|| tokens / figures.rounds as f64);
+    let curve = figures.costs.clone().map(|mut costs| costs.at(position).clone());
+    let sizes = |curve: CostCurve| {
+        let sizes = (0..).map(|i| 1 << i).take_while(|rows| *rows <= curve.max_rows());
+        sizes.map(|rows| PassCost { rows, ms: 1e3 * curve.cost(rows) as f64 }).collect()
     };
     Draft {
         sources: stats.by_source.iter().map(source).collect(),
@@ -35,8 +42,40 @@ pub fn draft(stats: &Stats, disabled_reason: Option<String>) -> Draft {
         accepted_length: (stats.passes > 0).then(|| stats.accepted_length()),
         histogram: stats.lengths.clone(),
         depths: stats.by_depth.iter().map(|t| DraftDepth { drafted: t.drafted, accepted: t.accepted }).collect(),
+        exposed_s: stats.draft_time.as_secs_f64(),
+        hidden_s: stats.hidden_time.as_secs_f64(),
+        ahead: figures.ahead,
+        ahead_hits: figures.hits,
+        predicted_length: per_round(figures.predicted),
+        realised_length: per_round(figures.realised),
+        trust: per_round(1.0).map(|_| figures.trust as f64),
+        plain_tps: (figures.plain_seconds > 0.0).then(|| figures.plain_tokens as f64 / figures.plain_seconds),
+        costs: curve.map_or(Vec::new(), sizes),
         disabled_reason,
     }
+}
+
+/// What drafting came to, as a second line for people; `None` where nothing was drafted.
+pub fn draft_line(draft: &Draft, decode_tps: Option<f64>) -> Option<String> {
+    let (predicted, realised) = (draft.predicted_length?, draft.realised_length?);
+    let mut parts = vec![format!("drafts: {realised:.2} tok/pass, {predicted:.2} expected")];
+    let percent = |part: u64, whole: u64| format!("{:.0}%", 100.0 * part as f64 / whole.max(1) as f64);
+    let depths: Vec<String> = draft.depths.iter().take(8).map(|d| percent(d.accepted, d.drafted)).collect();
+    if !depths.is_empty() {
+        parts.push(format!("taken by depth {}", depths.join(" ")));
+    }
+    parts.push(format!("drafting {} ms exposed, {} hidden", digits3(1e3 * draft.exposed_s), digits3(1e3 * draft.hidden_s)));
+    if draft.ahead > 0 {
+        parts.push(format!("ahead {} of {} right", percent(draft.ahead_hits, draft.ahead), draft.ahead));
+    }
+    if let [one, rest @ ..] = &draft.costs[..] {
+        let costs: Vec<String> = rest.iter().map(|c| format!("c({}) {:.2}", c.rows, c.ms / one.ms)).collect();
+        parts.push(format!("pass {} ms, {}", digits3(one.ms), costs.join(" ")));
+    }
+    if let Some((plain, now)) = draft.plain_tps.zip(decode_tps) {
+        parts.push(format!("without drafts about {} tok/s: {:.2} x", digits3(plain), now / plain));
+    }
+    Some(parts.join(" · "))
 }
 
 pub fn sampling(config: &SamplerConfig, max_tokens: usize) -> Sampling {

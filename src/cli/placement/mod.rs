@@ -120,6 +120,16 @@ fn gpus(task: &Task<'_>, devices: &[DeviceInfo], ui: &Ui) -> Vec<Placement> {
     list
 }
 
+/// A discrete GPU for a second model: where all of it fits into what is free now, if it is too large for the processor's caches.
+pub fn roomy_gpu(task: &Task<'_>) -> Result<Option<usize>> {
+    if on_cpu(task)?.layout.cpu.need.weights < SMALL {
+        return Ok(None);
+    }
+    let devices = Vulkan::open().and_then(|v| v.devices()).unwrap_or_default();
+    let fits = |d: &&DeviceInfo| on_gpu(task, d, GpuLayers::All).is_ok();
+    Ok(ranked(&devices).into_iter().filter(|d| !d.is_integrated && !d.is_cpu).find(fits).map(|d| d.index))
+}
+
 fn on_cpu(task: &Task<'_>) -> Result<Placement> {
     Ok(Placement { device: None, layout: task.measure(None, 0)? })
 }
