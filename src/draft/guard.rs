@@ -42,7 +42,7 @@ impl Trust {
 }
 
 /// Passes of plain decoding that drafting may lose at once, and for good of all that are spent.
-const AT_ONCE: f32 = 1.5;
+const AT_ONCE: f32 = 1.0;
 const SHARE: f32 = 0.01;
 /// Passes that may be won in advance: a text that changes is noticed before all of its gains are lost again.
 const CREDIT: f32 = 3.0;

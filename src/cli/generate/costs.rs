@@ -25,8 +25,9 @@ const MOST_HABITS: usize = 32;
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// Sizes that are measured twice, the better one counting, as long as all of them are this quick together.
 const QUICK: Duration = Duration::from_millis(50);
-/// Rows of the passes measured.
-const SIZES: [usize; 5] = [2, 4, 8, 16, 32];
+/// Rows of the passes measured beside one, in this order; the first tells most.
+const SIZES: [usize; 5] = [ALWAYS, 2, 4, 16, 32];
+const ALWAYS: usize = 8;
 
 /// What is known of a target's passes.
 #[derive(Clone, Debug)]
@@ -155,7 +156,8 @@ pub fn one_row(engine: &mut dyn Engine) -> Result<f32> {
     Ok(best)
 }
 
-/// How long the engine's passes take by their rows. Measured within [`PATIENCE`]; larger ones are taken to go on as the last two did.
+/// How long the engine's passes take by their rows. One row and [`ALWAYS`] are measured on any device, the other sizes as far as
+/// [`PATIENCE`] goes; the rest is on a line with its neighbours.
 fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
     let mut scores = Scores::default();
     let room = engine.context().saturating_sub(engine.position()).min(engine.max_rows());
@@ -164,28 +166,34 @@ fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
         engine.forward(&TokenTree::chain(&vec![0; rows]), Rows::All, &mut scores)?;
         Ok(start.elapsed().as_secs_f32().max(1e-6))
     };
-    let start = Instant::now();
     pass(1)?; // touches every page once
-    let mut points = vec![(1, pass(1)?.min(pass(1)?))];
+    let mut points = BTreeMap::from([(1, pass(1)?.min(pass(1)?))]);
+    let start = Instant::now();
     for rows in SIZES {
-        let (from, last) = points[points.len() - 1];
-        let slope = match points.len() {
-            1 => 0.0,
-            n => (last - points[n - 2].1) / (from - points[n - 2].0) as f32,
-        };
-        let guess = last + slope * (rows - from) as f32;
+        let affordable = start.elapsed() + Duration::from_secs_f32(3.0 * estimate(&points, rows)) < PATIENCE;
         // A short answer to a short prompt has room for fewer rows than that.
-        let affordable = start.elapsed() + Duration::from_secs_f32(guess) < PATIENCE;
-        let seconds = if rows > room || !affordable {
-            guess
-        } else {
+        if rows <= room && (rows == ALWAYS || affordable) {
             pass(rows)?; // whatever a size needs once
             let once = pass(rows)?;
-            if start.elapsed() < QUICK { once.min(pass(rows)?) } else { once }
-        };
-        points.push((rows, seconds.max(last)));
+            points.insert(rows, if start.elapsed() < QUICK { once.min(pass(rows)?) } else { once });
+        }
     }
-    Ok(CostCurve::new(&points))
+    let mut curve: Vec<(usize, f32)> = vec![(1, points[&1])];
+    for rows in [2, 4, 8, 16, 32] {
+        let least = curve[curve.len() - 1].1;
+        curve.push((rows, points.get(&rows).copied().unwrap_or_else(|| estimate(&points, rows)).max(least)));
+    }
+    Ok(CostCurve::new(&curve))
+}
+
+/// What a pass may take by those measured: on the line through its neighbours or the nearest two.
+fn estimate(points: &BTreeMap<usize, f32>, rows: usize) -> f32 {
+    let known: Vec<(usize, f32)> = points.iter().map(|(rows, seconds)| (*rows, *seconds)).collect();
+    let [.., (_, only)] = known[..] else { return 0.0 };
+    let above = known.iter().position(|(n, _)| *n > rows).unwrap_or(known.len()).clamp(1, known.len().max(2) - 1);
+    let (Some(low), Some(high)) = (known.get(above - 1), known.get(above)) else { return only };
+    let slope = (high.1 - low.1) / (high.0 - low.0) as f32;
+    (low.1 + slope * (rows as f32 - low.0 as f32)).max(known[0].1)
 }
 
 #[cfg(test)]
@@ -200,6 +208,18 @@ mod tests {
     fn figures() -> Figures {
         let habits = Habits { survival: vec![(0.7, 12.0), (0.5, 12.0)], level: 0.001 };
         Figures { costs: Some(passes().costs), habits, ..Figures::default() }
+    }
+
+    #[test]
+    fn what_was_not_measured_is_on_a_line_with_what_was() {
+        let points = |list: &[(usize, f32)]| list.iter().copied().collect::<BTreeMap<_, _>>();
+        let one = points(&[(1, 1.0)]);
+        assert_eq!([1, 8].map(|rows| estimate(&one, rows)), [1.0, 1.0]);
+        let two = points(&[(1, 1.0), (8, 8.0)]);
+        assert_eq!([1, 4, 8, 16, 32].map(|rows| estimate(&two, rows)), [1.0, 4.0, 8.0, 16.0, 32.0]);
+        let knee = points(&[(1, 1.0), (4, 1.0), (8, 3.0)]);
+        assert_eq!([2, 6, 16].map(|rows| estimate(&knee, rows)), [1.0, 2.0, 7.0]);
+        assert_eq!(estimate(&points(&[(1, 1.0), (8, 0.5)]), 32), 1.0, "never less than one row");
     }
 
     #[test]
