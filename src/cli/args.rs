@@ -89,7 +89,7 @@ pub struct RunOptions {
     /// Device: auto, cpu, vulkan or vulkan:N (see gemma devices)
     ///
     /// auto takes a GPU for models that are worth it, for as many layers as fit (see --gpu-layers); a named device is taken or refused,
-    /// never replaced. Drafters run on the processor.
+    /// never replaced. The draft model runs where --draft-device says.
     #[arg(short, long, value_name = "DEVICE", default_value = "auto")]
     pub device: String,
     /// Layers that run on the GPU: auto (as many as fit), all, or a number; the others run on the processor

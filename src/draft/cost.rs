@@ -83,15 +83,18 @@ impl Costs {
     /// `curve` as measured at this position.
     pub fn new(curve: CostCurve, position: usize) -> Self {
         let mut costs = Costs { curves: Default::default() };
-        costs.set(range(position), curve);
+        costs.curves[range(position)] = Some(curve);
         costs
     }
 
-    /// Puts in a curve that is known from before. Ranges that do not exist are none.
-    pub fn set(&mut self, range: usize, curve: CostCurve) {
-        if let Some(slot) = self.curves.get_mut(range) {
-            *slot = Some(curve);
+    /// Of curves that are known from before, by range; `None` without any. Ranges that do not exist are passed over.
+    pub fn restored(known: impl IntoIterator<Item = (usize, CostCurve)>) -> Option<Self> {
+        let mut costs = Costs { curves: Default::default() };
+        for (range, curve) in known.into_iter().filter(|(range, _)| *range <= PAGES.len()) {
+            costs.curves[range] = Some(curve);
         }
+        let found = costs.known().next().is_some();
+        found.then_some(costs)
     }
 
     /// The curves known, by range.
@@ -137,6 +140,9 @@ mod tests {
         assert_eq!(costs.at(0).cost(1), 1.0);
         assert_eq!(costs.at(100_000).cost(1), costs.at(9000).cost(1));
         assert_eq!(costs.known().map(|(range, _)| range).collect::<Vec<_>>(), [0, 3, 4]);
+        let kept: Vec<_> = costs.known().map(|(range, curve)| (range, curve.clone())).collect();
+        assert_eq!(Costs::restored(kept).unwrap(), costs);
+        assert_eq!(Costs::restored([(9, CostCurve::guess())]), None);
     }
 
     #[test]
