@@ -198,8 +198,10 @@ fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
         let want = check(&|| target.engine(), &|| draft.engine(), &case).0;
         for looks in [0, 1, 2, 9] {
             let beside = Toy { beside: Some(looks), ..target.clone() };
-            let (got, _) = check(&|| beside.engine(), &|| draft.engine(), &case);
+            let (got, figures) = check(&|| beside.engine(), &|| draft.engine(), &case);
             assert_eq!(got, want, "a device that is busy for {looks} looks");
+            let hidden = |name: &str| !figures.iter().find(|f| f.0 == name).unwrap().1.hidden_time.is_zero();
+            assert_eq!((hidden("none"), hidden("model tree of 11")), (false, looks > 0), "busy for {looks} looks");
         }
         // A draft model with little room has to begin anew more often.
         for max_rows in [1, 8, 20, 64, 400] {

@@ -152,15 +152,17 @@ fn score(
     let mut pass = Pass { rows: proposal.len(), ..Pass::default() };
     if target.begin(&proposal.tree, Rows::All)? {
         let start = Instant::now();
-        let mut at_work = start;
+        let (mut at_work, mut looked) = (start, false);
         drafter.meanwhile(ctx, proposal, &mut || {
             let busy = target.is_busy();
-            at_work = if busy { Instant::now() } else { at_work };
+            (at_work, looked) = (if busy { Instant::now() } else { at_work }, true);
             busy
         })?;
-        pass.ahead = start.elapsed();
-        // Nobody has looked since: the device may have been done for a while.
-        pass.late = if target.is_busy() { Duration::ZERO } else { pass.ahead.saturating_sub(at_work - start) };
+        if looked {
+            pass.ahead = start.elapsed();
+            // Nobody has looked since: the device may have been done for a while.
+            pass.late = if target.is_busy() { Duration::ZERO } else { pass.ahead.saturating_sub(at_work - start) };
+        }
     }
     target.finish(scores)?;
     Ok(pass)

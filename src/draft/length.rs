@@ -272,7 +272,10 @@ impl Drafter for Paced {
         let ctx = DraftContext { chain: ctx.chain || self.options.tree == TreeSize::Chain, ..*ctx };
         if !self.clock {
             let mut batches = 0..AHEAD;
-            return self.inner.meanwhile(&ctx, proposal, &mut || batches.next().is_some());
+            return self.inner.meanwhile(&ctx, proposal, &mut || {
+                more();
+                batches.next().is_some()
+            });
         }
         let usual = self.costs.at(ctx.history.len()).cost(proposal.len()) * self.overlap.stretch();
         let (start, mut last) = (Instant::now(), 0.0);
