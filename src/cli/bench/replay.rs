@@ -339,7 +339,7 @@ fn interval(runs: &[(u64, u64)]) -> (f64, f64) {
 
 impl Report {
     fn markdown(&self) -> String {
-        let mut out = format!(
+        let out = format!(
             "Replay, {}, sources {}, draft model {}, {:.2} ms of drafting a pass\n\n",
             self.tree,
             self.sources.join(" + "),

@@ -46,7 +46,12 @@ pub fn build(
         draft_identity = checkpoint.fingerprint()?;
         let weights = Weights::open(checkpoint)?;
         let context = context.min(weights.config().max_position);
-        let run = RunOptions { device: place(options, &weights, run, context)?, gpu_layers: GpuLayers::Auto, npu: Npu::Off, ..run.clone() };
+        let run = RunOptions {
+            device: place(options, &weights, run, context)?,
+            gpu_layers: GpuLayers::Auto,
+            npu: Npu::Off,
+            ..run.clone()
+        };
         let mut loaded = load(&weights, "draft model", &run, context, pool, ui)?;
         habits.level = one_row(loaded.engine.as_mut())?;
         device = loaded.device;

@@ -54,6 +54,31 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     Run { options, ui, model: &model, tokenizer: &tokenizer, config, resolved, generation }.go(history, output)
 }
 
+/// What the target's passes cost, kept by an earlier run or measured now; nothing where nothing is drafted.
+fn costs_of(options: &Generate, model: &Model, loaded: &mut session::Loaded, ui: &Ui) -> Result<(Passes, CostFile)> {
+    let kv = session::kv_format(&model.weights, options.model.run.kv)?;
+    let file = CostFile::new(&model.checkpoint().fingerprint()?, &loaded.engine.describe(), &format!("{kv:?}"));
+    if options.draft.draft == "off" {
+        return Ok((Passes::unknown(), file));
+    }
+    let (passes, note) = Passes::kept_or_measured(loaded, &file)?;
+    note.iter().for_each(|note| ui.detail(1, note));
+    Ok((passes, file))
+}
+
+/// Saves what the next run may use: what the drafter learnt, and what passes cost. Neither failing is a failure of the run.
+fn keep(drafting: &mut drafting::Drafting, passes: Passes, file: &CostFile, ui: &Ui) -> Figures {
+    if let Err(why) = drafting.drafter.save() {
+        ui.note(format!("the draft memory was not saved: {why:#}"));
+    }
+    let mut figures = Figures::default();
+    drafting.drafter.figures(&mut figures);
+    if let Err(why) = file.save(passes, &drafting.identity, &figures) {
+        ui.detail(1, format!("the costs of passes were not saved: {why:#}"));
+    }
+    figures
+}
+
 /// One generation, everything decided.
 struct Run<'a> {
     options: &'a Generate,
@@ -75,16 +100,7 @@ impl Run<'_> {
         let context = session::context(options.model.run.ctx_size, needed, self.model.config(), ui);
         let pool = session::pool(&options.model.run)?;
         let mut loaded = session::load(&self.model.weights, &self.model.name, &options.model.run, context, &pool, ui)?;
-        let kv = session::kv_format(&self.model.weights, options.model.run.kv)?;
-        let file = CostFile::new(&self.model.checkpoint().fingerprint()?, &loaded.engine.describe(), &format!("{kv:?}"));
-        let passes = match options.draft.draft.as_str() {
-            "off" => Passes::unknown(),
-            _ => {
-                let (passes, note) = Passes::kept_or_measured(&mut loaded, &file)?;
-                note.iter().for_each(|note| ui.detail(1, note));
-                passes
-            }
-        };
+        let (passes, file) = costs_of(options, self.model, &mut loaded, ui)?;
         let mut drafting =
             drafting::build(&options.draft, self.model, self.tokenizer, &options.model.run, context, &passes, &pool, true, ui)?;
         let mut target = Timeline::new(loaded.engine);
@@ -132,14 +148,7 @@ impl Run<'_> {
             Ok(Stop::Interrupt | Stop::Receiver) => (FinishReason::Interrupted, None),
             Err(error) => (FinishReason::Error, Some(format!("{error:#}"))),
         };
-        if let Err(why) = drafting.drafter.save() {
-            ui.note(format!("the draft memory was not saved: {why:#}"));
-        }
-        let mut figures = Figures::default();
-        drafting.drafter.figures(&mut figures);
-        if let Err(why) = file.save(passes, &drafting.identity, &figures) {
-            ui.detail(1, format!("the costs of passes were not saved: {why:#}"));
-        }
+        let figures = keep(&mut drafting, passes, &file, ui);
         let disabled_reason = drafting.disabled.clone().or_else(|| drafting.drafter.note());
         let engine = target.engine();
         let memory = engine.memory();

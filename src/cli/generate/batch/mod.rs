@@ -7,9 +7,10 @@ pub mod job;
 pub mod place;
 pub mod reply;
 
+use super::drafting::{self, Drafting};
 use super::options::Generate;
+use super::prompt;
 use super::text::TextStream;
-use super::{drafting, prompt};
 use crate::cli::args::AutoOr;
 use crate::cli::record::{FinishReason, Usage};
 use crate::cli::session::{self, Model};
@@ -17,7 +18,6 @@ use crate::cli::settings::Typed;
 use crate::cli::signals::Interrupt;
 use crate::cli::ui::{Ui, thousands};
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
-use crate::draft::Drafter;
 use crate::engine::Timeline;
 use crate::error::{Fault, Kind, fault_of};
 use crate::gemma::{Generation, Tokenizer};
@@ -51,8 +51,8 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     let context = session::context(options.model.run.ctx_size, CONTEXT, model.config(), ui);
     let pool = session::pool(&options.model.run)?;
     let mut loaded = session::load(&model.weights, &model.name, &options.model.run, context, &pool, ui)?;
-    let curve = drafting::cost_curve(loaded.engine.as_mut())?;
-    let drafting = drafting::build(&options.draft, &model, &tokenizer, &options.model.run, context, curve, &pool, ui)?;
+    let (passes, file) = super::costs_of(options, &model, &mut loaded, ui)?;
+    let drafting = drafting::build(&options.draft, &model, &tokenizer, &options.model.run, context, &passes, &pool, true, ui)?;
     let interrupt = Interrupt::watch()?;
     let mut batch = Batch {
         options,
@@ -62,7 +62,7 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
         stop_ids: generation.stop_ids(model.config()),
         context,
         target: Timeline::new(loaded.engine),
-        drafter: drafting.drafter,
+        drafting,
         interrupt: &interrupt,
         tokens: 0,
     };
@@ -96,6 +96,8 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
         }
     }
     bar.finish_and_clear();
+    super::keep(&mut batch.drafting, passes, &file, ui);
+    crate::cli::npu::say(batch.target.engine().assist().as_ref(), ui);
     let interrupted = interrupt.exit_code();
     match (&sink, interrupted) {
         // A file that was to appear whole does not appear by half.
@@ -136,7 +138,7 @@ struct Batch<'a> {
     stop_ids: Vec<Token>,
     context: usize,
     target: Timeline,
-    drafter: Box<dyn Drafter>,
+    drafting: Drafting,
     interrupt: &'a Interrupt,
     /// Generated so far.
     tokens: u64,
@@ -185,7 +187,7 @@ impl Batch<'_> {
             }
             Flow::Continue
         };
-        let (target, drafter) = (&mut self.target, self.drafter.as_mut());
+        let (target, drafter) = (&mut self.target, self.drafting.drafter.as_mut());
         let stop = decode::generate(target, drafter, &sampler, &mut history, &limits, &mut stats, on_event)?;
         text.push_str(stream.finish());
         let completion_tokens = history.len() - prompt_tokens;
