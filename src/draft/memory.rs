@@ -24,7 +24,7 @@ const SLOT_WORDS: usize = 3 + BEST;
 /// More weights than any mixers have.
 const MOST_WEIGHTS: usize = 1 << 16;
 /// How long another process is waited for.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where one target's file lies.
 #[derive(Clone, Debug)]

@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn chances_become_what_happens() {
-        let mut mixer = Mixer::new(false).at_rate(0.01);
+        let mut mixer = Mixer::new(false).at_rate(0.001);
         let (mut chances, mut state) = (Vec::new(), 1u64);
         let mut next = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
