@@ -272,7 +272,7 @@ fn what_drafting_learns_is_kept_where_it_is_told_and_bad_files_cost_a_note() {
     }
     let file = dir.path().join("mem").join(&files()[0]);
     let whole = fs::read(&file).unwrap();
-    let spoils: [&dyn Fn(&mut Vec<u8>); 3] = [&|b| b.truncate(b.len() / 2), &|b| b[20] ^= 1, &|b| b.clear()];
+    let spoils: [fn(&mut Vec<u8>); 3] = [|b| b.truncate(b.len() / 2), |b| b[20] ^= 1, |b| b.clear()];
     for spoil in spoils {
         let mut bytes = whole.clone();
         spoil(&mut bytes);
@@ -289,7 +289,7 @@ fn what_drafting_learns_is_kept_where_it_is_told_and_bad_files_cost_a_note() {
     // By default it lies with the user's state; a file in the working directory can turn it off but not move it.
     let default = |more: &[&str]| {
         let mut command = command(BINARY, dir.path());
-        command.env_remove("GEMMA_DRAFT_MEMORY").env("XDG_STATE_HOME", dir.path().join("state")).args(&TEXT).args(more);
+        command.env_remove("GEMMA_DRAFT_MEMORY").env("XDG_STATE_HOME", dir.path().join("state")).args(TEXT).args(more);
         wait(command, b"")
     };
     fs::write(dir.path().join("gemma.toml"), "draft-memory = \"off\"").unwrap();

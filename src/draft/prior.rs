@@ -10,6 +10,7 @@ pub fn weights(warm: bool) -> Sets {
 }
 
 #[rustfmt::skip]
+#[allow(clippy::approx_constant)] // learnt, whatever it looks like
 const COLD: Sets = [
     [0.343, 0.071, 0.257, 0.086, 0.851, 0.084, 0.000, -0.197], // everywhere
     [0.000, 0.000, 0.082, 0.009, 0.068, -0.041, 0.000, 0.574], // match of none

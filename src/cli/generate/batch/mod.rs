@@ -70,7 +70,7 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     let begin = Instant::now();
     let bar = ui.bar("records", place::count(from).unwrap_or(0));
     let (mut nth, mut answered, mut failed) = (0, 0u64, 0u64);
-    while let Some((number, bytes)) = lines.next()? {
+    while let Some((number, bytes)) = lines.take()? {
         bar.inc(1);
         let mine = options.batch.shard.is_none_or(|shard| shard.has(nth));
         nth += 1;

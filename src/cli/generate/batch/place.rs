@@ -59,7 +59,7 @@ impl Lines {
     }
 
     /// The next line and its number. One that is longer than anything could use is cut, so that it is no JSON.
-    pub fn next(&mut self) -> Result<Option<(usize, Vec<u8>)>> {
+    pub fn take(&mut self) -> Result<Option<(usize, Vec<u8>)>> {
         loop {
             let mut line = Vec::new();
             let what = || Fault::model(format!("cannot read {}", self.name));
@@ -90,7 +90,7 @@ pub fn count(path: &Path) -> Option<u64> {
     }
     let mut lines = Lines::open(path).ok()?;
     let mut n = 0;
-    while lines.next().ok()?.is_some() {
+    while lines.take().ok()?.is_some() {
         n += 1;
     }
     Some(n)
@@ -198,7 +198,7 @@ mod tests {
         std::fs::write(&path, "\u{feff}{}\n\n  \r\n{\"a\": 1}\r\nlast").unwrap();
         let mut lines = Lines::open(&path).unwrap();
         let mut all = Vec::new();
-        while let Some((number, line)) = lines.next().unwrap() {
+        while let Some((number, line)) = lines.take().unwrap() {
             all.push((number, String::from_utf8(line).unwrap()));
         }
         assert_eq!(all, [(1, "{}".into()), (4, r#"{"a": 1}"#.into()), (5, "last".into())]);
