@@ -1,14 +1,17 @@
 //! Promise 4 on the real engines: with the bundled pair, one seed gives one text, whatever drafts, whatever tree, however many
 //! threads. 40 prompts, 3 temperatures, 3 seeds, 6 drafters, 1 and 2 threads: each with each.
 
+use gemma::cli::generate::partner::Partner;
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Pool};
 use gemma::decode::{Flow, Limits, Stats, generate};
-use gemma::draft::{CostCurve, DraftOptions, Drafter, NoDraft, Paced, Stack, TreeSize};
+use gemma::draft::{CostCurve, DraftContext, DraftOptions, Drafter, NoDraft, Paced, Proposal, Stack, TreeSize};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, PlannedEngine, Timeline};
-use gemma::gemma::{ChatTemplate, Message, Special, Tokenizer, Weights, bundled};
+use gemma::gemma::bundled::{self, DraftSize};
+use gemma::gemma::{ChatTemplate, Config, Message, ReducedVocabulary, Special, Tokenizer, Weights};
 use gemma::sampler::{Sampler, SamplerConfig};
+use gemma::tensor::Format;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -51,8 +54,12 @@ fn pair() -> Pair {
 }
 
 fn engine(weights: &Weights, pool: &Arc<Pool>) -> Box<dyn Engine> {
+    engine_of(weights, pool, 256)
+}
+
+fn engine_of(weights: &Weights, pool: &Arc<Pool>, context: usize) -> Box<dyn Engine> {
     let exec = CpuExecutor::on(pool.clone(), CpuOptions::default());
-    Box::new(PlannedEngine::new(weights, Box::new(exec), EngineOptions { context: 256, kv: KvFormat::F16 }).unwrap())
+    Box::new(PlannedEngine::new(weights, Box::new(exec), EngineOptions { context, kv: KvFormat::F16 }).unwrap())
 }
 
 /// The drafters that `--draft` and `--draft-tree` make, with decisions that never look at a clock.
@@ -123,4 +130,84 @@ fn one_seed_gives_one_text_whatever_drafts() {
     }
     let oracle = passes[passes.len() - 1];
     assert!(oracle * 3 < plain_passes, "the target as its own draft took {oracle} of {plain_passes} passes");
+}
+
+/// Either size of the draft for Gemma 3's tokenizer.
+fn gemma_draft(size: DraftSize) -> (Weights, ReducedVocabulary) {
+    let weights = Weights::open(bundled::gemma_draft(size).unwrap()).unwrap();
+    let vocabulary = ReducedVocabulary::of(weights.checkpoint().unwrap(), weights.config().vocab).unwrap().unwrap();
+    (weights, vocabulary)
+}
+
+#[test]
+fn the_drafts_for_gemma_open_and_know_whom_they_fit() {
+    let demo = Tokenizer::from_bytes(&bundled::target().unwrap().side_file("tokenizer.json").unwrap().unwrap()).unwrap();
+    for size in [DraftSize::Small, DraftSize::Medium] {
+        let (weights, vocabulary) = gemma_draft(size);
+        assert!((24_576..=49_152).contains(&vocabulary.rows()) && weights.config().global.iter().all(|global| !global));
+        let why = vocabulary.mismatch(&demo).unwrap();
+        assert!(why.contains("255999") && why.contains("16384"), "{why}");
+    }
+    // The demo's own draft is found for it whatever a pass takes.
+    for seconds in [0.001, 10.0] {
+        assert_eq!(Partner::bundled(&demo, seconds).unwrap().unwrap().weights.config().vocab, 16_384);
+    }
+}
+
+/// With Gemma's own tokenizer, which is not in this repository, and a random model of Gemma's vocabulary.
+#[test]
+fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
+    let Some(path) = std::env::var_os("GEMMA_TEST_TOKENIZER") else {
+        eprintln!("SKIPPED: GEMMA_TEST_TOKENIZER does not name Gemma 3's tokenizer.json");
+        return;
+    };
+    let tokenizer = Tokenizer::from_bytes(&std::fs::read(path).unwrap()).unwrap();
+    let pool = Arc::new(Pool::new(2).unwrap());
+    let config = Config::from_json(&serde_json::json!({
+        "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 262_208, "sliding_window": 64, "query_pre_attn_scalar": 32,
+    }));
+    let target = Weights::synthetic(config.unwrap(), |_| Format::I8_ROW, 5);
+    let prompt =
+        tokenizer.encode("<bos>Zażółć gęślą jaźń: 漢字かな, hello there! def f(x):\n\treturn x", Special::Parse).unwrap();
+    for (size, seconds) in [(DraftSize::Small, 0.001), (DraftSize::Medium, 0.2)] {
+        let (weights, vocabulary) = gemma_draft(size);
+        assert_eq!(vocabulary.mismatch(&tokenizer), None);
+        let partner = Partner::bundled(&tokenizer, seconds).unwrap().unwrap();
+        assert_eq!(partner.weights.config(), weights.config());
+        let spelling = vocabulary.spelling(&tokenizer);
+        assert!(prompt.iter().any(|t| spelling.row(*t).is_none()), "some of the prompt is outside the vocabulary");
+        let inner = engine_of(&weights, &pool, partner.context(256));
+        let mut draft = Stack::of_model("model", partner.engine(inner).unwrap());
+        for temperature in [0.0, 1.0] {
+            let sampler = SamplerConfig { temperature, top_k: 64, top_p: 0.95, seed: 3, ..SamplerConfig::default() };
+            let sampler = Sampler::new(sampler).unwrap().usable(tokenizer.vocab());
+            let text = |drafter: &mut dyn Drafter| {
+                let (mut history, mut stats, never) = (prompt.clone(), Stats::default(), AtomicBool::new(false));
+                let limits = Limits { max_tokens: 40, stop_ids: &[], interrupt: &never };
+                let mut target = Timeline::new(engine(&target, &pool));
+                generate(&mut target, drafter, &sampler, &mut history, &limits, &mut stats, &mut |_| Flow::Continue).unwrap();
+                (history, stats.total.drafted)
+            };
+            let (want, _) = text(&mut NoDraft);
+            let (got, drafted) = text(&mut draft);
+            assert!(got == want && drafted > 40, "{size:?} at {temperature}: {drafted} drafted");
+        }
+        let sampler = Sampler::new(SamplerConfig::default()).unwrap();
+        let mut out = Proposal::default();
+        out.reset(prompt[prompt.len() - 1]);
+        let ctx = DraftContext {
+            history: &prompt,
+            sampler: &sampler,
+            nodes: 24,
+            depth: 8,
+            vocab: 262_208,
+            chain: false,
+            pace: None,
+            last_pass: None,
+            verified: None,
+        };
+        draft.propose(&ctx, &mut out).unwrap();
+        assert!(out.len() > 8 && out.tree.tokens[1..].iter().all(|t| spelling.row(*t).is_some()), "{:?}", out.tree.tokens);
+    }
 }

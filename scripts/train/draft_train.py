@@ -12,6 +12,7 @@ import json
 import os
 import time
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -131,7 +132,10 @@ def main():
         dist.init_process_group("nccl")
     say = lambda *t: print(f"[{os.path.basename(a.out)}]", *t, flush=True) if rank == 0 else None
     began = time.time()
-    vocabulary = Vocabulary(a.vocab, pieces_of(a.tokenizer))
+    parts = a.vocab + ".parts.npy"  # made ahead by draft_vocab.py, or here
+    vocabulary = Vocabulary(a.vocab, None if os.path.exists(parts) else pieces_of(a.tokenizer))
+    if os.path.exists(parts):
+        vocabulary.parts = np.load(parts)
     name, *changes = a.shape.split(",")
     shape = dataclasses.replace(SHAPES[name], vocab=len(vocabulary), **{k: int(v) for k, v in (c.split("=") for c in changes)})
     say(shape, f"{shape.parameters() / 1e6:.2f} M parameters")

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::engine::{Engine, Rows, Scores, Timeline, TokenTree};
+use crate::engine::{Columns, Engine, Rows, Scores, Timeline, TokenTree};
 use crate::tensor::Token;
 
 /// Tokens newer than the cache that still go into the first pass of a round instead of a prefill.
@@ -83,6 +83,11 @@ impl Lm {
     /// Evaluates the nodes from place `first` on. [`logits`](Self::logits) then has a row for each.
     pub fn evaluate(&mut self, first: u32) -> Result<()> {
         self.timeline.forward_more(&self.work, first as usize, Rows::All, &mut self.scores)
+    }
+
+    /// Which token each logit is for; `None` where logit i is token i's.
+    pub fn columns(&self) -> Option<&Columns> {
+        self.engine().columns()
     }
 
     /// Logits behind the i-th node of the last batch, or behind the history.

@@ -119,8 +119,16 @@ impl Gather {
         };
         self.ranked.clear();
         let mut sure = None;
+        let columns = s.lm.as_ref().and_then(Lm::columns);
         if let Some(logits) = logits {
-            rules.sampler.temper(logits, context, &mut self.tempered)?;
+            match columns {
+                None => rules.sampler.temper(logits, context, &mut self.tempered)?,
+                Some(columns) => {
+                    let said: Vec<_> = context.iter().filter_map(|t| columns.column(*t)).map(|c| c as Token).collect();
+                    rules.sampler.temper(logits, &said, &mut self.tempered)?;
+                    self.tempered.list.iter_mut().for_each(|c| c.0 = columns.token(c.0 as usize));
+                }
+            }
             sure = self.tempered.list.first().map(|c| c.1.exp());
             let allowed = self.tempered.list.iter().filter(|c| rules.allow(c.0));
             self.ranked.extend(allowed.map(|&(token, p)| (token, p + rules.noise(spot.position, token))));
@@ -138,6 +146,7 @@ impl Gather {
                 tokens.push(token);
             }
         }
+        let column_of = |token: Token| columns.map_or(Some(token as usize), |columns| columns.column(token));
         let mut features: Vec<Features> = Vec::with_capacity(tokens.len() + 1);
         let mut left = 1.0;
         for &token in &tokens {
@@ -147,7 +156,7 @@ impl Gather {
             }
             if let Some(logits) = logits {
                 let listed = self.tempered.list.iter().find(|c| c.0 == token).map(|c| c.1);
-                let p = listed.or_else(|| logits.get(token as usize).map(|l| self.tempered.log_prob(*l)));
+                let p = listed.or_else(|| logits.get(column_of(token)?).map(|l| self.tempered.log_prob(*l)));
                 row[MODEL] = p.unwrap_or(mix::FLOOR).max(mix::FLOOR);
                 row[TAIL] = (row[MODEL] - RARE).min(0.0);
                 left -= p.map_or(0.0, f32::exp);

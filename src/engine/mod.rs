@@ -1,11 +1,13 @@
 //! Floor 3: one model and one timeline. `forward` scores a tree without touching the cache, `commit` makes a path history.
 
 pub mod planned;
+pub mod reduced;
 pub mod reference;
 pub mod timeline;
 pub mod tree;
 
 pub use planned::PlannedEngine;
+pub use reduced::ReducedEngine;
 pub use reference::ReferenceEngine;
 pub use timeline::Timeline;
 pub use tree::TokenTree;
@@ -54,6 +56,37 @@ impl Scores {
     }
 }
 
+/// Which token each column of an engine's scores is for, where that is not the token's own number.
+#[derive(Clone, Debug, Default)]
+pub struct Columns {
+    /// `[columns]`
+    tokens: Vec<Token>,
+    /// Column of each token, `u32::MAX` where it has none. `[tokens that the engine takes]`
+    columns: Vec<u32>,
+}
+
+impl Columns {
+    /// `tokens[i]` is the token of column i; the engine takes tokens below `vocab`.
+    pub fn new(tokens: Vec<Token>, vocab: usize) -> Self {
+        let mut columns = vec![u32::MAX; vocab];
+        for (column, &token) in tokens.iter().enumerate() {
+            if let Some(slot) = columns.get_mut(token as usize) {
+                *slot = column as u32;
+            }
+        }
+        Columns { tokens, columns }
+    }
+
+    pub fn token(&self, column: usize) -> Token {
+        self.tokens[column]
+    }
+
+    /// `None`: the engine says nothing of this token.
+    pub fn column(&self, token: Token) -> Option<usize> {
+        self.columns.get(token as usize).filter(|c| **c != u32::MAX).map(|c| *c as usize)
+    }
+}
+
 /// One model and one timeline.
 ///
 /// What a row computes depends on its own token path alone, bit for bit: never on the other rows, the tree's shape, the
@@ -65,7 +98,12 @@ pub trait Engine: Send {
     fn context(&self) -> usize;
     /// Most rows that one forward pass takes.
     fn max_rows(&self) -> usize;
+    /// Tokens that it takes: all below this.
     fn vocab(&self) -> usize;
+    /// Which token each column of its scores is for; `None` where column and token are one number.
+    fn columns(&self) -> Option<&Columns> {
+        None
+    }
     /// Scores the tree, whose root stands at `position()`. Writes scratch keys and values only.
     fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()>;
     /// Scores the nodes `first_new..` of a tree whose earlier nodes the last pass evaluated, at the same root. `rows` counts new

@@ -1,5 +1,5 @@
-//! The models that the binary carries: a small Gemma-3-shaped chat model and its drafter (`draft/`, with their model cards).
-//! They are not Gemma.
+//! The models that the binary carries (`draft/`, with their model cards): a small Gemma-3-shaped chat model and its drafter, and
+//! a drafter that knows the commonest tokens of Gemma 3's tokenizer. They are not Gemma.
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
@@ -47,6 +47,34 @@ pub fn draft() -> Result<Checkpoint> {
         TOKENIZER,
     ];
     Checkpoint::from_memory("bundled draft", files)
+}
+
+/// Sizes of the draft for targets with the tokenizer of Gemma 3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftSize {
+    /// Stays in a processor's cache beside the target.
+    Small,
+    /// Guesses better, for targets that take longer.
+    Medium,
+}
+
+/// A drafter for targets with the tokenizer of Gemma 3, which it knows by a hash only.
+pub fn gemma_draft(size: DraftSize) -> Result<Checkpoint> {
+    check_present()?;
+    let vocabulary = (super::reduced::FILE, file!("gemma3-draft/draft_vocabulary.json"));
+    let files = match size {
+        DraftSize::Small => vec![
+            ("config.json", file!("gemma3-draft/small/config.json")),
+            ("model.safetensors", file!("gemma3-draft/small/model.safetensors")),
+            vocabulary,
+        ],
+        DraftSize::Medium => vec![
+            ("config.json", file!("gemma3-draft/medium/config.json")),
+            ("model.safetensors", file!("gemma3-draft/medium/model.safetensors")),
+            vocabulary,
+        ],
+    };
+    Checkpoint::from_memory("bundled draft for Gemma 3", files)
 }
 
 /// Builds without the feature `bundled` say so.

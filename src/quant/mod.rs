@@ -71,6 +71,7 @@ const SIDE_FILES: &[&str] = &[
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    "draft_vocabulary.json",
     "generation_config.json",
     "chat_template.jinja",
     "chat_template.json",

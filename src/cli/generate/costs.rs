@@ -45,6 +45,11 @@ impl Passes {
         Passes { costs: Costs::new(CostCurve::guess(), 0), habits: BTreeMap::new(), device: None }
     }
 
+    /// Seconds of a pass over one row, at the shortest context that is known.
+    pub fn plain(&self) -> f32 {
+        self.costs.known().next().map_or(0.0, |(_, curve)| curve.cost(1))
+    }
+
     /// Measured now.
     pub fn measured(loaded: &mut Loaded) -> Result<Passes> {
         let curve = cost_curve(loaded.engine.as_mut())?;

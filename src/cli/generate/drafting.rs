@@ -2,12 +2,13 @@
 
 use super::costs::{Passes, one_row};
 use super::options::{DraftAhead, DraftingOptions};
+use super::partner::Partner;
 use crate::checkpoint::Checkpoint;
 use crate::cli::args::{AutoOr, GpuLayers, RunOptions};
 use crate::cli::model::{Source, find};
 use crate::cli::npu::Npu;
 use crate::cli::placement::{self, measure::Task};
-use crate::cli::session::{Model, kv_format, load, tokenizer_of};
+use crate::cli::session::{Model, kv_format, load};
 use crate::cli::ui::Ui;
 use crate::compute::cpu::Pool;
 use crate::draft::{Ahead, CostCurve, DraftOptions, Drafter, Habits, Lm, Memory, NoDraft, Paced, Stack, Table};
@@ -42,20 +43,20 @@ pub fn build(
     let (mut lm, mut draft_identity) = (None, [0; 32]);
     let mut disabled = None;
     let (mut device, mut habits) = (None, Habits::default());
-    let mut add_model = |name: &'static str, checkpoint: Checkpoint| -> Result<()> {
-        draft_identity = checkpoint.fingerprint()?;
-        let weights = Weights::open(checkpoint)?;
-        let context = context.min(weights.config().max_position);
+    let mut add_model = |name: &'static str, partner: Partner| -> Result<()> {
+        draft_identity = partner.fingerprint()?;
+        let context = partner.context(context);
         let run = RunOptions {
-            device: place(options, &weights, run, context)?,
+            device: place(options, &partner.weights, run, context)?,
             gpu_layers: GpuLayers::Auto,
             npu: Npu::Off,
             ..run.clone()
         };
-        let mut loaded = load(&weights, "draft model", &run, context, pool, ui)?;
-        habits.level = one_row(loaded.engine.as_mut())?;
+        let loaded = load(&partner.weights, "draft model", &run, context, pool, ui)?;
         device = loaded.device;
-        lm = Some(Lm::new(name, loaded.engine));
+        let mut engine = partner.engine(loaded.engine)?;
+        habits.level = one_row(engine.as_mut())?;
+        lm = Some(Lm::new(name, engine));
         Ok(())
     };
     match options.draft.as_str() {
@@ -63,28 +64,27 @@ pub fn build(
             return Ok(Drafting { drafter: Box::new(NoDraft), disabled: Some("--draft off".into()), identity: String::new() });
         }
         "ngram" => {}
-        choice @ ("auto" | "bundled") => {
-            let draft = crate::gemma::bundled::draft()?;
-            match mismatch(tokenizer, &tokenizer_of(&draft)?) {
-                None => add_model("model", draft)?,
-                Some(why) if choice == "bundled" => {
-                    let fault = Fault::model(format!("the bundled draft model cannot draft for {}: {why}", model.name));
-                    return Err(fault.help("use --draft ngram, or --draft PATH with a small model of the same family").into());
-                }
-                Some(why) => {
-                    let reason = format!("the bundled draft model is not used: {why}");
-                    ui.note(format!("{reason}; drafting by n-grams alone"));
-                    disabled = Some(reason);
-                }
+        choice @ ("auto" | "bundled") => match Partner::bundled(tokenizer, passes.plain())? {
+            Ok(partner) => add_model("model", partner)?,
+            Err(why) if choice == "bundled" => {
+                let fault = Fault::model(format!("no bundled draft model can draft for {}: {why}", model.name));
+                return Err(fault.help("use --draft ngram, or --draft PATH with a small model of the same family").into());
             }
-        }
+            Err(why) => {
+                let reason = format!("no bundled draft model is used: {why}");
+                ui.note(format!("{reason}; drafting by n-grams alone"));
+                disabled = Some(reason);
+            }
+        },
         path => {
             let checkpoint = draft_checkpoint(path)?.expect("a path names a model");
-            if let Some(why) = mismatch(tokenizer, &tokenizer_of(&checkpoint)?) {
-                let fault = Fault::model(format!("{path} cannot draft for {}: {why}", model.name));
-                return Err(fault.help("a draft model needs the same tokens as the target").into());
+            match Partner::new(checkpoint, tokenizer)? {
+                Ok(partner) => add_model("model", partner)?,
+                Err(why) => {
+                    let fault = Fault::model(format!("{path} cannot draft for {}: {why}", model.name));
+                    return Err(fault.help("a draft model needs the same tokens as the target").into());
+                }
             }
-            add_model("model", checkpoint)?;
         }
     }
     let mut stack = Stack::new("mixed", lm, true, Some(Table::new()), options.mixing);

@@ -4,6 +4,7 @@ pub mod batch;
 pub mod costs;
 pub mod drafting;
 pub mod options;
+pub mod partner;
 pub mod prompt;
 pub mod stats;
 pub mod text;

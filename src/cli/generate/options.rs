@@ -100,10 +100,11 @@ pub struct SamplingOptions {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Drafting (changes the speed, never the text)")]
 pub struct DraftingOptions {
-    /// Source of guesses: auto, off, bundled, ngram, or a model with the same tokenizer (a directory, a GGUF file, or an id as for --model)
+    /// Source of guesses: auto, off, bundled, ngram, or a model with the same tokenizer or a part of it (a directory, a GGUF file, or an id as for --model)
     ///
-    /// auto is the bundled draft model, where the target has its tokenizer, mixed with what followed the last time the text ended like this,
-    /// and with what the target thought the last time the same tokens came last (see --draft-memory). ngram is the latter two alone.
+    /// auto is the bundled draft model that shares the target's tokenizer (the demo's or Gemma 3's), if any, mixed with what followed the
+    /// last time the text ended like this, and with what the target thought the last time the same tokens came last (see
+    /// --draft-memory). ngram is the latter two alone.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub draft: String,
     /// Longest line of guesses

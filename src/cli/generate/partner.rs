@@ -1,0 +1,73 @@
+//! Which draft model fits a target: by its tokenizer, or by the vocabulary that lies beside a draft of few rows.
+
+use super::drafting::mismatch;
+use crate::checkpoint::Checkpoint;
+use crate::cli::session::tokenizer_of;
+use crate::engine::{Engine, ReducedEngine};
+use crate::gemma::bundled::{self, DraftSize};
+use crate::gemma::{ReducedVocabulary, Spelling, Tokenizer, Weights};
+use anyhow::Result;
+
+/// Seconds of a target's pass from which the larger of the bundled drafts is worth its time.
+const SLOW_PASS: f32 = 0.05;
+
+/// A draft model that speaks the target's language.
+pub struct Partner {
+    pub weights: Weights,
+    /// Where the model has rows for some of the target's tokens only.
+    spelling: Option<Spelling>,
+}
+
+impl Partner {
+    /// The model in `checkpoint`, or why it cannot draft for this tokenizer.
+    pub fn new(checkpoint: Checkpoint, tokenizer: &Tokenizer) -> Result<Result<Partner, String>> {
+        if checkpoint.side_file(crate::gemma::reduced::FILE)?.is_none() {
+            let why = mismatch(tokenizer, &tokenizer_of(&checkpoint)?);
+            return Ok(match why {
+                Some(why) => Err(why),
+                None => Ok(Partner { weights: Weights::open(checkpoint)?, spelling: None }),
+            });
+        }
+        let rows = crate::gemma::Config::from_json(checkpoint.config())?.vocab;
+        let Some(vocabulary) = ReducedVocabulary::of(&checkpoint, rows)? else {
+            anyhow::bail!("the draft's vocabulary went missing")
+        };
+        if let Some(why) = vocabulary.mismatch(tokenizer) {
+            return Ok(Err(why));
+        }
+        let spelling = Some(vocabulary.spelling(tokenizer));
+        Ok(Ok(Partner { weights: Weights::open(checkpoint)?, spelling }))
+    }
+
+    /// The bundled draft for this tokenizer, of the size that suits a target whose passes take so many seconds.
+    pub fn bundled(tokenizer: &Tokenizer, pass: f32) -> Result<Result<Partner, String>> {
+        let demo = match Self::new(bundled::draft()?, tokenizer)? {
+            Ok(partner) => return Ok(Ok(partner)),
+            Err(why) => why,
+        };
+        let size = if pass >= SLOW_PASS { DraftSize::Medium } else { DraftSize::Small };
+        let gemma = Self::new(bundled::gemma_draft(size)?, tokenizer)?;
+        Ok(gemma.map_err(|why| format!("the one for Gemma 3 does not fit, {why}; nor does the demo's, {demo}")))
+    }
+
+    /// See [`Checkpoint::fingerprint`].
+    pub fn fingerprint(&self) -> Result<[u8; 32]> {
+        self.weights.checkpoint().map_or(Ok([0; 32]), Checkpoint::fingerprint)
+    }
+
+    /// Positions to make room for where the target has `context`.
+    pub fn context(&self, context: usize) -> usize {
+        let config = self.weights.config();
+        // Some tokens take several positions. Layers with a window take no more memory for that, and know no last position.
+        let needed = context.saturating_mul(self.spelling.as_ref().map_or(1, Spelling::most_parts));
+        if config.global.iter().any(|global| *global) { needed.min(config.max_position) } else { needed }
+    }
+
+    /// The model's engine as the target's drafter talks to it.
+    pub fn engine(self, inner: Box<dyn Engine>) -> Result<Box<dyn Engine>> {
+        Ok(match self.spelling {
+            Some(spelling) => Box::new(ReducedEngine::new(inner, spelling)?),
+            None => inner,
+        })
+    }
+}

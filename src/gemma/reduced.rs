@@ -1,0 +1,195 @@
+//! The vocabulary of a draft model that has rows for some of its target's tokens only.
+//!
+//! `draft_vocabulary.json` beside the weights says which token each row is, and by which hash the target's tokenizer is known.
+//! A token without a row is read as the pieces that its text splits into, longest first, all of which have rows; it is never
+//! proposed. `scripts/train/draft_vocab.py` splits in the same way, so the model has seen such tokens spelled like this.
+
+use super::Tokenizer;
+use crate::checkpoint::Checkpoint;
+use crate::error::Fault;
+use crate::tensor::Token;
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, HashMap};
+
+/// The file beside the weights.
+pub const FILE: &str = "draft_vocabulary.json";
+
+/// Rows that one token may be spelled with, at most.
+const MOST_PARTS: usize = 16;
+
+/// No row.
+const NONE: u32 = u32::MAX;
+
+/// The file as it is.
+#[derive(Debug, Deserialize)]
+struct Stored {
+    tokenizer: Fingerprint,
+    /// Rows that one token is spelled with, at most.
+    parts: usize,
+    /// Token of each row, as its distance from the one before.
+    steps: Vec<u32>,
+}
+
+/// How a tokenizer is known.
+#[derive(Clone, Debug, Deserialize)]
+struct Fingerprint {
+    /// Tokens `first..end` are hashed: all that are pieces of text in every model of the family.
+    first: usize,
+    end: usize,
+    /// SHA-256 over the length (u32, little-endian) and the bytes of each piece.
+    sha256: String,
+    /// Tokens outside that range that must be spelled like this.
+    control: BTreeMap<String, Token>,
+}
+
+/// Which tokens have rows.
+#[derive(Clone, Debug)]
+pub struct ReducedVocabulary {
+    fingerprint: Fingerprint,
+    parts: usize,
+    /// Token of each row, ascending.
+    tokens: Vec<Token>,
+}
+
+impl ReducedVocabulary {
+    /// What lies beside a draft's weights; `None` where its rows are the tokens themselves. `rows` is the size of its embedding.
+    pub fn of(checkpoint: &Checkpoint, rows: usize) -> Result<Option<Self>> {
+        let Some(bytes) = checkpoint.side_file(FILE)? else { return Ok(None) };
+        Self::parse(&bytes, rows).map(Some).with_context(|| format!("reading {}", checkpoint.display(FILE)))
+    }
+
+    /// Reads the file's contents.
+    pub fn parse(bytes: &[u8], rows: usize) -> Result<Self> {
+        let bad = |what: String| Fault::model(what).help("fetch the draft model again, or convert it again");
+        let stored: Stored = serde_json::from_slice(bytes).map_err(|e| bad(format!("no vocabulary of a draft model: {e}")))?;
+        let mut tokens = Vec::with_capacity(stored.steps.len());
+        for (row, step) in stored.steps.iter().enumerate() {
+            let before = tokens.last().copied().unwrap_or(0u32);
+            match before.checked_add(*step) {
+                Some(token) if (row == 0 || *step > 0) && token < 1 << 24 => tokens.push(token),
+                _ => return Err(bad(format!("row {row} does not follow the one before")).into()),
+            }
+        }
+        let print = &stored.tokenizer;
+        if tokens.len() != rows {
+            return Err(bad(format!("{} tokens are listed for {rows} rows", tokens.len())).into());
+        }
+        if !(1..=MOST_PARTS).contains(&stored.parts) || print.first >= print.end || print.end > 1 << 24 {
+            return Err(bad("its numbers are out of range".into()).into());
+        }
+        Ok(ReducedVocabulary { fingerprint: stored.tokenizer, parts: stored.parts, tokens })
+    }
+
+    /// Rows of the model.
+    pub fn rows(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Why the target's tokens are not the ones that this vocabulary was made for.
+    pub fn mismatch(&self, tokenizer: &Tokenizer) -> Option<String> {
+        let Fingerprint { first, end, sha256, control } = &self.fingerprint;
+        if tokenizer.vocab() < *end {
+            return Some(format!("it was made for a tokenizer of {end} tokens or more, the target's has {}", tokenizer.vocab()));
+        }
+        if let Some((piece, token)) = control.iter().find(|(piece, token)| tokenizer.id(piece) != Some(**token)) {
+            return Some(format!("it was made for a tokenizer with {piece} as token {token}"));
+        }
+        let mut hash = Sha256::new();
+        for token in *first..*end {
+            let bytes = tokenizer.token_bytes(token as Token);
+            hash.update((bytes.len() as u32).to_le_bytes());
+            hash.update(&bytes);
+        }
+        let found: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+        (found != *sha256).then(|| "it was made for another tokenizer: the pieces differ".to_owned())
+    }
+
+    /// The tokens in the words of the model, for a target that [fits](Self::mismatch).
+    pub fn spelling(&self, tokenizer: &Tokenizer) -> Spelling {
+        let text = self.fingerprint.first..self.fingerprint.end;
+        let mut row_of = vec![NONE; tokenizer.vocab()];
+        let mut known: HashMap<Box<[u8]>, u32> = HashMap::with_capacity(self.tokens.len());
+        let mut pieces = Vec::new();
+        for (row, &token) in self.tokens.iter().enumerate() {
+            let Some(slot) = row_of.get_mut(token as usize) else { continue };
+            *slot = row as u32;
+            let bytes = tokenizer.token_bytes(token);
+            if text.contains(&(token as usize)) && !bytes.is_empty() {
+                // Where two tokens add the same bytes, such as a newline and its byte token, the lower one stands for both.
+                known.entry(bytes.into()).or_insert(row as u32);
+            }
+        }
+        for token in 0..tokenizer.vocab() as Token {
+            let text = if row_of[token as usize] == NONE { tokenizer.token_bytes(token) } else { Vec::new() };
+            pieces.push(text.into_boxed_slice());
+        }
+        let longest = known.keys().map(|k| k.len()).max().unwrap_or(0);
+        let unknown = self.tokens.binary_search(&3).unwrap_or(0) as u32;
+        Spelling { tokens: self.tokens.clone(), row_of, known, pieces, longest, unknown, parts: self.parts }
+    }
+}
+
+/// Tokens of a target in the rows of a draft model.
+#[derive(Clone, Debug)]
+pub struct Spelling {
+    tokens: Vec<Token>,
+    /// `[tokens of the target]`
+    row_of: Vec<u32>,
+    /// Rows of pieces of text, by their bytes.
+    known: HashMap<Box<[u8]>, u32>,
+    /// Bytes of the tokens that have no row. `[tokens of the target]`
+    pieces: Vec<Box<[u8]>>,
+    longest: usize,
+    /// Row that stands for tokens without text.
+    unknown: u32,
+    parts: usize,
+}
+
+impl Spelling {
+    /// Tokens of the target.
+    pub fn vocab(&self) -> usize {
+        self.row_of.len()
+    }
+
+    /// Rows of the model.
+    pub fn rows(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Rows that one token is spelled with, at most.
+    pub fn most_parts(&self) -> usize {
+        self.parts
+    }
+
+    /// The token that a row is.
+    pub fn token(&self, row: u32) -> Token {
+        self.tokens[row as usize]
+    }
+
+    /// The row that is this token.
+    pub fn row(&self, token: Token) -> Option<u32> {
+        self.row_of.get(token as usize).copied().filter(|row| *row != NONE)
+    }
+
+    /// Adds the rows that a token is spelled with to `out`, at least one; of more than the model was made for, the last ones.
+    pub fn spell(&self, token: Token, out: &mut Vec<u32>) {
+        if let Some(row) = self.row(token) {
+            return out.push(row);
+        }
+        let (mut rest, start) = (self.pieces.get(token as usize).map_or(&[][..], |p| p), out.len());
+        while !rest.is_empty() {
+            let found = (1..=self.longest.min(rest.len())).rev().find_map(|n| self.known.get(&rest[..n]).map(|row| (n, *row)));
+            // Every byte has a row in a vocabulary that fits its tokenizer; a piece that cannot be spelled is cut short.
+            let Some((n, row)) = found else { break };
+            out.push(row);
+            rest = &rest[n..];
+        }
+        let extra = (out.len() - start).saturating_sub(self.parts);
+        out.drain(start..start + extra);
+        if out.len() == start {
+            out.push(self.unknown);
+        }
+    }
+}
