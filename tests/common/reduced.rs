@@ -11,7 +11,7 @@ pub const FIRST: usize = 262;
 pub const END: usize = 320;
 const CONTROL: [&str; 6] = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"];
 
-/// Words of two or three letters behind single ones; `other` names one of them differently.
+/// Words of two or three letters behind single ones; `other` swaps two of them.
 pub fn tokenizer(other: bool) -> Tokenizer {
     let mut pieces: Vec<String> = CONTROL.map(str::to_owned).to_vec();
     pieces.extend((0..256).map(|b| format!("<0x{b:02X}>")));
@@ -33,7 +33,7 @@ pub fn tokenizer(other: bool) -> Tokenizer {
         pieces.push(format!("é{}", pieces.len()));
     }
     if other {
-        pieces[END - 1] = "zz".into();
+        pieces.swap(END - 1, END - 2);
     }
     let vocab: serde_json::Map<String, Value> = pieces.iter().enumerate().map(|(i, p)| (p.clone(), i.into())).collect();
     let added: Vec<Value> = CONTROL

@@ -9,13 +9,13 @@ use super::report::markdown;
 use super::transcripts::{self, Transcript};
 use super::{Bench, Output};
 use crate::cli::args::{AutoOr, GpuLayers, RunOptions};
-use crate::cli::generate::drafting;
+use crate::cli::generate::partner::Partner;
 use crate::cli::session;
 use crate::cli::ui::Ui;
 use crate::decode::{Stats, Verdict};
 use crate::draft::{DraftContext, Drafter, Lm, Memory, Pass, Proposal, Stack, Table, TreeSize, Verified};
 use crate::error::Fault;
-use crate::gemma::{ChatTemplate, Tokenizer, Weights};
+use crate::gemma::{ChatTemplate, Tokenizer};
 use crate::sampler::{Sampler, SamplerConfig};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -199,22 +199,25 @@ type Drafts = (Option<Lm>, Option<String>, [u8; 32]);
 /// The draft model, with room for the longest text as far as it goes.
 fn draft_model(options: &Bench, tokenizer: &Tokenizer, texts: &[Transcript], ui: &Ui) -> Result<Drafts> {
     let remedy = "leave `model` out of --sources, or name a draft model of the same tokenizer with --draft";
-    let checkpoint =
-        drafting::draft_checkpoint(&options.draft.draft)?.ok_or_else(|| Fault::usage("--draft names no model").help(remedy))?;
-    if let Some(why) = drafting::mismatch(tokenizer, &session::tokenizer_of(&checkpoint)?) {
-        return Err(Fault::model(format!("{} cannot draft for this tokenizer: {why}", checkpoint.name())).help(remedy).into());
-    }
-    let (name, identity) = (checkpoint.name().to_owned(), checkpoint.fingerprint()?);
-    let weights = Weights::open(checkpoint)?;
+    let found = Partner::named(&options.draft.draft, tokenizer, f32::INFINITY)?;
+    let partner = found
+        .ok_or_else(|| Fault::usage("--draft names no model").help(remedy))?
+        .map_err(|why| Fault::model(format!("the draft model cannot draft for this tokenizer: {why}")).help(remedy))?;
+    let (name, identity) = (partner.name(), partner.fingerprint()?);
     let longest = texts.iter().map(|t| t.prompt.len() + t.answer.len()).max().unwrap_or(0) + 1;
     let context = match options.model.run.ctx_size {
         AutoOr::N(n) => n,
-        AutoOr::Auto => longest.min(weights.config().max_position),
+        AutoOr::Auto => longest,
     };
-    let run = RunOptions { device: "cpu".into(), gpu_layers: GpuLayers::Auto, ..options.model.run.clone() };
+    let run = RunOptions {
+        device: "cpu".into(),
+        gpu_layers: GpuLayers::Auto,
+        kv: partner.kv(options.model.run.kv),
+        ..options.model.run.clone()
+    };
     let pool = session::pool(&run)?;
-    let engine = session::load(&weights, "draft model", &run, context, &pool, ui)?.engine;
-    Ok((Some(Lm::new("model", engine)), Some(name), identity))
+    let loaded = session::load(&partner.weights, "draft model", &run, partner.context(context), &pool, ui)?;
+    Ok((Some(Lm::new("model", partner.engine(loaded.engine)?)), Some(name), identity))
 }
 
 /// At most `most` of each category, evenly spread over what is there.

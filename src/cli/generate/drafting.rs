@@ -3,9 +3,7 @@
 use super::costs::{Passes, one_row};
 use super::options::{DraftAhead, DraftingOptions};
 use super::partner::Partner;
-use crate::checkpoint::Checkpoint;
 use crate::cli::args::{AutoOr, GpuLayers, RunOptions};
-use crate::cli::model::{Source, find};
 use crate::cli::npu::Npu;
 use crate::cli::placement::{self, measure::Task};
 use crate::cli::session::{Model, kv_format, load};
@@ -50,6 +48,7 @@ pub fn build(
             device: place(options, &partner.weights, run, context)?,
             gpu_layers: GpuLayers::Auto,
             npu: Npu::Off,
+            kv: partner.kv(run.kv),
             ..run.clone()
         };
         let loaded = load(&partner.weights, "draft model", &run, context, pool, ui)?;
@@ -76,16 +75,13 @@ pub fn build(
                 disabled = Some(reason);
             }
         },
-        path => {
-            let checkpoint = draft_checkpoint(path)?.expect("a path names a model");
-            match Partner::new(checkpoint, tokenizer)? {
-                Ok(partner) => add_model("model", partner)?,
-                Err(why) => {
-                    let fault = Fault::model(format!("{path} cannot draft for {}: {why}", model.name));
-                    return Err(fault.help("a draft model needs the same tokens as the target").into());
-                }
+        path => match Partner::at(path, tokenizer)? {
+            Ok(partner) => add_model("model", partner)?,
+            Err(why) => {
+                let fault = Fault::model(format!("{path} cannot draft for {}: {why}", model.name));
+                return Err(fault.help("a draft model needs the same tokens as the target").into());
             }
-        }
+        },
     }
     let mut stack = Stack::new("mixed", lm, true, Some(Table::new()), options.mixing);
     if let Some(directory) = options.draft_memory.directory(remembers) {
@@ -132,19 +128,6 @@ fn place(options: &DraftingOptions, weights: &Weights, run: &RunOptions, context
         named => {
             named.parse::<placement::Device>().context("--draft-device")?;
             Ok(named.to_owned())
-        }
-    }
-}
-
-/// The model that `--draft` names, if it does.
-pub fn draft_checkpoint(draft: &str) -> Result<Option<Checkpoint>> {
-    match draft {
-        "off" | "ngram" => Ok(None),
-        "auto" | "bundled" => Ok(Some(crate::gemma::bundled::draft()?)),
-        path => {
-            let shown = || format!("cannot draft with {path}");
-            let Source::Directory(directory) = find(Some(path)).with_context(shown)? else { unreachable!("a name was given") };
-            Checkpoint::open(&directory).and_then(crate::gemma::gguf::present).with_context(shown).map(Some)
         }
     }
 }

@@ -2,11 +2,13 @@
 
 use super::drafting::mismatch;
 use crate::checkpoint::Checkpoint;
+use crate::cli::args::Kv;
+use crate::cli::model::{Source, find};
 use crate::cli::session::tokenizer_of;
 use crate::engine::{Engine, ReducedEngine};
 use crate::gemma::bundled::{self, DraftSize};
 use crate::gemma::{ReducedVocabulary, Spelling, Tokenizer, Weights};
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 /// Seconds of a target's pass from which the larger of the bundled drafts is worth its time.
 const SLOW_PASS: f32 = 0.05;
@@ -39,6 +41,23 @@ impl Partner {
         Ok(Ok(Partner { weights: Weights::open(checkpoint)?, spelling }))
     }
 
+    /// The model that `--draft PATH` names.
+    pub fn at(path: &str, tokenizer: &Tokenizer) -> Result<Result<Partner, String>> {
+        let shown = || format!("cannot draft with {path}");
+        let Source::Directory(directory) = find(Some(path)).with_context(shown)? else { unreachable!("a name was given") };
+        let checkpoint = Checkpoint::open(&directory).and_then(crate::gemma::gguf::present).with_context(shown)?;
+        Self::new(checkpoint, tokenizer)
+    }
+
+    /// The model that any value of `--draft` names, for a target whose passes take so many seconds; `None` for those without.
+    pub fn named(draft: &str, tokenizer: &Tokenizer, pass: f32) -> Result<Option<Result<Partner, String>>> {
+        match draft {
+            "off" | "ngram" => Ok(None),
+            "auto" | "bundled" => Self::bundled(tokenizer, pass).map(Some),
+            path => Self::at(path, tokenizer).map(Some),
+        }
+    }
+
     /// The bundled draft for this tokenizer, of the size that suits a target whose passes take so many seconds.
     pub fn bundled(tokenizer: &Tokenizer, pass: f32) -> Result<Result<Partner, String>> {
         let demo = match Self::new(bundled::draft()?, tokenizer)? {
@@ -50,6 +69,11 @@ impl Partner {
         Ok(gemma.map_err(|why| format!("the one for Gemma 3 does not fit, {why}; nor does the demo's, {demo}")))
     }
 
+    /// What its files are called.
+    pub fn name(&self) -> String {
+        self.weights.checkpoint().map_or_else(String::new, |c| c.name().to_owned())
+    }
+
     /// See [`Checkpoint::fingerprint`].
     pub fn fingerprint(&self) -> Result<[u8; 32]> {
         self.weights.checkpoint().map_or(Ok([0; 32]), Checkpoint::fingerprint)
@@ -58,9 +82,15 @@ impl Partner {
     /// Positions to make room for where the target has `context`.
     pub fn context(&self, context: usize) -> usize {
         let config = self.weights.config();
+        let Some(spelling) = &self.spelling else { return context.min(config.max_position) };
         // Some tokens take several positions. Layers with a window take no more memory for that, and know no last position.
-        let needed = context.saturating_mul(self.spelling.as_ref().map_or(1, Spelling::most_parts));
+        let needed = context.saturating_mul(spelling.most_parts());
         if config.global.iter().any(|global| *global) { needed.min(config.max_position) } else { needed }
+    }
+
+    /// Precision of its cache. The bundled drafts read theirs from the processor's own, where attention is most of a pass.
+    pub fn kv(&self, asked: Kv) -> Kv {
+        if asked == Kv::Auto && self.spelling.is_some() { Kv::Q8 } else { asked }
     }
 
     /// The model's engine as the target's drafter talks to it.
