@@ -2,8 +2,8 @@
 
     python draft_engine_eval.py --gemma target/release/gemma --model DIR --data DATA --tokenizer tokenizer.json [--tokens 200000]
 
-Windows of 1,024 rows from an empty cache; a window may span documents (draft_train.py keeps them apart). All tokens of the text
-count; those outside the vocabulary are never guessed.
+Each document begins from an empty cache; one longer than 1,024 rows is cut. All tokens of the text count; those outside the
+vocabulary are never guessed.
 """
 import argparse
 import glob
@@ -33,26 +33,34 @@ def main():
     for kind, streams in KINDS.items():
         paths = sorted(p for s in streams for p in glob.glob(os.path.join(a.data, f"heldout.{s}.*.npy")))
         ids = np.concatenate([np.load(p) for p in paths])
-        if len(ids) > a.tokens:  # windows spread over the whole
-            windows = ids[: len(ids) // WINDOW * WINDOW].reshape(-1, WINDOW)
-            ids = windows[np.linspace(0, len(windows) - 1, a.tokens // WINDOW).astype(int)].ravel()
-        ids, answer = ids & (ANSWER - 1), (ids & ANSWER) > 0
-        number = np.arange(len(ids))
-        rows, known, answer, number = vocabulary.expand(ids, answer, number)
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
-            json.dump({"ids": rows.tolist()}, f)
-            f.flush()
-            out = subprocess.run([a.gemma, "eval", "-m", a.model, "--ids", f.name, "--ctx-size", str(WINDOW), "--json", "--device", "cpu"],
-                                 check=True, capture_output=True, text=True).stdout
-        top1 = np.array(json.loads(out)["top1"])
-        at = np.flatnonzero(np.arange(len(rows)) % WINDOW != 0)  # the first of a window is not predicted
-        at = at[rows[at] != 2]
-        first = np.r_[True, number[1:] != number[:-1]][at]
-        right = (top1[at - 1] == rows[at]) & known[at]
-        line = f"{kind}: top-1 {right.sum() / first.sum():.4f} of {first.sum()} tokens"
-        if answer.any():
-            said = answer[at]
-            line += f", in answers {right[said].sum() / first[said].sum():.4f} of {first[said].sum()}"
+        starts = np.flatnonzero((ids & (ANSWER - 1)) == 2)
+        documents = [d for d in np.split(ids, starts[1:]) if len(d) > 1]
+        if len(ids) > a.tokens:  # every n-th document
+            documents = documents[:: -(-len(ids) // a.tokens)]
+        right = tokens = right_said = said = 0
+        for i in range(0, len(documents), 60):
+            with tempfile.TemporaryDirectory() as folder:
+                parts, command = {}, [a.gemma, "eval", "-m", a.model, "--ctx-size", str(WINDOW), "--json", "--device", "cpu"]
+                for n, d in enumerate(documents[i : i + 60] + [np.array([2, 1])]):  # two parts at least
+                    rows, known, answer, number = vocabulary.expand(d & (ANSWER - 1), (d & ANSWER) > 0, np.arange(len(d)))
+                    parts[f"d{n}"] = rows, known, answer, number
+                    path = os.path.join(folder, f"{n}.json")
+                    with open(path, "w") as f:
+                        json.dump({"ids": rows.tolist()}, f)
+                    command += ["--ids", f"d{n}={path}"]
+                found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["categories"]
+            parts.popitem()
+            for name, (rows, known, answer, number) in parts.items():
+                top1 = np.array(found[name]["top1"])
+                at = np.arange(len(rows))
+                at = at[(at % WINDOW != 0) & (rows != 2)]  # the first of a window is not predicted
+                first = np.r_[True, number[1:] != number[:-1]][at]
+                hit = (top1[at - 1] == rows[at]) & known[at]
+                right, tokens = right + hit.sum(), tokens + first.sum()
+                right_said, said = right_said + hit[answer[at]].sum(), said + first[answer[at]].sum()
+        line = f"{kind}: top-1 {right / tokens:.4f} of {tokens} tokens"
+        if said:
+            line += f", in answers {right_said / said:.4f} of {said}"
         print(line, flush=True)
 
 
