@@ -132,7 +132,7 @@ def main():
         dist.init_process_group("nccl")
     say = lambda *t: print(f"[{os.path.basename(a.out)}]", *t, flush=True) if rank == 0 else None
     began = time.time()
-    parts = a.vocab + ".parts.npy"  # made ahead by draft_vocab.py, or here
+    parts = a.vocab + ".parts.npy"  # `Vocabulary.parts`, where someone saved it to start sooner
     vocabulary = Vocabulary(a.vocab, None if os.path.exists(parts) else pieces_of(a.tokenizer))
     if os.path.exists(parts):
         vocabulary.parts = np.load(parts)
