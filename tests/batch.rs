@@ -13,7 +13,7 @@ const RECORDS: usize = 500;
 
 /// Whether the n-th record is one that cannot be answered.
 fn is_bad(n: usize) -> bool {
-    matches!(n % 20, 3 | 5 | 7 | 9 | 11)
+    matches!(n % 20, 3 | 5 | 7 | 9 | 11 | 16..)
 }
 
 /// Records of every kind: good ones, OpenAI's, no JSON, wrong types, too long, empty.
@@ -28,10 +28,11 @@ fn records() -> String {
             9 => json!({"id": n, "prompt": "  "}).to_string(),
             11 => json!({"id": n, "prompt": "hi", "temperature": -1}).to_string(),
             13 => json!({"custom_id": format!("c{n}"), "method": "POST", "url": "/v1/chat/completions",
-                "body": {"messages": [{"role": "user", "content": question}], "max_tokens": 5}})
+                "body": {"messages": [{"role": "user", "content": question}], "max_tokens": 3}})
             .to_string(),
-            15 => json!({"prompt": question, "max_tokens": 4, "temperature": 0}).to_string(),
-            _ => json!({"id": format!("r{n}"), "prompt": question, "max_tokens": 6}).to_string(),
+            15 => json!({"prompt": question, "max_tokens": 2, "temperature": 0}).to_string(),
+            16.. => json!({"id": n, "messages": {"role": "user"}}).to_string(),
+            _ => json!({"id": format!("r{n}"), "prompt": question, "max_tokens": 3}).to_string(),
         }
     };
     (0..RECORDS).map(|n| record(n) + "\n").collect()
@@ -58,7 +59,7 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
         match n % 20 {
             // Without an id the line's number stands for it.
             3 | 15 => assert_eq!(id, n + 1),
-            5 | 7 | 9 | 11 => assert_eq!(id, n),
+            5 | 7 | 9 | 11 | 16.. => assert_eq!(id, n),
             13 => assert_eq!(id, &format!("c{n}")),
             _ => assert_eq!(id, &format!("r{n}")),
         }
@@ -77,7 +78,7 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
             };
             assert_eq!((&reply["error"]["code"], &reply["finish_reason"]), (&json!(code), &json!("error")), "{reply}");
         } else {
-            assert!(reply["text"].as_str().unwrap().len() > 1, "{reply}");
+            assert!(!reply["text"].as_str().unwrap().is_empty(), "{reply}");
         }
     }
     // Strictness changes the exit code, drafts and threads nothing.
@@ -100,7 +101,7 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
         let before = fs::metadata(&out).map_or(0, |m| m.len());
         let mut child = command.spawn().unwrap();
         // Some more replies, then the end in the middle of one.
-        let enough = before + all.out.len() as u64 / 6;
+        let enough = before + all.out.len() as u64 / 4;
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
@@ -116,7 +117,7 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
             break;
         }
     }
-    assert!(kills > 2, "{kills} kills");
+    assert!(kills > 1, "{kills} kills");
     assert!(fs::read(&out).unwrap() == all.out);
     // And once more: nothing is left to do.
     batch_file(dir.path(), "in.jsonl", "out.jsonl").ok();
