@@ -17,7 +17,7 @@ use super::mix::Mixer;
 use super::table::{SLOTS, Slot, Table};
 use super::verified::BEST;
 
-const MAGIC: &[u8; 8] = b"gemmadm\x01";
+const MAGIC: &[u8; 8] = b"gemmadm\x02";
 const HASH: usize = 32;
 const HEADER: usize = MAGIC.len() + 2 * HASH + 8;
 const SLOT_WORDS: usize = 3 + BEST;

@@ -16,8 +16,8 @@ pub const SLOTS: usize = 1 << 18;
 const STEADY: u8 = 12;
 /// Largest count.
 const MOST: u8 = 200;
-/// Steps of a stored log-probability in one nat.
-const STEPS: f32 = 16.0;
+/// Steps in the square root of a stored log-probability: finest near certainty, where averages move by little.
+const STEPS: f32 = 64.0;
 /// Tokens are below this: three bytes.
 const TOKENS: u32 = 1 << 24;
 
@@ -28,14 +28,14 @@ pub struct Slot {
     pub check: u32,
     /// Rows seen, fading when others want the place; `u8::MAX` is no count.
     pub count: u8,
-    /// Token in the upper three bytes, steps below log-probability 0 in the lowest; best first, 0 for none.
+    /// Token in the upper three bytes, steps of its log-probability in the lowest; best first, 0 for none.
     pub best: [u32; BEST],
 }
 
 impl Slot {
     /// Tokens and probabilities, best first.
     pub fn list(&self) -> impl Iterator<Item = (Token, f32)> {
-        self.best.iter().take_while(|word| **word != 0).map(|word| (word >> 8, (-((word & 0xff) as f32) / STEPS).exp()))
+        self.best.iter().take_while(|word| **word != 0).map(|word| (word >> 8, (-((word & 0xff) as f32 / STEPS).powi(2)).exp()))
     }
 
     /// Moves the distribution towards a row's.
@@ -51,7 +51,7 @@ impl Slot {
         union.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         self.best = [0; BEST];
         for (word, (token, p)) in self.best.iter_mut().zip(union) {
-            let steps = (-p.max(1e-9).ln() * STEPS).round().clamp(0.0, 255.0);
+            let steps = ((-p.clamp(1e-9, 1.0).ln()).sqrt() * STEPS).round().clamp(0.0, 255.0);
             // No token 0 with certainty: that would look like an empty place.
             *word = (token << 8 | steps as u32).max(1);
         }
@@ -149,13 +149,23 @@ impl Table {
         self.slots.iter().enumerate().filter(|(_, slot)| slot.check != 0)
     }
 
-    /// Puts a slot back where [`used`](Self::used) found it. What was written since stays. False for what no table holds.
+    /// Puts a slot back where [`used`](Self::used) found it, or beside that place if another key has taken it since. What was written
+    /// since stays. False for what no table holds.
     pub fn restore(&mut self, at: usize, slot: Slot) -> bool {
-        let sound = at < SLOTS && slot.check != 0 && slot.count <= MOST;
-        if sound && self.written[at / 64] >> (at % 64) & 1 == 0 {
-            self.slots[at] = slot;
+        if at >= SLOTS || slot.check == 0 || slot.count > MOST {
+            return false;
         }
-        sound
+        let first = at / WAYS * WAYS;
+        let mut ways = first..first + WAYS;
+        let written = |i: usize| self.written[i / 64] >> (i % 64) & 1 == 1;
+        let place = match ways.clone().find(|i| self.slots[*i].check == slot.check) {
+            Some(own) => Some(own).filter(|i| !written(*i)),
+            None => Some(at).filter(|i| !written(*i)).or_else(|| ways.find(|i| self.slots[*i].check == 0)),
+        };
+        if let Some(place) = place {
+            self.slots[place] = slot;
+        }
+        true
     }
 }
 
@@ -231,6 +241,14 @@ mod tests {
         }
         let first = |key| b.get(key).map(|slot| slot.list().next().unwrap().0);
         assert_eq!((first(Key::Last(1)), first(Key::Last(3))), (Some(2), Some(5)));
+        // Another key has taken the place since: there is room beside it. An older state of the same key stays out.
+        let (at, slot) = a.used().next().map(|(at, slot)| (at, *slot)).unwrap();
+        let mut c = Table::new();
+        c.slots[at] = Slot { check: slot.check ^ 1, count: 1, ..Slot::default() };
+        c.written[at / 64] |= 1 << (at % 64);
+        assert!(c.restore(at, slot) && c.restore(at, slot));
+        assert_eq!(c.used().filter(|(_, s)| s.check == slot.check).count(), 1);
+        assert_eq!(c.slots[at].check, slot.check ^ 1);
         assert!(!b.restore(SLOTS, Slot { check: 1, ..Slot::default() }));
         assert!(!b.restore(0, Slot { check: 1, count: 255, ..Slot::default() }));
     }
