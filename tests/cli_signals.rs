@@ -107,40 +107,32 @@ fn the_second_signal_ends_at_once() {
     }
 }
 
+/// On a busy machine a signal may come late: then the text has begun, and another try is due.
 #[test]
 fn a_signal_while_reading_the_prompt_ends_with_130_and_no_text() {
     let dir = tempfile::tempdir().unwrap();
-    // As long as the context allows: a busy machine may take a while to send the signal.
+    // As long as the context allows.
     let words: String = (0..1990).map(|i| ["river ", "stone ", "yellow "][i % 3]).collect();
     fs::write(dir.path().join("long.txt"), words).unwrap();
-    let mut command = command(BINARY, dir.path());
-    command.args([
-        "generate",
-        "-f",
-        "long.txt",
-        "--raw",
-        "-t",
-        "1",
-        "-n",
-        "50",
-        "--ignore-eos",
-        "-v",
-        "--draft=off",
-        "-o",
-        "out.txt",
-    ]);
-    let mut child = command.spawn().unwrap();
-    let mut said = BufReader::new(child.stderr.take().unwrap());
-    // The last thing it says before it reads the prompt.
-    let mut line = String::new();
-    while !line.contains("loaded in") {
-        line.clear();
-        assert_ne!(said.read_line(&mut line).unwrap(), 0, "it ended too soon");
-    }
-    send(&child, libc::SIGINT);
-    assert_eq!(code(child.wait().unwrap()), 130);
-    let text = fs::read_to_string(dir.path().join("out.txt")).unwrap_or_default();
-    assert!(text.len() < 200, "{text}");
+    let without_text = |_| {
+        let mut command = command(BINARY, dir.path());
+        command.args(["generate", "-f", "long.txt", "--raw", "-t", "1", "-n", "50", "--ignore-eos", "-v", "--draft=off"]);
+        let mut child = command.args(["-o", "out.txt"]).spawn().unwrap();
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        // The last thing it says before it reads the prompt.
+        let mut line = String::new();
+        while !line.contains("loaded in") {
+            line.clear();
+            assert_ne!(said.read_line(&mut line).unwrap(), 0, "it ended too soon");
+        }
+        send(&child, libc::SIGINT);
+        let code = code(child.wait().unwrap());
+        let text = fs::read_to_string(dir.path().join("out.txt")).unwrap_or_default();
+        let _ = fs::remove_file(dir.path().join("out.txt"));
+        assert!(code == 130 || !text.is_empty());
+        code == 130 && text.is_empty()
+    };
+    assert!((0..8).any(without_text), "no signal ended it before there was text");
     assert_eq!(
         fs::read_dir(dir.path())
             .unwrap()
