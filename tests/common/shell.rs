@@ -59,6 +59,15 @@ pub fn command(program: &str, dir: &Path) -> Command {
     // What one run learns must not reach another.
     command.env("GEMMA_DRAFT_MEMORY", "off");
     command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Shells start what runs in the background with Ctrl-C ignored, and processes below inherit that.
+    use std::os::unix::process::CommandExt;
+    // SAFETY: `signal` may be called between fork and exec; SIG_DFL installs no code.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        });
+    }
     command
 }
 
