@@ -152,6 +152,8 @@ fn wrong_use_is_said_before_anything_is_loaded() {
     fails(&["--shard", "1/2"], &["--batch"]);
     fails(&["--batch", "-", "--shard", "3/2"], &["i/n"]);
     fails(&["--batch", "-", "-f", "x"], &["another prompt"]);
+    fails(&["--batch", "-", "--raw", "--system", "Be brief."], &["no --system"]);
+    gemma_in(dir.path(), &["generate", "--batch", "-", "--system-file", "absent.txt"], b"").fails(3, &["absent.txt"]);
     fails(&["--batch", "-", "--resume", "a", "-o", "b"], &["without --output"]);
     fs::write(dir.path().join("notes.txt"), "mine\n").unwrap();
     fails(&["--batch", "-", "--resume", "notes.txt"], &["line 1", "no reply"]);

@@ -204,7 +204,7 @@ fn every_fault_is_survived() {
     for (name, kind) in FaultKind::ALL {
         for late in [false, true] {
             for from in [0, 5, jobs] {
-                let options = ModelOptions { fault: Some(Fault { kind, from }), late, library: None };
+                let options = ModelOptions { fault: Some(Fault { kind, from }), late, compiled: None };
                 let (mut e, open) = assisted(KvFormat::F32, 256, options, cpu(2, false));
                 assert!(open.total() > 3);
                 let got = logits(&mut e);

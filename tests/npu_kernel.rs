@@ -287,7 +287,7 @@ fn layers_go_through_stream_descriptors_and_kernel() {
         let library = libraries.as_ref().map(|l| l.1[i].clone());
         let mut partials = Vec::new();
         for (late, library) in [(false, library), (true, None)] {
-            let accel = HostModelAccel::new(ModelOptions { library, fault: None, late });
+            let accel = HostModelAccel::new(ModelOptions { compiled: library, fault: None, late });
             let open = accel.open_handles();
             let session = Session::open(Box::new(accel), &HostModelAccel::xclbin(shape)).unwrap();
             let mut npu = FlashPartial::new(session, dims).unwrap();

@@ -11,7 +11,6 @@ use crate::npu::probe::{System, open_first};
 use crate::npu::session::Session;
 use crate::npu::{AssistedExecutor, manifest};
 use anyhow::Result;
-use serde::Serialize;
 use std::path::PathBuf;
 
 /// What was asked for.
@@ -39,29 +38,6 @@ impl std::str::FromStr for Npu {
             Some(("model", file)) if !file.is_empty() => Ok(Npu::Model(Some(file.into()))),
             _ => Err("expected auto, off, force or model".into()),
         }
-    }
-}
-
-/// The NPU's part of the JSON result.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct NpuRecord {
-    pub device: String,
-    /// False: a model of a device, on the host.
-    pub silicon: bool,
-    /// Why it was given up during the run.
-    pub given_up: Option<String>,
-    pub jobs: u64,
-    pub pages_sealed: u64,
-    pub pages_read: u64,
-    pub row_pages: u64,
-    pub bytes: u64,
-    pub checks: u64,
-}
-
-impl From<AssistReport> for NpuRecord {
-    fn from(r: AssistReport) -> NpuRecord {
-        let AssistReport { device, silicon, given_up, jobs, pages_sealed, pages_read, row_pages, bytes, checks } = r;
-        NpuRecord { device, silicon, given_up, jobs, pages_sealed, pages_read, row_pages, bytes, checks }
     }
 }
 
@@ -139,7 +115,7 @@ fn bring_up(
     let session = match &options.npu {
         Npu::Model(library) => {
             let library = library.as_deref().map(Library::open).transpose()?;
-            let accel = HostModelAccel::new(ModelOptions { library, fault: options.npu_fault, late: false });
+            let accel = HostModelAccel::new(ModelOptions { compiled: library, fault: options.npu_fault, late: false });
             Session::open(Box::new(accel), &HostModelAccel::xclbin(shape))?
         }
         _ => {

@@ -22,7 +22,7 @@ pub struct Record {
     pub memory: Memory,
     pub device: String,
     /// What the NPU did, or a model of it; null without.
-    pub npu: Option<super::npu::NpuRecord>,
+    pub npu: Option<crate::compute::AssistReport>,
     pub model: Model,
     /// What went wrong, with the finish reason `error`.
     pub error: Option<String>,

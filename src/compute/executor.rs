@@ -6,6 +6,7 @@ use super::plan::{BufferId, KvFormat, Part, Plan, PlanId, WeightId};
 use super::step::StepLayout;
 use crate::tensor::Matrix;
 use anyhow::Result;
+use serde::Serialize;
 
 /// Time spent in the kernels of one label since the last reset.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,8 +18,8 @@ pub struct KernelTime {
     pub bytes: u64,
 }
 
-/// What an accelerator beside the executor has done.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// What an accelerator beside the executor has done; the JSON result shows it as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AssistReport {
     /// Which, such as `host model with the kernel's Rust twin`.
     pub device: String,

@@ -163,7 +163,7 @@ impl Run<'_> {
             sampling: stats::sampling(&self.config, options.sampling.max_tokens),
             memory: super::record::Memory { weights: memory.weights, kv: memory.kv, activations: memory.activations },
             device: engine.describe(),
-            npu: engine.assist().map(Into::into),
+            npu: engine.assist(),
             model: super::record::Model {
                 name: self.model.name.clone(),
                 sha256: None,

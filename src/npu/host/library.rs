@@ -66,7 +66,7 @@ impl Library {
     pub fn core(self: &Arc<Library>) -> Box<dyn Core> {
         let lines = |bytes: usize| vec![Line([0; 64]); bytes.div_ceil(64)];
         let (state, out) = (lines(self.state_bytes), lines(self.shape.out_bytes()));
-        Box::new(LibraryCore { library: self.clone(), state, object: lines(crate::npu::layout::OBJECT), out })
+        Box::new(LibraryCore { code: self.clone(), state, object: lines(crate::npu::layout::OBJECT), out })
     }
 }
 
@@ -86,7 +86,7 @@ impl Drop for Library {
 }
 
 struct LibraryCore {
-    library: Arc<Library>,
+    code: Arc<Library>,
     state: Vec<Line>,
     object: Vec<Line>,
     out: Vec<Line>,
@@ -106,25 +106,25 @@ impl Core for LibraryCore {
     fn begin(&mut self, header: &[u8]) -> usize {
         let (object, mut tiles) = (self.take(header), 0);
         // SAFETY: an object, the state and a word, each as large as the function wants it.
-        unsafe { (self.library.begin)(object, self.state.as_mut_ptr().cast(), &mut tiles) };
+        unsafe { (self.code.begin)(object, self.state.as_mut_ptr().cast(), &mut tiles) };
         tiles as u32 as usize
     }
 
     fn query(&mut self, object: &[u8]) {
         let object = self.take(object);
         // SAFETY: an object, the state and a result, each as large as the function wants it.
-        unsafe { (self.library.query)(object, self.state.as_mut_ptr().cast(), self.out.as_mut_ptr().cast()) };
+        unsafe { (self.code.query)(object, self.state.as_mut_ptr().cast(), self.out.as_mut_ptr().cast()) };
     }
 
     fn tile(&mut self, object: &[u8]) {
         let object = self.take(object);
         // SAFETY: as above.
-        unsafe { (self.library.tile)(object, self.state.as_mut_ptr().cast(), self.out.as_mut_ptr().cast()) };
+        unsafe { (self.code.tile)(object, self.state.as_mut_ptr().cast(), self.out.as_mut_ptr().cast()) };
     }
 
     fn end(&mut self, out: &mut [u8]) {
         // SAFETY: the state and a result.
-        unsafe { (self.library.end)(self.state.as_mut_ptr().cast(), self.out.as_mut_ptr().cast()) };
+        unsafe { (self.code.end)(self.state.as_mut_ptr().cast(), self.out.as_mut_ptr().cast()) };
         for (line, part) in self.out.iter().zip(out.chunks_mut(64)) {
             part.copy_from_slice(&line.0[..part.len()]);
         }

@@ -108,7 +108,7 @@ struct Context {
 #[derive(Clone, Default)]
 pub struct ModelOptions {
     /// The kernel's C++ source as a library; the Rust twin where there is none.
-    pub library: Option<Arc<Library>>,
+    pub compiled: Option<Arc<Library>>,
     pub fault: Option<Fault>,
     /// Runs a command when it is waited for, not when it is handed in: a device may do either.
     pub late: bool,
@@ -209,7 +209,7 @@ fn words(bytes: &[u8]) -> Vec<u32> {
 
 impl Accel for HostModelAccel {
     fn describe(&self) -> String {
-        let kernel = if self.options.library.is_some() { "the kernel's C++ source" } else { "the kernel's Rust twin" };
+        let kernel = if self.options.compiled.is_some() { "the kernel's C++ source" } else { "the kernel's Rust twin" };
         format!("host model with {kernel}")
     }
 
@@ -305,8 +305,8 @@ impl Accel for HostModelAccel {
         let (name, rest) = buffer.device.split_at_checked(IMAGE.len()).ok_or_else(refused)?;
         let [abi, head_dim] = [0, 4].map(|at| u32::from_le_bytes(rest[at..at + 4].try_into().expect("four bytes")));
         let shape = Shape::new(head_dim as usize).filter(|_| name == IMAGE && abi == ABI).ok_or_else(refused)?;
-        let library = self.options.library.as_ref().filter(|l| l.shape == shape);
-        if library.is_none() && self.options.library.is_some() {
+        let library = self.options.compiled.as_ref().filter(|l| l.shape == shape);
+        if library.is_none() && self.options.compiled.is_some() {
             return Err(refused());
         }
         context.array = Some(Array::new(shape, &mut || match library {

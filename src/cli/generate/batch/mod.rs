@@ -38,6 +38,7 @@ const SOME_FAILED: u8 = 6;
 pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     check(options)?;
+    let system = prompt::system(&options.chat)?;
     let mut lines = Lines::open(from)?;
     let (mut sink, mut done) = Sink::open(options.output.output.as_deref(), options.batch.resume.as_deref())?;
     let _: crate::cli::placement::Device = options.model.run.device.parse()?;
@@ -61,6 +62,7 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
         config,
         stop_ids: generation.stop_ids(model.config()),
         context,
+        system,
         target: Timeline::new(loaded.engine),
         drafting,
         interrupt: &interrupt,
@@ -68,7 +70,10 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     };
 
     let begin = Instant::now();
-    let bar = ui.bar("records", place::count(from).unwrap_or(0));
+    let bar = match place::count(from) {
+        Some(records) => ui.bar("records", records),
+        None => ui.spinner("answering records", true),
+    };
     let (mut nth, mut answered, mut failed) = (0, 0u64, 0u64);
     while let Some((number, bytes)) = lines.take()? {
         bar.inc(1);
@@ -121,6 +126,9 @@ fn check(options: &Generate) -> Result<()> {
         let fault = Fault::usage("--batch takes its prompts from records, and another prompt was given");
         return Err(fault.help("gemma generate --batch prompts.jsonl >answers.jsonl").into());
     }
+    if chat.raw && (chat.system.is_some() || chat.system_file.is_some()) {
+        return Err(Fault::usage("--raw uses no chat template: it takes no --system").into());
+    }
     if output.stats_file.is_some() {
         return Err(Fault::usage("--stats-file is for single prompts: a batch's figures are in its replies").into());
     }
@@ -137,6 +145,8 @@ struct Batch<'a> {
     config: SamplerConfig,
     stop_ids: Vec<Token>,
     context: usize,
+    /// For records that bring none.
+    system: Option<String>,
     target: Timeline,
     drafting: Drafting,
     interrupt: &'a Interrupt,
@@ -160,7 +170,7 @@ impl Batch<'_> {
         chat.raw = job.raw.unwrap_or(chat.raw);
         let mut said = job.said.clone();
         if !chat.raw && said.system.is_none() && said.messages.first().is_none_or(|m| m.role != "system") {
-            said.system = prompt::system(&chat)?;
+            said.system.clone_from(&self.system);
         }
         if said.prefill.is_none() {
             said.prefill.clone_from(&chat.prefill);

@@ -85,7 +85,7 @@ impl Lines {
 
 /// How many records a file has; `None` for what can be read only once.
 pub fn count(path: &Path) -> Option<u64> {
-    if !std::fs::metadata(path).ok()?.is_file() {
+    if path == Path::new("-") || !std::fs::metadata(path).ok()?.is_file() {
         return None;
     }
     let mut lines = Lines::open(path).ok()?;
