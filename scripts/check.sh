@@ -16,6 +16,9 @@ printf '%s\n' "$answer"
 step "README's second command: tests"
 cargo test --release
 
+step "one batch, cut in every way"
+scripts/test-scale-out.sh target/release/gemma 40
+
 if [ "${GEMMA_REQUIRE_GPU:-}" = 1 ]; then
   step "Vulkan under the validation layers"
   # A complaint ends the command with a panic; the tests above ran under the layers too.
