@@ -6,6 +6,7 @@ use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
 use ash::{Device, Entry, Instance, khr, vk};
 use std::ffi::{CStr, c_char};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Environment variable that lets a driver without a GPU (lavapipe) count as a device: for tests.
 pub const ALLOW_CPU_DRIVER: &str = "GEMMA_VULKAN_CPU";
@@ -280,12 +281,12 @@ fn text(chars: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A logical device with one queue.
+/// A logical device with one queue, which several threads may submit to.
 pub struct Gpu {
     pub device: Device,
     pub physical: vk::PhysicalDevice,
     pub info: DeviceInfo,
-    pub queue: vk::Queue,
+    queue: Mutex<vk::Queue>,
     pub family: u32,
     pub memory_types: vk::PhysicalDeviceMemoryProperties,
     // Dropped last.
@@ -293,11 +294,14 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Opens the device that `choice` names.
-    pub fn open(choice: Choice) -> Result<Gpu> {
+    /// Opens the device that `choice` names, or takes the one of them in `open`.
+    pub fn open(choice: Choice, open: &[Arc<Gpu>]) -> Result<Arc<Gpu>> {
         let vulkan = Vulkan::open()?;
         let devices = vulkan.devices()?;
         let info = choose(&devices, choice)?.clone();
+        if let Some(gpu) = open.iter().find(|gpu| gpu.info.index == info.index) {
+            return Ok(gpu.clone());
+        }
         let physical = vulkan.physical()?[info.index];
         let instance = &vulkan.instance;
         // SAFETY: the device belongs to this instance.
@@ -325,7 +329,12 @@ impl Gpu {
         let queue = unsafe { device.get_device_queue(family, 0) };
         // SAFETY: the device belongs to this instance.
         let memory_types = unsafe { instance.get_physical_device_memory_properties(physical) };
-        Ok(Gpu { device, physical, info, queue, family, memory_types, vulkan })
+        Ok(Arc::new(Gpu { device, physical, info, queue: Mutex::new(queue), family, memory_types, vulkan }))
+    }
+
+    /// The queue, while nobody else submits.
+    pub fn queue(&self) -> MutexGuard<'_, vk::Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,7 +6,7 @@ use super::device::Gpu;
 use super::footprint::{OwnSizes, READBACK, key_block};
 use super::layout::DeviceMatrix;
 use super::memory::{Arena, Block, Place, Span, Use};
-use super::pipeline::{Pipelines, Shader};
+use super::pipeline::{self, Pipelines, Shader};
 use super::push::Push;
 use super::queue::{Queue, barrier, kernel_barrier};
 use super::timing::Timing;
@@ -17,7 +17,7 @@ use crate::tensor::Matrix;
 use anyhow::{Context, Result, ensure};
 use ash::vk;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Most bytes that `vkCmdUpdateBuffer` takes at a time.
 const UPDATE: usize = 65536;
@@ -47,7 +47,7 @@ struct Started {
 pub struct VulkanExecutor {
     // Dropped in this order: what uses the device before what it uses.
     queue: Queue,
-    pipelines: Pipelines,
+    pipelines: Arc<Mutex<Pipelines>>,
     timing: Option<Timing>,
     uploader: Option<Uploader>,
     readback: Block,
@@ -69,12 +69,12 @@ pub struct VulkanExecutor {
 }
 
 impl VulkanExecutor {
-    /// Opens a device.
+    /// Works on a device, which is opened unless another executor of this process works on it.
     pub fn open(choice: Choice) -> Result<VulkanExecutor> {
-        let gpu = Arc::new(Gpu::open(choice)?);
+        let (gpu, pipelines) = pipeline::open(choice)?;
         Ok(VulkanExecutor {
             queue: Queue::new(&gpu)?,
-            pipelines: Pipelines::new(&gpu)?,
+            pipelines,
             timing: None,
             uploader: None,
             readback: Block::new(&gpu, "results", READBACK, Place::Readback)?,
@@ -147,13 +147,9 @@ impl VulkanExecutor {
             return Ok(*commands);
         }
         let calls = self.calls(recorded, bucket)?;
-        let mut pipelines = Vec::with_capacity(calls.len());
-        for call in &calls {
-            pipelines.push(self.pipelines.get(call.shader, &call.constants)?);
-        }
-        self.pipelines.save();
+        let (layout, pipelines) = self.kernels(&calls)?;
         let commands = self.queue.allocate()?;
-        let (layout, timing) = (self.pipelines.layout, &mut self.timing);
+        let timing = &mut self.timing;
         self.queue.record(commands, |device, commands| {
             if let Some(timing) = timing.as_mut() {
                 timing.begin(commands, &calls);
@@ -172,6 +168,14 @@ impl VulkanExecutor {
         })?;
         self.plans[plan.0 as usize].commands.insert(bucket, (commands, 0));
         Ok(commands)
+    }
+
+    /// The kernel of each call, compiled if it has to be.
+    fn kernels(&self, calls: &[Call]) -> Result<(vk::PipelineLayout, Vec<vk::Pipeline>)> {
+        let mut made = pipeline::lock(&self.pipelines);
+        let kernels = calls.iter().map(|call| made.get(call.shader, &call.constants)).collect::<Result<_>>()?;
+        made.save();
+        Ok((made.layout, kernels))
     }
 
     fn calls(&self, recorded: &Recorded, bucket: Bucket) -> Result<Vec<Call>> {
@@ -193,12 +197,8 @@ impl VulkanExecutor {
 
     /// Runs calls one after the other, apart from any plan.
     pub(super) fn run_calls(&mut self, calls: &[Call]) -> Result<()> {
-        let mut pipelines = Vec::with_capacity(calls.len());
-        for call in calls {
-            pipelines.push(self.pipelines.get(call.shader, &call.constants)?);
-        }
+        let (layout, pipelines) = self.kernels(calls)?;
         self.stage(None)?;
-        let layout = self.pipelines.layout;
         let done = self.queue.once(|device, commands| {
             for (call, pipeline) in calls.iter().zip(&pipelines) {
                 barrier(device, commands);
@@ -314,7 +314,7 @@ impl Executor for VulkanExecutor {
             Some(uploader) => uploader,
             None => self.uploader.insert(Uploader::new(&self.gpu)?),
         };
-        let loaded = uploader.load(label, matrix, &mut self.weights, &mut self.queue, &mut self.pipelines)?;
+        let loaded = uploader.load(label, matrix, &mut self.weights, &mut self.queue, &mut pipeline::lock(&self.pipelines))?;
         self.matrices.push(loaded);
         Ok(WeightId(self.matrices.len() as u32 - 1))
     }
@@ -453,9 +453,11 @@ impl Executor for VulkanExecutor {
         let block = self.weights.blocks.iter().max_by_key(|b| b.size).filter(|b| b.size >= 256 << 20)?;
         let (bytes, address) = (block.size.min(1 << 30) & !32767, block.address);
         let sink = self.addresses[self.own?.partials.0 as usize];
-        let pipeline = self.pipelines.get(Shader::Read, &Vec::new()).ok()?;
+        let (pipeline, layout) = {
+            let mut made = pipeline::lock(&self.pipelines);
+            (made.get(Shader::Read, &Vec::new()).ok()?, made.layout)
+        };
         let push = Push::new().at(address).at(sink);
-        let layout = self.pipelines.layout;
         let mut seconds = Vec::new();
         // Clocks rise from their idle state within some tenths of a second.
         let begin = std::time::Instant::now();

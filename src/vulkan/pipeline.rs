@@ -1,11 +1,12 @@
 //! Kernels as the driver has them: committed SPIR-V, specialised for shape and device, compiled once and kept on disk.
 
+use super::choose::Choice;
 use super::device::{Gpu, failed};
 use anyhow::Result;
 use ash::vk;
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The shaders of `shaders/`, by file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,7 +56,7 @@ pub type Constants = Vec<(u32, u32)>;
 /// Bytes of push constants that every kernel may use: what Vulkan guarantees.
 pub const PUSH: usize = 128;
 
-/// Compiled kernels, made when first asked for.
+/// Compiled kernels of a device, made when first asked for; whoever works on the device shares them.
 pub struct Pipelines {
     gpu: Arc<Gpu>,
     pub layout: vk::PipelineLayout,
@@ -67,8 +68,31 @@ pub struct Pipelines {
     fresh: bool,
 }
 
+/// Those of the devices that are open, so that a draft model beside its target neither opens the device again nor compiles again.
+static OPEN: Mutex<Vec<Weak<Mutex<Pipelines>>>> = Mutex::new(Vec::new());
+
+/// Opens a device, if this process has not got it open already.
+pub fn open(choice: Choice) -> Result<(Arc<Gpu>, Arc<Mutex<Pipelines>>)> {
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let here: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
+    let gpus: Vec<_> = here.iter().map(|p| lock(p).gpu.clone()).collect();
+    let gpu = Gpu::open(choice, &gpus)?;
+    if let Some(i) = gpus.iter().position(|g| Arc::ptr_eq(g, &gpu)) {
+        return Ok((gpu, here[i].clone()));
+    }
+    let pipelines = Arc::new(Mutex::new(Pipelines::new(&gpu)?));
+    open.retain(|p| p.strong_count() > 0);
+    open.push(Arc::downgrade(&pipelines));
+    Ok((gpu, pipelines))
+}
+
+/// Kernels stay usable where another thread panicked: they are put in place whole.
+pub fn lock(pipelines: &Mutex<Pipelines>) -> MutexGuard<'_, Pipelines> {
+    pipelines.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Pipelines {
-    pub fn new(gpu: &Arc<Gpu>) -> Result<Pipelines> {
+    fn new(gpu: &Arc<Gpu>) -> Result<Pipelines> {
         let push = [vk::PushConstantRange::default().stage_flags(vk::ShaderStageFlags::COMPUTE).size(PUSH as u32)];
         let info = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&push);
         let file = cache_file(gpu);
@@ -149,7 +173,7 @@ impl Drop for Pipelines {
     fn drop(&mut self) {
         self.save();
         let device = &self.gpu.device;
-        // SAFETY: the executor waits for the device before it drops its kernels.
+        // SAFETY: every executor waits for the device before it lets go of its kernels.
         unsafe {
             self.made.values().for_each(|p| device.destroy_pipeline(*p, None));
             self.modules.values().for_each(|m| device.destroy_shader_module(*m, None));

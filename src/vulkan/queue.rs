@@ -131,9 +131,9 @@ impl Queue {
             .value(self.count + 1)
             .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
         let submit = [vk::SubmitInfo2::default().command_buffer_infos(&list).signal_semaphore_infos(&signal)];
-        // SAFETY: the command buffers are recorded and not in use; the queue belongs to this thread.
-        unsafe { self.gpu.device.queue_submit2(self.gpu.queue, &submit, vk::Fence::null()) }
-            .map_err(|e| failed("running kernels", e))?;
+        let queue = self.gpu.queue();
+        // SAFETY: the command buffers are recorded and not in use; the queue is held.
+        unsafe { self.gpu.device.queue_submit2(*queue, &submit, vk::Fence::null()) }.map_err(|e| failed("running kernels", e))?;
         self.count += 1;
         Ok(self.count)
     }
@@ -165,7 +165,8 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: nothing is in flight after the wait (or the device is lost, and nothing ever will be).
+        let _queue = self.gpu.queue();
+        // SAFETY: nobody submits, and nothing is in flight after the wait (or the device is lost, and nothing ever will be).
         unsafe {
             let _ = self.gpu.device.device_wait_idle();
             self.gpu.device.destroy_command_pool(self.pool, None);

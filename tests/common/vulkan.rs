@@ -19,7 +19,11 @@ pub fn device() -> Option<impl Fn() -> VulkanExecutor> {
         }
     });
     match VulkanExecutor::open(Choice::Best) {
-        Ok(_) => Some(|| VulkanExecutor::open(Choice::Best).unwrap()),
+        // While the first one lives, the others find the device open and its kernels compiled.
+        Ok(first) => Some(move || {
+            let _ = &first;
+            VulkanExecutor::open(Choice::Best).unwrap()
+        }),
         Err(e) if std::env::var_os("GEMMA_REQUIRE_GPU").is_some_and(|v| v == "1") => panic!("no Vulkan device: {e:#}"),
         Err(e) => {
             eprintln!("SKIPPED, no Vulkan device: {e:#}");
