@@ -5,6 +5,7 @@
 //! costs is what the target waits for it: levels that were drafted during its pass are free.
 
 use super::cost::CostCurve;
+use super::guard::MARGIN;
 
 /// Deepest that is considered.
 const DEEPEST: usize = 24;
@@ -89,6 +90,11 @@ impl Depth {
         }
     }
 
+    /// Seconds that the target waits for one level.
+    pub fn level(&self) -> f32 {
+        self.level
+    }
+
     /// Chance that the accepted path is at least this long, by depth - 1.
     fn survival(&self) -> [f32; DEEPEST] {
         let mut out = [0f32; DEEPEST];
@@ -107,7 +113,7 @@ impl Depth {
     /// The depth that makes the most tokens per second; 0 where plain decoding does.
     pub fn best(&self, curve: &CostCurve) -> usize {
         let survival = self.survival();
-        let (mut tokens, mut best) = (1.0, (0, 1.0 / curve.cost(1)));
+        let (mut tokens, mut best) = (1.0, (0, MARGIN / curve.cost(1)));
         for k in 1..=DEEPEST {
             tokens += survival[k - 1];
             let rows = 1 + (k as f32 * self.nodes.max(1.0)).round() as usize;

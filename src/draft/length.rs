@@ -11,15 +11,17 @@ use anyhow::Result;
 
 use super::cost::{CostCurve, Costs};
 use super::depth::{Depth, Habits};
-use super::guard::{Account, Trust};
+use super::guard::{Account, Ledger, MARGIN, Trust};
 use super::outcome::Outcome;
 use super::overlap::{Ahead, Overlap};
 use super::{DraftContext, Drafter, Figures, Pace, Proposal};
 use crate::error::Fault;
 
-/// Rounds after which the cost of plain decoding is measured again where drafting hardly pays, and how much it wins then at most.
-const RECHECK: u32 = 64;
-const HARDLY: f32 = 1.3;
+/// Speed over that of plain decoding below which its cost is measured again now and then, and the rounds between: the nearer the two
+/// are, the more depends on it.
+const RECHECKS: [(f32, u32); 2] = [(1.1, 12), (1.3, 48)];
+/// A measured pass counts as at most this much longer or shorter than usual: a stolen time slice must not look like a price.
+const SPIKE: f32 = 1.5;
 /// Batches that are drafted ahead where the clock has no say.
 const AHEAD: usize = 3;
 
@@ -68,13 +70,16 @@ impl DraftOptions {
     }
 }
 
+/// Seconds since some moment.
+pub type Clock = Box<dyn Fn() -> f64>;
+
 /// A drafter that proposes as much of another's guesses as pays.
 pub struct Paced {
     inner: Box<dyn Drafter>,
     costs: Costs,
     options: DraftOptions,
-    /// Whether decisions may depend on measured times.
-    clock: bool,
+    /// Seconds since some moment, where decisions may depend on measured times.
+    clock: Option<Clock>,
     /// What the inner drafter proposed, and what was kept of it.
     offered: Outcome,
     kept: Outcome,
@@ -82,6 +87,7 @@ pub struct Paced {
     trust: Trust,
     /// Of rounds that asked a draft model, and of those that took only what costs nothing.
     accounts: [Account; 2],
+    ledger: Ledger,
     overlap: Overlap,
     /// How deep to draft, where the clock may say so.
     depth: Depth,
@@ -116,12 +122,13 @@ impl Paced {
             inner,
             costs: Costs::new(curve, 0),
             options,
-            clock,
+            clock: clock.then(wall),
             offered: Outcome::default(),
             kept: Outcome::default(),
             round: Round::default(),
             trust: Trust::default(),
             accounts: Default::default(),
+            ledger: Ledger::default(),
             overlap: Overlap::new(Ahead::Auto),
             depth: Depth::default(),
             size: 8.0,
@@ -145,6 +152,16 @@ impl Paced {
         self
     }
 
+    /// Another clock than the wall's, to see what it would do.
+    pub fn timed_by(mut self, clock: Clock) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    fn now(&self) -> f64 {
+        self.clock.as_ref().map_or(0.0, |clock| clock())
+    }
+
     /// Takes in what became of the round before.
     fn learn(&mut self, ctx: &DraftContext<'_>) {
         let round = std::mem::take(&mut self.round);
@@ -153,8 +170,9 @@ impl Paced {
         let (rows, levels) = (self.kept.rows(), self.kept.levels());
         let Some(taken) = self.kept.settle(ctx.history, |_, _, _| {}) else { return };
         let curve = self.costs.at(ctx.history.len());
-        let mut drafting = round.drafting;
-        if let Some(pass) = ctx.last_pass.filter(|_| self.clock) {
+        let (mut drafting, mut spent) = (round.drafting, curve.cost(rows));
+        let stretch = if round.ahead { self.overlap.stretch() } else { 1.0 };
+        if let Some(pass) = ctx.last_pass.filter(|_| self.clock.is_some()) {
             // It is not known when the pass was done if the drafter was late to look: then as expected, within what is possible.
             let usual = curve.cost(rows);
             let (least, most) = (pass.time.saturating_sub(pass.late).as_secs_f32(), pass.time.as_secs_f32());
@@ -164,40 +182,46 @@ impl Paced {
                 self.overlap.observe(round.ahead, drafting, time, usual);
             }
             curve.observe(rows, time / if round.ahead { self.overlap.stretch() } else { 1.0 });
+            spent = (time / stretch).clamp(usual / SPIKE, usual * SPIKE);
         }
-        let stretch = if round.ahead { self.overlap.stretch() } else { 1.0 };
         let (plain, tokens) = (curve.cost(1), 1.0 + taken as f32);
         self.figures.plain_tokens += 1 + taken as u64;
         self.figures.plain_seconds += (tokens * plain) as f64;
+        if rows == 1 {
+            self.trust.fade();
+        } else {
+            self.trust.observe(round.expected, taken as f32);
+        }
         let Some(asked) = round.levels else {
             self.accounts.iter_mut().for_each(Account::pass);
+            self.ledger.book(tokens, 1.0);
             return;
         };
         self.figures.rounds += 1;
         self.figures.predicted += (1.0 + round.trust * round.expected) as f64;
         self.figures.realised += tokens as f64;
-        self.trust.observe(round.expected, taken as f32);
         let costly = asked > 0;
-        if self.clock && costly {
+        if self.clock.is_some() && costly {
             // Guesses that were all thrown away count as one level that failed.
             self.depth.observe(if drafted > 0 { levels.max(1) } else { 0 }, taken, rows - 1, drafted, drafting);
         }
-        // The curve's cost of the pass, and no more than the usual of drafting: a stolen time slice must not look like a price.
         self.usual = if self.usual == 0.0 { drafting } else { self.usual + 0.1 * (drafting.min(4.0 * self.usual) - self.usual) };
-        let passes = (curve.cost(rows) * stretch + drafting.min(4.0 * self.usual)) / plain;
+        let passes = (spent * stretch + drafting.min(4.0 * self.usual)) / plain;
         self.gain += 0.05 * (tokens / passes - self.gain);
         if self.options.fixed().is_none() {
+            self.ledger.book(tokens, passes);
             self.accounts[!costly as usize].book(tokens, passes);
             self.accounts[costly as usize].pass();
         }
     }
 
-    /// The number of nodes that makes the most tokens per second.
+    /// The number of nodes that makes the most tokens per second, of those whose failure can be afforded.
     fn best_size(&mut self, ctx: &DraftContext<'_>, out: &Proposal, drafting: f32) -> usize {
+        let affordable = self.affordable(ctx, drafting);
         let (trust, curve) = (self.trust.factor(), self.costs.at(ctx.history.len()));
         let mut tokens = 1.0;
-        let mut best = (0, 1.0 / (curve.cost(1) + drafting));
-        for (i, node) in out.by_chance().into_iter().enumerate() {
+        let mut best = (0, MARGIN / (curve.cost(1) + drafting));
+        for (i, node) in out.by_chance().into_iter().enumerate().take(affordable) {
             tokens += trust * out.chance[node as usize];
             let rate = tokens / (curve.cost(i + 2) + drafting);
             if rate > best.1 {
@@ -207,23 +231,35 @@ impl Paced {
         best.0
     }
 
+    /// The most nodes that may all fail, after drafting for so long.
+    fn affordable(&mut self, ctx: &DraftContext<'_>, drafting: f32) -> usize {
+        let stretch = if self.overlap.wants() { self.overlap.stretch().max(1.0) } else { 1.0 };
+        let curve = self.costs.at(ctx.history.len());
+        let most = (1.0 + self.ledger.room()) * curve.cost(1);
+        (1..curve.max_rows()).take_while(|nodes| curve.cost(nodes + 1) * stretch + drafting <= most).count()
+    }
+
     /// How many levels a draft model may be asked for; `None` for a plain round.
     fn levels(&mut self, ctx: &DraftContext<'_>) -> Option<usize> {
         let [model, free] = [0, 1].map(|i| self.accounts[i].allows());
-        if !self.clock {
+        if self.clock.is_none() {
             return model.then_some(usize::MAX);
         }
-        let curve = self.costs.at(ctx.history.len());
         self.drafted += 1;
-        if self.drafted >= RECHECK {
-            self.drafted = 0;
+        if RECHECKS.iter().any(|(gain, rounds)| self.gain < *gain && self.drafted >= *rounds) {
             // Whatever is believed of plain decoding rests on its last measurement.
-            if self.gain < HARDLY {
-                return None;
-            }
+            self.drafted = 0;
+            return None;
         }
-        let levels = if model { self.depth.choose(curve) } else { 0 };
-        (levels > 0 || free).then_some(levels)
+        let mut levels = if model { self.depth.choose(self.costs.at(ctx.history.len())) } else { 0 };
+        if self.depth.level() == 0.0 {
+            // Nobody knows yet what a level costs.
+            levels = levels.min(1);
+        }
+        while levels > 0 && self.affordable(ctx, levels as f32 * self.depth.level()) == 0 {
+            levels -= 1;
+        }
+        (levels > 0 || free && self.affordable(ctx, 0.0) > 0).then_some(levels)
     }
 }
 
@@ -238,18 +274,19 @@ impl Drafter for Paced {
         let levels = if fixed.is_some() { Some(usize::MAX) } else { self.levels(ctx) };
         self.round = Round { levels, trust: self.trust.factor(), ..Round::default() };
         if let Some(levels) = levels {
+            let affordable = self.affordable(ctx, 0.0);
             let curve = self.costs.at(ctx.history.len());
-            let most = ctx.nodes.min(curve.max_rows() - 1);
+            let most = ctx.nodes.min(curve.max_rows() - 1).min(affordable);
             let asked = DraftContext {
                 nodes: fixed.unwrap_or(most.min(2 * self.size as usize + 6)),
                 depth: ctx.depth.min(self.options.tokens.unwrap_or(usize::MAX)),
                 chain: ctx.chain || self.options.tree == TreeSize::Chain,
-                pace: (self.clock && fixed.is_none()).then(|| Pace { rate: 1.0 / curve.cost(1), levels }),
+                pace: (self.clock.is_some() && fixed.is_none()).then(|| Pace { rate: 1.0 / curve.cost(1), levels }),
                 ..*ctx
             };
-            let start = Instant::now();
+            let start = self.now();
             self.inner.propose(&asked, out)?;
-            self.round.drafting = if self.clock { start.elapsed().as_secs_f32() } else { 0.0 };
+            self.round.drafting = (self.now() - start) as f32;
             out.limit(&asked);
             self.offered.remember(ctx.history, out);
             if fixed.is_none() {
@@ -270,18 +307,18 @@ impl Drafter for Paced {
         }
         self.round.ahead = true;
         let ctx = DraftContext { chain: ctx.chain || self.options.tree == TreeSize::Chain, ..*ctx };
-        if !self.clock {
+        let Some(clock) = &self.clock else {
             let mut batches = 0..AHEAD;
             return self.inner.meanwhile(&ctx, proposal, &mut || {
                 more();
                 batches.next().is_some()
             });
-        }
+        };
         let usual = self.costs.at(ctx.history.len()).cost(proposal.len()) * self.overlap.stretch();
-        let (start, mut last) = (Instant::now(), 0.0);
+        let (start, mut last) = (clock(), 0.0);
         self.inner.meanwhile(&ctx, proposal, &mut || {
             // Half of a batch may run on after the pass: it is not lost if the guess is right.
-            let now = start.elapsed().as_secs_f32();
+            let now = (clock() - start) as f32;
             let batch = now - last;
             last = now;
             now + 0.5 * batch < usual && more()
@@ -289,6 +326,7 @@ impl Drafter for Paced {
     }
 
     fn prepare(&mut self, history: &[crate::tensor::Token]) -> Result<()> {
+        self.ledger.begin_text();
         self.inner.prepare(history)
     }
 
@@ -314,6 +352,15 @@ impl Drafter for Paced {
         (!notes.is_empty()).then(|| notes.join("; "))
     }
 }
+
+/// Seconds of the wall clock.
+fn wall() -> Clock {
+    let start = Instant::now();
+    Box::new(move || start.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod losses;
 
 #[cfg(test)]
 mod tests {
