@@ -1,7 +1,7 @@
 //! Floor 4: guessing what the target will pick. A guess can make the text come sooner; it cannot change it.
 //!
 //! A drafter is asked once a round. What became of its last guess it reads off the history; what the target thought of it, off
-//! [`Verified`]. Adding a source: implement [`Drafter`] in a file of its own, derive all state from `history`, and hand it to [`Merge`].
+//! [`Verified`]. Adding a source of guesses: a feature in [`mix`], filled in [`source`]; its state derives from `history`.
 
 pub mod automaton;
 pub mod cost;
@@ -11,7 +11,6 @@ pub mod guard;
 pub mod length;
 pub mod lm;
 pub mod memory;
-pub mod merge;
 pub mod mix;
 pub mod outcome;
 pub mod overlap;
@@ -32,7 +31,6 @@ pub use figures::Figures;
 pub use length::{DraftOptions, Paced, TreeSize};
 pub use lm::Lm;
 pub use memory::Memory;
-pub use merge::Merge;
 pub use overlap::Ahead;
 pub use proposal::Proposal;
 pub use stack::{Mixing, Stack};

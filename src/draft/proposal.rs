@@ -44,19 +44,7 @@ impl Proposal {
     /// Adds a child that is taken with this chance once its parent is. If an equal child stands there, the higher chance
     /// counts. Returns its index.
     pub fn add(&mut self, parent: u32, token: Token, chance_given_parent: f32, source: &'static str) -> u32 {
-        self.insert(parent, token, self.chance[parent as usize] * chance_given_parent.clamp(0.0, 1.0), source)
-    }
-
-    /// Adds all nodes of another proposal with the same root.
-    pub fn absorb(&mut self, other: &Proposal) {
-        let mut place: Vec<u32> = vec![0; other.len()];
-        for node in 1..other.len() {
-            let parent = place[other.tree.parent[node].unwrap_or(0) as usize];
-            place[node] = self.insert(parent, other.tree.tokens[node], other.chance[node], other.source[node]);
-        }
-    }
-
-    fn insert(&mut self, parent: u32, token: Token, chance: f32, source: &'static str) -> u32 {
+        let chance = self.chance[parent as usize] * chance_given_parent.clamp(0.0, 1.0);
         let node = self.tree.insert(parent, token);
         if node as usize == self.chance.len() {
             self.chance.push(chance);
@@ -89,22 +77,6 @@ impl Proposal {
             self.by_chance()[..n].iter().for_each(|&node| keep[node as usize] = true);
             self.keep(&keep);
         }
-    }
-
-    /// Keeps the one line with the highest expectation.
-    pub fn keep_chain(&mut self) {
-        let mut sum = vec![0.0; self.len()];
-        for node in 1..self.len() {
-            sum[node] = sum[self.tree.parent[node].unwrap_or(0) as usize] + self.chance[node];
-        }
-        let best = (0..self.len()).max_by(|&a, &b| sum[a].total_cmp(&sum[b]).then(b.cmp(&a))).unwrap_or(0);
-        let mut keep = vec![false; self.len()];
-        let mut node = Some(best as u32);
-        while let Some(at) = node {
-            keep[at as usize] = true;
-            node = self.tree.parent[at as usize];
-        }
-        self.keep(&keep);
     }
 
     /// Drops nodes too deep or unknown to the target, then the least likely ones above the number allowed.
@@ -169,31 +141,6 @@ mod tests {
         }
         p.keep_best(3);
         assert_eq!(p.tree, TokenTree::chain(&[0, 1, 2, 3]));
-    }
-
-    #[test]
-    fn a_chain_is_the_best_line() {
-        let mut p = sample();
-        p.add(3, 5, 0.99, "x"); // .35 + .3465 < .6 + .3
-        p.keep_chain();
-        assert_eq!(p.tree, TokenTree::chain(&[9, 1, 2]));
-    }
-
-    #[test]
-    fn absorbing_keeps_the_higher_chance() {
-        let mut p = sample();
-        let mut other = Proposal::root(9);
-        let c = other.add(0, 3, 0.8, "y");
-        other.add(c, 4, 0.1, "y"); // .08 beats .07
-        let a = other.add(0, 1, 0.2, "y");
-        other.add(a, 6, 0.5, "y"); // .1, under a parent of .6
-        p.absorb(&other);
-        let at = |path: &[Token]| *p.tree.walk(path).last().unwrap() as usize;
-        assert_eq!(p.len(), 6);
-        assert_eq!((p.chance[at(&[9, 3])], p.source[at(&[9, 3])]), (0.8, "y"));
-        assert!((p.chance[at(&[9, 3, 4])] - 0.08).abs() < 1e-6);
-        assert!((p.chance[at(&[9, 1, 6])] - 0.1).abs() < 1e-6);
-        assert_eq!(p.source[at(&[9, 1])], "x");
     }
 
     #[test]

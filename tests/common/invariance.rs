@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
 use gemma::draft::{
-    CostCurve, DraftContext, DraftOptions, Drafter, Lm, Merge, Mixing, NoDraft, Paced, Proposal, Stack, Table, TreeSize,
+    CostCurve, DraftContext, DraftOptions, Drafter, Lm, Mixing, NoDraft, Paced, Proposal, Stack, Table, TreeSize,
 };
 use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree};
 use gemma::sampler::{Sampler, SamplerConfig};
@@ -132,8 +132,6 @@ pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, B
         let (lm, table) = (Some(Lm::new("model", draft())), Some(Table::new()));
         Box::new(Stack::new("mixed", lm, true, table, Mixing { prior, rate, noise }))
     };
-    let all: Vec<Box<dyn Drafter>> =
-        vec![model(), ngram(), Box::new(Random { state: 7, vocab }), Box::new(Oracle::new(target(), false))];
     vec![
         ("none", Box::new(NoDraft)),
         ("oracle", Box::new(Oracle::new(target(), false))),
@@ -151,7 +149,6 @@ pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, B
         ("model and ngram by the clock", { Box::new(Paced::new(both(), CostCurve::guess(), DraftOptions::default(), true)) }),
         ("untaught", mixed(false, 0.0, true)),
         ("without noise", mixed(true, 0.05, false)),
-        ("everything", Box::new(Merge::new(all))),
     ]
 }
 
