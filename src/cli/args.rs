@@ -122,6 +122,9 @@ pub struct RunOptions {
     /// Fault that the NPU's model shall have, and from which command on: abort@3
     #[arg(long, value_name = "KIND[@N]", hide = true)]
     pub npu_fault: Option<crate::npu::host::Fault>,
+    /// Instructions of the CPU kernels: scalar, avx2 or avx512-vnni; a processor without the others, as far as speed goes
+    #[arg(long, value_name = "ISA", hide = true)]
+    pub isa: Option<crate::compute::cpu::Isa>,
     /// Hold every kernel's result to its scalar twin, and stop at the first that differs (very slow)
     #[arg(long, hide_short_help = true)]
     pub check: bool,

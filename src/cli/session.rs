@@ -9,7 +9,7 @@ use super::placement::predict::Speeds;
 use super::placement::{self, Placement};
 use super::ui::{Ui, bytes, thousands};
 use crate::checkpoint::Checkpoint;
-use crate::compute::cpu::{CpuExecutor, CpuOptions, Pool};
+use crate::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
 use crate::compute::split::SplitExecutor;
 use crate::compute::{Executor, KvFormat};
 use crate::engine::planned::EngineOptions;
@@ -176,7 +176,7 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
         say_split(&placement, pool, ui);
         let sizes = (task.kv, size.bytes, context);
         let is_split = placement.device.is_some() && placement.layout.cpu.layers > 0;
-        let loaded = place(&placement, pool, options.check)
+        let loaded = place(&placement, pool, options.check, options.isa)
             .and_then(|executor| npu::beside(executor, options, weights.config(), sizes, is_split, ui))
             .and_then(|executor| PlannedEngine::new(weights, executor, EngineOptions { context, kv: task.kv }));
         spinner.finish_and_clear();
@@ -204,10 +204,10 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
 }
 
 /// Opens what a placement needs, for exactly what it will hold.
-fn place(placement: &Placement, pool: &Arc<Pool>, check: bool) -> Result<Box<dyn Executor>> {
+fn place(placement: &Placement, pool: &Arc<Pool>, check: bool, isa: Option<Isa>) -> Result<Box<dyn Executor>> {
     let host = || -> Result<Box<dyn Executor>> {
         placement::check_memory(placement, memory("MemAvailable"))?;
-        Ok(Box::new(CpuExecutor::on(pool.clone(), CpuOptions { check, ..CpuOptions::default() })))
+        Ok(Box::new(CpuExecutor::on(pool.clone(), CpuOptions { check, isa, ..CpuOptions::default() })))
     };
     let Some(info) = &placement.device else { return host() };
     let mut device = VulkanExecutor::open(Choice::Index(info.index))?;

@@ -69,7 +69,8 @@ pub fn exp(x: f32) -> f32 {
     p = p.mul_add(r, 1.666_666_5e-1);
     p = p.mul_add(r, 0.5);
     let y = p.mul_add(r * r, r + 1.0);
-    y * f32::from_bits(((n as i32 + 127) as u32) << 23)
+    // n + 127 comes to lie in the lowest bits of a float of that size; a conversion that saturates would not vectorise.
+    y * f32::from_bits((n + (12_582_912.0 + 127.0)).to_bits() << 23)
 }
 
 /// GELU in its tanh form: `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, computed as `x / (1 + e^-2u)`.

@@ -1,6 +1,7 @@
 //! Which vector instructions the CPU kernels may use, found at run time.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// An instruction set the kernels are written for. All give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,16 @@ impl Isa {
     }
 }
 
+impl FromStr for Isa {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Isa, String> {
+        let known = [Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni];
+        let isa = known.into_iter().find(|isa| isa.to_string() == text).ok_or("expected scalar, avx2 or avx512-vnni")?;
+        if isa.is_supported() { Ok(isa) } else { Err(format!("this machine has no {isa}")) }
+    }
+}
+
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -61,6 +72,8 @@ mod tests {
 
     #[test]
     fn detection_picks_the_last_of_what_is_supported() {
+        assert_eq!("scalar".parse(), Ok(Isa::Scalar));
+        assert!("mmx".parse::<Isa>().is_err());
         let all = Isa::all_supported();
         assert_eq!(all[0], Isa::Scalar);
         assert_eq!(all.last(), Some(&Isa::detect()));

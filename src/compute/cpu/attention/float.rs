@@ -1,6 +1,6 @@
 //! Attention's walks over keys and values that are stored as floats.
 
-use super::{Attention, Part, Stored, q8};
+use super::{Attention, Part, Stored, fits, q8};
 use crate::compute::cpu::simd::{Element, Lanes};
 use crate::kv::PAGE;
 use crate::tensor::math::LANES;
@@ -68,8 +68,8 @@ fn scores<L: Lanes, E: Element, const N: usize>(
         // SAFETY: the columns exist, checked above.
         start += LANES
             * match (end - start) / LANES {
-                4.. if N <= 4 => unsafe { score_vectors::<L, E, N, 4>(q, keys, stride, start, out, scale) },
-                2.. => unsafe { score_vectors::<L, E, N, 2>(q, keys, stride, start, out, scale) },
+                4.. if fits::<L>(N, 4, 16) => unsafe { score_vectors::<L, E, N, 4>(q, keys, stride, start, out, scale) },
+                2.. if fits::<L>(N, 2, 16) => unsafe { score_vectors::<L, E, N, 2>(q, keys, stride, start, out, scale) },
                 _ => unsafe { score_vectors::<L, E, N, 1>(q, keys, stride, start, out, scale) },
             };
     }
@@ -126,8 +126,8 @@ fn weigh_values<L: Lanes, E: Element, const N: usize>(
         // SAFETY: positions, dimensions and slots are inside the slices, checked above.
         d += LANES
             * match (dim - d) / LANES {
-                4.. if N <= 4 => unsafe { weigh_vectors::<L, E, N, 4>(e, values, dim, cached.clone(), d, out) },
-                2.. => unsafe { weigh_vectors::<L, E, N, 2>(e, values, dim, cached.clone(), d, out) },
+                4.. if fits::<L>(N, 4, 16) => unsafe { weigh_vectors::<L, E, N, 4>(e, values, dim, cached.clone(), d, out) },
+                2.. if fits::<L>(N, 2, 16) => unsafe { weigh_vectors::<L, E, N, 2>(e, values, dim, cached.clone(), d, out) },
                 _ => unsafe { weigh_vectors::<L, E, N, 1>(e, values, dim, cached.clone(), d, out) },
             };
     }

@@ -7,6 +7,7 @@
 mod float;
 mod q8;
 
+use super::isa::Isa;
 use super::simd::{Lanes, for_each_isa};
 use crate::compute::memory::Buffers;
 use crate::compute::plan::{BufferId, KvFormat, KvLayer};
@@ -136,12 +137,19 @@ fn attend_body<L: Lanes>(a: &Attention<'_>, kv_head: usize, slots: Range<usize>,
     }
 }
 
+/// Whether sums of `n` queries times `b` vectors fit the registers, beside what they are made of; `wide` is how many do with 32 registers
+/// of a whole vector each. AVX2 has 16 of half a vector.
+#[inline(always)]
+fn fits<L: Lanes>(n: usize, b: usize, wide: usize) -> bool {
+    n * b <= if L::ISA == Isa::Avx2 { 4 } else { wide }
+}
+
 #[inline(always)]
 fn attend_in_blocks<L: Lanes, S: Stored>(a: &Attention<'_>, kv_head: usize, slots: Range<usize>, work: &mut Work) {
     let mut at = slots.start;
     while at < slots.end {
         at += match slots.end - at {
-            8.. => block::<L, S, 8>(a, kv_head, at, work),
+            8.. if fits::<L>(8, 1, 8) => block::<L, S, 8>(a, kv_head, at, work),
             4.. => block::<L, S, 4>(a, kv_head, at, work),
             2.. => block::<L, S, 2>(a, kv_head, at, work),
             _ => block::<L, S, 1>(a, kv_head, at, work),

@@ -1,6 +1,6 @@
 //! Attention's walks over int8 keys and values: keys meet 16-bit queries as integers, a value's scale is joined to its exponential.
 
-use super::{Attention, MAX_SLOTS, Part, Stored};
+use super::{Attention, MAX_SLOTS, Part, Stored, fits};
 use crate::compute::cpu::simd::Lanes;
 use crate::compute::reference::{MAX_HEAD_DIM, q8};
 use crate::kv::PAGE;
@@ -54,8 +54,8 @@ impl Stored for Codes {
             // SAFETY: the columns exist, checked above.
             start += LANES
                 * match (end - start) / LANES {
-                    4.. if N <= 2 => unsafe { walk.vectors::<L, N, 4>(work, start, out) },
-                    2.. if N <= 4 => unsafe { walk.vectors::<L, N, 2>(work, start, out) },
+                    4.. if fits::<L>(N, 4, 8) => unsafe { walk.vectors::<L, N, 4>(work, start, out) },
+                    2.. if fits::<L>(N, 2, 8) => unsafe { walk.vectors::<L, N, 2>(work, start, out) },
                     _ => unsafe { walk.vectors::<L, N, 1>(work, start, out) },
                 };
         }
@@ -92,8 +92,12 @@ impl Stored for Codes {
             // SAFETY: positions, dimensions and groups are inside the slices, checked above.
             d += LANES
                 * match (dim - d) / LANES {
-                    4.. if N <= 4 => unsafe { weigh_vectors::<L, N, 4>(weights, codes, dim, group, cached.clone(), d, out) },
-                    2.. => unsafe { weigh_vectors::<L, N, 2>(weights, codes, dim, group, cached.clone(), d, out) },
+                    4.. if fits::<L>(N, 4, 16) => unsafe {
+                        weigh_vectors::<L, N, 4>(weights, codes, dim, group, cached.clone(), d, out)
+                    },
+                    2.. if fits::<L>(N, 2, 16) => unsafe {
+                        weigh_vectors::<L, N, 2>(weights, codes, dim, group, cached.clone(), d, out)
+                    },
                     _ => unsafe { weigh_vectors::<L, N, 1>(weights, codes, dim, group, cached.clone(), d, out) },
                 };
         }

@@ -1,8 +1,8 @@
 //! The kernels in AVX2: a tile is four vectors of 8 outputs, and `vpmaddubsw` multiplies each by 4 columns.
 //!
 //! `vpmaddubsw` adds pairs of products into i16 and would saturate. It never does here, with activations in -127..=127:
-//! - i4, stored as 0..=15: two pairs give at most 4 * 15 * 127 = 7620;
-//! - i2, doubled to 0..=6: four pairs give at most 8 * 6 * 127 = 6096;
+//! - i4, stored as 0..=15: the two pairs of a step give at most 4 * 15 * 127 = 7620, those of four steps 30480;
+//! - i2, doubled to 0..=6: the four pairs of a step give at most 8 * 6 * 127 = 6096, those of five steps 30480;
 //! - i8: the unsigned side is |q| <= 128 and the activation takes q's sign, so a pair gives at most 2 * 128 * 127 = 32512.
 
 use super::pack::LINE;
@@ -61,6 +61,15 @@ const fn quarters(rows: usize) -> usize {
     }
 }
 
+/// Steps whose products are added up in 16 bits before they are widened: as many as cannot overflow, see above.
+const fn together(bits: usize) -> usize {
+    match bits {
+        8 => 1,
+        4 => 4,
+        _ => 5,
+    }
+}
+
 /// `Q` quarters of the tile, from quarter `first`.
 ///
 /// # Safety
@@ -81,35 +90,41 @@ unsafe fn ints_in_quarters<const BITS: usize, const GROUPED: bool, const R: usiz
         let scales = data.wrapping_add(first * LANES * 2);
         data = data.wrapping_add(if GROUPED { LINE } else { 0 });
         let mut sums = [[_mm256_setzero_si256(); Q]; R];
-        for _ in 0..panel.steps {
-            if first == 0 {
-                panel.fetch(data as usize - panel.data as usize, 2 * LINE);
-            }
-            for q in 0..Q {
-                // SAFETY: the panel has this step.
-                let packed = unsafe { _mm256_load_si256(data.add((first + q) * LANES * 4).cast()) };
-                let mut w = [_mm256_setzero_si256(); 4];
-                for (part, w) in w[..parts].iter_mut().enumerate() {
-                    *w = unpack::<BITS>(packed, part);
+        for start in (0..panel.steps).step_by(together(BITS)) {
+            let mut pairs = [[_mm256_setzero_si256(); Q]; R];
+            for _ in start..panel.steps.min(start + together(BITS)) {
+                if first == 0 {
+                    panel.fetch(data as usize - panel.data as usize, 2 * LINE);
                 }
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let mut pairs = _mm256_setzero_si256();
-                    for (part, w) in w[..parts].iter().enumerate() {
-                        // SAFETY: every row has the columns of this step.
-                        let x = unsafe { x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned() };
-                        let x = _mm256_set1_epi32(x);
-                        let products = if BITS == 8 {
-                            _mm256_maddubs_epi16(_mm256_abs_epi8(*w), _mm256_sign_epi8(x, *w))
-                        } else {
-                            _mm256_maddubs_epi16(*w, x)
-                        };
-                        pairs = if part == 0 { products } else { _mm256_add_epi16(pairs, products) };
+                for q in 0..Q {
+                    // SAFETY: the panel has this step.
+                    let packed = unsafe { _mm256_load_si256(data.add((first + q) * LANES * 4).cast()) };
+                    let mut w = [_mm256_setzero_si256(); 4];
+                    for (part, w) in w[..parts].iter_mut().enumerate() {
+                        *w = unpack::<BITS>(packed, part);
                     }
-                    sums[q] = _mm256_add_epi32(sums[q], _mm256_madd_epi16(pairs, ones));
+                    for (r, pairs) in pairs.iter_mut().enumerate() {
+                        for (part, w) in w[..parts].iter().enumerate() {
+                            // SAFETY: every row has the columns of this step.
+                            let x = unsafe { x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned() };
+                            let x = _mm256_set1_epi32(x);
+                            let products = if BITS == 8 {
+                                _mm256_maddubs_epi16(_mm256_abs_epi8(*w), _mm256_sign_epi8(x, *w))
+                            } else {
+                                _mm256_maddubs_epi16(*w, x)
+                            };
+                            pairs[q] = _mm256_add_epi16(pairs[q], products);
+                        }
+                    }
+                }
+                data = data.wrapping_add(2 * LINE);
+                x = x.wrapping_add(4 * parts);
+            }
+            for (sums, pairs) in sums.iter_mut().zip(&pairs) {
+                for (sum, pairs) in sums.iter_mut().zip(pairs) {
+                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(*pairs, ones));
                 }
             }
-            data = data.wrapping_add(2 * LINE);
-            x = x.wrapping_add(4 * parts);
         }
         for (r, sums) in sums.iter().enumerate() {
             for (q, sum) in sums.iter().enumerate() {
