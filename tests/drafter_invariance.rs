@@ -233,7 +233,7 @@ fn better_drafts_need_fewer_passes() {
     for seed in 0..6 {
         let target = Toy { order: 3, spread: 3.0, ..Toy::new(seed) };
         let draft = draft_of(&target, 0.2);
-        let config = SamplerConfig { temperature: 1.0, seed, ..Default::default() };
+        let config = SamplerConfig { temperature: 1.0, top_k: 64, top_p: 0.95, seed, ..Default::default() };
         let case = Case { max_tokens: 150, ..Case::new(&[1, 2, 3], config) };
         for (name, stats) in check(&|| target.engine(), &|| draft.engine(), &case).1 {
             *length.entry(name).or_insert(0.0) += stats.accepted_length() / 6.0;
@@ -242,6 +242,7 @@ fn better_drafts_need_fewer_passes() {
     assert!(length["model"] > 2.0, "{length:?}");
     assert!(length["model tree of 11"] > length["model chain of 4"], "{length:?}");
     assert!(length["model auto"] > 1.5, "{length:?}");
+    assert!(length["model and ngram"] > length["without noise"] + 0.3, "{length:?}");
 }
 
 /// The target's habits are learnt: prompts never seen need fewer passes once others were answered, and what was learnt comes back
@@ -330,6 +331,29 @@ fn a_vocabulary_fits_the_tokenizer_it_was_made_for_and_spells_the_rest() {
     ] {
         let error = format!("{:#}", ReducedVocabulary::parse(change.as_bytes(), 1).unwrap_err());
         assert!(error.contains(words), "{change}: {error}");
+    }
+}
+
+/// As a target it scores every token: those with a row as before, the others so that no sampler takes them.
+#[test]
+fn a_reduced_engine_stands_in_for_a_target() {
+    let (toy, mut narrow) = reduced_draft(5);
+    let spelling = reduced::spelling();
+    let mut whole = ReducedEngine::new(toy.engine(), reduced::spelling()).unwrap().whole();
+    assert!(whole.columns().is_none() && narrow.columns().is_some());
+    let mut tree = TokenTree::root(300);
+    [(0, 301), (1, 2), (0, 310)].into_iter().for_each(|(parent, token)| _ = tree.push(parent, token));
+    let (mut some, mut all) = (Scores::default(), Scores::default());
+    narrow.forward(&tree, Rows::All, &mut some).unwrap();
+    whole.forward(&tree, Rows::All, &mut all).unwrap();
+    assert_eq!((all.vocab, all.rows()), (spelling.vocab(), 4));
+    for row in 0..4 {
+        let wide = all.row(row);
+        assert_eq!(wide.iter().filter(|l| l.is_finite()).count(), spelling.rows());
+        assert!(some.row(row).iter().enumerate().all(|(at, logit)| wide[spelling.token(at as u32) as usize] == *logit));
+        let config = SamplerConfig { temperature: 1.0, seed: row as u64, ..Default::default() };
+        let picked = Sampler::new(config).unwrap().pick(row, wide, &[]).unwrap();
+        assert!(spelling.row(picked).is_some());
     }
 }
 

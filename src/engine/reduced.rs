@@ -23,6 +23,8 @@ pub struct ReducedEngine {
     ends: Option<Vec<usize>>,
     /// Room of [`Spelling::spell`].
     spelled: Vec<u32>,
+    /// Scores have a place for every token.
+    whole: bool,
 }
 
 impl ReducedEngine {
@@ -41,7 +43,26 @@ impl ReducedEngine {
             nodes: Vec::new(),
             ends: None,
             spelled: Vec::new(),
+            whole: false,
         })
+    }
+
+    /// Scores every token of the target, those without a row by minus infinity: a draft model as a target, to measure others with.
+    pub fn whole(self) -> Self {
+        ReducedEngine { whole: true, ..self }
+    }
+
+    /// Puts each score where its token is, if all tokens are to have one.
+    fn widen(&self, out: &mut Scores) {
+        if !self.whole {
+            return;
+        }
+        let (rows, narrow, wide) = (out.rows(), out.vocab, self.spelling.vocab());
+        let mut logits = vec![f32::NEG_INFINITY; rows * wide];
+        for (to, from) in logits.chunks_exact_mut(wide).zip(out.logits.chunks_exact(narrow)) {
+            from.iter().enumerate().for_each(|(column, &logit)| to[self.columns.token(column) as usize] = logit);
+        }
+        (out.logits, out.vocab) = (logits, wide);
     }
 
     /// Puts the nodes from `first` on into `work`, which holds those before.
@@ -109,7 +130,7 @@ impl Engine for ReducedEngine {
     }
 
     fn columns(&self) -> Option<&Columns> {
-        Some(&self.columns)
+        (!self.whole).then_some(&self.columns)
     }
 
     fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
@@ -117,6 +138,7 @@ impl Engine for ReducedEngine {
         self.spell(tree, 0);
         self.inner.forward(&self.work, rows, out)?;
         self.keep_ends(0, rows, out);
+        self.widen(out);
         Ok(())
     }
 
@@ -127,6 +149,7 @@ impl Engine for ReducedEngine {
         self.spell(tree, first_new);
         self.inner.forward_more(&self.work, first_row, rows, out)?;
         self.keep_ends(first_new, rows, out);
+        self.widen(out);
         Ok(())
     }
 

@@ -87,6 +87,11 @@ impl ReducedVocabulary {
         self.tokens.len()
     }
 
+    /// See [`Spelling::most_parts`].
+    pub fn most_parts(&self) -> usize {
+        self.parts
+    }
+
     /// Why the target's tokens are not the ones that this vocabulary was made for.
     pub fn mismatch(&self, tokenizer: &Tokenizer) -> Option<String> {
         let Fingerprint { first, end, sha256, control } = &self.fingerprint;

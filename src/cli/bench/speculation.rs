@@ -6,13 +6,14 @@ use super::report::Row;
 use crate::cli::generate::costs::Passes;
 use crate::cli::generate::drafting;
 use crate::cli::generate::options::DraftingOptions;
+use crate::cli::generate::partner::Partner;
 use crate::cli::session::{self, Model};
 use crate::cli::ui::{Ui, digits3};
 use crate::decode::{self, Flow, Limits, Stats};
 use crate::draft::{Drafter, NoDraft};
 use crate::engine::Timeline;
 use crate::error::Fault;
-use crate::gemma::{ChatTemplate, Generation, Message, Special, Tokenizer};
+use crate::gemma::{ChatTemplate, Generation, Message, ReducedVocabulary, Special, Tokenizer};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use anyhow::{Context, Result, ensure};
@@ -40,20 +41,26 @@ struct Prompt {
 
 /// One row per kind of prompt and one for all: drafted over plain speed, prompt by prompt.
 pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
-    let tokenizer = model.tokenizer(ui)?;
+    let tokenizer = match &options.replay.tokenizer {
+        Some(directory) => super::replay::read_tokenizer(directory)?,
+        None => model.tokenizer(ui)?,
+    };
     let prompts = prompts(model, options, &tokenizer)?;
     let longest = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(0);
     let context = longest + options.text_tokens + 1;
     let pool = session::pool(&options.model.run)?;
-    let load = || session::load(&model.weights, &model.name, &options.model.run, context, &pool, ui);
-    let mut first = load()?;
+    // A stand-in for a target may take several positions for a token.
+    let room = context * ReducedVocabulary::of(model.checkpoint(), model.config().vocab)?.map_or(1, |v| v.most_parts());
+    let mut first = session::load(&model.weights, &model.name, &options.model.run, room, &pool, ui)?;
+    first.engine = Partner::stand_in(model.checkpoint(), &tokenizer, first.engine)?;
     let passes = Passes::measured(&mut first)?;
     let mut target = Timeline::new(first.engine);
     let chosen = DraftingOptions { mixing: options.mixing(), ..options.draft.clone() };
     let sampler =
         Sampler::new(SamplerConfig { temperature: options.temp, seed: 1, ..super::sampling() })?.usable(tokenizer.vocab());
     let generation = Generation::of(model.checkpoint())?;
-    let stops = if generation.eos.is_empty() { model.config().eos.clone() } else { generation.eos };
+    let mut stops = if generation.eos.is_empty() { model.config().eos.clone() } else { generation.eos };
+    stops.extend(tokenizer.id("<end_of_turn>"));
     let mut drafting = drafting::build(&chosen, model, &tokenizer, &options.model.run, context, &passes, &pool, false, ui)?;
 
     let bar = ui.bar("text", prompts.len() as u64);

@@ -6,6 +6,7 @@ use crate::cli::args::Kv;
 use crate::cli::model::{Source, find};
 use crate::cli::session::tokenizer_of;
 use crate::engine::{Engine, ReducedEngine};
+use crate::error::Fault;
 use crate::gemma::bundled::{self, DraftSize};
 use crate::gemma::{ReducedVocabulary, Spelling, Tokenizer, Weights};
 use anyhow::{Context, Result};
@@ -39,6 +40,17 @@ impl Partner {
         }
         let spelling = Some(vocabulary.spelling(tokenizer));
         Ok(Ok(Partner { weights: Weights::open(checkpoint)?, spelling }))
+    }
+
+    /// An engine for a draft of few rows as if it were a target, to measure other drafts with; other models' engines as they are.
+    pub fn stand_in(checkpoint: &Checkpoint, tokenizer: &Tokenizer, inner: Box<dyn Engine>) -> Result<Box<dyn Engine>> {
+        let Some(vocabulary) = ReducedVocabulary::of(checkpoint, inner.vocab())? else { return Ok(inner) };
+        if let Some(why) = vocabulary.mismatch(tokenizer) {
+            return Err(Fault::model(format!("{}: {why}", checkpoint.name()))
+                .help("name its tokenizer with --tokenizer DIR")
+                .into());
+        }
+        Ok(Box::new(ReducedEngine::new(inner, vocabulary.spelling(tokenizer))?.whole()))
     }
 
     /// The model that `--draft PATH` names.
