@@ -9,6 +9,9 @@ pub struct Figures {
     /// Rounds that a draft model had worked ahead for, and those of them in which it had already read the token that came.
     pub ahead: u64,
     pub hits: u64,
+    /// Passes of the draft model, and their rows, reading prompts not counted.
+    pub draft_passes: u64,
+    pub draft_rows: u64,
     /// Rounds with drafts; tokens that they were expected to bring, and brought.
     pub rounds: u64,
     pub predicted: f64,
@@ -29,6 +32,8 @@ impl Figures {
     pub fn add(&mut self, other: &Figures) {
         self.ahead += other.ahead;
         self.hits += other.hits;
+        self.draft_passes += other.draft_passes;
+        self.draft_rows += other.draft_rows;
         self.rounds += other.rounds;
         self.predicted += other.predicted;
         self.realised += other.realised;

@@ -14,12 +14,14 @@ pub struct Lm {
     /// What the engine evaluates: tokens newer than the cache in a line, then nodes of the tree.
     work: TokenTree,
     scores: Scores,
+    passes: u64,
+    rows: u64,
 }
 
 impl Lm {
     /// `name` appears in the statistics. The engine's tokenizer must be the target's; its rows may be fewer or more.
     pub fn new(name: &'static str, engine: Box<dyn Engine>) -> Self {
-        Lm { name, timeline: Timeline::new(engine), work: TokenTree::default(), scores: Scores::default() }
+        Lm { name, timeline: Timeline::new(engine), work: TokenTree::default(), scores: Scores::default(), passes: 0, rows: 0 }
     }
 
     pub fn name(&self) -> &'static str {
@@ -62,6 +64,7 @@ impl Lm {
         }
         self.work = TokenTree::chain(&history[self.timeline.position()..]);
         self.timeline.forward(&self.work, Rows::Last, &mut self.scores)?;
+        (self.passes, self.rows) = (self.passes + 1, self.rows + self.work.len() as u64);
         Ok(Some(self.work.len() as u32 - 1))
     }
 
@@ -82,7 +85,13 @@ impl Lm {
 
     /// Evaluates the nodes from place `first` on. [`logits`](Self::logits) then has a row for each.
     pub fn evaluate(&mut self, first: u32) -> Result<()> {
+        (self.passes, self.rows) = (self.passes + 1, self.rows + self.work.len() as u64 - first as u64);
         self.timeline.forward_more(&self.work, first as usize, Rows::All, &mut self.scores)
+    }
+
+    /// Passes so far, and their rows, reading prompts not counted.
+    pub fn work_done(&self) -> [u64; 2] {
+        [self.passes, self.rows]
     }
 
     /// Which token each logit is for; `None` where logit i is token i's.

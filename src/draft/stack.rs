@@ -29,6 +29,8 @@ const FAINT: f32 = 0.002;
 const LEAST: f32 = 0.05;
 /// A node is not evaluated along with others if it is this much less likely than the likeliest of them.
 const SHARE: f32 = 0.1;
+/// What a node's likeliest continuation has of its chance, as a rule at most.
+const HOPE: f32 = 0.7;
 /// Price of a level, in tokens that plain decoding would bring meanwhile, above which levels are one node wide.
 const DEAR: f32 = 0.03;
 /// How much the measured time of a level moves with each one.
@@ -276,7 +278,7 @@ impl Stack {
         for i in best {
             let node = &self.nodes[i as usize];
             let ready = self.nodes[node.parent as usize].row.is_some() || chosen.contains(&node.parent);
-            let of_use = node.chance > cutoff && node.chance >= SHARE * most;
+            let of_use = HOPE * node.chance > cutoff && node.chance >= SHARE * most;
             if node.row.is_none() && ready && of_use && node.depth < deepest && lm.knows(node.token) && chosen.len() < width {
                 most = most.max(node.chance);
                 chosen.push(i);
@@ -385,6 +387,8 @@ impl Drafter for Stack {
 
     fn figures(&self, out: &mut Figures) {
         out.add(&self.figures);
+        let [passes, rows] = self.sources.lm.as_ref().map_or([0; 2], Lm::work_done);
+        (out.draft_passes, out.draft_rows) = (out.draft_passes + passes, out.draft_rows + rows);
     }
 
     fn reads_target(&self) -> bool {

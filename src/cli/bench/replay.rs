@@ -13,7 +13,7 @@ use crate::cli::generate::partner::Partner;
 use crate::cli::session;
 use crate::cli::ui::Ui;
 use crate::decode::{Stats, Verdict};
-use crate::draft::{DraftContext, Drafter, Lm, Memory, Pass, Proposal, Stack, Table, TreeSize, Verified};
+use crate::draft::{DraftContext, Drafter, Figures, Lm, Memory, Pass, Proposal, Stack, Table, TreeSize, Verified};
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Tokenizer};
 use crate::sampler::{Sampler, SamplerConfig};
@@ -45,8 +45,8 @@ pub struct ReplayOptions {
     /// --draft-memory DIR/ keeps it.
     #[arg(long, value_name = "FILE")]
     pub replay: Vec<PathBuf>,
-    /// Directory whose tokenizer.json the transcripts are read with [default: the model's]
-    #[arg(long, value_name = "DIR", requires = "replay")]
+    /// Directory whose tokenizer.json transcripts, and prompts of the text test, are read with [default: the model's]
+    #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
     /// Most tokens guessed of one answer
     #[arg(long, value_name = "N", default_value_t = 1024)]
@@ -78,8 +78,12 @@ struct Report {
     sources: Vec<String>,
     mixing: String,
     tree: String,
-    /// Wall clock, for information: nothing depends on it.
+    /// Time of drafting, for information: nothing depends on it.
     draft_ms_per_pass: f64,
+    /// Processor time of a round in the middle, and of one in twenty: less than that is luck, more is a busy machine.
+    draft_cpu_ms: [f64; 2],
+    /// Passes of the draft model in a round, and rows of all of them.
+    draft_work: [f64; 2],
     categories: Vec<Category>,
     records: Vec<Record>,
 }
@@ -115,6 +119,8 @@ struct Tally {
     stats: Stats,
     predicted: f64,
     time: Duration,
+    /// Processor seconds of each round.
+    rounds: Vec<f64>,
 }
 
 pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
@@ -163,6 +169,10 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     stack.save()?;
     let time: Duration = all.values().flatten().map(|t| t.time).sum();
     let passes: u64 = records.iter().map(|r| r.passes).sum();
+    let mut rounds: Vec<f64> = all.values().flatten().flat_map(|t| &t.rounds).map(|s| 1e3 * s).collect();
+    rounds.sort_by(f64::total_cmp);
+    let mut figures = Figures::default();
+    stack.figures(&mut figures);
     let mut categories: Vec<Category> = all.iter().map(|(name, tallies)| category(name, tallies)).collect();
     if categories.len() > 1 {
         categories.push(category("all", &all.values().flatten().cloned().collect::<Vec<_>>()));
@@ -176,6 +186,8 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         mixing: format!("{mixing:?}"),
         tree: shape.to_string(),
         draft_ms_per_pass: 1e3 * time.as_secs_f64() / passes as f64,
+        draft_cpu_ms: [2, 20].map(|part| rounds[rounds.len() / part]),
+        draft_work: [figures.draft_passes, figures.draft_rows].map(|n| n as f64 / passes as f64),
         categories,
         records,
     };
@@ -187,7 +199,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     Ok(0)
 }
 
-fn read_tokenizer(dir: &std::path::Path) -> Result<Tokenizer> {
+pub fn read_tokenizer(dir: &std::path::Path) -> Result<Tokenizer> {
     let path = if dir.is_dir() { dir.join("tokenizer.json") } else { dir.to_path_buf() };
     let bytes = std::fs::read(&path).with_context(|| Fault::model(format!("cannot read {}", path.display())))?;
     Tokenizer::from_bytes(&bytes).with_context(|| format!("reading {}", path.display()))
@@ -271,7 +283,7 @@ fn one(stack: &mut Stack, text: &Transcript, sampler: &Sampler, shape: Shape, vo
     let (mut proposal, mut verified) = (Proposal::default(), None::<Verified>);
     stack.prepare(&history[..history.len() - 1])?;
     while !left.is_empty() {
-        let start = Instant::now();
+        let (start, busy) = (Instant::now(), processor_seconds());
         let ctx = DraftContext {
             history: &history,
             sampler,
@@ -288,6 +300,7 @@ fn one(stack: &mut Stack, text: &Transcript, sampler: &Sampler, shape: Shape, vo
         stack.propose(&ctx, &mut proposal)?;
         proposal.limit(&ctx);
         tally.time += start.elapsed();
+        tally.rounds.push(processor_seconds() - busy);
         let path = proposal.tree.walk(&[&[root], left].concat());
         let next = left[path.len() - 1];
         tally.predicted += 1.0 + proposal.expected() as f64;
@@ -302,6 +315,16 @@ fn one(stack: &mut Stack, text: &Transcript, sampler: &Sampler, shape: Shape, vo
         left = &left[taken..];
     }
     Ok(tally)
+}
+
+/// Processor time that this process has taken, in seconds: other processes' work is not in it.
+fn processor_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes one timespec.
+    match unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) } {
+        0 => time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64,
+        _ => 0.0,
+    }
 }
 
 fn category(name: &str, tallies: &[Tally]) -> Category {
@@ -343,11 +366,16 @@ fn interval(runs: &[(u64, u64)]) -> (f64, f64) {
 impl Report {
     fn markdown(&self) -> String {
         let out = format!(
-            "Replay, {}, sources {}, draft model {}, {:.2} ms of drafting a pass\n\n",
+            "Replay, {}, sources {}, draft model {}; drafting of a round takes {:.2} ms, {:.2} of the processor in the middle and {:.2} in \
+             the least twentieth, and {:.1} passes over {:.1} rows\n\n",
             self.tree,
             self.sources.join(" + "),
             self.draft.as_deref().unwrap_or("none"),
-            self.draft_ms_per_pass
+            self.draft_ms_per_pass,
+            self.draft_cpu_ms[0],
+            self.draft_cpu_ms[1],
+            self.draft_work[0],
+            self.draft_work[1]
         );
         let mut head: Vec<String> = ["text", "records", "tokens", "tokens/pass", "95 %", "predicted"].map(String::from).to_vec();
         head.extend((1..=DEPTHS).map(|d| format!("depth {d}")));
