@@ -9,7 +9,7 @@
 use crate::tensor::Token;
 
 /// Opinions about one candidate.
-pub const FEATURES: usize = 8;
+pub const FEATURES: usize = 7;
 pub type Features = [f32; FEATURES];
 
 /// Log-probability after the longest ending of the text that occurred before.
@@ -21,15 +21,10 @@ pub const PAIR: usize = 2;
 pub const LAST: usize = 3;
 /// Log-probability by the draft model.
 pub const MODEL: usize = 4;
-/// How far the draft model's log-probability is below [`RARE`]: what it calls rare may be cut off by the target's filters.
-pub const TAIL: usize = 5;
 /// The shared noise.
-pub const NOISE: usize = 6;
+pub const NOISE: usize = 5;
 /// 1 for "none of these".
-pub const MISS: usize = 7;
-
-/// A log-probability below which a token is rare: one in twenty.
-pub const RARE: f32 = -3.0;
+pub const MISS: usize = 6;
 
 /// No source calls a token less likely than this.
 pub const FLOOR: f32 = -7.0;
@@ -105,7 +100,7 @@ impl Mixer {
     /// Equal trust in all that have an opinion, and no learning: what the learnt weights are measured against.
     pub fn fixed(warm: bool) -> Self {
         let mut sets = [[0.0; FEATURES]; SETS];
-        sets[0] = [0.4, 0.2, 0.4, 0.2, 1.0, 0.0, warm as u8 as f32, 0.0];
+        sets[0] = [0.4, 0.2, 0.4, 0.2, 1.0, warm as u8 as f32, 0.0];
         Mixer { sets, rate: 0.0 }
     }
 

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::automaton::{Automaton, Match};
 use super::lm::Lm;
-use super::mix::{self, Choice, FEATURES, Features, LAST, LONG, MISS, MODEL, Mixer, NOISE, PAIR, Place, RARE, SHORT, TAIL};
+use super::mix::{self, Choice, FEATURES, Features, LAST, LONG, MISS, MODEL, Mixer, NOISE, PAIR, Place, SHORT};
 use super::table::{Key, Table};
 use crate::sampler::{Sampler, Tempered};
 use crate::tensor::Token;
@@ -158,7 +158,6 @@ impl Gather {
                 let listed = self.tempered.list.iter().find(|c| c.0 == token).map(|c| c.1);
                 let p = listed.or_else(|| logits.get(column_of(token)?).map(|l| self.tempered.log_prob(*l)));
                 row[MODEL] = p.unwrap_or(mix::FLOOR).max(mix::FLOOR);
-                row[TAIL] = (row[MODEL] - RARE).min(0.0);
                 left -= p.map_or(0.0, f32::exp);
             }
             row[NOISE] = rules.noise(spot.position, token);
