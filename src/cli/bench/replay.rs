@@ -5,6 +5,7 @@
 //! target would say of a row is not known but for the token that came: that alone feeds the table, where a real target gives eight
 //! tokens of every row. Nothing depends on the clock.
 
+use super::measure::processor_seconds;
 use super::report::markdown;
 use super::transcripts::{self, Transcript};
 use super::{Bench, Output};
@@ -315,16 +316,6 @@ fn one(stack: &mut Stack, text: &Transcript, sampler: &Sampler, shape: Shape, vo
         left = &left[taken..];
     }
     Ok(tally)
-}
-
-/// Processor time that this process has taken, in seconds: other processes' work is not in it.
-fn processor_seconds() -> f64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one timespec.
-    match unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) } {
-        0 => time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64,
-        _ => 0.0,
-    }
 }
 
 fn category(name: &str, tallies: &[Tally]) -> Category {

@@ -223,7 +223,14 @@ unsafe fn store(sums: &[[f32; TILE]], weights: &PackedMatrix, tile: usize, first
     let n = TILE.min(weights.rows() - tile * TILE);
     for (row, sums) in sums.iter().enumerate() {
         // SAFETY: inside the caller's `rows * out_stride` floats, as checked by `check`.
-        unsafe { out.add((first + row) * out_stride + tile * TILE).copy_from_nonoverlapping(sums.as_ptr(), n) };
+        unsafe {
+            let place = out.add((first + row) * out_stride + tile * TILE);
+            // Of a known length it is a few stores, not a call.
+            match n {
+                TILE => place.copy_from_nonoverlapping(sums.as_ptr(), TILE),
+                n => place.copy_from_nonoverlapping(sums.as_ptr(), n),
+            }
+        }
     }
 }
 
