@@ -26,7 +26,7 @@ const BRANCHES: usize = 8;
 /// Children less likely than this are not considered.
 const FAINT: f32 = 0.002;
 /// A level is not worth its pass if all its nodes together are less likely than this.
-const LEAST: f32 = 0.05;
+const LEAST: f32 = 0.1;
 /// A node is not evaluated along with others if it is this much less likely than the likeliest of them.
 const SHARE: f32 = 0.1;
 /// What a node's likeliest continuation has of its chance, as a rule at most.
