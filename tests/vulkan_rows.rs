@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::trees::{check_tree, prefill, random_tree, tokens};
-use common::vulkan::{config, device};
+use common::trees::{bits, check_tree, prefill, random_tree, tokens};
+use common::vulkan::{config, device, wide_config};
 use gemma::compute::KvFormat;
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
@@ -66,6 +66,33 @@ fn committed_bytes_equal_a_fresh_prefill() {
         prefill(&mut fresh, &history, &mut rng);
         let (a, fresh) = (a.visible_cache().unwrap(), fresh.visible_cache().unwrap());
         assert!(a == fresh && a.iter().any(|b| *b != 0), "{kv:?}, {} tokens", history.len());
+    }
+}
+
+/// One row, a few and many go through different kernels of linear layers: dot products, and matrix instructions where a device has them.
+#[test]
+fn kernels_for_one_few_and_many_rows_give_the_same_bits() {
+    let Some(open) = device() else { return };
+    let tokens = tokens(&mut SmallRng::seed_from_u64(3), 72);
+    for linear in ["i4-g32", "i4-row+h128"] {
+        let formats = [linear, "i8-row"].map(|f| f.parse().unwrap());
+        let weights = Weights::synthetic(wide_config(), move |role| formats[(role == Role::Embed) as usize], 12);
+        let options = EngineOptions { context: 128, kv: KvFormat::F16 };
+        let mut engine = PlannedEngine::new(&weights, Box::new(open()), options).unwrap();
+        let mut scores = Scores::default();
+        let mut want = Vec::new();
+        for token in &tokens {
+            engine.forward(&TokenTree::root(*token), Rows::All, &mut scores).unwrap();
+            engine.commit(&[0]).unwrap();
+            want.push(bits(scores.row(0)));
+        }
+        for rows in [7, 8, 9, 16, 31, 33, 64, 72] {
+            engine.truncate(0).unwrap();
+            engine.forward(&TokenTree::chain(&tokens[..rows]), Rows::All, &mut scores).unwrap();
+            for (row, want) in want[..rows].iter().enumerate() {
+                assert!(bits(scores.row(row)) == *want, "{linear}: row {row} of {rows}");
+            }
+        }
     }
 }
 

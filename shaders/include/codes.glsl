@@ -29,6 +29,10 @@ int operand(uint word, uint k) {
     return four(word, k);
 }
 
+// The operands of columns 0..15 and 16..31 of a step of 32 columns of i4, in their order.
+uvec4 low_columns(uvec4 c) { return uvec4(operand(c.x, 0), operand(c.x, 1), operand(c.y, 0), operand(c.y, 1)); }
+uvec4 high_columns(uvec4 c) { return uvec4(operand(c.z, 0), operand(c.z, 1), operand(c.w, 0), operand(c.w, 1)); }
+
 // `operand` times x, summed, to sum(value * x): first times PRODUCT_UNIT (a power of two, for the floats it is multiplied with), less
 // PRODUCT_OFFSET * sum(x).
 #define PRODUCT_UNIT (CODE == CODE_I4 ? 0.0625 : 1.0)

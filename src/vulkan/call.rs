@@ -3,15 +3,15 @@
 use super::device::DeviceInfo;
 use super::footprint::OwnSizes;
 use super::layout::{DeviceMatrix, Packing, code_number};
+use super::linear::put_beside;
 use super::pipeline::{Constants, Shader};
-use super::push::{ActPush, LinearPush, MatrixPush, Push};
+use super::push::{LinearPush, Push};
 use crate::compute::step::StepView;
 use crate::compute::{Act, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, RowSet, WeightId, best};
 use crate::kv::PAGE;
 use crate::tensor::trellis::Trellis;
 use crate::tensor::{Code, Group};
 use anyhow::{Result, bail, ensure};
-use bytemuck::Zeroable;
 use std::ops::Range;
 
 /// How many rows (and pages) the recorded commands are for; kernels look up in the step buffer how many there really are.
@@ -40,7 +40,7 @@ impl Bucket {
         Bucket::holding(step.rows - step.first, step.selected.len(), step.path.len(), pages)
     }
 
-    fn of(&self, rows: RowSet) -> usize {
+    pub(super) fn of(&self, rows: RowSet) -> usize {
         match rows {
             RowSet::All => self.rows,
             RowSet::Selected => self.selected,
@@ -81,6 +81,8 @@ impl Call {
 /// Where things lie on the device.
 pub struct Places<'a> {
     pub info: &'a DeviceInfo,
+    /// Whether linear layers may use matrix instructions.
+    pub matrix_instructions: bool,
     pub addresses: &'a [u64],
     pub matrices: &'a [DeviceMatrix],
     pub step: BufferId,
@@ -107,11 +109,11 @@ pub struct Own {
 const SPLIT_ROWS: usize = 32;
 
 impl Places<'_> {
-    fn at(&self, id: BufferId) -> u64 {
+    pub(super) fn at(&self, id: BufferId) -> u64 {
         self.addresses[id.0 as usize]
     }
 
-    fn matrix(&self, id: WeightId) -> &DeviceMatrix {
+    pub(super) fn matrix(&self, id: WeightId) -> &DeviceMatrix {
         &self.matrices[id.0 as usize]
     }
 
@@ -174,7 +176,7 @@ impl Places<'_> {
         Ok(out)
     }
 
-    fn call(&self, shader: Shader, constants: Constants, push: Push, groups: [usize; 3], touches: Vec<Touch>) -> Call {
+    pub(super) fn call(&self, shader: Shader, constants: Constants, push: Push, groups: [usize; 3], touches: Vec<Touch>) -> Call {
         let groups = groups.map(|g| g as u32);
         Call { shader, constants, push, linear: None, groups, touches, bytes: 0, label: "", of: 0..0 }
     }
@@ -274,80 +276,6 @@ impl Places<'_> {
         let work =
             RowWork { x, add, w_add: None, w: None, z, prepare, cols, eps: 0.0, rows: RowSet::All, glu: true, merge: None };
         self.row_call(work, bucket)
-    }
-
-    fn linear(&self, job: &LinearJob, rows: RowSet, bucket: Bucket) -> Result<Call> {
-        let (m, act) = (self.matrix(job.weight), &job.act);
-        let selected = (rows == RowSet::Selected) as u32;
-        let live = bucket.of(rows);
-        let sg = self.info.subgroup;
-        let step = self.at(self.step);
-        let touches = vec![Touch::Read(act.values), Touch::Read(act.scales), Touch::Read(act.sums), Touch::Write(job.out)];
-        let (values, sx, sums, out) = (self.at(act.values), self.at(act.scales), self.at(act.sums), self.at(job.out));
-        let mut call = match Packing::of(m.format, m.rows, m.cols)? {
-            None => {
-                let (threads, block) = (128, live.clamp(1, 4));
-                let constants =
-                    vec![(0, threads), (1, sg), (2, block as u32), (3, (m.format.code == Code::Bf16) as u32), (8, selected)];
-                let push = Push::new().at(m.codes).at(values).at(out).at(step).word(m.rows).word(m.cols).word(act.cols);
-                let groups = [live.div_ceil(block), m.rows.div_ceil((threads / sg) as usize), 1];
-                self.call(Shader::LinearFloat, constants, push, groups, touches)
-            }
-            Some(p) if m.format.code.is_trellis() => {
-                let block = live.clamp(1, 4);
-                let threads = if p.steps >= 1024 { 128 } else { 64 }.max(sg);
-                let mut constants = vec![(0, threads), (1, sg), (2, threads), (3, block as u32), (8, selected)];
-                constants.extend(trellis_constants(m.format.code, [4, 5, 6]));
-                let push = Push::new().at(m.codes).at(m.scales).at(values).at(sx).at(sums).at(out).at(step);
-                let push = push.word(m.rows).word(p.steps).word(act.cols);
-                self.call(Shader::LinearTrellis, constants, push, [live.div_ceil(block), p.rows, 1], touches)
-            }
-            Some(p) => {
-                // Fewer lanes have more parts each to keep, and less room for rows.
-                let block = live.clamp(1, if sg >= 32 { 16 } else { 8 });
-                // Loads in flight hide latency; sums of up to 64 (row, activation) pairs are kept by a subgroup.
-                let (each, rounds) = match block {
-                    1 => (2, 4),
-                    2 => (4, 2),
-                    4 => (4, 1),
-                    // A few long rows spread better in smaller tasks.
-                    8 if m.cols >= 2 * m.rows => (2, 1),
-                    _ => (4, 1),
-                };
-                let lanes = sg.min(32);
-                let grouped = m.format.group != Group::Row;
-                // Fewer lanes than the 32 parts of a grouped row have more parts each in flight already.
-                let rounds = if grouped { (rounds * lanes / 32).max(1) } else { rounds };
-                let threads = 4 * lanes;
-                let constants = vec![
-                    (0, threads),
-                    (1, sg),
-                    (2, block as u32),
-                    (3, each as u32),
-                    (4, code_number(m.format.code)),
-                    (5, p.width as u32),
-                    (6, grouped as u32),
-                    (7, rounds),
-                    (8, selected),
-                    (9, threads),
-                ];
-                let args = LinearPush {
-                    main: MatrixPush { codes: m.codes, scales: m.scales, out },
-                    act: ActPush { values, scales: sx, sums },
-                    step,
-                    n: m.rows as u32,
-                    steps: p.steps as u32,
-                    stride: act.cols as u32,
-                    more_n: [0; 2],
-                    more: [MatrixPush::zeroed(); 2],
-                };
-                let groups = [live.div_ceil(block), m.rows.div_ceil(4 * each), 1];
-                let call = self.call(Shader::Linear, constants, Push::of(&args), groups, touches);
-                Call { linear: Some(args), ..call }
-            }
-        };
-        call.bytes = m.bytes;
-        Ok(call)
     }
 
     fn rope(&self, op: &Op, bucket: Bucket) -> Result<Call> {
@@ -450,24 +378,6 @@ impl Places<'_> {
     }
 }
 
-/// Adds a linear layer of the operation `label`, whose calls begin at `begin`: to the call before it if that is on the same activations and
-/// of the same format, since a few large dispatches do more than many small ones.
-fn put_beside(calls: &mut Vec<Call>, begin: usize, mut call: Call, label: &'static str) {
-    call.label = label;
-    if let Some(args) = call.linear
-        && let Some(last) = calls[begin..].last_mut().filter(|l| l.constants == call.constants)
-        && let Some(beside) = &mut last.linear
-        && beside.put_beside(&args)
-    {
-        last.push = Push::of(beside);
-        last.groups[1] += call.groups[1];
-        last.bytes += call.bytes;
-        last.touches.extend(call.touches);
-        return;
-    }
-    calls.push(call);
-}
-
 /// What `row.comp` does with a row.
 struct RowWork<'a> {
     x: BufferId,
@@ -508,7 +418,7 @@ fn group(group: Group) -> u32 {
     }
 }
 
-fn trellis_constants(code: Code, [step, weights, multiplier]: [u32; 3]) -> Constants {
+pub(super) fn trellis_constants(code: Code, [step, weights, multiplier]: [u32; 3]) -> Constants {
     Trellis::of(code).map_or_else(Vec::new, |t| vec![(step, t.step), (weights, t.weights as u32), (multiplier, t.multiplier)])
 }
 

@@ -42,7 +42,7 @@ pub struct DeviceInfo {
     pub timestamp_ns: f32,
     /// Workgroups that keep it busy.
     pub busy: usize,
-    /// int8 matrices of 16 x 16 x 32 in a subgroup.
+    /// Instructions for int8 matrices: 16 x 32 times 32 x 8, by a subgroup of 32.
     pub matrices: bool,
     /// Why it cannot be used; empty if it can.
     pub missing: Vec<&'static str>,
@@ -163,7 +163,11 @@ impl Vulkan {
             timestamp_ns: if limits.timestamp_compute_and_graphics == vk::TRUE { limits.timestamp_period } else { 0.0 },
             // Vulkan does not count processors: boards have tens to hundreds, the others a few.
             busy: if kind == vk::PhysicalDeviceType::DISCRETE_GPU { 256 } else { 16 },
-            matrices: has(khr::cooperative_matrix::NAME) && self.has_int8_matrices(device),
+            matrices: missing.is_empty()
+                && subgroup.min_subgroup_size <= 32
+                && subgroup.max_subgroup_size >= 32
+                && has(khr::cooperative_matrix::NAME)
+                && self.has_int8_matrices(device),
             missing,
         }
     }
@@ -185,14 +189,23 @@ impl Vulkan {
     }
 
     fn has_int8_matrices(&self, device: vk::PhysicalDevice) -> bool {
+        let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
+        let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
+        let mut f = vk::PhysicalDeviceFeatures2::default().push_next(&mut v12).push_next(&mut matrices);
+        // SAFETY: the device offers the extension.
+        unsafe { self.instance.get_physical_device_features2(device, &mut f) };
+        if matrices.cooperative_matrix == vk::FALSE || v12.vulkan_memory_model == vk::FALSE {
+            return false;
+        }
         let query = khr::cooperative_matrix::Instance::new(&self._entry, &self.instance);
         // SAFETY: the device offers the extension.
         let shapes = unsafe { query.get_physical_device_cooperative_matrix_properties(device) }.unwrap_or_default();
         shapes.iter().any(|s| {
-            (s.m_size, s.n_size, s.k_size) == (16, 16, 32)
+            (s.m_size, s.n_size, s.k_size) == (16, 8, 32)
                 && s.a_type == vk::ComponentTypeKHR::SINT8
                 && s.b_type == vk::ComponentTypeKHR::SINT8
                 && s.c_type == vk::ComponentTypeKHR::SINT32
+                && s.result_type == vk::ComponentTypeKHR::SINT32
                 && s.scope == vk::ScopeKHR::SUBGROUP
         })
     }
@@ -316,7 +329,14 @@ impl Gpu {
         let priority = [1.0];
         let queues = [vk::DeviceQueueCreateInfo::default().queue_family_index(family).queue_priorities(&priority)];
         let (core, mut v11, mut v12, mut v13) = needed();
-        let create = vk::DeviceCreateInfo::default()
+        let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+        let extensions = [khr::cooperative_matrix::NAME.as_ptr()];
+        let mut create = vk::DeviceCreateInfo::default();
+        if info.matrices {
+            v12 = v12.vulkan_memory_model(true);
+            create = create.enabled_extension_names(&extensions).push_next(&mut matrices);
+        }
+        let create = create
             .queue_create_infos(&queues)
             .enabled_features(&core)
             .push_next(&mut v11)

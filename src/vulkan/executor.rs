@@ -5,6 +5,7 @@ use super::choose::Choice;
 use super::device::Gpu;
 use super::footprint::{OwnSizes, READBACK, key_block};
 use super::layout::DeviceMatrix;
+use super::matrix;
 use super::memory::{Arena, Block, Place, Span, Use};
 use super::pipeline::{self, Pipelines, Shader};
 use super::push::Push;
@@ -61,6 +62,8 @@ pub struct VulkanExecutor {
     matrices: Vec<DeviceMatrix>,
     plans: Vec<Recorded>,
     own: Option<Own>,
+    /// Whether there are matrix instructions that do what the kernels expect of them.
+    matrix_instructions: bool,
     /// Small writes that wait for the next submission.
     pending: Vec<(BufferId, usize, Vec<u8>)>,
     /// What the host last wrote to each step buffer.
@@ -72,13 +75,18 @@ impl VulkanExecutor {
     /// Works on a device, which is opened unless another executor of this process works on it.
     pub fn open(choice: Choice) -> Result<VulkanExecutor> {
         let (gpu, pipelines) = pipeline::open(choice)?;
+        let mut queue = Queue::new(&gpu)?;
+        let results = Block::new(&gpu, "results of a pass", RESULTS, Place::Readback)?;
+        let matrix_instructions =
+            gpu.info.matrices && matrix::are_as_expected(&mut queue, &mut pipeline::lock(&pipelines), &results)?;
         Ok(VulkanExecutor {
-            queue: Queue::new(&gpu)?,
+            matrix_instructions,
+            queue,
             pipelines,
             timing: None,
             uploader: None,
             readback: Block::new(&gpu, "results", READBACK, Place::Readback)?,
-            results: Block::new(&gpu, "results of a pass", RESULTS, Place::Readback)?,
+            results,
             started: None,
             weights: Arena::new(&gpu, Use::Weights),
             buffers: Arena::new(&gpu, Use::Buffers),
@@ -181,6 +189,7 @@ impl VulkanExecutor {
     fn calls(&self, recorded: &Recorded, bucket: Bucket) -> Result<Vec<Call>> {
         let places = Places {
             info: &self.gpu.info,
+            matrix_instructions: self.matrix_instructions,
             addresses: &self.addresses,
             matrices: &self.matrices,
             step: recorded.step,

@@ -11,6 +11,8 @@ pub mod device;
 mod executor;
 mod footprint;
 mod layout;
+mod linear;
+mod matrix;
 mod memory;
 mod outputs;
 mod pipeline;

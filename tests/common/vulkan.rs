@@ -39,9 +39,18 @@ pub fn config(window: usize) -> Config {
 
 /// Some layers, every n-th of them global.
 pub fn config_of(n_layers: usize, pattern: usize, window: usize) -> Config {
+    config_with(n_layers, pattern, window, 128, 256)
+}
+
+/// One layer whose rows have more groups than kernels of linear layers have parts, not as many in each.
+pub fn wide_config() -> Config {
+    config_with(1, 1, 70, 1280, 2304)
+}
+
+fn config_with(n_layers: usize, pattern: usize, window: usize, dim: usize, ffn_dim: usize) -> Config {
     let json = serde_json::json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
-        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": n_layers,
+        "hidden_size": dim, "intermediate_size": ffn_dim, "num_hidden_layers": n_layers,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 96,
         "query_pre_attn_scalar": 21, "sliding_window": window, "sliding_window_pattern": pattern,
         "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},

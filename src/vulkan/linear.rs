@@ -1,0 +1,146 @@
+//! Calls of linear layers: which of the kernels, in what shape.
+
+use super::call::{Bucket, Call, Places, Touch, trellis_constants};
+use super::layout::{Packing, code_number};
+use super::pipeline::{Constants, Shader};
+use super::push::{ActPush, LinearPush, MatrixPush, Push};
+use crate::compute::{LinearJob, RowSet};
+use crate::tensor::{Code, Format, Group};
+use anyhow::Result;
+use bytemuck::Zeroable;
+
+/// Rows of activations from which on matrix instructions are faster than dot products.
+const MATRIX_ROWS: usize = 8;
+/// Rows of activations up to which a subgroup takes all of them.
+const FEW_ROWS: usize = 32;
+
+/// Threads of a workgroup that uses matrix instructions: as many registers as they leave each are enough.
+const THREADS: u32 = 512;
+
+/// A kernel for integer codes: its shader and constants, and how many rows of activations and of the matrix a workgroup takes.
+struct Shape {
+    shader: Shader,
+    constants: Constants,
+    block: usize,
+    rows: usize,
+}
+
+impl Places<'_> {
+    /// The call of one linear layer.
+    pub(super) fn linear(&self, job: &LinearJob, rows: RowSet, bucket: Bucket) -> Result<Call> {
+        let (m, act) = (self.matrix(job.weight), &job.act);
+        let selected = (rows == RowSet::Selected) as u32;
+        let live = bucket.of(rows);
+        let sg = self.info.subgroup;
+        let step = self.at(self.step);
+        let touches = vec![Touch::Read(act.values), Touch::Read(act.scales), Touch::Read(act.sums), Touch::Write(job.out)];
+        let (values, sx, sums, out) = (self.at(act.values), self.at(act.scales), self.at(act.sums), self.at(job.out));
+        let mut call = match Packing::of(m.format, m.rows, m.cols)? {
+            None => {
+                let (threads, block) = (128, live.clamp(1, 4));
+                let constants =
+                    vec![(0, threads), (1, sg), (2, block as u32), (3, (m.format.code == Code::Bf16) as u32), (8, selected)];
+                let push = Push::new().at(m.codes).at(values).at(out).at(step).word(m.rows).word(m.cols).word(act.cols);
+                let groups = [live.div_ceil(block), m.rows.div_ceil((threads / sg) as usize), 1];
+                self.call(Shader::LinearFloat, constants, push, groups, touches)
+            }
+            Some(p) if m.format.code.is_trellis() => {
+                let block = live.clamp(1, 4);
+                let threads = if p.steps >= 1024 { 128 } else { 64 }.max(sg);
+                let mut constants = vec![(0, threads), (1, sg), (2, threads), (3, block as u32), (8, selected)];
+                constants.extend(trellis_constants(m.format.code, [4, 5, 6]));
+                let push = Push::new().at(m.codes).at(m.scales).at(values).at(sx).at(sums).at(out).at(step);
+                let push = push.word(m.rows).word(p.steps).word(act.cols);
+                self.call(Shader::LinearTrellis, constants, push, [live.div_ceil(block), p.rows, 1], touches)
+            }
+            Some(p) => {
+                let shape = match self.matrix_shape(m.format, m.cols, &p, live) {
+                    Some(shape) => shape,
+                    None => self.dot_shape(m.format, m.rows, m.cols, &p, live),
+                };
+                let mut constants = shape.constants;
+                constants.extend([(4, code_number(m.format.code)), (6, (m.format.group != Group::Row) as u32), (8, selected)]);
+                let args = LinearPush {
+                    main: MatrixPush { codes: m.codes, scales: m.scales, out },
+                    act: ActPush { values, scales: sx, sums },
+                    step,
+                    n: m.rows as u32,
+                    steps: p.steps as u32,
+                    stride: act.cols as u32,
+                    more_n: [0; 2],
+                    more: [MatrixPush::zeroed(); 2],
+                };
+                let groups = [live.div_ceil(shape.block), m.rows.div_ceil(shape.rows), 1];
+                let call = self.call(shape.shader, constants, Push::of(&args), groups, touches);
+                Call { linear: Some(args), ..call }
+            }
+        };
+        call.bytes = m.bytes;
+        Ok(call)
+    }
+
+    /// By dot products: any integer codes, any number of rows.
+    fn dot_shape(&self, format: Format, rows: usize, cols: usize, p: &Packing, live: usize) -> Shape {
+        let sg = self.info.subgroup;
+        // Fewer lanes have more parts each to keep, and less room for rows.
+        let block = live.clamp(1, if sg >= 32 { 16 } else { 8 });
+        // Loads in flight hide latency; sums of up to 64 (row, activation) pairs are kept by a subgroup.
+        let (each, rounds) = match block {
+            1 => (2, 4),
+            2 => (4, 2),
+            4 => (4, 1),
+            // A few long rows spread better in smaller tasks.
+            8 if cols >= 2 * rows => (2, 1),
+            _ => (4, 1),
+        };
+        let lanes = sg.min(32);
+        // Fewer lanes than the 32 parts of a grouped row have more parts each in flight already.
+        let rounds = if format.group != Group::Row { (rounds * lanes / 32).max(1) } else { rounds };
+        let threads = 4 * lanes;
+        let constants =
+            vec![(0, threads), (1, sg), (2, block as u32), (3, each as u32), (5, p.width as u32), (7, rounds), (9, threads)];
+        Shape { shader: Shader::Linear, constants, block, rows: 4 * each }
+    }
+
+    /// By matrix instructions, where the device and the matrix allow it and there are rows enough.
+    fn matrix_shape(&self, format: Format, cols: usize, p: &Packing, live: usize) -> Option<Shape> {
+        // Groups are loaded four by four.
+        let fits = format.code == Code::I4 && p.width == 32 && cols.is_multiple_of(128);
+        let room = self.info.max_workgroup >= THREADS && self.info.max_subgroups >= THREADS / 32;
+        if !(self.matrix_instructions && fits && room) || live < MATRIX_ROWS {
+            return None;
+        }
+        let threads = [(0, THREADS), (9, THREADS)];
+        // A walk over all of a row meets each of its 32 parts.
+        if live > FEW_ROWS && p.steps >= 32 {
+            let (tiles, row_tiles, beside) = (2, 2, 4);
+            let mut constants = vec![(2, tiles), (3, row_tiles), (7, beside), (10, 1)];
+            constants.extend(threads);
+            let (block, rows) = (8 * tiles * (THREADS / 32 / beside), 16 * row_tiles * beside);
+            return Some(Shape { shader: Shader::LinearMany, constants, block: block as usize, rows: rows as usize });
+        }
+        let (tiles, row_tiles, ahead) = if live > 8 { (2, 1, 1) } else { (1, 2, 1) };
+        let mut constants = vec![(2, tiles), (3, row_tiles), (7, ahead)];
+        constants.extend(threads);
+        let rows = 16 * row_tiles * (THREADS / 256);
+        Some(Shape { shader: Shader::LinearFew, constants, block: 8 * tiles as usize, rows: rows as usize })
+    }
+}
+
+/// Adds a linear layer of the operation `label`, whose calls begin at `begin`: to the call before it if that is on the same activations and
+/// of the same format, since a few large dispatches do more than many small ones.
+pub(super) fn put_beside(calls: &mut Vec<Call>, begin: usize, mut call: Call, label: &'static str) {
+    call.label = label;
+    if let Some(args) = call.linear
+        && let Some(last) = calls[begin..].last_mut().filter(|l| l.constants == call.constants)
+        && let Some(beside) = &mut last.linear
+        && beside.put_beside(&args)
+    {
+        last.push = Push::of(beside);
+        last.groups[1] += call.groups[1];
+        last.bytes += call.bytes;
+        last.touches.extend(call.touches);
+        return;
+    }
+    calls.push(call);
+}

@@ -1,0 +1,53 @@
+//! Whether matrix instructions lay their results out as the kernels take them to: Vulkan leaves that to the driver.
+
+use super::memory::Block;
+use super::pipeline::{Pipelines, Shader};
+use super::push::Push;
+use super::queue::Queue;
+use anyhow::Result;
+use ash::vk;
+
+/// Lanes of a subgroup and elements of a product that each has.
+const SHAPE: (usize, usize) = (32, 4);
+
+/// Runs `matrix_probe.comp`, whose results go to `block`.
+pub fn are_as_expected(queue: &mut Queue, pipelines: &mut Pipelines, block: &Block) -> Result<bool> {
+    let pipeline = pipelines.get(Shader::MatrixProbe, &Vec::new())?;
+    let (layout, push) = (pipelines.layout, Push::new().at(block.address));
+    // SAFETY: the block holds the results and lives until they are there.
+    let done = queue.once(|device, commands| unsafe {
+        use vk::{AccessFlags2 as A, PipelineStageFlags2 as S};
+        device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
+        device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
+        device.cmd_dispatch(commands, 1, 1, 1);
+        let to_host = [vk::MemoryBarrier2::default()
+            .src_stage_mask(S::COMPUTE_SHADER)
+            .src_access_mask(A::SHADER_STORAGE_WRITE)
+            .dst_stage_mask(S::HOST)
+            .dst_access_mask(A::HOST_READ)];
+        device.cmd_pipeline_barrier2(commands, &vk::DependencyInfo::default().memory_barriers(&to_host));
+    })?;
+    queue.wait(done)?;
+    // SAFETY: the device is done with the block.
+    let bytes = unsafe { block.bytes(0, SHAPE.0 * SHAPE.1 * 4) };
+    Ok(bytes.chunks_exact(4).enumerate().all(|(i, word)| word == expected(i).to_le_bytes()))
+}
+
+/// Element `i % 4` of lane `i / 4`: 8 row + column + 113, see the shader.
+fn expected(i: usize) -> i32 {
+    let (lane, element) = (i / SHAPE.1, i % SHAPE.1);
+    let (row, column) = (lane / 4 + element / 2 * 8, lane % 4 * 2 + element % 2);
+    (8 * row + column + 113) as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_of_the_product_is_expected_once() {
+        let mut all: Vec<i32> = (0..SHAPE.0 * SHAPE.1).map(expected).collect();
+        all.sort_unstable();
+        assert_eq!(all, (113..113 + 16 * 8).collect::<Vec<i32>>());
+    }
+}
