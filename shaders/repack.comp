@@ -40,6 +40,7 @@ void main() {
         const uint c = w;
         w = 0;
         [[unroll]] for (uint i = 0; i < 8; i++) w |= (c >> (4 * i) & 15) << (i % 4 * 8 + i / 4 * 4);
+        w ^= 0x88888888u; // signed: code - 8
     }
     if (CODE == CODE_I2) {
         const uint c = w;

@@ -1,7 +1,7 @@
 // Integer codes as four int8 operands of a dot product at a time, and what turns an integer sum into the row's value.
 //
-// A word of i4 holds columns 0..3 in its low nibbles and 4..7 in its high ones; a word of i2 holds columns 4k..4k+3 in bits 2k, 2k+1
-// of its bytes. `value = code - offset` (i2: twice that), so `sum(value * x) = DOUBLE * dot(code, x) - OFFSET * sum(x)`.
+// A word of i4 holds columns 0..3 in its low nibbles and 4..7 in its high ones, as signed numbers (the code less 8); a word of i2 holds
+// columns 4k..4k+3 in bits 2k, 2k+1 of its bytes. `value = code - offset` (i2: twice that), so `sum(value * x) = DOUBLE * dot(code, x) - OFFSET * sum(x)`.
 
 #define CODE_I8 0
 #define CODE_I4 1
@@ -16,8 +16,9 @@
 // What a scale is multiplied by.
 #define UNIT (CODE == CODE_I2 ? 0.5 : 1.0)
 
+// Four columns of codes, a byte each.
 int four(uint word, uint k) {
-    if (CODE == CODE_I4) return int((word >> (4 * k)) & 0x0f0f0f0fu);
+    if (CODE == CODE_I4) return int((word ^ 0x88888888u) >> (4 * k) & 0x0f0f0f0fu);
     if (CODE == CODE_I2) return int((word >> (2 * k)) & 0x03030303u);
     return int(word);
 }
@@ -25,7 +26,7 @@ int four(uint word, uint k) {
 // Four columns of codes as the int8 operands that dot products take. i4 becomes sixteen times its value, so that nothing is to be
 // subtracted: a nibble in the high half of a byte is signed.
 int operand(uint word, uint k) {
-    if (CODE == CODE_I4) return int(((k == 0 ? word << 4 : word) ^ 0x80808080u) & 0xf0f0f0f0u);
+    if (CODE == CODE_I4) return int((k == 0 ? word << 4 : word) & 0xf0f0f0f0u);
     return four(word, k);
 }
 

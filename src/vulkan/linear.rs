@@ -14,8 +14,10 @@ const MATRIX_ROWS: usize = 8;
 /// Rows of activations up to which a subgroup takes all of them.
 const FEW_ROWS: usize = 32;
 
-/// Threads of a workgroup that uses matrix instructions: as many registers as they leave each are enough.
+/// Threads of a workgroup that uses matrix instructions. With fewer, NVIDIA's compiler takes more registers for each, and fewer fit.
 const THREADS: u32 = 512;
+/// Bytes that it shares, at most.
+const SHARED: u32 = 48 << 10;
 
 /// A kernel for integer codes: its shader and constants, and how many rows of activations and of the matrix a workgroup takes.
 struct Shape {
@@ -106,7 +108,8 @@ impl Places<'_> {
     fn matrix_shape(&self, format: Format, cols: usize, p: &Packing, live: usize) -> Option<Shape> {
         // Groups are loaded four by four.
         let fits = format.code == Code::I4 && p.width == 32 && cols.is_multiple_of(128);
-        let room = self.info.max_workgroup >= THREADS && self.info.max_subgroups >= THREADS / 32;
+        let i = self.info;
+        let room = i.max_workgroup >= THREADS && i.max_subgroups >= THREADS / 32 && i.max_shared >= SHARED;
         if !(self.matrix_instructions && fits && room) || live < MATRIX_ROWS {
             return None;
         }
@@ -132,7 +135,7 @@ impl Places<'_> {
 pub(super) fn put_beside(calls: &mut Vec<Call>, begin: usize, mut call: Call, label: &'static str) {
     call.label = label;
     if let Some(args) = call.linear
-        && let Some(last) = calls[begin..].last_mut().filter(|l| l.constants == call.constants)
+        && let Some(last) = calls[begin..].last_mut().filter(|l| (l.shader, &l.constants) == (call.shader, &call.constants))
         && let Some(beside) = &mut last.linear
         && beside.put_beside(&args)
     {
