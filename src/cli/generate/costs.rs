@@ -24,7 +24,7 @@ const MOST_HABITS: usize = 32;
 /// How long measuring may take before the first text; what is left then is estimated.
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// Sizes that are measured twice, the better one counting, as long as all of them are this quick together.
-const QUICK: Duration = Duration::from_millis(50);
+const QUICK: Duration = Duration::from_millis(100);
 /// Rows of the passes measured beside one, in this order; the first tells most.
 const SIZES: [usize; 5] = [ALWAYS, 2, 4, 16, 32];
 const ALWAYS: usize = 8;
@@ -181,12 +181,23 @@ fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
             points.insert(rows, if start.elapsed() < QUICK { once.min(pass(rows)?) } else { once });
         }
     }
+    without_spikes(&mut points);
     let mut curve: Vec<(usize, f32)> = vec![(1, points[&1])];
     for rows in [2, 4, 8, 16, 32] {
         let least = curve[curve.len() - 1].1;
         curve.push((rows, points.get(&rows).copied().unwrap_or_else(|| estimate(&points, rows)).max(least)));
     }
     Ok(CostCurve::new(&curve))
+}
+
+/// Fewer rows never take longer: what was measured above a larger pass had its time slice stolen, and would make all larger ones look
+/// dear, so that none is ever tried.
+fn without_spikes(points: &mut BTreeMap<usize, f32>) {
+    let mut least = f32::INFINITY;
+    for seconds in points.values_mut().rev() {
+        least = least.min(*seconds);
+        *seconds = least;
+    }
 }
 
 /// What a pass may take by those measured: on the line through its neighbours or the nearest two.
@@ -223,6 +234,9 @@ mod tests {
         let knee = points(&[(1, 1.0), (4, 1.0), (8, 3.0)]);
         assert_eq!([2, 6, 16].map(|rows| estimate(&knee, rows)), [1.0, 2.0, 7.0]);
         assert_eq!(estimate(&points(&[(1, 1.0), (8, 0.5)]), 32), 1.0, "never less than one row");
+        let mut stolen = points(&[(1, 1.0), (2, 9.0), (4, 1.2), (8, 1.5)]);
+        without_spikes(&mut stolen);
+        assert_eq!(stolen, points(&[(1, 1.0), (2, 1.2), (4, 1.2), (8, 1.5)]));
     }
 
     #[test]
