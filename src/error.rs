@@ -18,6 +18,8 @@ pub enum Kind {
     Memory,
     /// The prompt exceeds the context: exit 7.
     Context,
+    /// The text ended before its grammar was complete: exit 8.
+    Incomplete,
 }
 
 impl Kind {
@@ -28,6 +30,7 @@ impl Kind {
             Kind::Device => 4,
             Kind::Memory => 5,
             Kind::Context => 7,
+            Kind::Incomplete => 8,
         }
     }
 }

@@ -5,7 +5,7 @@
 //! 6  cli         what was typed -> a validated setup; the only room that prints
 //! 5  decode      the loop, verification, statistics
 //! 4  draft       where proposals come from     quant  offline conversion     eval  likelihoods
-//! 3  engine      one model and one timeline
+//! 3  engine      one model and one timeline    grammar  which tokens may follow (JSON Schema, Lark, regular expressions)
 //! 2  gemma       what Gemma 3 is: config, weights, forward pass, tokenizer, chat     vulkan  the GPU executor
 //!    npu         an executor that hands sealed pages of global layers to the NPU, and a model of the device
 //! 1  checkpoint  files -> tensors              compute  dispatch list, kernels and their scalar twins    sampler
@@ -20,7 +20,7 @@
 //! # Four promises
 //! 1. `history` is the only truth; every cache follows it by common prefix.
 //! 2. What a row computes depends on its own token path alone, bit for bit.
-//! 3. Sampling is a pure function of (seed, position, logits).
+//! 3. Sampling is a pure function of (seed, position, logits), and under a grammar or penalty of the tokens before.
 //! 4. So the text is the same whatever drafter or tree proposes, at every temperature.
 //!
 //! # Glossary
@@ -37,6 +37,7 @@ pub mod engine;
 pub mod error;
 pub mod eval;
 pub mod gemma;
+pub mod grammar;
 pub mod kv;
 pub mod npu;
 pub mod quant;

@@ -1,36 +1,106 @@
-//! What a terminal is sent: colour where it is wanted, a final line break, figures, and no question.
+//! What a terminal is sent: colour where it is wanted, a final line break, figures, and no question but in a chat.
 #![cfg(target_os = "linux")]
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::process::Command;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
-/// Runs on a terminal of its own: standard input, output and error. Returns the exit code and what the terminal was sent.
+/// A process on a terminal of its own, 80 columns wide: standard input, output and error.
+struct Terminal {
+    master: File,
+    child: Child,
+    /// All that the terminal was sent, the part of it that is whole characters, and how much of that was looked at.
+    raw: Vec<u8>,
+    sent: String,
+    seen: usize,
+}
+
+impl Terminal {
+    fn open(args: &[&str], env: &[(&str, &str)], dir: &Path) -> Terminal {
+        let (mut master, mut slave) = (0, 0);
+        let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: both numbers are written by the call, the size is read; the other arguments may be null.
+        let made = unsafe { libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), &size) };
+        assert_eq!(made, 0);
+        // SAFETY: fresh descriptors that nobody else owns.
+        let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gemma"));
+        command.args(args).current_dir(dir).env_clear().env("HOME", dir).env("TERM", "xterm").env("GEMMA_DRAFT_MEMORY", "off");
+        command.envs(env.iter().copied());
+        command.stdin(slave.try_clone().unwrap()).stdout(slave.try_clone().unwrap()).stderr(slave);
+        // SAFETY: these may be called between fork and exec; the terminal on standard input becomes the one whose Ctrl-C counts.
+        unsafe {
+            command.pre_exec(|| {
+                libc::signal(libc::SIGINT, libc::SIG_DFL);
+                libc::setsid();
+                libc::ioctl(0, libc::TIOCSCTTY, 0);
+                Ok(())
+            });
+        }
+        let child = command.spawn().unwrap();
+        Terminal { master, child, raw: Vec::new(), sent: String::new(), seen: 0 }
+    }
+
+    /// Reads until the terminal shows `text` behind what was looked at, and returns what came before it.
+    #[track_caller]
+    fn until(&mut self, text: &str) -> String {
+        let patience = Instant::now() + Duration::from_secs(120);
+        let mut bytes = [0; 4096];
+        loop {
+            if let Some(at) = self.sent[self.seen..].find(text) {
+                let before = self.sent[self.seen..][..at].to_owned();
+                self.seen += at + text.len();
+                return before;
+            }
+            let left = self.sent[self.seen..].to_owned();
+            assert!(Instant::now() < patience, "no {text:?} in {left:?}");
+            let n = self.master.read(&mut bytes).unwrap_or(0);
+            assert!(n > 0, "it ended without {text:?}: {left:?}");
+            self.raw.extend_from_slice(&bytes[..n]);
+            let whole = std::str::from_utf8(&self.raw).map_or_else(|e| e.valid_up_to(), str::len);
+            self.sent = std::str::from_utf8(&self.raw[..whole]).unwrap().to_owned();
+        }
+    }
+
+    /// Waits for the prompt, which the line editor begins like this, and returns what came before it.
+    #[track_caller]
+    fn prompt(&mut self) -> String {
+        self.until("\x1b[?2004h")
+    }
+
+    /// Types a line and waits until the editor has taken it.
+    #[track_caller]
+    fn line(&mut self, keys: &str) {
+        self.keys(keys);
+        self.until("\x1b[?2004l");
+    }
+
+    /// Types a line and returns what is shown until the next prompt. Keys pressed between two prompts may be lost.
+    #[track_caller]
+    fn ask(&mut self, keys: &str) -> String {
+        self.line(keys);
+        self.prompt()
+    }
+
+    fn keys(&mut self, keys: &str) {
+        self.master.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// The exit code and all that was sent.
+    fn end(mut self) -> (Option<i32>, String) {
+        // Reading a terminal that everyone has left fails; until then it gives all there is.
+        let _ = self.master.read_to_end(&mut self.raw);
+        (self.child.wait().unwrap().code(), String::from_utf8(self.raw).unwrap())
+    }
+}
+
+/// Runs to its end. Returns the exit code and what the terminal was sent.
 fn on_terminal(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String) {
-    let (mut master, mut slave) = (0, 0);
-    // SAFETY: both numbers are written by the call; the other arguments may be null.
-    let made = unsafe { libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), std::ptr::null()) };
-    assert_eq!(made, 0);
-    // SAFETY: fresh descriptors that nobody else owns.
-    let (mut master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
-    let dir = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gemma"));
-    command
-        .args(args)
-        .current_dir(&dir)
-        .env_clear()
-        .env("HOME", dir.path())
-        .env("TERM", "xterm")
-        .env("GEMMA_DRAFT_MEMORY", "off")
-        .envs(env.iter().copied());
-    command.stdin(slave.try_clone().unwrap()).stdout(slave.try_clone().unwrap()).stderr(slave);
-    let mut child = command.spawn().unwrap();
-    drop(command);
-    let mut sent = Vec::new();
-    // Reading a terminal that everyone has left fails; until then it gives all there is.
-    let _ = master.read_to_end(&mut sent);
-    (child.wait().unwrap().code(), String::from_utf8(sent).unwrap())
+    Terminal::open(args, env, tempfile::tempdir().unwrap().path()).end()
 }
 
 #[test]
@@ -59,4 +129,70 @@ fn a_terminal_is_never_asked_for_input() {
         assert_eq!(code, Some(2), "{text}");
         assert!(text.contains("help:"), "{text}");
     }
+}
+
+#[test]
+fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut chat = Terminal::open(&["chat", "--seed", "2", "-n", "24", "-s", "Be brief."], &[], dir.path());
+    chat.until("/help lists the commands");
+    chat.prompt();
+    assert!(chat.ask("/stats\r").contains("no answer yet"));
+    let answer = chat.ask("What is photosynthesis?\r");
+    assert!(answer.trim().len() > 20, "{answer:?}");
+    let first = read_anew(&chat.ask("/stats\r"));
+    // A line that is edited, and one that goes on in the next: the answer reads the new message alone.
+    chat.ask("Why thx\x7fat?\\\r");
+    chat.ask("Tell me.\r");
+    let second = read_anew(&chat.ask("/stats\r"));
+    assert!(second < first + 10, "{first} tokens were read first, {second} then");
+    assert!(chat.ask("/nonsense\r").contains("there is no /nonsense"));
+    assert!(chat.ask("/save talk.json\r").contains("saved as talk.json"));
+    let talk: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
+    let roles: Vec<_> = talk.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
+    assert_eq!(talk[3]["content"], "Why that?\nTell me.");
+    assert!(answer.replace("\r\n", "\n").contains(talk[2]["content"].as_str().unwrap().trim()), "{answer:?}: {talk}");
+    assert!(chat.ask("/reset\r").contains("forgotten"));
+    assert!(chat.ask("/save talk.json\r").contains("nothing was said yet"));
+    chat.keys("/quit\r");
+    let (code, text) = chat.end();
+    assert_eq!(code, Some(0), "{text}");
+}
+
+/// Tokens of the last prompt that were not in the cache.
+fn read_anew(stats: &str) -> usize {
+    let (before, _) = stats.split_once(" of the last prompt's read anew").unwrap_or_else(|| panic!("{stats:?}"));
+    before.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn an_interrupt_stops_an_answer_and_leaves_at_the_prompt() {
+    let dir = tempfile::tempdir().unwrap();
+    for leave in ["\x03", "\x04"] {
+        let mut chat = Terminal::open(&["chat", "--seed", "2", "--ignore-eos"], &[], dir.path());
+        chat.until("Ctrl-D leaves");
+        chat.prompt();
+        for _ in 0..2 {
+            chat.line("Count from one to a thousand.\r");
+            // Some of the answer, which would go on until the context is full.
+            chat.until(" ");
+            chat.until(" ");
+            chat.keys("\x03");
+            chat.until("(stopped)");
+            chat.prompt();
+        }
+        chat.keys(leave);
+        let (code, text) = chat.end();
+        assert_eq!(code, Some(0), "{text}");
+    }
+}
+
+#[test]
+fn a_chat_is_never_entered_from_a_pipe() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gemma"));
+    let output = command.args(["chat"]).stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
+    assert!(text.contains("terminal") && text.contains("gemma generate"), "{text}");
 }

@@ -15,7 +15,7 @@ use gemma::engine::{Engine, ReducedEngine, Rows, Scores, Timeline, TokenTree};
 use gemma::error::{Kind, fault_of};
 use gemma::gemma::ReducedVocabulary;
 use gemma::sampler::{Sampler, SamplerConfig};
-use invariance::{Case, Oracle, Random, check, run};
+use invariance::{Case, Oracle, Random, Strict, check, run};
 use toy::Toy;
 
 fn settings() -> Vec<SamplerConfig> {
@@ -57,6 +57,37 @@ fn every_drafter_gives_the_plain_text() {
             }
         }
     }
+}
+
+/// Under a rule, too; its forced tokens come for nothing, whatever else is drafted.
+#[test]
+fn a_rule_is_kept_whatever_drafts() {
+    let mut passes = 0;
+    for (i, config) in settings().into_iter().enumerate() {
+        for beside in [None, Some(2)] {
+            let target = Toy { order: 3, beside, ..Toy::new(60 + i as u64) };
+            let draft = draft_of(&target, 0.3);
+            let rule = std::sync::Arc::new(Strict { vocab: target.vocab });
+            let config = SamplerConfig { seed: i as u64, ..config.clone() };
+            let case = Case { rule: Some(rule.clone()), ..Case::new(&[3, 1, 4], config) };
+            let (text, figures) = check(&|| target.engine(), &|| draft.engine(), &case);
+            assert!((3..text.history.len()).all(|at| rule.allows(&text.history[..at], text.history[at])), "{text:?}");
+            for (name, stats) in figures {
+                let grammar = stats.by_source.iter().find(|source| source.0 == "grammar").map(|source| source.1);
+                match name {
+                    "none" => assert_eq!((stats.passes, grammar), (60, None)),
+                    "oracle" => assert_eq!(stats.total.drafted, stats.total.accepted),
+                    "ngram" => {
+                        let grammar = grammar.expect("forced tokens are drafted");
+                        assert!(grammar.accepted > 10 && stats.passes < 50, "{stats:?}");
+                        passes += stats.passes;
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    assert!(passes < 16 * 40, "{passes} passes for {} tokens", 16 * 60);
 }
 
 #[test]

@@ -15,6 +15,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("npu", 2),
     ("vulkan", 2),
     ("engine", 3),
+    ("grammar", 3),
     ("eval", 4),
     ("quant", 4),
     ("draft", 4),
@@ -42,6 +43,8 @@ const SEAMS: &[(&str, &[&str])] = &[
     ("token_embd", &["gemma/gguf/"]),
     ("tokenizer.ggml", &["gemma/gguf/"]),
     ("CpuExecutor", &["compute/", "cli/"]),
+    ("llguidance", &["grammar/"]),
+    ("rustyline", &["cli/chat/"]),
 ];
 
 fn files(dir: &Path, ending: &str, out: &mut Vec<PathBuf>) {

@@ -147,3 +147,33 @@ fn damaged_files_are_refused_in_order() {
     }
     assert!(refused > rounds / 2, "{refused} of {rounds}");
 }
+
+/// Every way that a tokenizer may cut what a grammar describes stays open where nothing is fixed, and what is fixed is cut its way.
+#[test]
+fn a_grammar_speaks_the_tokenizers_language() {
+    use gemma::grammar::{Grammars, Source};
+    use gemma::sampler::Rule;
+    for (tokenizer, _) in pairs() {
+        let tokenizer = std::sync::Arc::new(tokenizer);
+        let stop = tokenizer.id("<end_of_turn>").or(tokenizer.id("<eos>")).unwrap();
+        let begun = std::time::Instant::now();
+        let grammars = Grammars::new(tokenizer.clone(), &[stop]).unwrap();
+        let made = begun.elapsed();
+        let schema = serde_json::json!({"type": "object", "properties": {"title": {"type": "string"}, "pages": {"type": "integer"}},
+            "required": ["title", "pages"], "additionalProperties": false});
+        let grammar = grammars.compile(&Source::JsonSchema(schema)).unwrap();
+        let rule = grammar.follow(0);
+        let (mut history, mut forced) = (Vec::new(), 0);
+        let text = "{\"title\": \"Naïve 😀 stories\\n of \\\"foxes\\\"\", \"pages\": 120}";
+        let begun = std::time::Instant::now();
+        for token in tokenizer.encode(text, Special::AsText).unwrap() {
+            let mask = rule.mask(&history).unwrap();
+            assert!(mask.allows(token), "{:?} after {:?}", tokenizer.piece(token), tokenizer.decode(&history));
+            forced += mask.only().is_some() as usize;
+            history.push(token);
+            rule.settle(&history);
+        }
+        assert!(rule.mask(&history).unwrap().ends() && rule.is_complete(&history) && forced > 3, "{forced} forced");
+        println!("{} tokens: prepared in {made:?}, {:?} a mask", tokenizer.vocab(), begun.elapsed() / history.len() as u32);
+    }
+}

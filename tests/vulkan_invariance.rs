@@ -14,8 +14,8 @@ use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, Memory, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::eval::evaluate;
 use gemma::gemma::{Role, Weights};
-use gemma::sampler::SamplerConfig;
-use invariance::{Case, check};
+use gemma::sampler::{Rule, SamplerConfig};
+use invariance::{Case, Strict, check};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::sync::{Arc, Mutex};
@@ -110,11 +110,13 @@ fn every_drafter_gives_the_plain_text() {
     let Some(open) = device() else { return };
     let (linear, embed, kv) = ("i4-g32", "i8-row", KvFormat::F16);
     let pool = Pool::default();
-    // Greedy, and at temperature 1 with the sampler's noise; the prompt ends short of a page.
-    for (temperature, prompt) in [(0.0, 6), (1.0, 250)] {
+    // Greedy, and at temperature 1 with the sampler's noise; the prompt ends short of a page. Greedy under a rule, which the device's
+    // lists of the best tokens know nothing of.
+    for (temperature, prompt, rule) in [(0.0, 6, None), (1.0, 250, None), (0.0, 7, Some(Arc::new(Strict { vocab: 96 })))] {
         let mut rng = SmallRng::seed_from_u64(9);
         let sampler = SamplerConfig { temperature, seed: 4, ..SamplerConfig::default() };
-        let case = Case { max_tokens: 10, ..Case::new(&tokens(&mut rng, prompt), sampler) };
+        let rule = rule.map(|rule| rule as Arc<dyn Rule>);
+        let case = Case { max_tokens: 10, rule: rule.clone(), ..Case::new(&tokens(&mut rng, prompt), sampler) };
         // The draft model has the target's weights, on the processor: mostly right, for other reasons.
         let target = || {
             let waiting = pool.lock().unwrap().pop();
@@ -125,6 +127,10 @@ fn every_drafter_gives_the_plain_text() {
         assert_eq!((text.heard.len(), text.stop), (10, Stop::Length));
         let accepted = |name: &str| figures.iter().find(|f| f.0 == name).unwrap().1.total.accepted;
         assert!(accepted("oracle") > 0 && accepted("model") > 0 && accepted("none") == 0 && accepted("liar") == 0);
+        for at in prompt..text.history.len() {
+            let mask = rule.as_ref().map(|rule| rule.mask(&text.history[..at]).unwrap());
+            assert!(mask.is_none_or(|mask| mask.allows(text.history[at])), "token {at}");
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 /// What the exit code says.
-pub const EXIT_CODES: [(&str, &str); 11] = [
+pub const EXIT_CODES: [(&str, &str); 12] = [
     ("0", "done"),
     ("1", "failure at run time"),
     ("2", "wrong usage"),
@@ -17,6 +17,7 @@ pub const EXIT_CODES: [(&str, &str); 11] = [
     ("5", "does not fit in memory"),
     ("6", "some batch records failed"),
     ("7", "the prompt exceeds the context"),
+    ("8", "the text ended before its grammar was complete"),
     ("130", "interrupted (Ctrl-C)"),
     ("141", "closed pipe (SIGPIPE)"),
     ("143", "terminated (SIGTERM)"),
@@ -47,6 +48,8 @@ pub struct Cli {
 pub enum Command {
     /// Generate text from a prompt
     Generate(Box<super::generate::Generate>),
+    /// Talk to the model at a terminal
+    Chat(Box<super::chat::Chat>),
     /// Convert a checkpoint to a smaller artifact
     Quantize(super::quantize::Quantize),
     /// Measure how likely a model finds a text
@@ -248,6 +251,7 @@ impl Command {
     pub fn name(&self) -> &'static str {
         match self {
             Command::Generate(_) => "generate",
+            Command::Chat(_) => "chat",
             Command::Quantize(_) => "quantize",
             Command::Eval(_) => "eval",
             Command::Bench(_) => "bench",

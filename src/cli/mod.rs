@@ -3,6 +3,7 @@
 
 pub mod args;
 pub mod bench;
+pub mod chat;
 pub mod devices;
 pub mod eval;
 pub mod generate;
@@ -37,6 +38,7 @@ pub fn run(typed: &Typed) -> Result<u8> {
     }
     match &typed.command {
         Command::Generate(options) => generate::run(options, typed),
+        Command::Chat(options) => chat::run(options, typed),
         Command::Quantize(options) => quantize::run(options, ui),
         Command::Eval(options) => eval::run(options, ui),
         Command::Bench(options) => bench::run(options, ui),

@@ -24,7 +24,7 @@ pub struct Record {
     /// What the NPU did, or a model of it; null without.
     pub npu: Option<crate::compute::AssistReport>,
     pub model: Model,
-    /// What went wrong, with the finish reason `error`.
+    /// What went wrong: with the finish reason `error`, or where the text ended before its grammar was complete.
     pub error: Option<String>,
 }
 

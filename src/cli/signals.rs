@@ -48,6 +48,18 @@ impl Interrupt {
         Ok(interrupt)
     }
 
+    /// From here on SIGINT only sets the flag, which [`reset`](Self::reset) takes back: for a conversation that outlives its answers.
+    pub fn watch_answers() -> Result<Self> {
+        let interrupt = Interrupt::default();
+        signal_hook::flag::register(signal_hook::consts::SIGINT, interrupt.stop.clone()).context("installing signal handlers")?;
+        Ok(interrupt)
+    }
+
+    /// As if no signal had come.
+    pub fn reset(&self) {
+        self.stop.store(false, Ordering::Relaxed);
+    }
+
     /// Set once a signal came.
     pub fn flag(&self) -> &AtomicBool {
         &self.stop

@@ -149,7 +149,7 @@ fn wants_colour(choice: Colour, terminal: bool, env: impl Fn(&str) -> Option<OsS
 }
 
 /// File names and model texts may hold escape codes; a terminal must not obey them.
-fn clean(text: &str) -> String {
+pub fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
 }
 

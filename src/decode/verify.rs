@@ -24,8 +24,9 @@ impl Verdict {
 
 /// Walks from the root to the child that carries the token picked, for as long as there is one.
 ///
-/// `scores` has a row per node, `history` ends with the root.
+/// `scores` has a row per node, `history` ends with the root. What a sampler's rule allows is asked along the accepted path alone.
 pub fn verify(tree: &TokenTree, scores: &Scores, sampler: &Sampler, history: &[Token]) -> Result<Verdict> {
+    sampler.settle(history);
     let mut context = if sampler.reads_context() { history.to_vec() } else { Vec::new() };
     let mut path = vec![0];
     loop {

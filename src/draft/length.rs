@@ -14,7 +14,7 @@ use super::depth::{Depth, Habits};
 use super::guard::{Account, Ledger, MARGIN, Trust};
 use super::outcome::Outcome;
 use super::overlap::{Ahead, Overlap};
-use super::{DraftContext, Drafter, Figures, Pace, Proposal};
+use super::{DraftContext, Drafter, Figures, Pace, Proposal, forced};
 use crate::error::Fault;
 
 /// Speed over that of plain decoding below which its cost is measured again now and then, and the rounds between: the nearer the two
@@ -108,7 +108,8 @@ struct Round {
     levels: Option<usize>,
     /// Seconds that drafting took before the pass.
     drafting: f32,
-    /// Tokens that the kept nodes promise, before any doubt; and the trust in that then.
+    /// Nodes that cannot fail; tokens that the other kept nodes promise, before any doubt; and the trust in that then.
+    sure: usize,
     expected: f32,
     trust: f32,
     /// Worked ahead during the pass.
@@ -190,7 +191,7 @@ impl Paced {
         if rows == 1 {
             self.trust.fade();
         } else {
-            self.trust.observe(round.expected, taken as f32);
+            self.trust.observe(round.expected, taken.saturating_sub(round.sure) as f32);
         }
         let Some(asked) = round.levels else {
             self.accounts.iter_mut().for_each(Account::pass);
@@ -198,7 +199,7 @@ impl Paced {
             return;
         };
         self.figures.rounds += 1;
-        self.figures.predicted += (1.0 + round.trust * round.expected) as f64;
+        self.figures.predicted += ((1 + round.sure) as f32 + round.trust * round.expected) as f64;
         self.figures.realised += tokens as f64;
         let costly = asked > 0;
         if self.clock.is_some() && costly {
@@ -221,8 +222,9 @@ impl Paced {
         let (trust, curve) = (self.trust.factor(), self.costs.at(ctx.history.len()));
         let mut tokens = 1.0;
         let mut best = (0, MARGIN / (curve.cost(1) + drafting));
-        for (i, node) in out.by_chance().into_iter().enumerate().take(affordable) {
-            tokens += trust * out.chance[node as usize];
+        // What cannot fail can be afforded.
+        for (i, node) in out.by_chance().into_iter().enumerate().take(affordable.max(forced::count(out))) {
+            tokens += if forced::is_sure(out, node as usize) { 1.0 } else { trust * out.chance[node as usize] };
             let rate = tokens / (curve.cost(i + 2) + drafting);
             if rate > best.1 {
                 best = (i + 1, rate);
@@ -294,7 +296,15 @@ impl Drafter for Paced {
                 out.keep_best(size);
                 self.size += 0.1 * (size as f32 - self.size);
             }
-            self.round.expected = out.expected();
+            self.round.sure = forced::count(out);
+            self.round.expected = out.expected() - self.round.sure as f32;
+        } else {
+            // What cannot be wrong pays even where guesses do not.
+            let most = self.costs.at(ctx.history.len()).max_rows() - 1;
+            forced::chain(&DraftContext { nodes: ctx.nodes.min(most), ..*ctx }, out);
+            let size = self.best_size(ctx, out, 0.0);
+            out.keep_best(size);
+            self.round.sure = forced::count(out);
         }
         self.kept.remember(ctx.history, out);
         Ok(())

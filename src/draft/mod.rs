@@ -7,6 +7,7 @@ pub mod automaton;
 pub mod cost;
 pub mod depth;
 pub mod figures;
+pub mod forced;
 pub mod guard;
 pub mod length;
 pub mod lm;

@@ -6,7 +6,7 @@ use super::automaton::{Automaton, Match};
 use super::lm::Lm;
 use super::mix::{self, Choice, FEATURES, Features, LAST, LONG, MISS, MODEL, Mixer, NOISE, PAIR, Place, SHORT};
 use super::table::{Key, Table};
-use crate::sampler::{Sampler, Tempered};
+use crate::sampler::{Mask, Sampler, Tempered};
 use crate::tensor::Token;
 
 /// Candidates that a context match, a table entry and the draft model each bring.
@@ -39,6 +39,8 @@ pub struct Spot {
 #[derive(Clone, Copy)]
 pub struct Rules<'a> {
     pub sampler: &'a Sampler,
+    /// What may follow this place, where a rule says so.
+    pub mask: Option<&'a Mask>,
     /// Ids from here on are unknown to the target.
     pub vocab: usize,
     /// Whether candidates are ranked with the noise that the target will add.
@@ -51,7 +53,7 @@ impl Rules<'_> {
     }
 
     fn allow(&self, token: Token) -> bool {
-        (token as usize) < self.vocab && self.sampler.allows(token)
+        (token as usize) < self.vocab && self.sampler.allows(token) && self.mask.is_none_or(|mask| mask.allows(token))
     }
 }
 
@@ -86,6 +88,7 @@ pub struct Gather {
     opinions: [Opinion; 4],
     tempered: Tempered,
     ranked: Vec<(Token, f32)>,
+    masked: Vec<f32>,
 }
 
 impl Gather {
@@ -120,6 +123,15 @@ impl Gather {
         self.ranked.clear();
         let mut sure = None;
         let columns = s.lm.as_ref().and_then(Lm::columns);
+        let logits = match (logits, rules.mask) {
+            (Some(logits), Some(mask)) => {
+                let token_of = |column: usize| columns.map_or(column as Token, |columns| columns.token(column));
+                mask.apply(logits, token_of, &mut self.masked);
+                // A draft of few rows may know none of what is allowed: then it has nothing to say.
+                self.masked.iter().any(|logit| *logit > f32::NEG_INFINITY).then_some(&self.masked[..])
+            }
+            (logits, _) => logits,
+        };
         if let Some(logits) = logits {
             match columns {
                 None => rules.sampler.temper(logits, context, &mut self.tempered)?,

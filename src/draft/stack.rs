@@ -15,7 +15,7 @@ use super::memory::Memory;
 use super::mix::{self, Choice, Mixer};
 use super::source::{Gather, Rules, Sources, Spot, advocate};
 use super::table::Table;
-use super::{DraftContext, Drafter, Figures, Proposal};
+use super::{DraftContext, Drafter, Figures, Proposal, forced};
 use crate::engine::Engine;
 use crate::tensor::Token;
 
@@ -66,8 +66,21 @@ struct Node {
     matched: Match,
     /// What follows, once that was asked.
     choice: Option<Choice>,
+    /// A rule leaves nothing to ask: one token may follow, or none but the end.
+    forced: bool,
     /// Place in the draft model's work, once it is evaluated.
     row: Option<u32>,
+}
+
+impl Node {
+    fn new(token: Token, parent: u32, depth: usize, matched: Match) -> Self {
+        Node { token, parent, depth, own: 0.0, chance: 0.0, source: "", matched, choice: None, forced: false, row: None }
+    }
+
+    /// Whether nobody has asked yet what follows.
+    fn is_open(&self) -> bool {
+        self.choice.is_none() && !self.forced
+    }
 }
 
 pub struct Stack {
@@ -187,11 +200,15 @@ impl Stack {
             position: ctx.history.len() + node.depth,
         };
         let (depth, matched) = (node.depth, node.matched);
-        let context = match row {
-            Some(_) if ctx.sampler.reads_context() => [ctx.history, &self.path(at)].concat(),
-            _ => Vec::new(),
-        };
-        let rules = Rules { sampler: ctx.sampler, vocab: ctx.vocab, noise: self.mixing.noise };
+        let context = if ctx.sampler.reads_context() { [ctx.history, &self.path(at)].concat() } else { Vec::new() };
+        // Where the rule fails guesses are as good as without; it will say so when the target's own token is picked.
+        let mask = ctx.sampler.mask(&context).unwrap_or_default();
+        if let Some(mask) = mask.as_ref().filter(|mask| mask.only().is_some() || mask.ends() || mask.is_empty()) {
+            let token = mask.only().filter(|token| !mask.ends() && (*token as usize) < ctx.vocab);
+            self.force(at, token);
+            return Ok(());
+        }
+        let rules = Rules { sampler: ctx.sampler, mask: mask.as_deref(), vocab: ctx.vocab, noise: self.mixing.noise };
         let choice = self.gather.choice(&self.sources, rules, spot, row, &context)?;
         let mixer = &self.mixers[self.warm as usize];
         mixer.chances(&choice, &mut self.chances);
@@ -213,13 +230,23 @@ impl Stack {
                 }
                 None => {
                     let matched = self.sources.context.as_ref().map_or(Match::default(), |a| a.step(matched, token));
-                    let (parent, depth) = (at, depth + 1);
-                    self.nodes.push(Node { token, parent, depth, own, chance: 0.0, source, matched, choice: None, row: None });
+                    self.nodes.push(Node { own, source, ..Node::new(token, at, depth + 1, matched) });
                 }
             }
         }
         self.nodes[at as usize].choice = Some(choice);
         Ok(())
+    }
+
+    /// Continues a node by the one token that may follow, if any.
+    fn force(&mut self, at: u32, token: Option<Token>) {
+        let node = &mut self.nodes[at as usize];
+        node.forced = true;
+        let (depth, matched) = (node.depth + 1, node.matched);
+        if let Some(token) = token.filter(|token| self.child(at, *token).is_none()) {
+            let matched = self.sources.context.as_ref().map_or(Match::default(), |a| a.step(matched, token));
+            self.nodes.push(Node { own: 1.0, source: forced::NAME, ..Node::new(token, at, depth, matched) });
+        }
     }
 
     /// Chances of whole paths. In a chain only the likeliest child of a node has any.
@@ -256,7 +283,7 @@ impl Stack {
     fn spread(&mut self, ctx: &DraftContext<'_>) -> Result<()> {
         loop {
             self.weigh(ctx.chain);
-            let open = |&i: &u32| self.nodes[i as usize].choice.is_none() && self.nodes[i as usize].depth < ctx.depth;
+            let open = |&i: &u32| self.nodes[i as usize].is_open() && self.nodes[i as usize].depth < ctx.depth;
             let open: Vec<u32> = self.best(ctx.nodes).into_iter().filter(open).collect();
             if open.is_empty() {
                 return Ok(());
@@ -364,9 +391,8 @@ impl Drafter for Stack {
         });
         self.warm = ctx.sampler.config().temperature > 0.0;
         if !self.resume(ctx, asked, matched) {
-            let (token, source) = (ctx.root(), "");
             self.nodes.clear();
-            self.nodes.push(Node { token, parent: 0, depth: 0, own: 1.0, chance: 1.0, source, matched, choice: None, row: None });
+            self.nodes.push(Node { own: 1.0, chance: 1.0, ..Node::new(ctx.root(), 0, 0, matched) });
         }
         if ctx.nodes == 0 || ctx.depth == 0 {
             return Ok(());

@@ -5,17 +5,21 @@
 //! stream, a drafter that ranks its own candidates with the same noise guesses the very draw that the target will make, and
 //! what was drafted cannot change what is picked.
 //!
-//! Order, as in Hugging Face transformers: bans, repetition penalty, temperature, top-k, top-p, min-p. Ties go to the lowest
+//! Order, as in Hugging Face transformers: grammar, bans, repetition penalty, temperature, top-k, top-p, min-p. Ties go to the lowest
 //! id; sums run best first, in f64.
 
 mod noise;
+mod rule;
 mod select;
+
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 
 use crate::error::Fault;
 use crate::tensor::Token;
 pub use noise::gumbel;
+pub use rule::{Mask, Rule};
 use select::Row;
 
 /// Candidates that a draft row is cut to before it is ranked, unless top-k is smaller.
@@ -70,6 +74,7 @@ pub struct Sampler {
     usable: usize,
     /// Ascending.
     banned: Vec<Token>,
+    rule: Option<Arc<dyn Rule>>,
 }
 
 impl Sampler {
@@ -81,7 +86,7 @@ impl Sampler {
         check(top_p > 0.0 && top_p <= 1.0, format!("top-p must be above 0 and at most 1, not {top_p}"))?;
         check((0.0..=1.0).contains(&min_p), format!("min-p must be between 0 and 1, not {min_p}"))?;
         check(r.is_finite() && r > 0.0, format!("the repeat penalty must be above 0, not {r}"))?;
-        Ok(Sampler { config, usable: usize::MAX, banned: Vec::new() })
+        Ok(Sampler { config, usable: usize::MAX, banned: Vec::new(), rule: None })
     }
 
     /// Never picks ids from `usable` on: the rows a checkpoint pads its vocabulary with.
@@ -97,17 +102,51 @@ impl Sampler {
         self
     }
 
+    /// Picks nothing that the rule forbids.
+    pub fn under(mut self, rule: Arc<dyn Rule>) -> Self {
+        self.rule = Some(rule);
+        self
+    }
+
     pub fn config(&self) -> &SamplerConfig {
         &self.config
     }
 
     /// Whether `context` matters to [`pick`](Self::pick) and [`temper`](Self::temper).
     pub fn reads_context(&self) -> bool {
+        self.penalises() || self.rule.is_some()
+    }
+
+    fn penalises(&self) -> bool {
         self.config.repeat_penalty != 1.0
+    }
+
+    /// What may follow a text; `None` where no rule says anything.
+    pub fn mask(&self, context: &[Token]) -> Result<Option<Arc<Mask>>> {
+        self.rule.as_ref().map(|rule| rule.mask(context)).transpose()
+    }
+
+    /// Says that whatever is asked from now on begins with `history`. Only speed depends on it.
+    pub fn settle(&self, history: &[Token]) {
+        if let Some(rule) = &self.rule {
+            rule.settle(history);
+        }
     }
 
     /// The token at `position`, given the logits behind it and all tokens before it. An error if the logits are not numbers.
     pub fn pick(&self, position: usize, logits: &[f32], context: &[Token]) -> Result<Token> {
+        let Some(mask) = self.mask(context)? else { return self.pick_any(position, logits, context) };
+        match mask.only().filter(|&token| self.allows(token)) {
+            Some(token) => Ok(token),
+            None => {
+                let mut masked = Vec::with_capacity(logits.len());
+                mask.apply(logits, |column| column as Token, &mut masked);
+                self.pick_any(position, &masked, context)
+            }
+        }
+    }
+
+    fn pick_any(&self, position: usize, logits: &[f32], context: &[Token]) -> Result<Token> {
         let config = &self.config;
         let row = self.row(logits, context)?;
         if config.temperature == 0.0 {
@@ -163,7 +202,8 @@ impl Sampler {
     /// A draft row's likeliest tokens as the target's settings would temper them.
     ///
     /// Temperature, top-k and the penalty are the target's; what top-p and min-p drop is only called less likely, for the draft may
-    /// be wrong about it. Bans are not applied ([`allows`](Self::allows) tells): a draft may spell tokens by ids of its own.
+    /// be wrong about it. Bans and the rule are not applied ([`allows`](Self::allows) and [`mask`](Self::mask) tell): a draft may
+    /// spell tokens by ids of its own.
     pub fn temper(&self, logits: &[f32], context: &[Token], out: &mut Tempered) -> Result<()> {
         let SamplerConfig { temperature, top_k, .. } = self.config;
         let row = Row::new(logits, self.penalties(logits, context))?;
@@ -203,7 +243,7 @@ impl Sampler {
     /// Logits that the penalty changes, by ascending token.
     fn penalties(&self, logits: &[f32], context: &[Token]) -> Vec<(Token, f32)> {
         let mut patches = Vec::new();
-        if self.reads_context() {
+        if self.penalises() {
             let inside = |token: &&Token| (**token as usize) < logits.len();
             let mut seen = vec![0u64; logits.len().div_ceil(64)];
             context.iter().filter(inside).for_each(|&t| seen[t as usize / 64] |= 1 << (t % 64));

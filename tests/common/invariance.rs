@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
@@ -10,7 +11,7 @@ use gemma::draft::{
     CostCurve, DraftContext, DraftOptions, Drafter, Lm, Mixing, NoDraft, Paced, Proposal, Stack, Table, TreeSize,
 };
 use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree};
-use gemma::sampler::{Sampler, SamplerConfig};
+use gemma::sampler::{Mask, Rule, Sampler, SamplerConfig};
 use gemma::tensor::Token;
 
 /// Makes one engine after another, all the same.
@@ -25,11 +26,40 @@ pub struct Case {
     pub stop_ids: Vec<Token>,
     /// A receiver that stops after this many tokens.
     pub patience: usize,
+    pub rule: Option<Arc<dyn Rule>>,
 }
 
 impl Case {
     pub fn new(prompt: &[Token], config: SamplerConfig) -> Self {
-        Case { prompt: prompt.to_vec(), config, max_tokens: 60, stop_ids: Vec::new(), patience: usize::MAX }
+        Case { prompt: prompt.to_vec(), config, max_tokens: 60, stop_ids: Vec::new(), patience: usize::MAX, rule: None }
+    }
+}
+
+/// Allows by the last token and the length: one token, a few, or half of them.
+#[derive(Debug)]
+pub struct Strict {
+    pub vocab: usize,
+}
+
+impl Strict {
+    /// Whether the rule allows `token` after `history`.
+    pub fn allows(&self, history: &[Token], token: Token) -> bool {
+        let last = history[history.len() - 1] as usize;
+        let place = last * 31 + history.len() / 2 * 7;
+        match place % 5 {
+            0..=2 => token as usize == place * 13 % self.vocab,
+            3 => (token as usize + place).is_multiple_of(7),
+            _ => (token as usize + place).is_multiple_of(2),
+        }
+    }
+}
+
+impl Rule for Strict {
+    fn mask(&self, history: &[Token]) -> Result<Arc<Mask>> {
+        let mut words = vec![0; self.vocab.div_ceil(32)];
+        let allowed = (0..self.vocab as Token).filter(|token| self.allows(history, *token));
+        allowed.for_each(|token| words[token as usize / 32] |= 1 << (token % 32));
+        Ok(Arc::new(Mask::new(words, false)))
     }
 }
 
@@ -43,6 +73,7 @@ pub struct Text {
 
 pub fn run(timeline: &mut Timeline, drafter: &mut dyn Drafter, case: &Case) -> (Text, Stats) {
     let sampler = Sampler::new(case.config.clone()).unwrap();
+    let sampler = case.rule.iter().fold(sampler, |sampler, rule| sampler.under(rule.clone()));
     let mut history = case.prompt.clone();
     let mut heard = Vec::new();
     let mut stats = Stats::default();

@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod costs;
 pub mod drafting;
+pub mod grammar;
 pub mod options;
 pub mod partner;
 pub mod prompt;
@@ -11,6 +12,7 @@ pub mod text;
 
 pub use options::Generate;
 
+use super::args::RunOptions;
 use super::output::Output;
 use super::record::{FinishReason, Record, Usage, VERSION};
 use super::session::{self, Model, Size};
@@ -22,11 +24,14 @@ use crate::draft::Figures;
 use crate::engine::Timeline;
 use crate::error::Fault;
 use crate::gemma::{Generation, Tokenizer};
+use crate::grammar::Grammar;
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use anyhow::Result;
 use costs::{CostFile, Passes};
-use options::{Resolved, StatsFormat};
+use grammar::{Constrained, Constraints};
+use options::{DraftingOptions, Resolved, StatsFormat};
+use std::sync::Arc;
 use text::TextStream;
 
 pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
@@ -45,21 +50,31 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     }
     super::input::check_once(&options.input, typed)?;
     let said = prompt::gather(options)?;
+    let source = options.grammar.source()?;
     let _: super::placement::Device = options.model.run.device.parse()?;
     let output = Output::open(options.output.output.as_deref(), options.output.format, options.output.newline)?;
     let model = session::open(options.model.model.as_deref(), ui)?;
-    let tokenizer = model.tokenizer(ui)?;
+    let tokenizer = Arc::new(model.tokenizer(ui)?);
     let history = prompt::encode(&said, &options.chat, &model, &tokenizer, options.model.run.ctx_size, ui)?;
     let generation = Generation::of(model.checkpoint())?;
     let (config, resolved) = options.sampling.resolve(typed, &generation);
-    Run { options, ui, model: &model, tokenizer: &tokenizer, config, resolved, generation }.go(history, output)
+    let stop_ids = generation.stop_ids(model.config());
+    let mut constraints = Constraints::new(&tokenizer, &stop_ids);
+    let grammar = source.map(|source| constraints.get(&source, options.sampling.ignore_eos)).transpose()?;
+    Run { options, ui, model: &model, tokenizer: &tokenizer, config, resolved, stop_ids, grammar }.go(history, output)
 }
 
 /// What the target's passes cost, kept by an earlier run or measured now; nothing where nothing is drafted.
-fn costs_of(options: &Generate, model: &Model, loaded: &mut session::Loaded, ui: &Ui) -> Result<(Passes, CostFile)> {
-    let kv = session::kv_format(&model.weights, options.model.run.kv)?;
+pub fn costs_of(
+    drafting: &DraftingOptions,
+    run: &RunOptions,
+    model: &Model,
+    loaded: &mut session::Loaded,
+    ui: &Ui,
+) -> Result<(Passes, CostFile)> {
+    let kv = session::kv_format(&model.weights, run.kv)?;
     let file = CostFile::new(&model.checkpoint().fingerprint()?, &loaded.engine.describe(), &format!("{kv:?}"));
-    if options.draft.draft == "off" {
+    if drafting.draft == "off" {
         return Ok((Passes::unknown(), file));
     }
     let (passes, note) = Passes::kept_or_measured(loaded, &file)?;
@@ -68,7 +83,7 @@ fn costs_of(options: &Generate, model: &Model, loaded: &mut session::Loaded, ui:
 }
 
 /// Saves what the next run may use: what the drafter learnt, and what passes cost. Neither failing is a failure of the run.
-fn keep(drafting: &mut drafting::Drafting, passes: Passes, file: &CostFile, ui: &Ui) -> Figures {
+pub fn keep(drafting: &mut drafting::Drafting, passes: Passes, file: &CostFile, ui: &Ui) -> Figures {
     if let Err(why) = drafting.drafter.save() {
         ui.note(format!("the draft memory was not saved: {why:#}"));
     }
@@ -88,7 +103,8 @@ struct Run<'a> {
     tokenizer: &'a Tokenizer,
     config: SamplerConfig,
     resolved: Vec<Resolved>,
-    generation: Generation,
+    stop_ids: Vec<Token>,
+    grammar: Option<Grammar>,
 }
 
 impl Run<'_> {
@@ -101,18 +117,18 @@ impl Run<'_> {
         let context = session::context(options.model.run.ctx_size, needed, self.model.config(), ui);
         let pool = session::pool(&options.model.run)?;
         let mut loaded = session::load(&self.model.weights, &self.model.name, &options.model.run, context, &pool, ui)?;
-        let (passes, file) = costs_of(options, self.model, &mut loaded, ui)?;
+        let (passes, file) = costs_of(&options.draft, &options.model.run, self.model, &mut loaded, ui)?;
         let mut drafting =
             drafting::build(&options.draft, self.model, self.tokenizer, &options.model.run, context, &passes, &pool, true, ui)?;
         let mut target = Timeline::new(loaded.engine);
-        let stop_ids = self.generation.stop_ids(self.model.config());
-        let mut sampler = Sampler::new(self.config.clone())?.usable(self.tokenizer.vocab());
+        let constrained = Constrained::new(self.grammar.as_ref(), history.len());
+        let mut sampler = constrained.sampler(Sampler::new(self.config.clone())?.usable(self.tokenizer.vocab()));
         if options.sampling.ignore_eos {
-            sampler = sampler.ban(stop_ids.iter().copied());
+            sampler = sampler.ban(self.stop_ids.iter().copied());
         }
 
         let interrupt = Interrupt::watch()?;
-        let limits = Limits { max_tokens: options.sampling.max_tokens, stop_ids: &stop_ids, interrupt: interrupt.flag() };
+        let limits = Limits { max_tokens: options.sampling.max_tokens, stop_ids: &self.stop_ids, interrupt: interrupt.flag() };
         let prompt_tokens = history.len();
         let mut stats = Stats::default();
         let mut stream = TextStream::new(self.tokenizer, &options.sampling.stop);
@@ -142,6 +158,11 @@ impl Run<'_> {
         }
         output.text(stream.finish())?;
 
+        let completion_tokens = history.len() - prompt_tokens;
+        let cut = match &stop {
+            Ok(Stop::Interrupt) | Err(_) => None,
+            Ok(_) => constrained.check(&history, completion_tokens, stream.is_stopped()).err(),
+        };
         let (finish_reason, error) = match &stop {
             _ if stream.is_stopped() => (FinishReason::StopString, None),
             Ok(Stop::Token(_)) => (FinishReason::Stop, None),
@@ -157,7 +178,7 @@ impl Run<'_> {
             v: VERSION,
             text: output.so_far().to_owned(),
             finish_reason,
-            usage: Usage { prompt_tokens, completion_tokens: history.len() - prompt_tokens },
+            usage: Usage { prompt_tokens, completion_tokens },
             timings: stats::timings(&stats, loaded.seconds),
             draft: stats::draft(&stats, &figures, history.len(), disabled_reason),
             sampling: stats::sampling(&self.config, options.sampling.max_tokens),
@@ -169,19 +190,18 @@ impl Run<'_> {
                 sha256: None,
                 bits_per_weight: Some(Size::of(&self.model.weights)?.bits_per_weight()),
             },
-            error,
+            error: error.or(cut.as_ref().map(|cut| cut.to_string())),
             ..Record::default()
         };
         super::npu::say(engine.assist().as_ref(), ui);
         drop(target);
-        match stop {
-            // The text so far stays on standard output; a file is left as it was.
-            Err(error) if options.output.output.is_some() => return Err(error),
-            Err(error) => {
-                output.finish(&record)?;
-                return Err(error);
-            }
-            Ok(_) => output.finish(&record)?,
+        let failed = stop.err().or(cut.map(Into::into));
+        // The text so far stays on standard output; a file is left as it was.
+        if failed.is_none() || options.output.output.is_none() {
+            output.finish(&record)?;
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         self.report(&record, &stats)?;
         Ok(interrupt.exit_code().unwrap_or(0))

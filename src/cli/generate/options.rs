@@ -1,5 +1,6 @@
 //! The options of `gemma generate`, and sampling as flags and the model together set it.
 
+use super::grammar::GrammarOptions;
 use crate::cli::args::{AutoOr, InputOptions, ModelOptions, SpecialPolicy, UiOptions};
 use crate::cli::output::Format;
 use crate::cli::settings::{Source, Typed};
@@ -20,6 +21,8 @@ pub struct Generate {
     #[command(flatten)]
     pub sampling: SamplingOptions,
     #[command(flatten)]
+    pub grammar: GrammarOptions,
+    #[command(flatten)]
     pub draft: DraftingOptions,
     #[command(flatten)]
     pub batch: BatchOptions,
@@ -37,6 +40,7 @@ Examples:
   git diff | gemma generate 'Write a commit message for this change.'
   gemma generate -m ./gemma-3-27b-it -f report.txt 'Summarise in five sentences.' -o summary.txt
   gemma generate --format json --seed 1 'A haiku about rain' | jq -r .text
+  gemma generate --json-schema @person.json 'Invent a person.' | jq .name
   gemma generate --batch prompts.jsonl --resume answers.jsonl";
 
 #[derive(Debug, Clone, Args)]
@@ -142,8 +146,8 @@ pub struct BatchOptions {
     /// Answer records instead of one prompt: JSON lines from FILE or standard input, a line out for each, in their order
     ///
     /// A record is {"prompt": ...} or {"messages": [...]}, with an "id" and any of max_tokens, temperature, top_k, top_p, min_p,
-    /// repeat_penalty, seed, stop, system, prefill, raw; or a line of OpenAI's batches, which is answered in kind. Blank lines are passed
-    /// over. A record that fails has an error for an answer, and the others go on. A record without a seed gets one from --seed (0 where
+    /// repeat_penalty, seed, stop, system, prefill, raw, json_schema, grammar, regex, response_format; or a line of OpenAI's batches, which
+    /// is answered in kind. Blank lines are passed over. A record that fails has an error for an answer, and the others go on. A record without a seed gets one from --seed (0 where
     /// not given) and its id. --ctx-size auto is 4096 here.
     #[arg(long, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-")]
     pub batch: Option<PathBuf>,

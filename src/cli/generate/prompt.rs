@@ -54,10 +54,15 @@ fn read(text: &InputOptions, chat: &ChatOptions, piped: bool, stdin: &mut dyn st
 
 /// What `--system` or `--system-file` says.
 pub fn system(chat: &ChatOptions) -> Result<Option<String>> {
-    match (&chat.system, &chat.system_file) {
+    system_text(chat.system.as_deref(), chat.system_file.as_deref())
+}
+
+/// One of the two, or none.
+pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<String>> {
+    match (text, file) {
         (Some(_), Some(_)) => Err(Fault::usage("--system and --system-file are both given").into()),
         (None, Some(path)) => Ok(Some(input::read_file(path)?)),
-        (text, None) => Ok(text.clone()),
+        (text, None) => Ok(text.map(str::to_owned)),
     }
 }
 

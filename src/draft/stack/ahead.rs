@@ -113,7 +113,7 @@ mod tests {
 
     fn node(token: u32, parent: u32, depth: usize, row: Option<u32>) -> Node {
         let matched = Match::default();
-        Node { token, parent, depth, own: 0.5, chance: 0.5, source: "model", matched, choice: None, row }
+        Node { own: 0.5, chance: 0.5, source: "model", row, ..Node::new(token, parent, depth, matched) }
     }
 
     #[test]

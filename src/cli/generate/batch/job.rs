@@ -1,5 +1,6 @@
 //! One line of a batch: our own records, and OpenAI's batch lines.
 
+use super::format::{Format, Formats};
 use crate::cli::generate::prompt::{Content, Said};
 use crate::error::Fault;
 use crate::gemma::Message;
@@ -18,6 +19,8 @@ pub struct Job {
     pub max_tokens: Option<usize>,
     pub stop: Vec<String>,
     pub ignore_eos: Option<bool>,
+    /// What the answer must follow; `None` leaves it to the options.
+    pub format: Option<Format>,
     sampling: Sampling,
 }
 
@@ -98,6 +101,8 @@ struct Fields {
     stop: Option<OneOrMore>,
     ignore_eos: Option<bool>,
     #[serde(flatten)]
+    formats: Formats,
+    #[serde(flatten)]
     sampling: Sampling,
 }
 
@@ -154,6 +159,7 @@ fn job(value: Value) -> Result<Job> {
         max_tokens: fields.max_tokens,
         stop,
         ignore_eos: fields.ignore_eos,
+        format: fields.formats.one()?,
         sampling: fields.sampling,
     })
 }
@@ -169,8 +175,6 @@ fn openai(line: &Value, text: bool) -> Result<Job> {
     {
         ensure!(!asks(name, plain), Fault::model(format!("`{name}` of the body is not supported")));
     }
-    let format = body.get("response_format").and_then(|f| f.get("type")).and_then(Value::as_str);
-    ensure!(matches!(format, None | Some("text")), Fault::model("`response_format` of the body is not supported"));
     let mut job = job(body)?;
     if text {
         job.raw = Some(true);

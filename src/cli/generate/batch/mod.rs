@@ -3,11 +3,13 @@
 //! Records share the target's cache: what a prompt has in common with the one before it is not read again. What a record's text is
 //! depends on the record and the batch's seed alone, never on its neighbours, the shard, or an interruption.
 
+pub mod format;
 pub mod job;
 pub mod place;
 pub mod reply;
 
 use super::drafting::{self, Drafting};
+use super::grammar::{Constrained, Constraints};
 use super::options::Generate;
 use super::prompt;
 use super::text::TextStream;
@@ -21,13 +23,16 @@ use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
 use crate::engine::Timeline;
 use crate::error::{Fault, Kind, fault_of};
 use crate::gemma::{Generation, Tokenizer};
+use crate::grammar::Source;
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use anyhow::Result;
+use format::Format;
 use job::{Failure, Job, Line};
 use place::{Lines, Sink};
 use reply::Answer;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Positions that a batch makes room for where nobody says how many: its records are not known yet.
@@ -39,12 +44,17 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     check(options)?;
     let system = prompt::system(&options.chat)?;
+    let source = options.grammar.source()?;
     let mut lines = Lines::open(from)?;
     let (mut sink, mut done) = Sink::open(options.output.output.as_deref(), options.batch.resume.as_deref())?;
     let _: crate::cli::placement::Device = options.model.run.device.parse()?;
     let model = session::open(options.model.model.as_deref(), ui)?;
-    let tokenizer = model.tokenizer(ui)?;
+    let tokenizer = Arc::new(model.tokenizer(ui)?);
     let generation = Generation::of(model.checkpoint())?;
+    let stop_ids = generation.stop_ids(model.config());
+    let mut constraints = Constraints::new(&tokenizer, &stop_ids);
+    // What is wrong with the options is said before the first record.
+    source.as_ref().map(|source| constraints.get(source, options.sampling.ignore_eos)).transpose()?;
     let (mut config, _) = options.sampling.resolve(typed, &generation);
     // Processes that share a batch must agree, and so must a run and its resumption.
     config.seed = options.sampling.seed.unwrap_or(0);
@@ -52,7 +62,7 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     let context = session::context(options.model.run.ctx_size, CONTEXT, model.config(), ui);
     let pool = session::pool(&options.model.run)?;
     let mut loaded = session::load(&model.weights, &model.name, &options.model.run, context, &pool, ui)?;
-    let (passes, file) = super::costs_of(options, &model, &mut loaded, ui)?;
+    let (passes, file) = super::costs_of(&options.draft, &options.model.run, &model, &mut loaded, ui)?;
     let drafting = drafting::build(&options.draft, &model, &tokenizer, &options.model.run, context, &passes, &pool, true, ui)?;
     let interrupt = Interrupt::watch()?;
     let mut batch = Batch {
@@ -60,7 +70,9 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
         model: &model,
         tokenizer: &tokenizer,
         config,
-        stop_ids: generation.stop_ids(model.config()),
+        stop_ids,
+        source,
+        constraints,
         context,
         system,
         target: Timeline::new(loaded.engine),
@@ -144,6 +156,9 @@ struct Batch<'a> {
     tokenizer: &'a Tokenizer,
     config: SamplerConfig,
     stop_ids: Vec<Token>,
+    /// For records that do not say what their answer must follow.
+    source: Option<Source>,
+    constraints: Constraints,
     context: usize,
     /// For records that bring none.
     system: Option<String>,
@@ -179,8 +194,16 @@ impl Batch<'_> {
         let prompt_tokens = history.len();
         let config = job.sampling(&self.config, seed);
         let seed = config.seed;
-        let mut sampler = Sampler::new(config)?.usable(self.tokenizer.vocab());
-        if job.ignore_eos.unwrap_or(options.sampling.ignore_eos) {
+        let ignore_eos = job.ignore_eos.unwrap_or(options.sampling.ignore_eos);
+        let source = match &job.format {
+            None => self.source.as_ref(),
+            Some(Format::Text) => None,
+            Some(Format::Grammar(source)) => Some(source),
+        };
+        let grammar = source.map(|source| self.constraints.get(source, ignore_eos)).transpose()?;
+        let constrained = Constrained::new(grammar.as_ref(), prompt_tokens);
+        let mut sampler = constrained.sampler(Sampler::new(config)?.usable(self.tokenizer.vocab()));
+        if ignore_eos {
             sampler = sampler.ban(self.stop_ids.iter().copied());
         }
         let stops = if job.stop.is_empty() { &options.sampling.stop } else { &job.stop };
@@ -208,6 +231,7 @@ impl Batch<'_> {
             Stop::Length => FinishReason::Length,
             Stop::Interrupt | Stop::Receiver => return Ok(None),
         };
+        constrained.check(&history, completion_tokens, stream.is_stopped())?;
         Ok(Some(Answer { text, finish_reason, usage: Usage { prompt_tokens, completion_tokens }, seed }))
     }
 }

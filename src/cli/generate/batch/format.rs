@@ -1,0 +1,85 @@
+//! What a record's answer must follow: our own fields, and OpenAI's `response_format`.
+
+use crate::error::Fault;
+use crate::grammar::Source;
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The fields of a record; at most one of them may be given.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Formats {
+    response_format: Option<Value>,
+    json_schema: Option<Value>,
+    grammar: Option<String>,
+    regex: Option<String>,
+}
+
+/// What a record says of its answer's form.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Format {
+    /// Any text, whatever the options say.
+    Text,
+    Grammar(Source),
+}
+
+const EXAMPLE: &str = r#"expected: {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}, {"type": "json_object"} or {"type": "text"}"#;
+
+impl Formats {
+    /// The one that is given.
+    pub fn one(self) -> Result<Option<Format>> {
+        let mut given: Vec<Format> = Vec::new();
+        given.extend(self.response_format.map(|format| response_format(&format)).transpose()?);
+        given.extend(self.json_schema.map(Source::JsonSchema).map(Format::Grammar));
+        given.extend(self.grammar.map(Source::Lark).map(Format::Grammar));
+        given.extend(self.regex.map(Source::Regex).map(Format::Grammar));
+        ensure!(given.len() < 2, Fault::model("the record asks for its answer in more than one form"));
+        Ok(given.pop())
+    }
+}
+
+fn response_format(format: &Value) -> Result<Format> {
+    match format.get("type").and_then(Value::as_str) {
+        Some("text") => Ok(Format::Text),
+        Some("json_object") => Ok(Format::Grammar(Source::json_object())),
+        Some("json_schema") => {
+            let missing = || Fault::model("`response_format` has no json_schema.schema").help(EXAMPLE);
+            let schema = format.pointer("/json_schema/schema").with_context(missing)?;
+            Ok(Format::Grammar(Source::JsonSchema(schema.clone())))
+        }
+        _ => bail!(Fault::model(format!("`response_format` is not one that is known: {format}")).help(EXAMPLE)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn one(fields: Value) -> Result<Option<Format>> {
+        serde_json::from_value::<Formats>(fields).unwrap().one()
+    }
+
+    #[test]
+    fn an_answer_has_one_form() {
+        let schema = json!({"type": "integer"});
+        let grammar = |source| Some(Format::Grammar(source));
+        assert_eq!(one(json!({})).unwrap(), None);
+        assert_eq!(one(json!({"response_format": null})).unwrap(), None);
+        assert_eq!(one(json!({"response_format": {"type": "text"}})).unwrap(), Some(Format::Text));
+        let theirs =
+            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}}});
+        assert_eq!(one(theirs).unwrap(), grammar(Source::JsonSchema(schema.clone())));
+        assert_eq!(one(json!({"json_schema": schema})).unwrap(), grammar(Source::JsonSchema(schema.clone())));
+        assert_eq!(one(json!({"response_format": {"type": "json_object"}})).unwrap(), grammar(Source::json_object()));
+        assert_eq!(one(json!({"regex": "a+"})).unwrap(), grammar(Source::Regex("a+".into())));
+        for bad in [
+            json!({"response_format": {"type": "xml"}}),
+            json!({"response_format": "json_object"}),
+            json!({"response_format": {"type": "json_schema"}}),
+            json!({"regex": "a", "json_schema": {}}),
+        ] {
+            assert!(one(bad.clone()).is_err(), "{bad}");
+        }
+    }
+}

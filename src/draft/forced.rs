@@ -1,0 +1,28 @@
+//! What a grammar leaves no choice about: guesses that cannot be wrong, and cost nothing but rows of the target's pass.
+
+use super::{DraftContext, Proposal};
+
+/// The source's name in the statistics.
+pub const NAME: &str = "grammar";
+
+/// Adds the tokens that the sampler's rule forces after the history, one behind the other.
+pub fn chain(ctx: &DraftContext<'_>, out: &mut Proposal) {
+    let (mut text, mut at) = (ctx.history.to_vec(), 0);
+    while text.len() - ctx.history.len() < ctx.nodes.min(ctx.depth) {
+        // A rule that fails will say so when the target's own token is picked.
+        let Ok(Some(mask)) = ctx.sampler.mask(&text) else { return };
+        let Some(token) = mask.only().filter(|_| !mask.ends()) else { return };
+        at = out.add(at, token, 1.0, NAME);
+        text.push(token);
+    }
+}
+
+/// Nodes that the target is bound to take.
+pub fn count(out: &Proposal) -> usize {
+    (1..out.len()).filter(|&node| is_sure(out, node)).count()
+}
+
+/// Whether the target is bound to take a node.
+pub fn is_sure(out: &Proposal, node: usize) -> bool {
+    out.chance[node] == 1.0 && out.source[node] == NAME
+}

@@ -1,0 +1,76 @@
+//! JSON schemas on their way to llguidance: how strict they are about white space, and where one goes wrong.
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Map, Value, json};
+
+use crate::error::Fault;
+
+/// Reads a schema. An error names line and column.
+pub fn parse(text: &str, what: &str) -> Result<Value> {
+    let fault = || Fault::usage(format!("{what} is no JSON"));
+    let help = r#"a schema looks like {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}; @FILE reads it from a file"#;
+    serde_json::from_str(text).with_context(|| fault().help(help))
+}
+
+/// The schema with our settings for what a schema does not say; its own `x-guidance` is stronger.
+pub fn strict(schema: &Value) -> Result<Value> {
+    let mut object = match schema {
+        Value::Object(object) => object.clone(),
+        Value::Bool(true) => Map::new(),
+        Value::Bool(false) => bail!("`false` allows nothing"),
+        other => bail!("a schema is an object, not {other}"),
+    };
+    let mut options = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+    match object.get("x-guidance") {
+        None => {}
+        Some(Value::Object(own)) => own.iter().for_each(|(key, value)| options[key] = value.clone()),
+        Some(other) => bail!("`x-guidance` is an object, not {other}"),
+    }
+    object.insert("x-guidance".into(), options);
+    Ok(Value::Object(object))
+}
+
+/// Keywords that hold one schema, a list of them, or schemas by name.
+const ONE: [&str; 4] = ["items", "additionalProperties", "additionalItems", "not"];
+const LISTS: [&str; 4] = ["anyOf", "allOf", "oneOf", "prefixItems"];
+const NAMED: [&str; 4] = ["$defs", "definitions", "properties", "patternProperties"];
+
+/// ` at /properties/age`: the innermost part that is wrong by itself; empty where only the whole is.
+pub fn place(schema: &Value, is_wrong: &dyn Fn(Value) -> bool) -> String {
+    let mut at = (schema, String::new());
+    while let Some(next) = parts(at.0).into_iter().find(|(part, _)| is_wrong(with_definitions(part, schema))) {
+        at = (next.0, at.1 + &next.1);
+    }
+    if at.1.is_empty() { String::new() } else { format!(" at {}", at.1) }
+}
+
+/// The schemas directly inside one, with their pointers.
+fn parts(schema: &Value) -> Vec<(&Value, String)> {
+    let mut parts = Vec::new();
+    let escaped = |name: &str| name.replace('~', "~0").replace('/', "~1");
+    for key in NAMED {
+        let named = schema.get(key).and_then(Value::as_object).into_iter().flatten();
+        parts.extend(named.map(|(name, part)| (part, format!("/{key}/{}", escaped(name)))));
+    }
+    for key in ONE {
+        parts.extend(schema.get(key).map(|part| (part, format!("/{key}"))));
+    }
+    for key in LISTS {
+        let list = schema.get(key).and_then(Value::as_array).into_iter().flatten();
+        parts.extend(list.enumerate().map(|(i, part)| (part, format!("/{key}/{i}"))));
+    }
+    parts
+}
+
+/// A part by itself can still refer to the whole schema's definitions.
+fn with_definitions(part: &Value, schema: &Value) -> Value {
+    let mut part = part.clone();
+    if let Value::Object(object) = &mut part {
+        for key in ["$defs", "definitions"] {
+            if let (Some(definitions), false) = (schema.get(key), object.contains_key(key)) {
+                object.insert(key.into(), definitions.clone());
+            }
+        }
+    }
+    part
+}
