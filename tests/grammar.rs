@@ -116,7 +116,8 @@ fn answers_fit_their_schema_and_drafts_change_nothing() {
         (json!({"id": 3, "prompt": "Data?", "response_format": {"type": "json_object"}, "max_tokens": 2000}), "{"),
     ];
     for (record, holds) in rules {
-        let [plain, drafted] = ["off", "auto"].map(|draft| batch(dir.path(), &[record.clone()], &["--draft", draft]).remove(0));
+        let [plain, drafted] =
+            ["off", "auto"].map(|draft| batch(dir.path(), std::slice::from_ref(&record), &["--draft", draft]).remove(0));
         assert_eq!(plain, drafted);
         match record["id"].as_u64() {
             Some(1) => assert!((1000..10000).contains(&text(&plain).parse::<u32>().unwrap()), "{plain}"),
