@@ -10,6 +10,7 @@ use common::trees::{VOCAB, bits, check_tree, one_by_one, prefill, tokens};
 use common::vulkan::device;
 use common::{Dims as TinyDims, Form, TinyModel};
 use gemma::checkpoint::Dtype;
+use gemma::cli::placement::measure::Task;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
@@ -304,6 +305,21 @@ fn a_long_context_on_the_command_line() {
     };
     let (with, without) = (nll("model"), nll("off"));
     assert!(with != without && (with - without).abs() < 2e-3, "{with} {without}");
+}
+
+#[test]
+fn a_plan_counts_what_the_npu_takes() {
+    let weights = weights();
+    let task = Task { weights: &weights, context: CONTEXT, kv: KvFormat::F16, npu: true };
+    let planned = task.measure(None, 0).unwrap();
+    let without = Task { npu: false, ..task }.measure(None, 0).unwrap();
+    let (engine, _) = assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(1, false));
+    let taken = engine.memory();
+    assert_eq!((planned.cpu.need.weights, planned.cpu.need.kv), (taken.weights, taken.kv));
+    assert_eq!(planned.cpu.need.activations + planned.npu, taken.activations);
+    // One global layer: five pages of two heads, keys and values in bf16.
+    assert!(planned.npu > 5 * 256 * 2 * 2 * 128 * 2 && without.npu == 0, "{planned:?}");
+    assert!(planned.cpu.need.activations > without.cpu.need.activations, "the partials of the rest");
 }
 
 #[test]

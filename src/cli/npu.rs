@@ -41,6 +41,13 @@ impl std::str::FromStr for Npu {
     }
 }
 
+impl Npu {
+    /// Whether one is to be used whatever is predicted: then a plan counts what it takes.
+    pub fn is_asked(&self) -> bool {
+        matches!(self, Npu::Force | Npu::Model(_))
+    }
+}
+
 /// What a model's attention is to the NPU.
 pub fn dims(config: &Config) -> Dims {
     let Config { n_heads, n_kv_heads, head_dim, query_scale, .. } = *config;

@@ -1,20 +1,21 @@
 //! `gemma plan`: what a model would take and where it would run, without loading it. The same code decides when it is loaded.
 
-use super::args::{AutoOr, ModelOptions, UiOptions};
-use super::bench::report::markdown;
+mod text;
+
+use super::args::{ModelOptions, UiOptions};
 use super::bench::shapes::{Formats, Shape};
 use super::devices::memory;
+use super::npu;
 use super::output::print;
-use super::placement::measure::{Share, Task};
+use super::placement::measure::Task;
 use super::placement::predict::{Prediction, Speeds};
 use super::placement::{self, Placement};
 use super::session::{self, Size};
-use super::ui::{Ui, bytes, thousands};
-use crate::compute::KvFormat;
+use super::ui::Ui;
+use crate::error::Fault;
 use crate::kv::PAGE;
 use anyhow::Result;
 use clap::Args;
-use serde_json::{Value, json};
 
 /// Memory by part, the split between GPU and processor, the largest context, and the speed that memory allows; nothing is loaded.
 #[derive(Debug, Args)]
@@ -27,6 +28,16 @@ pub struct Plan {
     /// Measure how fast the GPU reads its memory, in 0.3 GB of it, instead of assuming it
     #[arg(long)]
     pub measure: bool,
+    /// Speed of the memory that the weights lie in, 1e9 bytes a second, instead of measuring it; with a comma the GPU's and the
+    /// processor's
+    #[arg(long, value_name = "GB/S", value_delimiter = ',', num_args = 1..=2, value_parser = speed, conflicts_with = "measure")]
+    pub bandwidth: Vec<f64>,
+    /// Tokens that a pass brings with drafts, at least and at most, for the range of tokens a second
+    ///
+    /// The default is what the bundled drafts for Gemma 3 brought on held-out prose and code (gemma bench --replay, trees of 15 nodes),
+    /// guessing text of people, not of a Gemma.
+    #[arg(long, value_name = "LOW,HIGH", value_delimiter = ',', num_args = 1..=2, default_values_t = DRAFTED, value_parser = tokens)]
+    pub tokens_per_pass: Vec<f64>,
     /// One JSON object instead of text
     #[arg(long)]
     pub json: bool,
@@ -36,8 +47,25 @@ pub struct Plan {
     pub ui: UiOptions,
 }
 
+/// Tokens per pass on held-out prose and on held-out code: `scripts/bench-draft.sh`, 25 texts of each.
+const DRAFTED: [f64; 2] = [1.8, 3.9];
 /// Context where none was asked for.
 const CONTEXT: usize = 4096;
+/// Contexts shown beside the one that was asked for.
+const CONTEXTS: [usize; 4] = [2048, 8192, 32_768, 131_072];
+
+fn speed(text: &str) -> Result<f64, String> {
+    number(text, 1e-3..1e6)
+}
+
+fn tokens(text: &str) -> Result<f64, String> {
+    number(text, 1.0..1000.0)
+}
+
+fn number(text: &str, range: std::ops::Range<f64>) -> Result<f64, String> {
+    let good = text.parse().ok().filter(|x| range.contains(x));
+    good.ok_or_else(|| format!("expected a number from {} to {}", range.start, range.end))
+}
 
 /// Everything that is known without loading.
 struct Report<'a> {
@@ -50,8 +78,22 @@ struct Report<'a> {
     largest_context: Option<usize>,
     speeds: Speeds,
     predicted: Prediction,
+    /// Tokens of a pass with drafts, low and high.
+    drafted: [f64; 2],
+    /// Other contexts.
+    others: Vec<Other>,
     /// Why it cannot be loaded.
     misfit: Option<String>,
+    /// Why an NPU that was asked for would take no part.
+    no_npu: Option<String>,
+}
+
+/// The same model with another context.
+struct Other {
+    context: usize,
+    /// Where it would run; `None` where the options leave no place.
+    placement: Option<Placement>,
+    fits: bool,
 }
 
 pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
@@ -59,26 +101,52 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
         Some(shape) => (shape.weights(&options.formats)?, format!("synthetic {}", shape.name())),
         None => session::open(options.model.model.as_deref(), ui).map(|m| (m.weights, m.name))?,
     };
+    let drafted = match options.tokens_per_pass[..] {
+        [one] => [one, one],
+        [low, high] if low <= high => [low, high],
+        _ => return Err(Fault::usage("--tokens-per-pass takes the lower number first").into()),
+    };
     let run = &options.model.run;
     let context = session::context(run.ctx_size, CONTEXT, weights.config(), ui);
-    let task = Task { weights: &weights, context, kv: session::kv_format(&weights, run.kv)? };
+    let task = Task { weights: &weights, context, kv: session::kv_format(&weights, run.kv)?, npu: run.npu.is_asked() };
     let placement = placement::candidates(&task, run, ui)?.swap_remove(0);
     let available = memory("MemAvailable");
     let fits = placement::check_memory(&placement, available);
-    let mut speeds = Speeds::new(&*session::pool(run)?, placement.device.as_ref());
-    if let Some(device) = placement.device.as_ref().filter(|_| options.measure) {
+    let device = placement.device.as_ref();
+    let mut speeds = match &options.bandwidth[..] {
+        [] => Speeds::new(&*session::pool(run)?, device),
+        given => Speeds::given(given, device),
+    };
+    if let Some(device) = device.filter(|_| options.measure) {
         speeds = speeds.measured(device)?;
     }
+    let mut contexts: Vec<usize> = CONTEXTS.into_iter().filter(|c| *c <= weights.config().max_position).collect();
+    contexts.push(context);
+    contexts.sort_unstable();
+    contexts.dedup();
+    let other = |context| {
+        let found = placement::candidates(&Task { context, ..task }, run, ui).ok().map(|mut list| list.swap_remove(0));
+        let fits = found.as_ref().is_some_and(|p| placement::check_memory(p, available).is_ok());
+        Other { context, placement: found, fits }
+    };
+    let no_npu = match npu::dims(weights.config()).shape() {
+        _ if !task.npu => None,
+        Err(why) => Some(why.to_string()),
+        Ok(_) => (placement.layout.npu == 0).then(|| "it works beside one device, not where layers are spread over two".into()),
+    };
     let report = Report {
         name,
         size: Size::of(&weights)?,
         largest_context: largest_context(&task, &placement, available)?,
         predicted: speeds.predict(&placement),
         misfit: fits.as_ref().err().map(|e| format!("{e:#}")),
+        others: contexts.into_iter().map(other).collect(),
         task,
         placement,
         available,
         speeds,
+        drafted,
+        no_npu,
     };
     print(&if options.json { format!("{:#}\n", report.json()) } else { report.text(run.ctx_size) })?;
     fits.map(|()| 0)
@@ -103,100 +171,4 @@ fn largest_context(task: &Task<'_>, placement: &Placement, available: Option<u64
         }
     }
     Ok((low > 0).then_some((low * PAGE).min(most)))
-}
-
-impl Report<'_> {
-    fn kv(&self) -> &'static str {
-        match self.task.kv {
-            KvFormat::F32 => "f32",
-            KvFormat::F16 => "f16",
-            KvFormat::Q8 => "q8",
-        }
-    }
-
-    fn device(&self) -> String {
-        self.placement.device.as_ref().map_or("cpu".into(), |d| format!("vulkan:{}", d.index))
-    }
-
-    fn globals(&self) -> usize {
-        let config = self.task.weights.config();
-        (0..config.n_layers).filter(|layer| config.is_global(*layer)).count()
-    }
-
-    fn json(&self) -> Value {
-        let config = self.task.weights.config();
-        let side = |share: &Share, free: Option<u64>| json!({"layers": share.layers, "bytes": share.need, "total": share.need.total(), "free": free, "read_by_a_pass": share.reads});
-        let (gpu, cpu) = (&self.placement.layout.gpu, &self.placement.layout.cpu);
-        json!({
-            "v": 1,
-            "model": {
-                "name": self.name, "layers": config.n_layers, "global_layers": self.globals(), "window": config.window,
-                "bytes": self.size.bytes, "bits_per_weight": self.size.bits_per_weight(),
-            },
-            "context": self.task.context,
-            "kv": self.kv(),
-            "device": self.device(),
-            "device_name": self.placement.device.as_ref().map(|d| &d.name),
-            "gpu": self.placement.device.as_ref().map(|d| side(gpu, Some(d.free()))),
-            "cpu": side(cpu, self.available),
-            "fits": self.misfit.is_none(),
-            "misfit": self.misfit,
-            "largest_context": self.largest_context,
-            "predicted": self.predicted,
-            "memory_speed": self.speeds,
-        })
-    }
-
-    fn text(&self, asked: AutoOr) -> String {
-        let config = self.task.weights.config();
-        let (all, global) = (config.n_layers, self.globals());
-        let count = |n: usize| thousands(n as u64);
-        let chosen = if asked == AutoOr::Auto { " (--ctx-size sets others)" } else { "" };
-        let largest = self.largest_context.map_or("none".to_owned(), count);
-        let mut text = format!(
-            "{}: {all} layers, {} at {:.2} bits per weight\n",
-            self.name,
-            bytes(self.size.bytes),
-            self.size.bits_per_weight()
-        );
-        text += &format!(
-            "context    {} positions{chosen}, keys and values in {}: {global} layers keep all, {} the last {} and what a pass adds\n\n",
-            count(self.task.context),
-            self.kv(),
-            all - global,
-            count(config.window)
-        );
-        text += &self.table();
-        text += &format!("\nplacement  {}\n", self.placement.describe());
-        text += &match &self.misfit {
-            None => format!("fits       yes; with the layers placed like this up to a context of {largest}\n"),
-            Some(why) => format!("fits       no: {why}; largest context: {largest}\n"),
-        };
-        text + &format!("predicted  {}\n", self.speeds.describe(&self.predicted))
-    }
-
-    /// Bytes by part and side.
-    fn table(&self) -> String {
-        let (gpu, cpu) = (&self.placement.layout.gpu, &self.placement.layout.cpu);
-        let free = |bytes_free: Option<u64>| bytes_free.map_or("unknown".to_owned(), bytes);
-        let mut sides = Vec::new();
-        if let Some(device) = &self.placement.device {
-            sides.push((self.device(), gpu, Some(device.free())));
-        }
-        if cpu.layers > 0 {
-            sides.push(("cpu".to_owned(), cpu, self.available));
-        }
-        let row = |name: &str, cell: &dyn Fn(&Share) -> String| -> Vec<String> {
-            std::iter::once(name.to_owned()).chain(sides.iter().map(|(_, share, _)| cell(share))).collect()
-        };
-        let mut table = vec![std::iter::once(String::new()).chain(sides.iter().map(|s| s.0.clone())).collect()];
-        table.push(row("layers", &|s| s.layers.to_string()));
-        table.push(row("weights", &|s| bytes(s.need.weights)));
-        table.push(row("keys and values", &|s| bytes(s.need.kv)));
-        table.push(row("activations", &|s| bytes(s.need.activations)));
-        table.push(row("while loading", &|s| bytes(s.need.staging)));
-        table.push(row("in all", &|s| bytes(s.need.total())));
-        table.push(std::iter::once("free".to_owned()).chain(sides.iter().map(|s| free(s.2))).collect());
-        markdown(&table)
-    }
 }

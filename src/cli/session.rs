@@ -163,7 +163,7 @@ pub fn kv_format(weights: &Weights, asked: Kv) -> Result<KvFormat> {
 
 /// Loads the weights where they fit best; under `auto`, into the next place if one fails.
 pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize, pool: &Arc<Pool>, ui: &Ui) -> Result<Loaded> {
-    let task = Task { weights, context, kv: kv_format(weights, options.kv)? };
+    let task = Task { weights, context, kv: kv_format(weights, options.kv)?, npu: options.npu.is_asked() };
     let size = Size::of(weights)?;
     let start = Instant::now();
     let mut candidates = placement::candidates(&task, options, ui)?.into_iter().peekable();

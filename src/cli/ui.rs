@@ -153,6 +153,30 @@ pub fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
 }
 
+/// Columns of a line of text.
+pub const COLUMNS: usize = 79;
+
+/// A paragraph with `label` in front of it: broken into lines of at most [`COLUMNS`], those after the first indented by `indent`.
+pub fn paragraph(label: &str, indent: usize, text: &str) -> String {
+    let mut out = String::new();
+    let mut line = format!("{label:indent$}");
+    let mut empty = true;
+    for word in text.split_whitespace() {
+        if !empty && line.chars().count() + 1 + word.chars().count() > COLUMNS {
+            out += line.trim_end();
+            out.push('\n');
+            line = " ".repeat(indent);
+            empty = true;
+        }
+        if !empty {
+            line.push(' ');
+        }
+        line += word;
+        empty = false;
+    }
+    out + line.trim_end() + "\n"
+}
+
 /// 1234567 as `1,234,567`.
 pub fn thousands(n: u64) -> String {
     let digits = n.to_string();
@@ -207,6 +231,18 @@ mod tests {
         assert!(!wants_colour(Colour::Auto, true, env(&[("TERM", "xterm"), ("CLICOLOR", "0")])));
         assert!(!wants_colour(Colour::Auto, true, env(&[("TERM", "dumb")])));
         assert!(wants_colour(Colour::Always, true, env(&[("TERM", "dumb"), ("NO_COLOR", "1")])));
+    }
+
+    #[test]
+    fn paragraphs_keep_to_their_columns() {
+        assert_eq!(paragraph("a", 3, "b c"), "a  b c\n");
+        assert_eq!(paragraph("a", 3, ""), "a\n");
+        let long = paragraph("label", 8, &"words of a text ".repeat(20));
+        assert!(long.lines().count() > 3 && long.lines().all(|l| l.chars().count() <= COLUMNS), "{long}");
+        assert!(long.lines().skip(1).all(|l| l.starts_with("        ") && !l.starts_with("         ")), "{long}");
+        // What cannot be broken stays whole, on a line of its own.
+        let word = "x".repeat(100);
+        assert_eq!(paragraph("a", 2, &format!("b {word} c")), format!("a b\n  {word}\n  c\n"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ const SMALL: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(super) struct Synthetic {
-    formats: HashMap<Role, Format>,
+    formats: HashMap<(Role, usize), Format>,
     seed: u64,
 }
 
@@ -34,12 +34,15 @@ impl Stream {
 }
 
 impl Synthetic {
-    pub fn new(format_of: impl Fn(Role) -> Format, seed: u64) -> Self {
-        Synthetic { formats: Role::MATRICES.into_iter().map(|role| (role, format_of(role))).collect(), seed }
+    /// `format_of` is asked for each matrix of so many layers.
+    pub fn new(n_layers: usize, format_of: impl Fn(Role, usize) -> Format, seed: u64) -> Self {
+        let layers = |role: Role| 0..if role.is_layer() { n_layers } else { 1 };
+        let matrices = Role::MATRICES.into_iter().flat_map(|role| layers(role).map(move |layer| (role, layer)));
+        Synthetic { formats: matrices.map(|(role, layer)| ((role, layer), format_of(role, layer))).collect(), seed }
     }
 
-    pub fn format(&self, role: Role) -> Format {
-        self.formats[&role]
+    pub fn format(&self, role: Role, layer: usize) -> Format {
+        self.formats[&(role, layer)]
     }
 
     fn stream(&self, role: Role, layer: usize, row: usize) -> Stream {
@@ -49,7 +52,7 @@ impl Synthetic {
 
     /// Uniform weights of variance 1 / cols, so that activations neither vanish nor explode.
     pub fn matrix(&self, role: Role, layer: usize, rows: usize, cols: usize) -> Result<Matrix<'static>> {
-        let format = self.formats[&role];
+        let format = self.format(role, layer);
         format.check_cols(cols)?;
         let limit = (3.0 / cols as f32).sqrt();
         let row_bytes = format.row_bytes(cols);

@@ -154,7 +154,12 @@ impl Weights {
 
     /// Random weights of any shape and format, made on demand; for measurements and tests.
     pub fn synthetic(config: Config, format_of: impl Fn(Role) -> Format, seed: u64) -> Weights {
-        let source = Source::Synthetic(Synthetic::new(format_of, seed));
+        Self::synthetic_by_layer(config, |role, _| format_of(role), seed)
+    }
+
+    /// The same where a layer's matrix may have a format of its own.
+    pub fn synthetic_by_layer(config: Config, format_of: impl Fn(Role, usize) -> Format, seed: u64) -> Weights {
+        let source = Source::Synthetic(Synthetic::new(config.n_layers, format_of, seed));
         Weights { config, source, notes: Vec::new() }
     }
 
@@ -205,7 +210,7 @@ impl Weights {
     /// The format that [`Weights::matrix`] gives a matrix in, without loading it.
     pub fn format(&self, role: Role, layer: usize) -> Result<Format> {
         match &self.source {
-            Source::Synthetic(synthetic) => Ok(synthetic.format(role)),
+            Source::Synthetic(synthetic) => Ok(synthetic.format(role, layer)),
             Source::Files { checkpoint, .. } => {
                 let name = self.name(role, layer);
                 checkpoint

@@ -5,6 +5,7 @@
 //! attention runs whole on the other executor, which has all keys and values, and so does everything after it.
 
 use super::attention::{Arena, Dims, FlashPartial, Partials};
+use crate::compute::dry::Pieces;
 use crate::compute::reference::attention::merge;
 use crate::compute::step::StepView;
 use crate::compute::{
@@ -152,6 +153,9 @@ impl AssistedExecutor {
             let partial = match self.partial {
                 Some(partial) => partial,
                 None => {
+                    if let Some(Err(why)) = self.npu.as_mut().map(|npu| npu.reserve(layout.max_rows)) {
+                        self.give_up(&why.context("making the NPU's queues"));
+                    }
                     let floats = layout.max_rows * n_heads * (kv.head_dim + 2);
                     *self.partial.insert(self.inner.alloc("attention beside the NPU", 4 * floats)?)
                 }
@@ -345,6 +349,14 @@ impl Executor for AssistedExecutor {
 
     fn key_block(&self, format: KvFormat, layer: u16) -> usize {
         self.inner.key_block(format, layer)
+    }
+
+    fn is_dry(&self) -> bool {
+        self.inner.is_dry()
+    }
+
+    fn pieces(&self) -> Pieces {
+        self.inner.pieces()
     }
 
     fn lists_best(&self) -> bool {

@@ -140,6 +140,16 @@ impl FlashPartial {
         Ok(Arena { bo, capacity, sealed: 0, largest: vec![0.0; self.dims.n_kv_heads] })
     }
 
+    /// Makes the buffers of as many commands as a pass of `rows` rows takes.
+    pub fn reserve(&mut self, rows: usize) -> Result<()> {
+        let each = self.shape.rows() / self.dims.group();
+        while self.slots.len() < rows.div_ceil(each) {
+            let new = self.session.slot(self.shape, self.dims.pairs())?;
+            self.slots.push(new);
+        }
+        Ok(())
+    }
+
     pub fn release(&mut self, arena: Arena) {
         self.session.close(arena.bo);
     }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 const VENDOR: u32 = 0x1022;
 const DEVICE: u32 = 0x1502;
 /// Bytes of locked memory below which buffers of use cannot be made.
-const LOCKED: u64 = 256 << 20;
+pub const LOCKED: u64 = 256 << 20;
 
 /// A condition.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use super::report::{self, Report};
 use super::solver::Solver;
 use super::{Options, SIDE_FILES};
 use crate::checkpoint::gguf::write::Keys;
-use crate::checkpoint::{Kind, artifact, shards};
+use crate::checkpoint::{Dtype, Kind, artifact, shards};
 use crate::error::{Fault, Kind as FaultKind};
 use crate::gemma::gguf::export;
 use crate::gemma::{Role, Weights};
@@ -51,7 +51,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Resolves the recipe for `source`, whose headers alone are read.
+    /// Resolves the recipe for `source`, whose headers alone are read. Made-up weights are planned as a checkpoint of bf16 would be,
+    /// without the files beside the weights.
     pub fn new(
         source: &Weights,
         recipe: &Recipe,
@@ -169,12 +170,13 @@ impl Plan {
 
     /// Small files that follow from the layout: the index and `config.json`.
     pub fn made_files(&self, source: &Weights) -> Result<Vec<(&'static str, Vec<u8>)>> {
-        let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
         let mut out = Vec::new();
         if let Some(index) = self.layout.index() {
             out.push((shards::INDEX, super::pretty(&index)?));
         }
-        out.push(("config.json", super::pretty(&artifact::with_formats(checkpoint.config(), &self.layout.formats()))?));
+        if let Some(checkpoint) = source.checkpoint() {
+            out.push(("config.json", super::pretty(&artifact::with_formats(checkpoint.config(), &self.layout.formats()))?));
+        }
         Ok(out)
     }
 
@@ -199,8 +201,10 @@ impl Tensor {
         let formats = match choice {
             Choice::One(format) => return Ok(Tensor { target: Target::Format(*format), rates: Vec::new() }),
             Choice::AsIs => {
-                let stored = source.checkpoint().and_then(|c| c.lookup(&name()));
-                let target = match stored.map(|s| s.kind) {
+                let Some(checkpoint) = source.checkpoint() else {
+                    return Ok(Tensor { target: Target::AsIs(Dtype::Bf16), rates: Vec::new() });
+                };
+                let target = match checkpoint.lookup(&name()).map(|s| s.kind) {
                     Some(Kind::Plain(dtype)) => Target::AsIs(dtype),
                     Some(Kind::Packed(format)) => Target::Format(format),
                     Some(Kind::Blocks(_)) => Target::Format(Format::BF16),
@@ -241,7 +245,7 @@ fn weigh(roles: &[(Role, usize)], source: &Weights, importance: Importance<'_>) 
 }
 
 fn side_files(source: &Weights) -> Result<Vec<(String, u64)>> {
-    let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
+    let Some(checkpoint) = source.checkpoint() else { return Ok(Vec::new()) };
     let mut out = Vec::new();
     for name in SIDE_FILES {
         if let Some(bytes) = checkpoint.side_file(name)? {

@@ -1,6 +1,7 @@
 //! Devices: what there is, what each can do, which one is taken. Probed once; nothing is used that was not asked about.
 
 use super::choose::{Choice, choose};
+use super::memory::Requested;
 use super::validation::{self, Validation};
 use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
@@ -302,6 +303,8 @@ pub struct Gpu {
     queue: Mutex<vk::Queue>,
     pub family: u32,
     pub memory_types: vk::PhysicalDeviceMemoryProperties,
+    /// Memory asked of it.
+    pub requested: Requested,
     // Dropped last.
     pub vulkan: Vulkan,
 }
@@ -349,7 +352,9 @@ impl Gpu {
         let queue = unsafe { device.get_device_queue(family, 0) };
         // SAFETY: the device belongs to this instance.
         let memory_types = unsafe { instance.get_physical_device_memory_properties(physical) };
-        Ok(Arc::new(Gpu { device, physical, info, queue: Mutex::new(queue), family, memory_types, vulkan }))
+        let queue = Mutex::new(queue);
+        let requested = Requested::default();
+        Ok(Arc::new(Gpu { device, physical, info, queue, family, memory_types, requested, vulkan }))
     }
 
     /// The queue, while nobody else submits.

@@ -3,7 +3,7 @@
 use super::call::{Bucket, Call, Own, Places, Touch};
 use super::choose::Choice;
 use super::device::Gpu;
-use super::footprint::{OwnSizes, READBACK, key_block};
+use super::footprint::{OwnSizes, READBACK, RESULTS, key_block};
 use super::layout::DeviceMatrix;
 use super::matrix;
 use super::memory::{Arena, Block, Place, Span, Use};
@@ -22,8 +22,6 @@ use std::sync::{Arc, Mutex};
 
 /// Most bytes that `vkCmdUpdateBuffer` takes at a time.
 const UPDATE: usize = 65536;
-/// Bytes of a pass's results that are copied behind it in the same submission: lists of the best tokens of many rows.
-const RESULTS: u64 = 1 << 20;
 /// Readings in a row when memory speed is measured.
 const READS: u64 = 8;
 
@@ -271,6 +269,11 @@ impl VulkanExecutor {
     pub fn info(&self) -> &super::device::DeviceInfo {
         &self.gpu.info
     }
+
+    /// Bytes of memory asked of the device, arenas and whatever lies beside them: now, and at most so far.
+    pub fn requested(&self) -> (u64, u64) {
+        self.gpu.requested.bytes()
+    }
 }
 
 /// Which buffers were touched since the last barrier.
@@ -489,7 +492,7 @@ impl Executor for VulkanExecutor {
     }
 
     fn memory(&self) -> (u64, u64) {
-        (self.weights.total, self.buffers.total)
+        (self.weights.total(), self.buffers.total())
     }
 
     fn allocated(&self) -> (u64, u64) {

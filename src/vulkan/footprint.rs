@@ -2,18 +2,20 @@
 
 use super::device::DeviceInfo;
 use super::layout::sizes;
-use super::memory::{check_piece, rounded};
+use super::memory::{Cuts, check_piece, rounded};
 use super::upload;
-use crate::compute::dry::Footprint;
+use crate::compute::dry::{Footprint, Pieces};
 use crate::compute::{KvFormat, Op, Plan, StepLayout, WeightId};
 use crate::tensor::Format;
 use anyhow::Result;
 
 /// Bytes beside the arenas: staging while weights are loaded, and what comes back. They are host memory where a device has its own,
 /// which then leaves room for what the driver takes for itself.
-pub const STAGING: u64 = upload::STAGING + READBACK;
+pub const STAGING: u64 = upload::STAGING + READBACK + RESULTS;
 /// Bytes that come back at a time.
 pub const READBACK: u64 = 8 << 20;
+/// Bytes of a pass's results that are copied behind it in the same submission: lists of the best tokens of many rows.
+pub const RESULTS: u64 = 1 << 20;
 /// Room for partial results of attention.
 const PARTIALS: usize = 64 << 20;
 
@@ -68,6 +70,19 @@ impl OwnSizes {
         let (partials, layers) = (self.partial_floats * 4, self.layers * 40);
         [("gate", self.gate), ("up", self.gate), ("attention partials", partials), ("layers", layers)]
     }
+}
+
+/// Sizes of the blocks that a device is asked for where these pieces are foreseen: of weights, then of buffers.
+pub fn blocks(pieces: &Pieces, device: &DeviceInfo) -> [Vec<u64>; 2] {
+    [&pieces.weights, &pieces.buffers].map(|pieces| {
+        let mut cuts = Cuts::default();
+        cuts.expect(pieces, device.max_allocation);
+        for piece in pieces {
+            let opens = cuts.opens(*piece, device.max_allocation);
+            cuts.take(*piece, opens);
+        }
+        cuts.blocks
+    })
 }
 
 /// A device's share of memory, counted.

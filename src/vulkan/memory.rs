@@ -6,6 +6,7 @@ use anyhow::Result;
 use ash::vk;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What an arena's buffers start at a multiple of: a cache line of any device, and the widest load.
 const ALIGN: u64 = 256;
@@ -19,8 +20,29 @@ pub struct Block {
     pub buffer: vk::Buffer,
     pub address: u64,
     pub size: u64,
+    /// What was asked of the device for it.
+    requested: u64,
     /// Where the host sees it; null where it does not.
     pub host: *mut u8,
+}
+
+/// Bytes asked of a device, all blocks together.
+#[derive(Debug, Default)]
+pub struct Requested {
+    live: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Requested {
+    fn add(&self, bytes: u64) {
+        let now = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// Now, and at most so far.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.live.load(Ordering::Relaxed), self.peak.load(Ordering::Relaxed))
+    }
 }
 
 // SAFETY: the mapping is plain memory; who touches it when is the executor's business.
@@ -48,7 +70,9 @@ impl Block {
             // SAFETY: the type is one that the buffer may live in.
             match unsafe { device.allocate_memory(&allocate, None) } {
                 Ok(memory) => {
-                    let made = Block { gpu: gpu.clone(), memory, buffer, address: 0, size, host: std::ptr::null_mut() };
+                    gpu.requested.add(needs.size);
+                    let (gpu, requested, host) = (gpu.clone(), needs.size, std::ptr::null_mut());
+                    let made = Block { gpu, memory, buffer, address: 0, size, requested, host };
                     return made.bind(what, kind != Place::Device);
                 }
                 Err(e) => last = e,
@@ -101,6 +125,7 @@ impl Drop for Block {
             self.gpu.device.destroy_buffer(self.buffer, None);
             self.gpu.device.free_memory(self.memory, None);
         }
+        self.gpu.requested.live.fetch_sub(self.requested, Ordering::Relaxed);
     }
 }
 
@@ -185,26 +210,76 @@ fn blocks_for(pieces: &[u64], most: u64) -> VecDeque<u64> {
     blocks
 }
 
+/// Which block a piece comes from, and how large new blocks are: what an arena does, without its memory.
+#[derive(Clone, Debug, Default)]
+pub struct Cuts {
+    /// Sizes of the blocks so far.
+    pub blocks: Vec<u64>,
+    /// Sizes of the blocks to come, where it is known what they are for.
+    expected: VecDeque<u64>,
+    foreseen: bool,
+    /// Bytes taken of the last block.
+    taken: u64,
+    /// Bytes of all pieces.
+    pub total: u64,
+}
+
+impl Cuts {
+    /// Says which pieces will be asked for, in this order, of a device that gives at most `most` bytes at a time: then no byte is
+    /// allocated in vain.
+    pub fn expect(&mut self, pieces: &[u64], most: u64) {
+        self.expected = blocks_for(pieces, BLOCK.min(most));
+        self.foreseen = true;
+    }
+
+    /// Size of the block that a piece of `bytes` opens; `None` where the last one has room.
+    pub fn opens(&self, bytes: u64, most: u64) -> Option<u64> {
+        if self.blocks.last().is_some_and(|size| self.taken + bytes <= *size) {
+            return None;
+        }
+        // Small models get small blocks: the first ones grow by doubling. What was not foreseen gets what it takes.
+        let step = || match self.foreseen {
+            true => bytes,
+            false => self.total.next_power_of_two().clamp(1 << 22, BLOCK).min(most),
+        };
+        Some(self.expected.front().copied().unwrap_or_else(step).max(bytes))
+    }
+
+    /// Takes a piece from the last block, or from the one that was just opened for it. Returns block and offset.
+    pub fn take(&mut self, bytes: u64, opened: Option<u64>) -> (usize, u64) {
+        if let Some(size) = opened {
+            self.expected.pop_front();
+            self.blocks.push(size);
+            self.taken = 0;
+        }
+        let offset = self.taken;
+        self.taken += bytes;
+        self.total += bytes;
+        (self.blocks.len() - 1, offset)
+    }
+}
+
 /// Blocks that grow as asked; nothing is given back before the end.
 pub struct Arena {
     gpu: Arc<Gpu>,
     kind: Use,
     pub blocks: Vec<Block>,
-    /// Sizes of the blocks to come, where it is known what they are for.
-    expected: VecDeque<u64>,
-    /// Bytes taken of the last block.
-    taken: u64,
-    pub total: u64,
+    cuts: Cuts,
 }
 
 impl Arena {
     pub fn new(gpu: &Arc<Gpu>, kind: Use) -> Arena {
-        Arena { gpu: gpu.clone(), kind, blocks: Vec::new(), expected: VecDeque::new(), taken: 0, total: 0 }
+        Arena { gpu: gpu.clone(), kind, blocks: Vec::new(), cuts: Cuts::default() }
     }
 
-    /// Says which pieces will be asked for, in this order: then no byte is allocated in vain.
+    /// Says which pieces will be asked for: see [`Cuts::expect`].
     pub fn expect(&mut self, pieces: &[u64]) {
-        self.expected = blocks_for(pieces, BLOCK.min(self.gpu.info.max_allocation));
+        self.cuts.expect(pieces, self.gpu.info.max_allocation);
+    }
+
+    /// Bytes of all pieces.
+    pub fn total(&self) -> u64 {
+        self.cuts.total
     }
 
     /// Bytes that the device gave.
@@ -215,20 +290,13 @@ impl Arena {
     /// Room for `bytes`, at a multiple of 256 bytes. Its content is whatever was there.
     pub fn alloc(&mut self, what: &str, bytes: u64) -> Result<Span> {
         let bytes = rounded(bytes);
-        let fits = self.blocks.last().is_some_and(|b| self.taken + bytes <= b.size);
-        if !fits {
+        let opens = self.cuts.opens(bytes, self.gpu.info.max_allocation);
+        if let Some(size) = opens {
             check_piece(&self.gpu.info, what, bytes)?;
-            // Small models get small blocks: the first ones grow by doubling.
-            let step = || (self.total.next_power_of_two()).clamp(1 << 22, BLOCK).min(self.gpu.info.max_allocation);
-            let size = self.expected.pop_front().unwrap_or_else(step).max(bytes);
             self.blocks.push(Block::new(&self.gpu, what, size, Place::Device)?);
-            self.taken = 0;
         }
-        let block = self.blocks.len() - 1;
-        let span = Span { arena: self.kind, block, offset: self.taken, bytes, address: self.blocks[block].address + self.taken };
-        self.taken += bytes;
-        self.total += bytes;
-        Ok(span)
+        let (block, offset) = self.cuts.take(bytes, opens);
+        Ok(Span { arena: self.kind, block, offset, bytes, address: self.blocks[block].address + offset })
     }
 }
 
@@ -240,5 +308,25 @@ mod tests {
     fn expected_blocks_hold_their_pieces_without_a_gap() {
         assert!(blocks_for(&[], 100).is_empty());
         assert_eq!(blocks_for(&[40, 60, 1, 250, 30, 70, 5], 100), [100, 1, 250, 100, 5]);
+        let cut = |pieces: &[u64], foreseen: &[u64]| {
+            let mut cuts = Cuts::default();
+            cuts.expect(foreseen, 100);
+            let places: Vec<(usize, u64)> = pieces.iter().map(|p| cuts.take(*p, cuts.opens(*p, 100))).collect();
+            (cuts.blocks, places)
+        };
+        let all = [40, 60, 1, 250, 30];
+        assert_eq!(cut(&all, &all), (vec![100, 1, 250, 30], vec![(0, 0), (0, 40), (1, 0), (2, 0), (3, 0)]));
+        // What nobody foresaw takes no block of a size that it does not need.
+        assert_eq!(cut(&[40, 60, 7, 9], &[40, 60]), (vec![100, 7, 9], vec![(0, 0), (0, 40), (1, 0), (2, 0)]));
+    }
+
+    #[test]
+    fn blocks_grow_by_doubling_where_nothing_is_foreseen() {
+        let mut cuts = Cuts::default();
+        for _ in 0..40 {
+            let opens = cuts.opens(1 << 20, 1 << 30);
+            cuts.take(1 << 20, opens);
+        }
+        assert_eq!(cuts.blocks, [4, 4, 8, 16, 32].map(|mib: u64| mib << 20));
     }
 }

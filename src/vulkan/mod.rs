@@ -26,5 +26,5 @@ pub use check::{CheckedExecutor, SPOIL, Spoil};
 pub use choose::{Choice, choose, ranked};
 pub use device::{ALLOW_CPU_DRIVER, DeviceInfo, MEMORY, Vulkan};
 pub use executor::VulkanExecutor;
-pub use footprint::{STAGING, VulkanFootprint};
+pub use footprint::{STAGING, VulkanFootprint, blocks};
 pub use queue::LOSE_AFTER;

@@ -1,8 +1,8 @@
 //! The published shapes of Gemma 3, for weights made up on the spot.
 
-use crate::error::Fault;
 use crate::gemma::{Config, Role, Weights};
-use crate::quant::recipe::{Choice, Recipe};
+use crate::quant::allocate::prior;
+use crate::quant::{Importance, Nearest, Options, Plan, Recipe, Target};
 use crate::tensor::Format;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -18,43 +18,39 @@ pub struct Formats {
     /// Weight format of the made-up embedding table and output head
     #[arg(long, value_name = "FORMAT", default_value = "i8-row", value_parser = format)]
     pub format_embedding: Format,
-    /// Formats of the made-up weights as in this recipe of `gemma quantize`, instead of the two above; one format a line
+    /// Formats of the made-up weights as in this recipe of `gemma quantize` (seed, int4, 9gb, 10gb, 12gb or a file), instead of the two above
     #[arg(long, value_name = "RECIPE", conflicts_with_all = ["format_weights", "format_embedding"])]
     pub recipe: Option<String>,
 }
 
 impl Formats {
-    /// The format of each kind of matrix.
-    fn of(&self, config: &Config) -> Result<HashMap<Role, Format>> {
+    /// Made-up weights of these formats. A recipe that leaves a choice is settled as `gemma quantize` would without text, for a
+    /// checkpoint of this shape without its tokenizer's files.
+    pub fn weights(&self, config: Config) -> Result<Weights> {
         let Some(name) = &self.recipe else {
             let table = |role| matches!(role, Role::Embed | Role::Head);
             let format = |role| if table(role) { self.format_embedding } else { self.format_weights };
-            return Ok(Role::MATRICES.map(|role| (role, format(role))).into());
+            return Ok(Weights::synthetic(config, format, SEED));
         };
-        // What a checkpoint of this shape holds: the head is the table.
-        let mut tensors = vec![(Role::Embed, 0), (Role::FinalNorm, 0)];
-        tensors.extend((0..config.n_layers).flat_map(|layer| Role::LAYER.map(|role| (role, layer))));
-        let recipe = Recipe::load(name)?;
-        let choices = recipe.resolve(&tensors)?;
-        let mut formats = HashMap::new();
-        for (&(role, _), choice) in tensors.iter().zip(choices).filter(|((role, _), _)| role.is_matrix()) {
-            let one = match choice {
-                Choice::One(format) => *format,
-                _ => return Err(open(name, role, "leaves its format open")),
-            };
-            if formats.insert(role, one).is_some_and(|before| before != one) {
-                return Err(open(name, role, "has several formats"));
-            }
-        }
-        formats.insert(Role::Head, formats[&Role::Embed]);
-        Ok(formats)
+        let n_layers = config.n_layers;
+        let source = Weights::synthetic(config.clone(), |_| Format::BF16, SEED);
+        let importance = |role, layer| prior(role, layer, n_layers);
+        let (solver, options) = (Nearest { threads: 1 }, Options::default());
+        let plan = Plan::new(&source, &Recipe::load(name)?, &options, &solver, Importance::Relative(&importance))?;
+        let format = |target| match target {
+            Target::Format(format) => format,
+            Target::AsIs(_) => Format::BF16,
+        };
+        let found: HashMap<(Role, usize), Format> =
+            plan.layout.entries.iter().map(|e| ((e.role, e.layer), format(e.target))).collect();
+        // A checkpoint of this shape has no head of its own: it is the table.
+        let role = |role| if role == Role::Head { Role::Embed } else { role };
+        Ok(Weights::synthetic_by_layer(config, move |r, layer| found[&(role(r), layer)], SEED))
     }
 }
 
-fn open(recipe: &str, role: Role, what: &str) -> anyhow::Error {
-    let what = format!("recipe {recipe}: `{}` {what}, made-up weights take one a kind", role.short_name(0));
-    Fault::usage(what).help("give a recipe with one format a line, such as seed or int4").into()
-}
+/// Of made-up weights.
+const SEED: u64 = 1;
 
 fn format(text: &str) -> Result<Format, String> {
     text.parse().map_err(|e: anyhow::Error| e.to_string())
@@ -78,9 +74,7 @@ pub enum Shape {
 impl Shape {
     /// Weights of this shape, made up as they are asked for.
     pub fn weights(self, formats: &Formats) -> Result<Weights> {
-        let config = Config::from_json(&self.config())?;
-        let formats = formats.of(&config)?;
-        Ok(Weights::synthetic(config, move |role| formats[&role], 1))
+        formats.weights(Config::from_json(&self.config())?)
     }
 
     pub fn name(self) -> &'static str {

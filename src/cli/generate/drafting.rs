@@ -121,7 +121,7 @@ fn works_beside(target: Option<&DeviceInfo>, draft: Option<&DeviceInfo>) -> bool
 fn place(options: &DraftingOptions, weights: &Weights, run: &RunOptions, context: usize) -> Result<String> {
     match options.draft_device.as_str() {
         "" | "auto" => {
-            let task = Task { weights, context, kv: kv_format(weights, run.kv)? };
+            let task = Task { weights, context, kv: kv_format(weights, run.kv)?, npu: false };
             let gpu = placement::roomy_gpu(&task)?;
             Ok(gpu.map_or("cpu".into(), |index| format!("vulkan:{index}")))
         }

@@ -1,11 +1,15 @@
 //! What a model takes, part by part, wherever its layers run: a dry run of the code that loads it.
 
+use crate::cli::npu;
 use crate::compute::cpu::CpuFootprint;
 use crate::compute::dry::{Dry, Pieces};
 use crate::compute::split::{Side, SplitExecutor};
 use crate::compute::{Executor, KvFormat, KvLayer};
 use crate::gemma::forward::{self, Forward, ForwardOptions};
 use crate::gemma::{Role, Weights};
+use crate::kv::PAGE;
+use crate::npu::AssistedExecutor;
+use crate::npu::dry::flash_partial;
 use crate::vulkan::{DeviceInfo, STAGING, VulkanFootprint};
 use anyhow::Result;
 use serde::Serialize;
@@ -36,11 +40,40 @@ pub struct Reads {
     pub kv_when_full: u64,
 }
 
+/// What the bytes of keys and values are for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct KvParts {
+    /// The whole context of global layers, and the window of the others: what queries can see.
+    pub global: u64,
+    pub window: u64,
+    /// Whole pages, and room in the rings for a pass and for taking tokens back.
+    pub slack: u64,
+    /// Rows of a pass that nothing has accepted yet.
+    pub scratch: u64,
+}
+
+impl KvParts {
+    /// Of layers that make room for `context` positions in passes of `rows` rows.
+    fn of<'a>(layers: impl Iterator<Item = &'a KvLayer>, context: usize, rows: usize) -> KvParts {
+        let mut parts = KvParts::default();
+        for kv in layers {
+            let bytes = |positions: usize| (positions * kv.bytes_per_position()) as u64;
+            let seen = kv.pages.window.map_or(context, |window| window.min(context));
+            let part = if kv.pages.window.is_some() { &mut parts.window } else { &mut parts.global };
+            *part += bytes(seen);
+            parts.slack += bytes(kv.pages.count * PAGE - seen);
+            parts.scratch += bytes(rows);
+        }
+        parts
+    }
+}
+
 /// One side of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Share {
     pub layers: usize,
     pub need: Need,
+    pub kv: KvParts,
     pub reads: Reads,
 }
 
@@ -49,6 +82,8 @@ pub struct Share {
 pub struct Layout {
     pub gpu: Share,
     pub cpu: Share,
+    /// Bytes of the processor's memory that an NPU takes: its own copy of the global layers' keys and values, queries and results.
+    pub npu: u64,
     /// The GPU's memory in the order in which it will be asked for.
     pub pieces: Pieces,
 }
@@ -59,6 +94,8 @@ pub struct Task<'a> {
     pub weights: &'a Weights,
     pub context: usize,
     pub kv: KvFormat,
+    /// An NPU was asked for.
+    pub npu: bool,
 }
 
 impl Task<'_> {
@@ -71,28 +108,35 @@ impl Task<'_> {
         let n = self.layers();
         let dry = |device| Box::new(Dry::new(VulkanFootprint::new(device)));
         let host = || Box::new(Dry::new(CpuFootprint));
-        Ok(match device.filter(|_| on_gpu > 0) {
-            None => {
-                let mut exec = host();
-                let model = self.load(exec.as_mut())?;
-                Layout { cpu: self.share(&model, 0..n, exec.as_ref(), true), ..Layout::default() }
-            }
-            Some(device) if on_gpu >= n => {
-                let mut exec = dry(device);
-                let model = self.load(exec.as_mut())?;
-                let gpu = self.share(&model, 0..n, exec.as_ref(), true);
-                Layout { gpu: staged(gpu), pieces: exec.pieces(), ..Layout::default() }
-            }
-            Some(device) => {
-                let mut exec = SplitExecutor::new(dry(device), host(), on_gpu as u16, n as u16);
-                let model = self.load(&mut exec)?;
-                let [gpu, cpu] = [exec.side(Side::Device), exec.side(Side::Host)];
-                Layout {
-                    gpu: staged(self.share(&model, 0..on_gpu, gpu, false)),
-                    cpu: self.share(&model, on_gpu..n, cpu, true),
-                    pieces: gpu.pieces(),
-                }
-            }
+        let device = device.filter(|_| on_gpu > 0);
+        if let Some(device) = device.filter(|_| on_gpu < n) {
+            let mut exec = SplitExecutor::new(dry(device), host(), on_gpu as u16, n as u16);
+            let model = self.load(&mut exec)?;
+            let [gpu, cpu] = [exec.side(Side::Device), exec.side(Side::Host)];
+            return Ok(Layout {
+                gpu: staged(self.share(&model, 0..on_gpu, gpu.memory(), false)),
+                cpu: self.share(&model, on_gpu..n, cpu.memory(), true),
+                npu: 0, // It works beside one device only.
+                pieces: gpu.pieces(),
+            });
+        }
+        let mut exec: Box<dyn Executor> = match device {
+            Some(device) => dry(device),
+            None => host(),
+        };
+        let dims = npu::dims(self.weights.config());
+        // Models that no NPU takes run without.
+        if let Some(npu) = self.npu.then(|| flash_partial(dims)).and_then(Result::ok) {
+            exec = Box::new(AssistedExecutor::new(exec, npu, dims, 256));
+        }
+        let model = self.load(exec.as_mut())?;
+        let pieces = exec.pieces();
+        let [weights, buffers] = [&pieces.weights, &pieces.buffers].map(|p| p.iter().sum::<u64>());
+        let share = self.share(&model, 0..n, (weights, buffers), true);
+        let npu = exec.memory().1 - buffers;
+        Ok(match device {
+            Some(_) => Layout { gpu: staged(share), npu, pieces, ..Layout::default() },
+            None => Layout { cpu: share, npu, ..Layout::default() },
         })
     }
 
@@ -101,10 +145,10 @@ impl Task<'_> {
         forward::load(self.weights, exec, options)
     }
 
-    /// The share of the layers `layers`; `embeds` where a table that is only looked up would be.
-    fn share(&self, model: &Forward, layers: std::ops::Range<usize>, exec: &dyn Executor, embeds: bool) -> Share {
-        let (weights, buffers) = exec.memory();
+    /// The share of the layers `layers` with these bytes of weights and buffers; `embeds` where a table that is only looked up would be.
+    fn share(&self, model: &Forward, layers: std::ops::Range<usize>, (weights, buffers): (u64, u64), embeds: bool) -> Share {
         let kv: u64 = model.kv_bytes[layers.clone()].iter().sum();
+        let parts = KvParts::of(model.kv[layers.clone()].iter(), self.context, model.layout.max_rows);
         let table = match self.weights.format(Role::Embed, 0) {
             Ok(format) if embeds && self.weights.has_own_head() => {
                 let [rows, cols] = Role::Embed.shape(self.weights.config());
@@ -112,14 +156,11 @@ impl Task<'_> {
             }
             _ => 0,
         };
-        let seen = |kv: &KvLayer| kv.pages.window.map_or(self.context, |w| w.min(self.context)) * kv.bytes_per_position();
         Share {
             layers: layers.len(),
             need: Need { weights, kv, activations: buffers.saturating_sub(kv), staging: 0 },
-            reads: Reads {
-                weights: weights.saturating_sub(table),
-                kv_when_full: model.kv[layers].iter().map(|kv| seen(kv) as u64).sum(),
-            },
+            kv: parts,
+            reads: Reads { weights: weights.saturating_sub(table), kv_when_full: parts.global + parts.window },
         }
     }
 

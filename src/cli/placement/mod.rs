@@ -71,7 +71,16 @@ const SMALL: u64 = 200_000_000;
 ///
 /// What is named is taken or refused. Under `auto` a GPU that is there but cannot serve is mentioned once.
 pub fn candidates(task: &Task<'_>, options: &RunOptions, ui: &Ui) -> Result<Vec<Placement>> {
-    let found = || Vulkan::open().and_then(|v| v.devices());
+    candidates_among(task, options, || Vulkan::open().and_then(|v| v.devices()), ui)
+}
+
+/// The same among the devices that `found` lists.
+pub fn candidates_among(
+    task: &Task<'_>,
+    options: &RunOptions,
+    found: impl Fn() -> Result<Vec<DeviceInfo>>,
+    ui: &Ui,
+) -> Result<Vec<Placement>> {
     let wish = options.gpu_layers;
     match options.device.parse()? {
         Device::Cpu => {
@@ -176,10 +185,15 @@ pub fn check_memory(placement: &Placement, available: Option<u64>) -> Result<()>
     let need = placement.layout.cpu.need;
     // A GPU that shares the memory takes from it too.
     let shared = placement.device.as_ref().is_some_and(|d| d.is_integrated || d.is_cpu);
-    let other = if shared { placement.layout.gpu.need.total() } else { 0 };
-    let Some(available) = available.filter(|a| need.total().saturating_add(other) > *a) else { return Ok(()) };
-    let gpu = if other > 0 { format!(", with {} for the GPU's layers,", bytes(other)) } else { String::new() };
-    let what = format!("{}{gpu} do not fit into {} of available memory", parts(need), bytes(available));
+    let gpu = if shared { placement.layout.gpu.need.total() } else { 0 };
+    let all = [need.total(), gpu, placement.layout.npu].into_iter().fold(0, u64::saturating_add);
+    let Some(available) = available.filter(|a| all > *a) else { return Ok(()) };
+    let with = |bytes_more: u64, what: &str| match bytes_more {
+        0 => String::new(),
+        n => format!(", with {} for {what},", bytes(n)),
+    };
+    let others = with(gpu, "the GPU's layers") + &with(placement.layout.npu, "the NPU's copy");
+    let what = format!("{}{others} do not fit into {} of available memory", parts(need), bytes(available));
     Err(Fault::new(Kind::Memory, what)
         .help("quantise the model (gemma quantize), lower --ctx-size, or close other programs")
         .into())
@@ -233,7 +247,7 @@ mod tests {
             recipe: None,
         };
         let weights = shape.weights(&formats).unwrap();
-        let task = Task { weights: &weights, context: 2048, kv: crate::compute::KvFormat::F16 };
+        let task = Task { weights: &weights, context: 2048, kv: crate::compute::KvFormat::F16, npu: false };
         let chosen = |devices: &[DeviceInfo]| -> Vec<(usize, usize)> {
             let list = gpus(&task, devices, &Ui::plain());
             list.iter().map(|p| (p.device.as_ref().unwrap().index, p.layout.gpu.layers)).collect()

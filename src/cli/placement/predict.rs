@@ -20,7 +20,7 @@ const ASSUMED: f64 = 300.0;
 pub struct Speed {
     /// 1e9 bytes a second.
     pub gb_per_s: f64,
-    /// `measured` or `assumed`.
+    /// `measured`, `assumed` or `given`.
     pub how: &'static str,
 }
 
@@ -36,9 +36,8 @@ pub struct Speeds {
 pub struct Prediction {
     pub ms_per_pass: f64,
     pub ms_per_pass_when_full: f64,
-    /// Of plain decoding: each pass gives a token.
-    pub tokens_per_s: f64,
-    pub tokens_per_s_when_full: f64,
+    /// With a full context, and with an empty one. Of plain decoding these are the tokens a second too: each pass gives one.
+    pub passes_per_s: [f64; 2],
     /// Bytes of weights that it reads from the GPU's memory and from the processor's.
     #[serde(skip)]
     pub reads: [u64; 2],
@@ -65,19 +64,31 @@ impl Speeds {
         Ok(Speeds { gpu: Some(Speed { gb_per_s: read / 1e9, how: "measured" }), ..self })
     }
 
+    /// Those that somebody gives: of the memory that layers lie in, or of the GPU's and of the processor's.
+    pub fn given(speeds: &[f64], device: Option<&DeviceInfo>) -> Speeds {
+        let speed = |gb_per_s| Speed { gb_per_s, how: "given" };
+        let (first, last) = (speed(speeds[0]), speed(speeds[speeds.len() - 1]));
+        Speeds { cpu: last, gpu: device.map(|_| first) }
+    }
+
     /// A prediction in words, and what it rests on.
     pub fn describe(&self, p: &Prediction) -> String {
+        format!(
+            "at most {} tok/s without drafts ({} ms a pass, {} ms when the context is full) at the full speed of memory: {}",
+            digits3(p.passes_per_s[1]),
+            digits3(p.ms_per_pass),
+            digits3(p.ms_per_pass_when_full),
+            self.basis(p)
+        )
+    }
+
+    /// The speeds that a prediction rests on.
+    pub fn basis(&self, p: &Prediction) -> String {
         let speed = |s: Speed| format!("{} GB/s ({})", digits3(s.gb_per_s), s.how);
         // Memories that nothing is read from say nothing.
         let parts = [("GPU", self.gpu.filter(|_| p.reads[0] > 0)), ("processor", Some(self.cpu).filter(|_| p.reads[1] > 0))];
         let parts: Vec<String> = parts.into_iter().filter_map(|(name, s)| Some(format!("the {name}'s {}", speed(s?)))).collect();
-        format!(
-            "at most {} tok/s without drafts ({} ms a pass, {} ms when the context is full) at the full speed of memory: {}",
-            digits3(p.tokens_per_s),
-            digits3(p.ms_per_pass),
-            digits3(p.ms_per_pass_when_full),
-            parts.join(", ")
-        )
+        parts.join(", ")
     }
 
     pub fn predict(&self, placement: &Placement) -> Prediction {
@@ -91,8 +102,7 @@ impl Speeds {
         Prediction {
             ms_per_pass: empty * 1e3,
             ms_per_pass_when_full: full * 1e3,
-            tokens_per_s: empty.recip(),
-            tokens_per_s_when_full: full.recip(),
+            passes_per_s: [full.recip(), empty.recip()],
             reads: [layout.gpu.reads.weights, layout.cpu.reads.weights],
         }
     }
@@ -111,7 +121,7 @@ mod tests {
         let speeds = Speeds { cpu: speed(20.0), gpu: Some(speed(300.0)) };
         let p = speeds.predict(&Placement { device: None, layout });
         assert!((p.ms_per_pass - 120.0).abs() < 1e-9 && (p.ms_per_pass_when_full - 130.0).abs() < 1e-9, "{p:?}");
-        assert!((p.tokens_per_s - 1.0 / 0.12).abs() < 1e-9, "{p:?}");
+        assert!((p.passes_per_s[1] - 1.0 / 0.12).abs() < 1e-9 && (p.passes_per_s[0] - 1.0 / 0.13).abs() < 1e-9, "{p:?}");
         let said = speeds.describe(&p);
         assert!(said.contains("120 ms") && said.contains("300 GB/s (assumed)") && said.contains("20.0 GB/s"), "{said}");
         let alone = Speeds { gpu: None, ..speeds }.describe(&Prediction { reads: [0, 1], ..p });

@@ -1,5 +1,7 @@
 //! `gemma plan` and `--gpu-layers`: what is planned is what is taken, and what does not fit is refused or goes elsewhere.
 
+mod bytes;
+#[path = "../common/mod.rs"]
 mod common;
 
 use assert_cmd::Command;
@@ -22,27 +24,99 @@ fn number(value: &Value, path: &str) -> u64 {
     value.pointer(path).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {path} in {value:#}"))
 }
 
+/// A plan of the 27B shape, and whether its exit code says what it says of memory.
+fn plan_27b(more: &[&str]) -> Value {
+    let out =
+        gemma(&[&["plan", "--synthetic", "27b", "-d", "cpu", "--bandwidth", "75", "--json"], more].concat()).output().unwrap();
+    let plan: Value = serde_json::from_slice(&out.stdout).unwrap();
+    // Whether it fits depends on the machine; the plan is printed all the same, and the exit code says so.
+    assert_eq!(out.status.code(), Some(if plan["fits"] == true { 0 } else { 5 }));
+    assert_eq!(plan["fits"] == true, out.stderr.is_empty() && plan["misfit"].is_null());
+    plan
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
 #[test]
 fn keys_and_values_of_27b_are_counted_by_window() {
-    for context in [1000u64, 8192, 131_072] {
-        let args = ["plan", "--synthetic", "27b", "-d", "cpu", "--json", "-c", &context.to_string()];
-        let out = gemma(&args).output().unwrap();
-        let plan: Value = serde_json::from_slice(&out.stdout).unwrap();
-        // Whether it fits depends on the machine; the plan is printed all the same, and the exit code says so.
-        assert_eq!(out.status.code(), Some(if plan["fits"] == true { 0 } else { 5 }));
-        assert_eq!(plan["fits"] == true, out.stderr.is_empty() && plan["misfit"].is_null());
+    for (context, gib) in [(1000u64, None), (2048, None), (8192, Some(1.0)), (32_768, Some(2.9)), (131_072, Some(10.4))] {
+        let plan = plan_27b(&["-c", &context.to_string()]);
         // A page holds 256 positions of 16 heads and 128 channels, keys and values in f16; rings hold the window, slack and a pass.
         let page = 2 * 256 * 16 * 128 * 2;
         let (all, ring) = (context.div_ceil(256), (1024 + 256 + 128u64).div_ceil(256) + 1);
         let scratch = 62 * 2 * 128 * 16 * 128 * 2;
         assert_eq!(number(&plan, "/cpu/bytes/kv"), (10 * all + 52 * all.min(ring)) * page + scratch, "{context}");
-        let seen = 10 * context + 52 * context.min(1024);
-        assert_eq!(number(&plan, "/cpu/read_by_a_pass/kv_when_full"), seen * page / 256);
-        let speed = plan["memory_speed"]["cpu"]["gb_per_s"].as_f64().unwrap();
-        let pass = number(&plan, "/cpu/bytes/weights") as f64 / speed / 1e6;
+        // What queries can see: 8 KiB a layer and token, so 416 MiB of windows and 80 KiB for each token of the context.
+        let part = |name: &str| number(&plan, &format!("/cpu/kv/{name}"));
+        let seen = part("global") + part("window");
+        assert_eq!(seen, number(&plan, "/cpu/read_by_a_pass/kv_when_full"));
+        assert_eq!(part("global"), 80 * KIB * context);
+        assert_eq!(part("window"), 416 * MIB * context.min(1024) / 1024);
+        if let Some(gib) = gib {
+            assert_eq!((seen as f64 / (1 << 30) as f64 * 10.0).round() / 10.0, gib, "{context}");
+        }
+        assert_eq!(seen + part("slack") + part("scratch"), number(&plan, "/cpu/bytes/kv"));
+        let pass = number(&plan, "/cpu/bytes/weights") as f64 / 75e6;
         assert!((plan["predicted"]["ms_per_pass"].as_f64().unwrap() - pass).abs() < 1e-6 * pass);
-        assert_eq!((&plan["memory_speed"]["cpu"]["how"], &plan["gpu"]), (&"measured".into(), &Value::Null));
+        assert_eq!((&plan["memory_speed"]["cpu"]["how"], &plan["gpu"]), (&"given".into(), &Value::Null));
+        let [low, high] = [0, 1].map(|i| plan["predicted"]["tokens_per_s_drafted"][i].as_f64().unwrap());
+        let full = pass + seen as f64 / 75e6;
+        assert!((low - 1.8e3 / full).abs() < 1e-6 && (high - 3.9e3 / pass).abs() < 1e-6, "{low} {high}");
     }
+}
+
+#[test]
+fn recipes_are_settled_for_made_up_weights_and_contexts_are_compared() {
+    for (recipe, gb) in [("9gb", 9.0), ("10gb", 10.0), ("12gb", 12.0)] {
+        let plan = plan_27b(&["--recipe", recipe, "-c", "8192"]);
+        let bytes = number(&plan, "/model/bytes") as f64 / 1e9;
+        assert!(bytes <= gb && bytes > 0.995 * gb, "{recipe}: {bytes}");
+        let contexts: Vec<u64> = plan["contexts"].as_array().unwrap().iter().map(|c| number(c, "/context")).collect();
+        assert_eq!(contexts, [2048, 8192, 32_768, 131_072]);
+        let here = &plan["contexts"][1];
+        assert_eq!(number(here, "/total"), number(&plan, "/cpu/total"));
+        assert_eq!((number(here, "/kv_bytes"), &here["fits"]), (number(&plan, "/cpu/bytes/kv"), &plan["fits"]));
+    }
+}
+
+#[test]
+fn an_npu_that_was_asked_for_is_counted_with_its_copy() {
+    assert_eq!(plan_27b(&[])["npu"], Value::Null);
+    for context in [8192u64, 131_072] {
+        let plan = plan_27b(&["--npu", "force", "-c", &context.to_string()]);
+        // bf16 keys and values of the ten global layers, and little beside.
+        let (copy, npu) = (80 * KIB * context, number(&plan, "/npu/bytes"));
+        assert!(npu >= copy && npu < copy + copy / 100 + 8 * MIB, "{npu}, {copy}");
+        let of = |context: u64| {
+            plan["contexts"].as_array().unwrap().iter().find(|c| number(c, "/context") == context).unwrap().clone()
+        };
+        assert_eq!(number(&of(context), "/total"), number(&plan, "/cpu/total") + npu);
+    }
+    // Heads that no kernel is for: the run goes on without, and so does the plan.
+    let plan = json(&mut gemma(&["plan", "-d", "cpu", "--npu", "force", "--json"]));
+    assert_eq!(number(&plan, "/npu/bytes"), 0);
+    assert!(plan["npu"]["without"].as_str().unwrap().contains("128 or 256"), "{plan:#}");
+}
+
+#[test]
+fn the_text_of_a_plan_fits_a_terminal() {
+    for more in
+        [&["--synthetic", "27b", "-d", "cpu", "--npu", "force"][..], &["-d", "cpu"], &["--synthetic", "270m", "-d", "vulkan"]]
+    {
+        if more.contains(&"vulkan") && device().is_none() {
+            continue;
+        }
+        let out = gemma(&[&["plan", "--bandwidth", "75"], more].concat()).output().unwrap();
+        let text = String::from_utf8(out.stdout).unwrap();
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        for part in ["model ", "context ", "fits ", "predicted ", "passes a second", "75.0 GB/s (given)", "tokens a pass"] {
+            assert!(words.contains(part.trim_end()), "no {part:?} in {text}");
+        }
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+    gemma(&["plan", "--bandwidth", "0"]).assert().code(2);
+    gemma(&["plan", "--tokens-per-pass", "3,2"]).assert().code(2);
 }
 
 #[test]

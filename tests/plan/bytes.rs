@@ -1,0 +1,264 @@
+//! Plans against allocators: the process's own, which is counted here, and the device's.
+
+use crate::common::vulkan::device;
+use gemma::cli::bench::shapes::{Formats, Shape};
+use gemma::cli::placement::measure::{Layout, Task};
+use gemma::compute::cpu::{CpuExecutor, CpuFootprint, CpuOptions};
+use gemma::compute::dry::Footprint;
+use gemma::compute::{BufferId, Executor, KvFormat, Part, Plan, PlanId, StepLayout, WeightId};
+use gemma::engine::PlannedEngine;
+use gemma::engine::planned::EngineOptions;
+use gemma::gemma::forward::{self, ForwardOptions};
+use gemma::gemma::{Config, Weights};
+use gemma::tensor::Matrix;
+use gemma::vulkan::{Choice, DeviceInfo, Vulkan, VulkanExecutor, blocks, choose};
+use std::alloc::{GlobalAlloc, Layout as Memory, System};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Counts what the whole process asks for.
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is the system's allocator's; counting changes nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Memory) -> *mut u8 {
+        LIVE.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: as promised by the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Memory) -> *mut u8 {
+        LIVE.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: as promised by the caller.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Memory) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as promised by the caller.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Memory, size: usize) -> *mut u8 {
+        LIVE.fetch_add(size, Ordering::Relaxed);
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as promised by the caller.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Within one part in a hundred.
+#[track_caller]
+fn near(planned: u64, taken: u64, what: &str) {
+    assert!(planned.abs_diff(taken) <= taken / 100, "{what}: {planned} planned, {taken} taken");
+}
+
+/// 27B with fewer and narrower layers.
+fn config() -> Config {
+    let mut json = Shape::B27.config();
+    for (key, value) in [("hidden_size", 1024), ("intermediate_size", 4096), ("num_hidden_layers", 6), ("vocab_size", 8192)] {
+        json[key] = value.into();
+    }
+    json["num_attention_heads"] = 8.into();
+    json["num_key_value_heads"] = 4.into();
+    Config::from_json(&json).unwrap()
+}
+
+/// The recipes of 27B; the sizes that they aim at are made smaller in proportion.
+fn recipes() -> Vec<(String, Formats)> {
+    let inline = |weights: &str| Formats {
+        format_weights: weights.parse().unwrap(),
+        format_embedding: "i8-row".parse().unwrap(),
+        recipe: None,
+    };
+    let named = ["seed", "int4", "9gb", "10gb", "12gb"];
+    let named = named.map(|name| (name.to_owned(), Formats { recipe: Some(name.into()), ..inline("f32") }));
+    std::iter::once(("i4-g32".to_owned(), inline("i4-g32"))).chain(named).collect()
+}
+
+/// The recipe for a model of fewer weights.
+fn scaled(name: &str, formats: &Formats, directory: &std::path::Path) -> Formats {
+    let Some(gb) = name.strip_suffix("gb") else { return formats.clone() };
+    let text = std::fs::read_to_string(format!("{}/quant/{name}.toml", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let bytes = gb.parse::<u64>().unwrap() * 1_000_000_000 / 27_009 * 110;
+    let text = text.replace(&format!("target-size = \"{gb}GB\""), &format!("target-size = \"{}MB\"", bytes / 1_000_000));
+    let path = directory.join(format!("{name}.toml"));
+    std::fs::write(&path, text).unwrap();
+    Formats { recipe: Some(path.to_str().unwrap().into()), ..formats.clone() }
+}
+
+fn task(weights: &Weights, context: usize) -> Task<'_> {
+    Task { weights, context, kv: KvFormat::F16, npu: false }
+}
+
+/// Runs a test in a process of its own, where nothing else allocates: this one, started again for that one test.
+#[track_caller]
+fn alone(test: &str) {
+    let test = format!("bytes::{test}");
+    let out = Command::new(std::env::current_exe().unwrap()).args(["--exact", &test, "--ignored"]).output().unwrap();
+    assert!(out.status.success() && String::from_utf8_lossy(&out.stdout).contains("1 passed"), "{out:?}");
+}
+
+#[test]
+fn a_processor_takes_what_was_planned() {
+    alone("allocations");
+}
+
+#[test]
+fn a_device_is_asked_for_what_was_planned() {
+    // A device that is open here is not open there, but it is there.
+    if device().is_some() {
+        alone("device_allocations");
+    }
+}
+
+#[test]
+#[ignore = "counts all allocations of its process: a_processor_takes_what_was_planned runs it alone"]
+fn allocations() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, formats) in recipes() {
+        let weights = scaled(&name, &formats, directory.path()).weights(config()).unwrap();
+        let planned = task(&weights, 3000).measure(None, 0).unwrap().cpu;
+        let before = LIVE.load(Ordering::SeqCst);
+        let exec = CpuExecutor::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
+        let engine = PlannedEngine::new(&weights, Box::new(exec), EngineOptions { context: 3000, kv: KvFormat::F16 }).unwrap();
+        let taken = LIVE.load(Ordering::SeqCst) - before;
+        near(planned.need.total(), taken as u64, &name);
+        drop(engine);
+    }
+}
+
+/// The device that tests run on, as a plan sees it.
+fn info() -> DeviceInfo {
+    let devices = Vulkan::open().unwrap().devices().unwrap();
+    choose(&devices, Choice::Best).unwrap().clone()
+}
+
+#[test]
+#[ignore = "the device's count is the process's: a_device_is_asked_for_what_was_planned runs it alone"]
+fn device_allocations() {
+    let (info, directory) = (info(), tempfile::tempdir().unwrap());
+    for (name, formats) in recipes().into_iter().filter(|(name, _)| name != "12gb") {
+        let weights = scaled(&name, &formats, directory.path()).weights(config()).unwrap();
+        let planned = task(&weights, 3000).measure(Some(&info), 6).unwrap();
+        // The last one is closed by now, so that what it asked for no longer counts.
+        let mut exec = VulkanExecutor::open(Choice::Best).unwrap();
+        exec.expect(&planned.pieces);
+        let options = ForwardOptions { context: 3000, kv: KvFormat::F16, max_rows: exec.max_rows() };
+        forward::load(&weights, &mut exec, options).unwrap();
+        // Staging is given back once all weights are there.
+        let (live, peak) = exec.requested();
+        near(planned.gpu.need.total(), peak, &name);
+        assert!(live < peak && live >= planned.gpu.need.total() - planned.gpu.need.staging, "{name}: {live} of {peak}");
+    }
+}
+
+/// The processor's executor, whose buffers are real, and which counts matrices by the rule that packs them.
+struct Untouched {
+    inner: CpuExecutor,
+    weights: u64,
+    matrices: u32,
+}
+
+impl Executor for Untouched {
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    fn max_rows(&self) -> usize {
+        self.inner.max_rows()
+    }
+
+    fn alloc(&mut self, label: &str, bytes: usize) -> anyhow::Result<BufferId> {
+        self.inner.alloc(label, bytes)
+    }
+
+    fn load(&mut self, label: &str, _: Part, m: &Matrix<'_>) -> anyhow::Result<WeightId> {
+        self.weights += CpuFootprint.weight(label, m.format, m.rows, m.cols)?.iter().sum::<u64>();
+        self.matrices += 1;
+        Ok(WeightId(self.matrices - 1))
+    }
+
+    fn write(&mut self, _: BufferId, _: usize, _: &[u8]) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn read(&mut self, _: BufferId, _: usize, _: &mut [u8]) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> anyhow::Result<PlanId> {
+        self.inner.record(plan, step, layout)
+    }
+
+    fn run(&mut self, _: PlanId) -> anyhow::Result<()> {
+        unreachable!("its matrices are not there")
+    }
+
+    fn key_block(&self, format: KvFormat, layer: u16) -> usize {
+        self.inner.key_block(format, layer)
+    }
+
+    fn is_dry(&self) -> bool {
+        true
+    }
+
+    fn memory(&self) -> (u64, u64) {
+        (self.weights, self.inner.memory().1)
+    }
+}
+
+/// A laptop's graphics, which give 4 GiB at a time.
+fn laptop() -> DeviceInfo {
+    DeviceInfo {
+        index: 0,
+        name: "laptop".into(),
+        driver: String::new(),
+        is_cpu: false,
+        is_integrated: true,
+        api: (1, 3),
+        subgroup: 32,
+        max_shared: 65536,
+        max_workgroup: 1024,
+        max_subgroups: 32,
+        max_allocation: 4 << 30,
+        memory: 64 << 30,
+        available: None,
+        timestamp_ns: 1.0,
+        busy: 16,
+        matrices: false,
+        missing: Vec::new(),
+    }
+}
+
+/// 27B: the processor's buffers are really allocated, where the context is short; the device's blocks are cut as an arena would.
+#[test]
+fn the_27b_shape_takes_what_was_planned() {
+    let config = Config::from_json(&Shape::B27.config()).unwrap();
+    for (name, formats) in recipes().into_iter().filter(|(name, _)| name == "i4-g32") {
+        let weights = formats.weights(config.clone()).unwrap();
+        for context in [2048, 131_072] {
+            let task = task(&weights, context);
+            let what = format!("{name} at {context}");
+            if context == 2048 {
+                let planned: Layout = task.measure(None, 0).unwrap();
+                let inner = CpuExecutor::new(CpuOptions::default()).unwrap();
+                let mut exec = Untouched { inner, weights: 0, matrices: 0 };
+                let options = ForwardOptions { context, kv: KvFormat::F16, max_rows: exec.max_rows() };
+                forward::load(&weights, &mut exec, options).unwrap();
+                let (packed, buffers) = exec.memory();
+                near(planned.cpu.need.total(), packed + buffers, &what);
+            }
+
+            let planned = task.measure(Some(&laptop()), 62).unwrap();
+            let [weights, buffers] = blocks(&planned.pieces, &laptop()).map(|b| b.iter().sum::<u64>());
+            near(planned.gpu.need.total(), weights + buffers + planned.gpu.need.staging, &what);
+            assert!(blocks(&planned.pieces, &laptop()).iter().flatten().all(|block| *block <= 4 << 30), "{what}");
+        }
+    }
+}
