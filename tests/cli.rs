@@ -12,7 +12,7 @@ const SHORT: [&str; 8] = ["generate", "Hello", "-n", "4", "--seed", "1", "--temp
 #[test]
 fn help_version_man_and_completions_go_to_standard_output() {
     assert!(gemma(&["--version"], b"").ok().text().starts_with("gemma "));
-    for command in ["generate", "quantize", "eval", "bench", "plan", "inspect", "tokenize"] {
+    for command in ["generate", "quantize", "eval", "bench", "plan", "doctor", "inspect", "tokenize"] {
         let help = gemma(&[command, "--help"], b"").ok();
         assert!(help.text().contains("Usage:"), "{help:?}");
         exit_codes(help.text());

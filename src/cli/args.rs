@@ -64,6 +64,8 @@ pub enum Command {
     Tokenize(super::tokenize::Tokenize),
     /// Show the devices found, what they can do, and which would be chosen
     Devices(super::devices::Devices),
+    /// Check this machine: what would stop or slow a run, and what to type about it
+    Doctor(Box<super::doctor::Doctor>),
     /// Print the JSON Schema of generate's JSON result
     Schema,
     /// Print a shell completion script
@@ -259,6 +261,7 @@ impl Command {
             Command::Inspect(_) => "inspect",
             Command::Tokenize(_) => "tokenize",
             Command::Devices(_) => "devices",
+            Command::Doctor(_) => "doctor",
             Command::Schema => "schema",
             Command::Completions(_) => "completions",
             Command::Man(_) => "man",

@@ -5,6 +5,7 @@ pub mod args;
 pub mod bench;
 pub mod chat;
 pub mod devices;
+pub mod doctor;
 pub mod eval;
 pub mod generate;
 pub mod input;
@@ -46,6 +47,7 @@ pub fn run(typed: &Typed) -> Result<u8> {
         Command::Inspect(options) => inspect::run(options, ui),
         Command::Tokenize(options) => tokenize::run(options, typed),
         Command::Devices(options) => devices::run(options),
+        Command::Doctor(options) => doctor::run(options, ui),
         Command::Schema => {
             output::print(record::SCHEMA)?;
             Ok(0)

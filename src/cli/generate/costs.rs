@@ -92,12 +92,17 @@ struct KeptHabits {
     level: f32,
 }
 
+/// `$XDG_CACHE_HOME/gemma`; `None` without a home.
+pub fn directory() -> Option<PathBuf> {
+    let home = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let base = home("XDG_CACHE_HOME").or_else(|| home("HOME").map(|h| h.join(".cache")));
+    base.map(|b| b.join("gemma"))
+}
+
 impl CostFile {
     /// `model` identifies the weights; `device` is the engine's description, which names device, driver and threads.
     pub fn new(model: &[u8], device: &str, kv: &str) -> CostFile {
-        let home = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-        let base = home("XDG_CACHE_HOME").or_else(|| home("HOME").map(|h| h.join(".cache")));
-        Self::within(base.map(|b| b.join("gemma")), model, device, kv)
+        Self::within(directory(), model, device, kv)
     }
 
     fn within(directory: Option<PathBuf>, model: &[u8], device: &str, kv: &str) -> CostFile {

@@ -1,0 +1,98 @@
+//! The processor, and whether kernels compute what they should.
+
+use super::host::{Found, Machine};
+use super::{Asked, Check, Status};
+use crate::cli::args::{AutoOr, GpuLayers, Kv, RunOptions};
+use crate::cli::lock::DeviceLock;
+use crate::cli::npu::Npu;
+use crate::cli::placement::Device;
+use crate::cli::session;
+use crate::cli::ui::Ui;
+use crate::compute::cpu::isa::Isa;
+use crate::engine::{Rows, Scores, TokenTree};
+use crate::gemma::{Config, Role, Weights};
+use crate::tensor::{Format, Token};
+use crate::vulkan::{Choice, DeviceInfo, choose};
+use anyhow::Result;
+use serde_json::json;
+
+pub fn processor(machine: &dyn Machine) -> Check {
+    let name = machine.read("proc/cpuinfo").and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("model name"))?;
+        line.split_once(':').map(|(_, name)| name.trim().to_owned())
+    });
+    let name = name.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    let (threads, best) = (machine.threads(), machine.instruction_sets().pop().unwrap_or(Isa::Scalar));
+    let plural = if threads == 1 { "" } else { "s" };
+    match best {
+        Isa::Scalar => Check::warn(
+            "processor",
+            format!("{name}, {threads} thread{plural}, neither AVX2 nor AVX-512"),
+            "drafts, and layers that no GPU takes, run several times slower than on a processor with AVX2; in a virtual machine pass the \
+             host's processor through (QEMU: -cpu host)",
+        ),
+        Isa::Avx2 | Isa::Avx512Vnni => Check::pass("processor", format!("{name}, {threads} thread{plural}, uses {best}")),
+    }
+}
+
+/// A small model on the processor, and on the GPU that would be taken.
+pub fn trials(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Check> {
+    let mut checks = vec![match machine.trial(None) {
+        Ok(what) => Check::pass("kernels, cpu", what),
+        Err(e) => Check::error("kernels, cpu", &e),
+    }];
+    let choice = match asked.device {
+        Device::Cpu => return checks,
+        Device::Vulkan(choice) => choice,
+        Device::Auto => Choice::Best,
+    };
+    let Some(device) = found.as_ref().ok().and_then(|list| choose(list, choice).ok()) else { return checks };
+    checks.push(match machine.trial(Some(device)) {
+        Ok(what) => Check::pass("kernels, gpu", what),
+        Err(e) => {
+            let check = Check::error("kernels, gpu", &e);
+            // Under auto a device that fails to load gives way; one that computes wrongly would not be noticed.
+            let gives_way = !asked.needs_gpu() && check.code != 1;
+            let check = if gives_way { check.only_warns() } else { check };
+            let remedy = "update the GPU's driver, or use --device cpu";
+            let remedy = if check.status == Status::Warn { "the processor is used instead; " } else { "" }.to_owned() + remedy;
+            Check { remedy: Some(remedy), ..check }
+        }
+    });
+    checks
+}
+
+/// Loads a small made-up model as `generate --check` would, and runs passes of one row and of several.
+pub fn trial(run: &RunOptions, device: Option<&DeviceInfo>) -> Result<String> {
+    let config = json!({
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
+        "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 64,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "query_pre_attn_scalar": 64, "vocab_size": 512,
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "max_position_embeddings": 512,
+    });
+    let linear: Format = "i4-g32".parse()?;
+    let format = |role| if matches!(role, Role::Embed | Role::Head) { Format::I8_ROW } else { linear };
+    let weights = Weights::synthetic(Config::from_json(&config)?, format, 1);
+    let place = device.map_or("cpu".into(), |d| format!("vulkan:{}", d.index));
+    let options = RunOptions {
+        device: place,
+        gpu_layers: if device.is_some() { GpuLayers::All } else { GpuLayers::Auto },
+        ctx_size: AutoOr::N(256),
+        kv: Kv::F16,
+        npu: Npu::Off,
+        npu_fault: None,
+        check: true,
+        // A look at a device need not wait for who uses it.
+        device_lock: DeviceLock::Off,
+        ..run.clone()
+    };
+    let pool = session::pool(&options)?;
+    let mut loaded = session::load(&weights, "a small made-up model", &options, 256, &pool, &Ui::plain())?;
+    let mut scores = Scores::default();
+    for rows in [1u32, 9] {
+        let tokens: Vec<Token> = (0..rows).map(|i| 7 * i + 3).collect();
+        loaded.engine.forward(&TokenTree::chain(&tokens), Rows::All, &mut scores)?;
+        loaded.engine.commit(&(0..rows).collect::<Vec<u32>>())?;
+    }
+    Ok(format!("a small model gives what its scalar twins give ({})", loaded.engine.describe()))
+}

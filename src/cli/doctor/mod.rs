@@ -1,0 +1,200 @@
+//! `gemma doctor`: what stands between this machine and a good run, each with what to type.
+//!
+//! The verdict on a machine is what `generate` with the same options would do there: FAIL where it would stop, with its exit code; WARN
+//! where it would run with less than the machine has; PASS otherwise. What is asked is asked through [`Machine`], so that tests can play
+//! any machine.
+
+mod gpu;
+mod host;
+mod kernels;
+mod npu;
+mod power;
+mod storage;
+#[cfg(test)]
+mod tests;
+
+use super::args::{ModelOptions, UiOptions};
+use super::output::print;
+use super::placement::Device;
+use super::session;
+use super::ui::{Ui, paragraph};
+use crate::error::{Kind, fault_of};
+use anyhow::Result;
+use clap::Args;
+use host::{Here, Machine};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Check this machine: drivers, devices, permissions, memory, power, disk. What would stop or slow generate, and what to type about it.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// One JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelOptions,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+/// How a check went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Status {
+    Pass,
+    Warn,
+    /// `generate` with these options would stop.
+    Fail,
+}
+
+impl Status {
+    fn name(self) -> &'static str {
+        match self {
+            Status::Pass => "PASS",
+            Status::Warn => "WARN",
+            Status::Fail => "FAIL",
+        }
+    }
+}
+
+/// What was looked at, what was found, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    pub name: &'static str,
+    pub status: Status,
+    pub found: String,
+    /// Null where all is well.
+    pub remedy: Option<String>,
+    /// What to type for that, line by line.
+    pub commands: Vec<String>,
+    /// Exit code of a failure.
+    #[serde(skip)]
+    code: u8,
+}
+
+impl Check {
+    fn pass(name: &'static str, found: impl Into<String>) -> Check {
+        Check { name, status: Status::Pass, found: found.into(), remedy: None, commands: Vec::new(), code: 0 }
+    }
+
+    fn warn(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
+        Check { status: Status::Warn, remedy: Some(remedy.into()), ..Check::pass(name, found) }
+    }
+
+    /// What `generate` would stop with.
+    fn fail(name: &'static str, kind: Kind, found: impl Into<String>, remedy: impl Into<String>) -> Check {
+        Check { status: Status::Fail, code: kind.exit_code(), ..Check::warn(name, found, remedy) }
+    }
+
+    /// A failure as the code that met it describes it.
+    fn error(name: &'static str, error: &anyhow::Error) -> Check {
+        let fault = fault_of(error);
+        let remedy = fault.and_then(|f| f.help.clone());
+        let code = fault.map_or(1, |f| f.kind.exit_code());
+        Check { status: Status::Fail, remedy, code, ..Check::pass(name, format!("{error:#}")) }
+    }
+
+    /// The same where something else takes its place and the run goes on.
+    fn only_warns(self) -> Check {
+        Check { status: Status::Warn, code: 0, ..self }
+    }
+
+    fn typing<S: Into<String>>(mut self, commands: impl IntoIterator<Item = S>) -> Check {
+        self.commands.extend(commands.into_iter().map(Into::into));
+        self
+    }
+}
+
+/// What was asked for, as far as checks depend on it.
+pub struct Asked<'a> {
+    pub options: &'a ModelOptions,
+    pub device: Device,
+}
+
+impl Asked<'_> {
+    /// Whether `generate` would stop without a GPU.
+    fn needs_gpu(&self) -> bool {
+        use super::args::GpuLayers;
+        let wish = self.options.run.gpu_layers;
+        match self.device {
+            Device::Cpu => false,
+            Device::Vulkan(_) => wish != GpuLayers::N(0),
+            Device::Auto => !matches!(wish, GpuLayers::Auto | GpuLayers::N(0)),
+        }
+    }
+}
+
+pub fn run(options: &Doctor, ui: &Ui) -> Result<u8> {
+    let asked = Asked { options: &options.model, device: options.model.run.device.parse()? };
+    let checks = examine(&Here::new(&options.model), &asked, ui);
+    print(&if options.json { format!("{:#}\n", report(&checks)) } else { text(&checks) })?;
+    Ok(exit_code(&checks))
+}
+
+/// Every check, in the order of a run.
+fn examine(machine: &dyn Machine, asked: &Asked<'_>, ui: &Ui) -> Vec<Check> {
+    let mut checks = vec![kernels::processor(machine)];
+    let found = machine.vulkan();
+    checks.push(storage::memory(machine));
+    checks.extend(gpu::checks(machine, asked, &found));
+    checks.extend(kernels::trials(machine, asked, &found));
+    checks.extend(npu::checks(machine, asked));
+    checks.extend(power::checks(machine));
+    checks.extend(storage::directories(machine));
+    if asked.options.model.is_some() {
+        checks.push(model(machine, asked, &found, ui));
+    }
+    checks
+}
+
+/// Whether the model that was named opens, has what a prompt needs, and fits.
+fn model(machine: &dyn Machine, asked: &Asked<'_>, found: &host::Found, ui: &Ui) -> Check {
+    let judge = || -> Result<Check> {
+        let model = session::open(asked.options.model.as_deref(), ui)?;
+        model.tokenizer(ui)?;
+        let (run, size) = (&asked.options.run, session::Size::of(&model.weights)?);
+        let context = session::context(run.ctx_size, 4096, model.config(), ui);
+        gpu::fits("model", &model.weights, context, run, found, machine.memory("MemAvailable"), ui).map(|mut check| {
+            let about =
+                format!("{}, {} at {:.2} bits per weight", model.name, super::ui::bytes(size.bytes), size.bits_per_weight());
+            check.found = format!("{about}: {}", check.found);
+            check
+        })
+    };
+    judge().unwrap_or_else(|e| Check::error("model", &e))
+}
+
+/// That of the first failure.
+fn exit_code(checks: &[Check]) -> u8 {
+    checks.iter().find(|c| c.status == Status::Fail).map_or(0, |c| c.code)
+}
+
+fn count(checks: &[Check], status: Status) -> usize {
+    checks.iter().filter(|c| c.status == status).count()
+}
+
+fn report(checks: &[Check]) -> Value {
+    let [pass, warn, fail] = [Status::Pass, Status::Warn, Status::Fail].map(|s| count(checks, s));
+    json!({"v": 1, "version": env!("CARGO_PKG_VERSION"), "pass": pass, "warn": warn, "fail": fail, "exit_code": exit_code(checks), "checks": checks})
+}
+
+/// Column at which findings begin.
+const INDENT: usize = 20;
+
+fn text(checks: &[Check]) -> String {
+    let mut out = String::new();
+    for check in checks {
+        out += &paragraph(&format!("{}  {}", check.status.name(), check.name), INDENT, &check.found);
+        if let Some(remedy) = &check.remedy {
+            out += &paragraph("", INDENT, &format!("-> {remedy}"));
+        }
+        check.commands.iter().for_each(|command| out += &format!("    {command}\n"));
+    }
+    let [warn, fail] = [Status::Warn, Status::Fail].map(|s| count(checks, s));
+    let verdict = match (fail, warn) {
+        (0, 0) => "nothing stands in the way of a run".to_owned(),
+        (0, n) => format!("a run would work, with {n} warning{}", if n == 1 { "" } else { "s" }),
+        (n, _) => format!("a run would stop: {n} failure{}, exit code {}", if n == 1 { "" } else { "s" }, exit_code(checks)),
+    };
+    out + &format!("\n{verdict}\n")
+}

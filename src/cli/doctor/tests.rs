@@ -1,0 +1,417 @@
+//! Machines that are played: each with one thing wrong.
+
+use super::host::{Directory, Found, Machine};
+use super::*;
+use crate::cli::args::Cli;
+use crate::cli::ui::COLUMNS;
+use crate::compute::cpu::isa::Isa;
+use crate::error::Fault;
+use crate::npu::probe::System;
+use crate::vulkan::DeviceInfo;
+use clap::Parser;
+use std::cell::RefCell;
+use std::io;
+use std::path::{Path, PathBuf};
+
+const GB: u64 = 1_000_000_000;
+
+/// A laptop with a Radeon 780M and 32 GB on which nothing is wrong.
+struct Fake {
+    root: tempfile::TempDir,
+    devices: Result<Vec<DeviceInfo>, Fault>,
+    refused: bool,
+    locked: u64,
+    room: (u64, bool),
+    isa: Vec<Isa>,
+    trial: Result<(), Fault>,
+    tried: RefCell<Vec<String>>,
+}
+
+fn device(name: &str, memory: u64) -> DeviceInfo {
+    DeviceInfo {
+        index: 0,
+        name: name.into(),
+        driver: "radv Mesa 25.2".into(),
+        is_cpu: false,
+        is_integrated: true,
+        api: (1, 4),
+        subgroup: 32,
+        max_shared: 65536,
+        max_workgroup: 1024,
+        max_subgroups: 32,
+        max_allocation: 4 * GB,
+        memory,
+        available: None,
+        timestamp_ns: 10.0,
+        busy: 16,
+        matrices: false,
+        missing: Vec::new(),
+    }
+}
+
+impl Fake {
+    fn laptop() -> Fake {
+        let fake = Fake {
+            root: tempfile::tempdir().unwrap(),
+            devices: Ok(vec![device("AMD Radeon 780M", 21 * GB)]),
+            refused: false,
+            locked: 8 << 20,
+            room: (50 * GB, true),
+            isa: vec![Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni],
+            trial: Ok(()),
+            tried: RefCell::default(),
+        };
+        fake.put("proc/meminfo", "MemTotal: 32000000 kB\nMemFree: 1 kB\nMemAvailable: 28000000 kB\n");
+        fake.put("proc/cpuinfo", "processor : 0\nmodel name : AMD Ryzen 7 7840HS\n");
+        fake.put("etc/group", "root:x:0:\nvideo:x:44:\n");
+        fake.put("dev/dri/renderD128", "");
+        fake.put("sys/bus/pci/devices/0000:c5:00.0/vendor", "0x1002\n");
+        fake.put("sys/bus/pci/devices/0000:c5:00.0/class", "0x030000\n");
+        fake.link("sys/bus/pci/devices/0000:c5:00.0/driver", "../../../bus/pci/drivers/amdgpu");
+        fake.put("sys/class/drm/card1/device/mem_info_vram_total", "536870912\n");
+        fake.put("sys/class/drm/card1/device/mem_info_gtt_total", "16384000000\n");
+        fake.put("sys/class/drm/card1/device/power_dpm_force_performance_level", "auto\n");
+        fake.put("sys/module/amdgpu/parameters/gttsize", "-1\n");
+        fake.put("sys/module/ttm/parameters/pages_limit", "4000000\n");
+        fake.put("sys/firmware/acpi/platform_profile", "balanced\n");
+        fake.put("sys/firmware/acpi/platform_profile_choices", "low-power balanced performance\n");
+        fake.cpufreq("amd-pstate-epp", "powersave", Some("balance_performance"));
+        fake.put("sys/class/power_supply/BAT0/type", "Battery\n");
+        fake.put("sys/class/power_supply/BAT0/status", "Charging\n");
+        fake
+    }
+
+    fn put(&self, path: &str, text: &str) {
+        let path = self.root.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn link(&self, path: &str, to: &str) {
+        std::os::unix::fs::symlink(to, self.root.path().join(path)).unwrap();
+    }
+
+    fn remove(&self, path: &str) {
+        let path = self.root.path().join(path);
+        if path.is_dir() { std::fs::remove_dir_all(path).unwrap() } else { std::fs::remove_file(path).unwrap() }
+    }
+
+    fn cpufreq(&self, driver: &str, governor: &str, preference: Option<&str>) {
+        let at = "sys/devices/system/cpu/cpu0/cpufreq";
+        self.put(&format!("{at}/scaling_driver"), driver);
+        self.put(&format!("{at}/scaling_governor"), governor);
+        if let Some(preference) = preference {
+            self.put(&format!("{at}/energy_performance_preference"), preference);
+        }
+    }
+
+    /// An NPU with its node.
+    fn npu(&self) {
+        for (file, text) in [("vendor", "0x1022"), ("device", "0x1502"), ("revision", "0x00")] {
+            self.put(&format!("sys/class/accel/accel0/device/{file}"), text);
+        }
+        self.put("dev/accel/accel0", "");
+    }
+
+    fn examine(&self, options: &[&str]) -> Vec<Check> {
+        let typed = Cli::parse_from([&["gemma", "doctor"], options].concat());
+        let super::super::args::Command::Doctor(doctor) = typed.command else { unreachable!() };
+        let asked = Asked { options: &doctor.model, device: doctor.model.run.device.parse().unwrap() };
+        let checks = examine(self, &asked, &Ui::plain());
+        // Whatever is wrong, the words fit a terminal, and each thing wrong has something to do about it.
+        let shown = text(&checks);
+        assert!(shown.lines().all(|l| l.chars().count() <= COLUMNS + 1), "{shown}");
+        for check in &checks {
+            assert_eq!(check.status == Status::Pass, check.remedy.is_none(), "{check:?}");
+            assert_eq!(check.status == Status::Fail, check.code != 0, "{check:?}");
+        }
+        checks
+    }
+}
+
+impl Machine for Fake {
+    fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    fn vulkan(&self) -> Found {
+        self.devices.clone().map_err(Into::into)
+    }
+
+    fn open(&self, node: &Path) -> io::Result<()> {
+        assert!(node.exists());
+        if self.refused { Err(io::Error::from_raw_os_error(libc::EACCES)) } else { Ok(()) }
+    }
+
+    fn locked(&self) -> u64 {
+        self.locked
+    }
+
+    fn room(&self, directory: &Path) -> io::Result<(u64, bool)> {
+        assert!(directory.ends_with("gemma"));
+        Ok(self.room)
+    }
+
+    fn directories(&self) -> Vec<Directory> {
+        vec![Directory { purpose: "kernels", path: Some("/home/me/.cache/gemma".into()), without: "each run compiles them" }]
+    }
+
+    fn threads(&self) -> usize {
+        16
+    }
+
+    fn instruction_sets(&self) -> Vec<Isa> {
+        self.isa.clone()
+    }
+
+    fn trial(&self, device: Option<&DeviceInfo>) -> Result<String> {
+        self.tried.borrow_mut().push(device.map_or("cpu".into(), |d| d.name.clone()));
+        if device.is_some() {
+            self.trial.clone()?;
+        }
+        Ok("as it should be".into())
+    }
+
+    fn npu(&self) -> System {
+        System { root: self.root().to_owned(), arrays: vec![PathBuf::from("/nowhere")], locked: self.locked }
+    }
+}
+
+#[track_caller]
+fn find<'a>(checks: &'a [Check], name: &str) -> &'a Check {
+    checks.iter().find(|c| c.name == name).unwrap_or_else(|| panic!("no {name} in {checks:#?}"))
+}
+
+/// The check has this status, and its remedy or its commands name all of `words`.
+#[track_caller]
+fn is(checks: &[Check], name: &str, status: Status, words: &[&str]) {
+    let check = find(checks, name);
+    let said = format!("{} {} {}", check.found, check.remedy.as_deref().unwrap_or(""), check.commands.join("\n"));
+    assert_eq!(check.status, status, "{check:#?}");
+    for word in words {
+        assert!(said.contains(word), "no {word:?} in {check:#?}");
+    }
+}
+
+#[test]
+fn a_machine_with_nothing_wrong_passes_everything() {
+    let fake = Fake::laptop();
+    let checks = fake.examine(&[]);
+    assert!(checks.iter().all(|c| c.status == Status::Pass), "{checks:#?}");
+    assert_eq!((exit_code(&checks), fake.tried.take()), (0, vec!["cpu".to_owned(), "AMD Radeon 780M".into()]));
+    assert!(text(&checks).ends_with("nothing stands in the way of a run\n"));
+    let names: Vec<&str> = checks.iter().map(|c| c.name).collect();
+    for name in
+        ["processor", "memory", "vulkan", "gpu", "gpu memory", "gtt", "permissions", "kernels, cpu", "kernels, gpu", "npu"]
+    {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    for name in ["locked memory", "power profile", "cpu frequency", "power supply", "disk"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    let json = report(&checks);
+    assert_eq!((&json["fail"], &json["warn"], json["pass"].as_u64()), (&0.into(), &0.into(), Some(checks.len() as u64)));
+    assert_eq!((&json["checks"][0]["status"], &json["checks"][0]["remedy"]), (&"PASS".into(), &Value::Null));
+}
+
+#[test]
+fn without_a_vulkan_loader_only_a_run_that_asks_for_a_gpu_stops() {
+    let no_loader = Fault::new(Kind::Device, "no Vulkan library on this machine: libvulkan.so.1").help("install a Vulkan driver");
+    let fake = Fake { devices: Err(no_loader), ..Fake::laptop() };
+    let install = ["libvulkan.so.1", "AMD", "sudo apt install libvulkan1 mesa-vulkan-drivers", "sudo dnf install vulkan-loader"];
+    let checks = fake.examine(&[]);
+    is(&checks, "vulkan", Status::Warn, &install);
+    assert_eq!((exit_code(&checks), fake.tried.take()), (0, vec!["cpu".to_owned()]));
+    for options in [&["-d", "vulkan"][..], &["-d", "vulkan:0"], &["--gpu-layers", "all"], &["--gpu-layers", "4"]] {
+        let checks = fake.examine(options);
+        is(&checks, "vulkan", Status::Fail, &install);
+        assert_eq!(exit_code(&checks), 4, "{options:?}");
+        assert!(text(&checks).ends_with("a run would stop: 1 failure, exit code 4\n"), "{}", text(&checks));
+    }
+    for options in [&["-d", "cpu"][..], &["-d", "vulkan", "--gpu-layers", "0"]] {
+        assert_eq!(exit_code(&fake.examine(options)), 0, "{options:?}");
+    }
+    // What is on the bus decides what to install.
+    fake.remove("sys/bus/pci/devices/0000:c5:00.0/driver");
+    is(&fake.examine(&[]), "vulkan", Status::Warn, &["no kernel driver", "sudo modprobe amdgpu"]);
+    fake.put("sys/bus/pci/devices/0000:c5:00.0/vendor", "0x10de\n");
+    fake.link("sys/bus/pci/devices/0000:c5:00.0/driver", "../drivers/nvidia");
+    is(&fake.examine(&[]), "vulkan", Status::Warn, &["NVIDIA", "sudo apt install nvidia-driver"]);
+    fake.remove("sys/bus/pci/devices/0000:c5:00.0");
+    is(&fake.examine(&[]), "vulkan", Status::Warn, &["no GPU is on the bus", "mesa-vulkan-drivers"]);
+}
+
+#[test]
+fn a_node_that_may_not_be_opened_is_named_with_its_group() {
+    // As drivers do it: what they may not open they do not list.
+    let fake = Fake { refused: true, devices: Ok(Vec::new()), ..Fake::laptop() };
+    let checks = fake.examine(&[]);
+    is(
+        &checks,
+        "permissions",
+        Status::Warn,
+        &["/dev/dri/renderD128", "ermission denied", "sudo usermod -aG render \"$USER\"", "log out"],
+    );
+    is(&checks, "vulkan", Status::Warn, &["may not be opened"]);
+    let checks = fake.examine(&["-d", "vulkan"]);
+    is(&checks, "permissions", Status::Fail, &[]);
+    assert_eq!(exit_code(&checks), 4);
+    // The group is that of the node.
+    let id = std::os::unix::fs::MetadataExt::gid(&std::fs::metadata(fake.root.path().join("dev/dri/renderD128")).unwrap());
+    fake.put("etc/group", &format!("other:x:{}:\ngraphics:x:{id}:me\n", id + 1));
+    is(&fake.examine(&[]), "permissions", Status::Warn, &["sudo usermod -aG graphics \"$USER\""]);
+    // A driver that opens the GPU by nodes of its own needs none of these.
+    let nvidia = Fake { refused: true, ..Fake::laptop() };
+    is(&nvidia.examine(&[]), "permissions", Status::Pass, &[]);
+}
+
+#[test]
+fn a_driver_on_the_processor_alone_is_no_gpu() {
+    let lavapipe = || DeviceInfo { is_cpu: true, is_integrated: false, ..device("llvmpipe", 24 * GB) };
+    let fake = Fake { devices: Ok(vec![lavapipe()]), ..Fake::laptop() };
+    let checks = fake.examine(&[]);
+    is(&checks, "vulkan", Status::Warn, &["computes on the processor", "llvmpipe", "sudo apt install"]);
+    assert_eq!((exit_code(&checks), fake.tried.take()), (0, vec!["cpu".to_owned()]));
+    assert_eq!(exit_code(&fake.examine(&["-d", "vulkan"])), 4);
+    // By name it is taken, and that it is slow is said.
+    let checks = fake.examine(&["-d", "vulkan:0"]);
+    is(&checks, "gpu", Status::Warn, &["computes on the processor"]);
+    assert_eq!(exit_code(&checks), 0);
+    let relic =
+        Fake { devices: Ok(vec![DeviceInfo { missing: vec!["int8 in shaders"], ..device("relic", GB) }]), ..Fake::laptop() };
+    is(&relic.examine(&[]), "vulkan", Status::Warn, &["relic lacks int8 in shaders"]);
+}
+
+#[test]
+fn a_tiny_heap_is_said_with_what_makes_it_larger() {
+    let tiny = |memory| Fake { devices: Ok(vec![device("AMD Radeon 780M", memory)]), ..Fake::laptop() };
+    // Three quarters of 32.8 GB, in pages of 4 KiB.
+    let pages = 32_000_000u64 * 1024 / 4 * 3 / 4096;
+    let fake = tiny(2 * GB);
+    is(
+        &fake.examine(&[]),
+        "gpu memory",
+        Status::Warn,
+        &[&format!("pages_limit={pages} page_pool_size={pages}"), "update-initramfs", "2.00 GB"],
+    );
+    assert_eq!(exit_code(&fake.examine(&[])), 0);
+    fake.put("proc/meminfo", "MemTotal: 3500000 kB\nMemAvailable: 3000000 kB\n");
+    let checks = fake.examine(&[]);
+    is(&checks, "gpu memory", Status::Warn, &["too little memory"]);
+    is(&checks, "memory", Status::Warn, &["gemma plan --synthetic 12b"]);
+    let full = DeviceInfo { available: Some(GB), ..device("AMD Radeon 780M", 21 * GB) };
+    is(&Fake { devices: Ok(vec![full]), ..Fake::laptop() }.examine(&[]), "gpu memory", Status::Warn, &["1.00 GB free", "fuser"]);
+    let board = DeviceInfo { is_integrated: false, ..device("board", 8 * GB) };
+    is(
+        &Fake { devices: Ok(vec![board]), ..Fake::laptop() }.examine(&[]),
+        "gpu memory",
+        Status::Warn,
+        &["gemma plan --synthetic 27b --recipe 9gb"],
+    );
+    let fake = Fake::laptop();
+    fake.put("sys/module/amdgpu/parameters/gttsize", "4096\n");
+    is(&fake.examine(&[]), "gtt", Status::Warn, &["amdgpu.gttsize=4096", "grep -rs gttsize /etc/modprobe.d"]);
+    fake.put("sys/module/amdgpu/parameters/gttsize", "-1\n");
+    fake.put("sys/module/ttm/parameters/pages_limit", "1000000\n");
+    is(&fake.examine(&[]), "gtt", Status::Warn, &["ttm.pages_limit 4.10 GB", "grep -rs pages_limit"]);
+}
+
+/// With a model the same rules as at loading say where it runs, and whether.
+#[test]
+fn a_model_is_placed_as_a_run_would_place_it() {
+    let shape = crate::cli::bench::shapes::Shape::B4;
+    let formats = crate::cli::bench::shapes::Formats {
+        format_weights: "i4-g32".parse().unwrap(),
+        format_embedding: "i8-row".parse().unwrap(),
+        recipe: None,
+    };
+    let weights = shape.weights(&formats).unwrap();
+    let judge = |memory: u64, options: &[&str], available: u64| {
+        let typed = Cli::parse_from([&["gemma", "doctor"], options].concat());
+        let super::super::args::Command::Doctor(doctor) = typed.command else { unreachable!() };
+        let found: Found = Ok(vec![device("GPU", memory)]);
+        let run = &doctor.model.run;
+        gpu::fits("model", &weights, 2048, run, &found, Some(available), &Ui::plain())
+            .unwrap_or_else(|e| Check::error("model", &e))
+    };
+    assert_eq!(judge(8 * GB, &[], 16 * GB).status, Status::Pass);
+    let split = judge(3 * GB / 2, &[], 16 * GB);
+    assert!(split.status == Status::Warn && split.found.contains("of 34 layers"), "{split:?}");
+    for (memory, options, available) in
+        [(3 * GB / 2, &["--gpu-layers", "all"][..], 16 * GB), (GB / 8, &["-d", "vulkan"], 16 * GB), (8 * GB, &["-d", "cpu"], GB)]
+    {
+        let check = judge(memory, options, available);
+        assert!(check.status == Status::Fail && check.code == 5 && check.remedy.is_some(), "{check:?}");
+    }
+}
+
+#[test]
+fn a_gpu_that_fails_or_computes_wrongly_is_found_out() {
+    let lost = Fault::new(Kind::Device, "the GPU was lost while computing");
+    let fake = Fake { trial: Err(lost), ..Fake::laptop() };
+    is(&fake.examine(&[]), "kernels, gpu", Status::Warn, &["lost", "the processor is used instead", "--device cpu"]);
+    assert_eq!(exit_code(&fake.examine(&["-d", "vulkan"])), 4);
+}
+
+#[test]
+fn little_locked_memory_matters_to_an_npu_alone() {
+    let fake = Fake::laptop();
+    is(&fake.examine(&[]), "locked memory", Status::Pass, &["only an NPU"]);
+    fake.npu();
+    let checks = fake.examine(&[]);
+    is(&checks, "locked memory", Status::Warn, &["8.39 MB", "ulimit -l unlimited", "/etc/security/limits.d/90-memlock.conf"]);
+    is(&checks, "npu", Status::Warn, &["/dev/accel/accel0", "goes on without"]);
+    is(&checks, "npu array", Status::Warn, &["build.sh"]);
+    assert_eq!(exit_code(&checks), 0);
+    let rich = Fake { locked: u64::MAX, ..Fake::laptop() };
+    rich.npu();
+    is(&rich.examine(&[]), "locked memory", Status::Pass, &["unlimited"]);
+    assert!(fake.examine(&["--npu", "off"]).iter().all(|c| c.status == Status::Pass));
+    // On the bus, and no driver.
+    let bare = Fake::laptop();
+    bare.put("sys/bus/pci/devices/0000:c6:00.1/vendor", "0x1022\n");
+    bare.put("sys/bus/pci/devices/0000:c6:00.1/device", "0x1502\n");
+    is(&bare.examine(&[]), "npu", Status::Warn, &["no driver", "sudo modprobe amdxdna"]);
+}
+
+#[test]
+fn what_saves_power_is_said() {
+    let fake = Fake::laptop();
+    fake.put("sys/firmware/acpi/platform_profile", "low-power\n");
+    fake.cpufreq("amd-pstate-epp", "powersave", Some("power"));
+    fake.put("sys/class/power_supply/BAT0/status", "Discharging\n");
+    fake.put("sys/class/drm/card1/device/power_dpm_force_performance_level", "low\n");
+    let checks = fake.examine(&[]);
+    is(&checks, "power profile", Status::Warn, &["powerprofilesctl set performance", "tee /sys/firmware/acpi/platform_profile"]);
+    is(&checks, "cpu frequency", Status::Warn, &["echo balance_performance"]);
+    is(&checks, "power supply", Status::Warn, &["plug"]);
+    is(
+        &checks,
+        "gpu clocks",
+        Status::Warn,
+        &["echo auto |", "sudo tee /sys/class/drm/card1/device/power_dpm_force_performance_level"],
+    );
+    let old = Fake::laptop();
+    old.remove("sys/devices/system/cpu/cpu0/cpufreq");
+    old.cpufreq("acpi-cpufreq", "powersave", None);
+    is(&old.examine(&[]), "cpu frequency", Status::Warn, &["echo schedutil"]);
+    // A server says nothing of all this.
+    old.remove("sys");
+    assert!(
+        !old.examine(&[]).iter().any(|c| matches!(c.name, "power profile" | "cpu frequency" | "power supply" | "gpu clocks"))
+    );
+}
+
+#[test]
+fn memory_processor_and_disk_have_their_remedies() {
+    let fake = Fake { isa: vec![Isa::Scalar], room: (GB, false), ..Fake::laptop() };
+    fake.put("proc/meminfo", "MemTotal: 32000000 kB\nMemAvailable: 4000000 kB\n");
+    let checks = fake.examine(&[]);
+    is(&checks, "processor", Status::Warn, &["AVX2", "-cpu host"]);
+    is(&checks, "memory", Status::Warn, &["close other programs", "ps -eo rss,comm"]);
+    is(&checks, "disk", Status::Warn, &["/home/me/.cache/gemma", "sudo install -d -o \"$USER\""]);
+    let fake = Fake { room: (5_000_000, true), ..Fake::laptop() };
+    is(&fake.examine(&[]), "disk", Status::Warn, &["5.00 MB free", "du -xh"]);
+    fake.remove("proc/meminfo");
+    is(&fake.examine(&[]), "memory", Status::Warn, &["/proc"]);
+}
