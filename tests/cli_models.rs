@@ -156,6 +156,102 @@ fn bench_reports_what_was_asked_for() {
     gemma(&["bench", "--repetitions", "0"], b"").fails(2, &["--repetitions"]);
 }
 
+/// Titles of a page's sections.
+fn sections(page: &str) -> Vec<&str> {
+    page.split("<h2>").skip(1).map(|s| s.split("</h2>").next().unwrap()).collect()
+}
+
+/// A page that a browser can show by itself: every tag is closed, nothing is fetched or run.
+#[track_caller]
+fn stands_alone(page: &str) {
+    for what in ["http:", "https:", "<script", "<link", "<img", "url(", "@import", "NaN", "inf%"] {
+        assert!(!page.contains(what), "{what}");
+    }
+    assert!(page.starts_with("<!doctype html>") && page.contains("lang=\"en\"") && page.contains("prefers-color-scheme: dark"));
+    for tag in ["svg", "section", "figure", "figcaption", "table", "tr", "td", "th", "p", "div", "span", "text", "details"] {
+        let opened = page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
+        assert_eq!(opened, page.matches(&format!("</{tag}>")).count(), "{tag}");
+    }
+    let plots = page.matches("<svg role=\"img\" aria-label=").count();
+    assert_eq!(
+        (plots, plots),
+        (page.matches("<figcaption>").count(), page.matches("<summary>").count()),
+        "each has words and a table"
+    );
+}
+
+#[test]
+fn a_report_is_a_page_of_what_was_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+    let bench = |more: &[&str]| {
+        let args =
+            ["bench", "-q", "--tg", "4", "--rows", "1,2,4", "--repetitions", "1", "--text-tokens", "12", "--kernel-rows", "1"];
+        gemma_in(dir.path(), &[&args, more].concat(), b"")
+    };
+    let run = bench(&["--only", "decode,verify,kernels,text", "--format", "json", "--report", "a.html"]).ok();
+    let page = read("a.html");
+    stands_alone(&page);
+    let all = [
+        "Prefill and decode",
+        "Cost of a pass by its rows, c(M)",
+        "Tokens a second by kind of prompt",
+        "Acceptance by depth",
+        "Acceptance by source",
+        "Memory by arena",
+        "Time by kernel while decoding",
+    ];
+    assert_eq!(sections(&page), all);
+    let json = run.json();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    assert!(
+        page.contains(&text(&json["machine"]["device"])) && page.contains(&text(&json["model"]["name"])),
+        "what was measured on what"
+    );
+    for kind in json["text"]["kinds"].as_array().unwrap() {
+        assert!(page.contains(&format!("<td>{}</td>", text(&kind["kind"]))), "{kind}");
+    }
+    let accepted = json["text"]["acceptance"]["by_depth"][0][1].as_u64().unwrap();
+    assert!(page.contains(&format!("<td>{accepted}</td>")), "{accepted}");
+
+    // The same from the figures alone, and only what they hold.
+    fs::write(dir.path().join("run.json"), &run.out).unwrap();
+    let again = bench(&["--from", "run.json", "--report", "b.html"]).ok();
+    assert!(again.text().contains("verify 4 rows") && read("b.html") == page);
+    bench(&["--only", "decode", "--report", "c.html"]).ok();
+    assert_eq!(sections(&read("c.html")), ["Prefill and decode", "Memory by arena"]);
+    bench(&["--from", "a.html"]).fails(3, &["a.html is no result"]);
+    bench(&["--from", "run.json", "--synthetic", "270m"]).fails(2, &["--from"]);
+}
+
+#[test]
+fn a_doctor_says_what_a_run_would_do_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |args: &[&str], env: &[(&str, &str)]| {
+        let mut command = command(BINARY, dir.path());
+        command.args(["doctor", "--json"]).args(args).envs(env.iter().copied());
+        let run = wait(command, b"");
+        let json = run.json();
+        assert_eq!(json["exit_code"], run.code, "{json:#}");
+        (run.code, json)
+    };
+    let find = |json: &Value, name: &str| {
+        let found = json["checks"].as_array().unwrap().iter().find(|c| c["name"] == name);
+        found.unwrap_or_else(|| panic!("no {name} in {json:#}")).clone()
+    };
+    // Without a driver, which an empty list of drivers is: a run goes on, one that asks for a GPU stops.
+    let no_driver = [("VK_DRIVER_FILES", "/nonexistent"), ("VK_ICD_FILENAMES", "/nonexistent")];
+    let (code, json) = run(&[], &no_driver);
+    let vulkan = find(&json, "vulkan");
+    assert_eq!((code, &vulkan["status"], &find(&json, "kernels, cpu")["status"]), (0, &json!("WARN"), &json!("PASS")));
+    assert!(!vulkan["commands"].as_array().unwrap().is_empty(), "{vulkan}");
+    assert_eq!(run(&["-d", "vulkan"], &no_driver).0, 4);
+    assert_eq!(run(&["-d", "cpu", "-m", "absent"], &[]).0, 3);
+    let text = gemma_in(dir.path(), &["doctor", "-d", "cpu"], b"").ok();
+    assert!(text.text().lines().all(|line| line.chars().count() <= 80), "{}", text.text());
+    assert!(text.text().contains("PASS  kernels, cpu") && text.err.is_empty(), "{text:?}");
+}
+
 #[test]
 fn a_replay_needs_no_target() {
     let dir = tempfile::tempdir().unwrap();
@@ -186,7 +282,11 @@ fn a_replay_needs_no_target() {
     assert!(tau(&["--draft-tree", "chain", "--draft-tokens", "1"]) <= 2.0);
     let table = replay(&[]).ok();
     assert!(table.text().contains("| prose") && table.text().contains("depth 2"), "{}", table.text());
-    assert_eq!(replay(&["--format", "csv"]).ok().text().lines().count(), 5);
+    assert_eq!(replay(&["--format", "csv", "--report", "r.html"]).ok().text().lines().count(), 5);
+    let page = fs::read_to_string(dir.path().join("r.html")).unwrap();
+    stands_alone(&page);
+    let titles = sections(&page);
+    assert!(titles[0] == "Tokens per pass" && titles.contains(&"Acceptance by depth, prose"), "{titles:?}");
 
     replay(&["--draft", "ngram"]).fails(2, &["--sources"]);
     replay(&["--tokenizer", "absent"]).fails(3, &["absent"]);

@@ -172,7 +172,8 @@ fn read_files(paths: &[PathBuf]) -> Result<Vec<(PathBuf, toml::Table)>> {
 }
 
 /// Options that name what to write or whether to stop: never from a file that merely lies in the working directory.
-const FLAGS_ONLY: [&str; 8] = ["output", "stats-file", "print-config", "restart", "allow-requantize", "batch", "resume", "shard"];
+const FLAGS_ONLY: [&str; 10] =
+    ["output", "report", "from", "stats-file", "print-config", "restart", "allow-requantize", "batch", "resume", "shard"];
 
 /// What the files say about options that flags and environment left open: as arguments, and from which file.
 fn from_files(

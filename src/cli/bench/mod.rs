@@ -1,6 +1,7 @@
 //! `gemma bench`: how fast, and how near to what the memory allows.
 
 pub mod measure;
+pub mod page;
 pub mod replay;
 pub mod report;
 pub mod shapes;
@@ -71,6 +72,12 @@ pub struct Bench {
     /// Set beside an older run's --format json
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
+    /// Draw the figures on a page of HTML that loads nothing from anywhere
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Measure nothing: show an older run's --format json, as --format or --report says
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["replay", "model", "synthetic"])]
+    pub from: Option<PathBuf>,
     #[command(flatten)]
     pub draft: DraftingOptions,
     /// How sources are mixed: for measuring what that brings
@@ -145,6 +152,9 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         return replay::run(options, ui);
     }
     let old = options.compare.as_deref().map(read_report).transpose()?;
+    if let Some(file) = &options.from {
+        return show(&read_report(file)?, old.as_ref(), options);
+    }
     if options.repetitions == 0 || options.rows.contains(&0) || options.pp == 0 || options.tg == 0 {
         return Err(Fault::usage("--repetitions, --rows, --pp and --tg must be above 0").into());
     }
@@ -179,7 +189,15 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         v: 1,
         version: env!("CARGO_PKG_VERSION").into(),
         machine: Machine::new(cpu, engine.describe(), threads, device_speed),
-        model: report::Model { name, formats: formats(weights)?, weights: memory.weights, kv: memory.kv, load_s: loaded.seconds },
+        model: report::Model {
+            name,
+            formats: formats(weights)?,
+            weights: memory.weights,
+            kv: memory.kv,
+            activations: memory.activations,
+            context: Some(context),
+            load_s: loaded.seconds,
+        },
         ..Report::default()
     };
     let mut bench = Runner { engine, options, ui, scores: Scores::default(), sampler: Sampler::new(sampling())? };
@@ -187,13 +205,23 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     super::npu::say(loaded.engine.assist().as_ref(), ui);
     drop(loaded);
     if let Some(model) = model.as_ref().filter(|_| options.only.contains(&Test::Text)) {
-        report.results.extend(speculation::rows(model, options, ui)?);
+        let (rows, text) = speculation::run(model, options, ui)?;
+        report.results.extend(rows);
+        report.text = Some(text);
     }
+    show(&report, old.as_ref(), options)
+}
+
+/// Prints a run's figures, and draws them where that was asked for.
+fn show(report: &Report, old: Option<&Report>, options: &Bench) -> Result<u8> {
     print(&match options.format {
-        Output::Md => report.markdown(old.as_ref()),
+        Output::Md => report.markdown(old),
         Output::Csv => report.csv(),
-        Output::Json => format!("{}\n", serde_json::to_string_pretty(&report)?),
+        Output::Json => format!("{}\n", serde_json::to_string_pretty(report)?),
     })?;
+    if let Some(path) = &options.report {
+        page::write(path, &page::of(report))?;
+    }
     Ok(0)
 }
 
@@ -288,7 +316,7 @@ impl Runner<'_> {
             b.engine.truncate(0)?;
             measure::prefill(b.engine, &tokens, &mut b.scores)
         })?;
-        Ok(Row { name: format!("pp{n}"), unit: "tok/s".into(), figure: seconds.map(|s| n as f64 / s), note: String::new() })
+        Ok(Row { name: format!("pp{n}"), unit: "tok/s".into(), figure: seconds.map(|s| n as f64 / s), ..Row::default() })
     }
 
     fn decode(&mut self, depth: usize, machine: &Machine, weights: u64) -> Result<Row> {
@@ -300,7 +328,8 @@ impl Runner<'_> {
         let gb_per_s = weights as f64 * n as f64 / seconds.median / 1e9;
         let share = 100.0 * gb_per_s / machine.read_gb_per_s;
         let note = format!("{} GB/s of weights, {share:.0} % of memory speed", digits3(gb_per_s));
-        Ok(Row { name: format!("tg{n}{}", at(depth)), unit: "tok/s".into(), figure: seconds.map(|s| n as f64 / s), note })
+        let figure = seconds.map(|s| n as f64 / s);
+        Ok(Row { name: format!("tg{n}{}", at(depth)), unit: "tok/s".into(), figure, note, pass: None })
     }
 
     /// All sizes in turn in each repetition, so that a drift of the machine meets them alike.
@@ -321,6 +350,7 @@ impl Runner<'_> {
             unit: "ms".into(),
             note: one.map_or(String::new(), |one| format!("c({rows}) = {:.2}", figure.median / one)),
             figure: figure.map(|s| s * 1e3),
+            pass: Some(report::PassSize { rows: *rows, depth }),
         };
         Ok(sizes.iter().zip(figures).map(row).collect())
     }

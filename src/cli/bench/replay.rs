@@ -70,22 +70,23 @@ pub enum Part {
     Model,
 }
 
+/// What a replay found.
 #[derive(Serialize)]
-struct Report {
+pub struct Report {
     v: u32,
-    version: &'static str,
-    tokenizer_sha256: String,
-    draft: Option<String>,
-    sources: Vec<String>,
+    pub version: &'static str,
+    pub tokenizer_sha256: String,
+    pub draft: Option<String>,
+    pub sources: Vec<String>,
     mixing: String,
-    tree: String,
+    pub tree: String,
     /// Time of drafting, for information: nothing depends on it.
     draft_ms_per_pass: f64,
     /// Processor time of a round in the middle, and of one in twenty: less than that is luck, more is a busy machine.
     draft_cpu_ms: [f64; 2],
     /// Passes of the draft model in a round, and rows of all of them.
     draft_work: [f64; 2],
-    categories: Vec<Category>,
+    pub categories: Vec<Category>,
     records: Vec<Record>,
 }
 
@@ -97,21 +98,22 @@ struct Record {
     passes: u64,
 }
 
+/// Transcripts of one kind.
 #[derive(Serialize)]
-struct Category {
-    name: String,
-    records: usize,
-    tokens: u64,
-    passes: u64,
+pub struct Category {
+    pub name: String,
+    pub records: usize,
+    pub tokens: u64,
+    pub passes: u64,
     /// Tokens per pass, and the bounds of its bootstrap interval of 95 % over records.
-    tau: f64,
-    low: f64,
-    high: f64,
+    pub tau: f64,
+    pub low: f64,
+    pub high: f64,
     /// What the nodes' chances promised.
     predicted: f64,
     /// Drafted and accepted nodes; by depth below the root, and by the source that spoke most for them.
-    by_depth: Vec<[u64; 2]>,
-    by_source: BTreeMap<String, [u64; 2]>,
+    pub by_depth: Vec<[u64; 2]>,
+    pub by_source: BTreeMap<String, [u64; 2]>,
 }
 
 /// What the replay of one or more transcripts gave.
@@ -197,6 +199,9 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         Output::Csv => report.csv(),
         Output::Json => format!("{}\n", serde_json::to_string_pretty(&report)?),
     })?;
+    if let Some(path) = &options.report {
+        super::page::write(path, &super::page::of_replay(&report))?;
+    }
     Ok(0)
 }
 

@@ -3,7 +3,9 @@
 use super::measure::Figure;
 use crate::cli::devices::Cpu;
 use crate::cli::ui::{bytes, digits3};
+use crate::decode::Stats;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Everything a run measured. Read back by `--compare`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -15,6 +17,9 @@ pub struct Report {
     pub results: Vec<Row>,
     #[serde(default)]
     pub kernels: Vec<Kernel>,
+    /// The text test, where it ran.
+    #[serde(default)]
+    pub text: Option<Text>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -40,6 +45,11 @@ pub struct Model {
     /// Bytes as loaded.
     pub weights: u64,
     pub kv: u64,
+    #[serde(default)]
+    pub activations: u64,
+    /// Positions that there is room for.
+    #[serde(default)]
+    pub context: Option<usize>,
     pub load_s: f64,
 }
 
@@ -54,6 +64,70 @@ pub struct Row {
     /// What else the row says, such as `c(8) = 1.31`.
     #[serde(default)]
     pub note: String,
+    /// Of the verify test.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pass: Option<PassSize>,
+}
+
+/// A pass that was timed: its rows, and tokens in the cache before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassSize {
+    pub rows: usize,
+    pub depth: usize,
+}
+
+/// Real prompts, plain and with drafts.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Text {
+    pub temperature: f32,
+    /// Most tokens of an answer, and how often each prompt was answered each way.
+    pub tokens: usize,
+    pub runs: usize,
+    /// What drafted.
+    pub drafts: String,
+    pub kinds: Vec<TextKind>,
+    pub acceptance: Acceptance,
+}
+
+impl Text {
+    pub fn prompts(&self) -> usize {
+        self.kinds.iter().map(|k| k.prompts).sum()
+    }
+}
+
+/// Prompts of one kind.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct TextKind {
+    pub kind: String,
+    pub prompts: usize,
+    /// Median tokens a second.
+    pub plain: f64,
+    pub drafted: f64,
+    /// Drafted over plain, prompt by prompt.
+    pub ratio: Figure,
+    pub tokens_per_pass: f64,
+}
+
+/// What became of drafted tokens.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Acceptance {
+    pub passes: u64,
+    /// That they brought, the target's own among them.
+    pub tokens: u64,
+    /// Drafted and accepted nodes; by depth below the root, and by the source that spoke most for them.
+    pub by_depth: Vec<[u64; 2]>,
+    pub by_source: BTreeMap<String, [u64; 2]>,
+}
+
+impl Acceptance {
+    pub fn of(stats: &Stats) -> Acceptance {
+        Acceptance {
+            passes: stats.passes,
+            tokens: stats.committed(),
+            by_depth: stats.by_depth.iter().map(|t| [t.drafted, t.accepted]).collect(),
+            by_source: stats.by_source.iter().map(|(name, t)| ((*name).to_owned(), [t.drafted, t.accepted])).collect(),
+        }
+    }
 }
 
 /// Time of the kernels of one label while decoding.

@@ -2,7 +2,7 @@
 
 use super::Bench;
 use super::measure::{Figure, processor_seconds};
-use super::report::Row;
+use super::report::{Acceptance, Row, Text, TextKind};
 use crate::cli::generate::costs::Passes;
 use crate::cli::generate::drafting;
 use crate::cli::generate::options::DraftingOptions;
@@ -39,8 +39,8 @@ struct Prompt {
     tokens: Vec<Token>,
 }
 
-/// One row per kind of prompt and one for all: drafted over plain speed, prompt by prompt.
-pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
+/// One row per kind of prompt and one for all: drafted over plain speed, prompt by prompt. And the same for plots.
+pub fn run(model: &Model, options: &Bench, ui: &Ui) -> Result<(Vec<Row>, Text)> {
     let tokenizer = match &options.replay.tokenizer {
         Some(directory) => super::replay::read_tokenizer(directory)?,
         None => model.tokenizer(ui)?,
@@ -65,6 +65,7 @@ pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
 
     let bar = ui.bar("text", prompts.len() as u64);
     let mut kinds: BTreeMap<&str, Vec<[f64; 6]>> = BTreeMap::new();
+    let mut rounds = Stats::default();
     for prompt in &prompts {
         let mut best = [Stats::default(), Stats::default()];
         let mut texts: [Vec<Token>; 2] = Default::default();
@@ -84,6 +85,7 @@ pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
         let speed = |s: &Stats| s.tokens as f64 / s.decode_time.as_secs_f64();
         let whole = |s: &Stats| (s.prefill_time + s.decode_time).as_secs_f64();
         if best[0].tokens > 1 {
+            rounds.add_rounds(&best[1]);
             kinds.entry(&prompt.kind).or_default().push([
                 speed(&best[0]),
                 speed(&best[1]),
@@ -100,24 +102,45 @@ pub fn rows(model: &Model, options: &Bench, ui: &Ui) -> Result<Vec<Row>> {
     let all: Vec<[f64; 6]> = kinds.values().flatten().copied().collect();
     let mut rows: Vec<Row> = kinds.iter().map(|(kind, runs)| row(kind, runs)).collect();
     rows.push(row("all", &all));
-    Ok(rows)
+    let text = Text {
+        temperature: options.temp,
+        tokens: options.text_tokens,
+        runs: options.repetitions,
+        drafts: drafting
+            .disabled
+            .map_or_else(|| format!("--draft {}", options.draft.draft), |why| format!("--draft {} ({why})", options.draft.draft)),
+        kinds: kinds.iter().map(|(kind, runs)| text_kind(kind, runs)).collect(),
+        acceptance: Acceptance::of(&rounds),
+    };
+    Ok((rows, text))
+}
+
+fn text_kind(kind: &str, runs: &[[f64; 6]]) -> TextKind {
+    let column = |i: usize| Figure::of(runs.iter().map(|r| r[i]).collect()).median;
+    let sum = |i: usize| runs.iter().map(|r| r[i]).sum::<f64>();
+    TextKind {
+        kind: kind.to_owned(),
+        prompts: runs.len(),
+        plain: column(0),
+        drafted: column(1),
+        ratio: Figure::of(runs.iter().map(|r| r[1] / r[0]).collect()),
+        tokens_per_pass: sum(2) / sum(3).max(1.0),
+    }
 }
 
 fn row(kind: &str, runs: &[[f64; 6]]) -> Row {
-    let column = |i: usize| Figure::of(runs.iter().map(|r| r[i]).collect()).median;
-    let sum = |i: usize| runs.iter().map(|r| r[i]).sum::<f64>();
+    let TextKind { plain, drafted, ratio, tokens_per_pass, .. } = text_kind(kind, runs);
+    let [whole, busy] = [4, 5].map(|i| Figure::of(runs.iter().map(|r| r[i]).collect()).median);
+    let (plain, drafted) = (digits3(plain), digits3(drafted));
     Row {
         name: format!("drafted / plain, {kind}"),
         unit: "x".into(),
-        figure: Figure::of(runs.iter().map(|r| r[1] / r[0]).collect()),
+        figure: ratio,
         note: format!(
-            "plain {} tok/s, drafted {}, {:.2} tok/pass; prompt included {:.2} x, {:.2} x by processor time",
-            digits3(column(0)),
-            digits3(column(1)),
-            sum(2) / sum(3).max(1.0),
-            column(4),
-            column(5)
+            "plain {plain} tok/s, drafted {drafted}, {tokens_per_pass:.2} tok/pass; prompt included {whole:.2} x, {busy:.2} x by \
+             processor time"
         ),
+        pass: None,
     }
 }
 

@@ -1,0 +1,314 @@
+//! `gemma bench --report`: the figures of a run as one page of HTML, plots drawn as SVG in it. It loads nothing from anywhere, and shows
+//! nothing that was not measured.
+
+mod chart;
+
+use super::replay;
+use super::report::{Acceptance, Report, Text};
+use crate::cli::ui::{bytes, digits3, thousands};
+use anyhow::{Context, Result};
+use chart::{Bar, Group, Plot, Point, Series, bars, bars_of, escape, lines};
+use std::io::Write;
+use std::path::Path;
+
+const STYLE: &str = include_str!("page.css");
+/// Depths and kernels shown, at most: what comes after is small.
+const MOST: usize = 12;
+
+/// Writes a page; the file appears complete or not at all.
+pub fn write(path: &Path, page: &str) -> Result<()> {
+    let what = || format!("writing {}", path.display());
+    let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new().prefix(".gemma-report").tempfile_in(directory).with_context(what)?;
+    file.write_all(page.as_bytes()).with_context(what)?;
+    // What others may read of a file that is made here, others may read of this one.
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644)).with_context(what)?;
+    }
+    file.persist(path).with_context(what)?;
+    Ok(())
+}
+
+/// The page of a run of the bench.
+pub fn of(report: &Report) -> String {
+    let m = &report.machine;
+    let facts = [
+        ("model", format!("{} ({})", report.model.name, report.model.formats)),
+        ("device", m.device.clone()),
+        ("processor", format!("{}, {} thread{}", m.cpu, m.threads, if m.threads == 1 { "" } else { "s" })),
+        ("memory reads", format!("{} GB/s, measured", digits3(m.read_gb_per_s))),
+        ("program", format!("gemma {}", report.version)),
+    ];
+    let mut page = Page::new(&format!("gemma bench: {}", report.model.name), &facts);
+    page.speeds(report);
+    page.costs(report);
+    if let Some(text) = &report.text {
+        page.text(text, &m.device);
+        let of = format!("{}, temperature {}", text.drafts, text.temperature);
+        page.acceptance("", &text.acceptance, &format!("While {of}; all {} prompts together.", text.prompts()));
+    }
+    page.memory(report);
+    page.kernels(report);
+    page.finish()
+}
+
+/// The page of a replay.
+pub fn of_replay(report: &replay::Report) -> String {
+    let facts = [
+        ("drafts", format!("{} from {}", report.tree, report.sources.join(", "))),
+        ("draft model", report.draft.clone().unwrap_or_else(|| "none".into())),
+        ("tokenizer", format!("SHA-256 {}", report.tokenizer_sha256)),
+        ("program", format!("gemma {}", report.version)),
+    ];
+    let mut page = Page::new("gemma bench: replay of transcripts", &facts);
+    let group = |c: &replay::Category| Group {
+        label: format!("{} ({} texts, {} tokens)", c.name, thousands(c.records as u64), thousands(c.tokens)),
+        bars: vec![Bar { value: c.tau, text: format!("{:.2} ({:.2} to {:.2})", c.tau, c.low, c.high), series: 1 }],
+    };
+    page.figure(
+        "Tokens per pass",
+        &bars(&report.categories.iter().map(group).collect::<Vec<_>>(), "tokens per pass by category"),
+        "Tokens that a pass of the target would bring, its own among them; plain decoding has 1. In brackets 95 % intervals, by \
+         resampling texts. No target ran: the texts stand for what it would say.",
+        &["text", "texts", "tokens", "passes", "tokens per pass"],
+        report.categories.iter().map(|c| {
+            vec![c.name.clone(), c.records.to_string(), c.tokens.to_string(), c.passes.to_string(), format!("{:.3}", c.tau)]
+        }),
+    );
+    for c in &report.categories {
+        let one = Acceptance { passes: c.passes, tokens: c.tokens, by_depth: c.by_depth.clone(), by_source: c.by_source.clone() };
+        page.acceptance(&format!(", {}", c.name), &one, &format!("Replay of {} texts, {}.", c.records, report.tree));
+    }
+    page.finish()
+}
+
+struct Page(String);
+
+impl Page {
+    fn new(title: &str, facts: &[(&str, String)]) -> Page {
+        let title = escape(title);
+        let facts: String = facts.iter().map(|(name, what)| format!("<dt>{name}</dt><dd>{}</dd>", escape(what))).collect();
+        // Nothing may be fetched, whatever names of models say.
+        let policy = "default-src 'none'; style-src 'unsafe-inline'";
+        Page(format!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta http-equiv=\"Content-Security-Policy\" \
+             content=\"{policy}\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<meta \
+             name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n\
+             <h1>{title}</h1>\n<dl>{facts}</dl>\n"
+        ))
+    }
+
+    fn finish(self) -> String {
+        self.0 + "</main>\n</body>\n</html>\n"
+    }
+
+    /// A plot with its caption, and its figures as a table below.
+    fn figure(&mut self, title: &str, plot: &Plot, caption: &str, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
+        self.0 += &format!(
+            "<section>\n<h2>{}</h2>\n<figure>\n{}<figcaption>{}</figcaption>\n</figure>\n",
+            escape(title),
+            plot.html,
+            escape(caption)
+        );
+        self.0 += "<details><summary>The figures as a table</summary>\n";
+        self.table(head, rows);
+        self.0 += "</details>\n</section>\n";
+    }
+
+    fn table(&mut self, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
+        let cells = |tag: &str, cells: &mut dyn Iterator<Item = String>| -> String {
+            cells.map(|c| format!("<{tag}>{}</{tag}>", escape(&c))).collect()
+        };
+        self.0 += &format!(
+            "<div class=\"wide\"><table>\n<thead><tr>{}</tr></thead>\n<tbody>\n",
+            cells("th", &mut head.iter().map(|h| h.to_string()))
+        );
+        for row in rows {
+            self.0 += &format!("<tr>{}</tr>\n", cells("td", &mut row.into_iter()));
+        }
+        self.0 += "</tbody></table></div>\n";
+    }
+
+    fn speeds(&mut self, report: &Report) {
+        let rows: Vec<_> = report.results.iter().filter(|r| r.unit == "tok/s").collect();
+        if rows.is_empty() {
+            return;
+        }
+        self.0 += "<section>\n<h2>Prefill and decode</h2>\n";
+        self.table(
+            &["test", "median, tok/s", "least", "most", "runs", "of which"],
+            rows.iter().map(|r| {
+                let f = &r.figure;
+                vec![r.name.clone(), digits3(f.median), digits3(f.min), digits3(f.max), f.runs.len().to_string(), r.note.clone()]
+            }),
+        );
+        self.0 += "<p class=\"caption\">pp: tokens of a prompt; tg: tokens one by one, sampling included; d: tokens in the cache before. One run \
+                   more comes first and does not count.</p>\n</section>\n";
+    }
+
+    /// c(M) by depth of the cache.
+    fn costs(&mut self, report: &Report) {
+        let mut depths: Vec<usize> = report.results.iter().filter_map(|r| r.pass.map(|p| p.depth)).collect();
+        depths.sort_unstable();
+        depths.dedup();
+        let mut series = Vec::new();
+        let mut table = Vec::new();
+        for depth in depths {
+            let of: Vec<_> =
+                report.results.iter().filter_map(|r| Some((r.pass.filter(|p| p.depth == depth)?.rows, &r.figure))).collect();
+            // Without a pass of one row there is nothing to compare with.
+            let Some(one) = of.iter().find(|(rows, _)| *rows == 1).map(|(_, f)| f.median).filter(|one| *one > 0.0) else {
+                continue;
+            };
+            let point = |(rows, f): &(usize, &super::measure::Figure)| Point {
+                x: *rows,
+                y: f.median / one,
+                low: f.min / one,
+                high: f.max / one,
+            };
+            table.extend(of.iter().map(|(rows, f)| {
+                let cells = [f.median, f.min, f.max].map(digits3);
+                [vec![depth.to_string(), rows.to_string()], cells.to_vec(), vec![format!("{:.3}", f.median / one)]].concat()
+            }));
+            series.push(Series {
+                name: format!("{} tokens in the cache", thousands(depth as u64)),
+                points: of.iter().map(point).collect(),
+            });
+        }
+        if series.iter().all(|s| s.points.len() < 2) {
+            return;
+        }
+        let runs = report.results.iter().find(|r| r.pass.is_some()).map_or(0, |r| r.figure.runs.len());
+        self.figure(
+            "Cost of a pass by its rows, c(M)",
+            &lines(&series, "M, tokens checked in one pass", "c(M) = time of a pass of M rows / of one row"),
+            &format!(
+                "Median of {runs} runs, whiskers from least to most; every row's logits sampled. Dashed: c = 1, where checking drafts would be \
+                 free. Measured on {}.",
+                report.machine.device
+            ),
+            &["tokens in the cache", "M", "median, ms", "least", "most", "c(M)"],
+            table.into_iter(),
+        );
+    }
+
+    fn text(&mut self, text: &Text, device: &str) {
+        let group = |k: &super::report::TextKind| Group {
+            label: format!("{} \u{d7} {:.2}", k.kind, k.ratio.median),
+            bars: vec![
+                Bar { value: k.plain, text: format!("{} tok/s", digits3(k.plain)), series: 0 },
+                Bar { value: k.drafted, text: format!("{} tok/s", digits3(k.drafted)), series: 1 },
+            ],
+        };
+        let plot = bars(&text.kinds.iter().map(group).collect::<Vec<_>>(), "tokens a second by kind of prompt");
+        self.figure(
+            "Tokens a second by kind of prompt",
+            &plot.legend(&["plain", "with drafts"]),
+            &format!(
+                "Decoding at temperature {}, at most {} tokens an answer, the better of {} runs of each prompt; medians over a kind's prompts, \
+                 and how many times as fast the drafted ones were. Both ways gave the same text. Drafts: {}. Measured on {device}.",
+                text.temperature, text.tokens, text.runs, text.drafts
+            ),
+            &["kind", "prompts", "plain, tok/s", "with drafts, tok/s", "times as fast", "tokens per pass"],
+            text.kinds.iter().map(|k| {
+                let figures = [digits3(k.plain), digits3(k.drafted), format!("{:.3}", k.ratio.median), format!("{:.2}", k.tokens_per_pass)];
+                [vec![k.kind.clone(), k.prompts.to_string()], figures.to_vec()].concat()
+            }),
+        );
+    }
+
+    /// `of` tells one text from another in the title.
+    fn acceptance(&mut self, of: &str, a: &Acceptance, caption: &str) {
+        if a.passes == 0 || a.by_depth.iter().all(|t| t[0] == 0) {
+            return;
+        }
+        let per_pass = |n: u64| n as f64 / a.passes as f64;
+        let percent = |t: &[u64; 2]| 100.0 * t[1] as f64 / t[0].max(1) as f64;
+        let bar = |label: String, t: &[u64; 2]| Group {
+            label,
+            bars: vec![Bar {
+                value: per_pass(t[1]),
+                text: format!("{:.2} ({:.0} % of drafted)", per_pass(t[1]), percent(t)),
+                series: 1,
+            }],
+        };
+        let row = |name: String, t: &[u64; 2]| vec![name, t[0].to_string(), t[1].to_string(), format!("{:.4}", per_pass(t[1]))];
+        let (passes, tau) = (thousands(a.passes), a.tokens as f64 / a.passes as f64);
+        let depths: Vec<_> = a.by_depth.iter().enumerate().filter(|(_, t)| t[0] > 0).take(MOST).collect();
+        self.figure(
+            &format!("Acceptance by depth{of}"),
+            &bars_of(&depths.iter().map(|(d, t)| bar(format!("token {} of a draft", d + 1), t)).collect::<Vec<_>>(), 1.0,
+ "accepted by depth"),
+            &format!("Tokens accepted per pass at each depth of the draft, that is the share of passes that got there; in brackets, of the nodes \
+                      drafted there. {passes} passes brought {tau:.2} tokens each, the target's own among them. {caption}"),
+            &["depth", "drafted", "accepted", "accepted per pass"],
+            depths.iter().map(|(d, t)| row((d + 1).to_string(), t)),
+        );
+        self.figure(
+            &format!("Acceptance by source{of}"),
+            &bars_of(&a.by_source.iter().map(|(name, t)| bar(name.clone(), t)).collect::<Vec<_>>(), 1.0, "accepted by source"),
+            &format!("Tokens accepted per pass by the source that spoke most for them; in brackets, of its nodes. {caption}"),
+            &["source", "drafted", "accepted", "accepted per pass"],
+            a.by_source.iter().map(|(name, t)| row(name.clone(), t)),
+        );
+    }
+
+    fn memory(&mut self, report: &Report) {
+        let m = &report.model;
+        let arenas = [("weights", m.weights), ("keys and values", m.kv), ("activations", m.activations)];
+        // An older run did not say what activations took.
+        let arenas: Vec<_> = arenas.into_iter().filter(|(_, n)| *n > 0).collect();
+        if arenas.is_empty() {
+            return;
+        }
+        let group = |(name, n): &(&str, u64)| Group {
+            label: (*name).to_owned(),
+            bars: vec![Bar { value: *n as f64, text: bytes(*n), series: 1 }],
+        };
+        let context = m.context.map_or(String::new(), |c| format!(" with room for {} tokens", thousands(c as u64)));
+        self.figure(
+            "Memory by arena",
+            &bars(&arenas.iter().map(group).collect::<Vec<_>>(), "bytes by arena"),
+            &format!("What the engine allocated for {}{context}, drafts not counted, on {}.", m.name, report.machine.device),
+            &["arena", "bytes"],
+            arenas.iter().map(|(name, n)| vec![(*name).to_owned(), thousands(*n)]),
+        );
+    }
+
+    fn kernels(&mut self, report: &Report) {
+        let total: f64 = report.kernels.iter().map(|k| k.seconds).sum();
+        if report.kernels.is_empty() || total <= 0.0 {
+            return;
+        }
+        let speed = |k: &super::report::Kernel| match k.bytes {
+            0 => String::new(),
+            _ => format!(
+                ", {} GB/s = {:.0} % of memory",
+                digits3(k.gb_per_s()),
+                100.0 * k.gb_per_s() / report.machine.read_gb_per_s
+            ),
+        };
+        let group = |k: &super::report::Kernel| {
+            let share = 100.0 * k.seconds / total;
+            Group {
+                label: k.label.clone(),
+                bars: vec![Bar { value: share, text: format!("{share:.1} %{}", speed(k)), series: 1 }],
+            }
+        };
+        self.figure(
+            "Time by kernel while decoding",
+            &bars(&report.kernels.iter().take(MOST).map(group).collect::<Vec<_>>(), "share of time by kernel"),
+            &format!(
+                "Share of the kernels' time; weights and cache read per second, against the {} GB/s that memory gives.",
+                digits3(report.machine.read_gb_per_s)
+            ),
+            &["kernel", "calls", "ms", "bytes"],
+            report
+                .kernels
+                .iter()
+                .map(|k| vec![k.label.clone(), k.calls.to_string(), digits3(k.seconds * 1e3), thousands(k.bytes)]),
+        );
+    }
+}
