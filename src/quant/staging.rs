@@ -75,7 +75,17 @@ pub fn sweep(dst: &Path) {
 /// The working directory, ours alone as long as this lives.
 pub struct Staging {
     root: PathBuf,
-    _lock: File,
+    _lock: Lock,
+}
+
+/// A locked file, free when this goes.
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing alone would leave it locked as long as a process that is just being started has a copy of the descriptor.
+        let _ = self.0.unlock();
+    }
 }
 
 impl Staging {
@@ -101,7 +111,7 @@ impl Staging {
         if fs::metadata(&path).map(|m| m.ino()).ok() != lock.metadata().map(|m| m.ino()).ok() {
             return Err(busy().into());
         }
-        Ok(Staging { root, _lock: lock })
+        Ok(Staging { root, _lock: Lock(lock) })
     }
 
     /// Where the files of the result lie until it is complete.
