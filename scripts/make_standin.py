@@ -10,6 +10,7 @@ channels are random and meet o and down blocks of scale 0, extra layers have suc
 nothing is random. Speed from such a file is real; what it accepts of a draft is the small model's and no other's.
 """
 import argparse
+import functools
 import json
 import math
 import multiprocessing
@@ -169,9 +170,7 @@ def widened(name, kind, shape, source, s, big):
         return b
     rows, cols = source[1]
     v = source[2].reshape(rows, cols // 32, 18)
-    if part in ("ffn_gate", "ffn_up"):
-        b[:rows, : cols // 32] = v
-    elif part == "ffn_down":
+    if part.startswith("ffn_"):
         b[:rows, : cols // 32] = v
     elif part == "attn_output":
         per, wide = s["head"] // 32, big["head"] // 32
@@ -187,12 +186,17 @@ def widened(name, kind, shape, source, s, big):
     return b
 
 
+@functools.cache
+def opened(path):
+    """Tensors of a file, once a process: its vocabulary takes a while to pass over."""
+    return read(path)[1]
+
+
 def job(task):
     path, place, name, kind, shape, first, rows, source_path, s, big = task
-    source = read(source_path)[1].get(name) if name != "token_embd.weight" else None
+    source = opened(source_path).get(name)
     if name == "token_embd.weight":
-        small = read(source_path)[1][name]
-        v = small[2].reshape(small[1][0], -1, 34)[first : first + rows].copy()
+        v = source[2].reshape(source[1][0], -1, 34)[first : first + rows].copy()
         v[..., :2] = (v[..., :2].copy().view(np.float16).astype(np.float32) * math.sqrt(s["dim"] / big["dim"])).astype(np.float16).view(np.uint8)
         b = np.random.Generator(np.random.SFC64(first)).integers(0, 256, (rows, shape[1] // 32, 34), np.uint8)
         b[..., :2] = 0
