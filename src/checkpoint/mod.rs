@@ -18,12 +18,16 @@ use crate::error::Fault;
 use crate::tensor::{Format, Matrix};
 use anyhow::{Context, Result};
 use half::f16;
+use rayon::prelude::*;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use store::{Bytes, Store};
 
 const _: () = assert!(cfg!(target_endian = "little"), "files are little-endian and are used without conversion");
+
+/// Bytes that a thread reads at a time.
+const PIECE: usize = 4 << 20;
 
 /// An opened source of tensors and of the files beside them; weights are mapped, never copied.
 #[derive(Debug)]
@@ -218,6 +222,19 @@ impl Checkpoint {
             }
             _ => anyhow::Error::new(e).context(format!("reading tensor `{tensor}` from {}", file())),
         })
+    }
+
+    /// Reads all files of weights once, by all threads, and keeps nothing: what that takes bounds what loading takes. Returns their bytes.
+    pub fn read_through(&self) -> Result<u64> {
+        let pieces = self.shards.iter().flat_map(|shard| (0..shard.len()).step_by(PIECE).map(move |at| (shard, at)));
+        pieces.collect::<Vec<_>>().into_par_iter().try_for_each_init(
+            || vec![0; PIECE],
+            |buffer, (shard, at)| {
+                let size = PIECE.min(shard.len() - at);
+                shard.read_at(at, &mut buffer[..size]).with_context(|| format!("reading {}", self.name))
+            },
+        )?;
+        Ok(self.shards.iter().map(|shard| shard.len() as u64).sum())
     }
 
     /// Lets go of the memory that a raw tensor's mapped bytes take; they can still be used, but are read again.

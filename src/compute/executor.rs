@@ -87,6 +87,10 @@ pub trait Executor: Send {
     fn read_bandwidth(&mut self) -> Option<f64> {
         None
     }
+    /// Bytes a second from the host's memory to a device that has its own; `None` elsewhere.
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        None
+    }
     /// Bytes of weights and of buffers.
     fn memory(&self) -> (u64, u64);
     /// The same with what was allocated for them and is not used.

@@ -138,6 +138,10 @@ pub trait Engine: Send {
     fn read_bandwidth(&mut self) -> Option<f64> {
         None
     }
+    /// See [`crate::compute::Executor::upload_bandwidth`].
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        None
+    }
     /// See [`crate::compute::Executor::assist`].
     fn assist(&self) -> Option<crate::compute::AssistReport> {
         None

@@ -253,6 +253,10 @@ impl Engine for PlannedEngine {
         self.exec.read_bandwidth()
     }
 
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        self.exec.upload_bandwidth()
+    }
+
     fn assist(&self) -> Option<crate::compute::AssistReport> {
         self.exec.assist()
     }

@@ -199,6 +199,10 @@ impl Engine for ReducedEngine {
         self.inner.read_bandwidth()
     }
 
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        self.inner.upload_bandwidth()
+    }
+
     fn start_profile(&mut self) {
         self.inner.start_profile();
     }

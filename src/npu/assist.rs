@@ -367,6 +367,10 @@ impl Executor for AssistedExecutor {
         self.inner.read_bandwidth()
     }
 
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        self.inner.upload_bandwidth()
+    }
+
     fn memory(&self) -> (u64, u64) {
         let (weights, buffers) = self.inner.memory();
         (weights, buffers + self.memory)

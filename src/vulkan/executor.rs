@@ -491,6 +491,28 @@ impl Executor for VulkanExecutor {
         Some((bytes * READS) as f64 / best)
     }
 
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        let target = self.spans[self.own?.partials.0 as usize];
+        let stage = Block::new(&self.gpu, "staging", target.bytes.min(32 << 20), Place::Upload).ok()?;
+        let to = self.block(&target).buffer;
+        let copy = [vk::BufferCopy { src_offset: 0, dst_offset: target.offset, size: stage.size }];
+        let mut best = f64::INFINITY;
+        for _ in 0..4 {
+            let start = std::time::Instant::now();
+            // SAFETY: both ranges have the bytes, and both blocks outlive the wait. Partials hold nothing between passes.
+            let done = self.queue.once(|device, commands| unsafe {
+                for _ in 0..READS {
+                    barrier(device, commands);
+                    device.cmd_copy_buffer(commands, stage.buffer, to, &copy);
+                }
+                barrier(device, commands);
+            });
+            self.queue.wait(done.ok()?).ok()?;
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        Some((stage.size * READS) as f64 / best)
+    }
+
     fn memory(&self) -> (u64, u64) {
         (self.weights.total(), self.buffers.total())
     }

@@ -19,6 +19,7 @@ use crate::checkpoint::Dtype;
 use crate::tensor::{Format, Matrix};
 use anyhow::Result;
 use half::{bf16, f16};
+use rayon::prelude::*;
 use std::fmt;
 use std::ops::Range;
 
@@ -181,7 +182,8 @@ impl Kind {
                         }
                     }
                 });
-                let scales: Vec<f16> = data.chunks_exact(self.bytes()).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+                let blocks = data.par_chunks_exact(self.bytes()).with_min_len(RUN / 32);
+                let scales: Vec<f16> = blocks.map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
                 Matrix::new(format, rows, cols, codes, scales)
             }
             _ => {

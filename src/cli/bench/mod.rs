@@ -1,5 +1,6 @@
 //! `gemma bench`: how fast, and how near to what the memory allows.
 
+pub mod load;
 pub mod measure;
 pub mod page;
 pub mod replay;
@@ -138,6 +139,8 @@ pub enum Test {
     Kernels,
     /// Real prompts, plain and with drafts (needs a tokenizer)
     Text,
+    /// Time of loading a model, against reading its files and sending it to the device
+    Load,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -159,6 +162,9 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         return Err(Fault::usage("--repetitions, --rows, --pp and --tg must be above 0").into());
     }
     let model = match options.synthetic {
+        Some(_) if options.only.contains(&Test::Load) => {
+            return Err(Fault::usage("made-up weights are not loaded from files: --only load needs --model").into());
+        }
         Some(_) => None,
         None => Some(session::open(options.model.model.as_deref(), ui)?),
     };
@@ -200,6 +206,9 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         },
         ..Report::default()
     };
+    if options.only.contains(&Test::Load) {
+        report.results.push(load::row(weights, engine, loaded.seconds)?);
+    }
     let mut bench = Runner { engine, options, ui, scores: Scores::default(), sampler: Sampler::new(sampling())? };
     bench.all(&mut report)?;
     super::npu::say(loaded.engine.assist().as_ref(), ui);
