@@ -50,7 +50,7 @@ fn blocks_mean_what_llama_cpp_says() {
         data.extend_from_within(..);
         let exact = kind.format().is_some();
         for threads in [1, 3] {
-            let matrix = kind.matrix(2, n, &data, threads).unwrap();
+            let matrix = kind.matrix(2, n, &data, threads, vec![7; 3]).unwrap();
             let want: Vec<f32> = want.iter().map(|v| if exact { *v } else { bf16::from_f32(*v).to_f32() }).collect();
             assert_eq!(matrix.dequantize(), [&want[..], &want].concat(), "{kind}");
             assert_eq!(exact, matrix.format.code.is_integer(), "{kind}");

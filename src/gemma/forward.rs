@@ -153,7 +153,9 @@ impl Builder<'_> {
             _ => Part::Layer(layer as u16),
         };
         let id = self.exec.load(&label, part, &matrix).with_context(|| format!("loading {label}"))?;
-        Ok((id, ActFormat::for_weights(matrix.format), matrix.cols))
+        let (format, cols) = (ActFormat::for_weights(matrix.format), matrix.cols);
+        self.weights.recycle(matrix);
+        Ok((id, format, cols))
     }
 
     fn vector(&mut self, role: Role, layer: usize) -> Result<BufferId> {

@@ -230,6 +230,13 @@ impl Weights {
         }
     }
 
+    /// Takes back a matrix that is no longer needed, see [`Checkpoint::recycle`].
+    pub fn recycle(&self, matrix: Matrix<'_>) {
+        if let Source::Files { checkpoint, .. } = &self.source {
+            checkpoint.recycle(matrix);
+        }
+    }
+
     /// A matrix's format and size alone, without its contents.
     pub fn shape(&self, role: Role, layer: usize) -> Result<Matrix<'static>> {
         let [rows, cols] = role.shape(&self.config);

@@ -259,7 +259,7 @@ impl Run<'_> {
             let matrix = match entry.block {
                 Some(kind) => {
                     let bytes = &bytes[..kind.bytes_of(entry.rows * entry.cols)];
-                    kind.matrix(entry.rows, entry.cols, bytes, self.options.threads)?
+                    kind.matrix(entry.rows, entry.cols, bytes, self.options.threads, Vec::new())?
                 }
                 None => {
                     let (codes, scales) = bytes.split_at(entry.parts[0].bytes as usize);

@@ -14,8 +14,8 @@ const MATRIX_ROWS: usize = 8;
 /// Rows of activations up to which a subgroup takes all of them.
 const FEW_ROWS: usize = 32;
 
-/// Threads of a workgroup that uses matrix instructions. With fewer, NVIDIA's compiler takes more registers for each, and fewer fit.
-const THREADS: u32 = 512;
+/// Most threads of a workgroup that uses matrix instructions.
+const THREADS: u32 = 256;
 /// Bytes that it shares, at most.
 const SHARED: u32 = 48 << 10;
 
@@ -88,8 +88,8 @@ impl Places<'_> {
         let block = live.clamp(1, if sg >= 32 { 16 } else { 8 });
         // Loads in flight hide latency; sums of up to 64 (row, activation) pairs are kept by a subgroup.
         let (each, rounds) = match block {
-            1 => (2, 4),
-            2 => (4, 2),
+            1 => (2, 3),
+            2 => (2, 2),
             4 => (4, 1),
             // A few long rows spread better in smaller tasks.
             8 if cols >= 2 * rows => (2, 1),
@@ -113,18 +113,18 @@ impl Places<'_> {
         if !(self.matrix_instructions && fits && room) || live < MATRIX_ROWS {
             return None;
         }
-        let threads = [(0, THREADS), (9, THREADS)];
+        // What follows was the fastest of nine or ten shapes each on an H200, for 27B's layers.
+        let grouped = format.group != Group::Row;
         // A walk over all of a row meets each of its 32 parts.
         if live > FEW_ROWS && p.steps >= 32 {
-            let (tiles, row_tiles, beside) = (2, 2, 4);
-            let mut constants = vec![(2, tiles), (3, row_tiles), (7, beside), (10, 1)];
-            constants.extend(threads);
-            let (block, rows) = (8 * tiles * (THREADS / 32 / beside), 16 * row_tiles * beside);
+            let (tiles, row_tiles, beside, threads) = (4, 2, 2, if grouped { THREADS / 2 } else { THREADS });
+            let constants = vec![(0, threads), (2, tiles), (3, row_tiles), (7, beside), (9, threads), (10, 1)];
+            let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * row_tiles * beside);
             return Some(Shape { shader: Shader::LinearMany, constants, block: block as usize, rows: rows as usize });
         }
-        let (tiles, row_tiles, ahead) = if live > 8 { (2, 1, 1) } else { (1, 2, 1) };
-        let mut constants = vec![(2, tiles), (3, row_tiles), (7, ahead)];
-        constants.extend(threads);
+        // Sums of groups are kept for each element of a tile: with twice as many, fewer subgroups fit.
+        let (tiles, row_tiles, ahead) = if live <= 8 { (1, 2, 1) } else { (2, if grouped { 1 } else { 2 }, 1) };
+        let constants = vec![(0, THREADS), (2, tiles), (3, row_tiles), (7, ahead), (9, THREADS)];
         let rows = 16 * row_tiles * (THREADS / 256);
         Some(Shape { shader: Shader::LinearFew, constants, block: 8 * tiles as usize, rows: rows as usize })
     }

@@ -166,14 +166,15 @@ impl Kind {
         }
     }
 
-    /// Rows as a matrix: to the bit where a format of ours allows that, else the nearest bf16.
-    pub fn matrix(self, rows: usize, cols: usize, data: &[u8], threads: usize) -> Result<Matrix<'static>> {
+    /// Rows as a matrix: to the bit where a format of ours allows that, else the nearest bf16. Codes go to the memory of `codes`, whose
+    /// contents do not matter: fresh memory costs more time than conversion.
+    pub fn matrix(self, rows: usize, cols: usize, data: &[u8], threads: usize, mut codes: Vec<u8>) -> Result<Matrix<'static>> {
         anyhow::ensure!(data.len() == rows * self.bytes_of(cols), "{self} [{rows}, {cols}] is not of {} bytes", data.len());
         let n = rows * cols;
         match self {
             Kind::Q4_0 | Kind::Q8_0 => {
                 let (format, width) = if self == Kind::Q4_0 { (Format::I4_G32, 16) } else { (Format::I8_G32, 32) };
-                let mut codes = vec![0u8; n / 32 * width];
+                codes.resize(n / 32 * width, 0);
                 spread(data, self.bytes(), &mut codes, width, threads, |blocks, codes| {
                     for (block, codes) in blocks.chunks_exact(self.bytes()).zip(codes.chunks_exact_mut(width)) {
                         match self {
@@ -187,7 +188,7 @@ impl Kind {
                 Matrix::new(format, rows, cols, codes, scales)
             }
             _ => {
-                let mut codes = vec![0u8; 2 * n];
+                codes.resize(2 * n, 0);
                 spread(data, self.bytes(), &mut codes, 2 * self.weights(), threads, |blocks, codes| {
                     self.decode_through(blocks, |at, value| {
                         codes[2 * at..][..2].copy_from_slice(&bf16::from_f32(value).to_le_bytes());

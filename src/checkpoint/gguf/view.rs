@@ -10,7 +10,7 @@ use anyhow::Result;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 /// Makes a side file from the metadata.
 pub type Make = fn(&Metadata) -> Result<Vec<u8>>;
@@ -79,6 +79,7 @@ impl Checkpoint {
             formats: BTreeMap::new(),
             notes: Vec::new(),
             gguf: Some(Box::new(Gguf { metadata: model.metadata, blocks, files: Vec::new() })),
+            spare: Mutex::default(),
         })
     }
 

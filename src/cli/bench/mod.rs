@@ -249,11 +249,11 @@ fn read_report(path: &Path) -> Result<Report> {
 fn formats(weights: &Weights) -> Result<String> {
     let mut found: Vec<(String, u64)> = Vec::new();
     for (role, layer) in weights.roles().into_iter().filter(|(role, layer)| role.is_matrix() && *layer == 0) {
-        let matrix = weights.matrix(role, layer)?;
-        let name = matrix.format.to_string();
+        let matrix = weights.shape(role, layer)?;
+        let (name, bytes) = (matrix.format.to_string(), matrix.format.bytes(matrix.rows, matrix.cols) as u64);
         match found.iter_mut().find(|(n, _)| *n == name) {
-            Some((_, bytes)) => *bytes += matrix.bytes() as u64,
-            None => found.push((name, matrix.bytes() as u64)),
+            Some((_, sum)) => *sum += bytes,
+            None => found.push((name, bytes)),
         }
     }
     let names: Vec<String> = found.into_iter().map(|(name, _)| name).collect();
