@@ -32,6 +32,6 @@ for n in names:
     roof = ours[n]["machine"]["read_gb_per_s"]
     parts = [f"{k['label']} {1e3 * k['seconds'] / 64:.2f} ms" + (f" {100 * k['bytes'] / k['seconds'] / 1e9 / roof:.0f} %" if k["bytes"] else "") for k in ours[n]["kernels"]]
     print(f"\n{n}: roof {roof:.0f} GB/s; a decoding pass by kernel, share of the roof: " + ", ".join(parts))
-load, (size, start, end) = json.loads((work / "load.json").read_text())["model"]["load_s"], map(float, (work / "read.txt").read_text().split())
-print(f"\nloading the GGUF of {size / 1e9:.1f} GB: {load:.2f} s = {size / 1e9 / load:.1f} GB/s; reading it through a pipe takes {end - start:.2f} s")
+load = next(r for r in json.loads((work / "load.json").read_text())["results"] if r["name"] == "load")
+print(f"\nloading the GGUF: {load['figure']['median'] / 1e3:.2f} s; {load['note']}")
 print("\n(in brackets: how many times as fast as llama.cpp)\n\n" + text)

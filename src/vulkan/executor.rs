@@ -179,6 +179,7 @@ impl VulkanExecutor {
     /// The kernel of each call, compiled if it has to be.
     fn kernels(&self, calls: &[Call]) -> Result<(vk::PipelineLayout, Vec<vk::Pipeline>)> {
         let mut made = pipeline::lock(&self.pipelines);
+        made.prepare(calls.iter().map(|call| (call.shader, &call.constants)))?;
         let kernels = calls.iter().map(|call| made.get(call.shader, &call.constants)).collect::<Result<_>>()?;
         made.save();
         Ok((made.layout, kernels))

@@ -4,7 +4,8 @@ use super::choose::Choice;
 use super::device::{Gpu, failed};
 use anyhow::Result;
 use ash::vk;
-use std::collections::HashMap;
+use rayon::prelude::*;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -122,18 +123,43 @@ impl Pipelines {
         if let Some(pipeline) = self.made.get(&(shader, constants.clone())) {
             return Ok(*pipeline);
         }
-        let device = &self.gpu.device;
-        let module = match self.modules.get(&shader) {
-            Some(module) => *module,
-            None => {
-                let words: Vec<u32> = shader.code().as_chunks().0.iter().map(|w| u32::from_le_bytes(*w)).collect();
-                let info = vk::ShaderModuleCreateInfo::default().code(&words);
-                // SAFETY: SPIR-V made and validated by scripts/build-shaders.sh.
-                let module = unsafe { device.create_shader_module(&info, None) }.map_err(|e| failed("loading a kernel", e))?;
-                self.modules.insert(shader, module);
-                module
-            }
+        let module = self.module(shader)?;
+        let pipeline = self.compile(module, shader, constants)?;
+        self.made.insert((shader, constants.clone()), pipeline);
+        self.fresh = true;
+        Ok(pipeline)
+    }
+
+    /// Compiles those of the kernels that are not there yet, by all threads: the first start on a device waits for dozens.
+    pub fn prepare<'a>(&mut self, kernels: impl Iterator<Item = (Shader, &'a Constants)>) -> Result<()> {
+        let missing: HashSet<(Shader, &Constants)> =
+            kernels.filter(|(s, c)| !self.made.contains_key(&(*s, (*c).clone()))).collect();
+        let missing = missing.into_iter().map(|(shader, c)| Ok((self.module(shader)?, shader, c))).collect::<Result<Vec<_>>>()?;
+        let one = |(module, shader, constants): (_, _, &Constants)| {
+            self.compile(module, shader, constants).map(|pipeline| ((shader, constants.clone()), pipeline))
         };
+        let made = missing.into_par_iter().map(one).collect::<Vec<_>>();
+        for result in made {
+            let (key, pipeline) = result?;
+            self.made.insert(key, pipeline);
+            self.fresh = true;
+        }
+        Ok(())
+    }
+
+    fn module(&mut self, shader: Shader) -> Result<vk::ShaderModule> {
+        if let Some(module) = self.modules.get(&shader) {
+            return Ok(*module);
+        }
+        let words: Vec<u32> = shader.code().as_chunks().0.iter().map(|w| u32::from_le_bytes(*w)).collect();
+        let info = vk::ShaderModuleCreateInfo::default().code(&words);
+        // SAFETY: SPIR-V made and validated by scripts/build-shaders.sh.
+        let module = unsafe { self.gpu.device.create_shader_module(&info, None) }.map_err(|e| failed("loading a kernel", e))?;
+        self.modules.insert(shader, module);
+        Ok(module)
+    }
+
+    fn compile(&self, module: vk::ShaderModule, shader: Shader, constants: &Constants) -> Result<vk::Pipeline> {
         let entries: Vec<vk::SpecializationMapEntry> = constants
             .iter()
             .enumerate()
@@ -151,12 +177,9 @@ impl Pipelines {
             .specialization_info(&special)
             .push_next(&mut subgroup);
         let info = [vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.layout)];
-        // SAFETY: module, layout and cache are alive; pointers of `info` outlive the call.
-        let made = unsafe { device.create_compute_pipelines(self.cache, &info, None) };
-        let pipeline = made.map_err(|(_, e)| failed(&format!("compiling the kernel {shader:?}"), e))?[0];
-        self.made.insert((shader, constants.clone()), pipeline);
-        self.fresh = true;
-        Ok(pipeline)
+        // SAFETY: module, layout and cache are alive, the cache is the driver's to lock; pointers of `info` outlive the call.
+        let made = unsafe { self.gpu.device.create_compute_pipelines(self.cache, &info, None) };
+        Ok(made.map_err(|(_, e)| failed(&format!("compiling the kernel {shader:?}"), e))?[0])
     }
 
     /// Writes the cache file, whole or not at all. Failing to is no failure: the next start compiles again.

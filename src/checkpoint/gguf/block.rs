@@ -190,22 +190,16 @@ impl Kind {
             _ => {
                 codes.resize(2 * n, 0);
                 spread(data, self.bytes(), &mut codes, 2 * self.weights(), threads, |blocks, codes| {
-                    self.decode_through(blocks, |at, value| {
-                        codes[2 * at..][..2].copy_from_slice(&bf16::from_f32(value).to_le_bytes());
-                    });
+                    let mut values = [0f32; 256];
+                    let values = &mut values[..self.weights()];
+                    for (block, codes) in blocks.chunks_exact(self.bytes()).zip(codes.chunks_exact_mut(2 * self.weights())) {
+                        self.decode(block, values);
+                        let codes = codes.as_chunks_mut::<2>().0;
+                        codes.iter_mut().zip(&*values).for_each(|(code, v)| *code = bf16::from_f32(*v).to_le_bytes());
+                    }
                 });
                 Matrix::new(Format::BF16, rows, cols, codes, Vec::new())
             }
-        }
-    }
-
-    /// Decodes block by block and gives away each weight with its index.
-    fn decode_through(self, blocks: &[u8], mut give: impl FnMut(usize, f32)) {
-        let mut values = [0f32; 256];
-        let values = &mut values[..self.weights()];
-        for (i, block) in blocks.chunks_exact(self.bytes()).enumerate() {
-            self.decode(block, values);
-            values.iter().enumerate().for_each(|(j, v)| give(i * self.weights() + j, *v));
         }
     }
 
@@ -296,12 +290,17 @@ fn k45(block: &[u8], low: &[u8], high: Option<&[u8]>, out: &mut [f32]) {
 /// 256 weights of 6 bits: four in `low`, two in `high`; a signed scale for each 16.
 fn k6(block: &[u8], out: &mut [f32]) {
     let d = float(block, 208);
-    for (i, o) in out.iter_mut().enumerate() {
-        let (half, quarter, j) = (i / 128, i / 32 % 4, i % 32);
-        let low = block[64 * half + 32 * (quarter % 2) + j] >> (4 * (quarter / 2)) & 15;
-        let high = block[128 + 32 * half + j] >> (2 * quarter) & 3;
-        let scale = block[192 + i / 16] as i8;
-        *o = d * scale as f32 * ((low | high << 4) as i32 - 32) as f32;
+    let (lows, highs, scales) = (&block[..128], &block[128..192], &block[192..208]);
+    // 16 weights share a scale, a shift and neighbouring bytes.
+    for (i, out) in out.chunks_exact_mut(16).enumerate() {
+        let (half, quarter, j) = (i / 8, i / 2 % 4, i % 2 * 16);
+        let scale = d * scales[i] as i8 as f32;
+        let (low, high) = (&lows[64 * half + 32 * (quarter % 2) + j..][..16], &highs[32 * half + j..][..16]);
+        let (low_shift, high_shift) = (4 * (quarter / 2), 2 * quarter);
+        for ((o, low), high) in out.iter_mut().zip(low).zip(high) {
+            let code = low >> low_shift & 15 | (high >> high_shift & 3) << 4;
+            *o = scale * (code as i32 - 32) as f32;
+        }
     }
 }
 
