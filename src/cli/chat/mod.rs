@@ -2,6 +2,7 @@
 
 mod command;
 mod conversation;
+mod wrap;
 
 use super::args::{ModelOptions, UiOptions};
 use super::generate::drafting::{self, Drafting};
@@ -12,7 +13,7 @@ use super::record::{FinishReason, Memory, Record, Usage, VERSION};
 use super::session;
 use super::settings::{Source, Typed};
 use super::signals::Interrupt;
-use super::ui::{Ui, clean, thousands};
+use super::ui::{Ui, clean, paragraph, thousands};
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
 use crate::draft::Figures;
 use crate::engine::Timeline;
@@ -29,6 +30,7 @@ use rustyline::history::MemHistory;
 use rustyline::{Config, Editor};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
+use wrap::Wrap;
 
 /// A conversation at the terminal; the model remembers what was said before.
 ///
@@ -96,6 +98,7 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
         stop_ids,
         max_tokens,
         interrupt: Interrupt::watch_answers()?,
+        columns: 0,
         last: None,
     };
     if !ui.is_quiet() {
@@ -118,6 +121,8 @@ struct Session<'a> {
     stop_ids: Vec<Token>,
     max_tokens: usize,
     interrupt: Interrupt,
+    /// Columns of the terminal; 0 where it does not say.
+    columns: usize,
     /// Of the last answer.
     last: Option<(Stats, Usage, FinishReason)>,
 }
@@ -128,6 +133,7 @@ impl Session<'_> {
         let mut editor: Editor<(), MemHistory> =
             Editor::with_history(config, MemHistory::new()).context("preparing the terminal")?;
         loop {
+            self.columns = editor.dimensions().map_or(0, |(columns, _)| columns.into());
             let mut line = String::new();
             let mut prompt = "> ";
             loop {
@@ -188,6 +194,7 @@ impl Session<'_> {
         }
         self.interrupt.reset();
         let limits = Limits { max_tokens: self.max_tokens, stop_ids: &self.stop_ids, interrupt: self.interrupt.flag() };
+        let mut wrap = Wrap::new(self.columns);
         let (mut stream, mut answer, mut stats) = ((self.stream)(), String::new(), Stats::default());
         let bar = self.ui.bar("reading", prompt as u64);
         let mut failure = None;
@@ -199,7 +206,7 @@ impl Session<'_> {
                     bar.finish_and_clear();
                     let piece = stream.push(token);
                     answer.push_str(piece);
-                    match show(piece) {
+                    match show(&mut wrap, piece) {
                         Ok(()) if stream.is_stopped() => return Flow::Stop,
                         Ok(()) => {}
                         Err(e) => {
@@ -214,7 +221,7 @@ impl Session<'_> {
         bar.finish_and_clear();
         let rest = stream.finish();
         answer.push_str(rest);
-        let shown = show(rest).and_then(|()| show("\n"));
+        let shown = show(&mut wrap, rest).and_then(|()| show(&mut wrap, "\n"));
         if let Some(e) = failure.or(shown.err()) {
             return Err(e).context("cannot write to the terminal");
         }
@@ -262,13 +269,14 @@ impl Session<'_> {
         };
         let (tokens, context) = (thousands(self.talk.position() as u64), thousands(engine.context() as u64));
         self.ui.line(&format!("conversation {tokens} of {context} tokens; {} of the last prompt's read anew", stats.prefilled));
-        self.ui.line(&stats::line(&record, stats, self.options.model.run.threads)?);
+        let line = stats::line(&record, stats, self.options.model.run.threads)?;
+        self.ui.line(paragraph("", 0, &line).trim_end());
         Ok(())
     }
 }
 
 /// Text on its way to the terminal, which must obey nothing in it.
-fn show(piece: &str) -> std::io::Result<()> {
+fn show(wrap: &mut Wrap, piece: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(clean(piece).as_bytes()).and_then(|()| out.flush())
+    out.write_all(wrap.push(&clean(piece)).as_bytes()).and_then(|()| out.flush())
 }
