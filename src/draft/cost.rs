@@ -2,12 +2,20 @@
 
 use crate::kv::PAGE;
 
-/// How much a measured pass moves the cost of its size, and of the others: those follow only as the context grows or the machine
-/// slows down, and what one size gets wrong must not change what plain decoding is believed to cost.
-const OWN: f32 = 0.2;
+/// How much a measured pass moves the cost of its size, and of the others: what one size gets wrong must not change what plain decoding
+/// is believed to cost. A pass over one row moves all alike: it says how fast the machine is at the moment, not what a row more costs.
+const OWN: f32 = 0.1;
 const OTHERS: f32 = 0.03;
-/// A stolen time slice must not look like the price of a pass.
-const SPIKE: f32 = 1.5;
+/// How much each pass over one row returns the others to what was measured on purpose: sizes that are not used any more may have been
+/// judged while something else kept the machine busy.
+const HEALING: f32 = 1.0 / 64.0;
+/// How far off a measured pass may be to count in full: on a busy machine every third pass is held up, some for ten times their time,
+/// and that must not look like the price of a pass.
+const SPIKE: f32 = 1.15;
+/// Passes in a row that are further off on the same side: then it is no chance, and they count by more than their share.
+const STREAK: i32 = 4;
+const FAR: f32 = 2.0;
+const SOON: f32 = 0.5;
 /// Last page of each range of context but the last one.
 const PAGES: [usize; 4] = [1, 4, 16, 64];
 
@@ -16,6 +24,10 @@ const PAGES: [usize; 4] = [1, 4, 16, 64];
 pub struct CostCurve {
     /// `[rows - 1]`
     seconds: Vec<f32>,
+    /// The same as measured on purpose, in passes over one row.
+    measured: Vec<f32>,
+    /// Passes in a row that took far longer than was known, or, below 0, far less.
+    streak: i32,
 }
 
 impl CostCurve {
@@ -28,13 +40,17 @@ impl CostCurve {
             let [(from, low), (to, high)] = [pair[0], pair[1]];
             seconds.extend((from + 1..=to).map(|rows| low + (high - low) * (rows - from) as f32 / (to - from) as f32));
         }
-        CostCurve { seconds }
+        Self::of(seconds)
+    }
+
+    fn of(seconds: Vec<f32>) -> Self {
+        CostCurve { measured: seconds.iter().map(|s| s / seconds[0]).collect(), seconds, streak: 0 }
     }
 
     /// One value per number of rows, as [`seconds`](Self::seconds) gave them; `None` for what no measurement can have given.
     pub fn restored(seconds: Vec<f32>) -> Option<Self> {
         let sane = |s: &f32| s.is_finite() && *s > 0.0 && *s < 3600.0;
-        (!seconds.is_empty() && seconds.iter().all(sane)).then_some(CostCurve { seconds })
+        (!seconds.is_empty() && seconds.iter().all(sane)).then(|| Self::of(seconds))
     }
 
     /// Before anything is measured: a pass that costs nearly the same up to 8 rows.
@@ -46,8 +62,9 @@ impl CostCurve {
         self.seconds.len()
     }
 
+    /// Seconds of a pass over so many rows: never less than one of one row, whatever each was last seen to take.
     pub fn cost(&self, rows: usize) -> f32 {
-        self.seconds[rows.clamp(1, self.max_rows()) - 1]
+        self.seconds[rows.clamp(1, self.max_rows()) - 1].max(self.seconds[0])
     }
 
     /// By rows, from 1 on.
@@ -55,14 +72,32 @@ impl CostCurve {
         &self.seconds
     }
 
+    /// What a next run may begin with, by rows from 1 on: halfway between what was measured on purpose and what rounds have shown since.
+    pub fn to_keep(&self) -> Vec<f32> {
+        let plain = self.seconds[0];
+        self.seconds.iter().zip(&self.measured).map(|(now, then)| (now * then * plain).sqrt()).collect()
+    }
+
     /// Takes in a measured pass.
     pub fn observe(&mut self, rows: usize, seconds: f32) {
         if rows == 0 || rows > self.max_rows() || seconds <= 0.0 {
             return;
         }
-        let ratio = (seconds / self.cost(rows)).clamp(1.0 / SPIKE, SPIKE);
+        let ratio = seconds / self.seconds[rows - 1];
+        self.streak = match ratio {
+            r if r > SPIKE => self.streak.max(0) + 1,
+            r if r < 1.0 / SPIKE => self.streak.min(0) - 1,
+            _ => 0,
+        };
+        let near = ratio.clamp(1.0 / SPIKE, SPIKE) - 1.0;
+        let own = if self.streak.abs() < STREAK { OWN * near } else { SOON * (ratio.clamp(1.0 / FAR, FAR) - 1.0) };
         for (i, cost) in self.seconds.iter_mut().enumerate() {
-            *cost *= 1.0 + (ratio - 1.0) * if i + 1 == rows { OWN } else { OTHERS };
+            *cost *= 1.0 + if rows == 1 || i + 1 == rows { own } else { OTHERS * near };
+        }
+        if rows == 1 {
+            let plain = self.seconds[0];
+            let healed = |cost: &f32, measured: &f32| cost + HEALING * (measured * plain - cost);
+            self.seconds.iter_mut().zip(&self.measured).for_each(|(cost, measured)| *cost = healed(cost, measured));
         }
     }
 }
@@ -126,9 +161,38 @@ mod tests {
         // What was wrong about one size says little about plain decoding; what all sizes say is believed.
         assert!(curve.cost(1) < 1.1, "{}", curve.cost(1));
         (0..200).for_each(|i| curve.observe([1, 4, 8][i % 3], [1.5, 2.4, 3.0][i % 3]));
-        assert!((curve.cost(1) - 1.5).abs() < 0.05 && (curve.cost(8) - 3.0).abs() < 0.1);
+        assert!((curve.cost(1) - 1.5).abs() < 0.05 && (curve.cost(8) - 3.0).abs() < 0.15, "{curve:?}");
         curve.observe(1, 100.0);
         assert!(curve.cost(1) < 1.8, "a stolen time slice: {}", curve.cost(1));
+    }
+
+    #[test]
+    fn what_holds_up_every_third_pass_is_no_price() {
+        let mut curve = CostCurve::new(&[(1, 1.0), (4, 1.2), (8, 2.0)]);
+        for i in 0..600 {
+            let rows = [1, 1, 4, 8][i % 4];
+            let held = if i % 3 == 0 { 12.0 } else { 0.0 };
+            curve.observe(rows, [1.0, 1.0, 1.2, 2.0][i % 4] + held);
+        }
+        assert!((1.0..1.12).contains(&curve.cost(1)), "{curve:?}");
+        assert!((1.1..1.3).contains(&(curve.cost(4) / curve.cost(1))), "{curve:?}");
+        assert!((1.8..2.2).contains(&(curve.cost(8) / curve.cost(1))), "{curve:?}");
+    }
+
+    #[test]
+    fn a_machine_that_slows_down_does_so_for_all_sizes_and_old_doubts_fade() {
+        let shape = |curve: &CostCurve| [2, 4, 8].map(|rows| curve.cost(rows) / curve.cost(1));
+        let mut curve = CostCurve::new(&[(1, 1.0), (4, 1.0), (8, 2.0)]);
+        let before = shape(&curve);
+        (0..50).for_each(|_| curve.observe(1, 3.0));
+        assert!((curve.cost(1) - 3.0).abs() < 0.01 && shape(&curve).iter().zip(before).all(|(a, b)| (a - b).abs() < 1e-3));
+        // Eight rows were met while something else kept the machine busy, and were never tried again.
+        (0..20).for_each(|_| curve.observe(8, 18.0));
+        assert!(shape(&curve)[2] > 4.0);
+        (0..256).for_each(|_| curve.observe(1, 3.0));
+        assert!(shape(&curve)[2] < 2.1, "{curve:?}");
+        let kept = CostCurve::restored(curve.to_keep()).unwrap();
+        assert!(shape(&kept)[2] < 2.1 && (kept.cost(1) - curve.cost(1)).abs() < 1e-5);
     }
 
     #[test]

@@ -86,7 +86,7 @@ impl Depth {
             let level = seconds / drafted as f32;
             let before = if self.level == 0.0 { level } else { self.level };
             // A stolen time slice must not look like the price of drafting.
-            self.level = before + 0.1 * (level.min(4.0 * before) - before);
+            self.level = before + 0.1 * (level.min(2.0 * before) - before);
         }
     }
 

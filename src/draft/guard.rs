@@ -140,9 +140,58 @@ impl Account {
     }
 }
 
+/// Times the usual from which a pass is out of the ordinary, and from which the first one of its size is.
+const FAR: f32 = 2.0;
+const FIRST: f32 = 1.25;
+/// Such passes that may be left out of the books at once, and the share of all rounds: where there are more, they are the rule.
+const PARDONS: f32 = 2.0;
+const PARDONED: f32 = 1.0 / 64.0;
+
+/// Passes whose time says nothing of what drafting costs: the first of a size, which may find its kernels not compiled or its memory not
+/// touched yet, and now and then one that another program held up. Neither is to be paid for by the drafts that follow.
+#[derive(Clone, Debug)]
+pub struct Pardons {
+    /// Sizes that were met, by powers of two.
+    met: u32,
+    left: f32,
+}
+
+impl Default for Pardons {
+    fn default() -> Self {
+        Pardons { met: 0, left: PARDONS }
+    }
+}
+
+impl Pardons {
+    /// Whether a pass over so many rows that took `times` the usual time is left out.
+    pub fn grants(&mut self, rows: usize, times: f32) -> bool {
+        let size = 1u32 << rows.max(1).next_power_of_two().trailing_zeros().min(31);
+        let first = self.met & size == 0;
+        self.met |= size;
+        self.left = (self.left + PARDONED).min(PARDONS);
+        let granted = times > if first { FIRST } else { FAR } && (first || self.left >= 1.0);
+        self.left -= (granted && !first) as u8 as f32;
+        granted
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn first_passes_of_a_size_and_rare_ones_are_pardoned_and_no_others() {
+        let mut pardons = Pardons::default();
+        assert!(pardons.grants(3, 400.0) && pardons.grants(8, 1.3) && !pardons.grants(2, 1.1));
+        assert!(!pardons.grants(4, 1.3), "of the size of three");
+        assert!(pardons.grants(4, 50.0) && pardons.grants(8, 3.0));
+        assert!(!pardons.grants(8, 3.0), "the third in a row");
+        let mut granted = 0;
+        (0..640).for_each(|_| granted += pardons.grants(8, 9.0) as u32);
+        assert!((9..=11).contains(&granted), "{granted}");
+        (0..200).for_each(|_| assert!(!pardons.grants(8, 1.0)));
+        assert!(pardons.grants(8, 9.0) && pardons.grants(8, 9.0) && !pardons.grants(8, 9.0), "saved up, but not without end");
+    }
 
     #[test]
     fn trust_shrinks_by_what_did_not_come_true_and_returns() {

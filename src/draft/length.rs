@@ -11,7 +11,7 @@ use anyhow::Result;
 
 use super::cost::{CostCurve, Costs};
 use super::depth::{Depth, Habits};
-use super::guard::{Account, Ledger, MARGIN, Trust};
+use super::guard::{Account, Ledger, MARGIN, Pardons, Trust};
 use super::outcome::Outcome;
 use super::overlap::{Ahead, Overlap};
 use super::{DraftContext, Drafter, Figures, Pace, Proposal, forced};
@@ -20,8 +20,11 @@ use crate::error::Fault;
 /// Speed over that of plain decoding below which its cost is measured again now and then, and the rounds between: the nearer the two
 /// are, the more depends on it.
 const RECHECKS: [(f32, u32); 2] = [(1.1, 12), (1.3, 48)];
-/// A measured pass counts as at most this much longer or shorter than usual: a stolen time slice must not look like a price.
-const SPIKE: f32 = 1.5;
+/// A measured pass is booked as at most this much longer or shorter than is known: a stolen time slice must not look like a price. Where
+/// it is one, what is known follows soon.
+const SPIKE: f32 = 1.15;
+/// What guesses that cost nothing take before it is known, in passes over one row.
+const UNASKED: f32 = 0.05;
 /// Batches that are drafted ahead where the clock has no say.
 const AHEAD: usize = 3;
 
@@ -88,6 +91,8 @@ pub struct Paced {
     /// Of rounds that asked a draft model, and of those that took only what costs nothing.
     accounts: [Account; 2],
     ledger: Ledger,
+    /// For passes, and for drafting.
+    pardons: [Pardons; 2],
     overlap: Overlap,
     /// How deep to draft, where the clock may say so.
     depth: Depth,
@@ -96,8 +101,8 @@ pub struct Paced {
     /// Rounds since plain decoding was last timed, and speed over that of plain decoding, fading.
     drafted: u32,
     gain: f32,
-    /// Seconds that the target waits for drafts, fading.
-    usual: f32,
+    /// Seconds that guesses without a draft model take, fading.
+    free: f32,
     figures: Figures,
 }
 
@@ -130,12 +135,13 @@ impl Paced {
             trust: Trust::default(),
             accounts: Default::default(),
             ledger: Ledger::default(),
+            pardons: Default::default(),
             overlap: Overlap::new(Ahead::Auto),
             depth: Depth::default(),
             size: 8.0,
             drafted: 0,
             gain: 1.0,
-            usual: 0.0,
+            free: 0.0,
             figures: Figures::default(),
         }
     }
@@ -171,9 +177,14 @@ impl Paced {
         let (rows, levels) = (self.kept.rows(), self.kept.levels());
         let Some(taken) = self.kept.settle(ctx.history, |_, _, _| {}) else { return };
         let curve = self.costs.at(ctx.history.len());
-        let (mut drafting, mut spent) = (round.drafting, curve.cost(rows));
+        let (plain, mut spent) = (curve.cost(1), curve.cost(rows));
+        let asked = round.levels.map_or(0, |levels| levels.min(drafted.max(1)));
+        let mut drafting = if round.levels.is_some() { self.waited(asked, round.drafting, plain) } else { 0.0 };
+        let curve = self.costs.at(ctx.history.len());
         let stretch = if round.ahead { self.overlap.stretch() } else { 1.0 };
-        if let Some(pass) = ctx.last_pass.filter(|_| self.clock.is_some()) {
+        let timed = ctx.last_pass.filter(|_| self.clock.is_some());
+        let times = timed.map_or(1.0, |pass| (pass.time - pass.late.min(pass.time)).as_secs_f32() / (spent * stretch));
+        if let Some(pass) = timed.filter(|_| !self.pardons[0].grants(rows, times)) {
             // It is not known when the pass was done if the drafter was late to look: then as expected, within what is possible.
             let usual = curve.cost(rows);
             let (least, most) = (pass.time.saturating_sub(pass.late).as_secs_f32(), pass.time.as_secs_f32());
@@ -183,6 +194,7 @@ impl Paced {
                 self.overlap.observe(round.ahead, drafting, time, usual);
             }
             curve.observe(rows, time / if round.ahead { self.overlap.stretch() } else { 1.0 });
+            let usual = curve.cost(rows);
             spent = (time / stretch).clamp(usual / SPIKE, usual * SPIKE);
         }
         let (plain, tokens) = (curve.cost(1), 1.0 + taken as f32);
@@ -204,16 +216,33 @@ impl Paced {
         let costly = asked > 0;
         if self.clock.is_some() && costly {
             // Guesses that were all thrown away count as one level that failed.
-            self.depth.observe(if drafted > 0 { levels.max(1) } else { 0 }, taken, rows - 1, drafted, drafting);
+            self.depth.observe(if drafted > 0 { levels.max(1) } else { 0 }, taken, rows - 1, asked.min(drafted), drafting);
         }
-        self.usual = if self.usual == 0.0 { drafting } else { self.usual + 0.1 * (drafting.min(4.0 * self.usual) - self.usual) };
-        let passes = (spent * stretch + drafting.min(4.0 * self.usual)) / plain;
+        // That plain decoding took shorter or longer than plain decoding is neither won nor lost.
+        let passes = if rows == 1 { 1.0 } else { spent * stretch / plain } + drafting / plain;
         self.gain += 0.05 * (tokens / passes - self.gain);
         if self.options.fixed().is_none() {
             self.ledger.book(tokens, passes);
             self.accounts[!costly as usize].book(tokens, passes);
             self.accounts[costly as usize].pass();
         }
+    }
+
+    /// What the target will wait for so many levels of a draft model, as far as is known.
+    fn expected_wait(&self, levels: usize, plain: f32) -> f32 {
+        let known = if levels == 0 { self.free } else { levels as f32 * self.depth.level() };
+        if known > 0.0 { known } else { UNASKED * plain }
+    }
+
+    /// Seconds of drafting before the pass, for so many levels of a draft model: as expected where it took far longer once.
+    fn waited(&mut self, levels: usize, seconds: f32, plain: f32) -> f32 {
+        let (free, expected) = (levels == 0, self.expected_wait(levels, plain));
+        let pardoned = self.pardons[1].grants(1 + free as usize, seconds / expected);
+        let waited = if pardoned { expected } else { seconds.min(4.0 * expected) };
+        if free {
+            self.free = if self.free > 0.0 { self.free + 0.1 * (waited - self.free) } else { waited };
+        }
+        waited
     }
 
     /// The number of nodes that makes the most tokens per second, of those whose failure can be afforded.
@@ -291,8 +320,12 @@ impl Drafter for Paced {
             self.round.drafting = (self.now() - start) as f32;
             out.limit(&asked);
             self.offered.remember(ctx.history, out);
+            // A stolen time slice is lost whatever is done about it now.
+            let plain = self.costs.at(ctx.history.len()).cost(1);
+            let usual = self.expected_wait(levels.min(self.offered.levels().max(1)), plain);
+            let drafting = self.round.drafting.min(2.0 * usual);
             if fixed.is_none() {
-                let size = self.best_size(ctx, out, self.round.drafting);
+                let size = self.best_size(ctx, out, drafting);
                 out.keep_best(size);
                 self.size += 0.1 * (size as f32 - self.size);
             }
