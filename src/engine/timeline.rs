@@ -71,6 +71,14 @@ impl Timeline {
         Ok(self.cached.len())
     }
 
+    /// Forgets everything.
+    pub fn clear(&mut self) -> Result<()> {
+        self.engine.truncate(0)?;
+        self.cached.clear();
+        self.scratch.clear();
+        Ok(())
+    }
+
     /// Makes the cache hold exactly `history`, in passes of as many rows as the engine takes. `on_chunk` hears how many tokens
     /// are cached after each pass and may say no to the next one. Returns whether all of `history` is cached.
     pub fn sync(&mut self, history: &[Token], on_chunk: &mut dyn FnMut(usize) -> bool) -> Result<bool> {

@@ -29,6 +29,15 @@ impl Figure {
         Figure { median, min, max, runs }
     }
 
+    /// Below the first a quarter of the runs lies, above the second another; 0 without runs.
+    pub fn quartiles(&self) -> [f64; 2] {
+        let mut sorted = self.runs.clone();
+        sorted.sort_by(f64::total_cmp);
+        let at =
+            |share: f64| sorted.get((share * sorted.len().saturating_sub(1) as f64).round() as usize).copied().unwrap_or(0.0);
+        [at(0.25), at(0.75)]
+    }
+
     /// Every run through a function, as tokens a second out of seconds.
     pub fn map(&self, f: impl Fn(f64) -> f64) -> Self {
         Figure::of(self.runs.iter().map(|x| f(*x)).collect())
@@ -100,6 +109,8 @@ mod tests {
         let rate = Figure::of(vec![2.0, 4.0]).map(|s| 8.0 / s);
         assert_eq!((rate.min, rate.max), (2.0, 4.0));
         assert_eq!(Figure::of(Vec::new()), Figure::default());
+        assert_eq!(Figure::of((0..9).rev().map(f64::from).collect()).quartiles(), [2.0, 6.0]);
+        assert_eq!((Figure::of(vec![3.0]).quartiles(), Figure::default().quartiles()), ([3.0; 2], [0.0; 2]));
     }
 
     #[test]

@@ -103,8 +103,11 @@ pub struct TextKind {
     /// Median tokens a second.
     pub plain: f64,
     pub drafted: f64,
-    /// Drafted over plain, prompt by prompt.
+    /// Drafted over plain speed of each pair of runs.
     pub ratio: Figure,
+    /// The same by processor time of this process: what other programs do hardly changes it.
+    #[serde(default)]
+    pub by_processor: Figure,
     pub tokens_per_pass: f64,
 }
 

@@ -10,7 +10,7 @@ use crate::cli::generate::partner::Partner;
 use crate::cli::session::{self, Model};
 use crate::cli::ui::{Ui, digits3};
 use crate::decode::{self, Flow, Limits, Stats};
-use crate::draft::{Drafter, NoDraft};
+use crate::draft::{DraftContext, Drafter, NoDraft, Proposal};
 use crate::engine::Timeline;
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Generation, Message, ReducedVocabulary, Special, Tokenizer};
@@ -34,12 +34,15 @@ const PROMPTS: &[(&str, &str)] = &[
     ),
 ];
 
+/// Tokens that are generated before anything is timed.
+const WARM: usize = 16;
+
 struct Prompt {
     kind: String,
     tokens: Vec<Token>,
 }
 
-/// One row per kind of prompt and one for all: drafted over plain speed, prompt by prompt. And the same for plots.
+/// One row per kind of prompt and one for all: drafted over plain speed, pair by pair. And the same for plots.
 pub fn run(model: &Model, options: &Bench, ui: &Ui) -> Result<(Vec<Row>, Text)> {
     let tokenizer = match &options.replay.tokenizer {
         Some(directory) => super::replay::read_tokenizer(directory)?,
@@ -61,84 +64,114 @@ pub fn run(model: &Model, options: &Bench, ui: &Ui) -> Result<(Vec<Row>, Text)> 
     let generation = Generation::of(model.checkpoint())?;
     let mut stops = if generation.eos.is_empty() { model.config().eos.clone() } else { generation.eos };
     stops.extend(tokenizer.id("<end_of_turn>"));
-    let mut drafting = drafting::build(&chosen, model, &tokenizer, &options.model.run, context, &passes, &pool, false, ui)?;
-
-    let bar = ui.bar("text", prompts.len() as u64);
-    let mut kinds: BTreeMap<&str, Vec<[f64; 6]>> = BTreeMap::new();
+    let bar = ui.bar("text", (prompts.len() * options.repetitions) as u64);
+    let mut kinds: BTreeMap<&str, Vec<Pair>> = BTreeMap::new();
     let mut rounds = Stats::default();
-    for prompt in &prompts {
-        let mut best = [Stats::default(), Stats::default()];
-        let mut texts: [Vec<Token>; 2] = Default::default();
-        let mut busy = [f64::INFINITY; 2];
-        for _ in 0..options.repetitions {
-            for (way, drafter) in [&mut NoDraft as &mut dyn Drafter, drafting.drafter.as_mut()].into_iter().enumerate() {
-                let before = processor_seconds();
-                let (text, stats) = once(&mut target, drafter, &sampler, prompt, &stops, options.text_tokens)?;
-                busy[way] = busy[way].min(processor_seconds() - before);
-                texts[way] = text;
-                if best[way].tokens == 0 || stats.decode_time < best[way].decode_time {
-                    best[way] = stats;
-                }
+    let mut disabled = None;
+    // What the first passes need once is no part of the first prompt's time.
+    once(&mut target, &mut NoDraft, &sampler, &prompts[0], &stops, options.text_tokens.min(WARM))?;
+    for repetition in 0..options.repetitions {
+        // A drafter that has seen the texts before would know them.
+        let mut drafting = drafting::build(&chosen, model, &tokenizer, &options.model.run, context, &passes, &pool, false, ui)?;
+        for (i, prompt) in prompts.iter().enumerate() {
+            let mut ways: [Option<Way>; 2] = [None, None];
+            // Both ways in turn, and each first as often as the other.
+            for way in if (i + repetition) % 2 == 0 { [0, 1] } else { [1, 0] } {
+                let drafter = if way == 0 { &mut NoDraft as &mut dyn Drafter } else { drafting.drafter.as_mut() };
+                ways[way] = Some(once(&mut target, drafter, &sampler, prompt, &stops, options.text_tokens)?);
             }
-            ensure!(texts[0] == texts[1], "drafts changed the text of a {} prompt: this is a bug", prompt.kind);
+            let [Some(plain), Some(drafted)] = ways else { unreachable!("both ways were gone") };
+            ensure!(plain.text == drafted.text, "drafts changed the text of a {} prompt: this is a bug", prompt.kind);
+            if plain.stats.tokens > 1 {
+                rounds.add_rounds(&drafted.stats);
+                kinds.entry(&prompt.kind).or_default().push(Pair::of(&plain, &drafted));
+            }
+            bar.inc(1);
         }
-        let speed = |s: &Stats| s.tokens as f64 / s.decode_time.as_secs_f64();
-        let whole = |s: &Stats| (s.prefill_time + s.decode_time).as_secs_f64();
-        if best[0].tokens > 1 {
-            rounds.add_rounds(&best[1]);
-            kinds.entry(&prompt.kind).or_default().push([
-                speed(&best[0]),
-                speed(&best[1]),
-                best[1].committed() as f64,
-                best[1].passes as f64,
-                whole(&best[0]) / whole(&best[1]),
-                busy[0] / busy[1],
-            ]);
-        }
-        bar.inc(1);
+        drafting.drafter.save()?;
+        disabled = drafting.disabled;
     }
     bar.finish_and_clear();
-    drafting.drafter.save()?;
-    let all: Vec<[f64; 6]> = kinds.values().flatten().copied().collect();
-    let mut rows: Vec<Row> = kinds.iter().map(|(kind, runs)| row(kind, runs)).collect();
-    rows.push(row("all", &all));
+    let all: Vec<Pair> = kinds.values().flatten().copied().collect();
+    let mut rows: Vec<Row> = kinds.iter().map(|(kind, pairs)| row(kind, pairs, options.repetitions)).collect();
+    rows.push(row("all", &all, options.repetitions));
     let text = Text {
         temperature: options.temp,
         tokens: options.text_tokens,
         runs: options.repetitions,
-        drafts: drafting
-            .disabled
+        drafts: disabled
             .map_or_else(|| format!("--draft {}", options.draft.draft), |why| format!("--draft {} ({why})", options.draft.draft)),
-        kinds: kinds.iter().map(|(kind, runs)| text_kind(kind, runs)).collect(),
+        kinds: kinds.iter().map(|(kind, pairs)| text_kind(kind, pairs, options.repetitions)).collect(),
         acceptance: Acceptance::of(&rounds),
     };
     Ok((rows, text))
 }
 
-fn text_kind(kind: &str, runs: &[[f64; 6]]) -> TextKind {
-    let column = |i: usize| Figure::of(runs.iter().map(|r| r[i]).collect()).median;
-    let sum = |i: usize| runs.iter().map(|r| r[i]).sum::<f64>();
-    TextKind {
-        kind: kind.to_owned(),
-        prompts: runs.len(),
-        plain: column(0),
-        drafted: column(1),
-        ratio: Figure::of(runs.iter().map(|r| r[1] / r[0]).collect()),
-        tokens_per_pass: sum(2) / sum(3).max(1.0),
+/// One text, one way.
+struct Way {
+    text: Vec<Token>,
+    stats: Stats,
+    /// Seconds of processor time that decoding took.
+    busy: f64,
+}
+
+/// One text both ways, one right after the other: what else the machine does meets both alike.
+#[derive(Clone, Copy)]
+struct Pair {
+    /// Tokens a second.
+    plain: f64,
+    drafted: f64,
+    tokens: u64,
+    passes: u64,
+    /// Plain over drafted time with the prompt, and processor time of decoding.
+    whole: f64,
+    busy: f64,
+}
+
+impl Pair {
+    fn of(plain: &Way, drafted: &Way) -> Pair {
+        let speed = |w: &Way| w.stats.tokens as f64 / w.stats.decode_time.as_secs_f64();
+        let whole = |w: &Way| (w.stats.prefill_time + w.stats.decode_time).as_secs_f64();
+        Pair {
+            plain: speed(plain),
+            drafted: speed(drafted),
+            tokens: drafted.stats.committed(),
+            passes: drafted.stats.passes,
+            whole: whole(plain) / whole(drafted),
+            busy: plain.busy / drafted.busy,
+        }
     }
 }
 
-fn row(kind: &str, runs: &[[f64; 6]]) -> Row {
-    let TextKind { plain, drafted, ratio, tokens_per_pass, .. } = text_kind(kind, runs);
-    let [whole, busy] = [4, 5].map(|i| Figure::of(runs.iter().map(|r| r[i]).collect()).median);
-    let (plain, drafted) = (digits3(plain), digits3(drafted));
+fn figure(pairs: &[Pair], value: impl Fn(&Pair) -> f64) -> Figure {
+    Figure::of(pairs.iter().map(value).collect())
+}
+
+fn text_kind(kind: &str, pairs: &[Pair], repetitions: usize) -> TextKind {
+    let sum = |value: fn(&Pair) -> u64| pairs.iter().map(value).sum::<u64>() as f64;
+    TextKind {
+        kind: kind.to_owned(),
+        prompts: pairs.len() / repetitions,
+        plain: figure(pairs, |p| p.plain).median,
+        drafted: figure(pairs, |p| p.drafted).median,
+        ratio: figure(pairs, |p| p.drafted / p.plain),
+        by_processor: figure(pairs, |p| p.busy),
+        tokens_per_pass: sum(|p| p.tokens) / sum(|p| p.passes).max(1.0),
+    }
+}
+
+fn row(kind: &str, pairs: &[Pair], repetitions: usize) -> Row {
+    let TextKind { plain, drafted, ratio, by_processor, tokens_per_pass, .. } = text_kind(kind, pairs, repetitions);
+    let (plain, drafted, whole) = (digits3(plain), digits3(drafted), figure(pairs, |p| p.whole).median);
+    let [low, high] = ratio.quartiles();
     Row {
         name: format!("drafted / plain, {kind}"),
         unit: "x".into(),
         figure: ratio,
         note: format!(
-            "plain {plain} tok/s, drafted {drafted}, {tokens_per_pass:.2} tok/pass; prompt included {whole:.2} x, {busy:.2} x by \
-             processor time"
+            "half of the pairs {low:.2} to {high:.2}; plain {plain} tok/s, drafted {drafted}, {tokens_per_pass:.2} tok/pass; prompt \
+             included {whole:.2} x, {:.2} x by processor time",
+            by_processor.median
         ),
         pass: None,
     }
@@ -152,12 +185,45 @@ fn once(
     prompt: &Prompt,
     stops: &[Token],
     tokens: usize,
-) -> Result<(Vec<Token>, Stats)> {
+) -> Result<Way> {
     let never = AtomicBool::new(false);
     let limits = Limits { max_tokens: tokens, stop_ids: stops, interrupt: &never };
     let (mut history, mut stats) = (prompt.tokens.clone(), Stats::default());
-    decode::generate(target, drafter, sampler, &mut history, &limits, &mut stats, &mut |_| Flow::Continue)?;
-    Ok((history.split_off(prompt.tokens.len()), stats))
+    let mut drafter = Watched { inner: drafter, since: 0.0 };
+    // The other way has read the same prompt just before.
+    target.clear()?;
+    decode::generate(target, &mut drafter, sampler, &mut history, &limits, &mut stats, &mut |_| Flow::Continue)?;
+    Ok(Way { text: history.split_off(prompt.tokens.len()), stats, busy: processor_seconds() - drafter.since })
+}
+
+/// A drafter that notes the processor's time when the prompt is read and decoding begins.
+struct Watched<'a> {
+    inner: &'a mut dyn Drafter,
+    since: f64,
+}
+
+impl Drafter for Watched<'_> {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn prepare(&mut self, history: &[Token]) -> Result<()> {
+        self.inner.prepare(history)?;
+        self.since = processor_seconds();
+        Ok(())
+    }
+
+    fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
+        self.inner.propose(ctx, out)
+    }
+
+    fn meanwhile(&mut self, ctx: &DraftContext<'_>, proposal: &Proposal, more: &mut dyn FnMut() -> bool) -> Result<()> {
+        self.inner.meanwhile(ctx, proposal, more)
+    }
+
+    fn reads_target(&self) -> bool {
+        self.inner.reads_target()
+    }
 }
 
 /// The built-in prompts, or every n-th of each file of `{"category": ..., "turns": [...]}` or `{"prompt": ...}` lines.
