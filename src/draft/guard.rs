@@ -53,6 +53,9 @@ pub const MARGIN: f32 = 1.03;
 
 /// Passes of plain decoding that drafting may lose in all, and the share of all tokens' passes that it may lose beside.
 const AT_ONCE: f32 = 1.0;
+/// The part of the former that may be lost before the first token, and the tokens after which it may be all: much for a short text.
+const BEFORE: f32 = 0.3;
+const GRANTED: f32 = 64.0;
 const SHARE: f32 = 0.02;
 
 /// What drafting may still lose against plain decoding. The unit is a plain pass, which brings one token.
@@ -71,7 +74,7 @@ pub struct Ledger {
 impl Ledger {
     /// What one text has won or left is not for the next to lose; losses stay until later tokens have made up for them.
     pub fn begin_text(&mut self) {
-        *self = Ledger { balance: self.room().min(AT_ONCE) - AT_ONCE, tokens: 0.0 };
+        *self = Ledger { balance: (self.balance + SHARE * self.tokens).min(0.0), tokens: 0.0 };
     }
 
     /// Books a round: tokens that came, and its time in plain passes.
@@ -82,7 +85,8 @@ impl Ledger {
 
     /// Plain passes that the next round may take beyond the one that its first token is worth.
     pub fn room(&self) -> f32 {
-        self.balance + AT_ONCE + SHARE * self.tokens
+        let granted = BEFORE + (1.0 - BEFORE) * (self.tokens / GRANTED).min(1.0);
+        self.balance + AT_ONCE * granted + SHARE * self.tokens
     }
 }
 
@@ -239,17 +243,19 @@ mod tests {
     #[test]
     fn a_ledger_lends_what_it_has_and_no_gains_of_another_text() {
         let mut ledger = Ledger::default();
-        assert_eq!(ledger.room(), AT_ONCE);
-        (0..50).for_each(|_| ledger.book(1.0, 1.0));
-        assert!((ledger.room() - AT_ONCE - 50.0 * SHARE).abs() < 1e-4);
-        ledger.book(1.0, 2.5);
+        assert_eq!(ledger.room(), BEFORE * AT_ONCE);
+        (0..32).for_each(|_| ledger.book(1.0, 1.0));
+        assert!((ledger.room() - AT_ONCE * (1.0 + BEFORE) / 2.0 - 32.0 * SHARE).abs() < 1e-4);
+        (0..68).for_each(|_| ledger.book(1.0, 1.0));
+        assert!((ledger.room() - AT_ONCE - 100.0 * SHARE).abs() < 1e-4);
+        ledger.book(1.0, 3.5);
         let left = ledger.room();
-        assert!((left - AT_ONCE - 51.0 * SHARE + 1.5).abs() < 1e-4);
+        assert!((left - AT_ONCE - 101.0 * SHARE + 2.5).abs() < 1e-4);
         ledger.begin_text();
-        assert!((ledger.room() - left).abs() < 1e-4, "losses stay");
+        assert!((ledger.room() - (left - (1.0 - BEFORE) * AT_ONCE)).abs() < 1e-4, "losses stay");
         ledger.book(20.0, 5.0);
         ledger.begin_text();
-        assert_eq!(ledger.room(), AT_ONCE, "neither gains nor savings do");
+        assert_eq!(ledger.room(), BEFORE * AT_ONCE, "neither gains nor savings do");
     }
 
     #[test]
