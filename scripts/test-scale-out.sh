@@ -22,6 +22,10 @@ for i in 1 2 3; do "$gemma" generate --batch in.jsonl --shard "$i/3" "${options[
 wait
 ways+=(shards)
 
+"$gemma" generate --batch in.jsonl --parallel 8 "${options[@]}" >at-once.jsonl
+cmp one.jsonl at-once.jsonl
+ways+=(at-once)
+
 if command -v parallel >/dev/null; then
   parallel --pipe -k -N "$((records / 4))" -j 2 "$gemma" generate --batch - "${options[@]}" <in.jsonl >parallel.jsonl
   cmp one.jsonl parallel.jsonl

@@ -18,14 +18,15 @@ layout(constant_id = 6) const bool SPLIT = true;
 layout(push_constant, scalar) uniform Push {
     F32 q;              // [rows, n_kv, GQ, HEAD_DIM]
     F32 out_;           // the same; where pages are split, [live row, n_kv, GQ, slots, HEAD_DIM + 2]
-    U32x4 k;            // [pages, n_kv, HEAD_DIM / KB, PAGE, KB]
-    uint64_t v;         // [pages, n_kv, PAGE, HEAD_DIM]
+    U32x4 k;            // [all_pages, n_kv, HEAD_DIM / KB, PAGE, KB]
+    uint64_t v;         // [all_pages, n_kv, PAGE, HEAD_DIM]
     U32x4 scratch_k;    // [n_kv, HEAD_DIM / KB, max_rows, KB]
     uint64_t scratch_v; // [max_rows, n_kv, HEAD_DIM]
     Step step_;
     float scale;
     uint n_kv;
-    uint pages;         // physical
+    uint pages;         // physical, of a sequence
+    uint all_pages;
     uint window;        // 0: none
     uint max_rows;
     uint slots;         // pages of a row's partials
@@ -54,7 +55,7 @@ shared uint16_t path[R][PAGE]; // scratch row of a position of this page
 shared float value_scales[KV == KV_Q8 ? GROUPS : 1][KV == KV_Q8 ? PAGE : 1];
 
 // Where a head's first scale in a page of the cache lies, and in scratch; groups are a page's, or scratch's, positions apart.
-uint64_t cached_codes() { return uint64_t(pages) * n_kv * PAGE * HEAD_DIM; }
+uint64_t cached_codes() { return uint64_t(all_pages) * n_kv * PAGE * HEAD_DIM; }
 uint64_t scratch_codes() { return uint64_t(max_rows) * n_kv * HEAD_DIM; }
 float scratch_scale(uint64_t base, uint head, uint group, uint row) {
     return scale_at(base, scratch_codes(), (head * GROUPS + group) * max_rows + row);
@@ -79,8 +80,12 @@ vec4 add_scaled(float e, vec4 value, vec4 sum) {
 
 void main() {
     const uint t = gl_LocalInvocationID.x, head = gl_WorkGroupID.x, i0 = gl_WorkGroupID.y * R;
-    const uint live = step_.rows - step_.first, base = step_.base;
+    const uint live = step_.rows - step_.first;
     if (i0 >= live) return;
+    // Rows of a block are of one sequence: where there are several, a block is a row.
+    const uint root = step_.v[STEP_ROOTS * max_rows + step_.first + i0];
+    const uint base = step_.v[STEP_POSITIONS * max_rows + root];
+    const uint first_page = step_.v[STEP_SEQUENCES * max_rows + step_.first + i0] * pages;
     const bool chain = step_.chain != 0;
     uint position[R];
     uint lowest = 0xffffffffu, highest = 0;
@@ -130,7 +135,7 @@ void main() {
         } else if (cached || chain) {
             U32x4 from = cached ? k : scratch_k;
             const uint stride = cached ? PAGE : max_rows;
-            const uint page_head = page % pages * n_kv + head, row = min(p - base, max_rows - 1);
+            const uint page_head = (first_page + page % pages) * n_kv + head, row = min(root + p - base, max_rows - 1);
             const uint at = cached ? page_head * KEYS * PAGE + t : head * KEYS * max_rows + row;
             const uint scales_at = cached ? page_head * GROUPS * PAGE + t : head * GROUPS * max_rows + row;
             const uint64_t codes = cached ? cached_codes() : scratch_codes();
@@ -173,12 +178,12 @@ void main() {
         }
 
         const uint channel = t % (HEAD_DIM / 4), part = t / (HEAD_DIM / 4);
-        const uint page_v = (page % pages * n_kv + head) * PAGE * (HEAD_DIM / 4) + channel, group = channel * 4 / GROUP;
+        const uint page_v = ((first_page + page % pages) * n_kv + head) * PAGE * (HEAD_DIM / 4) + channel, group = channel * 4 / GROUP;
         uvec4 values[AHEAD];
 #define LOAD_VALUES(TURN) \
     [[unroll]] for (uint u = 0; u < AHEAD; u++) { \
         const uint slot = min(TURN + u, TURNS - 1) * PARTS + part, at = page * PAGE + slot; \
-        const uint in_scratch = (min(at - base, max_rows - 1) * n_kv + head) * (HEAD_DIM / 4) + channel; \
+        const uint in_scratch = (min(root + at - base, max_rows - 1) * n_kv + head) * (HEAD_DIM / 4) + channel; \
         values[u] = raw_at(at < base ? v : scratch_v, at < base ? page_v + slot * (HEAD_DIM / 4) : in_scratch); \
     }
         if (EARLY && uniform_keys) LOAD_VALUES(0)

@@ -14,15 +14,16 @@ layout(constant_id = 5) const uint KV = 1;         // see kv.glsl
 layout(push_constant, scalar) uniform Push {
     F32 q;              // [rows, n_heads, HEAD_DIM]
     F32 out_;           // [rows, n_heads, HEAD_DIM + 2]
-    U32x4 k;            // [pages, n_kv, HEAD_DIM / KB, PAGE, KB]
-    uint64_t v;         // [pages, n_kv, PAGE, HEAD_DIM]
+    U32x4 k;            // [all_pages, n_kv, HEAD_DIM / KB, PAGE, KB]
+    uint64_t v;         // [all_pages, n_kv, PAGE, HEAD_DIM]
     U32x4 scratch_k;    // [n_kv, HEAD_DIM / KB, max_rows, KB]
     uint64_t scratch_v; // [max_rows, n_kv, HEAD_DIM]
     Step step_;
     float scale;
     uint n_heads;
     uint n_kv;
-    uint pages;         // physical
+    uint pages;         // physical, of a sequence
+    uint all_pages;
     uint max_rows;
     uint lag;           // of Taken
     uint share;
@@ -37,7 +38,7 @@ shared float es[PAGE];
 shared float parts[PAGE];
 shared uint path[PAGE]; // scratch row of a position of this page
 
-uint64_t cached_codes() { return uint64_t(pages) * n_kv * PAGE * HEAD_DIM; }
+uint64_t cached_codes() { return uint64_t(all_pages) * n_kv * PAGE * HEAD_DIM; }
 uint64_t scratch_codes() { return uint64_t(max_rows) * n_kv * HEAD_DIM; }
 
 // The same for all threads, in an order that the positions alone decide.
@@ -73,7 +74,9 @@ float all_sum(float mine) {
 void main() {
     const uint t = gl_LocalInvocationID.x, head = gl_WorkGroupID.x, kv_head = head / (n_heads / n_kv);
     if (gl_WorkGroupID.y >= step_.rows - step_.first) return;
-    const uint row = step_.first + gl_WorkGroupID.y, base = step_.base;
+    const uint row = step_.first + gl_WorkGroupID.y;
+    const uint base = step_.v[STEP_POSITIONS * max_rows + step_.v[STEP_ROOTS * max_rows + row]];
+    const uint first_page = step_.v[STEP_SEQUENCES * max_rows + row] * pages;
     const uint position = step_.v[STEP_POSITIONS * max_rows + row];
     const uint begin = (position > lag ? position - lag : 0) / PAGE * share / 256;
     const uint query = row * n_heads + head;
@@ -90,7 +93,7 @@ void main() {
             }
         }
         barrier();
-        const uint p = page * PAGE + t, page_head = page % pages * n_kv + kv_head;
+        const uint p = page * PAGE + t, page_head = (first_page + page % pages) * n_kv + kv_head;
         float s = uintBitsToFloat(0xff800000u);
         if (p <= position) {
             const bool cached = p < base;

@@ -8,12 +8,12 @@ layout(constant_id = 1) const uint KV = 1;
 #include "kv.glsl"
 
 struct Layer {
-    uint64_t k;         // [pages, n_kv, head_dim / KB, PAGE, KB]
-    uint64_t v;         // [pages, n_kv, PAGE, head_dim]
+    uint64_t k;         // [all_pages, n_kv, head_dim / KB, PAGE, KB]
+    uint64_t v;         // [all_pages, n_kv, PAGE, head_dim]
     uint64_t scratch_k; // [n_kv, head_dim / KB, max_rows, KB]
     uint64_t scratch_v; // [max_rows, n_kv, head_dim]
-    uint pages;
-    uint pad;
+    uint pages;         // of a sequence
+    uint all_pages;
 };
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Layers { Layer v[]; };
 
@@ -26,11 +26,12 @@ layout(push_constant, scalar) uniform Push {
 };
 
 void main() {
-    const uint depth = gl_WorkGroupID.x, head = gl_WorkGroupID.y;
-    if (depth >= step_.n_path) return;
+    const uint head = gl_WorkGroupID.y;
+    if (gl_WorkGroupID.x >= step_.n_path) return;
     const Layer layer = layers.v[gl_WorkGroupID.z];
-    const uint row = step_.v[STEP_PATH * max_rows + depth], position = step_.base + depth;
-    const uint page = position / PAGE % layer.pages, slot = position % PAGE;
+    const uint row = step_.v[STEP_PATH * max_rows + gl_WorkGroupID.x];
+    const uint position = step_.v[STEP_POSITIONS * max_rows + row], sequence = step_.v[STEP_SEQUENCES * max_rows + row];
+    const uint page = sequence * layer.pages + position / PAGE % layer.pages, slot = position % PAGE;
     for (uint d = gl_LocalInvocationID.x; d < head_dim; d += gl_WorkGroupSize.x) {
         const uint blocks = head_dim / KB, part = d % KB;
         const uint k_to = (((page * n_kv + head) * blocks + d / KB) * PAGE + slot) * KB + part;
@@ -49,7 +50,7 @@ void main() {
     }
     if (KV != KV_Q8) return;
     const uint groups = head_dim / GROUP_OF(head_dim);
-    const uint64_t cached = uint64_t(layer.pages) * n_kv * PAGE * head_dim, scratch = uint64_t(max_rows) * n_kv * head_dim;
+    const uint64_t cached = uint64_t(layer.all_pages) * n_kv * PAGE * head_dim, scratch = uint64_t(max_rows) * n_kv * head_dim;
     for (uint g = gl_LocalInvocationID.x; g < groups; g += gl_WorkGroupSize.x) {
         const uint to = ((page * n_kv + head) * groups + g) * PAGE + slot, from = (head * groups + g) * max_rows + row;
         U16(layer.k + cached).v[to] = U16(layer.scratch_k + scratch).v[from];

@@ -5,7 +5,7 @@
 //! 6  cli         what was typed -> a validated setup; the only room that prints
 //! 5  decode      the loop, verification, statistics
 //! 4  draft       where proposals come from     quant  offline conversion     eval  likelihoods
-//! 3  engine      one model and one timeline    grammar  which tokens may follow (JSON Schema, Lark, regular expressions)
+//! 3  engine      one model and the timelines of its texts    grammar  which tokens may follow (JSON Schema, Lark, regular expressions)
 //! 2  gemma       what Gemma 3 is: config, weights, forward pass, tokenizer, chat     vulkan  the GPU executor
 //!    npu         an executor that hands sealed pages of global layers to the NPU, and a model of the device
 //! 1  checkpoint  files -> tensors              compute  dispatch list, kernels and their scalar twins    sampler
@@ -26,7 +26,8 @@
 //! # Glossary
 //! *target*: the model whose text is wanted. *drafter*: anything that proposes. *round*: one proposal, one pass, one commit.
 //! *accepted length*: tokens committed per round, the target's own included. *acceptance rate*: accepted / drafted.
-//! *c(M)*: time of a pass over M rows divided by that of one row. *position*: index in `history`.
+//! *c(M)*: time of a pass over M rows divided by that of one row. *position*: index in `history`. *sequence*: the place of a text in an
+//! engine, with pages and a position of its own; a pass may have rows of several.
 
 pub mod checkpoint;
 pub mod cli;

@@ -85,6 +85,13 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
     let strict = batch(dir.path(), &["--strict", "--draft", "off", "-t", "1"], &input);
     assert_eq!((strict.code, strict.text() == all.text()), (6, true));
 
+    // Several at once say what they say alone.
+    for more in [&["--parallel", "8"][..], &["--parallel", "3", "--draft", "off", "--strict"]] {
+        let several = batch(dir.path(), more, &input);
+        assert_eq!((several.code, several.err.as_str()), (if more.len() > 2 { 6 } else { 0 }, ""), "{more:?}");
+        assert!(several.out == all.out, "{more:?}");
+    }
+
     // Three processes that share the batch say what one says.
     let shards = ["1/3", "2/3", "3/3"].map(|shard| batch(dir.path(), &["--shard", shard], &input).ok());
     let shards = shards.each_ref().map(|run| run.text().lines().collect::<Vec<_>>());
@@ -98,6 +105,7 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
     loop {
         let mut command = command(BINARY, dir.path());
         command.args(["generate", "--batch", "in.jsonl", "--resume", "out.jsonl", "-q", "--seed", "3"]);
+        command.args(["--parallel", if kills % 2 == 0 { "4" } else { "1" }]);
         let before = fs::metadata(&out).map_or(0, |m| m.len());
         let mut child = command.spawn().unwrap();
         // Some more replies, then the end in the middle of one.
@@ -142,6 +150,42 @@ fn a_record_says_what_it_says_alone() {
     assert_eq!(replies[0]["text"], replies[2]["text"]);
 }
 
+/// Texts of all lengths, each with settings of its own, beside each other.
+#[test]
+fn texts_that_share_passes_are_those_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = [
+        json!({"temperature": 0}),
+        json!({"temperature": 1, "top_k": 0, "top_p": 1.0}),
+        json!({"temperature": 0.8, "top_k": 20, "stop": [" the", "."]}),
+        json!({"temperature": 1, "repeat_penalty": 1.3, "seed": 5}),
+        json!({"temperature": 0, "ignore_eos": true, "system": "Answer in one sentence."}),
+        json!({"temperature": 1, "min_p": 0.1, "raw": true}),
+        // With much that is forced, and with little.
+        json!({"temperature": 1, "json_schema": {"type": "object", "properties": {"colour_of_the_thing": {"enum": ["red", "blue"]},
+            "known": {"type": "boolean"}}, "required": ["colour_of_the_thing", "known"], "additionalProperties": false}}),
+        json!({"temperature": 1, "regex": "[a-z ]{1,12}"}),
+        json!({"temperature": 0, "regex": "[a-z]{200}"}),
+    ];
+    let subjects = ["rivers", "stones", "the sea", "a very long list of things that people keep in their kitchens"];
+    let record = |n: usize| {
+        let mut record = settings[n % 9].clone();
+        record["id"] = n.into();
+        record["prompt"] = format!("Tell me about {}.{}", subjects[n % 4], " And then?".repeat(n % 5 * 8)).into();
+        record["max_tokens"] = if n % 9 < 6 { 1 + n * 7 % 19 } else { 40 }.into();
+        record.to_string() + "\n"
+    };
+    let input: String = (0..18).map(record).collect();
+    let alone = batch(dir.path(), &["--draft", "off", "-t", "1"], &input).ok();
+    // One answer's grammar asks for more than its tokens.
+    for (n, reply) in lines(&alone).iter().enumerate() {
+        assert_eq!(reply["error"]["code"], if n % 9 == 8 { json!(8) } else { Value::Null }, "{reply}");
+    }
+    for more in [&["--parallel", "8"][..], &["--parallel", "3", "--draft-tree", "4"], &["--parallel", "12", "--draft", "off"]] {
+        assert_eq!(batch(dir.path(), more, &input).ok().text(), alone.text(), "{more:?}");
+    }
+}
+
 #[test]
 fn wrong_use_is_said_before_anything_is_loaded() {
     let dir = tempfile::tempdir().unwrap();
@@ -151,6 +195,12 @@ fn wrong_use_is_said_before_anything_is_loaded() {
     fails(&["--resume", "x"], &["--batch"]);
     fails(&["--shard", "1/2"], &["--batch"]);
     fails(&["--batch", "-", "--shard", "3/2"], &["i/n"]);
+    fails(&["--parallel", "2"], &["--batch"]);
+    fails(&["--batch", "-", "--parallel", "0"], &["--parallel"]);
+    fails(&["--batch", "-", "--parallel", "2", "--draft", "bundled"], &["--draft auto"]);
+    fails(&["--batch", "-", "--parallel", "2", "--npu", "model"], &["--npu"]);
+    let large = ["generate", "--batch", "-", "--parallel", "64", "--ctx-size", "100000000"];
+    gemma_in(dir.path(), &large, b"").fails(5, &["lower --parallel", "64 contexts"]);
     fails(&["--batch", "-", "-f", "x"], &["another prompt"]);
     fails(&["--batch", "-", "--raw", "--system", "Be brief."], &["no --system"]);
     gemma_in(dir.path(), &["generate", "--batch", "-", "--system-file", "absent.txt"], b"").fails(3, &["absent.txt"]);
@@ -163,10 +213,14 @@ fn wrong_use_is_said_before_anything_is_loaded() {
 /// A batch from a pipe is answered record by record, not at its end.
 #[test]
 fn answers_come_as_records_do() {
+    ["1", "4"].iter().for_each(|n| answers_come(n));
+}
+
+fn answers_come(parallel: &str) {
     use std::io::{BufRead, BufReader, Write};
     let dir = tempfile::tempdir().unwrap();
     let mut command = command(BINARY, dir.path());
-    command.args(["generate", "--batch", "-q"]).stdin(std::process::Stdio::piped());
+    command.args(["generate", "--batch", "-q", "--parallel", parallel]).stdin(std::process::Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut to = child.stdin.take().unwrap();
     let mut from = BufReader::new(child.stdout.take().unwrap());
@@ -183,10 +237,14 @@ fn answers_come_as_records_do() {
 /// An interruption leaves whole lines, and an output that was to appear whole does not appear.
 #[test]
 fn an_interruption_cuts_between_lines() {
+    ["1", "4"].iter().for_each(|n| interruption_cuts(n));
+}
+
+fn interruption_cuts(parallel: &str) {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("in.jsonl"), records()).unwrap();
     let mut command = command(BINARY, dir.path());
-    command.args(["generate", "--batch", "in.jsonl", "--resume", "out.jsonl", "-q"]);
+    command.args(["generate", "--batch", "in.jsonl", "--resume", "out.jsonl", "-q", "--parallel", parallel]);
     let mut child = command.spawn().unwrap();
     while fs::metadata(dir.path().join("out.jsonl")).map_or(0, |m| m.len()) < 500 {
         assert_eq!(child.try_wait().unwrap(), None);
@@ -198,7 +256,7 @@ fn an_interruption_cuts_between_lines() {
     let text = fs::read_to_string(dir.path().join("out.jsonl")).unwrap();
     assert!(text.ends_with('\n') && text.lines().all(|l| serde_json::from_str::<Value>(l).is_ok()));
     let mut whole = shell::command(BINARY, dir.path());
-    whole.args(["generate", "--batch", "-", "-o", "whole.jsonl", "-q"]);
+    whole.args(["generate", "--batch", "-", "-o", "whole.jsonl", "-q", "--parallel", parallel]);
     wait(whole, b"{\"prompt\": \"Hi\", \"max_tokens\": 3}\n").ok();
     assert_eq!(fs::read_to_string(dir.path().join("whole.jsonl")).unwrap().lines().count(), 1);
 }

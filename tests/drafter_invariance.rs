@@ -9,14 +9,16 @@ mod toy;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
-use gemma::draft::{DraftContext, Drafter, Figures, Memory, NoDraft, Proposal, Stack};
+use gemma::decode::{Admitted, Event, Flow, Limits, Parallel, Stats, Stop, generate};
+use gemma::draft::{
+    CostCurve, Costs, DraftContext, DraftOptions, Drafter, Figures, Memory, NoDraft, Proposal, Shared, Stack, TreeSize,
+};
 use gemma::engine::{Engine, ReducedEngine, Rows, Scores, Timeline, TokenTree};
 use gemma::error::{Kind, fault_of};
 use gemma::gemma::ReducedVocabulary;
 use gemma::sampler::{Sampler, SamplerConfig};
 use invariance::{Case, Oracle, Random, Strict, check, run};
-use toy::Toy;
+use toy::{Several, Toy};
 
 fn settings() -> Vec<SamplerConfig> {
     let greedy = SamplerConfig::default();
@@ -130,6 +132,69 @@ fn a_full_context_ends_the_text() {
     };
     assert_eq!(fault_of(&try_prompt(long.prompt.clone())).unwrap().kind, Kind::Context);
     assert_eq!(fault_of(&try_prompt(vec![])).unwrap().kind, Kind::Usage);
+}
+
+/// Texts that share passes are those that they are alone, whatever drafts, whoever comes and goes beside them.
+#[test]
+fn texts_in_one_pass_are_those_alone() {
+    let target = Toy::new(21);
+    let engines = |n: usize| Box::new(Several::new((0..n).map(|_| target.engine()).collect()));
+    let mut cases: Vec<Case> = Vec::new();
+    for (i, config) in settings().into_iter().enumerate() {
+        for seed in 0..3 {
+            let mut case = Case::new(&[3, 1, 4, 1, 5, (seed + i as u64) as u32], SamplerConfig { seed, ..config.clone() });
+            (case.max_tokens, case.patience) = (1 + (7 * i + 11 * seed as usize) % 40, if seed == 2 { 9 } else { usize::MAX });
+            case.stop_ids = vec![17];
+            case.rule = (seed == 1 || i == 3).then(|| std::sync::Arc::new(Strict { vocab: target.vocab }) as _);
+            cases.push(case);
+        }
+    }
+    let alone: Vec<_> = cases.iter().map(|case| run(&mut Timeline::new(target.engine()), &mut NoDraft, case).0).collect();
+    let never = AtomicBool::new(false);
+    let mut shortest = usize::MAX;
+    for (seats, tree) in
+        [(1, TreeSize::Auto), (3, TreeSize::Auto), (8, TreeSize::Auto), (4, TreeSize::Nodes(5)), (8, TreeSize::Chain)]
+    {
+        let drafters = (0..seats).map(|seat| -> Box<dyn Drafter> {
+            match seat % 4 {
+                0 => Box::new(Oracle::new(target.engine(), false)),
+                1 => Box::new(Random { state: seat as u64, vocab: target.vocab }),
+                2 => Box::new(Stack::of_text()),
+                _ => Box::new(NoDraft),
+            }
+        });
+        let shared = Shared::new(Costs::new(CostCurve::guess(), 0), DraftOptions { tree, tokens: None }, false);
+        let mut texts = Parallel::new(Timeline::new(engines(seats)), drafters.collect(), shared, &[17], &never);
+        let mut got: Vec<Option<(Vec<u32>, Stop)>> = vec![None; cases.len()];
+        let (mut next, mut seated, mut heard) = (0, vec![usize::MAX; seats], vec![0; cases.len()]);
+        while next < cases.len() || texts.running() > 0 {
+            while next < cases.len() && texts.has_room() {
+                let case = &cases[next];
+                let sampler = Sampler::new(case.config.clone()).unwrap();
+                let sampler = case.rule.iter().fold(sampler, |sampler, rule| sampler.under(rule.clone()));
+                // What cannot be admitted leaves the others alone.
+                assert_eq!(fault_of(&texts.admit(vec![], sampler.clone(), 5).unwrap_err()).unwrap().kind, Kind::Usage);
+                match texts.admit(case.prompt.clone(), sampler, case.max_tokens).unwrap() {
+                    Admitted::At(seat) => seated[seat] = next,
+                    Admitted::Done(stop) => got[next] = Some((case.prompt.clone(), stop)),
+                }
+                next += 1;
+            }
+            let mut listen = |seat: usize, _| {
+                heard[seated[seat]] += 1;
+                if heard[seated[seat]] >= cases[seated[seat]].patience { Flow::Stop } else { Flow::Continue }
+            };
+            for ended in texts.round(&mut listen).unwrap() {
+                got[seated[ended.sequence]] = Some((ended.history, ended.stop.unwrap()));
+            }
+        }
+        for ((got, alone), case) in got.into_iter().zip(&alone).zip(&cases) {
+            assert_eq!(got.unwrap(), (alone.history.clone(), alone.stop), "{seats} at once, {tree:?}, {case:?}");
+        }
+        shortest = shortest.min(texts.passes() as usize);
+    }
+    let tokens: usize = alone.iter().map(|text| text.heard.len()).sum();
+    assert!(shortest * 5 < tokens, "{shortest} passes for {tokens} tokens");
 }
 
 #[test]

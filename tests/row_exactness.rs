@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::trees::{VOCAB, check_tree, one_by_one, prefill, random_tree, tokens};
+use common::trees::{VOCAB, check_sequences, check_tree, one_by_one, prefill, random_tree, tokens};
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Isa};
 use gemma::engine::planned::EngineOptions;
@@ -26,10 +26,14 @@ fn config(window: usize) -> Config {
 }
 
 fn engine(window: usize, linear: &str, embed: &str, kv: KvFormat, options: CpuOptions) -> PlannedEngine {
+    engine_for(window, linear, embed, kv, options, 1)
+}
+
+fn engine_for(window: usize, linear: &str, embed: &str, kv: KvFormat, options: CpuOptions, sequences: usize) -> PlannedEngine {
     let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
     let weights = Weights::synthetic(config(window), move |role| if role == Role::Embed { embed } else { linear }, 11);
     let exec = CpuExecutor::new(options).unwrap();
-    PlannedEngine::new(&weights, Box::new(exec), EngineOptions { context: 1200, kv }).unwrap()
+    PlannedEngine::for_sequences(&weights, Box::new(exec), EngineOptions { context: 1200, kv }, sequences).unwrap()
 }
 
 #[test]
@@ -56,6 +60,24 @@ fn trees_equal_one_by_one_decoding_across_pages_and_windows() {
         for n in [0, 5, 60, 69, 70, 71, 225, 255, 256, 257, 300, 500, 512, 770, 1050] {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{linear}, {embed}, {kv:?}"));
         }
+    }
+}
+
+#[test]
+fn sequences_in_one_pass_do_not_meet() {
+    let mut rng = SmallRng::seed_from_u64(6);
+    for (linear, embed, kv, check) in [
+        ("f32", "f32", KvFormat::F32, false),
+        ("i4-row+h128", "i8-row", KvFormat::F16, false),
+        ("t2-row+h128", "i4-g32", KvFormat::Q8, false),
+        ("i4-g32", "i8-row", KvFormat::F16, true),
+    ] {
+        let options = |threads| CpuOptions { threads, check, ..CpuOptions::default() };
+        // Empty, within a page, around the edges of pages and of the window, and where the ring has turned; twins are slow.
+        let lengths = if check { [0, 5, 69, 75] } else { [255, 0, 70, 1050] };
+        let mut shared = engine_for(70, linear, embed, kv, options(2), lengths.len());
+        let mut alone: Vec<_> = lengths.iter().map(|_| engine(70, linear, embed, kv, options(1))).collect();
+        check_sequences(&mut shared, &mut alone, &lengths, &mut rng, &format!("{linear}, {embed}, {kv:?}"));
     }
 }
 
@@ -176,4 +198,17 @@ fn a_commit_takes_only_paths_of_the_last_tree() {
     assert!(a.commit(&[0, 1, 2]).is_err());
     a.commit(&[0, 2]).unwrap();
     assert!(a.commit(&[0]).is_err(), "the tree is spent");
+
+    let mut b = engine_for(70, "f32", "f32", KvFormat::F32, CpuOptions::default(), 3);
+    b.forward_each(&[(2, &tree), (0, &tree)], &mut scores).unwrap();
+    assert!(b.commit_each(&[(1, &[0])]).is_err(), "a sequence that had no tree");
+    assert!(b.commit_each(&[(2, &[0, 3])]).is_err(), "a node of another sequence's tree");
+    b.commit_each(&[(0, &[0]), (2, &[0, 1])]).unwrap();
+    let positions = [0, 1, 2].map(|sequence| {
+        b.select(sequence);
+        b.position()
+    });
+    assert_eq!(positions, [1, 0, 2]);
+    assert!(b.forward_each(&[(1, &tree), (1, &tree)], &mut scores).is_err(), "two trees of one sequence");
+    assert!(b.forward_each(&[(3, &tree)], &mut scores).is_err(), "a sequence that is none");
 }

@@ -135,7 +135,7 @@ fn what_is_allocated_is_what_a_dry_run_counts() {
     for (linear, embed, kv) in KINDS {
         let weights = weights(linear, embed);
         let load = |exec: &mut dyn Executor| {
-            let options = ForwardOptions { context: 3000, kv, max_rows: exec.max_rows() };
+            let options = ForwardOptions { context: 3000, kv, max_rows: exec.max_rows(), sequences: 1 };
             forward::load(&weights, exec, options).unwrap();
         };
         let (dry_gpu, dry_cpu) = (|| Dry::new(VulkanFootprint::new(info)), || Dry::new(CpuFootprint));

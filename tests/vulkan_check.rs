@@ -103,3 +103,23 @@ fn a_checked_command_passes_or_is_exit_1() {
     let said = String::from_utf8(spoiled.get_output().stderr.clone()).unwrap();
     assert!(said.contains("error: dispatch 0, `embed`, differs from its twin in the embeddings: row 0, column 3"), "{said}");
 }
+
+/// Records that share passes say what they say alone, on a device and the processor together.
+#[test]
+fn a_batch_at_once_is_that_of_one_by_one() {
+    if device().is_none() {
+        return;
+    }
+    let record = |n: usize| {
+        let prompt = ["Why is the sky blue?", "Tell me about rivers.", "What is 2 + 2?"][n % 3];
+        format!("{{\"id\": {n}, \"prompt\": \"{prompt}\", \"max_tokens\": {}, \"temperature\": {}}}\n", 2 + n % 4, n % 2)
+    };
+    let records: String = (0..5).map(record).collect();
+    let batch = |more: &[&str]| {
+        let mut command = Command::cargo_bin("gemma").unwrap();
+        command.args(["generate", "--batch", "-q", "--seed", "2", "--draft-memory", "off", "-d", "vulkan", "--gpu-layers", "2"]);
+        command.args(more).env(ALLOW_CPU_DRIVER, "1").write_stdin(records.clone());
+        command.assert().success().get_output().stdout.clone()
+    };
+    assert!(batch(&["--parallel", "4", "--draft-tree", "3"]) == batch(&["--draft", "off"]));
+}

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::trees::{bits, check_tree, prefill, random_tree, tokens};
+use common::trees::{bits, check_sequences, check_tree, prefill, random_tree, tokens};
 use common::vulkan::{config, device, wide_config};
 use gemma::compute::KvFormat;
 use gemma::engine::planned::EngineOptions;
@@ -13,9 +13,13 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 fn engine(exec: VulkanExecutor, linear: &str, embed: &str, kv: KvFormat) -> PlannedEngine {
+    engine_for(exec, linear, embed, kv, 1)
+}
+
+fn engine_for(exec: VulkanExecutor, linear: &str, embed: &str, kv: KvFormat, sequences: usize) -> PlannedEngine {
     let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
     let weights = Weights::synthetic(config(70), move |role| if role == Role::Embed { embed } else { linear }, 11);
-    PlannedEngine::new(&weights, Box::new(exec), EngineOptions { context: 1200, kv }).unwrap()
+    PlannedEngine::for_sequences(&weights, Box::new(exec), EngineOptions { context: 1200, kv }, sequences).unwrap()
 }
 
 /// Formats that between them meet every kernel of linear layers.
@@ -39,6 +43,17 @@ fn trees_equal_one_by_one_decoding() {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{linear}, {embed}, {kv:?}"));
         }
     }
+}
+
+#[test]
+fn sequences_in_one_pass_do_not_meet() {
+    let Some(open) = device() else { return };
+    let mut rng = SmallRng::seed_from_u64(3);
+    let lengths = [1050, 0, 255];
+    let (linear, embed, kv) = KINDS[3];
+    let mut shared = engine_for(open(), linear, embed, kv, lengths.len());
+    let mut alone: Vec<_> = lengths.iter().map(|_| engine(open(), linear, embed, kv)).collect();
+    check_sequences(&mut shared, &mut alone, &lengths, &mut rng, "on the device");
 }
 
 /// Codes and scales are those of the row when it was first evaluated, whatever was rejected beside it.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::twins::{ROWS, Step, Twins, every_row_count};
+use common::twins::{ROWS, SEQUENCES, Step, Twins, every_row_count};
 use common::vulkan::device;
 use gemma::compute::{Executor, KvFormat, KvLayer, Op, RowSet};
 use gemma::kv::{Pages, Taken};
@@ -153,7 +153,7 @@ const HEADS: [(Heads, &[usize]); 6] = [
 /// A layer's cache, filled.
 fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
     let pages = Pages::for_layer(1100, t.layout.max_rows, window);
-    let (cache, scratch) = (pages.count * gemma::kv::PAGE * heads * dim, t.layout.max_rows * heads * dim);
+    let (cache, scratch) = (SEQUENCES * pages.count * gemma::kv::PAGE * heads * dim, t.layout.max_rows * heads * dim);
     let mut made = |n: usize| {
         let id = t.exec.alloc("cache", n * kv.bytes()).unwrap();
         match kv {
@@ -164,7 +164,7 @@ fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
     };
     let [k, v, scratch_k, scratch_v] = [cache, cache, scratch, scratch].map(&mut made);
     let key_block = t.exec.key_block(kv, 0);
-    KvLayer { format: kv, n_kv_heads: heads, head_dim: dim, pages, key_block, k, v, scratch_k, scratch_v }
+    KvLayer { format: kv, n_kv_heads: heads, head_dim: dim, pages, sequences: SEQUENCES, key_block, k, v, scratch_k, scratch_v }
 }
 
 /// Committed positions: none, and around the edges of windows and pages.
@@ -186,7 +186,9 @@ fn attention() {
         }
         let steps = rows.iter().enumerate().flat_map(|(n, &live)| {
             let step = |base, tree| Step { live, first: n % 3, base, tree, ..Step::default() };
-            [step(BASES[(n + i) % 7], n % 2 == 0), step(BASES[(n + i + 3) % 7], n % 2 == 1)]
+            let several = |base, tree| Step { live, base, tree, sequences: SEQUENCES, ..Step::default() };
+            let one = [step(BASES[(n + i) % 7], n % 2 == 0), step(BASES[(n + i + 3) % 7], n % 2 == 1)];
+            one.into_iter().chain((live > 1).then(|| several(BASES[(n + i + 1) % 7], n % 2 == 1)))
         });
         t.run(&format!("{heads:?}"), ops, steps.collect::<Vec<_>>());
     }
@@ -242,7 +244,8 @@ fn commits() {
             })
         });
         let steps = ROWS.into_iter().enumerate().map(|(n, path)| {
-            let step = Step { live: 40, base: BASES[n % 7], tree: n % 3 == 0, path, ..Step::default() };
+            let sequences = if n % 4 == 1 { SEQUENCES } else { 1 };
+            let step = Step { live: 40, base: BASES[n % 7], tree: n % 3 == 0, path, sequences, ..Step::default() };
             if n % 2 == 0 { step } else { Step { base: 1020 - path, ..step } }
         });
         t.run("commit", vec![Op::Commit { layers: layers.to_vec() }], steps.collect::<Vec<_>>());

@@ -25,19 +25,19 @@ layout(buffer_reference, scalar, buffer_reference_align = 2) buffer F16 { float1
 layout(buffer_reference, scalar, buffer_reference_align = 2) buffer U16 { uint16_t v[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer I8 { int8_t v[]; };
 
-// The step buffer; see src/compute/step.rs. Five arrays of `max_rows` words follow the header.
+// The step buffer; see src/compute/step.rs. Seven arrays of `max_rows` words follow the header.
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Step {
-    uint rows;       // of the tree
-    uint base;       // committed positions
+    uint rows;       // of the trees
+    uint trees;      // each of a sequence of its own
     uint n_selected; // rows whose logits are wanted
     uint n_path;     // rows to commit
     uint first;      // first live row
-    uint chain;      // 1: each row's parent is the row before it
+    uint chain;      // 1: each row's parent is the row before it, or it has none
     uint n_best;     // of a row's largest logits, where lists of them are wanted
     uint usable;     // tokens that may be picked
     uint v[];
 };
-const uint STEP_TOKENS = 0, STEP_POSITIONS = 1, STEP_PARENTS = 2, STEP_SELECTED = 3, STEP_PATH = 4;
+const uint STEP_TOKENS = 0, STEP_POSITIONS = 1, STEP_PARENTS = 2, STEP_SELECTED = 3, STEP_PATH = 4, STEP_ROOTS = 5, STEP_SEQUENCES = 6;
 const uint NO_PARENT = 0xffffffffu;
 
 // Positions of a page of keys and values.

@@ -3,6 +3,7 @@
 use super::args::RunOptions;
 use super::ui::Ui;
 use crate::compute::{AssistReport, Executor, KvFormat};
+use crate::error::Fault;
 use crate::gemma::Config;
 use crate::npu::attention::{Dims, FlashPartial};
 use crate::npu::gate::{self, Machine, WORTH, Work};
@@ -48,6 +49,12 @@ impl Npu {
     }
 }
 
+/// Why it takes no part where several texts share passes.
+pub fn for_one_text() -> anyhow::Error {
+    let fault = Fault::usage("the NPU works for one text: it does not go with --parallel");
+    fault.help("leave one of --npu and --parallel out").into()
+}
+
 /// What a model's attention is to the NPU.
 pub fn dims(config: &Config) -> Dims {
     let Config { n_heads, n_kv_heads, head_dim, query_scale, .. } = *config;
@@ -84,7 +91,7 @@ pub fn beside(
     is_split: bool,
     ui: &Ui,
 ) -> Result<Box<dyn Executor>> {
-    let asked = !matches!(options.npu, Npu::Auto);
+    let asked = options.npu.is_asked();
     if options.npu == Npu::Off {
         return Ok(executor);
     }

@@ -38,6 +38,9 @@ pub struct Plan {
     /// guessing text of people, not of a Gemma.
     #[arg(long, value_name = "LOW,HIGH", value_delimiter = ',', num_args = 1..=2, default_values_t = DRAFTED, value_parser = tokens)]
     pub tokens_per_pass: Vec<f64>,
+    /// Texts that generate --batch --parallel N answers at once: each takes memory for a context of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub parallel: u16,
     /// One JSON object instead of text
     #[arg(long)]
     pub json: bool,
@@ -107,8 +110,13 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
         _ => return Err(Fault::usage("--tokens-per-pass takes the lower number first").into()),
     };
     let run = &options.model.run;
+    if options.parallel > 1 && run.npu.is_asked() {
+        return Err(npu::for_one_text());
+    }
     let context = session::context(run.ctx_size, CONTEXT, weights.config(), ui);
-    let task = Task { weights: &weights, context, kv: session::kv_format(&weights, run.kv)?, npu: run.npu.is_asked() };
+    let sequences = options.parallel as usize;
+    let kv = session::kv_format(&weights, run.kv)?;
+    let task = Task { weights: &weights, context, kv, sequences, npu: run.npu.is_asked() };
     let placement = placement::candidates(&task, run, ui)?.swap_remove(0);
     let available = memory("MemAvailable");
     let fits = placement::check_memory(&placement, available);

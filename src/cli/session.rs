@@ -163,10 +163,39 @@ pub fn kv_format(weights: &Weights, asked: Kv) -> Result<KvFormat> {
 
 /// Loads the weights where they fit best; under `auto`, into the next place if one fails.
 pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize, pool: &Arc<Pool>, ui: &Ui) -> Result<Loaded> {
-    let task = Task { weights, context, kv: kv_format(weights, options.kv)?, npu: options.npu.is_asked() };
+    load_for(weights, label, options, (context, 1), pool, ui)
+}
+
+/// The same for several sequences, each with room for `context` positions.
+pub fn load_for(
+    weights: &Weights,
+    label: &str,
+    options: &RunOptions,
+    (context, sequences): (usize, usize),
+    pool: &Arc<Pool>,
+    ui: &Ui,
+) -> Result<Loaded> {
+    let kv = kv_format(weights, options.kv)?;
+    // The NPU knows the pages of one text.
+    let npu = options.npu.is_asked() && sequences == 1;
+    let task = Task { weights, context, kv, sequences, npu };
+    load_task(&task, label, options, pool, ui).map_err(|error| with_remedy(error, sequences))
+}
+
+/// Fewer sequences take less.
+fn with_remedy(mut error: anyhow::Error, sequences: usize) -> anyhow::Error {
+    if let Some(fault) = error.downcast_mut::<Fault>().filter(|f| f.kind == Kind::Memory && sequences > 1) {
+        let other = fault.help.take().map_or(String::new(), |help| format!(", or: {help}"));
+        fault.help = Some(format!("lower --parallel or --ctx-size: there are {sequences} contexts{other}"));
+    }
+    error
+}
+
+fn load_task(task: &Task<'_>, label: &str, options: &RunOptions, pool: &Arc<Pool>, ui: &Ui) -> Result<Loaded> {
+    let Task { weights, context, kv, sequences, .. } = *task;
     let size = Size::of(weights)?;
     let start = Instant::now();
-    let mut candidates = placement::candidates(&task, options, ui)?.into_iter().peekable();
+    let mut candidates = placement::candidates(task, options, ui)?.into_iter().peekable();
     let (engine, device) = loop {
         let placement = candidates.next().context("there is always a place to try")?;
         if let Some(device) = &placement.device {
@@ -174,11 +203,14 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
         }
         let spinner = ui.spinner(&format!("loading {label} ({})", bytes(size.bytes)), size.bytes >= WORTH_A_SPINNER);
         say_split(&placement, pool, ui);
-        let sizes = (task.kv, size.bytes, context);
+        let sizes = (kv, size.bytes, context);
         let is_split = placement.device.is_some() && placement.layout.cpu.layers > 0;
         let loaded = place(&placement, pool, options.check, options.isa)
-            .and_then(|executor| npu::beside(executor, options, weights.config(), sizes, is_split, ui))
-            .and_then(|executor| PlannedEngine::new(weights, executor, EngineOptions { context, kv: task.kv }));
+            .and_then(|executor| match sequences {
+                1 => npu::beside(executor, options, weights.config(), sizes, is_split, ui),
+                _ => Ok(executor),
+            })
+            .and_then(|executor| PlannedEngine::for_sequences(weights, executor, EngineOptions { context, kv }, sequences));
         spinner.finish_and_clear();
         match (loaded, candidates.peek()) {
             (Ok(engine), _) => break (Box::new(engine), placement.device),
@@ -191,10 +223,11 @@ pub fn load(weights: &Weights, label: &str, options: &RunOptions, context: usize
     ui.detail(
         1,
         format!(
-            "{label}: {} weights at {:.2} bits, {} kv for {} positions, {} other, {}, loaded in {seconds:.2} s",
+            "{label}: {} weights at {:.2} bits, {} kv for {}{} positions, {} other, {}, loaded in {seconds:.2} s",
             bytes(memory.weights),
             size.bits_per_weight(),
             bytes(memory.kv),
+            if sequences > 1 { format!("{sequences} x ") } else { String::new() },
             thousands(context as u64),
             bytes(memory.activations),
             engine.describe()

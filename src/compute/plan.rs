@@ -118,7 +118,10 @@ pub struct KvLayer {
     pub format: KvFormat,
     pub n_kv_heads: usize,
     pub head_dim: usize,
+    /// Of one sequence
     pub pages: Pages,
+    /// Sequences that have pages, one after the other
+    pub sequences: usize,
     /// See [`crate::compute::Executor::key_block`].
     pub key_block: usize,
     /// `[pages, n_kv_heads, head_dim / key_block, PAGE, key_block]`; scales `[pages, n_kv_heads, scales, PAGE]`
@@ -136,6 +139,17 @@ impl KvLayer {
     /// Of a key and a value.
     pub fn bytes_per_position(&self) -> usize {
         2 * self.n_kv_heads * self.format.head_bytes(self.head_dim)
+    }
+
+    /// Place of a sequence's logical page among all that there are.
+    #[inline(always)]
+    pub fn page(&self, sequence: usize, page: usize) -> usize {
+        sequence * self.pages.count + self.pages.physical(page)
+    }
+
+    /// Pages of all sequences.
+    pub fn all_pages(&self) -> usize {
+        self.sequences * self.pages.count
     }
 
     /// Element of `k`.
@@ -157,7 +171,7 @@ impl KvLayer {
 
     /// Place of a scale in `k` or `v`, counted in scales.
     pub fn scale_at(&self, page: usize, head: usize, group: usize, slot: usize) -> usize {
-        let codes = self.pages.count * crate::kv::PAGE * self.n_kv_heads * self.head_dim;
+        let codes = self.all_pages() * crate::kv::PAGE * self.n_kv_heads * self.head_dim;
         codes / 2 + ((page * self.n_kv_heads + head) * self.scales() + group) * crate::kv::PAGE + slot
     }
 

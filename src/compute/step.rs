@@ -1,14 +1,16 @@
 //! The step buffer: everything that varies between passes, as u32 words at fixed places.
 //!
-//! `[rows, base, n_selected, n_path, first, chain, n_best, usable]`, then five arrays of `max_rows` words: tokens, positions, parents, selected, path.
+//! `[rows, trees, n_selected, n_path, first, chain, n_best, usable]`, then seven arrays of `max_rows` words: tokens, positions, parents, selected,
+//! path, roots, sequences.
 
 use super::plan::RowSet;
 
 /// Parent of the root.
 pub const NO_PARENT: u32 = u32::MAX;
 
-/// Words before the arrays.
+/// Words before the arrays, and arrays.
 const HEADER: usize = 8;
+const ARRAYS: usize = 7;
 
 /// Places of the step buffer's parts, in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +20,7 @@ pub struct StepLayout {
 
 impl StepLayout {
     pub const fn words(self) -> usize {
-        HEADER + 5 * self.max_rows
+        HEADER + ARRAYS * self.max_rows
     }
     /// A typed view of the buffer's words.
     pub fn view(self, words: &[u32]) -> StepView<'_> {
@@ -27,12 +29,13 @@ impl StepLayout {
         StepView {
             rows,
             first: words[4] as usize,
-            base: words[1] as usize,
             tokens: &part(0)[..rows],
             positions: &part(1)[..rows],
             parents: &part(2)[..rows],
             selected: &part(3)[..words[2] as usize],
             path: &part(4)[..words[3] as usize],
+            roots: &part(5)[..rows],
+            sequences: &part(6)[..rows],
             n_best: words[6],
             usable: words[7],
         }
@@ -41,37 +44,40 @@ impl StepLayout {
     /// Writes a step into the buffer's words.
     pub fn fill(self, words: &mut [u32], step: &StepView<'_>) {
         words[0] = step.rows as u32;
-        words[1] = step.base as u32;
+        words[1] = step.trees() as u32;
         words[2] = step.selected.len() as u32;
         words[3] = step.path.len() as u32;
         words[4] = step.first as u32;
         words[5] = step.is_chain() as u32;
         words[6] = step.n_best;
         words[7] = step.usable;
-        for (i, part) in [step.tokens, step.positions, step.parents, step.selected, step.path].into_iter().enumerate() {
+        let parts = [step.tokens, step.positions, step.parents, step.selected, step.path, step.roots, step.sequences];
+        for (i, part) in parts.into_iter().enumerate() {
             words[HEADER + i * self.max_rows..][..part.len()].copy_from_slice(part);
         }
     }
 }
 
-/// One step, as kernels read it.
+/// One step, as kernels read it: a tree of rows of one sequence, or one tree after the other of several.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepView<'a> {
-    /// Rows of the tree; earlier passes may have evaluated some of them.
+    /// Rows of the trees; earlier passes may have evaluated some of them.
     pub rows: usize,
     /// First row that this pass evaluates: `first..rows` are live.
     pub first: usize,
-    /// Committed positions; the root stands at this position.
-    pub base: usize,
     pub tokens: &'a [u32],
-    /// base + depth in the tree
+    /// Committed positions of the row's sequence, where the root stands, and the depth in the tree
     pub positions: &'a [u32],
-    /// Row of the parent, always smaller than the row; [`NO_PARENT`] for the root
+    /// Row of the parent, always smaller than the row; [`NO_PARENT`] for a root
     pub parents: &'a [u32],
     /// Rows whose logits are wanted
     pub selected: &'a [u32],
-    /// Rows to commit, root first
+    /// Rows to commit, each behind its parent
     pub path: &'a [u32],
+    /// Row of the tree's root. Rows of one tree stand together.
+    pub roots: &'a [u32],
+    /// Whose pages the row sees
+    pub sequences: &'a [u32],
     /// How many of a row's largest logits are wanted, where lists of them are
     pub n_best: u32,
     /// Tokens that such a list may name
@@ -87,15 +93,33 @@ impl StepView<'_> {
         }
     }
 
-    /// Whether each row's parent is the row before it.
+    /// Whether each row's parent is the row before it, or it has none.
     pub fn is_chain(&self) -> bool {
-        self.parents.iter().enumerate().all(|(i, p)| *p == (i as u32).wrapping_sub(1))
+        self.parents.iter().enumerate().all(|(i, p)| *p == NO_PARENT || *p + 1 == i as u32)
+    }
+
+    /// How many trees there are.
+    pub fn trees(&self) -> usize {
+        self.parents.iter().filter(|p| **p == NO_PARENT).count()
+    }
+
+    /// The rows of a tree that the row belongs to, as far as the step goes.
+    pub fn tree(&self, row: usize) -> std::ops::Range<usize> {
+        let root = self.roots[row];
+        let rest = &self.roots[row..];
+        root as usize..row + rest.iter().position(|r| *r != root).unwrap_or(rest.len())
+    }
+
+    /// Committed positions of the row's sequence.
+    #[inline(always)]
+    pub fn base(&self, row: usize) -> usize {
+        self.positions[self.roots[row] as usize] as usize
     }
 
     /// Rows on the way from the root to `row`, both included, into `path` by depth; returns how many.
     #[inline(always)]
     pub fn ancestors(&self, row: usize, path: &mut [u32]) -> usize {
-        let n = self.positions[row] as usize - self.base + 1;
+        let n = self.positions[row] as usize - self.base(row) + 1;
         let mut node = row as u32;
         for depth in (0..n).rev() {
             path[depth] = node;
@@ -103,5 +127,48 @@ impl StepView<'_> {
         }
         debug_assert_eq!(node, NO_PARENT);
         n
+    }
+}
+
+/// The roots of rows with these parents.
+pub fn roots(parents: &[u32]) -> Vec<u32> {
+    let mut roots: Vec<u32> = Vec::with_capacity(parents.len());
+    for (row, parent) in parents.iter().enumerate() {
+        roots.push(if *parent == NO_PARENT { row as u32 } else { roots[*parent as usize] });
+    }
+    roots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trees_of_several_sequences_stand_side_by_side() {
+        // 0 -> 1 -> 2 and 0 -> 3 at position 5 of sequence 2, then 4 -> 5 at position 9 of sequence 0.
+        let parents = [NO_PARENT, 0, 1, 0, NO_PARENT, 4];
+        let (roots, positions) = (roots(&parents), [5, 6, 7, 6, 9, 10]);
+        assert_eq!(roots, [0, 0, 0, 0, 4, 4]);
+        let view = StepView {
+            rows: 6,
+            positions: &positions,
+            parents: &parents,
+            roots: &roots,
+            sequences: &[2, 2, 2, 2, 0, 0],
+            tokens: &[0; 6],
+            path: &[0, 3, 4],
+            ..StepView::default()
+        };
+        let layout = StepLayout { max_rows: 8 };
+        let mut words = vec![0; layout.words()];
+        layout.fill(&mut words, &view);
+        let read = layout.view(&words);
+        assert_eq!((read.base(2), read.base(5), read.trees(), read.is_chain()), (5, 9, 2, false));
+        assert_eq!([0, 3, 4, 5].map(|row| read.tree(row)), [0..4, 0..4, 4..6, 4..6]);
+        let mut path = [0; 8];
+        assert_eq!((read.ancestors(2, &mut path), path[..3].to_vec()), (3, vec![0, 1, 2]));
+        assert_eq!((read.ancestors(5, &mut path), path[..2].to_vec()), (2, vec![4, 5]));
+        let chains = [NO_PARENT, 0, NO_PARENT, NO_PARENT, 3];
+        assert!(StepView { rows: 5, parents: &chains, ..StepView::default() }.is_chain());
     }
 }

@@ -89,6 +89,6 @@ fn prepared(act: &mut Act, f: &mut dyn FnMut(&mut BufferId)) {
 
 /// A layer's cache and scratch rows: changed a few positions at a time.
 fn cache(kv: &mut KvLayer, f: &mut dyn FnMut(Use<'_>)) {
-    let KvLayer { format: _, n_kv_heads: _, head_dim: _, pages: _, key_block: _, k, v, scratch_k, scratch_v } = kv;
+    let KvLayer { format: _, n_kv_heads: _, head_dim: _, pages: _, sequences: _, key_block: _, k, v, scratch_k, scratch_v } = kv;
     [k, v, scratch_k, scratch_v].into_iter().for_each(|id| f(Use::Change(id)));
 }

@@ -1,5 +1,6 @@
 //! Floor 5: the loop. Draft, score, verify, and let the history grow; plain decoding is the same loop with `NoDraft`.
 
+pub mod parallel;
 pub mod stats;
 pub mod verify;
 
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+pub use parallel::{Admitted, Parallel};
 pub use stats::{Stats, Tally};
 pub use verify::{Verdict, verify};
 

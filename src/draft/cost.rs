@@ -100,6 +100,18 @@ impl CostCurve {
             self.seconds.iter_mut().zip(&self.measured).for_each(|(cost, measured)| *cost = healed(cost, measured));
         }
     }
+
+    /// Holds the other sizes to what is known of one: fewer rows take no longer, and more no longer than as many such passes. Where only
+    /// one size is met, as in rounds of always as many texts, nothing else would correct what was measured on a busy machine.
+    pub fn temper(&mut self, rows: usize) {
+        if rows == 0 || rows > self.max_rows() {
+            return;
+        }
+        let known = self.seconds[rows - 1];
+        for (i, cost) in self.seconds.iter_mut().enumerate() {
+            *cost = cost.min(known * (i + 1).div_ceil(rows) as f32);
+        }
+    }
 }
 
 /// The range of context that a history of this length falls into.
@@ -193,6 +205,20 @@ mod tests {
         assert!(shape(&curve)[2] < 2.1, "{curve:?}");
         let kept = CostCurve::restored(curve.to_keep()).unwrap();
         assert!(shape(&kept)[2] < 2.1 && (kept.cost(1) - curve.cost(1)).abs() < 1e-5);
+    }
+
+    #[test]
+    fn one_size_bounds_the_others() {
+        let mut curve = CostCurve::new(&[(1, 4.0), (8, 6.0), (16, 8.0), (32, 20.0)]);
+        (0..100).for_each(|_| curve.observe(8, 1.5));
+        curve.temper(8);
+        let costs = [1, 7, 8, 9, 16, 17, 32].map(|rows| curve.cost(rows));
+        assert!(costs[2] < 1.6 && costs[0] == costs[2] && costs[1] == costs[2] && costs[4] <= 2.0 * costs[2], "{costs:?}");
+        assert!(costs.is_sorted() && costs[6] <= 4.0 * costs[2], "{costs:?}");
+        let true_to_life = CostCurve::new(&[(1, 1.0), (8, 1.4), (16, 2.4), (32, 4.8)]);
+        let mut same = true_to_life.clone();
+        [1, 8, 16].into_iter().for_each(|rows| same.temper(rows));
+        assert_eq!(same, true_to_life);
     }
 
     #[test]

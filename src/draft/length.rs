@@ -65,7 +65,7 @@ pub struct DraftOptions {
 
 impl DraftOptions {
     /// The number of nodes, where the user has set it.
-    fn fixed(self) -> Option<usize> {
+    pub(super) fn fixed(self) -> Option<usize> {
         match (self.tree, self.tokens) {
             (TreeSize::Nodes(n), _) | (TreeSize::Chain, Some(n)) => Some(n),
             _ => None,

@@ -1,8 +1,9 @@
-//! Floor 3: one model and one timeline. `forward` scores a tree without touching the cache, `commit` makes a path history.
+//! Floor 3: one model and its timelines. `forward` scores a tree without touching the cache, `commit` makes a path history.
 
 pub mod planned;
 pub mod reduced;
 pub mod reference;
+mod rows;
 pub mod timeline;
 pub mod tree;
 
@@ -48,6 +49,14 @@ impl Scores {
         }
     }
 
+    /// Takes the last `n` rows off.
+    pub fn split_last(&mut self, n: usize) -> Scores {
+        let at = self.rows() - n;
+        let logits = if self.best.is_empty() { self.logits.split_off(at * self.vocab) } else { Vec::new() };
+        let best = if self.best.is_empty() { Vec::new() } else { self.best.split_off(at) };
+        Scores { vocab: self.vocab, logits, best }
+    }
+
     pub fn rows(&self) -> usize {
         if !self.best.is_empty() {
             return self.best.len();
@@ -87,7 +96,7 @@ impl Columns {
     }
 }
 
-/// One model and one timeline.
+/// One model and the timeline of a text, or of several.
 ///
 /// What a row computes depends on its own token path alone, bit for bit: never on the other rows, the tree's shape, the
 /// thread count, or how the prompt was cut.
@@ -100,6 +109,22 @@ pub trait Engine: Send {
     fn max_rows(&self) -> usize;
     /// Tokens that it takes: all below this.
     fn vocab(&self) -> usize;
+    /// Texts that it keeps apart, each with a cache and a position of its own.
+    fn sequences(&self) -> usize {
+        1
+    }
+    /// From now on all is about this sequence, unless it names others.
+    fn select(&mut self, sequence: usize) {
+        assert_eq!(sequence, 0, "there is one sequence");
+    }
+    /// Scores all nodes of a tree of each of these sequences in one pass, in their order, as each would be scored alone.
+    fn forward_each(&mut self, _trees: &[(usize, &TokenTree)], _out: &mut Scores) -> Result<()> {
+        bail!("there is one sequence")
+    }
+    /// [`commit`](Self::commit)s a path of each of these sequences.
+    fn commit_each(&mut self, _paths: &[(usize, &[u32])]) -> Result<()> {
+        bail!("there is one sequence")
+    }
     /// Which token each column of its scores is for; `None` where column and token are one number.
     fn columns(&self) -> Option<&Columns> {
         None

@@ -1,8 +1,9 @@
 //! The engine that runs plans on an executor: fills the step buffer, keeps the position, and says what may be taken back.
 
+use super::rows::Trees;
 use super::{Engine, Memory, Rows, Scores, TokenTree};
 use crate::compute::best;
-use crate::compute::step::{NO_PARENT, StepView};
+use crate::compute::step::StepView;
 use crate::compute::{BufferId, Executor, KernelTime, KvFormat};
 use crate::error::{Fault, Kind};
 use crate::gemma::Weights;
@@ -24,20 +25,28 @@ pub struct PlannedEngine {
     exec: Box<dyn Executor>,
     model: Forward,
     context: usize,
-    position: usize,
-    /// Positions ever written since the last reset: what the rings have turned by.
-    written: usize,
+    sequences: Vec<Sequence>,
+    /// The sequence that is selected.
+    current: usize,
     angles: [Angles; 2],
     words: Vec<u32>,
     lists: Vec<u32>,
     tables: [Vec<f32>; 2],
-    /// The tree of the last pass, still in scratch.
-    last: TokenTree,
+    /// The trees of the last pass, still in scratch.
+    last: Trees,
     selected: usize,
     /// Best tokens of a row that will do, below which id.
     wanted: Option<(usize, usize)>,
     /// A pass that was started and whose scores nobody has taken.
     started: Option<Started>,
+}
+
+/// How far a sequence has come.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sequence {
+    position: usize,
+    /// Positions ever written since the last reset: what the rings have turned by.
+    written: usize,
 }
 
 /// What a pass under way will give.
@@ -50,9 +59,20 @@ struct Started {
 
 impl PlannedEngine {
     /// Loads `weights` into `exec` with room for `options.context` positions.
-    pub fn new(weights: &Weights, mut exec: Box<dyn Executor>, options: EngineOptions) -> Result<Self> {
+    pub fn new(weights: &Weights, exec: Box<dyn Executor>, options: EngineOptions) -> Result<Self> {
+        Self::for_sequences(weights, exec, options, 1)
+    }
+
+    /// The same for several sequences, each with so much room.
+    pub fn for_sequences(
+        weights: &Weights,
+        mut exec: Box<dyn Executor>,
+        options: EngineOptions,
+        sequences: usize,
+    ) -> Result<Self> {
         let max_rows = exec.max_rows();
-        let options = ForwardOptions { context: options.context, kv: options.kv, max_rows };
+        ensure!((1..=max_rows).contains(&sequences), "{sequences} sequences do not go into passes of {max_rows} rows");
+        let options = ForwardOptions { context: options.context, kv: options.kv, max_rows, sequences };
         let model = forward::load(weights, exec.as_mut(), options)?;
         let c = &model.config;
         Ok(PlannedEngine {
@@ -61,9 +81,9 @@ impl PlannedEngine {
             lists: Vec::new(),
             tables: Default::default(),
             context: options.context,
-            position: 0,
-            written: 0,
-            last: TokenTree::default(),
+            sequences: vec![Sequence::default(); sequences],
+            current: 0,
+            last: Trees::default(),
             selected: 0,
             wanted: None,
             started: None,
@@ -72,28 +92,30 @@ impl PlannedEngine {
         })
     }
 
-    /// Evaluates rows `first..` of the tree.
-    fn pass(&mut self, tree: &TokenTree, first: usize, rows: Rows, out: &mut Scores) -> Result<()> {
-        self.start(tree, first, rows)?;
+    /// The trees as rows of a pass.
+    fn rows_of(&self, trees: &[(usize, &TokenTree)]) -> Trees {
+        Trees::new(trees, |sequence| self.sequences[sequence].position)
+    }
+
+    /// Evaluates rows `first..` of the trees.
+    fn pass(&mut self, trees: Trees, first: usize, rows: Rows, out: &mut Scores) -> Result<()> {
+        self.start(trees, first, rows)?;
         self.take(out)
     }
 
-    /// Starts the evaluation of rows `first..` of the tree.
-    fn start(&mut self, tree: &TokenTree, first: usize, rows: Rows) -> Result<()> {
+    /// Starts the evaluation of rows `first..` of the trees.
+    fn start(&mut self, trees: Trees, first: usize, rows: Rows) -> Result<()> {
         self.started = None;
-        let n = tree.len();
+        let n = trees.tokens.len();
         ensure!(n > first && n <= self.max_rows(), "a pass takes 1 to {} rows, got {n} (first {first})", self.max_rows());
-        let depths = tree.depths();
-        let deepest = depths.iter().max().map_or(0, |d| *d as usize);
-        if self.position + deepest >= self.context {
-            let what = format!("position {} does not fit a context of {}", self.position + deepest, self.context);
+        let last = trees.positions.iter().max().map_or(0, |p| *p as usize);
+        if last >= self.context {
+            let what = format!("position {last} does not fit a context of {}", self.context);
             return Err(Fault::new(Kind::Context, what).help("raise --ctx-size or shorten the prompt").into());
         }
-        if let Some(bad) = tree.tokens[first..].iter().find(|t| **t as usize >= self.model.config.vocab) {
+        if let Some(bad) = trees.tokens[first..].iter().find(|t| **t as usize >= self.model.config.vocab) {
             return Err(Fault::model(format!("token {bad} is outside the vocabulary of {}", self.model.config.vocab)).into());
         }
-        let positions: Vec<u32> = depths.iter().map(|d| self.position as u32 + d).collect();
-        let parents: Vec<u32> = tree.parent.iter().map(|p| p.unwrap_or(NO_PARENT)).collect();
         let selected: Vec<u32> = match rows {
             Rows::None => Vec::new(),
             Rows::Last => vec![n as u32 - 1],
@@ -102,21 +124,17 @@ impl PlannedEngine {
         let step = StepView {
             rows: n,
             first,
-            base: self.position,
-            tokens: &tree.tokens,
-            positions: &positions,
-            parents: &parents,
             selected: &selected,
-            path: &[],
             n_best: self.wanted.map_or(0, |w| w.0 as u32),
             usable: self.wanted.map_or(0, |w| w.1.min(self.model.config.vocab) as u32),
+            ..trees.step()
         };
         self.model.layout.fill(&mut self.words, &step);
         self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
         let head_dim = self.model.config.head_dim;
         for ((angles, table), buffer) in self.angles.iter().zip(&mut self.tables).zip(self.model.rope) {
             table.clear();
-            positions[first..].iter().for_each(|p| angles.push(*p as usize, table));
+            trees.positions[first..].iter().for_each(|p| angles.push(*p as usize, table));
             self.exec.write(buffer, first * head_dim * 4, bytemuck::cast_slice(table))?;
         }
         let lists = self.model.best.zip(self.model.pass_with_best).filter(|_| self.wanted.is_some());
@@ -126,7 +144,7 @@ impl PlannedEngine {
             None => (self.model.pass, Some(self.model.logits), self.model.config.vocab * 4),
         };
         self.exec.start(plan, result.map(|buffer| (buffer, selected.len() * row)))?;
-        self.last.clone_from(tree);
+        self.last = trees;
         self.selected = selected.len();
         let lists = lists.map(|l| l.0).filter(|_| !selected.is_empty());
         self.started = Some(Started { selected: selected.len(), lists });
@@ -158,7 +176,7 @@ impl PlannedEngine {
 
 impl Engine for PlannedEngine {
     fn position(&self) -> usize {
-        self.position
+        self.sequences[self.current].position
     }
 
     fn context(&self) -> usize {
@@ -174,14 +192,14 @@ impl Engine for PlannedEngine {
     }
 
     fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
-        self.pass(tree, 0, rows, out)
+        self.pass(self.rows_of(&[(self.current, tree)]), 0, rows, out)
     }
 
     fn begin(&mut self, tree: &TokenTree, rows: Rows) -> Result<bool> {
         if !self.exec.runs_beside() {
             return Ok(false);
         }
-        self.start(tree, 0, rows)?;
+        self.start(self.rows_of(&[(self.current, tree)]), 0, rows)?;
         Ok(true)
     }
 
@@ -198,39 +216,61 @@ impl Engine for PlannedEngine {
     }
 
     fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()> {
-        let same = first_new == self.last.len()
-            && tree.tokens.starts_with(&self.last.tokens)
-            && tree.parent.starts_with(&self.last.parent);
+        let trees = self.rows_of(&[(self.current, tree)]);
+        let same = first_new == self.last.tokens.len() && trees.continues(&self.last);
         ensure!(same, "forward_more continues the tree of the last pass");
-        self.pass(tree, first_new, rows, out)
+        self.pass(trees, first_new, rows, out)
     }
 
     fn commit(&mut self, path: &[u32]) -> Result<()> {
-        let parent_of = |node: u32| self.last.parent.get(node as usize).copied();
-        let linked = path.windows(2).all(|w| parent_of(w[1]) == Some(Some(w[0])));
-        ensure!(
-            path.first() == Some(&0) && parent_of(0) == Some(None) && linked,
-            "a commit takes a path from the root of the last pass"
-        );
-        let step = StepView { base: self.position, path, ..StepView::default() };
+        self.commit_each(&[(self.current, path)])
+    }
+
+    fn sequences(&self) -> usize {
+        self.sequences.len()
+    }
+
+    fn select(&mut self, sequence: usize) {
+        assert!(sequence < self.sequences.len(), "there are {} sequences", self.sequences.len());
+        self.current = sequence;
+    }
+
+    fn forward_each(&mut self, trees: &[(usize, &TokenTree)], out: &mut Scores) -> Result<()> {
+        let known = trees.iter().enumerate().all(|(i, (s, tree))| {
+            *s < self.sequences.len() && !tree.is_empty() && trees[..i].iter().all(|(other, _)| other != s)
+        });
+        ensure!(known, "a pass takes a tree of at least one row of each of several sequences");
+        self.pass(self.rows_of(trees), 0, Rows::All, out)
+    }
+
+    fn commit_each(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
+        let mut all = Vec::new();
+        for (sequence, path) in paths {
+            let rows = self.last.rows(*sequence, path);
+            all.extend(rows.context("a commit takes a path from the root of the last pass")?);
+        }
+        // No row is live: there is nothing to compute.
+        let rows = self.last.tokens.len();
+        let step = StepView { rows, first: rows, path: &all, ..self.last.step() };
         self.model.layout.fill(&mut self.words, &step);
         self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
         self.exec.run(self.model.commit)?;
-        self.position += path.len();
-        self.written = self.written.max(self.position);
-        self.last = TokenTree::default();
+        for (sequence, path) in paths {
+            let sequence = &mut self.sequences[*sequence];
+            sequence.position += path.len();
+            sequence.written = sequence.written.max(sequence.position);
+        }
+        self.last = Trees::default();
         Ok(())
     }
 
     fn truncate(&mut self, position: usize) -> Result<()> {
-        ensure!(position <= self.position, "cannot truncate to {position}: only {} tokens are committed", self.position);
-        let kept = self.model.kv.iter().all(|kv| kv.pages.can_return_to(position, self.written));
+        let Sequence { position: now, written } = self.sequences[self.current];
+        ensure!(position <= now, "cannot truncate to {position}: only {now} tokens are committed");
+        let kept = self.model.kv.iter().all(|kv| kv.pages.can_return_to(position, written));
         ensure!(kept, "the sliding-window rings no longer hold what position {position} needs");
-        self.position = position;
-        self.last = TokenTree::default();
-        if position == 0 {
-            self.written = 0;
-        }
+        self.sequences[self.current] = Sequence { position, written: if position == 0 { 0 } else { written } };
+        self.last = Trees::default();
         Ok(())
     }
 
@@ -275,12 +315,11 @@ impl PlannedEngine {
     /// value. For tests: two engines with the same history hold the same bytes.
     pub fn visible_cache(&mut self) -> Result<Vec<u8>> {
         let mut out = Vec::new();
+        let now = self.position();
         for kv in self.model.kv.clone() {
             let (size, dim) = (kv.format.bytes(), kv.head_dim);
-            for (head, position) in
-                (0..kv.n_kv_heads).flat_map(|h| (kv.pages.first_visible(self.position)..self.position).map(move |p| (h, p)))
-            {
-                let physical = kv.pages.physical(position / PAGE);
+            for (head, position) in (0..kv.n_kv_heads).flat_map(|h| (kv.pages.first_visible(now)..now).map(move |p| (h, p))) {
+                let physical = kv.page(self.current, position / PAGE);
                 let page = physical * kv.n_kv_heads + head;
                 let mut block = vec![0; size * kv.key_block];
                 for d in (0..dim).step_by(kv.key_block) {

@@ -49,6 +49,8 @@ pub struct ForwardOptions {
     pub kv: KvFormat,
     /// Most rows of one pass; rounded up to whole vectors.
     pub max_rows: usize,
+    /// Sequences, each with room for `context` positions.
+    pub sequences: usize,
 }
 
 /// Loads the weights and records the plans.
@@ -220,7 +222,7 @@ impl Builder<'_> {
         for layer in 0..config.n_layers {
             let window = (!config.is_global(layer)).then_some(config.window);
             let pages = Pages::for_layer(options.context, self.layout.max_rows, window);
-            let cache = pages.count * crate::kv::PAGE * heads * bytes;
+            let cache = options.sequences * pages.count * crate::kv::PAGE * heads * bytes;
             let scratch = self.layout.max_rows * heads * bytes;
             sizes.push(2 * (cache + scratch) as u64);
             layers.push(KvLayer {
@@ -228,6 +230,7 @@ impl Builder<'_> {
                 n_kv_heads: heads,
                 head_dim: dim,
                 pages,
+                sequences: options.sequences,
                 key_block: self.exec.key_block(options.kv, layer as u16),
                 k: self.exec.alloc("keys", cache)?,
                 v: self.exec.alloc("values", cache)?,

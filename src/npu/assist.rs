@@ -324,7 +324,8 @@ impl Executor for AssistedExecutor {
         let Pass { whole, commits, step, layout, .. } = self.passes[at];
         let step: StepView<'_> = layout.view(&self.steps[&step]);
         if commits {
-            let (base, committed) = (step.base, step.base + step.path.len());
+            let base = step.path.first().map_or(0, |root| step.positions[*root as usize] as usize);
+            let committed = base + step.path.len();
             self.inner.run(whole)?;
             self.seal(base, committed);
             self.count();

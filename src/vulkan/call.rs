@@ -25,19 +25,23 @@ pub struct Bucket {
     pub path: usize,
     /// Pages of the longest row.
     pub pages: usize,
+    /// Rows of several sequences, which share no keys.
+    pub mixed: bool,
 }
 
 impl Bucket {
     /// The smallest bucket that holds these counts: powers of two.
-    pub fn holding(rows: usize, selected: usize, path: usize, pages: usize) -> Bucket {
+    pub fn holding(rows: usize, selected: usize, path: usize, pages: usize, mixed: bool) -> Bucket {
         let up = |n: usize| if n == 0 { 0 } else { n.next_power_of_two() };
-        Bucket { rows: up(rows), selected: up(selected), path: up(path), pages: up(pages) }
+        Bucket { rows: up(rows), selected: up(selected), path: up(path), pages: up(pages), mixed }
     }
 
     /// The bucket of a step.
     pub fn of_step(step: &StepView<'_>) -> Bucket {
-        let pages = (step.base + step.rows).div_ceil(PAGE);
-        Bucket::holding(step.rows - step.first, step.selected.len(), step.path.len(), pages)
+        let live = &step.positions[step.first..];
+        let pages = live.iter().max().map_or(0, |last| *last as usize / PAGE + 1);
+        let mixed = !live.is_empty() && step.trees() > 1;
+        Bucket::holding(live.len(), step.selected.len(), step.path.len(), pages, mixed)
     }
 
     pub(super) fn of(&self, rows: RowSet) -> usize {
@@ -313,8 +317,8 @@ impl Places<'_> {
         let fits = |rows: usize| shared(rows) <= self.info.max_shared.min(48 << 10) as usize;
         // Fewer rows a block keep more of a large device busy while there are few pages.
         let busy = |rows: usize| kv.n_kv_heads * bucket.rows.div_ceil(rows) * if split { slots } else { 1 } >= self.info.busy;
-        let rows: Vec<usize> =
-            [8, 4, 2, 1].into_iter().filter(|r| *r <= bucket.rows.max(1) && r * gq <= 16 && fits(*r)).collect();
+        let most = if bucket.mixed { 1 } else { bucket.rows.max(1) };
+        let rows: Vec<usize> = [8, 4, 2, 1].into_iter().filter(|r| *r <= most && r * gq <= 16 && fits(*r)).collect();
         let rows = rows.iter().find(|r| busy(**r)).or(rows.last()).copied();
         let Some(rows) = rows else { bail!("{gq} query heads of {dim} channels do not fit the GPU's shared memory") };
         let constants =
@@ -323,7 +327,8 @@ impl Places<'_> {
         let push = [*q, target, kv.k, kv.v, kv.scratch_k, kv.scratch_v, self.step];
         let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
         let window = kv.pages.window.unwrap_or(0);
-        let push = push.float(*scale).word(kv.n_kv_heads).word(kv.pages.count).word(window).word(self.max_rows).word(slots);
+        let push = push.float(*scale).word(kv.n_kv_heads).word(kv.pages.count).word(kv.all_pages());
+        let push = push.word(window).word(self.max_rows).word(slots);
         // Rows of a block may look at pages apart by one.
         let pages = if split { slots + (kv.pages.window.is_some() && rows > 1) as usize } else { 1 };
         let groups = [kv.n_kv_heads, bucket.rows.div_ceil(rows), pages];
@@ -350,7 +355,8 @@ impl Places<'_> {
         );
         let push = [*q, *out, kv.k, kv.v, kv.scratch_k, kv.scratch_v, self.step];
         let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
-        let push = push.float(*scale).word(*n_heads).word(kv.n_kv_heads).word(kv.pages.count).word(self.max_rows);
+        let push = push.float(*scale).word(*n_heads).word(kv.n_kv_heads).word(kv.pages.count).word(kv.all_pages());
+        let push = push.word(self.max_rows);
         let touches = vec![Touch::Read(*q), Touch::Read(kv.scratch_k), Touch::Read(kv.scratch_v), Touch::Write(*out)];
         let constants = vec![(2, dim as u32), (5, kv_code(kv))];
         let groups = [*n_heads, bucket.rows, 1];

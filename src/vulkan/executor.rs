@@ -134,7 +134,8 @@ impl VulkanExecutor {
                     for id in [kv.k, kv.v, kv.scratch_k, kv.scratch_v] {
                         bytes.extend(self.addresses[id.0 as usize].to_le_bytes());
                     }
-                    bytes.extend((kv.pages.count as u64).to_le_bytes());
+                    bytes.extend((kv.pages.count as u32).to_le_bytes());
+                    bytes.extend((kv.all_pages() as u32).to_le_bytes());
                 }
                 self.write(own.layers, 0, &bytes)?;
             }

@@ -97,7 +97,7 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
             let both = |kv: &KvLayer| {
                 let values = Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.head_dim, rows: PAGE };
                 let keys = Grid { block: kv.key_block, ..values };
-                let all = kv.pages.count * PAGE;
+                let all = kv.all_pages() * PAGE;
                 let keys = cached(kv, kv.k, "the cached keys", all, keys, Rule::Same);
                 [keys, cached(kv, kv.v, "the cached values", all, values, Rule::Same)]
             };

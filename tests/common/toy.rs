@@ -69,6 +69,96 @@ impl Toy {
     }
 }
 
+/// Engines as the sequences of one.
+pub struct Several {
+    pub engines: Vec<Box<dyn Engine>>,
+    current: usize,
+}
+
+impl Several {
+    pub fn new(engines: Vec<Box<dyn Engine>>) -> Self {
+        Several { engines, current: 0 }
+    }
+
+    fn own(&self) -> &dyn Engine {
+        &*self.engines[self.current]
+    }
+
+    fn own_mut(&mut self) -> &mut dyn Engine {
+        &mut *self.engines[self.current]
+    }
+}
+
+impl Engine for Several {
+    fn position(&self) -> usize {
+        self.own().position()
+    }
+
+    fn context(&self) -> usize {
+        self.own().context()
+    }
+
+    fn max_rows(&self) -> usize {
+        self.own().max_rows()
+    }
+
+    fn vocab(&self) -> usize {
+        self.own().vocab()
+    }
+
+    fn sequences(&self) -> usize {
+        self.engines.len()
+    }
+
+    fn select(&mut self, sequence: usize) {
+        self.current = sequence;
+    }
+
+    fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
+        self.own_mut().forward(tree, rows, out)
+    }
+
+    fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()> {
+        self.own_mut().forward_more(tree, first_new, rows, out)
+    }
+
+    fn forward_each(&mut self, trees: &[(usize, &TokenTree)], out: &mut Scores) -> Result<()> {
+        let rows: usize = trees.iter().map(|(_, tree)| tree.len()).sum();
+        assert!(rows <= self.max_rows(), "{rows} rows of all sequences");
+        let (mut all, mut own) = (Vec::new(), Scores::default());
+        for (sequence, tree) in trees {
+            self.engines[*sequence].forward(tree, Rows::All, &mut own)?;
+            all.append(&mut own.logits);
+        }
+        *out = Scores { vocab: self.vocab(), logits: all, ..Scores::default() };
+        Ok(())
+    }
+
+    fn commit(&mut self, path: &[u32]) -> Result<()> {
+        self.own_mut().commit(path)
+    }
+
+    fn commit_each(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
+        paths.iter().try_for_each(|(sequence, path)| self.engines[*sequence].commit(path))
+    }
+
+    fn truncate(&mut self, position: usize) -> Result<()> {
+        self.own_mut().truncate(position)
+    }
+
+    fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        self.own_mut().hidden(out)
+    }
+
+    fn memory(&self) -> Memory {
+        Memory::default()
+    }
+
+    fn describe(&self) -> String {
+        "several toys".into()
+    }
+}
+
 impl ToyEngine {
     fn pass(&mut self, tree: &TokenTree, first: usize, rows: Rows, out: &mut Scores) {
         assert!(self.begun.is_none(), "a pass that was begun is finished first");

@@ -85,6 +85,68 @@ pub fn check_tree(a: &mut PlannedEngine, b: &mut PlannedEngine, tokens: &[u32], 
     }
 }
 
+/// Rounds of random trees of several sequences in one pass, against engines that have one sequence each, from histories of these lengths.
+#[allow(dead_code)]
+pub fn check_sequences(
+    shared: &mut PlannedEngine,
+    alone: &mut [PlannedEngine],
+    lengths: &[usize],
+    rng: &mut SmallRng,
+    what: &str,
+) {
+    for (sequence, &n) in lengths.iter().enumerate() {
+        let text = tokens(rng, n);
+        shared.select(sequence);
+        prefill(shared, &text, rng);
+        prefill(&mut alone[sequence], &text, rng);
+    }
+    let (mut together, mut scores) = (Scores::default(), Scores::default());
+    for round in 0..8 {
+        // Some of them, in any order.
+        let mut order: Vec<usize> = (0..lengths.len()).filter(|_| round == 0 || rng.random_bool(0.7)).collect();
+        let turn = round % order.len().max(1);
+        order.rotate_left(turn);
+        let trees: Vec<_> = order
+            .iter()
+            .map(|_| {
+                let rows = [1, rng.random_range(1..=9)][round % 2];
+                if round % 4 == 3 { TokenTree::chain(&tokens(rng, rows)) } else { random_tree(rng, rows) }
+            })
+            .collect();
+        if order.is_empty() {
+            continue;
+        }
+        let pairs: Vec<(usize, &TokenTree)> = order.iter().copied().zip(&trees).collect();
+        shared.forward_each(&pairs, &mut together).unwrap();
+        let mut paths = Vec::new();
+        for &(sequence, tree) in pairs.iter().rev() {
+            let own = together.split_last(tree.len());
+            alone[sequence].forward(tree, Rows::All, &mut scores).unwrap();
+            for node in 0..tree.len() {
+                let at = format!("{what}, round {round}, sequence {sequence}, node {node} of {}", tree.len());
+                assert_eq!(bits(own.row(node)), bits(scores.row(node)), "{at}");
+            }
+            // Accept a path; of some nothing is accepted.
+            let mut path = vec![rng.random_range(0..tree.len() as u32)];
+            while let Some(parent) = tree.parent[path[path.len() - 1] as usize] {
+                path.push(parent);
+            }
+            path.reverse();
+            if rng.random_bool(0.8) {
+                alone[sequence].commit(&path).unwrap();
+                paths.push((sequence, path));
+            }
+        }
+        assert_eq!(together.rows(), 0);
+        shared.commit_each(&paths.iter().map(|(s, path)| (*s, &path[..])).collect::<Vec<_>>()).unwrap();
+    }
+    for (sequence, alone) in alone.iter_mut().enumerate() {
+        shared.select(sequence);
+        assert_eq!(shared.position(), alone.position());
+        assert!(shared.visible_cache().unwrap() == alone.visible_cache().unwrap(), "{what}, sequence {sequence}");
+    }
+}
+
 pub fn tokens(rng: &mut SmallRng, n: usize) -> Vec<u32> {
     (0..n).map(|_| rng.random_range(0..VOCAB)).collect()
 }

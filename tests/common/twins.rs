@@ -2,7 +2,7 @@
 
 #![allow(dead_code)]
 
-use gemma::compute::step::{NO_PARENT, StepView};
+use gemma::compute::step::{NO_PARENT, StepView, roots};
 use gemma::compute::{Act, ActFormat, BufferId, Dispatch, Executor, LinearJob, Op, Part, Plan, StepLayout, WeightId};
 use gemma::tensor::{Code, Format, Matrix};
 use gemma::vulkan::{CheckedExecutor, VulkanExecutor};
@@ -13,8 +13,9 @@ use rand::{Rng, SeedableRng};
 /// Numbers of rows around the blocks that kernels work in.
 pub const ROWS: [usize; 9] = [1, 2, 3, 5, 8, 9, 16, 17, 33];
 
-/// Rows that there is room for.
+/// Rows and sequences that there is room for.
 const MAX_ROWS: usize = 48;
+pub const SEQUENCES: usize = 3;
 
 /// A device, and a source of numbers.
 pub struct Twins {
@@ -34,6 +35,8 @@ pub struct Step {
     pub base: usize,
     /// A random tree, instead of a chain.
     pub tree: bool,
+    /// The live rows are shared out among this many sequences; 0 is one.
+    pub sequences: usize,
     /// Rows whose logits are wanted.
     pub selected: usize,
     /// Rows to commit, from the root.
@@ -133,12 +136,21 @@ impl Twins {
 
     fn write_step(&mut self, s: Step) {
         let rows = s.first + s.live;
-        let mut parents = vec![NO_PARENT];
-        let mut positions = vec![s.base as u32];
-        for row in 1..rows {
-            let parent = if s.tree { self.rng.random_range(row / 2..row) } else { row - 1 };
-            parents.push(parent as u32);
-            positions.push(positions[parent] + 1);
+        // Each sequence at a position of its own.
+        let each = rows.div_ceil(s.sequences.max(1));
+        let (mut parents, mut positions, mut sequences) = (Vec::new(), Vec::new(), Vec::new());
+        for row in 0..rows {
+            let (nth, root) = (row / each, row / each * each);
+            if row == root {
+                parents.push(NO_PARENT);
+                positions.push((s.base + 37 * nth) as u32);
+            } else {
+                let parent = if s.tree { self.rng.random_range(root + (row - root) / 2..row) } else { row - 1 };
+                parents.push(parent as u32);
+                positions.push(positions[parent] + 1);
+            }
+            // Backwards: the rows' order is not that of the pages.
+            sequences.push((SEQUENCES - 1 - nth) as u32);
         }
         let tokens: Vec<u32> = (0..rows as u32).map(|r| r * 7 % 37).collect();
         let selected: Vec<u32> = (0..s.selected).map(|i| (rows - 1 - i % rows) as u32).collect();
@@ -153,12 +165,13 @@ impl Twins {
         let view = StepView {
             rows,
             first: s.first,
-            base: s.base,
             tokens: &tokens,
             positions: &positions,
             parents: &parents,
             selected: &selected,
             path: &path,
+            roots: &roots(&parents),
+            sequences: &sequences,
             n_best: s.n_best,
             usable: s.usable,
         };

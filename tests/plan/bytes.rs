@@ -93,7 +93,7 @@ fn scaled(name: &str, formats: &Formats, directory: &std::path::Path) -> Formats
 }
 
 fn task(weights: &Weights, context: usize) -> Task<'_> {
-    Task { weights, context, kv: KvFormat::F16, npu: false }
+    Task { weights, context, kv: KvFormat::F16, sequences: 1, npu: false }
 }
 
 /// Runs a test in a process of its own, where nothing else allocates: this one, started again for that one test.
@@ -130,6 +130,16 @@ fn allocations() {
         let taken = LIVE.load(Ordering::SeqCst) - before;
         near(planned.need.total(), taken as u64, &name);
         drop(engine);
+        if name == "i4-g32" {
+            // Of several texts each has a context.
+            let planned = Task { sequences: 5, ..task(&weights, 3000) }.measure(None, 0).unwrap().cpu;
+            let before = LIVE.load(Ordering::SeqCst);
+            let exec = CpuExecutor::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
+            let options = EngineOptions { context: 3000, kv: KvFormat::F16 };
+            let engine = PlannedEngine::for_sequences(&weights, Box::new(exec), options, 5).unwrap();
+            near(planned.need.total(), (LIVE.load(Ordering::SeqCst) - before) as u64, "five texts");
+            drop(engine);
+        }
     }
 }
 
@@ -149,7 +159,7 @@ fn device_allocations() {
         // The last one is closed by now, so that what it asked for no longer counts.
         let mut exec = VulkanExecutor::open(Choice::Best).unwrap();
         exec.expect(&planned.pieces);
-        let options = ForwardOptions { context: 3000, kv: KvFormat::F16, max_rows: exec.max_rows() };
+        let options = ForwardOptions { context: 3000, kv: KvFormat::F16, max_rows: exec.max_rows(), sequences: 1 };
         forward::load(&weights, &mut exec, options).unwrap();
         // Staging is given back once all weights are there.
         let (live, peak) = exec.requested();
@@ -249,7 +259,7 @@ fn the_27b_shape_takes_what_was_planned() {
                 let planned: Layout = task.measure(None, 0).unwrap();
                 let inner = CpuExecutor::new(CpuOptions::default()).unwrap();
                 let mut exec = Untouched { inner, weights: 0, matrices: 0 };
-                let options = ForwardOptions { context, kv: KvFormat::F16, max_rows: exec.max_rows() };
+                let options = ForwardOptions { context, kv: KvFormat::F16, max_rows: exec.max_rows(), sequences: 1 };
                 forward::load(&weights, &mut exec, options).unwrap();
                 let (packed, buffers) = exec.memory();
                 near(planned.cpu.need.total(), packed + buffers, &what);

@@ -280,7 +280,7 @@ pub fn fits(
     available: Option<u64>,
     ui: &Ui,
 ) -> Result<Check> {
-    let task = Task { weights, context, kv: session::kv_format(weights, run.kv)?, npu: run.npu.is_asked() };
+    let task = Task { weights, context, kv: session::kv_format(weights, run.kv)?, sequences: 1, npu: run.npu.is_asked() };
     let devices = || match found {
         Ok(list) => Ok(list.clone()),
         Err(e) => Err(fault_of(e).cloned().unwrap_or_else(|| Fault::new(Kind::Device, e.to_string())).into()),

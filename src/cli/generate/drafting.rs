@@ -1,6 +1,6 @@
 //! Which drafter: what `--draft` says, as far as the target's tokenizer allows.
 
-use super::costs::{Passes, one_row};
+use super::costs::{CostFile, Passes, one_row};
 use super::options::{DraftAhead, DraftingOptions};
 use super::partner::Partner;
 use crate::cli::args::{AutoOr, GpuLayers, RunOptions};
@@ -9,7 +9,7 @@ use crate::cli::placement::{self, measure::Task};
 use crate::cli::session::{Model, kv_format, load};
 use crate::cli::ui::Ui;
 use crate::compute::cpu::Pool;
-use crate::draft::{Ahead, CostCurve, DraftOptions, Drafter, Habits, Lm, Memory, NoDraft, Paced, Stack, Table};
+use crate::draft::{Ahead, CostCurve, DraftOptions, Drafter, Figures, Habits, Lm, Memory, NoDraft, Paced, Shared, Stack, Table};
 use crate::error::Fault;
 use crate::gemma::{Tokenizer, Weights};
 use crate::vulkan::DeviceInfo;
@@ -38,7 +38,7 @@ pub fn build(
     remembers: bool,
     ui: &Ui,
 ) -> Result<Drafting> {
-    let (mut lm, mut draft_identity) = (None, [0; 32]);
+    let (mut lm, mut draft_identity) = (None, WITHOUT_MODEL);
     let mut disabled = None;
     let (mut device, mut habits) = (None, Habits::default());
     let mut add_model = |name: &'static str, partner: Partner| -> Result<()> {
@@ -84,18 +84,8 @@ pub fn build(
         },
     }
     let mut stack = Stack::new("mixed", lm, true, Some(Table::new()), options.mixing);
-    if let Some(directory) = options.draft_memory.directory(remembers) {
-        let target = [&model.checkpoint().fingerprint()?[..], &tokenizer.sha256()].concat();
-        let memory = Memory::new(&directory, Sha256::digest(target).into(), draft_identity);
-        if let Err(why) = stack.remember(memory) {
-            ui.note(format!("draft memory: {why:#}"));
-        }
-    }
-    let tokens = match options.draft_tokens {
-        AutoOr::Auto => None,
-        AutoOr::N(n) => Some(n),
-    };
-    let identity: String = draft_identity[..8].iter().map(|b| format!("{b:02x}")).collect();
+    remember(&mut stack, options, model, tokenizer, draft_identity, remembers, ui)?;
+    let identity = spelled(draft_identity);
     let habits = passes.habits.get(&identity).cloned().unwrap_or(habits);
     let ahead = match options.draft_ahead {
         DraftAhead::On => Ahead::Always,
@@ -103,10 +93,78 @@ pub fn build(
         DraftAhead::Auto if works_beside(passes.device.as_ref(), device.as_ref()) => Ahead::Auto,
         DraftAhead::Auto => Ahead::Never,
     };
-    let options = DraftOptions { tree: options.draft_tree, tokens };
+    let options = limits(options);
     // Costs are replaced by those of every range of context that is known.
     let paced = Paced::new(Box::new(stack), CostCurve::guess(), options, true).with(passes.costs.clone(), &habits).ahead(ahead);
     Ok(Drafting { drafter: Box::new(paced), disabled, identity })
+}
+
+/// Drafters for texts that share a target's passes: what was there before, and no draft model.
+pub fn of_text(
+    options: &DraftingOptions,
+    model: &Model,
+    tokenizer: &Tokenizer,
+    texts: usize,
+    ui: &Ui,
+) -> Result<Vec<Box<dyn Drafter>>> {
+    let drafter = |_| -> Result<Box<dyn Drafter>> {
+        if options.draft == "off" {
+            return Ok(Box::new(NoDraft));
+        }
+        let mut stack = Stack::new("ngram", None, true, Some(Table::new()), options.mixing);
+        remember(&mut stack, options, model, tokenizer, WITHOUT_MODEL, true, ui)?;
+        Ok(Box::new(stack))
+    };
+    (0..texts).map(drafter).collect()
+}
+
+/// Stands for the draft model where there is none.
+const WITHOUT_MODEL: [u8; 32] = [0; 32];
+
+fn spelled(draft_identity: [u8; 32]) -> String {
+    draft_identity[..8].iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Goes on with what earlier runs have learnt, as far as `--draft-memory` allows.
+fn remember(
+    stack: &mut Stack,
+    options: &DraftingOptions,
+    model: &Model,
+    tokenizer: &Tokenizer,
+    draft_identity: [u8; 32],
+    remembers: bool,
+    ui: &Ui,
+) -> Result<()> {
+    if let Some(directory) = options.draft_memory.directory(remembers) {
+        let target = [&model.checkpoint().fingerprint()?[..], &tokenizer.sha256()].concat();
+        let memory = Memory::new(&directory, Sha256::digest(target).into(), draft_identity);
+        if let Err(why) = stack.remember(memory) {
+            ui.note(format!("draft memory: {why:#}"));
+        }
+    }
+    Ok(())
+}
+
+/// What `--draft-tree` and `--draft-tokens` say.
+pub fn limits(options: &DraftingOptions) -> DraftOptions {
+    let tokens = match options.draft_tokens {
+        AutoOr::Auto => None,
+        AutoOr::N(n) => Some(n),
+    };
+    DraftOptions { tree: options.draft_tree, tokens }
+}
+
+/// Saves what one of the drafters of [`of_text`] learnt, and what passes cost.
+pub fn keep_shared(drafter: &dyn Drafter, shared: &Shared, passes: Passes, file: &CostFile, ui: &Ui) {
+    if let Err(why) = drafter.save() {
+        ui.note(format!("the draft memory was not saved: {why:#}"));
+    }
+    let identity = spelled(WITHOUT_MODEL);
+    let habits = passes.habits.get(&identity).cloned().unwrap_or_default();
+    let figures = Figures { costs: Some(shared.costs().clone()), habits, ..Figures::default() };
+    if let Err(why) = file.save(passes, &identity, &figures) {
+        ui.detail(1, format!("the costs of passes were not saved: {why:#}"));
+    }
 }
 
 /// Whether drafts and target keep out of each other's way: a driver on the processor computes where the drafts do.
@@ -121,7 +179,7 @@ fn works_beside(target: Option<&DeviceInfo>, draft: Option<&DeviceInfo>) -> bool
 fn place(options: &DraftingOptions, weights: &Weights, run: &RunOptions, context: usize) -> Result<String> {
     match options.draft_device.as_str() {
         "" | "auto" => {
-            let task = Task { weights, context, kv: kv_format(weights, run.kv)?, npu: false };
+            let task = Task { weights, context, kv: kv_format(weights, run.kv)?, sequences: 1, npu: false };
             let gpu = placement::roomy_gpu(&task)?;
             Ok(gpu.map_or("cpu".into(), |index| format!("vulkan:{index}")))
         }

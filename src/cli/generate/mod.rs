@@ -16,7 +16,7 @@ use super::args::RunOptions;
 use super::output::Output;
 use super::record::{FinishReason, Record, Usage, VERSION};
 use super::session::{self, Model, Size};
-use super::settings::Typed;
+use super::settings::{Source, Typed};
 use super::signals::Interrupt;
 use super::ui::Ui;
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
@@ -44,6 +44,9 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     }
     if let Some(from) = &options.batch.batch {
         return batch::run(options, from, typed);
+    }
+    if options.batch.parallel > 1 && typed.source("parallel") == Source::Flag {
+        return Err(Fault::usage("--parallel answers records of a batch at once: it goes with --batch").into());
     }
     if options.sampling.stop.iter().any(String::is_empty) {
         return Err(Fault::usage("--stop: an empty text would end everything at once").into());

@@ -157,6 +157,12 @@ pub struct BatchOptions {
     /// Answer every n-th record, from the i-th on: the i-th of n processes that share a batch
     #[arg(long, value_name = "I/N", requires = "batch")]
     pub shard: Option<super::batch::place::Shard>,
+    /// Answer up to N records at once, which share the target's passes: the same answers, in the same order, sooner
+    ///
+    /// A pass reads the weights once for all of them. Each takes memory for a context of its own. Guesses come from the texts
+    /// themselves (--draft ngram), a draft model is not asked; a pass has as many of them as pay.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub parallel: u16,
     /// Exit with 6, once all is done, if records failed
     #[arg(long, requires = "batch")]
     pub strict: bool,

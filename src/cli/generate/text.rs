@@ -6,7 +6,7 @@ use crate::tensor::Token;
 /// Text as it becomes certain.
 pub struct TextStream<'a> {
     detokenizer: Detokenizer<'a>,
-    stops: &'a [String],
+    stops: Vec<String>,
     /// Decoded, not yet shown: it begins like a stop string.
     held: String,
     shown: String,
@@ -14,8 +14,9 @@ pub struct TextStream<'a> {
 }
 
 impl<'a> TextStream<'a> {
-    pub fn new(tokenizer: &'a Tokenizer, stops: &'a [String]) -> Self {
-        TextStream { detokenizer: Detokenizer::new(tokenizer), stops, held: String::new(), shown: String::new(), stopped: false }
+    pub fn new(tokenizer: &'a Tokenizer, stops: &[String]) -> Self {
+        let (detokenizer, stops) = (Detokenizer::new(tokenizer), stops.to_vec());
+        TextStream { detokenizer, stops, held: String::new(), shown: String::new(), stopped: false }
     }
 
     /// The text that this token makes certain.

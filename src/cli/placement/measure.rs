@@ -32,7 +32,7 @@ impl Need {
     }
 }
 
-/// What a pass over one row reads.
+/// What a pass over one row of each sequence reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Reads {
     pub weights: u64,
@@ -43,7 +43,7 @@ pub struct Reads {
 /// What the bytes of keys and values are for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct KvParts {
-    /// The whole context of global layers, and the window of the others: what queries can see.
+    /// The whole context of global layers, and the window of the others: what queries can see, of all sequences.
     pub global: u64,
     pub window: u64,
     /// Whole pages, and room in the rings for a pass and for taking tokens back.
@@ -53,15 +53,15 @@ pub struct KvParts {
 }
 
 impl KvParts {
-    /// Of layers that make room for `context` positions in passes of `rows` rows.
+    /// Of layers that make room for `context` positions of each sequence, in passes of `rows` rows.
     fn of<'a>(layers: impl Iterator<Item = &'a KvLayer>, context: usize, rows: usize) -> KvParts {
         let mut parts = KvParts::default();
         for kv in layers {
             let bytes = |positions: usize| (positions * kv.bytes_per_position()) as u64;
             let seen = kv.pages.window.map_or(context, |window| window.min(context));
             let part = if kv.pages.window.is_some() { &mut parts.window } else { &mut parts.global };
-            *part += bytes(seen);
-            parts.slack += bytes(kv.pages.count * PAGE - seen);
+            *part += bytes(kv.sequences * seen);
+            parts.slack += bytes(kv.sequences * (kv.pages.count * PAGE - seen));
             parts.scratch += bytes(rows);
         }
         parts
@@ -92,8 +92,11 @@ pub struct Layout {
 #[derive(Clone, Copy)]
 pub struct Task<'a> {
     pub weights: &'a Weights,
+    /// Positions of each sequence.
     pub context: usize,
     pub kv: KvFormat,
+    /// Texts that share a pass, each with keys and values of its own.
+    pub sequences: usize,
     /// An NPU was asked for.
     pub npu: bool,
 }
@@ -141,7 +144,8 @@ impl Task<'_> {
     }
 
     fn load(&self, exec: &mut dyn Executor) -> Result<Forward> {
-        let options = ForwardOptions { context: self.context, kv: self.kv, max_rows: exec.max_rows() };
+        let Task { context, kv, sequences, .. } = *self;
+        let options = ForwardOptions { context, kv, max_rows: exec.max_rows(), sequences };
         forward::load(self.weights, exec, options)
     }
 

@@ -247,7 +247,7 @@ mod tests {
             recipe: None,
         };
         let weights = shape.weights(&formats).unwrap();
-        let task = Task { weights: &weights, context: 2048, kv: crate::compute::KvFormat::F16, npu: false };
+        let task = Task { weights: &weights, context: 2048, kv: crate::compute::KvFormat::F16, sequences: 1, npu: false };
         let chosen = |devices: &[DeviceInfo]| -> Vec<(usize, usize)> {
             let list = gpus(&task, devices, &Ui::plain());
             list.iter().map(|p| (p.device.as_ref().unwrap().index, p.layout.gpu.layers)).collect()

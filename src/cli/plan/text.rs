@@ -73,6 +73,7 @@ impl Report<'_> {
                 "bytes": self.size.bytes, "bits_per_weight": self.size.bits_per_weight(),
             },
             "context": self.task.context,
+            "sequences": self.task.sequences,
             "kv": self.kv(),
             "device": self.device(),
             "device_name": device.map(|d| &d.name),
@@ -102,13 +103,17 @@ impl Report<'_> {
         let count = |n: usize| thousands(n as u64);
         let say = |label: &str, text: String| paragraph(label, INDENT, &text);
         let chosen = if asked == AutoOr::Auto { " (--ctx-size sets others)" } else { "" };
+        let each = match self.task.sequences {
+            1 => String::new(),
+            n => format!(" for each of {n} texts"),
+        };
         let largest = self.largest_context.map_or("none".to_owned(), count);
         let (size, bits) = (bytes(self.size.bytes), self.size.bits_per_weight());
         let mut text = say("model", format!("{}: {all} layers, {size} at {bits:.2} bits per weight", self.name));
         text += &say(
             "context",
             format!(
-                "{} positions{chosen}, keys and values in {}: {global} layers keep all, {} the last {} and room for a pass",
+                "{} positions{each}{chosen}, keys and values in {}: {global} layers keep all, {} the last {} and room for a pass",
                 count(self.task.context),
                 self.kv(),
                 all - global,
@@ -145,9 +150,10 @@ impl Report<'_> {
     fn prediction(&self) -> String {
         let ([full, empty], [low, high]) = (self.predicted.passes_per_s, self.drafted_per_s());
         let [least, most] = self.drafted;
+        let of_each = if self.task.sequences > 1 { " for each text" } else { "" };
         format!(
-            "{} to {} passes a second (full and empty context) at the full speed of memory: {}. Without drafts as many tokens a second; \
-             with drafts that bring {least} to {most} tokens a pass, {} to {}, less what checking them costs. No measurement: gemma \
+            "{} to {} passes a second (full and empty context) at the full speed of memory: {}. Without drafts as many tokens a second\
+             {of_each}; with drafts that bring {least} to {most} tokens a pass, {} to {}, less what checking them costs. No measurement: gemma \
              bench measures.",
             digits3(full),
             digits3(empty),

@@ -81,17 +81,19 @@ impl CpuExecutor {
 
     /// Bytes of weights and cache that a dispatch reads.
     fn bytes_read(&self, op: &Op, step: &StepView<'_>) -> u64 {
-        let weight = |id: &WeightId| self.packed[id.0 as usize].bytes() as u64;
-        match op {
+        let weight = |id: &WeightId| self.packed[id.0 as usize].bytes();
+        let bytes: usize = match op {
             Op::Linear { jobs, .. } => jobs.iter().map(|j| weight(&j.weight)).sum(),
             Op::GateUp { gate, up, .. } => weight(gate) + weight(up),
             Op::Attention { kv, .. } => {
-                let seen = step.base - kv.pages.first_visible(step.base).min(step.base);
-                (seen * kv.bytes_per_position()) as u64
+                bases(step).map(|b| (b - kv.pages.first_visible(b).min(b)) * kv.bytes_per_position()).sum()
             }
-            Op::AttentionRest { kv, taken, .. } => ((step.base - taken.pages(step.base) * PAGE) * kv.bytes_per_position()) as u64,
+            Op::AttentionRest { kv, taken, .. } => {
+                bases(step).map(|b| (b - taken.pages(b) * PAGE) * kv.bytes_per_position()).sum()
+            }
             _ => 0,
-        }
+        };
+        bytes as u64
     }
 
     /// One dispatch, this worker's share.
@@ -242,6 +244,11 @@ impl CpuExecutor {
         }
         Ok(())
     }
+}
+
+/// Committed positions of each sequence in the step.
+fn bases(step: &StepView<'_>) -> impl Iterator<Item = usize> {
+    (0..step.rows).filter(|row| step.roots[*row] as usize == *row).map(|row| step.base(row))
 }
 
 /// This worker's (kv head, slots) pairs: blocks as large as keeps every worker busy.

@@ -34,6 +34,7 @@ struct Seen<'a> {
     buffers: &'a Buffers,
     kv: &'a KvLayer,
     max_rows: usize,
+    sequence: usize,
     base: usize,
     head: usize,
     path: &'a [u32],
@@ -55,7 +56,7 @@ impl Seen<'_> {
     /// The page of a committed position, or the scratch row of one that is not committed.
     fn place(&self, p: usize) -> Result<usize, usize> {
         match p.checked_sub(self.base) {
-            None => Ok(self.kv.pages.physical(p / PAGE)),
+            None => Ok(self.kv.page(self.sequence, p / PAGE)),
             Some(depth) => Err(self.path[depth] as usize),
         }
     }
@@ -122,7 +123,7 @@ pub fn attend(
     path: &[u32],
     scale: f32,
 ) -> Vec<f32> {
-    let first = kv.pages.first_visible(step.base + path.len() - 1);
+    let first = kv.pages.first_visible(position(step, path));
     let total = partial(buffers, kv, max_rows, step, q, head, path, scale, first);
     total.o.iter().map(|o| o / total.l).collect()
 }
@@ -139,8 +140,9 @@ pub fn partial(
     scale: f32,
     first: usize,
 ) -> Partial {
-    let seen = Seen { buffers, kv, max_rows, base: step.base, head, path };
-    let position = step.base + path.len() - 1;
+    let root = path[0] as usize;
+    let seen = Seen { buffers, kv, max_rows, sequence: step.sequences[root] as usize, base: step.base(root), head, path };
+    let position = position(step, path);
     let mut total: Option<Partial> = None;
     for page in first / PAGE..=position / PAGE {
         let visible = first.max(page * PAGE)..(position + 1).min((page + 1) * PAGE);
@@ -151,6 +153,11 @@ pub fn partial(
         }
     }
     total.expect("a row sees at least itself")
+}
+
+/// Where the last row of a path stands.
+fn position(step: &StepView<'_>, path: &[u32]) -> usize {
+    step.base(path[0] as usize) + path.len() - 1
 }
 
 fn page_partial(seen: &Seen<'_>, q: &[f32], scale: f32, visible: std::ops::Range<usize>) -> Partial {

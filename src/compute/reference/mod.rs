@@ -256,9 +256,9 @@ pub fn commit(buffers: &Buffers, kv: &KvLayer, max_rows: usize, step: &StepView<
 fn commit_as<T: bytemuck::Pod>(buffers: &Buffers, kv: &KvLayer, max_rows: usize, step: &StepView<'_>) {
     let (heads, dim) = (kv.n_kv_heads, kv.head_dim);
     for head in 0..heads {
-        for (depth, row) in step.path.iter().enumerate() {
-            let (position, row) = (step.base + depth, *row as usize);
-            let page = kv.pages.physical(position / PAGE);
+        for row in step.path.iter().map(|row| *row as usize) {
+            let position = step.positions[row] as usize;
+            let page = kv.page(step.sequences[row] as usize, position / PAGE);
             // SAFETY: a commit runs alone on its layer; scratch and cache are different buffers.
             unsafe {
                 let from: &[T] = buffers.slice(kv.scratch_v, (row * heads + head) * dim, dim);
@@ -274,10 +274,10 @@ fn commit_as<T: bytemuck::Pod>(buffers: &Buffers, kv: &KvLayer, max_rows: usize,
 
 fn commit_scales(buffers: &Buffers, kv: &KvLayer, max_rows: usize, step: &StepView<'_>) {
     for (head, group) in (0..kv.n_kv_heads).flat_map(|h| (0..kv.scales()).map(move |g| (h, g))) {
-        for (depth, row) in step.path.iter().enumerate() {
-            let position = step.base + depth;
-            let to = kv.scale_at(kv.pages.physical(position / PAGE), head, group, position % PAGE);
-            let from = kv.scratch_scale_at(max_rows, head, group, *row as usize);
+        for row in step.path.iter().map(|row| *row as usize) {
+            let position = step.positions[row] as usize;
+            let to = kv.scale_at(kv.page(step.sequences[row] as usize, position / PAGE), head, group, position % PAGE);
+            let from = kv.scratch_scale_at(max_rows, head, group, row);
             for (cache, scratch) in [(kv.k, kv.scratch_k), (kv.v, kv.scratch_v)] {
                 // SAFETY: as above.
                 unsafe { buffers.slice_mut::<u16>(cache, to, 1)[0] = buffers.slice(scratch, from, 1)[0] };

@@ -1,25 +1,28 @@
 //! `gemma generate --batch`: records in, a line out for each, in their order, from one loaded model.
 //!
-//! Records share the target's cache: what a prompt has in common with the one before it is not read again. What a record's text is
-//! depends on the record and the batch's seed alone, never on its neighbours, the shard, or an interruption.
+//! What a record's text is depends on the record and the batch's seed alone, never on its neighbours, the shard, an interruption, or how
+//! many are answered at once.
 
 pub mod format;
 pub mod job;
+pub mod one;
+pub mod parallel;
 pub mod place;
+pub mod records;
 pub mod reply;
 
 use super::drafting::{self, Drafting};
 use super::grammar::{Constrained, Constraints};
 use super::options::Generate;
 use super::prompt;
-use super::text::TextStream;
 use crate::cli::args::AutoOr;
-use crate::cli::record::{FinishReason, Usage};
+use crate::cli::record::FinishReason;
 use crate::cli::session::{self, Model};
 use crate::cli::settings::Typed;
 use crate::cli::signals::Interrupt;
 use crate::cli::ui::{Ui, thousands};
-use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
+use crate::decode::Stop;
+use crate::draft::Drafter;
 use crate::engine::Timeline;
 use crate::error::{Fault, Kind, fault_of};
 use crate::gemma::{Generation, Tokenizer};
@@ -28,9 +31,10 @@ use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use anyhow::Result;
 use format::Format;
-use job::{Failure, Job, Line};
+use job::{Failure, Job};
 use place::{Lines, Sink};
-use reply::Answer;
+use records::{Records, Replies};
+use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -45,8 +49,9 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     check(options)?;
     let system = prompt::system(&options.chat)?;
     let source = options.grammar.source()?;
-    let mut lines = Lines::open(from)?;
-    let (mut sink, mut done) = Sink::open(options.output.output.as_deref(), options.batch.resume.as_deref())?;
+    let sequences = options.batch.parallel as usize;
+    let lines = Lines::open(from)?;
+    let (sink, done) = Sink::open(options.output.output.as_deref(), options.batch.resume.as_deref())?;
     let _: crate::cli::placement::Device = options.model.run.device.parse()?;
     let model = session::open(options.model.model.as_deref(), ui)?;
     let tokenizer = Arc::new(model.tokenizer(ui)?);
@@ -61,61 +66,43 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
 
     let context = session::context(options.model.run.ctx_size, CONTEXT, model.config(), ui);
     let pool = session::pool(&options.model.run)?;
-    let mut loaded = session::load(&model.weights, &model.name, &options.model.run, context, &pool, ui)?;
-    let (passes, file) = super::costs_of(&options.draft, &options.model.run, &model, &mut loaded, ui)?;
-    let drafting = drafting::build(&options.draft, &model, &tokenizer, &options.model.run, context, &passes, &pool, true, ui)?;
+    let (run, room) = (&options.model.run, (context, sequences));
+    let mut loaded = session::load_for(&model.weights, &model.name, run, room, &pool, ui)?;
+    let (passes, file) = super::costs_of(&options.draft, run, &model, &mut loaded, ui)?;
+    let drafts = if sequences > 1 {
+        Drafts::Several(drafting::of_text(&options.draft, &model, &tokenizer, sequences, ui)?)
+    } else {
+        Drafts::One(drafting::build(&options.draft, &model, &tokenizer, run, context, &passes, &pool, true, ui)?)
+    };
     let interrupt = Interrupt::watch()?;
-    let mut batch = Batch {
+    let batch = Batch {
         options,
         model: &model,
         tokenizer: &tokenizer,
         config,
         stop_ids,
         source,
-        constraints,
+        constraints: RefCell::new(constraints),
         context,
         system,
-        target: Timeline::new(loaded.engine),
-        drafting,
         interrupt: &interrupt,
-        tokens: 0,
+        ui,
     };
-
-    let begin = Instant::now();
+    let target = Timeline::new(loaded.engine);
+    let mut records = Records::new(lines, options.batch.shard, done, sequences > 1);
     let bar = match place::count(from) {
         Some(records) => ui.bar("records", records),
         None => ui.spinner("answering records", true),
     };
-    let (mut nth, mut answered, mut failed) = (0, 0u64, 0u64);
-    while let Some((number, bytes)) = lines.take()? {
-        bar.inc(1);
-        let mine = options.batch.shard.is_none_or(|shard| shard.has(nth));
-        nth += 1;
-        if !mine {
-            continue;
-        }
-        let line = Line::parse(&bytes, number);
-        if let Some(left) = done.get_mut(&line.id.to_string()).filter(|n| **n > 0) {
-            *left -= 1;
-            continue;
-        }
-        let answer = match &line.job {
-            Ok(job) => batch.answer(job, line.seed(batch.config.seed), ui)?,
-            Err(failure) => Some(Err(failure.clone())),
-        };
-        // What an interruption cut short is not an answer; --resume will ask again.
-        let Some(answer) = answer else { break };
-        failed += answer.is_err() as u64;
-        answered += 1;
-        sink.write(&reply::line(&line, &model.name, &answer))?;
-        if interrupt.exit_code().is_some() {
-            break;
-        }
+    let mut replies = Replies::new(sink, &model.name, bar);
+
+    let begin = Instant::now();
+    match drafts {
+        Drafts::One(drafting) => one::run(&batch, target, drafting, (passes, &file), &mut records, &mut replies)?,
+        Drafts::Several(drafters) => parallel::run(&batch, target, drafters, (passes, &file), &mut records, &mut replies)?,
     }
-    bar.finish_and_clear();
-    super::keep(&mut batch.drafting, passes, &file, ui);
-    crate::cli::npu::say(batch.target.engine().assist().as_ref(), ui);
     let interrupted = interrupt.exit_code();
+    let Replies { sink, answered, failed, tokens, .. } = replies.end();
     match (&sink, interrupted) {
         // A file that was to appear whole does not appear by half.
         (Sink::Whole(..), Some(_)) => ui.note("interrupted: the output was not written; --resume OUT keeps what is done"),
@@ -123,14 +110,14 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     }
     if ui.is_terminal() && !ui.is_quiet() {
         let seconds = begin.elapsed().as_secs_f64();
-        let rate = batch.tokens as f64 / seconds.max(1e-9);
-        let (records, tokens) = (thousands(answered), thousands(batch.tokens));
+        let rate = tokens as f64 / seconds.max(1e-9);
+        let (records, tokens) = (thousands(answered), thousands(tokens));
         ui.line(&format!("{records} records, {failed} failed, {tokens} tokens in {seconds:.1} s ({rate:.1} tok/s)"));
     }
     Ok(interrupted.unwrap_or(if options.batch.strict && failed > 0 { SOME_FAILED } else { 0 }))
 }
 
-/// Options that mean one prompt.
+/// Options that mean one prompt, and those that do not go together.
 fn check(options: &Generate) -> Result<()> {
     let (input, chat, output) = (&options.input, &options.chat, &options.output);
     let one = !input.words.is_empty() || input.prompt.is_some() || !input.file.is_empty() || chat.messages.is_some();
@@ -147,10 +134,26 @@ fn check(options: &Generate) -> Result<()> {
     if options.sampling.stop.iter().any(String::is_empty) {
         return Err(Fault::usage("--stop: an empty text would end everything at once").into());
     }
+    if options.batch.parallel > 1 {
+        if !matches!(options.draft.draft.as_str(), "auto" | "ngram" | "off") {
+            let fault = Fault::usage("a draft model drafts for one text: it does not go with --parallel");
+            return Err(fault.help("use --draft auto, ngram or off, or leave --parallel out").into());
+        }
+        if options.model.run.npu.is_asked() {
+            return Err(crate::cli::npu::for_one_text());
+        }
+    }
     Ok(())
 }
 
-struct Batch<'a> {
+/// Drafters of the target's sequences.
+enum Drafts {
+    One(Drafting),
+    Several(Vec<Box<dyn Drafter>>),
+}
+
+/// What all records share.
+pub struct Batch<'a> {
     options: &'a Generate,
     model: &'a Model,
     tokenizer: &'a Tokenizer,
@@ -158,28 +161,26 @@ struct Batch<'a> {
     stop_ids: Vec<Token>,
     /// For records that do not say what their answer must follow.
     source: Option<Source>,
-    constraints: Constraints,
+    constraints: RefCell<Constraints>,
     context: usize,
     /// For records that bring none.
     system: Option<String>,
-    target: Timeline,
-    drafting: Drafting,
     interrupt: &'a Interrupt,
-    /// Generated so far.
-    tokens: u64,
+    ui: &'a Ui,
+}
+
+/// A record, ready to be answered.
+struct Prepared {
+    history: Vec<Token>,
+    sampler: Sampler,
+    constrained: Constrained,
+    seed: u64,
+    stops: Vec<String>,
+    max_tokens: usize,
 }
 
 impl Batch<'_> {
-    /// Answers one record; `None` if an interruption came first. What no other record would survive is an error.
-    fn answer(&mut self, job: &Job, seed: u64, ui: &Ui) -> Result<Option<Result<Answer, Failure>>> {
-        match self.generate(job, seed, ui) {
-            Ok(answer) => Ok(answer.map(Ok)),
-            Err(e) if fault_of(&e).is_some_and(|f| matches!(f.kind, Kind::Device | Kind::Memory)) => Err(e),
-            Err(e) => Ok(Some(Err(Failure::of(&e)))),
-        }
-    }
-
-    fn generate(&mut self, job: &Job, seed: u64, ui: &Ui) -> Result<Option<Answer>> {
+    fn prepare(&self, job: &Job, seed: u64) -> Result<Prepared> {
         let options = self.options;
         let mut chat = options.chat.clone();
         chat.raw = job.raw.unwrap_or(chat.raw);
@@ -190,8 +191,7 @@ impl Batch<'_> {
         if said.prefill.is_none() {
             said.prefill.clone_from(&chat.prefill);
         }
-        let mut history = prompt::encode(&said, &chat, self.model, self.tokenizer, AutoOr::N(self.context), ui)?;
-        let prompt_tokens = history.len();
+        let history = prompt::encode(&said, &chat, self.model, self.tokenizer, AutoOr::N(self.context), self.ui)?;
         let config = job.sampling(&self.config, seed);
         let seed = config.seed;
         let ignore_eos = job.ignore_eos.unwrap_or(options.sampling.ignore_eos);
@@ -200,38 +200,32 @@ impl Batch<'_> {
             Some(Format::Text) => None,
             Some(Format::Grammar(source)) => Some(source),
         };
-        let grammar = source.map(|source| self.constraints.get(source, ignore_eos)).transpose()?;
-        let constrained = Constrained::new(grammar.as_ref(), prompt_tokens);
+        let grammar = source.map(|source| self.constraints.borrow_mut().get(source, ignore_eos)).transpose()?;
+        let constrained = Constrained::new(grammar.as_ref(), history.len());
         let mut sampler = constrained.sampler(Sampler::new(config)?.usable(self.tokenizer.vocab()));
         if ignore_eos {
             sampler = sampler.ban(self.stop_ids.iter().copied());
         }
-        let stops = if job.stop.is_empty() { &options.sampling.stop } else { &job.stop };
+        let stops = if job.stop.is_empty() { options.sampling.stop.clone() } else { job.stop.clone() };
         let max_tokens = job.max_tokens.unwrap_or(options.sampling.max_tokens);
-        let limits = Limits { max_tokens, stop_ids: &self.stop_ids, interrupt: self.interrupt.flag() };
-        let mut stream = TextStream::new(self.tokenizer, stops);
-        let (mut text, mut stats) = (String::new(), Stats::default());
-        let on_event = &mut |event| {
-            if let Event::Token(token) = event {
-                text.push_str(stream.push(token));
-                if stream.is_stopped() {
-                    return Flow::Stop;
-                }
-            }
-            Flow::Continue
-        };
-        let (target, drafter) = (&mut self.target, self.drafting.drafter.as_mut());
-        let stop = decode::generate(target, drafter, &sampler, &mut history, &limits, &mut stats, on_event)?;
-        text.push_str(stream.finish());
-        let completion_tokens = history.len() - prompt_tokens;
-        self.tokens += completion_tokens as u64;
-        let finish_reason = match stop {
-            _ if stream.is_stopped() => FinishReason::StopString,
-            Stop::Token(_) => FinishReason::Stop,
-            Stop::Length => FinishReason::Length,
-            Stop::Interrupt | Stop::Receiver => return Ok(None),
-        };
-        constrained.check(&history, completion_tokens, stream.is_stopped())?;
-        Ok(Some(Answer { text, finish_reason, usage: Usage { prompt_tokens, completion_tokens }, seed }))
+        Ok(Prepared { history, sampler, constrained, seed, stops, max_tokens })
+    }
+}
+
+/// What went wrong as the record's answer; what no other record would survive is an error.
+fn failure(error: anyhow::Error) -> Result<Failure> {
+    match fault_of(&error) {
+        Some(fault) if matches!(fault.kind, Kind::Device | Kind::Memory) => Err(error),
+        _ => Ok(Failure::of(&error)),
+    }
+}
+
+/// Why a text ended; `None` if an interruption came first.
+fn finish_reason(stop: Stop, by_text: bool) -> Option<FinishReason> {
+    match stop {
+        _ if by_text => Some(FinishReason::StopString),
+        Stop::Token(_) => Some(FinishReason::Stop),
+        Stop::Length => Some(FinishReason::Length),
+        Stop::Interrupt | Stop::Receiver => None,
     }
 }

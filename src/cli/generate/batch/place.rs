@@ -38,7 +38,7 @@ impl Shard {
 
 /// Lines of a batch, blank ones left out.
 pub struct Lines {
-    from: Box<dyn BufRead>,
+    from: Box<dyn BufRead + Send>,
     name: String,
     number: usize,
 }
@@ -50,7 +50,7 @@ impl Lines {
     /// Opens a file, or standard input for `-`.
     pub fn open(path: &Path) -> Result<Lines> {
         if path == Path::new("-") {
-            return Ok(Lines { from: Box::new(std::io::stdin().lock()), name: "standard input".into(), number: 0 });
+            return Ok(Lines { from: Box::new(BufReader::new(std::io::stdin())), name: "standard input".into(), number: 0 });
         }
         let name = path.display().to_string();
         let file = File::open(path).with_context(|| Fault::model(format!("cannot read {name}")))?;

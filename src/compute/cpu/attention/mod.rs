@@ -105,6 +105,11 @@ impl Attention<'_> {
         self.step.first + slot / self.group()
     }
 
+    /// The first slot behind those of the same tree.
+    fn end_of_tree(&self, slot: usize) -> usize {
+        (self.step.tree(self.row(slot)).end - self.step.first) * self.group()
+    }
+
     /// First position that a row at `position` attends.
     fn begin(&self, position: usize) -> usize {
         self.taken.map_or(self.kv.pages.first_visible(position), |taken| taken.pages(position) * PAGE)
@@ -148,7 +153,8 @@ fn fits<L: Lanes>(n: usize, b: usize, wide: usize) -> bool {
 fn attend_in_blocks<L: Lanes, S: Stored>(a: &Attention<'_>, kv_head: usize, slots: Range<usize>, work: &mut Work) {
     let mut at = slots.start;
     while at < slots.end {
-        at += match slots.end - at {
+        // Queries of one sequence share a walk over its keys.
+        at += match slots.end.min(a.end_of_tree(at)) - at {
             8.. if fits::<L>(8, 1, 8) => block::<L, S, 8>(a, kv_head, at, work),
             4.. => block::<L, S, 4>(a, kv_head, at, work),
             2.. => block::<L, S, 2>(a, kv_head, at, work),
@@ -168,9 +174,11 @@ fn block<L: Lanes, S: Stored, const N: usize>(a: &Attention<'_>, kv_head: usize,
     work.total_o.resize(MAX_SLOTS * dim, 0.0);
     // SAFETY (of every block below): queries and caches are only read during attention, and each output belongs to one slot.
     let q: [&[f32]; N] = std::array::from_fn(|i| unsafe { a.buffers.slice(a.q, a.at(kv_head, first + i), dim) });
+    let root = step.roots[a.row(first)] as usize;
+    let (base, sequence) = (step.base(root), step.sequences[root] as usize);
     let mut last = [0usize; N]; // position of each slot's row
     for i in 0..N {
-        last[i] = step.base + step.ancestors(a.row(first + i), &mut work.paths[i * a.max_rows..][..a.max_rows]) - 1;
+        last[i] = base + step.ancestors(a.row(first + i), &mut work.paths[i * a.max_rows..][..a.max_rows]) - 1;
     }
     let begin: [usize; N] = last.map(|p| a.begin(p));
     let lowest = begin.into_iter().min().unwrap_or(0);
@@ -178,14 +186,14 @@ fn block<L: Lanes, S: Stored, const N: usize>(a: &Attention<'_>, kv_head: usize,
 
     let scratch_rows = a.row(first + N - 1) + 1;
     S::take_queries::<L, N>(&q, &mut work.q8);
-    S::score::<L, N>(a, &q, &work.q8, a.scratch_keys(kv_head), 0..scratch_rows, &mut work.scratch);
+    S::score::<L, N>(a, &q, &work.q8, a.scratch_keys(kv_head), root..scratch_rows, &mut work.scratch);
 
     let (mut m, mut l) = ([0f32; N], [0f32; N]);
     let mut started = [false; N];
     for page in lowest / PAGE..=highest / PAGE {
         let span = page * PAGE..(page + 1) * PAGE;
-        let committed = lowest.max(span.start)..step.base.min(span.end).max(lowest.max(span.start));
-        let [keys, values] = [kv.k, kv.v].map(|id| a.page(id, kv.pages.physical(page), kv_head));
+        let committed = lowest.max(span.start)..base.min(span.end).max(lowest.max(span.start));
+        let [keys, values] = [kv.k, kv.v].map(|id| a.page(id, kv.page(sequence, page), kv_head));
         let cached = committed.start - span.start..committed.end - span.start;
         S::score::<L, N>(a, &q, &work.q8, keys, cached.clone(), &mut work.scores);
         let mut page_m = [0f32; N];
@@ -198,8 +206,8 @@ fn block<L: Lanes, S: Stored, const N: usize>(a: &Attention<'_>, kv_head: usize,
                 continue;
             }
             let path = &work.paths[i * a.max_rows..];
-            for p in visible.start.max(step.base)..visible.end {
-                work.scores[i * PAGE + p - span.start] = work.scratch[i * a.max_rows + path[p - step.base] as usize];
+            for p in visible.start.max(base)..visible.end {
+                work.scores[i * PAGE + p - span.start] = work.scratch[i * a.max_rows + path[p - base] as usize];
             }
             seen[i] = visible.start - span.start..visible.end - span.start;
             (page_m[i], page_l[i]) = softmax(&mut work.scores[i * PAGE..][..PAGE], seen[i].clone(), cached.clone());
@@ -211,8 +219,8 @@ fn block<L: Lanes, S: Stored, const N: usize>(a: &Attention<'_>, kv_head: usize,
             }
             let o = &mut work.page_o[i * dim..][..dim];
             let path = &work.paths[i * a.max_rows..];
-            for p in (seen[i].start + span.start).max(step.base)..seen[i].end + span.start {
-                S::add_value::<L>(a, work.scores[i * PAGE + p - span.start], kv_head, path[p - step.base] as usize, o);
+            for p in (seen[i].start + span.start).max(base)..seen[i].end + span.start {
+                S::add_value::<L>(a, work.scores[i * PAGE + p - span.start], kv_head, path[p - base] as usize, o);
             }
             let total = &mut work.total_o[i * dim..][..dim];
             if started[i] {

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Tokens a second of a batch by how many records are answered at once, loading included, with drafts and without; and whether the
+# answers are the same. Medians of ROUNDS rounds, all settings in turn in each.
+#
+#   scripts/bench-batch.sh [GENERATE OPTIONS]        such as -m MODEL -d vulkan -t 8
+#
+# Environment: GEMMA (the binary), ROUNDS (3), RECORDS (96), TOKENS (96) of each, AT_ONCE ("1 2 4 8 16"), DRAFTS ("off auto").
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ -n "${GEMMA:-}" ] || cargo build --release -q
+export GEMMA=${GEMMA:-$PWD/target/release/gemma}
+exec python3 - "$@" <<'PYTHON'
+import json, os, statistics, subprocess, sys, tempfile, time
+
+env = lambda name, default: os.environ.get(name, default)
+rounds, records, tokens = (int(env(n, d)) for n, d in (("ROUNDS", "3"), ("RECORDS", "96"), ("TOKENS", "96")))
+at_once, drafts = env("AT_ONCE", "1 2 4 8 16").split(), env("DRAFTS", "off auto").split()
+questions = ["Why is the sky blue?", "Tell me a short story about a fox.", "Explain what a hash map is.", "List the days of the week.",
+             "Write a polite email to a landlord.", "How do I boil an egg?", "What is the difference between TCP and UDP?",
+             "Describe a sunset."]
+# Half of them greedy; all of one length, so that settings differ in nothing but speed.
+lines = [json.dumps({"id": n, "prompt": f"{questions[n % 8]} ({n})", "max_tokens": tokens, "ignore_eos": True,
+                     "temperature": n // 8 % 2}) for n in range(records)]
+settings = [(draft, n) for draft in drafts for n in at_once]
+seconds, texts = {s: [] for s in settings}, {}
+with tempfile.TemporaryDirectory() as home:
+    # Memories and measured costs of its own, and no settings from elsewhere.
+    own = {"PATH": os.environ["PATH"], "HOME": home, **{k: v for k, v in os.environ.items() if k.startswith(("GEMMA_VULKAN", "VK_", "LD_"))}}
+    for turn in range(-1, rounds):  # the first for warmth: what passes cost is measured and kept
+        for draft, n in settings:
+            command = [os.environ["GEMMA"], "generate", "--batch", "-q", "--seed", "1", "--draft", draft, "--parallel", n, *sys.argv[1:]]
+            start = time.monotonic()
+            run = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, env=own)
+            took = time.monotonic() - start
+            if run.returncode:
+                sys.exit(run.stderr)
+            texts.setdefault((draft, n), run.stdout)
+            if turn >= 0:
+                seconds[draft, n].append(took)
+            print(f"round {turn + 1} of {rounds}: --draft {draft} --parallel {n}: {took:.2f} s", file=sys.stderr)
+total = sum(json.loads(line)["usage"]["completion_tokens"] for line in texts[settings[0]].splitlines())
+same = len(set(texts.values())) == 1
+print(f"{records} records, {total} tokens, {rounds} rounds; answers {'the same byte for byte' if same else 'DIFFER'}\n")
+print("| --draft | --parallel | tok/s | of one by one | spread |\n|---|---:|---:|---:|---:|")
+for draft, n in settings:
+    middle = statistics.median(seconds[draft, n])
+    one = statistics.median(seconds.get((draft, "1"), [middle]))
+    spread = (max(seconds[draft, n]) - min(seconds[draft, n])) / middle
+    print(f"| {draft} | {n} | {total / middle:.1f} | {one / middle:.2f} | {100 * spread:.0f} % |")
+sys.exit(0 if same else 1)
+PYTHON

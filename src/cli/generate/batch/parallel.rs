@@ -1,0 +1,152 @@
+//! `--parallel`: several records of a batch are answered at once and share the target's passes.
+//!
+//! A record that is answered makes place for the next one. Replies are written in the order of the records all the same, and say what they
+//! say alone.
+
+use super::job::Line;
+use super::records::{Next, Records, Replies};
+use super::reply::Answer;
+use super::{Batch, Prepared, failure, finish_reason};
+use crate::cli::generate::costs::{CostFile, Passes};
+use crate::cli::generate::drafting;
+use crate::cli::generate::grammar::Constrained;
+use crate::cli::generate::text::TextStream;
+use crate::cli::record::Usage;
+use crate::cli::ui::thousands;
+use crate::decode::parallel::Ended;
+use crate::decode::{Admitted, Flow, Parallel, Stop};
+use crate::draft::{Drafter, Shared};
+use crate::engine::Timeline;
+use crate::tensor::Token;
+use anyhow::Result;
+use std::time::Duration;
+
+/// How long an idle batch waits for a record before it looks whether it was interrupted.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// A record in a sequence of the target.
+struct Seat<'a> {
+    /// Of its reply.
+    number: u64,
+    stream: TextStream<'a>,
+    text: String,
+    constrained: Constrained,
+    prompt_tokens: usize,
+    seed: u64,
+}
+
+pub fn run(
+    batch: &Batch<'_>,
+    target: Timeline,
+    drafters: Vec<Box<dyn Drafter>>,
+    (passes, file): (Passes, &CostFile),
+    records: &mut Records,
+    replies: &mut Replies<'_>,
+) -> Result<()> {
+    let options = &batch.options.draft;
+    let shared = Shared::new(passes.costs.clone(), drafting::limits(options), true);
+    let seats = drafters.iter().map(|_| None).collect();
+    let texts = Parallel::new(target, drafters, shared, &batch.stop_ids, batch.interrupt.flag());
+    let mut hall = Hall { batch, seats, texts };
+    hall.answer_all(records, replies)?;
+    let texts = &hall.texts;
+    if options.draft != "off" {
+        drafting::keep_shared(texts.drafter(), texts.shared(), passes, file, batch.ui);
+    }
+    let each = replies.tokens as f64 / texts.passes().max(1) as f64;
+    batch.ui.detail(1, format!("{} passes, {each:.2} tokens a pass", thousands(texts.passes())));
+    Ok(())
+}
+
+struct Hall<'a> {
+    batch: &'a Batch<'a>,
+    /// By sequence.
+    seats: Vec<Option<Seat<'a>>>,
+    texts: Parallel<'a>,
+}
+
+impl Hall<'_> {
+    fn answer_all(&mut self, records: &mut Records, replies: &mut Replies<'_>) -> Result<()> {
+        let (mut is_end, mut failed) = (false, Ok(()));
+        while self.batch.interrupt.exit_code().is_none() {
+            while self.texts.has_room() && !is_end && self.batch.interrupt.exit_code().is_none() {
+                // Who has something to do does not wait for more.
+                let patience = if self.texts.running() > 0 { Duration::ZERO } else { PATIENCE };
+                match records.next(patience) {
+                    Ok(Next::Record(line)) => self.admit(line, replies)?,
+                    Ok(Next::Passed) => replies.pass(),
+                    Ok(Next::Waiting) => break,
+                    Ok(Next::End) => is_end = true,
+                    // Those before it are answered nevertheless.
+                    Err(error) => (is_end, failed) = (true, Err(error)),
+                }
+            }
+            if is_end && self.texts.running() == 0 {
+                break;
+            }
+            self.round(replies)?;
+        }
+        failed
+    }
+
+    /// Gives a record a seat, or its answer where that is known.
+    fn admit(&mut self, line: Line, replies: &mut Replies<'_>) -> Result<()> {
+        let prepared = match &line.job {
+            Ok(job) => self.batch.prepare(job, line.seed(self.batch.config.seed)).map_err(failure),
+            Err(failure) => Err(Ok(failure.clone())),
+        };
+        let number = replies.open(line);
+        let Prepared { history, sampler, constrained, seed, stops, max_tokens } = match prepared {
+            Ok(prepared) => prepared,
+            Err(failure) => return replies.answer(number, Err(failure?)),
+        };
+        let stream = TextStream::new(self.batch.tokenizer, &stops);
+        let prompt = history.clone();
+        let seat = Seat { number, stream, text: String::new(), constrained, prompt_tokens: prompt.len(), seed };
+        match self.texts.admit(history, sampler, max_tokens) {
+            Ok(Admitted::At(sequence)) => {
+                self.seats[sequence] = Some(seat);
+                Ok(())
+            }
+            Ok(Admitted::Done(stop)) => seat.end(&prompt, Ok(stop), replies),
+            Err(error) => seat.end(&prompt, Err(error), replies),
+        }
+    }
+
+    fn round(&mut self, replies: &mut Replies<'_>) -> Result<()> {
+        let seats = &mut self.seats;
+        let ended = self.texts.round(&mut |sequence, token| {
+            let seat = seats[sequence].as_mut().expect("a text has a seat");
+            seat.text.push_str(seat.stream.push(token));
+            if seat.stream.is_stopped() { Flow::Stop } else { Flow::Continue }
+        })?;
+        for Ended { sequence, history, stop } in ended {
+            let seat = self.seats[sequence].take().expect("a text has a seat");
+            seat.end(&history, stop, replies)?;
+        }
+        Ok(())
+    }
+}
+
+impl Seat<'_> {
+    /// Answers the record, unless an interruption came first.
+    fn end(mut self, history: &[Token], stop: Result<Stop>, replies: &mut Replies<'_>) -> Result<()> {
+        self.text.push_str(self.stream.finish());
+        let completion_tokens = history.len() - self.prompt_tokens;
+        let usage = Usage { prompt_tokens: self.prompt_tokens, completion_tokens };
+        let by_text = self.stream.is_stopped();
+        let reason = stop.map(|stop| finish_reason(stop, by_text)).and_then(|reason| {
+            if reason.is_some() {
+                self.constrained.check(history, completion_tokens, by_text)?;
+            }
+            Ok(reason)
+        });
+        match reason {
+            Ok(None) => Ok(()),
+            Ok(Some(finish_reason)) => {
+                replies.answer(self.number, Ok(Answer { text: self.text, finish_reason, usage, seed: self.seed }))
+            }
+            Err(error) => replies.answer(self.number, Err(failure(error)?)),
+        }
+    }
+}

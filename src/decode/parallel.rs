@@ -1,0 +1,225 @@
+//! Several texts through one target: each round scores a tree of every text in one pass.
+//!
+//! A pass reads the weights once, however few rows it has, so texts that share it come sooner together than one after the other. What a
+//! row computes does not depend on the rows beside it: each text is the one that it is alone.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::{Flow, Stop, room, verify};
+use crate::draft::{DraftContext, Drafter, Proposal, Shared, Verified, forced, verified};
+use crate::engine::{Scores, Timeline};
+use crate::sampler::Sampler;
+use crate::tensor::Token;
+
+/// A text that has a sequence of the target.
+struct Text {
+    history: Vec<Token>,
+    sampler: Sampler,
+    /// Tokens that may still come, at least one.
+    left: usize,
+    proposal: Proposal,
+    verified: Option<Verified>,
+}
+
+/// A text and the sequence that it was given, or why there is nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admitted {
+    At(usize),
+    Done(Stop),
+}
+
+/// A text that came to its end in a round. Its error is its own: the others go on.
+pub struct Ended {
+    pub sequence: usize,
+    pub history: Vec<Token>,
+    pub stop: Result<Stop>,
+}
+
+/// A target and the texts that share it.
+pub struct Parallel<'a> {
+    target: Timeline,
+    /// By sequence, as the drafters.
+    texts: Vec<Option<Text>>,
+    drafters: Vec<Box<dyn Drafter>>,
+    shared: Shared,
+    stop_ids: &'a [Token],
+    /// Looked at between prefill chunks.
+    interrupt: &'a AtomicBool,
+    scores: Scores,
+    passes: u64,
+}
+
+impl<'a> Parallel<'a> {
+    /// `drafters` has one for each of the target's sequences; `shared` says how many of their guesses a pass takes.
+    pub fn new(
+        target: Timeline,
+        drafters: Vec<Box<dyn Drafter>>,
+        shared: Shared,
+        stop_ids: &'a [Token],
+        interrupt: &'a AtomicBool,
+    ) -> Self {
+        assert_eq!(drafters.len(), target.sequences(), "a sequence has a drafter of its own");
+        let texts = drafters.iter().map(|_| None).collect();
+        Parallel { target, texts, drafters, shared, stop_ids, interrupt, scores: Scores::default(), passes: 0 }
+    }
+
+    /// Texts that are growing.
+    pub fn running(&self) -> usize {
+        self.texts.iter().flatten().count()
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.running() < self.texts.len()
+    }
+
+    pub fn target(&self) -> &Timeline {
+        &self.target
+    }
+
+    /// Passes that scored anything.
+    pub fn passes(&self) -> u64 {
+        self.passes
+    }
+
+    pub fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// The drafter of the first sequence.
+    pub fn drafter(&self) -> &dyn Drafter {
+        &*self.drafters[0]
+    }
+
+    /// Reads a prompt into a free sequence, that which holds most of it. Errors as for [`generate`](super::generate).
+    pub fn admit(&mut self, history: Vec<Token>, sampler: Sampler, max_tokens: usize) -> Result<Admitted> {
+        let free = (0..self.texts.len()).filter(|s| self.texts[*s].is_none());
+        let sequence = free.max_by_key(|s| (self.target.common(*s, &history), std::cmp::Reverse(*s)));
+        let sequence = sequence.expect("the caller has seen that there is room");
+        let left = max_tokens.min(room(&self.target, &history)?);
+        if left == 0 {
+            return Ok(Admitted::Done(Stop::Length));
+        }
+        let past = &history[..history.len() - 1];
+        self.target.select(sequence);
+        if !self.target.sync(past, &mut |_| !self.interrupt.load(Ordering::Relaxed))? {
+            return Ok(Admitted::Done(Stop::Interrupt));
+        }
+        self.drafters[sequence].prepare(past)?;
+        self.shared.begin_text();
+        let proposal = Proposal::root(history[past.len()]);
+        self.texts[sequence] = Some(Text { history, sampler, left, proposal, verified: None });
+        Ok(Admitted::At(sequence))
+    }
+
+    /// One pass, and what it brings: `on_token` hears of each text's tokens and may end that text. Returns the texts that came to an
+    /// end; their sequences are free again. An error is one that no text would survive.
+    pub fn round(&mut self, on_token: &mut dyn FnMut(usize, Token) -> Flow) -> Result<Vec<Ended>> {
+        let rows = self.propose()?;
+        if rows == 0 {
+            return Ok(Vec::new());
+        }
+        let begun = Instant::now();
+        let mut scores = self.score()?;
+        let deepest = self.texts.iter().flatten().map(|text| text.history.len()).max().unwrap_or(0);
+        let (mut ended, mut taken, running) = (Vec::new(), 0, self.running());
+        for sequence in 0..self.texts.len() {
+            let Some(text) = &mut self.texts[sequence] else { continue };
+            let scores = scores.pop().expect("each text has its scores");
+            let learns = self.drafters[sequence].reads_target();
+            let stop = text.take(&scores, learns, self.stop_ids, &mut taken, &mut |token| on_token(sequence, token));
+            if let Some(stop) = stop.transpose() {
+                let text = self.texts[sequence].take().expect("just seen");
+                ended.push(Ended { sequence, history: text.history, stop });
+            }
+        }
+        self.passes += 1;
+        self.shared.observe(running, deepest, rows, taken, begun.elapsed().as_secs_f32());
+        let growing = self.texts.iter().enumerate().filter_map(|(s, text)| Some((s, text.as_ref()?.history.split_last()?.1)));
+        self.target.adopt_each(&growing.collect::<Vec<_>>())?;
+        Ok(ended)
+    }
+
+    /// Makes a tree for every text, and of all of them as many nodes as pay; returns the rows.
+    fn propose(&mut self) -> Result<usize> {
+        let (running, vocab) = (self.running(), self.target.engine().vocab());
+        let deepest = self.texts.iter().flatten().map(|text| text.history.len()).max().unwrap_or(0);
+        let most = self.target.engine().max_rows().saturating_sub(running);
+        let (nodes, chain) = (self.shared.nodes(running, deepest, most), self.shared.is_chain());
+        let begun = Instant::now();
+        let texts = self.texts.iter_mut().zip(&mut self.drafters).filter_map(|(text, drafter)| Some((text.as_mut()?, drafter)));
+        for (text, drafter) in texts {
+            let depth = self.shared.depth(text.left - 1);
+            let ctx = DraftContext {
+                history: &text.history,
+                sampler: &text.sampler,
+                nodes: nodes.unwrap_or(most),
+                depth,
+                vocab,
+                chain,
+                pace: None,
+                last_pass: None,
+                verified: text.verified.as_ref(),
+            };
+            text.proposal.reset(ctx.root());
+            match nodes {
+                Some(_) => drafter.propose(&ctx, &mut text.proposal)?,
+                // What cannot be wrong pays even where guesses do not.
+                None => forced::chain(&ctx, &mut text.proposal),
+            }
+            text.proposal.limit(&ctx);
+        }
+        let mut proposals: Vec<&mut Proposal> = self.texts.iter_mut().flatten().map(|text| &mut text.proposal).collect();
+        self.shared.limit(&mut proposals, deepest, begun.elapsed().as_secs_f32());
+        Ok(proposals.iter().map(|p| p.len()).sum())
+    }
+
+    /// Scores all trees. The scores of the last text come first.
+    fn score(&mut self) -> Result<Vec<Scores>> {
+        let mut wanted = Some((1, usize::MAX));
+        for (text, drafter) in self.texts.iter().zip(&self.drafters).filter_map(|(text, d)| Some((text.as_ref()?, d))) {
+            // A list that is long enough to pick from may still be too short to learn from.
+            let listed = if drafter.reads_target() { verified::BEST } else { 1 };
+            wanted = wanted.zip(text.sampler.decisive()).map(|(all, own)| (all.0.max(own.0).max(listed), all.1.min(own.1)));
+        }
+        let trees = self.texts.iter().enumerate().filter_map(|(s, text)| Some((s, &text.as_ref()?.proposal.tree)));
+        let trees: Vec<_> = trees.collect();
+        self.target.engine_mut().want(wanted);
+        self.target.forward_each(&trees, &mut self.scores)?;
+        Ok(trees.iter().rev().map(|(_, tree)| self.scores.split_last(tree.len())).collect())
+    }
+}
+
+impl Text {
+    /// Grows by what the pass brings; `taken` counts accepted guesses. Returns what ends it.
+    fn take(
+        &mut self,
+        scores: &Scores,
+        learns: bool,
+        stop_ids: &[Token],
+        taken: &mut usize,
+        on_token: &mut dyn FnMut(Token) -> Flow,
+    ) -> Result<Option<Stop>> {
+        let verdict = verify(&self.proposal.tree, scores, &self.sampler, &self.history)?;
+        *taken += verdict.path.len() - 1;
+        if learns {
+            self.verified.get_or_insert_default().record(&self.history, &self.proposal.tree, scores, &self.sampler);
+        }
+        for token in verdict.tokens(&self.proposal.tree) {
+            if stop_ids.contains(&token) {
+                return Ok(Some(Stop::Token(token)));
+            }
+            self.history.push(token);
+            self.left -= 1;
+            if on_token(token) == Flow::Stop {
+                return Ok(Some(Stop::Receiver));
+            }
+            if self.left == 0 {
+                return Ok(Some(Stop::Length));
+            }
+        }
+        Ok(None)
+    }
+}
