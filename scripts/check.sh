@@ -20,7 +20,7 @@ step "README's second command: tests"
 cargo test --release
 
 step "one batch, cut in every way"
-scripts/test-scale-out.sh target/release/gemma 40
+scripts/test-scale-out.sh target/release/gemma
 
 if [ "${GEMMA_REQUIRE_GPU:-}" = 1 ]; then
   step "Vulkan under the validation layers"

@@ -4,7 +4,8 @@
   spark-submit scripts/spark_batch.py IN.jsonl OUT_DIRECTORY [--partitions N] [--gemma PATH] [-- OPTIONS OF gemma generate]
 
 Every record needs an "id" (or "custom_id"): seeds come from ids, so that a record has the same text however the batch is cut, and
-answers are found by them. A partition whose process fails, fails the job: without checkCode Spark would take its silence for an
+answers are found by them. A line that is no JSON is answered by an error, as in any batch; its number within the partition stands for
+the id. A partition whose process fails, fails the job: without checkCode Spark would take its silence for an
 empty result. gemma and the model must be at the same path on every worker.
 """
 import argparse
@@ -29,7 +30,10 @@ def arguments():
 
 
 def with_id(line):
-    record = json.loads(line)
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return line
     if not isinstance(record, dict) or record.get("id", record.get("custom_id")) is None:
         raise ValueError(f"a record without id: {line[:80]}")
     return line

@@ -178,7 +178,7 @@ mod tests {
         let curve = CostCurve::new(&[(1, 1.0), (8, 1.5), (32, 4.0)]);
         let mut shared = Shared::new(Costs::new(curve, 0), DraftOptions::default(), false);
         // As many as may fail at once for the price of another pass.
-        assert_eq!(shared.nodes(2, 10, 100), Some(10));
+        assert_eq!(shared.nodes(2, 10, 100), Some(12));
         assert_eq!(shared.nodes(2, 10, 5), Some(5));
         let mut rested = 0;
         for _ in 0..200 {
