@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tokens a second of a batch by how many records are answered at once, loading included, with drafts and without; and whether the
-# answers are the same. Medians of ROUNDS rounds, all settings in turn in each.
+# answers are the same. Medians of ROUNDS rounds, all settings in turn in each. CPU time is of all threads: where other work shares the
+# machine it says more than the clock does.
 #
 #   scripts/bench-batch.sh [GENERATE OPTIONS]        such as -m MODEL -d vulkan -t 8
 #
@@ -10,7 +11,7 @@ cd "$(dirname "$0")/.."
 [ -n "${GEMMA:-}" ] || cargo build --release -q
 export GEMMA=${GEMMA:-$PWD/target/release/gemma}
 exec python3 - "$@" <<'PYTHON'
-import json, os, statistics, subprocess, sys, tempfile, time
+import json, os, resource, statistics, subprocess, sys, tempfile, time
 
 env = lambda name, default: os.environ.get(name, default)
 rounds, records, tokens = (int(env(n, d)) for n, d in (("ROUNDS", "3"), ("RECORDS", "96"), ("TOKENS", "96")))
@@ -22,14 +23,19 @@ questions = ["Why is the sky blue?", "Tell me a short story about a fox.", "Expl
 lines = [json.dumps({"id": n, "prompt": f"{questions[n % 8]} ({n})", "max_tokens": tokens, "ignore_eos": True,
                      "temperature": n // 8 % 2}) for n in range(records)]
 settings = [(draft, n) for draft in drafts for n in at_once]
-seconds, texts = {s: [] for s in settings}, {}
+seconds, busy, texts = {s: [] for s in settings}, {s: [] for s in settings}, {}
+
+def spent():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
 with tempfile.TemporaryDirectory() as home:
     # Memories and measured costs of its own, and no settings from elsewhere.
     own = {"PATH": os.environ["PATH"], "HOME": home, **{k: v for k, v in os.environ.items() if k.startswith(("GEMMA_VULKAN", "VK_", "LD_"))}}
     for turn in range(-1, rounds):  # the first for warmth: what passes cost is measured and kept
         for draft, n in settings:
             command = [os.environ["GEMMA"], "generate", "--batch", "-q", "--seed", "1", "--draft", draft, "--parallel", n, *sys.argv[1:]]
-            start = time.monotonic()
+            start, before = time.monotonic(), spent()
             run = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, env=own)
             took = time.monotonic() - start
             if run.returncode:
@@ -37,15 +43,16 @@ with tempfile.TemporaryDirectory() as home:
             texts.setdefault((draft, n), run.stdout)
             if turn >= 0:
                 seconds[draft, n].append(took)
+                busy[draft, n].append(spent() - before)
             print(f"round {turn + 1} of {rounds}: --draft {draft} --parallel {n}: {took:.2f} s", file=sys.stderr)
 total = sum(json.loads(line)["usage"]["completion_tokens"] for line in texts[settings[0]].splitlines())
 same = len(set(texts.values())) == 1
 print(f"{records} records, {total} tokens, {rounds} rounds; answers {'the same byte for byte' if same else 'DIFFER'}\n")
-print("| --draft | --parallel | tok/s | of one by one | spread |\n|---|---:|---:|---:|---:|")
+print("| --draft | --parallel | tok/s | of one by one | spread | CPU s | of one by one |\n|---|---:|---:|---:|---:|---:|---:|")
 for draft, n in settings:
-    middle = statistics.median(seconds[draft, n])
-    one = statistics.median(seconds.get((draft, "1"), [middle]))
+    middle, work = statistics.median(seconds[draft, n]), statistics.median(busy[draft, n])
+    one, alone = (statistics.median(of.get((draft, "1"), of[draft, n])) for of in (seconds, busy))
     spread = (max(seconds[draft, n]) - min(seconds[draft, n])) / middle
-    print(f"| {draft} | {n} | {total / middle:.1f} | {one / middle:.2f} | {100 * spread:.0f} % |")
+    print(f"| {draft} | {n} | {total / middle:.1f} | {one / middle:.2f} | {100 * spread:.0f} % | {work:.2f} | {work / alone:.2f} |")
 sys.exit(0 if same else 1)
 PYTHON

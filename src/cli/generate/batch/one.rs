@@ -39,7 +39,7 @@ pub fn run(
         };
         // What an interruption cut short is not an answer; --resume will ask again.
         let Some(answer) = answer else { break };
-        let number = replies.open(line);
+        let number = replies.open(*line);
         replies.answer(number, answer)?;
         if batch.interrupt.exit_code().is_some() {
             break;

@@ -73,7 +73,7 @@ impl Hall<'_> {
                 // Who has something to do does not wait for more.
                 let patience = if self.texts.running() > 0 { Duration::ZERO } else { PATIENCE };
                 match records.next(patience) {
-                    Ok(Next::Record(line)) => self.admit(line, replies)?,
+                    Ok(Next::Record(line)) => self.admit(*line, replies)?,
                     Ok(Next::Passed) => replies.pass(),
                     Ok(Next::Waiting) => break,
                     Ok(Next::End) => is_end = true,

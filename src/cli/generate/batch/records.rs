@@ -29,7 +29,7 @@ pub struct Records {
 
 /// What there is to do.
 pub enum Next {
-    Record(Line),
+    Record(Box<Line>),
     /// A record of others, or one that is answered.
     Passed,
     /// Nothing has come so far.
@@ -65,7 +65,7 @@ impl Records {
             *left -= 1;
             return Ok(Next::Passed);
         }
-        Ok(Next::Record(line))
+        Ok(Next::Record(Box::new(line)))
     }
 }
 
