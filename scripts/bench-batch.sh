@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Tokens a second of a batch by how many records are answered at once, loading included, with drafts and without; and whether the
 # answers are the same. Medians of ROUNDS rounds, all settings in turn in each. CPU time is of all threads: where other work shares the
-# machine it says more than the clock does.
+# machine it says more than the clock does. Each setting keeps what it measures and learns for itself, and no round asks what an earlier
+# one did.
 #
 #   scripts/bench-batch.sh [GENERATE OPTIONS]        such as -m MODEL -d vulkan -t 8
 #
@@ -20,8 +21,10 @@ questions = ["Why is the sky blue?", "Tell me a short story about a fox.", "Expl
              "Write a polite email to a landlord.", "How do I boil an egg?", "What is the difference between TCP and UDP?",
              "Describe a sunset."]
 # Half of them greedy; all of one length, so that settings differ in nothing but speed.
-lines = [json.dumps({"id": n, "prompt": f"{questions[n % 8]} ({n})", "max_tokens": tokens, "ignore_eos": True,
-                     "temperature": n // 8 % 2}) for n in range(records)]
+def lines(turn):
+    record = lambda n: {"id": n, "prompt": f"{questions[n % 8]} ({n})", "max_tokens": tokens, "ignore_eos": True, "temperature": n // 8 % 2}
+    return "\n".join(json.dumps(record(n)) for n in range(turn * records, (turn + 1) * records))
+
 settings = [(draft, n) for draft in drafts for n in at_once]
 seconds, busy, texts = {s: [] for s in settings}, {s: [] for s in settings}, {}
 
@@ -30,23 +33,23 @@ def spent():
     return used.ru_utime + used.ru_stime
 
 with tempfile.TemporaryDirectory() as home:
-    # Memories and measured costs of its own, and no settings from elsewhere.
-    own = {"PATH": os.environ["PATH"], "HOME": home, **{k: v for k, v in os.environ.items() if k.startswith(("GEMMA_VULKAN", "VK_", "LD_"))}}
-    for turn in range(-1, rounds):  # the first for warmth: what passes cost is measured and kept
+    # No settings from elsewhere.
+    kept = {k: v for k, v in os.environ.items() if k == "PATH" or k.startswith(("GEMMA_VULKAN", "VK_", "LD_"))}
+    for turn in range(rounds + 1):  # the first for warmth: what passes cost is measured and kept
         for draft, n in settings:
             command = [os.environ["GEMMA"], "generate", "--batch", "-q", "--seed", "1", "--draft", draft, "--parallel", n, *sys.argv[1:]]
             start, before = time.monotonic(), spent()
-            run = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, env=own)
+            run = subprocess.run(command, input=lines(turn), capture_output=True, text=True, env=kept | {"HOME": f"{home}/{draft}-{n}"})
             took = time.monotonic() - start
             if run.returncode:
                 sys.exit(run.stderr)
-            texts.setdefault((draft, n), run.stdout)
-            if turn >= 0:
+            texts.setdefault(turn, set()).add(run.stdout)
+            if turn:
                 seconds[draft, n].append(took)
                 busy[draft, n].append(spent() - before)
-            print(f"round {turn + 1} of {rounds}: --draft {draft} --parallel {n}: {took:.2f} s", file=sys.stderr)
-total = sum(json.loads(line)["usage"]["completion_tokens"] for line in texts[settings[0]].splitlines())
-same = len(set(texts.values())) == 1
+            print(f"round {turn} of {rounds}: --draft {draft} --parallel {n}: {took:.2f} s", file=sys.stderr)
+total = sum(json.loads(line)["usage"]["completion_tokens"] for line in min(texts[0]).splitlines())
+same = all(len(of_turn) == 1 for of_turn in texts.values())
 print(f"{records} records, {total} tokens, {rounds} rounds; answers {'the same byte for byte' if same else 'DIFFER'}\n")
 print("| --draft | --parallel | tok/s | of one by one | spread | CPU s | of one by one |\n|---|---:|---:|---:|---:|---:|---:|")
 for draft, n in settings:
