@@ -19,7 +19,7 @@ pub enum Line {
 pub const HELP: &str = "\
   /help        this list
   /reset       forget the conversation (the system prompt stays)
-  /save FILE   write the conversation as JSON, as --messages of generate reads it
+  /save FILE   write the conversation as JSON, for generate --messages
   /stats       figures of the last answer
   /quit        leave; so do Ctrl-D, and Ctrl-C at the prompt
 Ctrl-C during an answer stops it and keeps the conversation. A line that ends
