@@ -17,7 +17,7 @@ layout(constant_id = 6) const bool SPLIT = true;
 
 layout(push_constant, scalar) uniform Push {
     F32 q;              // [rows, n_kv, GQ, HEAD_DIM]
-    F32 out_;           // the same; where pages are split, [live row, n_kv, GQ, slots, HEAD_DIM + 2]
+    SharedF32 out_;     // the same; where pages are split, [live row, n_kv, GQ, slots, HEAD_DIM + 2]
     U32x4 k;            // [all_pages, n_kv, HEAD_DIM / KB, PAGE, KB]
     uint64_t v;         // [all_pages, n_kv, PAGE, HEAD_DIM]
     U32x4 scratch_k;    // [n_kv, HEAD_DIM / KB, max_rows, KB]
@@ -30,6 +30,7 @@ layout(push_constant, scalar) uniform Push {
     uint window;        // 0: none
     uint max_rows;
     uint slots;         // pages of a row's partials
+    uint64_t tail;      // see join.glsl
 };
 
 const uint PAIRS = R * GQ;
@@ -45,6 +46,8 @@ const uint AHEAD = EARLY ? 16 : 8;            // values whose loads are in fligh
 const uint CP = PAIRS < 4 ? 1 : PAIRS / 4;    // pairs whose partial sums fit the room of the exponentials
 const uint VALUES = PAIRS * HEAD_DIM;         // outputs, each thread every 256th
 const uint MINE = (VALUES + 255) / 256;
+
+#include "join.glsl"
 
 shared vec4 qs[PAIRS][HEAD_DIM / 4];
 shared vec4 es[(PAIRS < 4 ? 4 : PAIRS) * PAGE / 4]; // exponentials [PAIRS, PAGE], then partial sums [CP, PARTS, HEAD_DIM]
@@ -66,18 +69,6 @@ vec4 scratch_value(uint row, uint head, uint channel, float scale_) {
     return four_of(raw_at(scratch_v, (row * n_kv + head) * (HEAD_DIM / 4) + channel), scale_);
 }
 
-// sum + a.x b.x + a.y b.y + ..., in this order.
-float add_products(vec4 a, vec4 b, float sum) {
-    precise float s = sum;
-    [[unroll]] for (uint e = 0; e < 4; e++) s = fma(a[e], b[e], s);
-    return s;
-}
-
-vec4 add_scaled(float e, vec4 value, vec4 sum) {
-    precise vec4 s = fma(vec4(e), value, sum);
-    return s;
-}
-
 void main() {
     const uint t = gl_LocalInvocationID.x, head = gl_WorkGroupID.x, i0 = gl_WorkGroupID.y * R;
     const uint live = step_.rows - step_.first;
@@ -94,7 +85,8 @@ void main() {
         lowest = min(lowest, first_visible(position[j], window) / PAGE);
         highest = max(highest, position[j]);
     }
-    uint begin = lowest, end = highest / PAGE + 1;
+    const uint end_all = highest / PAGE + 1;
+    uint begin = lowest, end = end_all;
     if (SPLIT) {
         begin = lowest + gl_WorkGroupID.z;
         end = min(begin + 1, end);
@@ -288,6 +280,7 @@ void main() {
             barrier();
         }
     }
+    if (JOIN) join_block(tail, step_.first, i0, min(R, live - i0), end_all - lowest, n_kv, slots);
     if (SPLIT) return;
     if (t < PAIRS) page_ml[t].y = run.l;
     barrier();

@@ -16,28 +16,34 @@ layout(constant_id = 7) const uint U = 1;        // rounds whose loads are in fl
 layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 128;      // threads
 const uint LANES = SG < 32 ? SG : 32;
+const uint SUBGROUPS = T / SG;
 
 #include "linear.glsl"
+#include "heads.glsl"
 
 layout(push_constant, scalar) uniform Push {
     LinearArgs args;
     uint more_n;    // rows of the matrices beside it, 16 bits each; 0: there is none
     Matrix more[2];
+    uint64_t tail;  // of HEADS
 };
 
 void main() {
     const uint live = live_rows(args.step_, SELECTED);
     const uint m0 = gl_WorkGroupID.x * M;
     if (m0 > 0 && m0 >= live) return;
+    const uint team = gl_LocalInvocationID.x / LANES, first = live_row(args.step_, SELECTED, 0);
     const uint ROWS = T / LANES * NR; // of a workgroup
     LinearArgs a = args;
-    uint group = gl_WorkGroupID.y;
+    uint group = gl_WorkGroupID.y, which = 0;
     [[unroll]] for (uint i = 0; i < 2; i++) {
         const uint groups = (a.n + ROWS - 1) / ROWS, n = more_n >> (16 * i) & 0xffff;
         if (group < groups || n == 0) break;
         group -= groups;
         a.matrix = more[i];
         a.n = n;
+        which = i + 1;
     }
-    linear(a, group * ROWS + gl_LocalInvocationID.x / LANES * NR, m0, live_row(args.step_, SELECTED, 0), live);
+    linear(a, group * ROWS + team * NR, m0, first, live);
+    if (HEADS) finish_heads(tail, which, group * ROWS, ROWS, m0, min(M, live - m0), first);
 }

@@ -18,10 +18,14 @@ layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 512;      // threads
 #include "codes.glsl"
 
+const uint SG = 32, SUBGROUPS = T / SG;
+#include "heads.glsl"
+
 layout(push_constant, scalar) uniform Push {
     LinearArgs args;
     uint more_n;    // rows of the matrices beside it, 16 bits each; 0: there is none
     Matrix more[2];
+    uint64_t tail;  // of HEADS
 };
 
 const uint TEAMS = 8;                 // subgroups that share the parts of a row
@@ -37,13 +41,14 @@ void main() {
     if (m0 > 0 && m0 >= live) return;
     const uint ROWS = 16 * RT * BANDS;
     LinearArgs a = args;
-    uint block = gl_WorkGroupID.y;
+    uint block = gl_WorkGroupID.y, which = 0;
     [[unroll]] for (uint i = 0; i < 2; i++) {
         const uint blocks = (a.n + ROWS - 1) / ROWS, n = more_n >> (16 * i) & 0xffff;
         if (block < blocks || n == 0) break;
         block -= blocks;
         a.matrix = more[i];
         a.n = n;
+        which = i + 1;
     }
     const uint lane = gl_SubgroupInvocationID, team = gl_SubgroupID % TEAMS, band = gl_SubgroupID / TEAMS;
     const uint four = lane % 4, eight = lane / 4;
@@ -160,4 +165,5 @@ void main() {
                 a.matrix.out_.v[r * a.n + row] = row_result(sum, a.sums.v[r], a.sx.v[r], a.matrix.scales, row);
             }
         }
+    if (HEADS) finish_heads(tail, which, block * ROWS, ROWS, m0, min(8 * NT, live - m0), first);
 }

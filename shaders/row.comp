@@ -31,6 +31,7 @@ shared float parts[BLOCKS > TEAMS ? BLOCKS : TEAMS];
 shared int int_parts[TEAMS];
 
 #include "row.glsl"
+#include "pages.glsl"
 #include "whole_row.glsl"
 
 void main() {

@@ -224,9 +224,43 @@ fn rotation_of_heads() {
         let (q_norm, k_norm, rope_table) = (t.vector(dim), t.vector(dim), t.floats(dim));
         let op = Op::Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv };
         for step in every_row_count() {
-            // Keys are turned in place by the twin, while the device leaves them for scratch alone.
+            // They are turned in place.
             [q, k].into_iter().zip([n_heads, n_kv]).for_each(|(id, n)| t.fill(id, t.layout.max_rows * n * dim));
             t.run(&format!("{heads:?}"), vec![op.clone()], [step]);
+        }
+    }
+}
+
+/// Few rows: each of these is one call, whose workgroups do what the next dispatches would. More rows: a call each.
+#[test]
+fn dispatches_in_one_call() {
+    let Some(open) = device() else { return };
+    let steps = |live| {
+        let step = |first, base, tree| Step { live, first, base, tree, ..Step::default() };
+        [step(0, 300, false), step(live % 3, 770, true)]
+    };
+    let rows = [(1, 1), (3, 1), (9, 1), (33, 2)];
+    let heads = [(128, 2, 1, KvFormat::F16, None), (32, 8, 2, KvFormat::F32, Some(70)), (64, 4, 2, KvFormat::F16, Some(300))];
+    for (h, prepared) in heads.into_iter().zip(["i4-g32", "f32", "i8-g32"]) {
+        let mut t = Twins::new(open(), 11);
+        let (dim, n_heads, n_kv, ..) = h;
+        let kv = layer(&mut t, h);
+        let mut jobs = [n_heads, n_kv, n_kv].map(|n| t.job(format("i4-g32"), n * dim, 96));
+        let act = jobs[0].act;
+        jobs.iter_mut().for_each(|job| job.act = act);
+        let [q, k, v] = jobs.each_ref().map(|job| job.out);
+        let (q_norm, k_norm, rope_table) = (t.vector(dim), t.vector(dim), t.floats(dim));
+        let out = t.rows(n_heads * dim);
+        let act = t.act(format(prepared), n_heads * dim);
+        for (live, calls) in rows {
+            let linear = Op::Linear { jobs: jobs.to_vec(), rows: RowSet::All };
+            let rope = Op::Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv };
+            t.run(&format!("{h:?}"), vec![linear, rope], steps(live));
+            assert_eq!(t.exec.calls(), calls, "{h:?}: products and rotation, {live} rows");
+            let attention = Op::Attention { q, out, n_heads, scale: (dim as f32).powf(-0.5), kv };
+            let ops = vec![attention, Op::Prepare { input: out, act, rows: RowSet::All }];
+            t.run(&format!("{h:?}"), ops, steps(live));
+            assert_eq!(t.exec.calls(), calls, "{h:?}: attention and preparation, {live} rows");
         }
     }
 }

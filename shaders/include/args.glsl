@@ -4,7 +4,7 @@
 struct Matrix {
     uint64_t codes;
     F16 scales;    // [n, groups]; [n, 2] for i8a
-    F32 out_;      // [rows, n]
+    SharedF32 out_; // [rows, n]
 };
 
 struct LinearArgs {
@@ -34,3 +34,23 @@ struct RowArgs {
     uint window; // of attention whose partials are joined
     uint slots;  // pages of a row's partials
 };
+
+struct RopeArgs {
+    F32 q;       // [rows, n_heads, head_dim]
+    F32 k;       // [rows, n_kv, head_dim]
+    F32 v;
+    F32 q_norm;  // [head_dim]
+    F32 k_norm;
+    F32 table;   // [max_rows, 2, head_dim / 2]
+    uint64_t scratch_k; // [n_kv, head_dim / KB, max_rows, KB]
+    uint64_t scratch_v; // [max_rows, n_kv, head_dim]
+    Step step_;
+    float eps;
+    uint n_heads;
+    uint n_kv;
+    uint max_rows;
+};
+
+// What follows a call and is done by its workgroups: the arguments of the call that is saved, and counters, 0 before and after.
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer RowTail { RowArgs args; uint64_t counts; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer RopeTail { RopeArgs args; uint64_t counts; };

@@ -17,3 +17,15 @@ float join_output(float a, float page, float fa, float fb) {
 
 // First position that a query at `position` sees; a window of 0 sees all.
 uint first_visible(uint position, uint window) { return window == 0 || position + 1 <= window ? 0 : position + 1 - window; }
+
+// sum + a.x b.x + a.y b.y + ..., in this order.
+float add_products(vec4 a, vec4 b, float sum) {
+    precise float s = sum;
+    [[unroll]] for (uint e = 0; e < 4; e++) s = fma(a[e], b[e], s);
+    return s;
+}
+
+vec4 add_scaled(float e, vec4 value, vec4 sum) {
+    precise vec4 s = fma(vec4(e), value, sum);
+    return s;
+}

@@ -21,6 +21,9 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) buffer U32 { uint v
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer U32x2 { uvec2 v[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer U32x4 { uvec4 v[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer F32x4 { vec4 v[]; };
+// Floats that one workgroup of a dispatch writes and another one reads.
+layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer SharedF32 { float v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer SharedF32x4 { vec4 v[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 2) buffer F16 { float16_t v[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 2) buffer U16 { uint16_t v[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer I8 { int8_t v[]; };

@@ -10,22 +10,25 @@ uint column(uint block) { return block * 128 + gl_SubgroupInvocationID * PER; }
 
 // Rows of a length that lanes divide evenly are loaded in large pieces, and what lies outside is a load that is forgotten: loads that
 // nothing decides about go out together. Others (no model has them) go column by column.
-void load_block(F32 from, uint row, uint block, uint cols, out float v[PER]) {
-    const uint col = column(block), at = row * cols + min(col, cols - PER);
-    if (cols % PER != 0 || cols % 4 != 0) {
-        [[unroll]] for (uint i = 0; i < PER; i++) v[i] = col + i < cols ? from.v[row * cols + col + i] : 0.0;
-        return;
+#define LOAD_BLOCK(NAME, FLOATS, FOURS) \
+    void NAME(FLOATS from, uint row, uint block, uint cols, out float v[PER]) { \
+        const uint col = column(block), at = row * cols + min(col, cols - PER); \
+        if (cols % PER != 0 || cols % 4 != 0) { \
+            [[unroll]] for (uint i = 0; i < PER; i++) v[i] = col + i < cols ? from.v[row * cols + col + i] : 0.0; \
+            return; \
+        } \
+        if (PER % 4 == 0) { \
+            [[unroll]] for (uint i = 0; i < PER; i += 4) { \
+                const vec4 four = FOURS(uint64_t(from)).v[(at + i) / 4]; \
+                v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w; \
+            } \
+        } else { \
+            [[unroll]] for (uint i = 0; i < PER; i++) v[i] = from.v[at + i]; \
+        } \
+        if (col >= cols) [[unroll]] for (uint i = 0; i < PER; i++) v[i] = 0.0; \
     }
-    if (PER % 4 == 0) {
-        [[unroll]] for (uint i = 0; i < PER; i += 4) {
-            const vec4 four = F32x4(uint64_t(from)).v[(at + i) / 4];
-            v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
-        }
-    } else {
-        [[unroll]] for (uint i = 0; i < PER; i++) v[i] = from.v[at + i];
-    }
-    if (col >= cols) [[unroll]] for (uint i = 0; i < PER; i++) v[i] = 0.0;
-}
+LOAD_BLOCK(load_block, F32, F32x4)
+LOAD_BLOCK(load_shared_block, SharedF32, SharedF32x4)
 
 void store_block(F32 to, uint row, uint block, uint cols, float v[PER]) {
     const uint col = column(block), at = row * cols + col;
@@ -129,36 +132,11 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
     return 0;
 }
 
-// Joins the page partials of a block of attention's live row `index`, in page order: x is [live row, heads, slots, head_dim + 2].
-void join_pages(RowArgs a, uint index, uint block, uint cols, uint head_dim, out float v[PER]) {
-    const uint AHEAD = 4; // pages whose loads are in flight together
-    const uint position = a.step_.v[STEP_POSITIONS * a.max_rows + a.step_.first + index];
-    const uint pages = position / PAGE - first_visible(position, a.window) / PAGE + 1;
-    const uint col = min(column(block), cols - PER);
-    const uint at = (index * (cols / head_dim) + col / head_dim) * a.slots * (head_dim + 2);
-    Running run = Running(0.0, 0.0);
-    for (uint page0 = 0; page0 < pages; page0 += AHEAD) {
-        Running ml[AHEAD];
-        float o[AHEAD][PER];
-        [[unroll]] for (uint k = 0; k < AHEAD; k++) {
-            const uint from = at + min(page0 + k, pages - 1) * (head_dim + 2);
-            ml[k] = Running(a.x.v[from + head_dim], a.x.v[from + head_dim + 1]);
-            [[unroll]] for (uint i = 0; i < PER; i++) o[k][i] = a.x.v[from + col % head_dim + i];
-        }
-        [[unroll]] for (uint k = 0; k < AHEAD; k++) {
-            if (page0 + k >= pages) break;
-            if (page0 + k == 0) {
-                run = ml[0];
-                [[unroll]] for (uint i = 0; i < PER; i++) v[i] = o[0][i];
-            } else {
-                float fa, fb;
-                run = join(run, ml[k], fa, fb);
-                [[unroll]] for (uint i = 0; i < PER; i++) v[i] = join_output(v[i], o[k][i], fa, fb);
-            }
-        }
-    }
-    [[unroll]] for (uint i = 0; i < PER; i++) {
-        precise float y = v[i] / run.l;
-        v[i] = column(block) < cols ? y : 0.0;
-    }
+// What the next linear layer wants of a block of row `r` where its scales are a group's (or it takes floats): stored as it is where
+// somebody reads that, then the Hadamard, then int8.
+void finish_block(RowArgs a, inout float v[PER], uint r, uint block, uint cols, bool hadamard_, bool int8, uint group) {
+    if (uint64_t(a.z) != 0) store_block(a.z, r, block, cols, v);
+    if (hadamard_) hadamard(v, block);
+    if (int8) round_block(a, v, r, block, cols, group, 0.0);
+    else store_block(F32(a.values), r, block, cols, v);
 }

@@ -1,6 +1,7 @@
 //! From operations to kernel calls: which shader, how specialised, over how many workgroups.
 
 use super::device::DeviceInfo;
+use super::finish::Tail;
 use super::footprint::OwnSizes;
 use super::layout::{DeviceMatrix, Packing, code_number};
 use super::linear::put_beside;
@@ -65,8 +66,10 @@ pub struct Call {
     pub shader: Shader,
     pub constants: Constants,
     pub push: Push,
-    /// The push constants of a linear layer.
-    pub linear: Option<LinearPush>,
+    /// The push constants of a linear layer, and how many matrix rows a workgroup takes.
+    pub linear: Option<(LinearPush, usize)>,
+    /// What its last workgroups do.
+    pub tail: Option<Tail>,
     pub groups: [u32; 3],
     pub touches: Vec<Touch>,
     /// Weight bytes read.
@@ -80,6 +83,10 @@ impl Call {
     pub fn writes(&self, id: BufferId) -> bool {
         self.touches.contains(&Touch::Write(id))
     }
+
+    pub(super) fn constant(&self, id: u32) -> Option<u32> {
+        self.constants.iter().find(|c| c.0 == id).map(|c| c.1)
+    }
 }
 
 /// Where things lie on the device.
@@ -91,6 +98,8 @@ pub struct Places<'a> {
     pub matrices: &'a [DeviceMatrix],
     pub step: BufferId,
     pub max_rows: usize,
+    /// Whether calls may have tails.
+    pub finish: bool,
     /// Buffers of the executor's own.
     pub own: Own,
 }
@@ -106,6 +115,9 @@ pub struct Own {
     pub partial_floats: usize,
     /// Addresses of all layers' caches, for commits.
     pub layers: BufferId,
+    /// Tails of calls, and the counters that these use.
+    pub tails: BufferId,
+    pub counts: BufferId,
     pub sizes: OwnSizes,
 }
 
@@ -142,8 +154,8 @@ impl Places<'_> {
                 _ => None,
             };
             let written = op.outputs();
-            let again = rest.iter().skip(prepare.is_some() as usize);
-            let read_later = reads_before_write(again, written.last().copied());
+            let mut end = i + 1 + prepare.is_some() as usize;
+            let read_later = reads_before_write(dispatches[end..].iter(), written.last().copied());
             match op {
                 Op::Embed { .. } => out.push(self.embed(op, bucket)?),
                 Op::Norm { .. } => out.push(self.norm(op, prepare, read_later, bucket)),
@@ -153,6 +165,8 @@ impl Places<'_> {
                         let call = self.linear(job, *rows, bucket)?;
                         put_beside(&mut out, before, call, label);
                     }
+                    let all = *rows == RowSet::All;
+                    end += (all && self.finish_rope(&mut out[before..], jobs, rest.first(), bucket)?) as usize;
                 }
                 Op::GateUp { act_gate, gate, act_up, up, out: result } => {
                     let jobs = [(*gate, *act_gate, self.own.gate), (*up, *act_up, self.own.up)];
@@ -172,7 +186,6 @@ impl Places<'_> {
             for call in out.iter_mut().rev().take_while(|c| c.label.is_empty()) {
                 call.label = label;
             }
-            let end = i + 1 + prepare.is_some() as usize;
             out[before..].iter_mut().for_each(|call| call.of = i..end);
             i = end;
         }
@@ -182,7 +195,7 @@ impl Places<'_> {
 
     pub(super) fn call(&self, shader: Shader, constants: Constants, push: Push, groups: [usize; 3], touches: Vec<Touch>) -> Call {
         let groups = groups.map(|g| g as u32);
-        Call { shader, constants, push, linear: None, groups, touches, bytes: 0, label: "", of: 0..0 }
+        Call { shader, constants, push, linear: None, tail: None, groups, touches, bytes: 0, label: "", of: 0..0 }
     }
 
     fn embed(&self, op: &Op, bucket: Bucket) -> Result<Call> {
@@ -282,14 +295,14 @@ impl Places<'_> {
         self.row_call(work, bucket)
     }
 
-    fn rope(&self, op: &Op, bucket: Bucket) -> Result<Call> {
+    pub(super) fn rope(&self, op: &Op, bucket: Bucket) -> Result<Call> {
         let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else { unreachable!() };
         let constants = vec![(0, self.info.subgroup), (1, self.info.subgroup), (2, kv.head_dim as u32), (3, kv_code(kv))];
         let push = [*q, *k, *v, *q_norm, *k_norm, *rope_table, kv.scratch_k, kv.scratch_v, self.step];
         let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
         let push = push.float(*eps).word(*n_heads).word(kv.n_kv_heads).word(self.max_rows);
         let touches =
-            vec![Touch::Write(*q), Touch::Read(*k), Touch::Read(*v), Touch::Write(kv.scratch_k), Touch::Write(kv.scratch_v)];
+            vec![Touch::Write(*q), Touch::Write(*k), Touch::Read(*v), Touch::Write(kv.scratch_k), Touch::Write(kv.scratch_v)];
         let groups = [n_heads + 2 * kv.n_kv_heads, bucket.rows, 1];
         Ok(self.call(Shader::Rope, constants, push, groups, touches))
     }
@@ -328,19 +341,29 @@ impl Places<'_> {
         let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
         let window = kv.pages.window.unwrap_or(0);
         let push = push.float(*scale).word(kv.n_kv_heads).word(kv.pages.count).word(kv.all_pages());
-        let push = push.word(window).word(self.max_rows).word(slots);
+        let push = push.word(window).word(self.max_rows).word(slots).word(0).at(0);
         // Rows of a block may look at pages apart by one.
         let pages = if split { slots + (kv.pages.window.is_some() && rows > 1) as usize } else { 1 };
         let groups = [kv.n_kv_heads, bucket.rows.div_ceil(rows), pages];
         let touches = vec![Touch::Read(*q), Touch::Read(kv.scratch_k), Touch::Read(kv.scratch_v), Touch::Write(target)];
-        out_calls.push(self.call(Shader::Attention, constants, push, groups, touches));
+        let mut call = self.call(Shader::Attention, constants, push, groups, touches);
         if split {
             let z = (prepare.is_none() || read_later).then_some(*out);
-            let merge = Some(Merge { head_dim: dim, window, slots });
+            let joins = self.can_join(prepare, groups, gq * dim, bucket);
+            let merge = Some(Merge { head_dim: dim, window, slots: if joins { 0 } else { slots } });
             let (add, w_add, w, cols, rows) = (None, None, None, n_heads * dim, RowSet::All);
             let work = RowWork { x: target, add, w_add, w, z, prepare, cols, eps: 0.0, rows, glu: false, merge };
-            out_calls.push(self.row_call(work, bucket));
-        } else if let Some(act) = prepare {
+            let merge = self.row_call(work, bucket);
+            if joins {
+                self.finish_join(&mut call, merge);
+                out_calls.push(call);
+            } else {
+                out_calls.extend([call, merge]);
+            }
+            return Ok(());
+        }
+        out_calls.push(call);
+        if let Some(act) = prepare {
             out_calls.push(self.prepare(*out, act, RowSet::All, bucket));
         }
         Ok(())

@@ -43,6 +43,8 @@ pub struct CheckedExecutor {
     stale: HashSet<BufferId>,
     canonical: Vec<Matrix<'static>>,
     plans: Vec<Recorded>,
+    /// Kernel calls of the last run.
+    calls: usize,
     spoil: Option<Spoil>,
 }
 
@@ -68,8 +70,14 @@ impl CheckedExecutor {
             stale: HashSet::new(),
             canonical: Vec::new(),
             plans: Vec::new(),
+            calls: 0,
             spoil,
         }
+    }
+
+    /// Kernel calls that the last run took: for tests of what shares one.
+    pub fn calls(&self) -> usize {
+        self.calls
     }
 
     /// Makes one result of every later run wrong: for tests.
@@ -93,16 +101,16 @@ impl CheckedExecutor {
     fn run_group(&mut self, recorded: &Recorded, of: Range<usize>, calls: &[Call], step: &StepView<'_>) -> Result<()> {
         let dispatches = &recorded.dispatches[of.clone()];
         self.refuse_stale(dispatches, of.start)?;
-        let outputs: Vec<(usize, Output)> = of
-            .clone()
-            .flat_map(|i| {
-                let list = outputs(&recorded.dispatches[i].op, &self.canonical, recorded.layout.max_rows, i > of.start);
-                list.into_iter().map(move |output| (i, output))
-            })
-            .collect();
+        let mut all: Vec<(usize, Output)> = Vec::new();
+        for i in of.clone() {
+            let list = outputs(&recorded.dispatches[i].op, &self.canonical, recorded.layout.max_rows, i > of.start);
+            // What a later dispatch of the group writes over is not there to be compared.
+            all.retain(|(_, before)| list.iter().all(|output| output.id != before.id));
+            all.extend(list.into_iter().map(|output| (i, output)));
+        }
         // Where there are no calls there is nothing to write, and the twins must not write either.
         let is_written = |id| calls.is_empty() || calls.iter().any(|call| call.writes(id));
-        let (written, left): (Vec<_>, Vec<_>) = outputs.into_iter().partition(|(_, output)| is_written(output.id));
+        let (written, left): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, output)| is_written(output.id));
         let before = left.iter().map(|(_, o)| Ok((o.id, self.mirror_bytes(o.id)?))).collect::<Result<Vec<_>>>()?;
         if !calls.is_empty() {
             self.gpu.run_calls(calls)?;
@@ -252,6 +260,7 @@ impl Executor for CheckedExecutor {
         self.mirror.read(recorded.step, 0, bytemuck::cast_slice_mut(&mut words))?;
         let step = recorded.layout.view(&words);
         let calls = self.gpu.calls_of(plan, Bucket::of_step(&step))?;
+        self.calls = calls.len();
         let mut groups = calls.chunk_by(|a, b| a.of == b.of).peekable();
         let mut i = 0;
         while i < recorded.dispatches.len() {

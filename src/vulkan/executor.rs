@@ -3,6 +3,7 @@
 use super::call::{Bucket, Call, Own, Places, Touch};
 use super::choose::Choice;
 use super::device::Gpu;
+use super::finish::TAIL;
 use super::footprint::{OwnSizes, READBACK, RESULTS, key_block};
 use super::layout::DeviceMatrix;
 use super::matrix;
@@ -60,6 +61,8 @@ pub struct VulkanExecutor {
     matrices: Vec<DeviceMatrix>,
     plans: Vec<Recorded>,
     own: Option<Own>,
+    /// Tails of calls, by what they say, and which of the places for them each has.
+    tails: HashMap<Vec<u8>, usize>,
     /// Whether there are matrix instructions that do what the kernels expect of them.
     matrix_instructions: bool,
     /// Small writes that wait for the next submission.
@@ -93,6 +96,7 @@ impl VulkanExecutor {
             matrices: Vec::new(),
             plans: Vec::new(),
             own: None,
+            tails: HashMap::new(),
             pending: Vec::new(),
             steps: HashMap::new(),
             gpu,
@@ -119,8 +123,18 @@ impl VulkanExecutor {
         if let Some(own) = self.own.filter(|own| own.sizes == sizes) {
             return Ok(own);
         }
-        let [gate, up, partials, layers] = sizes.buffers().map(|(label, bytes)| self.alloc(label, bytes));
-        let own = Own { gate: gate?, up: up?, partials: partials?, partial_floats: sizes.partial_floats, layers: layers?, sizes };
+        let [gate, up, partials, layers, tails, counts] = sizes.buffers().map(|(label, bytes)| self.alloc(label, bytes));
+        let own = Own {
+            gate: gate?,
+            up: up?,
+            partials: partials?,
+            partial_floats: sizes.partial_floats,
+            layers: layers?,
+            tails: tails?,
+            counts: counts?,
+            sizes,
+        };
+        self.tails.clear();
         self.own = Some(own);
         Ok(own)
     }
@@ -145,15 +159,14 @@ impl VulkanExecutor {
 
     /// The recorded commands of a plan for one bucket, not in use.
     fn commands(&mut self, plan: PlanId, bucket: Bucket) -> Result<vk::CommandBuffer> {
-        let recorded = &self.plans[plan.0 as usize];
-        if let Some((commands, last)) = recorded.commands.get(&bucket) {
+        if let Some((commands, last)) = self.plans[plan.0 as usize].commands.get(&bucket) {
             if *last == self.queue.upcoming() {
                 self.queue.flush()?;
             }
             self.queue.wait(*last)?;
             return Ok(*commands);
         }
-        let calls = self.calls(recorded, bucket)?;
+        let calls = self.calls_of(plan, bucket)?;
         let (layout, pipelines) = self.kernels(&calls)?;
         let commands = self.queue.allocate()?;
         let timing = &mut self.timing;
@@ -186,7 +199,17 @@ impl VulkanExecutor {
         Ok((made.layout, kernels))
     }
 
-    fn calls(&self, recorded: &Recorded, bucket: Bucket) -> Result<Vec<Call>> {
+    /// The calls of a recorded plan.
+    pub(super) fn calls_of(&mut self, plan: PlanId, bucket: Bucket) -> Result<Vec<Call>> {
+        let mut calls = self.calls(plan, bucket, true)?;
+        if !self.place_tails(&mut calls)? {
+            calls = self.calls(plan, bucket, false)?;
+        }
+        Ok(calls)
+    }
+
+    fn calls(&self, plan: PlanId, bucket: Bucket, finish: bool) -> Result<Vec<Call>> {
+        let recorded = &self.plans[plan.0 as usize];
         let places = Places {
             info: &self.gpu.info,
             matrix_instructions: self.matrix_instructions,
@@ -194,14 +217,30 @@ impl VulkanExecutor {
             matrices: &self.matrices,
             step: recorded.step,
             max_rows: recorded.layout.max_rows,
+            finish,
             own: self.own.expect("made when the first plan was recorded"),
         };
         places.calls(&recorded.dispatches, bucket)
     }
 
-    /// The calls of a recorded plan.
-    pub(super) fn calls_of(&self, plan: PlanId, bucket: Bucket) -> Result<Vec<Call>> {
-        self.calls(&self.plans[plan.0 as usize], bucket)
+    /// Writes the calls' tails to where they are not yet and tells the calls; false if there is no room for all.
+    fn place_tails(&mut self, calls: &mut [Call]) -> Result<bool> {
+        let own = self.own.expect("made when the first plan was recorded");
+        for call in calls {
+            let Some(tail) = call.tail.take() else { continue };
+            let next = self.tails.len();
+            let slot = match self.tails.get(&tail.bytes) {
+                Some(slot) => *slot,
+                None if next == own.sizes.tails => return Ok(false),
+                None => {
+                    self.write(own.tails, next * TAIL, &tail.bytes)?;
+                    self.tails.insert(tail.bytes, next);
+                    next
+                }
+            };
+            call.push.set(tail.at, self.addresses[own.tails.0 as usize] + (slot * TAIL) as u64);
+        }
+        Ok(true)
     }
 
     /// Runs calls one after the other, apart from any plan.
@@ -435,7 +474,7 @@ impl Executor for VulkanExecutor {
         let started = self.started.take().context("no plan was started")?;
         self.queue.wait(started.submission)?;
         if self.timing.is_some() {
-            let calls = self.calls(&self.plans[started.plan.0 as usize], started.bucket)?;
+            let calls = self.calls_of(started.plan, started.bucket)?;
             self.timing.iter_mut().try_for_each(|t| t.gather(&calls))?;
         }
         match result {

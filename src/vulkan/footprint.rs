@@ -1,6 +1,7 @@
 //! What the executor takes of a device's memory: by the same rules, without the device.
 
 use super::device::DeviceInfo;
+use super::finish::TAIL;
 use super::layout::sizes;
 use super::memory::{Cuts, check_piece, rounded};
 use super::upload;
@@ -19,6 +20,9 @@ pub const RESULTS: u64 = 1 << 20;
 /// Room for partial results of attention.
 const PARTIALS: usize = 64 << 20;
 
+/// Counters of what the last workgroups of a call do, see `finish.rs`.
+pub const COUNTS: usize = 8192;
+
 /// Channels of a key that lie together: as many as a lane loads at once, 16 bytes.
 pub fn key_block(format: KvFormat) -> usize {
     16 / format.bytes()
@@ -32,13 +36,18 @@ pub struct OwnSizes {
     pub partial_floats: usize,
     /// Layers of one commit.
     layers: usize,
+    /// Calls that have a tail.
+    pub tails: usize,
 }
 
 impl OwnSizes {
     /// What a plan needs.
     pub fn of(plan: &Plan, layout: StepLayout, rows_of: impl Fn(WeightId) -> usize) -> OwnSizes {
-        let mut sizes = OwnSizes { partial_floats: PARTIALS / 4, layers: 1, gate: 0 };
+        let mut sizes = OwnSizes { partial_floats: PARTIALS / 4, layers: 1, gate: 0, tails: 0 };
         let mut attentions = 0;
+        let tail = |op: &Op| matches!(op, Op::Rope { .. } | Op::Attention { .. });
+        // Those of a plan with other buffers, such as one that an NPU takes part in, are others.
+        sizes.tails = 2 * plan.dispatches.iter().filter(|d| tail(&d.op)).count();
         for op in plan.dispatches.iter().map(|d| &d.op) {
             match op {
                 Op::GateUp { gate, .. } => sizes.gate = sizes.gate.max(layout.max_rows * rows_of(*gate) * 4),
@@ -62,13 +71,21 @@ impl OwnSizes {
             gate: self.gate.max(other.gate),
             partial_floats: self.partial_floats.max(other.partial_floats),
             layers: self.layers.max(other.layers),
+            tails: self.tails.max(other.tails),
         }
     }
 
     /// Label and bytes of each, in the order of allocation.
-    pub fn buffers(self) -> [(&'static str, usize); 4] {
-        let (partials, layers) = (self.partial_floats * 4, self.layers * 40);
-        [("gate", self.gate), ("up", self.gate), ("attention partials", partials), ("layers", layers)]
+    pub fn buffers(self) -> [(&'static str, usize); 6] {
+        let (partials, layers, tails) = (self.partial_floats * 4, self.layers * 40, self.tails * TAIL);
+        [
+            ("gate", self.gate),
+            ("up", self.gate),
+            ("attention partials", partials),
+            ("layers", layers),
+            ("tails", tails),
+            ("counts", COUNTS * 4),
+        ]
     }
 }
 

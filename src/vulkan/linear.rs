@@ -71,10 +71,11 @@ impl Places<'_> {
                     stride: act.cols as u32,
                     more_n: [0; 2],
                     more: [MatrixPush::zeroed(); 2],
+                    tail: 0,
                 };
                 let groups = [live.div_ceil(shape.block), m.rows.div_ceil(shape.rows), 1];
                 let call = self.call(shape.shader, constants, Push::of(&args), groups, touches);
-                Call { linear: Some(args), ..call }
+                Call { linear: Some((args, shape.rows)), ..call }
             }
         };
         call.bytes = m.bytes;
@@ -134,9 +135,9 @@ impl Places<'_> {
 /// of the same format, since a few large dispatches do more than many small ones.
 pub(super) fn put_beside(calls: &mut Vec<Call>, begin: usize, mut call: Call, label: &'static str) {
     call.label = label;
-    if let Some(args) = call.linear
+    if let Some((args, _)) = call.linear
         && let Some(last) = calls[begin..].last_mut().filter(|l| (l.shader, &l.constants) == (call.shader, &call.constants))
-        && let Some(beside) = &mut last.linear
+        && let Some((beside, _)) = &mut last.linear
         && beside.put_beside(&args)
     {
         last.push = Push::of(beside);

@@ -68,19 +68,14 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
         }
         Op::Rope { q, k, kv, n_heads, .. } => {
             let keys = Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.key_block, rows: max_rows };
+            let values = Grid::rows(kv.n_kv_heads * kv.head_dim);
+            // Alone, values are rounded at most, in a direction that Vulkan leaves to the driver.
+            let [turned, copied] = if fused { [PRODUCTS + SUMS, PRODUCTS] } else { [SUMS, 0.0] }.map(Rule::Near);
             vec![
-                floats(*q, "the queries", n_heads * kv.head_dim, Rule::Near(SUMS)),
-                floats(*k, "the keys", kv.n_kv_heads * kv.head_dim, Rule::Near(SUMS)),
-                cached(kv, kv.scratch_k, "the scratch keys", max_rows, keys, Rule::Near(SUMS)),
-                // Values are rounded at most, in a direction that Vulkan leaves to the driver.
-                cached(
-                    kv,
-                    kv.scratch_v,
-                    "the scratch values",
-                    max_rows,
-                    Grid::rows(kv.n_kv_heads * kv.head_dim),
-                    Rule::Near(0.0),
-                ),
+                floats(*q, "the queries", n_heads * kv.head_dim, turned),
+                floats(*k, "the keys", kv.n_kv_heads * kv.head_dim, turned),
+                cached(kv, kv.scratch_k, "the scratch keys", max_rows, keys, turned),
+                cached(kv, kv.scratch_v, "the scratch values", max_rows, values, copied),
             ]
         }
         Op::Attention { out, kv, n_heads, .. } => {

@@ -19,6 +19,8 @@ pub struct LinearPush {
     /// Rows of the matrices beside it; 0: there is none.
     pub more_n: [u16; 2],
     pub more: [MatrixPush; 2],
+    /// Arguments of what the last workgroups do; see `finish.rs`.
+    pub tail: u64,
 }
 
 /// A matrix of `linear.comp` and where its product goes.
@@ -90,6 +92,12 @@ impl Push {
 
     pub fn float(self, value: f32) -> Push {
         self.put(value.to_le_bytes())
+    }
+
+    /// Overwrites the address at byte `at`.
+    pub fn set(&mut self, at: usize, address: u64) {
+        assert!(at + 8 <= self.len, "push constants: no address at {at}");
+        self.bytes[at..][..8].copy_from_slice(&address.to_le_bytes());
     }
 
     pub fn bytes(&self) -> &[u8] {

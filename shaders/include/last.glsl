@@ -1,0 +1,22 @@
+// The last workgroup of several to come by does what needs the results of all of them: no dispatch of its own, no waiting.
+//
+// Nobody waits for anybody, so nothing is asked of the order in which a device runs workgroups.
+
+#extension GL_KHR_memory_scope_semantics : require
+
+shared uint before_me;
+
+// Whether this workgroup is the last of `parties` to come here for `unit`; then it sees what the others wrote to memory.
+bool is_last(uint64_t counts, uint unit, uint parties) {
+    barrier();
+    if (gl_LocalInvocationIndex == 0) {
+        memoryBarrier(gl_ScopeDevice, gl_StorageSemanticsBuffer, gl_SemanticsRelease);
+        before_me = atomicAdd(U32(counts).v[unit], 1u, gl_ScopeDevice, gl_StorageSemanticsBuffer, gl_SemanticsAcquireRelease);
+        // For the next dispatch.
+        if (before_me + 1 == parties) U32(counts).v[unit] = 0;
+    }
+    barrier();
+    if (before_me + 1 != parties) return false;
+    memoryBarrier(gl_ScopeDevice, gl_StorageSemanticsBuffer, gl_SemanticsAcquire);
+    return true;
+}
