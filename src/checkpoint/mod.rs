@@ -9,6 +9,7 @@ pub mod gguf;
 pub mod header;
 mod identity;
 pub mod shards;
+mod source;
 mod store;
 mod view;
 
@@ -218,17 +219,9 @@ impl Checkpoint {
     /// Some bytes of a raw tensor, read from its file rather than through the map: of a whole pass over a large checkpoint
     /// nothing stays in memory, and a file that was cut off meanwhile is an error.
     pub fn read(&self, tensor: &str, bytes: std::ops::Range<usize>, out: &mut Vec<u8>) -> Result<()> {
-        let (shard, entry) = self.by_name.get(tensor).map(|i| &self.raw[*i]).with_context(|| format!("no tensor `{tensor}`"))?;
-        anyhow::ensure!(bytes.end <= entry.range.len(), "bytes {bytes:?} lie outside tensor `{tensor}`");
+        let index = *self.by_name.get(tensor).with_context(|| format!("no tensor `{tensor}`"))?;
         out.resize(bytes.len(), 0);
-        let file = || self.shard_names.get(*shard).map_or_else(|| self.name.clone(), |name| self.store.display(name));
-        self.shards[*shard].read_at(entry.range.start + bytes.start, out).map_err(|e| match e.kind() {
-            std::io::ErrorKind::UnexpectedEof => {
-                let fault = Fault::model(format!("{}: tensor `{tensor}` is cut off: the file became shorter", file()));
-                anyhow::Error::new(fault.help("fetch the file again"))
-            }
-            _ => anyhow::Error::new(e).context(format!("reading tensor `{tensor}` from {}", file())),
-        })
+        self.read_at(index, bytes.start, out)
     }
 
     /// Reads all files of weights once, by all threads, and keeps nothing: what that takes bounds what loading takes. Returns their bytes.

@@ -4,8 +4,8 @@
 use super::dry::Pieces;
 use super::plan::{BufferId, KvFormat, Part, Plan, PlanId, WeightId};
 use super::step::StepLayout;
-use crate::tensor::Matrix;
-use anyhow::Result;
+use crate::tensor::{Matrix, StoredMatrix};
+use anyhow::{Result, bail};
 use serde::Serialize;
 
 /// Time spent in the kernels of one label since the last reset.
@@ -38,6 +38,28 @@ pub struct AssistReport {
     pub checks: u64,
 }
 
+/// A matrix to be loaded from where it is stored.
+pub struct LoadJob<'a> {
+    pub label: String,
+    /// Where in the model it belongs.
+    pub part: Part,
+    pub matrix: StoredMatrix<'a>,
+}
+
+/// Where the time of loading stored matrices went, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Loading {
+    /// Opening the device.
+    pub opening: f64,
+    /// Taking memory of the device and compiling kernels meanwhile.
+    pub preparing: f64,
+    /// From the first byte read to the last one in its place, those included.
+    pub moving: f64,
+    /// What of it a reading thread read, and waited for the device to take what was read.
+    pub reading: f64,
+    pub waiting: f64,
+}
+
 /// A device that runs plans.
 pub trait Executor: Send {
     /// Such as `cpu: avx512-vnni, 2 threads`.
@@ -48,6 +70,18 @@ pub trait Executor: Send {
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId>;
     /// Loads a weight matrix, repacked as the kernels like it. `part` is where in the model it belongs, for executors that spread one.
     fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId>;
+    /// Whether the device unpacks stored matrices of this part itself: then [`load_stored`](Self::load_stored) takes them.
+    fn unpacks(&self, _part: Part) -> bool {
+        false
+    }
+    /// Loads matrices straight from where they are stored, in this order.
+    fn load_stored(&mut self, _jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        bail!("this executor takes matrices that were read")
+    }
+    /// Where the time of [`load_stored`](Self::load_stored) went; `None` where it was not called.
+    fn loading(&self) -> Option<Loading> {
+        None
+    }
     /// Overwrites part of a buffer; `offset` in bytes.
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()>;
     fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()>;

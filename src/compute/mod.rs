@@ -12,6 +12,6 @@ pub mod split;
 pub mod step;
 pub mod uses;
 
-pub use executor::{AssistReport, Executor, KernelTime};
+pub use executor::{AssistReport, Executor, KernelTime, LoadJob, Loading};
 pub use plan::{Act, ActFormat, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, Part, Plan, PlanId, RowSet, WeightId};
 pub use step::StepLayout;

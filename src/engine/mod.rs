@@ -167,6 +167,10 @@ pub trait Engine: Send {
     fn upload_bandwidth(&mut self) -> Option<f64> {
         None
     }
+    /// See [`crate::compute::Executor::loading`].
+    fn loading(&self) -> Option<crate::compute::Loading> {
+        None
+    }
     /// See [`crate::compute::Executor::assist`].
     fn assist(&self) -> Option<crate::compute::AssistReport> {
         None

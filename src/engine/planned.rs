@@ -297,6 +297,10 @@ impl Engine for PlannedEngine {
         self.exec.upload_bandwidth()
     }
 
+    fn loading(&self) -> Option<crate::compute::Loading> {
+        self.exec.loading()
+    }
+
     fn assist(&self) -> Option<crate::compute::AssistReport> {
         self.exec.assist()
     }

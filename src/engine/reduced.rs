@@ -203,6 +203,10 @@ impl Engine for ReducedEngine {
         self.inner.upload_bandwidth()
     }
 
+    fn loading(&self) -> Option<crate::compute::Loading> {
+        self.inner.loading()
+    }
+
     fn start_profile(&mut self) {
         self.inner.start_profile();
     }

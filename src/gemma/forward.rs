@@ -6,11 +6,12 @@
 use super::{Config, Role, Weights};
 use crate::compute::reference::MAX_HEAD_DIM;
 use crate::compute::{
-    Act, ActFormat, BufferId, Executor, KvFormat, KvLayer, LinearJob, Op, Part, Plan, PlanId, RowSet, StepLayout, WeightId, best,
+    Act, ActFormat, BufferId, Executor, KvFormat, KvLayer, LinearJob, LoadJob, Op, Part, Plan, PlanId, RowSet, StepLayout,
+    WeightId, best,
 };
 use crate::error::Fault;
 use crate::kv::Pages;
-use crate::tensor::Matrix;
+use crate::tensor::{Format, Matrix};
 use anyhow::{Context, Result};
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -58,12 +59,14 @@ pub fn load(weights: &Weights, exec: &mut dyn Executor, options: ForwardOptions)
     if exec.is_dry() {
         return build(weights, exec, options, None);
     }
-    // Matrices are read, and converted where a file has them in another form, while the ones before them are sent to the device.
+    let unpacks = |exec: &dyn Executor, role, layer| exec.unpacks(part(weights, role, layer));
+    let matrices = weights.roles().into_iter().filter(|(role, _)| role.is_matrix());
+    let converted: Vec<_> = matrices.filter(|(role, layer)| !unpacks(exec, *role, *layer)).collect();
+    // Matrices are read, and converted where a file has them in another form, while the ones before them are taken by the executor.
     std::thread::scope(|scope| {
         let (send, ahead) = sync_channel(AHEAD);
         scope.spawn(move || {
-            let order = weights.roles().into_iter().filter(|(role, _)| role.is_matrix());
-            for (role, layer) in order {
+            for (role, layer) in converted {
                 if send.send((role, layer, weights.matrix(role, layer))).is_err() {
                     return; // Who waited for matrices has given up.
                 }
@@ -80,8 +83,11 @@ fn build<'a>(
     ahead: Option<Ahead<'a>>,
 ) -> Result<Forward> {
     let layout = StepLayout { max_rows: options.max_rows.next_multiple_of(16) };
-    let mut b = Builder { weights, exec, ahead, layout, acts: HashMap::new() };
+    let mut b = Builder { weights, exec, ahead, loaded: HashMap::new(), layout, acts: HashMap::new() };
     let config = weights.config().clone();
+    if b.ahead.is_some() {
+        b.load_stored()?;
+    }
     let step = b.exec.alloc("step", layout.words() * 4)?;
     let rope = [b.rows("rope local", config.head_dim)?, b.rows("rope global", config.head_dim)?];
     let (kv, kv_bytes) = b.kv(&config, options)?;
@@ -120,12 +126,27 @@ fn build<'a>(
 /// Matrices made ahead, beside the one that is being loaded.
 const AHEAD: usize = 1;
 
+/// What a matrix is called in errors.
+fn label(role: Role, layer: usize) -> String {
+    format!("{role:?} {layer}")
+}
+
+fn part(weights: &Weights, role: Role, layer: usize) -> Part {
+    match role {
+        Role::Embed if weights.has_own_head() => Part::Embedding,
+        Role::Embed | Role::Head => Part::Head,
+        _ => Part::Layer(layer as u16),
+    }
+}
+
 type Ahead<'a> = Receiver<(Role, usize, Result<Matrix<'a>>)>;
 
 struct Builder<'a> {
     weights: &'a Weights,
     exec: &'a mut dyn Executor,
-    /// Where matrices come from; `None` in a dry run, which wants their shapes only.
+    /// Matrices that the executor has unpacked itself, with their format.
+    loaded: HashMap<(Role, usize), (WeightId, Format)>,
+    /// Where the other matrices come from; `None` in a dry run, which wants their shapes only.
     ahead: Option<Ahead<'a>>,
     layout: StepLayout,
     /// One set of buffers per kind of linear input: dispatches use them one after the other.
@@ -138,8 +159,32 @@ impl Builder<'_> {
         self.exec.alloc(label, self.layout.max_rows * cols * 4)
     }
 
+    /// Has the executor load what it unpacks itself.
+    fn load_stored(&mut self) -> Result<()> {
+        let roles = self.weights.roles().into_iter().filter(|(role, _)| role.is_matrix());
+        let (mut jobs, mut places) = (Vec::new(), Vec::new());
+        for (role, layer) in roles {
+            let part = part(self.weights, role, layer);
+            if self.exec.unpacks(part) {
+                let matrix = self.weights.stored(role, layer)?;
+                places.push(((role, layer), matrix.format));
+                jobs.push(LoadJob { label: label(role, layer), part, matrix });
+            }
+        }
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let ids = self.exec.load_stored(jobs)?;
+        self.loaded = places.into_iter().zip(ids).map(|((place, format), id)| (place, (id, format))).collect();
+        Ok(())
+    }
+
     /// Loads a matrix; the format decides what its input must look like.
     fn matrix(&mut self, role: Role, layer: usize) -> Result<(WeightId, ActFormat, usize)> {
+        if let Some((id, format)) = self.loaded.get(&(role, layer)) {
+            let [_, cols] = role.shape(self.weights.config());
+            return Ok((*id, ActFormat::for_weights(*format), cols));
+        }
         let matrix = match &self.ahead {
             None => self.weights.shape(role, layer)?,
             Some(ahead) => {
@@ -148,13 +193,8 @@ impl Builder<'_> {
                 matrix?
             }
         };
-        let label = format!("{role:?} {layer}");
-        let part = match role {
-            Role::Embed if self.weights.has_own_head() => Part::Embedding,
-            Role::Embed | Role::Head => Part::Head,
-            _ => Part::Layer(layer as u16),
-        };
-        let id = self.exec.load(&label, part, &matrix).with_context(|| format!("loading {label}"))?;
+        let label = label(role, layer);
+        let id = self.exec.load(&label, part(self.weights, role, layer), &matrix).with_context(|| format!("loading {label}"))?;
         let (format, cols) = (ActFormat::for_weights(matrix.format), matrix.cols);
         self.weights.recycle(matrix);
         Ok((id, format, cols))

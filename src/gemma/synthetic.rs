@@ -2,13 +2,14 @@
 
 use super::Role;
 use crate::tensor::trellis::Trellis;
-use crate::tensor::{Code, Format, Matrix};
+use crate::tensor::{Code, Coding, Format, Matrix, Source, StoredMatrix};
 use anyhow::Result;
 use half::{bf16, f16};
+use rayon::prelude::*;
 use std::collections::HashMap;
 
-/// Below this many bytes a second thread costs more than it brings.
-const SMALL: usize = 1 << 20;
+/// Bytes that a thread makes at a time.
+const PIECE: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(super) struct Synthetic {
@@ -19,12 +20,20 @@ pub(super) struct Synthetic {
 /// A stream of 64-bit numbers (splitmix64).
 struct Stream(u64);
 
+/// What a stream's state grows by.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
 impl Stream {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(STEP);
         let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ z >> 31
+    }
+
+    /// The same stream without its first `n` numbers.
+    fn skip(self, n: usize) -> Stream {
+        Stream(self.0.wrapping_add((n as u64).wrapping_mul(STEP)))
     }
 
     /// Uniform in -1..1.
@@ -52,22 +61,23 @@ impl Synthetic {
 
     /// Uniform weights of variance 1 / cols, so that activations neither vanish nor explode.
     pub fn matrix(&self, role: Role, layer: usize, rows: usize, cols: usize) -> Result<Matrix<'static>> {
+        let stored = self.stored(role, layer, rows, cols)?;
+        let mut codes = vec![0; stored.code_bytes()];
+        let mut scales = vec![f16::ZERO; stored.scale_bytes() / 2];
+        let fill = |source: &dyn Source, bytes: &mut [u8]| {
+            let pieces = bytes.par_chunks_mut(PIECE).enumerate();
+            pieces.try_for_each(|(i, piece)| source.read_at(i * PIECE, piece))
+        };
+        fill(&*stored.codes, &mut codes)?;
+        stored.scales.iter().try_for_each(|source| fill(&**source, bytemuck::cast_slice_mut(&mut scales)))?;
+        Matrix::new(stored.format, rows, cols, codes, scales)
+    }
+
+    /// The same matrix, not made yet.
+    pub fn stored(&self, role: Role, layer: usize, rows: usize, cols: usize) -> Result<StoredMatrix<'_>> {
         let format = self.format(role, layer);
         format.check_cols(cols)?;
         let limit = (3.0 / cols as f32).sqrt();
-        let row_bytes = format.row_bytes(cols);
-        let mut codes = vec![0u8; format.stored_rows(rows) * row_bytes];
-        let threads = if codes.len() < SMALL { 1 } else { std::thread::available_parallelism().map_or(1, |n| n.get()) };
-        let rows_each = rows.div_ceil(threads).max(1);
-        std::thread::scope(|scope| {
-            for (part, chunk) in codes.chunks_mut(rows_each * row_bytes).enumerate() {
-                scope.spawn(move || {
-                    for (i, row) in chunk.chunks_exact_mut(row_bytes).enumerate() {
-                        fill(format.code, row, limit, self.stream(role, layer, part * rows_each + i));
-                    }
-                });
-            }
-        });
         let largest = match (format.code, Trellis::of(format.code)) {
             (_, Some(trellis)) => trellis.deviation() * f32::sqrt(3.0),
             (Code::I8, _) => 127.0,
@@ -75,14 +85,13 @@ impl Synthetic {
             (Code::I4, _) => 8.0,
             _ => 1.5,
         };
-        let mut stream = self.stream(role, layer, rows);
-        // A little spread, so that a kernel that mixes up its scales is caught.
-        let mut scale = || f16::from_f32(limit / largest * (1.0 + 0.25 * stream.unit()));
-        let scales: Vec<f16> = match format.code {
-            Code::I8a => (0..rows).flat_map(|_| [scale(), f16::from_f32(-limit)]).collect(),
-            _ => (0..rows * format.groups(cols)).map(|_| scale()).collect(),
+        let codes = Codes { weights: self, of: (role, layer), code: format.code, row_bytes: format.row_bytes(cols), limit };
+        let scales = Scales { stream: self.stream(role, layer, rows).0, unit: limit / largest };
+        let scales: Box<dyn Source> = match format.code {
+            Code::I8a => Box::new(WithLeast(scales, f16::from_f32(-limit))),
+            _ => Box::new(scales),
         };
-        Matrix::new(format, rows, cols, codes, scales)
+        Ok(StoredMatrix { format, rows, cols, coding: Coding::Canonical, codes: Box::new(codes), scales: Some(scales) })
     }
 
     /// Norm weights between -1/4 and 1/4.
@@ -92,20 +101,117 @@ impl Synthetic {
     }
 }
 
-/// One row of codes.
-fn fill(code: Code, row: &mut [u8], limit: f32, mut stream: Stream) {
+/// Codes of a matrix. The numbers of each row are a stream of their own.
+struct Codes<'a> {
+    weights: &'a Synthetic,
+    of: (Role, usize),
+    code: Code,
+    row_bytes: usize,
+    limit: f32,
+}
+
+impl Source for Codes<'_> {
+    fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
+        let (mut at, mut out) = (at, out);
+        while !out.is_empty() {
+            let (row, from) = (at / self.row_bytes, at % self.row_bytes);
+            let (part, rest) = out.split_at_mut(out.len().min(self.row_bytes - from));
+            at += part.len();
+            fill(self.code, from, part, self.limit, self.weights.stream(self.of.0, self.of.1, row));
+            out = rest;
+        }
+        Ok(())
+    }
+}
+
+/// Scales, f16. A little spread, so that a kernel that mixes up its scales is caught.
+struct Scales {
+    stream: u64,
+    unit: f32,
+}
+
+impl Source for Scales {
+    fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
+        let mut stream = Stream(self.stream).skip(at / 2);
+        pieces(at, out, || f16::from_f32(self.unit * (1.0 + 0.25 * stream.unit())).to_le_bytes());
+        Ok(())
+    }
+}
+
+/// The scale of each row, and behind it the least weight, which all rows share.
+struct WithLeast(Scales, f16);
+
+impl Source for WithLeast {
+    fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
+        let mut stream = Stream(self.0.stream).skip(at / 4);
+        pieces(at, out, || {
+            let [a, b] = f16::from_f32(self.0.unit * (1.0 + 0.25 * stream.unit())).to_le_bytes();
+            let [c, d] = self.1.to_le_bytes();
+            [a, b, c, d]
+        });
+        Ok(())
+    }
+}
+
+/// Fills `out`, which begins at byte `at` of a row of values of N bytes, with the values from the one that `at` lies in.
+fn pieces<const N: usize>(at: usize, out: &mut [u8], mut next: impl FnMut() -> [u8; N]) {
+    let head = (N - at % N) % N;
+    let (head, body) = out.split_at_mut(head.min(out.len()));
+    if !head.is_empty() {
+        head.copy_from_slice(&next()[at % N..][..head.len()]);
+    }
+    let (whole, tail) = body.as_chunks_mut::<N>();
+    whole.iter_mut().for_each(|value| *value = next());
+    if !tail.is_empty() {
+        tail.copy_from_slice(&next()[..tail.len()]);
+    }
+}
+
+/// Part of a row of codes, from byte `at` on.
+fn fill(code: Code, at: usize, part: &mut [u8], limit: f32, stream: Stream) {
     match code {
-        Code::F32 => row.as_chunks_mut::<4>().0.iter_mut().for_each(|b| *b = (stream.unit() * limit).to_le_bytes()),
+        Code::F32 => {
+            let mut stream = stream.skip(at / 4);
+            pieces(at, part, || (stream.unit() * limit).to_le_bytes());
+        }
         Code::Bf16 => {
-            row.as_chunks_mut::<2>().0.iter_mut().for_each(|b| *b = bf16::from_f32(stream.unit() * limit).to_le_bytes());
+            let mut stream = stream.skip(at / 2);
+            pieces(at, part, || bf16::from_f32(stream.unit() * limit).to_le_bytes());
         }
         _ => {
-            for bytes in row.chunks_mut(8) {
-                bytes.copy_from_slice(&stream.next().to_le_bytes()[..bytes.len()]);
-            }
+            let mut stream = stream.skip(at / 8);
+            pieces(at, part, || stream.next().to_le_bytes());
             if code == Code::I8 {
                 // -128 is no code.
-                row.iter_mut().filter(|b| **b == 0x80).for_each(|b| *b = 0);
+                part.iter_mut().filter(|b| **b == 0x80).for_each(|b| *b = 0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a device reads in pieces is what the processor gets whole.
+    #[test]
+    fn pieces_of_a_matrix_are_parts_of_the_whole() {
+        for format in ["f32", "bf16", "i8-row", "i8a-row", "i4-g32", "i2-g32", "t3-row"] {
+            let format: Format = format.parse().unwrap();
+            let synthetic = Synthetic::new(2, |_, _| format, 5);
+            let (rows, cols) = (35, 192);
+            let stored = synthetic.stored(Role::Up, 1, rows, cols).unwrap();
+            let whole = synthetic.matrix(Role::Up, 1, rows, cols).unwrap();
+            let sides: [(&dyn Source, &[u8]); 2] =
+                [(&*stored.codes, &whole.codes), (&**stored.scales.as_ref().unwrap(), bytemuck::cast_slice(&whole.scales))];
+            for (source, whole) in sides {
+                for (at, len) in [(0, 1), (1, 7), (3, 200), (190, 5), (47, 48), (whole.len().saturating_sub(3), 3)] {
+                    if at + len <= whole.len() {
+                        let mut part = vec![9; len];
+                        source.read_at(at, &mut part).unwrap();
+                        assert_eq!(part, whole[at..at + len], "{format}, {len} bytes at {at}");
+                    }
+                }
             }
         }
     }

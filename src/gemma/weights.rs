@@ -7,7 +7,7 @@ use super::Config;
 use super::synthetic::Synthetic;
 use crate::checkpoint::{Checkpoint, Kind, Stored};
 use crate::error::Fault;
-use crate::tensor::{Format, Matrix};
+use crate::tensor::{Format, Matrix, StoredMatrix};
 use anyhow::Result;
 use std::borrow::Cow;
 
@@ -227,6 +227,20 @@ impl Weights {
         match &self.source {
             Source::Synthetic(synthetic) => synthetic.matrix(role, layer, rows, cols),
             Source::Files { checkpoint, .. } => checkpoint.matrix(&self.name(role, layer)).map(|m| first_rows(m, rows)),
+        }
+    }
+
+    /// The same matrix, not read yet.
+    pub fn stored(&self, role: Role, layer: usize) -> Result<StoredMatrix<'_>> {
+        assert!(role.is_matrix(), "{role:?} is no matrix");
+        let [rows, cols] = role.shape(&self.config);
+        match &self.source {
+            Source::Synthetic(synthetic) => synthetic.stored(role, layer, rows, cols),
+            // Without padding rows, which come last.
+            Source::Files { checkpoint, .. } => {
+                let matrix = checkpoint.stored_matrix(&self.name(role, layer))?;
+                Ok(StoredMatrix { rows: rows.min(matrix.rows), ..matrix })
+            }
         }
     }
 

@@ -9,8 +9,8 @@ use crate::compute::dry::Pieces;
 use crate::compute::reference::attention::merge;
 use crate::compute::step::StepView;
 use crate::compute::{
-    AssistReport, BufferId, Dispatch, Executor, KernelTime, KvFormat, KvLayer, Op, Part, Plan, PlanId, RowSet, StepLayout,
-    WeightId,
+    AssistReport, BufferId, Dispatch, Executor, KernelTime, KvFormat, KvLayer, LoadJob, Loading, Op, Part, Plan, PlanId, RowSet,
+    StepLayout, WeightId,
 };
 use crate::kv::{PAGE, Taken};
 use crate::tensor::Matrix;
@@ -297,6 +297,18 @@ impl Executor for AssistedExecutor {
 
     fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
         self.inner.load(label, part, matrix)
+    }
+
+    fn unpacks(&self, part: Part) -> bool {
+        self.inner.unpacks(part)
+    }
+
+    fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        self.inner.load_stored(jobs)
+    }
+
+    fn loading(&self) -> Option<Loading> {
+        self.inner.loading()
     }
 
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {

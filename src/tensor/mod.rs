@@ -6,11 +6,13 @@ pub mod hadamard;
 pub mod math;
 pub mod matrix;
 pub mod quantize;
+pub mod stored;
 pub mod trellis;
 mod viterbi;
 
 pub use format::{Code, Format, Group};
 pub use matrix::Matrix;
+pub use stored::{Coding, Source, StoredMatrix};
 
 /// A token id of the model's vocabulary.
 pub type Token = u32;

@@ -14,12 +14,15 @@ use super::queue::{Queue, barrier, kernel_barrier};
 use super::timing::Timing;
 use super::upload::Uploader;
 use crate::compute::dry::Pieces;
-use crate::compute::{BufferId, Dispatch, Executor, KernelTime, KvFormat, Op, Part, Plan, PlanId, StepLayout, WeightId};
-use crate::tensor::Matrix;
+use crate::compute::{
+    BufferId, Dispatch, Executor, KernelTime, KvFormat, LoadJob, Loading, Op, Part, Plan, PlanId, StepLayout, WeightId,
+};
+use crate::tensor::{Matrix, StoredMatrix};
 use anyhow::{Context, Result, ensure};
 use ash::vk;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// Most bytes that `vkCmdUpdateBuffer` takes at a time.
 const UPDATE: usize = 65536;
@@ -65,6 +68,7 @@ pub struct VulkanExecutor {
     tails: HashMap<Vec<u8>, usize>,
     /// Whether there are matrix instructions that do what the kernels expect of them.
     matrix_instructions: bool,
+    loading: Loading,
     /// Small writes that wait for the next submission.
     pending: Vec<(BufferId, usize, Vec<u8>)>,
     /// What the host last wrote to each step buffer.
@@ -75,6 +79,7 @@ pub struct VulkanExecutor {
 impl VulkanExecutor {
     /// Works on a device, which is opened unless another executor of this process works on it.
     pub fn open(choice: Choice) -> Result<VulkanExecutor> {
+        let start = Instant::now();
         let (gpu, pipelines) = pipeline::open(choice)?;
         let mut queue = Queue::new(&gpu)?;
         let results = Block::new(&gpu, "results of a pass", RESULTS, Place::Readback)?;
@@ -97,6 +102,7 @@ impl VulkanExecutor {
             plans: Vec::new(),
             own: None,
             tails: HashMap::new(),
+            loading: Loading { opening: start.elapsed().as_secs_f64(), ..Loading::default() },
             pending: Vec::new(),
             steps: HashMap::new(),
             gpu,
@@ -300,15 +306,32 @@ impl VulkanExecutor {
     fn clear(&mut self, span: Span) -> Result<()> {
         let buffer = self.block(&span).buffer;
         // SAFETY: the span lies inside its block.
-        let done = self.queue.once(|device, commands| unsafe {
+        let cleared = |device: &ash::Device, commands| unsafe {
             device.cmd_fill_buffer(commands, buffer, span.offset, span.bytes, 0);
             barrier(device, commands);
-        })?;
-        self.queue.wait(done)
+        };
+        // Goes out with the next submission: a model has hundreds of buffers.
+        self.queue.stage(cleared, None)
     }
 
     pub fn info(&self) -> &super::device::DeviceInfo {
         &self.gpu.info
+    }
+
+    /// What lies in device memory of a matrix, codes and scales: for tests.
+    pub fn weight_bytes(&mut self, id: WeightId) -> Result<[Vec<u8>; 2]> {
+        let m = self.matrices[id.0 as usize];
+        let scales = 2 * m.rows * m.format.row_scales(m.cols);
+        let mut parts = [(m.codes, vec![0; m.bytes as usize - scales]), (m.scales, vec![0; scales])];
+        for (address, bytes) in &mut parts {
+            let holds = |b: &&Block| (b.address..b.address + b.size).contains(address);
+            let block = self.weights.blocks.iter().find(holds).context("no such matrix")?;
+            let (from, start) = (block.buffer, *address - block.address);
+            for (i, part) in bytes.chunks_mut(READBACK as usize).enumerate() {
+                read_back(&mut self.queue, from, start + i as u64 * READBACK, &self.readback, part)?;
+            }
+        }
+        Ok(parts.map(|(_, bytes)| bytes))
     }
 
     /// Bytes of memory asked of the device, arenas and whatever lies beside them: now, and at most so far.
@@ -362,14 +385,31 @@ impl Executor for VulkanExecutor {
         Ok(BufferId(self.spans.len() as u32 - 1))
     }
 
-    fn load(&mut self, label: &str, _: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
-        let uploader = match &mut self.uploader {
-            Some(uploader) => uploader,
-            None => self.uploader.insert(Uploader::new(&self.gpu)?),
-        };
-        let loaded = uploader.load(label, matrix, &mut self.weights, &mut self.queue, &mut pipeline::lock(&self.pipelines))?;
-        self.matrices.push(loaded);
-        Ok(WeightId(self.matrices.len() as u32 - 1))
+    fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
+        let job = LoadJob { label: label.to_owned(), part, matrix: StoredMatrix::of(matrix) };
+        Ok(self.load_stored(vec![job])?[0])
+    }
+
+    fn unpacks(&self, _: Part) -> bool {
+        true
+    }
+
+    fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        let uploader = self.uploader.get_or_insert_with(|| Uploader::new(&self.gpu));
+        let loaded = uploader.load(jobs, &mut self.weights, &mut self.queue, &self.pipelines, &mut self.loading);
+        if loaded.is_err() {
+            // What it had on its way still reads staging memory.
+            let _ = self.queue.wait_all();
+            self.uploader = None;
+        }
+        let loaded = loaded?;
+        let first = self.matrices.len();
+        self.matrices.extend(loaded);
+        Ok((first..self.matrices.len()).map(|i| WeightId(i as u32)).collect())
+    }
+
+    fn loading(&self) -> Option<Loading> {
+        Some(self.loading)
     }
 
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -393,21 +433,8 @@ impl Executor for VulkanExecutor {
         self.stage(None)?;
         let from = self.block(&span).buffer;
         for (i, part) in bytes.chunks_mut(READBACK as usize).enumerate() {
-            let to = self.readback.buffer;
-            let copy = vk::BufferCopy {
-                src_offset: span.offset + (offset as u64) + i as u64 * READBACK,
-                dst_offset: 0,
-                size: part.len() as u64,
-            };
-            // SAFETY: both ranges were checked.
-            let done = self.queue.once(|device, commands| unsafe {
-                barrier(device, commands);
-                device.cmd_copy_buffer(commands, from, to, &[copy]);
-                to_host(device, commands);
-            })?;
-            self.queue.wait(done)?;
-            // SAFETY: the copy is done.
-            part.copy_from_slice(unsafe { self.readback.bytes(0, part.len()) });
+            let start = span.offset + (offset as u64) + i as u64 * READBACK;
+            read_back(&mut self.queue, from, start, &self.readback, part)?;
         }
         Ok(())
     }
@@ -417,8 +444,10 @@ impl Executor for VulkanExecutor {
         self.write_layers(&plan, own)?;
         self.steps.entry(step).or_insert_with(|| vec![0; layout.words() * 4]);
         if let Some(uploader) = self.uploader.take() {
+            let start = Instant::now();
             self.queue.wait_all()?;
             drop(uploader);
+            self.loading.moving += start.elapsed().as_secs_f64();
         }
         self.plans.push(Recorded { dispatches: plan.dispatches, step, layout, commands: HashMap::new() });
         Ok(PlanId(self.plans.len() as u32 - 1))
@@ -513,9 +542,9 @@ impl Executor for VulkanExecutor {
         let push = Push::new().at(address).at(sink);
         let mut seconds = Vec::new();
         // Clocks rise from their idle state within some tenths of a second.
-        let begin = std::time::Instant::now();
+        let begin = Instant::now();
         while seconds.len() < 6 || begin.elapsed().as_secs_f64() < 0.4 {
-            let start = std::time::Instant::now();
+            let start = Instant::now();
             // SAFETY: the block holds `bytes` bytes and lives as long as the executor.
             let done = self.queue.once(|device, commands| unsafe {
                 device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
@@ -539,7 +568,7 @@ impl Executor for VulkanExecutor {
         let copy = [vk::BufferCopy { src_offset: 0, dst_offset: target.offset, size: stage.size }];
         let mut best = f64::INFINITY;
         for _ in 0..4 {
-            let start = std::time::Instant::now();
+            let start = Instant::now();
             // SAFETY: both ranges have the bytes, and both blocks outlive the wait. Partials hold nothing between passes.
             let done = self.queue.once(|device, commands| unsafe {
                 for _ in 0..READS {
@@ -585,6 +614,21 @@ fn dispatch(device: &ash::Device, commands: vk::CommandBuffer, layout: vk::Pipel
         device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, call.push.bytes());
         device.cmd_dispatch(commands, call.groups[0], call.groups[1], call.groups[2]);
     }
+}
+
+/// Copies bytes of a buffer from `start` on to where the host sees them, and waits for that.
+fn read_back(queue: &mut Queue, from: vk::Buffer, start: u64, through: &Block, bytes: &mut [u8]) -> Result<()> {
+    let copy = vk::BufferCopy { src_offset: start, dst_offset: 0, size: bytes.len() as u64 };
+    // SAFETY: the caller checked that the buffer holds the bytes, and they go through in one.
+    let done = queue.once(|device, commands| unsafe {
+        barrier(device, commands);
+        device.cmd_copy_buffer(commands, from, through.buffer, &[copy]);
+        to_host(device, commands);
+    })?;
+    queue.wait(done)?;
+    // SAFETY: the copy is done.
+    bytes.copy_from_slice(unsafe { through.bytes(0, bytes.len()) });
+    Ok(())
 }
 
 /// Everything written before is seen by the host once the submission is done.

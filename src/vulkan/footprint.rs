@@ -10,8 +10,8 @@ use crate::compute::{KvFormat, Op, Plan, StepLayout, WeightId};
 use crate::tensor::Format;
 use anyhow::Result;
 
-/// Bytes beside the arenas: staging while weights are loaded, and what comes back. They are host memory where a device has its own,
-/// which then leaves room for what the driver takes for itself.
+/// Bytes beside the arenas: staging while weights are loaded, and what comes back. Where a device has memory of its own half of it
+/// and more is host memory, which leaves room for what the driver takes for itself.
 pub const STAGING: u64 = upload::STAGING + READBACK + RESULTS;
 /// Bytes that come back at a time.
 pub const READBACK: u64 = 8 << 20;

@@ -47,6 +47,8 @@ impl Requested {
 
 // SAFETY: the mapping is plain memory; who touches it when is the executor's business.
 unsafe impl Send for Block {}
+// SAFETY: as above: what changes the mapping through a shared block is unsafe and says when it may be called.
+unsafe impl Sync for Block {}
 
 impl Block {
     /// Memory of the device alone, or memory that the host sees too (and reads fast, if it is to be read).
@@ -134,7 +136,7 @@ impl Drop for Block {
 pub enum Place {
     /// Fast for the device.
     Device,
-    /// Written by the host, read by the device.
+    /// Written by the host, much of it by the system's copies out of files, which are at their best with cached memory; read by the device.
     Upload,
     /// Written by the device, read by the host.
     Readback,
@@ -147,8 +149,7 @@ impl Place {
         let shared = F::HOST_VISIBLE | F::HOST_COHERENT;
         let wishes = match self {
             Place::Device => [F::DEVICE_LOCAL, F::empty()],
-            Place::Upload => [shared, shared],
-            Place::Readback => [shared | F::HOST_CACHED, shared],
+            Place::Upload | Place::Readback => [shared | F::HOST_CACHED, shared],
         };
         let types = &all.memory_types[..all.memory_type_count as usize];
         let mut list = Vec::new();

@@ -9,6 +9,7 @@ mod choose;
 mod compare;
 pub mod device;
 mod executor;
+mod fill;
 mod finish;
 mod footprint;
 mod layout;

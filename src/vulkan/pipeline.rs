@@ -27,6 +27,7 @@ pub enum Shader {
     Repack,
     Rope,
     Row,
+    Unpack,
 }
 
 macro_rules! spirv {
@@ -53,6 +54,7 @@ impl Shader {
             Shader::Repack => spirv!("repack"),
             Shader::Rope => spirv!("rope"),
             Shader::Row => spirv!("row"),
+            Shader::Unpack => spirv!("unpack"),
         }
     }
 }

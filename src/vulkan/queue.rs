@@ -13,6 +13,33 @@ const RING: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 const PATIENCE_WITH_CPU: Duration = Duration::from_secs(900);
 
+/// Counts the submissions that are done; any thread may wait for one.
+pub struct Timeline {
+    gpu: Arc<Gpu>,
+    semaphore: vk::Semaphore,
+}
+
+impl Timeline {
+    /// Waits until a submission is done.
+    pub fn wait(&self, submission: u64) -> Result<()> {
+        let (semaphores, values) = ([self.semaphore], [submission]);
+        let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        let patience = if self.gpu.info.is_cpu { PATIENCE_WITH_CPU } else { PATIENCE };
+        // SAFETY: the semaphore is alive.
+        unsafe { self.gpu.device.wait_semaphores(&info, patience.as_nanos() as u64) }.map_err(|e| match e {
+            vk::Result::TIMEOUT => failed("waiting for one pass", vk::Result::ERROR_DEVICE_LOST),
+            e => failed("running kernels", e),
+        })
+    }
+}
+
+impl Drop for Timeline {
+    fn drop(&mut self) {
+        // SAFETY: the queue, which holds it as long as anything is in flight, waited before it let go.
+        unsafe { self.gpu.device.destroy_semaphore(self.semaphore, None) };
+    }
+}
+
 pub struct Queue {
     gpu: Arc<Gpu>,
     pool: vk::CommandPool,
@@ -20,7 +47,7 @@ pub struct Queue {
     /// Submission that a ring entry was last used by.
     used: [u64; RING],
     next: usize,
-    timeline: vk::Semaphore,
+    timeline: Arc<Timeline>,
     /// Submissions so far.
     count: u64,
     /// Commands that go out with the next submission, in this order.
@@ -44,7 +71,8 @@ impl Queue {
             let pool = device.create_command_pool(&info, None).map_err(|e| failed(what, e))?;
             let mut kind = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
             let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
-            let timeline = device.create_semaphore(&info, None).map_err(|e| failed(what, e))?;
+            let semaphore = device.create_semaphore(&info, None).map_err(|e| failed(what, e))?;
+            let timeline = Arc::new(Timeline { gpu: gpu.clone(), semaphore });
             let lose_after = std::env::var(LOSE_AFTER).ok().and_then(|v| v.parse().ok());
             let mut queue = Queue {
                 gpu: gpu.clone(),
@@ -127,7 +155,7 @@ impl Queue {
         let list: Vec<_> =
             self.staged.drain(..).map(|commands| vk::CommandBufferSubmitInfo::default().command_buffer(commands)).collect();
         let signal = [vk::SemaphoreSubmitInfo::default()
-            .semaphore(self.timeline)
+            .semaphore(self.timeline.semaphore)
             .value(self.count + 1)
             .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
         let submit = [vk::SubmitInfo2::default().command_buffer_infos(&list).signal_semaphore_infos(&signal)];
@@ -141,19 +169,17 @@ impl Queue {
     /// Whether a submission is done, or will never be.
     pub fn is_done(&self, submission: u64) -> bool {
         // SAFETY: the semaphore is alive.
-        unsafe { self.gpu.device.get_semaphore_counter_value(self.timeline) }.map_or(true, |count| count >= submission)
+        unsafe { self.gpu.device.get_semaphore_counter_value(self.timeline.semaphore) }.map_or(true, |count| count >= submission)
     }
 
     /// Waits until a submission is done.
     pub fn wait(&self, submission: u64) -> Result<()> {
-        let (semaphores, values) = ([self.timeline], [submission]);
-        let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
-        let patience = if self.gpu.info.is_cpu { PATIENCE_WITH_CPU } else { PATIENCE };
-        // SAFETY: the semaphore is alive.
-        unsafe { self.gpu.device.wait_semaphores(&info, patience.as_nanos() as u64) }.map_err(|e| match e {
-            vk::Result::TIMEOUT => failed("waiting for one pass", vk::Result::ERROR_DEVICE_LOST),
-            e => failed("running kernels", e),
-        })
+        self.timeline.wait(submission)
+    }
+
+    /// For other threads to wait with.
+    pub fn timeline(&self) -> Arc<Timeline> {
+        self.timeline.clone()
     }
 
     /// Waits for everything submitted and staged.
@@ -170,7 +196,6 @@ impl Drop for Queue {
         unsafe {
             let _ = self.gpu.device.device_wait_idle();
             self.gpu.device.destroy_command_pool(self.pool, None);
-            self.gpu.device.destroy_semaphore(self.timeline, None);
         }
     }
 }
@@ -180,6 +205,18 @@ pub fn barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     use vk::{AccessFlags2 as A, PipelineStageFlags2 as S};
     let (writes, reads) = (A::SHADER_STORAGE_WRITE | A::TRANSFER_WRITE, A::SHADER_STORAGE_READ | A::TRANSFER_READ);
     memory_barrier(device, commands, S::COMPUTE_SHADER | S::ALL_TRANSFER, writes, reads | writes);
+}
+
+/// What was copied before is seen by kernels after.
+pub fn copied_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
+    use vk::{AccessFlags2 as A, PipelineStageFlags2 as S};
+    let all = [vk::MemoryBarrier2::default()
+        .src_stage_mask(S::ALL_TRANSFER)
+        .src_access_mask(A::TRANSFER_WRITE)
+        .dst_stage_mask(S::COMPUTE_SHADER)
+        .dst_access_mask(A::SHADER_STORAGE_READ)];
+    // SAFETY: `commands` is being recorded.
+    unsafe { device.cmd_pipeline_barrier2(commands, &vk::DependencyInfo::default().memory_barriers(&all)) };
 }
 
 /// What kernels wrote before is seen by kernels after.

@@ -1,118 +1,247 @@
-//! Weights from the host to the device: a ring of staging memory, filled while the device unpacks what came before.
+//! Weights from where they are stored to the device: threads read them into a ring of staging blocks, and the device unpacks one
+//! block while others are read. On a device with memory of its own a block is copied there first, since kernels read over the bus
+//! in no good order.
 
 use super::device::Gpu;
+use super::fill::{Filling, Part, RING, STAGE, Stream, cut};
 use super::layout::{DeviceMatrix, Packing, code_number, sizes};
-use super::memory::{Arena, Block, Place};
-use super::pipeline::{Pipelines, Shader};
+use super::memory::{Arena, Block, Place, Span};
+use super::pipeline::{self, Pipelines, Shader};
 use super::push::Push;
-use super::queue::{Queue, barrier};
-use crate::tensor::{Code, Matrix};
-use anyhow::{Context, Result, ensure};
+use super::queue::{Queue, barrier, copied_barrier};
+use crate::compute::{LoadJob, Loading};
+use crate::tensor::{Coding, StoredMatrix};
+use anyhow::{Context, Result};
 use ash::vk;
-use rayon::prelude::*;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
-/// Staging blocks and their size.
-const RING: usize = 3;
-const STAGE: usize = 32 << 20;
-/// Bytes that a thread copies at a time.
-const COPY: usize = 1 << 20;
-/// Bytes of all staging blocks.
-pub const STAGING: u64 = (RING * STAGE) as u64;
+/// Bytes of all staging blocks, and of the blocks that they are copied to.
+pub const STAGING: u64 = (2 * RING * STAGE) as u64;
 
 pub struct Uploader {
-    stages: Vec<Block>,
-    /// Submission that a block was last used by.
-    used: [u64; RING],
-    next: usize,
+    gpu: Arc<Gpu>,
+    stages: [OnceLock<Block>; RING],
+    /// Beside each stage, where the device has memory of its own.
+    copies: [Option<Block>; RING],
+    /// Submission that each fill so far was taken by.
+    taken: Vec<u64>,
+}
+
+/// A matrix and how it gets to where it belongs.
+struct Plan<'a> {
+    label: String,
+    matrix: StoredMatrix<'a>,
+    packing: Option<Packing>,
+    kernel: Option<(Shader, pipeline::Constants)>,
+    /// Bytes of a row (of tiles) as it is stored.
+    row_bytes: usize,
+}
+
+impl<'a> Plan<'a> {
+    fn of(job: LoadJob<'a>) -> Result<Plan<'a>> {
+        let LoadJob { label, matrix, .. } = job;
+        let m = &matrix;
+        m.format.check_cols(m.cols).with_context(|| format!("loading {label}"))?;
+        let packing = Packing::of(m.format, m.rows, m.cols).with_context(|| format!("loading {label}"))?;
+        let (kernel, row_bytes) = match (m.coding, packing) {
+            (Coding::Canonical, None) => (None, m.format.row_bytes(m.cols)),
+            (Coding::Canonical, Some(p)) => (Some((Shader::Repack, vec![(4, code_number(m.format.code))])), p.from_bytes),
+            (Coding::Blocks { number, weights, bytes }, _) => {
+                (Some((Shader::Unpack, vec![(4, number)])), m.cols / weights * bytes)
+            }
+        };
+        Ok(Plan { label, packing, kernel, row_bytes, matrix })
+    }
+
+    fn streams(&self, job: usize) -> impl Iterator<Item = Stream<'_>> {
+        let m = &self.matrix;
+        // What is only copied may be cut anywhere.
+        let unit = if self.kernel.is_some() { self.row_bytes.max(1) } else { 4 };
+        let unit = if m.code_bytes().is_multiple_of(unit) { unit } else { 1 };
+        let codes = Stream { job, scales: false, source: &*m.codes, bytes: m.code_bytes(), unit };
+        let scales = m.scales.as_deref();
+        let scales = scales.map(|source| Stream { job, scales: true, source, bytes: m.scale_bytes(), unit: 2 });
+        [Some(codes), scales].into_iter().flatten()
+    }
+
+    /// Room for it on the device: codes and scales.
+    fn place(&self, arena: &mut Arena) -> Result<[Span; 2]> {
+        let [codes, scales] = sizes(self.matrix.format, self.matrix.rows, self.matrix.cols)?;
+        Ok([arena.alloc(&self.label, codes)?, arena.alloc(&self.label, scales)?])
+    }
+
+    fn loaded(&self, [codes, scales]: [Span; 2]) -> DeviceMatrix {
+        let StoredMatrix { format, rows, cols, .. } = self.matrix;
+        let code_bytes = self.packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
+        let bytes = (code_bytes + 2 * rows * format.row_scales(cols)) as u64;
+        DeviceMatrix { format, rows, cols, codes: codes.address, scales: scales.address, bytes }
+    }
+
+    /// Arguments of the kernel that unpacks rows that lie at `from`, and its invocations.
+    fn push(&self, part: &Part, from: u64, [codes, scales]: [Span; 2]) -> (Push, usize) {
+        let StoredMatrix { format, cols, .. } = self.matrix;
+        let (first, rows) = (part.from / self.row_bytes, part.bytes / self.row_bytes);
+        if let (Coding::Canonical, Some(p)) = (self.matrix.coding, self.packing) {
+            let to = codes.address + (4 * first * p.row_words()) as u64;
+            let words = rows * p.row_words();
+            let push = Push::new().at(from).at(to).word(words).word(p.row_words()).word(p.step_words).word(p.from_bytes);
+            return (push, words);
+        }
+        let Coding::Blocks { weights, .. } = self.matrix.coding else { unreachable!("floats in our form are only copied") };
+        let (to, invocations) = match self.packing {
+            Some(p) => (4 * first * p.row_words(), rows * cols / weights),
+            None if weights == 1 => (first * format.row_bytes(cols), rows * cols),
+            None => (first * format.row_bytes(cols), rows * cols / 8),
+        };
+        let to_scales = scales.address + (2 * first * format.row_scales(cols)) as u64;
+        let push = Push::new().at(from).at(codes.address + to as u64).at(to_scales).word(invocations).word(cols / weights);
+        (push, invocations)
+    }
 }
 
 impl Uploader {
-    pub fn new(gpu: &Arc<Gpu>) -> Result<Uploader> {
-        let stages = (0..RING).map(|_| Block::new(gpu, "staging", STAGE as u64, Place::Upload)).collect::<Result<_>>()?;
-        Ok(Uploader { stages, used: [0; RING], next: 0 })
+    pub fn new(gpu: &Arc<Gpu>) -> Uploader {
+        Uploader { gpu: gpu.clone(), stages: Default::default(), copies: Default::default(), taken: Vec::new() }
     }
 
-    /// Copies `bytes` into a free block and submits what `record` does with it.
-    fn stage(
-        &mut self,
-        queue: &mut Queue,
-        bytes: &[u8],
-        record: impl FnOnce(&ash::Device, vk::CommandBuffer, &Block),
-    ) -> Result<()> {
-        let i = self.next;
-        self.next = (i + 1) % RING;
-        queue.wait(self.used[i])?;
-        let block = &self.stages[i];
-        // SAFETY: the submission that used the block is done.
-        let to = unsafe { block.bytes(0, bytes.len()) };
-        // One thread neither reads a file's pages nor writes memory as fast as the bus takes them.
-        to.par_chunks_mut(COPY).zip(bytes.par_chunks(COPY)).for_each(|(to, from)| to.copy_from_slice(from));
-        self.used[i] = queue.once(|device, commands| record(device, commands, block))?;
-        Ok(())
-    }
-
-    /// Sends a matrix and packs it as the kernels like it.
+    /// Loads matrices, each as the kernels like it. The last of them may still be on their way.
     pub fn load(
         &mut self,
-        label: &str,
-        matrix: &Matrix<'_>,
+        jobs: Vec<LoadJob<'_>>,
         arena: &mut Arena,
         queue: &mut Queue,
-        pipelines: &mut Pipelines,
-    ) -> Result<DeviceMatrix> {
-        let (format, rows, cols) = (matrix.format, matrix.rows, matrix.cols);
-        format.check_cols(cols).with_context(|| format!("loading {label}"))?;
-        let packing = Packing::of(format, rows, cols)?;
-        let bytes = packing.map_or(matrix.codes.len(), |p| p.bytes());
-        let [code_size, scale_size] = sizes(format, rows, cols)?;
-        let scale_bytes: &[u8] = bytemuck::cast_slice(&matrix.scales);
-        ensure!(bytes as u64 <= code_size && scale_bytes.len() as u64 <= scale_size, "{label} is larger than its shape");
-        let codes = arena.alloc(label, code_size)?;
-        let scales = arena.alloc(label, scale_size)?;
-        let target = arena.blocks[codes.block].buffer;
-        match packing {
-            None => self.copy(queue, &matrix.codes, target, codes.offset)?,
-            Some(p) => {
-                let constants = vec![(4, code_number(format.code))];
-                let pipeline = pipelines.get(Shader::Repack, &constants)?;
-                let layout = pipelines.layout;
-                let rows_each = (STAGE / p.from_bytes.max(1)).max(1);
-                for (i, part) in matrix.codes.chunks(rows_each * p.from_bytes).enumerate() {
-                    let words = part.len() / p.from_bytes * p.row_words();
-                    let to = codes.address + (i * rows_each * p.row_words() * 4) as u64;
-                    self.stage(queue, part, |device, commands, block| {
-                        let push = Push::new().at(block.address).at(to);
-                        let push = push.word(words).word(p.row_words()).word(p.step_words).word(p.from_bytes);
-                        let groups = words.div_ceil(256) as u32;
-                        let across = groups.min(4096);
-                        // SAFETY: pipeline and memory live as long as the executor, which waits before it drops them.
-                        unsafe {
-                            device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
-                            device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
-                            device.cmd_dispatch(commands, across, groups.div_ceil(across), 1);
-                        }
-                        barrier(device, commands);
-                    })?;
+        pipelines: &Mutex<Pipelines>,
+        times: &mut Loading,
+    ) -> Result<Vec<DeviceMatrix>> {
+        let start = Instant::now();
+        let plans = jobs.into_iter().map(Plan::of).collect::<Result<Vec<_>>>()?;
+        let streams: Vec<Stream<'_>> = plans.iter().enumerate().flat_map(|(job, plan)| plan.streams(job)).collect();
+        let fills = cut(&streams)?;
+        let timeline = queue.timeline();
+        let filling = Filling::new(&streams, &fills, &self.stages, &timeline, std::mem::take(&mut self.taken));
+        let first = filling.first();
+        let (gpu, stages, copies) = (&self.gpu, &self.stages, &mut self.copies);
+        let matrices = std::thread::scope(|scope| {
+            let readers: Vec<_> = (0..filling.threads()).map(|_| scope.spawn(|| filling.read())).collect();
+            let stop = filling.stop_at_end();
+            let prepare = Instant::now();
+            for i in 0..RING.min(first + fills.len()) {
+                if stages[i].get().is_none() {
+                    let _ = stages[i].set(Block::new(gpu, "staging", STAGE as u64, Place::Upload)?);
+                    filling.add_block();
+                }
+                if copies[i].is_none() && !gpu.info.is_integrated {
+                    copies[i] = Some(Block::new(gpu, "staging", STAGE as u64, Place::Device)?);
                 }
             }
-        }
-        let block = arena.blocks[scales.block].buffer;
-        self.copy(queue, scale_bytes, block, scales.offset)?;
-        debug_assert!(format.code != Code::F32 || packing.is_none());
-        let bytes = (bytes + scale_bytes.len()) as u64;
-        Ok(DeviceMatrix { format, rows, cols, codes: codes.address, scales: scales.address, bytes })
+            let kernels = Kernels::of(&plans, pipelines)?;
+            times.preparing += prepare.elapsed().as_secs_f64();
+            let mut spans: Vec<[Span; 2]> = Vec::with_capacity(plans.len());
+            for (i, fill) in fills.iter().enumerate() {
+                let prepare = Instant::now();
+                let last = fill.last().map_or(0, |part| streams[part.stream].job);
+                while spans.len() <= last {
+                    spans.push(plans[spans.len()].place(arena)?);
+                }
+                times.preparing += prepare.elapsed().as_secs_f64();
+                filling.wait(i)?;
+                let at = (first + i) % RING;
+                let stage = stages[at].get().expect("made above");
+                let send = Sending { plans: &plans, streams: &streams, spans: &spans, kernels: &kernels, arena, stage };
+                let is_last = i + 1 == fills.len();
+                let submission = queue.once(|device, commands| {
+                    send.record(device, commands, fill, copies[at].as_ref());
+                    if is_last {
+                        barrier(device, commands);
+                    }
+                })?;
+                filling.taken(submission);
+            }
+            // Matrices of no bytes at the end.
+            while spans.len() < plans.len() {
+                spans.push(plans[spans.len()].place(arena)?);
+            }
+            drop(stop);
+            let threads = readers.len().max(1) as f64;
+            for reader in readers {
+                let [reading, waiting] = reader.join().unwrap_or_default();
+                times.reading += reading / threads;
+                times.waiting += waiting / threads;
+            }
+            Ok::<_, anyhow::Error>(plans.iter().zip(spans).map(|(plan, spans)| plan.loaded(spans)).collect())
+        })?;
+        self.taken = filling.into_taken();
+        times.moving += start.elapsed().as_secs_f64();
+        Ok(matrices)
     }
+}
 
-    fn copy(&mut self, queue: &mut Queue, bytes: &[u8], target: vk::Buffer, offset: u64) -> Result<()> {
-        for (i, part) in bytes.chunks(STAGE).enumerate() {
-            let copy = vk::BufferCopy { src_offset: 0, dst_offset: offset + (i * STAGE) as u64, size: part.len() as u64 };
-            // SAFETY: the target has room for all of `bytes`.
-            self.stage(queue, part, |device, commands, block| unsafe {
-                device.cmd_copy_buffer(commands, block.buffer, target, &[copy]);
-                barrier(device, commands);
-            })?;
+/// The kernels of all matrices.
+struct Kernels {
+    layout: vk::PipelineLayout,
+    of: Vec<Option<vk::Pipeline>>,
+}
+
+impl Kernels {
+    fn of(plans: &[Plan<'_>], pipelines: &Mutex<Pipelines>) -> Result<Kernels> {
+        let mut made = pipeline::lock(pipelines);
+        made.prepare(plans.iter().filter_map(|plan| plan.kernel.as_ref()).map(|(shader, constants)| (*shader, constants)))?;
+        let get = |plan: &Plan<'_>| plan.kernel.as_ref().map(|(shader, constants)| made.get(*shader, constants)).transpose();
+        Ok(Kernels { of: plans.iter().map(get).collect::<Result<_>>()?, layout: made.layout })
+    }
+}
+
+/// What it takes to send a staging block.
+struct Sending<'a> {
+    plans: &'a [Plan<'a>],
+    streams: &'a [Stream<'a>],
+    /// Of the matrices so far: codes and scales.
+    spans: &'a [[Span; 2]],
+    kernels: &'a Kernels,
+    arena: &'a Arena,
+    stage: &'a Block,
+}
+
+impl Sending<'_> {
+    /// Parts share neither what they read nor what they write: nothing waits for anything but a kernel for its copy.
+    fn record(&self, device: &ash::Device, commands: vk::CommandBuffer, fill: &[Part], copy: Option<&Block>) {
+        let mut regions = Vec::new();
+        for part in fill {
+            let stream = &self.streams[part.stream];
+            let (plan, spans) = (&self.plans[stream.job], &self.spans[stream.job]);
+            if plan.kernel.is_some() && !stream.scales {
+                let at = part.at as u64;
+                regions.push(vk::BufferCopy { src_offset: at, dst_offset: at, size: part.bytes as u64 });
+                continue;
+            }
+            let to = &spans[stream.scales as usize];
+            let dst_offset = to.offset + part.from as u64;
+            let region = [vk::BufferCopy { src_offset: part.at as u64, dst_offset, size: part.bytes as u64 }];
+            // SAFETY: the span has room for all of the stream, the stage for the part.
+            unsafe { device.cmd_copy_buffer(commands, self.stage.buffer, self.arena.blocks[to.block].buffer, &region) };
         }
-        Ok(())
+        if regions.is_empty() {
+            return;
+        }
+        if let Some(copy) = copy {
+            // SAFETY: both blocks are of one size, and nothing uses the copy: what did is done, as the stage is free.
+            unsafe { device.cmd_copy_buffer(commands, self.stage.buffer, copy.buffer, &regions) };
+            copied_barrier(device, commands);
+        }
+        let base = copy.unwrap_or(self.stage).address;
+        for part in fill {
+            let stream = &self.streams[part.stream];
+            let Some(pipeline) = self.kernels.of[stream.job].filter(|_| !stream.scales) else { continue };
+            let (push, invocations) = self.plans[stream.job].push(part, base + part.at as u64, self.spans[stream.job]);
+            let groups = invocations.div_ceil(256) as u32;
+            let across = groups.min(4096);
+            // SAFETY: pipeline and memory live as long as the executor, which waits before it drops them.
+            unsafe {
+                device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
+                device.cmd_push_constants(commands, self.kernels.layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
+                device.cmd_dispatch(commands, across, groups.div_ceil(across), 1);
+            }
+        }
     }
 }

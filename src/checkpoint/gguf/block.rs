@@ -16,7 +16,7 @@
 //! Source: ggml-org/ggml, ggml-common.h (layouts) and ggml-quants.c (meaning).
 
 use crate::checkpoint::Dtype;
-use crate::tensor::{Format, Matrix};
+use crate::tensor::{Coding, Format, Matrix};
 use anyhow::Result;
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -140,6 +140,11 @@ impl Kind {
             Kind::Q8_0 => Some(Format::I8_G32),
             _ => None,
         }
+    }
+
+    /// For executors that decode blocks as [`Kind::matrix`] does; the number is that of the file.
+    pub fn coding(self) -> Coding {
+        Coding::Blocks { number: self.number(), weights: self.weights(), bytes: self.bytes() }
     }
 
     /// Blocks to floats, exactly as ggml computes them (multiplications and subtractions in f32, none fused).

@@ -3,6 +3,7 @@
 use super::measure::Figure;
 use super::report::Row;
 use crate::cli::ui::digits3;
+use crate::compute::Loading;
 use crate::engine::Engine;
 use crate::gemma::Weights;
 use anyhow::{Context, Result};
@@ -21,7 +22,7 @@ pub fn row(weights: &Weights, engine: &mut dyn Engine, seconds: f64) -> Result<R
         name: "load".into(),
         unit: "ms".into(),
         figure: Figure::of(vec![1e3 * seconds]),
-        note: note(seconds, bytes, reading, sending),
+        note: note(seconds, bytes, reading, sending) + &engine.loading().map_or_else(String::new, |l| parts(&l)),
         pass: None,
     })
 }
@@ -31,6 +32,15 @@ fn note(seconds: f64, bytes: u64, reading: f64, sending: f64) -> String {
     let files = format!("reading the {} GB of files {} ms", digits3(bytes as f64 / 1e9), digits3(1e3 * reading));
     let device = if sending > 0.0 { format!(", sending to the device {} ms", digits3(1e3 * sending)) } else { String::new() };
     format!("{} times the bound: {files}{device}", digits3(seconds / bound))
+}
+
+/// Where the time went.
+fn parts(l: &Loading) -> String {
+    let [opening, moving, preparing, reading, waiting] =
+        [l.opening, l.moving, l.preparing, l.reading, l.waiting].map(|s| digits3(1e3 * s));
+    format!(
+        "; opening the device {opening} ms, moving {moving} ms: preparing meanwhile {preparing} ms, each thread reading {reading} ms and waiting for the device {waiting} ms"
+    )
 }
 
 #[cfg(test)]

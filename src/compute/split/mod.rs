@@ -9,7 +9,7 @@
 
 pub mod cut;
 
-use super::executor::{Executor, KernelTime};
+use super::executor::{Executor, KernelTime, LoadJob, Loading};
 use super::plan::{BufferId, Dispatch, KvFormat, Op, Part, Plan, PlanId, RowSet, WeightId};
 use super::step::StepLayout;
 use super::uses::Use;
@@ -197,6 +197,27 @@ impl Executor for SplitExecutor {
         let own = self.sides[side as usize].load(label, part, matrix)?;
         self.weights.push((side, own));
         Ok(WeightId(self.weights.len() as u32 - 1))
+    }
+
+    fn unpacks(&self, part: Part) -> bool {
+        self.side(self.side_of(part)).unpacks(part)
+    }
+
+    fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        let sides: Vec<Side> = jobs.iter().map(|job| self.side_of(job.part)).collect();
+        let mut parts = [Vec::new(), Vec::new()];
+        jobs.into_iter().zip(&sides).for_each(|(job, side)| parts[*side as usize].push(job));
+        let mut own = Vec::with_capacity(2);
+        for (side, jobs) in self.sides.iter_mut().zip(parts) {
+            own.push(if jobs.is_empty() { Vec::new() } else { side.load_stored(jobs)? }.into_iter());
+        }
+        let first = self.weights.len();
+        self.weights.extend(sides.into_iter().map(|side| (side, own[side as usize].next().expect("one for each job"))));
+        Ok((first..self.weights.len()).map(|i| WeightId(i as u32)).collect())
+    }
+
+    fn loading(&self) -> Option<Loading> {
+        self.sides.iter().find_map(|side| side.loading())
     }
 
     fn write(&mut self, id: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
