@@ -1,10 +1,11 @@
 """Whether drafting costs any kind of text speed: drafted over plain decoding, pair by pair, by kind of prompt and device.
 
-    python3 scripts/bench_floor.py PROMPTS.jsonl... [--devices cpu vulkan:0] [--processes 3] [--count 26] [--tokens 96]
+    python3 scripts/bench_floor.py PROMPTS.jsonl... [--devices cpu vulkan:0] [--processes 3] [--count 26 | --each 6] [--tokens 96]
 
 Every process of `gemma bench --only text` answers each prompt both ways, one right after the other, with a drafter that knows nothing yet;
 the odd ones begin with empty caches: kernels are compiled, costs measured anew. Texts that no draft can guess are among the kinds: lists of
-random words continued at temperature 3 (hostile). Prints the median of all pairs of a kind with its quartiles, by wall time and
+random words continued at temperature 3 (hostile). With --each every kind has as many prompts, where the files have them: kinds of few
+prompts need as many pairs as the others. Prints the median of all pairs of a kind with its quartiles, by wall time and
 by this process's processor time, and fails where a median is below --least both ways. Only the standard library.
 """
 
@@ -20,12 +21,27 @@ import tempfile
 
 WORDS = "amber basin cargo delta ember fable grain hinge ivory joint kayak lemon mango nylon ocean pearl quilt raven solar tulip umbra velvet".split()
 
+LONGEST = 4000  # characters of a prompt
+
 
 def hostile(file, count):
     dice = random.Random(7)
     lines = [{"category": "hostile", "prompt": "Go on: " + " ".join(dice.choices(WORDS, k=24))} for _ in range(count)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
+
+
+def evenly(file, sources, each):
+    """As many prompts of each category, spread over those that a chat model's context takes in any case."""
+    kinds = {}
+    for line in (line for source in sources for line in source.read_text().splitlines() if line.strip()):
+        record = json.loads(line)
+        prompt = record["turns"][0] if "turns" in record else record["prompt"]
+        if len(prompt) <= LONGEST:
+            kinds.setdefault(record.get("category", "prompt"), []).append(line)
+    chosen = [lines[i * len(lines) // min(each, len(lines))] for lines in kinds.values() for i in range(min(each, len(lines)))]
+    file.write_text("".join(line + "\n" for line in chosen))
+    return file, len(chosen)
 
 
 def measured(a, device, cache, prompts, count, more):
@@ -52,13 +68,17 @@ def main():
     ap.add_argument("--processes", type=int, default=4)
     ap.add_argument("--repetitions", type=int, default=1)
     ap.add_argument("--count", type=int, default=26, help="prompts of the files, and half as many hostile ones")
+    ap.add_argument("--each", type=int, help="prompts of each kind, instead of --count of all")
     ap.add_argument("--tokens", type=int, default=96)
     ap.add_argument("--least", type=float, default=0.97)
     ap.add_argument("--args", default="", help="more options for gemma bench, such as -m or -t")
     a = ap.parse_args()
     low = []
     with tempfile.TemporaryDirectory() as work:
-        odd = hostile(pathlib.Path(work) / "hostile.jsonl", max(1, a.count // 2))
+        if a.each:
+            file, a.count = evenly(pathlib.Path(work) / "prompts.jsonl", a.prompts, a.each)
+            a.prompts = [file]
+        odd = hostile(pathlib.Path(work) / "hostile.jsonl", a.each or max(1, a.count // 2))
         print("| device | kind | pairs | drafted / plain, median (quartiles) | by processor time | tokens a pass |")
         print("|---|---|---:|---:|---:|---:|")
         for device in a.devices:
