@@ -6,7 +6,7 @@
 //! over the newest tokens alone, and the tokens that such a pass brings each text.
 
 use super::cost::Costs;
-use super::guard::{Account, Ledger, MARGIN, Trust};
+use super::guard::{Account, Ledger, MARGIN, Pardons, Trust};
 use super::{DraftOptions, Proposal, TreeSize, forced};
 
 /// How much of the texts' guesses a pass takes.
@@ -18,6 +18,7 @@ pub struct Shared {
     trust: Trust,
     account: Account,
     ledger: Ledger,
+    pardons: Pardons,
     round: Round,
 }
 
@@ -36,8 +37,8 @@ struct Round {
 impl Shared {
     /// `clock: false` decides by `costs` alone, for tests that want the same trees each time.
     pub fn new(costs: Costs, options: DraftOptions, clock: bool) -> Self {
-        let (trust, account, ledger) = Default::default();
-        Shared { costs, options, clock, trust, account, ledger, round: Round::default() }
+        let (trust, account, ledger, pardons) = Default::default();
+        Shared { costs, options, clock, trust, account, ledger, pardons, round: Round::default() }
     }
 
     /// Another text has come.
@@ -115,7 +116,8 @@ impl Shared {
     pub fn observe(&mut self, running: usize, position: usize, rows: usize, taken: usize, seconds: f32) {
         let round = std::mem::take(&mut self.round);
         let curve = self.costs.at(position);
-        if self.clock {
+        // A pass out of the ordinary is booked as what its size is known to cost.
+        if self.clock && !self.pardons.grants(rows, seconds / curve.cost(rows)) {
             curve.observe(rows, seconds);
             curve.temper(rows);
         }
@@ -171,6 +173,20 @@ mod tests {
         assert_eq!(kept(&flat, fixed, &[&[0.1, 0.1], &[0.1]]), [2, 1]);
         // More texts than the curve has rows.
         assert_eq!(kept(&[(1, 1.0), (2, 1.0)], auto, &[&[0.9], &[0.9], &[0.9]]), [0, 0, 0]);
+    }
+
+    #[test]
+    fn passes_out_of_the_ordinary_change_no_price() {
+        let costs = Costs::new(CostCurve::new(&[(1, 1.0), (32, 2.0)]), 0);
+        let mut shared = Shared::new(costs.clone(), DraftOptions::default(), true);
+        [2, 3, 8].into_iter().for_each(|rows| shared.observe(2, 10, rows, 0, 400.0));
+        assert_eq!(shared.costs(), &costs, "the first of their sizes: kernels were compiled");
+        (0..40).for_each(|_| shared.observe(2, 10, 8, 0, 1.9));
+        let before = shared.costs().clone();
+        shared.observe(2, 10, 8, 0, 60.0);
+        assert_eq!(shared.costs(), &before, "held up once");
+        (0..40).for_each(|_| shared.observe(2, 10, 8, 0, 4.0));
+        assert!(shared.costs.at(10).cost(8) > 3.0, "but not without end");
     }
 
     #[test]
