@@ -14,7 +14,7 @@ pub use stats::{Stats, Tally};
 pub use verify::{Verdict, verify};
 
 use crate::draft::{DraftContext, Drafter, Pass, Proposal, Verified, verified};
-use crate::engine::{Rows, Scores, Timeline};
+use crate::engine::{Rows, Scores, Timeline, TokenTree};
 use crate::error::{Fault, Kind};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
@@ -88,7 +88,8 @@ pub fn generate(
 
     let decoding = Instant::now();
     let (mut proposal, mut scores, mut last_pass) = (Proposal::default(), Scores::default(), None);
-    let mut verified: Option<Verified> = None;
+    // The tree of the last round and the length of its history, where `scores` is still what the target said of it.
+    let (mut scored, mut asked_at) = (TokenTree::default(), None);
     let stop = 'rounds: loop {
         if interrupted() {
             break Stop::Interrupt;
@@ -97,20 +98,11 @@ pub fn generate(
         target.sync(&history[..history.len() - 1], &mut |_| true)?;
 
         let (nodes, depth, vocab) = (target.engine().max_rows() - 1, left - 1, target.engine().vocab());
-        let ctx = DraftContext {
-            history,
-            sampler,
-            nodes,
-            depth,
-            vocab,
-            chain: false,
-            pace: None,
-            last_pass,
-            verified: verified.as_ref(),
-        };
+        let ctx = DraftContext { history, sampler, nodes, depth, vocab, chain: false, pace: None, last_pass, verified: None };
         proposal.reset(ctx.root());
         let asked = Instant::now();
-        drafter.propose(&ctx, &mut proposal)?;
+        let verified = asked_at.map(|position| Verified { position, tree: &scored, scores: &scores });
+        drafter.propose(&DraftContext { verified, ..ctx }, &mut proposal)?;
         proposal.limit(&ctx);
 
         let begun = Instant::now();
@@ -120,7 +112,8 @@ pub fn generate(
 
         last_pass = Some(pass);
         if learns {
-            verified.get_or_insert_default().record(history, &proposal.tree, &scores, sampler);
+            scored.clone_from(&proposal.tree);
+            asked_at = Some(history.len());
         }
         stats.round(&proposal, &verdict, begun - asked, pass);
         for token in verdict.tokens(&proposal.tree) {

@@ -10,7 +10,7 @@ use anyhow::Result;
 
 use super::{Flow, Stop, room, verify};
 use crate::draft::{DraftContext, Drafter, Proposal, Shared, Verified, forced, verified};
-use crate::engine::{Scores, Timeline};
+use crate::engine::{Scores, Timeline, TokenTree};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 
@@ -21,7 +21,8 @@ struct Text {
     /// Tokens that may still come, at least one.
     left: usize,
     proposal: Proposal,
-    verified: Option<Verified>,
+    /// What the target said of the last round's tree, and the length of the history then.
+    scored: Option<(usize, TokenTree, Scores)>,
 }
 
 /// A text and the sequence that it was given, or why there is nothing to do.
@@ -110,7 +111,7 @@ impl<'a> Parallel<'a> {
         self.drafters[sequence].prepare(past)?;
         self.shared.begin_text();
         let proposal = Proposal::root(history[past.len()]);
-        self.texts[sequence] = Some(Text { history, sampler, left, proposal, verified: None });
+        self.texts[sequence] = Some(Text { history, sampler, left, proposal, scored: None });
         Ok(Admitted::At(sequence))
     }
 
@@ -129,7 +130,7 @@ impl<'a> Parallel<'a> {
             let Some(text) = &mut self.texts[sequence] else { continue };
             let scores = scores.pop().expect("each text has its scores");
             let learns = self.drafters[sequence].reads_target();
-            let stop = text.take(&scores, learns, self.stop_ids, &mut taken, &mut |token| on_token(sequence, token));
+            let stop = text.take(scores, learns, self.stop_ids, &mut taken, &mut |token| on_token(sequence, token));
             if let Some(stop) = stop.transpose() {
                 let text = self.texts[sequence].take().expect("just seen");
                 ended.push(Ended { sequence, history: text.history, stop });
@@ -161,7 +162,7 @@ impl<'a> Parallel<'a> {
                 chain,
                 pace: None,
                 last_pass: None,
-                verified: text.verified.as_ref(),
+                verified: text.scored.as_ref().map(|(position, tree, scores)| Verified { position: *position, tree, scores }),
             };
             text.proposal.reset(ctx.root());
             match nodes {
@@ -196,16 +197,16 @@ impl Text {
     /// Grows by what the pass brings; `taken` counts accepted guesses. Returns what ends it.
     fn take(
         &mut self,
-        scores: &Scores,
+        scores: Scores,
         learns: bool,
         stop_ids: &[Token],
         taken: &mut usize,
         on_token: &mut dyn FnMut(Token) -> Flow,
     ) -> Result<Option<Stop>> {
-        let verdict = verify(&self.proposal.tree, scores, &self.sampler, &self.history)?;
+        let verdict = verify(&self.proposal.tree, &scores, &self.sampler, &self.history)?;
         *taken += verdict.path.len() - 1;
         if learns {
-            self.verified.get_or_insert_default().record(&self.history, &self.proposal.tree, scores, &self.sampler);
+            self.scored = Some((self.history.len(), self.proposal.tree.clone(), scores));
         }
         for token in verdict.tokens(&self.proposal.tree) {
             if stop_ids.contains(&token) {

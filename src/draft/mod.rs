@@ -62,7 +62,7 @@ pub struct DraftContext<'a> {
     /// The target's last pass, if there was one.
     pub last_pass: Option<Pass>,
     /// What the target said of the last round's tree, where [`Drafter::reads_target`] asks for it.
-    pub verified: Option<&'a Verified>,
+    pub verified: Option<Verified<'a>>,
 }
 
 impl DraftContext<'_> {
@@ -110,6 +110,10 @@ pub trait Drafter {
     }
     /// Whether [`DraftContext::verified`] is of use.
     fn reads_target(&self) -> bool {
+        false
+    }
+    /// Whether the text's end has come before, at some length: a look that costs next to nothing, for rounds that would not ask.
+    fn stirs(&mut self, _history: &[Token]) -> bool {
         false
     }
     /// Keeps what was learnt for the next run, where there is a place for it.

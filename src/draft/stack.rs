@@ -31,6 +31,8 @@ const LEAST: f32 = 0.1;
 const SHARE: f32 = 0.1;
 /// What a node's likeliest continuation has of its chance, as a rule at most.
 const HOPE: f32 = 0.7;
+/// Tokens that the text's end must share with an earlier place to be worth a look in rounds that would not ask.
+const REPEATED: u32 = 4;
 /// Price of a level, in tokens that plain decoding would bring meanwhile, above which levels are one node wide.
 const DEAR: f32 = 0.03;
 /// How much the measured time of a level moves with each one.
@@ -383,7 +385,7 @@ impl Drafter for Stack {
         let asked = self.asked;
         self.learn(ctx.history);
         if let (Some(table), Some(verified)) = (&mut self.sources.table, ctx.verified) {
-            table.feed(ctx.history, verified);
+            table.feed(ctx.history, verified, ctx.sampler);
         }
         let matched = self.sources.context.as_mut().map_or(Match::default(), |automaton| {
             automaton.sync(ctx.history);
@@ -421,6 +423,13 @@ impl Drafter for Stack {
         self.sources.table.is_some()
     }
 
+    fn stirs(&mut self, history: &[Token]) -> bool {
+        self.sources.context.as_mut().is_some_and(|automaton| {
+            automaton.sync(history);
+            automaton.ending().len >= REPEATED
+        })
+    }
+
     fn save(&self) -> Result<()> {
         match (&self.memory, &self.sources.table) {
             (Some(memory), Some(table)) => memory.save(table, &self.mixers),
@@ -437,10 +446,10 @@ impl Drafter for Stack {
 mod tests {
     use super::super::Verified;
     use super::*;
-    use crate::engine::TokenTree;
+    use crate::engine::{Scores, TokenTree};
     use crate::sampler::{Sampler, SamplerConfig};
 
-    fn propose(stack: &mut Stack, history: &[Token], nodes: usize, chain: bool, verified: Option<&Verified>) -> Proposal {
+    fn propose(stack: &mut Stack, history: &[Token], nodes: usize, chain: bool, verified: Option<Verified<'_>>) -> Proposal {
         let sampler = Sampler::new(SamplerConfig::default()).unwrap().ban([9]);
         let (depth, vocab, sampler) = (nodes, 500, &sampler);
         let ctx = DraftContext { history, sampler, nodes, depth, vocab, chain, pace: None, last_pass: None, verified };
@@ -473,8 +482,9 @@ mod tests {
     fn what_the_target_said_is_guessed_the_next_time() {
         let mut stack = Stack::of_text();
         assert!(propose(&mut stack, &[5, 6], 4, false, None).is_empty(), "nothing is known yet");
-        let verified = Verified { position: 2, tree: TokenTree::root(6), best: vec![vec![(7, 3.0), (8, 1.0)]] };
-        let p = propose(&mut stack, &[5, 6, 40, 5, 6], 4, false, Some(&verified));
+        let scores = Scores { best: vec![vec![(7, 3.0), (8, 1.0)]], ..Scores::default() };
+        let verified = Verified { position: 2, tree: &TokenTree::root(6), scores: &scores };
+        let p = propose(&mut stack, &[5, 6, 40, 5, 6], 4, false, Some(verified));
         let seven = p.tree.child(0, 7).unwrap() as usize;
         assert!(p.chance[seven] > p.chance[p.tree.child(0, 8).unwrap() as usize] && p.source[seven] == "table", "{p:?}");
     }

@@ -6,6 +6,7 @@
 
 use super::Verified;
 use super::verified::BEST;
+use crate::sampler::Sampler;
 use crate::tensor::Token;
 
 /// Slots that a key may stand in.
@@ -124,10 +125,11 @@ impl Table {
     }
 
     /// Takes in every row of a tree that the target has scored.
-    pub fn feed(&mut self, history: &[Token], verified: &Verified) {
+    pub fn feed(&mut self, history: &[Token], verified: Verified<'_>, sampler: &Sampler) {
         let before = verified.position.checked_sub(2).and_then(|at| history.get(at));
         let mut row: Vec<(Token, f32)> = Vec::with_capacity(BEST);
-        for (node, best) in verified.best.iter().enumerate() {
+        for node in 0..verified.tree.len() {
+            let best = verified.best(node, sampler);
             let Some(&(_, max)) = best.first() else { continue };
             let sum: f32 = best.iter().map(|(_, logit)| (logit - max).exp()).sum();
             row.clear();
@@ -172,7 +174,8 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::TokenTree;
+    use crate::engine::{Scores, TokenTree};
+    use crate::sampler::SamplerConfig;
 
     #[test]
     fn rows_under_one_key_are_averaged() {
@@ -196,9 +199,11 @@ mod tests {
         let mut tree = TokenTree::root(5);
         let a = tree.push(0, 6);
         tree.push(a, 7);
-        let best = vec![vec![(6, 2.0), (8, 1.0)], vec![(9, 0.0)], vec![]];
+        let scores = Scores { best: vec![vec![(6, 2.0), (8, 1.0)], vec![(9, 0.0)], vec![]], ..Scores::default() };
+        let sampler = Sampler::new(SamplerConfig::default()).unwrap();
+        let verified = |position| Verified { position, tree: &tree, scores: &scores };
         let mut table = Table::new();
-        table.feed(&[4, 5, 6, 9], &Verified { position: 2, tree: tree.clone(), best: best.clone() });
+        table.feed(&[4, 5, 6, 9], verified(2), &sampler);
         let first = |key| table.get(key).map(|slot| slot.list().next().unwrap().0);
         assert_eq!(
             [Key::Pair(4, 5), Key::Last(5), Key::Pair(5, 6), Key::Last(6)].map(first),
@@ -210,7 +215,7 @@ mod tests {
         assert!((p[0] / p[1]).ln() > 0.9 && (p[0] / p[1]).ln() < 1.1, "{p:?}");
         // The first token of a text has none before it.
         let mut table = Table::new();
-        table.feed(&[5], &Verified { position: 1, tree, best });
+        table.feed(&[5], verified(1), &sampler);
         assert!(table.get(Key::Last(5)).is_some() && table.used().count() == 3);
     }
 

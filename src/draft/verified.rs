@@ -7,29 +7,24 @@ use crate::tensor::Token;
 /// Tokens remembered of each row.
 pub const BEST: usize = 8;
 
-/// A tree that the target has scored, and its likeliest tokens behind each node.
-#[derive(Clone, Debug, Default)]
-pub struct Verified {
+/// A tree that the target has scored. A row of logits is not searched before [`best`](Self::best) is asked: a round whose drafter rests
+/// does no more than plain decoding.
+#[derive(Clone, Copy)]
+pub struct Verified<'a> {
     /// Length of the history that ended with the tree's root.
     pub position: usize,
-    pub tree: TokenTree,
-    /// Tokens and logits, best first, at most [`BEST`]. `[nodes]`
-    pub best: Vec<Vec<(Token, f32)>>,
+    pub tree: &'a TokenTree,
+    /// A row per node of the tree.
+    pub scores: &'a Scores,
 }
 
-impl Verified {
-    /// Takes in a round. `scores` has a row per node of `tree`, whose root stands at the end of `history`.
-    pub fn record(&mut self, history: &[Token], tree: &TokenTree, scores: &Scores, sampler: &Sampler) {
-        self.position = history.len();
-        self.tree.clone_from(tree);
-        self.best.resize_with(tree.len(), Vec::new);
-        for (row, list) in self.best.iter_mut().enumerate() {
-            list.clear();
-            match scores.best.get(row) {
-                Some(best) => list.extend(best.iter().take(BEST)),
-                // A row off the accepted path may be no numbers without anyone having to know.
-                None => *list = sampler.best(scores.row(row), BEST).unwrap_or_default(),
-            }
+impl Verified<'_> {
+    /// The likeliest tokens behind a node and their logits, best first, at most [`BEST`].
+    pub fn best(&self, node: usize, sampler: &Sampler) -> Vec<(Token, f32)> {
+        match self.scores.best.get(node) {
+            Some(best) => best[..best.len().min(BEST)].to_vec(),
+            // A row off the accepted path may be no numbers without anyone having to know.
+            None => sampler.best(self.scores.row(node), BEST).unwrap_or_default(),
         }
     }
 }
@@ -48,12 +43,12 @@ mod tests {
         let rows = Scores { vocab: 100, logits: logits.clone(), ..Scores::default() };
         let list = |row: &[f32]| sampler.best(row, 20).unwrap();
         let lists = Scores { vocab: 100, best: vec![list(&logits[..100]), list(&logits[100..])], ..Scores::default() };
-        let (mut a, mut b) = (Verified::default(), Verified::default());
-        a.record(&[3, 4], &tree, &rows, &sampler);
-        b.record(&[3, 4], &tree, &lists, &sampler);
-        assert_eq!((a.position, a.best.len(), a.best[0].len()), (2, 2, BEST));
-        assert_eq!(a.best, b.best);
-        assert!(a.best.iter().flatten().all(|(token, _)| *token < 90), "padding is no token");
-        assert!(a.best[1].windows(2).all(|w| w[0].1 > w[1].1));
+        let [a, b] = [&rows, &lists].map(|scores| {
+            let verified = Verified { position: 2, tree: &tree, scores };
+            [0, 1].map(|node| verified.best(node, &sampler))
+        });
+        assert_eq!((a[0].len(), &a), (BEST, &b));
+        assert!(a.iter().flatten().all(|(token, _)| *token < 90), "padding is no token");
+        assert!(a[1].windows(2).all(|w| w[0].1 > w[1].1));
     }
 }

@@ -15,6 +15,7 @@ use crate::cli::session;
 use crate::cli::ui::Ui;
 use crate::decode::{Stats, Verdict};
 use crate::draft::{DraftContext, Drafter, Figures, Lm, Memory, Pass, Proposal, Stack, Table, TreeSize, Verified};
+use crate::engine::{Scores, TokenTree};
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Tokenizer};
 use crate::sampler::{Sampler, SamplerConfig};
@@ -286,7 +287,7 @@ fn one(stack: &mut Stack, text: &Transcript, sampler: &Sampler, shape: Shape, vo
     let mut tally = Tally::default();
     let mut history = text.prompt.clone();
     let mut left = &text.answer[..];
-    let (mut proposal, mut verified) = (Proposal::default(), None::<Verified>);
+    let (mut proposal, mut scored) = (Proposal::default(), None::<(usize, TokenTree, Scores)>);
     stack.prepare(&history[..history.len() - 1])?;
     while !left.is_empty() {
         let (start, busy) = (Instant::now(), processor_seconds());
@@ -299,7 +300,7 @@ fn one(stack: &mut Stack, text: &Transcript, sampler: &Sampler, shape: Shape, vo
             chain: shape.chain,
             pace: None,
             last_pass: None,
-            verified: verified.as_ref(),
+            verified: scored.as_ref().map(|(position, tree, scores)| Verified { position: *position, tree, scores }),
         };
         let root = ctx.root();
         proposal.reset(root);
@@ -310,11 +311,9 @@ fn one(stack: &mut Stack, text: &Transcript, sampler: &Sampler, shape: Shape, vo
         let path = proposal.tree.walk(&[&[root], left].concat());
         let next = left[path.len() - 1];
         tally.predicted += 1.0 + proposal.expected() as f64;
-        let known = verified.get_or_insert_default();
-        known.position = history.len();
-        known.tree.clone_from(&proposal.tree);
-        known.best = vec![Vec::new(); proposal.len()];
-        path.iter().zip(left).for_each(|(&node, &token)| known.best[node as usize].push((token, 0.0)));
+        let mut scores = Scores { best: vec![Vec::new(); proposal.len()], ..Scores::default() };
+        path.iter().zip(left).for_each(|(&node, &token)| scores.best[node as usize].push((token, 0.0)));
+        scored = Some((history.len(), proposal.tree.clone(), scores));
         let taken = path.len();
         tally.stats.round(&proposal, &Verdict { path, next }, Duration::ZERO, Pass::default());
         history.extend_from_slice(&left[..taken]);
