@@ -14,6 +14,8 @@ const HEALING: f32 = 1.0 / 64.0;
 const SPIKE: f32 = 1.15;
 /// Passes in a row that are further off on the same side: then it is no chance, and they count by more than their share.
 const STREAK: i32 = 4;
+/// The same where no pass over one row has shown whether it is the machine.
+const UNCONFIRMED: i32 = 12;
 const FAR: f32 = 2.0;
 const SOON: f32 = 0.5;
 /// Last page of each range of context but the last one.
@@ -26,8 +28,10 @@ pub struct CostCurve {
     seconds: Vec<f32>,
     /// The same as measured on purpose, in passes over one row.
     measured: Vec<f32>,
-    /// Passes in a row that took far longer than was known, or, below 0, far less.
-    streak: i32,
+    /// Passes in a row that took far longer than was known, or, below 0, far less: over one row, and over several.
+    streaks: [i32; 2],
+    /// A pass over one row was as known since the streak of the others began: it is they that have another price.
+    confirmed: bool,
 }
 
 impl CostCurve {
@@ -44,7 +48,7 @@ impl CostCurve {
     }
 
     fn of(seconds: Vec<f32>) -> Self {
-        CostCurve { measured: seconds.iter().map(|s| s / seconds[0]).collect(), seconds, streak: 0 }
+        CostCurve { measured: seconds.iter().map(|s| s / seconds[0]).collect(), seconds, streaks: [0; 2], confirmed: false }
     }
 
     /// One value per number of rows, as [`seconds`](Self::seconds) gave them; `None` for what no measurement can have given.
@@ -78,19 +82,36 @@ impl CostCurve {
         self.seconds.iter().zip(&self.measured).map(|(now, then)| (now * then * plain).sqrt()).collect()
     }
 
+    /// Whether the last pass over one row took far longer than known, or far less, or those over several rows do and only one over one row
+    /// can tell why: the machine may have changed.
+    pub fn is_doubtful(&self) -> bool {
+        self.streaks[0] != 0 || !self.confirmed && self.streaks[1].abs() >= STREAK
+    }
+
     /// Takes in a measured pass.
     pub fn observe(&mut self, rows: usize, seconds: f32) {
         if rows == 0 || rows > self.max_rows() || seconds <= 0.0 {
             return;
         }
         let ratio = seconds / self.seconds[rows - 1];
-        self.streak = match ratio {
-            r if r > SPIKE => self.streak.max(0) + 1,
-            r if r < 1.0 / SPIKE => self.streak.min(0) - 1,
+        let streak = &mut self.streaks[(rows > 1) as usize];
+        *streak = match ratio {
+            r if r > SPIKE => (*streak).max(0) + 1,
+            r if r < 1.0 / SPIKE => (*streak).min(0) - 1,
             _ => 0,
         };
+        self.confirmed = match (rows, self.streaks) {
+            (_, [_, 0]) => false,
+            (1, [own, _]) => own == 0,
+            _ => self.confirmed,
+        };
+        let sure = match (rows, self.streaks) {
+            // All sizes agree, or this one does with itself.
+            (1, [own, others]) => own.abs() >= STREAK || others.abs() >= STREAK && own.signum() == others.signum(),
+            (_, [_, others]) => others.abs() >= if self.confirmed { STREAK } else { UNCONFIRMED },
+        };
         let near = ratio.clamp(1.0 / SPIKE, SPIKE) - 1.0;
-        let own = if self.streak.abs() < STREAK { OWN * near } else { SOON * (ratio.clamp(1.0 / FAR, FAR) - 1.0) };
+        let own = if sure { SOON * (ratio.clamp(1.0 / FAR, FAR) - 1.0) } else { OWN * near };
         for (i, cost) in self.seconds.iter_mut().enumerate() {
             *cost *= 1.0 + if rows == 1 || i + 1 == rows { own } else { OTHERS * near };
         }

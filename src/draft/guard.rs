@@ -49,14 +49,14 @@ impl Trust {
 }
 
 /// What drafting must win by the prices that are known, to be worth their errors.
-pub const MARGIN: f32 = 1.03;
+pub const MARGIN: f32 = 1.05;
 
 /// Passes of plain decoding that drafting may lose in all, and the share of all tokens' passes that it may lose beside.
-const AT_ONCE: f32 = 1.0;
+const AT_ONCE: f32 = 0.7;
 /// The part of the former that may be lost before the first token, and the tokens after which it may be all: much for a short text.
-const BEFORE: f32 = 0.3;
+const BEFORE: f32 = 0.4;
 const GRANTED: f32 = 64.0;
-const SHARE: f32 = 0.02;
+const SHARE: f32 = 0.01;
 
 /// What drafting may still lose against plain decoding. The unit is a plain pass, which brings one token.
 ///
@@ -179,6 +179,33 @@ impl Pardons {
     }
 }
 
+/// Most rounds in a row that are left out behind rounds of which nothing was kept, as a power of two.
+const LEFT_OUT: u32 = 3;
+
+/// How often guesses are asked for where none is worth its row: after two such rounds in a row one is left out, then three, then seven.
+/// What asking takes is a few hundredths of a fast target's pass, and a text may go on like that for long.
+#[derive(Clone, Debug, Default)]
+pub struct Idle {
+    /// Rounds in a row that asked and kept nothing, and those to leave out.
+    empty: u32,
+    wait: u32,
+}
+
+impl Idle {
+    /// Takes in a round that asked for guesses: whether any was kept.
+    pub fn asked(&mut self, kept: bool) {
+        self.empty = if kept { 0 } else { self.empty + 1 };
+        self.wait = (1 << self.empty.saturating_sub(1).min(LEFT_OUT)) - 1;
+    }
+
+    /// Whether the round that begins is left out.
+    pub fn skips(&mut self) -> bool {
+        let skips = self.wait > 0;
+        self.wait -= skips as u32;
+        skips
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -256,6 +283,25 @@ mod tests {
         ledger.book(20.0, 5.0);
         ledger.begin_text();
         assert_eq!(ledger.room(), BEFORE * AT_ONCE, "neither gains nor savings do");
+    }
+
+    #[test]
+    fn asking_in_vain_becomes_rare_and_one_success_ends_that() {
+        let mut idle = Idle::default();
+        let asked = |idle: &mut Idle, kept: bool| {
+            (0..80)
+                .filter(|_| {
+                    let asks = !idle.skips();
+                    if asks {
+                        idle.asked(kept);
+                    }
+                    asks
+                })
+                .count()
+        };
+        assert_eq!(asked(&mut idle, true), 80);
+        assert_eq!(asked(&mut idle, false), 13, "0, 1, 3, and then always 7 left out");
+        assert!((73..=80).contains(&asked(&mut idle, true)));
     }
 
     #[test]

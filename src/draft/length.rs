@@ -11,7 +11,7 @@ use anyhow::Result;
 
 use super::cost::{CostCurve, Costs};
 use super::depth::{Depth, Habits};
-use super::guard::{Account, Ledger, MARGIN, Pardons, Trust};
+use super::guard::{Account, Idle, Ledger, MARGIN, Pardons, Trust};
 use super::outcome::Outcome;
 use super::overlap::{Ahead, Overlap};
 use super::{DraftContext, Drafter, Figures, Pace, Proposal, forced};
@@ -19,10 +19,14 @@ use crate::error::Fault;
 
 /// Speed over that of plain decoding below which its cost is measured again now and then, and the rounds between: the nearer the two
 /// are, the more depends on it.
-const RECHECKS: [(f32, u32); 2] = [(1.1, 12), (1.3, 48)];
+const RECHECKS: [(f32, u32); 3] = [(1.1, 12), (1.3, 48), (f32::INFINITY, 128)];
+/// Rounds between where passes are not what they were: a machine that is slow for a while must not look like dear guesses.
+const DOUBTFUL: u32 = 3;
 /// A measured pass is booked as at most this much longer or shorter than is known: a stolen time slice must not look like a price. Where
 /// it is one, what is known follows soon.
 const SPIKE: f32 = 1.15;
+/// How much a plain pass behind drafting moves what is known of [`Paced::wake`].
+const WAKE: f32 = 0.05;
 /// What guesses that cost nothing take before it is known, in passes over one row.
 const UNASKED: f32 = 0.05;
 /// Batches that are drafted ahead where the clock has no say.
@@ -91,6 +95,7 @@ pub struct Paced {
     /// Of rounds that asked a draft model, and of those that took only what costs nothing.
     accounts: [Account; 2],
     ledger: Ledger,
+    idle: Idle,
     /// For passes, and for drafting.
     pardons: [Pardons; 2],
     overlap: Overlap,
@@ -103,6 +108,9 @@ pub struct Paced {
     gain: f32,
     /// Seconds that guesses without a draft model take, fading.
     free: f32,
+    /// Times the usual that a plain pass takes right behind guesses that cost nothing, and behind those of a draft model: they leave the
+    /// processor's caches full of what is not the target's.
+    wake: [f32; 2],
     figures: Figures,
 }
 
@@ -135,6 +143,7 @@ impl Paced {
             trust: Trust::default(),
             accounts: Default::default(),
             ledger: Ledger::default(),
+            idle: Idle::default(),
             pardons: Default::default(),
             overlap: Overlap::new(Ahead::Auto),
             depth: Depth::default(),
@@ -142,6 +151,7 @@ impl Paced {
             drafted: 0,
             gain: 1.0,
             free: 0.0,
+            wake: [1.0; 2],
             figures: Figures::default(),
         }
     }
@@ -193,7 +203,14 @@ impl Paced {
             if round.levels.is_some_and(|levels| levels > 0) {
                 self.overlap.observe(round.ahead, drafting, time, usual);
             }
-            curve.observe(rows, time / if round.ahead { self.overlap.stretch() } else { 1.0 });
+            let wake = &mut self.wake[(asked > 0) as usize];
+            let times = time / usual;
+            match rows == 1 && round.levels.is_some() {
+                // Plain decoding is timed in rounds without drafts, but a machine that has become slow is noticed at once.
+                true if (1.0 / SPIKE..SPIKE).contains(&times) => *wake = (*wake + WAKE * (times - *wake)).max(1.0),
+                true => curve.observe(rows, time / *wake),
+                false => curve.observe(rows, time / if round.ahead { self.overlap.stretch() } else { 1.0 }),
+            }
             let usual = curve.cost(rows);
             spent = (time / stretch).clamp(usual / SPIKE, usual * SPIKE);
         }
@@ -219,7 +236,7 @@ impl Paced {
             self.depth.observe(if drafted > 0 { levels.max(1) } else { 0 }, taken, rows - 1, asked.min(drafted), drafting);
         }
         // That plain decoding took shorter or longer than plain decoding is neither won nor lost.
-        let passes = if rows == 1 { 1.0 } else { spent * stretch / plain } + drafting / plain;
+        let passes = if rows == 1 { self.wake[costly as usize] } else { spent * stretch / plain } + drafting / plain;
         self.gain += 0.05 * (tokens / passes - self.gain);
         if self.options.fixed().is_none() {
             self.ledger.book(tokens, passes);
@@ -277,8 +294,13 @@ impl Paced {
             return model.then_some(usize::MAX);
         }
         self.drafted += 1;
-        if RECHECKS.iter().any(|(gain, rounds)| self.gain < *gain && self.drafted >= *rounds) {
+        let doubtful = self.costs.at(ctx.history.len()).is_doubtful() && self.drafted >= DOUBTFUL;
+        if doubtful || RECHECKS.iter().any(|(gain, rounds)| self.gain < *gain && self.drafted >= *rounds) {
             // Whatever is believed of plain decoding rests on its last measurement.
+            self.drafted = 0;
+            return None;
+        }
+        if self.idle.skips() && !self.inner.stirs(ctx.history) {
             self.drafted = 0;
             return None;
         }
@@ -300,6 +322,8 @@ impl Drafter for Paced {
     }
 
     fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
+        // What is learnt of the round before is part of what drafting takes.
+        let start = self.now();
         self.learn(ctx);
         let fixed = self.options.fixed().map(|n| n.min(ctx.nodes));
         let levels = if fixed.is_some() { Some(usize::MAX) } else { self.levels(ctx) };
@@ -315,7 +339,6 @@ impl Drafter for Paced {
                 pace: (self.clock.is_some() && fixed.is_none()).then(|| Pace { rate: 1.0 / curve.cost(1), levels }),
                 ..*ctx
             };
-            let start = self.now();
             self.inner.propose(&asked, out)?;
             self.round.drafting = (self.now() - start) as f32;
             out.limit(&asked);
@@ -328,6 +351,7 @@ impl Drafter for Paced {
                 let size = self.best_size(ctx, out, drafting);
                 out.keep_best(size);
                 self.size += 0.1 * (size as f32 - self.size);
+                self.idle.asked(size > 0);
             }
             self.round.sure = forced::count(out);
             self.round.expected = out.expected() - self.round.sure as f32;
@@ -370,6 +394,7 @@ impl Drafter for Paced {
 
     fn prepare(&mut self, history: &[crate::tensor::Token]) -> Result<()> {
         self.ledger.begin_text();
+        self.idle = Idle::default();
         self.inner.prepare(history)
     }
 

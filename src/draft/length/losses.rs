@@ -275,27 +275,49 @@ fn what_a_pass_or_a_draft_needs_once_is_not_paid_for_by_those_that_follow() {
     }
 }
 
+/// Mean of a measurement over several seeds: one text is a matter of luck.
+fn mean(case: Case<'_>, measure: impl Fn(&Case<'_>) -> f64) -> f64 {
+    (0..12).map(|i| measure(&Case { seed: 1 + i * 0x9e37_79b9, ..case })).sum::<f64>() / 12.0
+}
+
+/// What this needs, each part of which the test notices: plain passes are timed when others are not what they were, all sizes follow them
+/// at once, a size follows its own passes once plain ones are as known, and what is booked stays near what is known.
 #[test]
 fn a_machine_that_is_slow_for_a_while_does_not_end_drafting() {
-    for (points, level, alpha) in [(FLAT, 0.03, 0.8), (KNEE, 0.03, 0.8)] {
-        for ahead in [Ahead::Never, Ahead::Always] {
-            let case = Case { points, level, claim: alpha as f32, noise: 0.1, belief: 1.0, ahead, seed: 1 };
-            let warm = speed(&case, 800, coins(alpha));
-            for (from, to) in [(0.0, 20.0), (40.0, 60.0)] {
-                let slow = |_: usize, clock: f64| (if (from..to).contains(&clock) { 4.0 } else { 1.0 }, 0.0);
-                let speed = speed_in(&case, 800, coins(alpha), 0.0, slow);
-                assert!(speed >= 0.85 * warm, "{speed:.3} instead of {warm:.3}: {points:?}, slow from {from} to {to}");
-            }
+    for (points, ahead) in [FLAT, KNEE].into_iter().flat_map(|points| [(points, Ahead::Never), (points, Ahead::Always)]) {
+        let case = Case { points, level: 0.03, claim: 0.8, noise: 0.1, belief: 1.0, ahead, seed: 1 };
+        for (from, to, times) in [(0.0, 100.0, 2.0), (0.0, 100.0, 4.0), (20.0, 120.0, 2.0), (20.0, 120.0, 4.0)] {
+            let share = mean(case, |case| {
+                let slow = |_: usize, clock: f64| (if (from..to).contains(&clock) { times } else { 1.0 }, 0.0);
+                speed_in(case, 400, coins(0.8), 0.0, slow) / speed(case, 400, coins(0.8))
+            });
+            assert!(share >= 0.88, "{share:.3} of the speed: {points:?}, {times} times slower from {from} to {to}, {ahead:?}");
         }
     }
 }
 
+/// What several rows cost beyond one is believed to be nothing, or ten times what it is.
 #[test]
 fn costs_that_were_measured_in_a_bad_moment_are_found_to_be_wrong() {
-    // What several rows cost beyond one is believed to be three times what it is.
-    for (points, level, alpha) in [(FLAT, 0.03, 0.8), (KNEE, 0.03, 0.8)] {
-        let case = |belief| Case { points, level, claim: alpha as f32, noise: 0.1, belief, ahead: Ahead::Never, seed: 1 };
-        let (right, wrong) = (speed(&case(1.0), 1000, coins(alpha)), speed(&case(3.0), 1000, coins(alpha)));
-        assert!(wrong >= 0.8 * right, "{wrong:.3} instead of {right:.3}: {points:?}");
+    for (belief, level, alpha, least) in [(0.0, 0.03, 0.9, 0.87), (10.0, 0.2, 0.6, 0.84)] {
+        let case = Case { points: KNEE, level, claim: alpha as f32, noise: 0.1, belief: 1.0, ahead: Ahead::Never, seed: 1 };
+        let share = mean(case, |case| {
+            let wrong = Case { belief, ..*case };
+            speed(&wrong, 1000, coins(alpha)) / speed(case, 1000, coins(alpha))
+        });
+        assert!(share >= least, "{share:.3} of the speed where {belief} times the cost is believed");
+    }
+}
+
+#[test]
+fn plain_decoding_that_was_timed_in_a_bad_moment_is_timed_again() {
+    // Passes over one row take four times as long until the text has got going: drafts that fail seem to pay ever after.
+    for (points, ahead) in [FLAT, KNEE].into_iter().flat_map(|points| [(points, Ahead::Never), (points, Ahead::Always)]) {
+        let case = Case { points, level: 0.03, claim: 0.8, noise: 0.1, belief: 1.0, ahead, seed: 1 };
+        let found = mean(case, |case| {
+            let slow = |rows: usize, clock: f64| (if rows == 1 && clock < 60.0 { 4.0 } else { 1.0 }, 0.0);
+            speed_in(case, 800, coins(0.0), 0.0, slow)
+        });
+        assert!(found >= 0.96, "{found:.3}: {points:?}, {ahead:?}");
     }
 }
