@@ -1,10 +1,11 @@
 //! Runs plans on a Vulkan device. A plan is recorded once per bucket of rows; a run is one submission.
 
-use super::call::{Bucket, Call, Own, Places, Touch};
+use super::call::{Bucket, Call, Own, Places};
 use super::choose::Choice;
 use super::device::Gpu;
 use super::finish::TAIL;
 use super::footprint::{OwnSizes, READBACK, RESULTS, key_block};
+use super::hazards::Hazards;
 use super::layout::DeviceMatrix;
 use super::matrix;
 use super::memory::{Arena, Block, Place, Span, Use};
@@ -337,34 +338,6 @@ impl VulkanExecutor {
     /// Bytes of memory asked of the device, arenas and whatever lies beside them: now, and at most so far.
     pub fn requested(&self) -> (u64, u64) {
         self.gpu.requested.bytes()
-    }
-}
-
-/// Which buffers were touched since the last barrier.
-#[derive(Default)]
-struct Hazards {
-    read: Vec<BufferId>,
-    written: Vec<BufferId>,
-}
-
-impl Hazards {
-    /// Takes note of a call; true if a barrier must stand before it.
-    fn meets(&mut self, call: &Call) -> bool {
-        let clash = call.touches.iter().any(|t| match t {
-            Touch::Read(id) => self.written.contains(id),
-            Touch::Write(id) => self.written.contains(id) || self.read.contains(id),
-        });
-        if clash {
-            self.read.clear();
-            self.written.clear();
-        }
-        for touch in &call.touches {
-            match touch {
-                Touch::Read(id) => self.read.push(*id),
-                Touch::Write(id) => self.written.push(*id),
-            }
-        }
-        clash
     }
 }
 

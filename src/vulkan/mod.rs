@@ -12,6 +12,7 @@ mod executor;
 mod fill;
 mod finish;
 mod footprint;
+mod hazards;
 mod layout;
 mod linear;
 mod matrix;
