@@ -199,7 +199,7 @@ mod tests {
             shared.round = Round::default();
             shared.observe(2, 10, 2, 0, 0.0);
         }
-        assert!(shared.nodes(2, 10, 100) >= Some(12), "and 2 % of what there was");
+        assert!(shared.nodes(2, 10, 100) >= Some(12), "and 1 % of what there was");
         assert_eq!(shared.nodes(2, 10, 5), Some(5));
         let mut rested = 0;
         for _ in 0..200 {
