@@ -71,8 +71,9 @@ struct State {
     next: usize,
     /// Tasks of each fill that are not done.
     left: Vec<usize>,
-    /// Submission that took what each fill since the ring's beginning held.
+    /// Submission that took what each fill since the ring's beginning held, and how many of these are done.
     taken: Vec<u64>,
+    done: usize,
     /// Staging blocks that are there.
     blocks: usize,
     failed: Option<anyhow::Error>,
@@ -92,6 +93,8 @@ pub struct Filling<'a> {
     room: Condvar,
     /// A fill is complete, or never will be.
     complete: Condvar,
+    /// There is one more submission to wait for, or no more to do.
+    sent: Condvar,
 }
 
 impl<'a> Filling<'a> {
@@ -116,9 +119,10 @@ impl<'a> Filling<'a> {
         }
         let there = blocks.iter().filter(|b| b.get().is_some()).count();
         let first = taken.len();
-        let state = State { next: 0, left, taken, blocks: there, failed: None, stop: false };
-        let (state, room, complete) = (Mutex::new(state), Condvar::new(), Condvar::new());
-        Filling { streams, tasks, blocks, timeline, first, state, room, complete }
+        let done = first.saturating_sub(RING);
+        let state = Mutex::new(State { next: 0, left, taken, done, blocks: there, failed: None, stop: false });
+        let [room, complete, sent] = [(); 3].map(|()| Condvar::new());
+        Filling { streams, tasks, blocks, timeline, first, state, room, complete, sent }
     }
 
     /// Fills before these.
@@ -135,16 +139,15 @@ impl<'a> Filling<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next task, with the submission that has to be done before; `None` where there is none.
-    fn begin(&self) -> Option<(&Task, u64)> {
+    /// The next task, once there is room for it; `None` where there is none.
+    fn begin(&self) -> Option<&Task> {
         let mut state = self.lock();
         loop {
             let task = self.tasks.get(state.next).filter(|_| !state.stop)?;
             let fill = self.first + task.fill;
-            if fill % RING < state.blocks && fill < state.taken.len() + RING {
+            if fill % RING < state.blocks && fill < state.done + RING {
                 state.next += 1;
-                let before = fill.checked_sub(RING).map_or(0, |earlier| state.taken[earlier]);
-                return Some((task, before));
+                return Some(task);
             }
             state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -153,18 +156,15 @@ impl<'a> Filling<'a> {
     /// Reads until nothing is left to read. Returns the seconds of reading, and of waiting for room.
     pub fn read(&self) -> [f64; 2] {
         let _last = Stop { filling: self, only_panics: true };
-        let ([mut reading, mut waiting], mut known) = ([0.0; 2], 0);
+        let [mut reading, mut waiting] = [0.0; 2];
         let mut start = Instant::now();
         let mut lap = move || std::mem::replace(&mut start, Instant::now()).elapsed().as_secs_f64();
-        while let Some((task, before)) = self.begin() {
-            // Most tasks of a fill find the answer of another one good for them.
-            let room = if before > known { self.timeline.wait(before) } else { Ok(()) };
-            known = known.max(before);
+        while let Some(task) = self.begin() {
             waiting += lap();
-            let done = room.and_then(|()| self.read_one(task));
+            let read = self.read_one(task);
             reading += lap();
             let mut state = self.lock();
-            match done {
+            match read {
                 Ok(()) => state.left[task.fill] -= 1,
                 Err(e) => {
                     state.failed.get_or_insert(e);
@@ -175,6 +175,30 @@ impl<'a> Filling<'a> {
             }
         }
         [reading, waiting + lap()]
+    }
+
+    /// Waits for one submission after the other and makes room where it is done: by one thread, since drivers are slow where many ask.
+    pub fn release(&self) {
+        let _last = Stop { filling: self, only_panics: true };
+        let mut state = self.lock();
+        while !state.stop {
+            let Some(submission) = state.taken.get(state.done).copied() else {
+                state = self.sent.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(state);
+            let done = self.timeline.wait(submission);
+            state = self.lock();
+            match done {
+                Ok(()) => state.done += 1,
+                Err(e) => {
+                    state.failed.get_or_insert(e);
+                    self.complete.notify_all();
+                    return;
+                }
+            }
+            self.room.notify_all();
+        }
     }
 
     fn read_one(&self, task: &Task) -> Result<()> {
@@ -207,7 +231,7 @@ impl<'a> Filling<'a> {
     /// Says by which submission the next fill is taken: once that is done there is room again.
     pub fn taken(&self, submission: u64) {
         self.lock().taken.push(submission);
-        self.room.notify_all();
+        self.sent.notify_all();
     }
 
     /// Stops the threads when it goes out of scope, however that happens.
@@ -239,6 +263,7 @@ impl Drop for Stop<'_> {
         }
         self.filling.room.notify_all();
         self.filling.complete.notify_all();
+        self.filling.sent.notify_all();
     }
 }
 

@@ -13,7 +13,7 @@ use crate::compute::{LoadJob, Loading};
 use crate::tensor::{Coding, StoredMatrix};
 use anyhow::{Context, Result};
 use ash::vk;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Instant;
 
 /// Bytes of all staging blocks, and of the blocks that they are copied to.
@@ -36,6 +36,14 @@ struct Plan<'a> {
     kernel: Option<(Shader, pipeline::Constants)>,
     /// Bytes of a row (of tiles) as it is stored.
     row_bytes: usize,
+}
+
+/// Where a matrix's codes, or its scales, belong on the device.
+#[derive(Clone, Copy)]
+struct Room {
+    buffer: vk::Buffer,
+    offset: u64,
+    address: u64,
 }
 
 impl<'a> Plan<'a> {
@@ -65,13 +73,17 @@ impl<'a> Plan<'a> {
         [Some(codes), scales].into_iter().flatten()
     }
 
-    /// Room for it on the device: codes and scales.
-    fn place(&self, arena: &mut Arena) -> Result<[Span; 2]> {
+    /// Room for it on the device.
+    fn place(&self, arena: &mut Arena) -> Result<[Room; 2]> {
         let [codes, scales] = sizes(self.matrix.format, self.matrix.rows, self.matrix.cols)?;
-        Ok([arena.alloc(&self.label, codes)?, arena.alloc(&self.label, scales)?])
+        let mut room = |bytes| -> Result<Room> {
+            let Span { block, offset, address, .. } = arena.alloc(&self.label, bytes)?;
+            Ok(Room { buffer: arena.blocks[block].buffer, offset, address })
+        };
+        Ok([room(codes)?, room(scales)?])
     }
 
-    fn loaded(&self, [codes, scales]: [Span; 2]) -> DeviceMatrix {
+    fn loaded(&self, [codes, scales]: [Room; 2]) -> DeviceMatrix {
         let StoredMatrix { format, rows, cols, .. } = self.matrix;
         let code_bytes = self.packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
         let bytes = (code_bytes + 2 * rows * format.row_scales(cols)) as u64;
@@ -79,7 +91,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Arguments of the kernel that unpacks rows that lie at `from`, and its invocations.
-    fn push(&self, part: &Part, from: u64, [codes, scales]: [Span; 2]) -> (Push, usize) {
+    fn push(&self, part: &Part, from: u64, [codes, scales]: [Room; 2]) -> (Push, usize) {
         let StoredMatrix { format, cols, .. } = self.matrix;
         let (first, rows) = (part.from / self.row_bytes, part.bytes / self.row_bytes);
         if let (Coding::Canonical, Some(p)) = (self.matrix.coding, self.packing) {
@@ -124,6 +136,20 @@ impl Uploader {
         let (gpu, stages, copies) = (&self.gpu, &self.stages, &mut self.copies);
         let matrices = std::thread::scope(|scope| {
             let readers: Vec<_> = (0..filling.threads()).map(|_| scope.spawn(|| filling.read())).collect();
+            scope.spawn(|| filling.release());
+            // A driver takes its time to hand out gigabytes.
+            let (places, placed) = mpsc::channel();
+            let plans = &plans;
+            scope.spawn(move || {
+                for plan in plans {
+                    let rooms = plan.place(arena);
+                    let goes_on = rooms.is_ok();
+                    if places.send(rooms).is_err() || !goes_on {
+                        return;
+                    }
+                }
+            });
+            let place = || placed.recv().context("the thread that takes device memory has stopped")?;
             let stop = filling.stop_at_end();
             let prepare = Instant::now();
             for i in 0..RING.min(first + fills.len()) {
@@ -135,20 +161,20 @@ impl Uploader {
                     copies[i] = Some(Block::new(gpu, "staging", STAGE as u64, Place::Device)?);
                 }
             }
-            let kernels = Kernels::of(&plans, pipelines)?;
+            let kernels = Kernels::of(plans, pipelines)?;
             times.preparing += prepare.elapsed().as_secs_f64();
-            let mut spans: Vec<[Span; 2]> = Vec::with_capacity(plans.len());
+            let mut rooms: Vec<[Room; 2]> = Vec::with_capacity(plans.len());
             for (i, fill) in fills.iter().enumerate() {
                 let prepare = Instant::now();
                 let last = fill.last().map_or(0, |part| streams[part.stream].job);
-                while spans.len() <= last {
-                    spans.push(plans[spans.len()].place(arena)?);
+                while rooms.len() <= last {
+                    rooms.push(place()?);
                 }
                 times.preparing += prepare.elapsed().as_secs_f64();
                 filling.wait(i)?;
                 let at = (first + i) % RING;
                 let stage = stages[at].get().expect("made above");
-                let send = Sending { plans: &plans, streams: &streams, spans: &spans, kernels: &kernels, arena, stage };
+                let send = Sending { plans, streams: &streams, rooms: &rooms, kernels: &kernels, stage };
                 let is_last = i + 1 == fills.len();
                 let submission = queue.once(|device, commands| {
                     send.record(device, commands, fill, copies[at].as_ref());
@@ -159,8 +185,8 @@ impl Uploader {
                 filling.taken(submission);
             }
             // Matrices of no bytes at the end.
-            while spans.len() < plans.len() {
-                spans.push(plans[spans.len()].place(arena)?);
+            while rooms.len() < plans.len() {
+                rooms.push(place()?);
             }
             drop(stop);
             let threads = readers.len().max(1) as f64;
@@ -169,7 +195,7 @@ impl Uploader {
                 times.reading += reading / threads;
                 times.waiting += waiting / threads;
             }
-            Ok::<_, anyhow::Error>(plans.iter().zip(spans).map(|(plan, spans)| plan.loaded(spans)).collect())
+            Ok::<_, anyhow::Error>(plans.iter().zip(rooms).map(|(plan, rooms)| plan.loaded(rooms)).collect())
         })?;
         self.taken = filling.into_taken();
         times.moving += start.elapsed().as_secs_f64();
@@ -197,9 +223,8 @@ struct Sending<'a> {
     plans: &'a [Plan<'a>],
     streams: &'a [Stream<'a>],
     /// Of the matrices so far: codes and scales.
-    spans: &'a [[Span; 2]],
+    rooms: &'a [[Room; 2]],
     kernels: &'a Kernels,
-    arena: &'a Arena,
     stage: &'a Block,
 }
 
@@ -209,17 +234,17 @@ impl Sending<'_> {
         let mut regions = Vec::new();
         for part in fill {
             let stream = &self.streams[part.stream];
-            let (plan, spans) = (&self.plans[stream.job], &self.spans[stream.job]);
+            let (plan, rooms) = (&self.plans[stream.job], &self.rooms[stream.job]);
             if plan.kernel.is_some() && !stream.scales {
                 let at = part.at as u64;
                 regions.push(vk::BufferCopy { src_offset: at, dst_offset: at, size: part.bytes as u64 });
                 continue;
             }
-            let to = &spans[stream.scales as usize];
+            let to = &rooms[stream.scales as usize];
             let dst_offset = to.offset + part.from as u64;
             let region = [vk::BufferCopy { src_offset: part.at as u64, dst_offset, size: part.bytes as u64 }];
             // SAFETY: the span has room for all of the stream, the stage for the part.
-            unsafe { device.cmd_copy_buffer(commands, self.stage.buffer, self.arena.blocks[to.block].buffer, &region) };
+            unsafe { device.cmd_copy_buffer(commands, self.stage.buffer, to.buffer, &region) };
         }
         if regions.is_empty() {
             return;
@@ -233,7 +258,7 @@ impl Sending<'_> {
         for part in fill {
             let stream = &self.streams[part.stream];
             let Some(pipeline) = self.kernels.of[stream.job].filter(|_| !stream.scales) else { continue };
-            let (push, invocations) = self.plans[stream.job].push(part, base + part.at as u64, self.spans[stream.job]);
+            let (push, invocations) = self.plans[stream.job].push(part, base + part.at as u64, self.rooms[stream.job]);
             let groups = invocations.div_ceil(256) as u32;
             let across = groups.min(4096);
             // SAFETY: pipeline and memory live as long as the executor, which waits before it drops them.
