@@ -72,9 +72,10 @@ fn a_wrong_result_is_found_and_named() {
         (4, 0, 128 + 7, last_bit, "dispatch 4, `qkv` of layer 0, differs from its twin in the products: row 1, column 7: "),
         (4, 1, 64 + 7, sign, "in the products: row 1, column 7: "),
         (5, 0, 128 + 7, sign, "dispatch 5, `rope` of layer 0, differs from its twin in the queries: row 1, column 7: "),
+        (5, 1, 64 + 7, sign, "in the keys: row 1, column 7: "),
         // Eight channels of a row of keys lie together.
-        (5, 1, 4 + 2, sign, "in the scratch keys: row 1, column 5: "),
-        (5, 2, 32 + 2, sign, "in the scratch values: row 1, column 5: "),
+        (5, 2, 4 + 2, sign, "in the scratch keys: row 1, column 5: "),
+        (5, 3, 32 + 2, sign, "in the scratch values: row 1, column 5: "),
         // What attention leaves to the rounding behind it is found there.
         (7, 0, 32 + 7, code, "dispatch 7, `quantise` of layer 0, differs from its twin in the codes: row 1, column 29: code "),
     ] {
