@@ -3,7 +3,7 @@
 use super::call::{Bucket, Call, Own, Places};
 use super::choose::Choice;
 use super::device::Gpu;
-use super::finish::TAIL;
+use super::finish::Tails;
 use super::footprint::{OwnSizes, READBACK, RESULTS, key_block};
 use super::hazards::Hazards;
 use super::layout::DeviceMatrix;
@@ -65,8 +65,7 @@ pub struct VulkanExecutor {
     matrices: Vec<DeviceMatrix>,
     plans: Vec<Recorded>,
     own: Option<Own>,
-    /// Tails of calls, by what they say, and which of the places for them each has.
-    tails: HashMap<Vec<u8>, usize>,
+    tails: Tails,
     /// Whether there are matrix instructions that do what the kernels expect of them.
     matrix_instructions: bool,
     loading: Loading,
@@ -102,7 +101,7 @@ impl VulkanExecutor {
             matrices: Vec::new(),
             plans: Vec::new(),
             own: None,
-            tails: HashMap::new(),
+            tails: Tails::default(),
             loading: Loading { opening: start.elapsed().as_secs_f64(), ..Loading::default() },
             pending: Vec::new(),
             steps: HashMap::new(),
@@ -141,7 +140,7 @@ impl VulkanExecutor {
             counts: counts?,
             sizes,
         };
-        self.tails.clear();
+        self.tails = Tails::default();
         self.own = Some(own);
         Ok(own)
     }
@@ -209,9 +208,11 @@ impl VulkanExecutor {
     /// The calls of a recorded plan.
     pub(super) fn calls_of(&mut self, plan: PlanId, bucket: Bucket) -> Result<Vec<Call>> {
         let mut calls = self.calls(plan, bucket, true)?;
-        if !self.place_tails(&mut calls)? {
-            calls = self.calls(plan, bucket, false)?;
-        }
+        let own = self.own.expect("made when the first plan was recorded");
+        let Some(new) = self.tails.place(&mut calls, own.sizes.tails, self.addresses[own.tails.0 as usize]) else {
+            return self.calls(plan, bucket, false);
+        };
+        new.iter().try_for_each(|(at, bytes)| self.write(own.tails, *at, bytes))?;
         Ok(calls)
     }
 
@@ -228,26 +229,6 @@ impl VulkanExecutor {
             own: self.own.expect("made when the first plan was recorded"),
         };
         places.calls(&recorded.dispatches, bucket)
-    }
-
-    /// Writes the calls' tails to where they are not yet and tells the calls; false if there is no room for all.
-    fn place_tails(&mut self, calls: &mut [Call]) -> Result<bool> {
-        let own = self.own.expect("made when the first plan was recorded");
-        for call in calls {
-            let Some(tail) = call.tail.take() else { continue };
-            let next = self.tails.len();
-            let slot = match self.tails.get(&tail.bytes) {
-                Some(slot) => *slot,
-                None if next == own.sizes.tails => return Ok(false),
-                None => {
-                    self.write(own.tails, next * TAIL, &tail.bytes)?;
-                    self.tails.insert(tail.bytes, next);
-                    next
-                }
-            };
-            call.push.set(tail.at, self.addresses[own.tails.0 as usize] + (slot * TAIL) as u64);
-        }
-        Ok(true)
     }
 
     /// Runs calls one after the other, apart from any plan.

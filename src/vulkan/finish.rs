@@ -11,6 +11,7 @@ use super::pipeline::Shader;
 use crate::compute::{Act, BufferId, Dispatch, LinearJob, Op};
 use crate::tensor::Group;
 use anyhow::Result;
+use std::collections::HashMap;
 
 /// Most rows of a pass that this pays for: with more, a dispatch is worth its price.
 const ROWS: usize = 32;
@@ -86,5 +87,61 @@ impl Places<'_> {
         call.constants.push((7, 1));
         call.constants.extend([8, 9, 10].map(|id| (id, merge.constant(id).unwrap_or(0))));
         self.take_over(call, merge, ATTENTION_TAIL);
+    }
+}
+
+/// The tails that lie on the device, by what they say, and which of the places for them each has.
+#[derive(Default)]
+pub struct Tails {
+    places: HashMap<Vec<u8>, usize>,
+}
+
+impl Tails {
+    /// Tells each call where its tail lies, in memory for `room` of them at `base`. Returns what has to be written there first, with its
+    /// offset; `None` if there is no room for all.
+    pub fn place(&mut self, calls: &mut [Call], room: usize, base: u64) -> Option<Vec<(usize, Vec<u8>)>> {
+        let mut new = Vec::new();
+        for call in calls {
+            let Some(tail) = call.tail.take() else { continue };
+            let next = self.places.len();
+            let place = *self.places.entry(tail.bytes).or_insert_with_key(|bytes| {
+                new.push((next * TAIL, bytes.clone()));
+                next
+            });
+            call.push.set(tail.at, base + (place * TAIL) as u64);
+        }
+        if self.places.len() > room {
+            // Not written, so not there.
+            for (_, bytes) in &new {
+                self.places.remove(bytes);
+            }
+            return None;
+        }
+        Some(new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vulkan::push::Push;
+
+    fn call(tail: u8) -> Call {
+        let (shader, push) = (Shader::Linear, Push::new().at(0));
+        let tail = Some(Tail { bytes: vec![tail; 16], at: 0 });
+        let (constants, touches, groups) = (Vec::new(), Vec::new(), [1; 3]);
+        Call { shader, constants, push, linear: None, tail, groups, touches, bytes: 0, label: "", of: 0..1 }
+    }
+
+    #[test]
+    fn a_tail_has_one_place_and_what_finds_none_leaves_none_behind() {
+        let mut tails = Tails::default();
+        let mut calls = [call(1), call(2), call(1)];
+        let new = tails.place(&mut calls, 3, 4096).unwrap();
+        assert_eq!(new, [(0, vec![1; 16]), (TAIL, vec![2; 16])]);
+        let addresses = calls.each_ref().map(|c| u64::from_le_bytes(c.push.bytes().try_into().unwrap()));
+        assert_eq!(addresses, [4096, 4096 + TAIL as u64, 4096]);
+        assert_eq!(tails.place(&mut [call(3), call(4)], 3, 4096), None);
+        assert_eq!(tails.place(&mut [call(4), call(2)], 3, 4096), Some(vec![(2 * TAIL, vec![4; 16])]));
     }
 }
