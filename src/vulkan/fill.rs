@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 /// Staging blocks and their size: the device takes some while others are filled.
-pub const RING: usize = 4;
+pub const RING: usize = 3;
 pub const STAGE: usize = 16 << 20;
 /// Bytes that a thread reads at a time, and the least of a matrix that is cut off to fill a block.
 const READ: usize = 1 << 20;

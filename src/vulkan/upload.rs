@@ -152,7 +152,7 @@ impl Uploader {
             let place = || placed.recv().context("the thread that takes device memory has stopped")?;
             let stop = filling.stop_at_end();
             let prepare = Instant::now();
-            for i in 0..RING.min(first + fills.len()) {
+            for i in 0..RING {
                 if stages[i].get().is_none() {
                     let _ = stages[i].set(Block::new(gpu, "staging", STAGE as u64, Place::Upload)?);
                     filling.add_block();
