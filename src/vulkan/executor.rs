@@ -353,7 +353,8 @@ impl Executor for VulkanExecutor {
         let loaded = uploader.load(jobs, &mut self.weights, &mut self.queue, &self.pipelines, &mut self.loading);
         if loaded.is_err() {
             // What it had on its way still reads staging memory.
-            let _ = self.queue.wait_all();
+            // Only what was sent: nothing more can be where the device is lost.
+            let _ = self.queue.wait(self.queue.upcoming() - 1);
             self.uploader = None;
         }
         let loaded = loaded?;
