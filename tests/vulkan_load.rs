@@ -133,10 +133,12 @@ fn a_file_that_was_cut_off_is_an_error() {
     file.write(&path);
     let weights = Weights::open(Checkpoint::open(&path).unwrap()).unwrap();
     let mut engine = load(&weights).unwrap();
+    assert_eq!(weights.bytes_read(), weights.bytes_to_read().unwrap());
     let mut scores = Scores::default();
     let ids: Vec<u32> = (0..24).map(|i| 2 + i * 53 % 150).collect();
     engine.forward(&TokenTree::chain(&ids), Rows::All, &mut scores).unwrap();
     let want: Vec<f32> = logits(&weights).into_iter().map(f32::from_bits).collect();
+    assert_eq!(weights.bytes_read(), 2 * weights.bytes_to_read().unwrap(), "on the processor matrices count as they are taken");
     let largest = want.iter().fold(0f32, |m, v| m.max(v.abs()));
     assert!(want.iter().zip(&scores.logits).all(|(a, b)| (a - b).abs() <= 0.02 * largest));
 

@@ -18,8 +18,9 @@ use crate::error::{Fault, Kind, fault_of};
 use crate::gemma::{Config, Role, Tokenizer, Weights};
 use crate::vulkan::{CheckedExecutor, Choice, DeviceInfo, VulkanExecutor};
 use anyhow::{Context, Result};
-use std::sync::Arc;
-use std::time::Instant;
+use indicatif::ProgressBar;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 /// A model's files, opened and checked, nothing loaded yet.
 pub struct Model {
@@ -147,8 +148,8 @@ pub fn pool(options: &RunOptions) -> Result<Arc<Pool>> {
     Ok(Arc::new(Pool::new(options.threads.map_or_else(default_threads, usize::from))?))
 }
 
-/// Smaller models are there before anyone could read what a spinner says.
-const WORTH_A_SPINNER: u64 = 200_000_000;
+/// Smaller models are there before anyone could read what a bar says.
+const WORTH_A_BAR: u64 = 200_000_000;
 
 /// Precision of the cache.
 pub fn kv_format(weights: &Weights, asked: Kv) -> Result<KvFormat> {
@@ -201,17 +202,20 @@ fn load_task(task: &Task<'_>, label: &str, options: &RunOptions, pool: &Arc<Pool
         if let Some(device) = &placement.device {
             super::lock::acquire(options.device_lock, &device.name, device.index, ui)?;
         }
-        let spinner = ui.spinner(&format!("loading {label} ({})", bytes(size.bytes)), size.bytes >= WORTH_A_SPINNER);
         say_split(&placement, pool, ui);
+        let bar = ui.bytes_bar(&format!("loading {label}"), weights.bytes_to_read()?, size.bytes >= WORTH_A_BAR);
         let sizes = (kv, size.bytes, context);
         let is_split = placement.device.is_some() && placement.layout.cpu.layers > 0;
-        let loaded = place(&placement, pool, options.check, options.isa)
-            .and_then(|executor| match sequences {
-                1 => npu::beside(executor, options, weights.config(), sizes, is_split, ui),
-                _ => Ok(executor),
-            })
-            .and_then(|executor| PlannedEngine::for_sequences(weights, executor, EngineOptions { context, kv }, sequences));
-        spinner.finish_and_clear();
+        let load = || {
+            place(&placement, pool, options.check, options.isa)
+                .and_then(|executor| match sequences {
+                    1 => npu::beside(executor, options, weights.config(), sizes, is_split, ui),
+                    _ => Ok(executor),
+                })
+                .and_then(|executor| PlannedEngine::for_sequences(weights, executor, EngineOptions { context, kv }, sequences))
+        };
+        let loaded = shown(&bar, weights, load);
+        bar.finish_and_clear();
         match (loaded, candidates.peek()) {
             (Ok(engine), _) => break (Box::new(engine), placement.device),
             (Err(e), Some(next)) if is_the_devices(&e) => ui.note(format!("{e:#}; instead: {}", next.describe())),
@@ -234,6 +238,24 @@ fn load_task(task: &Task<'_>, label: &str, options: &RunOptions, pool: &Arc<Pool
         ),
     );
     Ok(Loaded { engine, seconds, device })
+}
+
+/// Does what `load` says while a bar shows how many bytes of the weights are read.
+fn shown<T>(bar: &ProgressBar, weights: &Weights, load: impl FnOnce() -> T) -> T {
+    if bar.is_hidden() {
+        return load();
+    }
+    let (before, (done, is_done)) = (weights.bytes_read(), mpsc::channel::<()>());
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while is_done.recv_timeout(Duration::from_millis(100)) == Err(mpsc::RecvTimeoutError::Timeout) {
+                bar.set_position(weights.bytes_read() - before);
+            }
+        });
+        // Ends the thread, also where loading panics.
+        let _done = done;
+        load()
+    })
 }
 
 /// Opens what a placement needs, for exactly what it will hold.

@@ -106,6 +106,17 @@ impl Ui {
         bar
     }
 
+    /// A bar of `len` bytes, or one that shows nothing.
+    pub fn bytes_bar(&self, label: &str, len: u64, wanted: bool) -> ProgressBar {
+        if !self.bars || !wanted {
+            return ProgressBar::hidden();
+        }
+        let bar = self.bar(label, len);
+        let shape = if self.colour { "{bar:30.cyan/dim}" } else { "{bar:30}" };
+        let template = format!("{{msg}} {shape} {{decimal_bytes}} of {{decimal_total_bytes}} {{eta}}");
+        bar.with_style(ProgressStyle::with_template(&template).expect("a constant template").progress_chars("━╸─"))
+    }
+
     /// A spinner for work of unknown length, or one that shows nothing.
     pub fn spinner(&self, label: &str, wanted: bool) -> ProgressBar {
         if !self.bars || !wanted {

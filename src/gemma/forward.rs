@@ -197,6 +197,9 @@ impl Builder<'_> {
         let id = self.exec.load(&label, part(self.weights, role, layer), &matrix).with_context(|| format!("loading {label}"))?;
         let (format, cols) = (ActFormat::for_weights(matrix.format), matrix.cols);
         self.weights.recycle(matrix);
+        if self.ahead.is_some() {
+            self.weights.count(role, layer)?;
+        }
         Ok((id, format, cols))
     }
 

@@ -6,6 +6,7 @@ pub mod config;
 pub mod forward;
 pub mod generation;
 pub mod gguf;
+mod progress;
 pub mod reduced;
 pub mod rope;
 mod synthetic;

@@ -4,6 +4,7 @@
 //! out, say, a bias would change what the model says without a word.
 
 use super::Config;
+use super::progress::Progress;
 use super::synthetic::Synthetic;
 use crate::checkpoint::{Checkpoint, Kind, Stored};
 use crate::error::Fault;
@@ -130,6 +131,7 @@ pub struct Weights {
     config: Config,
     source: Source,
     notes: Vec<String>,
+    pub(super) progress: Progress,
 }
 
 #[derive(Debug)]
@@ -148,8 +150,8 @@ impl Weights {
         let prefix = find_prefix(&checkpoint, &stored)?;
         settle_vocab(&checkpoint, prefix, &mut config, &mut notes)?;
         let head = find_head(&checkpoint, prefix, &config, &mut notes)?;
-        let weights = Weights { config, source: Source::Files { checkpoint: checkpoint.into(), prefix, head }, notes };
-        weights.check_all(stored)
+        let source = Source::Files { checkpoint: checkpoint.into(), prefix, head };
+        Weights { config, source, notes, progress: Progress::default() }.check_all(stored)
     }
 
     /// Random weights of any shape and format, made on demand; for measurements and tests.
@@ -160,7 +162,7 @@ impl Weights {
     /// The same where a layer's matrix may have a format of its own.
     pub fn synthetic_by_layer(config: Config, format_of: impl Fn(Role, usize) -> Format, seed: u64) -> Weights {
         let source = Source::Synthetic(Synthetic::new(config.n_layers, format_of, seed));
-        Weights { config, source, notes: Vec::new() }
+        Weights { config, source, notes: Vec::new(), progress: Progress::default() }
     }
 
     pub fn config(&self) -> &Config {
@@ -234,14 +236,15 @@ impl Weights {
     pub fn stored(&self, role: Role, layer: usize) -> Result<StoredMatrix<'_>> {
         assert!(role.is_matrix(), "{role:?} is no matrix");
         let [rows, cols] = role.shape(&self.config);
-        match &self.source {
-            Source::Synthetic(synthetic) => synthetic.stored(role, layer, rows, cols),
+        let matrix = match &self.source {
+            Source::Synthetic(synthetic) => synthetic.stored(role, layer, rows, cols)?,
             // Without padding rows, which come last.
             Source::Files { checkpoint, .. } => {
                 let matrix = checkpoint.stored_matrix(&self.name(role, layer))?;
-                Ok(StoredMatrix { rows: rows.min(matrix.rows), ..matrix })
+                StoredMatrix { rows: rows.min(matrix.rows), ..matrix }
             }
-        }
+        };
+        Ok(self.progress.counted(matrix))
     }
 
     /// Takes back a matrix that is no longer needed, see [`Checkpoint::recycle`].
