@@ -174,7 +174,9 @@ const BASES: [usize; 7] = [0, 5, 69, 255, 256, 300, 770];
 fn attention() {
     let Some(open) = device() else { return };
     for (i, (heads, rows)) in HEADS.into_iter().enumerate() {
-        let mut t = Twins::new(open(), 5);
+        // Large blocks of narrow heads: of wide ones they take long to compile.
+        let exec = open();
+        let mut t = Twins::new(if heads.0 == 16 { exec.with_large_blocks() } else { exec }, 5);
         let (dim, n_heads, ..) = heads;
         let kv = layer(&mut t, heads);
         let width = n_heads * dim;

@@ -100,6 +100,8 @@ pub struct Places<'a> {
     pub max_rows: usize,
     /// Whether calls may have tails.
     pub finish: bool,
+    /// Most rows of a block of attention.
+    pub block_rows: usize,
     /// Buffers of the executor's own.
     pub own: Own,
 }
@@ -330,7 +332,7 @@ impl Places<'_> {
         let fits = |rows: usize| shared(rows) <= self.info.max_shared.min(48 << 10) as usize;
         // Fewer rows a block keep more of a large device busy while there are few pages.
         let busy = |rows: usize| kv.n_kv_heads * bucket.rows.div_ceil(rows) * if split { slots } else { 1 } >= self.info.busy;
-        let most = if bucket.mixed { 1 } else { bucket.rows.max(1) };
+        let most = if bucket.mixed { 1 } else { bucket.rows.clamp(1, self.block_rows) };
         let rows: Vec<usize> = [8, 4, 2, 1].into_iter().filter(|r| *r <= most && r * gq <= 16 && fits(*r)).collect();
         let rows = rows.iter().find(|r| busy(**r)).or(rows.last()).copied();
         let Some(rows) = rows else { bail!("{gq} query heads of {dim} channels do not fit the GPU's shared memory") };

@@ -1,5 +1,6 @@
 //! Runs plans on a Vulkan device. A plan is recorded once per bucket of rows; a run is one submission.
 
+use super::barrier::{barrier, host_barrier, kernel_barrier};
 use super::call::{Bucket, Call, Own, Places};
 use super::choose::Choice;
 use super::device::Gpu;
@@ -11,7 +12,7 @@ use super::matrix;
 use super::memory::{Arena, Block, Place, Span, Use};
 use super::pipeline::{self, Pipelines, Shader};
 use super::push::Push;
-use super::queue::{Queue, barrier, kernel_barrier};
+use super::queue::Queue;
 use super::timing::Timing;
 use super::upload::Uploader;
 use crate::compute::dry::Pieces;
@@ -27,6 +28,10 @@ use std::time::Instant;
 
 /// Most bytes that `vkCmdUpdateBuffer` takes at a time.
 const UPDATE: usize = 65536;
+/// Most rows that one workgroup of attention takes: keys are read once for all of them. Drivers on the processor compile kernels of many
+/// rows for ten seconds each, and gain little by them.
+const BLOCK_ROWS: usize = 8;
+const BLOCK_ROWS_OF_CPU: usize = 2;
 /// Readings in a row when memory speed is measured.
 const READS: u64 = 8;
 
@@ -68,6 +73,8 @@ pub struct VulkanExecutor {
     tails: Tails,
     /// Whether there are matrix instructions that do what the kernels expect of them.
     matrix_instructions: bool,
+    /// Most rows of a block of attention.
+    block_rows: usize,
     loading: Loading,
     /// Small writes that wait for the next submission.
     pending: Vec<(BufferId, usize, Vec<u8>)>,
@@ -102,6 +109,7 @@ impl VulkanExecutor {
             plans: Vec::new(),
             own: None,
             tails: Tails::default(),
+            block_rows: if gpu.info.is_cpu { BLOCK_ROWS_OF_CPU } else { BLOCK_ROWS },
             loading: Loading { opening: start.elapsed().as_secs_f64(), ..Loading::default() },
             pending: Vec::new(),
             steps: HashMap::new(),
@@ -114,6 +122,11 @@ impl VulkanExecutor {
             Use::Weights => &self.weights.blocks[span.block],
             Use::Buffers => &self.buffers.blocks[span.block],
         }
+    }
+
+    /// Takes blocks of attention as large as on a GPU, also where they are kept small: for tests of the kernel.
+    pub fn with_large_blocks(self) -> Self {
+        VulkanExecutor { block_rows: BLOCK_ROWS, ..self }
     }
 
     /// Says what will be loaded and allocated, as a dry run counted it: then no memory is taken in vain.
@@ -226,6 +239,7 @@ impl VulkanExecutor {
             step: recorded.step,
             max_rows: recorded.layout.max_rows,
             finish,
+            block_rows: self.block_rows,
             own: self.own.expect("made when the first plan was recorded"),
         };
         places.calls(&recorded.dispatches, bucket)
@@ -352,8 +366,7 @@ impl Executor for VulkanExecutor {
         let uploader = self.uploader.get_or_insert_with(|| Uploader::new(&self.gpu));
         let loaded = uploader.load(jobs, &mut self.weights, &mut self.queue, &self.pipelines, &mut self.loading);
         if loaded.is_err() {
-            // What it had on its way still reads staging memory.
-            // Only what was sent: nothing more can be where the device is lost.
+            // What is on its way still reads staging memory. Only what was sent is waited for: a lost device takes no more.
             let _ = self.queue.wait(self.queue.upcoming() - 1);
             self.uploader = None;
         }
@@ -445,7 +458,7 @@ impl Executor for VulkanExecutor {
             // SAFETY: both ranges were checked; whoever read the results before has waited for them.
             let copied = |device: &ash::Device, commands| unsafe {
                 device.cmd_copy_buffer(commands, from, to, &[copy]);
-                to_host(device, commands);
+                host_barrier(device, commands);
             };
             self.queue.stage(copied, None)?;
         }
@@ -578,22 +591,10 @@ fn read_back(queue: &mut Queue, from: vk::Buffer, start: u64, through: &Block, b
     let done = queue.once(|device, commands| unsafe {
         barrier(device, commands);
         device.cmd_copy_buffer(commands, from, through.buffer, &[copy]);
-        to_host(device, commands);
+        host_barrier(device, commands);
     })?;
     queue.wait(done)?;
     // SAFETY: the copy is done.
     bytes.copy_from_slice(unsafe { through.bytes(0, bytes.len()) });
     Ok(())
-}
-
-/// Everything written before is seen by the host once the submission is done.
-fn to_host(device: &ash::Device, commands: vk::CommandBuffer) {
-    use vk::{AccessFlags2 as A, PipelineStageFlags2 as S};
-    let all = [vk::MemoryBarrier2::default()
-        .src_stage_mask(S::ALL_TRANSFER)
-        .src_access_mask(A::TRANSFER_WRITE)
-        .dst_stage_mask(S::HOST)
-        .dst_access_mask(A::HOST_READ)];
-    // SAFETY: `commands` is being recorded.
-    unsafe { device.cmd_pipeline_barrier2(commands, &vk::DependencyInfo::default().memory_barriers(&all)) };
 }

@@ -1,5 +1,6 @@
 //! Whether matrix instructions lay their results out as the kernels take them to: Vulkan leaves that to the driver.
 
+use super::barrier::host_barrier;
 use super::memory::Block;
 use super::pipeline::{Pipelines, Shader};
 use super::push::Push;
@@ -16,16 +17,10 @@ pub fn are_as_expected(queue: &mut Queue, pipelines: &mut Pipelines, block: &Blo
     let (layout, push) = (pipelines.layout, Push::new().at(block.address));
     // SAFETY: the block holds the results and lives until they are there.
     let done = queue.once(|device, commands| unsafe {
-        use vk::{AccessFlags2 as A, PipelineStageFlags2 as S};
         device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
         device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
         device.cmd_dispatch(commands, 1, 1, 1);
-        let to_host = [vk::MemoryBarrier2::default()
-            .src_stage_mask(S::COMPUTE_SHADER)
-            .src_access_mask(A::SHADER_STORAGE_WRITE)
-            .dst_stage_mask(S::HOST)
-            .dst_access_mask(A::HOST_READ)];
-        device.cmd_pipeline_barrier2(commands, &vk::DependencyInfo::default().memory_barriers(&to_host));
+        host_barrier(device, commands);
     })?;
     queue.wait(done)?;
     // SAFETY: the device is done with the block.

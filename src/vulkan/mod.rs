@@ -3,6 +3,7 @@
 //! A [`crate::compute::Plan`] becomes kernel calls (`call`), recorded once for each bucket of rows and pages (`executor`); what varies
 //! from pass to pass is in the step buffer. Kernels are committed SPIR-V, specialised when first used (`pipeline`).
 
+mod barrier;
 mod call;
 mod check;
 mod choose;

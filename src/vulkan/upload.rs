@@ -2,13 +2,14 @@
 //! block while others are read. On a device with memory of its own a block is copied there first, since kernels read over the bus
 //! in no good order.
 
+use super::barrier::{barrier, copied_barrier};
 use super::device::Gpu;
 use super::fill::{Filling, Part, RING, STAGE, Stream, cut};
 use super::layout::{DeviceMatrix, Packing, code_number, sizes};
 use super::memory::{Arena, Block, Place, Span};
 use super::pipeline::{self, Pipelines, Shader};
 use super::push::Push;
-use super::queue::{Queue, barrier, copied_barrier};
+use super::queue::Queue;
 use crate::compute::{LoadJob, Loading};
 use crate::tensor::{Coding, StoredMatrix};
 use anyhow::{Context, Result};
