@@ -63,18 +63,25 @@ impl DeviceInfo {
 
 /// An opened driver.
 pub struct Vulkan {
-    // Kept so that the library stays loaded as long as its functions are used.
-    _entry: Entry,
-    pub instance: Instance,
+    pub instance: &'static Instance,
+    loaded: &'static Loaded,
+}
+
+/// The system's library, and the one instance of this process.
+struct Loaded {
+    entry: Entry,
+    instance: Instance,
     validation: Option<Validation>,
 }
 
+/// Kept until the process ends. With the last instance its drivers and layers would be unloaded, and threads that used them crash at
+/// their end: some leave a destructor with each. An instance also takes a tenth of a second to make.
+static LOADED: Mutex<Option<&'static Loaded>> = Mutex::new(None);
+
 impl Drop for Vulkan {
     fn drop(&mut self) {
-        let verdict = self.validation.take().map(Validation::finish);
-        // SAFETY: everything made from the instance is gone: owners hold the `Vulkan` in an `Arc`.
-        unsafe { self.instance.destroy_instance(None) };
-        verdict.iter().for_each(validation::Verdict::enforce);
+        // What was made from it is gone: owners hold the `Vulkan` to the last.
+        self.loaded.validation.iter().for_each(Validation::enforce);
     }
 }
 
@@ -89,9 +96,8 @@ pub(super) fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some_and(|v| !v.is_empty() && v != "0")
 }
 
-impl Vulkan {
-    /// Loads the system's Vulkan library.
-    pub fn open() -> Result<Vulkan> {
+impl Loaded {
+    fn new() -> Result<Loaded> {
         // SAFETY: loading the system's own Vulkan loader runs its initialisers, nothing else.
         let entry = unsafe { Entry::load() }.map_err(|e| no_driver(format!("no Vulkan library on this machine: {e}")))?;
         let name = c"gemma";
@@ -102,7 +108,19 @@ impl Vulkan {
         let instance = unsafe { entry.create_instance(&wanted.add_to(info), None) }
             .map_err(|e| no_driver(format!("Vulkan does not start: {e}")))?;
         let validation = wanted.watch(&entry, &instance);
-        Ok(Vulkan { _entry: entry, instance, validation })
+        Ok(Loaded { entry, instance, validation })
+    }
+}
+
+impl Vulkan {
+    /// Loads the system's Vulkan library, unless that was done already.
+    pub fn open() -> Result<Vulkan> {
+        let mut kept = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded = match *kept {
+            Some(loaded) => loaded,
+            None => *kept.insert(Box::leak(Box::new(Loaded::new()?))),
+        };
+        Ok(Vulkan { instance: &loaded.instance, loaded })
     }
 
     fn physical(&self) -> Result<Vec<vk::PhysicalDevice>> {
@@ -195,10 +213,11 @@ impl Vulkan {
         let mut f = vk::PhysicalDeviceFeatures2::default().push_next(&mut v12).push_next(&mut matrices);
         // SAFETY: the device offers the extension.
         unsafe { self.instance.get_physical_device_features2(device, &mut f) };
-        if matrices.cooperative_matrix == vk::FALSE || v12.vulkan_memory_model == vk::FALSE {
+        let wanted = [matrices.cooperative_matrix, v12.vulkan_memory_model, v12.vulkan_memory_model_device_scope];
+        if wanted.contains(&vk::FALSE) {
             return false;
         }
-        let query = khr::cooperative_matrix::Instance::new(&self._entry, &self.instance);
+        let query = khr::cooperative_matrix::Instance::new(&self.loaded.entry, self.instance);
         // SAFETY: the device offers the extension.
         let shapes = unsafe { query.get_physical_device_cooperative_matrix_properties(device) }.unwrap_or_default();
         shapes.iter().any(|s| {
@@ -336,7 +355,8 @@ impl Gpu {
         let extensions = [khr::cooperative_matrix::NAME.as_ptr()];
         let mut create = vk::DeviceCreateInfo::default();
         if info.matrices {
-            v12 = v12.vulkan_memory_model(true);
+            // Workgroups that count one another's results reach beyond themselves.
+            v12 = v12.vulkan_memory_model(true).vulkan_memory_model_device_scope(true);
             create = create.enabled_extension_names(&extensions).push_next(&mut matrices);
         }
         let create = create

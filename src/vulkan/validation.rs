@@ -52,45 +52,31 @@ impl Wanted {
         if !self.on {
             return None;
         }
-        let complaints = Box::new(AtomicUsize::new(0));
         let info = vk::DebugUtilsMessengerCreateInfoEXT::default()
             .message_severity(S::ERROR | S::WARNING)
             .message_type(T::GENERAL | T::VALIDATION | T::PERFORMANCE)
             .pfn_user_callback(Some(complain))
-            .user_data((&raw const *complaints).cast_mut().cast());
+            .user_data((&raw const COMPLAINTS).cast_mut().cast());
         let functions = ext::debug_utils::Instance::new(entry, instance);
-        // SAFETY: the extension is on; the counter outlives the messenger, which `finish` destroys first.
-        let messenger = unsafe { functions.create_debug_utils_messenger(&info, None) }.expect("a messenger for the tests");
-        Some(Validation { functions, messenger, complaints })
+        // SAFETY: the extension is on; the messenger lives as long as the instance, and what it counts in as long as the process.
+        unsafe { functions.create_debug_utils_messenger(&info, None) }.expect("a messenger for the tests");
+        Some(Validation(&COMPLAINTS))
     }
 }
 
-/// Layers that are listened to.
-pub struct Validation {
-    functions: ext::debug_utils::Instance,
-    messenger: vk::DebugUtilsMessengerEXT,
-    complaints: Box<AtomicUsize>,
-}
+static COMPLAINTS: AtomicUsize = AtomicUsize::new(0);
 
-/// How many complaints there were.
-pub struct Verdict(usize);
+/// Layers that are listened to: their complaints so far.
+pub struct Validation(&'static AtomicUsize);
 
 impl Validation {
-    /// Stops listening; everything made from the instance is gone.
-    pub fn finish(self) -> Verdict {
-        // SAFETY: made by `watch`, of the instance that is about to go.
-        unsafe { self.functions.destroy_debug_utils_messenger(self.messenger, None) };
-        Verdict(self.complaints.load(Ordering::Relaxed))
-    }
-}
-
-impl Verdict {
-    /// Fails the test, or the command, that the layers watched over.
+    /// Fails the test, or the command, that the layers watched over since this was last asked for.
     ///
     /// # Panics
     /// If there was a complaint, and nothing has failed already.
     pub fn enforce(&self) {
-        assert!(self.0 == 0 || std::thread::panicking(), "{} complaints of the Vulkan validation layers, see above", self.0);
+        let n = self.0.swap(0, Ordering::Relaxed);
+        assert!(n == 0 || std::thread::panicking(), "{n} complaints of the Vulkan validation layers, see above");
     }
 }
 
@@ -104,7 +90,7 @@ unsafe extern "system" fn complain(
     // SAFETY: the layer hands over a message that lives as long as the call.
     let text = unsafe { data.as_ref().and_then(|d| d.message_as_c_str()) }.map_or(Cow::from("?"), CStr::to_string_lossy);
     let _ = writeln!(std::io::stderr(), "Vulkan validation: {text}");
-    // SAFETY: `watch` handed over the counter, which outlives the messenger.
+    // SAFETY: `watch` handed over the counter, which lives as long as the process.
     unsafe { &*complaints.cast::<AtomicUsize>() }.fetch_add(1, Ordering::Relaxed);
     vk::FALSE
 }
@@ -115,12 +101,14 @@ mod tests {
 
     #[test]
     fn a_complaint_is_counted_and_fails() {
-        let complaints = AtomicUsize::new(0);
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
         let data = vk::DebugUtilsMessengerCallbackDataEXT::default().message(c"made up for a test");
         let (severity, kind) = (vk::DebugUtilsMessageSeverityFlagsEXT::ERROR, vk::DebugUtilsMessageTypeFlagsEXT::VALIDATION);
+        let validation = Validation(&COUNT);
+        validation.enforce();
         // SAFETY: message and counter outlive the call.
-        unsafe { complain(severity, kind, &data, (&raw const complaints).cast_mut().cast()) };
-        Verdict(0).enforce();
-        assert!(std::panic::catch_unwind(|| Verdict(complaints.into_inner()).enforce()).is_err());
+        unsafe { complain(severity, kind, &data, (&raw const COUNT).cast_mut().cast()) };
+        assert!(std::panic::catch_unwind(|| validation.enforce()).is_err());
+        validation.enforce();
     }
 }
