@@ -56,6 +56,10 @@ pub fn code(status: ExitStatus) -> i32 {
 pub fn command(program: &str, dir: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", dir).env("TERM", "xterm");
+    // Mesa's driver on the processor compiles kernels for many seconds: those may be shared.
+    command.env("MESA_SHADER_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/mesa"));
+    // Runs of other tests may use the same driver meanwhile.
+    command.env("XDG_RUNTIME_DIR", dir);
     // What one run learns must not reach another.
     command.env("GEMMA_DRAFT_MEMORY", "off");
     command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
