@@ -95,26 +95,25 @@ impl Ui {
 
     /// A bar of `len` steps, or one that shows nothing.
     pub fn bar(&self, label: &str, len: u64) -> ProgressBar {
-        if !self.bars {
-            return ProgressBar::hidden();
-        }
-        let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::stderr_with_hz(10));
-        let template =
-            if self.colour { "{msg:10} {bar:30.cyan/dim} {pos}/{len} {eta}" } else { "{msg:10} {bar:30} {pos}/{len} {eta}" };
-        bar.set_style(ProgressStyle::with_template(template).expect("a constant template").progress_chars("━╸─"));
-        bar.set_message(label.to_owned());
-        bar
+        if self.bars { self.shown(label, len, "{msg:10} BAR {pos}/{len} {eta}") } else { ProgressBar::hidden() }
     }
 
     /// A bar of `len` bytes, or one that shows nothing.
     pub fn bytes_bar(&self, label: &str, len: u64, wanted: bool) -> ProgressBar {
-        if !self.bars || !wanted {
-            return ProgressBar::hidden();
+        let shown = self.bars && wanted;
+        if shown {
+            self.shown(label, len, "{msg} BAR {decimal_bytes} of {decimal_total_bytes} {eta}")
+        } else {
+            ProgressBar::hidden()
         }
-        let bar = self.bar(label, len);
-        let shape = if self.colour { "{bar:30.cyan/dim}" } else { "{bar:30}" };
-        let template = format!("{{msg}} {shape} {{decimal_bytes}} of {{decimal_total_bytes}} {{eta}}");
-        bar.with_style(ProgressStyle::with_template(&template).expect("a constant template").progress_chars("━╸─"))
+    }
+
+    fn shown(&self, label: &str, len: u64, template: &str) -> ProgressBar {
+        let template = template.replace("BAR", if self.colour { "{bar:30.cyan/dim}" } else { "{bar:30}" });
+        let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::stderr_with_hz(10));
+        bar.set_style(ProgressStyle::with_template(&template).expect("a constant template").progress_chars("━╸─"));
+        bar.set_message(label.to_owned());
+        bar
     }
 
     /// A spinner for work of unknown length, or one that shows nothing.
