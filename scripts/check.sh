@@ -28,12 +28,13 @@ cargo test --release --no-run
 log=$(mktemp)
 # shellcheck disable=SC2086
 cargo test --release --test ${slow// / --test } >"$log" 2>&1 &
-lane=$!
-cargo test --release "${rest[@]}"
-cargo test --release --doc
-wait "$lane" || { cat "$log"; exit 1; }
+lane=$! failed=0
+cargo test --release "${rest[@]}" || failed=1
+wait "$lane" || failed=1
 cat "$log"
 rm "$log"
+[ "$failed" = 0 ]
+cargo test --release --doc
 
 step "one batch, cut in every way"
 scripts/test-scale-out.sh target/release/gemma

@@ -203,7 +203,8 @@ fn load_task(task: &Task<'_>, label: &str, options: &RunOptions, pool: &Arc<Pool
             super::lock::acquire(options.device_lock, &device.name, device.index, ui)?;
         }
         say_split(&placement, pool, ui);
-        let bar = ui.bytes_bar(&format!("loading {label}"), weights.bytes_to_read()?, size.bytes >= WORTH_A_BAR);
+        let worth = size.bytes >= WORTH_A_BAR;
+        let bar = ui.bytes_bar(&format!("loading {label}"), if worth { weights.bytes_to_read()? } else { 0 }, worth);
         let sizes = (kv, size.bytes, context);
         let is_split = placement.device.is_some() && placement.layout.cpu.layers > 0;
         let load = || {
