@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask
 
 from hf_files import HEAD_DIM
-from model import StraightThrough, hadamard, layer, packed_layer, quantise_i4, rms_norm, rope_tables
+from model import StraightThrough, hadamard, layer, packed_layer, quantise_act, quantise_i4, rms_norm, rope_tables
 from model import PARTS
 
 
@@ -66,7 +66,9 @@ class DraftNet:
         return w
 
     def effective(self, w, quant):
-        """Weights as the forward pass uses them; with `quant` rounded as the quantiser will (straight-through gradients)."""
+        """Weights as the forward pass uses them; with `quant` rounded as the quantiser will (straight-through gradients).
+
+        `hidden` and `logits` then want the same `quant`: inputs of linears rounded to 8 bits as the program does."""
         out = {}
         for n, t in w.items():
             if t.dim() == 1:
@@ -75,19 +77,21 @@ class DraftNet:
                 out[n] = (StraightThrough.apply(t, lambda x: quantise_i4(x, self.h)) if quant else t).to(self.dtype)
         return out
 
-    def hidden(self, e, tokens, mask):
+    def hidden(self, e, tokens, mask, quant=False):
+        h = self.h if quant else None
         x, n = F.embedding(tokens, e["model.embed_tokens.weight"]).float() * math.sqrt(self.shape.dim), tokens.shape[1]
         for i in range(self.shape.layers):
             w = [e[f"model.layers.{i}.{p}.weight"] for p in PARTS]
             if self.device == "cuda":
-                x = packed_layer(x, w, self.cos[:n], self.sin[:n], mask)
+                x = packed_layer(x, w, self.cos[:n], self.sin[:n], mask, h)
             else:
                 attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask, scale=HEAD_DIM**-0.5, enable_gqa=True)
-                x = layer(x, w, self.cos[:n], self.sin[:n], attend)
+                x = layer(x, w, self.cos[:n], self.sin[:n], attend, h)
         return x
 
-    def logits(self, e, x):
-        return F.linear(rms_norm(x, e["model.norm.weight"]).to(self.dtype), e["model.embed_tokens.weight"])
+    def logits(self, e, x, quant=False):
+        y = rms_norm(x, e["model.norm.weight"]).to(self.dtype)
+        return F.linear(quantise_act(y, self.h) if quant else y, e["model.embed_tokens.weight"])
 
 
 class Mask:

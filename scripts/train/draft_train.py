@@ -36,8 +36,8 @@ def ends(e):
 def make_loss(net, teacher=None, share=0.0):
     """Cross-entropy with a small penalty on the normaliser; with a teacher, `share` of it replaced by the divergence from it."""
 
-    def head(e, x, target, weight, et, xt):
-        logits = net.logits(e, x).float()
+    def head(e, x, target, weight, quant, et, xt):
+        logits = net.logits(e, x, quant).float()
         lse = torch.logsumexp(logits, -1)
         total = weight.sum()
         ce = ((lse - logits.gather(-1, target[..., None])[..., 0]) * weight).sum() / total
@@ -74,9 +74,9 @@ def evaluate(net, w, feed, mask, batch, quant):
             n = len(rows)
             rows = torch.cat([rows, rows[:1].expand(batch - n, -1)]) if n < batch else rows
             tokens, target, weight = unpack(rows, 1.0)
-            hidden = net.hidden(e, tokens, mask(tokens))
+            hidden = net.hidden(e, tokens, mask(tokens), quant)
             for part in torch.arange(n, device=rows.device).split(16):
-                y, t, c, flags = net.logits(e, hidden[part]).float(), target[part], weight[part], rows[part, 1:]
+                y, t, c, flags = net.logits(e, hidden[part], quant).float(), target[part], weight[part], rows[part, 1:]
                 nll = torch.logsumexp(y, -1) - y.gather(-1, t[..., None])[..., 0]
                 hit, hit4 = (y.argmax(-1) == t) * c, (y.topk(4).indices == t[..., None]).any(-1) * c
                 counted, answer = ((flags & FIRST) > 0) & (t != 2), (flags & ANSWER) > 0
@@ -102,6 +102,13 @@ def load_teacher(path, device):
         return net, net.effective({n: t.float() for n, t in state["weights"].items()}, False)
 
 
+def with_share(shares, changes):
+    """The shares with those of `changes` (`stream=part`) set, the others scaled to make one in all."""
+    fixed = {s: float(p) for s, p in (c.split("=") for c in changes)}
+    rest = (1 - sum(fixed.values())) / sum(p for s, p in shares.items() if s not in fixed)
+    return {s: fixed.get(s, p * rest) for s, p in shares.items()}
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--data", required=True)
@@ -119,6 +126,7 @@ def main():
     ap.add_argument("--teacher", help="checkpoint to learn from in the last --teacher-part of the steps, once it exists; read again when it changes")
     ap.add_argument("--teacher-part", type=float, default=0.5)
     ap.add_argument("--teacher-share", type=float, default=0.7)
+    ap.add_argument("--share", action="append", default=[], metavar="STREAM=PART", help="of the crops, in both stages; the other streams share the rest")
     ap.add_argument("--lr", type=float, default=1.0)
     ap.add_argument("--snapshot", type=float, default=0.0, help="write OUT.mid.pt after each such share of the steps")
     ap.add_argument("--seed", type=int, default=1)
@@ -143,6 +151,7 @@ def main():
     w = net.init(a.seed)
     opt = Optim(w)
     feed = Feed(a.data, vocabulary, a.length, a.seed * 1000 + rank, device=a.device)
+    shares = [with_share(s, a.share) for s in (STABLE, DECAY)]
     mask, loss_of, teacher, et = Mask(shape, a.batch, a.length, int(vocabulary.row[2]), a.device), make_loss(net), None, None
 
     def step(rows, quant, factor, user_weight):
@@ -152,7 +161,7 @@ def main():
         if teacher is not None:
             with torch.no_grad():
                 xt = teacher.hidden(et, tokens, m)
-        loss, ce = loss_of(ends(e), net.hidden(e, tokens, m), target, weight, None if et is None else ends(et), xt)
+        loss, ce = loss_of(ends(e), net.hidden(e, tokens, m, quant), target, weight, quant, None if et is None else ends(et), xt)
         loss.backward()
         if world > 1:
             flat = torch.cat([t.grad.flatten() for t in opt.all])
@@ -200,7 +209,7 @@ def main():
                 et = load_teacher(a.teacher, a.device)[1]
             read = written
         factor = a.lr * min((at + 1) / 100, (1 - progress) / a.decay if decaying else 1.0)
-        ce = step(feed.batch(a.batch, DECAY if decaying else STABLE), decaying and not a.no_qat, factor,
+        ce = step(feed.batch(a.batch, shares[decaying]), decaying and not a.no_qat, factor,
                   a.user_weight if decaying else 1.0)
         at += 1
         if at in (1, 20) or at % 200 == 0:

@@ -38,6 +38,15 @@ def quantise_i8(w):
     return torch.clamp(torch.round(w / s), -127, 127) * s
 
 
+def quantise_act(x, h):
+    """Inputs of a linear layer as the program rounds them: 8 bits, one scale per row, behind the same transform as the weights; straight-through."""
+    with torch.no_grad():
+        xh = x.float().unflatten(-1, (-1, 128)) @ h
+        s = xh.abs().amax((-2, -1), keepdim=True).clamp_min(1e-20) / 127
+        rounded = ((xh / s).round() * s @ h).flatten(-2)
+    return x + (rounded - x).to(x.dtype).detach()
+
+
 class StraightThrough(torch.autograd.Function):
     """f(w) forwards, the identity backwards."""
 
@@ -72,26 +81,27 @@ PARTS = ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v
          "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_feedforward_layernorm")
 
 
-def layer(x, w, cos, sin, attend):
+def layer(x, w, cos, sin, attend, h=None):
     """One layer on the residual stream x [batch, length, dim]; w: its weights in the order of PARTS;
-    attend(q, k, v) on [batch, heads, length, 64]."""
+    attend(q, k, v) on [batch, heads, length, 64]; h: rounds the inputs of linears to 8 bits behind this transform."""
+    act = (lambda t: t) if h is None else (lambda t: quantise_act(t, h))
     norm1, wq, wk, wv, norm_q, norm_k, wo, norm2, norm3, gate, up, down, norm4 = w
     b, s, _ = x.shape
     split = lambda t: t.view(b, s, -1, HEAD_DIM).transpose(1, 2)
-    y = rms_norm(x, norm1).to(wq.dtype)
+    y = act(rms_norm(x, norm1).to(wq.dtype))
     q = rope(rms_norm(split(F.linear(y, wq)), norm_q), cos, sin).to(wq.dtype)
     k = rope(rms_norm(split(F.linear(y, wk)), norm_k), cos, sin).to(wq.dtype)
     y = attend(q, k, split(F.linear(y, wv))).transpose(1, 2).reshape(b, s, -1)
-    x = x + rms_norm(F.linear(y, wo), norm2)
-    y = rms_norm(x, norm3).to(wq.dtype)
-    y = F.linear(F.gelu(F.linear(y, gate), approximate="tanh") * F.linear(y, up), down)
+    x = x + rms_norm(F.linear(act(y), wo), norm2)
+    y = act(rms_norm(x, norm3).to(wq.dtype))
+    y = F.linear(act(F.gelu(F.linear(y, gate), approximate="tanh") * F.linear(y, up)), down)
     return x + rms_norm(y, norm4)
 
 
 @torch.compile
-def packed_layer(x, w, cos, sin, mask):
+def packed_layer(x, w, cos, sin, mask, h=None):
     attend = lambda q, k, v: flex_attention(q, k, v, block_mask=mask, enable_gqa=True, scale=HEAD_DIM**-0.5)
-    return layer(x, w, cos, sin, attend)
+    return layer(x, w, cos, sin, attend, h)
 
 
 class Net:

@@ -80,7 +80,9 @@ pub fn generate(
     }
     let past = history.len() - 1;
     stats.prefilled += (past - target.adopt(&history[..past])?) as u64;
-    if !target.sync(&history[..past], &mut |done| on_event(Event::Prefill(done, past)) == Flow::Continue && !interrupted())? {
+    let mut go_on = |done| on_event(Event::Prefill(done, past)) == Flow::Continue && !interrupted();
+    let mut beside = |more: &mut dyn FnMut() -> bool| drafter.read_ahead(&history[..past], more);
+    if !target.sync_beside(&history[..past], &mut go_on, &mut beside)? {
         return Ok(if interrupted() { Stop::Interrupt } else { Stop::Receiver });
     }
     drafter.prepare(&history[..past])?;

@@ -392,6 +392,10 @@ impl Drafter for Paced {
         })
     }
 
+    fn read_ahead(&mut self, history: &[crate::tensor::Token], more: &mut dyn FnMut() -> bool) -> Result<()> {
+        if self.overlap.is_wanted() { self.inner.read_ahead(history, more) } else { Ok(()) }
+    }
+
     fn prepare(&mut self, history: &[crate::tensor::Token]) -> Result<()> {
         self.ledger.begin_text();
         self.idle = Idle::default();

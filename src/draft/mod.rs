@@ -104,7 +104,11 @@ pub trait Drafter {
     fn meanwhile(&mut self, _ctx: &DraftContext<'_>, _proposal: &Proposal, _more: &mut dyn FnMut() -> bool) -> Result<()> {
         Ok(())
     }
-    /// Reads a prompt ahead of the first proposal. Nothing depends on it but where the time is spent.
+    /// Reads what it can of a prompt while the target's device does, for as long as `more` says so.
+    fn read_ahead(&mut self, _history: &[Token], _more: &mut dyn FnMut() -> bool) -> Result<()> {
+        Ok(())
+    }
+    /// Reads the rest of a prompt ahead of the first proposal. Nothing depends on it but where the time is spent.
     fn prepare(&mut self, _history: &[Token]) -> Result<()> {
         Ok(())
     }

@@ -74,6 +74,11 @@ impl Overlap {
         without.rounds == 0 || with.rounds == 0 || with.seconds(self.pass) <= without.seconds(self.pass)
     }
 
+    /// Whether to work ahead at all.
+    pub fn is_wanted(&self) -> bool {
+        self.wish != Ahead::Never
+    }
+
     /// Whether to work ahead during the pass that begins.
     pub fn wants(&self) -> bool {
         match self.wish {

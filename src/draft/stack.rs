@@ -301,7 +301,7 @@ impl Stack {
         let cutoff = if best.len() < ctx.nodes { 0.0 } else { best.last().map_or(0.0, |&i| self.nodes[i as usize].chance) };
         let price = ctx.pace.map_or(0.0, |pace| pace.rate * self.level_time);
         let width = if price > DEAR { 1 } else { WIDTH }.min(lm.room());
-        let deepest = ctx.depth.min(lm.engine().context().saturating_sub(ctx.history.len()));
+        let deepest = ctx.depth.min(lm.left(ctx.history.len()));
         let mut chosen: Vec<u32> = Vec::new();
         let mut most = 0.0f32;
         for i in best {
@@ -372,13 +372,17 @@ impl Drafter for Stack {
         self.name
     }
 
+    fn read_ahead(&mut self, history: &[Token], more: &mut dyn FnMut() -> bool) -> Result<()> {
+        self.sources.lm.as_mut().map_or(Ok(()), |lm| lm.read(history, more))
+    }
+
     fn prepare(&mut self, history: &[Token]) -> Result<()> {
         // Another text, or another sampler.
         (self.asked, self.ahead) = (0, false);
         if let Some(automaton) = &mut self.sources.context {
             automaton.sync(history);
         }
-        self.sources.lm.as_mut().map_or(Ok(()), |lm| lm.prepare(history))
+        self.sources.lm.as_mut().map_or(Ok(()), |lm| lm.read(history, &mut || true))
     }
 
     fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {

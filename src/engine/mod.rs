@@ -109,6 +109,10 @@ pub trait Engine: Send {
     fn max_rows(&self) -> usize;
     /// Tokens that it takes: all below this.
     fn vocab(&self) -> usize;
+    /// Positions that a row sees directly, its own included; `None` where it sees all of them. What is older reaches it only through others.
+    fn reach(&self) -> Option<usize> {
+        None
+    }
     /// Texts that it keeps apart, each with a cache and a position of its own.
     fn sequences(&self) -> usize {
         1

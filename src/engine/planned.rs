@@ -187,6 +187,11 @@ impl Engine for PlannedEngine {
         self.exec.max_rows()
     }
 
+    fn reach(&self) -> Option<usize> {
+        let config = &self.model.config;
+        (0..config.n_layers).all(|layer| !config.is_global(layer)).then_some(config.window)
+    }
+
     fn vocab(&self) -> usize {
         self.model.config.vocab
     }

@@ -124,6 +124,10 @@ impl Engine for ReducedEngine {
         (self.inner.max_rows() / self.spelling.most_parts()).max(1)
     }
 
+    fn reach(&self) -> Option<usize> {
+        self.inner.reach()
+    }
+
     /// Of the target: what it takes. Its scores have a column for each row of the model only, see [`Engine::columns`].
     fn vocab(&self) -> usize {
         self.spelling.vocab()

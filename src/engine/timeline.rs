@@ -133,11 +133,24 @@ impl Timeline {
     /// Makes the cache hold exactly `history`, in passes of as many rows as the engine takes. `on_chunk` hears how many tokens
     /// are cached after each pass and may say no to the next one. Returns whether all of `history` is cached.
     pub fn sync(&mut self, history: &[Token], on_chunk: &mut dyn FnMut(usize) -> bool) -> Result<bool> {
+        self.sync_beside(history, on_chunk, &mut |_| Ok(()))
+    }
+
+    /// The same. While a device works by itself, `beside` may do something else, for as long as what it is given says that it does.
+    pub fn sync_beside(
+        &mut self,
+        history: &[Token],
+        on_chunk: &mut dyn FnMut(usize) -> bool,
+        beside: &mut dyn FnMut(&mut dyn FnMut() -> bool) -> Result<()>,
+    ) -> Result<bool> {
         let mut unused = Scores::default();
         while self.adopt(history)? < history.len() {
             let rest = &history[self.position()..];
             let chunk = &rest[..rest.len().min(self.engine.max_rows())];
-            self.forward(&TokenTree::chain(chunk), Rows::None, &mut unused)?;
+            if self.begin(&TokenTree::chain(chunk), Rows::None)? {
+                beside(&mut || self.is_busy())?;
+            }
+            self.finish(&mut unused)?;
             let cached = self.adopt(history)?;
             if !on_chunk(cached) {
                 return Ok(cached == history.len());

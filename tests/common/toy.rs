@@ -25,6 +25,8 @@ pub struct Toy {
     pub slack: usize,
     /// Works beside the caller, and is busy for as many looks at it.
     pub beside: Option<usize>,
+    /// Positions that it says it sees.
+    pub reach: Option<usize>,
 }
 
 struct ToyEngine {
@@ -49,7 +51,18 @@ pub fn unit(x: u64) -> f64 {
 
 impl Toy {
     pub fn new(seed: u64) -> Self {
-        Toy { seed, vocab: 40, context: 4096, max_rows: 32, order: 2, spread: 2.5, error: 0.0, slack: usize::MAX, beside: None }
+        Toy {
+            seed,
+            vocab: 40,
+            context: 4096,
+            max_rows: 32,
+            order: 2,
+            spread: 2.5,
+            error: 0.0,
+            slack: usize::MAX,
+            beside: None,
+            reach: None,
+        }
     }
 
     pub fn engine(&self) -> Box<dyn Engine> {
@@ -196,6 +209,10 @@ impl Engine for ToyEngine {
 
     fn context(&self) -> usize {
         self.toy.context
+    }
+
+    fn reach(&self) -> Option<usize> {
+        self.toy.reach
     }
 
     fn max_rows(&self) -> usize {

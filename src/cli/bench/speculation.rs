@@ -207,6 +207,10 @@ impl Drafter for Watched<'_> {
         self.inner.name()
     }
 
+    fn read_ahead(&mut self, history: &[Token], more: &mut dyn FnMut() -> bool) -> Result<()> {
+        self.inner.read_ahead(history, more)
+    }
+
     fn prepare(&mut self, history: &[Token]) -> Result<()> {
         self.inner.prepare(history)?;
         self.since = processor_seconds();

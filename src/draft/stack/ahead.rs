@@ -25,7 +25,7 @@ impl Stack {
         let mut least = FAINTEST;
         for i in self.best(self.nodes.len()) {
             let node = &self.nodes[i as usize];
-            let fits = ctx.history.len() + node.depth < lm.engine().context();
+            let fits = node.depth < lm.left(ctx.history.len());
             if node.row.is_none() && self.nodes[node.parent as usize].row.is_some() && fits && lm.knows(node.token) {
                 least = least.max(SHARE * node.chance);
                 if node.chance < least || chosen.len() == room {
