@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask
 
 from hf_files import HEAD_DIM
-from model import StraightThrough, hadamard, layer, packed_layer, quantise_act, quantise_i4, rms_norm, rope_tables
+from model import StraightThrough, Turn, layer, packed_layer, quantise_act, quantise_i4, rms_norm, rope_tables
 from model import PARTS
 
 
@@ -50,7 +50,7 @@ SHAPES = {
 class DraftNet:
     def __init__(self, shape: Shape, device="cuda", length=1024):
         self.shape, self.device = shape, device
-        self.h = hadamard(device=device)
+        self.turn = Turn(device=device)
         self.cos, self.sin = rope_tables(1e4, length, device)
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
@@ -74,24 +74,24 @@ class DraftNet:
             if t.dim() == 1:
                 out[n] = StraightThrough.apply(t, lambda x: x.bfloat16().float()) if quant else t
             else:
-                out[n] = (StraightThrough.apply(t, lambda x: quantise_i4(x, self.h)) if quant else t).to(self.dtype)
+                out[n] = (StraightThrough.apply(t, lambda x: quantise_i4(x, self.turn)) if quant else t).to(self.dtype)
         return out
 
     def hidden(self, e, tokens, mask, quant=False):
-        h = self.h if quant else None
+        turn = self.turn if quant else None
         x, n = F.embedding(tokens, e["model.embed_tokens.weight"]).float() * math.sqrt(self.shape.dim), tokens.shape[1]
         for i in range(self.shape.layers):
             w = [e[f"model.layers.{i}.{p}.weight"] for p in PARTS]
             if self.device == "cuda":
-                x = packed_layer(x, w, self.cos[:n], self.sin[:n], mask, h)
+                x = packed_layer(x, w, self.cos[:n], self.sin[:n], mask, turn)
             else:
                 attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask, scale=HEAD_DIM**-0.5, enable_gqa=True)
-                x = layer(x, w, self.cos[:n], self.sin[:n], attend, h)
+                x = layer(x, w, self.cos[:n], self.sin[:n], attend, turn)
         return x
 
     def logits(self, e, x, quant=False):
         y = rms_norm(x, e["model.norm.weight"]).to(self.dtype)
-        return F.linear(quantise_act(y, self.h) if quant else y, e["model.embed_tokens.weight"])
+        return F.linear(quantise_act(y, self.turn) if quant else y, e["model.embed_tokens.weight"])
 
 
 class Mask:

@@ -5,6 +5,7 @@ into what the quantiser will store (straight-through gradients); `Net.hidden` ru
 """
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
@@ -23,13 +24,33 @@ def hadamard(n=128, device="cuda"):
     return h / math.sqrt(n)
 
 
-def quantise_i4(w, h):
-    """4 bits per weight, one f16 scale per row, behind a Hadamard transform of each 128 columns."""
-    rows, cols = w.shape
-    wh = (w.view(rows, cols // 128, 128) @ h).view(rows, cols)
+def signs(n, device="cuda"):
+    """What the program multiplies columns by in front of a Hadamard transform: `signs` in src/tensor/hadamard.rs, as 1 and -1."""
+    x = np.arange(1, n // 32 + 1, dtype=np.uint64) * 0x9E3779B9 & 0xFFFFFFFF
+    x = (x ^ x >> 16) * 0x21F0AAAD & 0xFFFFFFFF
+    x = (x ^ x >> 15) * 0x735A2D97 & 0xFFFFFFFF
+    bits = (x ^ x >> 15)[:, None] >> np.arange(32, dtype=np.uint64) & 1
+    return torch.from_numpy(1 - 2 * bits.astype(np.float32)).flatten().to(device)
+
+
+class Turn:
+    """Signs, then a Hadamard transform of each 128 columns: the basis in which weights and inputs are rounded."""
+
+    def __init__(self, most=8192, device="cuda"):
+        self.h, self.signs = hadamard(device=device), signs(most, device)
+
+    def there(self, x):
+        return ((x * self.signs[: x.shape[-1]]).unflatten(-1, (-1, 128)) @ self.h).flatten(-2)
+
+    def back(self, x):
+        return (x.unflatten(-1, (-1, 128)) @ self.h).flatten(-2) * self.signs[: x.shape[-1]]
+
+
+def quantise_i4(w, turn):
+    """4 bits per weight, one f16 scale per row, behind signs and Hadamard."""
+    wh = turn.there(w)
     s = (I4_STEP * wh.square().mean(1, keepdim=True).sqrt()).half().float().clamp_min(6e-8)
-    q = torch.clamp(torch.round(wh / s), -8, 7)
-    return ((q * s).view(rows, cols // 128, 128) @ h).view(rows, cols)
+    return turn.back(torch.clamp(torch.round(wh / s), -8, 7) * s)
 
 
 def quantise_i8(w):
@@ -38,12 +59,12 @@ def quantise_i8(w):
     return torch.clamp(torch.round(w / s), -127, 127) * s
 
 
-def quantise_act(x, h):
-    """Inputs of a linear layer as the program rounds them: 8 bits, one scale per row, behind the same transform as the weights; straight-through."""
+def quantise_act(x, turn):
+    """Inputs of a linear layer as the program rounds them: 8 bits, one scale per row, in the basis of the weights; straight-through."""
     with torch.no_grad():
-        xh = x.float().unflatten(-1, (-1, 128)) @ h
-        s = xh.abs().amax((-2, -1), keepdim=True).clamp_min(1e-20) / 127
-        rounded = ((xh / s).round() * s @ h).flatten(-2)
+        xh = turn.there(x.float())
+        s = xh.abs().amax(-1, keepdim=True).clamp_min(1e-20) / 127
+        rounded = turn.back((xh / s).round() * s)
     return x + (rounded - x).to(x.dtype).detach()
 
 
@@ -81,10 +102,10 @@ PARTS = ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v
          "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_feedforward_layernorm")
 
 
-def layer(x, w, cos, sin, attend, h=None):
+def layer(x, w, cos, sin, attend, turn=None):
     """One layer on the residual stream x [batch, length, dim]; w: its weights in the order of PARTS;
-    attend(q, k, v) on [batch, heads, length, 64]; h: rounds the inputs of linears to 8 bits behind this transform."""
-    act = (lambda t: t) if h is None else (lambda t: quantise_act(t, h))
+    attend(q, k, v) on [batch, heads, length, 64]; turn: rounds the inputs of linears to 8 bits in this basis."""
+    act = (lambda t: t) if turn is None else (lambda t: quantise_act(t, turn))
     norm1, wq, wk, wv, norm_q, norm_k, wo, norm2, norm3, gate, up, down, norm4 = w
     b, s, _ = x.shape
     split = lambda t: t.view(b, s, -1, HEAD_DIM).transpose(1, 2)
@@ -99,9 +120,9 @@ def layer(x, w, cos, sin, attend, h=None):
 
 
 @torch.compile
-def packed_layer(x, w, cos, sin, mask, h=None):
+def packed_layer(x, w, cos, sin, mask, turn=None):
     attend = lambda q, k, v: flex_attention(q, k, v, block_mask=mask, enable_gqa=True, scale=HEAD_DIM**-0.5)
-    return layer(x, w, cos, sin, attend, h)
+    return layer(x, w, cos, sin, attend, turn)
 
 
 class Net:
@@ -111,7 +132,7 @@ class Net:
         self.heads, self.kv_heads, self.pattern = m["heads"], m["kv_heads"], m["pattern"]
         self.embed_i4 = name == "demo-draft"
         self.dtype = torch.bfloat16  # of activations and linears; f32 only to compare with transformers
-        self.h = hadamard(device=device)
+        self.turn = Turn(device=device)
         self.rope = {True: rope_tables(1e6, device=device), False: rope_tables(1e4, device=device)}
 
     def init(self, seed, device="cuda"):
@@ -139,7 +160,7 @@ class Net:
                 continue
             if quant:
                 i4 = self.embed_i4 or "embed" not in n
-                t = StraightThrough.apply(t, (lambda x: quantise_i4(x, self.h)) if i4 else quantise_i8)
+                t = StraightThrough.apply(t, (lambda x: quantise_i4(x, self.turn)) if i4 else quantise_i8)
             out[n] = t.to(self.dtype)
         return out
 
