@@ -5,6 +5,8 @@ cd "$(dirname "$0")/.."
 
 # Mesa's driver on the processor compiles a kernel for seconds that then runs for milliseconds.
 export GALLIVM_PERF=nopt
+# Line tables of forty binaries: nobody looks at a profile of these.
+export CARGO_PROFILE_RELEASE_DEBUG=0
 
 step() { printf '\n== %s\n' "$1"; }
 
