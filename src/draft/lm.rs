@@ -49,7 +49,7 @@ impl Lm {
 
     /// Why nothing is proposed, if so.
     pub fn note(&self) -> Option<String> {
-        let full = self.timeline.position() + 1 >= self.engine().context();
+        let full = self.engine().reach().is_none() && self.timeline.position() + 1 >= self.engine().context();
         full.then(|| format!("{}: the draft model's context is full", self.name))
     }
 
