@@ -59,8 +59,8 @@ impl Lm {
     }
 
     /// The part of a history that the model reads. Where it sees only so far back, of what it has not read yet that is the last half of
-    /// what it sees: a long prompt takes no longer than a short one, and no text grows too long. Of 30 held-out texts behind 2,000 to
-    /// 3,000 tokens, the bundled draft guessed as much of each as when it had read them all; with a quarter, 1 % less.
+    /// what it sees: a long prompt takes no longer than a short one, and no text grows too long. Behind the first
+    /// 10,000 characters of 30 held-out texts the small bundled draft brought 2.28 tokens a pass so, 2.27 having read all; with a quarter 2.25.
     fn part<'h>(&mut self, history: &'h [Token]) -> &'h [Token] {
         if let Some(reach) = self.engine().reach() {
             let part = history.get(self.from..).unwrap_or_default();
