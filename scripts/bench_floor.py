@@ -31,14 +31,15 @@ def hostile(file, count):
     return file
 
 
-def evenly(file, sources, each):
-    """As many prompts of each category, spread over those that a chat model's context takes in any case."""
+def evenly(file, sources, each, shortest):
+    """As many prompts of each category, spread over those that a chat model's context takes in any case, or its shortest."""
     kinds = {}
     for line in (line for source in sources for line in source.read_text().splitlines() if line.strip()):
         record = json.loads(line)
         prompt = record["turns"][0] if "turns" in record else record["prompt"]
         if len(prompt) <= LONGEST:
-            kinds.setdefault(record.get("category", "prompt"), []).append(line)
+            kinds.setdefault(record.get("category", "prompt"), []).append((len(prompt), line))
+    kinds = {kind: [line for _, line in (sorted(lines)[:each] if shortest else lines)] for kind, lines in kinds.items()}
     chosen = [lines[i * len(lines) // min(each, len(lines))] for lines in kinds.values() for i in range(min(each, len(lines)))]
     file.write_text("".join(line + "\n" for line in chosen))
     return file, len(chosen)
@@ -69,6 +70,7 @@ def main():
     ap.add_argument("--repetitions", type=int, default=1)
     ap.add_argument("--count", type=int, default=26, help="prompts of the files, and half as many hostile ones")
     ap.add_argument("--each", type=int, help="prompts of each kind, instead of --count of all")
+    ap.add_argument("--shortest", action="store_true", help="with --each: the shortest of each kind, where reading a long one takes minutes")
     ap.add_argument("--tokens", type=int, default=96)
     ap.add_argument("--least", type=float, default=0.97)
     ap.add_argument("--args", default="", help="more options for gemma bench, such as -m or -t")
@@ -76,7 +78,7 @@ def main():
     low = []
     with tempfile.TemporaryDirectory() as work:
         if a.each:
-            file, a.count = evenly(pathlib.Path(work) / "prompts.jsonl", a.prompts, a.each)
+            file, a.count = evenly(pathlib.Path(work) / "prompts.jsonl", a.prompts, a.each, a.shortest)
             a.prompts = [file]
         odd = hostile(pathlib.Path(work) / "hostile.jsonl", a.each or max(1, a.count // 2))
         print("| device | kind | pairs | drafted / plain, median (quartiles) | by processor time | tokens a pass |")

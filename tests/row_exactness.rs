@@ -2,22 +2,28 @@
 //! page and window edges, weight formats, cache formats, instruction sets, thread counts and prompt chunkings.
 
 mod common;
+#[path = "common/reduced.rs"]
+mod reduced;
 
 use common::trees::{VOCAB, check_sequences, check_tree, one_by_one, prefill, random_tree, tokens};
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Isa};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{Engine, PlannedEngine, ReducedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{Config, Role, Weights};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 /// Four layers, the third global; a window that is no multiple of anything.
 fn config(window: usize) -> Config {
+    config_of(window, VOCAB as usize)
+}
+
+fn config_of(window: usize, vocab: usize) -> Config {
     let json = serde_json::json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
         "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": VOCAB,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": vocab,
         "query_pre_attn_scalar": 21, "sliding_window": window, "sliding_window_pattern": 3,
         "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "max_position_embeddings": 4096,
@@ -211,4 +217,47 @@ fn a_commit_takes_only_paths_of_the_last_tree() {
     assert_eq!(positions, [1, 0, 2]);
     assert!(b.forward_each(&[(1, &tree), (1, &tree)], &mut scores).is_err(), "two trees of one sequence");
     assert!(b.forward_each(&[(3, &tree)], &mut scores).is_err(), "a sequence that is none");
+}
+
+/// Logits that stay where they were computed are those that would have been handed over, also of a draft model whose tokens take one row
+/// or several.
+#[test]
+fn logits_left_with_the_engine_are_those_handed_over() {
+    let vocab = reduced::tokens().len();
+    let weights = Weights::synthetic(config_of(40, vocab), |_| "i8-row".parse().unwrap(), 3);
+    let plain = || {
+        let exec = Box::new(CpuExecutor::new(CpuOptions::default()).unwrap());
+        PlannedEngine::new(&weights, exec, EngineOptions { context: 300, kv: KvFormat::F16 }).unwrap()
+    };
+    let narrow = || ReducedEngine::new(Box::new(plain()), reduced::spelling()).unwrap();
+    let pairs: [[Box<dyn Engine>; 2]; 2] = [[Box::new(plain()), Box::new(plain())], [Box::new(narrow()), Box::new(narrow())]];
+    for [mut gives, mut keeps] in pairs {
+        keeps.leave_logits();
+        let known = gives.vocab() as u32;
+        let history: Vec<u32> = (0..12).map(|i| 2 + i * 29 % (known - 2)).collect();
+        let mut tree = TokenTree::chain(&history);
+        let (mut given, mut none) = (Scores::default(), Scores::default());
+        // The whole tree three times, then with more nodes below its last.
+        for (first, more, rows) in [
+            (0, 0, Rows::None),
+            (0, 0, Rows::Last),
+            (0, 0, Rows::All),
+            (12, 5, Rows::All),
+            (17, 1, Rows::All),
+            (18, 4, Rows::Last),
+        ] {
+            (0..more).for_each(|i| _ = tree.push(11, 5 + (7 * (first as u32 + i)) % (known - 5)));
+            for (engine, scores) in [(&mut gives, &mut given), (&mut keeps, &mut none)] {
+                match first {
+                    0 => engine.forward(&tree, rows, scores).unwrap(),
+                    _ => engine.forward_more(&tree, first, rows, scores).unwrap(),
+                }
+            }
+            assert_eq!((none.rows(), none.vocab), (0, given.vocab));
+            for row in 0..given.rows() {
+                assert_eq!((gives.lend(row), keeps.lend(row)), (None, Some(given.row(row))), "row {row} from {first}");
+            }
+            assert_eq!(keeps.lend(given.rows()), None);
+        }
+    }
 }

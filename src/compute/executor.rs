@@ -101,6 +101,11 @@ pub trait Executor: Send {
     fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
         result.map_or(Ok(()), |(buffer, bytes)| self.read(buffer, 0, bytes))
     }
+    /// The first bytes of a buffer where they lie, until something else is asked of the executor; `None` where the host would have to copy
+    /// them.
+    fn lend(&self, _buffer: BufferId, _bytes: usize) -> Option<&[u8]> {
+        None
+    }
     /// Whether the plan that was started last still runs.
     fn is_busy(&self) -> bool {
         false

@@ -22,7 +22,8 @@ pub struct Lm {
 
 impl Lm {
     /// `name` appears in the statistics. The engine's tokenizer must be the target's; its rows may be fewer or more.
-    pub fn new(name: &'static str, engine: Box<dyn Engine>) -> Self {
+    pub fn new(name: &'static str, mut engine: Box<dyn Engine>) -> Self {
+        engine.leave_logits();
         Lm {
             name,
             timeline: Timeline::new(engine),
@@ -133,6 +134,6 @@ impl Lm {
 
     /// Logits behind the i-th node of the last batch, or behind the history.
     pub fn logits(&self, i: usize) -> &[f32] {
-        self.scores.row(i)
+        self.engine().lend(i).unwrap_or_else(|| self.scores.row(i))
     }
 }

@@ -154,6 +154,12 @@ pub trait Engine: Send {
     /// From now on the `n` best tokens of a row below `usable` will do, or with `None` all logits are wanted. An engine may give all
     /// logits anyway.
     fn want(&mut self, _best: Option<(usize, usize)>) {}
+    /// From now on logits that the host can read where they are may stay there: then [`Scores`] come without, and [`lend`](Self::lend) has them.
+    fn leave_logits(&mut self) {}
+    /// Logits of the i-th row asked for, where they were left, until the next pass.
+    fn lend(&self, _i: usize) -> Option<&[f32]> {
+        None
+    }
     /// Makes nodes of the last forward pass part of the cache; `path` holds node indices, root first, each the parent of the next.
     fn commit(&mut self, path: &[u32]) -> Result<()>;
     /// Takes back to `position` tokens. Refused when a sliding-window ring has lost what that needs; then reset to 0 and prefill.

@@ -37,6 +37,8 @@ pub struct PlannedEngine {
     selected: usize,
     /// Best tokens of a row that will do, below which id.
     wanted: Option<(usize, usize)>,
+    /// Logits may stay with the executor.
+    leaves: bool,
     /// A pass that was started and whose scores nobody has taken.
     started: Option<Started>,
 }
@@ -86,6 +88,7 @@ impl PlannedEngine {
             last: Trees::default(),
             selected: 0,
             wanted: None,
+            leaves: false,
             started: None,
             exec,
             model,
@@ -164,6 +167,10 @@ impl PlannedEngine {
                 return Ok(());
             }
         }
+        if self.leaves && lists.is_none() && self.lend(0).is_some() {
+            out.logits.clear();
+            return self.exec.finish(None);
+        }
         out.logits.resize(selected * out.vocab, 0.0);
         let logits: &mut [u8] = bytemuck::cast_slice_mut(&mut out.logits);
         match lists {
@@ -218,6 +225,16 @@ impl Engine for PlannedEngine {
 
     fn want(&mut self, best: Option<(usize, usize)>) {
         self.wanted = best.filter(|b| b.0 <= best::CHUNKS);
+    }
+
+    fn leave_logits(&mut self) {
+        self.leaves = true;
+    }
+
+    fn lend(&self, i: usize) -> Option<&[f32]> {
+        let vocab = self.model.config.vocab;
+        let logits = self.exec.lend(self.model.logits, self.selected * vocab * 4).filter(|_| self.leaves)?;
+        bytemuck::cast_slice(logits).chunks_exact(vocab).nth(i)
     }
 
     fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()> {

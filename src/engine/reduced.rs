@@ -94,10 +94,13 @@ impl ReducedEngine {
             return;
         }
         let ends: Vec<usize> = self.nodes[first..].iter().map(|n| (n.end - 1 - begin) as usize).collect();
-        for (to, &from) in ends.iter().enumerate() {
-            out.logits.copy_within(from * out.vocab..(from + 1) * out.vocab, to * out.vocab);
+        // Those that were left inside are found there by their place.
+        if !out.logits.is_empty() {
+            for (to, &from) in ends.iter().enumerate() {
+                out.logits.copy_within(from * out.vocab..(from + 1) * out.vocab, to * out.vocab);
+            }
+            out.logits.truncate(ends.len() * out.vocab);
         }
-        out.logits.truncate(ends.len() * out.vocab);
         self.ends = Some(ends);
     }
 
@@ -135,6 +138,17 @@ impl Engine for ReducedEngine {
 
     fn columns(&self) -> Option<&Columns> {
         (!self.whole).then_some(&self.columns)
+    }
+
+    fn leave_logits(&mut self) {
+        if !self.whole {
+            self.inner.leave_logits();
+        }
+    }
+
+    fn lend(&self, i: usize) -> Option<&[f32]> {
+        let i = self.ends.as_ref().map_or(Some(i), |ends| ends.get(i).copied());
+        self.inner.lend(i?)
     }
 
     fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {

@@ -5,6 +5,9 @@ use anyhow::{Result, bail};
 use super::noise::BLOCK;
 use crate::tensor::Token;
 
+/// Logits that are looked at together.
+const LANES: usize = 16;
+
 /// Usable logits, some of them changed by penalties and bans, with the largest of each block.
 pub(super) struct Row<'a> {
     logits: &'a [f32],
@@ -75,13 +78,15 @@ impl<'a> Row<'a> {
 
     /// Calls `each` for every token whose logit is at least `threshold`, in ascending order.
     pub fn at_least(&self, threshold: f32, mut each: impl FnMut(Token, f32)) {
-        for (block, &max) in self.maxima.iter().enumerate() {
-            if max >= threshold {
-                self.visit(block, |token, logit| {
-                    if logit >= threshold {
-                        each(token, logit)
-                    }
-                });
+        let mut buffer = [0.0; BLOCK];
+        for (index, _) in self.maxima.iter().enumerate().filter(|(_, max)| **max >= threshold) {
+            for (part, logits) in self.block(index, &mut buffer).chunks(LANES).enumerate() {
+                // Most parts have none: that is found without a branch for each.
+                if logits.iter().fold(false, |any, &logit| any | (logit >= threshold)) {
+                    let first = (index * BLOCK + part * LANES) as Token;
+                    let found = (first..).zip(logits).filter(|(_, logit)| **logit >= threshold);
+                    found.for_each(|(token, &logit)| each(token, logit));
+                }
             }
         }
     }
@@ -95,26 +100,32 @@ impl<'a> Row<'a> {
             let (_, kth, _) = maxima.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
             threshold = threshold.max(*kth);
         }
-        let mut best = Vec::with_capacity(2 * k.min(self.logits.len()));
-        self.at_least(threshold, |token, logit| best.push((token, logit)));
-        best_first(&mut best, k);
-        best
+        let mut best = Vec::with_capacity(4 * k.min(self.logits.len()));
+        self.at_least(threshold, |token, logit| best.push(rank(token, logit)));
+        if k < best.len() {
+            best.select_nth_unstable(k);
+            best.truncate(k);
+        }
+        best.sort_unstable();
+        best.into_iter().map(ranked).collect()
     }
 }
 
-/// Cuts a list to its `k` best by logit, best first, ties by lowest id.
-fn best_first(list: &mut Vec<(Token, f32)>, k: usize) {
-    let order = |a: &(Token, f32), b: &(Token, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    if k < list.len() {
-        list.select_nth_unstable_by(k, order);
-        list.truncate(k);
-    }
-    list.sort_unstable_by(order);
+/// A number that is less the larger the logit, for equal ones the lower the id: one comparison where there would be two.
+fn rank(token: Token, logit: f32) -> u64 {
+    let bits = logit.to_bits();
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    (!ascending as u64) << 32 | token as u64
+}
+
+/// What [`rank`] was of.
+fn ranked(rank: u64) -> (Token, f32) {
+    let ascending = !(rank >> 32) as u32;
+    (rank as Token, f32::from_bits(if ascending >> 31 == 1 { ascending ^ 1 << 31 } else { !ascending }))
 }
 
 /// Largest value of a block, NaN ignored, and whether one was seen.
 fn max_and_nan(block: &[f32]) -> (f32, bool) {
-    const LANES: usize = 16;
     let mut max = [f32::NEG_INFINITY; LANES];
     let mut nan = [false; LANES];
     let (chunks, rest) = block.as_chunks::<LANES>();
@@ -147,6 +158,17 @@ mod tests {
             let row = Row::new(&logits[..usable], vec![]).unwrap();
             assert_eq!(row.top(k), sorted(&logits[..usable], k));
         }
+    }
+
+    #[test]
+    fn ranks_are_of_logits_of_either_sign() {
+        let logits = [-3.5, f32::MIN, -0.0, 0.0, f32::MIN_POSITIVE, 1.0, -1.0, 8e30, 1.0];
+        let mut ranks: Vec<u64> = logits.iter().enumerate().map(|(i, &v)| rank(i as Token, v)).collect();
+        for (i, &v) in logits.iter().enumerate() {
+            assert_eq!((ranked(ranks[i]).0, ranked(ranks[i]).1.to_bits()), (i as Token, v.to_bits()));
+        }
+        ranks.sort();
+        assert_eq!(ranks.iter().map(|&r| ranked(r).0).collect::<Vec<_>>(), [7, 5, 8, 4, 3, 2, 6, 0, 1]);
     }
 
     #[test]

@@ -314,6 +314,11 @@ impl Executor for CpuExecutor {
         self.buffers.read(buffer, offset, bytes)
     }
 
+    fn lend(&self, buffer: BufferId, bytes: usize) -> Option<&[u8]> {
+        // SAFETY: writers exist only inside `run` and `write`, which borrow the executor exclusively.
+        Some(unsafe { self.buffers.slice(buffer, 0, bytes) })
+    }
+
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
         self.plans.push(Recorded { dispatches: plan.dispatches, step, layout });
         Ok(PlanId(self.plans.len() as u32 - 1))

@@ -39,15 +39,41 @@ fn unpack<const BITS: usize>(w: __m256i, part: usize) -> __m256i {
 /// The machine has the instructions; the panel and `acc` are as [`super::Panel`] and [`super::PanelFn`] say.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel: &Panel, acc: *mut f32) {
-    // 16 registers hold 8 sums and what they are made from: the more rows, the fewer quarters of a tile at once.
+    // SAFETY (of every block below): the caller's promises; together the two runs of rows are the panel's.
+    match R {
+        7 => unsafe {
+            ints_of_rows::<BITS, GROUPED, 4, true>(panel, 0, acc);
+            ints_of_rows::<BITS, GROUPED, 3, false>(panel, 4, acc);
+        },
+        8 => unsafe {
+            ints_of_rows::<BITS, GROUPED, 4, true>(panel, 0, acc);
+            ints_of_rows::<BITS, GROUPED, 4, false>(panel, 4, acc);
+        },
+        _ => unsafe { ints_of_rows::<BITS, GROUPED, R, true>(panel, 0, acc) },
+    }
+}
+
+/// `R` rows of the panel from row `row`. The first to read the panel fetches the next.
+///
+/// # Safety
+/// As for [`ints`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn ints_of_rows<const BITS: usize, const GROUPED: bool, const R: usize, const FETCH: bool>(
+    panel: &Panel,
+    row: usize,
+    acc: *mut f32,
+) {
+    let acc = acc.wrapping_add(row * TILE);
+    // 16 registers hold the sums and what they are made from: the more rows, the fewer quarters of a tile at once.
     for quarter in (0..QUARTERS).step_by(quarters(R)) {
         match quarters(R) {
             // SAFETY: the caller's promises.
-            4 => unsafe { ints_in_quarters::<BITS, GROUPED, R, 4>(panel, quarter, acc) },
+            4 => unsafe { ints_in_quarters::<BITS, GROUPED, R, 4, FETCH>(panel, row, quarter, acc) },
             // SAFETY: the caller's promises.
-            2 => unsafe { ints_in_quarters::<BITS, GROUPED, R, 2>(panel, quarter, acc) },
+            2 => unsafe { ints_in_quarters::<BITS, GROUPED, R, 2, FETCH>(panel, row, quarter, acc) },
             // SAFETY: the caller's promises.
-            _ => unsafe { ints_in_quarters::<BITS, GROUPED, R, 1>(panel, quarter, acc) },
+            _ => unsafe { ints_in_quarters::<BITS, GROUPED, R, 1, FETCH>(panel, row, quarter, acc) },
         }
     }
 }
@@ -56,7 +82,7 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel
 const fn quarters(rows: usize) -> usize {
     match rows {
         1 | 2 => 4,
-        3 | 4 => 2,
+        3..=5 => 2,
         _ => 1,
     }
 }
@@ -76,8 +102,9 @@ const fn together(bits: usize) -> usize {
 /// As for [`ints`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn ints_in_quarters<const BITS: usize, const GROUPED: bool, const R: usize, const Q: usize>(
+unsafe fn ints_in_quarters<const BITS: usize, const GROUPED: bool, const R: usize, const Q: usize, const FETCH: bool>(
     panel: &Panel,
+    row: usize,
     first: usize,
     acc: *mut f32,
 ) {
@@ -85,7 +112,7 @@ unsafe fn ints_in_quarters<const BITS: usize, const GROUPED: bool, const R: usiz
     let ones = _mm256_set1_epi16(1);
     let acc = acc.wrapping_add(first * LANES);
     let mut data = panel.data;
-    let mut x = panel.x;
+    let mut x = panel.x.wrapping_add(row * panel.x_stride);
     for block in 0..panel.blocks {
         let scales = data.wrapping_add(first * LANES * 2);
         data = data.wrapping_add(if GROUPED { LINE } else { 0 });
@@ -93,27 +120,31 @@ unsafe fn ints_in_quarters<const BITS: usize, const GROUPED: bool, const R: usiz
         for start in (0..panel.steps).step_by(together(BITS)) {
             let mut pairs = [[_mm256_setzero_si256(); Q]; R];
             for _ in start..panel.steps.min(start + together(BITS)) {
-                if first == 0 {
+                if FETCH && first == 0 {
                     panel.fetch(data as usize - panel.data as usize, 2 * LINE);
                 }
-                for q in 0..Q {
+                let mut packed = [_mm256_setzero_si256(); Q];
+                for (q, packed) in packed.iter_mut().enumerate() {
                     // SAFETY: the panel has this step.
-                    let packed = unsafe { _mm256_load_si256(data.add((first + q) * LANES * 4).cast()) };
-                    let mut w = [_mm256_setzero_si256(); 4];
-                    for (part, w) in w[..parts].iter_mut().enumerate() {
-                        *w = unpack::<BITS>(packed, part);
+                    *packed = unsafe { _mm256_load_si256(data.add((first + q) * LANES * 4).cast()) };
+                }
+                // Part by part, so that an activation is spread once for all quarters and few vectors are alive.
+                for part in 0..parts {
+                    let mut w = packed;
+                    for w in &mut w {
+                        *w = unpack::<BITS>(*w, part);
                     }
                     for (r, pairs) in pairs.iter_mut().enumerate() {
-                        for (part, w) in w[..parts].iter().enumerate() {
-                            // SAFETY: every row has the columns of this step.
-                            let x = unsafe { x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned() };
-                            let x = _mm256_set1_epi32(x);
+                        // SAFETY: every row has the columns of this step.
+                        let x = unsafe { x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned() };
+                        let x = _mm256_set1_epi32(x);
+                        for (pairs, w) in pairs.iter_mut().zip(w) {
                             let products = if BITS == 8 {
-                                _mm256_maddubs_epi16(_mm256_abs_epi8(*w), _mm256_sign_epi8(x, *w))
+                                _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
                             } else {
-                                _mm256_maddubs_epi16(*w, x)
+                                _mm256_maddubs_epi16(w, x)
                             };
-                            pairs[q] = _mm256_add_epi16(pairs[q], products);
+                            *pairs = _mm256_add_epi16(*pairs, products);
                         }
                     }
                 }
@@ -133,9 +164,9 @@ unsafe fn ints_in_quarters<const BITS: usize, const GROUPED: bool, const R: usiz
                     // SAFETY: grouped panels come with scales and sums of rows and groups, and a line of weight scales in each
                     // block; `acc` has R rows.
                     unsafe {
-                        let sx = _mm256_set1_ps(*panel.sx.add(r * panel.groups + block));
+                        let sx = _mm256_set1_ps(*panel.sx.add((row + r) * panel.groups + block));
                         let offset = OFFSETS[3 - BITS.ilog2() as usize];
-                        let extra = _mm256_set1_epi32(offset * *panel.sums.add(r * panel.groups + block));
+                        let extra = _mm256_set1_epi32(offset * *panel.sums.add((row + r) * panel.groups + block));
                         let scale = scales_of_eight(scales.add(q * LANES * 2), if BITS == 2 { 0.5 } else { 1.0 });
                         let product = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(*sum, extra)), sx);
                         _mm256_storeu_ps(place, _mm256_fmadd_ps(product, scale, _mm256_loadu_ps(place)));
