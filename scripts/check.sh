@@ -3,8 +3,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Mesa's driver on the processor compiles a kernel for seconds that then runs for milliseconds.
-export GALLIVM_PERF=nopt
 # Line tables of forty binaries: nobody looks at a profile of these.
 export CARGO_PROFILE_RELEASE_DEBUG=0
 
@@ -20,7 +18,7 @@ printf '%s\n' "$answer"
 
 step "README's second command: tests"
 # What `cargo test --release` runs, in two lanes: many tests wait for a driver that compiles kernels with one thread.
-slow="plan split vulkan_rows vulkan_twins"
+slow="plan split vulkan_invariance vulkan_rows vulkan_twins"
 rest=(--lib --bins)
 for path in tests/*.rs tests/*/main.rs; do
   name=${path#tests/} name=${name%/main.rs} name=${name%.rs}

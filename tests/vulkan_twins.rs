@@ -41,7 +41,8 @@ fn allowed(format: Format, cols: usize) -> usize {
 fn linear_layers() {
     let Some(open) = device() else { return };
     for (i, (spelled, rows)) in FORMATS.into_iter().enumerate() {
-        let mut t = Twins::new(open(), i as u64);
+        let exec = open();
+        let mut t = Twins::new(if spelled == "t2-row" { exec.with_large_blocks() } else { exec }, i as u64);
         let f = format(spelled);
         // Matrix rows around the 16 of a workgroup and the tiles of 16; columns that fill no step, one, and more than a round of lanes.
         let shapes = [(1, 16), (17, 48), (33, 128), (40, 640), (16, 1168), (3, 2176)];

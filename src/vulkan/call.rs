@@ -100,7 +100,7 @@ pub struct Places<'a> {
     pub max_rows: usize,
     /// Whether calls may have tails.
     pub finish: bool,
-    /// Most rows of a block of attention.
+    /// Most rows of a block of attention, and of a layer with trellis codes.
     pub block_rows: usize,
     /// Buffers of the executor's own.
     pub own: Own,

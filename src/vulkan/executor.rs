@@ -28,8 +28,8 @@ use std::time::Instant;
 
 /// Most bytes that `vkCmdUpdateBuffer` takes at a time.
 const UPDATE: usize = 65536;
-/// Most rows that one workgroup of attention takes: keys are read once for all of them. Drivers on the processor compile kernels of many
-/// rows for ten seconds each, and gain little by them.
+/// Most rows that one workgroup takes of attention, whose keys are read once for all of them, and of layers with trellis codes. Drivers on
+/// the processor compile kernels of many rows for ten seconds and up to a minute each, and gain little by them.
 const BLOCK_ROWS: usize = 8;
 const BLOCK_ROWS_OF_CPU: usize = 2;
 /// Readings in a row when memory speed is measured.
@@ -73,7 +73,7 @@ pub struct VulkanExecutor {
     tails: Tails,
     /// Whether there are matrix instructions that do what the kernels expect of them.
     matrix_instructions: bool,
-    /// Most rows of a block of attention.
+    /// Most rows of a block of attention, and of a layer with trellis codes.
     block_rows: usize,
     loading: Loading,
     /// Small writes that wait for the next submission.
@@ -124,7 +124,7 @@ impl VulkanExecutor {
         }
     }
 
-    /// Takes blocks of attention as large as on a GPU, also where they are kept small: for tests of the kernel.
+    /// Takes blocks of rows as large as on a GPU, also where they are kept small: for tests of the kernels.
     pub fn with_large_blocks(self) -> Self {
         VulkanExecutor { block_rows: BLOCK_ROWS, ..self }
     }

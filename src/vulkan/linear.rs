@@ -47,7 +47,7 @@ impl Places<'_> {
                 self.call(Shader::LinearFloat, constants, push, groups, touches)
             }
             Some(p) if m.format.code.is_trellis() => {
-                let block = live.clamp(1, 4);
+                let block = live.clamp(1, self.block_rows.min(4));
                 let threads = if p.steps >= 1024 { 128 } else { 64 }.max(sg);
                 let mut constants = vec![(0, threads), (1, sg), (2, threads), (3, block as u32), (8, selected)];
                 constants.extend(trellis_constants(m.format.code, [4, 5, 6]));
