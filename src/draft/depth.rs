@@ -2,7 +2,8 @@
 //!
 //! With survival s(d), the share of rounds whose accepted path reaches depth d, k levels bring 1 + s(1) + ... + s(k) tokens for one
 //! pass of about 1 + k r rows (r nodes kept a level) and k levels of drafting. A level is dear where the target is small. What a level
-//! costs is what the target waits for it: levels that were drafted during its pass are free.
+//! costs is what the target waits for it: levels that were drafted during its pass are free. Tokens that come without levels, of guesses
+//! that cost nothing, come either way: dear levels have to win over those too.
 
 use super::cost::CostCurve;
 use super::guard::MARGIN;
@@ -31,13 +32,15 @@ pub struct Depth {
     level: f32,
     /// Nodes kept per level, fading.
     nodes: f32,
+    /// Tokens that a round brings without levels, fading.
+    beside: f32,
     resting: u32,
     trial: u32,
 }
 
 impl Default for Depth {
     fn default() -> Self {
-        Depth { tried: [0.0; DEEPEST], reached: [0.0; DEEPEST], level: 0.0, nodes: 1.2, resting: 0, trial: 0 }
+        Depth { tried: [0.0; DEEPEST], reached: [0.0; DEEPEST], level: 0.0, nodes: 1.2, beside: 0.0, resting: 0, trial: 0 }
     }
 }
 
@@ -70,8 +73,9 @@ impl Depth {
         }
     }
 
-    /// Takes in a round: levels kept, tokens taken of them, nodes kept; levels drafted and the seconds that took.
-    pub fn observe(&mut self, levels: usize, taken: usize, nodes: usize, drafted: usize, seconds: f32) {
+    /// Takes in a round: levels kept, tokens taken of them and those that would have come without, nodes kept; levels drafted and the
+    /// seconds that took.
+    pub fn observe(&mut self, levels: usize, [taken, beside]: [usize; 2], nodes: usize, drafted: usize, seconds: f32) {
         if levels > 0 {
             for d in 0..DEEPEST {
                 // What is not tried any more is forgotten too.
@@ -79,6 +83,7 @@ impl Depth {
                 self.reached[d] = self.reached[d] * MEMORY + (taken > d) as u8 as f32;
             }
         }
+        self.beside += 0.1 * (beside as f32 - self.beside);
         if levels > 0 {
             self.nodes += 0.1 * (nodes as f32 / levels as f32 - self.nodes);
         }
@@ -113,7 +118,8 @@ impl Depth {
     /// The depth that makes the most tokens per second; 0 where plain decoding does.
     pub fn best(&self, curve: &CostCurve) -> usize {
         let survival = self.survival();
-        let (mut tokens, mut best) = (1.0, (0, MARGIN / curve.cost(1)));
+        let mut tokens = 1.0 + self.beside;
+        let mut best = (0, MARGIN * tokens / curve.cost(1));
         for k in 1..=DEEPEST {
             tokens += survival[k - 1];
             let rows = 1 + (k as f32 * self.nodes.max(1.0)).round() as usize;
@@ -152,9 +158,21 @@ mod tests {
         let mut depth = Depth::default();
         for _ in 0..rounds {
             let k = depth.choose(curve);
-            depth.observe(k, taken.min(k), k, k, level * k as f32);
+            depth.observe(k, [taken.min(k), 0], k, k, level * k as f32);
         }
         depth
+    }
+
+    #[test]
+    fn levels_have_to_win_over_what_comes_without() {
+        let flat = CostCurve::new(&[(1, 1.0), (32, 1.3)]);
+        let depth = |beside: usize| {
+            let mut depth = Depth::default();
+            (0..100).for_each(|_| depth.observe(2, [1, beside], 3, 2, 0.5));
+            depth.best(&flat)
+        };
+        assert!(depth(0) > 0, "1 + 1 tokens for 1.25");
+        assert_eq!(depth(4), 0, "5 + 1 for 1.25, where 5 come for 1");
     }
 
     #[test]
@@ -181,7 +199,7 @@ mod tests {
         assert!(new.best(&flat) > Depth::default().best(&flat).min(12));
         assert_eq!(new.level, old.level);
         // It is forgotten where it does not hold.
-        (0..200).for_each(|_| new.observe(8, 0, 8, 8, 0.08));
+        (0..200).for_each(|_| new.observe(8, [0; 2], 8, 8, 0.08));
         assert!(new.best(&flat) <= 4, "{}", new.best(&flat));
         let mut odd = Depth::default();
         odd.inherit(&Habits { survival: vec![(f32::NAN, 3.0), (2.0, 1.0), (0.5, -1.0)], level: f32::INFINITY });

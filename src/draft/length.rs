@@ -14,7 +14,7 @@ use super::depth::{Depth, Habits};
 use super::guard::{Account, Idle, Ledger, MARGIN, Pardons, Trust};
 use super::outcome::Outcome;
 use super::overlap::{Ahead, Overlap};
-use super::{DraftContext, Drafter, Figures, Pace, Proposal, forced};
+use super::{DraftContext, Drafter, Figures, Pace, Proposal, forced, source};
 use crate::error::Fault;
 
 /// Speed over that of plain decoding below which its cost is measured again now and then, and the rounds between: the nearer the two
@@ -29,6 +29,10 @@ const SPIKE: f32 = 1.15;
 const WAKE: f32 = 0.05;
 /// What guesses that cost nothing take before it is known, in passes over one row.
 const UNASKED: f32 = 0.05;
+/// Time of a level of a draft model, in plain passes, from which it is dear: it has to bring what it costs by itself, beyond what guesses
+/// that cost nothing bring, and leaves them some room for losses.
+const DEAR: f32 = 0.1;
+const LEFT_TO_OTHERS: f32 = 0.25;
 /// Batches that are drafted ahead where the clock has no say.
 const AHEAD: usize = 3;
 
@@ -183,9 +187,10 @@ impl Paced {
     fn learn(&mut self, ctx: &DraftContext<'_>) {
         let round = std::mem::take(&mut self.round);
         let drafted = self.offered.levels();
-        self.offered.settle(ctx.history, |_, _, _| {});
+        self.offered.settle(ctx.history);
         let (rows, levels) = (self.kept.rows(), self.kept.levels());
-        let Some(taken) = self.kept.settle(ctx.history, |_, _, _| {}) else { return };
+        let Some(path) = self.kept.settle(ctx.history) else { return };
+        let taken = path.len();
         let curve = self.costs.at(ctx.history.len());
         let (plain, mut spent) = (curve.cost(1), curve.cost(rows));
         let asked = round.levels.map_or(0, |levels| levels.min(drafted.max(1)));
@@ -231,18 +236,39 @@ impl Paced {
         self.figures.predicted += ((1 + round.sure) as f32 + round.trust * round.expected) as f64;
         self.figures.realised += tokens as f64;
         let costly = asked > 0;
+        let [own, own_nodes] = self.own(costly && self.is_dear(plain), &path, rows as u32);
         if self.clock.is_some() && costly {
             // Guesses that were all thrown away count as one level that failed.
-            self.depth.observe(if drafted > 0 { levels.max(1) } else { 0 }, taken, rows - 1, asked.min(drafted), drafting);
+            let nodes = rows - 1;
+            self.depth.observe(
+                if drafted > 0 { levels.max(1) } else { 0 },
+                [own, taken - own],
+                nodes,
+                asked.min(drafted),
+                drafting,
+            );
         }
         // That plain decoding took shorter or longer than plain decoding is neither won nor lost.
         let passes = if rows == 1 { self.wake[costly as usize] } else { spent * stretch / plain } + drafting / plain;
         self.gain += 0.05 * (tokens / passes - self.gain);
         if self.options.fixed().is_none() {
             self.ledger.book(tokens, passes);
-            self.accounts[!costly as usize].book(tokens, passes);
+            // Rows of guesses that would have been there without are not the model's to pay for.
+            let others = (rows - 1 - own_nodes) as f32 / (rows - 1).max(1) as f32 * (spent * stretch / plain - 1.0);
+            self.accounts[!costly as usize].book(1.0 + own as f32, passes - others);
             self.accounts[costly as usize].pass();
         }
+    }
+
+    /// Whether a level of a draft model takes long enough that free guesses alone may be better.
+    fn is_dear(&self, plain: f32) -> bool {
+        self.depth.level() > DEAR * plain
+    }
+
+    /// Tokens taken and nodes proposed that are to a round's credit: a `dear` draft model's own, else all.
+    fn own(&self, dear: bool, taken: &[u32], rows: u32) -> [usize; 2] {
+        let own = |node: &u32| !dear || !source::is_free(self.kept.source(*node));
+        [taken.iter().filter(|&node| own(node)).count(), (1..rows).filter(own).count()]
     }
 
     /// What the target will wait for so many levels of a draft model, as far as is known.
@@ -309,7 +335,9 @@ impl Paced {
             // Nobody knows yet what a level costs.
             levels = levels.min(1);
         }
-        while levels > 0 && self.affordable(ctx, levels as f32 * self.depth.level()) == 0 {
+        let plain = self.costs.at(ctx.history.len()).cost(1);
+        let reserve = if self.is_dear(plain) { LEFT_TO_OTHERS * plain } else { 0.0 };
+        while levels > 0 && self.affordable(ctx, levels as f32 * self.depth.level() + reserve) == 0 {
             levels -= 1;
         }
         (levels > 0 || free && self.affordable(ctx, 0.0) > 0).then_some(levels)

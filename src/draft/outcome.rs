@@ -27,25 +27,21 @@ impl Outcome {
         self.proposal.tree.depths().into_iter().max().unwrap_or(0) as usize
     }
 
-    /// Forgets the proposal and calls `each(node, chance given its parent, taken)` for every node of it that the target has
-    /// decided on: the children of the root and of every node taken. Returns how many nodes were taken in a line; `None` if
+    /// Forgets the proposal and returns the nodes of it that the history went on with, in a line from below the root; `None` if
     /// the history is not a longer one.
-    pub fn settle(&mut self, history: &[Token], mut each: impl FnMut(usize, f32, bool)) -> Option<usize> {
+    pub fn settle(&mut self, history: &[Token]) -> Option<Vec<u32>> {
         let asked = std::mem::take(&mut self.asked);
         if asked == 0 || history.len() <= asked || history[asked - 1] != self.proposal.tree.tokens[0] {
             return None;
         }
-        let tree = &self.proposal.tree;
-        let path = tree.walk(&history[asked - 1..]);
-        for (node, parent) in tree.parent.iter().enumerate() {
-            let Some(level) = parent.and_then(|p| path.iter().position(|&on_path| on_path == p)) else { continue };
-            // The history may end at the last node taken.
-            if let Some(&next) = history.get(asked + level) {
-                let before = self.proposal.chance[path[level] as usize].max(f32::MIN_POSITIVE);
-                each(node, self.proposal.chance[node] / before, tree.tokens[node] == next);
-            }
-        }
-        Some(path.len() - 1)
+        let mut path = self.proposal.tree.walk(&history[asked - 1..]);
+        path.remove(0);
+        Some(path)
+    }
+
+    /// Who proposed a node.
+    pub fn source(&self, node: u32) -> &'static str {
+        self.proposal.source[node as usize]
     }
 }
 
@@ -54,24 +50,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_decided_nodes_are_settled() {
+    fn what_was_taken_is_known_once() {
         let mut p = Proposal::root(5);
         let a = p.add(0, 1, 0.5, "x");
         p.add(0, 2, 0.2, "x");
-        let c = p.add(a, 3, 0.5, "x");
+        let c = p.add(a, 3, 0.5, "y");
         p.add(c, 4, 0.5, "x");
         let mut outcome = Outcome::default();
-        let settle = |outcome: &mut Outcome, history: &[Token]| {
-            let mut seen = Vec::new();
-            let taken = outcome.settle(history, |node, _, taken| seen.push((node, taken)));
-            (taken, seen)
-        };
         outcome.remember(&[8, 5], &p);
-        assert_eq!(settle(&mut outcome, &[8, 5, 1, 7]), (Some(1), vec![(1, true), (2, false), (3, false)]));
-        assert_eq!(settle(&mut outcome, &[8, 5, 1, 7]), (None, vec![]));
+        assert_eq!(outcome.settle(&[8, 5, 1, 7]), Some(vec![a]));
+        assert_eq!(outcome.settle(&[8, 5, 1, 7]), None);
         outcome.remember(&[8, 5], &p);
-        assert_eq!(settle(&mut outcome, &[8, 5, 1]), (Some(1), vec![(1, true), (2, false)]));
+        assert_eq!(outcome.settle(&[8, 5, 1, 3]), Some(vec![a, c]));
+        assert_eq!((outcome.source(a), outcome.source(c), outcome.rows()), ("x", "y", 5));
         outcome.remember(&[8, 5], &p);
-        assert_eq!(settle(&mut outcome, &[8, 6, 1]), (None, vec![]));
+        assert_eq!(outcome.settle(&[8, 6, 1]), None);
     }
 }

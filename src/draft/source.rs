@@ -9,6 +9,9 @@ use super::table::{Key, Table};
 use crate::sampler::{Mask, Sampler, Tempered};
 use crate::tensor::Token;
 
+/// Names in the statistics.
+const CONTEXT: &str = "context";
+const TABLE: &str = "table";
 /// Candidates that a context match, a table entry and the draft model each bring.
 const FROM_MATCH: usize = 6;
 const FROM_TABLE: usize = 8;
@@ -187,13 +190,18 @@ impl Gather {
     }
 }
 
+/// Whether a source's guesses cost nothing but rows of the target's pass.
+pub fn is_free(name: &str) -> bool {
+    [CONTEXT, TABLE, super::forced::NAME].contains(&name)
+}
+
 /// The source that speaks most for a candidate against the others.
 pub fn advocate(mixer: &Mixer, choice: &Choice, chances: &[f32], candidate: usize, model: &'static str) -> &'static str {
     let parts = mixer.parts(choice, chances, candidate);
     let voice = |f: &usize| parts[*f].unwrap_or(f32::NEG_INFINITY);
     match (LONG..=MODEL).max_by(|a, b| voice(a).total_cmp(&voice(b)).then(b.cmp(a))) {
         Some(MODEL) => model,
-        Some(PAIR | LAST) => "table",
-        _ => "context",
+        Some(PAIR | LAST) => TABLE,
+        _ => CONTEXT,
     }
 }
