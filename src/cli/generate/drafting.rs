@@ -22,6 +22,11 @@ use std::sync::Arc;
 const LIGHT: u64 = 4 << 20;
 const FEWER: f32 = 0.6;
 
+/// Bytes of a draft model up to which more threads than these make it no faster, and many make it wait for each one that the system
+/// holds up. Where the target's device leaves the processor alone it gets no more.
+const SMALL: u64 = 16 << 20;
+const FEW: usize = 4;
+
 /// A drafter, and why it is less than was hoped for.
 pub struct Drafting {
     pub drafter: Box<dyn Drafter>,
@@ -56,9 +61,12 @@ pub fn build(
             kv: partner.kv(run.kv),
             ..run.clone()
         };
+        let bytes = Size::of(&partner.weights)?.bytes;
+        let threads = threads(bytes, works_beside(passes.device.as_ref(), None), pool.threads());
+        let pool = if threads < pool.threads() { &Arc::new(Pool::new(threads)?) } else { pool };
         let mut loaded = load(&partner.weights, "draft model", &run, context, pool, ui)?;
         habits.level = one_row(loaded.engine.as_mut())?;
-        if loaded.device.is_none() && pool.threads() > 1 && Size::of(&partner.weights)?.bytes < LIGHT {
+        if loaded.device.is_none() && threads > 1 && bytes < LIGHT {
             let mut single = load(&partner.weights, "draft model", &run, context, &Arc::new(Pool::new(1)?), ui)?;
             let seconds = one_row(single.engine.as_mut())?;
             if seconds * FEWER < habits.level {
@@ -178,6 +186,11 @@ pub fn keep_shared(drafter: &dyn Drafter, shared: &Shared, passes: Passes, file:
     }
 }
 
+/// Threads of `most` for a draft model of so many bytes, `beside` a target that does not need the processor.
+fn threads(bytes: u64, beside: bool, most: usize) -> usize {
+    if beside && bytes <= SMALL { most.min(FEW) } else { most }
+}
+
 /// Whether drafts and target keep out of each other's way: a driver on the processor computes where the drafts do.
 fn works_beside(target: Option<&DeviceInfo>, draft: Option<&DeviceInfo>) -> bool {
     target.is_some_and(|t| !t.is_cpu && draft.is_none_or(|d| d.index != t.index))
@@ -207,4 +220,17 @@ pub fn mismatch(target: &Tokenizer, draft: &Tokenizer) -> Option<String> {
         let (a, b) = (target.vocab(), draft.vocab());
         if a == b { "its tokenizer differs".into() } else { format!("its tokenizer has {b} tokens, the target's {a}") }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_drafts_beside_a_gpu_take_few_threads() {
+        assert_eq!(threads(9 << 20, true, 16), FEW);
+        assert_eq!(threads(9 << 20, true, 2), 2);
+        assert_eq!(threads(9 << 20, false, 16), 16);
+        assert_eq!(threads(33 << 20, true, 16), 16);
+    }
 }
