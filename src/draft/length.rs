@@ -239,14 +239,8 @@ impl Paced {
         let [own, own_nodes] = self.own(costly && self.is_dear(plain), &path, rows as u32);
         if self.clock.is_some() && costly {
             // Guesses that were all thrown away count as one level that failed.
-            let nodes = rows - 1;
-            self.depth.observe(
-                if drafted > 0 { levels.max(1) } else { 0 },
-                [own, taken - own],
-                nodes,
-                asked.min(drafted),
-                drafting,
-            );
+            let kept = if drafted > 0 { levels.max(1) } else { 0 };
+            self.depth.observe(kept, [own, taken - own], rows - 1, asked.min(drafted), drafting);
         }
         // That plain decoding took shorter or longer than plain decoding is neither won nor lost.
         let passes = if rows == 1 { self.wake[costly as usize] } else { spent * stretch / plain } + drafting / plain;
@@ -260,9 +254,9 @@ impl Paced {
         }
     }
 
-    /// Whether a level of a draft model takes long enough that free guesses alone may be better.
+    /// Whether a level of a draft model takes long enough that free guesses alone may be better, where the clock may say so.
     fn is_dear(&self, plain: f32) -> bool {
-        self.depth.level() > DEAR * plain
+        self.clock.is_some() && self.depth.level() > DEAR * plain
     }
 
     /// Tokens taken and nodes proposed that are to a round's credit: a `dear` draft model's own, else all.
