@@ -13,8 +13,9 @@ import shutil
 import numpy as np
 
 MODELS = {
-    "demo-target": dict(dim=512, layers=12, ffn=2048, heads=8, kv_heads=4, pattern=6),
-    "demo-draft": dict(dim=256, layers=2, ffn=1024, heads=4, kv_heads=2, pattern=2),
+    "demo-target": dict(dim=768, layers=12, ffn=3072, heads=12, kv_heads=4, pattern=6),
+    # No layer of the draft is global: it reads the end of a long prompt alone.
+    "demo-draft": dict(dim=256, layers=3, ffn=1024, heads=4, kv_heads=2, pattern=6),
 }
 VOCAB, HEAD_DIM, WINDOW, CONTEXT = 16384, 64, 512, 2048
 
@@ -102,8 +103,8 @@ def write_configs(name, tokenizer, out):
     shutil.copyfile(tokenizer, os.path.join(out, "tokenizer.json"))
     files = {
         "config.json": config(name),
-        "generation_config.json": {"bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 106],
-                                   "pad_token_id": 0, "temperature": 1.0, "top_k": 64, "top_p": 0.95},
+        # Greedy by default: a model of this size says what it was taught only where nothing is drawn.
+        "generation_config.json": {"bos_token_id": 2, "do_sample": False, "eos_token_id": [1, 106], "pad_token_id": 0},
         "tokenizer_config.json": {
             "add_bos_token": True, "add_eos_token": False, "bos_token": "<bos>", "eos_token": "<eos>",
             "pad_token": "<pad>", "unk_token": "<unk>", "clean_up_tokenization_spaces": False,
