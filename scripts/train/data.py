@@ -1,4 +1,5 @@
 """Packed rows in GPU memory and the mixes drawn from them."""
+import glob
 import os
 
 import numpy as np
@@ -12,19 +13,26 @@ STABLE = {"code": 0.19, "docs": 0.22, "prose": 0.194, "chat-rest": 0.13, "chat-q
           "chat-dialogue": 0.04, "chat-extract": 0.012, "chat-med": 0.003}
 DECAY = {"code": 0.05, "docs": 0.08, "prose": 0.07, "chat-rest": 0.07, "chat-qa": 0.34, "chat-tpl": 0.06,
          "chat-define": 0.03, "chat-codeqa": 0.11, "chat-exercise": 0.04, "chat-math": 0.06,
-         "chat-dialogue": 0.05, "chat-extract": 0.02, "chat-med": 0.008, "chat-seed": 0.012}
-DISTIL = {"code": 0.12, "docs": 0.06, "prose": 0.05, "chat-rest": 0.05, "chat-qa": 0.17, "chat-tpl": 0.05,
-          "chat-define": 0.03, "chat-codeqa": 0.09, "chat-exercise": 0.05, "chat-math": 0.04,
-          "chat-dialogue": 0.03, "chat-extract": 0.01, "chat-med": 0.01, "chat-seed": 0.01, "own": 0.23}
+         "chat-dialogue": 0.05, "chat-extract": 0.02, "chat-med": 0.008, "chat-seed": 0.045}
+DISTIL = {"code": 0.10, "docs": 0.05, "prose": 0.05, "chat-rest": 0.04, "chat-qa": 0.14, "chat-tpl": 0.04,
+          "chat-define": 0.02, "chat-codeqa": 0.08, "chat-exercise": 0.04, "chat-math": 0.04,
+          "chat-dialogue": 0.03, "chat-extract": 0.02, "chat-med": 0.01, "chat-seed": 0.02, "own": 0.32}
 MIXES = {"stable": STABLE, "decay": DECAY, "distil": DISTIL}
+
+
+def files_of(folder, name):
+    """NAME.npy, or NAME.0.npy, NAME.1.npy, ... where several processes wrote a class."""
+    whole = os.path.join(folder, name + ".npy")
+    return [whole] if os.path.exists(whole) else sorted(glob.glob(os.path.join(folder, name + ".[0-9].npy")))
 
 
 class Rows:
     """All rows of one class, on the device."""
 
     def __init__(self, folder, name, device="cuda"):
-        self.ids = torch.from_numpy(np.load(os.path.join(folder, name + ".npy"))).to(device)
-        self.bits = torch.from_numpy(np.load(os.path.join(folder, name + ".mask.npy"))).to(device)
+        files = files_of(folder, name)
+        self.ids = torch.from_numpy(np.concatenate([np.load(f) for f in files])).to(device)
+        self.bits = torch.from_numpy(np.concatenate([np.load(f[:-4] + ".mask.npy") for f in files])).to(device)
         self.shift = torch.arange(7, -1, -1, device=device, dtype=torch.uint8)
 
     def __len__(self):
@@ -40,7 +48,7 @@ class Mix:
     """Draws batches of rows: the class of each row at random by share, rows of a class in shuffled epochs."""
 
     def __init__(self, folder, shares, batch, seed, answers_only, device="cuda"):
-        names = [n for n in shares if os.path.exists(os.path.join(folder, n + ".npy"))]
+        names = [n for n in shares if files_of(folder, n)]
         total = sum(shares[n] for n in names)
         self.names, self.p = names, np.array([shares[n] / total for n in names])
         self.sets = {n: Rows(folder, n, device) for n in names}

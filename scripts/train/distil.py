@@ -1,8 +1,9 @@
 """Trains the draft on the frozen, fake-quantised target: soft labels over the whole vocabulary plus some text.
 
-    python distil.py --data DIR --out RUN --target RUN/target.pt --steps 1500 --quant-steps 700
+    torchrun --nproc-per-node GPUS distil.py --data DIR --out RUN --target RUN/target.pt --steps 1600 --quant-steps 900
 
-The first --steps run unquantised at a constant rate, the --quant-steps fake-quantised with the rate going to 0.
+The first --steps run unquantised at a constant rate, the --quant-steps fake-quantised with the rate going to 0;
+--seconds and --quant-seconds take as many as fit.
 """
 import argparse
 import os
@@ -10,6 +11,7 @@ import time
 
 import torch
 
+import ddp
 from data import MIXES, Mix
 from generate import effective
 from model import Masks, Net
@@ -50,31 +52,39 @@ def main():
     ap.add_argument("--data", required=True)
     ap.add_argument("--out", required=True)
     ap.add_argument("--target", required=True)
-    ap.add_argument("--steps", type=int, required=True)
-    ap.add_argument("--quant-steps", type=int, required=True)
+    ap.add_argument("--steps", type=int)
+    ap.add_argument("--quant-steps", type=int)
+    ap.add_argument("--seconds", type=float)
+    ap.add_argument("--quant-seconds", type=float)
     ap.add_argument("--batch", type=int, default=64)
     ap.add_argument("--lr", type=float, default=1.3)
     ap.add_argument("--seed", type=int, default=2)
     a = ap.parse_args()
     os.makedirs(a.out, exist_ok=True)
+    ddp.start()
     target, draft = Net("demo-target"), Net("demo-draft")
     teacher = effective(target, torch.load(a.target, map_location="cuda")["weights"])
     w = draft.init(a.seed)
     opt = Optim(w)
-    mix = Mix(a.data, MIXES["distil"], a.batch, a.seed, answers_only=True)
-    masks, began = Masks(a.batch), time.time()
-    for quant, steps in ((False, a.steps), (True, a.quant_steps)):
-        run = make_loss(draft, target, teacher, quant)
-        for step in range(steps):
+    rows, seen = a.batch // ddp.WORLD, 0
+    mix = Mix(a.data, MIXES["distil"], rows, a.seed + 1000 * ddp.RANK, answers_only=True)
+    masks, began = Masks(rows), time.time()
+    for quant, steps, seconds in ((False, a.steps, a.seconds), (True, a.quant_steps, a.quant_seconds)):
+        run, clock, step = make_loss(draft, target, teacher, quant), ddp.Clock(steps, seconds), 0
+        while clock.more(step):
             tokens, answer, weight = mix.next()
             total, kl, ce = run(w, tokens, answer, weight, masks(tokens))
             total.backward()
-            opt.step(a.lr * ((1 - step / steps) if quant else min(1.0, (step + 1) / 100)))
-            if step < 2 or (step + 1) % 100 == 0:
-                print(f"distil quant={quant} {step + 1}/{steps} kl {kl.item():.4f} ce {ce.item():.4f} {time.time() - began:.0f} s", flush=True)
-        save(os.path.join(a.out, "draft.pt"), w, opt, steps)
-    print("epochs", mix.epochs(), flush=True)
-    print(f"DONE distil {time.time() - began:.0f} s, {(a.steps + a.quant_steps) * a.batch * 2048 / 1e6:.0f} M tokens", flush=True)
+            ddp.average(opt.all)
+            opt.step(a.lr * ((1 - clock.done(step)) if quant else min(1.0, (step + 1) / 100)))
+            step += 1
+            if step < 3 or step % 100 == 0:
+                ddp.say(f"distil quant={quant} {step}/{clock.steps} kl {kl.item():.4f} ce {ce.item():.4f} {time.time() - began:.0f} s")
+        seen += step
+        save(os.path.join(a.out, "draft.pt"), w, opt, step)
+    ddp.say("epochs", {n: round(ddp.WORLD * e, 2) for n, e in mix.epochs().items()})
+    ddp.say(f"DONE distil {time.time() - began:.0f} s, {seen * a.batch * 2048 / 1e6:.0f} M tokens")
+    ddp.finish()
 
 
 if __name__ == "__main__":

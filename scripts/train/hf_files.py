@@ -13,7 +13,7 @@ import shutil
 import numpy as np
 
 MODELS = {
-    "demo-target": dict(dim=768, layers=12, ffn=3072, heads=12, kv_heads=4, pattern=6),
+    "demo-target": dict(dim=768, layers=12, ffn=3072, heads=12, kv_heads=6, pattern=6),
     # No layer of the draft is global: it reads the end of a long prompt alone.
     "demo-draft": dict(dim=256, layers=3, ffn=1024, heads=4, kv_heads=2, pattern=6),
 }

@@ -1,6 +1,8 @@
 """Lets the target answer prompts of the training chats, and packs its answers for the draft's training.
 
-    python own.py --data DIR --tokenizer tokenizer.json --target RUN/target.pt --out DIR --prompts 16000
+    torchrun --nproc-per-node GPUS own.py --data DIR --tokenizer tokenizer.json --target RUN/target.pt --out DIR --prompts 16000
+
+Each process takes its share of the prompts and writes rows of its own, own.RANK.npy.
 """
 import argparse
 import os
@@ -10,6 +12,7 @@ import time
 import numpy as np
 import torch
 
+import ddp
 import pack
 from generate import effective, generate
 from model import Net
@@ -39,6 +42,7 @@ def main():
     ap.add_argument("--new", type=int, default=320)
     ap.add_argument("--batch", type=int, default=1024)
     a = ap.parse_args()
+    ddp.start()
     pack.start(a.tokenizer)
     model_id, rng = pack.TOK.token_to_id("model"), random.Random(5)
     chosen, names = [], [n for n in CLASSES if os.path.exists(os.path.join(a.data, n + ".npy"))]
@@ -49,18 +53,20 @@ def main():
         rng.shuffle(found)
         chosen += found[:want]
     rng.shuffle(chosen)
+    chosen = chosen[ddp.RANK :: ddp.WORLD]
     chosen = [c for i in range(0, len(chosen), 8 * a.batch) for c in sorted(chosen[i : i + 8 * a.batch], key=len)]
     net = Net("demo-target")
     e = effective(net, torch.load(a.target, map_location="cuda")["weights"])
     pieces, began = [], time.time()
     for i in range(0, len(chosen), a.batch):
         part = chosen[i : i + a.batch]
-        out = generate(net, e, part, a.new, temperature=0.0 if (i // a.batch) % 3 == 0 else 1.0, seed=i)
+        out = generate(net, e, part, a.new, temperature=1.0 if (i // a.batch) % 3 == 2 else 0.0, seed=i)
         for p, o in zip(part, out):
             ids = np.array(p + o + ([pack.TOK.token_to_id("\n")] if o[-1] == pack.EOT else []), np.int16)
             pieces.append((ids, pack.turn_mask(ids)))
     print(f"{len(pieces)} answers, {sum(len(p[0]) for p in pieces) / 1e6:.1f} M tokens, {time.time() - began:.0f} s")
-    print(pack.save(a.out, "own", pieces, rng), flush=True)
+    print(pack.save(a.out, f"own.{ddp.RANK}", pieces, rng), flush=True)
+    ddp.finish()
 
 
 if __name__ == "__main__":

@@ -7,27 +7,46 @@ Rows hold whole pieces (best fit) and are padded with 0, so that no chat is cut 
 seen as the start of a text. Per class: NAME.npy (int16 ids, [rows, 2049]) and NAME.mask.npy (packed
 bits: 1 where the id belongs to a model turn, its <end_of_turn> included). For chats longer than a row the
 tail is dropped. Held-out shards are packed the same way as heldout-KIND.
+
+--never FILE: chats that ask a question of FILE (JSON lines with "prompt"; those "taught" are let through), in
+whatever case and punctuation, are left out; among the hand-written ones they are an error.
 """
 import argparse
 import glob
 import json
 import os
 import random
+import re
 import zlib
 from multiprocessing import Pool
 
 import numpy as np
 
-from chats import classify, clean, definitions
+from chats import TURN, classify, clean, definitions
 from corpus import documents, kind_of, shards
 
 ROW = 2049
 BOS, EOS, SOT, EOT = 2, 1, 105, 106
-TOK = None
+TOK, NEVER = None, frozenset()
 
 
-def start(path):
-    global TOK
+def plain(question):
+    return " ".join(re.findall(r"[a-z0-9]+", question.lower()))
+
+
+def questions(path):
+    """What no chat may ask: the prompts of a file of JSON lines that are not marked as taught."""
+    lines = map(json.loads, open(path, encoding="utf-8")) if path else ()
+    return frozenset(plain(l["prompt"]) for l in lines if not l.get("taught"))
+
+
+def held_back(text):
+    return bool(NEVER) and any(who == "user" and plain(turn) in NEVER for who, turn in TURN.findall(text))
+
+
+def start(path, never=frozenset()):
+    global TOK, NEVER
+    NEVER = never
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from tokenizers import Tokenizer
 
@@ -58,6 +77,9 @@ def work(job):
     for d in docs:
         rng = random.Random(zlib.crc32(d.encode()))
         if kind == "instruct":
+            if split == "train" and held_back(d):
+                out.append(("held-back", np.zeros(1, np.int16), np.zeros(1, bool)))
+                continue
             ids = encode("<bos>" + d.strip() + "\n")[:ROW]
             if split == "heldout":
                 cls = kind
@@ -74,6 +96,9 @@ def work(job):
                 out.append((kind, piece, np.zeros(len(piece), bool)))
         if kind == "docs" and split == "train":
             for chat in definitions(d, rng):
+                if held_back(chat):
+                    out.append(("held-back", np.zeros(1, np.int16), np.zeros(1, bool)))
+                    continue
                 ids = encode("<bos>" + chat + "\n")[:ROW]
                 out.append(("chat-define", ids, turn_mask(ids)))
     return out
@@ -120,12 +145,17 @@ def labelled(job):
 
 
 def seed_pieces(folder):
-    """Hand-written chats: blocks of `Q: ...` (several ways to ask, by ' || '), then the answer."""
-    pieces = []
+    """Hand-written chats: blocks of `Q: ...` (several ways to ask, by ' || '), then the answer; of a question
+    that stands twice the first answer counts."""
+    pieces, seen = [], set()
     text = "".join(open(p, encoding="utf-8").read() for p in sorted(glob.glob(os.path.join(folder, "*.txt"))))
     for block in text.split("\nQ: ")[1:]:
         asks, answer = block.split("\n", 1)
         for q in asks.split(" || "):
+            assert plain(q) not in NEVER, f"{q!r} is held back and must not be taught"
+            if plain(q) in seen:
+                continue
+            seen.add(plain(q))
             ids = encode(f"<bos><start_of_turn>user\n{q.strip()}<end_of_turn>\n<start_of_turn>model\n{answer.strip()}<end_of_turn>\n")
             pieces.append((ids, turn_mask(ids)))
     return pieces
@@ -145,19 +175,22 @@ def main():
     ap.add_argument("--tokenizer", required=True)
     ap.add_argument("--seeds", help="folder of hand-written chats; alone (without --corpus) packs only these")
     ap.add_argument("--out", required=True)
+    ap.add_argument("--never", help="JSON lines of prompts that no chat may ask")
     ap.add_argument("--limit", type=int, default=0, help="about so many documents per shard (smoke test)")
     ap.add_argument("--procs", type=int, default=16)
     a = ap.parse_args()
     os.makedirs(a.out, exist_ok=True)
     rng, sets = random.Random(7), {}
-    start(a.tokenizer)
+    never = questions(a.never)
+    start(a.tokenizer, never)
     if a.corpus:
-        with Pool(a.procs, start, (a.tokenizer,)) as pool:
+        with Pool(a.procs, start, (a.tokenizer, never)) as pool:
             for split, found in pool.imap(labelled, jobs(a.corpus, a.limit), chunksize=1):
                 for cls, ids, mask in found:
                     sets.setdefault(cls if split == "train" else "heldout-" + cls, []).append((ids, mask))
     if a.seeds and os.path.exists(a.seeds):
         sets["chat-seed"] = seed_pieces(a.seeds)
+    print(len(sets.pop("held-back", ())), "chats held back")
     info = {name: save(a.out, name, pieces, rng) for name, pieces in sorted(sets.items())}
     for name, i in info.items():
         print(name, i)

@@ -1,15 +1,20 @@
 #!/bin/sh
-# The whole training on one GPU, from packed rows to evaluation: run.sh DATA RUN TOKENIZER
-# DATA: output of pack.py; RUN: folder for checkpoints, logs and the exported models (RUN/models).
+# The whole training, from packed rows to exported models: run.sh DATA RUN TOKENIZER
+# DATA: output of pack.py; RUN: folder for checkpoints, logs and the exported models (RUN/models). GPUS: how many GPUs.
+# STABLE, DECAY, DISTIL and QUANT: the length of each stage, "--steps N" or "--seconds S" (QUANT: "--quant-steps N" or "--quant-seconds S").
 set -eu
-here=$(dirname "$0") data=$1 run=$2 tok=$3
-stable=${STABLE:-4620} decay=${DECAY:-1520} distil=${DISTIL:-1600} quant=${QUANT:-900} prompts=${PROMPTS:-16384} new=${NEW:-320}
+here=$(dirname "$0") data=$1 run=$2 tok=$3 gpus=${GPUS:-1}
+stable=${STABLE:---steps 5000} decay=${DECAY:---steps 1600} distil=${DISTIL:---steps 1600} quant=${QUANT:---quant-steps 900}
+prompts=${PROMPTS:-32768} new=${NEW:-320}
 mkdir -p "$run"
-step() { name=$1; shift; [ -e "$run/$name.ok" ] || { python3 "$here/$@" && touch "$run/$name.ok"; }; }
-step stable train_target.py --data "$data" --out "$run" --stage stable --steps "$stable"
-step decay train_target.py --data "$data" --out "$run" --stage decay --steps "$decay"
-step target export.py --name demo-target --checkpoint "$run/target.pt" --tokenizer "$tok" --out "$run/models" --verify
-step own own.py --data "$data" --tokenizer "$tok" --target "$run/target.pt" --out "$data" --prompts "$prompts" --new "$new"
-step distil distil.py --data "$data" --out "$run" --target "$run/target.pt" --steps "$distil" --quant-steps "$quant"
-step draft export.py --name demo-draft --checkpoint "$run/draft.pt" --tokenizer "$tok" --out "$run/models" --verify
-step evaluate evaluate.py --data "$data" --models "$run/models" --questions "$here/questions.txt" --out "$run"
+step() { name=$1; shift; [ -e "$run/$name.ok" ] || { "$@" && touch "$run/$name.ok"; }; }
+spread() { script=$1; shift; torchrun --nproc-per-node "$gpus" "$here/$script" "$@"; }
+# shellcheck disable=SC2086
+{
+  step stable spread train_target.py --data "$data" --out "$run" --stage stable $stable
+  step decay spread train_target.py --data "$data" --out "$run" --stage decay $decay
+  step target python3 "$here/export.py" --name demo-target --checkpoint "$run/target.pt" --tokenizer "$tok" --out "$run/models"
+  step own spread own.py --data "$data" --tokenizer "$tok" --target "$run/target.pt" --out "$data" --prompts "$prompts" --new "$new"
+  step distil spread distil.py --data "$data" --out "$run" --target "$run/target.pt" $distil $quant
+  step draft python3 "$here/export.py" --name demo-draft --checkpoint "$run/draft.pt" --tokenizer "$tok" --out "$run/models"
+}

@@ -1,9 +1,9 @@
 """Trains the target: `--stage stable` (full mix), then `--stage decay` (chats, fake-quantised, lr to 0).
 
-    python train_target.py --data DIR --out RUN --stage stable --steps 4500
-    python train_target.py --data DIR --out RUN --stage decay --steps 1500
+    torchrun --nproc-per-node GPUS train_target.py --data DIR --out RUN --stage stable --steps 5000
+    torchrun --nproc-per-node GPUS train_target.py --data DIR --out RUN --stage decay --seconds 300
 
-Each step sees 64 rows of 2,048 tokens. Checkpoints: RUN/stable.pt, RUN/target.pt (every --save steps).
+Each step sees 64 rows of 2,048 tokens, shared out among the GPUs. Checkpoints: RUN/stable.pt, RUN/target.pt (every --save steps).
 """
 import argparse
 import os
@@ -11,6 +11,7 @@ import time
 
 import torch
 
+import ddp
 from data import MIXES, Mix
 from model import Masks, Net
 from optim import Optim
@@ -38,6 +39,8 @@ def make_loss(net, quant):
 
 
 def save(path, w, opt, step):
+    if ddp.RANK > 0:
+        return
     torch.save({"weights": {n: t.detach() for n, t in w.items()}, "optim": opt.state(), "step": step}, path + ".tmp")
     os.replace(path + ".tmp", path)
 
@@ -47,7 +50,8 @@ def main():
     ap.add_argument("--data", required=True)
     ap.add_argument("--out", required=True)
     ap.add_argument("--stage", choices=("stable", "decay"), required=True)
-    ap.add_argument("--steps", type=int, required=True)
+    ap.add_argument("--steps", type=int)
+    ap.add_argument("--seconds", type=float, help="as many steps as fit into so much time")
     ap.add_argument("--start", help="checkpoint to start from (default for decay: OUT/stable.pt)")
     ap.add_argument("--batch", type=int, default=64)
     ap.add_argument("--lr", type=float, default=1.0, help="factor on the learning rates")
@@ -55,6 +59,7 @@ def main():
     ap.add_argument("--seed", type=int, default=1)
     a = ap.parse_args()
     os.makedirs(a.out, exist_ok=True)
+    ddp.start()
     decay = a.stage == "decay"
     net = Net("demo-target")
     w = net.init(a.seed)
@@ -67,26 +72,31 @@ def main():
                 t.copy_(state["weights"][n])
         if "optim" in state:
             opt.load(state["optim"])
-    mix = Mix(a.data, MIXES[a.stage], a.batch, a.seed + 100 * decay, answers_only=decay)
-    masks, loss = Masks(a.batch), make_loss(net, quant=decay)
+    rows = a.batch // ddp.WORLD
+    mix = Mix(a.data, MIXES[a.stage], rows, a.seed + 100 * decay + 1000 * ddp.RANK, answers_only=decay)
+    masks, loss = Masks(rows), make_loss(net, quant=decay)
     path = os.path.join(a.out, "target.pt" if decay else "stable.pt")
+    clock, step = ddp.Clock(a.steps, a.seconds), 0
     began = last = time.time()
-    for step in range(a.steps):
+    while clock.more(step):
         tokens, target, weight = mix.next()
         total, ce = loss(w, tokens, target, weight, masks(tokens))
         total.backward()
-        opt.step(a.lr * ((1 - step / a.steps) if decay else min(1.0, (step + 1) / 150)))
-        if step < 3 or (step + 1) % 100 == 0:
+        ddp.average(opt.all)
+        opt.step(a.lr * ((1 - clock.done(step)) if decay else min(1.0, (step + 1) / 150)))
+        step += 1
+        if step < 4 or step % 100 == 0:
             value, now = ce.item(), time.time()
             rate = a.batch * 2048 * (100 if step > 100 else 1) / (now - last)
             last = now
-            print(f"{a.stage} {step + 1}/{a.steps} loss {value:.4f} {now - began:.0f} s {rate / 1e3:.0f}k tok/s "
-                  f"{torch.cuda.max_memory_allocated() / 2**30:.0f} GiB", flush=True)
-        if (step + 1) % a.save == 0 and step + 1 < a.steps:
-            save(path, w, opt, step + 1)
-    save(path, w, opt, a.steps)
-    print("epochs", mix.epochs(), flush=True)
-    print(f"DONE {a.stage} {time.time() - began:.0f} s, {a.steps * a.batch * 2048 / 1e6:.0f} M tokens", flush=True)
+            ddp.say(f"{a.stage} {step}/{clock.steps} loss {value:.4f} {now - began:.0f} s {rate / 1e3:.0f}k tok/s "
+                    f"{torch.cuda.max_memory_allocated() / 2**30:.0f} GiB")
+        if step % a.save == 0:
+            save(path, w, opt, step)
+    save(path, w, opt, step)
+    ddp.say("epochs", {n: round(ddp.WORLD * e, 2) for n, e in mix.epochs().items()})
+    ddp.say(f"DONE {a.stage} {time.time() - began:.0f} s, {step * a.batch * 2048 / 1e6:.0f} M tokens")
+    ddp.finish()
 
 
 if __name__ == "__main__":
