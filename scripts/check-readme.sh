@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# Holds README.md and docs/ to what is so: README's length, what its commands print, the options that the
+# pages name, the links between them, and the Rust version.
+#
+#   scripts/check-readme.sh [GEMMA]      GEMMA is the binary, target/release/gemma by default
+#
+# The pages mark their commands by the language of the block:
+#   ```console   "$ COMMAND" and what it prints. It is run in an empty directory with an empty home, and its
+#                output is compared word by word, since a page breaks lines where the program does not.
+#   ```sh        needs a download, a model or a build. Nothing is run, but every call of gemma has to parse:
+#                --help is put behind its options, and a wrong option or value is refused before it.
+set -euo pipefail
+gemma=$(realpath "${1:-target/release/gemma}")
+cd "$(dirname "$0")/.."
+max_lines=80 max_words=900
+pages=(README.md docs/*.md)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/bin" "$work/home" "$work/here"
+ln -s "$gemma" "$work/bin/gemma"
+
+failures=0
+fail() {
+  printf 'check-readme: %s\n' "$*" >&2
+  failures=$((failures + 1))
+}
+
+# The lines of a page's blocks in one language.
+blocks() { # language, page
+  awk -v fence='```'"$1" '/^```/ { inside = ($0 == fence); next } inside' "$2"
+}
+
+# Runs bash on standard input as a user does who has nothing but the binary.
+as_a_new_user() {
+  (cd "$work/here" && env -i PATH="$work/bin:$PATH" HOME="$work/home" timeout 300 bash -o pipefail)
+}
+
+# A page's text outside of blocks, as one line.
+prose() { # page
+  awk '/^```/ { inside = !inside; next } !inside' "$1" | tr '\n' ' '
+}
+
+# The anchors of a page's headings, as GitHub makes them.
+anchors() { # page
+  sed -n 's/^##* //p' "$1" | tr '[:upper:]' '[:lower:]' | sed 's/[^a-z0-9 _-]//g; s/ /-/g'
+}
+
+lines=$(wc -l <README.md) words=$(wc -w <README.md)
+[ "$lines" -le "$max_lines" ] || fail "README.md has $lines lines, more than $max_lines"
+[ "$words" -le "$max_words" ] || fail "README.md has $words words, more than $max_words"
+
+rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+grep -qF "Rust $rust " README.md || fail "README.md does not name Rust $rust, which Cargo.toml asks for"
+
+# Standard input as words, one space between two.
+words_of() {
+  tr -s '[:space:]' ' ' | sed 's/^ //; s/ $//'
+}
+
+# What is shown is what is printed.
+run=0
+compare() { # page, command, what the page shows
+  [ -n "$2" ] || return 0
+  run=$((run + 1))
+  local printed
+  if ! printed=$(as_a_new_user <<<"$2" 2>"$work/stderr"); then
+    fail "$1: this command failed: $2"
+    cat "$work/stderr" >&2
+  elif [ "$(words_of <<<"$printed")" != "$(words_of <<<"$3")" ]; then
+    fail "$1: what the page shows (-) is not what this command prints (+): $2"
+    diff -u <(fmt -w 100 <<<"$3") <(fmt -w 100 <<<"$printed") | tail -n +4 >&2 || true
+  fi
+}
+for page in "${pages[@]}"; do
+  command="" shown=""
+  while IFS= read -r line; do
+    case $line in
+      '$ '*)
+        compare "$page" "$command" "$shown"
+        command=${line#'$ '} shown=""
+        ;;
+      *) shown+=$line$'\n' ;;
+    esac
+  done < <(blocks console "$page")
+  compare "$page" "$command" "$shown"
+done
+[ "$run" -ge 2 ] || fail "README.md shows fewer than two commands with what they print"
+
+# Calls that cannot be run here parse. Every other program does nothing, but for a gemma in its arguments.
+cat >"$work/parse" <<'BASH'
+gemma() {
+  local why
+  why=$("$GEMMA" "$@" --help 2>&1 >/dev/null </dev/null) || printf '%s\n' "gemma $*: ${why%%$'\n'*}" >>"$WORK/refused"
+}
+command_not_found_handle() {
+  while [ $# -gt 0 ] && [ "$1" != gemma ]; do shift; done
+  [ $# = 0 ] || "$@"
+}
+SLURM_ARRAY_TASK_ID=1 PATH=/nonexistent
+BASH
+for page in "${pages[@]}"; do
+  blocks sh "$page" >"$work/block"
+  # Files that the calls read.
+  for input in $(grep -oE ' <[a-z][a-z./-]*' "$work/block" | tr -d ' <'); do echo '{}' >"$work/here/$input"; done
+  (cd "$work/here" && GEMMA=$gemma WORK=$work bash <(cat ../parse ../block)) >/dev/null
+  [ ! -s "$work/refused" ] || fail "$page: refused: $(cat "$work/refused")"
+  rm -f "$work/refused"
+done
+
+# Options that the text names exist. The help of a command begins with its usage.
+help=$("$gemma" --help)
+for command in $(sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' <<<"$help"); do
+  [ "$command" = help ] || help+=$("$gemma" "$command" --help)
+done
+for page in "${pages[@]}"; do
+  while IFS= read -r option; do
+    grep -qE -- "(^|[^a-z-])$option([^a-z-]|\$)" <<<"$help" || fail "$page: no command has the option $option"
+  done < <(prose "$page" | grep -oE '`(--|gemma )[^`]*`' | grep -oE -- '--[a-z][a-z0-9-]*' | sort -u)
+done
+
+# Links inside the project lead somewhere.
+for page in "${pages[@]}" ./*/README.md draft/*/README.md; do
+  while IFS= read -r link; do
+    file=${link%%#*} anchor=""
+    [ "$file" = "$link" ] || anchor=${link#*#}
+    target=$(dirname "$page")/$file
+    [ -n "$file" ] || target=$page
+    if [ ! -e "$target" ]; then
+      fail "$page: the link $link leads nowhere"
+    elif [ -n "$anchor" ] && ! anchors "$target" | grep -qxF -- "$anchor"; then
+      fail "$page: $target has no heading for #$anchor"
+    fi
+  done < <(prose "$page" | grep -oE '\]\([^)]*\)' | sed 's/^](//; s/)$//' | grep -vE '^[a-z]+:')
+done
+
+[ "$failures" = 0 ] || exit 1
+echo "README.md: $lines lines, $words words; $run commands print what the pages show"
