@@ -1,33 +1,55 @@
-//! Speculative decoding for Gemma 3: a small draft proposes a tree of tokens, the quantised target checks it in one pass.
+//! Speculative decoding for Gemma 3: cheap sources propose a tree of tokens, and the quantised
+//! target checks the whole tree in one pass.
 //!
-//! # Floors (a file uses lower floors, or its own room; `tests/layering.rs` checks it)
+//! # Floors
+//! A file uses lower floors or its own room only; `tests/layering.rs` checks it.
 //! ```text
 //! 6  cli         what was typed -> a validated setup; the only room that prints
 //! 5  decode      the loop, verification, statistics
-//! 4  draft       where proposals come from     quant  offline conversion     eval  likelihoods
-//! 3  engine      one model and the timelines of its texts    grammar  which tokens may follow (JSON Schema, Lark, regular expressions)
-//! 2  gemma       what Gemma 3 is: config, weights, forward pass, tokenizer, chat     vulkan  the GPU executor
-//!    npu         an executor that hands sealed pages of global layers to the NPU, and a model of the device
-//! 1  checkpoint  files -> tensors              compute  dispatch list, kernels and their scalar twins    sampler
-//! 0  tensor      formats and codecs            kv, error
+//! 4  draft       where proposals come from
+//!    quant       conversion of checkpoints
+//!    eval        likelihoods of texts
+//! 3  engine      one model and the timelines of its texts
+//!    grammar     which tokens may follow (JSON Schema, Lark, regular expressions)
+//! 2  gemma       what Gemma 3 is: config, weights, forward pass, tokenizer, chat template
+//!    vulkan      the GPU executor
+//!    npu         an executor that hands full pages of global layers to an NPU; a model of one
+//! 1  checkpoint  files -> tensors
+//!    compute     the list of dispatches, the CPU kernels and their scalar twins
+//!    sampler     scores -> a token
+//! 0  tensor      formats and codecs
+//!    kv, error   pages of keys and values; faults that carry an exit code and a remedy
 //! ```
 //!
 //! # The way of a token
-//! text -> tokenizer -> `history` -> [`draft::Drafter::propose`] -> [`engine::TokenTree`] -> [`engine::Engine::forward`] ->
-//! scores -> [`decode::verify`](decode::verify()) -> `history` (whose accepted part the next [`engine::Timeline::sync`] commits)
-//! -> detokenizer -> text.
+//! text -> tokenizer -> `history` -> [`draft::Drafter::propose`] -> [`engine::TokenTree`] ->
+//! [`engine::Engine::forward`] -> scores -> [`decode::verify`](decode::verify()) -> `history` (the
+//! next [`engine::Timeline::sync`] commits its accepted part) -> detokenizer -> text.
 //!
 //! # Four promises
 //! 1. `history` is the only truth; every cache follows it by common prefix.
 //! 2. What a row computes depends on its own token path alone, bit for bit.
-//! 3. Sampling is a pure function of (seed, position, logits), and under a grammar or penalty of the tokens before.
+//! 3. Sampling is a pure function of (seed, position, logits), and under a grammar or a penalty of
+//!    the tokens before too.
 //! 4. So the text is the same whatever drafter or tree proposes, at every temperature.
 //!
 //! # Glossary
-//! *target*: the model whose text is wanted. *drafter*: anything that proposes. *round*: one proposal, one pass, one commit.
-//! *accepted length*: tokens committed per round, the target's own included. *acceptance rate*: accepted / drafted.
-//! *c(M)*: time of a pass over M rows divided by that of one row. *position*: index in `history`. *sequence*: the place of a text in an
-//! engine, with pages and a position of its own; a pass may have rows of several.
+//! - *target*: the model whose text is wanted. *drafter*: anything that proposes.
+//! - *pass*: one evaluation of a model over some rows; the weights are read once.
+//! - *row*: one token of a pass: a node of a tree, or a token of a prompt.
+//! - *tree*: tokens that may follow the text, each behind its parent; its root is the newest token.
+//! - *round*: one proposal, one pass of the target, one commit.
+//! - *commit*: to keep the accepted rows' keys and values, and to forget the others'.
+//! - *accepted length*: tokens committed a round, the target's own included. *acceptance rate*:
+//!   accepted / drafted.
+//! - *c(M)*: time of a pass over M rows, divided by the time of a pass over one.
+//! - *position*: index in `history`.
+//! - *sequence*: the place of a text in an engine, with pages and a position of its own; a pass may
+//!   have rows of several.
+//! - *page*: keys and values of 256 positions of a layer. *sealed* pages are full.
+//! - *twin*: the plain scalar definition of a kernel, to which every fast one is held.
+//! - *executor*: a device that runs dispatches. *plan*: the dispatches of a model's pass.
+//! - *artifact*: a directory that the quantiser wrote. *recipe*: which format each tensor gets.
 
 pub mod checkpoint;
 pub mod cli;
