@@ -134,7 +134,7 @@ fn a_terminal_is_never_asked_for_input() {
 #[test]
 fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
     let dir = tempfile::tempdir().unwrap();
-    let mut chat = Terminal::open(&["chat", "--seed", "2", "-n", "24", "-s", "Be brief."], &[], dir.path());
+    let mut chat = Terminal::open(&["chat", "--seed", "2", "-n", "12", "-s", "Be brief."], &[], dir.path());
     chat.until("/help lists the commands");
     chat.prompt();
     assert!(chat.ask("/stats\r").contains("no answer yet"));

@@ -157,7 +157,8 @@ fn schemas_that_loop_elsewhere_end() {
         json!({"type": "object", "additionalProperties": {"type": "number"}}),
         json!({"type": "object", "properties": {"a": {"type": "object", "properties": {"b": text}, "required": ["b"]}}, "required": ["a"]}),
     ];
-    let record = |(n, schema): (usize, &Value)| json!({"id": n, "prompt": "Write long, pretty-printed JSON.", "json_schema": schema, "max_tokens": 3000});
+    let prompt = "Write long, pretty-printed JSON.";
+    let record = |(n, schema): (usize, &Value)| json!({"id": n, "prompt": prompt, "json_schema": schema, "max_tokens": 3000, "temperature": 1});
     let records: Vec<Value> = schemas.iter().enumerate().map(record).collect();
     let dir = tempfile::tempdir().unwrap();
     for reply in batch(dir.path(), &records, &[]) {
