@@ -104,7 +104,8 @@ def write_configs(name, tokenizer, out):
     files = {
         "config.json": config(name),
         # Greedy by default: a model of this size says what it was taught only where nothing is drawn.
-        "generation_config.json": {"bos_token_id": 2, "do_sample": False, "eos_token_id": [1, 106], "pad_token_id": 0},
+        "generation_config.json": {"bos_token_id": 2, "do_sample": False, "eos_token_id": [1, 106],
+                                   "pad_token_id": 0, "temperature": 1.0, "top_k": 64, "top_p": 0.95},
         "tokenizer_config.json": {
             "add_bos_token": True, "add_eos_token": False, "bos_token": "<bos>", "eos_token": "<eos>",
             "pad_token": "<pad>", "unk_token": "<unk>", "clean_up_tokenization_spaces": False,

@@ -41,6 +41,7 @@ def main():
     ap.add_argument("--prompts", type=int, default=16000)
     ap.add_argument("--new", type=int, default=320)
     ap.add_argument("--batch", type=int, default=1024)
+    ap.add_argument("--seconds", type=float, default=float("inf"), help="starts no batch after so much time")
     a = ap.parse_args()
     ddp.start()
     pack.start(a.tokenizer)
@@ -59,6 +60,8 @@ def main():
     e = effective(net, torch.load(a.target, map_location="cuda")["weights"])
     pieces, began = [], time.time()
     for i in range(0, len(chosen), a.batch):
+        if time.time() - began > a.seconds:
+            break
         part = chosen[i : i + a.batch]
         out = generate(net, e, part, a.new, temperature=1.0 if (i // a.batch) % 3 == 2 else 0.0, seed=i)
         for p, o in zip(part, out):

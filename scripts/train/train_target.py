@@ -10,6 +10,7 @@ import os
 import time
 
 import torch
+from safetensors.torch import load_file
 
 import ddp
 from data import MIXES, Mix
@@ -52,7 +53,7 @@ def main():
     ap.add_argument("--stage", choices=("stable", "decay"), required=True)
     ap.add_argument("--steps", type=int)
     ap.add_argument("--seconds", type=float, help="as many steps as fit into so much time")
-    ap.add_argument("--start", help="checkpoint to start from (default for decay: OUT/stable.pt)")
+    ap.add_argument("--start", help="checkpoint, or exported weights, to start from (default for decay: OUT/stable.pt)")
     ap.add_argument("--batch", type=int, default=64)
     ap.add_argument("--lr", type=float, default=1.0, help="factor on the learning rates")
     ap.add_argument("--save", type=int, default=500)
@@ -66,7 +67,8 @@ def main():
     opt = Optim(w)
     start = a.start or (os.path.join(a.out, "stable.pt") if decay else None)
     if start:
-        state = torch.load(start, map_location="cuda")
+        exported = start.endswith(".safetensors")
+        state = {"weights": load_file(start, device="cuda")} if exported else torch.load(start, map_location="cuda")
         with torch.no_grad():
             for n, t in w.items():
                 t.copy_(state["weights"][n])
