@@ -20,6 +20,8 @@ pub enum Kind {
     Context,
     /// The text ended before its grammar was complete: exit 8.
     Incomplete,
+    /// Anything else that has a remedy, such as a full disk: exit 1.
+    Failure,
 }
 
 impl Kind {
@@ -31,6 +33,7 @@ impl Kind {
             Kind::Memory => 5,
             Kind::Context => 7,
             Kind::Incomplete => 8,
+            Kind::Failure => 1,
         }
     }
 }

@@ -3,8 +3,8 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -36,6 +36,7 @@ impl Terminal {
         unsafe {
             command.pre_exec(|| {
                 libc::signal(libc::SIGINT, libc::SIG_DFL);
+                libc::setrlimit(libc::RLIMIT_CORE, &libc::rlimit { rlim_cur: 0, rlim_max: 0 });
                 libc::setsid();
                 libc::ioctl(0, libc::TIOCSCTTY, 0);
                 Ok(())
@@ -90,6 +91,24 @@ impl Terminal {
         self.master.write_all(keys.as_bytes()).unwrap();
     }
 
+    /// The window gets so many columns.
+    fn resize(&self, columns: u16) {
+        let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: the size is read by the call.
+        assert_eq!(unsafe { libc::ioctl(self.master.as_raw_fd(), libc::TIOCSWINSZ, &size) }, 0);
+    }
+
+    /// Whether the terminal echoes what is typed and hands it on by lines, as a shell leaves it.
+    fn is_as_it_was(&self) -> bool {
+        // SAFETY: a structure of numbers, which the call writes.
+        let (modes, got) = unsafe {
+            let mut modes: libc::termios = std::mem::zeroed();
+            let got = libc::tcgetattr(self.master.as_raw_fd(), &mut modes);
+            (modes, got)
+        };
+        got == 0 && modes.c_lflag & (libc::ECHO | libc::ICANON | libc::ISIG) == libc::ECHO | libc::ICANON | libc::ISIG
+    }
+
     /// The exit code and all that was sent.
     fn end(mut self) -> (Option<i32>, String) {
         // Reading a terminal that everyone has left fails; until then it gives all there is.
@@ -137,7 +156,7 @@ fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
     let mut chat = Terminal::open(&["chat", "--seed", "2", "-n", "12", "-s", "Be brief."], &[], dir.path());
     chat.until("/help lists the commands");
     chat.prompt();
-    assert!(chat.ask("/stats\r").contains("no answer yet"));
+    assert!(chat.ask("/stats\r").contains("there is no answer yet"));
     let answer = chat.ask("What is photosynthesis?\r");
     assert!(answer.trim().len() > 20, "{answer:?}");
     let first = read_anew(&chat.ask("/stats\r"));
@@ -146,14 +165,14 @@ fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
     chat.ask("Tell me.\r");
     let second = read_anew(&chat.ask("/stats\r"));
     assert!(second < first + 10, "{first} tokens were read first, {second} then");
-    assert!(chat.ask("/nonsense\r").contains("there is no /nonsense"));
+    assert!(chat.ask("/nonsense\r").contains("there is no command /nonsense"));
     assert!(chat.ask("/save talk.json\r").contains("saved as talk.json"));
     let talk: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
     let roles: Vec<_> = talk.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
     assert_eq!(talk[3]["content"], "Why that?\nTell me.");
     assert!(answer.replace("\r\n", "\n").contains(talk[2]["content"].as_str().unwrap().trim()), "{answer:?}: {talk}");
-    assert!(chat.ask("/reset\r").contains("forgotten"));
+    assert!(chat.ask("/reset\r").contains("is forgotten"));
     assert!(chat.ask("/save talk.json\r").contains("nothing was said yet"));
     chat.keys("/quit\r");
     let (code, text) = chat.end();
@@ -162,30 +181,159 @@ fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
 
 /// Tokens of the last prompt that were not in the cache.
 fn read_anew(stats: &str) -> usize {
-    let (before, _) = stats.split_once(" of the last prompt's read anew").unwrap_or_else(|| panic!("{stats:?}"));
+    let (before, _) = stats.split_once(" tokens of the last prompt were read").unwrap_or_else(|| panic!("{stats:?}"));
     before.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 #[test]
-fn an_interrupt_stops_an_answer_and_leaves_at_the_prompt() {
+fn an_interrupt_stops_an_answer_and_keys_pressed_meanwhile_are_not_shown() {
     let dir = tempfile::tempdir().unwrap();
-    for leave in ["\x03", "\x04"] {
-        let mut chat = Terminal::open(&["chat", "--seed", "2", "--ignore-eos"], &[], dir.path());
-        chat.until("Ctrl-D leaves");
+    let mut chat = Terminal::open(&["chat", "--seed", "2", "--ignore-eos"], &[], dir.path());
+    chat.until("Ctrl-D leaves");
+    chat.prompt();
+    for _ in 0..2 {
+        chat.line("Count from one to a thousand.\r");
+        // Some of the answer, which would go on until the context is full.
+        chat.until(" ");
+        chat.keys("QJQJ");
+        chat.until(" ");
+        chat.keys("\x15\x03");
+        let answer = chat.until("(stopped)");
+        assert!(!answer.contains("QJ") && !answer.contains("^C"), "{answer:?}");
         chat.prompt();
-        for _ in 0..2 {
-            chat.line("Count from one to a thousand.\r");
-            // Some of the answer, which would go on until the context is full.
-            chat.until(" ");
-            chat.until(" ");
-            chat.keys("\x03");
-            chat.until("(stopped)");
-            chat.prompt();
-        }
-        chat.keys(leave);
-        let (code, text) = chat.end();
-        assert_eq!(code, Some(0), "{text}");
     }
+    chat.keys("\x04");
+    chat.until("\x1b[?2004l");
+    let modes = chat.is_as_it_was();
+    let (code, text) = chat.end();
+    assert_eq!((code, modes), (Some(0), true), "{text}");
+}
+
+#[test]
+fn an_interrupt_at_the_prompt_drops_the_line_and_leaves_at_the_second_on_an_empty_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut chat = Terminal::open(&["chat", "-n", "4", "--seed", "2"], &[], dir.path());
+    chat.until("Ctrl-D leaves");
+    chat.prompt();
+    // A line, and a message of two lines of which the second is not done.
+    assert!(!chat.ask("What is dropped?\x03").contains("leaves"));
+    chat.ask("A first line\\\r");
+    assert!(!chat.ask("a second\x03").contains("leaves"));
+    // The arrow key brings the dropped line back.
+    chat.ask("\x1b[A\r");
+    chat.ask("/save talk.json\r");
+    let talk: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
+    assert_eq!(talk[0]["content"], "a second");
+    // On an empty line it says how to leave. Where more than a second passes between two, it says so again.
+    let mut hints = 0;
+    let mut sent = String::new();
+    while !sent.contains("\x1b[?2004l\r\n\x1b[?2004l") && hints < 20 {
+        chat.keys("\x03");
+        let mut bytes = [0; 4096];
+        let n = chat.master.read(&mut bytes).unwrap_or(0);
+        if n == 0 {
+            break;
+        }
+        let text = String::from_utf8_lossy(&bytes[..n]).into_owned();
+        hints += text.contains("(Ctrl-D or /quit leaves; Ctrl-C again leaves too)") as usize;
+        sent += &text;
+    }
+    assert!(hints > 0, "{sent:?}");
+    let (code, text) = chat.end();
+    assert_eq!(code, Some(0), "{text}");
+}
+
+#[test]
+fn a_signal_at_the_prompt_or_in_an_answer_leaves_the_terminal_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
+        for answering in [false, true] {
+            let mut chat = Terminal::open(&["chat", "--ignore-eos"], &[], dir.path());
+            chat.until("Ctrl-D leaves");
+            chat.prompt();
+            if answering {
+                chat.line("Count from one to a thousand.\r");
+                chat.until(" ");
+            }
+            assert!(!chat.is_as_it_was(), "the editor reads key by key, and an answer is not echoed into");
+            // SAFETY: no pointers.
+            assert_eq!(unsafe { libc::kill(chat.child.id() as i32, signal) }, 0);
+            let status = chat.child.wait().unwrap();
+            assert_eq!(status.signal(), Some(signal), "{status}");
+            assert!(chat.is_as_it_was(), "signal {signal}, answering: {answering}");
+        }
+    }
+}
+
+#[test]
+fn a_conversation_is_undone_answered_again_saved_and_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let saved = |chat: &mut Terminal| -> serde_json::Value {
+        assert!(chat.ask("/save talk.json\r").contains("saved as talk.json"));
+        serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap()
+    };
+    // So hot that no two seeds agree.
+    let sampling = ["chat", "--seed", "2", "--temp", "3", "--top-k", "0", "--top-p", "1", "-n", "8"];
+    let mut chat = Terminal::open(&[&sampling[..], &["What is", "photosynthesis?"]].concat(), &[], dir.path());
+    chat.until("> What is photosynthesis?");
+    chat.prompt();
+    let first = saved(&mut chat);
+    assert_eq!(first[0]["content"], "What is photosynthesis?");
+    // Another seed gives another answer to the same message.
+    chat.ask("/retry\r");
+    let again = saved(&mut chat);
+    assert_eq!((again.as_array().unwrap().len(), &again[0]), (2, &first[0]));
+    assert_ne!(again[1], first[1]);
+    chat.line("\"\"\"\r");
+    chat.prompt();
+    chat.line("two\r");
+    chat.prompt();
+    chat.ask("/lines\"\"\"\r");
+    assert_eq!(saved(&mut chat)[2]["content"], "two\n/lines");
+    assert!(chat.ask("/undo\r").contains("forgotten"));
+    assert_eq!(saved(&mut chat), again);
+    assert!(chat.ask("/system Be brief.\r").contains("from here on"));
+    assert!(chat.ask("/system\r").contains("Be brief."));
+    let with = saved(&mut chat);
+    assert_eq!(with[0]["content"], "Be brief.");
+    assert!(chat.ask("/clear\r").contains("is forgotten"));
+    assert!(chat.ask("/undo\r").contains("nothing to undo"));
+    assert!(chat.ask("/load nowhere.json\r").contains("error:"));
+    std::fs::write(dir.path().join("kept.json"), with.to_string()).unwrap();
+    assert!(chat.ask("/load kept.json\r").contains("1 message"));
+    assert_eq!(saved(&mut chat), with);
+    assert!(chat.ask("And now?\r").trim().len() > 2);
+    let help = chat.ask("/help\r");
+    for word in ["  /help", "/bye, /exit", "/clear", "no history file"] {
+        assert!(help.contains(word), "{help}");
+    }
+    chat.keys("/bye\r");
+    assert_eq!(chat.end().0, Some(0));
+}
+
+#[test]
+fn a_full_context_leaves_out_the_oldest_messages_and_the_window_has_the_width_it_has_now() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["chat", "--seed", "2", "-c", "128", "-n", "24", "--ignore-eos"];
+    let mut chat = Terminal::open(&args, &[], dir.path());
+    chat.until("Ctrl-D leaves");
+    chat.prompt();
+    chat.resize(40);
+    let mut left_out = false;
+    for i in 0..8 {
+        let answer = chat.ask(&format!("Message {i}: what is a hash map?\r"));
+        assert!(!answer.contains("error:"), "{answer}");
+        left_out |= answer.contains("no longer sees the oldest");
+    }
+    assert!(left_out);
+    let stats = chat.ask("/stats\r");
+    let lines: Vec<&str> = stats.split("\r\n").filter(|line| !line.starts_with('\x1b')).collect();
+    assert!(lines.len() > 2 && lines.iter().all(|line| line.chars().count() <= 40 + "\x1b[2m\x1b[0m".len()), "{stats:?}");
+    chat.ask("/save talk.json\r");
+    let talk: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
+    assert_eq!(talk.as_array().unwrap().len(), 16, "the file has all of it");
+    chat.keys("/quit\r");
+    assert_eq!(chat.end().0, Some(0));
 }
 
 #[test]

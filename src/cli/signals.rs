@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 /// Gives SIGPIPE its default action back (Rust ignores it), so that `gemma ... | head` ends quietly.
 pub fn default_sigpipe() {
@@ -46,6 +47,18 @@ impl Interrupt {
         };
         install().context("installing signal handlers")?;
         Ok(interrupt)
+    }
+
+    /// Calls `say` once, on a thread of its own, as soon as the first SIGINT or SIGTERM comes.
+    pub fn announce(&self, say: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+        use signal_hook::consts::{SIGINT, SIGTERM};
+        let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).context("installing signal handlers")?;
+        let watch = move || {
+            if signals.forever().next().is_some() {
+                say();
+            }
+        };
+        std::thread::Builder::new().name("signals".into()).spawn(watch).context("starting a thread")
     }
 
     /// From here on SIGINT only sets the flag, which [`reset`](Self::reset) takes back: for a conversation that outlives its answers.

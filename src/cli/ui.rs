@@ -98,6 +98,11 @@ impl Ui {
         if self.bars { self.shown(label, len, "{msg:10} BAR {pos}/{len} {eta}") } else { ProgressBar::hidden() }
     }
 
+    /// A bar of `len` steps that shows their share in percent, or one that shows nothing; it fits 80 columns.
+    pub fn percent_bar(&self, label: &str, len: u64) -> ProgressBar {
+        if self.bars { self.shown(label, len, "{msg:27} BAR {percent}% {eta}") } else { ProgressBar::hidden() }
+    }
+
     /// A bar of `len` bytes, or one that shows nothing.
     pub fn bytes_bar(&self, label: &str, len: u64, wanted: bool) -> ProgressBar {
         let shown = self.bars && wanted;
@@ -168,11 +173,20 @@ pub const COLUMNS: usize = 79;
 
 /// A paragraph with `label` in front of it: broken into lines of at most [`COLUMNS`], those after the first indented by `indent`.
 pub fn paragraph(label: &str, indent: usize, text: &str) -> String {
+    broken(label, indent, text, COLUMNS)
+}
+
+/// Text broken between words for a window of so many columns; as it is where they are unknown (0).
+pub fn wrapped(text: &str, columns: usize) -> String {
+    broken("", 0, text, if columns == 0 { usize::MAX } else { columns }).trim_end().to_owned()
+}
+
+fn broken(label: &str, indent: usize, text: &str, columns: usize) -> String {
     let mut out = String::new();
     let mut line = format!("{label:indent$}");
     let mut empty = true;
     for word in text.split_whitespace() {
-        if !empty && line.chars().count() + 1 + word.chars().count() > COLUMNS {
+        if !empty && line.chars().count() + 1 + word.chars().count() > columns {
             out += line.trim_end();
             out.push('\n');
             line = " ".repeat(indent);

@@ -79,6 +79,12 @@ impl Role {
         if self.is_layer() { format!("layers.{layer}.{name}") } else { name.to_owned() }
     }
 
+    /// The last part of that: `q_proj`, `embed_tokens`.
+    pub fn name(self) -> &'static str {
+        let name = self.suffix().trim_end_matches(".weight");
+        name.rsplit('.').next().unwrap_or(name)
+    }
+
     /// Rows and columns; a vector has one row.
     pub fn shape(self, c: &Config) -> [usize; 2] {
         match self {

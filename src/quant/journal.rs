@@ -20,6 +20,9 @@ pub struct Header {
     /// File, bytes, last change in ns since 1970.
     source: Vec<(String, u64, i64)>,
     recipe: String,
+    /// How it was asked for. It is shown only: two ways to ask for the same layout are the same.
+    #[serde(default)]
+    asked: String,
     recipe_sha256: String,
     solver: String,
     /// Of every tensor's name, format and place.
@@ -48,6 +51,7 @@ impl Header {
             version: env!("CARGO_PKG_VERSION").into(),
             source,
             recipe: plan.recipe.clone(),
+            asked: plan.asked.clone(),
             recipe_sha256: plan.recipe_sha256.clone(),
             solver: plan.solver.clone(),
             layout_sha256: super::hex(&hash.finalize()),
@@ -71,12 +75,17 @@ impl Header {
             return "from a source with fewer files".into();
         }
         if (&self.recipe, &self.recipe_sha256) != (&other.recipe, &other.recipe_sha256) {
-            return format!("with recipe {}", other.recipe);
+            return other.asked();
         }
         if self.solver != other.solver {
             return format!("with the method {}", other.solver);
         }
-        "with other options".into()
+        if self.asked != other.asked { other.asked() } else { "with other options".into() }
+    }
+
+    /// What was typed for the recipe, as a part of a sentence.
+    fn asked(&self) -> String {
+        if self.asked.is_empty() { format!("with --recipe {}", self.recipe) } else { format!("with {}", self.asked) }
     }
 }
 
@@ -115,7 +124,7 @@ impl Journal {
         let mut done: Vec<Done> = Vec::new();
         match found {
             Some((length, Ok(found))) if !restart => {
-                if found != *header {
+                if (Header { asked: header.asked.clone(), ..found.clone() }) != *header {
                     let what = format!("{} was begun {}", shown(path), header.difference(&found));
                     return Err(Fault::usage(what)
                         .help("run it as it was begun to go on, or add --restart to throw away what is there")

@@ -7,6 +7,7 @@
 pub mod allocate;
 pub mod calibrate;
 mod calibrated;
+pub mod estimate;
 mod gguf;
 mod journal;
 mod layout;
@@ -26,7 +27,7 @@ pub use calibrated::Calibrated;
 pub use layout::{Class, Entry, Layout, Part, Target};
 pub use pipeline::{Progress, Unfinished, quantize, run, unfinished};
 pub use plan::{Importance, Plan};
-pub use recipe::Recipe;
+pub use recipe::{Aim, Recipe};
 pub use report::{Report, TensorReport};
 pub use solver::{Nearest, Solver};
 pub use verify::{Verified, verify};
@@ -76,6 +77,20 @@ const SIDE_FILES: &[&str] = &[
     "chat_template.jinja",
     "chat_template.json",
 ];
+
+/// Bytes as people write them, in decimal units: `917 B`, `1.23 MB`, `15.6 GB`.
+fn size(bytes: u64) -> String {
+    let (mut value, mut unit) = (bytes as f64, "B");
+    for next in ["kB", "MB", "GB", "TB"] {
+        // 999.9 would be printed as 1000.
+        if value < 999.5 {
+            break;
+        }
+        (value, unit) = (value / 1e3, next);
+    }
+    let decimals = if unit == "B" { 0 } else { 2 - (value.max(1.0).log10() as usize).min(2) };
+    format!("{value:.decimals$} {unit}")
+}
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()

@@ -28,13 +28,17 @@ use std::path::{Path, PathBuf};
 /// Bytes after which a finished tensor is made durable; norms wait for the next matrix.
 const SYNC_BYTES: u64 = 1 << 20;
 
-/// Told after each chunk of rows.
+/// Told at a tensor's start, after each chunk of its rows, and when it is done.
 #[derive(Clone, Debug)]
 pub struct Progress<'a> {
-    pub tensor: &'a str,
+    /// What is converted or was found converted; `None` while the result is read back.
+    pub entry: Option<&'a Entry>,
+    /// Weights done.
     pub done: u64,
     /// Weights in all.
     pub total: u64,
+    /// Once the tensor is done and in the journal: its relative error, see [`TensorReport::relative_error`].
+    pub error: Option<f64>,
 }
 
 type Tell<'a> = &'a mut dyn FnMut(Progress<'_>) -> Result<()>;
@@ -109,7 +113,8 @@ pub fn run(
 fn check_written(staging: &Staging, plan: &Plan, options: &Options, tell: Tell<'_>) -> Result<()> {
     let total = plan.layout.parameters();
     let written = Weights::open(Checkpoint::open(&staging.files())?)?;
-    verify(&written, options.threads, &mut |_| tell(Progress { tensor: "verifying", done: total, total })).map(|_| ())
+    let reading = Progress { entry: None, done: total, total, error: None };
+    verify(&written, options.threads, &mut |_| tell(reading.clone())).map(|_| ())
 }
 
 /// Refuses to round what is rounded already; packed weights that keep their format lose nothing.
@@ -200,6 +205,8 @@ impl Run<'_> {
         }
         for (entry, offset) in missing {
             file.begin(&entry.name);
+            let before = self.weights;
+            self.advance(entry, 0)?;
             let (sha256, source_sha256, relative_error) = self.tensor(entry, &mut file)?;
             let (tensor, format, bytes) = (entry.name.clone(), entry.target.to_string(), entry.bytes());
             let line = Done { tensor, format, offset, bytes, sha256, source_sha256, relative_error };
@@ -214,6 +221,8 @@ impl Run<'_> {
             }
             done.push(line);
             self.layer_done(entry)?;
+            self.weights = before + (entry.rows * entry.cols) as u64;
+            self.say(entry, Some(relative_error))?;
         }
         file.sync()
     }
@@ -226,9 +235,13 @@ impl Run<'_> {
         }
     }
 
-    fn advance(&mut self, tensor: &str, weights: usize) -> Result<()> {
+    fn advance(&mut self, entry: &Entry, weights: usize) -> Result<()> {
         self.weights += weights as u64;
-        (self.tell)(Progress { tensor, done: self.weights, total: self.plan.layout.parameters() })
+        self.say(entry, None)
+    }
+
+    fn say(&mut self, entry: &Entry, error: Option<f64>) -> Result<()> {
+        (self.tell)(Progress { entry: Some(entry), done: self.weights, total: self.plan.layout.parameters(), error })
     }
 
     /// Whether a finished tensor lies where it should, byte for byte.
@@ -270,7 +283,7 @@ impl Run<'_> {
             self.solver.resumed(entry, &matrix)?;
         }
         self.layer_done(entry)?;
-        self.advance(&entry.name, entry.rows * entry.cols)?;
+        self.advance(entry, entry.rows * entry.cols)?;
         Ok(true)
     }
 
@@ -292,9 +305,14 @@ impl Run<'_> {
         reader.pieces(0..entry.rows, &mut |bytes, values| {
             source_hash.update(bytes);
             sink.plain(bytes, values)?;
-            self.advance(&entry.name, values.len())
+            self.advance(entry, values.len())
         })?;
         Ok((sink.finish()?, hex(&source_hash.finalize()), 0.0))
+    }
+
+    /// Tiles of rows that a chunk may have.
+    fn most_tiles(&self, entry: &Entry) -> usize {
+        (self.plan.chunk / entry.cols / TILE_ROWS).max(1)
     }
 
     /// Codes and scales as the source has them.
@@ -303,11 +321,11 @@ impl Run<'_> {
         source_hash.update(bytemuck::cast_slice::<f16, u8>(&matrix.scales));
         let mut sink = Sink::new(entry, file);
         sink.matrix(matrix)?;
-        self.advance(&entry.name, entry.rows * entry.cols)?;
         Ok((sink.finish()?, hex(&source_hash.finalize()), 0.0))
     }
 
-    /// Codes as they come, then the scales. While a chunk is converted, the next one is read.
+    /// Codes as they come, then the scales. While a chunk is converted, the next one is read. An error from `tell` ends it
+    /// between two chunks; what is done with the last one is worth finishing.
     fn convert(
         &mut self,
         entry: &Entry,
@@ -320,7 +338,9 @@ impl Run<'_> {
         let vector = !entry.role.is_matrix();
         let step = match self.solver.wants_whole(entry) {
             true => entry.rows,
-            false => (self.plan.chunk / entry.cols / TILE_ROWS * TILE_ROWS).max(TILE_ROWS),
+            // Trellis codes take so long that a chunk is no more than a tile's rows for each thread.
+            false if format.code.is_trellis() => TILE_ROWS * self.options.threads.clamp(1, self.most_tiles(entry)),
+            false => TILE_ROWS * self.most_tiles(entry),
         };
         let chunk = |start: usize| start..(start + step).min(entry.rows);
         let mut values = reader.rows(chunk(0), &mut source_hash)?;
@@ -342,7 +362,9 @@ impl Run<'_> {
                 power += p;
             }
             sink.matrix(&matrix)?;
-            self.advance(&entry.name, values.len())?;
+            if start + step < entry.rows {
+                self.advance(entry, values.len())?;
+            }
             values = ahead.transpose()?.unwrap_or_default();
         }
         let relative = if power > 0.0 { digits(f64::sqrt(error / power), 6) } else { 0.0 };
@@ -351,7 +373,7 @@ impl Run<'_> {
 }
 
 /// For each row its squared error and the squares that it came from.
-fn errors(matrix: &Matrix<'_>, values: &[f32], threads: usize) -> Vec<(f64, f64)> {
+pub(super) fn errors(matrix: &Matrix<'_>, values: &[f32], threads: usize) -> Vec<(f64, f64)> {
     let (rows, cols) = (matrix.rows, matrix.cols);
     let of = |rows: Range<usize>| -> Vec<(f64, f64)> {
         let mut decoded = vec![0f32; cols];

@@ -31,6 +31,8 @@ const SOLVED: f64 = 0.5;
 pub struct Plan {
     /// Of the recipe: name, SHA-256 of its text, the size it aims at.
     pub recipe: String,
+    /// The options that ask for it, see [`Recipe::asked`].
+    pub asked: String,
     pub recipe_sha256: String,
     pub target: Option<u64>,
     /// See [`Solver::name`].
@@ -70,8 +72,9 @@ impl Plan {
         let weights = weigh(&roles, source, importance);
         let mut plan = Plan {
             recipe: recipe.name().to_owned(),
+            asked: recipe.asked(),
             recipe_sha256: recipe.sha256(),
-            target: recipe.target(),
+            target: None,
             solver: solver.name(),
             layout: Layout::empty(),
             predicted_kld: None,
@@ -81,7 +84,8 @@ impl Plan {
             chunk: 0,
             memory: 0,
         };
-        match recipe.target() {
+        plan.target = recipe.target().map(|aim| aim.bytes(&roles, source.config(), &plan.side_files));
+        match plan.target {
             None => plan.lay_out(source, &tensors, &weights, &mut std::iter::empty(), options)?,
             Some(size) => plan.fit(source, &tensors, &weights, size, options)?,
         }
@@ -105,12 +109,10 @@ impl Plan {
         };
         self.lay_out(source, tensors, weights, &mut formats.iter().copied(), options)?;
         if self.total_bytes > size {
-            let gb = |b: u64| b as f64 / 1e9;
-            let what =
-                format!("{:.3} GB cannot be reached: the smallest this recipe makes is {:.3} GB", gb(size), gb(self.total_bytes));
-            return Err(Fault::usage(what)
-                .help(format!("give --target-size {:.3}GB or more", (gb(self.total_bytes) * 1e3).ceil() / 1e3))
-                .into());
+            let (asked, least) = (super::size(size), super::size(self.total_bytes));
+            let what = format!("{asked} cannot be reached: the smallest that this recipe makes is {least}");
+            let kb = self.total_bytes.div_ceil(1000);
+            return Err(Fault::usage(what).help(format!("give --target-size {kb}kB or more")).into());
         }
         // Headers and reports grow by a few bytes with the formats' names, so the budget is corrected until all fits.
         let mut budget = bytes_of(&formats) + (size - self.total_bytes);
@@ -179,12 +181,6 @@ impl Plan {
         }
         Ok(out)
     }
-
-    /// Bytes that every pass over the model reads: all matrices, the table only as the head.
-    pub fn pass_bytes(&self) -> u64 {
-        let own_head = self.layout.entries.iter().any(|e| e.role == Role::Head);
-        self.layout.entries.iter().filter(|e| !(own_head && e.role == Role::Embed)).map(|e| e.bytes()).sum()
-    }
 }
 
 /// A tensor with what its line leaves open.
@@ -219,7 +215,7 @@ impl Tensor {
         let rates: Vec<_> =
             fits.map(|&format| Rate { format, bytes: format.bytes(rows, cols) as u64, distortion: distortion(format) }).collect();
         let Some(first) = rates.first() else {
-            let what = format!("{} has {cols} columns, which no format of its line can cut", name());
+            let what = format!("{} has {cols} columns, which no format of its line can divide into groups", name());
             return Err(Fault::model(what).help("use a recipe without +h128, such as int4").into());
         };
         Ok(Tensor { target: Target::Format(first.format), rates })
@@ -279,9 +275,8 @@ fn memory(layout: &Layout, solver: &dyn Solver, options: &Options) -> Result<(us
     let chunk = CHUNK.max(CHUNK_PER_THREAD * options.threads).max(least);
     let Some(limit) = options.memory else { return Ok((chunk, peak(chunk))) };
     if limit < peak(least) {
-        let what =
-            format!("{:.2} GB of memory are not enough: {:.2} GB are needed", limit as f64 / 1e9, peak(least) as f64 / 1e9);
-        let help = format!("give --mem-limit {:.2}GB or more, or fewer --threads", (peak(least) as f64 / 1e7).ceil() / 100.0);
+        let what = format!("{} of memory are not enough: {} are needed", super::size(limit), super::size(peak(least)));
+        let help = format!("give --mem-limit {}MB or more, or fewer --threads", peak(least).div_ceil(1_000_000));
         return Err(Fault::new(FaultKind::Memory, what).help(help).into());
     }
     let chunk = chunk.min(((limit - fixed) / PER_WEIGHT) as usize);

@@ -13,7 +13,7 @@
 
 use super::pattern::Pattern;
 use crate::error::Fault;
-use crate::gemma::Role;
+use crate::gemma::{Config, Role};
 use crate::tensor::Format;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
@@ -51,13 +51,67 @@ struct Rule {
     choice: Choice,
 }
 
+/// The size that a choice of formats is to reach.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Aim {
+    /// Bytes of all that is written.
+    Bytes(u64),
+    /// Bits for each weight, scales and headers included, files beside the weights not.
+    BitsPerWeight(f64),
+}
+
+impl From<u64> for Aim {
+    fn from(bytes: u64) -> Aim {
+        Aim::Bytes(bytes)
+    }
+}
+
+impl Aim {
+    /// Bytes of all that is written, for a model of these tensors with these files beside them.
+    pub fn bytes(self, roles: &[(Role, usize)], config: &Config, side_files: &[(String, u64)]) -> u64 {
+        match self {
+            Aim::Bytes(bytes) => bytes,
+            Aim::BitsPerWeight(bits) => {
+                let weights: usize = roles.iter().map(|r| r.0.shape(config).iter().product::<usize>()).sum();
+                (bits / 8.0 * weights as f64) as u64 + side_files.iter().map(|(_, bytes)| bytes).sum::<u64>()
+            }
+        }
+    }
+}
+
+impl std::str::FromStr for Aim {
+    type Err = anyhow::Error;
+
+    /// `9.5GB` or `4.5bpw`.
+    fn from_str(text: &str) -> Result<Aim> {
+        let trimmed = text.trim().to_ascii_lowercase();
+        match trimmed.strip_suffix("bpw").map(|number| number.trim().parse::<f64>()) {
+            None => parse_size(text).map(Aim::Bytes),
+            Some(Ok(bits)) if (1.0..=32.0).contains(&bits) => Ok(Aim::BitsPerWeight(bits)),
+            Some(_) => anyhow::bail!("`{text}` is not a number of bits per weight from 1 to 32: write it like 4.5bpw"),
+        }
+    }
+}
+
+impl std::fmt::Display for Aim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Aim::Bytes(bytes) => f.write_str(&super::size(*bytes)),
+            Aim::BitsPerWeight(bits) => write!(f, "{bits}bpw"),
+        }
+    }
+}
+
 /// A recipe that was read without fault; whether its lines fit a model shows in [`Recipe::resolve`].
 #[derive(Clone, Debug)]
 pub struct Recipe {
     name: String,
     text: String,
     rules: Vec<Rule>,
-    target: Option<u64>,
+    target: Option<Aim>,
+    /// See [`Recipe::asked`].
+    asked: String,
+    about: String,
 }
 
 impl Recipe {
@@ -68,8 +122,11 @@ impl Recipe {
         }
         let text = std::fs::read_to_string(Path::new(name)).with_context(|| {
             let known = BUILT_IN.map(|(n, _)| n).join(", ");
-            Fault::model(format!("cannot read the recipe {name}"))
-                .help(format!("give one of {known}, or the path of a TOML file"))
+            let help = match nearest_to(name) {
+                Some(nearest) => format!("{name} is a name of llama.cpp's; the nearest here is {nearest}"),
+                None => format!("give one of {known} (gemma quantize --list), or the path of a TOML file"),
+            };
+            Fault::model(format!("cannot read the recipe {name}")).help(help)
         })?;
         Recipe::parse(name, &text)
     }
@@ -78,7 +135,8 @@ impl Recipe {
     pub fn inline(linear: Format, embedding: Format) -> Recipe {
         let tables = [Role::Embed, Role::Head].map(|r| r.short_name(0)).join(",");
         let text = format!("[formats]\nnorms = \"as-is\"\n\"{{{tables}}}\" = \"{embedding}\"\nlinears = \"{linear}\"\n");
-        Recipe::parse(&format!("{linear}, {embedding}"), &text).expect("a text of our own")
+        let recipe = Recipe::parse(&format!("{linear}, {embedding}"), &text).expect("a text of our own");
+        Recipe { asked: format!("--linear {linear} --embedding {embedding}"), ..recipe }
     }
 
     /// `name` is shown in errors and in the report.
@@ -89,13 +147,15 @@ impl Recipe {
             fault.help("quant/README.md describes recipes").into()
         };
         let table = DeTable::parse(text).map_err(|e| bad(e.span().map_or(0, |s| s.start), e.message().to_owned()))?;
-        let mut recipe = Recipe { name: name.to_owned(), text: text.to_owned(), rules: Vec::new(), target: None };
+        let asked = format!("--recipe {name}");
+        let (name, text) = (name.to_owned(), text.to_owned());
+        let mut recipe = Recipe { name, text, rules: Vec::new(), target: None, asked, about: String::new() };
         for (key, value) in table.get_ref() {
             let at = value.span().start;
             match (key.get_ref().as_ref(), value.get_ref()) {
-                ("about", DeValue::String(_)) => {}
+                ("about", DeValue::String(about)) => recipe.about = about.to_string(),
                 ("target-size", DeValue::String(size)) => {
-                    recipe.target = Some(parse_size(size).map_err(|e| bad(at, format!("{e:#}")))?);
+                    recipe.target = Some(size.parse().map_err(|e: anyhow::Error| bad(at, format!("{e:#}")))?);
                 }
                 ("formats", DeValue::Table(lines)) => {
                     for (pattern, choice) in lines {
@@ -126,13 +186,26 @@ impl Recipe {
     }
 
     /// The same with another size to reach; refused where no line leaves a choice.
-    pub fn with_target(mut self, bytes: u64) -> Result<Recipe> {
+    pub fn with_target(mut self, aim: impl Into<Aim>) -> Result<Recipe> {
+        let aim = aim.into();
         if !self.rules.iter().any(|r| matches!(r.choice, Choice::Any(_))) {
-            let what = format!("recipe {} leaves nothing to choose, so it has one size only", self.name);
+            let what = format!("recipe {} leaves nothing to choose, so that it has one size only", self.name);
             return Err(Fault::usage(what).help("give --target-size alone, or with 9gb, 10gb or 12gb").into());
         }
-        self.target = Some(bytes);
+        self.target = Some(aim);
+        let size = format!("--target-size {}", aim.to_string().replace(' ', ""));
+        self.asked = if self.name == FOR_SIZES { size } else { format!("{} {size}", self.asked) };
         Ok(self)
+    }
+
+    /// The options of `gemma quantize` that ask for it.
+    pub fn asked(&self) -> String {
+        self.asked.clone()
+    }
+
+    /// Its line for people; empty where it has none.
+    pub fn about(&self) -> &str {
+        &self.about
     }
 
     /// What it is called: built-in name, or the file's name without the way to it.
@@ -141,7 +214,7 @@ impl Recipe {
     }
 
     /// Largest size of the whole artifact.
-    pub fn target(&self) -> Option<u64> {
+    pub fn target(&self) -> Option<Aim> {
         self.target
     }
 
@@ -169,7 +242,7 @@ impl Recipe {
             return Err(Fault::model(what).help("remove or correct the line").into());
         }
         if self.target.is_none() && out.iter().any(|c| matches!(c, Choice::Any(_))) {
-            let what = format!("recipe {} leaves formats open but names no size", self.name);
+            let what = format!("recipe {} leaves formats open, and there is no size to reach", self.name);
             return Err(Fault::usage(what).help("give --target-size, e.g. 9.5GB").into());
         }
         Ok(out)
@@ -200,13 +273,35 @@ fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, 
     Ok((parsed, choice))
 }
 
-/// `9.5GB`, `900 MB`, `8GiB` or plain bytes.
+/// What comes nearest to a type of llama.cpp's, such as `Q4_K_M`; `None` for other names.
+pub fn nearest_to(name: &str) -> Option<&'static str> {
+    let upper = name.to_ascii_uppercase();
+    let bits = upper.trim_start_matches('I').strip_prefix(['Q', 'T'])?.trim_start_matches('Q');
+    let rest = bits.get(1..)?;
+    if !(rest.starts_with('_') && rest.len() > 1) {
+        return None;
+    }
+    match bits.as_bytes()[0] {
+        b'1' | b'2' => Some("--target-size 2.6bpw"),
+        b'3' => Some("--target-size 3.5bpw"),
+        b'4' => Some("int4, or --target-size 4.8bpw"),
+        b'5' => Some("--target-size 5.7bpw"),
+        b'6' => Some("--target-size 6.6bpw"),
+        b'8' => Some("--linear i8-row"),
+        _ => None,
+    }
+}
+
+/// `9.5GB`, `900 MB`, `8GiB` or `512 B`. A number alone is refused: nobody means bytes.
 pub fn parse_size(text: &str) -> Result<u64> {
     let trimmed = text.trim();
     let digits = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(digits);
     let unit: f64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
+        "" if number.parse::<f64>().is_ok() => {
+            anyhow::bail!("`{text}` has no unit: write {}GB, or {}bpw for bits per weight", trimmed, trimmed)
+        }
+        "b" => 1.0,
         "k" | "kb" => 1e3,
         "m" | "mb" => 1e6,
         "g" | "gb" => 1e9,
@@ -214,11 +309,11 @@ pub fn parse_size(text: &str) -> Result<u64> {
         "kib" => 1024.0,
         "mib" => 1024.0 * 1024.0,
         "gib" => 1024.0 * 1024.0 * 1024.0,
-        _ => anyhow::bail!("`{text}` is no size; write it like 9.5GB"),
+        _ => anyhow::bail!("`{text}` is not a size: write it like 9.5GB"),
     };
     match number.parse::<f64>() {
         Ok(n) if n > 0.0 && n * unit < 1e18 => Ok((n * unit) as u64),
-        _ => anyhow::bail!("`{text}` is no size; write it like 9.5GB"),
+        _ => anyhow::bail!("`{text}` is not a size: write it like 9.5GB"),
     }
 }
 
@@ -266,9 +361,9 @@ mod tests {
             ("[formats]\n'**' = ['bf16', 'bf16']", "twice"),
             ("[formats]\n'a{' = 'bf16'", "line 2: `a{`"),
             ("[formats]\n'**' = 'bf16'\n'**' = 'bf16'", "line 3"),
-            ("[formats]\n'**' = ['bf16', 'f32']", "names no size"),
+            ("[formats]\n'**' = ['bf16', 'f32']", "no size to reach"),
             ("target-size = '5GB'\n[formats]\n'**' = 'bf16'", "several formats"),
-            ("target-size = 'big'\n[formats]\n'**' = ['f32', 'bf16']", "line 1: `big` is no size"),
+            ("target-size = 'big'\n[formats]\n'**' = ['f32', 'bf16']", "line 1: `big` is not a size"),
             ("about = 'nothing else'", "no [formats]"),
             ("[formats", "line 1"),
         ] {
@@ -292,12 +387,37 @@ mod tests {
     #[test]
     fn sizes_are_read_as_people_write_them() {
         for (text, bytes) in
-            [("9.5GB", 9_500_000_000), ("900 MB", 900_000_000), ("1GiB", 1 << 30), ("123", 123), ("2g", 2_000_000_000)]
+            [("9.5GB", 9_500_000_000), ("900 MB", 900_000_000), ("1GiB", 1 << 30), ("123 B", 123), ("2g", 2_000_000_000)]
         {
             assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
         }
-        for bad in ["", "GB", "-1GB", "9.5.1GB", "1e400GB", "0", "9 bananas"] {
+        for bad in ["", "GB", "-1GB", "9.5.1GB", "1e400GB", "0GB", "9 bananas", "9"] {
             assert!(parse_size(bad).is_err(), "{bad}");
+        }
+        assert!(format!("{:#}", parse_size("2").unwrap_err()).contains("2GB"));
+        assert_eq!("4.5 bpw".parse::<Aim>().unwrap(), Aim::BitsPerWeight(4.5));
+        assert_eq!("1MB".parse::<Aim>().unwrap(), Aim::Bytes(1_000_000));
+        for bad in ["4.5", "bpw", "0.5bpw", "64bpw", "nanbpw"] {
+            assert!(bad.parse::<Aim>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_of_llama_cpp_lead_to_what_is_nearest() {
+        for (name, nearest) in [
+            ("Q4_K_M", "int4"),
+            ("q4_0", "int4"),
+            ("IQ3_XXS", "3.5bpw"),
+            ("TQ1_0", "2.6bpw"),
+            ("Q6_K", "6.6bpw"),
+            ("Q8_0", "i8-row"),
+        ] {
+            assert!(nearest_to(name).unwrap().contains(nearest), "{name}");
+            let error = Recipe::load(name).unwrap_err();
+            assert!(fault_of(&error).unwrap().help.as_ref().unwrap().contains(nearest), "{error:#}");
+        }
+        for other in ["int4", "Q4", "quick_4", "Q9_K", "", "Q", "Qä_0", "8gb"] {
+            assert_eq!(nearest_to(other), None, "{other}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The destination of a conversion: complete or not there at all. Until then all lies in `.DST.partial` beside it, which one
 //! process at a time may use: `files/` becomes DST, `journal` says what is in them, `lock` is locked.
 
+use super::size;
 use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
 use std::fs::{self, File, OpenOptions};
@@ -25,7 +26,8 @@ pub fn check_destination(dst: &Path, file: bool) -> Result<()> {
     }
     let parent = parent_of(dst);
     if !parent.is_dir() {
-        return Err(Fault::usage(format!("{} is not a directory", parent.display())).help("create it first").into());
+        let fault = Fault::new(Kind::Failure, format!("{} is not a directory", parent.display()));
+        return Err(fault.help(format!("make it first: mkdir -p {}", parent.display())).into());
     }
     Ok(())
 }
@@ -35,9 +37,8 @@ pub fn check_space(dst: &Path, bytes: u64) -> Result<()> {
     let (parent, needed) = (parent_of(dst), bytes + (16 << 20));
     match free_bytes(&parent) {
         Some(free) if free < needed => {
-            let gb = |b: u64| b as f64 / 1e9;
-            let what = format!("{} has {:.2} GB free, {:.2} GB are needed", parent.display(), gb(free), gb(needed));
-            Err(Fault::new(Kind::Usage, what).help("free some space, or choose a destination on another disk").into())
+            let what = format!("{} has {} free, {} are needed", parent.display(), size(free), size(needed));
+            Err(Fault::new(Kind::Failure, what).help("free some space, or choose a destination on another disk").into())
         }
         _ => Ok(()),
     }

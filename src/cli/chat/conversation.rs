@@ -9,64 +9,151 @@ use crate::tensor::Token;
 use anyhow::Result;
 use serde_json::json;
 
+#[derive(Clone)]
 pub struct Conversation<'a> {
     template: ChatTemplate,
     tokenizer: &'a Tokenizer,
     system: Option<String>,
-    messages: Vec<Message>,
-    /// All of it up to the last answer's last token.
+    turns: Vec<Turn>,
+    /// The oldest turns that the model no longer sees, to make room for new ones.
+    unseen: usize,
+    /// All that the model sees, up to the last answer's last token, as far as [`Turn::end`] says so.
     tokens: Vec<Token>,
+}
+
+/// A message and its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Turn {
+    user: String,
+    assistant: String,
+    /// How many of the conversation's tokens there were at the answer's end. `None` where they are not the model's own: the
+    /// turn was read from a file, or what stands before it has changed.
+    end: Option<usize>,
 }
 
 impl<'a> Conversation<'a> {
     pub fn new(template: ChatTemplate, tokenizer: &'a Tokenizer, system: Option<String>) -> Self {
-        Conversation { template, tokenizer, system, messages: Vec::new(), tokens: Vec::new() }
+        Conversation { template, tokenizer, system, turns: Vec::new(), unseen: 0, tokens: Vec::new() }
     }
 
     /// The tokens up to where the model answers `text`; nothing is kept of it before [`answered`](Self::answered).
     pub fn ask(&self, text: &str) -> Result<Vec<Token>> {
-        let fresh = self.encode(&self.messages, text)?;
-        let Some((last, before)) = self.messages.split_last_chunk::<2>().map(|(before, last)| (last, before)) else {
-            return Ok(fresh);
-        };
+        let seen = &self.turns[self.unseen..];
+        let fresh = self.encode(seen, text)?;
+        let Some((last, before)) = seen.split_last() else { return Ok(fresh) };
+        let Some(tokens) = last.end.map(|end| &self.tokens[..end]) else { return Ok(fresh) };
         // As the template and the tokenizer have it, the last answer begins where its prompt ends, and a control token ends it.
-        let prompt = self.encode(before, &last[0].content)?;
+        let prompt = self.encode(before, &last.user)?;
         let behind = fresh.strip_prefix(&prompt[..]);
         let rest = behind.and_then(|behind| Some(&behind[behind.iter().position(|token| self.tokenizer.is_control(*token))?..]));
-        Ok(rest.map_or(fresh.clone(), |rest| [&self.tokens[..], rest].concat()))
+        Ok(rest.map_or(fresh.clone(), |rest| [tokens, rest].concat()))
     }
 
-    fn encode(&self, messages: &[Message], text: &str) -> Result<Vec<Token>> {
-        let user = Message { role: "user".into(), content: text.into() };
-        let messages: Vec<Message> = messages.iter().cloned().chain([user]).collect();
+    fn encode(&self, turns: &[Turn], text: &str) -> Result<Vec<Token>> {
+        let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let pair = |turn: &Turn| [message("user", &turn.user), message("assistant", &turn.assistant)];
+        let messages: Vec<Message> = turns.iter().flat_map(pair).chain([message("user", text)]).collect();
         self.template.encode(self.tokenizer, &messages, self.system.as_deref(), Special::AsText, None)
     }
 
     /// Keeps a message and its answer. `history` is what [`ask`](Self::ask) gave and the answer's tokens.
     pub fn answered(&mut self, text: &str, answer: &str, history: Vec<Token>) {
-        self.messages.push(Message { role: "user".into(), content: text.into() });
-        self.messages.push(Message { role: "assistant".into(), content: answer.into() });
+        // An answer's tokens that do not follow the earlier ones as they were make those unknown.
+        let seen = history.iter().zip(&self.tokens).take_while(|(new, old)| new == old).count();
+        self.turns.iter_mut().filter(|turn| turn.end.is_some_and(|end| end > seen)).for_each(|turn| turn.end = None);
+        self.turns.push(Turn { user: text.into(), assistant: answer.into(), end: Some(history.len()) });
         self.tokens = history;
     }
 
     pub fn reset(&mut self) {
-        self.messages.clear();
+        self.turns.clear();
+        self.unseen = 0;
         self.tokens.clear();
     }
 
-    /// Tokens so far.
-    pub fn position(&self) -> usize {
-        self.tokens.len()
+    /// Forgets the last message and its answer, and returns the message.
+    pub fn undo(&mut self) -> Option<String> {
+        let turn = self.turns.pop()?;
+        if self.unseen >= self.turns.len() {
+            self.unseen = 0;
+        }
+        Some(turn.user)
     }
 
-    /// As `--messages` reads it.
+    /// Leaves the oldest message that the model sees and its answer out of all prompts to come; `false` where there is
+    /// none. They stay a part of what is saved.
+    pub fn leave_out_oldest(&mut self) -> bool {
+        let some = self.unseen < self.turns.len();
+        self.unseen += some as usize;
+        self.forget_tokens();
+        some
+    }
+
+    /// Whatever stands before the turns has changed: all of it is to be read again.
+    fn forget_tokens(&mut self) {
+        self.turns.iter_mut().for_each(|turn| turn.end = None);
+        self.tokens.clear();
+    }
+
+    pub fn system(&self) -> Option<&str> {
+        self.system.as_deref()
+    }
+
+    /// Replaces the instructions, for this conversation too.
+    pub fn set_system(&mut self, system: Option<String>) {
+        self.system = system;
+        self.forget_tokens();
+    }
+
+    /// Takes over the messages of a file, its instructions included, and returns a last message that has no answer yet.
+    pub fn load(&mut self, messages: Vec<Message>) -> Result<Option<String>> {
+        let bad = |what: &str| Fault::model(what).help("a conversation is [system,] user, assistant, user, assistant, ...");
+        let mut messages = messages.into_iter().peekable();
+        let system = messages.next_if(|message| message.role == "system").map(|message| message.content);
+        let mut turns = Vec::new();
+        let mut open = None;
+        while let Some(message) = messages.next() {
+            if message.role != "user" {
+                return Err(bad(&format!("a message of role {:?} stands where a user's is expected", message.role)).into());
+            }
+            match messages.next() {
+                Some(answer) if matches!(answer.role.as_str(), "assistant" | "model") => {
+                    turns.push(Turn { user: message.content, assistant: answer.content, end: None });
+                }
+                Some(other) => {
+                    let what = format!("a message of role {:?} stands where an answer is expected", other.role);
+                    return Err(bad(&what).into());
+                }
+                None => open = Some(message.content),
+            }
+        }
+        if turns.is_empty() && open.is_none() {
+            return Err(bad("the file holds no messages").into());
+        }
+        self.reset();
+        (self.system, self.turns) = (system, turns);
+        Ok(open)
+    }
+
+    /// Messages with their answers, seen by the model or not.
+    pub fn turns(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// Tokens so far, where they are known.
+    pub fn position(&self) -> usize {
+        self.turns.last().and_then(|turn| turn.end).unwrap_or(0)
+    }
+
+    /// As `--messages` and `/load` read it.
     pub fn to_json(&self) -> Result<String> {
-        if self.messages.is_empty() {
+        if self.turns.is_empty() {
             return Err(Fault::usage("nothing was said yet").into());
         }
         let item = |role: &str, content: &str| json!({"role": role, "content": content});
         let system = self.system.iter().map(|text| item("system", text));
-        let all: Vec<_> = system.chain(self.messages.iter().map(|m| item(&m.role, &m.content))).collect();
+        let pair = |turn: &Turn| [item("user", &turn.user), item("assistant", &turn.assistant)];
+        let all: Vec<_> = system.chain(self.turns.iter().flat_map(pair)).collect();
         Ok(serde_json::to_string_pretty(&all)? + "\n")
     }
 }
@@ -107,5 +194,77 @@ mod tests {
         talk.reset();
         assert_eq!(talk.ask("Hi").unwrap(), first);
         assert!(talk.to_json().is_err() && talk.position() == 0);
+    }
+
+    /// A conversation of three answers, and what it asked for before each.
+    fn three<'a>(tokenizer: &'a Tokenizer) -> (Conversation<'a>, Vec<Vec<Token>>) {
+        let file = bundled::target().unwrap();
+        let mut talk = Conversation::new(ChatTemplate::from_checkpoint(&file).unwrap(), tokenizer, None);
+        let mut prompts = Vec::new();
+        for text in ["one", "two", "three"] {
+            let prompt = talk.ask(text).unwrap();
+            let answer: Vec<Token> =
+                "yes".chars().flat_map(|c| tokenizer.encode(&c.to_string(), Special::AsText).unwrap()).collect();
+            talk.answered(text, "yes", [&prompt[..], &answer].concat());
+            prompts.push(prompt);
+        }
+        (talk, prompts)
+    }
+
+    fn tokenizer() -> Tokenizer {
+        let file = bundled::target().unwrap();
+        Tokenizer::from_bytes(&file.side_file("tokenizer.json").unwrap().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_is_undone_leaves_the_conversation_as_it_was() {
+        let tokenizer = tokenizer();
+        let (mut talk, prompts) = three(&tokenizer);
+        for (text, prompt) in ["one", "two", "three"].iter().zip(&prompts).rev() {
+            assert_eq!(talk.undo().as_deref(), Some(*text));
+            assert_eq!(&talk.ask(text).unwrap(), prompt, "{text}");
+        }
+        assert_eq!(talk.undo(), None);
+    }
+
+    #[test]
+    fn the_oldest_turns_are_left_out_of_the_prompt_and_stay_in_the_file() {
+        let tokenizer = tokenizer();
+        let (mut talk, _) = three(&tokenizer);
+        let whole = talk.ask("four").unwrap();
+        assert!(talk.leave_out_oldest());
+        let less = talk.ask("four").unwrap();
+        assert!(less.len() < whole.len());
+        // What is left is what a conversation of the two others would be.
+        let mut later = Conversation::new(talk.template.clone(), &tokenizer, None);
+        let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let pair = |text| [message("user", text), message("assistant", "yes")];
+        assert_eq!(later.load(["two", "three"].into_iter().flat_map(pair).collect()).unwrap(), None);
+        assert_eq!(less, later.ask("four").unwrap());
+        assert!(talk.leave_out_oldest() && talk.leave_out_oldest() && !talk.leave_out_oldest());
+        assert_eq!(talk.to_json().unwrap().matches("\"role\"").count(), 6);
+    }
+
+    #[test]
+    fn new_instructions_and_a_file_begin_from_messages_alone() {
+        let tokenizer = tokenizer();
+        let (mut talk, _) = three(&tokenizer);
+        let before = talk.ask("four").unwrap();
+        talk.set_system(Some("Be brief.".into()));
+        let with = talk.ask("four").unwrap();
+        assert_ne!(with, before);
+        let saved: Vec<serde_json::Value> = serde_json::from_str(&talk.to_json().unwrap()).unwrap();
+        let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+        let messages: Vec<Message> =
+            saved.iter().map(|m| Message { role: text(&m["role"]), content: text(&m["content"]) }).collect();
+        let mut other = Conversation::new(talk.template.clone(), &tokenizer, None);
+        assert_eq!(other.load(messages.clone()).unwrap(), None);
+        assert_eq!(other.ask("four").unwrap(), with);
+        // A message without an answer is what to answer next; other orders are refused and change nothing.
+        assert_eq!(other.load(messages[..2].to_vec()).unwrap().as_deref(), Some("one"));
+        for wrong in [&messages[2..], &[], &[messages[1].clone(), messages[3].clone()]] {
+            assert!(other.load(wrong.to_vec()).is_err());
+            assert_eq!(other.system(), Some("Be brief."));
+        }
     }
 }

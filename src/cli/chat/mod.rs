@@ -1,7 +1,10 @@
-//! `gemma chat`: a conversation at a terminal. What was said stays in the cache, so an answer waits for the newest message only.
+//! `gemma chat`: a conversation at a terminal. What was said stays in the cache, so that an answer waits for the newest
+//! message only.
 
 mod command;
 mod conversation;
+mod terminal;
+mod typing;
 mod wrap;
 
 use super::args::{ModelOptions, UiOptions};
@@ -13,30 +16,32 @@ use super::record::{FinishReason, Memory, Record, Usage, VERSION};
 use super::session;
 use super::settings::{Source, Typed};
 use super::signals::Interrupt;
-use super::ui::{Ui, clean, paragraph, thousands};
+use super::ui::{Ui, clean, thousands, wrapped};
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
 use crate::draft::Figures;
 use crate::engine::Timeline;
-use crate::error::Fault;
+use crate::error::{Fault, Kind};
 use crate::gemma::{ChatTemplate, Generation};
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use anyhow::{Context, Result};
 use clap::Args;
 use command::{HELP, Line};
 use conversation::Conversation;
-use rustyline::error::ReadlineError;
-use rustyline::history::MemHistory;
-use rustyline::{Config, Editor};
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use typing::Prompt;
 use wrap::Wrap;
 
 /// A conversation at the terminal; the model remembers what was said before.
 ///
-/// Type a message, and /help for the commands. Ctrl-C stops an answer and keeps the conversation; at the prompt it leaves, as Ctrl-D does.
+/// Type a message, or /help for the commands. Ctrl-C stops an answer and keeps the conversation; at the prompt it drops the
+/// line. Ctrl-D or /quit leaves. What is said is kept in memory only, and saved by /save alone.
 #[derive(Debug, Args)]
 pub struct Chat {
+    /// The first message; the conversation goes on from its answer
+    #[arg(value_name = "MESSAGE")]
+    pub words: Vec<String>,
     /// Instructions put before the conversation
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
@@ -56,14 +61,17 @@ pub struct Chat {
 /// Positions that a conversation gets where nobody says how many.
 const CONTEXT: usize = 8192;
 
+/// An answer is begun with at least this part of the context free for it, as long as there are older turns to leave out.
+const ANSWER_PART: usize = 8;
+
 pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
-        let fault = Fault::usage("gemma chat is a conversation at a terminal, and standard input or output is none");
+        let fault = Fault::usage("gemma chat is a conversation at a terminal, and standard input or output is not a terminal");
         return Err(fault.help("gemma generate answers one prompt, and with --batch many: echo 'Hello' | gemma generate").into());
     }
     if options.sampling.stop.iter().any(String::is_empty) {
-        return Err(Fault::usage("--stop: an empty text would end everything at once").into());
+        return Err(Fault::usage("--stop: an empty text would end every answer at once").into());
     }
     let system = prompt::system_text(options.system.as_deref(), options.system_file.as_deref())?;
     let _: super::placement::Device = options.model.run.device.parse()?;
@@ -72,10 +80,11 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
     let generation = Generation::of(model.checkpoint())?;
     let (config, _) = options.sampling.resolve(typed, &generation);
     let stop_ids = generation.stop_ids(model.config());
-    let mut sampler = Sampler::new(config.clone())?.usable(tokenizer.vocab());
-    if options.sampling.ignore_eos {
-        sampler = sampler.ban(stop_ids.iter().copied());
-    }
+    let banned = if options.sampling.ignore_eos { stop_ids.clone() } else { Vec::new() };
+    let sampler = |seed: u64| -> Result<Sampler> {
+        let sampler = Sampler::new(SamplerConfig { seed, ..config.clone() })?;
+        Ok(sampler.usable(tokenizer.vocab()).ban(banned.iter().copied()))
+    };
     let context = session::context(options.model.run.ctx_size, CONTEXT, model.config(), ui);
     let pool = session::pool(&options.model.run)?;
     let mut loaded = session::load(&model.weights, &model.name, &options.model.run, context, &pool, ui)?;
@@ -94,13 +103,14 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
         stream: &|| TextStream::new(&tokenizer, &options.sampling.stop),
         target: Timeline::new(loaded.engine),
         drafting,
-        sampler,
+        sampler: sampler(config.seed)?,
+        reseeded: &sampler,
         stop_ids,
         max_tokens,
         interrupt: Interrupt::watch_answers()?,
-        columns: 0,
         last: None,
     };
+    terminal::restore_at_signals()?;
     if !ui.is_quiet() {
         ui.line(&format!("{}: /help lists the commands, Ctrl-D leaves", model.name));
     }
@@ -118,57 +128,72 @@ struct Session<'a> {
     target: Timeline,
     drafting: Drafting,
     sampler: Sampler,
+    /// The same sampler with another seed.
+    reseeded: &'a dyn Fn(u64) -> Result<Sampler>,
     stop_ids: Vec<Token>,
     max_tokens: usize,
     interrupt: Interrupt,
-    /// Columns of the terminal; 0 where it does not say.
-    columns: usize,
     /// Of the last answer.
     last: Option<(Stats, Usage, FinishReason)>,
 }
 
 impl Session<'_> {
     fn go(&mut self) -> Result<()> {
-        let config = Config::builder().auto_add_history(true).build();
-        let mut editor: Editor<(), MemHistory> =
-            Editor::with_history(config, MemHistory::new()).context("preparing the terminal")?;
-        loop {
-            self.columns = editor.dimensions().map_or(0, |(columns, _)| columns.into());
-            let mut line = String::new();
-            let mut prompt = "> ";
-            loop {
-                match editor.readline(prompt) {
-                    Ok(part) => line.push_str(&part),
-                    Err(ReadlineError::Eof | ReadlineError::Interrupted) => return Ok(()),
-                    // A window that changes its size.
-                    Err(ReadlineError::Signal(_)) => continue,
-                    Err(e) => return Err(e).context("reading from the terminal"),
-                }
-                match line.strip_suffix('\\') {
-                    Some(begun) => line = format!("{begun}\n"),
-                    None => break,
-                }
-                prompt = ". ";
+        let mut prompt = Prompt::new()?;
+        let first = self.options.words.join(" ");
+        if !first.trim().is_empty() {
+            self.ui.line(&format!("> {}", clean(&first)));
+            prompt.remember(&first);
+            self.outlive(Self::answer, &first)?;
+        }
+        while let Some(line) = prompt.read(self.ui)? {
+            match line {
+                Line::Quit => break,
+                line => self.outlive(Self::obey, line)?,
             }
-            let said = match Line::parse(&line) {
-                Line::Nothing => Ok(()),
-                Line::Message(text) => self.answer(&text),
-                Line::Help => self.say(HELP),
-                Line::Reset => {
-                    self.talk.reset();
-                    self.say("forgotten")
-                }
-                Line::Save(file) => self.save(&file),
-                Line::Stats => self.stats(),
-                Line::Quit => return Ok(()),
-                Line::Wrong(what) => self.say(&what),
-            };
-            match said {
-                Ok(()) => {}
-                // The conversation outlives whatever one message met with, but a device that is gone.
-                Err(e) if crate::error::fault_of(&e).is_some_and(|f| f.kind == crate::error::Kind::Device) => return Err(e),
-                Err(e) => self.ui.error(&e),
+        }
+        Ok(())
+    }
+
+    /// The conversation outlives whatever one message met with, but a device that is gone.
+    fn outlive<T>(&mut self, act: impl FnOnce(&mut Self, T) -> Result<()>, what: T) -> Result<()> {
+        match act(self, what) {
+            Err(e) if crate::error::fault_of(&e).is_some_and(|f| f.kind == Kind::Device) => Err(e),
+            Err(e) => {
+                self.ui.error(&e);
+                Ok(())
             }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn obey(&mut self, line: Line) -> Result<()> {
+        match line {
+            Line::Nothing | Line::Quit => Ok(()),
+            Line::Message(text) => self.answer(&text),
+            Line::Help => self.say(HELP),
+            Line::Reset => {
+                self.talk.reset();
+                self.say("(the conversation is forgotten)")
+            }
+            Line::Undo => match self.talk.undo() {
+                Some(text) => self.say(&format!("(forgotten: {:?} and its answer)", shortened(&text))),
+                None => self.say("(there is nothing to undo)"),
+            },
+            Line::Retry => self.retry(),
+            Line::System(None) => match self.talk.system() {
+                Some(text) => self.say(&clean(text)),
+                None => self.say("(there are no instructions: /system TEXT gives some)"),
+            },
+            Line::System(Some(text)) => {
+                let some = text != "-";
+                self.talk.set_system(some.then_some(text));
+                self.say(if some { "(these instructions hold from here on)" } else { "(no instructions from here on)" })
+            }
+            Line::Save(file) => self.save(&file),
+            Line::Load(file) => self.load(&file),
+            Line::Stats => self.stats(),
+            Line::Wrong(what) => self.say(&what),
         }
     }
 
@@ -177,24 +202,84 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn save(&self, file: &std::path::Path) -> Result<()> {
+    fn save(&self, file: &Path) -> Result<()> {
         super::output::replace(file, self.talk.to_json()?.as_bytes())?;
-        self.say(&format!("saved as {}", file.display()))
+        self.say(&format!("(saved as {})", file.display()))
+    }
+
+    /// Goes on with the conversation in a file, and answers its last message where that has no answer yet.
+    fn load(&mut self, file: &Path) -> Result<()> {
+        let open = self.talk.load(prompt::read_messages(file)?)?;
+        self.say(&format!("({} messages with their answers from {})", self.talk.turns(), file.display()))?;
+        match open {
+            Some(text) => {
+                self.ui.line(&format!("> {}", clean(&text)));
+                self.answer(&text)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Answers the last message again. The old answer is kept where nothing comes of the new one.
+    fn retry(&mut self) -> Result<()> {
+        let before = self.talk.clone();
+        let Some(text) = self.talk.undo() else { return self.say("(there is no message to answer again)") };
+        let config = self.sampler.config();
+        if config.temperature == 0.0 {
+            self.say("(at temperature 0 the answer stays the same; gemma chat --temp 0.7 gives others)")?;
+        }
+        self.sampler = (self.reseeded)(config.seed.wrapping_add(1))?;
+        let result = self.answer(&text);
+        if self.talk.turns() < before.turns() {
+            self.talk = before;
+        }
+        result
+    }
+
+    fn answer<T: AsRef<str> + ?Sized>(&mut self, text: &T) -> Result<()> {
+        let history = self.room_for(text.as_ref())?;
+        // What is typed meanwhile would be shown in the middle of the answer.
+        let _unechoed = terminal::Unechoed::begin();
+        self.stream_answer(text.as_ref(), history)
+    }
+
+    /// The prompt, with older turns left out where it would leave the answer no room.
+    fn room_for(&mut self, text: &str) -> Result<Vec<Token>> {
+        let context = self.target.engine().context();
+        let mut history = self.talk.ask(text)?;
+        if history.len() + context / ANSWER_PART > context {
+            let mut left_out = 0;
+            // Down to a half, so that not every message from here on has all of the prompt read anew.
+            while history.len() > context / 2 && self.talk.leave_out_oldest() {
+                left_out += 1;
+                history = self.talk.ask(text)?;
+            }
+            if left_out > 0 {
+                let what = if left_out == 1 {
+                    "message and its answer".into()
+                } else {
+                    format!("{left_out} messages and their answers")
+                };
+                self.ui.line(&format!(
+                    "(the context of {} tokens is full: the model no longer sees the oldest {what}; /save writes them all)",
+                    thousands(context as u64)
+                ));
+            }
+        }
+        if history.len() >= context {
+            let (have, most) = (thousands(history.len() as u64), thousands(context as u64));
+            let fault = Fault::new(Kind::Context, format!("the message takes {have} tokens, and the context holds {most}"));
+            return Err(fault.help("say it in less, or begin gemma chat with a larger --ctx-size").into());
+        }
+        Ok(history)
     }
 
     /// Streams an answer. What Ctrl-C leaves of it is kept.
-    fn answer(&mut self, text: &str) -> Result<()> {
-        let mut history = self.talk.ask(text)?;
+    fn stream_answer(&mut self, text: &str, mut history: Vec<Token>) -> Result<()> {
         let (prompt, context) = (history.len(), self.target.engine().context());
-        if prompt >= context {
-            let (have, most) = (thousands(prompt as u64), thousands(context as u64));
-            let fault =
-                Fault::new(crate::error::Kind::Context, format!("the conversation would have {have} tokens, the context {most}"));
-            return Err(fault.help("/reset begins a new one; --ctx-size makes room for longer ones").into());
-        }
         self.interrupt.reset();
         let limits = Limits { max_tokens: self.max_tokens, stop_ids: &self.stop_ids, interrupt: self.interrupt.flag() };
-        let mut wrap = Wrap::new(self.columns);
+        let mut wrap = Wrap::new(terminal::columns());
         let (mut stream, mut answer, mut stats) = ((self.stream)(), String::new(), Stats::default());
         let bar = self.ui.bar("reading", prompt as u64);
         let mut failure = None;
@@ -233,7 +318,7 @@ impl Session<'_> {
         };
         match finish {
             FinishReason::Length if history.len() >= context => {
-                self.ui.line("(the context is full: /reset begins a new conversation)")
+                self.ui.line("(the context is full; the next message has the oldest ones left out, /reset forgets all)")
             }
             FinishReason::Length => self.ui.line("(cut off by --max-tokens)"),
             FinishReason::Interrupted => self.ui.line("(stopped)"),
@@ -250,7 +335,7 @@ impl Session<'_> {
 
     /// The last answer's figures.
     fn stats(&self) -> Result<()> {
-        let Some((stats, usage, finish_reason)) = &self.last else { return self.say("no answer yet") };
+        let Some((stats, usage, finish_reason)) = &self.last else { return self.say("(there is no answer yet)") };
         let mut figures = Figures::default();
         self.drafting.drafter.figures(&mut figures);
         let engine = self.target.engine();
@@ -268,15 +353,29 @@ impl Session<'_> {
             ..Record::default()
         };
         let (tokens, context) = (thousands(self.talk.position() as u64), thousands(engine.context() as u64));
-        self.ui.line(&format!("conversation {tokens} of {context} tokens; {} of the last prompt's read anew", stats.prefilled));
         let line = stats::line(&record, stats, self.options.model.run.threads)?;
-        self.ui.line(paragraph("", 0, &line).trim_end());
+        let columns = terminal::columns();
+        self.ui.line(&wrapped(
+            &format!("conversation: {tokens} of {context} tokens; {} tokens of the last prompt were read", stats.prefilled),
+            columns,
+        ));
+        self.ui.line(&wrapped(&line, columns));
         Ok(())
+    }
+}
+
+/// The beginning of a message, for a note about it.
+fn shortened(text: &str) -> String {
+    const MOST: usize = 40;
+    match text.char_indices().nth(MOST) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text.to_owned(),
     }
 }
 
 /// Text on its way to the terminal, which must obey nothing in it.
 fn show(wrap: &mut Wrap, piece: &str) -> std::io::Result<()> {
+    wrap.resize(terminal::columns());
     let mut out = std::io::stdout().lock();
     out.write_all(wrap.push(&clean(piece)).as_bytes()).and_then(|()| out.flush())
 }

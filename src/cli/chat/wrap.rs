@@ -4,7 +4,7 @@ use unicode_width::UnicodeWidthChar;
 
 /// Where a stream of text stands on its line.
 pub struct Wrap {
-    /// Columns of the terminal; 0: unknown, nothing is broken.
+    /// Columns of the terminal; 0 where they are unknown, and nothing is broken.
     width: usize,
     column: usize,
     /// The word that the line ends with, and its columns: it moves to the next line if it does not fit.
@@ -28,15 +28,31 @@ impl Wrap {
         Wrap { width, column: 0, word: String::new(), columns: 0, line: Line::Begun(0) }
     }
 
-    /// What to send for the next piece of text: the piece, or with line breaks in it, and a word that was already sent taken back.
+    /// The window has this many columns from here on. What it makes of the line that was begun is its own affair: the
+    /// next word is placed as if the terminal had broken that line at its new width.
+    pub fn resize(&mut self, width: usize) {
+        if width == self.width {
+            return;
+        }
+        self.width = width;
+        if width > 0 && self.column > width {
+            self.column %= width;
+            self.columns = 0;
+            self.word.clear();
+        }
+    }
+
+    /// What to send for the next piece of text: the piece with line breaks in it, and a word that was already sent taken
+    /// back. Blanks at the end of a full line are left out: they would stand on a line of their own.
     pub fn push(&mut self, piece: &str) -> String {
         let mut out = String::with_capacity(piece.len());
         for c in piece.chars() {
-            match c {
-                '\n' => self.end_line(),
-                _ => self.place(c, &mut out),
+            if c == '\n' {
+                self.end_line();
+                out.push(c);
+            } else if self.place(c, &mut out) {
+                out.push(c);
             }
-            out.push(c);
         }
         out
     }
@@ -51,8 +67,8 @@ impl Wrap {
         };
     }
 
-    /// Makes room for `c`, which is no line break.
-    fn place(&mut self, c: char, out: &mut String) {
+    /// Makes room for `c`, which is not a line break; `false` where it is not to be sent.
+    fn place(&mut self, c: char, out: &mut String) -> bool {
         self.line = match (self.line, c) {
             (Line::Begun(n), '`') => Line::Begun(n + 1),
             // What stands behind an opening fence names a language.
@@ -65,8 +81,12 @@ impl Wrap {
         if c.is_whitespace() {
             self.word.clear();
             self.columns = 0;
+            if self.width > 0 && self.line == Line::Text && self.column + columns > self.width {
+                self.column = self.width;
+                return false;
+            }
             self.column += columns;
-            return;
+            return true;
         }
         let fits = self.column + columns <= self.width;
         if !fits && self.width > 0 {
@@ -86,6 +106,7 @@ impl Wrap {
         self.word.push(c);
         self.columns += columns;
         self.column += columns;
+        true
     }
 }
 
@@ -125,6 +146,30 @@ mod tests {
         for each in [1, 2, 3, 7, 100] {
             assert_eq!(shown(text, 12, each), ["the quick ", "brown fox ", "jumps over", "the lazy dog"], "{each}");
         }
+    }
+
+    /// A blank behind the last column would be shown on the next line, and the break before the next word would leave an
+    /// empty line.
+    #[test]
+    fn a_line_that_fills_the_width_is_followed_by_no_empty_line() {
+        for each in [1, 2, 5, 100] {
+            assert_eq!(shown("quick brow nothing", 10, each), ["quick brow", "nothing"], "{each}");
+            assert_eq!(shown("quick brow  \nnothing", 10, each), ["quick brow", "nothing"], "{each}");
+            assert_eq!(shown("quick bro nothing", 10, each), ["quick bro ", "nothing"], "{each}");
+            assert_eq!(shown("quick brow\nnothing", 10, each), ["quick brow", "nothing"], "{each}");
+            assert_eq!(shown("quick brow\tnothing", 10, each), ["quick brow", "nothing"], "{each}");
+        }
+    }
+
+    #[test]
+    fn a_new_width_counts_from_the_next_word_on() {
+        let mut wrap = Wrap::new(20);
+        assert_eq!(wrap.push("one two three "), "one two three ");
+        wrap.resize(10);
+        // The terminal shows "one two th" and "ree " by now.
+        assert_eq!(wrap.push("four fives"), "four f\x1b[1D\x1b[K\nfives");
+        wrap.resize(40);
+        assert_eq!(wrap.push(" and all that follows"), " and all that follows");
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl Content {
 }
 
 /// A JSON array of messages, or an object with a `messages` field; a message's content is text or parts of type `text`.
-fn read_messages(path: &Path) -> Result<Vec<Message>> {
+pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum File {

@@ -1,29 +1,30 @@
 //! `gemma quantize`: a checkpoint of floats to a packed artifact.
 
+mod progress;
+mod text;
+
 use super::args::UiOptions;
-use super::bench::report::markdown;
 use super::devices::default_threads;
 use super::input::read_file;
 use super::model;
 use super::output::print;
 use super::session;
 use super::signals::{Interrupt, ignore_file_size_signal};
-use super::ui::{Ui, bytes, digits3, thousands};
+use super::ui::{Ui, thousands};
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
 use crate::gemma::{Role, Special, Weights};
 use crate::quant::allocate::prior;
-use crate::quant::recipe::{FOR_SIZES, parse_size};
-use crate::quant::{self, Calibrated, Importance, Nearest, Options, Plan, Recipe, Report, Solver, calibrate, unfinished};
+use crate::quant::recipe::{FOR_SIZES, nearest_to, parse_size};
+use crate::quant::{self, Aim, Calibrated, Importance, Nearest, Options, Plan, Recipe, Solver, calibrate, estimate, unfinished};
 use crate::tensor::{Format, Token};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use progress::Meter;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-
-/// Memory bandwidth that predictions of speed assume, bytes/s: a laptop's two channels of DDR5-5600 as a GPU reads them.
-const BANDWIDTH: f64 = 75e9;
+use text::figure;
 
 /// Tokens of a window of calibration text.
 const WINDOW: usize = 1024;
@@ -35,17 +36,23 @@ const SURVEY_BYTES: usize = 3 << 29;
 #[derive(Debug, Args)]
 pub struct Quantize {
     /// Model directory, GGUF file or id, with bf16, f16 or f32 weights
-    #[arg(value_name = "SRC")]
-    pub source: String,
+    #[arg(value_name = "SRC", required_unless_present_any = ["list", "print_config"])]
+    pub source: Option<String>,
     /// Directory or GGUF file to make; it appears complete or not at all
-    #[arg(value_name = "DST")]
-    pub destination: PathBuf,
-    /// Which format each tensor gets: seed, int4, 9gb, 10gb, 12gb or a TOML file [default: int4]
+    #[arg(value_name = "DST", required_unless_present_any = ["list", "print_config"])]
+    pub destination: Option<PathBuf>,
+    /// llama.cpp's place for a type.
+    #[arg(value_name = "TYPE", hide = true)]
+    pub kind: Option<String>,
+    /// List the built-in recipes with what each makes of every size of Gemma 3, and stop
+    #[arg(long, conflicts_with_all = ["source", "destination"])]
+    pub list: bool,
+    /// Which format each tensor gets: seed, int4, 9gb, 10gb, 12gb (see --list) or a TOML file [default: int4]
     #[arg(long, value_name = "NAME|PATH", conflicts_with_all = ["linear", "embedding"])]
     pub recipe: Option<String>,
-    /// Choose formats so that the whole directory takes at most this, e.g. 9.5GB
-    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with_all = ["linear", "embedding"])]
-    pub target_size: Option<u64>,
+    /// Choose formats so that the whole directory takes at most this: 9.5GB, or 4.5bpw for bits per weight
+    #[arg(long, value_name = "SIZE", value_parser = aim, conflicts_with_all = ["linear", "embedding"])]
+    pub target_size: Option<Aim>,
     /// Instead of a recipe: format of the linear layers, such as i4-g32 or i4-row+h128 [default: i4-g32]
     #[arg(long, value_name = "FORMAT", alias = "format-weights", value_parser = format)]
     pub linear: Option<Format>,
@@ -58,10 +65,10 @@ pub struct Quantize {
     /// Read this text and solve each matrix for the inputs it will meet: a file, the built-in text, or none
     #[arg(long, value_name = "FILE|builtin|none", default_value = "none")]
     pub calibrate: String,
-    /// Tokens of that text to use, at most; more is better and slower
+    /// Use at most this many tokens of that text; more are better and slower
     #[arg(long, value_name = "N", default_value_t = 32_768)]
     pub calibrate_tokens: usize,
-    /// Print what would be written, to the byte, and stop
+    /// Print what would be written, to the byte, and about how long it takes, and stop
     #[arg(long)]
     pub dry_run: bool,
     /// Read everything back and compare all decoders before DST appears
@@ -70,7 +77,7 @@ pub struct Quantize {
     /// Stay below this much memory, e.g. 4GB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub mem_limit: Option<u64>,
-    /// Throw away what an unfinished run of DST left, rather than go on from there
+    /// Throw away what an unfinished run of DST left, instead of going on from there
     #[arg(long)]
     pub restart: bool,
     /// Quantise weights that are quantised already
@@ -81,6 +88,13 @@ pub struct Quantize {
     pub threads: Option<u16>,
     #[command(flatten)]
     pub ui: UiOptions,
+}
+
+impl Quantize {
+    /// Where clap has checked that there is one.
+    fn destination(&self) -> &Path {
+        self.destination.as_deref().unwrap_or(Path::new(""))
+    }
 }
 
 /// What is made.
@@ -98,9 +112,24 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|e| e.to_string())
 }
 
+fn aim(text: &str) -> Result<Aim, String> {
+    text.parse().map_err(|e: anyhow::Error| e.to_string())
+}
+
 pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
-    let model::Source::Directory(path) = model::find(Some(&options.source))? else {
-        return Err(Fault::usage("quantize needs a source directory").into());
+    if options.list {
+        print(&text::list()?)?;
+        return Ok(0);
+    }
+    if let Some(kind) = &options.kind {
+        let help = match nearest_to(kind) {
+            Some(nearest) => format!("{kind} is a name of llama.cpp's; the nearest here is {nearest}"),
+            None => format!("a recipe is an option: --recipe {kind} (gemma quantize --list)"),
+        };
+        return Err(Fault::usage(format!("gemma quantize takes SRC and DST, and {kind} is one too many")).help(help).into());
+    }
+    let model::Source::Directory(path) = model::find(options.source.as_deref())? else {
+        return Err(Fault::usage("gemma quantize needs a source model").into());
     };
     let recipe = recipe(options)?;
     let source = Weights::open(Checkpoint::open(&path).with_context(|| format!("cannot open the model {}", path.display()))?)?;
@@ -112,7 +141,7 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
         requantize: options.allow_requantize,
         gguf: match options.format {
             Some(format) => format == Container::Gguf,
-            None => options.destination.extension().is_some_and(|e| e == "gguf"),
+            None => options.destination().extension().is_some_and(|e| e == "gguf"),
         },
         verify: options.verify,
         ..Options::default()
@@ -125,7 +154,10 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     let measured = match &calibrated {
         Some((_, run)) if recipe.target().is_some() && !options.dry_run => {
             match survey(&source, run, &interrupt, how.threads, ui) {
-                Err(_) if interrupt.exit_code().is_some() => return Ok(interrupt.exit_code().unwrap_or(1)),
+                Err(_) if interrupt.exit_code().is_some() => {
+                    ui.note("interrupted while sensitivities were measured: nothing is written yet");
+                    return Ok(interrupt.exit_code().unwrap_or(1));
+                }
                 found => Some(found?),
             }
         }
@@ -141,14 +173,19 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
         Plan::new(&source, &recipe, &how, solver, importance)?
     };
     if options.dry_run {
-        print(&describe(&plan))?;
+        let int4 = Recipe::load("int4")?;
+        let int4 = Plan::new(&source, &int4, &Options { memory: None, ..how }, &nearest, Importance::Relative(&prior));
+        let seconds = estimate::seconds(&plan, &how)?;
+        let int4_kld = int4.ok().and_then(|plan| plan.predicted_kld);
+        print(&text::describe(&plan, seconds, how.threads, calibrated.is_some(), int4_kld))?;
         return Ok(0);
     }
     if let Some((solver, _)) = &mut calibrated {
         solver.begin(&plan.layout)?;
     }
-    let left = unfinished(&options.destination).filter(|_| !how.restart);
-    let mut resumed = left.as_ref().map_or(0, |left| left.done);
+    let destination = options.destination();
+    let left = unfinished(destination).filter(|_| !how.restart);
+    let resumed = left.as_ref().map_or(0, |left| left.done);
     if let Some(left) = left {
         ui.note(format!(
             "going on from {}: {} of {} tensors are done",
@@ -159,27 +196,32 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     }
     ignore_file_size_signal();
     let start = Instant::now();
-    let bar = ui.bar("quantising", plan.layout.parameters());
+    let mut meter = Meter::new(ui, n_layers, plan.layout.parameters(), resumed);
+    let announced = meter.announce(&interrupt, &options.ui, calibrated.is_some())?;
     let solver: &mut dyn Solver = match &mut calibrated {
         Some((solver, _)) => solver,
         None => &mut nearest,
     };
-    let result = quant::run(&source, &options.destination, &plan, &how, solver, &mut |p| {
-        bar.set_position(p.done);
-        bar.set_message(p.tensor.to_owned());
-        // What was only looked through says nothing about the time that the rest takes.
-        if resumed > 0 {
-            resumed -= 1;
-            bar.reset_eta();
-        }
+    let result = quant::run(&source, destination, &plan, &how, solver, &mut |p| {
+        meter.hear(&p);
         // An error makes the quantiser stop; finished tensors stay.
         anyhow::ensure!(interrupt.exit_code().is_none(), "interrupted");
         Ok(())
     });
-    bar.finish_and_clear();
-    if let (Err(_), Some(left)) = (&result, unfinished(&options.destination)) {
-        let (done, all) = (left.done, plan.layout.entries.len());
-        ui.note(format!("{done} of {all} tensors are kept in {}: the same command goes on from there", left.path.display()));
+    meter.finish();
+    if interrupt.exit_code().is_some() {
+        // The signal has come, so that the announcement ends; what follows is said behind it.
+        let _ = announced.join();
+    }
+    match (&result, unfinished(destination)) {
+        (Err(_), Some(left)) => {
+            let (done, all, path) = (left.done, plan.layout.entries.len(), left.path.display());
+            ui.note(format!("{done} of {all} tensors are kept in {path}: the same command goes on from there"));
+        }
+        (Err(_), None) if interrupt.exit_code().is_some() => {
+            ui.note("interrupted before the first tensor was done: nothing is kept");
+        }
+        _ => {}
     }
     if let (Err(_), Some(code)) = (&result, interrupt.exit_code()) {
         return Ok(code);
@@ -189,14 +231,14 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     if let Some((solver, _)) = &mut calibrated {
         solver.notes().iter().for_each(|note| ui.note(note));
         for (role, layer, loss) in solver.losses() {
-            ui.detail(1, format!("layer {layer} {role:?}: output error {}", figure(loss.sqrt())));
+            ui.detail(1, format!("{}: output error {}", role.short_name(*layer), figure(loss.sqrt())));
         }
         if !how.gguf {
-            measured = Some(solver.divergence(&Weights::open(Checkpoint::open(&options.destination)?)?)?);
+            measured = Some(solver.divergence(&Weights::open(Checkpoint::open(destination)?)?)?);
         }
     }
     if !ui.is_quiet() {
-        ui.line(&summary(&report, &plan, options, start, measured));
+        ui.line(&text::summary(&report, &plan, options, start, measured));
     }
     Ok(0)
 }
@@ -250,7 +292,7 @@ fn survey(
     let found = pool.install(|| calibrate::survey(source, &text, 1, &mut { heard }))?;
     bar.finish_and_clear();
     for s in &found {
-        ui.detail(2, format!("layer {} {:?}: {} nats per unit of relative error", s.layer, s.role, figure(s.divergence)));
+        ui.detail(2, format!("{}: {} nats per unit of relative error", s.role.short_name(s.layer), figure(s.divergence)));
     }
     Ok(found.into_iter().map(|s| ((s.role, s.layer), s.divergence)).collect())
 }
@@ -265,55 +307,4 @@ fn recipe(options: &Quantize) -> Result<Recipe> {
         Some(size) => Recipe::load(name)?.with_target(size),
         None => Recipe::load(name),
     }
-}
-
-fn summary(report: &Report, plan: &Plan, options: &Quantize, start: Instant, measured: Option<f64>) -> String {
-    let kld = report.predicted_kld.map_or(String::new(), |kld| format!(", predicted KLD {}", figure(kld)));
-    let kld = kld + &measured.map_or(String::new(), |m| format!(", measured {} on the calibration text", figure(m)));
-    format!(
-        "{} parameters at {:.2} bits: {} in {}, {:.1} minutes{kld}",
-        thousands(report.parameters),
-        report.bits_per_weight,
-        bytes(plan.total_bytes),
-        options.destination.display(),
-        start.elapsed().as_secs_f64() / 60.0
-    )
-}
-
-/// Three digits however small.
-fn figure(x: f64) -> String {
-    if x >= 0.01 || x == 0.0 { format!("{x:.3}") } else { format!("{x:.2e}") }
-}
-
-/// Bytes by class of tensor, and what the artifact needs and promises.
-fn describe(plan: &Plan) -> String {
-    let row = |cells: [String; 6]| cells.to_vec();
-    let mut table = vec![row(["tensors", "format", "count", "codes", "scales", "bytes"].map(str::to_owned))];
-    let (mut codes, mut scales) = (0, 0);
-    for class in plan.layout.classes() {
-        let name = class.role.map_or("Norms".to_owned(), |r| format!("{r:?}"));
-        let cells = [class.codes, class.scales, class.codes + class.scales].map(thousands);
-        let [c, s, sum] = cells;
-        table.push(row([name, class.target.to_string(), class.tensors.to_string(), c, s, sum]));
-        (codes, scales) = (codes + class.codes, scales + class.scales);
-    }
-    let count = plan.layout.entries.len().to_string();
-    let bits = format!("{:.3} bits", 8.0 * plan.layout.bytes() as f64 / plan.layout.parameters() as f64);
-    table.push(row(["all".to_owned(), bits, count, thousands(codes), thousands(scales), thousands(codes + scales)]));
-    let mut out = markdown(&table) + "\n";
-    let mut line = |label: &str, value: String| out += &format!("{label:<14}{value}\n");
-    let aim = plan.target.map_or(String::new(), |target| format!(", for at most {} bytes", thousands(target)));
-    line("recipe", plan.recipe.clone() + &aim);
-    line("codes", format!("{:.2} GB; with scales {:.2} GB", codes as f64 / 1e9, (codes + scales) as f64 / 1e9));
-    line(
-        "directory",
-        format!("{} bytes ({}), headers and side files included", thousands(plan.total_bytes), bytes(plan.total_bytes)),
-    );
-    line("disk", format!("{} while it is made", bytes(plan.total_bytes)));
-    line("memory", bytes(plan.memory));
-    if let Some(kld) = plan.predicted_kld {
-        line("predicted KLD", format!("{}, by the planning rule 6.5 x distortion", figure(kld)));
-    }
-    line("speed", format!("{} passes/s at 75 GB/s", digits3(BANDWIDTH / plan.pass_bytes() as f64)));
-    out
 }

@@ -1,0 +1,124 @@
+//! What a conversion says while it runs: a bar on a terminal, lines elsewhere, and what a first Ctrl-C does.
+
+use crate::cli::args::UiOptions;
+use crate::cli::signals::Interrupt;
+use crate::cli::ui::{Ui, bytes};
+use crate::gemma::Role;
+use crate::quant::{Entry, Progress};
+use anyhow::Result;
+use indicatif::ProgressBar;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Without a bar a line is said for each layer, and after this time where a layer takes longer.
+const SILENCE: Duration = Duration::from_secs(60);
+
+pub struct Meter<'a> {
+    ui: &'a Ui,
+    bar: ProgressBar,
+    n_layers: usize,
+    /// Tensors that an earlier run has finished and this one has not yet looked through.
+    resumed: usize,
+    /// Weights of those, and when the last of them was passed.
+    found: u64,
+    start: Instant,
+    said: Instant,
+    current: Arc<Mutex<String>>,
+}
+
+impl<'a> Meter<'a> {
+    /// `weights` in all, of which `resumed` tensors are found done.
+    pub fn new(ui: &'a Ui, n_layers: usize, weights: u64, resumed: usize) -> Meter<'a> {
+        let (bar, now) = (ui.percent_bar("quantising", weights), Instant::now());
+        Meter { ui, bar, n_layers, resumed, found: 0, start: now, said: now, current: Arc::default() }
+    }
+
+    /// From here on the first Ctrl-C says at once what it does. `whole`: matrices are solved as a whole, not by rows.
+    pub fn announce(&self, interrupt: &Interrupt, options: &UiOptions, whole: bool) -> Result<JoinHandle<()>> {
+        let (bar, current, options) = (self.bar.clone(), self.current.clone(), options.clone());
+        interrupt.announce(move || {
+            let tensor = current.lock().map(|name| name.clone()).unwrap_or_default();
+            let what = match (whole, tensor.as_str()) {
+                (true, name) if !name.is_empty() => {
+                    format!("finishing {name}; Ctrl-C again stops now (that tensor is redone)")
+                }
+                _ => "stopping when the rows in work are done; Ctrl-C again stops now".to_owned(),
+            };
+            bar.suspend(|| Ui::new(&options).note(what));
+        })
+    }
+
+    pub fn hear(&mut self, p: &Progress<'_>) {
+        let Some(entry) = p.entry else {
+            self.bar.set_message("verifying");
+            return;
+        };
+        if let Ok(mut current) = self.current.lock() {
+            entry.name.clone_into(&mut current);
+        }
+        self.bar.set_position(p.done);
+        self.bar.set_message(self.label(entry));
+        // What was only looked through says nothing about the time that the rest takes.
+        if self.resumed > 0 {
+            self.resumed -= 1;
+            self.found = p.done;
+            self.start = Instant::now();
+            self.bar.reset_eta();
+        }
+        if let Some(error) = p.error {
+            let target = entry.target;
+            let error = if error > 0.0 { format!("relative error {error:.4}") } else { "copied".to_owned() };
+            self.bar.suspend(|| self.ui.detail(1, format!("{}: {target}, {}, {error}", entry.name, bytes(entry.bytes()))));
+        }
+        let layer_done = p.error.is_some() && Role::LAYER.last() == Some(&entry.role);
+        if self.bar.is_hidden() && !self.ui.is_quiet() && (layer_done || self.said.elapsed() > SILENCE) {
+            self.ui.line(&self.line(entry, p));
+            self.said = Instant::now();
+        }
+    }
+
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    /// `layer 2/26 up_proj`.
+    fn label(&self, entry: &Entry) -> String {
+        match entry.role.is_layer() {
+            true => format!("layer {}/{} {}", entry.layer + 1, self.n_layers, entry.role.name()),
+            false => entry.role.name().to_owned(),
+        }
+    }
+
+    fn line(&self, entry: &Entry, p: &Progress<'_>) -> String {
+        let (passed, fresh) = (self.start.elapsed().as_secs_f64(), p.done - self.found);
+        let left = if fresh > 0 { passed * (p.total - p.done) as f64 / fresh as f64 } else { 0.0 };
+        let left = if p.done < p.total { format!(", about {} left", duration(left)) } else { String::new() };
+        let percent = 100.0 * p.done as f64 / p.total.max(1) as f64;
+        format!("{}: {percent:.0} % done after {}{left}", self.label(entry), duration(passed))
+    }
+}
+
+/// A time for people: `23 s`, `12 min`, `17 h`.
+pub fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 9.5 => format!("{s:.1} s"),
+        s if s < 99.5 => format!("{s:.0} s"),
+        s if s < 99.5 * 60.0 => format!("{:.0} min", s / 60.0),
+        s if s < 9.95 * 3600.0 => format!("{:.1} h", s / 3600.0),
+        s => format!("{:.0} h", s / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::duration;
+
+    #[test]
+    fn times_have_the_unit_that_people_would_use() {
+        let times = [(0.04, "0.0 s"), (23.4, "23 s"), (99.6, "2 min"), (5700.0, "95 min"), (7200.0, "2.0 h"), (61_000.0, "17 h")];
+        for (seconds, text) in times {
+            assert_eq!(duration(seconds), text);
+        }
+    }
+}
