@@ -46,7 +46,7 @@ fn wrong_usage_is_2_and_leaves_standard_output_alone() {
     gemma(&["generate", "-", "-"], b"x").fails(2, &["once"]);
     gemma(&["generate", "hi", "--stop", ""], b"").fails(2, &["--stop"]);
     gemma(&["generate", "hi", "--raw", "--system", "x"], b"").fails(2, &["--raw"]);
-    gemma(&["eval"], b"").fails(2, &["--text"]);
+    gemma(&["eval"], b"").fails(2, &["FILE", "--ids"]);
     let nothing = gemma(&[], b"");
     assert_eq!((nothing.code, nothing.text()), (2, ""), "{}", nothing.err);
 }

@@ -72,6 +72,13 @@ fn quantize_makes_a_model_that_works_and_the_same_one_each_time() {
     assert!(!at("third").exists());
     run(&["quantize", "q", "third", "--linear=i4-g64", "--allow-requantize"]).ok();
     let report = run(&["inspect", "q", "--json", "--verify"]).ok().json();
+    let said = run(&["inspect", "q"]).ok();
+    let last = said.text().lines().last().unwrap();
+    assert!(
+        last.starts_with("| all ") && last.contains(&format!(" {} |", report["tensors"].as_array().unwrap().len())),
+        "{last}"
+    );
+    assert!(said.text().contains("| q_proj ") && said.text().contains("| input_layernorm "), "{}", said.text());
     assert_eq!(report["layers"], 4);
     assert!(report["bits_per_weight"].as_f64().unwrap() < 8.5, "{report}");
 
@@ -189,7 +196,7 @@ fn a_report_is_a_page_of_what_was_measured() {
             ["bench", "-q", "--tg", "4", "--rows", "1,2,4", "--repetitions", "1", "--text-tokens", "12", "--kernel-rows", "1"];
         gemma_in(dir.path(), &[&args, more].concat(), b"")
     };
-    let run = bench(&["--only", "decode,verify,kernels,text", "--format", "json", "--report", "a.html"]).ok();
+    let run = bench(&["--only", "decode,verify", "kernels", "text", "--format", "json", "--report", "a.html"]).ok();
     let page = read("a.html");
     stands_alone(&page);
     let all = [
@@ -218,9 +225,37 @@ fn a_report_is_a_page_of_what_was_measured() {
     fs::write(dir.path().join("run.json"), &run.out).unwrap();
     let again = bench(&["--from", "run.json", "--report", "b.html"]).ok();
     assert!(again.text().contains("verify 4 rows") && read("b.html") == page);
+    assert!(again.text().lines().all(|line| line.chars().count() <= 100), "{}", again.text());
+    // Beside an older run the page has what that measured too, and says when both ran.
+    bench(&["--from", "run.json", "--compare", "run.json", "--report", "d.html"]).ok();
+    let both = read("d.html");
+    stands_alone(&both);
+    for what in [
+        "<th>before</th><th>change</th>",
+        "<td>same</td>",
+        "tokens in the cache, before",
+        "<th>ratio before</th>",
+        "<dt>before</dt>",
+    ] {
+        assert!(both.contains(what) && !page.contains(what), "{what}");
+    }
+    let date = json["date"].as_str().unwrap();
+    assert!(
+        date.len() == 16 && page.contains(&format!("{date} UTC")) && page.contains("<dt>command</dt><dd>gemma bench -q"),
+        "{date}"
+    );
+    // Texts of twelve tokens say nothing about drafts.
+    let doubts = json["doubts"].as_array().unwrap();
+    assert!(doubts.iter().any(|doubt| doubt.as_str().unwrap().contains("too few to judge")), "{doubts:?}");
+    assert!(page.contains("too few to judge") && again.text().contains("too few"));
+    let csv = bench(&["--from", "run.json", "--format", "csv"]).ok();
+    assert!(csv.text().contains("\ntest,\"tg4\",tok/s,") && csv.text().contains("\nkernel,"), "{}", csv.text());
+    let help = gemma(&["bench", "--help"], b"").ok();
+    assert!(help.text().contains("[default: prefill,decode,verify,kernels,text]"), "{}", help.text());
+    assert!(help.text().contains("[default: 1,2,4,8,16,32]"), "{}", help.text());
     bench(&["--only", "decode", "--report", "c.html"]).ok();
     assert_eq!(sections(&read("c.html")), ["Prefill and decode", "Memory by arena"]);
-    bench(&["--from", "a.html"]).fails(3, &["a.html is no result"]);
+    bench(&["--from", "a.html"]).fails(3, &["a.html is not a result"]);
     bench(&["--from", "run.json", "--synthetic", "270m"]).fails(2, &["--from"]);
 }
 

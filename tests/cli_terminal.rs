@@ -113,7 +113,15 @@ impl Terminal {
     fn end(mut self) -> (Option<i32>, String) {
         // Reading a terminal that everyone has left fails; until then it gives all there is.
         let _ = self.master.read_to_end(&mut self.raw);
-        (self.child.wait().unwrap().code(), String::from_utf8(self.raw).unwrap())
+        (self.child.wait().unwrap().code(), String::from_utf8(std::mem::take(&mut self.raw)).unwrap())
+    }
+}
+
+/// A test that fails leaves no process behind.
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

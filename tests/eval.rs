@@ -45,9 +45,14 @@ fn kinds_of_text_are_told_apart_and_summed() {
         [&x, &y].into_iter().max_by(|a, b| number(a, &["kld", "max"]).total_cmp(&number(b, &["kld", "max"]))).unwrap()["kld"]["max"]
     );
     assert_eq!(both["tokens"], 150);
+    assert!(number(&both, &["nll_stderr"]) > 0.0 && number(&both, &["kld", "stderr"]) > 0.0);
+    let log = gemma_in(dir.path(), &["eval", "-m", "a", "--ids", "x.json"], b"").ok();
+    assert!(log.err.contains("evaluating 90 tokens"), "{}", log.err);
+    gemma_in(dir.path(), &["eval", "-m", "a"], b"").fails(2, &["gemma eval FILE", "--ids"]);
     eval(&dir, &["--ids", "x.json", "--ids", "x.json"]).fails(2, &["two texts of kind x", "help: "]);
     let text = gemma_in(dir.path(), &["eval", "-m", "a", "--ids", "x.json", "--ids", "y.json", "-q"], b"").ok();
-    assert!(text.text().lines().count() == 3 && text.text().starts_with("all  150 tokens"), "{text:?}");
+    assert!(text.text().lines().count() == 3 && text.text().starts_with("all  150 tokens: mean NLL "), "{text:?}");
+    assert!(text.text().lines().all(|line| line.matches(" +- ").count() == 2), "{text:?}");
 }
 
 #[test]
@@ -95,6 +100,9 @@ fn windows_of_a_text_begin_with_bos() {
     let (whole, cut) = (eval("2000"), eval("21"));
     let windows = (whole["tokens"].as_u64().unwrap() - 1).div_ceil(20);
     assert_eq!(cut["tokens"].as_u64().unwrap(), whole["tokens"].as_u64().unwrap() - 1 + windows);
+    // A file is a text without an option, too.
+    let plain = gemma_in(dir.path(), &["eval", "prose=t.txt", "-c", "21", "--json", "-q"], b"").ok().json();
+    assert_eq!(plain, cut);
     // What follows BOS is predicted in each window.
     assert_eq!(cut["nll"].as_array().unwrap().len() as u64, whole["tokens"].as_u64().unwrap() - 1);
     assert_eq!(cut["nll"][0], whole["nll"][0]);

@@ -5,27 +5,35 @@ use super::devices::default_threads;
 use super::input::read_file;
 use super::output::print;
 use super::session;
-use super::ui::{Ui, digits3, thousands};
+use super::ui::{Ui, digits3, duration, thousands};
 use crate::error::Fault;
 use crate::eval::{self, Comparison, Figures, Reference, States, Task};
 use crate::gemma::Special;
 use crate::tensor::Token;
 use anyhow::{Context, Result};
 use clap::Args;
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 #[derive(Debug, Args)]
 pub struct Eval {
-    /// Text to evaluate, each window of it behind one BOS; KIND=FILE names its kind, several are also told apart
-    #[arg(long, value_name = "[KIND=]FILE", conflicts_with = "ids", required_unless_present = "ids")]
+    /// Texts to evaluate, each window of them behind one BOS; KIND=FILE names a text's kind
+    ///
+    /// Several texts are evaluated together and each by itself. Windows have --ctx-size tokens: by default those of the longest text,
+    /// or as many as the model takes.
+    #[arg(value_name = "[KIND=]FILE", conflicts_with = "ids")]
+    pub files: Vec<String>,
+    /// The same, as an option (repeatable)
+    #[arg(long, value_name = "[KIND=]FILE", conflicts_with = "ids")]
     pub text: Vec<String>,
-    /// Token ids to evaluate as they are: {"ids": [...]}
+    /// Token ids to evaluate as they are, instead of texts: {"ids": [...]} (repeatable)
     #[arg(long, value_name = "[KIND=]FILE")]
     pub ids: Vec<String>,
     /// Model to compare with: adds KL divergence, top-1 agreement and the ratio of perplexities
     #[arg(long, value_name = "PATH|ID")]
     pub reference: Option<String>,
-    /// File of what the reference's head reads: written the first time, used instead of running the reference later
+    /// File for what the reference's head reads: the first run writes it, later ones use it instead of running the reference
     #[arg(long, value_name = "FILE", requires = "reference")]
     pub states: Option<PathBuf>,
     /// Tokens at the start of each window that are context only and not scored
@@ -44,6 +52,10 @@ pub struct Eval {
 type Part = (String, Vec<Token>);
 
 pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
+    if options.files.is_empty() && options.text.is_empty() && options.ids.is_empty() {
+        let help = "give texts (gemma eval FILE...), or token ids (gemma eval --ids FILE)";
+        return Err(Fault::usage("there is nothing to evaluate").help(help).into());
+    }
     let model = session::open(options.model.model.as_deref(), ui)?;
     let (window, parts) = read(options, &model, ui)?;
     if options.skip + 1 >= window {
@@ -52,13 +64,19 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
     }
     let pool = session::pool(&options.model.run)?;
     let mut engine = session::load(&model.weights, &model.name, &options.model.run, window, &pool, ui)?.engine;
-    let bar = ui.bar("evaluating", parts.iter().map(|p| p.1.len() as u64).sum());
+    let total: u64 = parts.iter().map(|p| p.1.len() as u64).sum();
+    let bar = ui.bar("evaluating", total);
+    let progress = Progress::new(ui, bar.is_hidden(), total);
     let mut done = 0;
     let mut tasks = parts.iter().map(|(_, ids)| {
         let before = done;
         done += ids.len();
-        let bar = bar.clone();
-        (Task { ids, window, skip: options.skip }, move |n: usize| bar.set_position((before + n) as u64))
+        let (bar, progress) = (bar.clone(), &progress);
+        let hear = move |n: usize| {
+            bar.set_position((before + n) as u64);
+            progress.hear((before + n) as u64);
+        };
+        (Task { ids, window, skip: options.skip }, hear)
     });
     let (json, text) = match &options.reference {
         None => {
@@ -117,6 +135,38 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
     Ok(0)
 }
 
+/// Where no bar is shown: a line a minute, so that a log tells a long run from one that hangs.
+struct Progress<'a> {
+    ui: &'a Ui,
+    wanted: bool,
+    total: u64,
+    start: Instant,
+    said: Cell<Instant>,
+}
+
+/// Between two lines.
+const SILENCE: Duration = Duration::from_secs(60);
+
+impl<'a> Progress<'a> {
+    fn new(ui: &'a Ui, wanted: bool, total: u64) -> Progress<'a> {
+        let start = Instant::now();
+        let progress = Progress { ui, wanted: wanted && !ui.is_quiet(), total, start, said: Cell::new(start) };
+        if progress.wanted {
+            ui.line(&format!("evaluating {} tokens", thousands(total)));
+        }
+        progress
+    }
+
+    fn hear(&self, done: u64) {
+        if self.wanted && self.said.get().elapsed() > SILENCE {
+            let left = self.start.elapsed().as_secs_f64() * (self.total - done) as f64 / done.max(1) as f64;
+            let (done, total) = (thousands(done), thousands(self.total));
+            self.ui.line(&format!("{done} of {total} tokens, about {} left", duration(left)));
+            self.said.set(Instant::now());
+        }
+    }
+}
+
 fn threads(options: &Eval) -> usize {
     options.model.run.threads.map_or_else(default_threads, usize::from)
 }
@@ -126,19 +176,19 @@ fn read(options: &Eval, model: &session::Model, ui: &Ui) -> Result<(usize, Vec<P
     let from_ids = !options.ids.is_empty();
     let tokenizer = if from_ids { None } else { Some(model.tokenizer(ui)?) };
     let mut parts: Vec<Part> = Vec::new();
-    for named in if from_ids { &options.ids } else { &options.text } {
+    for named in if from_ids { options.ids.iter().chain(&[]) } else { options.files.iter().chain(&options.text) } {
         let (kind, path) = named.split_once('=').unwrap_or_else(|| (stem(named), named));
         let ids = match &tokenizer {
             None => read_ids(Path::new(path))?,
             Some(tokenizer) => tokenizer.encode_behind_bos(&read_file(Path::new(path))?, Special::AsText, model.config().bos)?.0,
         };
         if ids.len() < 2 {
-            return Err(Fault::usage("one token predicts nothing").help("give at least two").into());
+            let what = format!("{path} holds fewer than two tokens, and the first one is not predicted");
+            return Err(Fault::usage(what).help("give a longer text").into());
         }
         if parts.iter().any(|p| p.0 == kind) {
-            return Err(Fault::usage(format!("two texts of kind {kind}"))
-                .help("name them: --text code=a.txt --text prose=b.txt")
-                .into());
+            let help = "name their kinds: gemma eval code=a.txt prose=b.txt";
+            return Err(Fault::usage(format!("there are two texts of kind {kind}")).help(help).into());
         }
         parts.push((kind.to_owned(), ids));
     }
@@ -186,14 +236,19 @@ fn render<T>(
 
 fn describe(f: &Figures) -> String {
     let tokens = thousands(f.tokens as u64);
-    format!("{tokens} tokens: mean NLL {:.4}, perplexity {}\n", f.mean_nll, digits3(f.perplexity))
+    let (nll, error) = (f.mean_nll, f.nll_stderr);
+    // Perplexity is e^NLL: its error is that of the NLL times its own size.
+    let (perplexity, of_it) = (f.perplexity, f.perplexity * error);
+    format!("{tokens} tokens: mean NLL {nll:.4} +- {error:.4}, perplexity {} +- {}\n", digits3(perplexity), digits3(of_it))
 }
 
 fn describe_comparison(c: &Comparison) -> String {
     format!(
-        "{} tokens: KL divergence mean {:.5}, median {:.5}, 99 % {:.4}, max {:.3}; top-1 agreement {:.2} %; perplexity {} against {}, ratio {:.4}\n",
+        "{} tokens: KL divergence mean {:.5} +- {:.5}, median {:.5}, 99 % {:.4}, max {:.3}; top-1 agreement {:.2} %; perplexity {} against {}, \
+         ratio {:.4}\n",
         thousands(c.figures.tokens as u64),
         c.kld.mean,
+        c.kld.stderr,
         c.kld.median,
         c.kld.p99,
         c.kld.max,
@@ -210,7 +265,8 @@ fn read_ids(path: &Path) -> Result<Vec<Token>> {
     struct File {
         ids: Vec<Token>,
     }
-    let bad = || Fault::model(format!("{} holds no token ids", path.display())).help(r#"expected {"ids": [2, 105, ...]}"#);
+    let bad =
+        || Fault::model(format!("{} does not hold token ids", path.display())).help(r#"it should be {"ids": [2, 105, ...]}"#);
     let file: File = serde_json::from_str(&read_file(path)?).with_context(bad)?;
     Ok(file.ids)
 }

@@ -102,7 +102,7 @@ fn report(model: &Model, hash: bool, ui: &Ui) -> Result<Report> {
         };
         bar.inc(1);
         let bits_per_weight = 8.0 * stored.bytes as f64 / elements as f64;
-        let (format, role) = (stored.kind.to_string(), format!("{role:?}"));
+        let (format, role) = (stored.kind.to_string(), role.name().to_owned());
         tensors.push(Tensor { name, role, format, shape: stored.shape, bytes: stored.bytes, bits_per_weight, sha256 });
     }
     bar.finish_and_clear();
@@ -189,7 +189,7 @@ fn text(report: &Report, options: &Inspect, verified: Option<&Verified>) -> Stri
             table.push(vec![t.name.clone(), t.format.clone(), shape, bytes(t.bytes), format!("{:.2}", t.bits_per_weight), hash]);
         }
     } else {
-        // Place of the role's first tensor, role, format, shape -> tensors and their bytes.
+        // The first place of the role's first tensor, role, format, shape -> tensors and their bytes.
         type Alike<'a> = (usize, &'a str, &'a str, &'a [usize]);
         let mut groups: BTreeMap<Alike<'_>, (usize, u64)> = BTreeMap::new();
         for t in &r.tensors {
@@ -203,6 +203,13 @@ fn text(report: &Report, options: &Inspect, verified: Option<&Verified>) -> Stri
             table.push(head(&[role, &n.to_string(), format, &format!("{shape:?}"), &bytes(total), &format!("{bits:.2}")]));
         }
     }
+    let (count, size) = (r.tensors.len().to_string(), bytes(r.tensors.iter().map(|t| t.bytes).sum()));
+    let elements: usize = r.tensors.iter().map(|t| t.shape.iter().product::<usize>()).sum();
+    let bits = format!("{:.2}", 8.0 * r.tensors.iter().map(|t| t.bytes).sum::<u64>() as f64 / elements.max(1) as f64);
+    table.push(match options.tensors {
+        true => head(&[&format!("all {count} tensors"), "", "", &size, &bits, ""]),
+        false => head(&["all", &count, "", "", &size, &bits]),
+    });
     out + &markdown(&table)
 }
 

@@ -18,8 +18,9 @@ use serde::Serialize;
 pub struct Figures {
     /// Tokens of the text.
     pub tokens: usize,
-    /// Mean of `nll`, in nats.
+    /// Mean of `nll`, in nats, and the standard error of that mean.
     pub mean_nll: f64,
+    pub nll_stderr: f64,
     /// e^mean_nll
     pub perplexity: f64,
     /// Negative log-likelihood of each predicted token, in nats.
@@ -31,7 +32,9 @@ pub struct Figures {
 /// KL divergence of the reference's next-token distribution from the model's, in nats, over predicted positions.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Divergence {
+    /// With the standard error of the mean.
     pub mean: f64,
+    pub stderr: f64,
     pub median: f64,
     pub p99: f64,
     pub max: f64,
@@ -193,7 +196,7 @@ fn walk(
     each: &mut dyn FnMut(&[Row<'_>], Option<Token>),
 ) -> Result<()> {
     if let Some(bad) = task.ids.iter().find(|id| **id as usize >= engine.vocab()) {
-        let what = format!("token {bad} is outside the vocabulary of {}", engine.vocab());
+        let what = format!("token {bad} is outside the vocabulary, which has {} tokens", engine.vocab());
         return Err(Fault::model(what).help("were the ids made with this model's tokenizer?").into());
     }
     let mut chunk = engine.max_rows();
@@ -252,15 +255,25 @@ impl Tally {
     }
 
     fn figures(self, tokens: usize) -> Figures {
-        let mean_nll = self.nll.iter().sum::<f64>() / self.nll.len().max(1) as f64;
-        Figures { tokens, mean_nll, perplexity: mean_nll.exp(), nll: self.nll, top1: self.top1 }
+        let (mean_nll, nll_stderr) = mean(&self.nll);
+        Figures { tokens, mean_nll, nll_stderr, perplexity: mean_nll.exp(), nll: self.nll, top1: self.top1 }
     }
 }
 
 fn summary(mut values: Vec<f64>) -> Divergence {
     values.sort_by(f64::total_cmp);
     let at = |share: f64| values.get(((values.len() as f64 - 1.0) * share).round() as usize).copied().unwrap_or(0.0);
-    Divergence { mean: values.iter().sum::<f64>() / values.len().max(1) as f64, median: at(0.5), p99: at(0.99), max: at(1.0) }
+    let (median, p99, max) = (at(0.5), at(0.99), at(1.0));
+    let (mean, stderr) = mean(&values);
+    Divergence { mean, stderr, median, p99, max }
+}
+
+/// The mean and its standard error, as if the values were independent: the deviation over the square root of their number.
+fn mean(values: &[f64]) -> (f64, f64) {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n.max(1.0);
+    let squares: f64 = values.iter().map(|v| (v - mean) * (v - mean)).sum();
+    (mean, if n > 1.0 { (squares / (n - 1.0) / n).sqrt() } else { 0.0 })
 }
 
 #[cfg(test)]
@@ -296,6 +309,15 @@ mod tests {
         assert_eq!(cut.nll[..99], whole.nll[..99]);
         let second = evaluate(&mut engine(Format::F32), &ids()[100..200], 100, &mut |_| {}).unwrap();
         assert_eq!(cut.nll[99..198], second.nll[..]);
+    }
+
+    #[test]
+    fn a_mean_has_the_standard_error_of_its_values() {
+        assert_eq!(mean(&[]), (0.0, 0.0));
+        assert_eq!(mean(&[3.0]), (3.0, 0.0));
+        // A deviation of 2 over four values.
+        let (at, error) = mean(&[1.0, 1.0, 1.0, 5.0]);
+        assert!((at - 2.0).abs() < 1e-12 && (error - 1.0).abs() < 1e-12, "{at} +- {error}");
     }
 
     #[test]

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 /// Bytes after which a finished tensor is made durable; norms wait for the next matrix.
 const SYNC_BYTES: u64 = 1 << 20;
 
-/// Told at a tensor's start, after each chunk of its rows, and when it is done.
+/// Told at a tensor's start, after each chunk of its rows, and when it is done; once for a tensor that was found done.
 #[derive(Clone, Debug)]
 pub struct Progress<'a> {
     /// What is converted or was found converted; `None` while the result is read back.
@@ -283,7 +283,8 @@ impl Run<'_> {
             self.solver.resumed(entry, &matrix)?;
         }
         self.layer_done(entry)?;
-        self.advance(entry, entry.rows * entry.cols)?;
+        self.weights += (entry.rows * entry.cols) as u64;
+        self.say(entry, Some(line.relative_error))?;
         Ok(true)
     }
 

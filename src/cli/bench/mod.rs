@@ -1,5 +1,6 @@
 //! `gemma bench`: how fast, and how near to what the memory allows.
 
+mod conditions;
 pub mod load;
 pub mod measure;
 pub mod page;
@@ -34,26 +35,26 @@ pub struct Bench {
     pub synthetic: Option<shapes::Shape>,
     #[command(flatten)]
     pub formats: shapes::Formats,
-    /// What to measure
-    #[arg(long, value_enum, value_name = "TESTS", value_delimiter = ',', default_values_t = [Test::Prefill, Test::Decode, Test::Verify, Test::Kernels, Test::Text])]
+    /// What to measure, separated by commas or blanks
+    #[arg(long, value_enum, value_name = "TESTS", value_delimiter = ',', num_args = 1.., default_value = "prefill,decode,verify,kernels,text")]
     pub only: Vec<Test>,
     /// Prompt tokens of the prefill test
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(short = 'p', long, value_name = "N", default_value_t = 512)]
     pub pp: usize,
     /// Tokens of the decode test
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     pub tg: usize,
-    /// Tokens already in the cache for decode and verify tests
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [0])]
+    /// Tokens already in the cache for decode and verify tests, separated by commas or blanks
+    #[arg(long, value_name = "N", value_delimiter = ',', num_args = 1.., default_value = "0")]
     pub depth: Vec<usize>,
-    /// Rows of the verify test
-    #[arg(long, value_name = "M", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32])]
+    /// Rows of the verify test, separated by commas or blanks
+    #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1,2,4,8,16,32")]
     pub rows: Vec<usize>,
     /// Rows of the passes that the kernels are timed in
     #[arg(long, value_name = "M", default_value_t = 1)]
     pub kernel_rows: usize,
-    /// Measurements of each, after one that does not count
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    /// Measurements of each test, after one that does not count
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
     /// Prompts of the text test, as JSON lines with "turns" or "prompt" and "category" (repeatable) [default: a few built in]
     #[arg(long, value_name = "FILE")]
@@ -61,7 +62,7 @@ pub struct Bench {
     /// Prompts taken from the files, evenly spread
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub prompt_count: usize,
-    /// Longest text of each prompt, in tokens
+    /// Generate at most this many tokens for each prompt
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub text_tokens: usize,
     /// Temperature of the text test
@@ -70,7 +71,7 @@ pub struct Bench {
     /// What to print
     #[arg(long, value_enum, default_value_t = Output::Md)]
     pub format: Output,
-    /// Set beside an older run's --format json
+    /// Compare with an older run's --format json, in the table and on the page of --report
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
     /// Draw the figures on a page of HTML that loads nothing from anywhere
@@ -81,10 +82,10 @@ pub struct Bench {
     pub from: Option<PathBuf>,
     #[command(flatten)]
     pub draft: DraftingOptions,
-    /// How sources are mixed: for measuring what that brings
+    /// How the drafts' sources are mixed: for measuring what that brings
     #[arg(long, value_enum, default_value_t = HowMixed::Learned)]
     pub mixing: HowMixed,
-    /// Step by which the weights learn
+    /// Step by which the weights of the mixture learn
     #[arg(long, value_name = "X", default_value_t = crate::draft::mix::RATE, value_parser = clap::value_parser!(f32), hide_short_help = true)]
     pub mixing_rate: f32,
     /// How draft candidates are ranked at a temperature above 0: for measuring what that brings
@@ -175,7 +176,9 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         .map(|s| format!("synthetic {}", s.name()))
         .unwrap_or_else(|| model.as_ref().expect("no shape").name.clone());
 
+    let load = conditions::load_average();
     let cpu = Cpu::probe()?;
+    let cores = cpu.threads;
     let deepest = options.depth.iter().max().copied().unwrap_or(0);
     let most_rows = options.rows.iter().max().copied().unwrap_or(1);
     let needed = options.pp.max(deepest + options.tg.max(most_rows).max(options.kernel_rows) + 1);
@@ -193,7 +196,9 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     engine.want(Sampler::new(sampling())?.decisive());
     let mut report = Report {
         v: 1,
-        version: env!("CARGO_PKG_VERSION").into(),
+        version: conditions::version(),
+        date: conditions::now(),
+        command: conditions::command_line(),
         machine: Machine::new(cpu, engine.describe(), threads, device_speed),
         model: report::Model {
             name,
@@ -215,9 +220,11 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     drop(loaded);
     if let Some(model) = model.as_ref().filter(|_| options.only.contains(&Test::Text)) {
         let (rows, text) = speculation::run(model, options, ui)?;
+        rows.iter().for_each(|row| ui.detail(1, format!("{}: {}", row.name, row.note)));
         report.results.extend(rows);
         report.text = Some(text);
     }
+    report.doubts = conditions::doubts(&report, load, cores);
     show(&report, old.as_ref(), options)
 }
 
@@ -229,7 +236,7 @@ fn show(report: &Report, old: Option<&Report>, options: &Bench) -> Result<u8> {
         Output::Json => format!("{}\n", serde_json::to_string_pretty(report)?),
     })?;
     if let Some(path) = &options.report {
-        page::write(path, &page::of(report))?;
+        page::write(path, &page::of(report, old))?;
     }
     Ok(0)
 }
@@ -242,7 +249,7 @@ fn sampling() -> SamplerConfig {
 fn read_report(path: &Path) -> Result<Report> {
     let text = super::input::read_file(path)?;
     serde_json::from_str(&text)
-        .with_context(|| Fault::model(format!("{} is no result of gemma bench --format json", path.display())))
+        .with_context(|| Fault::model(format!("{} is not a result of gemma bench --format json", path.display())))
 }
 
 /// The formats that occur, the largest share first.
@@ -336,7 +343,11 @@ impl Runner<'_> {
         })?;
         let gb_per_s = weights as f64 * n as f64 / seconds.median / 1e9;
         let share = 100.0 * gb_per_s / machine.read_gb_per_s;
-        let note = format!("{} GB/s of weights, {share:.0} % of memory speed", digits3(gb_per_s));
+        // Weights that the processor's cache holds are read faster than memory gives them.
+        let note = match share > 105.0 {
+            true => format!("{} GB/s, from the cache", digits3(gb_per_s)),
+            false => format!("{} GB/s, {share:.0} % of memory", digits3(gb_per_s)),
+        };
         let figure = seconds.map(|s| n as f64 / s);
         Ok(Row { name: format!("tg{n}{}", at(depth)), unit: "tok/s".into(), figure, note, pass: None })
     }

@@ -2,7 +2,7 @@
 
 use super::measure::Figure;
 use crate::cli::devices::Cpu;
-use crate::cli::ui::{bytes, digits3};
+use crate::cli::ui::{bytes, digits3, wrapped};
 use crate::decode::Stats;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -11,7 +11,13 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     pub v: u32,
+    /// Of the program, with its commit where that is known.
     pub version: String,
+    /// When it ran (UTC), and how it was called.
+    #[serde(default)]
+    pub date: String,
+    #[serde(default)]
+    pub command: String,
     pub machine: Machine,
     pub model: Model,
     pub results: Vec<Row>,
@@ -20,6 +26,9 @@ pub struct Report {
     /// The text test, where it ran.
     #[serde(default)]
     pub text: Option<Text>,
+    /// What makes the figures doubtful, in sentences.
+    #[serde(default)]
+    pub doubts: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -86,10 +95,18 @@ pub struct Text {
     /// What drafted.
     pub drafts: String,
     pub kinds: Vec<TextKind>,
+    /// All kinds together.
+    #[serde(default)]
+    pub all: Option<TextKind>,
     pub acceptance: Acceptance,
 }
 
 impl Text {
+    /// The kinds, and all of them together.
+    pub fn rows(&self) -> impl Iterator<Item = &TextKind> {
+        self.kinds.iter().chain(&self.all)
+    }
+
     pub fn prompts(&self) -> usize {
         self.kinds.iter().map(|k| k.prompts).sum()
     }
@@ -103,7 +120,8 @@ pub struct TextKind {
     /// Median tokens a second.
     pub plain: f64,
     pub drafted: f64,
-    /// Drafted over plain speed of each pair of runs.
+    /// Drafted over plain speed of each pair of runs: one prompt both ways, one right after the other. What is shown as
+    /// the ratio is the median of these, which is not the ratio of the two medians above.
     pub ratio: Figure,
     /// The same by processor time of this process: what other programs do hardly changes it.
     #[serde(default)]
@@ -148,98 +166,147 @@ impl Kernel {
     }
 }
 
+/// What the ratio is, under every table that has one.
+pub const RATIO: &str = "Ratio: tokens a second with drafts over those without, of one prompt both ways, one right after the other; the \
+                         median over all such pairs, and the range that half of them lie in.";
+
 impl Report {
+    /// Tables of at most 100 columns; with an older run, what became of its figures.
     pub fn markdown(&self, old: Option<&Report>) -> String {
-        let m = &self.machine;
-        let mut out = format!(
-            "{} ({}; {} weights, {} kv), {} on {}, {} threads, memory {} GB/s, gemma {}\n\n",
-            self.model.name,
-            self.model.formats,
-            bytes(self.model.weights),
-            bytes(self.model.kv),
-            m.device,
-            m.cpu,
-            m.threads,
-            digits3(m.read_gb_per_s),
-            self.version
-        );
-        let mut table = vec![["test", "median", "unit", "min", "max", "runs", ""].map(String::from).to_vec()];
-        for row in &self.results {
-            let f = &row.figure;
-            let cells = [
-                &row.name,
-                &digits3(f.median),
-                &row.unit,
-                &digits3(f.min),
-                &digits3(f.max),
-                &f.runs.len().to_string(),
-                &row.note,
-            ];
-            table.push(cells.map(String::clone).to_vec());
-        }
-        if let Some(old) = old {
-            table[0].extend(["before", "now / before"].map(String::from));
-            for (row, cells) in self.results.iter().zip(&mut table[1..]) {
-                cells.extend(compared(row, old));
-            }
-        }
-        out += &markdown(&table);
-        if !self.kernels.is_empty() {
-            let total: f64 = self.kernels.iter().map(|k| k.seconds).sum();
-            let mut table =
-                vec![["kernel (decode)", "calls", "ms", "% of time", "GB/s", "% of memory speed"].map(String::from).to_vec()];
-            for k in &self.kernels {
-                let percent = |x: f64| format!("{:.0}", 100.0 * x);
-                let (speed, share) = match k.bytes {
-                    0 => (String::new(), String::new()),
-                    _ => (digits3(k.gb_per_s()), percent(k.gb_per_s() / m.read_gb_per_s)),
-                };
-                table.push(vec![
-                    k.label.clone(),
-                    k.calls.to_string(),
-                    digits3(k.seconds * 1e3),
-                    percent(k.seconds / total),
-                    speed,
-                    share,
-                ]);
-            }
-            out.push('\n');
+        let mut out = self.heading();
+        let tests: Vec<&Row> = self.results.iter().filter(|row| self.text.is_none() || row.unit != "x").collect();
+        let table = match old {
+            Some(old) => compared(&tests, old),
+            None => plain(&tests),
+        };
+        if !tests.is_empty() {
             out += &markdown(&table);
+        }
+        if let Some(text) = &self.text {
+            out.push('\n');
+            out += &markdown(&texts(text, old.and_then(|old| old.text.as_ref())));
+            out += &format!("\n{}", wrapped(RATIO, COLUMNS) + "\n");
+        }
+        if !self.kernels.is_empty() {
+            out.push('\n');
+            out += &markdown(&self.kernel_table());
+        }
+        for doubt in &self.doubts {
+            out += &format!("\n{}\n", wrapped(&format!("Note: {doubt}"), COLUMNS));
         }
         out
     }
 
+    /// What was measured on what.
+    fn heading(&self) -> String {
+        let (m, model) = (&self.machine, &self.model);
+        let (weights, kv) = (bytes(model.weights), bytes(model.kv));
+        let mut lines = vec![
+            format!("{} ({}; {weights} weights, {kv} keys and values)", model.name, model.formats),
+            format!("on {}, {}, {} threads, memory {} GB/s", m.device, m.cpu, m.threads, digits3(m.read_gb_per_s)),
+            format!(
+                "gemma {}{}",
+                self.version,
+                if self.date.is_empty() { String::new() } else { format!(", {} UTC", self.date) }
+            ),
+        ];
+        lines.extend((!self.command.is_empty()).then(|| self.command.clone()));
+        lines.iter().map(|line| wrapped(line, COLUMNS) + "\n").collect::<String>() + "\n"
+    }
+
+    fn kernel_table(&self) -> Vec<Vec<String>> {
+        let total: f64 = self.kernels.iter().map(|k| k.seconds).sum();
+        let mut table =
+            vec![["kernel (decode)", "calls", "ms", "% of time", "GB/s", "% of memory speed"].map(String::from).to_vec()];
+        for k in &self.kernels {
+            let percent = |x: f64| format!("{:.0}", 100.0 * x);
+            let (speed, share) = match k.bytes {
+                0 => (String::new(), String::new()),
+                _ => (digits3(k.gb_per_s()), percent(k.gb_per_s() / self.machine.read_gb_per_s)),
+            };
+            let row = [k.label.clone(), k.calls.to_string(), digits3(k.seconds * 1e3), percent(k.seconds / total), speed, share];
+            table.push(row.to_vec());
+        }
+        table
+    }
+
+    /// One table; its first column tells tests from kernels.
     pub fn csv(&self) -> String {
-        let mut out = String::from("test,unit,median,min,max,runs,note\n");
+        let quoted = |text: &str| format!("\"{}\"", text.replace('"', "'"));
+        let mut out = String::from("kind,name,unit,median,min,max,runs,note\n");
         for row in &self.results {
-            let f = &row.figure;
-            let runs = f.runs.len();
-            out += &format!(
-                "{},{},{},{},{},{runs},\"{}\"\n",
-                row.name,
-                row.unit,
-                f.median,
-                f.min,
-                f.max,
-                row.note.replace('"', "'")
-            );
+            let (f, note) = (&row.figure, quoted(&row.note));
+            let (name, unit) = (quoted(&row.name), &row.unit);
+            out += &format!("test,{name},{unit},{},{},{},{},{note}\n", f.median, f.min, f.max, f.runs.len());
         }
         for k in &self.kernels {
-            out += &format!("kernel {},GB/s,{},,,{},\"{} s\"\n", k.label, k.gb_per_s(), k.calls, k.seconds);
+            let (speed, note) = (k.gb_per_s(), quoted(&format!("{} calls in {} s", k.calls, k.seconds)));
+            out += &format!("kernel,{},GB/s,{speed},{speed},{speed},1,{note}\n", quoted(&k.label));
         }
         out
     }
 }
 
-/// The older median, and the ratio; `=` where the ranges of both runs overlap.
-fn compared(row: &Row, old: &Report) -> [String; 2] {
+/// Columns of a line of text around the tables, and the most of a table.
+const COLUMNS: usize = 100;
+
+fn plain(rows: &[&Row]) -> Vec<Vec<String>> {
+    let mut table = vec![["test", "median", "unit", "min", "max", "runs", ""].map(String::from).to_vec()];
+    for row in rows {
+        let f = &row.figure;
+        let [median, min, max] = [f.median, f.min, f.max].map(digits3);
+        table.push([row.name.clone(), median, row.unit.clone(), min, max, f.runs.len().to_string(), row.note.clone()].to_vec());
+    }
+    table
+}
+
+fn compared(rows: &[&Row], old: &Report) -> Vec<Vec<String>> {
+    let mut table = vec![["test", "median", "unit", "before", "change"].map(String::from).to_vec()];
+    for row in rows {
+        let [before, change] = change(row, old);
+        table.push([row.name.clone(), digits3(row.figure.median), row.unit.clone(), before, change].to_vec());
+    }
+    table
+}
+
+/// The text test by kinds of prompt.
+fn texts(text: &Text, old: Option<&Text>) -> Vec<Vec<String>> {
+    let head = ["prompts", "texts", "plain, tok/s", "drafted, tok/s", "tok/pass", "ratio", "half of them"];
+    let mut table = vec![head.map(String::from).to_vec()];
+    if old.is_some() {
+        table[0].push("before".into());
+    }
+    for kind in text.rows() {
+        let [low, high] = kind.ratio.quartiles();
+        let [plain, drafted] = [kind.plain, kind.drafted].map(digits3);
+        let (pass, ratio) = (format!("{:.2}", kind.tokens_per_pass), format!("{:.2}", kind.ratio.median));
+        let range = format!("{low:.2} to {high:.2}");
+        let mut row = [kind.kind.clone(), kind.prompts.to_string(), plain, drafted, pass, ratio, range].to_vec();
+        if let Some(old) = old {
+            let before = old.rows().find(|before| before.kind == kind.kind);
+            row.push(before.map_or(String::new(), |before| format!("{:.2}", before.ratio.median)));
+        }
+        table.push(row);
+    }
+    table
+}
+
+/// The older median, and how much faster or slower it is now; `same` where the ranges of both runs overlap.
+pub fn change(row: &Row, old: &Report) -> [String; 2] {
     let Some(before) = old.results.iter().find(|o| o.name == row.name && o.unit == row.unit) else {
         return [String::new(), String::new()];
     };
     let (a, b) = (&row.figure, &before.figure);
-    let ratio = if b.median > 0.0 { a.median / b.median } else { 0.0 };
-    let same = a.min <= b.max && b.min <= a.max;
-    [digits3(b.median), format!("{ratio:.2}{}", if same { " =" } else { "" })]
+    let change = match (a.median, b.median) {
+        _ if a.min <= b.max && b.min <= a.max => "same".to_owned(),
+        (now, before) if now > 0.0 && before > 0.0 => {
+            // Times are better when they are smaller.
+            let faster = if row.unit == "ms" || row.unit == "s" { before / now } else { now / before };
+            if faster >= 1.0 { format!("{faster:.2} x faster") } else { format!("{:.2} x slower", 1.0 / faster) }
+        }
+        _ => String::new(),
+    };
+    [digits3(b.median), change]
 }
 
 /// A table whose columns line up in plain text too; all but the first are right-aligned.
@@ -283,8 +350,12 @@ mod tests {
     #[test]
     fn a_comparison_says_what_changed_and_what_is_noise() {
         let text = report(20.0).markdown(Some(&report(10.0)));
-        assert!(text.contains("2.00 |"), "{text}");
-        assert!(report(10.5).markdown(Some(&report(10.0))).contains("1.05 = |"));
+        assert!(text.contains("2.00 x faster |"), "{text}");
+        assert!(report(10.0).markdown(Some(&report(25.0))).contains("2.50 x slower |"));
+        assert!(report(10.5).markdown(Some(&report(10.0))).contains(" same |"));
+        let mut times = [report(10.0), report(25.0)];
+        times.iter_mut().for_each(|report| report.results[0].unit = "ms".into());
+        assert!(times[0].markdown(Some(&times[1])).contains("2.50 x faster |"), "less time is faster");
         assert!(text.contains("| 2.00 |                50 |"), "kernel speed and share of the roof: {text}");
     }
 
@@ -293,6 +364,40 @@ mod tests {
         let json = serde_json::to_string(&report(3.0)).unwrap();
         let back: Report = serde_json::from_str(&json).unwrap();
         assert_eq!(back.results[0].figure, report(3.0).results[0].figure);
-        assert!(report(3.0).csv().lines().all(|l| l.split(',').count() == 7));
+        let csv = report(3.0).csv();
+        assert!(csv.lines().all(|l| l.split(',').count() == 8 && !l.contains(",,")), "{csv}");
+        assert_eq!([csv.matches("\ntest,").count(), csv.matches("\nkernel,").count()], [1, 1]);
+    }
+
+    /// The longest names and figures that a run has.
+    #[test]
+    fn tables_fit_a_hundred_columns() {
+        let mut report = report(12345.6);
+        let row = |name: &str, unit: &str, note: &str| Row {
+            name: name.into(),
+            unit: unit.into(),
+            figure: Figure::of(vec![12_345.6; 5]),
+            note: note.into(),
+            ..Row::default()
+        };
+        report.results.push(row("verify 32 rows @ d131072", "ms", "c(32) = 12.34"));
+        report.results.push(row("tg128 @ d131072", "tok/s", "1234 GB/s, 100 % of memory"));
+        report.results.push(row("drafted / plain, how-to", "x", &"words of a long note ".repeat(8)));
+        let ratio = Figure::of(vec![10.5, 12.25]);
+        let kind = TextKind {
+            kind: "random words".into(),
+            prompts: 100,
+            plain: 1234.5,
+            drafted: 12_345.6,
+            ratio,
+            ..TextKind::default()
+        };
+        report.text = Some(Text { kinds: vec![kind.clone()], all: Some(kind), ..Text::default() });
+        report.model.formats = "words ".repeat(40);
+        report.doubts = vec!["A sentence of many words. ".repeat(8)];
+        for text in [report.markdown(None), report.markdown(Some(&report))] {
+            assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
+            assert!(text.contains("| random words ") && text.contains("10.50 to 12.25"), "{text}");
+        }
     }
 }

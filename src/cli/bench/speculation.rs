@@ -102,6 +102,7 @@ pub fn run(model: &Model, options: &Bench, ui: &Ui) -> Result<(Vec<Row>, Text)> 
         drafts: disabled
             .map_or_else(|| format!("--draft {}", options.draft.draft), |why| format!("--draft {} ({why})", options.draft.draft)),
         kinds: kinds.iter().map(|(kind, pairs)| text_kind(kind, pairs, options.repetitions)).collect(),
+        all: Some(text_kind("all", &all, options.repetitions)),
         acceptance: Acceptance::of(&rounds),
     };
     Ok((rows, text))
@@ -169,8 +170,8 @@ fn row(kind: &str, pairs: &[Pair], repetitions: usize) -> Row {
         unit: "x".into(),
         figure: ratio,
         note: format!(
-            "half of the pairs {low:.2} to {high:.2}; plain {plain} tok/s, drafted {drafted}, {tokens_per_pass:.2} tok/pass; prompt \
-             included {whole:.2} x, {:.2} x by processor time",
+            "half of the pairs {low:.2} to {high:.2}; plain {plain} tok/s, drafted {drafted}, {tokens_per_pass:.2} tok/pass; with \
+             the prompt {whole:.2} x, {:.2} x by processor time",
             by_processor.median
         ),
         pass: None,
@@ -268,7 +269,8 @@ fn read(path: &Path) -> Result<Vec<(String, String)>> {
     let mut out = Vec::new();
     for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let bad = || {
-            Fault::model(format!("{}, line {}: no prompt", path.display(), i + 1)).help(r#"expected {"prompt": "..."} a line"#)
+            let what = format!("{}, line {}: there is no prompt", path.display(), i + 1);
+            Fault::model(what).help(r#"each line is {"prompt": "..."}, or has "turns""#)
         };
         let value: serde_json::Value = serde_json::from_str(line).with_context(bad)?;
         let prompt = value["turns"][0].as_str().or_else(|| value["prompt"].as_str()).with_context(bad)?;

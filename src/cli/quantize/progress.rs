@@ -2,7 +2,7 @@
 
 use crate::cli::args::UiOptions;
 use crate::cli::signals::Interrupt;
-use crate::cli::ui::{Ui, bytes};
+use crate::cli::ui::{Ui, bytes, duration};
 use crate::gemma::Role;
 use crate::quant::{Entry, Progress};
 use anyhow::Result;
@@ -65,6 +65,7 @@ impl<'a> Meter<'a> {
             self.found = p.done;
             self.start = Instant::now();
             self.bar.reset_eta();
+            return;
         }
         if let Some(error) = p.error {
             let target = entry.target;
@@ -96,29 +97,5 @@ impl<'a> Meter<'a> {
         let left = if p.done < p.total { format!(", about {} left", duration(left)) } else { String::new() };
         let percent = 100.0 * p.done as f64 / p.total.max(1) as f64;
         format!("{}: {percent:.0} % done after {}{left}", self.label(entry), duration(passed))
-    }
-}
-
-/// A time for people: `23 s`, `12 min`, `17 h`.
-pub fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 9.5 => format!("{s:.1} s"),
-        s if s < 99.5 => format!("{s:.0} s"),
-        s if s < 99.5 * 60.0 => format!("{:.0} min", s / 60.0),
-        s if s < 9.95 * 3600.0 => format!("{:.1} h", s / 3600.0),
-        s => format!("{:.0} h", s / 3600.0),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::duration;
-
-    #[test]
-    fn times_have_the_unit_that_people_would_use() {
-        let times = [(0.04, "0.0 s"), (23.4, "23 s"), (99.6, "2 min"), (5700.0, "95 min"), (7200.0, "2.0 h"), (61_000.0, "17 h")];
-        for (seconds, text) in times {
-            assert_eq!(duration(seconds), text);
-        }
     }
 }

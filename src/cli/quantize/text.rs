@@ -1,10 +1,9 @@
 //! What `gemma quantize` prints: the plan of a dry run, the recipes, the last line.
 
 use super::Quantize;
-use super::progress::duration;
 use crate::cli::bench::report::markdown;
 use crate::cli::bench::shapes::Shape;
-use crate::cli::ui::{bytes, digits3, thousands};
+use crate::cli::ui::{bytes, digits3, duration, thousands};
 use crate::gemma::{Config, Weights};
 use crate::quant::allocate::prior;
 use crate::quant::recipe::BUILT_IN;

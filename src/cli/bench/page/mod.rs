@@ -3,8 +3,9 @@
 
 mod chart;
 
+use super::measure::Figure;
 use super::replay;
-use super::report::{Acceptance, Report, Text};
+use super::report::{Acceptance, RATIO, Report, Text, change};
 use crate::cli::ui::{bytes, digits3, thousands};
 use anyhow::{Context, Result};
 use chart::{Bar, Group, Plot, Point, Series, bars, bars_of, escape, lines};
@@ -31,21 +32,30 @@ pub fn write(path: &Path, page: &str) -> Result<()> {
     Ok(())
 }
 
-/// The page of a run of the bench.
-pub fn of(report: &Report) -> String {
+/// The page of a run of the bench, beside an older run where there is one.
+pub fn of(report: &Report, old: Option<&Report>) -> String {
     let m = &report.machine;
-    let facts = [
+    let when = |report: &Report| match report.date.as_str() {
+        "" => format!("gemma {}", report.version),
+        date => format!("gemma {}, {date} UTC", report.version),
+    };
+    let mut facts = vec![
         ("model", format!("{} ({})", report.model.name, report.model.formats)),
         ("device", m.device.clone()),
         ("processor", format!("{}, {} thread{}", m.cpu, m.threads, if m.threads == 1 { "" } else { "s" })),
         ("memory reads", format!("{} GB/s, measured", digits3(m.read_gb_per_s))),
-        ("program", format!("gemma {}", report.version)),
+        ("program", when(report)),
     ];
+    facts.extend((!report.command.is_empty()).then(|| ("command", report.command.clone())));
+    facts.extend(old.map(|old| ("before", format!("{} on {}, {}", old.model.name, old.machine.device, when(old)))));
     let mut page = Page::new(&format!("gemma bench: {}", report.model.name), &facts);
-    page.speeds(report);
-    page.costs(report);
+    for doubt in &report.doubts {
+        page.0 += &format!("<p class=\"doubt\">{}</p>\n", escape(doubt));
+    }
+    page.speeds(report, old);
+    page.costs(report, old);
     if let Some(text) = &report.text {
-        page.text(text, &m.device);
+        page.text(text, old.and_then(|old| old.text.as_ref()), &m.device);
         let of = format!("{}, temperature {}", text.drafts, text.temperature);
         page.acceptance("", &text.acceptance, &format!("While {of}; all {} prompts together.", text.prompts()));
     }
@@ -82,6 +92,21 @@ pub fn of_replay(report: &replay::Report) -> String {
         page.acceptance(&format!(", {}", c.name), &one, &format!("Replay of {} texts, {}.", c.records, report.tree));
     }
     page.finish()
+}
+
+/// Passes that were timed, by depth of the cache: from one row, which the others are compared with, to the most.
+fn passes(report: &Report) -> Vec<(usize, Vec<(usize, &Figure)>)> {
+    let mut depths: Vec<usize> = report.results.iter().filter_map(|r| r.pass.map(|p| p.depth)).collect();
+    depths.sort_unstable();
+    depths.dedup();
+    let of = |depth: usize| {
+        let rows = report.results.iter().filter_map(|r| Some((r.pass.filter(|p| p.depth == depth)?.rows, &r.figure)));
+        let mut rows: Vec<_> = rows.collect();
+        rows.sort_by_key(|(rows, _)| *rows);
+        (depth, rows)
+    };
+    // Without a pass of one row there is nothing to compare with.
+    depths.into_iter().map(of).filter(|(_, rows)| rows[0].0 == 1 && rows[0].1.median > 0.0).collect()
 }
 
 struct Page(String);
@@ -131,51 +156,45 @@ impl Page {
         self.0 += "</tbody></table></div>\n";
     }
 
-    fn speeds(&mut self, report: &Report) {
+    fn speeds(&mut self, report: &Report, old: Option<&Report>) {
         let rows: Vec<_> = report.results.iter().filter(|r| r.unit == "tok/s").collect();
         if rows.is_empty() {
             return;
         }
         self.0 += "<section>\n<h2>Prefill and decode</h2>\n";
+        let head = ["test", "median, tok/s", "least", "most", "runs"];
+        let more: &[&str] = if old.is_some() { &["before", "change", "of which"] } else { &["of which"] };
         self.table(
-            &["test", "median, tok/s", "least", "most", "runs", "of which"],
+            &[&head, more].concat(),
             rows.iter().map(|r| {
                 let f = &r.figure;
-                vec![r.name.clone(), digits3(f.median), digits3(f.min), digits3(f.max), f.runs.len().to_string(), r.note.clone()]
+                let [median, min, max] = [f.median, f.min, f.max].map(digits3);
+                let cells = vec![r.name.clone(), median, min, max, f.runs.len().to_string()];
+                let before = old.map_or(Vec::new(), |old| change(r, old).to_vec());
+                [cells, before, vec![r.note.clone()]].concat()
             }),
         );
         self.0 += "<p class=\"caption\">pp: tokens of a prompt; tg: tokens one by one, sampling included; d: tokens in the cache before. One run \
                    more comes first and does not count.</p>\n</section>\n";
     }
 
-    /// c(M) by depth of the cache.
-    fn costs(&mut self, report: &Report) {
-        let mut depths: Vec<usize> = report.results.iter().filter_map(|r| r.pass.map(|p| p.depth)).collect();
-        depths.sort_unstable();
-        depths.dedup();
-        let mut series = Vec::new();
-        let mut table = Vec::new();
-        for depth in depths {
-            let of: Vec<_> =
-                report.results.iter().filter_map(|r| Some((r.pass.filter(|p| p.depth == depth)?.rows, &r.figure))).collect();
-            // Without a pass of one row there is nothing to compare with.
-            let Some(one) = of.iter().find(|(rows, _)| *rows == 1).map(|(_, f)| f.median).filter(|one| *one > 0.0) else {
-                continue;
-            };
-            let point = |(rows, f): &(usize, &super::measure::Figure)| Point {
-                x: *rows,
-                y: f.median / one,
-                low: f.min / one,
-                high: f.max / one,
-            };
-            table.extend(of.iter().map(|(rows, f)| {
-                let cells = [f.median, f.min, f.max].map(digits3);
-                [vec![depth.to_string(), rows.to_string()], cells.to_vec(), vec![format!("{:.3}", f.median / one)]].concat()
-            }));
-            series.push(Series {
-                name: format!("{} tokens in the cache", thousands(depth as u64)),
-                points: of.iter().map(point).collect(),
-            });
+    /// c(M) by depth of the cache, and that of an older run.
+    fn costs(&mut self, report: &Report, old: Option<&Report>) {
+        let (mut series, mut table) = (Vec::new(), Vec::new());
+        for (report, when) in [(Some(report), ""), (old, ", before")] {
+            let Some(report) = report else { continue };
+            for (depth, points) in passes(report) {
+                let one = points[0].1.median;
+                let point =
+                    |(rows, f): &(usize, &Figure)| Point { x: *rows, y: f.median / one, low: f.min / one, high: f.max / one };
+                let name = format!("{} tokens in the cache{when}", thousands(depth as u64));
+                table.extend(points.iter().map(|(rows, f)| {
+                    let cells = [f.median, f.min, f.max].map(digits3);
+                    [vec![format!("{depth}{when}"), rows.to_string()], cells.to_vec(), vec![format!("{:.3}", f.median / one)]]
+                        .concat()
+                }));
+                series.push(Series { name, points: points.iter().map(point).collect() });
+            }
         }
         if series.iter().all(|s| s.points.len() < 2) {
             return;
@@ -194,27 +213,32 @@ impl Page {
         );
     }
 
-    fn text(&mut self, text: &Text, device: &str) {
+    fn text(&mut self, text: &Text, old: Option<&Text>, device: &str) {
         let group = |k: &super::report::TextKind| Group {
-            label: format!("{} \u{d7} {:.2}", k.kind, k.ratio.median),
+            label: format!("{}: ratio {:.2}", k.kind, k.ratio.median),
             bars: vec![
                 Bar { value: k.plain, text: format!("{} tok/s", digits3(k.plain)), series: 0 },
                 Bar { value: k.drafted, text: format!("{} tok/s", digits3(k.drafted)), series: 1 },
             ],
         };
         let plot = bars(&text.kinds.iter().map(group).collect::<Vec<_>>(), "tokens a second by kind of prompt");
+        let head = ["kind", "prompts", "plain, tok/s", "with drafts, tok/s", "ratio", "half of the pairs", "tokens per pass"];
+        let before: &[&str] = if old.is_some() { &["ratio before"] } else { &[] };
         self.figure(
             "Tokens a second by kind of prompt",
             &plot.legend(&["plain", "with drafts"]),
             &format!(
-                "Decoding at temperature {}, at most {} tokens an answer, the better of {} runs of each prompt; medians over a kind's prompts, \
-                 and how many times as fast the drafted ones were. Both ways gave the same text. Drafts: {}. Measured on {device}.",
+                "Medians of decoding at temperature {}, at most {} tokens an answer, {} runs of each prompt. {RATIO} Both ways gave the same \
+                 text. Drafts: {}. Measured on {device}.",
                 text.temperature, text.tokens, text.runs, text.drafts
             ),
-            &["kind", "prompts", "plain, tok/s", "with drafts, tok/s", "times as fast", "tokens per pass"],
-            text.kinds.iter().map(|k| {
-                let figures = [digits3(k.plain), digits3(k.drafted), format!("{:.3}", k.ratio.median), format!("{:.2}", k.tokens_per_pass)];
-                [vec![k.kind.clone(), k.prompts.to_string()], figures.to_vec()].concat()
+            &[&head, before].concat(),
+            text.rows().map(|k| {
+                let [low, high] = k.ratio.quartiles();
+                let ratio = [format!("{:.2}", k.ratio.median), format!("{low:.2} to {high:.2}"), format!("{:.2}", k.tokens_per_pass)];
+                let figures = [vec![digits3(k.plain), digits3(k.drafted)], ratio.to_vec()].concat();
+                let was = |old: &Text| old.rows().find(|o| o.kind == k.kind).map_or(String::new(), |o| format!("{:.2}", o.ratio.median));
+                [vec![k.kind.clone(), k.prompts.to_string()], figures, old.map(was).into_iter().collect()].concat()
             }),
         );
     }
