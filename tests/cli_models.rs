@@ -117,7 +117,10 @@ fn eval_takes_ids_as_they_are() {
     let figures = eval(IDS, &[]).ok().json();
     let list = |key: &str| figures[key].as_array().unwrap().clone();
     let number = |key: &str| figures[key].as_f64().unwrap();
-    assert_eq!(figures.as_object().unwrap().keys().collect::<Vec<_>>(), ["tokens", "mean_nll", "perplexity", "nll", "top1"]);
+    assert_eq!(
+        figures.as_object().unwrap().keys().collect::<Vec<_>>(),
+        ["tokens", "mean_nll", "nll_stderr", "perplexity", "nll", "top1"]
+    );
     assert_eq!((number("tokens"), list("nll").len(), list("top1").len()), (8.0, 7, 8));
     let mean = list("nll").iter().map(|v| v.as_f64().unwrap()).sum::<f64>() / 7.0;
     assert!((mean - number("mean_nll")).abs() < 1e-6 && (mean.exp() / number("perplexity") - 1.0).abs() < 1e-6);
@@ -196,7 +199,9 @@ fn a_report_is_a_page_of_what_was_measured() {
             ["bench", "-q", "--tg", "4", "--rows", "1,2,4", "--repetitions", "1", "--text-tokens", "12", "--kernel-rows", "1"];
         gemma_in(dir.path(), &[&args, more].concat(), b"")
     };
-    let run = bench(&["--only", "decode,verify", "kernels", "text", "--format", "json", "--report", "a.html"]).ok();
+    let run =
+        bench(&["--only", "decode,verify", "kernels", "text", "--draft-tree", "7", "--format", "json", "--report", "a.html"])
+            .ok();
     let page = read("a.html");
     stands_alone(&page);
     let all = [

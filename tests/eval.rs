@@ -82,7 +82,7 @@ fn kept_states_give_the_same_figures_and_belong_to_one_reference_and_text() {
     let other = ["eval", "-m", "a", "--reference", "c", "-q"];
     gemma_in(dir.path(), &[&other[..], &args].concat(), b"").fails(3, &["another reference"]);
     fs::write(dir.path().join("s.safetensors"), &bytes[..bytes.len() / 2]).unwrap();
-    eval(&dir, &args).fails(3, &["no file of states", "help: "]);
+    eval(&dir, &args).fails(3, &["not a file of stored states", "help: "]);
     let coarse = ["eval", "-m", "b", "--reference", "a", "--ids", "x.json", "--states", "t.safetensors"];
     gemma_in(dir.path(), &coarse, b"").fails(2, &["head is quantised", "help: "]);
     assert!(!dir.path().join("t.safetensors").exists());

@@ -106,7 +106,7 @@ pub struct RunOptions {
     /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Positions to make room for; auto takes what the prompt and --max-tokens need
+    /// Positions to make room for, for eval tokens of a window; auto takes what the prompt and --max-tokens, or the texts, need
     #[arg(short, long, value_name = "N|auto", default_value = "auto")]
     pub ctx_size: AutoOr,
     /// Precision of the stored keys and values; auto is f16 for quantised weights and f32 for others

@@ -240,8 +240,9 @@ pub fn duration(seconds: f64) -> String {
 /// Three significant digits: 1.23, 12.3, 123, 1234.
 pub fn digits3(x: f64) -> String {
     let decimals = match x.abs() {
-        a if a < 10.0 => 2,
-        a if a < 100.0 => 1,
+        // What would be rounded up to 10.00 has one digit less behind the point.
+        a if a < 9.995 => 2,
+        a if a < 99.95 => 1,
         _ => 0,
     };
     format!("{x:.decimals$}")

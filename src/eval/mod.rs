@@ -50,7 +50,7 @@ pub struct Comparison {
     pub top1_agreement: f64,
     /// Perplexity over the reference's.
     pub ppl_ratio: f64,
-    /// Of each scored position, in nats.
+    /// KL divergence of each scored position, in nats.
     #[serde(skip)]
     divergences: Vec<f64>,
     #[serde(skip)]
@@ -71,9 +71,9 @@ pub struct Task<'a> {
 /// Where the reference's logits come from.
 pub enum Reference<'a> {
     Engine(&'a mut dyn Engine),
-    /// The same; what its head reads is kept, `[tokens, dim]`.
+    /// The same; the hidden states that its head reads are kept, `[tokens, dim]`.
     Kept(&'a mut dyn Engine, &'a mut Vec<f32>),
-    /// What an engine's head read, once, and the head.
+    /// A head, and the hidden states that it read in an earlier run.
     Stored(&'a Head<'a>, &'a [f32]),
 }
 

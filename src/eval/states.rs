@@ -1,4 +1,5 @@
-//! What a reference's head reads, kept in a file: logits of a 27B vocabulary are 50 times larger, and follow from it.
+//! Hidden states that a reference's output head reads, kept in a file. The logits follow from them, and would be 50 times
+//! larger for 27B.
 
 use crate::compute::cpu::isa::Isa;
 use crate::compute::cpu::linear::{ActValues, ActView, PackedMatrix, linear};
@@ -99,7 +100,7 @@ impl States {
             let help = "remove the file to have it made again, or name another";
             Fault::model(format!("{} {what}", path.display())).help(help)
         };
-        let damaged = || bad("is no file of states");
+        let damaged = || bad("is not a file of stored states");
         let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|_| damaged())?;
         let found = metadata.metadata().clone().unwrap_or_default();
         for (name, value) in key(head.weights, tasks, window)? {
@@ -117,9 +118,9 @@ impl States {
         Ok(Some(States { hidden }))
     }
 
-    /// Writes them; the file appears whole or not at all.
+    /// Writes the states; the file appears complete or not at all.
     pub fn write(&self, path: &Path, head: &Head<'_>, tasks: &[&[Token]], window: usize) -> Result<()> {
-        ensure!(self.hidden.len().is_multiple_of(head.dim), "states of broken rows");
+        ensure!(self.hidden.len().is_multiple_of(head.dim), "the states are not whole rows");
         let shape = vec![self.hidden.len() / head.dim, head.dim];
         let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(&self.hidden))?;
         let bytes = serialize([("hidden", view)], Some(key(head.weights, tasks, window)?))?;

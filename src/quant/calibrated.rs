@@ -56,7 +56,7 @@ impl<'a> Calibrated<'a> {
         &self.losses
     }
 
-    /// What was out of the ordinary, taken.
+    /// Returns what was out of the ordinary, and forgets it.
     pub fn notes(&mut self) -> Vec<String> {
         self.calibrator.as_mut().map(Calibrator::notes).unwrap_or_default()
     }

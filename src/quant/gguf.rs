@@ -1,4 +1,4 @@
-//! The other container: one GGUF file for llama.cpp, of what can be said there without rounding again.
+//! GGUF output: one file that llama.cpp reads too, for formats that it can hold without rounding again.
 //!
 //! Our int4 and int8 codes of any group that is made of 32s become Q4_0 and Q8_0 with the group's scale repeated, floats stay
 //! what they are, and norms gain the 1 that llama.cpp expects in them.
@@ -13,7 +13,7 @@ use crate::gemma::gguf::tensor_name;
 use crate::tensor::{Code, Format, Group};
 use anyhow::Result;
 
-/// The only file.
+/// Name of the file while it grows.
 pub const FILE: &str = "model.gguf";
 
 /// How a tensor is stored; an error where GGUF has no such thing.
@@ -45,14 +45,14 @@ pub fn kind(name: &str, role: Role, target: Target, cols: usize) -> Result<Kind>
     if cut && cols.is_multiple_of(kind.weights()) && !format.hadamard { Ok(kind) } else { refuse() }
 }
 
-/// The tensor as the file has it, its padding included.
+/// A tensor as the file stores it, its padding included.
 pub fn part(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> Part {
     let tensor = tensor(role, layer, kind, rows, cols);
     let bytes = tensor.bytes() + tensor.padding() as u64;
     Part { name: tensor.name, dtype: kind.dtype().unwrap_or(Dtype::U8), shape: tensor.shape, bytes }
 }
 
-/// The zeros at its end.
+/// Bytes of the zeros that fill a tensor up to the file's alignment.
 pub fn padding(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> usize {
     tensor(role, layer, kind, rows, cols).padding()
 }
@@ -66,10 +66,10 @@ fn tensor(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> Ten
 pub fn header(keys: &Keys, tensors: &[(Role, usize, Kind, usize, usize)]) -> Vec<u8> {
     let mut keys = keys.clone();
     let weights = |of: Kind| tensors.iter().filter(|t| t.2 == of && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>();
-    // llama.cpp's number for "mostly this".
+    // llama.cpp numbers files by the type of most of their weights.
     let mostly = [(Kind::F32, 0), (Kind::F16, 1), (Kind::Q4_0, 2), (Kind::Q8_0, 7), (Kind::Bf16, 32)];
     keys.u32("general.file_type", mostly.into_iter().max_by_key(|(kind, _)| weights(*kind)).map_or(0, |m| m.1));
-    // Of the layouts of blocks.
+    // The version of the blocks' layouts: all files since May 2023 have this one.
     keys.u32("general.quantization_version", 2);
     let tensors: Vec<Tensor> =
         tensors.iter().map(|&(role, layer, kind, rows, cols)| tensor(role, layer, kind, rows, cols)).collect();

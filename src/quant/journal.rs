@@ -89,7 +89,7 @@ impl Header {
     }
 }
 
-/// A finished tensor.
+/// A tensor that is finished, as a line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Done {
     pub tensor: String,
@@ -102,7 +102,7 @@ pub struct Done {
     pub relative_error: f64,
 }
 
-/// The open journal; lines go to the end.
+/// The open journal; lines are added at its end.
 pub struct Journal {
     path: PathBuf,
     file: File,

@@ -36,7 +36,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Codes and scales, rather than floats under the source's name.
+    /// Whether it is stored as codes and scales, rather than as floats under the source's name.
     pub fn is_packed(self) -> bool {
         matches!(self, Target::Format(f) if f.code.is_integer() || f.hadamard)
     }
@@ -85,7 +85,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Nothing.
+    /// A layout without tensors.
     pub fn empty() -> Self {
         Layout { entries: Vec::new(), shards: 0, gguf: None }
     }
@@ -128,12 +128,12 @@ impl Layout {
         Ok(Layout { entries, shards: shard + 1, gguf: None })
     }
 
-    /// Of all tensors, without headers.
+    /// Bytes of all tensors, without headers.
     pub fn bytes(&self) -> u64 {
         self.entries.iter().map(Entry::bytes).sum()
     }
 
-    /// Of one shard's file.
+    /// Bytes of one shard's file, with its header.
     pub fn file_bytes(&self, shard: usize) -> Result<u64> {
         let data: u64 = self.entries.iter().filter(|e| e.shard == shard).map(Entry::bytes).sum();
         Ok(self.header(shard)?.len() as u64 + data)
@@ -207,7 +207,7 @@ impl Layout {
 /// Tensors of one role that become the same.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
-    /// `None`: norms.
+    /// `None` stands for all norms together.
     pub role: Option<Role>,
     pub target: Target,
     pub tensors: usize,
@@ -232,7 +232,8 @@ fn parts(name: &str, role: Role, target: Target, rows: usize, cols: usize) -> Re
         return Err(Fault::model(what).help("norms may be as-is, f32, bf16 or i8-row").into());
     }
     format.check_cols(cols).with_context(|| {
-        Fault::model(format!("{name} has {cols} columns, which {format} cannot cut")).help("choose another format")
+        Fault::model(format!("{name} has {cols} columns, which {format} cannot divide into its groups"))
+            .help("choose another format")
     })?;
     let mut out = vec![Part::new(artifact::codes_name(name), Dtype::U8, format.codes_shape(rows, cols).to_vec())];
     match format.row_scales(cols) {

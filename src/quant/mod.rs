@@ -32,7 +32,7 @@ pub use report::{Report, TensorReport};
 pub use solver::{Nearest, Solver};
 pub use verify::{Verified, verify};
 
-/// How to go about it; nothing here changes a byte of the weights, only `shard_bytes` how they are cut into files.
+/// How a conversion is run. Nothing here changes a byte of the weights; `shard_bytes` says how they are cut into files.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     pub threads: usize,

@@ -14,7 +14,7 @@ const MAX_GLOBS: usize = 10_000;
 pub enum Pattern {
     Norms,
     Linears,
-    /// Without braces; any of them.
+    /// The pattern without its braces: a name matches where it matches any of these.
     Globs(Vec<String>),
 }
 
@@ -71,7 +71,7 @@ fn choices(inside: &str) -> Result<Vec<String>> {
             continue;
         };
         let (Ok(first), Ok(last)) = (first.parse::<u16>(), last.parse::<u16>()) else {
-            bail!("`{choice}` is no range of numbers");
+            bail!("`{choice}` is not a range of numbers");
         };
         ensure!(first <= last, "`{choice}` runs backwards");
         out.extend((first..=last).map(|n| n.to_string()));

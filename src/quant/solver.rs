@@ -1,4 +1,4 @@
-//! Where codes come from: the seam between the pipeline, which reads, writes and keeps the journal, and the methods.
+//! The seam between the pipeline, which reads, writes and keeps the journal, and the methods that find the codes.
 
 use super::layout::{Entry, Layout};
 use super::plan::TILE_ROWS;

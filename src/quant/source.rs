@@ -22,13 +22,13 @@ pub enum Reader<'a> {
         entry: &'a Entry,
         dtype: Dtype,
     },
-    /// In blocks that have no equal among our formats.
+    /// It is stored in blocks that are not among our formats.
     Blocks {
         checkpoint: &'a Checkpoint,
         entry: &'a Entry,
         kind: gguf::Kind,
     },
-    /// Already quantised.
+    /// The source is quantised already.
     Packed {
         entry: &'a Entry,
         matrix: Matrix<'a>,

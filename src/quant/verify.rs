@@ -19,13 +19,13 @@ const CHUNK: usize = 1 << 20;
 /// Rows of a chunk are a multiple of this, so that no tile of any form is cut.
 const ALIGN: usize = 64;
 
-/// What was compared.
+/// What [`verify`] has compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
     pub tensors: usize,
     /// Tensors whose SHA-256 was compared with the report: all or none.
     pub hashed: usize,
-    /// Decoders that agree.
+    /// Names of the decoders that agree.
     pub backends: Vec<String>,
 }
 

@@ -220,7 +220,7 @@ fn draft_model(options: &Bench, tokenizer: &Tokenizer, texts: &[Transcript], ui:
     let remedy = "leave `model` out of --sources, or name a draft model of the same tokenizer with --draft";
     let found = Partner::named(&options.draft.draft, tokenizer, f32::INFINITY)?;
     let partner = found
-        .ok_or_else(|| Fault::usage("--draft names no model").help(remedy))?
+        .ok_or_else(|| Fault::usage("--draft does not name a draft model").help(remedy))?
         .map_err(|why| Fault::model(format!("the draft model cannot draft for this tokenizer: {why}")).help(remedy))?;
     let (name, identity) = (partner.name(), partner.fingerprint()?);
     let longest = texts.iter().map(|t| t.prompt.len() + t.answer.len()).max().unwrap_or(0) + 1;

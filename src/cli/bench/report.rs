@@ -201,9 +201,11 @@ impl Report {
     fn heading(&self) -> String {
         let (m, model) = (&self.machine, &self.model);
         let (weights, kv) = (bytes(model.weights), bytes(model.kv));
+        // The processor's own description has them already.
+        let threads = if m.device.contains(" threads") { String::new() } else { format!(", {} threads", m.threads) };
         let mut lines = vec![
             format!("{} ({}; {weights} weights, {kv} keys and values)", model.name, model.formats),
-            format!("on {}, {}, {} threads, memory {} GB/s", m.device, m.cpu, m.threads, digits3(m.read_gb_per_s)),
+            format!("on {}, {}{threads}, memory {} GB/s", m.device, m.cpu, digits3(m.read_gb_per_s)),
             format!(
                 "gemma {}{}",
                 self.version,

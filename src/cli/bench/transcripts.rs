@@ -25,7 +25,7 @@ const EXPECTED: &str = r#"a line is {"prompt": "...", "answer": "..."}, {"messag
 pub fn read(path: &Path, tokenizer: &Tokenizer, template: &ChatTemplate, longest: usize) -> Result<Vec<Transcript>> {
     let mut out = Vec::new();
     for (i, line) in read_file(path)?.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let bad = || Fault::model(format!("{}, line {}: no transcript", path.display(), i + 1)).help(EXPECTED);
+        let bad = || Fault::model(format!("{}, line {} is not a transcript", path.display(), i + 1)).help(EXPECTED);
         let value: Value = serde_json::from_str(line).with_context(bad)?;
         let parts = parts(&value, tokenizer, template).with_context(bad)?.with_context(bad)?;
         let category = value["category"].as_str().unwrap_or("text").to_owned();

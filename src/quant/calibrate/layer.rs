@@ -68,7 +68,7 @@ pub struct Layer<'a> {
     shape: Shape,
     index: usize,
     matrices: HashMap<Role, Matrix<'a>>,
-    norms: HashMap<Role, Vec<f32>>, // one added
+    norms: HashMap<Role, Vec<f32>>, // the stored weight plus 1
 }
 
 impl<'a> Layer<'a> {
@@ -120,7 +120,7 @@ impl<'a> Layer<'a> {
         x.par_iter_mut().zip(&block).for_each(|(x, b)| *x += b);
     }
 
-    /// The whole layer.
+    /// Runs the residual stream through the whole layer.
     pub fn forward(&self, x: &mut [f32]) {
         self.add(Stage::O, &self.input(Stage::O, x), x);
         self.add(Stage::Down, &self.input(Stage::Down, x), x);
@@ -192,7 +192,7 @@ impl<'a> Layer<'a> {
     }
 }
 
-/// RMSNorm of each row; `weight` has its one added.
+/// RMSNorm of each row; `weight` is the stored weight plus 1.
 pub fn norm_rows(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     let mut out = x.to_vec();
     out.par_chunks_mut(weight.len()).for_each(|row| rows::norm(row, weight, eps));

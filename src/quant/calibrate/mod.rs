@@ -82,7 +82,7 @@ impl<'a> Calibrator<'a> {
         })
     }
 
-    /// Lines for the log, taken.
+    /// Returns the lines for the log, and forgets them.
     pub fn notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }
@@ -128,7 +128,7 @@ impl<'a> Calibrator<'a> {
             let stage = Stage::of(role).context("tables are coded by rows")?;
             self.solve_stage(stage, layer)?;
         }
-        self.waiting.remove(&role).with_context(|| format!("{role:?} of layer {layer} has no format to solve for"))
+        self.waiting.remove(&role).with_context(|| format!("no format is known for {}", role.short_name(layer)))
     }
 
     /// What a matrix became, in this run or an earlier one.

@@ -27,13 +27,13 @@ macro_rules! vectorised {
 }
 
 vectorised! {
-    /// RMSNorm in place; `weight` has its one added.
+    /// RMSNorm in place; `weight` is the stored weight plus 1.
     fn norm(x: &mut [f32], weight: &[f32], eps: f32) {
         let scale = math::inv_rms(x, eps);
         x.iter_mut().zip(weight).for_each(|(v, w)| *v *= scale * w);
     }
 
-    /// Scores to weights that sum to 1.
+    /// Softmax in place: scores become weights that sum to 1.
     fn softmax(x: &mut [f32]) {
         let max = x.iter().fold(f32::NEG_INFINITY, |m, v| if *v > m { *v } else { m });
         x.iter_mut().for_each(|v| *v = math::exp(*v - max));

@@ -90,7 +90,7 @@ fn disturbed(matrix: &Matrix<'_>, seed: u64) -> Matrix<'static> {
     Matrix { format: Format::F32, rows: matrix.rows, cols, codes: codes.into(), scales: Vec::new().into() }
 }
 
-/// One added.
+/// A norm's stored weight plus 1.
 fn final_norm(weights: &Weights) -> Result<Vec<f32>> {
     Ok(weights.vector(Role::FinalNorm, 0)?.iter().map(|w| 1.0 + w).collect())
 }
@@ -126,7 +126,7 @@ impl Ends<'_> {
         for start in (0..base.len() / config.dim).step_by(rows) {
             let part = start * config.dim..base.len().min((start + rows) * config.dim);
             let want = logits(&base[part.clone()], &head);
-            // What follows BOS alone is no text.
+            // What follows BOS alone is not predicted from any text.
             let counts = |row: usize| !(start + row).is_multiple_of(self.window);
             count += (0..part.len() / config.dim).filter(|row| counts(*row)).count();
             for (sum, (x, own)) in sums.iter_mut().zip(streams) {

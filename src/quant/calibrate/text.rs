@@ -20,7 +20,7 @@ pub struct Text {
 impl Text {
     /// Cuts at most `windows` pieces out of a long run of tokens, spread evenly over it. A short run makes one short window.
     pub fn cut(run: &[Token], bos: Token, window: usize, windows: usize) -> Result<Text> {
-        ensure!(run.len() >= 2 && window >= 2 && windows > 0, "a text of {} tokens calibrates nothing", run.len());
+        ensure!(run.len() >= 2 && window >= 2 && windows > 0, "a text of {} tokens is too short to calibrate with", run.len());
         let body = (window - 1).min(run.len());
         let n = windows.min(run.len() / body);
         let start = |i: usize| if n == 1 { 0 } else { i * (run.len() - body) / (n - 1) };

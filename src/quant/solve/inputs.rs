@@ -141,7 +141,7 @@ fn damp(h: &mut [f32], n: usize, share: f32) {
     (0..n).for_each(|i| h[i * n + i] += add);
 }
 
-/// Of the finite entries; 1 where nothing was counted, so that a factor exists.
+/// Mean of the finite entries of the diagonal; 1 where nothing was counted, so that a factor exists.
 fn mean_diagonal(h: &[f32], n: usize) -> f32 {
     let sum: f64 = (0..n).map(|i| h[i * n + i] as f64).filter(|d| d.is_finite()).sum();
     if sum > 0.0 { (sum / n as f64) as f32 } else { 1.0 }
