@@ -5,10 +5,11 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     cli::signals::default_sigpipe();
-    let typed = match cli::settings::parse(std::env::args_os().collect()) {
+    let argv: Vec<_> = std::env::args_os().collect();
+    let typed = match cli::settings::parse(argv.clone()) {
         Ok(typed) => typed,
         // Help and version end here with 0, wrong usage with 2.
-        Err(early) => return early.print(),
+        Err(early) => return cli::hints::report(early, &argv),
     };
     match cli::run(&typed) {
         Ok(code) => ExitCode::from(code),

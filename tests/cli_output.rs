@@ -25,14 +25,7 @@ fn only_the_text_reaches_a_pipe_and_escape_codes_never_do() {
     let expected = json["text"].as_str().unwrap();
     assert!(!expected.is_empty());
     let dir = tempfile::tempdir().unwrap();
-    for (name, value) in [
-        ("LANG", "C"),
-        ("NO_COLOR", "1"),
-        ("CLICOLOR_FORCE", "1"),
-        ("TERM", "dumb"),
-        ("GEMMA_COLOR", "always"),
-        ("GEMMA_VERBOSE", "2"),
-    ] {
+    for (name, value) in [("LANG", "C"), ("NO_COLOR", "1"), ("CLICOLOR_FORCE", "1"), ("TERM", "dumb"), ("GEMMA_VERBOSE", "2")] {
         let mut command = command(BINARY, dir.path());
         command.args(&TEXT[..7]).args(["--stats", "text"]).env(name, value);
         let run = wait(command, b"").ok();
@@ -40,6 +33,9 @@ fn only_the_text_reaches_a_pipe_and_escape_codes_never_do() {
         assert!(run.err.contains("bundled demo model") && run.err.contains("seed 5"), "{name}: {}", run.err);
         assert!(!run.err.contains('\x1b') && !run.err.contains('\r'), "{name}: {:?}", run.err);
     }
+    // An order in so many words is another matter.
+    let coloured = gemma(&[&TEXT[..7], &["--stats", "text", "--color", "always"]].concat(), b"").ok();
+    assert!(coloured.err.contains("\x1b[1;33mnote:\x1b[0m") && coloured.text() == expected, "{:?}", coloured.err);
     let mut forced = command(BINARY, dir.path());
     forced.args(["generate", "--help"]).env("CLICOLOR_FORCE", "1");
     assert!(!wait(forced, b"").ok().out.contains(&0x1b));
@@ -121,6 +117,8 @@ fn json_follows_the_published_schema_in_all_its_forms() {
     };
     let json = text(&["--format", "json"]).json();
     check(&json);
+    check(&text(&["--json"]).json());
+    assert_eq!(text(&["--json", "--format", "text"]).out, plain.out, "the last of both counts");
     let lines = text(&["--format", "jsonl"]);
     assert_eq!(lines.text().matches('\n').count(), 1);
     check(&lines.json());
@@ -298,6 +296,12 @@ fn what_drafting_learns_is_kept_where_it_is_told_and_bad_files_cost_a_note() {
     default(&[]).fails(2, &["draft-memory", "environment"]);
     fs::remove_file(dir.path().join("gemma.toml")).unwrap();
     default(&["--draft-memory", "elsewhere"]).fails(2, &["slash"]);
+    let told = |args: &[&str]| {
+        let mut command = command(BINARY, dir.path());
+        command.env_remove("GEMMA_DRAFT_MEMORY").env("XDG_STATE_HOME", dir.path().join("state")).args(args);
+        wait(command, b"").ok().err.contains("state/gemma/draft-memory; --draft-memory off")
+    };
+    assert!(told(&TEXT[..7]) && !told(&TEXT[..7]), "the place is named once, when the first file is made");
     assert_eq!(default(&[]).ok().out, expected);
     assert_eq!(fs::read_dir(dir.path().join("state/gemma/draft-memory")).unwrap().count(), 2, "a table and its lock");
 }

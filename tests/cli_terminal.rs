@@ -132,15 +132,22 @@ fn on_terminal(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String) {
 
 #[test]
 fn a_terminal_gets_colour_a_final_line_break_and_figures() {
-    let args = ["generate", "Hi.", "-n", "4", "--seed", "3"];
+    let args = ["generate", "Hi.", "-n", "4", "--seed", "3", "--ignore-eos"];
     let (code, text) = on_terminal(&args, &[]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("\x1b[1;33mnote:\x1b[0m") && text.contains("seed 3"), "{text:?}");
     for env in [("NO_COLOR", "1"), ("CLICOLOR", "0"), ("TERM", "dumb")] {
         let (_, text) = on_terminal(&args, &[env]);
         assert!(!text.contains("\x1b[1;33m") && !text.contains("\x1b[2m"), "{env:?}: {text:?}");
-        assert!(text.contains("\r\nprompt "), "the text ends in a line break: {text:?}");
+        assert!(text.contains("\r\n(cut off by --max-tokens)\r\n4 tokens, "), "the text ends in a line break: {text:?}");
     }
+    let (_, full) = on_terminal(&["generate", "Hi.", "-n", "99", "-c", "14", "--ignore-eos", "--color", "never"], &[]);
+    assert!(full.contains("(cut off: the context of 14 positions is full)\r\n"), "{full:?}");
+    let stats = full.lines().last().unwrap_or_default();
+    assert!(stats.contains(" tokens, ") && stats.chars().count() <= 80 && !stats.contains("tok/pass"), "{stats:?}");
+    let (_, verbose) = on_terminal(&[&args[..], &["-v", "--color", "never"]].concat(), &[]);
+    let figures = verbose.split_once("4 tokens, ").unwrap_or_default().1;
+    assert!(figures.contains("tok/pass") && figures.lines().all(|line| line.chars().count() <= 80), "{verbose:?}");
     let (_, never) = on_terminal(&[&args[..], &["--color", "never", "--progress", "off"]].concat(), &[]);
     assert!(!never.contains('\x1b'), "{never:?}");
     let (_, dumb) = on_terminal(&args, &[("TERM", "dumb")]);

@@ -245,7 +245,7 @@ fn wrong_types_of_control_tokens_are_repaired() {
     }
     let (_dir, path) = written(&file);
     let weights = open(&path);
-    assert!(weights.notes()[0].contains("<start_of_turn>, <end_of_turn> for ordinary text"), "{:?}", weights.notes());
+    assert!(weights.notes()[0].contains("<start_of_turn>, <end_of_turn> as ordinary text"), "{:?}", weights.notes());
     let got = tokenizer(&weights);
     assert!(got.is_control(105) && got.is_control(106) && got.notes().is_empty());
     for special in [Special::AsText, Special::Parse] {

@@ -212,7 +212,7 @@ fn what_cannot_be_kept_is_refused_with_its_place() {
     };
     let bad = json!({"properties": {"a": {"items": {"type": "string", "not": {"const": "x"}}}}}).to_string();
     fails(&["--json-schema", &bad], 2, &["at /properties/a/items", "not", "help:"]);
-    fails(&["--json-schema", "{\"type\": }"], 2, &["--json-schema is no JSON", "line 1 column 10"]);
+    fails(&["--json-schema", "{\"type\": }"], 2, &["--json-schema is not valid JSON", "line 1 column 10"]);
     fails(&["--json-schema", "@absent.json"], 3, &["absent.json"]);
     fs::write(dir.path().join("s.json"), "{\n  \"type\": strin\n}").unwrap();
     fails(&["--json-schema", "@s.json"], 2, &["s.json", "line 2"]);

@@ -38,7 +38,7 @@ pub fn formats(config: &Value, shown: &str) -> Result<BTreeMap<String, Format>> 
             return Err(bad(what).help("update gemma, or quantise the model again").into());
         }
         Some(older) => {
-            let what = format!("version {older} is of an earlier gemma, whose Hadamard had no signs");
+            let what = format!("version {older} is of an earlier gemma, which transformed weights in another way");
             return Err(bad(what).help("quantise the model again").into());
         }
         None => return Err(bad("no version".into()).into()),
@@ -52,7 +52,7 @@ pub fn formats(config: &Value, shown: &str) -> Result<BTreeMap<String, Format>> 
         match parsed {
             Some(Ok(format)) => out.insert(name.clone(), format),
             Some(Err(e)) => return Err(bad(format!("`{name}`: {e:#}")).into()),
-            None => return Err(bad(format!("`{name}`: {format} is no format")).into()),
+            None => return Err(bad(format!("`{name}`: {format} is not a format")).into()),
         };
     }
     Ok(out)

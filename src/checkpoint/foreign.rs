@@ -6,20 +6,41 @@ use anyhow::Result;
 use serde_json::Value;
 use std::path::Path;
 
-/// Refuses anything that is no directory; GGUF files have gone another way by then.
+/// Refuses anything that is not a directory; GGUF files have gone another way by then.
 pub fn check_path(path: &Path) -> Result<()> {
     let shown = path.display();
     let meta = std::fs::metadata(path).map_err(|e| Fault::model(format!("{shown}: {e}")).help("check the path of the model"))?;
     if meta.is_dir() {
         return Ok(());
     }
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-    Err(match extension {
-        "safetensors" => Fault::model(format!("{shown}: a single weight file is not a model"))
-            .help("give the directory that also holds config.json and tokenizer.json"),
-        _ => Fault::model(format!("{shown}: not a directory")).help("give a Hugging Face model directory"),
+    let fault = match extension {
+        "safetensors" => Fault::model(format!("{shown}: a single weight file is not a model")),
+        "json" | "model" => Fault::model(format!("{shown} is one file of a model")),
+        _ => Fault::model(format!("{shown} is not a model directory and not a GGUF file")),
+    };
+    Err(match parent.join("config.json").is_file() {
+        true => fault.help(format!("give its directory, which holds config.json: {}", parent.display())),
+        false => fault.help("give the directory that holds config.json, the weights and tokenizer.json"),
     }
     .into())
+}
+
+/// Refuses what is in the place of a file of weights or a tokenizer: what Git leaves there instead of a large file, and the page of a
+/// web site that somebody saved under its name.
+pub fn check_bytes(file: &str, bytes: &[u8]) -> Result<(), Fault> {
+    let start = &bytes[..bytes.len().min(512)];
+    if start.starts_with(b"version https://git-lfs.github.com/") {
+        return Err(Fault::model(format!("{file} is a Git LFS pointer: the file itself was not fetched"))
+            .help("in the directory of the clone: git lfs install && git lfs pull"));
+    }
+    let text = String::from_utf8_lossy(start).trim_start_matches('\u{feff}').trim_start().to_ascii_lowercase();
+    if ["<!doctype html", "<html", "<head", "<?xml"].iter().any(|tag| text.starts_with(tag)) {
+        return Err(Fault::model(format!("{file} is a web page that was saved under this name"))
+            .help("download the file itself: `hf download ID`, or a link with /resolve/main/ in it instead of /blob/main/"));
+    }
+    Ok(())
 }
 
 /// Refuses directories of other kinds by the files in them.
@@ -28,7 +49,7 @@ pub fn check_files(store: &Store, shown: &str) -> Result<()> {
     let has = |name: &str| files.iter().any(|f| f == name);
     let ends = |ending: &str| files.iter().any(|f| f.ends_with(ending));
     if has("adapter_config.json") {
-        return Err(Fault::model(format!("{shown}: a PEFT adapter (adapter_config.json), not a whole model"))
+        return Err(Fault::model(format!("{shown} is a PEFT adapter (adapter_config.json), not a whole model"))
             .help("merge it into its base model first: peft's `merge_and_unload()`, then `save_pretrained`")
             .into());
     }
@@ -36,25 +57,27 @@ pub fn check_files(store: &Store, shown: &str) -> Result<()> {
         return Ok(());
     }
     if ends(".gguf") {
-        return Err(Fault::model(format!("{shown}: holds parts of a GGUF model, but not the first, or only its vision tower"))
+        return Err(Fault::model(format!("{shown} holds parts of a GGUF model, but not the first, or only its vision tower"))
             .help("fetch the file of the language model too")
             .into());
     }
     if ends(".bin") || ends(".pt") || ends(".pth") {
-        return Err(Fault::model(format!("{shown}: holds PyTorch pickles, which are never loaded"))
+        return Err(Fault::model(format!("{shown} holds PyTorch pickles, which are never loaded"))
             .help("save the model again with `safe_serialization=True`")
             .into());
     }
     if ends(".sbs") {
-        return Err(Fault::model(format!("{shown}: holds a gemma.cpp model")).help("use a Hugging Face directory").into());
-    }
-    if !has("config.json") {
-        return Err(Fault::model(format!("{shown}: no config.json and no safetensors here"))
-            .help("give a Hugging Face model directory")
+        return Err(Fault::model(format!("{shown} holds a model for gemma.cpp"))
+            .help("use the model directory from Hugging Face, or its GGUF file")
             .into());
     }
-    Err(Fault::model(format!("{shown}: no model.safetensors and no shards"))
-        .help("the download is incomplete: fetch it again, e.g. `hf download google/gemma-3-27b-it`")
+    if !has("config.json") {
+        return Err(Fault::model(format!("{shown}: there is no config.json and no safetensors file here"))
+            .help("give a model directory from Hugging Face, a directory that gemma quantize made, or a GGUF file")
+            .into());
+    }
+    Err(Fault::model(format!("{shown}: there are no weights: no model.safetensors and no shards"))
+        .help("the download is incomplete: run `hf download` again with this model's id")
         .into())
 }
 

@@ -68,19 +68,21 @@ fn damaged(file: &str, what: impl fmt::Display) -> Fault {
 /// `file` is only named in errors. Tensors come back in the order of their data.
 pub fn parse(file: &str, bytes: &[u8]) -> Result<Vec<Entry>> {
     let len = bytes.len();
+    super::foreign::check_bytes(file, bytes)?;
     let Some((prefix, rest)) = bytes.split_first_chunk::<8>() else {
-        return Err(damaged(file, format!("{len} bytes long; a safetensors file has at least 8")).into());
+        return Err(damaged(file, format!("it is {len} bytes long; a safetensors file has at least 8")).into());
     };
     let header_len = u64::from_le_bytes(*prefix);
     if header_len > MAX_HEADER as u64 {
-        let what = format!("claims a header of {header_len} bytes; more than {MAX_HEADER} is not believed");
-        return Err(damaged(file, what).help("this is probably no safetensors file").into());
+        let what = format!("it claims a header of {header_len} bytes; more than {MAX_HEADER} is not believed");
+        return Err(damaged(file, what).help("this is probably not a safetensors file").into());
     }
     let header_len = header_len as usize;
     let Some(header) = rest.get(..header_len) else {
-        return Err(damaged(file, format!("claims a header of {header_len} bytes but is {len} bytes long")).into());
+        return Err(damaged(file, format!("it claims a header of {header_len} bytes but is {len} bytes long")).into());
     };
-    let RawHeader(raw) = serde_json::from_slice(header).map_err(|e| damaged(file, format!("header is no valid JSON: {e}")))?;
+    let RawHeader(raw) =
+        serde_json::from_slice(header).map_err(|e| damaged(file, format!("its header is not valid JSON: {e}")))?;
     let mut names = HashSet::new();
     let mut entries = Vec::with_capacity(raw.len());
     for (name, raw) in raw {
@@ -99,7 +101,7 @@ pub fn parse(file: &str, bytes: &[u8]) -> Result<Vec<Entry>> {
         end = entry.range.end;
     }
     if end != len {
-        return Err(damaged(file, format!("header accounts for {end} bytes but the file has {len}")).into());
+        return Err(damaged(file, format!("its header accounts for {end} bytes but the file has {len}")).into());
     }
     Ok(entries)
 }

@@ -13,6 +13,7 @@ mod source;
 mod store;
 mod view;
 
+pub use foreign::check_bytes;
 pub use view::{Dtype, TensorView};
 
 use crate::error::Fault;
@@ -100,7 +101,7 @@ impl Checkpoint {
     fn from_store(name: String, store: Store, shown: &str) -> Result<Checkpoint> {
         foreign::check_files(&store, shown)?;
         let Some(config) = store.json("config.json")? else {
-            return Err(Fault::model(format!("{shown}: no config.json"))
+            return Err(Fault::model(format!("{shown}: there is no config.json"))
                 .help("copy config.json from the model's page, or fetch the model again")
                 .into());
         };
@@ -191,7 +192,7 @@ impl Checkpoint {
 
     /// A file beside the weights, such as `tokenizer.json`; `None` when there is none.
     pub fn side_file(&self, name: &str) -> Result<Option<Cow<'_, [u8]>>> {
-        anyhow::ensure!(shards::is_plain_name(name), "side file {name:?} is no plain name");
+        anyhow::ensure!(shards::is_plain_name(name), "side file {name:?} is not a plain name");
         match &self.gguf {
             Some(gguf) => gguf.side_file(name),
             None => self.store.read(name),
@@ -319,10 +320,10 @@ impl Checkpoint {
         if self.formats.contains_key(name) {
             return self.packed(name);
         }
-        let view = self.tensor(name).with_context(|| Fault::model(format!("{}: no tensor `{name}`", self.name)))?;
+        let view = self.tensor(name).with_context(|| Fault::model(format!("{}: there is no tensor `{name}`", self.name)))?;
         let bad = |what: String| Fault::model(format!("{}: tensor `{name}` {what}", self.name));
         let &[rows, cols] = view.shape else {
-            return Err(bad(format!("of shape {:?} is no matrix", view.shape)).into());
+            return Err(bad(format!("of shape {:?} is not a matrix", view.shape)).into());
         };
         if let Some(kind) = self.block(name) {
             let threads = std::thread::available_parallelism().map_or(1, |n| n.get());

@@ -25,8 +25,8 @@ pub fn find(store: &Store, shown: &str) -> Result<Shards> {
     }
     let Some(index) = store.json(INDEX)? else {
         let found = store.list()?.into_iter().find(|f| f.ends_with(".safetensors")).unwrap_or_default();
-        return Err(Fault::model(format!("{shown}: neither {SINGLE} nor {INDEX}, only {found:?}"))
-            .help("the download is incomplete: fetch it again, e.g. `hf download google/gemma-3-27b-it`")
+        return Err(Fault::model(format!("{shown}: there is neither {SINGLE} nor {INDEX}, only {found:?}"))
+            .help("the download is incomplete: run `hf download` again with this model's id")
             .into());
     };
     let bad = |what: String| Fault::model(format!("{}: {what}", store.display(INDEX))).help("fetch the index again");
@@ -48,7 +48,7 @@ pub fn find(store: &Store, shown: &str) -> Result<Shards> {
     files.dedup();
     let missing: Vec<&String> = files.iter().filter(|f| !store.contains(f)).collect();
     if let Some(first) = missing.first() {
-        let what = format!("{}: missing, with {} of {} shards", store.display(first), missing.len(), files.len());
+        let what = format!("{} is missing; {} of {} shards are not there", store.display(first), missing.len(), files.len());
         return Err(Fault::model(what).help("the download is incomplete: run `hf download` again").into());
     }
     Ok(Shards { files, weight_map: Some(weight_map) })

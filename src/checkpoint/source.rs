@@ -22,7 +22,8 @@ impl Checkpoint {
     /// Same as [`Checkpoint::matrix`], not read yet; all its claims are checked.
     pub fn stored_matrix(&self, name: &str) -> Result<StoredMatrix<'_>> {
         let source = |name: &str| -> Result<Box<dyn Source + '_>> {
-            let index = *self.by_name.get(name).with_context(|| Fault::model(format!("{}: no tensor `{name}`", self.name)))?;
+            let index =
+                *self.by_name.get(name).with_context(|| Fault::model(format!("{}: there is no tensor `{name}`", self.name)))?;
             Ok(Box::new(Tensor { checkpoint: self, index }))
         };
         if self.formats.contains_key(name) {

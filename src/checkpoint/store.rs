@@ -119,7 +119,7 @@ impl Store {
                     Err(e) => return Err(failed(e).into()),
                     // A pipe or device would block or never end.
                     Ok(meta) if !meta.is_file() => {
-                        return Err(Fault::model(format!("{}: not a regular file", path.display()))
+                        return Err(Fault::model(format!("{} is not a regular file", path.display()))
                             .help("a model's files must be plain files")
                             .into());
                     }
@@ -128,7 +128,7 @@ impl Store {
                 let mut bytes = Vec::new();
                 let read = File::open(&path).and_then(|f| f.take(MAX_SIDE_FILE + 1).read_to_end(&mut bytes));
                 if read.map_err(failed)? as u64 > MAX_SIDE_FILE {
-                    return Err(Fault::model(format!("{}: larger than {} MB", path.display(), MAX_SIDE_FILE >> 20)).into());
+                    return Err(Fault::model(format!("{} is larger than {} MB", path.display(), MAX_SIDE_FILE >> 20)).into());
                 }
                 Ok(Some(Cow::Owned(bytes)))
             }
@@ -141,19 +141,21 @@ impl Store {
         match self {
             Store::Memory(_, files) => match files.iter().find(|(n, _)| *n == file) {
                 Some((_, bytes)) => Ok(Bytes::Static(bytes)),
-                None => Err(Fault::model(format!("{name}: missing")).into()),
+                None => Err(Fault::model(format!("{name} is missing")).into()),
             },
             Store::Directory(dir) => {
                 let failed = |e: std::io::Error| unreadable(&name, &e);
                 let file = File::open(dir.join(file)).map_err(failed)?;
                 let meta = file.metadata().map_err(failed)?;
                 if !meta.is_file() {
-                    return Err(Fault::model(format!("{name}: not a regular file"))
+                    return Err(Fault::model(format!("{name} is not a regular file"))
                         .help("a model's files must be plain files")
                         .into());
                 }
                 if meta.len() == 0 {
-                    return Err(Fault::model(format!("{name}: empty file")).help("its download failed: fetch it again").into());
+                    return Err(Fault::model(format!("{name} is an empty file"))
+                        .help("its download failed: fetch it again")
+                        .into());
                 }
                 // SAFETY: the map is read-only and private to us, and every range handed out is checked against its length.
                 // A file that another process shortens while it is mapped can still fault; no way to map a file avoids that.
@@ -181,11 +183,11 @@ impl Store {
         let Some(bytes) = self.read(file)? else { return Ok(None) };
         let name = self.display(file);
         let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| {
-            Fault::model(format!("{name}: not valid JSON: {e}"))
+            Fault::model(format!("{name} is not valid JSON: {e}"))
                 .help("the file is damaged or was not fully downloaded: fetch it again")
         })?;
         if !value.is_object() {
-            return Err(Fault::model(format!("{name}: not a JSON object")).help("fetch the file again").into());
+            return Err(Fault::model(format!("{name} is not a JSON object")).help("fetch the file again").into());
         }
         Ok(Some(value))
     }

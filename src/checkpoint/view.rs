@@ -91,7 +91,7 @@ impl TensorView<'_> {
             Dtype::F32 => out.extend(data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),
             Dtype::F16 => out.extend(data.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
             Dtype::Bf16 => out.extend(data.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
-            other => bail!("{other} is no weight dtype"),
+            other => bail!("{other} is not a dtype of weights"),
         }
         Ok(())
     }

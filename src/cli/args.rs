@@ -10,16 +10,16 @@ use std::path::PathBuf;
 /// What the exit code says.
 pub const EXIT_CODES: [(&str, &str); 12] = [
     ("0", "done"),
-    ("1", "failure at run time"),
-    ("2", "wrong usage"),
+    ("1", "a failure at run time"),
+    ("2", "wrong usage of the command line"),
     ("3", "a model, weight format, tokenizer or input file is missing or invalid"),
     ("4", "the device is absent or was lost"),
-    ("5", "does not fit in memory"),
-    ("6", "some batch records failed"),
+    ("5", "the model does not fit in memory"),
+    ("6", "some records of a batch failed (with --strict)"),
     ("7", "the prompt exceeds the context"),
     ("8", "the text ended before its grammar was complete"),
     ("130", "interrupted (Ctrl-C)"),
-    ("141", "closed pipe (SIGPIPE)"),
+    ("141", "the reader closed the pipe (SIGPIPE)"),
     ("143", "terminated (SIGTERM)"),
 ];
 
@@ -29,16 +29,9 @@ Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKEN
 [generate] for one command), in the working directory or as $XDG_CONFIG_HOME/gemma/config.toml. First found wins: flag, environment, \
 gemma.toml, the model's generation_config.json, built in. --print-config shows each value and where it came from.";
 
-/// Ends the long help of every command.
-pub fn epilogue() -> String {
-    let codes: String = EXIT_CODES.iter().map(|(code, meaning)| format!("  {code:<5}{meaning}\n")).collect();
-    format!("Exit codes:\n{codes}\n{SETTINGS}")
-}
-
-/// Speculative decoding for Gemma 3: a small draft model proposes, the quantised target checks a whole tree in one pass.
+/// Run Gemma 3 models faster: a small draft model guesses several tokens, and the model checks all of them in one pass.
 #[derive(Debug, Parser)]
-#[command(name = "gemma", version, max_term_width = 110, subcommand_required = true, arg_required_else_help = true)]
-#[command(disable_help_subcommand = true)]
+#[command(name = "gemma", version = super::help::VERSION, subcommand_required = true, arg_required_else_help = true)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -50,21 +43,21 @@ pub enum Command {
     Generate(Box<super::generate::Generate>),
     /// Talk to the model at a terminal
     Chat(Box<super::chat::Chat>),
-    /// Convert a checkpoint to a smaller artifact
+    /// Make a smaller model of one: 4 bits per weight or fewer
     Quantize(super::quantize::Quantize),
-    /// Measure how likely a model finds a text
+    /// Measure a model's quality: perplexity, or distance from another
     Eval(super::eval::Eval),
-    /// Measure speed, and how near it is to what the memory allows
+    /// Measure a model's speed, with and without drafts
     Bench(Box<super::bench::Bench>),
-    /// Show what a model would take and where it would run, without loading it
+    /// Show what memory a model would take here, and how fast it would be
     Plan(Box<super::plan::Plan>),
-    /// Show what a model consists of
+    /// Show what a model consists of: its shape, tensors and formats
     Inspect(super::inspect::Inspect),
     /// Show the tokens of a text
     Tokenize(super::tokenize::Tokenize),
-    /// Show the devices found, what they can do, and which would be chosen
+    /// Show the devices of this machine, and which one would be chosen
     Devices(super::devices::Devices),
-    /// Check this machine: what would stop or slow a run, and what to type about it
+    /// Check this machine, and say what to type about what is wrong
     Doctor(Box<super::doctor::Doctor>),
     /// Print the JSON Schema of generate's JSON result
     Schema,
@@ -78,9 +71,10 @@ pub enum Command {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model and device")]
 pub struct ModelOptions {
-    /// Model: a directory (Hugging Face or quantised here), a GGUF file, or the id of a model in the Hugging Face cache
+    /// Model directory, GGUF file, or id of a downloaded model
     ///
-    /// Nothing is ever downloaded. Without this option the bundled demo model is used.
+    /// A directory is one of Hugging Face's or one that gemma quantize made; an id such as google/gemma-3-27b-it names a model in the
+    /// Hugging Face cache. Nothing is ever downloaded. Without this option the bundled demo model is used.
     #[arg(short, long, value_name = "PATH|ID")]
     pub model: Option<String>,
     #[command(flatten)]
@@ -91,37 +85,41 @@ pub struct ModelOptions {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model and device")]
 pub struct RunOptions {
-    /// Device: auto, cpu, vulkan or vulkan:N (see gemma devices)
+    /// auto, cpu, vulkan or vulkan:N (see gemma devices)
     ///
-    /// auto takes a GPU for models that are worth it, for as many layers as fit (see --gpu-layers); a named device is taken or refused,
+    /// auto takes a GPU for models that are worth it, for as many layers as fit (see --gpu-layers). A named device is taken or refused,
     /// never replaced. The draft model runs where --draft-device says.
     #[arg(short, long, value_name = "DEVICE", default_value = "auto")]
     pub device: String,
-    /// Layers that run on the GPU: auto (as many as fit), all, or a number; the others run on the processor
+    /// Layers that run on the GPU: auto, all, or a number
     ///
-    /// With the first layer the output head goes to the GPU. For one number the text is the same whatever drafts; another number rounds
-    /// elsewhere, as another device does. A number or all asks for a GPU and is refused where it does not fit.
+    /// auto puts as many there as fit; the others run on the processor. The output head goes to the GPU with the first layer. For one
+    /// number of layers the text does not depend on the drafts; another number rounds in other places, as another device does. A number
+    /// or all asks for a GPU, and is refused where the layers do not fit.
     #[arg(long, value_name = "N|auto|all", default_value = "auto")]
     pub gpu_layers: GpuLayers,
     /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Positions to make room for, for eval tokens of a window; auto takes what the prompt and --max-tokens, or the texts, need
+    /// Context: tokens of prompt and answer together
+    ///
+    /// auto makes room for what the prompt and --max-tokens need; for eval it is the length of a window, and auto that of the longest text.
     #[arg(short, long, value_name = "N|auto", default_value = "auto")]
     pub ctx_size: AutoOr,
-    /// Precision of the stored keys and values; auto is f16 for quantised weights and f32 for others
+    /// Precision of the stored keys and values
     ///
-    /// q8 stores int8 with a scale for every 32 channels: little more than half of f16, for contexts that would not fit otherwise.
+    /// auto is f16 for quantised weights and f32 for others. q8 stores 8-bit integers with a scale for every 32 channels: little more than
+    /// half the memory of f16, for contexts that would not fit otherwise.
     #[arg(long, value_enum, default_value_t = Kv::Auto)]
     pub kv: Kv,
-    /// Where another process uses the same GPU
+    /// What to do where another process uses the same GPU
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = DeviceLock::Wait)]
     pub device_lock: DeviceLock,
-    /// NPU beside the device: auto, off, force, or model (a model of one, on the processor)
+    /// NPU beside the device: auto, off, force, or model
     ///
-    /// It takes full pages of the layers that see the whole context. auto uses an AMD NPU of the first generation where that is measured
-    /// to pay (long contexts only), force uses it in any case. model runs the same kernel on a model of the NPU: for tests, and slow;
-    /// model:FILE takes the kernel from a library made with npu-kernels/build.sh --host. Nobody has run this on a real NPU yet.
+    /// The NPU takes full pages of the layers that see the whole context. auto uses an AMD NPU of the first generation where that is
+    /// measured to pay (long contexts only), force uses it in any case. model runs the same kernel on a software model of the NPU, slowly,
+    /// for tests; model:FILE takes the kernel from a library made with npu-kernels/build.sh --host. This has never run on a real NPU.
     #[arg(long, value_name = "MODE", default_value = "auto", hide_short_help = true)]
     pub npu: Npu,
     /// Fault that the NPU's model shall have, and from which command on: abort@3
@@ -130,7 +128,7 @@ pub struct RunOptions {
     /// Instructions of the CPU kernels: scalar, avx2 or avx512-vnni; a processor without the others, as far as speed goes
     #[arg(long, value_name = "ISA", hide = true)]
     pub isa: Option<crate::compute::cpu::Isa>,
-    /// Hold every kernel's result to its scalar twin, and stop at the first that differs (very slow)
+    /// Compare every kernel's result with its scalar twin's, and stop at the first difference (very slow)
     #[arg(long, hide_short_help = true)]
     pub check: bool,
 }
@@ -191,19 +189,19 @@ pub enum Kv {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Terminal")]
 pub struct UiOptions {
-    /// Say nothing on standard error but errors
+    /// Print nothing on standard error but errors
     #[arg(short, long)]
     pub quiet: bool,
-    /// Say more; twice: much more
+    /// Print more details on standard error; -vv prints more still
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// Progress bars; auto shows them on a terminal until the first token
+    /// Show progress bars; auto does on a terminal, until the first token
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = OnTerminal::Auto)]
     pub progress: OnTerminal,
-    /// Colours on a terminal; auto honours NO_COLOR, CLICOLOR and TERM=dumb
+    /// Use colours; auto does on a terminal, unless NO_COLOR, CLICOLOR=0 or TERM=dumb says otherwise
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Colour::Auto)]
     pub color: Colour,
-    /// Show each option's value and where it came from, as gemma.toml, and stop
+    /// Print each option's value and where it came from, in the form of gemma.toml, and stop
     #[arg(long)]
     pub print_config: bool,
 }
@@ -225,7 +223,7 @@ pub enum Colour {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Input")]
 pub struct InputOptions {
-    /// The prompt; `-` stands for standard input
+    /// The prompt, in quotes; `-` stands for standard input
     ///
     /// Files (-f, in order), then piped standard input, then PROMPT are joined by blank lines. An argument `-` puts standard
     /// input exactly there. One final line break of a file or of standard input is dropped.
@@ -234,17 +232,19 @@ pub struct InputOptions {
     /// The prompt, as an option
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
-    /// Read part of the prompt from a file (repeatable, in order; `-` is standard input)
+    /// Put a file in front of the prompt (repeatable)
+    ///
+    /// Files are joined in the order in which they are given; `-` is standard input.
     #[arg(short, long, value_name = "FILE")]
     pub file: Vec<PathBuf>,
 }
 
-/// Shell-quoted options for a model's control tokens in the user's text.
+/// What becomes of a model's control tokens in the user's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SpecialPolicy {
-    /// Characters like any other
+    /// They are characters like any others
     Text,
-    /// Control tokens
+    /// They are control tokens
     Parse,
 }
 

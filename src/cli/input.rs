@@ -1,6 +1,7 @@
 //! The prompt: files, piped standard input and PROMPT, joined by blank lines.
 
 use super::args::InputOptions;
+use super::hints::quoted;
 use super::settings::{Source, Typed};
 use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
@@ -21,7 +22,9 @@ pub enum Part {
 /// PROMPT is stronger than a `--prompt` from environment or file; both typed is one too many.
 pub fn check_once(options: &InputOptions, typed: &Typed) -> Result<()> {
     if !options.words.is_empty() && options.prompt.is_some() && typed.source("prompt") == Source::Flag {
-        return Err(Fault::usage("the prompt is given twice: as an argument and with --prompt").into());
+        let both: Vec<&str> = options.prompt.iter().chain(&options.words).map(String::as_str).collect();
+        let fault = Fault::usage("the prompt is given twice: as an argument and with --prompt");
+        return Err(fault.help(format!("if it is one text, put it in quotes: -p {}", quoted(&both.join(" ")))).into());
     }
     Ok(())
 }
@@ -36,15 +39,16 @@ pub fn parts(options: &InputOptions, piped: bool) -> Result<Vec<Part>> {
     parts.extend(words.iter().map(|w| if w == "-" { Part::Stdin } else { Part::Text(w.clone()) }));
     match parts.iter().filter(|p| **p == Part::Stdin).count() {
         0 if words.len() > 1 => {
-            let what = format!("{} arguments where one PROMPT is expected", words.len());
-            return Err(Fault::usage(what).help("put the prompt in quotes: gemma generate 'Why is the sky blue?'").into());
+            let what = format!("there are {} arguments where one PROMPT is expected", words.len());
+            let help = format!("put the prompt in quotes: gemma generate {}", quoted(&words.join(" ")));
+            return Err(Fault::usage(what).help(help).into());
         }
         0 if piped => parts.insert(files, Part::Stdin),
         0 => {}
         1 if piped => {}
         1 => {
-            let help = "pipe something in: gemma generate - <notes.txt";
-            return Err(Fault::usage("`-` asks for standard input, but that is a terminal").help(help).into());
+            let help = "pipe something in: gemma generate - <FILE";
+            return Err(Fault::usage("`-` stands for standard input, and that is a terminal").help(help).into());
         }
         _ => return Err(Fault::usage("`-` (standard input) can be given only once").into()),
     }
@@ -75,7 +79,19 @@ pub fn assemble(parts: &[Part], stdin: &mut dyn Read) -> Result<Option<String>> 
 /// A whole text file.
 pub fn read_file(path: &std::path::Path) -> Result<String> {
     let name = path.display().to_string();
-    let mut file = std::fs::File::open(path).with_context(|| Fault::model(format!("cannot read {name}")))?;
+    if path.is_dir() {
+        let help = "give its files one by one, each with -f, or join them: cat DIR/* | gemma generate";
+        return Err(Fault::model(format!("{name} is a directory, and a file is wanted")).help(help).into());
+    }
+    let mut file = std::fs::File::open(path).with_context(|| {
+        let fault = Fault::model(format!("cannot read {name}"));
+        match std::env::current_dir() {
+            Ok(here) if path.is_relative() && !path.exists() => {
+                fault.help(format!("check the path: it is looked for in {}", here.display()))
+            }
+            _ => fault.help("check the path, and that the file may be read"),
+        }
+    })?;
     read(&mut file, &name)
 }
 
@@ -90,8 +106,12 @@ pub fn read(from: &mut dyn Read, name: &str) -> Result<String> {
     let mut text = String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let bytes = error.as_bytes();
-        let fault = Fault::model(format!("{name} is not UTF-8 text: byte {:#04x} at offset {at}", bytes[at]));
         let utf16 = bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]);
+        if !utf16 && bytes[..bytes.len().min(8192)].contains(&0) {
+            let fault = Fault::model(format!("{name} is a binary file, not text"));
+            return fault.help("give text: of a document, what a converter such as pdftotext or pandoc makes of it");
+        }
+        let fault = Fault::model(format!("{name} is not UTF-8 text: byte {:#04x} at offset {at}", bytes[at]));
         let from = if utf16 { "UTF-16" } else { "LATIN1" };
         fault.help(format!("convert it first, for example: iconv -f {from} -t UTF-8"))
     })?;
@@ -109,8 +129,8 @@ pub fn read(from: &mut dyn Read, name: &str) -> Result<String> {
 
 /// What to say when there is no prompt.
 pub fn no_prompt() -> Fault {
-    Fault::usage("no prompt").help(
-        "give one as an argument, a file or a pipe:\n  gemma generate 'Why is the sky blue?'\n  git diff | gemma generate 'Review this change.'",
+    Fault::usage("there is no prompt").help(
+        "give one as an argument, a file or a pipe:\n  gemma generate 'Why is the sky blue?'\n  echo 'Who are you?' | gemma generate",
     )
 }
 

@@ -1,11 +1,13 @@
 //! `gemma completions` and `gemma man`: made from the same definition that parses the command line.
 
 use super::args::{Cli, EXIT_CODES, SETTINGS};
+use super::help;
 use super::output::print;
 use super::settings::definition;
 use crate::error::Fault;
 use anyhow::Result;
-use clap::{Args, CommandFactory};
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, Args, CommandFactory, ValueHint};
 
 #[derive(Debug, Args)]
 pub struct Completions {
@@ -22,13 +24,37 @@ pub struct Man {
 
 pub fn completions(options: &Completions) -> Result<u8> {
     let mut script = Vec::new();
-    clap_complete::generate(options.shell, &mut definition(), "gemma", &mut script);
+    let root = definition();
+    let names: Vec<String> = root.get_subcommands().map(|c| c.get_name().to_owned()).collect();
+    let mut root = names.iter().fold(root, |root, name| root.mut_subcommand(name, |command| command.mut_args(with_values)));
+    clap_complete::generate(options.shell, &mut root, "gemma", &mut script);
     print(&String::from_utf8(script)?)?;
     Ok(0)
 }
 
+/// What an option that takes a word or a path is completed with; shells offer files where none of the words fits.
+const VALUES: [(&str, &[&str]); 9] = [
+    ("calibrate", &["builtin", "none"]),
+    ("ctx_size", &["auto"]),
+    ("device", &["auto", "cpu", "vulkan"]),
+    ("draft", &["auto", "off", "ngram", "bundled"]),
+    ("draft_device", &["auto", "cpu", "vulkan"]),
+    ("draft_memory", &["auto", "on", "off"]),
+    ("draft_tree", &["auto", "chain"]),
+    ("gpu_layers", &["auto", "all"]),
+    ("recipe", &["seed", "int4", "9gb", "10gb", "12gb"]),
+];
+
+fn with_values(arg: Arg) -> Arg {
+    match (VALUES.iter().find(|(id, _)| arg.get_id() == id), arg.get_id().as_str()) {
+        (Some((_, values)), _) => arg.value_parser(PossibleValuesParser::new(*values)),
+        (None, "model" | "reference" | "which" | "source") => arg.value_hint(ValueHint::AnyPath),
+        _ => arg,
+    }
+}
+
 pub fn man(options: &Man) -> Result<u8> {
-    let mut root = Cli::command();
+    let mut root = help::complete(Cli::command());
     root.build();
     let command = match &options.command {
         None => root,
@@ -37,7 +63,7 @@ pub fn man(options: &Man) -> Result<u8> {
             None => {
                 let known: Vec<_> = root.get_subcommands().map(|c| c.get_name()).filter(|n| *n != "help").collect();
                 let fault = Fault::usage(format!("there is no command `{name}`"));
-                return Err(fault.help(format!("one of {}", known.join(", "))).into());
+                return Err(fault.help(format!("commands with a page are {}", known.join(", "))).into());
             }
         },
     };
@@ -47,7 +73,7 @@ pub fn man(options: &Man) -> Result<u8> {
 
 /// One man page: what clap knows, then examples, exit codes and sources of settings.
 fn page(command: clap::Command) -> Result<String> {
-    let examples = command.get_after_long_help().map(|text| text.to_string());
+    let examples = help::examples(command.get_name());
     let is_root = command.has_subcommands();
     let man = clap_mangen::Man::new(command).source(concat!("gemma ", env!("CARGO_PKG_VERSION"))).manual("gemma");
     let mut page = Vec::new();

@@ -1,6 +1,7 @@
 //! Floor 6: the command line. What was typed becomes a validated setup; results go to standard output, everything else to
 //! standard error.
 
+pub mod acquire;
 pub mod args;
 pub mod bench;
 pub mod chat;
@@ -8,6 +9,8 @@ pub mod devices;
 pub mod doctor;
 pub mod eval;
 pub mod generate;
+pub mod help;
+pub mod hints;
 pub mod input;
 pub mod inspect;
 pub mod lock;

@@ -1,5 +1,7 @@
 //! Which model is meant: a path, an id in the Hugging Face cache, or the bundled one. Nothing is ever downloaded.
 
+use super::acquire::{Meant, expanded, how_to_get, is_id, no_such_path, translate};
+use super::hints::quoted;
 use crate::error::Fault;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
@@ -18,21 +20,44 @@ pub fn find(name: Option<&str>) -> Result<Source> {
     if path.exists() {
         return Ok(Source::Directory(path.to_owned()));
     }
-    if !is_id(name) {
-        let fault = Fault::model(format!("there is no model at {name}"));
-        return Err(fault
-            .help("give a model directory, a GGUF file, or an id such as google/gemma-3-1b-it from the Hugging Face cache")
-            .into());
+    if is_id(name) {
+        let found = in_cache(name, &caches());
+        // A path into a directory that exists is mistyped, and not an id that was never downloaded.
+        let is_path = || name.split_once('/').is_some_and(|(first, _)| Path::new(first).is_dir());
+        return match found {
+            Err(_) if is_path() => Err(no_such_path(path).into()),
+            found => found.map(Source::Directory),
+        };
     }
-    in_cache(name, &caches()).map(Source::Directory)
+    Err(explain(name).into())
 }
 
-/// `owner/name`, and no path that someone mistyped.
-fn is_id(name: &str) -> bool {
-    let part = |p: &str| {
-        !p.is_empty() && !p.starts_with('.') && p.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-    };
-    matches!(name.split_once('/'), Some((owner, model)) if part(owner) && part(model))
+/// Why nothing is found under a name that is neither a path nor an id.
+fn explain(name: &str) -> Fault {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    if let Some(path) = expanded(name, home.as_deref()) {
+        let meant = quoted(&path.display().to_string());
+        let what = format!("there is no model at {name}: a shell replaces ~ by the home directory only outside quotes");
+        return Fault::model(what).help(format!("did you mean -m {meant}?"));
+    }
+    let Some(Meant { id, tag }) = translate(name) else { return no_such_path(Path::new(name)) };
+    let fault = Fault::model(format!("there is no model at {name}"));
+    match (in_cache(&id, &caches()), tag) {
+        (Ok(_), None) => fault.help(format!("did you mean -m {id}?")),
+        (Ok(snapshot), Some(tag)) => {
+            let files = std::fs::read_dir(&snapshot).into_iter().flatten().flatten().map(|e| e.path());
+            let tag = tag.to_ascii_lowercase();
+            let of_tag = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().to_ascii_lowercase().contains(&tag));
+            let file = files.into_iter().find(|p| of_tag(p) && p.extension().is_some_and(|e| e == "gguf"));
+            let meant = file.map_or(id, |file| quoted(&file.display().to_string()));
+            fault.help(format!("did you mean -m {meant}?"))
+        }
+        (Err(_), None) => fault.help(format!("did you mean -m {id}? If so, {}", how_to_get(&id))),
+        (Err(_), Some(tag)) => fault.help(format!(
+            "did you mean -m {id}? If so, download the file of that quantisation first:\n  pip install -U huggingface_hub\n  \
+             hf download {id} --include '*{tag}*'"
+        )),
+    }
 }
 
 /// Directories that may be the cache, by precedence: $HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub.
@@ -57,29 +82,40 @@ fn in_cache(id: &str, caches: &[PathBuf]) -> Result<PathBuf> {
             let fault = Fault::model(format!("the download of {id} is not complete ({})", repo.display()));
             return Err(fault.help(format!("finish it: {download}")).into());
         }
-        let commit = std::fs::read_to_string(repo.join("refs/main"))
-            .with_context(|| Fault::model(format!("{} names no current version", repo.display())).help(download.clone()))?;
+        let commit = std::fs::read_to_string(repo.join("refs/main")).with_context(|| {
+            Fault::model(format!("{} has no current version: refs/main cannot be read", repo.display()))
+                .help(format!("fetch it again: {download}"))
+        })?;
         let snapshot = repo.join("snapshots").join(commit.trim());
         if snapshot.is_dir() {
-            return Ok(snapshot);
+            return if holds_a_model(&snapshot) { Ok(snapshot) } else { Err(without_weights(id, &snapshot).into()) };
         }
     }
     let places: Vec<_> = caches.iter().map(|c| c.display().to_string()).collect();
     let fault = Fault::model(format!("the model {id} is not in the Hugging Face cache ({})", places.join(", ")));
-    Err(fault.help(format!("fetch it first: {download}")).into())
+    Err(fault.help(how_to_get(id)).into())
+}
+
+/// Whether a snapshot has what every model has.
+fn holds_a_model(snapshot: &Path) -> bool {
+    let mut names = std::fs::read_dir(snapshot).into_iter().flatten().flatten().map(|e| e.file_name());
+    names.any(|name| {
+        let name = name.to_string_lossy();
+        name == "config.json" || name.ends_with(".gguf") || name.ends_with(".safetensors")
+    })
+}
+
+/// What a download leaves that was not allowed: a snapshot with a page, or with nothing.
+fn without_weights(id: &str, snapshot: &Path) -> Fault {
+    let what = format!("the download of {id} holds no files of a model ({})", snapshot.display());
+    Fault::model(what).help(format!(
+        "the model may be gated: accept its licence at https://huggingface.co/{id}, then\n  hf auth login\n  hf download {id}"
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ids_are_told_from_paths() {
-        assert!(is_id("google/gemma-3-27b-it"));
-        for path in ["./x/y", "/x/y", "x", "a/b/c", "a/", "../b", "a b/c"] {
-            assert!(!is_id(path), "{path}");
-        }
-    }
 
     #[test]
     fn the_cache_is_read_and_unfinished_downloads_are_refused() {
@@ -91,7 +127,10 @@ mod tests {
         for dir in ["blobs", "refs", "snapshots/c0ffee"] {
             std::fs::create_dir_all(repo.join(dir)).unwrap();
         }
+        assert!(help(in_cache("a/b", &caches)).contains("fetch it again"));
         std::fs::write(repo.join("refs/main"), "c0ffee\n").unwrap();
+        assert!(help(in_cache("a/b", &caches)).contains("gated"));
+        std::fs::write(repo.join("snapshots/c0ffee/config.json"), "{}").unwrap();
         assert_eq!(in_cache("a/b", &caches).unwrap(), repo.join("snapshots/c0ffee"));
         std::fs::write(repo.join("blobs/1234.incomplete"), "").unwrap();
         assert!(help(in_cache("a/b", &caches)).contains("finish"));

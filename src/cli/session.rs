@@ -33,7 +33,7 @@ pub struct Model {
 pub fn open(name: Option<&str>, ui: &Ui) -> Result<Model> {
     let (checkpoint, bundled) = match find(name)? {
         Source::Bundled => {
-            ui.note("no --model given: using the small bundled demo model, which knows little and is not Gemma");
+            ui.note("no --model is given: the small bundled demo model answers, which knows little and is not Gemma");
             (crate::gemma::bundled::target()?, true)
         }
         Source::Directory(path) => {
@@ -78,7 +78,9 @@ pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Tokenizer> {
         let what = format!("{} is missing", checkpoint.display("tokenizer.json"));
         return Err(Fault::model(what).help("copy tokenizer.json from the model's page into the directory").into());
     };
-    Tokenizer::from_bytes(&file).with_context(|| format!("reading {}", checkpoint.display("tokenizer.json")))
+    let shown = checkpoint.display("tokenizer.json");
+    crate::checkpoint::check_bytes(&shown, &file)?;
+    Tokenizer::from_bytes(&file).with_context(|| format!("reading {shown}"))
 }
 
 /// Bytes and parameters of a model's weights as stored.
@@ -112,7 +114,7 @@ pub fn context(asked: AutoOr, needed: usize, config: &Config, ui: &Ui) -> usize 
         AutoOr::N(n) => {
             if n > config.max_position {
                 let (n, max) = (thousands(n as u64), thousands(config.max_position as u64));
-                ui.note(format!("--ctx-size {n} is beyond the {max} positions that the model was made for"));
+                ui.note(format!("--ctx-size {n} is more than the {max} positions that the model was trained for"));
             }
             n
         }
@@ -124,14 +126,14 @@ pub fn context(asked: AutoOr, needed: usize, config: &Config, ui: &Ui) -> usize 
 pub fn check_prompt(tokens: usize, at_least: bool, asked: AutoOr, config: &Config) -> Result<()> {
     let (limit, remedy) = match asked {
         AutoOr::N(n) => (n, "raise --ctx-size, or shorten the prompt"),
-        AutoOr::Auto => (config.max_position, "shorten the prompt: the model was made for no more"),
+        AutoOr::Auto => (config.max_position, "shorten the prompt: the model's context is not longer"),
     };
     if tokens < limit {
         return Ok(());
     }
     let about = if at_least { "at least " } else { "" };
     let what =
-        format!("the prompt has {about}{} tokens, the context holds {}", thousands(tokens as u64), thousands(limit as u64));
+        format!("the prompt has {about}{} tokens, and the context holds {}", thousands(tokens as u64), thousands(limit as u64));
     Err(Fault::new(Kind::Context, what).help(remedy).into())
 }
 

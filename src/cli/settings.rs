@@ -3,7 +3,8 @@
 //! clap reads flags and environment. What both leave open is looked up in `gemma.toml` and handed to clap as if it had been
 //! typed, so that every source passes the same checks.
 
-use super::args::{Cli, Command, UiOptions, epilogue};
+use super::args::{Cli, Command, UiOptions};
+use super::help;
 use super::ui::Ui;
 use crate::error::{Fault, fault_of};
 use anyhow::{Context, Result};
@@ -89,16 +90,8 @@ pub fn definition() -> clap::Command {
         _ => arg,
     };
     let commands: Vec<String> = Cli::command().get_subcommands().map(|c| c.get_name().to_owned()).collect();
-    let root = Cli::command().color(help_colour()).after_long_help(epilogue());
-    commands.iter().fold(root, |root, name| {
-        root.mut_subcommand(name, |command| {
-            let after = match command.get_after_long_help() {
-                Some(own) => format!("{own}\n\n{}", epilogue()),
-                None => epilogue(),
-            };
-            command.mut_args(with_env).after_long_help(after)
-        })
-    })
+    let root = help::complete(Cli::command()).color(help_colour());
+    commands.iter().fold(root, |root, name| root.mut_subcommand(name, |command| command.mut_args(with_env)))
 }
 
 /// `max-tokens` as `GEMMA_MAX_TOKENS`.

@@ -14,6 +14,8 @@ pub struct Ui {
     /// Standard error is a terminal.
     terminal: bool,
     colour: bool,
+    /// Colour is wanted on standard output.
+    colour_output: bool,
     bars: bool,
     /// Notes already given: each is given once.
     said: RefCell<Vec<String>>,
@@ -29,6 +31,7 @@ impl Ui {
             verbose: options.verbose,
             terminal,
             colour: wants_colour(options.color, terminal, env),
+            colour_output: wants_colour(options.color, std::io::stdout().is_terminal(), env),
             bars: terminal && !dumb && !options.quiet && options.progress == OnTerminal::Auto,
             said: RefCell::default(),
         }
@@ -44,8 +47,32 @@ impl Ui {
         self.terminal
     }
 
+    pub fn is_verbose(&self) -> bool {
+        self.verbose > 0
+    }
+
     pub fn is_quiet(&self) -> bool {
         self.quiet
+    }
+
+    /// Whether what goes to standard output may be coloured.
+    pub fn colours_output(&self) -> bool {
+        self.colour_output
+    }
+
+    /// A report for standard output, its lines' first words PASS, WARN and FAIL in green, yellow and red.
+    pub fn verdicts(&self, report: &str) -> String {
+        if !self.colour_output {
+            return report.to_owned();
+        }
+        let paint = |line: &str| {
+            let styles = [("PASS", GREEN), ("WARN", YELLOW), ("FAIL", RED)];
+            match styles.iter().find_map(|(word, style)| Some((word, style, line.strip_prefix(word)?))) {
+                Some((word, style, rest)) => format!("\x1b[{style}m{word}\x1b[0m{rest}"),
+                None => line.to_owned(),
+            }
+        };
+        report.split_inclusive('\n').map(paint).collect()
     }
 
     /// `error: what`, the causes indented below, `help: what to do`.
@@ -148,19 +175,19 @@ const GREEN: &str = "1;32";
 const YELLOW: &str = "1;33";
 const DIM: &str = "2";
 
-/// Colour only ever goes to a terminal; `always` overrules NO_COLOR and a dumb TERM there.
+/// Colour goes to a terminal that permits it, and anywhere else only where it was asked for in so many words.
 fn wants_colour(choice: Colour, terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> bool {
     let set = |name: &str| env(name).is_some_and(|v| !v.is_empty());
-    terminal
-        && match choice {
-            Colour::Always => true,
-            Colour::Never => false,
-            Colour::Auto => {
-                !set("NO_COLOR")
-                    && env("CLICOLOR").is_none_or(|v| v != "0")
-                    && env("TERM").is_some_and(|v| v != "dumb" && !v.is_empty())
-            }
+    match choice {
+        Colour::Always => true,
+        Colour::Never => false,
+        Colour::Auto => {
+            terminal
+                && !set("NO_COLOR")
+                && env("CLICOLOR").is_none_or(|v| v != "0")
+                && env("TERM").is_some_and(|v| v != "dumb" && !v.is_empty())
         }
+    }
 }
 
 /// File names and model texts may hold escape codes; a terminal must not obey them.
@@ -199,6 +226,11 @@ fn broken(label: &str, indent: usize, text: &str, columns: usize) -> String {
         empty = false;
     }
     out + line.trim_end() + "\n"
+}
+
+/// A text broken between words into lines of at most [`COLUMNS`].
+pub fn wrapped(text: &str) -> String {
+    paragraph("", 0, text).trim_end().to_owned()
 }
 
 /// 1234567 as `1,234,567`.
@@ -253,14 +285,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colour_needs_a_terminal_and_permission() {
+    fn colour_needs_a_terminal_and_permission_or_an_order() {
         let env = |pairs: &'static [(&str, &str)]| {
             move |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v))
         };
         let xterm: &'static [(&str, &str)] = &[("TERM", "xterm")];
         assert!(wants_colour(Colour::Auto, true, env(xterm)));
         assert!(!wants_colour(Colour::Auto, false, env(xterm)));
-        assert!(!wants_colour(Colour::Always, false, env(xterm)));
+        assert!(wants_colour(Colour::Always, false, env(xterm)));
         assert!(!wants_colour(Colour::Never, true, env(xterm)));
         assert!(!wants_colour(Colour::Auto, true, env(&[("TERM", "xterm"), ("NO_COLOR", "1")])));
         assert!(wants_colour(Colour::Auto, true, env(&[("TERM", "xterm"), ("NO_COLOR", "")])));

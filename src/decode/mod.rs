@@ -172,7 +172,7 @@ fn room(target: &Timeline, history: &[Token]) -> Result<usize> {
         return Err(Fault::usage("the prompt is empty").help("give at least one token, such as BOS").into());
     }
     if history.len() >= context {
-        let what = format!("the prompt has {} tokens, the context {context}", history.len());
+        let what = format!("the prompt has {} tokens, and the context holds {context}", history.len());
         return Err(Fault::new(Kind::Context, what).help("raise --ctx-size or shorten the prompt").into());
     }
     Ok(context - history.len())

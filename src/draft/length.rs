@@ -56,7 +56,7 @@ impl FromStr for TreeSize {
             "auto" => Ok(TreeSize::Auto),
             "chain" => Ok(TreeSize::Chain),
             n => n.parse().ok().filter(|&n| n > 0).map(TreeSize::Nodes).ok_or_else(|| {
-                Fault::usage(format!("a draft tree is `auto`, `chain` or a number of nodes, not `{n}`"))
+                Fault::usage(format!("a draft tree is `auto`, `chain` or a number of nodes; `{n}` is none of them"))
                     .help("--draft off decodes without drafts")
             }),
         }

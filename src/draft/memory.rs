@@ -74,7 +74,7 @@ impl Memory {
             bail!("it is cut short");
         };
         if &body[..MAGIC.len()] != MAGIC {
-            bail!("it is no draft memory of this version");
+            bail!("it is not a draft memory of this version");
         }
         if Sha256::digest(body).as_slice() != hash {
             bail!("it is damaged: its checksum does not match");
@@ -95,7 +95,7 @@ impl Memory {
             let [at, check, count, best @ ..] = *words;
             let slot = Slot { check, count: u8::try_from(count).unwrap_or(u8::MAX), best };
             if !table.restore(at as usize, slot) {
-                bail!("it is damaged: an entry is none");
+                bail!("it is damaged: an entry is not valid");
             }
         }
         let weights: Vec<f32> = weights.iter().map(|w| f32::from_bits(*w)).collect();

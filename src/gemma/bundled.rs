@@ -82,7 +82,9 @@ fn check_present() -> Result<()> {
     if cfg!(feature = "bundled") {
         return Ok(());
     }
-    Err(Fault::model("this build carries no models").help("name one with --model, and --draft off, ngram or PATH").into())
+    Err(Fault::model("this build carries no models")
+        .help("name one with --model; --draft auto then guesses from the text itself")
+        .into())
 }
 
 #[cfg(all(test, feature = "bundled"))]

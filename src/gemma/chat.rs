@@ -146,7 +146,7 @@ impl ChatTemplate {
             }
         }
         if !all.iter().any(|m| m.role == "user") {
-            return Err(Fault::usage("a conversation needs a user message").help("a system message alone is none").into());
+            return Err(Fault::usage("a conversation needs a user message").help("a system message alone asks nothing").into());
         }
         let mut tokens = match special {
             Special::Parse => tokenizer.encode(&(self.render(&all, true)? + prefill.unwrap_or("")), Special::Parse)?,

@@ -143,7 +143,7 @@ impl<'a> Reader<'a> {
         let bos = match tokens(self.get_anywhere("bos_token_id")).as_deref() {
             Some([]) => 2,
             Some(&[bos]) => bos,
-            _ => return Err(Fault::model("`bos_token_id` is no token id")),
+            _ => return Err(Fault::model("`bos_token_id` is not a token id")),
         };
         if let Some(outside) = eos.iter().chain([&bos]).find(|t| **t as usize >= vocab) {
             return Err(Fault::model(format!("token {outside} is outside the vocabulary of {vocab}")));
@@ -204,7 +204,7 @@ impl<'a> Reader<'a> {
             let pattern = self.size(key, 6, 1024)?;
             return Ok((1..=n_layers).map(|i| i.is_multiple_of(pattern)).collect());
         };
-        let list = types.as_array().ok_or_else(|| Fault::model("`layer_types` is no list"))?;
+        let list = types.as_array().ok_or_else(|| Fault::model("`layer_types` is not a list"))?;
         if list.len() != n_layers {
             return Err(Fault::model(format!("`layer_types` names {} layers of {n_layers}", list.len())));
         }

@@ -63,7 +63,8 @@ impl ReducedVocabulary {
     /// Reads the file's contents.
     pub fn parse(bytes: &[u8], rows: usize) -> Result<Self> {
         let bad = |what: String| Fault::model(what).help("fetch the draft model again, or convert it again");
-        let stored: Stored = serde_json::from_slice(bytes).map_err(|e| bad(format!("no vocabulary of a draft model: {e}")))?;
+        let stored: Stored =
+            serde_json::from_slice(bytes).map_err(|e| bad(format!("this is not the vocabulary of a draft model: {e}")))?;
         let mut tokens = Vec::with_capacity(stored.steps.len());
         for (row, step) in stored.steps.iter().enumerate() {
             let before = tokens.last().copied().unwrap_or(0u32);
@@ -96,7 +97,10 @@ impl ReducedVocabulary {
     pub fn mismatch(&self, tokenizer: &Tokenizer) -> Option<String> {
         let Fingerprint { first, end, sha256, control } = &self.fingerprint;
         if tokenizer.vocab() < *end {
-            return Some(format!("it was made for a tokenizer of {end} tokens or more, the target's has {}", tokenizer.vocab()));
+            return Some(format!(
+                "it was made for a tokenizer of {end} tokens or more, and the target's has {}",
+                tokenizer.vocab()
+            ));
         }
         if let Some((piece, token)) = control.iter().find(|(piece, token)| tokenizer.id(piece) != Some(**token)) {
             return Some(format!("it was made for a tokenizer with {piece} as token {token}"));

@@ -315,14 +315,14 @@ impl Weights {
             let skip = SKIPPED.iter().any(|p| tensor.name.starts_with(p)) || HEADS.contains(&tensor.name.as_str());
             if !expected.contains(&tensor.name) && !skip && !tensor.name.ends_with("rotary_emb.inv_freq") {
                 let layers = self.config.n_layers;
-                return Err(Fault::model(format!("{shown}: tensor `{}` is no part of a Gemma 3 model of {layers} layers", tensor.name))
+                return Err(Fault::model(format!("{shown}: tensor `{}` does not belong to a Gemma 3 model of {layers} layers", tensor.name))
                     .help("config.json and the weights do not belong together, or the model was changed in a way this program does not compute")
                     .into());
             }
             skipped += if SKIPPED.iter().any(|p| tensor.name.starts_with(p)) { tensor.bytes } else { 0 };
         }
         if skipped > 0 {
-            self.notes.push(format!("vision tower skipped ({:.2} GB): only text is supported", skipped as f64 / 1e9));
+            self.notes.push(format!("the vision tower is skipped ({:.2} GB): only text is supported", skipped as f64 / 1e9));
         }
         Ok(self)
     }
@@ -402,11 +402,11 @@ fn find_prefix(checkpoint: &Checkpoint, stored: &[Stored]) -> Result<&'static st
         [prefix] => Ok(prefix),
         [] => {
             let first = stored.first().map_or("none at all".to_string(), |t| format!("the first is `{}`", t.name));
-            Err(Fault::model(format!("{shown}: no embedding table among its {} tensors; {first}", stored.len()))
+            Err(Fault::model(format!("{shown}: there is no embedding table among the {} tensors; {first}", stored.len()))
                 .help("a Gemma 3 checkpoint has `model.embed_tokens.weight` or `language_model.model.embed_tokens.weight`")
                 .into())
         }
-        _ => Err(Fault::model(format!("{shown}: more than one language model, under {found:?}"))
+        _ => Err(Fault::model(format!("{shown} holds more than one language model, under {found:?}"))
             .help("remove the tensors of the one that is not wanted")
             .into()),
     }
@@ -419,7 +419,7 @@ fn settle_vocab(checkpoint: &Checkpoint, prefix: &str, config: &mut Config, note
     let out_of_reach = config.eos.iter().chain([&config.bos]).any(|t| *t as usize >= rows);
     if config.vocab_is_explicit || out_of_reach || rows == config.vocab {
         if rows > config.vocab {
-            notes.push(format!("{} padding rows of the embedding table ignored", rows - config.vocab));
+            notes.push(format!("{} padding rows of the embedding table are ignored", rows - config.vocab));
         }
     } else {
         config.vocab = rows;

@@ -85,7 +85,8 @@ impl Grammars {
             let fault = Fault::usage(format!("the {} cannot be used{place}: {}", source.name(), brief(&why)));
             anyhow::Error::from(match source {
                 Source::JsonSchema(_) => {
-                    fault.help("leave out or rewrite what is not supported: not, if, uniqueItems and their like")
+                    let remedy = schema::remedy(&fault.what);
+                    fault.help(remedy)
                 }
                 Source::Lark(_) => {
                     fault.help("the notation is llguidance's: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md")
@@ -96,7 +97,7 @@ impl Grammars {
         let grammar = Grammar { start: Arc::new(start), stops: self.stops.clone() };
         match grammar.follow(0).mask(&[]) {
             Ok(mask) if !mask.is_empty() => Ok(grammar),
-            _ => Err(Fault::usage(format!("no text satisfies the {}, or it is too complex", source.name())).into()),
+            _ => Err(Fault::usage(format!("no text can follow the {}, or it is too complex", source.name())).into()),
         }
     }
 
@@ -254,6 +255,17 @@ mod tests {
             assert_eq!(fault_of(&error).unwrap().kind.exit_code(), 2, "{source:?}");
             let text = format!("{error:#}");
             assert!(text.contains(says) && !text.contains('<') && text.lines().count() < 9, "{source:?}: {text}");
+        }
+        for (wrong, says) in [
+            (json!({"type": "strin"}), "the types are"),
+            (json!({"$ref": "#/$defs/none"}), "a $ref names"),
+            (json!({"type": "string", "format": "nonsense"}), "leave the format out"),
+            (json!({"type": "string", "pattern": "(a"}), "regular expression"),
+            (json!({"type": "string", "not": {"const": "x"}}), "not supported"),
+        ] {
+            let error = grammars.compile(&Source::JsonSchema(wrong.clone())).err().unwrap();
+            let help = fault_of(&error).unwrap().help.clone().unwrap();
+            assert!(help.contains(says), "{wrong}: {help}");
         }
         for good in [json!(true), json!({}), json!({"$comment": "x"})] {
             grammars.compile(&Source::JsonSchema(good)).unwrap();

@@ -7,9 +7,27 @@ use crate::error::Fault;
 
 /// Reads a schema. An error names line and column.
 pub fn parse(text: &str, what: &str) -> Result<Value> {
-    let fault = || Fault::usage(format!("{what} is no JSON"));
+    let fault = || Fault::usage(format!("{what} is not valid JSON"));
     let help = r#"a schema looks like {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}; @FILE reads it from a file"#;
     serde_json::from_str(text).with_context(|| fault().help(help))
+}
+
+/// What to do about a schema that cannot be used, by what llguidance says of it.
+pub fn remedy(why: &str) -> &'static str {
+    let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
+    if says(&["Invalid type"]) {
+        "the types are object, array, string, number, integer, boolean and null"
+    } else if says(&["Reference segment", "$ref"]) {
+        "a $ref names a part of the same schema, such as #/$defs/NAME"
+    } else if says(&["Unknown format"]) {
+        "leave the format out, or say it with a pattern; date, time, date-time, duration, email, hostname, ipv4, ipv6, uri and uuid are known"
+    } else if says(&["regex"]) {
+        "the pattern is not a regular expression that Rust's regex crate reads: look-around is not supported"
+    } else if says(&["Unimplemented"]) {
+        "leave out or rewrite what is not supported: not, if, uniqueItems and their like"
+    } else {
+        "correct the schema: https://json-schema.org describes the notation"
+    }
 }
 
 /// The schema with our settings for what a schema does not say; its own `x-guidance` is stronger.

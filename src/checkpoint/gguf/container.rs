@@ -5,6 +5,7 @@
 
 use super::block::Kind;
 use super::metadata::{Metadata, Value};
+use crate::checkpoint::foreign;
 use crate::error::Fault;
 use anyhow::Result;
 use std::collections::HashSet;
@@ -193,7 +194,8 @@ pub fn parse(file: &str, bytes: &[u8]) -> Result<(Metadata, Vec<Entry>)> {
 
 fn read(r: &mut Reader<'_>) -> Result<(Metadata, Vec<Entry>), Fault> {
     if r.bytes.get(..4) != Some(MAGIC) {
-        return Err(damaged(r.file, "does not begin as a GGUF file does"));
+        foreign::check_bytes(r.file, r.bytes)?;
+        return Err(damaged(r.file, "it does not begin as a GGUF file does"));
     }
     r.at = 4;
     match r.u32("the version")? {
@@ -243,7 +245,7 @@ fn place(file: &str, entries: &mut [Entry], start: usize, alignment: usize, len:
     for entry in entries {
         let bad = |what: String| damaged(file, format!("tensor `{}` {what}", entry.name));
         if !entry.range.start.is_multiple_of(alignment) {
-            return Err(bad(format!("begins at byte {} of the data, which is no multiple of {alignment}", entry.range.start)));
+            return Err(bad(format!("begins at byte {} of the data, which is not a multiple of {alignment}", entry.range.start)));
         }
         let range = start.checked_add(entry.range.start).zip(start.checked_add(entry.range.end));
         let Some((first, last)) = range.filter(|r| r.1 <= len) else {

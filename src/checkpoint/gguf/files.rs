@@ -42,9 +42,9 @@ pub fn find(path: &Path) -> Result<Option<PathBuf>> {
         [] => Ok(None),
         [only] => Ok(Some(path.join(only))),
         _ => {
-            let list = models.iter().map(|n| n.as_str()).collect::<Vec<_>>().join(", ");
-            let what = format!("{}: holds {} models: {list}", path.display(), models.len());
-            Err(Fault::model(what).help("give the path of one of the files").into())
+            let what = format!("{} holds {} models", path.display(), models.len());
+            let paths: Vec<String> = models.iter().map(|n| format!("\n  {}", path.join(n).display())).collect();
+            Err(Fault::model(what).help(format!("give the path of one of them:{}", paths.concat())).into())
         }
     }
 }
@@ -95,7 +95,7 @@ pub fn open(path: &Path) -> Result<Model> {
         model.names = (1..=part.count).map(|i| format!("{}-{i:05}-of-{:05}.gguf", part.stem, part.count)).collect();
         let missing: Vec<&String> = model.names.iter().filter(|n| !model.store.contains(n)).collect();
         if let Some(first) = missing.first() {
-            let what = format!("{}: missing, with {} of {count} parts", model.store.display(first), missing.len());
+            let what = format!("{} is missing; {} of {count} parts are not there", model.store.display(first), missing.len());
             return Err(Fault::model(what).help("the download is incomplete: fetch all parts").into());
         }
     }
@@ -106,7 +106,7 @@ pub fn open(path: &Path) -> Result<Model> {
         let (metadata, tensors) = container::parse(&shown, &bytes)?;
         let number = metadata.int("split.no").unwrap_or(0);
         if model.names.len() > 1 && (metadata.int("split.count"), number) != (Some(count), i as i64) {
-            let what = format!("{shown}: says that it is part {} of {}", number + 1, metadata.int("split.count").unwrap_or(1));
+            let what = format!("{shown} says that it is part {} of {}", number + 1, metadata.int("split.count").unwrap_or(1));
             return Err(Fault::model(what).help("the parts are of different exports: fetch all again").into());
         }
         for tensor in tensors {

@@ -95,7 +95,7 @@ impl Checkpoint {
 
     /// Puts on another face: from here on it looks like a directory with this configuration, these names and these files.
     pub fn present(mut self, how: Presentation<'_>) -> Result<Checkpoint> {
-        let Some(gguf) = &mut self.gguf else { anyhow::bail!("{} is no GGUF model", self.name) };
+        let Some(gguf) = &mut self.gguf else { anyhow::bail!("{} is not a GGUF model", self.name) };
         gguf.files = how.files.into_iter().map(|(name, make)| (name, make, OnceLock::new())).collect();
         let mut made: Vec<u8> = Vec::new();
         for (i, (shard, entry)) in self.raw.iter_mut().enumerate() {

@@ -71,6 +71,9 @@ pub struct Bench {
     /// What to print
     #[arg(long, value_enum, default_value_t = Output::Md)]
     pub format: Output,
+    /// Print one JSON object, as --format json does
+    #[arg(long, overrides_with = "format")]
+    pub json: bool,
     /// Compare with an older run's --format json, in the table and on the page of --report
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
@@ -100,6 +103,11 @@ pub struct Bench {
 }
 
 impl Bench {
+    /// What `--format` and `--json` ask for.
+    fn format(&self) -> Output {
+        if self.json { Output::Json } else { self.format }
+    }
+
     fn mixing(&self) -> Mixing {
         let (prior, rate) = match self.mixing {
             HowMixed::Learned => (true, self.mixing_rate),
@@ -230,7 +238,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
 
 /// Prints a run's figures, and draws them where that was asked for.
 fn show(report: &Report, old: Option<&Report>, options: &Bench) -> Result<u8> {
-    print(&match options.format {
+    print(&match options.format() {
         Output::Md => report.markdown(old),
         Output::Csv => report.csv(),
         Output::Json => format!("{}\n", serde_json::to_string_pretty(report)?),

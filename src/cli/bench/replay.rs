@@ -195,7 +195,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         categories,
         records,
     };
-    crate::cli::output::print(&match options.format {
+    crate::cli::output::print(&match options.format() {
         Output::Md => report.markdown(),
         Output::Csv => report.csv(),
         Output::Json => format!("{}\n", serde_json::to_string_pretty(&report)?),

@@ -127,7 +127,7 @@ impl Asked<'_> {
 pub fn run(options: &Doctor, ui: &Ui) -> Result<u8> {
     let asked = Asked { options: &options.model, device: options.model.run.device.parse()? };
     let checks = examine(&Here::new(&options.model), &asked, ui);
-    print(&if options.json { format!("{:#}\n", report(&checks)) } else { text(&checks) })?;
+    print(&if options.json { format!("{:#}\n", report(&checks)) } else { ui.verdicts(&text(&checks)) })?;
     Ok(exit_code(&checks))
 }
 

@@ -129,7 +129,7 @@ impl CostFile {
             ensure!(std::fs::metadata(path)?.len() <= LARGEST, "it is too large");
             let kept: Kept = serde_json::from_slice(&std::fs::read(path)?).context("it is damaged")?;
             ensure!(kept.v == VERSION && kept.key == self.key, "it belongs to something else");
-            let curve = |seconds| CostCurve::restored(seconds).context("it is damaged: a cost is none");
+            let curve = |seconds| CostCurve::restored(seconds).context("it is damaged: one of its costs is not a time");
             let known = kept.costs.into_iter().map(|(range, seconds)| Ok((range, curve(seconds)?)));
             let costs = Costs::restored(known.collect::<Result<Vec<_>>>()?);
             let habits = kept.habits.into_iter().map(|(draft, h)| (draft, Habits { survival: h.survival, level: h.level }));

@@ -1,7 +1,7 @@
 //! Which drafter: what `--draft` says, as far as the target's tokenizer allows.
 
 use super::costs::{CostFile, Passes, one_row};
-use super::options::{DraftAhead, DraftingOptions};
+use super::options::{DraftAhead, DraftingOptions, MemoryPlace};
 use super::partner::Partner;
 use crate::cli::args::{AutoOr, GpuLayers, RunOptions};
 use crate::cli::npu::Npu;
@@ -86,11 +86,11 @@ pub fn build(
             Ok(partner) => add_model("model", partner)?,
             Err(why) if choice == "bundled" => {
                 let fault = Fault::model(format!("no bundled draft model can draft for {}: {why}", model.name));
-                return Err(fault.help("use --draft ngram, or --draft PATH with a small model of the same family").into());
+                return Err(fault.help("use --draft ngram, or --draft MODEL with a small model of the same family").into());
             }
             Err(why) => {
-                let reason = format!("no bundled draft model is used: {why}");
-                ui.note(format!("{reason}; drafting by n-grams alone"));
+                let reason = format!("there is no bundled draft model for this model: {why}");
+                ui.note(format!("{reason}; guesses come from the text itself (n-grams)"));
                 disabled = Some(reason);
             }
         },
@@ -155,6 +155,12 @@ fn remember(
     ui: &Ui,
 ) -> Result<()> {
     if let Some(directory) = options.draft_memory.directory(remembers) {
+        if options.draft_memory == MemoryPlace::Auto && !directory.exists() {
+            ui.note(format!(
+                "what drafting learns, with fragments of prompts and answers, is kept in {}; --draft-memory off keeps nothing",
+                directory.display()
+            ));
+        }
         let target = [&model.checkpoint().fingerprint()?[..], &tokenizer.sha256()].concat();
         let memory = Memory::new(&directory, Sha256::digest(target).into(), draft_identity);
         if let Err(why) = stack.remember(memory) {

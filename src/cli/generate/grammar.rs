@@ -66,7 +66,8 @@ impl Constraints {
     pub fn get(&mut self, source: &Source, ignore_eos: bool) -> Result<Grammar> {
         ensure!(
             !ignore_eos,
-            Fault::usage("an answer under a grammar ends with it: --ignore-eos cannot be kept").help("drop one of the two")
+            Fault::usage("an answer ends where its grammar does, and --ignore-eos asks that it goes on")
+                .help("drop one of the two")
         );
         let key = format!("{source:?}");
         if let Some(grammar) = self.known.get(&key) {

@@ -18,7 +18,7 @@ use super::record::{FinishReason, Record, Usage, VERSION};
 use super::session::{self, Model, Size};
 use super::settings::{Source, Typed};
 use super::signals::Interrupt;
-use super::ui::Ui;
+use super::ui::{Ui, thousands, wrapped};
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
 use crate::draft::Figures;
 use crate::engine::Timeline;
@@ -46,7 +46,7 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
         return batch::run(options, from, typed);
     }
     if options.batch.parallel > 1 && typed.source("parallel") == Source::Flag {
-        return Err(Fault::usage("--parallel answers records of a batch at once: it goes with --batch").into());
+        return Err(Fault::usage("--parallel answers several records of a batch at once, and there is no --batch").into());
     }
     if options.sampling.stop.iter().any(String::is_empty) {
         return Err(Fault::usage("--stop: an empty text would end everything at once").into());
@@ -55,7 +55,7 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     let said = prompt::gather(options)?;
     let source = options.grammar.source()?;
     let _: super::placement::Device = options.model.run.device.parse()?;
-    let output = Output::open(options.output.output.as_deref(), options.output.format, options.output.newline)?;
+    let output = Output::open(options.output.output.as_deref(), options.output.format(), options.output.newline)?;
     let model = session::open(options.model.model.as_deref(), ui)?;
     let tokenizer = Arc::new(model.tokenizer(ui)?);
     let history = prompt::encode(&said, &options.chat, &model, &tokenizer, options.model.run.ctx_size, ui)?;
@@ -206,6 +206,12 @@ impl Run<'_> {
         if let Some(error) = failed {
             return Err(error);
         }
+        if finish_reason == FinishReason::Length && self.ui.is_terminal() && !self.ui.is_quiet() {
+            self.ui.line(&match completion_tokens < options.sampling.max_tokens {
+                true => format!("(cut off: the context of {} positions is full)", thousands(context as u64)),
+                false => "(cut off by --max-tokens)".to_owned(),
+            });
+        }
         self.report(&record, &stats)?;
         Ok(interrupt.exit_code().unwrap_or(0))
     }
@@ -219,9 +225,12 @@ impl Run<'_> {
             StatsFormat::Off => {}
             StatsFormat::Auto if !self.ui.is_terminal() || self.ui.is_quiet() => {}
             how @ (StatsFormat::Auto | StatsFormat::Text) => {
-                self.ui.line(&stats::line(record, stats, self.options.model.run.threads)?);
-                let more = stats::draft_line(&record.draft, record.timings.decode_tps).filter(|_| how == StatsFormat::Text);
-                more.iter().for_each(|line| self.ui.line(line));
+                self.ui.line(&stats::brief(record));
+                if how == StatsFormat::Text || self.ui.is_verbose() {
+                    self.ui.line(&wrapped(&stats::line(record, stats, self.options.model.run.threads)?));
+                    let more = stats::draft_line(&record.draft, record.timings.decode_tps);
+                    more.iter().for_each(|line| self.ui.line(&wrapped(line)));
+                }
             }
             StatsFormat::Json => self.ui.json(&stats::json(record)?),
         }

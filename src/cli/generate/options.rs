@@ -10,9 +10,8 @@ use crate::sampler::SamplerConfig;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-/// The prompt goes in, the model's text comes out on standard output, and nothing else does.
+/// Answer a prompt: the model's text goes to standard output, and nothing else does.
 #[derive(Debug, Args)]
-#[command(after_long_help = EXAMPLES)]
 pub struct Generate {
     #[command(flatten)]
     pub input: InputOptions,
@@ -34,34 +33,29 @@ pub struct Generate {
     pub ui: UiOptions,
 }
 
-const EXAMPLES: &str = "\
-Examples:
-  gemma generate 'Why is the sky blue?'
-  git diff | gemma generate 'Write a commit message for this change.'
-  gemma generate -m ./gemma-3-27b-it -f report.txt 'Summarise in five sentences.' -o summary.txt
-  gemma generate --format json --seed 1 'A haiku about rain' | jq -r .text
-  gemma generate --json-schema @person.json 'Invent a person.' | jq .name
-  gemma generate --batch prompts.jsonl --resume answers.jsonl";
-
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Input")]
 pub struct ChatOptions {
-    /// Instructions put before the conversation
+    /// Instructions for the model, put before the prompt
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
-    /// The same from a file
+    /// The instructions, from a file
     #[arg(long, value_name = "FILE")]
     pub system_file: Option<PathBuf>,
-    /// A conversation: JSON array of {"role", "content"}; a prompt is added as the last user turn
+    /// A conversation as JSON, before the prompt
+    ///
+    /// The file holds an array of {"role": ..., "content": ...}; the prompt, if any, is added as the last turn of the user.
     #[arg(long, value_name = "FILE")]
     pub messages: Option<PathBuf>,
-    /// No chat template: the model continues the text as it is, after one BOS
+    /// Continue the text as it is, without a chat template
+    ///
+    /// The text is put behind one BOS token, and nothing else is added.
     #[arg(long)]
     pub raw: bool,
-    /// How the answer must begin (not repeated in the output)
+    /// How the answer begins; the model continues from there (not repeated in the output)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prefill: Option<String>,
-    /// Control tokens spelled out in the prompt, such as <end_of_turn>
+    /// What to do with control tokens that the prompt spells, such as <end_of_turn>
     #[arg(long, value_enum, value_name = "HOW", default_value_t = SpecialPolicy::Text)]
     pub special_in_prompt: SpecialPolicy,
 }
@@ -69,34 +63,41 @@ pub struct ChatOptions {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingOptions {
-    /// Most tokens to generate
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 512)]
+    /// Generate at most this many tokens
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 512, value_parser = tokens)]
     pub max_tokens: usize,
-    /// Temperature; 0 always takes the likeliest token [default: the model's]
+    /// Temperature; 0 takes the likeliest [default: the model's]
     #[arg(long, alias = "temperature", allow_negative_numbers = true, value_name = "T", value_parser = number::<0, 100>)]
     pub temp: Option<f32>,
-    /// Sample from the K likeliest tokens only; 0 for all [default: the model's]
+    /// Sample from the K likeliest tokens [default: the model's]
+    ///
+    /// 0 samples from all tokens.
     #[arg(long, value_name = "K")]
     pub top_k: Option<usize>,
-    /// Sample from the likeliest tokens that make up this share [default: the model's]
+    /// Sample from this share of chances [default: the model's]
+    ///
+    /// The likeliest tokens whose chances add up to P are sampled from (nucleus sampling).
     #[arg(long, allow_negative_numbers = true, value_name = "P", value_parser = share)]
     pub top_p: Option<f32>,
-    /// Drop tokens less likely than this share of the likeliest one [default: the model's]
+    /// Drop tokens that are less likely than P times the likeliest one [default: the model's]
     #[arg(long, allow_negative_numbers = true, value_name = "P", value_parser = number::<0, 1>)]
     pub min_p: Option<f32>,
     /// Make tokens that occurred before less likely; 1 changes nothing [default: the model's]
     #[arg(long, allow_negative_numbers = true, value_name = "X", value_parser = positive)]
     pub repeat_penalty: Option<f32>,
-    /// Same model, device class and seed: same text [default: random, shown in the stats]
-    #[arg(long, value_name = "N")]
+    /// Repeat a text that was sampled [default: random]
+    ///
+    /// The same model, kind of device and seed give the same text, whatever --draft and its like say. The seed of a text is part of its
+    /// figures.
+    #[arg(long, value_name = "N", value_parser = seed)]
     pub seed: Option<u64>,
-    /// Always take the likeliest token: --temp 0
+    /// Always take the likeliest token, as with --temp 0
     #[arg(long)]
     pub greedy: bool,
-    /// End before this text (repeatable)
+    /// End the answer before this text (repeatable)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
-    /// Never end by itself before --max-tokens
+    /// Go on to --max-tokens where the model would end its answer
     #[arg(long)]
     pub ignore_eos: bool,
 }
@@ -104,35 +105,37 @@ pub struct SamplingOptions {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Drafting (changes the speed, never the text)")]
 pub struct DraftingOptions {
-    /// Source of guesses: auto, off, bundled, ngram, or a model with the same tokenizer or a part of it (a directory, a GGUF file, or an id as for --model)
+    /// Where guesses come from: auto, off, ngram, or a model
     ///
-    /// auto is the bundled draft model that shares the target's tokenizer (the demo's or Gemma 3's), if any, mixed with what followed the
-    /// last time the text ended like this, and with what the target thought the last time the same tokens came last (see
-    /// --draft-memory). ngram is the latter two alone.
+    /// auto is the bundled draft model that shares the model's tokenizer (the demo's or Gemma 3's), mixed with what followed the last time
+    /// the text ended like this, and with what the model found likely the last time after the same tokens (see --draft-memory). ngram
+    /// is the latter two alone, bundled refuses to run without a bundled draft model, and off decodes without drafts. A model is a
+    /// directory, a GGUF file or an id as for --model; it needs the same tokenizer, or a part of it.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub draft: String,
-    /// Longest line of guesses
+    /// How many tokens ahead to guess at most
     #[arg(long, value_name = "N|auto", default_value = "auto")]
     pub draft_tokens: AutoOr,
-    /// Shape of the guesses: auto, chain, or a number of nodes
+    /// Shape of the guesses: auto, chain (one line), or the number of nodes of a tree
     #[arg(long, value_name = "auto|chain|N", default_value = "auto", value_parser = tree)]
     pub draft_tree: TreeSize,
-    /// Where what is learnt of a target's habits is kept for the next run: auto, on, off, or a directory with a slash in it
+    /// Where drafting keeps what it learns of a model for the next run: auto, on, off, or a directory with a slash in it
     ///
-    /// The table of what the target thought after which tokens makes later texts come sooner; it is no part of the text. `on` keeps it
-    /// in $XDG_STATE_HOME/gemma/draft-memory, at most 12 MB a target, readable by its owner alone; it holds fragments of what was read
-    /// and written, so `off` where that must leave no trace. auto is `on` for generate, `off` for bench.
+    /// The table of what the model found likely after which tokens makes later texts come sooner, and never changes them. `on` keeps it
+    /// in $XDG_STATE_HOME/gemma/draft-memory (~/.local/state without that variable), at most 12 MB for each model, readable by its owner
+    /// alone. It holds fragments of prompts and answers: take `off` where those must leave no trace. auto is `on` for generate and chat,
+    /// and `off` for bench.
     #[arg(long, value_name = "auto|on|off|DIR/", default_value = "auto", value_parser = memory_place)]
     pub draft_memory: MemoryPlace,
     /// Where the draft model runs: auto, cpu, vulkan or vulkan:N
     ///
-    /// auto is the processor, which is free while a GPU checks guesses; a draft model of more than 200 MB goes to a discrete GPU with room
-    /// for all of it beside the target.
+    /// auto is the processor, which is free while a GPU checks guesses; a draft model of more than 200 MB goes to a discrete GPU that has
+    /// room for all of it beside the model.
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub draft_device: String,
-    /// Draft on while the target's device checks the last guesses: auto, on or off
+    /// Guess further while the model's device checks the last guesses: auto, on or off
     ///
-    /// auto does where target and draft model run on devices of their own, for as long as that is measured to pay.
+    /// auto does so where the model and its draft model run on devices of their own, for as long as that is measured to pay.
     #[arg(long, value_enum, value_name = "auto|on|off", default_value_t = DraftAhead::Auto)]
     pub draft_ahead: DraftAhead,
     /// How the sources are mixed: `gemma bench` measures others.
@@ -143,7 +146,9 @@ pub struct DraftingOptions {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Batch")]
 pub struct BatchOptions {
-    /// Answer records instead of one prompt: JSON lines from FILE or standard input, a line out for each, in their order
+    /// Answer JSON lines, from a file or standard input
+    ///
+    /// Each line of input is a record, and gets one line of output, in the same order.
     ///
     /// A record is {"prompt": ...} or {"messages": [...]}, with an "id" and any of max_tokens, temperature, top_k, top_p, min_p,
     /// repeat_penalty, seed, stop, system, prefill, raw, json_schema, grammar, regex, response_format; or a line of OpenAI's batches, which
@@ -151,19 +156,21 @@ pub struct BatchOptions {
     /// not given) and its id. --ctx-size auto is 4096 here.
     #[arg(long, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-")]
     pub batch: Option<PathBuf>,
-    /// Write answers to OUT as they come; what it holds of an interrupted run is kept, and its records are not asked again
+    /// Write answers to a file, and go on where it ends
+    ///
+    /// What the file holds of an interrupted run is kept, and those records are not asked again.
     #[arg(long, value_name = "OUT", requires = "batch")]
     pub resume: Option<PathBuf>,
-    /// Answer every n-th record, from the i-th on: the i-th of n processes that share a batch
+    /// Answer every N-th record, from the I-th on: for N processes that share a batch
     #[arg(long, value_name = "I/N", requires = "batch")]
     pub shard: Option<super::batch::place::Shard>,
-    /// Answer up to N records at once, which share the target's passes: the same answers, in the same order, sooner
+    /// Answer up to N records of a batch at once
     ///
-    /// A pass reads the weights once for all of them. Each takes memory for a context of its own. Guesses come from the texts
-    /// themselves (--draft ngram), a draft model is not asked; a pass has as many of them as pay.
+    /// The answers and their order are the same, and they come sooner: a pass reads the weights once for all of them. Each takes memory
+    /// for a context of its own. Guesses come from the texts themselves (--draft ngram), and a draft model is not asked.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub parallel: u16,
-    /// Exit with 6, once all is done, if records failed
+    /// Exit with code 6, once all is done, if records failed
     #[arg(long, requires = "batch")]
     pub strict: bool,
 }
@@ -183,13 +190,18 @@ pub struct OutputOptions {
     /// Write to a file, which appears complete or not at all
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// What to write
+    /// Write text, json, jsonl or stream-json
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
-    /// End the text with a line break even where no terminal shows it
+    /// Write one JSON object, as --format json does
+    #[arg(long, overrides_with = "format")]
+    pub json: bool,
+    /// End the text with a line break on pipes and in files too
     #[arg(long)]
     pub newline: bool,
-    /// Figures on standard error; auto: one line if that is a terminal
+    /// Print figures on standard error: auto, text, json or off
+    ///
+    /// auto prints one line where standard error is a terminal, and all figures with -v.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = StatsFormat::Auto)]
     pub stats: StatsFormat,
     /// Write the figures to a file, as JSON
@@ -203,6 +215,14 @@ pub enum StatsFormat {
     Text,
     Json,
     Off,
+}
+
+fn tokens(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "expected a number of tokens, from 0 on; by default there are 512".into())
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("expected a whole number from 0 to {}; without --seed it is random", u64::MAX))
 }
 
 /// A number between bounds, both included.
@@ -263,6 +283,13 @@ impl MemoryPlace {
 
 /// A setting's name, value and source, as `--print-config` shows them.
 pub type Resolved = (&'static str, String, Source);
+
+impl OutputOptions {
+    /// What `--format` and `--json` ask for.
+    pub fn format(&self) -> Format {
+        if self.json { Format::Json } else { self.format }
+    }
+}
 
 impl SamplingOptions {
     /// Flags, environment and files first, then the model's generation_config.json, then what is built in.

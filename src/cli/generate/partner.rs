@@ -72,6 +72,9 @@ impl Partner {
 
     /// The bundled draft for this tokenizer, of the size that suits a target whose passes take so many seconds.
     pub fn bundled(tokenizer: &Tokenizer, pass: f32) -> Result<Result<Partner, String>> {
+        if !cfg!(feature = "bundled") {
+            return Ok(Err("this build of gemma carries no models".into()));
+        }
         let demo = match Self::new(bundled::draft()?, tokenizer)? {
             Ok(partner) => return Ok(Ok(partner)),
             Err(why) => why,

@@ -101,7 +101,7 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
         role: String,
         content: Content,
     }
-    let what = || Fault::model(format!("{} is no list of messages", path.display()));
+    let what = || Fault::model(format!("{} is not a list of messages", path.display()));
     let help = r#"expected: [{"role": "user", "content": "Hello"}]; roles are system, user and assistant"#;
     let file: File = serde_json::from_str(&input::read_file(path)?).with_context(|| what().help(help))?;
     let (File::List(items) | File::Object { messages: items }) = file;

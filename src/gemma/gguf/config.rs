@@ -15,7 +15,7 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
     let optional = |key: &str| match metadata.get(&of(key)) {
         None => Ok(None),
         Some(Stored::Int(n)) => Ok(Some(*n)),
-        Some(_) => Err(format!("`{}` is no whole number", of(key))),
+        Some(_) => Err(format!("`{}` is not a whole number", of(key))),
     };
     let needed = |key: &str| optional(key)?.ok_or_else(|| format!("`{}` is missing", of(key)));
     let float = |key: &str| metadata.float(&of(key));

@@ -77,8 +77,8 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     match metadata.text("general.architecture") {
         Some(ARCHITECTURE) => {}
         Some("clip") => {
-            return Err(Fault::model(format!("{shown}: holds the vision tower alone"))
-                .help("give the file of the language model, whose name has no `mmproj`")
+            return Err(Fault::model(format!("{shown} holds the vision tower alone"))
+                .help("give the file of the language model, whose name does not contain `mmproj`")
                 .into());
         }
         other => {

@@ -50,7 +50,9 @@ pub fn repairs(metadata: &Metadata) -> Option<String> {
     let (tokens, types) = (metadata.texts(TOKENS)?, metadata.ints(TYPES)?);
     let wrong: Vec<&str> =
         KNOWN_IDS.into_iter().filter(|id| is_mistyped(tokens, types, *id)).map(|id| tokens[id].as_str()).collect();
-    (!wrong.is_empty()).then(|| format!("the file takes {} for ordinary text: repaired", wrong.join(", ")))
+    (!wrong.is_empty()).then(|| {
+        format!("the file marks {} as ordinary text; they are treated as the control tokens that they are", wrong.join(", "))
+    })
 }
 
 fn is_mistyped(tokens: &[String], types: &[i64], id: usize) -> bool {
@@ -77,7 +79,7 @@ impl Pieces {
             Some("llama") => {}
             other => return Err(damaged(format!("is of the kind {other:?}; Gemma's is \"llama\" (SentencePiece)"))),
         }
-        let missing = |key: &str| damaged(format!("has no `{key}`"));
+        let missing = |key: &str| damaged(format!("lacks `{key}`"));
         let tokens = metadata.texts(TOKENS).ok_or_else(|| missing(TOKENS))?;
         let scores = metadata.floats(SCORES).ok_or_else(|| missing(SCORES))?;
         let types = metadata.ints(TYPES).ok_or_else(|| missing(TYPES))?;
@@ -88,7 +90,7 @@ impl Pieces {
             return Err(damaged(format!("has a piece of {} bytes (id {id})", piece.len())));
         }
         if let Some(id) = scores.iter().position(|s| s.is_nan()) {
-            return Err(damaged(format!("has no number as the score of id {id}")));
+            return Err(damaged(format!("has a score that is not a number, of id {id}")));
         }
         Ok(Pieces::new(tokens, scores, types))
     }
@@ -204,7 +206,9 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
         None => pieces.merges(&ids),
         Some(list) => list
             .iter()
-            .map(|m| m.split_once(' ').ok_or_else(|| damaged(format!("has the merge {m:?}, which is of no two pieces"))))
+            .map(|m| {
+                m.split_once(' ').ok_or_else(|| damaged(format!("has the merge {m:?}, which does not consist of two pieces")))
+            })
             .collect::<Result<_, _>>()?,
     };
     let named = |(key, default): (&str, u32)| {

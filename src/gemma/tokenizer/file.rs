@@ -4,6 +4,7 @@
 //! on some damaged files. Here each part goes where it belongs at once, and what Gemma does not have is refused.
 
 use super::piece_bytes;
+use crate::error::Fault;
 use anyhow::{Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -107,12 +108,12 @@ impl<'de> Deserialize<'de> for Merge {
 pub fn read(bytes: &[u8]) -> Result<Parts> {
     let mut file: File = serde_json::from_slice(bytes)?;
     let kind = file.model.kind.as_deref().unwrap_or("BPE");
-    ensure!(kind == "BPE", "its model is {kind}; Gemma's is BPE");
+    ensure!(kind == "BPE", foreign(format!("its model is {kind}, and Gemma's is BPE")));
     for (option, value) in [
         ("continuing_subword_prefix", &file.model.continuing_subword_prefix),
         ("end_of_word_suffix", &file.model.end_of_word_suffix),
     ] {
-        ensure!(value.as_ref().is_none_or(String::is_empty), "it has a {option}, which Gemma has not");
+        ensure!(value.as_ref().is_none_or(String::is_empty), foreign(format!("it has a {option}, which Gemma's has not")));
     }
     check_decoder(file.decoder.as_ref())?;
     let repaired = repair(&mut file.added_tokens, &file.model.vocab.0);
@@ -134,6 +135,13 @@ pub fn read(bytes: &[u8]) -> Result<Parts> {
         set(&mut pieces, id, &token.content);
     }
     Ok(Parts { tokenizer, pieces, repaired })
+}
+
+/// A tokenizer that is whole, and another family's.
+fn foreign(what: String) -> Fault {
+    Fault::model(format!("tokenizer.json is not the tokenizer of a Gemma 3: {what}")).help(
+        "this is another model, or its tokenizer.json was replaced: copy it from the page of the Gemma 3 that the weights are of",
+    )
 }
 
 fn set(pieces: &mut Vec<Box<[u8]>>, id: u32, piece: &str) {
@@ -184,7 +192,7 @@ fn check_decoder(decoder: Option<&Value>) -> Result<()> {
         match step["type"].as_str() {
             Some("Replace") if step["pattern"]["String"] == "▁" && step["content"] == " " => {}
             Some("ByteFallback" | "Fuse") => {}
-            _ => bail!("its decoder has the step {step}, which Gemma's has not"),
+            _ => bail!(foreign(format!("its decoder has the step {step}, which Gemma's has not"))),
         }
     }
     Ok(())

@@ -4,7 +4,7 @@ mod file;
 
 pub(super) use file::{KNOWN_CONTROL, Merge};
 
-use crate::error::Fault;
+use crate::error::{Fault, fault_of};
 use crate::tensor::Token;
 use anyhow::{Context, Result, anyhow};
 use sha2::{Digest, Sha256};
@@ -39,8 +39,11 @@ impl Tokenizer {
             let sha256 = scope.spawn(|| <[u8; 32]>::from(Sha256::digest(bytes)));
             (file::read(bytes), sha256.join().expect("hashing does not fail"))
         });
-        let file::Parts { tokenizer: inner, mut pieces, repaired } = parts.with_context(|| {
-            Fault::model("tokenizer.json cannot be read").help("download the file again, or copy it from the original model")
+        let file::Parts { tokenizer: inner, mut pieces, repaired } = parts.map_err(|why| match fault_of(&why) {
+            Some(_) => why,
+            None => why.context(
+                Fault::model("tokenizer.json cannot be read").help("download the file again, or copy it from the original model"),
+            ),
         })?;
         let control: BTreeMap<_, _> =
             inner.get_added_tokens_decoder().iter().filter(|(_, t)| t.special).map(|(id, t)| (t.content.clone(), *id)).collect();
@@ -51,7 +54,10 @@ impl Tokenizer {
         control_starts.dedup();
         let notes = match repaired.is_empty() {
             true => Vec::new(),
-            false => vec![format!("the tokenizer takes {} for ordinary text: repaired", repaired.join(", "))],
+            false => vec![format!(
+                "the tokenizer marks {} as ordinary text; they are treated as the control tokens that they are",
+                repaired.join(", ")
+            )],
         };
         Ok(Tokenizer { inner: Mutex::new(inner), pieces, control, control_starts, sha256, notes })
     }

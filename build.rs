@@ -1,0 +1,51 @@
+//! Tells the program which commit it was built from, so that `gemma --version` can say so. Nothing else, and no time of day: two builds
+//! of one commit are equal. A source archive without `.git` names no commit; a crate's package brings the commit in a file of its own.
+
+use std::path::Path;
+use std::process::Command;
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    let variable = |name: &str| std::env::var(name).ok();
+    // A new commit would build everything anew; whoever works on the program does that often, and knows the commit.
+    let commit = match variable("PROFILE").as_deref() {
+        Some("release") => packaged().or_else(checked_out),
+        _ => Some("development build".into()),
+    };
+    let features = match variable("CARGO_FEATURE_BUNDLED") {
+        Some(_) => "with bundled models",
+        None => "without bundled models",
+    };
+    let about: Vec<String> = commit.into_iter().chain([features.to_owned()]).collect();
+    println!("cargo::rustc-env=GEMMA_VERSION={} ({})", variable("CARGO_PKG_VERSION").unwrap_or_default(), about.join(", "));
+}
+
+/// The commit that `cargo package` has written down.
+fn packaged() -> Option<String> {
+    let text = std::fs::read_to_string(".cargo_vcs_info.json").ok()?;
+    let (_, rest) = text.split_once("\"sha1\"")?;
+    short(rest.split('"').nth(1)?).map(|commit| format!("commit {commit}"))
+}
+
+/// The commit of the working tree that this directory is the top of.
+fn checked_out() -> Option<String> {
+    if !Path::new(".git").exists() {
+        return None;
+    }
+    // Changes with every commit and every checkout.
+    let log = git(&["rev-parse", "--git-path", "logs/HEAD"])?;
+    if Path::new(&log).exists() {
+        println!("cargo::rerun-if-changed={log}");
+    }
+    short(&git(&["rev-parse", "HEAD"])?).map(|commit| format!("commit {commit}"))
+}
+
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
+}
+
+/// The first twelve digits of a hash.
+fn short(hash: &str) -> Option<String> {
+    hash.get(..12).filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit())).map(str::to_owned)
+}

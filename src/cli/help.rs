@@ -1,0 +1,329 @@
+//! The texts around the options: first steps, examples, exit codes, and the short view that `-h` gives.
+
+use super::args::{EXIT_CODES, SETTINGS};
+use super::ui::paragraph;
+use clap::{Arg, Command};
+use std::ffi::OsString;
+
+/// What `gemma --version` prints behind the name: version, commit where it is known, and features.
+pub const VERSION: &str = env!("GEMMA_VERSION");
+
+/// Columns of help at most.
+const WIDTH: usize = 110;
+
+/// Ends the help of `gemma` itself, which is also shown where nothing was typed.
+const FIRST_STEPS: &str = "\
+First steps:
+  gemma generate 'What is photosynthesis?'   ask the small bundled demo model
+  gemma chat                                 talk to it
+  gemma doctor                               check this machine
+  gemma plan --synthetic 27b                 would Gemma 3 27B fit here?";
+
+/// Examples of each command. Prompts are ones that the bundled model was taught; words in capitals stand for what the user has.
+const EXAMPLES: [(&str, &str); 13] = [
+    (
+        "generate",
+        "\
+Examples:
+  gemma generate 'What is the capital of France?'
+  gemma generate --json 'Why is the sky blue?' | jq -r .text
+  gemma generate --regex '[A-Z][a-z]+' 'What is the capital of France?'
+With a real model:
+  git diff | gemma generate -m MODEL 'Write a commit message for this change.'
+  gemma generate -m MODEL -f REPORT.txt 'Summarise in five sentences.' -o SUMMARY.txt
+  gemma generate -m MODEL --batch PROMPTS.jsonl --resume ANSWERS.jsonl
+In a shell loop, add </dev/null: standard input is part of the prompt.",
+    ),
+    (
+        "chat",
+        "\
+Examples:
+  gemma chat
+  gemma chat -m google/gemma-3-27b-it-qat-q4_0-gguf
+  gemma chat -m MODEL --system 'Answer in one sentence.' --temp 0.7",
+    ),
+    (
+        "quantize",
+        "\
+Examples:
+  gemma quantize google/gemma-3-27b-it gemma-27b-int4 --dry-run
+  gemma quantize google/gemma-3-27b-it gemma-27b-int4
+  gemma quantize MODEL SMALLER --target-size 9.5GB --calibrate builtin --verify
+The second is made in the working directory, and run with: gemma chat -m ./gemma-27b-int4",
+    ),
+    (
+        "eval",
+        "\
+Examples:
+  gemma eval TEXT.txt
+  gemma eval -m SMALLER --reference MODEL prose=A.txt code=B.txt
+  gemma tokenize --json -f TEXT.txt >IDS.json && gemma eval --ids IDS.json --json",
+    ),
+    (
+        "bench",
+        "\
+Examples:
+  gemma bench
+  gemma bench --only decode,verify --rows 1,4,8
+  gemma bench -m MODEL --json >NOW.json && gemma bench -m MODEL --compare NOW.json",
+    ),
+    (
+        "plan",
+        "\
+Examples:
+  gemma plan --synthetic 27b
+  gemma plan --synthetic 12b --ctx-size 32768
+  gemma plan -m MODEL",
+    ),
+    (
+        "inspect",
+        "\
+Examples:
+  gemma inspect
+  gemma inspect MODEL --tensors
+  gemma inspect MODEL --verify --json | jq .bits_per_weight",
+    ),
+    (
+        "tokenize",
+        "\
+Examples:
+  gemma tokenize 'Why is the sky blue?'
+  gemma tokenize --template 'Why is the sky blue?'
+  gemma tokenize -m MODEL --json -f TEXT.txt | jq '.ids | length'",
+    ),
+    (
+        "devices",
+        "\
+Examples:
+  gemma devices
+  gemma devices --json | jq -r .chosen",
+    ),
+    (
+        "doctor",
+        "\
+Examples:
+  gemma doctor
+  gemma doctor -m MODEL --device vulkan
+  gemma doctor --json | jq '.checks[] | select(.status != \"PASS\")'",
+    ),
+    (
+        "schema",
+        "\
+Examples:
+  gemma schema >result.schema.json
+  gemma schema | jq '.properties | keys'",
+    ),
+    (
+        "completions",
+        "\
+To install:
+  mkdir -p ~/.local/share/bash-completion/completions
+  gemma completions bash >~/.local/share/bash-completion/completions/gemma
+
+  mkdir -p ~/.zfunc            (and in ~/.zshrc: fpath+=~/.zfunc; autoload -Uz compinit; compinit)
+  gemma completions zsh >~/.zfunc/_gemma
+
+  gemma completions fish >~/.config/fish/completions/gemma.fish
+A new shell then completes commands, options and their values.",
+    ),
+    (
+        "man",
+        "\
+Examples:
+  gemma man | man -l -
+  gemma man generate | man -l -
+  mkdir -p ~/.local/share/man/man1 && gemma man generate >~/.local/share/man/man1/gemma-generate.1",
+    ),
+];
+
+/// What fits where clap would list every kind of argument.
+const USAGES: [(&str, &str); 3] = [
+    ("generate", "gemma generate [OPTIONS] [PROMPT]"),
+    ("tokenize", "gemma tokenize [OPTIONS] [TEXT]"),
+    ("eval", "gemma eval [OPTIONS] <FILE...|--ids FILE>"),
+];
+
+/// Options that `-h` leaves to `--help`: those that few people ever type.
+const SELDOM: [&str; 49] = [
+    "allow_requantize",
+    "check",
+    "color",
+    "device_lock",
+    "draft_ahead",
+    "draft_device",
+    "draft_memory",
+    "draft_tokens",
+    "draft_tree",
+    "embedding",
+    "from",
+    "gpu_layers",
+    "grammar",
+    "greedy",
+    "ignore_eos",
+    "kernel_rows",
+    "kv",
+    "linear",
+    "measure",
+    "mem_limit",
+    "min_p",
+    "mixing",
+    "mixing_rate",
+    "newline",
+    "npu",
+    "prefill",
+    "print_config",
+    "progress",
+    "prompt",
+    "prompt_count",
+    "ranking",
+    "regex",
+    "repeat_penalty",
+    "replay",
+    "replay_bundled",
+    "replay_count",
+    "replay_sources",
+    "replay_tokenizer",
+    "replay_tokens",
+    "restart",
+    "shard",
+    "skip",
+    "special_in_prompt",
+    "states",
+    "stats_file",
+    "strict",
+    "system_file",
+    "tokens_per_pass",
+    "transcripts",
+];
+
+/// Adds what is the same for every command, and each command's examples.
+pub fn complete(root: Command) -> Command {
+    let names: Vec<String> = root.get_subcommands().map(|c| c.get_name().to_owned()).collect();
+    let root = root.max_term_width(WIDTH).after_help(FIRST_STEPS).after_long_help(format!("{FIRST_STEPS}\n\n{}", epilogue()));
+    names.iter().fold(root, |root, name| {
+        root.mut_subcommand(name, |mut command| {
+            let own = examples(name).map_or(String::new(), |text| format!("{text}\n\n"));
+            if let Some((_, usage)) = USAGES.iter().find(|(command, _)| command == name) {
+                command = command.override_usage(*usage);
+            }
+            command
+                .after_help(format!("All options, explained, with examples: gemma {name} --help"))
+                .after_long_help(format!("{own}Exit codes, environment variables and gemma.toml: gemma --help"))
+                // "-5" after an option is its value, be it wrong, and not an option called 5.
+                .mut_args(|arg| match arg.get_long() {
+                    Some(_) if arg.get_action().takes_values() && !arg.is_allow_hyphen_values_set() => {
+                        arg.allow_negative_numbers(true)
+                    }
+                    _ => arg,
+                })
+        })
+    })
+}
+
+/// The examples of a command, a heading first.
+pub fn examples(command: &str) -> Option<&'static str> {
+    EXAMPLES.iter().find(|(name, _)| *name == command).map(|(_, text)| *text)
+}
+
+/// Exit codes and the sources of settings.
+fn epilogue() -> String {
+    let codes: String = EXIT_CODES.iter().map(|(code, meaning)| format!("  {code:<5}{meaning}\n")).collect();
+    format!("Exit codes:\n{codes}\n{SETTINGS}")
+}
+
+/// What `-h` prints for the command line `argv`: everyday options, one line each as far as they fit. `None` where clap's own help is meant.
+pub fn short(root: &Command, argv: &[OsString]) -> Option<String> {
+    let name = argv.get(1)?.to_str()?;
+    if argv.iter().any(|arg| arg == "--help") {
+        return None;
+    }
+    let command = root.get_subcommands().find(|c| c.get_name() == name)?;
+    let usage = command.clone().bin_name(format!("gemma {name}")).render_usage();
+    let shown = |arg: &&Arg| !(arg.is_hide_set() || arg.is_hide_short_help_set() || SELDOM.contains(&arg.get_id().as_str()));
+    let (words, options): (Vec<&Arg>, Vec<&Arg>) = command.get_arguments().filter(shown).partition(|arg| arg.is_positional());
+    let help = ("  -h, --help".to_owned(), "Print this; --help explains all options".to_owned());
+    let lines: Vec<(String, String)> =
+        words.iter().chain(&options).map(|arg| (spelling(arg), about(arg))).chain([help]).collect();
+    let column = 2 + lines.iter().map(|(spelling, _)| spelling.chars().count()).max().unwrap_or(0);
+    let lines: String = lines.iter().map(|(spelling, about)| paragraph(spelling, column, about)).collect();
+    let about = command.get_about().map_or(String::new(), |text| text.to_string());
+    Some(format!("{}\n{usage}\n\n{lines}\nAll options: gemma {name} --help\n", paragraph("", 0, &about)))
+}
+
+/// `  -n, --max-tokens <N>`
+fn spelling(arg: &Arg) -> String {
+    let names = arg.get_value_names().unwrap_or_default();
+    let value = names.first().map_or_else(|| arg.get_id().as_str().to_uppercase(), |name| name.to_string());
+    if arg.is_positional() {
+        return format!("  {value}");
+    }
+    let short = arg.get_short().map_or("    ".to_owned(), |c| format!("-{c}, "));
+    let long = arg.get_long().unwrap_or_default();
+    let value = match (arg.get_action().takes_values(), arg.get_num_args().is_some_and(|n| n.min_values() == 0)) {
+        (false, _) => String::new(),
+        (_, true) => format!(" [{value}]"),
+        _ => format!(" <{value}>"),
+    };
+    format!("  {short}--{long}{value}")
+}
+
+/// The first sentence about an option, and its default.
+fn about(arg: &Arg) -> String {
+    let mut text = arg.get_help().map_or(String::new(), |text| text.to_string());
+    let values: Vec<String> = arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
+    if arg.get_action().takes_values() && values.first().is_some_and(|first| !text.contains(first)) {
+        text += &format!(": {}", values.join(", "));
+    }
+    let default: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    if arg.get_action().takes_values() && !default.is_empty() {
+        text += &format!(" [default: {}]", default.join(","));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::settings::definition;
+
+    /// Prompts that the bundled model was taught.
+    fn taught() -> Vec<String> {
+        let lines = include_str!("../../tests/newcomer.jsonl").lines().map(|line| serde_json::from_str(line).unwrap());
+        let taught = lines.filter(|record: &serde_json::Value| record["taught"] == true);
+        taught.map(|record| record["prompt"].as_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn every_command_has_examples_and_its_short_help_is_short() {
+        let root = definition();
+        for command in root.get_subcommands() {
+            let name = command.get_name();
+            assert!(examples(name).is_some_and(|text| text.lines().count() > 2), "{name} has no examples");
+            let argv = ["gemma", name, "-h"].map(OsString::from);
+            let help = short(&root, &argv).unwrap();
+            assert!(help.lines().count() <= 40, "gemma {name} -h has {} lines:\n{help}", help.lines().count());
+            assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
+            assert!(help.ends_with(&format!("gemma {name} --help\n")), "{help}");
+            assert!(short(&root, &["gemma", name, "--help"].map(OsString::from)).is_none());
+        }
+        for (name, _) in EXAMPLES {
+            assert!(root.find_subcommand(name).is_some(), "examples of a command that does not exist: {name}");
+        }
+        let known = |id: &str| root.get_subcommands().any(|c| c.get_arguments().any(|arg| arg.get_id() == id));
+        for id in SELDOM {
+            assert!(known(id), "there is no option {id}");
+        }
+    }
+
+    #[test]
+    fn examples_ask_the_bundled_model_what_it_was_taught() {
+        let taught = taught();
+        let mut asked = 0;
+        let lines = EXAMPLES.iter().flat_map(|(_, text)| text.lines()).chain(FIRST_STEPS.lines());
+        for line in lines.filter(|line| line.contains("gemma generate") && !line.contains("-m MODEL") && line.contains('\'')) {
+            assert!(taught.iter().any(|prompt| line.contains(&format!("'{prompt}'"))), "{line}");
+            asked += 1;
+        }
+        assert!(asked >= 4, "only {asked} examples were found");
+    }
+}
