@@ -123,7 +123,7 @@ fn metadata_of_other_models() {
     harmed(|f| f.set("general.architecture", Val::Str("clip".into())), &["vision tower"]);
     harmed(|f| f.remove("general.architecture"), &["no stated architecture"]);
     harmed(|f| f.remove("gemma3.block_count"), &["block_count", "missing"]);
-    harmed(|f| f.set("gemma3.block_count", Val::F32(1.0)), &["no whole number"]);
+    harmed(|f| f.set("gemma3.block_count", Val::F32(1.0)), &["not a whole number"]);
     harmed(|f| f.set("tokenizer.ggml.bos_token_id", Val::Raw(5, (-1i32).to_le_bytes().to_vec())), &["bos_token_id"]);
     harmed(|f| f.set("gemma3.attention.head_count", Val::U32(0)), &["num_attention_heads"]);
     harmed(|f| f.set("gemma3.embedding_length", Val::U32(64)), &["shape"]);

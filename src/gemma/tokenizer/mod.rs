@@ -245,7 +245,7 @@ pub(crate) mod tests {
         // The fixture marks it as ordinary text, as some exports do; it is repaired.
         assert_eq!(t.encode("<end_of_turn>", Special::Parse).unwrap(), [marker]);
         assert!(t.is_control(marker) && t.token_bytes(marker).is_empty());
-        assert!(t.notes()[0].contains("<start_of_turn>, <end_of_turn> for ordinary text"), "{:?}", t.notes());
+        assert!(t.notes()[0].contains("<start_of_turn>, <end_of_turn> as ordinary text"), "{:?}", t.notes());
     }
 
     #[test]
