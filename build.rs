@@ -1,5 +1,7 @@
-//! Tells the program which commit it was built from, so that `gemma --version` can say so. Nothing else, and no time of day: two builds
-//! of one commit are equal. A source archive without `.git` names no commit; a crate's package brings the commit in a file of its own.
+//! Tells the program which commit it was built from, so that `gemma --version` can say so.
+//!
+//! Nothing else is told, and no time of day: two builds of one commit are equal. A source archive without `.git` names no commit;
+//! a package made by cargo brings the commit in a file of its own.
 
 use std::path::Path;
 use std::process::Command;

@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 
-/// Longest header that is believed.
+/// The longest header that is believed.
 pub const MAX_HEADER: usize = 100_000_000;
 
 /// One tensor of a file.

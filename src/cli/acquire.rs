@@ -1,4 +1,4 @@
-//! A name that is no model here: what was probably meant, and how to get it. Nothing is downloaded; what to type is said.
+//! Where the name of a model leads nowhere: what was probably meant, and what to type to get it. Nothing is downloaded.
 
 use super::hints::quoted;
 use crate::error::Fault;

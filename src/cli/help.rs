@@ -144,7 +144,7 @@ const USAGES: [(&str, &str); 3] = [
 ];
 
 /// Options that `-h` leaves to `--help`: those that few people ever type.
-const SELDOM: [&str; 49] = [
+const SELDOM: [&str; 47] = [
     "allow_requantize",
     "check",
     "color",
@@ -179,21 +179,19 @@ const SELDOM: [&str; 49] = [
     "regex",
     "repeat_penalty",
     "replay",
-    "replay_bundled",
     "replay_count",
-    "replay_sources",
-    "replay_tokenizer",
     "replay_tokens",
     "restart",
     "shard",
     "skip",
+    "sources",
     "special_in_prompt",
     "states",
     "stats_file",
     "strict",
     "system_file",
+    "tokenizer",
     "tokens_per_pass",
-    "transcripts",
 ];
 
 /// Adds what is the same for every command, and each command's examples.

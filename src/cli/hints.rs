@@ -113,7 +113,7 @@ fn explain(error: &clap::Error, argv: &[OsString]) -> Option<Fault> {
     }
 }
 
-/// The first word is no command: another program's, a model, or the beginning of a prompt.
+/// The first word is not a command of this program: it is another program's, a model, or the beginning of a prompt.
 fn unknown_command(command: &str, words: &[String], error: &clap::Error) -> Option<Fault> {
     // `gemma help serve` asks about another command.
     let command = if command == "help" { words.get(1)? } else { command };

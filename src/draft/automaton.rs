@@ -228,7 +228,7 @@ mod tests {
         std::iter::repeat_with(step).take(300).collect()
     }
 
-    /// Longest ending of `text` that also occurs in its first `n` tokens with something behind it, by trying all.
+    /// The longest ending of `text` that also occurs in its first `n` tokens with something behind it, by trying all.
     fn longest_ending(text: &[Token], n: usize) -> usize {
         let end = text.len();
         (1..end).rev().find(|&len| (len..n).any(|at| text[at - len..at] == text[end - len..])).unwrap_or(0)

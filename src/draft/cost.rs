@@ -12,7 +12,7 @@ const HEALING: f32 = 1.0 / 64.0;
 /// How far off a measured pass may be to count in full: on a busy machine every third pass is held up, some for ten times their time,
 /// and that must not look like the price of a pass.
 const SPIKE: f32 = 1.15;
-/// Passes in a row that are further off on the same side: then it is no chance, and they count by more than their share.
+/// Passes in a row that are further off on the same side: then it does not happen by chance, and they count by more than their share.
 const STREAK: i32 = 4;
 /// The same where no pass over one row has shown whether it is the machine.
 const UNCONFIRMED: i32 = 12;

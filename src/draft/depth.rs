@@ -8,7 +8,7 @@
 use super::cost::CostCurve;
 use super::guard::MARGIN;
 
-/// Deepest that is considered.
+/// The greatest depth that is considered.
 const DEEPEST: usize = 24;
 /// What each round leaves of the memory of those before.
 const MEMORY: f32 = 0.98;

@@ -179,7 +179,7 @@ impl Pardons {
     }
 }
 
-/// Most rounds in a row that are left out behind rounds of which nothing was kept, as a power of two.
+/// The most rounds in a row that are left out behind rounds of which nothing was kept, as a power of two.
 const LEFT_OUT: u32 = 3;
 
 /// How often guesses are asked for where none is worth its row: after two such rounds in a row one is left out, then three, then seven.

@@ -49,9 +49,9 @@ pub struct DraftContext<'a> {
     /// All tokens so far, at least one; the last one is the root of the tree.
     pub history: &'a [Token],
     pub sampler: &'a Sampler,
-    /// Most nodes to propose, the root not counted.
+    /// The most nodes to propose, the root not counted.
     pub nodes: usize,
-    /// Longest path of use: deeper nodes would pass the end of the text.
+    /// The longest path of use: deeper nodes would pass the end of the text.
     pub depth: usize,
     /// Ids from here on are unknown to the target.
     pub vocab: usize,
@@ -77,7 +77,7 @@ impl DraftContext<'_> {
 pub struct Pace {
     /// Tokens a second that plain decoding reaches.
     pub rate: f32,
-    /// Most passes of a draft model before the target's; with 0 only guesses that cost nothing are wanted.
+    /// The most passes of a draft model before the target's; with 0 only guesses that cost nothing are wanted.
     pub levels: usize,
 }
 

@@ -68,7 +68,7 @@ impl Shared {
         self.options.tree == TreeSize::Chain
     }
 
-    /// Longest line of guesses where `left` would be of use.
+    /// The longest line of guesses where `left` would be of use.
     pub fn depth(&self, left: usize) -> usize {
         left.min(self.options.tokens.unwrap_or(usize::MAX))
     }

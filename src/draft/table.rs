@@ -27,7 +27,7 @@ const TOKENS: u32 = 1 << 24;
 pub struct Slot {
     /// Tells keys of the same place apart; 0 is an empty slot.
     pub check: u32,
-    /// Rows seen, fading when others want the place; `u8::MAX` is no count.
+    /// Rows seen, fading when others want the place; `u8::MAX` is not a count.
     pub count: u8,
     /// Token in the upper three bytes, steps of its log-probability in the lowest; best first, 0 for none.
     pub best: [u32; BEST],

@@ -48,7 +48,7 @@ pub struct ForwardOptions {
     /// Positions to make room for.
     pub context: usize,
     pub kv: KvFormat,
-    /// Most rows of one pass; rounded up to whole vectors.
+    /// The most rows of one pass; rounded up to whole vectors.
     pub max_rows: usize,
     /// Sequences, each with room for `context` positions.
     pub sequences: usize,

@@ -60,7 +60,7 @@ impl Generation {
     }
 }
 
-/// A token id or a list of them; absent and null give none, anything else is no answer.
+/// A token id or a list of them; an absent one and null give an empty list, and `None` stands for anything else.
 pub(super) fn tokens(value: Option<&Value>) -> Option<Vec<Token>> {
     let one = |v: &Value| v.as_u64().and_then(|n| Token::try_from(n).ok());
     match value {

@@ -182,7 +182,7 @@ fn fill(code: Code, at: usize, part: &mut [u8], limit: f32, stream: Stream) {
             let mut stream = stream.skip(at / 8);
             pieces(at, part, || stream.next().to_le_bytes());
             if code == Code::I8 {
-                // -128 is no code.
+                // The formats have no code -128.
                 part.iter_mut().filter(|b| **b == 0x80).for_each(|b| *b = 0);
             }
         }

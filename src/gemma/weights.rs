@@ -193,7 +193,7 @@ impl Weights {
         matches!(self.source, Source::Files { head: Some(_), .. })
     }
 
-    /// Every tensor of the model in the order of the forward pass: role and layer (0 for what is no layer's).
+    /// Every tensor of the model in the order of the forward pass: role and layer (0 for what does not belong to a layer).
     pub fn roles(&self) -> Vec<(Role, usize)> {
         let mut out = vec![(Role::Embed, 0)];
         for layer in 0..self.config.n_layers {

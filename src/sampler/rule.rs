@@ -46,7 +46,7 @@ impl Mask {
         self.words.iter().all(|bits| *bits == 0)
     }
 
-    /// Logits with minus infinity for what is not allowed; what is no number stays none. `token_of` gives each column's token.
+    /// Logits with minus infinity for what is not allowed; what is not a number stays so. `token_of` gives each column's token.
     pub fn apply(&self, logits: &[f32], token_of: impl Fn(usize) -> Token, out: &mut Vec<f32>) {
         out.clear();
         let masked = |(column, &logit): (usize, &f32)| match self.allows(token_of(column)) || logit.is_nan() {

@@ -19,9 +19,9 @@ pub const VERSION: u32 = 3;
 pub const ALIGNMENT: usize = 32;
 pub const ALIGNMENT_KEY: &str = "general.alignment";
 
-/// Longest header that is believed; Gemma's has about 8 MB.
+/// The longest header that is believed; Gemma's has about 8 MB.
 const MAX_HEADER: usize = super::super::header::MAX_HEADER;
-/// Longest name of a tensor or a key.
+/// The longest name of a tensor or a key.
 const MAX_NAME: usize = 1 << 16;
 
 /// One tensor of a file.

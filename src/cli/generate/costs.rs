@@ -17,7 +17,7 @@ use std::time::Instant;
 
 /// Version of the file's shape.
 const VERSION: u32 = 1;
-/// Larger files are none of ours.
+/// Larger files were not written by this program.
 const LARGEST: u64 = 1 << 20;
 /// Draft models whose habits are kept.
 const MOST_HABITS: usize = 32;

@@ -14,11 +14,12 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Constrained output")]
 pub struct GrammarOptions {
-    /// Answer with JSON that fits this JSON Schema; @FILE reads it from a file
+    /// Answer with JSON that fits a schema; @FILE reads it
     ///
-    /// Every key and value, and no white space but one space behind `,` and `:`. A keyword that cannot be kept is refused, not passed
-    /// over. What the schema leaves no choice about is drafted for nothing. An answer that --max-tokens cuts off before it is complete is
-    /// a failure, exit code 8. The grammar is that of what is generated: --prefill is no part of it.
+    /// The answer has every key and value that the JSON Schema asks for, and no white space but one space behind `,` and `:`. A keyword
+    /// that is not supported is refused, not passed over. What the schema leaves no choice about is guessed at no cost. An answer that
+    /// --max-tokens cuts off before it is complete is a failure with exit code 8. The grammar describes what is generated; --prefill
+    /// comes before it.
     #[arg(long, value_name = "SCHEMA|@FILE", conflicts_with_all = ["grammar", "regex"])]
     pub json_schema: Option<String>,
     /// Answer with text that follows the grammar in FILE (llguidance's variant of Lark's notation)
@@ -46,7 +47,7 @@ impl GrammarOptions {
     }
 }
 
-/// Most grammars kept at once: records of a batch mostly share one.
+/// The most grammars kept at once: records of a batch mostly share one.
 const MOST: usize = 64;
 
 /// Grammars of one model, made when they are first asked for.

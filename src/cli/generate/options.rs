@@ -266,7 +266,7 @@ fn memory_place(text: &str) -> Result<MemoryPlace, String> {
 }
 
 impl MemoryPlace {
-    /// The directory; `None` for no memory, and where the system has no place for it. `usual` is what auto stands for.
+    /// The directory; `None` where nothing is to be kept, and where the system has no place for it. `usual` is what auto stands for.
     pub fn directory(&self, usual: bool) -> Option<PathBuf> {
         let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         match self {

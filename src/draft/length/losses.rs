@@ -80,7 +80,7 @@ fn speed(case: &Case<'_>, tokens: usize, takes: impl FnMut(usize, usize, &mut Di
 }
 
 /// The same where the first guess takes `once` seconds beside, and a pass as much longer as `weather(its rows, seconds so far)` says: so
-/// many times what it would take, and so many seconds. Time that has nothing to do with drafts is no part of the speed: all of it is
+/// many times what it would take, and so many seconds. Time that has nothing to do with drafts does not belong to the speed: all of it is
 /// taken off but what slows plain decoding alike.
 fn speed_in(
     case: &Case<'_>,
