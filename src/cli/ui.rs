@@ -228,11 +228,6 @@ fn broken(label: &str, indent: usize, text: &str, columns: usize) -> String {
     out + line.trim_end() + "\n"
 }
 
-/// A text broken between words into lines of at most [`COLUMNS`].
-pub fn wrapped(text: &str) -> String {
-    paragraph("", 0, text).trim_end().to_owned()
-}
-
 /// 1234567 as `1,234,567`.
 pub fn thousands(n: u64) -> String {
     let digits = n.to_string();

@@ -18,7 +18,7 @@ use super::record::{FinishReason, Record, Usage, VERSION};
 use super::session::{self, Model, Size};
 use super::settings::{Source, Typed};
 use super::signals::Interrupt;
-use super::ui::{Ui, thousands, wrapped};
+use super::ui::{COLUMNS, Ui, thousands, wrapped};
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
 use crate::draft::Figures;
 use crate::engine::Timeline;
@@ -227,9 +227,9 @@ impl Run<'_> {
             how @ (StatsFormat::Auto | StatsFormat::Text) => {
                 self.ui.line(&stats::brief(record));
                 if how == StatsFormat::Text || self.ui.is_verbose() {
-                    self.ui.line(&wrapped(&stats::line(record, stats, self.options.model.run.threads)?));
+                    self.ui.line(&wrapped(&stats::line(record, stats, self.options.model.run.threads)?, COLUMNS));
                     let more = stats::draft_line(&record.draft, record.timings.decode_tps);
-                    more.iter().for_each(|line| self.ui.line(&wrapped(line)));
+                    more.iter().for_each(|line| self.ui.line(&wrapped(line, COLUMNS)));
                 }
             }
             StatsFormat::Json => self.ui.json(&stats::json(record)?),
