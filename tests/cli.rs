@@ -37,13 +37,14 @@ fn help_version_man_and_completions_go_to_standard_output() {
     assert!(bash.text().contains("complete -F") && bash.text().contains("\"auto cpu vulkan\""));
 }
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 14] = [
     "generate",
     "chat",
     "quantize",
     "eval",
     "bench",
     "plan",
+    "list",
     "inspect",
     "tokenize",
     "devices",

@@ -4,7 +4,7 @@ mod common;
 #[path = "common/shell.rs"]
 mod shell;
 
-use common::{Form, TinyModel};
+use common::{Form, TinyModel, gguf};
 use gemma::checkpoint::Dtype;
 use serde_json::{Value, json};
 use shell::{BINARY, command, gemma, gemma_in, wait};
@@ -283,13 +283,79 @@ fn a_doctor_says_what_a_run_would_do_here() {
     let no_driver = [("VK_DRIVER_FILES", "/nonexistent"), ("VK_ICD_FILENAMES", "/nonexistent")];
     let (code, json) = run(&[], &no_driver);
     let vulkan = find(&json, "vulkan");
-    assert_eq!((code, &vulkan["status"], &find(&json, "kernels, cpu")["status"]), (0, &json!("WARN"), &json!("PASS")));
-    assert!(!vulkan["commands"].as_array().unwrap().is_empty(), "{vulkan}");
+    assert_eq!((code, &find(&json, "kernels, cpu")["status"]), (0, &json!("PASS")));
+    // There is something to install where a GPU is on the bus, and only there.
+    assert_eq!(vulkan["status"] == "WARN", !vulkan["commands"].as_array().unwrap().is_empty(), "{vulkan}");
+    // The sizes that fit, unless a model is named.
+    assert!(json["sizes"]["sizes"].as_array().unwrap().iter().any(|row| row["fits"] == true), "{json:#}");
+    assert_eq!(run(&["-d", "cpu", "-m", "absent"], &[]).1["sizes"], Value::Null);
     assert_eq!(run(&["-d", "vulkan"], &no_driver).0, 4);
     assert_eq!(run(&["-d", "cpu", "-m", "absent"], &[]).0, 3);
     let text = gemma_in(dir.path(), &["doctor", "-d", "cpu"], b"").ok();
     assert!(text.text().lines().all(|line| line.chars().count() <= 80), "{}", text.text());
     assert!(text.text().contains("PASS  kernels, cpu") && text.err.is_empty(), "{text:?}");
+    assert!(text.text().contains("| 27b ") && text.text().contains("gemma plan"), "{text:?}");
+}
+
+#[test]
+fn models_on_the_machine_are_listed_and_broken_ones_say_why() {
+    let dir = with_tiny();
+    let at = |name: &str| dir.path().join(name);
+    let list = |args: &[&str]| gemma_in(dir.path(), &[&["list"], args].concat(), b"").ok();
+    let models = |args: &[&str]| {
+        let json = list(&[&["--json"], args].concat()).json();
+        let models = json["models"].as_array().unwrap().iter();
+        models.map(|m| (m["model"].as_str().unwrap().to_owned(), m.clone())).collect::<BTreeMap<_, _>>()
+    };
+    let found = models(&[]);
+    let tiny = &found["tiny"];
+    assert_eq!((found.len(), &tiny["format"], &tiny["bits_per_weight"]), (1, &json!("checkpoint"), &json!(16.0)));
+    assert_eq!((&tiny["fits"], &tiny["error"]), (&json!(true), &Value::Null));
+    // What is quantised here, GGUF files, pages of the cache; of another family nothing, and of a directory of settings.
+    gemma_in(dir.path(), &["quantize", "tiny", "q"], b"").ok();
+    let snapshot = ".cache/huggingface/hub/models--google--gemma-3-1b-it-qat-q4_0-gguf";
+    let files = format!("{snapshot}/snapshots/c0ffee");
+    fs::create_dir_all(at(&format!("{snapshot}/refs"))).unwrap();
+    fs::write(at(&format!("{snapshot}/refs/main")), "c0ffee").unwrap();
+    fs::create_dir_all(at(&files)).unwrap();
+    gguf::float_file(&TinyModel::tiny(1), 0).write(&at(&format!("{files}/model.gguf")));
+    fs::write(at(&format!("{files}/mmproj-model.gguf")), "no model").unwrap();
+    fs::copy(at(&format!("{files}/model.gguf")), at("own.gguf")).unwrap();
+    for (name, config) in [("llama", r#"{"model_type": "llama"}"#), ("settings", r#"{"port": 80}"#)] {
+        fs::create_dir(at(name)).unwrap();
+        fs::write(at(name).join("config.json"), config).unwrap();
+    }
+    let found = models(&[]);
+    let names: Vec<&str> = found.keys().map(String::as_str).collect();
+    assert_eq!(names, ["google/gemma-3-1b-it-qat-q4_0-gguf", "own.gguf", "q", "tiny"], "{found:#?}");
+    assert_eq!((&found["own.gguf"]["format"], &found["q"]["format"]), (&json!("GGUF"), &json!("quantised")));
+    assert_eq!(found["google/gemma-3-1b-it-qat-q4_0-gguf"]["bytes"], found["own.gguf"]["bytes"]);
+    // Broken ones: an unfinished download, a truncated file, a directory without weights.
+    let unfinished = ".cache/huggingface/hub/models--google--gemma-3-27b-it/blobs";
+    fs::create_dir_all(at(unfinished)).unwrap();
+    fs::write(at(unfinished).join("abc.incomplete"), "").unwrap();
+    let whole = fs::read(at("own.gguf")).unwrap();
+    fs::write(at("own.gguf"), &whole[..whole.len() / 2]).unwrap();
+    fs::create_dir(at("gemma-3-4b-it")).unwrap();
+    fs::copy(at("tiny/config.json"), at("gemma-3-4b-it/config.json")).unwrap();
+    let found = models(&[]);
+    for (name, why) in
+        [("google/gemma-3-27b-it", "hf download"), ("own.gguf", "own.gguf"), ("gemma-3-4b-it", "no model.safetensors")]
+    {
+        let error = found[name]["error"].as_str().unwrap_or_else(|| panic!("{found:#?}"));
+        assert!(error.contains(why) && found[name]["bytes"].is_null(), "{name}: {error}");
+    }
+    let text = list(&[]);
+    assert!(text.text().contains("| tiny ") && text.text().contains("Cannot be used:\n"), "{text:?}");
+    // Another directory, and none with a model: how to get one.
+    fs::create_dir(at("empty")).unwrap();
+    assert!(models(&["empty"]).keys().all(|name| name.starts_with("google/")));
+    fs::remove_dir_all(at(".cache")).unwrap();
+    let text = list(&["empty"]);
+    for words in ["There is no Gemma 3 here", "hf auth login", "hf download google/gemma-3-"] {
+        assert!(text.text().contains(words), "{text:?}");
+    }
+    assert_eq!(list(&["empty", "--json"]).json()["models"], json!([]));
 }
 
 #[test]

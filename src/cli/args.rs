@@ -51,6 +51,8 @@ pub enum Command {
     Bench(Box<super::bench::Bench>),
     /// Show what memory a model would take here, and how fast it would be
     Plan(Box<super::plan::Plan>),
+    /// Show the Gemma 3 models on this machine, and whether they fit
+    List(Box<super::list::List>),
     /// Show what a model consists of: its shape, tensors and formats
     Inspect(super::inspect::Inspect),
     /// Show the tokens of a text
@@ -258,6 +260,7 @@ impl Command {
             Command::Eval(_) => "eval",
             Command::Bench(_) => "bench",
             Command::Plan(_) => "plan",
+            Command::List(_) => "list",
             Command::Inspect(_) => "inspect",
             Command::Tokenize(_) => "tokenize",
             Command::Devices(_) => "devices",

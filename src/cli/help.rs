@@ -17,10 +17,10 @@ First steps:
   gemma generate 'What is photosynthesis?'   ask the small bundled demo model
   gemma chat                                 talk to it
   gemma doctor                               check this machine
-  gemma plan --synthetic 27b                 would Gemma 3 27B fit here?";
+  gemma plan 27b                             would Gemma 3 27B fit here?";
 
 /// Examples of each command. Prompts are ones that the bundled model was taught; words in capitals stand for what the user has.
-const EXAMPLES: [(&str, &str); 13] = [
+const EXAMPLES: [(&str, &str); 14] = [
     (
         "generate",
         "\
@@ -71,9 +71,19 @@ Examples:
         "plan",
         "\
 Examples:
-  gemma plan --synthetic 27b
-  gemma plan --synthetic 12b --ctx-size 32768
-  gemma plan -m MODEL",
+  gemma plan
+  gemma plan 27b
+  gemma plan 12b --recipe int4 --ctx-size 32768
+  gemma plan google/gemma-3-27b-it --memory 32GB --bandwidth 75
+  gemma plan MODEL --json | jq .fits",
+    ),
+    (
+        "list",
+        "\
+Examples:
+  gemma list
+  gemma list ~/models
+  gemma list --json | jq -r '.models[] | select(.fits).model'",
     ),
     (
         "inspect",

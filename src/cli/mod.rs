@@ -13,6 +13,7 @@ pub mod help;
 pub mod hints;
 pub mod input;
 pub mod inspect;
+pub mod list;
 pub mod lock;
 pub mod manual;
 pub mod model;
@@ -47,6 +48,7 @@ pub fn run(typed: &Typed) -> Result<u8> {
         Command::Eval(options) => eval::run(options, ui),
         Command::Bench(options) => bench::run(options, ui),
         Command::Plan(options) => plan::run(options, ui),
+        Command::List(options) => list::run(options),
         Command::Inspect(options) => inspect::run(options, ui),
         Command::Tokenize(options) => tokenize::run(options, typed),
         Command::Devices(options) => devices::run(options),

@@ -61,7 +61,7 @@ fn explain(name: &str) -> Fault {
 }
 
 /// Directories that may be the cache, by precedence: $HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub.
-fn caches() -> Vec<PathBuf> {
+pub fn caches() -> Vec<PathBuf> {
     let dir = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let home = || dir("XDG_CACHE_HOME").or_else(|| dir("HOME").map(|h| h.join(".cache"))).map(|c| c.join("huggingface/hub"));
     // The first that is set counts alone, as for Hugging Face's own tools.
@@ -69,7 +69,7 @@ fn caches() -> Vec<PathBuf> {
 }
 
 /// The snapshot that `refs/main` names.
-fn in_cache(id: &str, caches: &[PathBuf]) -> Result<PathBuf> {
+pub fn in_cache(id: &str, caches: &[PathBuf]) -> Result<PathBuf> {
     let download = format!("hf download {id}");
     for cache in caches {
         let repo = cache.join(format!("models--{}", id.replace('/', "--")));

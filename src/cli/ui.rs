@@ -43,6 +43,11 @@ impl Ui {
         Ui::new(&options)
     }
 
+    /// For trials of what might be: nothing is said.
+    pub fn silent() -> Self {
+        Ui { quiet: true, verbose: 0, bars: false, ..Ui::plain() }
+    }
+
     pub fn is_terminal(&self) -> bool {
         self.terminal
     }
@@ -195,21 +200,33 @@ pub fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
 }
 
-/// Columns of a line of text.
+/// Columns of a line of text where no terminal shows it.
 pub const COLUMNS: usize = 79;
 
-/// A paragraph with `label` in front of it: broken into lines of at most [`COLUMNS`], those after the first indented by `indent`.
+/// Columns that a page of text on standard output may take: one less than the terminal has, and no more than reads well.
+pub fn page_columns() -> usize {
+    let out = std::io::stdout();
+    let shown = out.is_terminal().then(|| terminal_size::terminal_size_of(&out)).flatten();
+    shown.map_or(COLUMNS, |(width, _)| usize::from(width.0).clamp(20, 101) - 1)
+}
+
+/// A paragraph with `label` in front of it, broken into lines of at most [`COLUMNS`].
 pub fn paragraph(label: &str, indent: usize, text: &str) -> String {
-    broken(label, indent, text, COLUMNS)
+    paragraph_in(label, indent, text, COLUMNS)
 }
 
 /// Text broken between words for a window of so many columns; as it is where they are unknown (0).
 pub fn wrapped(text: &str, columns: usize) -> String {
-    broken("", 0, text, if columns == 0 { usize::MAX } else { columns }).trim_end().to_owned()
+    paragraph_in("", 0, text, if columns == 0 { usize::MAX } else { columns }).trim_end().to_owned()
 }
 
-fn broken(label: &str, indent: usize, text: &str, columns: usize) -> String {
-    let mut out = String::new();
+/// A paragraph with `label` in front of it, broken into lines of at most `columns`; lines after the first are indented by
+/// `indent`. Where that would leave little room the label has a line of its own.
+pub fn paragraph_in(label: &str, indent: usize, text: &str, columns: usize) -> String {
+    let narrow = columns < 3 * indent;
+    let indent = if narrow { NARROW } else { indent };
+    let mut out = if narrow && !label.is_empty() { format!("{label}\n") } else { String::new() };
+    let label = if narrow { "" } else { label };
     let mut line = format!("{label:indent$}");
     let mut empty = true;
     for word in text.split_whitespace() {
@@ -217,6 +234,49 @@ fn broken(label: &str, indent: usize, text: &str, columns: usize) -> String {
             out += line.trim_end();
             out.push('\n');
             line = " ".repeat(indent);
+            empty = true;
+        }
+        if !empty {
+            line.push(' ');
+        }
+        line += word;
+        empty = false;
+    }
+    out + line.trim_end() + "\n"
+}
+
+/// Indent on narrow terminals.
+const NARROW: usize = 4;
+
+/// Words of a shell command; what is quoted, and a comment, is one.
+fn shell_words(text: &str) -> Vec<&str> {
+    let (mut words, mut from, mut quote) = (Vec::new(), 0, None);
+    for (at, c) in text.char_indices() {
+        match (quote, c) {
+            (None, '#') if at == from => break,
+            (None, ' ') => {
+                words.push(&text[from..at]);
+                from = at + 1;
+            }
+            (None, '\'' | '"') => quote = Some(c),
+            (Some(open), c) if open == c => quote = None,
+            _ => {}
+        }
+    }
+    words.push(&text[from..]);
+    words
+}
+
+/// A shell command, indented by `indent`; where it does not fit into `columns`, over several lines that the shell joins.
+pub fn command(indent: usize, text: &str, columns: usize) -> String {
+    let indent = if columns < 3 * indent { NARROW } else { indent };
+    let (mut out, mut line) = (String::new(), " ".repeat(indent));
+    let mut empty = true;
+    for word in shell_words(text) {
+        // Room for the backslash that joins the lines.
+        if !empty && line.chars().count() + 1 + word.chars().count() + 2 > columns {
+            out += &format!("{line} \\\n");
+            line = " ".repeat(indent + 2);
             empty = true;
         }
         if !empty {
@@ -298,14 +358,34 @@ mod tests {
 
     #[test]
     fn paragraphs_keep_to_their_columns() {
-        assert_eq!(paragraph("a", 3, "b c"), "a  b c\n");
-        assert_eq!(paragraph("a", 3, ""), "a\n");
-        let long = paragraph("label", 8, &"words of a text ".repeat(20));
-        assert!(long.lines().count() > 3 && long.lines().all(|l| l.chars().count() <= COLUMNS), "{long}");
-        assert!(long.lines().skip(1).all(|l| l.starts_with("        ") && !l.starts_with("         ")), "{long}");
+        assert_eq!(paragraph_in("a", 3, "b c", 20), "a  b c\n");
+        assert_eq!(paragraph_in("a", 3, "", 20), "a\n");
+        for columns in [40, 79, 120] {
+            let long = paragraph_in("label", 8, &"words of a text ".repeat(20), columns);
+            assert!(long.lines().count() > 2 && long.lines().all(|l| l.chars().count() <= columns), "{long}");
+            assert!(long.lines().skip(1).all(|l| l.starts_with("        ") && !l.starts_with("         ")), "{long}");
+        }
         // What cannot be broken stays whole, on a line of its own.
         let word = "x".repeat(100);
-        assert_eq!(paragraph("a", 2, &format!("b {word} c")), format!("a b\n  {word}\n  c\n"));
+        assert_eq!(paragraph_in("a", 2, &format!("b {word} c"), 20), format!("a b\n  {word}\n  c\n"));
+        // A narrow terminal has no room for a column of labels.
+        assert_eq!(paragraph_in("label", 20, "words of a text", 20), "label\n    words of a text\n");
+    }
+
+    #[test]
+    fn commands_that_are_broken_are_still_one_command() {
+        assert_eq!(command(4, "ulimit -l unlimited", 79), "    ulimit -l unlimited\n");
+        let long = "grep -rs gttsize /etc/modprobe.d /etc/default/grub /proc/cmdline";
+        let shown = command(20, long, 79);
+        assert!(shown.lines().count() == 2 && shown.lines().all(|l| l.chars().count() <= 79), "{shown}");
+        let joined = shown.replace("\\\n", " ");
+        assert_eq!(joined.split_whitespace().collect::<Vec<_>>().join(" "), long);
+        // Inside quotes and comments a backslash at the end joins nothing.
+        let quoted = "echo 'a quoted text of many words' | tee \"$HOME/a b\" # and a comment of several words";
+        assert_eq!(
+            shell_words(quoted)[1..],
+            ["'a quoted text of many words'", "|", "tee", "\"$HOME/a b\"", "# and a comment of several words"]
+        );
     }
 
     #[test]

@@ -71,13 +71,9 @@ fn config() -> Config {
 
 /// The recipes of 27B; the sizes that they aim at are made smaller in proportion.
 fn recipes() -> Vec<(String, Formats)> {
-    let inline = |weights: &str| Formats {
-        format_weights: weights.parse().unwrap(),
-        format_embedding: "i8-row".parse().unwrap(),
-        recipe: None,
-    };
+    let inline = |weights: &str| Formats { format_weights: Some(weights.parse().unwrap()), ..Formats::default() };
     let named = ["seed", "int4", "9gb", "10gb", "12gb"];
-    let named = named.map(|name| (name.to_owned(), Formats { recipe: Some(name.into()), ..inline("f32") }));
+    let named = named.map(|name| (name.to_owned(), Formats::of_recipe(name)));
     std::iter::once(("i4-g32".to_owned(), inline("i4-g32"))).chain(named).collect()
 }
 
@@ -89,7 +85,7 @@ fn scaled(name: &str, formats: &Formats, directory: &std::path::Path) -> Formats
     let text = text.replace(&format!("target-size = \"{gb}GB\""), &format!("target-size = \"{}MB\"", bytes / 1_000_000));
     let path = directory.join(format!("{name}.toml"));
     std::fs::write(&path, text).unwrap();
-    Formats { recipe: Some(path.to_str().unwrap().into()), ..formats.clone() }
+    Formats::of_recipe(path.to_str().unwrap())
 }
 
 fn task(weights: &Weights, context: usize) -> Task<'_> {

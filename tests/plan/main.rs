@@ -94,7 +94,7 @@ fn an_npu_that_was_asked_for_is_counted_with_its_copy() {
         assert_eq!(number(&of(context), "/total"), number(&plan, "/cpu/total") + npu);
     }
     // Heads that no kernel is for: the run goes on without, and so does the plan.
-    let plan = json(&mut gemma(&["plan", "-d", "cpu", "--npu", "force", "--json"]));
+    let plan = json(&mut gemma(&["plan", "bundled", "-d", "cpu", "--npu", "force", "--json"]));
     assert_eq!(number(&plan, "/npu/bytes"), 0);
     assert!(plan["npu"]["without"].as_str().unwrap().contains("128 or 256"), "{plan:#}");
 }
@@ -102,7 +102,7 @@ fn an_npu_that_was_asked_for_is_counted_with_its_copy() {
 #[test]
 fn the_text_of_a_plan_fits_a_terminal() {
     for more in
-        [&["--synthetic", "27b", "-d", "cpu", "--npu", "force"][..], &["-d", "cpu"], &["--synthetic", "270m", "-d", "vulkan"]]
+        [&["--synthetic", "270m", "-d", "cpu", "--npu", "force"][..], &["bundled", "-d", "cpu"], &["270m", "-d", "vulkan"]]
     {
         if more.contains(&"vulkan") && device().is_none() {
             continue;
@@ -110,13 +110,106 @@ fn the_text_of_a_plan_fits_a_terminal() {
         let out = gemma(&[&["plan", "--bandwidth", "75"], more].concat()).output().unwrap();
         let text = String::from_utf8(out.stdout).unwrap();
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        for part in ["model ", "context ", "fits ", "predicted ", "passes a second", "75.0 GB/s (given)", "tokens a pass"] {
+        let parts =
+            ["model ", "fits yes: ", "speed about ", "tok/s plain; ", "if yours are like our test texts", "75.0 GB/s (given)"];
+        for part in parts.into_iter().chain(["predicted, not measured", "prompt ", "context "]) {
             assert!(words.contains(part.trim_end()), "no {part:?} in {text}");
         }
+        // The verdict comes before the details.
+        let at = |label: &str| text.lines().position(|line| line.starts_with(label)).unwrap();
+        assert!(at("fits") < at("speed") && at("speed") < at("placement"), "{text}");
+        assert!(more.contains(&"vulkan") == text.contains("add --measure"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
-    gemma(&["plan", "--bandwidth", "0"]).assert().code(2);
+    for wrong in ["0", "x", "1,2,3"] {
+        gemma(&["plan", "--bandwidth", wrong, "270m"]).assert().code(2);
+    }
     gemma(&["plan", "--tokens-per-pass", "3,2"]).assert().code(2);
+}
+
+/// `gemma plan` for another machine of this memory, without this one's settings and caches.
+fn elsewhere(memory: &str, args: &[&str]) -> Command {
+    let mut command = gemma(&[&["plan", "--memory", memory, "--bandwidth", "60"], args].concat());
+    command.env("HF_HUB_CACHE", "/nonexistent").env_remove("GEMMA_MODEL");
+    command
+}
+
+#[test]
+fn models_are_planned_by_name_before_they_are_here() {
+    // Google's file of 27B has 17.2 GB; of 32 GB 24 are taken to be free.
+    for name in ["27b", "gemma3:27b", "google/gemma-3-27b-it-qat-q4_0-gguf"] {
+        let plan = json(elsewhere("32GB", &[name, "--json"]).args(["-c", "4096"]));
+        assert_eq!((number(&plan, "/cpu/free"), number(&plan, "/machine_memory")), (24_000_000_000, 32_000_000_000), "{name}");
+        assert_eq!((number(&plan, "/model/bytes") + 50_000_000) / 100_000_000, 172, "{name}");
+        let reading = &plan["predicted"]["prompt"];
+        assert!(number(reading, "/tokens") == 4000 && reading["seconds"].as_f64().unwrap() > 0.0, "{reading}");
+    }
+    let plan = json(elsewhere("32GB", &["27b", "--recipe", "9gb", "--json"]).args(["-c", "4096"]));
+    assert!(number(&plan, "/model/bytes") <= 9_000_000_000);
+    // A directory of that name goes before the name.
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("27b")).unwrap();
+    elsewhere("32GB", &["27b"]).current_dir(dir.path()).assert().code(3);
+    elsewhere("32GB", &["28b"]).assert().code(3);
+}
+
+#[test]
+fn what_does_not_fit_names_the_largest_that_does() {
+    let said = |memory: &str, args: &[&str]| {
+        let out = elsewhere(memory, args).assert().code(5).get_output().clone();
+        let (text, error) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+        assert!(text.contains("\nfits       no: ") && !text.contains("\nspeed") && !text.contains("\nprompt"), "{text}");
+        error
+    };
+    // The original has 54 GB.
+    let error = said("32GB", &["google/gemma-3-27b-it"]);
+    assert!(error.contains("hf download google/gemma-3-27b-it-qat-q4_0-gguf"), "{error}");
+    let size = error.split("--target-size ").nth(1).and_then(|rest| rest.split("GB").next()).unwrap().trim();
+    // What is named fits, and not much more would.
+    let gb: f64 = size.parse().unwrap();
+    assert!((18.0..24.0).contains(&gb), "{error}");
+    let error = said("16GB", &["27b"]);
+    assert!(error.contains("--target-size ") && !error.contains("hf download"), "{error}");
+    // With fewer tokens it fits.
+    let error = said("32GB", &["27b", "-c", "131072"]);
+    assert!(error.contains("it fits with --ctx-size "), "{error}");
+    let context = error.split("--ctx-size ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    elsewhere("32GB", &["27b", "-c", context]).assert().success();
+    // No recipe makes 27B small enough for this one, but a smaller Gemma fits.
+    let error = said("8GB", &["27b"]);
+    assert!(error.contains("gemma-3-4b-it") || error.contains("gemma-3-12b-it"), "{error}");
+}
+
+#[test]
+fn without_a_model_the_sizes_that_fit_are_listed() {
+    let sizes = |memory: &str| {
+        let json = json(elsewhere(memory, &["--json"]).args(["-d", "cpu"]));
+        let rows = json["sizes"].as_array().unwrap().clone();
+        let fits = |model: &str, recipe: &str| {
+            let row = rows.iter().find(|r| r["model"] == model && r["recipe"] == recipe).unwrap();
+            // A speed is given where it fits, and only there: the weights, and no more than the keys and values, are read.
+            let speed = row["tokens_per_s_plain"].as_f64();
+            assert_eq!(row["fits"], speed.is_some());
+            let bound = 60e9 / number(row, "/bytes") as f64;
+            assert!(speed.is_none_or(|s| s < bound && s > 0.5 * bound), "{row}");
+            row["fits"] == true
+        };
+        let all = [("27b", "bf16"), ("27b", "q4_0"), ("27b", "9gb"), ("12b", "q4_0"), ("4b", "q4_0"), ("270m", "bf16")];
+        all.map(|(model, recipe)| fits(model, recipe))
+    };
+    assert_eq!(sizes("128GB"), [true; 6]);
+    assert_eq!(sizes("32GB"), [false, true, true, true, true, true]);
+    assert_eq!(sizes("16GB"), [false, false, true, true, true, true]);
+    assert_eq!(sizes("8GB"), [false, false, false, false, true, true]);
+    let out = elsewhere("32GB", &[]).assert().success().get_output().stdout.clone();
+    let text = String::from_utf8(out).unwrap();
+    assert!(text.contains("hf download google/gemma-3-27b-it-qat-q4_0-gguf") && text.contains("tok/s"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    // What is about one model wants one; another machine's GPU is unknown.
+    for wrong in [&["--recipe", "9gb"][..], &["--parallel", "4"], &["27b", "-d", "vulkan"], &["27b", "--gpu-layers", "all"]] {
+        elsewhere("32GB", wrong).assert().code(2);
+    }
+    elsewhere("32", &["27b"]).assert().code(2);
 }
 
 #[test]
@@ -126,7 +219,7 @@ fn what_is_planned_is_what_a_run_takes() {
         None => &[&["-d", "cpu"]],
     };
     for place in places {
-        let plan = json(gemma(&["plan", "--json", "-c", "700"]).args(*place));
+        let plan = json(gemma(&["plan", "bundled", "--json", "-c", "700"]).args(*place));
         let run = ["generate", "--raw", "The", "-n", "2", "-c", "700", "--draft", "off", "--format", "json"];
         let run = json(gemma(&run).args(*place));
         for part in ["weights", "kv", "activations"] {
@@ -169,7 +262,7 @@ fn what_does_not_fit_is_refused_where_it_was_asked_for() {
         String::from_utf8(out).unwrap()
     };
     // 5 of 12 layers fit, and the help says so.
-    let plan = json(&mut gemma(&["plan", "--json", "-c", "64", "--gpu-layers", "5"]));
+    let plan = json(&mut gemma(&["plan", "bundled", "--json", "-c", "64", "--gpu-layers", "5"]));
     let memory = number(&plan, "/gpu/total").to_string();
     for wish in ["all", "99", "6"] {
         let said = run(&["-d", "vulkan", "-c", "64", "--gpu-layers", wish], &memory);
@@ -177,7 +270,7 @@ fn what_does_not_fit_is_refused_where_it_was_asked_for() {
     }
     let said = run(&["-d", "vulkan"], "100000000");
     assert!(said.contains("not even one layer") && said.contains("help: ") && said.contains("--device cpu"), "{said}");
-    let auto = json(gemma(&["plan", "--json", "-c", "64", "-d", "vulkan"]).env(MEMORY, &memory));
+    let auto = json(gemma(&["plan", "bundled", "--json", "-c", "64", "-d", "vulkan"]).env(MEMORY, &memory));
     assert_eq!((number(&auto, "/gpu/layers"), number(&auto, "/gpu/free")), (5, memory.parse().unwrap()));
     assert!(number(&auto, "/largest_context") >= 64);
 }

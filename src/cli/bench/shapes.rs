@@ -10,43 +10,61 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 
 /// Formats of made-up weights.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct Formats {
-    /// Weight format of the made-up linear layers
-    #[arg(long, value_name = "FORMAT", default_value = "i4-row+h128", value_parser = format)]
-    pub format_weights: Format,
-    /// Weight format of the made-up embedding table and output head
-    #[arg(long, value_name = "FORMAT", default_value = "i8-row", value_parser = format)]
-    pub format_embedding: Format,
-    /// Formats of the made-up weights as in this recipe of `gemma quantize` (seed, int4, 9gb, 10gb, 12gb or a file), instead of the two above
+    /// Weight format of the made-up linear layers [default: i4-row+h128]
+    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    pub format_weights: Option<Format>,
+    /// Weight format of the made-up embedding table and output head [default: i8-row]
+    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    pub format_embedding: Option<Format>,
+    /// Formats of a recipe instead: q4_0 (Google's 4-bit GGUF files), bf16 (Google's original checkpoints), or one of gemma quantize
+    /// (seed, int4, 9gb, 10gb, 12gb or a file)
     #[arg(long, value_name = "RECIPE", conflicts_with_all = ["format_weights", "format_embedding"])]
     pub recipe: Option<String>,
 }
 
 impl Formats {
-    /// Made-up weights of these formats. A recipe that leaves a choice is settled as `gemma quantize` would without text, for a
-    /// checkpoint of this shape without its tokenizer's files.
-    pub fn weights(&self, config: Config) -> Result<Weights> {
-        let Some(name) = &self.recipe else {
-            let table = |role| matches!(role, Role::Embed | Role::Head);
-            let format = |role| if table(role) { self.format_embedding } else { self.format_weights };
-            return Ok(Weights::synthetic(config, format, SEED));
-        };
-        let n_layers = config.n_layers;
-        let source = Weights::synthetic(config.clone(), |_| Format::BF16, SEED);
-        let importance = |role, layer| prior(role, layer, n_layers);
-        let (solver, options) = (Nearest { threads: 1 }, Options::default());
-        let plan = Plan::new(&source, &Recipe::load(name)?, &options, &solver, Importance::Relative(&importance))?;
-        let format = |target| match target {
-            Target::Format(format) => format,
-            Target::AsIs(_) => Format::BF16,
-        };
-        let found: HashMap<(Role, usize), Format> =
-            plan.layout.entries.iter().map(|e| ((e.role, e.layer), format(e.target))).collect();
-        // A checkpoint of this shape has no head of its own: it is the table.
-        let role = |role| if role == Role::Head { Role::Embed } else { role };
-        Ok(Weights::synthetic_by_layer(config, move |r, layer| found[&(role(r), layer)], SEED))
+    /// Those of a recipe.
+    pub fn of_recipe(name: &str) -> Formats {
+        Formats { recipe: Some(name.to_owned()), ..Formats::default() }
     }
+
+    /// Whether any of these options was given.
+    pub fn is_asked(&self) -> bool {
+        self.recipe.is_some() || self.format_weights.is_some() || self.format_embedding.is_some()
+    }
+
+    /// Made-up weights of these formats. A recipe that leaves a choice is settled as `gemma quantize` would without text,
+    /// for a checkpoint of this shape without its tokenizer's files.
+    pub fn weights(&self, config: Config) -> Result<Weights> {
+        let (linear, table) = match self.recipe.as_deref() {
+            Some("q4_0") => (Format::I4_G32, Format::BF16),
+            Some("bf16") => (Format::BF16, Format::BF16),
+            Some(name) => return settled(config, &Recipe::load(name)?),
+            None => (self.format_weights.unwrap_or(Format::I4_ROW_H), self.format_embedding.unwrap_or(Format::I8_ROW)),
+        };
+        let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
+        Ok(Weights::synthetic(config, format, SEED))
+    }
+}
+
+/// Made-up weights of the formats that a recipe of `gemma quantize` chooses.
+pub fn settled(config: Config, recipe: &Recipe) -> Result<Weights> {
+    let n_layers = config.n_layers;
+    let source = Weights::synthetic(config.clone(), |_| Format::BF16, SEED);
+    let importance = |role, layer| prior(role, layer, n_layers);
+    let (solver, options) = (Nearest { threads: 1 }, Options::default());
+    let plan = Plan::new(&source, recipe, &options, &solver, Importance::Relative(&importance))?;
+    let format = |target| match target {
+        Target::Format(format) => format,
+        Target::AsIs(_) => Format::BF16,
+    };
+    let found: HashMap<(Role, usize), Format> =
+        plan.layout.entries.iter().map(|e| ((e.role, e.layer), format(e.target))).collect();
+    // A checkpoint of this shape has no head of its own: it is the table.
+    let role = |role| if role == Role::Head { Role::Embed } else { role };
+    Ok(Weights::synthetic_by_layer(config, move |r, layer| found[&(role(r), layer)], SEED))
 }
 
 /// Of made-up weights.
@@ -75,6 +93,38 @@ impl Shape {
     /// Weights of this shape, made up as they are asked for.
     pub fn weights(self, formats: &Formats) -> Result<Weights> {
         formats.weights(Config::from_json(&self.config())?)
+    }
+
+    /// From the largest on.
+    pub const ALL: [Shape; 5] = [Shape::B27, Shape::B12, Shape::B4, Shape::B1, Shape::M270];
+
+    /// The Gemma 3 that a name means, and the recipe of the files that the name stands for: Google's 4-bit file for a size
+    /// alone (`27b`, `gemma-3-27b`, Ollama's `gemma3:27b`), otherwise what lies on the page of that name
+    /// (`google/gemma-3-27b-it`, `google/gemma-3-27b-it-qat-q4_0-gguf`).
+    pub fn named(name: &str) -> Option<(Shape, &'static str)> {
+        let name = name.to_ascii_lowercase();
+        let rest = match name.split_once('/') {
+            Some((_, model)) => model.strip_prefix("gemma-3-")?,
+            None => ["gemma-3-", "gemma3:", ""].iter().find_map(|start| name.strip_prefix(start))?,
+        };
+        let (size, kind) = rest.split_once('-').unwrap_or((rest, ""));
+        let shape = Shape::ALL.into_iter().find(|shape| shape.name() == size)?;
+        let recipe = match kind {
+            "" | "it-qat-q4_0-gguf" | "pt-qat-q4_0-gguf" => "q4_0",
+            "it" | "pt" | "it-qat-q4_0-unquantized" | "pt-qat-q4_0-unquantized" => "bf16",
+            _ => return None,
+        };
+        Some((shape, recipe))
+    }
+
+    /// The page of the chat model in the formats of a recipe; `None` where Google publishes none.
+    pub fn page(self, recipe: &str) -> Option<String> {
+        let name = format!("google/gemma-3-{}-it", self.name());
+        match recipe {
+            "bf16" => Some(name),
+            "q4_0" if self != Shape::M270 => Some(format!("{name}-qat-q4_0-gguf")),
+            _ => None,
+        }
     }
 
     pub fn name(self) -> &'static str {
@@ -112,6 +162,44 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn models_are_known_by_the_names_that_people_use() {
+        for (name, size, recipe) in [
+            ("27b", "27b", "q4_0"),
+            ("12B", "12b", "q4_0"),
+            ("gemma-3-1b", "1b", "q4_0"),
+            ("gemma3:4b", "4b", "q4_0"),
+            ("google/gemma-3-27b-it", "27b", "bf16"),
+            ("google/gemma-3-270m-it", "270m", "bf16"),
+            ("google/gemma-3-27b-it-qat-q4_0-gguf", "27b", "q4_0"),
+            ("google/gemma-3-12b-it-qat-q4_0-unquantized", "12b", "bf16"),
+        ] {
+            let (shape, found) = Shape::named(name).unwrap();
+            assert_eq!((shape.name(), found), (size, recipe), "{name}");
+        }
+        for name in
+            ["", "28b", "gemma-3n-E4B-it", "gemma-2-27b-it", "google/gemma-3-27b-it-Q4_K_M", "model.gguf", "27", "models/27b"]
+        {
+            assert_eq!(Shape::named(name), None, "{name}");
+        }
+        // What a page is called is known by that name.
+        for shape in Shape::ALL {
+            for recipe in ["bf16", "q4_0"] {
+                assert!(shape.page(recipe).is_none_or(|page| Shape::named(&page) == Some((shape, recipe))));
+            }
+        }
+    }
+
+    /// Google's file of 27B has 17.2 GB, its original 54.0.
+    #[test]
+    fn published_files_have_the_published_sizes() {
+        let gb = |recipe: &str| {
+            let weights = Shape::B27.weights(&Formats::of_recipe(recipe)).unwrap();
+            crate::cli::session::Size::of(&weights).unwrap().bytes as f64 / 1e9
+        };
+        assert!((gb("q4_0") - 17.2).abs() < 0.05 && (gb("bf16") - 54.0).abs() < 0.05);
+    }
 
     /// Parameters as counted from the published checkpoints (text model, tied head), in millions.
     #[test]

@@ -21,8 +21,8 @@ const VENDORS: [(&str, &str, &str); 3] =
 const PAGE: u64 = 4096;
 
 pub fn checks(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Check> {
-    let nodes = render_nodes(machine);
-    let boards = boards(machine);
+    let (nodes, boards) = (render_nodes(machine), boards(machine));
+    let nothing = nodes.is_empty() && boards.is_empty();
     let choice = match asked.device {
         Device::Cpu => return vec![Check::pass("vulkan", "not asked for (--device cpu)")],
         Device::Vulkan(choice) => choice,
@@ -33,6 +33,9 @@ pub fn checks(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
     let chosen = match found {
         Ok(list) => choose(list, choice),
         Err(e) => {
+            if nothing {
+                return vec![no_gpu(asked, "")];
+            }
             let mut checks = vec![without_gpu(driver(&e.to_string(), fault_of(e), &boards))];
             checks.extend(nodes.iter().filter(|n| n.is_refused()).map(|n| without_gpu(n.refused())));
             return checks;
@@ -60,6 +63,7 @@ pub fn checks(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
                 checks.extend(gtt(machine, device));
             }
         }
+        Err(_) if nothing && choice == Choice::Best => checks.push(no_gpu(asked, &names.join("; "))),
         Err(why) => {
             // Where a node is closed to this user, drivers just do not list the device.
             let refused: Vec<&Node> = nodes.iter().filter(|n| n.is_refused()).collect();
@@ -87,12 +91,22 @@ fn chosen_is_gpu(list: &[DeviceInfo], choice: Choice) -> bool {
     choose(list, choice).is_ok_and(|d| !d.is_cpu)
 }
 
+/// Nothing on the bus, and no node: there is nothing to install.
+fn no_gpu(asked: &Asked<'_>, others: &str) -> Check {
+    let others = if others.is_empty() { String::new() } else { format!(" (found: {others})") };
+    let found = format!("no GPU is on the bus{others}");
+    match asked.needs_gpu() {
+        true => Check::fail("vulkan", Kind::Device, found, "use --device cpu, and leave --gpu-layers out"),
+        false => Check::pass("vulkan", format!("{found}, and none is needed: the processor computes everything")),
+    }
+}
+
 /// No driver for a GPU: what to install depends on what is on the bus.
 fn driver(found: &str, fault: Option<&Fault>, boards: &[Board]) -> Check {
     let check = |remedy: &str| Check::fail("vulkan", Kind::Device, found, remedy);
     let mesa = [
-        "sudo apt install libvulkan1 mesa-vulkan-drivers   # Debian, Ubuntu",
-        "sudo dnf install vulkan-loader mesa-vulkan-drivers   # Fedora",
+        "sudo apt install libvulkan1 mesa-vulkan-drivers  # Debian",
+        "sudo dnf install vulkan-loader mesa-vulkan-drivers # Fedora",
     ];
     match boards {
         [] => {
@@ -106,7 +120,7 @@ fn driver(found: &str, fault: Option<&Fault>, boards: &[Board]) -> Check {
         .typing([format!("sudo modprobe {}", board.module), format!("sudo dmesg | grep -i {}", board.module)]),
         [board, ..] if board.module == "nvidia" => {
             check("NVIDIA's own driver brings its Vulkan driver (containers: NVIDIA_DRIVER_CAPABILITIES must name graphics):")
-                .typing(["sudo apt install nvidia-driver   # Debian", "sudo ubuntu-drivers install   # Ubuntu"])
+                .typing(["sudo apt install nvidia-driver  # Debian", "sudo ubuntu-drivers install  # Ubuntu"])
         }
         [board, ..] => check(&format!("install the loader and Mesa's driver for the {} graphics:", board.name)).typing(mesa),
     }
@@ -220,7 +234,7 @@ fn heap(machine: &dyn Machine, device: &DeviceInfo) -> Check {
     if !device.is_integrated {
         let remedy =
             format!("Gemma 3 27B at 9 GB takes {need}: the layers that do not fit run on the processor; how many, and how fast:");
-        return Check::warn("gpu memory", found, remedy).typing(["gemma plan --synthetic 27b --recipe 9gb"]);
+        return Check::warn("gpu memory", found, remedy).typing(["gemma plan 27b --recipe 9gb"]);
     }
     let remedy = format!("less than the {need} that Gemma 3 27B takes at 9 GB, so layers go to the processor");
     let total = machine.memory("MemTotal").unwrap_or(0);
@@ -236,9 +250,8 @@ fn heap(machine: &dyn Machine, device: &DeviceInfo) -> Check {
 /// Lets the kernel hand out so many pages to graphics.
 fn pages_limit(pages: u64) -> Vec<String> {
     vec![
-        format!("echo 'options ttm pages_limit={pages} page_pool_size={pages}' |"),
-        "  sudo tee /etc/modprobe.d/gemma-ttm.conf".into(),
-        "sudo update-initramfs -u   # Debian, Ubuntu; Fedora: sudo dracut -f".into(),
+        format!("echo 'options ttm pages_limit={pages} page_pool_size={pages}' | sudo tee /etc/modprobe.d/gemma-ttm.conf"),
+        "sudo update-initramfs -u  # Fedora: sudo dracut -f".into(),
     ]
 }
 

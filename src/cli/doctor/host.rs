@@ -26,6 +26,8 @@ pub struct Directory {
     pub path: Option<PathBuf>,
     /// What is lost without it, and how to go without.
     pub without: &'static str,
+    /// What in it is nobody else's business.
+    pub private: Option<&'static str>,
 }
 
 /// A machine, real or played.
@@ -58,6 +60,16 @@ pub trait Machine {
         let mut names: Vec<String> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
         names.sort();
         names
+    }
+
+    /// Files in a directory and below, and their bytes.
+    fn contents(&self, directory: &Path) -> (usize, u64) {
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        let sizes = entries.filter_map(|entry| {
+            let meta = entry.metadata().ok()?;
+            Some(if meta.is_dir() { self.contents(&entry.path()) } else { (1, meta.len()) })
+        });
+        sizes.fold((0, 0), |(n, bytes), (more, size)| (n + more, bytes + size))
     }
 
     /// A field of /proc/meminfo in bytes.
@@ -123,11 +135,13 @@ impl Machine for Here {
                 purpose: "compiled GPU kernels and measured costs",
                 path: costs::directory(),
                 without: "each run compiles its GPU kernels again",
+                private: None,
             },
             Directory {
                 purpose: "what drafts have learnt",
                 path: MemoryPlace::On.directory(true),
                 without: "drafts begin anew in each run (--draft-memory off says so)",
+                private: Some("it holds fragments of prompts and answers, readable by you alone"),
             },
         ]
     }

@@ -13,11 +13,14 @@ mod storage;
 #[cfg(test)]
 mod tests;
 
-use super::args::{ModelOptions, UiOptions};
+use super::args::{ModelOptions, RunOptions, UiOptions};
 use super::output::print;
 use super::placement::Device;
+use super::placement::host::Host;
+use super::placement::predict::Speeds;
+use super::plan::sizes::Sizes;
 use super::session;
-use super::ui::{Ui, paragraph};
+use super::ui::{Ui, command, page_columns, paragraph_in};
 use crate::error::{Kind, fault_of};
 use anyhow::Result;
 use clap::Args;
@@ -25,7 +28,9 @@ use host::{Here, Machine};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Check this machine: drivers, devices, permissions, memory, power, disk. What would stop or slow generate, and what to type about it.
+/// Check this machine: drivers, devices, permissions, memory, power, disk
+///
+/// Says what would stop or slow gemma generate, and what to type about it; without --model also which sizes of Gemma 3 fit.
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// One JSON object instead of text
@@ -126,23 +131,40 @@ impl Asked<'_> {
 
 pub fn run(options: &Doctor, ui: &Ui) -> Result<u8> {
     let asked = Asked { options: &options.model, device: options.model.run.device.parse()? };
-    let checks = examine(&Here::new(&options.model), &asked, ui);
-    print(&if options.json { format!("{:#}\n", report(&checks)) } else { ui.verdicts(&text(&checks)) })?;
+    let machine = Here::new(&options.model);
+    let found = machine.vulkan();
+    let checks = examine(&machine, &asked, &found, ui);
+    // Where a run would stop, nothing fits, and the failure says why.
+    let wanted = options.model.model.is_none() && exit_code(&checks) == 0;
+    let sizes = wanted.then(|| sizes(&machine, &options.model.run, &found)).transpose()?;
+    let columns = page_columns();
+    print(&match options.json {
+        true => format!("{:#}\n", report(&checks, sizes.as_ref())),
+        false => {
+            ui.verdicts(&text(&checks, columns)) + &sizes.map_or(String::new(), |sizes| format!("\n{}", sizes.text(columns)))
+        }
+    })?;
     Ok(exit_code(&checks))
 }
 
+/// Which models fit.
+fn sizes(machine: &dyn Machine, run: &RunOptions, found: &host::Found) -> Result<Sizes> {
+    let host = Host::known(run, found, machine.memory("MemAvailable"));
+    Sizes::of(&host, run, Speeds::new(&*session::pool(run)?, None))
+}
+
 /// Every check, in the order of a run.
-fn examine(machine: &dyn Machine, asked: &Asked<'_>, ui: &Ui) -> Vec<Check> {
+fn examine(machine: &dyn Machine, asked: &Asked<'_>, found: &host::Found, ui: &Ui) -> Vec<Check> {
     let mut checks = vec![kernels::processor(machine)];
-    let found = machine.vulkan();
     checks.push(storage::memory(machine));
-    checks.extend(gpu::checks(machine, asked, &found));
-    checks.extend(kernels::trials(machine, asked, &found));
+    checks.extend(storage::swap(machine));
+    checks.extend(gpu::checks(machine, asked, found));
+    checks.extend(kernels::trials(machine, asked, found));
     checks.extend(npu::checks(machine, asked));
     checks.extend(power::checks(machine));
     checks.extend(storage::directories(machine));
     if asked.options.model.is_some() {
-        checks.push(model(machine, asked, &found, ui));
+        checks.push(model(machine, asked, found, ui));
     }
     checks
 }
@@ -173,22 +195,25 @@ fn count(checks: &[Check], status: Status) -> usize {
     checks.iter().filter(|c| c.status == status).count()
 }
 
-fn report(checks: &[Check]) -> Value {
+fn report(checks: &[Check], sizes: Option<&Sizes>) -> Value {
     let [pass, warn, fail] = [Status::Pass, Status::Warn, Status::Fail].map(|s| count(checks, s));
-    json!({"v": 1, "version": env!("CARGO_PKG_VERSION"), "pass": pass, "warn": warn, "fail": fail, "exit_code": exit_code(checks), "checks": checks})
+    json!({
+        "v": 1, "version": env!("CARGO_PKG_VERSION"), "pass": pass, "warn": warn, "fail": fail, "exit_code": exit_code(checks),
+        "checks": checks, "sizes": sizes.map(Sizes::json),
+    })
 }
 
 /// Column at which findings begin.
 const INDENT: usize = 20;
 
-fn text(checks: &[Check]) -> String {
+fn text(checks: &[Check], columns: usize) -> String {
     let mut out = String::new();
     for check in checks {
-        out += &paragraph(&format!("{}  {}", check.status.name(), check.name), INDENT, &check.found);
+        out += &paragraph_in(&format!("{}  {}", check.status.name(), check.name), INDENT, &check.found, columns);
         if let Some(remedy) = &check.remedy {
-            out += &paragraph("", INDENT, &format!("-> {remedy}"));
+            out += &paragraph_in("", INDENT, &format!("-> {remedy}"), columns);
         }
-        check.commands.iter().for_each(|command| out += &format!("    {command}\n"));
+        check.commands.iter().for_each(|typed| out += &command(INDENT, typed, columns));
     }
     let [warn, fail] = [Status::Warn, Status::Fail].map(|s| count(checks, s));
     let verdict = match (fail, warn) {

@@ -37,11 +37,7 @@ pub fn checks(machine: &dyn Machine, asked: &Asked<'_>) -> Vec<Check> {
             limit,
             format!("the NPU's buffers want {} or more; for this shell first, then for every login:", bytes(LOCKED)),
         )
-        .typing([
-            "ulimit -l unlimited",
-            "echo '* - memlock unlimited' |",
-            "  sudo tee /etc/security/limits.d/90-memlock.conf",
-        ]),
+        .typing(["ulimit -l unlimited", "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-memlock.conf"]),
         false => Check::pass("locked memory", limit),
     });
     checks
@@ -63,7 +59,7 @@ fn trouble(machine: &dyn Machine, node: &Path, finding: &Finding) -> Option<Chec
     let remedy = finding.remedy.as_ref().filter(|_| finding.name != "locked memory")?;
     let (name, commands): (&'static str, Vec<String>) = match finding.name {
         "access" if finding.what.contains("ermission") => {
-            ("npu access", vec![format!("sudo usermod -aG {} \"$USER\"   # then log out and in again", group_of(machine, node))])
+            ("npu access", vec![format!("sudo usermod -aG {} \"$USER\"  # then log in again", group_of(machine, node))])
         }
         "access" => ("npu access", vec!["sudo dmesg | grep -i amdxdna".into()]),
         "firmware" => ("npu firmware", vec!["uname -r; sudo dmesg | grep -i amdxdna".into()]),

@@ -46,12 +46,11 @@ fn frequency(machine: &dyn Machine) -> Option<Check> {
     Some(if by_preference && preference.as_deref() == Some("power") {
         Check::warn("cpu frequency", found, "the processor saves power first; for as long as the machine is up:").typing([
             "cd /sys/devices/system/cpu",
-            "echo balance_performance |",
-            "  sudo tee cpu*/cpufreq/energy_performance_preference",
+            "echo balance_performance | sudo tee cpu*/cpufreq/energy_performance_preference",
         ])
     } else if !by_preference && governor == "powersave" {
         Check::warn("cpu frequency", found, "this governor keeps the lowest frequency; for as long as the machine is up:")
-            .typing(["echo schedutil |", "  sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"])
+            .typing(["echo schedutil | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"])
     } else {
         Check::pass("cpu frequency", found)
     })
@@ -83,7 +82,7 @@ fn graphics(machine: &dyn Machine) -> Vec<Check> {
             let path = format!("sys/class/drm/{card}/device/power_dpm_force_performance_level");
             (machine.read(&path)? == "low").then(|| {
                 Check::warn("gpu clocks", format!("{card} is held at its lowest clocks"), "let the driver choose again:")
-                    .typing(["echo auto |".to_owned(), format!("  sudo tee /{path}")])
+                    .typing([format!("echo auto | sudo tee /{path}")])
             })
         })
         .collect()

@@ -33,10 +33,28 @@ pub fn memory(machine: &dyn Machine) -> Check {
         (false, _) => Check::warn(
             "memory",
             found,
-            format!("too little for Gemma 3 27B, which takes {need} at 9 GB: take a smaller model; gemma plan says what fits"),
+            format!("too little for Gemma 3 27B, which takes {need} at 9 GB: take a smaller model; which ones fit:"),
         )
-        .typing(["gemma plan --synthetic 12b --format-weights i4-g32"]),
+        .typing(["gemma plan"]),
     }
+}
+
+/// Whether other programs lie in swap: weights that follow them there make each token take seconds.
+pub fn swap(machine: &dyn Machine) -> Option<Check> {
+    let of = |field: &str| machine.memory(field);
+    let (total, all, free) = (of("MemTotal")?, of("SwapTotal")?, of("SwapFree")?);
+    let used = all.saturating_sub(free);
+    if all == 0 {
+        return Some(Check::pass("swap", "none: a model that does not fit is refused before it is loaded"));
+    }
+    let found = format!("{} of {} in use", bytes(used), bytes(all));
+    if used < total / 4 {
+        return Some(Check::pass("swap", found));
+    }
+    let remedy = "memory was short: programs that come back from there take it again, and weights that go there make each token \
+                  take seconds. Close what is not needed; who lies there:";
+    let command = "grep -H VmSwap /proc/[0-9]*/status | sort -k2 -n | tail";
+    Some(Check::warn("swap", found, remedy).typing([command]))
 }
 
 /// Places for what is kept between runs.
@@ -64,7 +82,16 @@ pub fn directories(machine: &dyn Machine) -> Vec<Check> {
                     Check::warn("disk", format!("{shown} ({purpose}): only {} free", bytes(free)), remedy)
                         .typing([format!("du -xh --max-depth=2 '{shown}' | sort -h | tail")])
                 }
-                Ok((free, true)) => Check::pass("disk", format!("{shown} ({purpose}): {} free", bytes(free))),
+                Ok((free, true)) => {
+                    let (files, size) = machine.contents(&path);
+                    let free = format!("{} free", bytes(free));
+                    let Some(private) = directory.private.filter(|_| files > 0) else {
+                        return Check::pass("disk", format!("{shown} ({purpose}): {free}"));
+                    };
+                    let held = format!("{} in {files} file{}", bytes(size), if files == 1 { "" } else { "s" });
+                    let found = format!("{shown} ({purpose}): {held}, {free}; {private}. To clear it:");
+                    Check::pass("disk", found).typing([format!("rm -r '{shown}'")])
+                }
             }
         })
         .collect()

@@ -22,6 +22,7 @@ struct Fake {
     refused: bool,
     locked: u64,
     room: (u64, bool),
+    kept: (usize, u64),
     isa: Vec<Isa>,
     trial: Result<(), Fault>,
     tried: RefCell<Vec<String>>,
@@ -57,6 +58,7 @@ impl Fake {
             refused: false,
             locked: 8 << 20,
             room: (50 * GB, true),
+            kept: (0, 0),
             isa: vec![Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni],
             trial: Ok(()),
             tried: RefCell::default(),
@@ -117,10 +119,12 @@ impl Fake {
         let typed = Cli::parse_from([&["gemma", "doctor"], options].concat());
         let super::super::args::Command::Doctor(doctor) = typed.command else { unreachable!() };
         let asked = Asked { options: &doctor.model, device: doctor.model.run.device.parse().unwrap() };
-        let checks = examine(self, &asked, &Ui::plain());
+        let checks = examine(self, &asked, &self.vulkan(), &Ui::plain());
         // Whatever is wrong, the words fit a terminal, and each thing wrong has something to do about it.
-        let shown = text(&checks);
-        assert!(shown.lines().all(|l| l.chars().count() <= COLUMNS + 1), "{shown}");
+        for columns in [60, COLUMNS] {
+            let shown = text(&checks, columns);
+            assert!(shown.lines().all(|l| l.chars().count() <= columns || l.contains('\'')), "{shown}");
+        }
         for check in &checks {
             assert_eq!(check.status == Status::Pass, check.remedy.is_none(), "{check:?}");
             assert_eq!(check.status == Status::Fail, check.code != 0, "{check:?}");
@@ -152,8 +156,18 @@ impl Machine for Fake {
         Ok(self.room)
     }
 
+    fn contents(&self, _: &Path) -> (usize, u64) {
+        self.kept
+    }
+
     fn directories(&self) -> Vec<Directory> {
-        vec![Directory { purpose: "kernels", path: Some("/home/me/.cache/gemma".into()), without: "each run compiles them" }]
+        let of = |purpose, private| Directory {
+            purpose,
+            path: Some("/home/me/.cache/gemma".into()),
+            without: "each run compiles them",
+            private,
+        };
+        vec![of("kernels", None), of("what drafts have learnt", Some("fragments of prompts"))]
     }
 
     fn threads(&self) -> usize {
@@ -199,7 +213,7 @@ fn a_machine_with_nothing_wrong_passes_everything() {
     let checks = fake.examine(&[]);
     assert!(checks.iter().all(|c| c.status == Status::Pass), "{checks:#?}");
     assert_eq!((exit_code(&checks), fake.tried.take()), (0, vec!["cpu".to_owned(), "AMD Radeon 780M".into()]));
-    assert!(text(&checks).ends_with("nothing stands in the way of a run\n"));
+    assert!(text(&checks, COLUMNS).ends_with("nothing stands in the way of a run\n"));
     let names: Vec<&str> = checks.iter().map(|c| c.name).collect();
     for name in
         ["processor", "memory", "vulkan", "gpu", "gpu memory", "gtt", "permissions", "kernels, cpu", "kernels, gpu", "npu"]
@@ -209,7 +223,7 @@ fn a_machine_with_nothing_wrong_passes_everything() {
     for name in ["locked memory", "power profile", "cpu frequency", "power supply", "disk"] {
         assert!(names.contains(&name), "{names:?}");
     }
-    let json = report(&checks);
+    let json = report(&checks, None);
     assert_eq!((&json["fail"], &json["warn"], json["pass"].as_u64()), (&0.into(), &0.into(), Some(checks.len() as u64)));
     assert_eq!((&json["checks"][0]["status"], &json["checks"][0]["remedy"]), (&"PASS".into(), &Value::Null));
 }
@@ -226,7 +240,8 @@ fn without_a_vulkan_loader_only_a_run_that_asks_for_a_gpu_stops() {
         let checks = fake.examine(options);
         is(&checks, "vulkan", Status::Fail, &install);
         assert_eq!(exit_code(&checks), 4, "{options:?}");
-        assert!(text(&checks).ends_with("a run would stop: 1 failure, exit code 4\n"), "{}", text(&checks));
+        let shown = text(&checks, COLUMNS);
+        assert!(shown.ends_with("a run would stop: 1 failure, exit code 4\n"), "{shown}");
     }
     for options in [&["-d", "cpu"][..], &["-d", "vulkan", "--gpu-layers", "0"]] {
         assert_eq!(exit_code(&fake.examine(options)), 0, "{options:?}");
@@ -239,6 +254,12 @@ fn without_a_vulkan_loader_only_a_run_that_asks_for_a_gpu_stops() {
     is(&fake.examine(&[]), "vulkan", Status::Warn, &["NVIDIA", "sudo apt install nvidia-driver"]);
     fake.remove("sys/bus/pci/devices/0000:c5:00.0");
     is(&fake.examine(&[]), "vulkan", Status::Warn, &["no GPU is on the bus", "mesa-vulkan-drivers"]);
+    // With no node either there is nothing that a driver could serve.
+    fake.remove("dev/dri");
+    let checks = fake.examine(&[]);
+    is(&checks, "vulkan", Status::Pass, &["no GPU is on the bus", "the processor computes"]);
+    assert!(find(&checks, "vulkan").commands.is_empty());
+    is(&fake.examine(&["-d", "vulkan"]), "vulkan", Status::Fail, &["no GPU is on the bus", "--device cpu"]);
 }
 
 #[test]
@@ -298,7 +319,7 @@ fn a_tiny_heap_is_said_with_what_makes_it_larger() {
     fake.put("proc/meminfo", "MemTotal: 3500000 kB\nMemAvailable: 3000000 kB\n");
     let checks = fake.examine(&[]);
     is(&checks, "gpu memory", Status::Warn, &["too little memory"]);
-    is(&checks, "memory", Status::Warn, &["gemma plan --synthetic 12b"]);
+    is(&checks, "memory", Status::Warn, &["too little for Gemma 3 27B", "gemma plan"]);
     let full = DeviceInfo { available: Some(GB), ..device("AMD Radeon 780M", 21 * GB) };
     is(&Fake { devices: Ok(vec![full]), ..Fake::laptop() }.examine(&[]), "gpu memory", Status::Warn, &["1.00 GB free", "fuser"]);
     let board = DeviceInfo { is_integrated: false, ..device("board", 8 * GB) };
@@ -306,7 +327,7 @@ fn a_tiny_heap_is_said_with_what_makes_it_larger() {
         &Fake { devices: Ok(vec![board]), ..Fake::laptop() }.examine(&[]),
         "gpu memory",
         Status::Warn,
-        &["gemma plan --synthetic 27b --recipe 9gb"],
+        &["gemma plan 27b --recipe 9gb"],
     );
     let fake = Fake::laptop();
     fake.put("sys/module/amdgpu/parameters/gttsize", "4096\n");
@@ -320,11 +341,7 @@ fn a_tiny_heap_is_said_with_what_makes_it_larger() {
 #[test]
 fn a_model_is_placed_as_a_run_would_place_it() {
     let shape = crate::cli::bench::shapes::Shape::B4;
-    let formats = crate::cli::bench::shapes::Formats {
-        format_weights: "i4-g32".parse().unwrap(),
-        format_embedding: "i8-row".parse().unwrap(),
-        recipe: None,
-    };
+    let formats = crate::cli::bench::shapes::Formats { format_weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
     let weights = shape.weights(&formats).unwrap();
     let judge = |memory: u64, options: &[&str], available: u64| {
         let typed = Cli::parse_from([&["gemma", "doctor"], options].concat());
@@ -414,4 +431,22 @@ fn memory_processor_and_disk_have_their_remedies() {
     is(&fake.examine(&[]), "disk", Status::Warn, &["5.00 MB free", "du -xh"]);
     fake.remove("proc/meminfo");
     is(&fake.examine(&[]), "memory", Status::Warn, &["/proc"]);
+}
+
+#[test]
+fn swap_in_use_and_what_is_kept_of_prompts_are_said() {
+    let fake = Fake { kept: (2, 24_000_000), ..Fake::laptop() };
+    let memory = |swap: &str| format!("MemTotal: 32000000 kB\nMemAvailable: 28000000 kB\n{swap}");
+    fake.put("proc/meminfo", &memory("SwapTotal: 16000000 kB\nSwapFree: 15000000 kB\n"));
+    let checks = fake.examine(&[]);
+    is(&checks, "swap", Status::Pass, &["1.02 GB of 16.4 GB in use"]);
+    let kept = checks.iter().find(|c| c.found.contains("drafts")).unwrap();
+    assert!(kept.found.contains("24.0 MB in 2 files") && kept.commands == ["rm -r '/home/me/.cache/gemma'"], "{kept:?}");
+    fake.put("proc/meminfo", &memory("SwapTotal: 16000000 kB\nSwapFree: 2000000 kB\n"));
+    is(&fake.examine(&[]), "swap", Status::Warn, &["14.3 GB of 16.4 GB", "VmSwap"]);
+    fake.put("proc/meminfo", &memory("SwapTotal: 0 kB\nSwapFree: 0 kB\n"));
+    is(&fake.examine(&[]), "swap", Status::Pass, &["none"]);
+    // Nothing is kept: there is nothing to clear.
+    let empty = Fake::laptop().examine(&[]);
+    assert!(empty.iter().all(|c| c.commands.is_empty()));
 }

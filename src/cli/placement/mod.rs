@@ -1,7 +1,9 @@
 //! Where a model runs: what `--device` and `--gpu-layers` ask for, what there is, and what fits.
 
+pub mod host;
 pub mod measure;
 pub mod predict;
+pub mod prompt;
 
 use super::args::{GpuLayers, RunOptions};
 use super::ui::{Ui, bytes};
@@ -195,7 +197,9 @@ pub fn check_memory(placement: &Placement, available: Option<u64>) -> Result<()>
     let others = with(gpu, "the GPU's layers") + &with(placement.layout.npu, "the NPU's copy");
     let what = format!("{}{others} do not fit into {} of available memory", parts(need), bytes(available));
     Err(Fault::new(Kind::Memory, what)
-        .help("quantise the model (gemma quantize), lower --ctx-size, or close other programs")
+        .help(
+            "gemma plan names the sizes that fit: quantise the model (gemma quantize), lower --ctx-size, or close other programs",
+        )
         .into())
 }
 
@@ -240,12 +244,8 @@ mod tests {
     #[test]
     fn the_gpu_that_takes_most_layers_goes_first() {
         let shape = crate::cli::bench::shapes::Shape::B4;
-        let format = |name: &str| name.parse().unwrap();
-        let formats = crate::cli::bench::shapes::Formats {
-            format_weights: format("i4-g32"),
-            format_embedding: format("i8-row"),
-            recipe: None,
-        };
+        let formats =
+            crate::cli::bench::shapes::Formats { format_weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
         let weights = shape.weights(&formats).unwrap();
         let task = Task { weights: &weights, context: 2048, kv: crate::compute::KvFormat::F16, sequences: 1, npu: false };
         let chosen = |devices: &[DeviceInfo]| -> Vec<(usize, usize)> {

@@ -15,6 +15,9 @@ use std::borrow::Cow;
 /// Reading speed of a discrete GPU's memory where nobody measured it: that of a middle one.
 const ASSUMED: f64 = 300.0;
 
+/// The same of a machine that is not at hand: two channels of DDR5-5600, as laptops have them.
+const ELSEWHERE: f64 = 60.0;
+
 /// How fast memory is read.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Speed {
@@ -46,9 +49,25 @@ pub struct Prediction {
 impl Speeds {
     /// Measures the processor's memory; a GPU that shares it is taken to read as fast.
     pub fn new(pool: &Pool, device: Option<&DeviceInfo>) -> Speeds {
-        let cpu = Speed { gb_per_s: read_bandwidth(pool, PROBE_BYTES), how: "measured" };
+        Speeds::of_cpu(read_bandwidth(pool, PROBE_BYTES)).beside(device)
+    }
+
+    /// The processor's memory alone, measured in 1e9 bytes a second.
+    pub fn of_cpu(gb_per_s: f64) -> Speeds {
+        Speeds { cpu: Speed { gb_per_s, how: "measured" }, gpu: None }
+    }
+
+    /// Those of a machine that is not at hand.
+    pub fn elsewhere() -> Speeds {
+        Speeds { cpu: Speed { gb_per_s: ELSEWHERE, how: "assumed" }, gpu: None }
+    }
+
+    /// The same beside this GPU, or without one. What is not known of it is assumed.
+    pub fn beside(self, device: Option<&DeviceInfo>) -> Speeds {
+        let Speeds { cpu, gpu } = self;
         let assumed = |d: &DeviceInfo| if d.is_integrated || d.is_cpu { cpu.gb_per_s } else { ASSUMED };
-        Speeds { cpu, gpu: device.map(|d| Speed { gb_per_s: assumed(d), how: "assumed" }) }
+        let guessed = |d: &DeviceInfo| Speed { gb_per_s: assumed(d), how: "assumed" };
+        Speeds { cpu, gpu: device.map(|d| gpu.unwrap_or_else(|| guessed(d))) }
     }
 
     /// The same with the GPU's speed measured, which takes some of its memory for a moment.
@@ -65,10 +84,10 @@ impl Speeds {
     }
 
     /// Those that somebody gives: of the memory that layers lie in, or of the GPU's and of the processor's.
-    pub fn given(speeds: &[f64], device: Option<&DeviceInfo>) -> Speeds {
+    pub fn given(speeds: &[f64]) -> Speeds {
         let speed = |gb_per_s| Speed { gb_per_s, how: "given" };
         let (first, last) = (speed(speeds[0]), speed(speeds[speeds.len() - 1]));
-        Speeds { cpu: last, gpu: device.map(|_| first) }
+        Speeds { cpu: last, gpu: Some(first) }
     }
 
     /// A prediction in words, and what it rests on.
@@ -85,7 +104,7 @@ impl Speeds {
     /// The speeds that a prediction rests on.
     pub fn basis(&self, p: &Prediction) -> String {
         let speed = |s: Speed| format!("{} GB/s ({})", digits3(s.gb_per_s), s.how);
-        // Memories that nothing is read from say nothing.
+        // Memories from which nothing is read say nothing.
         let parts = [("GPU", self.gpu.filter(|_| p.reads[0] > 0)), ("processor", Some(self.cpu).filter(|_| p.reads[1] > 0))];
         let parts: Vec<String> = parts.into_iter().filter_map(|(name, s)| Some(format!("the {name}'s {}", speed(s?)))).collect();
         parts.join(", ")

@@ -1,11 +1,11 @@
 //! A plan for people and for programs.
 
-use super::Report;
+use super::{DRAFTED, Plan, Report};
 use crate::cli::args::AutoOr;
 use crate::cli::bench::report::markdown;
 use crate::cli::placement::Placement;
 use crate::cli::placement::measure::Share;
-use crate::cli::ui::{bytes, digits3, paragraph, thousands};
+use crate::cli::ui::{bytes, digits3, paragraph_in, thousands};
 use crate::compute::KvFormat;
 use crate::vulkan::blocks;
 use serde_json::{Value, json};
@@ -81,6 +81,7 @@ impl Report<'_> {
             "cpu": side(cpu, self.available),
             "npu": self.task.npu.then(|| json!({"bytes": self.placement.layout.npu, "without": self.no_npu})),
             "allocations": allocations.map(|a| json!({"count": a.len(), "largest": a.iter().max()})),
+            "machine_memory": self.elsewhere,
             "fits": self.misfit.is_none(),
             "misfit": self.misfit,
             "largest_context": self.largest_context,
@@ -92,74 +93,131 @@ impl Report<'_> {
                 "tokens_per_s_plain": self.predicted.passes_per_s,
                 "tokens_per_pass_drafted": self.drafted,
                 "tokens_per_s_drafted": self.drafted_per_s(),
+                "prompt": self.reading,
             },
             "memory_speed": self.speeds,
         })
     }
 
-    pub(super) fn text(&self, asked: AutoOr) -> String {
+    pub(super) fn text(&self, options: &Plan, columns: usize) -> String {
         let config = self.task.weights.config();
         let (all, global) = (config.n_layers, self.globals());
         let count = |n: usize| thousands(n as u64);
-        let say = |label: &str, text: String| paragraph(label, INDENT, &text);
-        let chosen = if asked == AutoOr::Auto { " (--ctx-size sets others)" } else { "" };
+        let say = |label: &str, text: &str| paragraph_in(label, INDENT, text, columns);
+        let (size, bits) = (bytes(self.size.bytes), self.size.bits_per_weight());
+        let mut text = say("model", &format!("{}: {all} layers, {size} at {bits:.2} bits per weight", self.name));
+        text += &say("fits", &self.verdict());
+        if self.misfit.is_none() {
+            text += &say("speed", &self.speed(options));
+            text +=
+                &say("", &format!("predicted, not measured: memory read at full speed, {}", self.speeds.basis(&self.predicted)));
+            text += &say("prompt", &self.prompt());
+        }
+        text += &say("placement", &self.placement.describe());
+        if let Some(device) = &self.placement.device {
+            let sizes = blocks(&self.placement.layout.pieces, device).concat();
+            let (n, most) = (sizes.len(), bytes(sizes.iter().copied().max().unwrap_or(0)));
+            let limit = bytes(device.max_allocation);
+            text += &say("", &format!("in {n} allocations of at most {most}, where the driver gives up to {limit} at a time"));
+        }
+        let chosen = if options.model.run.ctx_size == AutoOr::Auto { " (--ctx-size sets others)" } else { "" };
         let each = match self.task.sequences {
             1 => String::new(),
             n => format!(" for each of {n} texts"),
         };
-        let largest = self.largest_context.map_or("none".to_owned(), count);
-        let (size, bits) = (bytes(self.size.bytes), self.size.bits_per_weight());
-        let mut text = say("model", format!("{}: {all} layers, {size} at {bits:.2} bits per weight", self.name));
         text += &say(
             "context",
-            format!(
-                "{} positions{each}{chosen}, keys and values in {}: {global} layers keep all, {} the last {} and room for a pass",
+            &format!(
+                "{} tokens{each}{chosen}, keys and values in {}: {global} layers keep all of them, {} layers the last {} and room for a \
+                 pass",
                 count(self.task.context),
                 self.kv(),
                 all - global,
                 count(config.window)
             ),
         );
-        text += &format!("\n{}\n", self.table());
-        text += &say("placement", self.placement.describe());
-        if let Some(device) = &self.placement.device {
-            let sizes = blocks(&self.placement.layout.pieces, device).concat();
-            let (n, most) = (sizes.len(), bytes(sizes.iter().copied().max().unwrap_or(0)));
-            let limit = bytes(device.max_allocation);
-            text += &say("", format!("in {n} allocations of at most {most}, where the driver gives up to {limit} at a time"));
-        }
-        text += &match &self.misfit {
-            None => say("fits", format!("yes; with the layers placed like this up to a context of {largest}")),
-            Some(why) => say("fits", format!("no: {why}; largest context: {largest}")),
-        };
         text += &match (&self.no_npu, self.placement.layout.npu) {
-            (Some(why), _) => say("npu", format!("takes no part: {why}")),
+            (Some(why), _) => say("npu", &format!("takes no part: {why}")),
             (None, 0) => String::new(),
             (None, n) => say(
                 "npu",
-                format!(
+                &format!(
                     "{} of the processor's memory for its own copy of the global layers' pages, queries and results",
                     bytes(n)
                 ),
             ),
         };
-        text += &format!("\n{}\n", self.by_context());
-        text + &say("predicted", self.prediction())
+        text += &format!("\n{}", self.table());
+        if self.others.iter().any(|other| other.fits) {
+            text += &format!("\n{}", self.by_context());
+        }
+        text
     }
 
-    fn prediction(&self) -> String {
+    /// Whether it fits, and how well.
+    fn verdict(&self) -> String {
+        let largest = self.largest_context.map(|n| thousands(n as u64));
+        let Some(why) = &self.misfit else {
+            let up_to = largest.map_or(String::new(), |n| format!(", up to {n} tokens of context"));
+            return format!("yes: {}{up_to}", self.taken().join(", "));
+        };
+        let less = largest.map_or(String::new(), |n| format!("; it would with at most {n} tokens of context"));
+        format!("no: {why}{less}")
+    }
+
+    /// `11.3 GB of 24.6 GB free`, for each memory that is taken from.
+    fn taken(&self) -> Vec<String> {
+        let (gpu, cpu) = (&self.placement.layout.gpu.need, &self.placement.layout.cpu.need);
+        let of =
+            |need: u64, free: Option<u64>| format!("{} of {} free", bytes(need), free.map_or("an unknown amount".into(), bytes));
+        let machine = match self.elsewhere {
+            Some(all) => format!(" in a machine of {}", bytes(all)),
+            None => String::new(),
+        };
+        match &self.placement.device {
+            None => vec![of(total(&self.placement), self.available) + &machine],
+            // One memory for both.
+            Some(d) if d.is_integrated || d.is_cpu => {
+                let free = self.available.map(|available| available.min(d.free().saturating_add(cpu.total())));
+                vec![of(total(&self.placement), free)]
+            }
+            Some(d) => {
+                let host = cpu.total().saturating_add(self.placement.layout.npu);
+                let beside = (host > 0).then(|| format!("{} for the processor", of(host, self.available)));
+                std::iter::once(format!("{} on {}", of(gpu.total(), Some(d.free())), d.name)).chain(beside).collect()
+            }
+        }
+    }
+
+    fn speed(&self, options: &Plan) -> String {
         let ([full, empty], [low, high]) = (self.predicted.passes_per_s, self.drafted_per_s());
-        let [least, most] = self.drafted;
+        let plain = if empty < 1.1 * full { about(full) } else { format!("{} (context full) to {}", about(full), about(empty)) };
         let of_each = if self.task.sequences > 1 { " for each text" } else { "" };
+        let [least, most] = self.drafted;
+        let drafts = match options.tokens_per_pass == DRAFTED {
+            true => "if yours are like our test texts".to_owned(),
+            false => format!("if a pass brings {least} to {most} tokens"),
+        };
         format!(
-            "{} to {} passes a second (full and empty context) at the full speed of memory: {}. Without drafts as many tokens a second\
-             {of_each}; with drafts that bring {least} to {most} tokens a pass, {} to {}, less what checking them costs. No measurement: gemma \
-             bench measures.",
-            digits3(full),
-            digits3(empty),
-            self.speeds.basis(&self.predicted),
-            digits3(low),
-            digits3(high),
+            "about {plain} tok/s plain{of_each}; {} to {} with drafts, {drafts}, less what checking them costs",
+            about(low),
+            about(high)
+        )
+    }
+
+    fn prompt(&self) -> String {
+        let Some(reading) = self.reading else {
+            return "not predicted for a GPU unless it is timed: add --measure".into();
+        };
+        let here = match self.elsewhere {
+            Some(_) => "from the speed of this machine's processor",
+            None => "from the speed of multiplications here, timed just now",
+        };
+        format!(
+            "about {} tok/s: a document of {} tokens takes about {} to read (predicted {here})",
+            about(reading.tokens_per_s),
+            thousands(reading.tokens as u64),
+            duration(reading.seconds)
         )
     }
 
@@ -191,9 +249,9 @@ impl Report<'_> {
         markdown(&table)
     }
 
-    /// Other contexts, each with the layers where they would be then, and the passes a second once it is full.
+    /// Other contexts, each with the layers where they would be then, and the tokens a second, without drafts, once it is full.
     fn by_context(&self) -> String {
-        let head = ["context", "keys and values", "in all", "GPU layers", "fits", "passes/s"];
+        let head = ["context", "keys and values", "in all", "GPU layers", "fits", "tok/s"];
         let mut table = vec![head.map(str::to_owned).to_vec()];
         for other in &self.others {
             let layout = other.placement.as_ref().map(|p| &p.layout);
@@ -204,9 +262,39 @@ impl Report<'_> {
                 cell(other.placement.as_ref().map(|p| bytes(total(p)))),
                 cell(layout.map(|l| l.gpu.layers.to_string())),
                 if other.fits { "yes" } else { "no" }.into(),
-                cell(other.placement.as_ref().map(|p| digits3(self.speeds.predict(p).passes_per_s[0]))),
+                cell(other.placement.as_ref().filter(|_| other.fits).map(|p| digits3(self.speeds.predict(p).passes_per_s[0]))),
             ]);
         }
         markdown(&table)
+    }
+}
+
+/// A prediction has no more than two digits.
+fn about(x: f64) -> String {
+    match x {
+        x if x < 10.0 => format!("{x:.1}"),
+        x if x < 100.0 => format!("{x:.0}"),
+        x => format!("{:.0}", (x / 10.0).round() * 10.0),
+    }
+}
+
+/// `40 seconds`, `3 minutes`, `2.5 hours`.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 1.0 => "1 second".into(),
+        s if s < 90.0 => format!("{s:.0} seconds"),
+        s if s < 90.0 * 60.0 => format!("{:.0} minutes", s / 60.0),
+        s => format!("{:.1} hours", s / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn predictions_are_rounded_as_people_say_them() {
+        assert_eq!([3.87, 15.6, 137.4, 2204.0].map(about), ["3.9", "16", "140", "2200"]);
+        assert_eq!([0.2, 45.4, 200.0, 9000.0].map(duration), ["1 second", "45 seconds", "3 minutes", "2.5 hours"]);
     }
 }

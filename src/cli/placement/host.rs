@@ -1,0 +1,83 @@
+//! The machine that models are planned for: this one, or another of which only the memory is known.
+
+use super::measure::Task;
+use super::{Device, Placement, candidates_among, check_memory};
+use crate::cli::args::{GpuLayers, RunOptions};
+use crate::cli::devices::memory;
+use crate::cli::ui::Ui;
+use crate::error::{Fault, Kind, fault_of};
+use crate::vulkan::{DeviceInfo, Vulkan};
+use anyhow::Result;
+use std::cell::LazyCell;
+
+/// The Vulkan driver's answer.
+type Found = Result<Vec<DeviceInfo>, Fault>;
+
+/// A machine, and the options that say which part of it is used.
+pub struct Host<'a> {
+    run: &'a RunOptions,
+    /// Memory that is free; `None` where the system does not say.
+    pub available: Option<u64>,
+    /// All memory, of a machine that is not this one.
+    pub elsewhere: Option<u64>,
+    /// Asked for where it matters: small models need no driver.
+    found: LazyCell<Found, Box<dyn FnOnce() -> Found + 'a>>,
+}
+
+impl<'a> Host<'a> {
+    /// This one.
+    pub fn here(run: &'a RunOptions) -> Host<'a> {
+        let ask = || Vulkan::open().and_then(|v| v.devices());
+        Host { found: LazyCell::new(Box::new(move || found(&ask()))), ..Host::bare(run, memory("MemAvailable")) }
+    }
+
+    /// This one, as somebody has already found it.
+    pub fn known(run: &'a RunOptions, devices: &Result<Vec<DeviceInfo>>, available: Option<u64>) -> Host<'a> {
+        let devices = found(devices);
+        Host { found: LazyCell::new(Box::new(move || devices)), ..Host::bare(run, available) }
+    }
+
+    /// Another one, of so much memory.
+    pub fn other(run: &'a RunOptions, memory: u64) -> Result<Host<'a>> {
+        let wants_gpu =
+            matches!(run.device.parse()?, Device::Vulkan(_)) || !matches!(run.gpu_layers, GpuLayers::Auto | GpuLayers::N(0));
+        if wants_gpu {
+            let fault = Fault::usage("--memory plans for another machine, whose GPU is not known");
+            return Err(fault.help("leave out --device and --gpu-layers: the plan is for the processor and its memory").into());
+        }
+        Ok(Host { elsewhere: Some(memory), ..Host::bare(run, Some(memory - in_use(memory))) })
+    }
+
+    /// One without a GPU.
+    fn bare(run: &'a RunOptions, available: Option<u64>) -> Host<'a> {
+        Host { run, available, elsewhere: None, found: LazyCell::new(Box::new(|| Ok(Vec::new()))) }
+    }
+
+    /// Where a run would load the model.
+    pub fn place(&self, task: &Task<'_>, ui: &Ui) -> Result<Placement> {
+        let devices = || self.found.clone().map_err(Into::into);
+        Ok(candidates_among(task, self.run, devices, ui)?.swap_remove(0))
+    }
+
+    /// Refuses a placement that takes more memory than there is.
+    pub fn check(&self, placement: &Placement) -> Result<()> {
+        check_memory(placement, self.available)
+    }
+
+    /// Where a run would load the model, if it fits.
+    pub fn fitting(&self, task: &Task<'_>) -> Option<Placement> {
+        self.place(task, &Ui::silent()).ok().filter(|p| self.check(p).is_ok())
+    }
+}
+
+fn found(devices: &Result<Vec<DeviceInfo>>) -> Found {
+    match devices {
+        Ok(list) => Ok(list.clone()),
+        Err(e) => Err(fault_of(e).cloned().unwrap_or_else(|| Fault::new(Kind::Device, e.to_string()))),
+    }
+}
+
+/// Memory of another machine that the system and other programs are taken to use: a quarter, and at most 8 GB.
+pub fn in_use(memory: u64) -> u64 {
+    (memory / 4).min(8_000_000_000)
+}

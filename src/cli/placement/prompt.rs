@@ -1,0 +1,238 @@
+//! How fast a prompt is read: the multiplications that it takes, at the speed at which a small model of the same formats was
+//! just timed. A prediction.
+
+use super::Placement;
+use super::measure::Task;
+use crate::compute::Executor;
+use crate::compute::KvFormat;
+use crate::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
+use crate::engine::planned::EngineOptions;
+use crate::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use crate::gemma::{Config, Role, Weights};
+use crate::tensor::{Format, Token};
+use crate::vulkan::{Choice, DeviceInfo, VulkanExecutor};
+use anyhow::Result;
+use serde::Serialize;
+use serde_json::json;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Tokens of the document that reading times are given for.
+pub const DOCUMENT: usize = 4000;
+
+/// Rows of a timed pass.
+const ROWS: usize = 128;
+/// Tokens before the pass that attention is timed with.
+const DEPTH: usize = 512;
+/// Timed passes; the fastest counts.
+const PASSES: usize = 3;
+
+/// How long a prompt of [`DOCUMENT`] tokens takes to read, or as many as the context holds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Reading {
+    pub tokens: usize,
+    pub seconds: f64,
+    pub tokens_per_s: f64,
+}
+
+/// Multiplications that a prompt takes in some layers: by the format of the weights, and in attention.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Work {
+    linear: HashMap<Format, f64>,
+    attention: f64,
+}
+
+impl Work {
+    /// Of a prompt of `tokens` in the layers `layers`.
+    fn of(weights: &Weights, layers: std::ops::Range<usize>, tokens: usize) -> Result<Work> {
+        let config = weights.config();
+        let mut work = Work::default();
+        for (role, layer) in weights.roles() {
+            if role.is_matrix() && role.is_layer() && layers.contains(&layer) {
+                let [rows, cols] = role.shape(config);
+                *work.linear.entry(weights.format(role, layer)?).or_default() += (rows * cols * tokens) as f64;
+            }
+        }
+        for layer in layers {
+            let window = if config.is_global(layer) { tokens } else { config.window.min(tokens) };
+            // The first `window` queries see one key more each, the others `window`.
+            let seen = window * (window + 1) / 2 + (tokens - window) * window;
+            work.attention += (2 * config.n_heads * config.head_dim * seen) as f64;
+        }
+        Ok(work)
+    }
+}
+
+/// Multiplications a second of one device.
+#[derive(Debug, Default)]
+struct Rates {
+    linear: HashMap<Format, f64>,
+    attention: f64,
+}
+
+impl Rates {
+    /// Times small models on what `place` makes.
+    fn measure(
+        formats: impl Iterator<Item = Format>,
+        kv: KvFormat,
+        place: &dyn Fn() -> Result<Box<dyn Executor>>,
+    ) -> Result<Rates> {
+        let mut rates = Rates::default();
+        for format in formats {
+            let mut small = Small::new([1024, 4096, 8], format, kv, place()?)?;
+            rates.linear.insert(format, ROWS as f64 * small.weights as f64 / small.seconds()?);
+        }
+        let mut small = Small::new([256, 256, 16], Format::I8_ROW, kv, place()?)?;
+        let shallow = small.seconds()?;
+        for _ in 0..DEPTH / ROWS {
+            small.pass()?;
+            small.engine.commit(&(0..ROWS as u32).collect::<Vec<_>>())?;
+        }
+        let products = 2 * 16 * HEAD_DIM * ROWS * DEPTH;
+        // Where other programs took the processor meanwhile, a deep pass may seem shorter: attention then counts as nothing.
+        rates.attention = products as f64 / (small.seconds()? - shallow).max(0.0);
+        Ok(rates)
+    }
+
+    fn seconds(&self, work: &Work) -> f64 {
+        let linear: f64 = work.linear.iter().map(|(format, n)| n / self.linear[format]).sum();
+        linear + work.attention / self.attention
+    }
+}
+
+/// Channels of a head of the small models.
+const HEAD_DIM: usize = 128;
+
+/// A made-up model of one layer.
+struct Small {
+    engine: PlannedEngine,
+    /// Weights of the layer's matrices.
+    weights: usize,
+    tree: TokenTree,
+    scores: Scores,
+}
+
+impl Small {
+    /// `[dim, ffn_dim, n_heads]`, with half as many heads of keys and values.
+    fn new([dim, ffn, heads]: [usize; 3], format: Format, kv: KvFormat, place: Box<dyn Executor>) -> Result<Small> {
+        let config = json!({
+            "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
+            "hidden_size": dim, "intermediate_size": ffn, "num_hidden_layers": 1, "sliding_window_pattern": 1,
+            "sliding_window": 1024, "num_attention_heads": heads, "num_key_value_heads": heads / 2, "head_dim": HEAD_DIM,
+            "query_pre_attn_scalar": HEAD_DIM, "vocab_size": 256, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+            "max_position_embeddings": 2048,
+        });
+        let table = |role| matches!(role, Role::Embed | Role::Head);
+        let formats = |role| if table(role) { Format::I8_ROW } else { format };
+        let weights = Weights::synthetic(Config::from_json(&config)?, formats, 1);
+        let matrices = weights.roles().into_iter().filter(|(role, _)| role.is_matrix() && role.is_layer());
+        let of_layer = matrices.map(|(role, _)| role.shape(weights.config()).iter().product::<usize>()).sum();
+        let tokens: Vec<Token> = (0..ROWS as Token).collect();
+        let options = EngineOptions { context: DEPTH + ROWS, kv };
+        Ok(Small {
+            engine: PlannedEngine::new(&weights, place, options)?,
+            weights: of_layer,
+            tree: TokenTree::chain(&tokens),
+            scores: Scores::default(),
+        })
+    }
+
+    fn pass(&mut self) -> Result<()> {
+        self.engine.forward(&self.tree, Rows::Last, &mut self.scores)
+    }
+
+    /// Of one pass where the engine is; nothing of it is kept.
+    fn seconds(&mut self) -> Result<f64> {
+        // The first pass finds nothing in the caches, and a GPU's kernels not compiled.
+        self.pass()?;
+        let mut best = f64::INFINITY;
+        for _ in 0..PASSES {
+            let start = Instant::now();
+            self.pass()?;
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        Ok(best)
+    }
+}
+
+/// How long the model takes to read a document where it is placed. `None` where a GPU has layers and `on_gpu` forbids to time
+/// it: a GPU's kernels take seconds to compile.
+pub fn reading(
+    task: &Task<'_>,
+    placement: &Placement,
+    pool: &Arc<Pool>,
+    isa: Option<Isa>,
+    on_gpu: bool,
+) -> Result<Option<Reading>> {
+    let (n_gpu, all) = (placement.layout.gpu.layers, task.layers());
+    if n_gpu > 0 && !on_gpu {
+        return Ok(None);
+    }
+    let tokens = DOCUMENT.min(task.weights.config().max_position);
+    let host = || -> Result<Box<dyn Executor>> {
+        Ok(Box::new(CpuExecutor::on(pool.clone(), CpuOptions { isa, ..CpuOptions::default() })))
+    };
+    let mut seconds = 0.0;
+    if let Some(device) = placement.device.as_ref().filter(|_| n_gpu > 0) {
+        let work = Work::of(task.weights, 0..n_gpu, tokens)?;
+        seconds += Rates::measure(work.linear.keys().copied(), task.kv, &|| gpu(device))?.seconds(&work);
+    }
+    if n_gpu < all {
+        let work = Work::of(task.weights, n_gpu..all, tokens)?;
+        seconds += Rates::measure(work.linear.keys().copied(), task.kv, &host)?.seconds(&work);
+    }
+    Ok(Some(Reading { tokens, seconds, tokens_per_s: tokens as f64 / seconds }))
+}
+
+fn gpu(device: &DeviceInfo) -> Result<Box<dyn Executor>> {
+    Ok(Box::new(VulkanExecutor::open(Choice::Index(device.index))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measure::Share;
+    use super::*;
+    use crate::cli::bench::shapes::{Formats, Shape};
+
+    fn weights(recipe: &str) -> Weights {
+        Shape::M270.weights(&Formats::of_recipe(recipe)).unwrap()
+    }
+
+    #[test]
+    fn work_is_counted_by_format_and_window() {
+        let weights = weights("q4_0");
+        let c = weights.config();
+        let matrices = c.n_layers * (c.dim * c.head_dim * (2 * c.n_heads + 2 * c.n_kv_heads) + 3 * c.dim * c.ffn_dim);
+        let work = Work::of(&weights, 0..c.n_layers, 1000).unwrap();
+        assert_eq!(work.linear.into_iter().collect::<Vec<_>>(), [(Format::I4_G32, (1000 * matrices) as f64)]);
+        // A window of 512: 512 queries see 1 to 512 keys, 488 see 512; a global layer's see 1 to 1000.
+        let globals = (0..c.n_layers).filter(|l| c.is_global(*l)).count();
+        let seen = globals * 500_500 + (c.n_layers - globals) * (131_328 + 488 * 512);
+        assert_eq!(work.attention, (2 * c.n_heads * c.head_dim * seen) as f64);
+        // Layers of two sides add up.
+        let [a, b] = [0..7, 7..c.n_layers].map(|layers| Work::of(&weights, layers, 1000).unwrap());
+        assert_eq!(a.attention + b.attention, work.attention);
+    }
+
+    #[test]
+    fn seconds_follow_from_work_and_rates() {
+        let work = Work { linear: [(Format::I4_G32, 6e9), (Format::BF16, 1e9)].into(), attention: 1e9 };
+        let rates = Rates { linear: [(Format::I4_G32, 2e9), (Format::BF16, 5e8)].into(), attention: 1e9 };
+        assert_eq!(rates.seconds(&work), 6.0);
+    }
+
+    #[test]
+    fn a_processor_is_timed_and_a_gpu_only_if_it_may_be() {
+        let weights = weights("q4_0");
+        let task = Task { weights: &weights, context: 2048, kv: KvFormat::F16, sequences: 1, npu: false };
+        let pool = Arc::new(Pool::new(2).unwrap());
+        let here = Placement { device: None, layout: task.measure(None, 0).unwrap() };
+        let found = reading(&task, &here, &pool, None, false).unwrap().unwrap();
+        assert_eq!(found.tokens, DOCUMENT);
+        assert!(found.seconds > 0.0 && (found.tokens_per_s * found.seconds - DOCUMENT as f64).abs() < 1e-6, "{found:?}");
+        let mut split = here.clone();
+        split.layout.gpu = Share { layers: 4, ..Share::default() };
+        assert_eq!(reading(&task, &split, &pool, None, false).unwrap(), None);
+    }
+}

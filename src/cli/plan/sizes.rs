@@ -1,0 +1,132 @@
+//! Which Gemma 3 fits, and how fast it would be: every size, in the formats that there are to be had.
+
+use crate::cli::args::{AutoOr, RunOptions};
+use crate::cli::bench::report::markdown;
+use crate::cli::bench::shapes::{Formats, Shape};
+use crate::cli::placement::Placement;
+use crate::cli::placement::host::Host;
+use crate::cli::placement::measure::Task;
+use crate::cli::placement::predict::Speeds;
+use crate::cli::session::{self, Size};
+use crate::cli::ui::{bytes, digits3, paragraph_in, thousands};
+use crate::gemma::Weights;
+use anyhow::Result;
+use serde_json::{Value, json};
+
+/// Context that each model gets room for.
+const CONTEXT: usize = 4096;
+
+/// What there is to be had, the largest first: `bf16` and `q4_0` from Google, the others from `gemma quantize`.
+const RECIPES: [(Shape, &[&str]); 5] = [
+    (Shape::B27, &["bf16", "q4_0", "12gb", "10gb", "9gb"]),
+    (Shape::B12, &["bf16", "q4_0", "int4"]),
+    (Shape::B4, &["bf16", "q4_0", "int4"]),
+    (Shape::B1, &["bf16", "q4_0"]),
+    (Shape::M270, &["bf16"]),
+];
+
+/// One model in one format.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub shape: Shape,
+    pub recipe: &'static str,
+    /// Of the weights.
+    pub bytes: u64,
+    /// Predicted tokens a second without drafts, once the context is full; `None` where it does not fit.
+    pub tokens_per_s: Option<f64>,
+}
+
+impl Row {
+    pub fn fits(&self) -> bool {
+        self.tokens_per_s.is_some()
+    }
+}
+
+/// The table.
+pub struct Sizes {
+    pub rows: Vec<Row>,
+    available: Option<u64>,
+    elsewhere: Option<u64>,
+    speeds: Speeds,
+}
+
+impl Sizes {
+    /// Plans each model on `host`, whose memories have these speeds.
+    pub fn of(host: &Host<'_>, run: &RunOptions, speeds: Speeds) -> Result<Sizes> {
+        let mut rows = Vec::new();
+        for (shape, recipes) in RECIPES {
+            for recipe in recipes {
+                let weights = shape.weights(&Formats::of_recipe(recipe))?;
+                let task = task(&weights, run)?;
+                let speed = |p: Placement| speeds.beside(p.device.as_ref()).predict(&p).passes_per_s[0];
+                let tokens_per_s = host.fitting(&task).map(speed);
+                rows.push(Row { shape, recipe, bytes: Size::of(&weights)?.bytes, tokens_per_s });
+            }
+        }
+        Ok(Sizes { rows, available: host.available, elsewhere: host.elsewhere, speeds })
+    }
+
+    /// The largest of Google's files that fits; of two formats of one size the smaller one, which is the faster.
+    pub fn best(&self) -> Option<(&Row, String)> {
+        let of = |row: &&Row| row.fits() && row.shape.page(row.recipe).is_some();
+        let first = self.rows.iter().find(of)?;
+        let row = self.rows.iter().filter(of).filter(|row| row.shape == first.shape).min_by_key(|row| row.bytes)?;
+        Some((row, row.shape.page(row.recipe)?))
+    }
+
+    pub fn json(&self) -> Value {
+        let row = |row: &Row| {
+            json!({
+                "model": row.shape.name(), "recipe": row.recipe, "page": row.shape.page(row.recipe), "bytes": row.bytes,
+                "fits": row.fits(), "tokens_per_s_plain": row.tokens_per_s,
+            })
+        };
+        json!({
+            "context": CONTEXT, "memory": self.elsewhere, "free": self.available, "memory_speed": self.speeds,
+            "sizes": self.rows.iter().map(row).collect::<Vec<_>>(),
+        })
+    }
+
+    pub fn text(&self, columns: usize) -> String {
+        let mut table = vec![["Gemma 3", "recipe", "size", "fits", "tok/s"].map(str::to_owned).to_vec()];
+        for row in &self.rows {
+            let speed = row.tokens_per_s.map_or("-".to_owned(), digits3);
+            let fits = if row.fits() { "yes" } else { "no" };
+            table.push([row.shape.name(), row.recipe, &bytes(row.bytes), fits, &speed].map(str::to_owned).to_vec());
+        }
+        let free = self.available.map_or("an unknown amount".to_owned(), bytes);
+        let of = self.elsewhere.map_or(String::new(), |all| format!(" of {} (a part is taken to be in use)", bytes(all)));
+        let say = |label: &str, text: &str| paragraph_in(label, 8, text, columns);
+        let plain = |text: &str| paragraph_in("", 0, text, columns);
+        let mut out = plain(&format!("Which Gemma 3 fits into {free} of free memory{of}:"));
+        out += &format!("\n{}\n", markdown(&table));
+        let speed = self.speeds.cpu;
+        let about = format!(
+            "predicted, not measured: without drafts, with {} tokens of context, at the full speed of memory (the processor's {} GB/s, {})",
+            thousands(CONTEXT as u64),
+            digits3(speed.gb_per_s),
+            speed.how
+        );
+        out += &say("tok/s", &about);
+        out += &say("bf16", "Google's original checkpoint, such as google/gemma-3-27b-it");
+        out += &say("q4_0", "Google's 4-bit file, trained for it, such as google/gemma-3-27b-it-qat-q4_0-gguf");
+        out += &say("others", "what gemma quantize --recipe NAME makes of the original checkpoint");
+        out.push('\n');
+        out + &match self.best() {
+            Some((row, page)) => plain(&format!(
+                "The largest that fits: hf download {page}, then gemma chat -m {page}. gemma plan {} says more about it.",
+                row.shape.name()
+            )),
+            None => plain("None of them fits: close other programs, or lower --ctx-size."),
+        }
+    }
+}
+
+/// A model as a run without further options would load it.
+fn task<'a>(weights: &'a Weights, run: &RunOptions) -> Result<Task<'a>> {
+    let context = match run.ctx_size {
+        AutoOr::N(n) => n,
+        AutoOr::Auto => CONTEXT,
+    };
+    Ok(Task { weights, context, kv: session::kv_format(weights, run.kv)?, sequences: 1, npu: false })
+}
