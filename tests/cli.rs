@@ -105,7 +105,7 @@ fn wrong_usage_is_2_and_leaves_standard_output_alone() {
 #[test]
 fn no_prompt_at_all_is_2_with_an_example() {
     for input in [&b""[..], b"\n", b"  \n\n"] {
-        gemma(&["generate"], input).fails(2, &["no prompt", "help: ", "gemma generate 'Why is the sky blue?'"]);
+        gemma(&["generate"], input).fails(2, &["no prompt", "help: ", "gemma generate 'What is photosynthesis?'"]);
     }
     gemma(&["tokenize"], b"").fails(2, &["no prompt"]);
 }

@@ -26,7 +26,7 @@ const EXAMPLES: [(&str, &str); 14] = [
         "\
 Examples:
   gemma generate 'What is the capital of France?'
-  gemma generate --json 'Why is the sky blue?' | jq -r .text
+  gemma generate --json 'Who are you?' | jq -r .text
   gemma generate --regex '[A-Z][a-z]+' 'What is the capital of France?'
 With a real model:
   git diff | gemma generate -m MODEL 'Write a commit message for this change.'

@@ -130,7 +130,7 @@ pub fn read(from: &mut dyn Read, name: &str) -> Result<String> {
 /// What to say when there is no prompt.
 pub fn no_prompt() -> Fault {
     Fault::usage("there is no prompt").help(
-        "give one as an argument, a file or a pipe:\n  gemma generate 'Why is the sky blue?'\n  echo 'Who are you?' | gemma generate",
+        "give one as an argument, a file or a pipe:\n  gemma generate 'What is photosynthesis?'\n  echo 'Who are you?' | gemma generate",
     )
 }
 
