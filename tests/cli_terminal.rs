@@ -341,6 +341,9 @@ fn a_full_context_leaves_out_the_oldest_messages_and_the_window_has_the_width_it
         left_out |= answer.contains("no longer sees the oldest");
     }
     assert!(left_out);
+    // A message that cannot fit is refused, and nothing is left out for it.
+    let refused = chat.ask(&format!("{}\r", "far too many words ".repeat(60)));
+    assert!(refused.contains("the context holds 128") && !refused.contains("no longer sees"), "{refused}");
     let stats = chat.ask("/stats\r");
     let lines: Vec<&str> = stats.split("\r\n").filter(|line| !line.starts_with('\x1b')).collect();
     assert!(lines.len() > 2 && lines.iter().all(|line| line.chars().count() <= 40 + "\x1b[2m\x1b[0m".len()), "{stats:?}");

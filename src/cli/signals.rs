@@ -49,16 +49,19 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Calls `say` once, on a thread of its own, as soon as the first SIGINT or SIGTERM comes.
-    pub fn announce(&self, say: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    /// The same, and the first signal calls `say` at once, on a thread of its own, which then ends.
+    pub fn watch_saying(say: impl FnOnce() + Send + 'static) -> Result<(Self, JoinHandle<()>)> {
         use signal_hook::consts::{SIGINT, SIGTERM};
+        // Before the flags: whoever finds one set may wait for the thread.
         let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).context("installing signal handlers")?;
-        let watch = move || {
+        let interrupt = Self::watch()?;
+        let wait = move || {
             if signals.forever().next().is_some() {
                 say();
             }
         };
-        std::thread::Builder::new().name("signals".into()).spawn(watch).context("starting a thread")
+        let thread = std::thread::Builder::new().name("signals".into()).spawn(wait).context("starting a thread")?;
+        Ok((interrupt, thread))
     }
 
     /// From here on SIGINT only sets the flag, which [`reset`](Self::reset) takes back: for a conversation that outlives its answers.

@@ -132,7 +132,7 @@ impl Ui {
 
     /// A bar of `len` steps that shows their share in percent, or one that shows nothing; it fits 80 columns.
     pub fn percent_bar(&self, label: &str, len: u64) -> ProgressBar {
-        if self.bars { self.shown(label, len, "{msg:27} BAR {percent}% {eta}") } else { ProgressBar::hidden() }
+        if self.bars { self.shown(label, len, "{msg:27!} BAR {percent}% {eta}") } else { ProgressBar::hidden() }
     }
 
     /// A bar of `len` bytes, or one that shows nothing.

@@ -273,7 +273,7 @@ fn compared(rows: &[&Row], old: &Report) -> Vec<Vec<String>> {
 
 /// The text test by kinds of prompt.
 fn texts(text: &Text, old: Option<&Text>) -> Vec<Vec<String>> {
-    let head = ["prompts", "texts", "plain, tok/s", "drafted, tok/s", "tok/pass", "ratio", "half of them"];
+    let head = ["prompts", "texts", "plain tok/s", "drafted tok/s", "tok/pass", "ratio", "half of them"];
     let mut table = vec![head.map(String::from).to_vec()];
     if old.is_some() {
         table[0].push("before".into());

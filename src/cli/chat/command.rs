@@ -26,7 +26,7 @@ pub const HELP: &str = concat!(
     "  /retry          answer the last message again, with another seed\n",
     "  /undo           forget the last message and its answer\n",
     "  /system [TEXT]  show or replace the instructions; /system - removes them\n",
-    "  /save FILE      write the conversation as JSON, for /load or generate --messages\n",
+    "  /save FILE      write the conversation as JSON, also for generate --messages\n",
     "  /load FILE      go on with a conversation that was saved\n",
     "  /reset, /clear  forget the conversation (the instructions stay)\n",
     "  /stats          figures of the last answer\n",

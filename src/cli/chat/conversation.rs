@@ -49,6 +49,11 @@ impl<'a> Conversation<'a> {
         Ok(rest.map_or(fresh.clone(), |rest| [tokens, rest].concat()))
     }
 
+    /// Tokens of the prompt that `text` alone would be, with the instructions.
+    pub fn alone(&self, text: &str) -> Result<usize> {
+        Ok(self.encode(&[], text)?.len())
+    }
+
     fn encode(&self, turns: &[Turn], text: &str) -> Result<Vec<Token>> {
         let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
         let pair = |turn: &Turn| [message("user", &turn.user), message("assistant", &turn.assistant)];
@@ -242,6 +247,7 @@ mod tests {
         assert_eq!(later.load(["two", "three"].into_iter().flat_map(pair).collect()).unwrap(), None);
         assert_eq!(less, later.ask("four").unwrap());
         assert!(talk.leave_out_oldest() && talk.leave_out_oldest() && !talk.leave_out_oldest());
+        assert_eq!(talk.ask("four").unwrap().len(), talk.alone("four").unwrap());
         assert_eq!(talk.to_json().unwrap().matches("\"role\"").count(), 6);
     }
 

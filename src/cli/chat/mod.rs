@@ -36,7 +36,7 @@ use wrap::Wrap;
 /// A conversation at the terminal; the model remembers what was said before.
 ///
 /// Type a message, or /help for the commands. Ctrl-C stops an answer and keeps the conversation; at the prompt it drops the
-/// line. Ctrl-D or /quit leaves. What is said is kept in memory only, and saved by /save alone.
+/// line. Ctrl-D or /quit leaves. There is no history file; /save keeps a conversation, and --draft-memory fragments of it.
 #[derive(Debug, Args)]
 pub struct Chat {
     /// The first message; the conversation goes on from its answer
@@ -246,31 +246,33 @@ impl Session<'_> {
     /// The prompt, with older turns left out where it would leave the answer no room.
     fn room_for(&mut self, text: &str) -> Result<Vec<Token>> {
         let context = self.target.engine().context();
+        let most = context - context / ANSWER_PART;
         let mut history = self.talk.ask(text)?;
-        if history.len() + context / ANSWER_PART > context {
-            let mut left_out = 0;
-            // Down to a half, so that not every message from here on has all of the prompt read anew.
-            while history.len() > context / 2 && self.talk.leave_out_oldest() {
+        let (before, mut left_out) = (self.talk.clone(), 0);
+        if history.len() > most {
+            // Half of what the message leaves free, so that not every one from here on has all of its prompt read anew.
+            let alone = self.talk.alone(text)?;
+            let enough = alone + most.saturating_sub(alone) / 2;
+            while history.len() > enough && self.talk.leave_out_oldest() {
                 left_out += 1;
                 history = self.talk.ask(text)?;
             }
-            if left_out > 0 {
-                let what = if left_out == 1 {
-                    "message and its answer".into()
-                } else {
-                    format!("{left_out} messages and their answers")
-                };
-                self.ui.line(&format!(
-                    "(the context of {} tokens is full: the model no longer sees the oldest {what}; /save writes them all)",
-                    thousands(context as u64)
-                ));
-            }
         }
         if history.len() >= context {
+            self.talk = before;
             let (have, most) = (thousands(history.len() as u64), thousands(context as u64));
             let fault = Fault::new(Kind::Context, format!("the message takes {have} tokens, and the context holds {most}"));
             return Err(fault.help("say it in less, or begin gemma chat with a larger --ctx-size").into());
         }
+        let what = match left_out {
+            0 => return Ok(history),
+            1 => "message and its answer".to_owned(),
+            n => format!("{n} messages and their answers"),
+        };
+        self.ui.line(&format!(
+            "(the context of {} tokens is full: the model no longer sees the oldest {what}; /save writes them all)",
+            thousands(context as u64)
+        ));
         Ok(history)
     }
 

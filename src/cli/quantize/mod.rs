@@ -20,7 +20,7 @@ use crate::quant::{self, Aim, Calibrated, Importance, Nearest, Options, Plan, Re
 use crate::tensor::{Format, Token};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use progress::Meter;
+use progress::{Meter, Stage};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -148,13 +148,15 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     };
     let n_layers = source.config().n_layers;
     let prior = |role, layer| prior(role, layer, n_layers);
-    let interrupt = Interrupt::watch()?;
+    let stage = Stage::default();
+    let (interrupt, announced) = stage.watch(&options.ui, options.calibrate != "none")?;
     let mut calibrated = calibration(options, &source, how.threads, ui)?;
     let mut nearest = Nearest { threads: how.threads };
     let measured = match &calibrated {
         Some((_, run)) if recipe.target().is_some() && !options.dry_run => {
-            match survey(&source, run, &interrupt, how.threads, ui) {
+            match survey(&source, run, &interrupt, &stage, how.threads, ui) {
                 Err(_) if interrupt.exit_code().is_some() => {
+                    let _ = announced.join();
                     ui.note("interrupted while sensitivities were measured: nothing is written yet");
                     return Ok(interrupt.exit_code().unwrap_or(1));
                 }
@@ -196,8 +198,7 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     }
     ignore_file_size_signal();
     let start = Instant::now();
-    let mut meter = Meter::new(ui, n_layers, plan.layout.parameters(), resumed);
-    let announced = meter.announce(&interrupt, &options.ui, calibrated.is_some())?;
+    let mut meter = Meter::new(ui, &stage, n_layers, plan.layout.parameters(), resumed);
     let solver: &mut dyn Solver = match &mut calibrated {
         Some((solver, _)) => solver,
         None => &mut nearest,
@@ -275,6 +276,7 @@ fn survey(
     source: &Weights,
     run: &[Token],
     interrupt: &Interrupt,
+    stage: &Stage,
     threads: usize,
     ui: &Ui,
 ) -> Result<HashMap<(Role, usize), f64>> {
@@ -283,6 +285,7 @@ fn survey(
     let tokens = (SURVEY_BYTES / (4 * config.dim * copies)).clamp(SURVEY_WINDOW, SURVEY_TOKENS);
     let text = calibrate::Text::cut(run, config.bos, SURVEY_WINDOW, tokens / SURVEY_WINDOW)?;
     let bar = ui.bar("measuring sensitivities", 1000);
+    stage.show(&bar);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     let heard = |share: f64| {
         bar.set_position((1000.0 * share) as u64);

@@ -14,6 +14,44 @@ use std::time::{Duration, Instant};
 /// Without a bar a line is said for each layer, and after this time where a layer takes longer.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// What a first Ctrl-C has to know: the bar that is shown, and the tensor in work, if there is one.
+#[derive(Clone, Default)]
+pub struct Stage(Arc<Mutex<(Option<ProgressBar>, String)>>);
+
+impl Stage {
+    /// From here on this bar is shown.
+    pub fn show(&self, bar: &ProgressBar) {
+        if let Ok(mut stage) = self.0.lock() {
+            stage.0 = Some(bar.clone());
+        }
+    }
+
+    fn begin(&self, tensor: &str) {
+        if let Ok(mut stage) = self.0.lock() {
+            tensor.clone_into(&mut stage.1);
+        }
+    }
+
+    /// From here on the first Ctrl-C says at once what it does. `whole`: matrices are solved as a whole, not by rows. The
+    /// thread ends once that is said.
+    pub fn watch(&self, options: &UiOptions, whole: bool) -> Result<(Interrupt, JoinHandle<()>)> {
+        let (stage, options) = (self.clone(), options.clone());
+        Interrupt::watch_saying(move || {
+            let (bar, tensor) = stage.0.lock().map(|stage| stage.clone()).unwrap_or_default();
+            let what = match (whole, tensor.as_str()) {
+                (_, "") => "stopping at the next step; Ctrl-C again stops now".to_owned(),
+                (true, name) => format!("finishing {name}; Ctrl-C again stops now (that tensor is redone)"),
+                (false, _) => "stopping when the rows in work are done; Ctrl-C again stops now".to_owned(),
+            };
+            let say = || Ui::new(&options).note(what);
+            match bar {
+                Some(bar) => bar.suspend(say),
+                None => say(),
+            }
+        })
+    }
+}
+
 pub struct Meter<'a> {
     ui: &'a Ui,
     bar: ProgressBar,
@@ -24,29 +62,15 @@ pub struct Meter<'a> {
     found: u64,
     start: Instant,
     said: Instant,
-    current: Arc<Mutex<String>>,
+    stage: &'a Stage,
 }
 
 impl<'a> Meter<'a> {
     /// `weights` in all, of which `resumed` tensors are found done.
-    pub fn new(ui: &'a Ui, n_layers: usize, weights: u64, resumed: usize) -> Meter<'a> {
+    pub fn new(ui: &'a Ui, stage: &'a Stage, n_layers: usize, weights: u64, resumed: usize) -> Meter<'a> {
         let (bar, now) = (ui.percent_bar("quantising", weights), Instant::now());
-        Meter { ui, bar, n_layers, resumed, found: 0, start: now, said: now, current: Arc::default() }
-    }
-
-    /// From here on the first Ctrl-C says at once what it does. `whole`: matrices are solved as a whole, not by rows.
-    pub fn announce(&self, interrupt: &Interrupt, options: &UiOptions, whole: bool) -> Result<JoinHandle<()>> {
-        let (bar, current, options) = (self.bar.clone(), self.current.clone(), options.clone());
-        interrupt.announce(move || {
-            let tensor = current.lock().map(|name| name.clone()).unwrap_or_default();
-            let what = match (whole, tensor.as_str()) {
-                (true, name) if !name.is_empty() => {
-                    format!("finishing {name}; Ctrl-C again stops now (that tensor is redone)")
-                }
-                _ => "stopping when the rows in work are done; Ctrl-C again stops now".to_owned(),
-            };
-            bar.suspend(|| Ui::new(&options).note(what));
-        })
+        stage.show(&bar);
+        Meter { ui, bar, n_layers, resumed, found: 0, start: now, said: now, stage }
     }
 
     pub fn hear(&mut self, p: &Progress<'_>) {
@@ -54,9 +78,7 @@ impl<'a> Meter<'a> {
             self.bar.set_message("verifying");
             return;
         };
-        if let Ok(mut current) = self.current.lock() {
-            entry.name.clone_into(&mut current);
-        }
+        self.stage.begin(&entry.name);
         self.bar.set_position(p.done);
         self.bar.set_message(self.label(entry));
         // What was only looked through says nothing about the time that the rest takes.

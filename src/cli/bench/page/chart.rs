@@ -59,7 +59,7 @@ const LABEL: usize = 20;
 const BAR: usize = 16;
 const GAP: usize = 12;
 
-/// Horizontal bars from 0, the label above each group, the value beside its label or at the right of its bar.
+/// Horizontal bars from 0, the label above each group, the value beside its label or at the end of its bar.
 pub fn bars(groups: &[Group], about: &str) -> Plot {
     bars_of(groups, 0.0, about)
 }
@@ -73,12 +73,13 @@ pub fn bars_of(groups: &[Group], whole: f64, about: &str) -> Plot {
         let alone = group.bars.len() == 1;
         body += &format!("<text x=\"0\" y=\"{}\">{}</text>\n", y + LABEL - 6, escape(&group.label));
         if alone {
-            body += &value(&group.bars[0], y + LABEL - 6);
+            let (y, text) = (y + LABEL - 6, escape(&group.bars[0].text));
+            body += &format!("<text class=\"value\" x=\"100%\" y=\"{y}\">{text}</text>\n");
         }
         y += LABEL;
         for bar in &group.bars {
             let (class, height) = (bar.series % COLOURS, BAR - 2);
-            // Room for the value at the right, where it is not above.
+            // Room for the value at the bar's end, where it is not above.
             let room = if alone { 1.0 } else { 0.7 };
             body +=
                 &format!("<rect class=\"track\" x=\"0\" y=\"{y}\" width=\"{}%\" height=\"{height}\" rx=\"2\"/>\n", 100.0 * room);
@@ -87,18 +88,21 @@ pub fn bars_of(groups: &[Group], whole: f64, about: &str) -> Plot {
                 room * share(bar.value)
             );
             if !alone {
-                body += &value(bar, y + BAR - 5);
+                let (end, y, text) = (room * share(bar.value), y + BAR - 5, escape(&bar.text));
+                body += &format!("<text x=\"{end:.2}%\" y=\"{y}\" dx=\"6\">{text}</text>\n");
             }
             y += BAR;
         }
         y += GAP;
     }
-    let html = format!("<svg role=\"img\" aria-label=\"Bars: {}\" width=\"100%\" height=\"{y}\">\n{body}</svg>\n", escape(about));
+    let said = |g: &Group| {
+        let values: Vec<&str> = g.bars.iter().map(|b| b.text.as_str()).collect();
+        format!("{}: {}", g.label, values.join(" and "))
+    };
+    let results: Vec<String> = groups.iter().map(said).collect();
+    let about = escape(&format!("Bars, {about}. {}", results.join("; ")));
+    let html = format!("<svg role=\"img\" aria-label=\"{about}\" width=\"100%\" height=\"{y}\">\n{body}</svg>\n");
     Plot { html }
-}
-
-fn value(bar: &Bar, y: usize) -> String {
-    format!("<text class=\"value\" x=\"100%\" y=\"{y}\">{}</text>\n", escape(&bar.text))
 }
 
 /// Lines over a logarithmic axis, from 0 upwards, with ranges as whiskers and a dashed line at 1.
@@ -147,7 +151,9 @@ pub fn lines(series: &[Series], x_label: &str, y_label: &str) -> Plot {
             );
         }
     }
-    let about = format!("Lines: {} by {}", y_label, x_label);
+    let last = |s: &Series| s.points.last().map(|p| format!("{}: {} at {}", s.name, digits3(p.y), p.x));
+    let results: Vec<String> = series.iter().filter_map(last).collect();
+    let about = format!("Lines, {y_label} by {x_label}. {}", results.join("; "));
     let html = format!(
         "<p class=\"axis\">{}</p>\n<div class=\"plot\"><svg role=\"img\" aria-label=\"{}\" width=\"100%\" height=\"240\" overflow=\"visible\">\n\
          {body}</svg></div>\n<p class=\"axis x\">{}</p>\n",
@@ -219,6 +225,11 @@ mod tests {
                 && html.contains("width=\"0.00%\"")
         );
         assert!(html.contains("&lt;a &amp; b&gt;") && !html.contains("<a "), "{html}");
+        assert!(html.contains("aria-label=\"Bars, test. &lt;a &amp; b&gt;: 4 x; "), "the label tells the values: {html}");
+        // Two bars in a group have their values at their ends.
+        let pair = Group { label: "two".into(), bars: [bar(4.0), bar(1.0)].into_iter().flat_map(|g| g.bars).collect() };
+        let html = bars(&[pair], "test").html;
+        assert!(html.contains("<text x=\"70.00%\"") && html.contains("<text x=\"17.50%\""), "{html}");
         assert!(!bars(&[bar(0.0)], "nothing").html.contains("NaN"));
         assert!(bars_of(&[bar(0.5)], 1.0, "a share").html.contains("width=\"50.00%\""));
     }
@@ -230,6 +241,7 @@ mod tests {
         let html = lines(&[series], "M", "c").html;
         assert!(html.contains("x1=\"0.00%\" y1=\"75.00%\" x2=\"50.00%\" y2=\"50.00%\""), "{html}");
         assert!(html.contains("x1=\"50.00%\" y1=\"50.00%\" x2=\"100.00%\" y2=\"0.00%\""), "{html}");
+        assert!(html.contains("a: 4.00 at 16"), "the label tells where the lines end: {html}");
         assert!(!html.contains("legend") && !html.contains("NaN"));
     }
 }
