@@ -3,8 +3,15 @@
 use gemma::cli;
 use std::process::ExitCode;
 
+/// Runs before main and before Rust's runtime.
+#[cfg(target_os = "linux")]
+#[used]
+// SAFETY: the section holds addresses of functions that take nothing they need and return nothing, and this is one.
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = cli::signals::mark_closed_stdout;
+
 fn main() -> ExitCode {
-    cli::signals::default_sigpipe();
+    cli::signals::of_failed_writes();
     let argv: Vec<_> = std::env::args_os().collect();
     let typed = match cli::settings::parse(argv.clone()) {
         Ok(typed) => typed,

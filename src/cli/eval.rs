@@ -1,6 +1,7 @@
 //! `gemma eval`: how likely a model finds a text, alone or against a reference.
 
 use super::args::{AutoOr, ModelOptions, UiOptions};
+use super::destination::Destination;
 use super::devices::default_threads;
 use super::input::read_file;
 use super::output::print;
@@ -11,9 +12,9 @@ use crate::eval::{self, Comparison, Figures, Reference, States, Task};
 use crate::gemma::Special;
 use crate::tensor::Token;
 use anyhow::{Context, Result};
-use clap::Args;
+use clap::{Args, ValueHint};
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 #[derive(Debug, Args)]
@@ -34,8 +35,8 @@ pub struct Eval {
     #[arg(long, value_name = "PATH|ID")]
     pub reference: Option<String>,
     /// File for what the reference's head reads: the first run writes it, later ones use it instead of running the reference
-    #[arg(long, value_name = "FILE", requires = "reference")]
-    pub states: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", requires = "reference", value_hint = ValueHint::FilePath)]
+    pub states: Option<Destination>,
     /// Tokens at the start of each window that are context only and not scored
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub skip: usize,
@@ -55,6 +56,10 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
     if options.files.is_empty() && options.text.is_empty() && options.ids.is_empty() {
         let help = "give texts (gemma eval FILE...), or token ids (gemma eval --ids FILE)";
         return Err(Fault::usage("there is nothing to evaluate").help(help).into());
+    }
+    // A file of states that cannot be written is refused before the work.
+    if let Some(file) = options.states.as_ref().filter(|file| !file.path().exists()) {
+        file.open()?;
     }
     let model = session::open(options.model.model.as_deref(), ui)?;
     let (window, parts) = read(options, &model, ui)?;
@@ -91,7 +96,7 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
             let ids: Vec<&[Token]> = parts.iter().map(|p| &p.1[..]).collect();
             let head = options.states.as_ref().map(|_| eval::Head::new(&reference.weights, threads(options))).transpose()?;
             let stored = match (&options.states, &head) {
-                (Some(path), Some(head)) => States::read(path, head, &ids, window)?,
+                (Some(file), Some(head)) => States::read(file.path(), head, &ids, window)?,
                 _ => None,
             };
             let mut found = Vec::new();
@@ -114,8 +119,8 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
                     found.push(eval::compare_task(engine.as_mut(), side, task, &mut progress)?);
                     Ok(())
                 })?;
-                if let (Some(path), Some(head)) = (&options.states, &head) {
-                    States { hidden }.write(path, head, &ids, window)?;
+                if let (Some(file), Some(head)) = (&options.states, &head) {
+                    file.write(&States { hidden }.to_bytes(head, &ids, window)?)?;
                 }
             }
             let whole = if found.len() == 1 { found[0].clone() } else { Comparison::all(&found) };

@@ -5,6 +5,7 @@ pub mod acquire;
 pub mod args;
 pub mod bench;
 pub mod chat;
+pub mod destination;
 pub mod devices;
 pub mod doctor;
 pub mod eval;

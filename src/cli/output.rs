@@ -1,11 +1,9 @@
 //! Standard output or a file: the generated text as it comes, or a JSON result. Nothing else is ever written there.
 
+use super::destination::{Destination, Writer};
 use super::record::Record;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::ValueEnum;
-use std::fs::File;
-use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
 
 /// What the output looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -20,39 +18,29 @@ pub enum Format {
     StreamJson,
 }
 
-/// Where it goes.
-enum Place {
-    Stdout {
-        terminal: bool,
-    },
-    /// A device or pipe named by path: written as it comes.
-    Direct(File, PathBuf),
-    /// Kept in memory; the file appears complete or not at all.
-    Atomic(Vec<u8>, PathBuf),
-}
-
 /// An open output.
 pub struct Output {
-    place: Place,
+    place: Writer,
     format: Format,
     newline: bool,
     text: String,
 }
 
 impl Output {
-    /// Opens `path`, or standard output for `None` or `-`. Fails now rather than after a long generation.
-    pub fn open(path: Option<&Path>, format: Format, newline: bool) -> Result<Self> {
-        let place = match path {
-            None => Place::Stdout { terminal: std::io::stdout().is_terminal() },
-            Some(path) if path == Path::new("-") => Place::Stdout { terminal: std::io::stdout().is_terminal() },
-            Some(path) => open_file(path)?,
-        };
+    /// Opens the place, or standard output for `None`. Fails now rather than after a long generation.
+    pub fn open(place: Option<&Destination>, format: Format, newline: bool) -> Result<Self> {
+        let place = place.map_or_else(Writer::stdout, Destination::open)?;
         Ok(Output { place, format, newline, text: String::new() })
     }
 
     /// True if the text appears on a terminal while it is generated.
     pub fn streams_to_terminal(&self) -> bool {
-        matches!(self.place, Place::Stdout { terminal: true }) && matches!(self.format, Format::Text | Format::StreamJson)
+        self.place.is_terminal() && matches!(self.format, Format::Text | Format::StreamJson)
+    }
+
+    /// Whether this is a file that appears when it is complete.
+    pub fn appears_whole(&self) -> bool {
+        self.place.appears_whole()
     }
 
     /// The text so far.
@@ -77,8 +65,7 @@ impl Output {
     pub fn finish(mut self, record: &Record) -> Result<()> {
         match self.format {
             Format::Text => {
-                let terminal = matches!(self.place, Place::Stdout { terminal: true });
-                if (self.newline || terminal) && !self.text.ends_with('\n') {
+                if (self.newline || self.place.is_terminal()) && !self.text.ends_with('\n') {
                     self.place.write(b"\n")?;
                 }
             }
@@ -98,10 +85,7 @@ impl Output {
                 self.line(&Result { r#type: "result", record })?;
             }
         }
-        match self.place {
-            Place::Atomic(bytes, path) => replace(&path, &bytes),
-            _ => Ok(()),
-        }
+        self.place.finish()
     }
 
     fn line(&mut self, value: &impl serde::Serialize) -> Result<()> {
@@ -111,65 +95,9 @@ impl Output {
     }
 }
 
-impl Place {
-    /// Writes and flushes. A closed pipe ends the process (SIGPIPE) before this returns.
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        match self {
-            Place::Stdout { .. } => {
-                let mut stdout = std::io::stdout().lock();
-                stdout.write_all(bytes).and_then(|()| stdout.flush()).context("cannot write to standard output")
-            }
-            Place::Direct(file, path) => file.write_all(bytes).with_context(|| format!("cannot write to {}", path.display())),
-            Place::Atomic(buffer, _) => {
-                buffer.extend_from_slice(bytes);
-                Ok(())
-            }
-        }
-    }
-}
-
 /// Writes a whole text to standard output and flushes: for commands that answer once.
 pub fn print(text: &str) -> Result<()> {
-    Place::Stdout { terminal: false }.write(text.as_bytes())
-}
-
-fn open_file(path: &Path) -> Result<Place> {
-    let what = || crate::error::Fault::usage(format!("cannot write {}", path.display()));
-    // Through a symbolic link the target is replaced, not the link.
-    let path = &std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    match std::fs::metadata(path) {
-        Ok(meta) if meta.is_dir() => Err(anyhow::Error::from(what()).context(format!("{} is a directory", path.display()))),
-        Ok(meta) if !meta.is_file() => {
-            let file = File::options().write(true).open(path).with_context(what)?;
-            Ok(Place::Direct(file, path.to_owned()))
-        }
-        _ => {
-            // Tells now whether the directory can be written, and leaves nothing behind whatever ends the process.
-            tempfile::tempfile_in(parent(path)).with_context(what)?;
-            Ok(Place::Atomic(Vec::new(), path.to_owned()))
-        }
-    }
-}
-
-/// Puts a complete file in the place of `path` in one step.
-pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
-    let what = || format!("cannot write {}", path.display());
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".gemma-");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = std::fs::metadata(path).map_or(0o666, |meta| meta.permissions().mode() & 0o777);
-        builder.permissions(std::fs::Permissions::from_mode(mode));
-    }
-    let mut file = builder.tempfile_in(parent(path)).with_context(what)?;
-    file.write_all(bytes).and_then(|()| file.as_file().sync_all()).with_context(what)?;
-    file.persist(path).with_context(what)?;
-    Ok(())
-}
-
-fn parent(path: &Path) -> &Path {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    Writer::stdout()?.write(text.as_bytes())
 }
 
 #[cfg(test)]
@@ -181,21 +109,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out.txt");
         std::fs::write(&path, "old").unwrap();
-        let mut output = Output::open(Some(&path), Format::Text, true).unwrap();
+        let place = Destination::from(&*path);
+        let mut output = Output::open(Some(&place), Format::Text, true).unwrap();
         output.text("new").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
         output.finish(&Record::default()).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new\n");
-        let mut dropped = Output::open(Some(&path), Format::Text, false).unwrap();
+        let mut dropped = Output::open(Some(&place), Format::Text, false).unwrap();
         dropped.text("never").unwrap();
         drop(dropped);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new\n");
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn a_place_that_cannot_be_written_is_refused_at_once() {
-        assert!(Output::open(Some(Path::new("/nonexistent/x")), Format::Text, false).is_err());
-        assert!(Output::open(Some(Path::new("/")), Format::Text, false).is_err());
     }
 }

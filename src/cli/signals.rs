@@ -5,21 +5,36 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// Gives SIGPIPE its default action back (Rust ignores it), so that `gemma ... | head` ends quietly.
-pub fn default_sigpipe() {
+/// What signals of failed writes do, called first thing in main.
+///
+/// SIGPIPE gets its default action back (Rust ignores it), so that `gemma ... | head` ends quietly. SIGXFSZ is ignored: a write
+/// beyond a limit on file sizes then fails like one to a full disk, and an output that is still in memory is not lost with it.
+pub fn of_failed_writes() {
     #[cfg(unix)]
-    // SAFETY: called first thing in main, before any thread exists; SIG_DFL installs no code of ours.
+    // SAFETY: no thread exists yet; SIG_DFL and SIG_IGN install no code of ours.
     unsafe {
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }
 }
 
-/// Writes beyond a limit on file sizes then fail like those to a full disk, instead of ending the process.
-pub fn ignore_file_size_signal() {
-    #[cfg(unix)]
-    // SAFETY: SIG_IGN installs no code of ours.
+/// Puts a descriptor that cannot be written where standard output is closed, so that writing to it fails. Rust's runtime would
+/// put /dev/null there, and all that is written would be lost without a word. Has to run before Rust's runtime does.
+#[cfg(unix)]
+pub extern "C" fn mark_closed_stdout() {
+    // SAFETY: plain system calls on numbers; nobody uses descriptor 1 if it is closed.
     unsafe {
-        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        if libc::fcntl(1, libc::F_GETFD) != -1 {
+            return;
+        }
+        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY);
+        if null >= 0 && null != 1 {
+            libc::dup2(null, 1);
+            // Descriptor 0 was closed too, and may stay open like this.
+            if null > 2 {
+                libc::close(null);
+            }
+        }
     }
 }
 

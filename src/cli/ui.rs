@@ -19,6 +19,8 @@ pub struct Ui {
     bars: bool,
     /// Notes already given: each is given once.
     said: RefCell<Vec<String>>,
+    /// Kinds of notes of which one was given.
+    kinds: RefCell<Vec<&'static str>>,
 }
 
 impl Ui {
@@ -34,6 +36,7 @@ impl Ui {
             colour_output: wants_colour(options.color, std::io::stdout().is_terminal(), env),
             bars: terminal && !dumb && !options.quiet && options.progress == OnTerminal::Auto,
             said: RefCell::default(),
+            kinds: RefCell::default(),
         }
     }
 
@@ -106,6 +109,19 @@ impl Ui {
         }
         self.write(&format!("{} {text}\n", self.paint(YELLOW, "note:")));
         self.said.borrow_mut().push(text);
+    }
+
+    /// A note of which one of a kind is enough.
+    pub fn once(&self, kind: &'static str, text: impl AsRef<str>) {
+        if !self.kinds.borrow().contains(&kind) {
+            self.note(text);
+            self.kinds.borrow_mut().push(kind);
+        }
+    }
+
+    /// What can be done about something that was just said.
+    pub fn help(&self, text: &str) {
+        self.write(&format!("{} {}\n", self.paint(GREEN, "help:"), clean(text)));
     }
 
     /// Something for `-v` (level 1) or `-vv` (level 2).
@@ -202,6 +218,13 @@ pub fn clean(text: &str) -> String {
 
 /// Columns of a line of text where no terminal shows it.
 pub const COLUMNS: usize = 79;
+
+/// The name that someone who typed `word` probably meant.
+pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let likeness = |name: &'a str| (strsim::jaro_winkler(&word.to_lowercase(), &name.to_lowercase()), name);
+    let best = names.into_iter().map(likeness).max_by(|a, b| a.0.total_cmp(&b.0));
+    best.filter(|(likeness, _)| *likeness > 0.85).map(|(_, name)| name)
+}
 
 /// Columns that a page of text on standard output may take: one less than the terminal has, and no more than reads well.
 pub fn page_columns() -> usize {

@@ -91,14 +91,13 @@ fn key(weights: &Weights, tasks: &[&[Token]], window: usize) -> Result<HashMap<S
 impl States {
     /// The states in a file; `None` where there is none. States of another reference, text or window are refused.
     pub fn read(path: &Path, head: &Head<'_>, tasks: &[&[Token]], window: usize) -> Result<Option<States>> {
-        let bytes = match std::fs::read(path) {
-            Ok(bytes) => bytes,
+        let help = "remove the file to have it made again, or name another";
+        let bad = |what: &str| Fault::model(format!("{} {what}", path.display())).help(help);
+        let bytes = match std::fs::metadata(path) {
+            Ok(meta) if !meta.is_file() => return Err(bad("is not a regular file").into()),
+            Ok(_) => std::fs::read(path).with_context(|| format!("reading {}", path.display()))?,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e).with_context(|| format!("reading {}", path.display())),
-        };
-        let bad = |what: &str| {
-            let help = "remove the file to have it made again, or name another";
-            Fault::model(format!("{} {what}", path.display())).help(help)
         };
         let damaged = || bad("is not a file of stored states");
         let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|_| damaged())?;
@@ -118,17 +117,11 @@ impl States {
         Ok(Some(States { hidden }))
     }
 
-    /// Writes the states; the file appears complete or not at all.
-    pub fn write(&self, path: &Path, head: &Head<'_>, tasks: &[&[Token]], window: usize) -> Result<()> {
+    /// The bytes of their file.
+    pub fn to_bytes(&self, head: &Head<'_>, tasks: &[&[Token]], window: usize) -> Result<Vec<u8>> {
         ensure!(self.hidden.len().is_multiple_of(head.dim), "the states are not whole rows");
         let shape = vec![self.hidden.len() / head.dim, head.dim];
         let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(&self.hidden))?;
-        let bytes = serialize([("hidden", view)], Some(key(head.weights, tasks, window)?))?;
-        let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let shown = || format!("writing {}", path.display());
-        let mut file = tempfile::NamedTempFile::new_in(dir).with_context(shown)?;
-        std::io::Write::write_all(&mut file, &bytes).with_context(shown)?;
-        file.persist(path).with_context(shown)?;
-        Ok(())
+        Ok(serialize([("hidden", view)], Some(key(head.weights, tasks, window)?))?)
     }
 }

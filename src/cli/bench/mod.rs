@@ -11,6 +11,7 @@ pub mod speculation;
 pub mod transcripts;
 
 use super::args::{AutoOr, ModelOptions, UiOptions};
+use super::destination::{Destination, Writer};
 use super::devices::Cpu;
 use super::generate::options::DraftingOptions;
 use super::output::print;
@@ -22,7 +23,7 @@ use crate::error::Fault;
 use crate::gemma::Weights;
 use crate::sampler::{Sampler, SamplerConfig};
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, ValueHint};
 use measure::Figure;
 use report::{Kernel, Machine, Report, Row};
 use std::path::{Path, PathBuf};
@@ -78,8 +79,8 @@ pub struct Bench {
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
     /// Draw the figures on a page of HTML that loads nothing from anywhere
-    #[arg(long, value_name = "FILE")]
-    pub report: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub report: Option<Destination>,
     /// Measure nothing: show an older run's --format json, as --format or --report says
     #[arg(long, value_name = "FILE", conflicts_with_all = ["replay", "model", "synthetic"])]
     pub from: Option<PathBuf>,
@@ -160,12 +161,13 @@ pub enum Output {
 }
 
 pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
+    let page = options.report.as_ref().map(Destination::open).transpose()?;
     if !options.replay.replay.is_empty() {
-        return replay::run(options, ui);
+        return replay::run(options, page, ui);
     }
     let old = options.compare.as_deref().map(read_report).transpose()?;
     if let Some(file) = &options.from {
-        return show(&read_report(file)?, old.as_ref(), options);
+        return show(&read_report(file)?, old.as_ref(), options, page);
     }
     if options.repetitions == 0 || options.rows.contains(&0) || options.pp == 0 || options.tg == 0 {
         return Err(Fault::usage("--repetitions, --rows, --pp and --tg must be above 0").into());
@@ -233,18 +235,19 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         report.text = Some(text);
     }
     report.doubts = conditions::doubts(&report, load, cores);
-    show(&report, old.as_ref(), options)
+    show(&report, old.as_ref(), options, page)
 }
 
 /// Prints a run's figures, and draws them where that was asked for.
-fn show(report: &Report, old: Option<&Report>, options: &Bench) -> Result<u8> {
+fn show(report: &Report, old: Option<&Report>, options: &Bench, page: Option<Writer>) -> Result<u8> {
     print(&match options.format() {
         Output::Md => report.markdown(old),
         Output::Csv => report.csv(),
         Output::Json => format!("{}\n", serde_json::to_string_pretty(report)?),
     })?;
-    if let Some(path) = &options.report {
-        page::write(path, &page::of(report, old))?;
+    if let Some(mut file) = page {
+        file.write(page::of(report, old).as_bytes())?;
+        file.finish()?;
     }
     Ok(0)
 }

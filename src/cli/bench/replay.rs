@@ -10,6 +10,7 @@ use super::report::markdown;
 use super::transcripts::{self, Transcript};
 use super::{Bench, Output};
 use crate::cli::args::{AutoOr, GpuLayers, RunOptions};
+use crate::cli::destination::Writer;
 use crate::cli::generate::partner::Partner;
 use crate::cli::session;
 use crate::cli::ui::Ui;
@@ -127,7 +128,7 @@ struct Tally {
     rounds: Vec<f64>,
 }
 
-pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
+pub fn run(options: &Bench, page: Option<Writer>, ui: &Ui) -> Result<u8> {
     let replay = &options.replay;
     let model = match &replay.tokenizer {
         Some(_) => None,
@@ -200,8 +201,9 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         Output::Csv => report.csv(),
         Output::Json => format!("{}\n", serde_json::to_string_pretty(&report)?),
     })?;
-    if let Some(path) = &options.report {
-        super::page::write(path, &super::page::of_replay(&report))?;
+    if let Some(mut file) = page {
+        file.write(super::page::of_replay(&report).as_bytes())?;
+        file.finish()?;
     }
     Ok(0)
 }

@@ -8,6 +8,7 @@ mod typing;
 mod wrap;
 
 use super::args::{ModelOptions, UiOptions};
+use super::destination::Destination;
 use super::generate::drafting::{self, Drafting};
 use super::generate::options::{DraftingOptions, SamplingOptions};
 use super::generate::text::TextStream;
@@ -203,7 +204,7 @@ impl Session<'_> {
     }
 
     fn save(&self, file: &Path) -> Result<()> {
-        super::output::replace(file, self.talk.to_json()?.as_bytes())?;
+        Destination::from(file).write(self.talk.to_json()?.as_bytes())?;
         self.say(&format!("(saved as {})", file.display()))
     }
 

@@ -13,6 +13,7 @@ pub mod text;
 pub use options::Generate;
 
 use super::args::RunOptions;
+use super::destination::{Destination, Writer};
 use super::output::Output;
 use super::record::{FinishReason, Record, Usage, VERSION};
 use super::session::{self, Model, Size};
@@ -55,7 +56,8 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     let said = prompt::gather(options)?;
     let source = options.grammar.source()?;
     let _: super::placement::Device = options.model.run.device.parse()?;
-    let output = Output::open(options.output.output.as_deref(), options.output.format(), options.output.newline)?;
+    let output = Output::open(options.output.output.as_ref(), options.output.format(), options.output.newline)?;
+    let stats_file = options.output.stats_file.as_ref().map(Destination::open).transpose()?;
     let model = session::open(options.model.model.as_deref(), ui)?;
     let tokenizer = Arc::new(model.tokenizer(ui)?);
     let history = prompt::encode(&said, &options.chat, &model, &tokenizer, options.model.run.ctx_size, ui)?;
@@ -64,7 +66,7 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     let stop_ids = generation.stop_ids(model.config());
     let mut constraints = Constraints::new(&tokenizer, &stop_ids);
     let grammar = source.map(|source| constraints.get(&source, options.sampling.ignore_eos)).transpose()?;
-    Run { options, ui, model: &model, tokenizer: &tokenizer, config, resolved, stop_ids, grammar }.go(history, output)
+    Run { options, ui, model: &model, tokenizer: &tokenizer, config, resolved, stop_ids, grammar }.go(history, output, stats_file)
 }
 
 /// What the target's passes cost, kept by an earlier run or measured now; nothing where nothing is drafted.
@@ -111,7 +113,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn go(&self, mut history: Vec<Token>, mut output: Output) -> Result<u8> {
+    fn go(&self, mut history: Vec<Token>, mut output: Output, stats_file: Option<Writer>) -> Result<u8> {
         let (options, ui) = (self.options, self.ui);
         for (name, value, source) in &self.resolved {
             ui.detail(2, format!("{name} = {value}  # {source}"));
@@ -199,8 +201,8 @@ impl Run<'_> {
         super::npu::say(engine.assist().as_ref(), ui);
         drop(target);
         let failed = stop.err().or(cut.map(Into::into));
-        // The text so far stays on standard output; a file is left as it was.
-        if failed.is_none() || options.output.output.is_none() {
+        // The text so far stays where it has gone; a file is left as it was.
+        if failed.is_none() || !output.appears_whole() {
             output.finish(&record)?;
         }
         if let Some(error) = failed {
@@ -212,14 +214,15 @@ impl Run<'_> {
                 false => "(cut off by --max-tokens)".to_owned(),
             });
         }
-        self.report(&record, &stats)?;
+        self.report(&record, &stats, stats_file)?;
         Ok(interrupt.exit_code().unwrap_or(0))
     }
 
-    fn report(&self, record: &Record, stats: &Stats) -> Result<()> {
+    fn report(&self, record: &Record, stats: &Stats, stats_file: Option<Writer>) -> Result<()> {
         let output = &self.options.output;
-        if let Some(path) = &output.stats_file {
-            super::output::replace(path, format!("{}\n", stats::json(record)?).as_bytes())?;
+        if let Some(mut file) = stats_file {
+            file.write(format!("{}\n", stats::json(record)?).as_bytes())?;
+            file.finish()?;
         }
         match output.stats {
             StatsFormat::Off => {}

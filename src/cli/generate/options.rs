@@ -2,12 +2,13 @@
 
 use super::grammar::GrammarOptions;
 use crate::cli::args::{AutoOr, InputOptions, ModelOptions, SpecialPolicy, UiOptions};
+use crate::cli::destination::Destination;
 use crate::cli::output::Format;
 use crate::cli::settings::{Source, Typed};
 use crate::draft::{Mixing, TreeSize};
 use crate::gemma::Generation;
 use crate::sampler::SamplerConfig;
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, ValueHint};
 use std::path::PathBuf;
 
 /// Answer a prompt: the model's text goes to standard output, and nothing else does.
@@ -159,8 +160,8 @@ pub struct BatchOptions {
     /// Write answers to a file, and go on where it ends
     ///
     /// What the file holds of an interrupted run is kept, and those records are not asked again.
-    #[arg(long, value_name = "OUT", requires = "batch")]
-    pub resume: Option<PathBuf>,
+    #[arg(long, value_name = "OUT", requires = "batch", value_hint = ValueHint::FilePath)]
+    pub resume: Option<Destination>,
     /// Answer every N-th record, from the I-th on: for N processes that share a batch
     #[arg(long, value_name = "I/N", requires = "batch")]
     pub shard: Option<super::batch::place::Shard>,
@@ -188,8 +189,8 @@ pub enum DraftAhead {
 #[command(next_help_heading = "Output")]
 pub struct OutputOptions {
     /// Write to a file, which appears complete or not at all
-    #[arg(short, long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<Destination>,
     /// Write text, json, jsonl or stream-json
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
@@ -205,8 +206,8 @@ pub struct OutputOptions {
     #[arg(long, value_enum, value_name = "HOW", default_value_t = StatsFormat::Auto)]
     pub stats: StatsFormat,
     /// Write the figures to a file, as JSON
-    #[arg(long, value_name = "FILE")]
-    pub stats_file: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub stats_file: Option<Destination>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -9,7 +9,7 @@ use super::input::read_file;
 use super::model;
 use super::output::print;
 use super::session;
-use super::signals::{Interrupt, ignore_file_size_signal};
+use super::signals::Interrupt;
 use super::ui::{Ui, thousands};
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
@@ -196,7 +196,6 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
             plan.layout.entries.len()
         ));
     }
-    ignore_file_size_signal();
     let start = Instant::now();
     let mut meter = Meter::new(ui, &stage, n_layers, plan.layout.parameters(), resumed);
     let solver: &mut dyn Solver = match &mut calibrated {

@@ -7,30 +7,11 @@ use super::measure::Figure;
 use super::replay;
 use super::report::{Acceptance, RATIO, Report, Text, change};
 use crate::cli::ui::{bytes, digits3, thousands};
-use anyhow::{Context, Result};
 use chart::{Bar, Group, Plot, Point, Series, bars, bars_of, escape, lines};
-use std::io::Write;
-use std::path::Path;
 
 const STYLE: &str = include_str!("page.css");
 /// Depths and kernels shown, at most: what comes after is small.
 const MOST: usize = 12;
-
-/// Writes a page; the file appears complete or not at all.
-pub fn write(path: &Path, page: &str) -> Result<()> {
-    let what = || format!("writing {}", path.display());
-    let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".gemma-report").tempfile_in(directory).with_context(what)?;
-    file.write_all(page.as_bytes()).with_context(what)?;
-    // What others may read of a file that is made here, others may read of this one.
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644)).with_context(what)?;
-    }
-    file.persist(path).with_context(what)?;
-    Ok(())
-}
 
 /// The page of a run of the bench, beside an older run where there is one.
 pub fn of(report: &Report, old: Option<&Report>) -> String {

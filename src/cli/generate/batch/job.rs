@@ -1,6 +1,7 @@
 //! One line of a batch: our own records, and OpenAI's batch lines.
 
 use super::format::{Format, Formats};
+use super::resume::Held;
 use crate::cli::generate::prompt::{Content, Said};
 use crate::error::Fault;
 use crate::gemma::Message;
@@ -54,6 +55,12 @@ pub struct Line {
     pub id: Value,
     pub kind: Kind,
     pub job: std::result::Result<Job, Failure>,
+    /// Fields that say nothing to anyone, if the record is right otherwise.
+    pub unknown: Vec<String>,
+    /// Its number in the batch, the first being 1.
+    pub number: usize,
+    /// The failure that an earlier run has for an answer.
+    pub failure: Option<Held>,
 }
 
 /// Why a record has no text.
@@ -104,25 +111,66 @@ struct Fields {
     formats: Formats,
     #[serde(flatten)]
     sampling: Sampling,
+    /// All others.
+    #[serde(flatten)]
+    unknown: serde_json::Map<String, Value>,
+}
+
+/// Fields of a record, for who misspells one.
+const FIELDS: [&str; 20] = [
+    "id",
+    "prompt",
+    "messages",
+    "system",
+    "prefill",
+    "raw",
+    "max_tokens",
+    "stop",
+    "ignore_eos",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "seed",
+    "greedy",
+    "response_format",
+    "json_schema",
+    "grammar",
+    "regex",
+];
+/// Fields of an OpenAI body that name what is not asked here, or what is refused where it would change the answer.
+const PASSED_OVER: [&str; 10] =
+    ["model", "user", "metadata", "store", "service_tier", "stream_options", "n", "stream", "logprobs", "tools"];
+
+/// The field that was probably meant.
+pub fn meant(unknown: &str) -> Option<&'static str> {
+    crate::cli::ui::nearest(unknown, FIELDS)
 }
 
 impl Line {
     /// Reads the line with this number, the first being 1. Whatever is wrong with it becomes its failure.
     pub fn parse(bytes: &[u8], number: usize) -> Line {
-        let bad = |error: anyhow::Error| Line { id: number.into(), kind: Kind::Ours, job: Err(Failure::of(&error)) };
+        let line = |id: Value, kind, job: Result<(Job, Vec<String>)>| {
+            let (job, unknown) = match job {
+                Ok((job, unknown)) => (Ok(job), unknown),
+                Err(error) => (Err(Failure::of(&error)), Vec::new()),
+            };
+            Line { id, kind, job, unknown, number, failure: None }
+        };
+        let bad = |error: anyhow::Error| line(number.into(), Kind::Ours, Err(error));
         let value: Value = match serde_json::from_slice(bytes) {
             Ok(value @ Value::Object(_)) => value,
-            Ok(_) => return bad(Fault::model("the line is no JSON object").help(EXAMPLE).into()),
-            Err(e) => return bad(Fault::model(format!("the line is no JSON: {e}")).help(EXAMPLE).into()),
+            Ok(_) => return bad(Fault::model("the line is not a JSON object").help(EXAMPLE).into()),
+            Err(e) => return bad(Fault::model(format!("the line is not valid JSON: {e}")).help(EXAMPLE).into()),
         };
         if let Some(id) = value.get("custom_id") {
             let text = value.get("url").and_then(Value::as_str).is_some_and(|url| url.ends_with("/v1/completions"));
             let kind = if text { Kind::OpenAiText } else { Kind::OpenAiChat };
-            let job = openai(&value, text).map_err(|e| Failure::of(&e));
-            return Line { id: id.clone(), kind, job };
+            return line(id.clone(), kind, openai(&value, text));
         }
         let id = value.get("id").filter(|id| !id.is_null()).cloned().unwrap_or_else(|| number.into());
-        Line { id, kind: Kind::Ours, job: job(value).map_err(|e| Failure::of(&e)) }
+        line(id, Kind::Ours, job(value, &["id"]))
     }
 
     /// The seed of a record that names none: it depends on nothing but the batch's seed and the record's id, so that it makes no
@@ -138,7 +186,8 @@ impl Line {
 
 const EXAMPLE: &str = r#"a record looks like {"id": 7, "prompt": "Why is the sky blue?"}"#;
 
-fn job(value: Value) -> Result<Job> {
+/// What a record asks for, and its unknown fields but `known` ones.
+fn job(value: Value, known: &[&str]) -> Result<(Job, Vec<String>)> {
     let wrong = || Fault::model("a field of the record has the wrong type").help(EXAMPLE);
     let fields: Fields = serde_json::from_value(value).with_context(wrong)?;
     let messages = fields.messages.unwrap_or_default();
@@ -153,7 +202,8 @@ fn job(value: Value) -> Result<Job> {
         Some(OneOrMore::More(texts)) => texts,
     };
     ensure!(!stop.iter().any(String::is_empty), Fault::model("stop: an empty text would end everything at once"));
-    Ok(Job {
+    let unknown = fields.unknown.into_iter().map(|(name, _)| name).filter(|name| !known.contains(&name.as_str())).collect();
+    let job = Job {
         said: Said { system: fields.system, messages, text: fields.prompt, prefill: fields.prefill },
         raw: fields.raw,
         max_tokens: fields.max_tokens,
@@ -161,10 +211,11 @@ fn job(value: Value) -> Result<Job> {
         ignore_eos: fields.ignore_eos,
         format: fields.formats.one()?,
         sampling: fields.sampling,
-    })
+    };
+    Ok((job, unknown))
 }
 
-fn openai(line: &Value, text: bool) -> Result<Job> {
+fn openai(line: &Value, text: bool) -> Result<(Job, Vec<String>)> {
     let url = line.get("url").and_then(Value::as_str);
     let known = url.is_none_or(|u| u.ends_with("/v1/chat/completions") || u.ends_with("/v1/completions"));
     ensure!(known, Fault::model(format!("there is no {} here", url.unwrap_or_default())).help("/v1/chat/completions is"));
@@ -175,11 +226,11 @@ fn openai(line: &Value, text: bool) -> Result<Job> {
     {
         ensure!(!asks(name, plain), Fault::model(format!("`{name}` of the body is not supported")));
     }
-    let mut job = job(body)?;
+    let (mut job, unknown) = job(body, &PASSED_OVER)?;
     if text {
         job.raw = Some(true);
     }
-    Ok(job)
+    Ok((job, unknown))
 }
 
 impl Job {
@@ -233,8 +284,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_and_keeps_its_id() {
         for (text, id, says) in [
-            ("nonsense", "7", "no JSON"),
-            ("[1]", "7", "no JSON object"),
+            ("nonsense", "7", "not valid JSON"),
+            ("[1]", "7", "not a JSON object"),
             (r#"{"id": "k", "prompt": 3}"#, r#""k""#, "wrong type"),
             (r#"{"id": "k", "prompt": "a", "temperature": "hot"}"#, r#""k""#, "wrong type"),
             (r#"{"id": 0, "prompt": " "}"#, "0", "neither"),
@@ -249,6 +300,18 @@ mod tests {
             let failure = line.job.unwrap_err();
             assert_eq!(line.id.to_string(), id, "{text}");
             assert!(failure.message.contains(says) && failure.code == 3, "{text}: {failure:?}");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_named() {
+        let with = |text: &str| line(text).unknown;
+        assert_eq!(with(r#"{"id": 1, "prompt": "a", "temprature": 0.5, "temp": 1, "max_completion_tokens": 3}"#), ["temprature"]);
+        assert_eq!(with(r#"{"custom_id": 1, "method": "POST", "body": {"prompt": "a", "model": "m", "best_of": 2}}"#), ["best_of"]);
+        assert_eq!((meant("temprature"), meant("max_token"), meant("colour")), (Some("temperature"), Some("max_tokens"), None));
+        for field in FIELDS {
+            let record = serde_json::json!({"prompt": "a", field: null}).to_string();
+            assert_eq!(with(&record), [""; 0], "{field}");
         }
     }
 

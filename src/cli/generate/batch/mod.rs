@@ -10,6 +10,7 @@ pub mod parallel;
 pub mod place;
 pub mod records;
 pub mod reply;
+pub mod resume;
 
 use super::drafting::{self, Drafting};
 use super::grammar::{Constrained, Constraints};
@@ -18,7 +19,9 @@ use super::prompt;
 use crate::cli::args::AutoOr;
 use crate::cli::record::FinishReason;
 use crate::cli::session::{self, Model};
-use crate::cli::settings::Typed;
+use crate::cli::destination::shell_word;
+use crate::cli::output;
+use crate::cli::settings::{Source as Origin, Typed};
 use crate::cli::signals::Interrupt;
 use crate::cli::ui::{Ui, thousands};
 use crate::decode::Stop;
@@ -33,8 +36,10 @@ use anyhow::Result;
 use format::Format;
 use job::{Failure, Job};
 use place::{Lines, Sink};
-use records::{Records, Replies};
+use records::{Records, Replies, Survey, survey};
+use resume::{Done, Growing};
 use std::cell::RefCell;
+use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -46,14 +51,26 @@ const SOME_FAILED: u8 = 6;
 
 pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
-    check(options)?;
+    check(options, typed)?;
     let system = prompt::system(&options.chat)?;
     let source = options.grammar.source()?;
     let sequences = options.batch.parallel as usize;
     let lines = Lines::open(from)?;
-    let (sink, done) = Sink::open(options.output.output.as_deref(), options.batch.resume.as_deref())?;
     let _: crate::cli::placement::Device = options.model.run.device.parse()?;
+    // What cannot be written is said before the model is looked for.
+    let new = match &options.batch.resume {
+        None => Some(Sink::new(options.output.output.as_ref())?),
+        Some(_) => None,
+    };
     let model = session::open(options.model.model.as_deref(), ui)?;
+    let (sink, done) = match (new, &options.batch.resume) {
+        (Some(sink), _) => (sink, Done::default()),
+        (None, resume) => {
+            let (file, done) = Growing::open(resume.as_ref().expect("without it the sink is new"))?;
+            (Sink::Growing(file), done)
+        }
+    };
+    place::check_apart(from, &sink)?;
     let tokenizer = Arc::new(model.tokenizer(ui)?);
     let generation = Generation::of(model.checkpoint())?;
     let stop_ids = generation.stop_ids(model.config());
@@ -89,10 +106,17 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
         ui,
     };
     let target = Timeline::new(loaded.engine);
-    let mut records = Records::new(lines, options.batch.shard, done, sequences > 1);
+    let typed_in = from == Path::new("-") && std::io::stdin().is_terminal();
+    if typed_in {
+        ui.note("reading records from the terminal, a JSON object a line; Ctrl-D ends them");
+    }
+    if let Some(survey) = (!done.is_empty()).then(|| survey(from, options.batch.shard, &done)).flatten() {
+        ui.note(kept(options, survey));
+    }
+    let mut records = Records::new(lines, options.batch.shard, done, sequences > 1, options.batch.strict, ui);
     let bar = match place::count(from) {
         Some(records) => ui.bar("records", records),
-        None => ui.spinner("answering records", true),
+        None => ui.spinner("answering records", !typed_in),
     };
     let mut replies = Replies::new(sink, &model.name, bar);
 
@@ -103,22 +127,43 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     }
     let interrupted = interrupt.exit_code();
     let Replies { sink, answered, failed, tokens, .. } = replies.end();
-    match (&sink, interrupted) {
-        // A file that was to appear whole does not appear by half.
-        (Sink::Whole(..), Some(_)) => ui.note("interrupted: the output was not written; --resume OUT keeps what is done"),
-        _ => sink.finish()?,
+    // A file that was to appear whole does not appear by half.
+    if interrupted.is_some() && sink.appears_whole() {
+        ui.note("interrupted: the output was not written; --resume OUT keeps what is done");
+    } else {
+        sink.finish()?;
     }
-    if ui.is_terminal() && !ui.is_quiet() {
+    if !ui.is_quiet() {
         let seconds = begin.elapsed().as_secs_f64();
         let rate = tokens as f64 / seconds.max(1e-9);
-        let (records, tokens) = (thousands(answered), thousands(tokens));
-        ui.line(&format!("{records} records, {failed} failed, {tokens} tokens in {seconds:.1} s ({rate:.1} tok/s)"));
+        let kept = if records.kept > 0 { format!("{} kept, ", thousands(records.kept)) } else { String::new() };
+        let (answered, failures, tokens) = (thousands(answered), thousands(failed), thousands(tokens));
+        let records = if answered == "1" { "record" } else { "records" };
+        ui.line(&format!("{kept}{answered} {records}, {failures} failed, {tokens} tokens in {seconds:.1} s ({rate:.1} tok/s)"));
+        if failed > 0 {
+            ui.help(&failures_of(options));
+        }
     }
     Ok(interrupted.unwrap_or(if options.batch.strict && failed > 0 { SOME_FAILED } else { 0 }))
 }
 
+/// How much an earlier run did.
+fn kept(options: &Generate, survey: Survey) -> String {
+    let Survey { records, kept, failed } = survey;
+    let out = options.batch.resume.as_ref().map(|out| out.path().display().to_string()).unwrap_or_default();
+    let failed = if failed > 0 { format!(", {} of them failed before", thousands(failed)) } else { String::new() };
+    format!("{out}: {} of {} kept, {} to do{failed}", thousands(kept), thousands(records), thousands(records - kept))
+}
+
+/// A command that lists the failures of this batch.
+fn failures_of(options: &Generate) -> String {
+    let out = options.batch.resume.as_ref().or(options.output.output.as_ref());
+    let out = out.map_or_else(|| "OUT".into(), |out| shell_word(&out.path().to_string_lossy()));
+    format!("jq -c 'select(.error)' {out}")
+}
+
 /// Options that mean one prompt, and those that do not go together.
-fn check(options: &Generate) -> Result<()> {
+fn check(options: &Generate, typed: &Typed) -> Result<()> {
     let (input, chat, output) = (&options.input, &options.chat, &options.output);
     let one = !input.words.is_empty() || input.prompt.is_some() || !input.file.is_empty() || chat.messages.is_some();
     if one {
@@ -127,6 +172,13 @@ fn check(options: &Generate) -> Result<()> {
     }
     if chat.raw && (chat.system.is_some() || chat.system_file.is_some()) {
         return Err(Fault::usage("--raw uses no chat template: it takes no --system").into());
+    }
+    if output.format != output::Format::Jsonl && typed.source("format") == Origin::Flag {
+        let fault = Fault::usage("--batch answers in JSON lines, and another --format was given");
+        return Err(fault.help("leave --format out; jq -r .text shows the texts").into());
+    }
+    if options.batch.resume.is_some() && output.output.is_some() {
+        return Err(Fault::usage("--resume OUT names the output: it goes without --output").into());
     }
     if output.stats_file.is_some() {
         return Err(Fault::usage("--stats-file is for single prompts: a batch's figures are in its replies").into());

@@ -20,7 +20,7 @@ pub fn run(
     target: Timeline,
     drafting: Drafting,
     (passes, file): (Passes, &CostFile),
-    records: &mut Records,
+    records: &mut Records<'_>,
     replies: &mut Replies<'_>,
 ) -> Result<()> {
     let mut one = One { batch, target, drafting };

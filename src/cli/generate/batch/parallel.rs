@@ -40,7 +40,7 @@ pub fn run(
     target: Timeline,
     drafters: Vec<Box<dyn Drafter>>,
     (passes, file): (Passes, &CostFile),
-    records: &mut Records,
+    records: &mut Records<'_>,
     replies: &mut Replies<'_>,
 ) -> Result<()> {
     let options = &batch.options.draft;
@@ -66,7 +66,7 @@ struct Hall<'a> {
 }
 
 impl Hall<'_> {
-    fn answer_all(&mut self, records: &mut Records, replies: &mut Replies<'_>) -> Result<()> {
+    fn answer_all(&mut self, records: &mut Records<'_>, replies: &mut Replies<'_>) -> Result<()> {
         let (mut is_end, mut failed) = (false, Ok(()));
         while self.batch.interrupt.exit_code().is_none() {
             while self.texts.has_room() && !is_end && self.batch.interrupt.exit_code().is_none() {

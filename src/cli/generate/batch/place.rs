@@ -1,13 +1,13 @@
 //! Where a batch comes from and goes to, and which of its records are this process's.
 
-use crate::cli::output;
+use super::resume::{Growing, Held};
+use crate::cli::destination::{Destination, Writer};
 use crate::error::Fault;
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
-use std::collections::HashMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::str::FromStr;
 
 /// `--shard i/n`: every n-th record, from the i-th on.
@@ -98,82 +98,56 @@ pub fn count(path: &Path) -> Option<u64> {
 
 /// Where replies go.
 pub enum Sink {
-    Stdout,
-    /// Appears when all is done.
-    Whole(PathBuf, Vec<u8>),
-    /// Grows line by line, and what it held is kept.
-    Growing(File, PathBuf),
+    /// As they come, or a file that appears when all is done.
+    New(Writer),
+    /// A file that grows line by line, and what it held is kept.
+    Growing(Growing),
 }
 
-/// Replies that a file holds already, by id: how often.
-pub type Done = HashMap<String, usize>;
-
 impl Sink {
-    pub fn open(output: Option<&Path>, resume: Option<&Path>) -> Result<(Sink, Done)> {
-        match (resume, output) {
-            (Some(_), Some(_)) => Err(Fault::usage("--resume OUT names the output: it goes without --output").into()),
-            (Some(path), None) => resume_at(path),
-            (None, Some(path)) if path != Path::new("-") => {
-                // Refused now rather than after the work.
-                output::Output::open(Some(path), output::Format::Jsonl, false)?;
-                Ok((Sink::Whole(path.to_owned(), Vec::new()), Done::new()))
-            }
-            _ => Ok((Sink::Stdout, Done::new())),
+    /// Opens a place that holds nothing to be kept.
+    pub fn new(output: Option<&Destination>) -> Result<Sink> {
+        Ok(Sink::New(output.map_or_else(Writer::stdout, Destination::open)?))
+    }
+
+    /// Writes a reply, which takes the place of `failure` if there was one; it is on its way when this returns.
+    pub fn write(&mut self, line: &str, failure: Option<Held>) -> Result<()> {
+        match self {
+            Sink::New(writer) => writer.write(line.as_bytes()),
+            Sink::Growing(file) => file.write(line, failure),
         }
     }
 
-    /// Writes a reply; it is on its way when this returns.
-    pub fn write(&mut self, line: &str) -> Result<()> {
-        match self {
-            Sink::Stdout => output::print(line),
-            Sink::Whole(_, bytes) => {
-                bytes.extend_from_slice(line.as_bytes());
-                Ok(())
-            }
-            Sink::Growing(file, path) => {
-                file.write_all(line.as_bytes()).with_context(|| format!("cannot write to {}", path.display()))
-            }
-        }
+    /// Whether this is a file that appears when all is done.
+    pub fn appears_whole(&self) -> bool {
+        matches!(self, Sink::New(writer) if writer.appears_whole())
     }
 
     pub fn finish(self) -> Result<()> {
         match self {
-            Sink::Stdout => Ok(()),
-            Sink::Whole(path, bytes) => output::replace(&path, &bytes),
-            Sink::Growing(file, path) => file.sync_all().with_context(|| format!("cannot write to {}", path.display())),
+            Sink::New(writer) => writer.finish(),
+            Sink::Growing(file) => file.finish(),
         }
     }
 }
 
-/// Opens what an earlier run left, cuts off a reply that was not finished, and lists the others.
-fn resume_at(path: &Path) -> Result<(Sink, Done)> {
-    let shown = path.display();
-    let what = || Fault::usage(format!("cannot write {shown}"));
-    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path).with_context(what)?;
-    ensure!(file.metadata()?.is_file(), Fault::usage(format!("--resume: {shown} is no file")));
-    let mut done = Done::new();
-    let (mut kept, mut number) = (0u64, 0);
-    let mut reader = BufReader::new(&mut file);
-    loop {
-        let mut line = Vec::new();
-        let read = reader.read_until(b'\n', &mut line).with_context(what)?;
-        if line.last() != Some(&b'\n') {
-            break;
-        }
-        number += 1;
-        let value: Option<Value> = serde_json::from_slice(&line).ok();
-        let id = value.as_ref().and_then(|v| v.get("custom_id").or(v.get("id")));
-        let Some(id) = id else {
-            let fault = Fault::usage(format!("line {number} of {shown} is no reply of a batch"));
-            return Err(fault.help("name the file that the interrupted run wrote with --resume").into());
-        };
-        *done.entry(id.to_string()).or_default() += 1;
-        kept += read as u64;
+/// Refuses a batch that would write into its own records.
+pub fn check_apart(from: &Path, sink: &Sink) -> Result<()> {
+    let input = if from == Path::new("-") {
+        std::io::stdin().as_fd().try_clone_to_owned().and_then(|own| File::from(own).metadata())
+    } else {
+        std::fs::metadata(from)
+    };
+    let is_input = |meta| match sink {
+        Sink::New(writer) => writer.is(meta),
+        Sink::Growing(file) => file.is(meta),
+    };
+    if input.as_ref().is_ok_and(is_input) {
+        let name = if from == Path::new("-") { "standard input".into() } else { from.display().to_string() };
+        let fault = Fault::usage(format!("the answers would be written into the batch itself, {name}"));
+        return Err(fault.help("name another file for the answers: --batch prompts.jsonl -o answers.jsonl").into());
     }
-    drop(reader);
-    file.set_len(kept).with_context(what)?;
-    file.seek(SeekFrom::Start(kept)).with_context(what)?;
-    Ok((Sink::Growing(file, path.to_owned()), done))
+    Ok(())
 }
 
 #[cfg(test)]
@@ -203,20 +177,5 @@ mod tests {
         }
         assert_eq!(all, [(1, "{}".into()), (4, r#"{"a": 1}"#.into()), (5, "last".into())]);
         assert_eq!(count(&path), Some(3));
-    }
-
-    #[test]
-    fn an_unfinished_reply_is_cut_and_foreign_files_are_left_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("out");
-        std::fs::write(&path, "{\"id\": 1}\n{\"custom_id\": \"a\", \"id\": 2}\n{\"id\": 3, \"te").unwrap();
-        let (mut sink, done) = resume_at(&path).unwrap();
-        assert_eq!((done.len(), done["1"], done["\"a\""]), (2, 1, 1));
-        sink.write("{\"id\": 3}\n").unwrap();
-        sink.finish().unwrap();
-        assert!(std::fs::read_to_string(&path).unwrap().ends_with("2}\n{\"id\": 3}\n"));
-        std::fs::write(&path, "my notes\n").unwrap();
-        assert!(resume_at(&path).is_err());
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "my notes\n");
     }
 }
