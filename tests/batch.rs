@@ -206,7 +206,7 @@ fn wrong_use_is_said_before_anything_is_loaded() {
     gemma_in(dir.path(), &["generate", "--batch", "-", "--system-file", "absent.txt"], b"").fails(3, &["absent.txt"]);
     fails(&["--batch", "-", "--resume", "a", "-o", "b"], &["without --output"]);
     fs::write(dir.path().join("notes.txt"), "mine\n").unwrap();
-    fails(&["--batch", "-", "--resume", "notes.txt"], &["line 1", "no reply"]);
+    fails(&["--batch", "-", "--resume", "notes.txt"], &["line 1", "not an answer"]);
     gemma_in(dir.path(), &["generate", "--batch", "absent.jsonl"], b"").fails(3, &["absent.jsonl"]);
 }
 

@@ -403,12 +403,13 @@ fn a_replay_needs_no_target() {
     replay(&[]).fails(3, &["nothing to replay"]);
 }
 
-/// The line of `--print-config` about an option.
+/// The line of `--print-config` about an option, a comment or not.
 fn shown(dir: &Path, env: &[(&str, &str)], args: &[&str], option: &str) -> String {
     let mut command = command(BINARY, dir);
     command.args(["generate", "-q", "--print-config", "-m", "tiny"]).args(args).envs(env.iter().copied());
     let run = wait(command, b"").ok();
-    let line = run.text().lines().find(|l| l.starts_with(&format!("{option} = "))).unwrap_or_else(|| panic!("{run:?}"));
+    let is_its = |line: &&str| line.trim_start_matches("# ").starts_with(&format!("{option} = "));
+    let line = run.text().lines().find(is_its).unwrap_or_else(|| panic!("{run:?}"));
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
@@ -416,9 +417,9 @@ fn shown(dir: &Path, env: &[(&str, &str)], args: &[&str], option: &str) -> Strin
 fn a_flag_beats_the_environment_beats_a_file_beats_the_model() {
     let dir = with_tiny();
     let generation = dir.path().join("tiny/generation_config.json");
-    assert_eq!(shown(dir.path(), &[], &[], "temp"), "temp = 1 # built in");
+    assert_eq!(shown(dir.path(), &[], &[], "temp"), "# temp = 1 # built in");
     fs::write(&generation, r#"{"temperature": 0.5}"#).unwrap();
-    assert_eq!(shown(dir.path(), &[], &[], "temp"), "temp = 0.5 # the model's generation_config.json");
+    assert_eq!(shown(dir.path(), &[], &[], "temp"), "# temp = 0.5 # the model's generation_config.json");
     let user = dir.path().join(".config/gemma");
     fs::create_dir_all(&user).unwrap();
     fs::write(user.join("config.toml"), "temp = 0.4\nmin-p = 0.1").unwrap();

@@ -362,3 +362,18 @@ fn a_chat_is_never_entered_from_a_pipe() {
     assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
     assert!(text.contains("terminal") && text.contains("gemma generate"), "{text}");
 }
+
+/// Who types no file is told what it waits for.
+#[test]
+fn a_batch_on_a_terminal_says_that_it_reads_from_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut terminal = Terminal::open(&["generate", "--batch"], &[], dir.path());
+    terminal.until("reading records from the terminal");
+    terminal.until("Ctrl-D");
+    terminal.keys("{\"id\": 5, \"prompt\": \"Hi\", \"max_tokens\": 2}\r");
+    terminal.until("\"v\":1,\"id\":5,");
+    terminal.keys("\x04");
+    let (code, text) = terminal.end();
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("1 record, 0 failed"), "{text}");
+}

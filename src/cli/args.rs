@@ -27,7 +27,8 @@ pub const EXIT_CODES: [(&str, &str); 12] = [
 pub const SETTINGS: &str = "\
 Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKENS=100) or in gemma.toml (max-tokens = 100, or under \
 [generate] for one command), in the working directory or as $XDG_CONFIG_HOME/gemma/config.toml. First found wins: flag, environment, \
-gemma.toml, the model's generation_config.json, built in. --print-config shows each value and where it came from.";
+gemma.toml, the model's generation_config.json, built in. Nothing in a gemma.toml of the working directory may load code or name a \
+file to write. --print-config shows each value and where it came from.";
 
 /// Run Gemma 3 models faster: a small draft model guesses several tokens, and the model checks all of them in one pass.
 #[derive(Debug, Parser)]

@@ -3,17 +3,21 @@
 //! clap reads flags and environment. What both leave open is looked up in `gemma.toml` and handed to clap as if it had been
 //! typed, so that every source passes the same checks.
 
+mod environment;
+mod files;
+
 use super::args::{Cli, Command, UiOptions};
 use super::help;
 use super::ui::Ui;
 use crate::error::{Fault, fault_of};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Where a value came from.
@@ -59,11 +63,16 @@ impl Early {
     /// Prints it where it belongs and says how to exit.
     pub fn print(self) -> ExitCode {
         match self {
-            Early::Clap(error) => {
-                // Nowhere to report a failure to print.
+            Early::Clap(error) if error.use_stderr() || std::io::stdout().is_terminal() => {
+                // A terminal that is gone has nobody to tell.
                 let _ = error.print();
                 ExitCode::from(error.exit_code() as u8)
             }
+            // What is asked for is output like any other: that it could not be written is a failure.
+            Early::Clap(help) => match super::output::print(&help.render().to_string()) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => Early::Fault(error).print(),
+            },
             Early::Fault(error) => {
                 Ui::plain().error(&error);
                 ExitCode::from(fault_of(&error).map_or(1, |fault| fault.kind.exit_code()))
@@ -74,13 +83,14 @@ impl Early {
 
 /// The whole command line's definition, each option with its environment variable.
 pub fn definition() -> clap::Command {
-    let with_env = |arg: Arg| match arg.get_long().map(str::to_owned) {
+    definition_with(environment::set)
+}
+
+/// The definition where `variable` names the environment variable that sets an option, if one does.
+fn definition_with(variable: impl Fn(&Arg) -> Option<String>) -> clap::Command {
+    let with_env = |arg: Arg| match arg.get_long() {
         Some(long) if long != "help" && long != "version" => {
-            let name = env_name(&long);
-            // Like an unset one, an empty variable says nothing.
-            if std::env::var_os(&name).is_none_or(|v| v.is_empty()) {
-                return arg;
-            }
+            let Some(name) = variable(&arg) else { return arg };
             let arg = arg.env(name).hide_env(true);
             match arg.get_action() {
                 ArgAction::SetTrue => arg.value_parser(clap::builder::FalseyValueParser::new()),
@@ -91,27 +101,23 @@ pub fn definition() -> clap::Command {
     };
     let commands: Vec<String> = Cli::command().get_subcommands().map(|c| c.get_name().to_owned()).collect();
     let root = help::complete(Cli::command()).color(help_colour());
-    commands.iter().fold(root, |root, name| root.mut_subcommand(name, |command| command.mut_args(with_env)))
-}
-
-/// `max-tokens` as `GEMMA_MAX_TOKENS`.
-fn env_name(long: &str) -> String {
-    format!("GEMMA_{}", long.replace('-', "_").to_uppercase())
+    commands.iter().fold(root, |root, name| root.mut_subcommand(name, |command| command.mut_args(&with_env)))
 }
 
 /// clap honours CLICOLOR_FORCE, but no escape code may ever go to a non-terminal.
 fn help_colour() -> clap::ColorChoice {
-    use std::io::IsTerminal;
     let terminals = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
     if terminals { clap::ColorChoice::Auto } else { clap::ColorChoice::Never }
 }
 
 /// Reads the command line, the environment and the configuration files.
 pub fn parse(argv: Vec<OsString>) -> Result<Typed, Early> {
-    let matches = definition().try_get_matches_from(&argv).map_err(Early::Clap)?;
-    let files = read_files(&config_paths()).map_err(Early::Fault)?;
+    let matches = definition().try_get_matches_from(&argv).map_err(|error| name_variable(error, &argv))?;
+    let root = definition();
+    let options = root.get_subcommands().map(|c| (c.get_name().to_owned(), files::options_of(c))).collect();
+    let files = files::read().map_err(Early::Fault)?;
     let (name, typed) = matches.subcommand().expect("a subcommand is required");
-    let (given, origins) = from_files(name, typed, &files).map_err(Early::Fault)?;
+    let (given, origins) = files::arguments(name, typed, &files, &options).map_err(Early::Fault)?;
     let matches = if given.is_empty() {
         matches
     } else {
@@ -135,120 +141,29 @@ pub fn parse(argv: Vec<OsString>) -> Result<Typed, Early> {
         Ok(options) if sub.try_contains_id("quiet").is_ok() => (Ui::new(&options), options.print_config),
         _ => (Ui::plain(), false),
     };
+    environment::unknown(&options).iter().for_each(|what| ui.note(what));
     Ok(Typed { command, ui, print_config, matches: sub.clone(), files: origins })
 }
 
-/// The files that may hold settings, the strongest first.
-fn config_paths() -> Vec<PathBuf> {
-    let home = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let user = home("XDG_CONFIG_HOME").or_else(|| home("HOME").map(|home| home.join(".config")));
-    let user = user.map(|dir| dir.join("gemma").join("config.toml"));
-    [Some(PathBuf::from("gemma.toml")), user].into_iter().flatten().collect()
-}
-
-/// Reads the files that exist.
-fn read_files(paths: &[PathBuf]) -> Result<Vec<(PathBuf, toml::Table)>> {
-    let mut files = Vec::new();
-    for path in paths {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => continue,
-            Err(error) => return Err(error).context(Fault::usage(format!("cannot read {}", path.display()))),
-        };
-        let table = text.parse::<toml::Table>().map_err(|error| {
-            let line = error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-            Fault::usage(format!("{}, line {line}: {}", path.display(), error.message()))
-        })?;
-        files.push((path.clone(), table));
+/// An error that comes from the environment names the variable: nobody typed the option that clap complains about.
+fn name_variable(error: clap::Error, argv: &[OsString]) -> Early {
+    let without = definition_with(|_| None).try_get_matches_from(argv);
+    if !error.use_stderr() || without.is_err_and(|other| other.to_string() == error.to_string()) {
+        return Early::Clap(error);
     }
-    Ok(files)
-}
-
-/// Options that name what to write or whether to stop: never from a file that merely lies in the working directory.
-const FLAGS_ONLY: [&str; 10] =
-    ["output", "report", "from", "stats-file", "print-config", "restart", "allow-requantize", "batch", "resume", "shard"];
-
-/// What the files say about options that flags and environment left open: as arguments, and from which file.
-fn from_files(
-    command: &str,
-    typed: &ArgMatches,
-    files: &[(PathBuf, toml::Table)],
-) -> Result<(Vec<OsString>, BTreeMap<String, PathBuf>)> {
-    let root = definition();
-    let options_of = |c: &clap::Command| -> BTreeMap<String, Arg> {
-        c.get_arguments().filter_map(|a| a.get_long().map(|long| (long.to_owned(), a.clone()))).collect()
-    };
-    let all: BTreeMap<String, BTreeMap<String, Arg>> =
-        root.get_subcommands().map(|c| (c.get_name().to_owned(), options_of(c))).collect();
-    let mine = &all[command];
-    let (mut given, mut origins) = (Vec::new(), BTreeMap::new());
-    for (path, table) in files {
-        // A command's own section is stronger than the top of the same file.
-        let mut sections: Vec<(&str, &toml::Table)> = vec![("", table)];
-        for (key, value) in table {
-            if let toml::Value::Table(section) = value {
-                let Some(options) = all.get(key) else {
-                    return Err(Fault::usage(format!("{}: [{key}] is no command", path.display())).into());
-                };
-                for option in section.keys() {
-                    check_known(path, option, options.contains_key(option))?;
-                }
-                if key == command {
-                    sections.insert(0, (key, section));
-                }
-            } else {
-                check_known(path, key, all.values().any(|options| options.contains_key(key)))?;
-            }
-        }
-        for (_, section) in sections {
-            for (key, value) in section {
-                let Some(arg) = mine.get(key).filter(|_| !origins.contains_key(key)) else { continue };
-                if value.is_table()
-                    || matches!(typed.value_source(arg.get_id().as_str()), Some(s) if s != ValueSource::DefaultValue)
-                {
-                    continue;
-                }
-                if key == "draft-memory" && value.as_str().is_some_and(|place| place.contains('/')) {
-                    let what = format!("{}: `{key}` can name a directory only as a flag or in the environment", path.display());
-                    return Err(Fault::usage(what).into());
-                }
-                let arguments = as_arguments(key, arg, value)
-                    .with_context(|| Fault::usage(format!("{}: `{key}` has a value of a wrong type", path.display())))?;
-                given.extend(arguments);
-                origins.insert(key.clone(), path.clone());
-            }
-        }
+    let text = error.to_string();
+    let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    let named: BTreeSet<&str> =
+        text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').filter_map(|word| word.strip_prefix("--")).collect();
+    let root = definition_with(|_| None);
+    let of_option = |arg: &Arg| arg.get_long().filter(|long| named.contains(long)).and_then(|_| environment::set(arg));
+    let variables: BTreeSet<String> = root.get_subcommands().flat_map(|c| c.get_arguments()).filter_map(of_option).collect();
+    if variables.is_empty() {
+        return Early::Clap(error);
     }
-    Ok((given, origins))
-}
-
-fn check_known(path: &Path, key: &str, known: bool) -> Result<()> {
-    if FLAGS_ONLY.contains(&key) {
-        return Err(Fault::usage(format!("{}: `{key}` can only be given as a flag or in the environment", path.display())).into());
-    }
-    if !known {
-        let fault = Fault::usage(format!("{}: there is no option `{key}`", path.display()));
-        return Err(fault.help("keys are the long options without dashes in front, such as max-tokens").into());
-    }
-    Ok(())
-}
-
-/// One key of a file as arguments: `--key=value`, repeated for an array; a bare `--key` for a switch that is on.
-fn as_arguments(key: &str, arg: &Arg, value: &toml::Value) -> Option<Vec<OsString>> {
-    let scalar = |v: &toml::Value| match v {
-        toml::Value::String(s) => Some(s.clone()),
-        toml::Value::Integer(n) => Some(n.to_string()),
-        toml::Value::Float(x) => Some(x.to_string()),
-        _ => None,
-    };
-    let one = |v: &toml::Value| scalar(v).map(|v| OsString::from(format!("--{key}={v}")));
-    match (arg.get_action(), value) {
-        (ArgAction::SetTrue, toml::Value::Boolean(on)) => Some(if *on { vec![format!("--{key}").into()] } else { Vec::new() }),
-        (ArgAction::Count, toml::Value::Integer(n)) => Some(vec![format!("--{key}").into(); (*n).clamp(0, 9) as usize]),
-        (ArgAction::SetTrue | ArgAction::Count, _) => None,
-        (ArgAction::Append, toml::Value::Array(values)) => values.iter().map(one).collect(),
-        (_, value) => one(value).map(|v| vec![v]),
-    }
+    let variables = variables.into_iter().collect::<Vec<_>>().join(" and ");
+    let fault = Fault::usage(format!("{what} (from the environment: {variables})"));
+    Early::Fault(fault.help(format!("correct it, or leave it out: unset {}", variables.replace(" and ", " "))).into())
 }
 
 impl Typed {
@@ -259,7 +174,12 @@ impl Typed {
         }
         match self.matches.value_source(&long.replace('-', "_")) {
             Some(ValueSource::CommandLine) => Source::Flag,
-            Some(ValueSource::EnvVariable) => Source::Environment(env_name(long)),
+            Some(ValueSource::EnvVariable) => {
+                let root = definition_with(|_| None);
+                let command = root.find_subcommand(self.command.name()).expect("the command that was typed");
+                let arg = command.get_arguments().find(|arg| arg.get_long() == Some(long));
+                Source::Environment(arg.and_then(environment::set).unwrap_or_else(|| environment::name(long)))
+            }
             _ => Source::BuiltIn,
         }
     }
@@ -271,14 +191,22 @@ impl Typed {
         let mut lines = Vec::new();
         for arg in name.get_arguments() {
             let Some(long) = arg.get_long().filter(|l| !matches!(*l, "help" | "version" | "print-config")) else { continue };
+            // Nobody needs to know of these who has not set one.
+            if arg.is_hide_set() && self.source(long) == Source::BuiltIn {
+                continue;
+            }
             let found = resolved.iter().find(|(name, ..)| *name == long);
             let (value, source) = match found {
                 Some((_, value, source)) => (Some(quoted(value)), source.clone()),
                 None => (self.value(arg), self.source(long)),
             };
-            // What gemma.toml may not hold, or nobody has set, is a comment.
+            // What gemma.toml may not hold, what the next model may want otherwise, and what nobody has set is a comment.
+            let is_models = found.is_some() && matches!(source, Source::Model | Source::BuiltIn);
+            let is_kept_out = |value: &str| {
+                is_models || files::ONE_RUN.contains(&long) || files::reaches_out(arg, value.trim_matches(['"', '\'']))
+            };
             lines.push(match value {
-                Some(value) if FLAGS_ONLY.contains(&long) => (format!("# {long} = {value}"), source),
+                Some(value) if is_kept_out(&value) => (format!("# {long} = {value}"), source),
                 Some(value) => (format!("{long} = {value}"), source),
                 None => (format!("# {long} is not set"), Source::BuiltIn),
             });
@@ -331,6 +259,6 @@ mod tests {
         assert_eq!(quoted("4"), "4");
         assert_eq!(quoted("0.5"), "0.5");
         assert_eq!(quoted("a \"b\""), toml::Value::String("a \"b\"".into()).to_string());
-        assert_eq!(env_name("max-tokens"), "GEMMA_MAX_TOKENS");
+        assert_eq!(environment::name("max-tokens"), "GEMMA_MAX_TOKENS");
     }
 }

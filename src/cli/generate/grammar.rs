@@ -8,13 +8,13 @@ use crate::tensor::Token;
 use anyhow::{Result, ensure};
 use clap::Args;
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Constrained output")]
 pub struct GrammarOptions {
-    /// Answer with JSON that fits a schema; @FILE reads it
+    /// Answer with JSON that fits a schema, or the schema in @FILE
     ///
     /// The answer has every key and value that the JSON Schema asks for, and no white space but one space behind `,` and `:`. A keyword
     /// that is not supported is refused, not passed over. What the schema leaves no choice about is guessed at no cost. An answer that
@@ -34,7 +34,9 @@ impl GrammarOptions {
     /// What the options ask for, files read.
     pub fn source(&self) -> Result<Option<Source>> {
         if let Some(schema) = &self.json_schema {
-            let (text, what) = match schema.strip_prefix('@') {
+            // A schema is JSON, which is hardly ever the name of a file.
+            let named = Some(schema.as_str()).filter(|name| Path::new(name).is_file());
+            let (text, what) = match schema.strip_prefix('@').or(named) {
                 Some(file) => (crate::cli::input::read_file(file.as_ref())?, format!("--json-schema: {file}")),
                 None => (schema.clone(), "--json-schema".to_owned()),
             };

@@ -159,7 +159,9 @@ pub struct BatchOptions {
     pub batch: Option<PathBuf>,
     /// Write answers to a file, and go on where it ends
     ///
-    /// What the file holds of an interrupted run is kept, and those records are not asked again.
+    /// Answers that the file holds are kept, and failures and what is missing are asked. A file that
+    /// holds anything but answers of a batch is refused and left alone. One run at a time writes to
+    /// it. An answer takes the place of the failure before it.
     #[arg(long, value_name = "OUT", requires = "batch", value_hint = ValueHint::FilePath)]
     pub resume: Option<Destination>,
     /// Answer every N-th record, from the I-th on: for N processes that share a batch
@@ -172,6 +174,8 @@ pub struct BatchOptions {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub parallel: u16,
     /// Exit with code 6, once all is done, if records failed
+    ///
+    /// A record with an unknown field is a failure then; otherwise it is only named.
     #[arg(long, requires = "batch")]
     pub strict: bool,
 }

@@ -9,7 +9,9 @@ use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Message, Special, Tokenizer};
 use crate::tensor::Token;
 use anyhow::{Context, Result};
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use std::path::Path;
 
 /// Everything that was said, before a model is opened.
@@ -66,36 +68,37 @@ pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<Str
     }
 }
 
-/// What a message says: text, or parts of which those of type `text` count.
-#[derive(Deserialize)]
-#[serde(untagged)]
-pub enum Content {
-    Text(String),
-    Parts(Vec<TextPart>),
-}
-
-#[derive(Deserialize)]
-pub struct TextPart {
-    text: String,
-}
+/// What a message says: text, or parts, which must all be of type `text`.
+pub struct Content(String);
 
 impl Content {
     pub fn text(self) -> String {
-        match self {
-            Content::Text(text) => text,
-            Content::Parts(parts) => parts.into_iter().map(|p| p.text).collect(),
+        self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let parts = match Value::deserialize(deserializer)? {
+            Value::String(text) => return Ok(Content(text)),
+            Value::Array(parts) => parts,
+            _ => return Err(D::Error::custom("the content of a message is neither text nor a list of parts")),
+        };
+        let mut text = String::new();
+        for part in &parts {
+            // A part without a type is text where it has one.
+            match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
+                (None | Some("text"), Some(part)) => text.push_str(part),
+                (Some("text") | None, None) => return Err(D::Error::custom("a part of a message has no text")),
+                (Some(other), _) => return Err(D::Error::custom(format!("{other}: only text is supported"))),
+            }
         }
+        Ok(Content(text))
     }
 }
 
 /// A JSON array of messages, or an object with a `messages` field; a message's content is text or parts of type `text`.
 pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum File {
-        List(Vec<Item>),
-        Object { messages: Vec<Item> },
-    }
     #[derive(Deserialize)]
     struct Item {
         role: String,
@@ -103,8 +106,12 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     }
     let what = || Fault::model(format!("{} is not a list of messages", path.display()));
     let help = r#"expected: [{"role": "user", "content": "Hello"}]; roles are system, user and assistant"#;
-    let file: File = serde_json::from_str(&input::read_file(path)?).with_context(|| what().help(help))?;
-    let (File::List(items) | File::Object { messages: items }) = file;
+    let wrong = || what().help(help);
+    let list = match serde_json::from_str(&input::read_file(path)?).with_context(wrong)? {
+        Value::Object(mut object) => object.remove("messages").with_context(wrong)?,
+        list => list,
+    };
+    let items: Vec<Item> = serde_json::from_value(list).with_context(wrong)?;
     Ok(items.into_iter().map(|i| Message { role: i.role, content: i.content.text() }).collect())
 }
 

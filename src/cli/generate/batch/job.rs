@@ -307,7 +307,10 @@ mod tests {
     fn unknown_fields_are_named() {
         let with = |text: &str| line(text).unknown;
         assert_eq!(with(r#"{"id": 1, "prompt": "a", "temprature": 0.5, "temp": 1, "max_completion_tokens": 3}"#), ["temprature"]);
-        assert_eq!(with(r#"{"custom_id": 1, "method": "POST", "body": {"prompt": "a", "model": "m", "best_of": 2}}"#), ["best_of"]);
+        assert_eq!(
+            with(r#"{"custom_id": 1, "method": "POST", "body": {"prompt": "a", "model": "m", "best_of": 2}}"#),
+            ["best_of"]
+        );
         assert_eq!((meant("temprature"), meant("max_token"), meant("colour")), (Some("temperature"), Some("max_tokens"), None));
         for field in FIELDS {
             let record = serde_json::json!({"prompt": "a", field: null}).to_string();

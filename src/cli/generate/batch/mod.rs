@@ -17,10 +17,10 @@ use super::grammar::{Constrained, Constraints};
 use super::options::Generate;
 use super::prompt;
 use crate::cli::args::AutoOr;
+use crate::cli::destination::{Destination, Writer, same_file, shell_word};
+use crate::cli::output;
 use crate::cli::record::FinishReason;
 use crate::cli::session::{self, Model};
-use crate::cli::destination::shell_word;
-use crate::cli::output;
 use crate::cli::settings::{Source as Origin, Typed};
 use crate::cli::signals::Interrupt;
 use crate::cli::ui::{Ui, thousands};
@@ -59,18 +59,25 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     let _: crate::cli::placement::Device = options.model.run.device.parse()?;
     // What cannot be written is said before the model is looked for.
     let new = match &options.batch.resume {
-        None => Some(Sink::new(options.output.output.as_ref())?),
-        Some(_) => None,
+        None => {
+            let writer = options.output.output.as_ref().map_or_else(Writer::stdout, Destination::open)?;
+            place::check_apart(from, |input| writer.is(input))?;
+            Ok(writer)
+        }
+        Some(out) => {
+            let held = std::fs::metadata(out.path());
+            place::check_apart(from, |input| held.as_ref().is_ok_and(|held| same_file(held, input)))?;
+            Err(out)
+        }
     };
     let model = session::open(options.model.model.as_deref(), ui)?;
-    let (sink, done) = match (new, &options.batch.resume) {
-        (Some(sink), _) => (sink, Done::default()),
-        (None, resume) => {
-            let (file, done) = Growing::open(resume.as_ref().expect("without it the sink is new"))?;
+    let (sink, done) = match new {
+        Ok(writer) => (Sink::New(writer), Done::default()),
+        Err(out) => {
+            let (file, done) = Growing::open(out)?;
             (Sink::Growing(file), done)
         }
     };
-    place::check_apart(from, &sink)?;
     let tokenizer = Arc::new(model.tokenizer(ui)?);
     let generation = Generation::of(model.checkpoint())?;
     let stop_ids = generation.stop_ids(model.config());

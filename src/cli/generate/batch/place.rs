@@ -1,10 +1,10 @@
 //! Where a batch comes from and goes to, and which of its records are this process's.
 
 use super::resume::{Growing, Held};
-use crate::cli::destination::{Destination, Writer};
+use crate::cli::destination::Writer;
 use crate::error::Fault;
 use anyhow::{Context, Result, ensure};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -105,11 +105,6 @@ pub enum Sink {
 }
 
 impl Sink {
-    /// Opens a place that holds nothing to be kept.
-    pub fn new(output: Option<&Destination>) -> Result<Sink> {
-        Ok(Sink::New(output.map_or_else(Writer::stdout, Destination::open)?))
-    }
-
     /// Writes a reply, which takes the place of `failure` if there was one; it is on its way when this returns.
     pub fn write(&mut self, line: &str, failure: Option<Held>) -> Result<()> {
         match self {
@@ -132,17 +127,13 @@ impl Sink {
 }
 
 /// Refuses a batch that would write into its own records.
-pub fn check_apart(from: &Path, sink: &Sink) -> Result<()> {
+pub fn check_apart(from: &Path, is_output: impl Fn(&Metadata) -> bool) -> Result<()> {
     let input = if from == Path::new("-") {
         std::io::stdin().as_fd().try_clone_to_owned().and_then(|own| File::from(own).metadata())
     } else {
         std::fs::metadata(from)
     };
-    let is_input = |meta| match sink {
-        Sink::New(writer) => writer.is(meta),
-        Sink::Growing(file) => file.is(meta),
-    };
-    if input.as_ref().is_ok_and(is_input) {
+    if input.as_ref().is_ok_and(is_output) {
         let name = if from == Path::new("-") { "standard input".into() } else { from.display().to_string() };
         let fault = Fault::usage(format!("the answers would be written into the batch itself, {name}"));
         return Err(fault.help("name another file for the answers: --batch prompts.jsonl -o answers.jsonl").into());

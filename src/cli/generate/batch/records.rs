@@ -1,7 +1,7 @@
 //! The records that are this process's to answer, and their replies in the same order.
 
-use super::job::{Failure, Line};
 use super::job;
+use super::job::{Failure, Line};
 use super::place::{Lines, Shard, Sink};
 use super::reply::{self, Answer};
 use super::resume::Done;

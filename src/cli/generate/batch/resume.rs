@@ -77,7 +77,10 @@ impl Growing {
         let done = growing.read()?;
         let length = growing.file.metadata()?.len();
         if length > growing.end {
-            growing.file.set_len(growing.end).with_context(|| Fault::usage(format!("--resume: cannot write {}", growing.name)))?;
+            growing
+                .file
+                .set_len(growing.end)
+                .with_context(|| Fault::usage(format!("--resume: cannot write {}", growing.name)))?;
         }
         Ok((growing, done))
     }
@@ -131,11 +134,6 @@ impl Growing {
             [] => tail.is_empty() || self.end > 0,
             begun => reply::begins(begun),
         }
-    }
-
-    /// Whether the file is the regular one that `meta` is of.
-    pub fn is(&self, meta: &std::fs::Metadata) -> bool {
-        self.file.metadata().is_ok_and(|own| same_file(&own, meta))
     }
 
     /// Appends an answer, which takes the place of `failure` if there was one.

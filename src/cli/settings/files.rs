@@ -1,0 +1,304 @@
+//! `gemma.toml`: which files there are, and what each of them may say.
+//!
+//! The rule: nothing that a file in the working directory says may load code or write a file. Who clones a repository and runs
+//! `gemma` in it has not read the `gemma.toml` that came along. What an option can do is told by the type of its value, so that
+//! a new option that writes is kept out by being declared.
+
+use crate::cli::destination::Destination;
+use crate::cli::generate::options::MemoryPlace;
+use crate::cli::npu::Npu;
+use crate::cli::ui::nearest;
+use crate::error::Fault;
+use anyhow::{Context, Result};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches};
+use std::any::TypeId;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use toml::de::DeTable;
+
+/// Bytes of the longest file that is read.
+const LONGEST: u64 = 1 << 20;
+
+/// Options that say what one run works on, and whether it stops or starts again. No file sets them.
+pub const ONE_RUN: [&str; 7] = ["print-config", "restart", "allow-requantize", "batch", "resume", "shard", "from"];
+
+/// A file of settings.
+pub struct File {
+    path: PathBuf,
+    text: String,
+    table: toml::Table,
+    /// Whether the user put it where settings belong; the other one merely lies in the working directory.
+    is_users_own: bool,
+}
+
+/// Options by each of their names, without dashes in front.
+pub type Options = BTreeMap<String, Arg>;
+
+/// The options of a command.
+pub fn options_of(command: &clap::Command) -> Options {
+    let mut options = Options::new();
+    for arg in command.get_arguments() {
+        let names = arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default());
+        options.extend(names.map(|name| (name.to_owned(), arg.clone())));
+    }
+    options
+}
+
+/// Whether this value would load code or name a file to write.
+pub fn reaches_out(arg: &Arg, value: &str) -> bool {
+    let kind = arg.get_value_parser().type_id();
+    // These take words, such as off, and paths.
+    let can_name_a_path = kind == TypeId::of::<Npu>() || kind == TypeId::of::<MemoryPlace>();
+    let is_word = value.bytes().all(|byte| byte.is_ascii_lowercase());
+    kind == TypeId::of::<Destination>() || can_name_a_path && !is_word
+}
+
+/// The user's own file.
+fn users_own() -> Option<PathBuf> {
+    // A relative path would depend on the working directory.
+    let directory = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let config = directory("XDG_CONFIG_HOME").or_else(|| directory("HOME").map(|home| home.join(".config")));
+    config.map(|config| config.join("gemma").join("config.toml"))
+}
+
+/// Reads the files that exist, the strongest first.
+pub fn read() -> Result<Vec<File>> {
+    let paths = [(Some(PathBuf::from("gemma.toml")), false), (users_own(), true)];
+    let mut files = Vec::new();
+    for (path, is_users_own) in paths.into_iter().filter_map(|(path, own)| Some((path?, own))) {
+        if let Some(text) = read_text(&path)? {
+            let table = text.parse::<toml::Table>().map_err(|error| {
+                let line = error.span().map_or(1, |span| line_at(&text, span.start));
+                Fault::usage(format!("{}, line {line}: {}", path.display(), error.message()))
+            })?;
+            files.push(File { path, text, table, is_users_own });
+        }
+    }
+    Ok(files)
+}
+
+/// The text of a file; `None` where there is none, or where this user may not look whether there is.
+fn read_text(path: &Path) -> Result<Option<String>> {
+    let shown = path.display();
+    let what = || Fault::usage(format!("cannot read {shown}"));
+    let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::PermissionDenied];
+    match std::fs::metadata(path) {
+        Err(error) if absent.contains(&error.kind()) => return Ok(None),
+        Err(error) => return Err(error).with_context(what),
+        // A pipe or a device may have no end.
+        Ok(meta) if !meta.is_file() => return Err(Fault::usage(format!("{shown} is not a regular file")).into()),
+        Ok(_) => {}
+    }
+    let mut text = String::new();
+    let file = std::fs::File::open(path).with_context(what)?;
+    file.take(LONGEST + 1).read_to_string(&mut text).with_context(what)?;
+    if text.len() as u64 > LONGEST {
+        return Err(Fault::usage(format!("{shown} is longer than {} MiB", LONGEST >> 20)).into());
+    }
+    Ok(Some(text))
+}
+
+fn line_at(text: &str, offset: usize) -> usize {
+    1 + text.as_bytes()[..offset.min(text.len())].iter().filter(|byte| **byte == b'\n').count()
+}
+
+impl File {
+    /// The file and the line of a key, for messages.
+    fn place(&self, section: &str, key: &str) -> String {
+        let line = || {
+            let whole = DeTable::parse(&self.text).ok()?;
+            let mut table = whole.get_ref();
+            if !section.is_empty() {
+                let (_, value) = table.iter().find(|(name, _)| name.get_ref() == section)?;
+                table = value.get_ref().as_table()?;
+            }
+            let (name, _) = table.iter().find(|(name, _)| name.get_ref() == key)?;
+            Some(line_at(&self.text, name.span().start))
+        };
+        match line() {
+            Some(line) => format!("{}, line {line}", self.path.display()),
+            None => self.path.display().to_string(),
+        }
+    }
+
+    /// Whether this file may set that option to this value.
+    fn check(&self, section: &str, key: &str, value: &toml::Value, option: Option<&Arg>, all: &[&str]) -> Result<()> {
+        let place = || self.place(section, key);
+        let Some(option) = option else {
+            let fault = Fault::usage(format!("{}: there is no option `{key}`", place()));
+            let help = match nearest(&key.replace('_', "-"), all.iter().copied()) {
+                Some(meant) => format!("did you mean {meant}?"),
+                None => "keys are the long options without dashes in front, such as max-tokens".into(),
+            };
+            return Err(fault.help(help).into());
+        };
+        if ONE_RUN.contains(&key) {
+            let what = format!("{}: `{key}` can only be given as a flag or in the environment", place());
+            return Err(Fault::usage(what).into());
+        }
+        let texts = match value {
+            toml::Value::Array(values) => values.as_slice(),
+            value => std::slice::from_ref(value),
+        };
+        if !self.is_users_own && texts.iter().any(|text| reaches_out(option, text.as_str().unwrap_or_default())) {
+            let what = format!("{}: `{key}` would load code or write a file here", place());
+            let own = users_own().map(|path| format!(", or set it in {}", path.display())).unwrap_or_default();
+            let help = format!("a file in the working directory must not do that: give --{key} as a flag{own}");
+            return Err(Fault::usage(what).help(help).into());
+        }
+        Ok(())
+    }
+}
+
+/// What the files say about options that flags and environment left open: as arguments, and from which file.
+pub fn arguments(
+    command: &str,
+    typed: &ArgMatches,
+    files: &[File],
+    all: &BTreeMap<String, Options>,
+) -> Result<(Vec<OsString>, BTreeMap<String, PathBuf>)> {
+    let mine = &all[command];
+    let names = |options: &'_ Options| options.keys().map(|name| name.to_owned()).collect::<Vec<String>>();
+    let everyones: Vec<String> = all.values().flat_map(names).collect();
+    let (mut given, mut origins) = (Vec::new(), BTreeMap::new());
+    for file in files {
+        // A command's own section is stronger than the top of the same file.
+        let mut sections: Vec<&toml::Table> = vec![&file.table];
+        for (key, value) in &file.table {
+            if let toml::Value::Table(section) = value {
+                let Some(options) = all.get(key) else {
+                    let fault = Fault::usage(format!("{}: [{key}] is not a command", file.place("", key)));
+                    let meant = nearest(key, all.keys().map(String::as_str));
+                    return Err(match meant {
+                        Some(meant) => fault.help(format!("did you mean [{meant}]?")).into(),
+                        None => fault.into(),
+                    });
+                };
+                let own: Vec<&str> = options.keys().map(String::as_str).collect();
+                for (option, value) in section {
+                    file.check(key, option, value, options.get(option), &own)?;
+                }
+                if key == command {
+                    sections.insert(0, section);
+                }
+            } else {
+                let option = mine.get(key).or_else(|| all.values().find_map(|options| options.get(key)));
+                let every: Vec<&str> = everyones.iter().map(String::as_str).collect();
+                file.check("", key, value, option, &every)?;
+            }
+        }
+        for (key, value) in sections.into_iter().flatten() {
+            let Some(arg) = mine.get(key).filter(|_| !value.is_table()) else { continue };
+            let long = arg.get_long().expect("an option has a long name");
+            let is_given = matches!(typed.value_source(arg.get_id().as_str()), Some(s) if s != ValueSource::DefaultValue);
+            if is_given || origins.contains_key(long) {
+                continue;
+            }
+            let wrong = || Fault::usage(format!("{}: `{key}` has a value of a wrong type", file.path.display()));
+            given.extend(as_arguments(long, arg, value).with_context(wrong)?);
+            origins.insert(long.to_owned(), file.path.clone());
+        }
+    }
+    Ok((given, origins))
+}
+
+/// One key of a file as arguments: `--key=value`, repeated for an array; a bare `--key` for a switch that is on.
+fn as_arguments(key: &str, arg: &Arg, value: &toml::Value) -> Option<Vec<OsString>> {
+    let scalar = |v: &toml::Value| match v {
+        toml::Value::String(s) => Some(s.clone()),
+        toml::Value::Integer(n) => Some(n.to_string()),
+        toml::Value::Float(x) => Some(x.to_string()),
+        _ => None,
+    };
+    let one = |v: &toml::Value| scalar(v).map(|v| OsString::from(format!("--{key}={v}")));
+    match (arg.get_action(), value) {
+        (ArgAction::SetTrue, toml::Value::Boolean(on)) => Some(if *on { vec![format!("--{key}").into()] } else { Vec::new() }),
+        (ArgAction::Count, toml::Value::Integer(n)) => Some(vec![format!("--{key}").into(); (*n).clamp(0, 9) as usize]),
+        (ArgAction::SetTrue | ArgAction::Count, _) => None,
+        (ArgAction::Append, toml::Value::Array(values)) => values.iter().map(one).collect(),
+        (_, value) => one(value).map(|v| vec![v]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::settings::definition;
+
+    /// Options that take a path or any text: what is read, never written, and not loaded as code. An option that is new to
+    /// this list is either such a one or has to be a [`Destination`].
+    const READ: [&str; 25] = [
+        "calibrate",
+        "compare",
+        "device",
+        "draft",
+        "draft-device",
+        "file",
+        "from",
+        "grammar",
+        "ids",
+        "json-schema",
+        "batch",
+        "messages",
+        "model",
+        "prefill",
+        "prompt",
+        "prompts",
+        "recipe",
+        "reference",
+        "regex",
+        "replay",
+        "stop",
+        "system",
+        "system-file",
+        "text",
+        "tokenizer",
+    ];
+
+    #[test]
+    fn an_option_that_writes_has_the_type_that_says_so() {
+        let root = definition();
+        let mut writing = Vec::new();
+        for arg in root.get_subcommands().flat_map(|c| c.get_arguments()) {
+            let (Some(long), kind) = (arg.get_long(), arg.get_value_parser().type_id()) else { continue };
+            if kind == TypeId::of::<Destination>() {
+                writing.push(long);
+            } else if kind == TypeId::of::<PathBuf>() || kind == TypeId::of::<String>() {
+                assert!(READ.contains(&long), "--{long} takes a path or a text: is it written?");
+            }
+        }
+        for long in ["output", "stats-file", "resume", "report", "states"] {
+            assert!(writing.contains(&long), "--{long}");
+        }
+    }
+
+    #[test]
+    fn values_that_load_or_write_are_told_from_words() {
+        let root = definition();
+        let options = options_of(root.find_subcommand("generate").unwrap());
+        for (name, value, reaches) in [
+            ("npu", "force", false),
+            ("npu", "model", false),
+            ("npu", "model:e.so", true),
+            ("draft-memory", "off", false),
+            ("draft-memory", "./x", true),
+            ("output", "x", true),
+            ("model", "./x", false),
+            ("temperature", "1", false),
+        ] {
+            assert_eq!(reaches_out(&options[name], value), reaches, "{name} = {value}");
+        }
+    }
+
+    #[test]
+    fn keys_have_lines() {
+        let text = "temp = 1\n\n[generate]\n# a comment\nmax-tokens = 4\n".to_owned();
+        let table = text.parse().unwrap();
+        let file = File { path: "gemma.toml".into(), text, table, is_users_own: false };
+        assert_eq!(file.place("", "temp"), "gemma.toml, line 1");
+        assert_eq!(file.place("generate", "max-tokens"), "gemma.toml, line 5");
+    }
+}
