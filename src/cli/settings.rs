@@ -136,10 +136,11 @@ pub fn parse(argv: Vec<OsString>) -> Result<Typed, Early> {
     };
     let command = Cli::from_arg_matches(&matches).map_err(Early::Clap)?.command;
     let (_, sub) = matches.subcommand().expect("a subcommand is required");
-    let (ui, print_config) = match UiOptions::from_arg_matches(sub) {
-        // A command without these options says what it must in the default way.
-        Ok(options) if sub.try_contains_id("quiet").is_ok() => (Ui::new(&options), options.print_config),
-        _ => (Ui::plain(), false),
+    // A command without these options says what it must in the default way.
+    let terminal = sub.try_contains_id("quiet").is_ok().then(|| UiOptions::from_arg_matches(sub));
+    let (ui, print_config) = match terminal.transpose().map_err(Early::Clap)? {
+        Some(options) => (Ui::new(&options), options.print_config),
+        None => (Ui::plain(), false),
     };
     environment::unknown(&options).iter().for_each(|what| ui.note(what));
     Ok(Typed { command, ui, print_config, matches: sub.clone(), files: origins })
@@ -147,14 +148,18 @@ pub fn parse(argv: Vec<OsString>) -> Result<Typed, Early> {
 
 /// An error that comes from the environment names the variable: nobody typed the option that clap complains about.
 fn name_variable(error: clap::Error, argv: &[OsString]) -> Early {
+    // The usage behind the message names options that the environment set.
+    let head = |error: &clap::Error| {
+        let text = error.to_string();
+        text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+    };
+    let what = head(&error);
     let without = definition_with(|_| None).try_get_matches_from(argv);
-    if !error.use_stderr() || without.is_err_and(|other| other.to_string() == error.to_string()) {
+    if !error.use_stderr() || without.is_err_and(|other| head(&other) == what) {
         return Early::Clap(error);
     }
-    let text = error.to_string();
-    let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-    let named: BTreeSet<&str> =
-        text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').filter_map(|word| word.strip_prefix("--")).collect();
+    let words = what.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+    let named: BTreeSet<&str> = words.filter_map(|word| word.strip_prefix("--")).collect();
     let root = definition_with(|_| None);
     let of_option = |arg: &Arg| arg.get_long().filter(|long| named.contains(long)).and_then(|_| environment::set(arg));
     let variables: BTreeSet<String> = root.get_subcommands().flat_map(|c| c.get_arguments()).filter_map(of_option).collect();

@@ -146,7 +146,8 @@ impl File {
         if !self.is_users_own && texts.iter().any(|text| reaches_out(option, text.as_str().unwrap_or_default())) {
             let what = format!("{}: `{key}` would load code or write a file here", place());
             let own = users_own().map(|path| format!(", or set it in {}", path.display())).unwrap_or_default();
-            let help = format!("a file in the working directory must not do that: give --{key} as a flag{own}");
+            let flag = format!("give --{key} as a flag or in the environment{own}");
+            let help = format!("a file in the working directory must not do that: {flag}");
             return Err(Fault::usage(what).help(help).into());
         }
         Ok(())

@@ -143,10 +143,14 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     if !ui.is_quiet() {
         let seconds = begin.elapsed().as_secs_f64();
         let rate = tokens as f64 / seconds.max(1e-9);
-        let kept = if records.kept > 0 { format!("{} kept, ", thousands(records.kept)) } else { String::new() };
-        let (answered, failures, tokens) = (thousands(answered), thousands(failed), thousands(tokens));
-        let records = if answered == "1" { "record" } else { "records" };
-        ui.line(&format!("{kept}{answered} {records}, {failures} failed, {tokens} tokens in {seconds:.1} s ({rate:.1} tok/s)"));
+        let n = if answered == 1 { "1 record".into() } else { format!("{} records", thousands(answered)) };
+        let (failures, tokens) = (thousands(failed), thousands(tokens));
+        let done = format!("{n}, {failures} failed, {tokens} tokens in {seconds:.1} s ({rate:.1} tok/s)");
+        ui.line(&match (answered, records.kept) {
+            (_, 0) => done,
+            (0, kept) => format!("nothing to do: all {} answers are kept", thousands(kept)),
+            (_, kept) => format!("{done}, {} kept", thousands(kept)),
+        });
         if failed > 0 {
             ui.help(&failures_of(options));
         }
