@@ -6,7 +6,8 @@ use std::process::ExitCode;
 /// Runs before main and before Rust's runtime.
 #[cfg(target_os = "linux")]
 #[used]
-// SAFETY: the section holds addresses of functions that take nothing they need and return nothing, and this is one.
+// SAFETY: the section holds addresses of functions that take nothing they need and return nothing,
+// and this is one.
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = cli::signals::mark_closed_stdout;
 

@@ -1,4 +1,5 @@
-//! `--resume`: only files of its own, one run at a time, failures asked again; and what a batch says of its records.
+//! `--resume`: only files of its own, one run at a time, failures asked again; and what a batch
+//! says of its records.
 #![cfg(unix)]
 
 #[path = "common/shell.rs"]
@@ -239,7 +240,8 @@ fn a_schema_can_be_the_name_of_a_file() {
     gemma_in(dir.path(), &["generate", "Who?", "--json-schema", "nobody.json"], b"").fails(2, &["--json-schema"]);
 }
 
-/// Answers to records that come one by one are in the file one by one, and a reader sees whole lines.
+/// Answers to records that come one by one are in the file one by one, and a reader sees whole
+/// lines.
 #[test]
 fn answers_are_in_the_file_when_the_next_record_is_asked() {
     let dir = tempfile::tempdir().unwrap();

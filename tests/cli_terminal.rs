@@ -187,6 +187,11 @@ fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
     assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
     assert_eq!(talk[3]["content"], "Why that?\nTell me.");
     assert!(answer.replace("\r\n", "\n").contains(talk[2]["content"].as_str().unwrap().trim()), "{answer:?}: {talk}");
+    // A link is followed to the file that it names, and stays a link.
+    std::os::unix::fs::symlink("talk.json", dir.path().join("link")).unwrap();
+    std::fs::remove_file(dir.path().join("talk.json")).unwrap();
+    assert!(chat.ask("/save link\r").contains("saved as link"));
+    assert!(dir.path().join("link").is_symlink() && dir.path().join("talk.json").exists());
     assert!(chat.ask("/reset\r").contains("is forgotten"));
     assert!(chat.ask("/save talk.json\r").contains("nothing was said yet"));
     chat.keys("/quit\r");

@@ -1,5 +1,5 @@
-//! Where output goes: files appear whole, devices, pipes and descriptors are written to, links are followed, and a failure to
-//! write is a failure.
+//! Where output goes: files appear whole, devices, pipes and descriptors are written to, links are
+//! followed, and a failure to write is a failure.
 #![cfg(target_os = "linux")]
 
 #[path = "common/shell.rs"]
@@ -23,7 +23,8 @@ fn said(dir: &Path) -> String {
     shell(dir, "$R").ok().text().to_owned()
 }
 
-/// A file of states, a page and a batch need more than one run's options: each writes to `to` in its own way.
+/// A file of states, a page and a batch need more than one run's options: each writes to `to` in
+/// its own way.
 fn every_writer(to: &str) -> Vec<String> {
     let batch = "printf '{\"prompt\": \"Hi\", \"max_tokens\": 2}\\n' | \"$G\" generate --batch -q";
     let bench = "\"$G\" bench --only decode --tg 1 --repetitions 1 --threads 1 -q";
@@ -68,7 +69,8 @@ fn pipes_are_written_to() {
     }
 }
 
-/// Devices stay devices: by a link, since only the superuser may make one and only its files could be replaced.
+/// Devices stay devices: by a link, since only the superuser may make one and only its files could
+/// be replaced.
 #[test]
 fn devices_are_written_to() {
     let dir = tempfile::tempdir().unwrap();

@@ -16,7 +16,8 @@ fn with_env(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Run {
     wait(command, b"")
 }
 
-/// Nothing that a file in the working directory says may load code or write a file; the user's own file may.
+/// Nothing that a file in the working directory says may load code or write a file; the user's own
+/// file may.
 #[test]
 fn a_file_in_the_working_directory_loads_no_code_and_writes_no_file() {
     let dir = tempfile::tempdir().unwrap();
@@ -146,7 +147,8 @@ fn variables_are_named_where_they_are_wrong() {
     assert_eq!(with_env(dir.path(), &[&TOKENIZE[..], &["-q"]].concat(), &[("GEMMA_MAXTOKENS", "3")]).ok().err, "");
 }
 
-/// What `--print-config` shows can be saved, and then says of the next model what it says of this one: nothing.
+/// What `--print-config` shows can be saved, and then says of the next model what it says of this
+/// one: nothing.
 #[test]
 fn a_shown_configuration_can_be_saved() {
     let dir = tempfile::tempdir().unwrap();

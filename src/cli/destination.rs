@@ -1,8 +1,9 @@
 //! Where output goes: the one way to open and write what an option names.
 //!
-//! A regular file appears complete or not at all: its bytes are kept, written beside it and renamed over it when they are
-//! finished. Everything else is written as it comes: devices and pipes are opened, and `-`, /dev/stdout and /dev/fd/N are the
-//! descriptors that this process already has, with their position. A symbolic link is followed to the file that it names.
+//! A regular file appears complete or not at all: its bytes are kept, written beside it and renamed
+//! over it when they are finished. Everything else is written as it comes: devices and pipes are
+//! opened, and `-`, /dev/stdout and /dev/fd/N are the descriptors that this process already has,
+//! with their position. A symbolic link is followed to the file that it names.
 
 use crate::error::Fault;
 use anyhow::{Context, Result, ensure};
@@ -13,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 /// A place for output, as named on the command line.
 ///
-/// Every option that writes has this type, and no other option has: by it `settings` knows which options a file in the working
-/// directory must not set.
+/// Every option that writes has this type, and no other option has: by it `settings` knows which
+/// options a file in the working directory must not set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination(PathBuf);
 
@@ -87,7 +88,8 @@ impl Destination {
                 {
                     return Err(error).with_context(what);
                 }
-                // This tells whether the directory can be written, and leaves nothing behind whatever ends the process.
+                // This tells whether the directory can be written, and leaves nothing behind
+                // whatever ends the process.
                 tempfile::tempfile_in(parent(&path)).map_err(plain).with_context(what)?;
                 Ok(Writer { how: How::Replace(path, Vec::new()), name, terminal: false })
             }
@@ -118,7 +120,8 @@ impl Writer {
         matches!(self.how, How::Replace(..))
     }
 
-    /// Writes at once, or keeps the bytes of a file. A closed pipe ends the process (SIGPIPE) before this returns.
+    /// Writes at once, or keeps the bytes of a file. A closed pipe ends the process (SIGPIPE)
+    /// before this returns.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match &mut self.how {
             How::Direct(file) => file.write_all(bytes).with_context(|| format!("cannot write to {}", self.name)),
@@ -153,7 +156,8 @@ pub fn same_file(a: &Metadata, b: &Metadata) -> bool {
     a.is_file() && (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
-/// Puts a complete file in the place of `path` in one step; `name` is what messages call it. `path` is no symbolic link.
+/// Puts a complete file in the place of `path` in one step; `name` is what messages call it. `path`
+/// is no symbolic link.
 pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>, name: &str) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let what = || format!("cannot write {name}");
@@ -166,7 +170,8 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>, nam
     Ok(())
 }
 
-/// Follows the links that a path ends in to a descriptor of this process, or to a path that is no link.
+/// Follows the links that a path ends in to a descriptor of this process, or to a path that is no
+/// link.
 fn resolve(path: &Path, name: &str) -> Result<Target> {
     let what = || Fault::usage(format!("cannot write {name}"));
     let mut path = path.to_owned();
@@ -217,7 +222,8 @@ fn is_of_descriptors(directory: &Path) -> bool {
             .any(|name| Path::new(name).canonicalize().is_ok_and(|own| own == directory))
 }
 
-/// A descriptor that this process has: the same open file, so that its position and its append mode are kept.
+/// A descriptor that this process has: the same open file, so that its position and its append mode
+/// are kept.
 fn descriptor(number: i32, name: &str) -> Result<Writer> {
     use std::os::fd::{FromRawFd, OwnedFd};
     // SAFETY: fcntl only looks the number up; a number that is not open is an error.

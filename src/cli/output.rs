@@ -27,7 +27,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Opens the place, or standard output for `None`. Fails now rather than after a long generation.
+    /// Opens the place, or standard output for `None`. Fails now rather than after a long
+    /// generation.
     pub fn open(place: Option<&Destination>, format: Format, newline: bool) -> Result<Self> {
         let place = place.map_or_else(Writer::stdout, Destination::open)?;
         Ok(Output { place, format, newline, text: String::new() })

@@ -68,7 +68,8 @@ impl Early {
                 let _ = error.print();
                 ExitCode::from(error.exit_code() as u8)
             }
-            // What is asked for is output like any other: that it could not be written is a failure.
+            // What is asked for is output like any other: that it could not be written is a
+            // failure.
             Early::Clap(help) => match super::output::print(&help.render().to_string()) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => Early::Fault(error).print(),
@@ -146,7 +147,8 @@ pub fn parse(argv: Vec<OsString>) -> Result<Typed, Early> {
     Ok(Typed { command, ui, print_config, matches: sub.clone(), files: origins })
 }
 
-/// An error that comes from the environment names the variable: nobody typed the option that clap complains about.
+/// An error that comes from the environment names the variable: nobody typed the option that clap
+/// complains about.
 fn name_variable(error: clap::Error, argv: &[OsString]) -> Early {
     // The usage behind the message names options that the environment set.
     let head = |error: &clap::Error| {
@@ -205,7 +207,8 @@ impl Typed {
                 Some((_, value, source)) => (Some(quoted(value)), source.clone()),
                 None => (self.value(arg), self.source(long)),
             };
-            // What gemma.toml may not hold, what the next model may want otherwise, and what nobody has set is a comment.
+            // What gemma.toml may not hold, what the next model may want otherwise, and what nobody
+            // has set is a comment.
             let is_models = found.is_some() && matches!(source, Source::Model | Source::BuiltIn);
             let is_kept_out = |value: &str| {
                 is_models || files::ONE_RUN.contains(&long) || files::reaches_out(arg, value.trim_matches(['"', '\'']))

@@ -7,8 +7,9 @@ use std::thread::JoinHandle;
 
 /// What signals of failed writes do, called first thing in main.
 ///
-/// SIGPIPE gets its default action back (Rust ignores it), so that `gemma ... | head` ends quietly. SIGXFSZ is ignored: a write
-/// beyond a limit on file sizes then fails like one to a full disk, and an output that is still in memory is not lost with it.
+/// SIGPIPE gets its default action back (Rust ignores it), so that `gemma ... | head` ends quietly.
+/// SIGXFSZ is ignored: a write beyond a limit on file sizes then fails like one to a full disk, and
+/// an output that is still in memory is not lost with it.
 pub fn of_failed_writes() {
     #[cfg(unix)]
     // SAFETY: no thread exists yet; SIG_DFL and SIG_IGN install no code of ours.
@@ -18,8 +19,9 @@ pub fn of_failed_writes() {
     }
 }
 
-/// Puts a descriptor that cannot be written where standard output is closed, so that writing to it fails. Rust's runtime would
-/// put /dev/null there, and all that is written would be lost without a word. Has to run before Rust's runtime does.
+/// Puts a descriptor that cannot be written where standard output is closed, so that writing to it
+/// fails. Rust's runtime would put /dev/null there, and all that is written would be lost without a
+/// word. Has to run before Rust's runtime does.
 #[cfg(unix)]
 pub extern "C" fn mark_closed_stdout() {
     // SAFETY: plain system calls on numbers; nobody uses descriptor 1 if it is closed.

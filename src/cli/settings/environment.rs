@@ -13,7 +13,8 @@ pub fn name(long: &str) -> String {
     format!("GEMMA_{}", long.replace('-', "_").to_uppercase())
 }
 
-/// The variable that sets an option, by its name or another name of it. Like an unset one, an empty variable says nothing.
+/// The variable that sets an option, by its name or another name of it. Like an unset one, an empty
+/// variable says nothing.
 pub fn set(arg: &Arg) -> Option<String> {
     let names = arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default());
     names.map(name).find(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))

@@ -1,8 +1,9 @@
 //! `gemma.toml`: which files there are, and what each of them may say.
 //!
-//! The rule: nothing that a file in the working directory says may load code or write a file. Who clones a repository and runs
-//! `gemma` in it has not read the `gemma.toml` that came along. What an option can do is told by the type of its value, so that
-//! a new option that writes is kept out by being declared.
+//! The rule: nothing that a file in the working directory says may load code or write a file. Who
+//! clones a repository and runs `gemma` in it has not read the `gemma.toml` that came along. What
+//! an option can do is told by the type of its value, so that a new option that writes is kept out
+//! by being declared.
 
 use crate::cli::destination::Destination;
 use crate::cli::generate::options::MemoryPlace;
@@ -30,7 +31,8 @@ pub struct File {
     path: PathBuf,
     text: String,
     table: toml::Table,
-    /// Whether the user put it where settings belong; the other one merely lies in the working directory.
+    /// Whether the user put it where settings belong; the other one merely lies in the working
+    /// directory.
     is_users_own: bool,
 }
 
@@ -80,7 +82,8 @@ pub fn read() -> Result<Vec<File>> {
     Ok(files)
 }
 
-/// The text of a file; `None` where there is none, or where this user may not look whether there is.
+/// The text of a file; `None` where there is none, or where this user may not look whether there
+/// is.
 fn read_text(path: &Path) -> Result<Option<String>> {
     let shown = path.display();
     let what = || Fault::usage(format!("cannot read {shown}"));
@@ -154,7 +157,8 @@ impl File {
     }
 }
 
-/// What the files say about options that flags and environment left open: as arguments, and from which file.
+/// What the files say about options that flags and environment left open: as arguments, and from
+/// which file.
 pub fn arguments(
     command: &str,
     typed: &ArgMatches,
@@ -206,7 +210,8 @@ pub fn arguments(
     Ok((given, origins))
 }
 
-/// One key of a file as arguments: `--key=value`, repeated for an array; a bare `--key` for a switch that is on.
+/// One key of a file as arguments: `--key=value`, repeated for an array; a bare `--key` for a
+/// switch that is on.
 fn as_arguments(key: &str, arg: &Arg, value: &toml::Value) -> Option<Vec<OsString>> {
     let scalar = |v: &toml::Value| match v {
         toml::Value::String(s) => Some(s.clone()),
@@ -229,8 +234,8 @@ mod tests {
     use super::*;
     use crate::cli::settings::definition;
 
-    /// Options that take a path or any text: what is read, never written, and not loaded as code. An option that is new to
-    /// this list is either such a one or has to be a [`Destination`].
+    /// Options that take a path or any text: what is read, never written, and not loaded as code.
+    /// An option that is new to this list is either such a one or has to be a [`Destination`].
     const READ: [&str; 25] = [
         "calibrate",
         "compare",

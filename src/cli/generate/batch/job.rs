@@ -139,7 +139,8 @@ const FIELDS: [&str; 20] = [
     "grammar",
     "regex",
 ];
-/// Fields of an OpenAI body that name what is not asked here, or what is refused where it would change the answer.
+/// Fields of an OpenAI body that name what is not asked here, or what is refused where it would
+/// change the answer.
 const PASSED_OVER: [&str; 10] =
     ["model", "user", "metadata", "store", "service_tier", "stream_options", "n", "stream", "logprobs", "tools"];
 

@@ -17,7 +17,7 @@ use super::grammar::{Constrained, Constraints};
 use super::options::Generate;
 use super::prompt;
 use crate::cli::args::AutoOr;
-use crate::cli::destination::{Destination, Writer, same_file, shell_word};
+use crate::cli::destination::shell_word;
 use crate::cli::output;
 use crate::cli::record::FinishReason;
 use crate::cli::session::{self, Model};
@@ -35,9 +35,8 @@ use crate::tensor::Token;
 use anyhow::Result;
 use format::Format;
 use job::{Failure, Job};
-use place::{Lines, Sink};
+use place::{Lines, Place};
 use records::{Records, Replies, Survey, survey};
-use resume::{Done, Growing};
 use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::path::Path;
@@ -57,27 +56,11 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     let sequences = options.batch.parallel as usize;
     let lines = Lines::open(from)?;
     let _: crate::cli::placement::Device = options.model.run.device.parse()?;
-    // What cannot be written is said before the model is looked for.
-    let new = match &options.batch.resume {
-        None => {
-            let writer = options.output.output.as_ref().map_or_else(Writer::stdout, Destination::open)?;
-            place::check_apart(from, |input| writer.is(input))?;
-            Ok(writer)
-        }
-        Some(out) => {
-            let held = std::fs::metadata(out.path());
-            place::check_apart(from, |input| held.as_ref().is_ok_and(|held| same_file(held, input)))?;
-            Err(out)
-        }
-    };
+    // What cannot be written is said before the model is looked for, and nothing is written before
+    // it is found.
+    let place = Place::of(options.output.output.as_ref(), options.batch.resume.as_ref(), from)?;
     let model = session::open(options.model.model.as_deref(), ui)?;
-    let (sink, done) = match new {
-        Ok(writer) => (Sink::New(writer), Done::default()),
-        Err(out) => {
-            let (file, done) = Growing::open(out)?;
-            (Sink::Growing(file), done)
-        }
-    };
+    let (sink, done) = place.open()?;
     let tokenizer = Arc::new(model.tokenizer(ui)?);
     let generation = Generation::of(model.checkpoint())?;
     let stop_ids = generation.stop_ids(model.config());

@@ -1,10 +1,10 @@
 //! Where a batch comes from and goes to, and which of its records are this process's.
 
-use super::resume::{Growing, Held};
-use crate::cli::destination::Writer;
+use super::resume::{Done, Growing, Held};
+use crate::cli::destination::{Destination, Writer, same_file};
 use crate::error::Fault;
 use anyhow::{Context, Result, ensure};
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -105,7 +105,8 @@ pub enum Sink {
 }
 
 impl Sink {
-    /// Writes a reply, which takes the place of `failure` if there was one; it is on its way when this returns.
+    /// Writes a reply, which takes the place of `failure` if there was one; it is on its way when
+    /// this returns.
     pub fn write(&mut self, line: &str, failure: Option<Held>) -> Result<()> {
         match self {
             Sink::New(writer) => writer.write(line.as_bytes()),
@@ -126,19 +127,50 @@ impl Sink {
     }
 }
 
-/// Refuses a batch that would write into its own records.
-pub fn check_apart(from: &Path, is_output: impl Fn(&Metadata) -> bool) -> Result<()> {
-    let input = if from == Path::new("-") {
-        std::io::stdin().as_fd().try_clone_to_owned().and_then(|own| File::from(own).metadata())
-    } else {
-        std::fs::metadata(from)
-    };
-    if input.as_ref().is_ok_and(is_output) {
-        let name = if from == Path::new("-") { "standard input".into() } else { from.display().to_string() };
-        let fault = Fault::usage(format!("the answers would be written into the batch itself, {name}"));
-        return Err(fault.help("name another file for the answers: --batch prompts.jsonl -o answers.jsonl").into());
+/// Where replies will go: it can be written, and nothing was.
+pub enum Place<'a> {
+    New(Writer),
+    Resume(&'a Destination),
+}
+
+impl Place<'_> {
+    /// What `--output` or `--resume` says. A batch that would write into its own records is
+    /// refused.
+    pub fn of<'a>(output: Option<&'a Destination>, resume: Option<&'a Destination>, from: &Path) -> Result<Place<'a>> {
+        let input = if from == Path::new("-") {
+            std::io::stdin().as_fd().try_clone_to_owned().and_then(|own| File::from(own).metadata())
+        } else {
+            std::fs::metadata(from)
+        };
+        let (place, is_input) = match resume {
+            Some(out) => {
+                let held = std::fs::metadata(out.path());
+                (Place::Resume(out), held.is_ok_and(|held| input.is_ok_and(|input| same_file(&held, &input))))
+            }
+            None => {
+                let writer = output.map_or_else(Writer::stdout, Destination::open)?;
+                let is_input = input.is_ok_and(|input| writer.is(&input));
+                (Place::New(writer), is_input)
+            }
+        };
+        if is_input {
+            let name = if from == Path::new("-") { "standard input".into() } else { from.display().to_string() };
+            let fault = Fault::usage(format!("the answers would be written into the batch itself, {name}"));
+            return Err(fault.help("name another file for the answers: --batch prompts.jsonl -o answers.jsonl").into());
+        }
+        Ok(place)
     }
-    Ok(())
+
+    /// Opens the place, with the answers that it holds.
+    pub fn open(self) -> Result<(Sink, Done)> {
+        match self {
+            Place::New(writer) => Ok((Sink::New(writer), Done::default())),
+            Place::Resume(out) => {
+                let (file, done) = Growing::open(out)?;
+                Ok((Sink::Growing(file), done))
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -70,7 +70,8 @@ pub enum Next {
 }
 
 impl<'a> Records<'a> {
-    /// `ahead`: whether [`next`](Self::next) can say that it would have to wait. `strict`: whether unknown fields are failures.
+    /// `ahead`: whether [`next`](Self::next) can say that it would have to wait. `strict`: whether
+    /// unknown fields are failures.
     pub fn new(lines: Lines, shard: Option<Shard>, done: Done, ahead: bool, strict: bool, ui: &'a Ui) -> Records<'a> {
         let from = if ahead { From::Thread(read_ahead(lines)) } else { From::Here(lines) };
         let (ids, unknown) = (Ids::default(), HashSet::new());

@@ -1,8 +1,9 @@
 //! `--resume OUT`: which answers of an earlier run a file holds, and how this run goes on with it.
 //!
-//! The file is read as a whole before anything is written to it: each line has to be an answer of a batch, and an end without a
-//! line break the beginning of one. A lock keeps other runs away until this process ends. Answers are appended as they come. One
-//! that takes the place of a failure is moved there at the end, so that the order is that of the records.
+//! The file is read as a whole before anything is written to it: each line has to be an answer of a
+//! batch, and an end without a line break the beginning of one. A lock keeps other runs away until
+//! this process ends. Answers are appended as they come. One that takes the place of a failure is
+//! moved there at the end, so that the order is that of the records.
 
 use super::reply;
 use crate::cli::destination::{Destination, replace, same_file};
@@ -14,7 +15,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Bytes of the longest answer that is believed: a record of the longest line, and its text escaped.
+/// Bytes of the longest answer that is believed: a record of the longest line, and its text
+/// escaped.
 const LONGEST: u64 = 8 * crate::cli::input::MAX_BYTES as u64;
 /// Zeroes at the end that are believed to be of a crash.
 const MOST_ZEROES: u64 = 1 << 20;
@@ -60,8 +62,8 @@ pub struct Growing {
 }
 
 impl Growing {
-    /// Opens and locks the file that an earlier run left, or makes one. Nothing is written to a file that holds anything but
-    /// answers.
+    /// Opens and locks the file that an earlier run left, or makes one. Nothing is written to a
+    /// file that holds anything but answers.
     pub fn open(place: &Destination) -> Result<(Growing, Done)> {
         let name = place.path().display().to_string();
         let what = || Fault::usage(format!("--resume: cannot write {name}"));
@@ -127,8 +129,8 @@ impl Growing {
         Ok(done)
     }
 
-    /// Whether a line without an end is what an interrupted run leaves of an answer, or nothing. After a crash of the system the
-    /// bytes that were not written yet are zero.
+    /// Whether a line without an end is what an interrupted run leaves of an answer, or nothing.
+    /// After a crash of the system the bytes that were not written yet are zero.
     fn is_cut_off(&self, tail: &[u8]) -> bool {
         match written(tail) {
             [] => tail.is_empty() || self.end > 0,
