@@ -46,7 +46,7 @@ fi
 
 rm -rf "$stage"
 share=$stage/share
-mkdir -p "$out" "$share"/{man/man1,bash-completion/completions,zsh/site-functions,fish/vendor_completions.d,doc/gemma}
+mkdir -p "$out" "$share"/{man/man1,bash-completion/completions,zsh/site-functions,fish/vendor_completions.d,doc/gemma/docs}
 install -D -m 755 "$gemma" "$stage/bin/gemma"
 run() { env -i HOME=/nonexistent "$gemma" "$@"; }
 run man | gzip -9n >"$share/man/man1/gemma.1.gz"
@@ -57,6 +57,7 @@ run completions bash >"$share/bash-completion/completions/gemma"
 run completions zsh >"$share/zsh/site-functions/_gemma"
 run completions fish >"$share/fish/vendor_completions.d/gemma.fish"
 install -m 644 README.md LICENSE LICENSE-MIT LICENSE-APACHE "$share/doc/gemma/"
+install -m 644 docs/*.md "$share/doc/gemma/docs/"
 python3 scripts/third_party.py >"$share/doc/gemma/THIRD-PARTY.txt"
 cargo cyclonedx -q --format json --spec-version 1.5 --target x86_64-unknown-linux-gnu --no-build-deps --override-filename target-sbom
 sed "s#path+file://$PWD\\b#path+file:///gemma#g" target-sbom.json >"$share/doc/gemma/sbom.cdx.json"

@@ -20,7 +20,8 @@ use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Show the Gemma 3 models in the Hugging Face cache and in the working directory: size, format, whether they fit
+/// Show the Gemma 3 models in the Hugging Face cache and in the working directory: size, format,
+/// whether they fit
 ///
 /// Only headers are read. A model that cannot be used is listed with the reason.
 #[derive(Debug, Args)]
@@ -107,7 +108,8 @@ fn context(run: &RunOptions) -> usize {
     }
 }
 
-/// Models of Gemma's pages in the caches: the id, and where the files are or why they cannot be used.
+/// Models of Gemma's pages in the caches: the id, and where the files are or why they cannot be
+/// used.
 fn in_caches(caches: &[PathBuf]) -> Vec<(String, Result<PathBuf, String>)> {
     let names = caches.iter().flat_map(|cache| names(cache));
     let ids = names.filter_map(|name| Some(name.strip_prefix("models--")?.replacen("--", "/", 1)));
@@ -136,7 +138,8 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// The models of a directory: itself where it holds a checkpoint or the one GGUF model of a page, otherwise each GGUF file.
+/// The models of a directory: itself where it holds a checkpoint or the one GGUF model of a page,
+/// otherwise each GGUF file.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let names = names(directory);
     if names.iter().any(|n| n == "config.json" || n.ends_with(".safetensors")) {
@@ -162,7 +165,8 @@ fn is_gemma(name: &str) -> bool {
     name.contains("gemma-3-") || name.contains("gemma3") || name.contains("gemma_3")
 }
 
-/// Opens a model; `None` where it is of another family. What cannot be opened is told from its name, unless it is `wanted`.
+/// Opens a model; `None` where it is of another family. What cannot be opened is told from its
+/// name, unless it is `wanted`.
 fn look(model: String, path: PathBuf, host: &Host<'_>, run: &RunOptions, wanted: bool) -> Option<Found> {
     if family(&path).is_some_and(|family| !family.starts_with("gemma3") || family.starts_with("gemma3n")) {
         return None;

@@ -1,4 +1,5 @@
-//! `gemma plan`: what a model would take and where it would run, without loading it. The same code decides when it is loaded.
+//! `gemma plan`: what a model would take and where it would run, without loading it. The same code
+//! decides when it is loaded.
 
 mod remedy;
 pub mod sizes;
@@ -30,7 +31,8 @@ use sizes::Sizes;
 /// Without MODEL: which sizes of Gemma 3 fit here. The model need not be downloaded.
 #[derive(Debug, Args)]
 pub struct Plan {
-    /// Model: a size (27b, 12b, 4b, 1b, 270m), an id such as google/gemma-3-27b-it, a directory or a GGUF file; bundled is the demo
+    /// Model: a size (27b, 12b, 4b, 1b, 270m), an id such as google/gemma-3-27b-it, a directory or
+    /// a GGUF file; bundled is the demo
     #[arg(value_name = "MODEL")]
     pub which: Option<String>,
     /// Made-up weights in the shape of a Gemma 3, as gemma bench takes them
@@ -38,22 +40,27 @@ pub struct Plan {
     pub synthetic: Option<Shape>,
     #[command(flatten)]
     pub formats: Formats,
-    /// Plan for another machine with so much memory (32GB), of which a quarter, but at most 8 GB, is taken to be in use
+    /// Plan for another machine with so much memory (32GB), of which a quarter, but at most 8 GB,
+    /// is taken to be in use
     #[arg(long, value_name = "SIZE", value_parser = machine_memory)]
     pub memory: Option<u64>,
-    /// Speed at which memory is read, 1e9 bytes a second, instead of measuring it; with a comma the GPU's and the processor's
+    /// Speed at which memory is read, 1e9 bytes a second, instead of measuring it; with a comma the
+    /// GPU's and the processor's
     #[arg(long, value_name = "GB/S", value_delimiter = ',', num_args = 1, value_parser = speed, conflicts_with = "measure")]
     pub bandwidth: Vec<f64>,
-    /// Measure on the GPU how fast it reads its memory, in 0.3 GB of it, and a prompt, instead of assuming the one and leaving out the other
+    /// Measure on the GPU how fast it reads its memory, in 0.3 GB of it, and a prompt, instead of
+    /// assuming the one and leaving out the other
     #[arg(long, conflicts_with = "memory")]
     pub measure: bool,
-    /// Tokens that a pass brings with drafts, at least and at most, for the range of tokens a second
+    /// Tokens that a pass brings with drafts, at least and at most, for the range of tokens a
+    /// second
     ///
-    /// The default is what the bundled drafts for Gemma 3 brought on held-out prose and code (gemma bench --replay, trees of 15 nodes),
-    /// guessing text of people, not of a Gemma.
+    /// The default is what the bundled drafts for Gemma 3 brought on held-out prose and code (gemma
+    /// bench --replay, trees of 15 nodes), guessing text of people, not of a Gemma.
     #[arg(long, value_name = "LOW,HIGH", value_delimiter = ',', num_args = 1, default_values_t = DRAFTED, value_parser = tokens)]
     pub tokens_per_pass: Vec<f64>,
-    /// Texts that generate --batch --parallel N answers at once: each takes memory for a context of its own
+    /// Texts that generate --batch --parallel N answers at once: each takes memory for a context of
+    /// its own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub parallel: u16,
     /// One JSON object instead of text
@@ -65,7 +72,8 @@ pub struct Plan {
     pub ui: UiOptions,
 }
 
-/// Tokens per pass on held-out prose and on held-out code: `scripts/bench-draft.sh`, 25 texts of each.
+/// Tokens per pass on held-out prose and on held-out code: `scripts/bench-draft.sh`, 25 texts of
+/// each.
 const DRAFTED: [f64; 2] = [1.8, 3.9];
 /// Context where none was asked for.
 const CONTEXT: usize = 4096;

@@ -246,7 +246,7 @@ pub fn wrapped(text: &str, columns: usize) -> String {
 /// A paragraph with `label` in front of it, broken into lines of at most `columns`; lines after the first are indented by
 /// `indent`. Where that would leave little room the label has a line of its own.
 pub fn paragraph_in(label: &str, indent: usize, text: &str, columns: usize) -> String {
-    let narrow = columns < 3 * indent;
+    let narrow = is_narrow(indent, columns);
     let indent = if narrow { NARROW } else { indent };
     let mut out = if narrow && !label.is_empty() { format!("{label}\n") } else { String::new() };
     let label = if narrow { "" } else { label };
@@ -268,8 +268,13 @@ pub fn paragraph_in(label: &str, indent: usize, text: &str, columns: usize) -> S
     out + line.trim_end() + "\n"
 }
 
-/// Indent on narrow terminals.
+/// Indent on narrow terminals, and the room that text needs beside a wider one.
 const NARROW: usize = 4;
+const ROOM: usize = 25;
+
+fn is_narrow(indent: usize, columns: usize) -> bool {
+    indent > NARROW && columns < indent + ROOM
+}
 
 /// Words of a shell command; what is quoted, and a comment, is one.
 fn shell_words(text: &str) -> Vec<&str> {
@@ -292,7 +297,7 @@ fn shell_words(text: &str) -> Vec<&str> {
 
 /// A shell command, indented by `indent`; where it does not fit into `columns`, over several lines that the shell joins.
 pub fn command(indent: usize, text: &str, columns: usize) -> String {
-    let indent = if columns < 3 * indent { NARROW } else { indent };
+    let indent = if is_narrow(indent, columns) { NARROW } else { indent };
     let (mut out, mut line) = (String::new(), " ".repeat(indent));
     let mut empty = true;
     for word in shell_words(text) {

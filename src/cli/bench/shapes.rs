@@ -18,8 +18,8 @@ pub struct Formats {
     /// Weight format of the made-up embedding table and output head [default: i8-row]
     #[arg(long, value_name = "FORMAT", value_parser = format)]
     pub format_embedding: Option<Format>,
-    /// Formats of a recipe instead: q4_0 (Google's 4-bit GGUF files), bf16 (Google's original checkpoints), or one of gemma quantize
-    /// (seed, int4, 9gb, 10gb, 12gb or a file)
+    /// Formats of a recipe instead: q4_0 (Google's 4-bit GGUF files), bf16 (Google's original
+    /// checkpoints), or one of gemma quantize (seed, int4, 9gb, 10gb, 12gb or a file)
     #[arg(long, value_name = "RECIPE", conflicts_with_all = ["format_weights", "format_embedding"])]
     pub recipe: Option<String>,
 }
@@ -35,8 +35,8 @@ impl Formats {
         self.recipe.is_some() || self.format_weights.is_some() || self.format_embedding.is_some()
     }
 
-    /// Made-up weights of these formats. A recipe that leaves a choice is settled as `gemma quantize` would without text,
-    /// for a checkpoint of this shape without its tokenizer's files.
+    /// Made-up weights of these formats. A recipe that leaves a choice is settled as `gemma
+    /// quantize` would without text, for a checkpoint of this shape without its tokenizer's files.
     pub fn weights(&self, config: Config) -> Result<Weights> {
         let (linear, table) = match self.recipe.as_deref() {
             Some("q4_0") => (Format::I4_G32, Format::BF16),
@@ -98,9 +98,10 @@ impl Shape {
     /// From the largest on.
     pub const ALL: [Shape; 5] = [Shape::B27, Shape::B12, Shape::B4, Shape::B1, Shape::M270];
 
-    /// The Gemma 3 that a name means, and the recipe of the files that the name stands for: Google's 4-bit file for a size
-    /// alone (`27b`, `gemma-3-27b`, Ollama's `gemma3:27b`), otherwise what lies on the page of that name
-    /// (`google/gemma-3-27b-it`, `google/gemma-3-27b-it-qat-q4_0-gguf`).
+    /// The Gemma 3 that a name means, and the recipe of the files that the name stands for:
+    /// Google's 4-bit file for a size alone (`27b`, `gemma-3-27b`, Ollama's `gemma3:27b`),
+    /// otherwise what lies on the page of that name (`google/gemma-3-27b-it`,
+    /// `google/gemma-3-27b-it-qat-q4_0-gguf`).
     pub fn named(name: &str) -> Option<(Shape, &'static str)> {
         let name = name.to_ascii_lowercase();
         let rest = match name.split_once('/') {
@@ -139,7 +140,8 @@ impl Shape {
 
     /// Its `config.json`, as far as the shape goes; sizes as on the models' pages.
     pub fn config(self) -> Value {
-        // dim, layers, heads, kv heads, head dim, ffn, window, query scalar, vocabulary, global RoPE factor
+        // dim, layers, heads, kv heads, head dim, ffn, window, query scalar, vocabulary, global
+        // RoPE factor
         let [dim, layers, heads, kv_heads, head_dim, ffn, window, scalar, vocab, factor] = match self {
             Shape::B27 => [5376, 62, 32, 16, 128, 21504, 1024, 168, 262_208, 8],
             Shape::B12 => [3840, 48, 16, 8, 256, 15360, 1024, 256, 262_208, 8],

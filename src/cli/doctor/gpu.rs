@@ -1,4 +1,5 @@
-//! Vulkan: the loader and its drivers, the device that would be taken, who may open it, how much memory it gives.
+//! Vulkan: the loader and its drivers, the device that would be taken, who may open it, how much
+//! memory it gives.
 
 use super::host::{Found, Machine};
 use super::storage::SMALLEST_27B;
@@ -227,7 +228,7 @@ fn heap(machine: &dyn Machine, device: &DeviceInfo) -> Check {
     }
     if all >= SMALLEST_27B {
         let remedy = format!(
-            "Gemma 3 27B at 9 GB takes {need}: end what holds the rest, or layers go to the processor; who has the GPU open:"
+            "Gemma 3 27B at 9 GB takes {need}: close what holds the rest, or some layers run on the processor; who has the GPU open:"
         );
         return Check::warn("gpu memory", found, remedy).typing(["sudo fuser -v /dev/dri/renderD*"]);
     }

@@ -140,7 +140,7 @@ impl Machine for Here {
             Directory {
                 purpose: "what drafts have learnt",
                 path: MemoryPlace::On.directory(true),
-                without: "drafts begin anew in each run (--draft-memory off says so)",
+                without: "drafts learn anew in each run",
                 private: Some("it holds fragments of prompts and answers, readable by you alone"),
             },
         ]

@@ -51,7 +51,8 @@ pub fn trials(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
         Ok(what) => Check::pass("kernels, gpu", what),
         Err(e) => {
             let check = Check::error("kernels, gpu", &e);
-            // Under auto a device that fails to load gives way; one that computes wrongly would not be noticed.
+            // Under auto a device that fails to load gives way; one that computes wrongly would not
+            // be noticed.
             let gives_way = !asked.needs_gpu() && check.code != 1;
             let check = if gives_way { check.only_warns() } else { check };
             let remedy = "update the GPU's driver, or use --device cpu";
@@ -62,7 +63,8 @@ pub fn trials(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
     checks
 }
 
-/// Loads a small made-up model as `generate --check` would, and runs passes of one row and of several.
+/// Loads a small made-up model as `generate --check` would, and runs passes of one row and of
+/// several.
 pub fn trial(run: &RunOptions, device: Option<&DeviceInfo>) -> Result<String> {
     let config = json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
@@ -94,5 +96,5 @@ pub fn trial(run: &RunOptions, device: Option<&DeviceInfo>) -> Result<String> {
         loaded.engine.forward(&TokenTree::chain(&tokens), Rows::All, &mut scores)?;
         loaded.engine.commit(&(0..rows).collect::<Vec<u32>>())?;
     }
-    Ok(format!("a small model gives what its scalar twins give ({})", loaded.engine.describe()))
+    Ok(format!("a small model computes what the reference kernels compute ({})", loaded.engine.describe()))
 }

@@ -1,8 +1,8 @@
 //! `gemma doctor`: what stands between this machine and a good run, each with what to type.
 //!
-//! The verdict on a machine is what `generate` with the same options would do there: FAIL where it would stop, with its exit code; WARN
-//! where it would run with less than the machine has; PASS otherwise. What is asked is asked through [`Machine`], so that tests can play
-//! any machine.
+//! The verdict on a machine is what `generate` with the same options would do there: FAIL where it
+//! would stop, with its exit code; WARN where it would run with less than the machine has; PASS
+//! otherwise. What is asked is asked through [`Machine`], so that tests can play any machine.
 
 mod gpu;
 mod host;
@@ -30,7 +30,8 @@ use serde_json::{Value, json};
 
 /// Check this machine: drivers, devices, permissions, memory, power, disk
 ///
-/// Says what would stop or slow gemma generate, and what to type about it; without --model also which sizes of Gemma 3 fit.
+/// Says what would stop or slow gemma generate, and what to type about it; without --model also
+/// which sizes of Gemma 3 fit.
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// One JSON object instead of text

@@ -1,4 +1,5 @@
-//! The NPU: its node, driver and firmware, and the memory that it locks. A run without one is complete.
+//! The NPU: its node, driver and firmware, and the memory that it locks. A run without one is
+//! complete.
 
 use super::gpu::group_of;
 use super::host::Machine;

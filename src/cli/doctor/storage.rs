@@ -4,10 +4,11 @@ use super::Check;
 use super::host::Machine;
 use crate::cli::ui::bytes;
 
-/// What Gemma 3 27B at the smallest built-in recipe takes at a context of a few thousand positions: 9 GB of weights, 1.3 of keys, values
-/// and activations.
+/// What Gemma 3 27B at the smallest built-in recipe takes at a context of a few thousand positions:
+/// 9 GB of weights, 1.3 of keys, values and activations.
 pub const SMALLEST_27B: u64 = 10_300_000_000;
-/// Room that a directory should have: what drafts learn of a target is at most 12 MB, a device's kernels a few.
+/// Room that a directory should have: what drafts learn of a target is at most 12 MB, a device's
+/// kernels a few.
 const ROOM: u64 = 100_000_000;
 
 pub fn memory(machine: &dyn Machine) -> Check {

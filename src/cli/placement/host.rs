@@ -77,7 +77,8 @@ fn found(devices: &Result<Vec<DeviceInfo>>) -> Found {
     }
 }
 
-/// Memory of another machine that the system and other programs are taken to use: a quarter, and at most 8 GB.
+/// Memory of another machine that the system and other programs are taken to use: a quarter, and at
+/// most 8 GB.
 pub fn in_use(memory: u64) -> u64 {
     (memory / 4).min(8_000_000_000)
 }

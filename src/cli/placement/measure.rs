@@ -36,14 +36,16 @@ impl Need {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Reads {
     pub weights: u64,
-    /// Keys and values when the context is full; a sliding window is seen no further than it reaches.
+    /// Keys and values when the context is full; a sliding window is seen no further than it
+    /// reaches.
     pub kv_when_full: u64,
 }
 
 /// What the bytes of keys and values are for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct KvParts {
-    /// The whole context of global layers, and the window of the others: what queries can see, of all sequences.
+    /// The whole context of global layers, and the window of the others: what queries can see, of
+    /// all sequences.
     pub global: u64,
     pub window: u64,
     /// Whole pages, and room in the rings for a pass and for taking tokens back.
@@ -82,7 +84,8 @@ pub struct Share {
 pub struct Layout {
     pub gpu: Share,
     pub cpu: Share,
-    /// Bytes of the processor's memory that an NPU takes: its own copy of the global layers' keys and values, queries and results.
+    /// Bytes of the processor's memory that an NPU takes: its own copy of the global layers' keys
+    /// and values, queries and results.
     pub npu: u64,
     /// The GPU's memory in the order in which it will be asked for.
     pub pieces: Pieces,
@@ -149,7 +152,8 @@ impl Task<'_> {
         forward::load(self.weights, exec, options)
     }
 
-    /// The share of the layers `layers` with these bytes of weights and buffers; `embeds` where a table that is only looked up would be.
+    /// The share of the layers `layers` with these bytes of weights and buffers; `embeds` where a
+    /// table that is only looked up would be.
     fn share(&self, model: &Forward, layers: std::ops::Range<usize>, (weights, buffers): (u64, u64), embeds: bool) -> Share {
         let kv: u64 = model.kv_bytes[layers.clone()].iter().sum();
         let parts = KvParts::of(model.kv[layers.clone()].iter(), self.context, model.layout.max_rows);
@@ -168,7 +172,8 @@ impl Task<'_> {
         }
     }
 
-    /// The most layers that fit into what is free on the device, and what they take; `None` if not even one does.
+    /// The most layers that fit into what is free on the device, and what they take; `None` if not
+    /// even one does.
     pub fn most_layers(&self, device: &DeviceInfo) -> Result<Option<Layout>> {
         let fits = |n: usize| -> Result<Option<Layout>> {
             let layout = self.measure(Some(device), n)?;

@@ -47,7 +47,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// `all 62 layers on X (9.9 GB)`, `20 of 62 layers and the head on X (4.1 GB), 42 on the processor (6.2 GB)`.
+    /// `all 62 layers on X (9.9 GB)`, `20 of 62 layers and the head on X (4.1 GB), 42 on the
+    /// processor (6.2 GB)`.
     pub fn describe(&self) -> String {
         let (gpu, cpu) = (&self.layout.gpu, &self.layout.cpu);
         let (here, there) = (bytes(cpu.need.total()), bytes(gpu.need.total()));
@@ -66,12 +67,14 @@ impl Placement {
     }
 }
 
-/// Smaller models run from the processor's caches: a GPU's launches would cost more than they bring.
+/// Smaller models run from the processor's caches: a GPU's launches would cost more than they
+/// bring.
 const SMALL: u64 = 200_000_000;
 
 /// Where to run the model, and where else if that fails.
 ///
-/// What is named is taken or refused. Under `auto` a GPU that is there but cannot serve is mentioned once.
+/// What is named is taken or refused. Under `auto` a GPU that is there but cannot serve is
+/// mentioned once.
 pub fn candidates(task: &Task<'_>, options: &RunOptions, ui: &Ui) -> Result<Vec<Placement>> {
     candidates_among(task, options, || Vulkan::open().and_then(|v| v.devices()), ui)
 }
@@ -87,7 +90,7 @@ pub fn candidates_among(
     match options.device.parse()? {
         Device::Cpu => {
             if !matches!(wish, GpuLayers::Auto | GpuLayers::N(0)) {
-                ui.note("--gpu-layers says nothing where --device cpu runs all layers");
+                ui.note("--gpu-layers has no effect where --device cpu runs all layers");
             }
             Ok(vec![on_cpu(task)?])
         }
@@ -131,7 +134,8 @@ fn gpus(task: &Task<'_>, devices: &[DeviceInfo], ui: &Ui) -> Vec<Placement> {
     list
 }
 
-/// A discrete GPU for a second model: where all of it fits into what is free now, if it is too large for the processor's caches.
+/// A discrete GPU for a second model: where all of it fits into what is free now, if it is too
+/// large for the processor's caches.
 pub fn roomy_gpu(task: &Task<'_>) -> Result<Option<usize>> {
     if on_cpu(task)?.layout.cpu.need.weights < SMALL {
         return Ok(None);
@@ -182,7 +186,8 @@ fn parts(need: Need) -> String {
     format!("{weights} for weights, {kv} for keys and values, {activations} for activations{staging}")
 }
 
-/// Refuses what would drive the machine into swapping, before it does. `available` as the system says.
+/// Refuses what would drive the machine into swapping, before it does. `available` is what
+/// the system says.
 pub fn check_memory(placement: &Placement, available: Option<u64>) -> Result<()> {
     let need = placement.layout.cpu.need;
     // A GPU that shares the memory takes from it too.
@@ -252,7 +257,8 @@ mod tests {
             let list = gpus(&task, devices, &Ui::plain());
             list.iter().map(|p| (p.device.as_ref().unwrap().index, p.layout.gpu.layers)).collect()
         };
-        // All fits on two: the discrete one is the better. A little fits on the third, nothing on the fourth.
+        // All fits on two: the discrete one is the better. A little fits on the third, nothing on
+        // the fourth.
         let devices = [device(0, true, 1 << 33), device(1, false, 3 << 29), device(2, false, 1 << 33), device(3, false, 1 << 28)];
         let list = chosen(&devices);
         assert_eq!(list[..2], [(2, 34), (0, 34)]);

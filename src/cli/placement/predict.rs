@@ -1,4 +1,5 @@
-//! How fast a placement can be: bytes that a pass reads over the speed of the memory they lie in. A prediction, and an upper bound.
+//! How fast a placement can be: bytes that a pass reads over the speed of the memory they lie in. A
+//! prediction, and an upper bound.
 
 use super::Placement;
 use super::measure::Share;
@@ -39,7 +40,8 @@ pub struct Speeds {
 pub struct Prediction {
     pub ms_per_pass: f64,
     pub ms_per_pass_when_full: f64,
-    /// With a full context, and with an empty one. Of plain decoding these are the tokens a second too: each pass gives one.
+    /// With a full context, and with an empty one. Of plain decoding these are the tokens a second
+    /// too: each pass gives one.
     pub passes_per_s: [f64; 2],
     /// Bytes of weights that it reads from the GPU's memory and from the processor's.
     #[serde(skip)]
@@ -83,7 +85,8 @@ impl Speeds {
         Ok(Speeds { gpu: Some(Speed { gb_per_s: read / 1e9, how: "measured" }), ..self })
     }
 
-    /// Those that somebody gives: of the memory that layers lie in, or of the GPU's and of the processor's.
+    /// Those that somebody gives: of the memory that layers lie in, or of the GPU's and of the
+    /// processor's.
     pub fn given(speeds: &[f64]) -> Speeds {
         let speed = |gb_per_s| Speed { gb_per_s, how: "given" };
         let (first, last) = (speed(speeds[0]), speed(speeds[speeds.len() - 1]));

@@ -1,5 +1,5 @@
-//! How fast a prompt is read: the multiplications that it takes, at the speed at which a small model of the same formats was
-//! just timed. A prediction.
+//! How fast a prompt is read: the multiplications that it takes, at the speed at which a small
+//! model of the same formats was just timed. A prediction.
 
 use super::Placement;
 use super::measure::Task;
@@ -36,7 +36,8 @@ pub struct Reading {
     pub tokens_per_s: f64,
 }
 
-/// Multiplications that a prompt takes in some layers: by the format of the weights, and in attention.
+/// Multiplications that a prompt takes in some layers: by the format of the weights, and in
+/// attention.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Work {
     linear: HashMap<Format, f64>,
@@ -90,7 +91,8 @@ impl Rates {
             small.engine.commit(&(0..ROWS as u32).collect::<Vec<_>>())?;
         }
         let products = 2 * 16 * HEAD_DIM * ROWS * DEPTH;
-        // Where other programs took the processor meanwhile, a deep pass may seem shorter: attention then counts as nothing.
+        // Where other programs took the processor meanwhile, a deep pass may seem shorter:
+        // attention then counts as nothing.
         rates.attention = products as f64 / (small.seconds()? - shallow).max(0.0);
         Ok(rates)
     }
@@ -156,8 +158,8 @@ impl Small {
     }
 }
 
-/// How long the model takes to read a document where it is placed. `None` where a GPU has layers and `on_gpu` forbids to time
-/// it: a GPU's kernels take seconds to compile.
+/// How long the model takes to read a document where it is placed. `None` where a GPU has layers
+/// and `on_gpu` forbids to time it: a GPU's kernels take seconds to compile.
 pub fn reading(
     task: &Task<'_>,
     placement: &Placement,
@@ -206,7 +208,8 @@ mod tests {
         let matrices = c.n_layers * (c.dim * c.head_dim * (2 * c.n_heads + 2 * c.n_kv_heads) + 3 * c.dim * c.ffn_dim);
         let work = Work::of(&weights, 0..c.n_layers, 1000).unwrap();
         assert_eq!(work.linear.into_iter().collect::<Vec<_>>(), [(Format::I4_G32, (1000 * matrices) as f64)]);
-        // A window of 512: 512 queries see 1 to 512 keys, 488 see 512; a global layer's see 1 to 1000.
+        // A window of 512: 512 queries see 1 to 512 keys, 488 see 512; a global layer's see 1 to
+        // 1000.
         let globals = (0..c.n_layers).filter(|l| c.is_global(*l)).count();
         let seen = globals * 500_500 + (c.n_layers - globals) * (131_328 + 488 * 512);
         assert_eq!(work.attention, (2 * c.n_heads * c.head_dim * seen) as f64);

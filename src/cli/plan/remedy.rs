@@ -56,8 +56,8 @@ impl Misfit<'_> {
         Ok(ways.join("; or "))
     }
 
-    /// The largest size, as `--target-size` takes it, to which the model can be quantised so that it fits; `None` where no
-    /// format makes it small enough.
+    /// The largest size, as `--target-size` takes it, to which the model can be quantised so that
+    /// it fits; `None` where no format makes it small enough.
     fn target_size(&self, host: &Host<'_>, run: &RunOptions) -> Result<Option<String>> {
         let Some(available) = host.available else { return Ok(None) };
         let own = Size::of(self.task.weights)?.bytes;

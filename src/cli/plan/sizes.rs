@@ -1,4 +1,5 @@
-//! Which Gemma 3 fits, and how fast it would be: every size, in the formats that there are to be had.
+//! Which Gemma 3 fits, and how fast it would be: every size, in the formats that there are to be
+//! had.
 
 use crate::cli::args::{AutoOr, RunOptions};
 use crate::cli::bench::report::markdown;
@@ -16,7 +17,8 @@ use serde_json::{Value, json};
 /// Context that each model gets room for.
 const CONTEXT: usize = 4096;
 
-/// What there is to be had, the largest first: `bf16` and `q4_0` from Google, the others from `gemma quantize`.
+/// What there is to be had, the largest first: `bf16` and `q4_0` from Google, the others from
+/// `gemma quantize`.
 const RECIPES: [(Shape, &[&str]); 5] = [
     (Shape::B27, &["bf16", "q4_0", "12gb", "10gb", "9gb"]),
     (Shape::B12, &["bf16", "q4_0", "int4"]),
@@ -32,7 +34,8 @@ pub struct Row {
     pub recipe: &'static str,
     /// Of the weights.
     pub bytes: u64,
-    /// Predicted tokens a second without drafts, once the context is full; `None` where it does not fit.
+    /// Predicted tokens a second without drafts, once the context is full; `None` where it does not
+    /// fit.
     pub tokens_per_s: Option<f64>,
 }
 
@@ -66,7 +69,8 @@ impl Sizes {
         Ok(Sizes { rows, available: host.available, elsewhere: host.elsewhere, speeds })
     }
 
-    /// The largest of Google's files that fits; of two formats of one size the smaller one, which is the faster.
+    /// The largest of Google's files that fits; of two formats of one size the smaller one, which
+    /// is the faster.
     pub fn best(&self) -> Option<(&Row, String)> {
         let of = |row: &&Row| row.fits() && row.shape.page(row.recipe).is_some();
         let first = self.rows.iter().find(of)?;

@@ -37,7 +37,8 @@ impl Report<'_> {
         (0..config.n_layers).filter(|layer| config.is_global(*layer)).count()
     }
 
-    /// Tokens a second with drafts, at least and at most: as if a pass that checks drafts cost what a plain one does.
+    /// Tokens a second with drafts, at least and at most: as if a pass that checks drafts cost what
+    /// a plain one does.
     fn drafted_per_s(&self) -> [f64; 2] {
         let [full, empty] = self.predicted.passes_per_s;
         [full * self.drafted[0], empty * self.drafted[1]]
@@ -249,7 +250,8 @@ impl Report<'_> {
         markdown(&table)
     }
 
-    /// Other contexts, each with the layers where they would be then, and the tokens a second, without drafts, once it is full.
+    /// Other contexts, each with the layers where they would be then, and the tokens a second,
+    /// without drafts, once it is full.
     fn by_context(&self) -> String {
         let head = ["context", "keys and values", "in all", "GPU layers", "fits", "tok/s"];
         let mut table = vec![head.map(str::to_owned).to_vec()];
