@@ -86,6 +86,21 @@ for page in "${pages[@]}"; do
 done
 [ "$run" -ge 2 ] || fail "README.md shows fewer than two commands with what they print"
 
+# README's predicted speeds are those of `gemma plan`, which ends with 5 where the model would not fit here.
+predicted() { # size, recipe
+  { "$gemma" plan "$1" --recipe "$2" --bandwidth 75 -d cpu --json 2>"$work/stderr" || [ $? = 5 ]; } | python3 -c '
+import json, sys
+plan = json.load(sys.stdin)
+print("{:.1f} GB | {:.2g} |".format(plan["cpu"]["total"] / 1e9, plan["predicted"]["tokens_per_s_plain"][0]))'
+}
+while read -r memory size recipe; do
+  end=$(predicted "$size" "$recipe") || fail "gemma plan $size --recipe $recipe: $(cat "$work/stderr")"
+  grep -F "| $memory GB | ${size^^}" README.md | grep -qF -- "$end" || fail "README.md: $size, $recipe: gemma plan says $end"
+done <<<"8 4b q4_0
+16 12b q4_0
+16 27b 9gb
+32 27b q4_0"
+
 # Calls that cannot be run here parse. Every other program does nothing, but for a gemma in its arguments.
 cat >"$work/parse" <<'BASH'
 gemma() {
