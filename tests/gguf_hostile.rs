@@ -96,7 +96,7 @@ fn tensors_that_lie() {
     harmed(|f| f.offsets.push((1, 0)), &["overlaps"]);
     harmed(|f| f.offsets.push((2, 1 << 40)), &["truncated"]);
     harmed(|f| f.offsets.push((2, u64::MAX - 31)), &["impossible shape"]);
-    harmed(|f| f.offsets.push((2, 33)), &["no multiple of 32"]);
+    harmed(|f| f.offsets.push((2, 33)), &["not a multiple of 32"]);
     harmed(|f| f.tensors[0].dims = vec![1 << 32, 1 << 32], &["impossible shape"]);
     harmed(|f| f.tensors[0].dims = vec![u64::MAX], &["token_embd"]);
     harmed(|f| f.tensors[0].dims = vec![128, 0], &["cannot cut"]);
@@ -194,7 +194,7 @@ fn tokenizers_that_lie() {
         check(&|f| f.set(&key, Val::Str("x".into())), &key);
     }
     check(&|f| f.set("tokenizer.ggml.scores", Val::F32s(vec![0.0; 7])), "7 scores");
-    check(&|f| f.set("tokenizer.ggml.scores", Val::F32s(vec![f32::NAN; 8])), "no number");
+    check(&|f| f.set("tokenizer.ggml.scores", Val::F32s(vec![f32::NAN; 8])), "not a number");
     check(&|f| f.set("tokenizer.ggml.tokens", Val::Strs(vec!["a".into(); 8])), "twice");
     check(&|f| f.set("tokenizer.ggml.tokens", Val::Strs((0..8).map(|i| i.to_string().repeat(5000)).collect())), "5000 bytes");
     check(&|f| f.set("tokenizer.ggml.merges", Val::Strs(vec!["ab".into()])), "two pieces");

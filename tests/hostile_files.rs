@@ -64,7 +64,7 @@ fn things_that_are_no_model_directory() {
     let (_dir, path) = model(Form::TextV4, 1);
     assert!(refusal(open(&path.join("nowhere"))).contains("nowhere"));
     assert!(refusal(open(&path.join(FILE))).contains("directory"));
-    assert!(refusal(open(&path.join("config.json"))).contains("not a directory"));
+    assert!(refusal(open(&path.join("config.json"))).contains("one file of a model"));
     let gguf = path.join("x.gguf");
     fs::write(&gguf, b"GGUF").unwrap();
     assert!(refusal(open(&gguf)).contains("truncated"));
@@ -166,7 +166,7 @@ fn tensors_that_do_not_make_a_gemma_3() {
             add(name)(&mut tensors);
             write_model(dir, &model.config(Form::TextV4), &tensors, Dtype::F32, 1);
         };
-        refused(Form::TextV4, 1, harm, &[name, "no part of"]);
+        refused(Form::TextV4, 1, harm, &[name, "does not belong to"]);
     }
     let peft = |t: &mut Vec<common::Named>| t.iter_mut().for_each(|t| t.0 = format!("base_model.model.{}", t.0));
     refused(Form::TextV4, 1, rewrite(peft), &["base_model.model.", "merge_and_unload"]);
@@ -206,7 +206,7 @@ fn configurations_that_are_not_computed() {
         ("hidden_size", json!("big"), "hidden_size"),
         ("num_hidden_layers", json!(0), "num_hidden_layers"),
         ("num_hidden_layers", json!(5), "missing"),
-        ("num_hidden_layers", json!(3), "no part of"),
+        ("num_hidden_layers", json!(3), "does not belong to"),
         ("vocab_size", json!(100_000_000u64), "vocab_size"),
         ("vocab_size", json!(161), "embed_tokens"),
         ("sliding_window", json!(0), "sliding_window"),

@@ -74,7 +74,7 @@ pub enum Command {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model and device")]
 pub struct ModelOptions {
-    /// Model directory, GGUF file, or id of a downloaded model
+    /// Directory, GGUF file or id of a downloaded model
     ///
     /// A directory is one of Hugging Face's or one that gemma quantize made; an id such as google/gemma-3-27b-it names a model in the
     /// Hugging Face cache. Nothing is ever downloaded. Without this option the bundled demo model is used.
@@ -195,7 +195,7 @@ pub struct UiOptions {
     /// Print nothing on standard error but errors
     #[arg(short, long)]
     pub quiet: bool,
-    /// Print more details on standard error; -vv prints more still
+    /// Print more details; -vv prints more still
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Show progress bars; auto does on a terminal, until the first token

@@ -5,6 +5,9 @@ use super::ui::paragraph;
 use clap::{Arg, Command};
 use std::ffi::OsString;
 
+/// Column of the short help at which texts begin, but for options that are longer.
+const COLUMN: usize = 27;
+
 /// What `gemma --version` prints behind the name: version, commit where it is known, and features.
 pub const VERSION: &str = env!("GEMMA_VERSION");
 
@@ -154,7 +157,7 @@ const USAGES: [(&str, &str); 3] = [
 ];
 
 /// Options that `-h` leaves to `--help`: those that few people ever type.
-const SELDOM: [&str; 47] = [
+const SELDOM: [&str; 50] = [
     "allow_requantize",
     "check",
     "color",
@@ -165,6 +168,8 @@ const SELDOM: [&str; 47] = [
     "draft_tokens",
     "draft_tree",
     "embedding",
+    "format_embedding",
+    "format_weights",
     "from",
     "gpu_layers",
     "grammar",
@@ -201,6 +206,7 @@ const SELDOM: [&str; 47] = [
     "strict",
     "system_file",
     "tokenizer",
+    "text_tokens",
     "tokens_per_pass",
 ];
 
@@ -252,8 +258,9 @@ pub fn short(root: &Command, argv: &[OsString]) -> Option<String> {
     let help = ("  -h, --help".to_owned(), "Print this; --help explains all options".to_owned());
     let lines: Vec<(String, String)> =
         words.iter().chain(&options).map(|arg| (spelling(arg), about(arg))).chain([help]).collect();
-    let column = 2 + lines.iter().map(|(spelling, _)| spelling.chars().count()).max().unwrap_or(0);
-    let lines: String = lines.iter().map(|(spelling, about)| paragraph(spelling, column, about)).collect();
+    let longest = lines.iter().map(|(spelling, _)| spelling.chars().count()).max().unwrap_or(0);
+    let column = COLUMN.min(longest + 2);
+    let lines: String = lines.iter().map(|(spelling, about)| paragraph(&format!("{spelling}  "), column, about)).collect();
     let about = command.get_about().map_or(String::new(), |text| text.to_string());
     Some(format!("{}\n{usage}\n\n{lines}\nAll options: gemma {name} --help\n", paragraph("", 0, &about)))
 }
@@ -283,8 +290,9 @@ fn about(arg: &Arg) -> String {
         text += &format!(": {}", values.join(", "));
     }
     let default: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
-    if arg.get_action().takes_values() && !default.is_empty() {
-        text += &format!(" [default: {}]", default.join(","));
+    let default = default.join(",");
+    if arg.get_action().takes_values() && !default.is_empty() && !format!("{text} {}", spelling(arg)).contains(&default) {
+        text += &format!(" [default: {default}]");
     }
     text
 }

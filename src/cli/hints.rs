@@ -47,11 +47,14 @@ const OPTIONS: [(&[&str], &str); 14] = [
         "-n N (--max-tokens) is the option for that",
     ),
     (&["--num-ctx", "--num_ctx", "--n-ctx", "--context"], "-c N (--ctx-size) is the option for that"),
-    (&["-md", "--model-draft", "--draft-model"], "--draft MODEL is the option for that; by default a bundled model drafts"),
-    (&["-sys", "--system-prompt", "-sysf"], "-s TEXT (--system) or --system-file FILE is the option for that"),
-    (&["--image", "--mmproj", "--audio", "-mm"], "only text is supported: the model reads no images and no sound"),
+    (
+        &["--model-draft", "--draft-model", "--spec-draft-model"],
+        "--draft MODEL is the option for that; by default a bundled model drafts",
+    ),
+    (&["--system-prompt", "--sys", "--system-prompt-file"], "-s TEXT (--system) or --system-file FILE is the option for that"),
+    (&["--image", "--mmproj", "--audio"], "only text is supported: the model reads no images and no sound"),
     (&["--host", "--port"], "there is no server yet; `gemma generate --batch -` answers JSON records, one per line"),
-    (&["-dev", "--gpu", "--cuda", "--metal"], "-d auto|cpu|vulkan:N (--device) is the option for that; see gemma devices"),
+    (&["--gpu", "--cuda", "--metal"], "-d auto|cpu|vulkan:N (--device) is the option for that; see gemma devices"),
     (&["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"], "--kv f16|f32|q8 is the option for that"),
     (&["-jf", "--schema", "-j"], "--json-schema SCHEMA|@FILE is the option for that"),
     (

@@ -34,7 +34,10 @@ pub fn acquire(how: DeviceLock, name: &str, index: usize, ui: &Ui) -> Result<()>
     if held.iter().any(|(other, _)| *other == path) {
         return Ok(());
     }
-    let what = || Fault::new(Kind::Device, format!("cannot lock {}", path.display())).help("--device-lock off goes without");
+    let what = || {
+        Fault::new(Kind::Device, format!("cannot lock {}", path.display()))
+            .help("--device-lock off uses the device without a lock")
+    };
     // Kept when the process ends: a lock is on the open file, and whoever waits has it open.
     // One that another user made can be read at least, and that is enough.
     let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);

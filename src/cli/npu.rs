@@ -51,8 +51,8 @@ impl Npu {
 
 /// Why it takes no part where several texts share passes.
 pub fn for_one_text() -> anyhow::Error {
-    let fault = Fault::usage("the NPU works for one text: it does not go with --parallel");
-    fault.help("leave one of --npu and --parallel out").into()
+    let fault = Fault::usage("the NPU works for one text at a time, and --parallel answers several");
+    fault.help("leave out --npu or --parallel").into()
 }
 
 /// What a model's attention is to the NPU.
@@ -64,7 +64,7 @@ pub fn dims(config: &Config) -> Dims {
 /// One line on what happened to an NPU that was given up.
 pub fn say(report: Option<&AssistReport>, ui: &Ui) {
     if let Some(why) = report.and_then(|r| r.given_up.as_ref()) {
-        ui.note(format!("the NPU was given up, all attention ran beside it: {why}"));
+        ui.note(format!("the NPU was given up, and the other device computed all attention: {why}"));
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Constrained output")]
 pub struct GrammarOptions {
-    /// Answer with JSON that fits a schema, or the schema in @FILE
+    /// Answer with JSON that fits a schema
     ///
     /// The answer has every key and value that the JSON Schema asks for, and no white space but one space behind `,` and `:`. A keyword
     /// that is not supported is refused, not passed over. What the schema leaves no choice about is guessed at no cost. An answer that

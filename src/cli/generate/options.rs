@@ -67,15 +67,15 @@ pub struct SamplingOptions {
     /// Generate at most this many tokens
     #[arg(short = 'n', long, value_name = "N", default_value_t = 512, value_parser = tokens)]
     pub max_tokens: usize,
-    /// Temperature; 0 takes the likeliest [default: the model's]
+    /// Temperature, 0 for none [default: the model's]
     #[arg(long, alias = "temperature", allow_negative_numbers = true, value_name = "T", value_parser = number::<0, 100>)]
     pub temp: Option<f32>,
-    /// Sample from the K likeliest tokens [default: the model's]
+    /// Sample from the K likeliest [default: the model's]
     ///
     /// 0 samples from all tokens.
     #[arg(long, value_name = "K")]
     pub top_k: Option<usize>,
-    /// Sample from this share of chances [default: the model's]
+    /// Sample from share P only [default: the model's]
     ///
     /// The likeliest tokens whose chances add up to P are sampled from (nucleus sampling).
     #[arg(long, allow_negative_numbers = true, value_name = "P", value_parser = share)]
@@ -106,7 +106,7 @@ pub struct SamplingOptions {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Drafting (changes the speed, never the text)")]
 pub struct DraftingOptions {
-    /// Where guesses come from: auto, off, ngram, or a model
+    /// Source of guesses: auto, off, ngram, or a model
     ///
     /// auto is the bundled draft model that shares the model's tokenizer (the demo's or Gemma 3's), mixed with what followed the last time
     /// the text ended like this, and with what the model found likely the last time after the same tokens (see --draft-memory). ngram
@@ -167,7 +167,7 @@ pub struct BatchOptions {
     /// Answer every N-th record, from the I-th on: for N processes that share a batch
     #[arg(long, value_name = "I/N", requires = "batch")]
     pub shard: Option<super::batch::place::Shard>,
-    /// Answer up to N records of a batch at once
+    /// Answer N records of a batch at once
     ///
     /// The answers and their order are the same, and they come sooner: a pass reads the weights once for all of them. Each takes memory
     /// for a context of its own. Guesses come from the texts themselves (--draft ngram), and a draft model is not asked.
@@ -192,7 +192,7 @@ pub enum DraftAhead {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputOptions {
-    /// Write to a file, which appears complete or not at all
+    /// Write to a file, which appears when it is complete
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: Option<Destination>,
     /// Write text, json, jsonl or stream-json
@@ -204,9 +204,9 @@ pub struct OutputOptions {
     /// End the text with a line break on pipes and in files too
     #[arg(long)]
     pub newline: bool,
-    /// Print figures on standard error: auto, text, json or off
+    /// Print figures: auto, text, json or off
     ///
-    /// auto prints one line where standard error is a terminal, and all figures with -v.
+    /// Figures go to standard error. auto prints one line where standard error is a terminal, and all figures with -v.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = StatsFormat::Auto)]
     pub stats: StatsFormat,
     /// Write the figures to a file, as JSON

@@ -62,7 +62,7 @@ pub fn system(chat: &ChatOptions) -> Result<Option<String>> {
 /// One of the two, or none.
 pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<String>> {
     match (text, file) {
-        (Some(_), Some(_)) => Err(Fault::usage("--system and --system-file are both given").into()),
+        (Some(_), Some(_)) => Err(Fault::usage("--system and --system-file are both given").help("give one of them").into()),
         (None, Some(path)) => Ok(Some(input::read_file(path)?)),
         (text, None) => Ok(text.map(str::to_owned)),
     }
