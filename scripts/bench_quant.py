@@ -101,7 +101,7 @@ def ours(a, name, size, flags):
     """Bytes and figures of our directory of at most `size` bytes, or of what the flags say where there is no size."""
     out = a.work / name
     if not out.exists():
-        limit = ["--target-size", size] if size else []
+        limit = ["--target-size", f"{size} B"] if size else []
         run([a.gemma, "quantize", a.model, out, *limit, *flags], a.work / f"{name}.log")
     return sum(f.stat().st_size for f in out.iterdir()), evaluate(a, out, name)
 
