@@ -57,7 +57,9 @@ pub struct Bench {
     /// Measurements of each test, after one that does not count
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
-    /// Prompts of the text test, as JSON lines with "turns" or "prompt" and "category" (repeatable) [default: a few built in]
+    /// Prompts of the text test, as JSON lines (repeatable) [default: a few built in]
+    ///
+    /// Each line is an object with "prompt" or "turns", and with "category".
     #[arg(long, value_name = "FILE")]
     pub prompts: Vec<PathBuf>,
     /// Prompts taken from the files, evenly spread

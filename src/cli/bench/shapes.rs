@@ -18,8 +18,10 @@ pub struct Formats {
     /// Weight format of the made-up embedding table and output head [default: i8-row]
     #[arg(long, value_name = "FORMAT", value_parser = format)]
     pub format_embedding: Option<Format>,
-    /// Formats of a recipe instead: q4_0 (Google's 4-bit GGUF files), bf16 (Google's original
-    /// checkpoints), or one of gemma quantize (seed, int4, 9gb, 10gb, 12gb or a file)
+    /// Formats of q4_0, bf16 or a recipe of gemma quantize
+    ///
+    /// q4_0 is what Google's 4-bit GGUF files have, bf16 Google's original checkpoints; the recipes are
+    /// seed, int4, 9gb, 10gb, 12gb, or a file. This goes instead of the two options above.
     #[arg(long, value_name = "RECIPE", conflicts_with_all = ["format_weights", "format_embedding"])]
     pub recipe: Option<String>,
 }
