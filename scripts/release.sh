@@ -60,7 +60,8 @@ install -m 644 README.md LICENSE LICENSE-MIT LICENSE-APACHE "$share/doc/gemma/"
 install -m 644 docs/*.md "$share/doc/gemma/docs/"
 python3 scripts/third_party.py >"$share/doc/gemma/THIRD-PARTY.txt"
 cargo cyclonedx -q --format json --spec-version 1.5 --target x86_64-unknown-linux-gnu --no-build-deps --override-filename target-sbom
-sed "s#path+file://$PWD\\b#path+file:///gemma#g" target-sbom.json >"$share/doc/gemma/sbom.cdx.json"
+# Cargo's name of this package is its path, and the name as well only where the directory is called otherwise.
+sed -E 's,path\+file://[^#"]*#(gemma@)?,path+file:///gemma#gemma@,g' target-sbom.json >"$share/doc/gemma/sbom.cdx.json"
 rm target-sbom.json
 
 name=gemma-$version-x86_64-linux
