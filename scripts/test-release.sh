@@ -25,8 +25,6 @@ fi
 
 base=${XDG_CACHE_HOME:-$HOME/.cache}/gemma-test/bookworm.tar
 root=$(mktemp -d)
-# Services of the system run as users of their own.
-chmod 755 "$root"
 mounted=0
 clean() {
   if [ "$mounted" = 1 ]; then umount "$root/proc"; fi
@@ -44,6 +42,8 @@ if [ ! -f "$base" ]; then
 else
   tar -C "$root" -xf "$base"
 fi
+# Parts of the system run as users of their own, which a directory of mktemp would keep out.
+chmod 755 "$root"
 mount -t proc proc "$root/proc" || skip "/proc cannot be mounted in the bare system"
 mounted=1
 mkdir -p "$root/home/user"
