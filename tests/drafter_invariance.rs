@@ -415,7 +415,7 @@ fn a_vocabulary_fits_the_tokenizer_it_was_made_for_and_spells_the_rest() {
 
     for (change, words) in [
         (r#"{"steps": [0, 1]}"#, "missing field"),
-        ("[]", "no vocabulary of a draft model"),
+        ("[]", "not the vocabulary of a draft model"),
         (r#"{"tokenizer": {"first": 9, "end": 9, "sha256": "", "control": {}}, "parts": 2, "steps": [0]}"#, "out of range"),
         (r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}}, "parts": 99, "steps": [0]}"#, "out of range"),
         (r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}}, "parts": 2, "steps": [4, 0]}"#, "row 1"),

@@ -109,7 +109,7 @@ fn tensors_that_lie() {
     harmed(|f| f.tensors[2].name = "blk.0.attn_q.bias".into(), &["missing"]);
     harmed(
         |f| f.tensors.push(Tensor { name: "blk.0.ffn_exps.weight".into(), dims: vec![1], kind: 0, data: vec![0; 4] }),
-        &["no part of a Gemma 3"],
+        &["does not belong to a Gemma 3"],
     );
     harmed(|f| f.tensors.truncate(5), &["missing"]);
     harmed(|f| f.tensors.clear(), &["no embedding table"]);

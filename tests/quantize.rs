@@ -184,7 +184,7 @@ fn refusals_leave_nothing_behind() {
     fs::write(dst.join("precious"), "x").unwrap();
     assert_eq!(run(&src, &dst, "i4-g32").0, Kind::Usage);
     assert_eq!(names(&dst), ["precious"]);
-    assert_eq!(run(&src, &dir.path().join("no/such/dst"), "i4-g32").0, Kind::Usage);
+    assert_eq!(run(&src, &dir.path().join("no/such/dst"), "i4-g32").0, Kind::Failure);
     assert_eq!(run(&src, &src, "i4-g32").0, Kind::Usage);
 
     fs::remove_dir_all(&dst).unwrap();

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 const COLUMN: usize = 27;
 
 /// What `gemma --version` prints behind the name: version, commit where it is known, and features.
-pub const VERSION: &str = env!("GEMMA_VERSION");
+pub const VERSION: &str = env!("DESCRIPTION_OF_BUILD");
 
 /// Columns of help at most.
 const WIDTH: usize = 110;

@@ -138,7 +138,7 @@ pub fn parse(argv: Vec<OsString>) -> Result<Typed, Early> {
     let command = Cli::from_arg_matches(&matches).map_err(Early::Clap)?.command;
     let (_, sub) = matches.subcommand().expect("a subcommand is required");
     // A command without these options says what it must in the default way.
-    let terminal = sub.try_contains_id("quiet").is_ok().then(|| UiOptions::from_arg_matches(sub));
+    let terminal = sub.ids().any(|id| id == "quiet").then(|| UiOptions::from_arg_matches(sub));
     let (ui, print_config) = match terminal.transpose().map_err(Early::Clap)? {
         Some(options) => (Ui::new(&options), options.print_config),
         None => (Ui::plain(), false),

@@ -10,7 +10,7 @@ const LONG_ENOUGH: u64 = 48;
 
 /// The program's version, with its commit where the build knew it.
 pub fn version() -> String {
-    option_env!("GEMMA_VERSION").unwrap_or(env!("CARGO_PKG_VERSION")).to_owned()
+    option_env!("DESCRIPTION_OF_BUILD").unwrap_or(env!("CARGO_PKG_VERSION")).to_owned()
 }
 
 /// The command line, quoted where a shell needs it.

@@ -79,10 +79,10 @@ fn graphics(machine: &dyn Machine) -> Vec<Check> {
     let cards = machine.list("sys/class/drm").into_iter().filter(|name| name.starts_with("card") && !name.contains('-'));
     cards
         .filter_map(|card| {
-            let path = format!("sys/class/drm/{card}/device/power_dpm_force_performance_level");
-            (machine.read(&path)? == "low").then(|| {
+            let (device, level) = (format!("sys/class/drm/{card}/device"), "power_dpm_force_performance_level");
+            (machine.read(&format!("{device}/{level}"))? == "low").then(|| {
                 Check::warn("gpu clocks", format!("{card} is held at its lowest clocks"), "let the driver choose again:")
-                    .typing([format!("echo auto | sudo tee /{path}")])
+                    .typing([format!("cd /{device}"), format!("echo auto | sudo tee {level}")])
             })
         })
         .collect()
