@@ -1,6 +1,7 @@
 // The last workgroup of several to come by does what needs the results of all of them: no dispatch of its own, no waiting.
 //
-// Nobody waits for anybody, so nothing is asked of the order in which a device runs workgroups.
+// Nobody waits for anybody, so nothing is asked of the order in which a device runs workgroups. barrier() orders shared memory
+// only: each invocation itself releases what it wrote to memory before its workgroup is counted.
 
 #extension GL_KHR_memory_scope_semantics : require
 
@@ -8,9 +9,9 @@ shared uint before_me;
 
 // Whether this workgroup is the last of `parties` to come here for `unit`; then it sees what the others wrote to memory.
 bool is_last(uint64_t counts, uint unit, uint parties) {
+    memoryBarrier(gl_ScopeDevice, gl_StorageSemanticsBuffer, gl_SemanticsRelease);
     barrier();
     if (gl_LocalInvocationIndex == 0) {
-        memoryBarrier(gl_ScopeDevice, gl_StorageSemanticsBuffer, gl_SemanticsRelease);
         before_me = atomicAdd(U32(counts).v[unit], 1u, gl_ScopeDevice, gl_StorageSemanticsBuffer, gl_SemanticsAcquireRelease);
         // For the next dispatch.
         if (before_me + 1 == parties) U32(counts).v[unit] = 0;

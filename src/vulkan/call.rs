@@ -74,6 +74,8 @@ pub struct Call {
     pub touches: Vec<Touch>,
     /// Weight bytes read.
     pub bytes: u64,
+    /// About how many multiply-adds, by which a pass is cut into submissions.
+    pub work: u64,
     pub label: &'static str,
     /// The dispatches that it is part of: more than one where they share calls.
     pub of: Range<usize>,
@@ -123,6 +125,8 @@ pub struct Own {
     pub sizes: OwnSizes,
 }
 
+/// Multiply-adds that a workgroup of neither a linear layer nor attention counts as.
+const OTHER_WORK: u64 = 4096;
 /// Most rows that page partials are split over workgroups for.
 const SPLIT_ROWS: usize = 32;
 
@@ -196,8 +200,9 @@ impl Places<'_> {
     }
 
     pub(super) fn call(&self, shader: Shader, constants: Constants, push: Push, groups: [usize; 3], touches: Vec<Touch>) -> Call {
+        let work = groups.iter().product::<usize>() as u64 * OTHER_WORK;
         let groups = groups.map(|g| g as u32);
-        Call { shader, constants, push, linear: None, tail: None, groups, touches, bytes: 0, label: "", of: 0..0 }
+        Call { shader, constants, push, linear: None, tail: None, groups, touches, bytes: 0, work, label: "", of: 0..0 }
     }
 
     fn embed(&self, op: &Op, bucket: Bucket) -> Result<Call> {
@@ -349,6 +354,7 @@ impl Places<'_> {
         let groups = [kv.n_kv_heads, bucket.rows.div_ceil(rows), pages];
         let touches = vec![Touch::Read(*q), Touch::Read(kv.scratch_k), Touch::Read(kv.scratch_v), Touch::Write(target)];
         let mut call = self.call(Shader::Attention, constants, push, groups, touches);
+        call.work = 2 * (bucket.rows * slots * PAGE * n_heads * dim) as u64;
         if split {
             let z = (prepare.is_none() || read_later).then_some(*out);
             let joins = self.can_join(prepare, groups, gq * dim, bucket);

@@ -85,6 +85,7 @@ mod tests {
             is_integrated: false,
             api: (1, 3),
             subgroup: 32,
+            asks_subgroup: true,
             max_shared: 32 << 10,
             max_workgroup: 1024,
             max_subgroups: 32,

@@ -14,6 +14,10 @@ pub const ALLOW_CPU_DRIVER: &str = "GEMMA_VULKAN_CPU";
 /// Environment variable that caps the bytes that a device says are free: for tests.
 pub const MEMORY: &str = "GEMMA_VULKAN_MEMORY";
 
+/// Environment variable: `graphics` takes the queue that the desktop draws with, which some drivers run faster. Otherwise a queue for
+/// computing alone is taken where there is one, which the desktop disturbs less.
+pub const QUEUE: &str = "GEMMA_VULKAN_QUEUE";
+
 /// What one device is and can do.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
@@ -29,6 +33,8 @@ pub struct DeviceInfo {
     pub api: (u32, u32),
     /// Lanes of a subgroup, as kernels will be told.
     pub subgroup: u32,
+    /// Whether kernels can ask for that number; where there is no other, as on AMD's GCN, they need not.
+    pub asks_subgroup: bool,
     pub max_shared: u32,
     pub max_workgroup: u32,
     /// Subgroups of a workgroup, at most.
@@ -152,6 +158,7 @@ impl Vulkan {
         let extensions = self.extensions(device);
         let has = |name: &CStr| extensions.iter().any(|e| e == name);
         let mut missing = Vec::new();
+        let asks_subgroup = subgroup.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE);
         if api < vk::API_VERSION_1_3 {
             missing.push("Vulkan 1.3");
         } else {
@@ -160,19 +167,21 @@ impl Vulkan {
             if !basic.supported_operations.contains(ops) || !basic.supported_stages.contains(vk::ShaderStageFlags::COMPUTE) {
                 missing.push("subgroup shuffles");
             }
-            if !subgroup.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE) {
+            if !asks_subgroup && subgroup.min_subgroup_size != subgroup.max_subgroup_size {
                 missing.push("a choice of subgroup size");
             }
         }
-        let (memory, available) = self.memory(device, has(ash::ext::memory_budget::NAME));
+        let is_integrated = kind == vk::PhysicalDeviceType::INTEGRATED_GPU;
+        let (memory, available) = self.memory(device, is_integrated, has(ash::ext::memory_budget::NAME));
         DeviceInfo {
             index,
             name,
             driver: format!("{} {}", text(&driver.driver_name), text(&driver.driver_info)).trim().to_owned(),
             is_cpu: kind == vk::PhysicalDeviceType::CPU,
-            is_integrated: kind == vk::PhysicalDeviceType::INTEGRATED_GPU,
+            is_integrated,
             api: (vk::api_version_major(api), vk::api_version_minor(api)),
             subgroup: 32.clamp(subgroup.min_subgroup_size.max(1), subgroup.max_subgroup_size.max(1)),
+            asks_subgroup,
             max_shared: limits.max_compute_shared_memory_size,
             max_workgroup: limits.max_compute_work_group_invocations.min(limits.max_compute_work_group_size[0]),
             max_subgroups: subgroup.max_compute_workgroup_subgroups.max(1),
@@ -183,6 +192,7 @@ impl Vulkan {
             // Vulkan does not count processors: boards have tens to hundreds, the others a few.
             busy: if kind == vk::PhysicalDeviceType::DISCRETE_GPU { 256 } else { 16 },
             matrices: missing.is_empty()
+                && asks_subgroup
                 && subgroup.min_subgroup_size <= 32
                 && subgroup.max_subgroup_size >= 32
                 && has(khr::cooperative_matrix::NAME)
@@ -230,8 +240,8 @@ impl Vulkan {
         })
     }
 
-    /// Bytes of the heaps that kernels read fast, and what is free of them.
-    fn memory(&self, device: vk::PhysicalDevice, has_budget: bool) -> (u64, Option<u64>) {
+    /// Bytes that kernels read fast, and what of them is free, where the driver says.
+    fn memory(&self, device: vk::PhysicalDevice, is_integrated: bool, has_budget: bool) -> (u64, Option<u64>) {
         let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
         let mut p = vk::PhysicalDeviceMemoryProperties2::default();
         if has_budget {
@@ -240,15 +250,38 @@ impl Vulkan {
         // SAFETY: the budget struct is chained only where its extension is there.
         unsafe { self.instance.get_physical_device_memory_properties2(device, &mut p) };
         let properties = p.memory_properties;
-        let heaps = &properties.memory_heaps[..properties.memory_heap_count as usize];
-        let fast = |i: &usize| heaps[*i].flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL);
-        let Some(largest) = (0..heaps.len()).filter(fast).max_by_key(|i| heaps[*i].size) else { return (0, None) };
-        let mut free = has_budget.then(|| budget.heap_budget[largest].saturating_sub(budget.heap_usage[largest]));
+        let heaps: Vec<Heap> = (0..properties.memory_heap_count as usize)
+            .map(|i| Heap {
+                bytes: properties.memory_heaps[i].size,
+                is_local: properties.memory_heaps[i].flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL),
+                free: has_budget.then(|| budget.heap_budget[i].saturating_sub(budget.heap_usage[i])),
+            })
+            .collect();
+        let (bytes, mut free) = fast_memory(&heaps, is_integrated);
         if let Some(most) = std::env::var(MEMORY).ok().and_then(|v| v.parse().ok()) {
-            free = Some(free.unwrap_or(heaps[largest].size).min(most));
+            free = Some(free.unwrap_or(bytes).min(most));
         }
-        (heaps[largest].size, free)
+        (bytes, free)
     }
+}
+
+/// One of a device's heaps.
+#[derive(Clone, Copy)]
+struct Heap {
+    bytes: u64,
+    is_local: bool,
+    /// What of it is free, where the driver says.
+    free: Option<u64>,
+}
+
+/// Bytes that kernels read fast, and what of them is free: of a GPU in the processor all heaps, which are parts of the same memory
+/// whatever their driver calls local to the device; of a board the largest heap of its own.
+fn fast_memory(heaps: &[Heap], is_integrated: bool) -> (u64, Option<u64>) {
+    if is_integrated {
+        let free = heaps.iter().map(|h| h.free).sum::<Option<u64>>().filter(|_| !heaps.is_empty());
+        return (heaps.iter().map(|h| h.bytes).sum(), free);
+    }
+    heaps.iter().filter(|h| h.is_local).max_by_key(|h| h.bytes).map_or((0, None), |h| (h.bytes, h.free))
 }
 
 type Features = (
@@ -341,13 +374,9 @@ impl Gpu {
         let instance = &vulkan.instance;
         // SAFETY: the device belongs to this instance.
         let families = unsafe { instance.get_physical_device_queue_family_properties(physical) };
-        let compute = |f: &vk::QueueFamilyProperties| f.queue_flags.contains(vk::QueueFlags::COMPUTE);
-        // A family without graphics is less disturbed by the desktop.
-        let family = families
-            .iter()
-            .position(|f| compute(f) && !f.queue_flags.contains(vk::QueueFlags::GRAPHICS))
-            .or_else(|| families.iter().position(compute))
-            .ok_or_else(|| Fault::new(Kind::Device, format!("{} has no compute queue", info.name)))? as u32;
+        let flags: Vec<vk::QueueFlags> = families.iter().map(|f| f.queue_flags).collect();
+        let family = queue_family(&flags, std::env::var(QUEUE).is_ok_and(|v| v == "graphics"))
+            .ok_or_else(|| Fault::new(Kind::Device, format!("{} has no compute queue", info.name)))?;
         let priority = [1.0];
         let queues = [vk::DeviceQueueCreateInfo::default().queue_family_index(family).queue_priorities(&priority)];
         let (core, mut v11, mut v12, mut v13) = needed();
@@ -393,11 +422,21 @@ impl Drop for Gpu {
     }
 }
 
+/// The first queue family that computes, of those with graphics or of those without, as wanted; any where there is none such.
+fn queue_family(families: &[vk::QueueFlags], graphics: bool) -> Option<u32> {
+    let computes = |f: &vk::QueueFlags| f.contains(vk::QueueFlags::COMPUTE);
+    let wanted = |f: &vk::QueueFlags| computes(f) && f.contains(vk::QueueFlags::GRAPHICS) == graphics;
+    families.iter().position(wanted).or_else(|| families.iter().position(computes)).map(|i| i as u32)
+}
+
 /// A Vulkan failure as what the user should read.
 pub fn failed(what: &str, error: vk::Result) -> anyhow::Error {
     match error {
         vk::Result::ERROR_DEVICE_LOST => Fault::new(Kind::Device, format!("the GPU was lost while {what}"))
-            .help("try again; if it happens again, update the driver or use --device cpu")
+            .help(
+                "try again; if it happens again, the system's log says why (sudo dmesg; `timeout` means that the driver took \
+                 a long pass for a hang): update the driver, or use --device cpu",
+            )
             .into(),
         vk::Result::ERROR_OUT_OF_DEVICE_MEMORY | vk::Result::ERROR_OUT_OF_HOST_MEMORY => {
             Fault::new(Kind::Memory, format!("out of memory while {what}"))
@@ -411,6 +450,30 @@ pub fn failed(what: &str, error: vk::Result) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_of_a_gpu_in_the_processor_is_counted_whole() {
+        let heap = |bytes, is_local, free| Heap { bytes, is_local, free };
+        // RADV shows a third of an APU's memory as not local to the device.
+        let apu = [heap(6, false, Some(5)), heap(11, true, Some(9))];
+        assert_eq!(fast_memory(&apu, true), (17, Some(14)));
+        assert_eq!(fast_memory(&apu.map(|h| Heap { free: None, ..h }), true), (17, None));
+        // A board's window of memory that the host sees is part of the large heap or beside it; the host's own is not the board's.
+        let board = [heap(24, true, Some(20)), heap(48, false, Some(40)), heap(1, true, Some(1))];
+        assert_eq!(fast_memory(&board, false), (24, Some(20)));
+        assert_eq!(fast_memory(&[], true), (0, None));
+    }
+
+    #[test]
+    fn a_queue_with_or_without_graphics_is_taken_as_wanted() {
+        let [graphics, compute, copies] =
+            [vk::QueueFlags::GRAPHICS | vk::QueueFlags::COMPUTE, vk::QueueFlags::COMPUTE, vk::QueueFlags::TRANSFER];
+        assert_eq!(queue_family(&[copies, graphics, compute], false), Some(2));
+        assert_eq!(queue_family(&[copies, graphics, compute], true), Some(1));
+        assert_eq!(queue_family(&[graphics], false), Some(0));
+        assert_eq!(queue_family(&[compute], true), Some(0));
+        assert_eq!(queue_family(&[copies], false), None);
+    }
 
     #[test]
     fn every_feature_that_a_driver_lacks_is_named() {

@@ -1,8 +1,11 @@
-//! Runs plans on a Vulkan device. A plan is recorded once per bucket of rows; a run is one submission.
+//! Runs plans on a Vulkan device. A plan is recorded once per bucket of rows; a run is one submission, or several (`cut`).
+
+mod speed;
 
 use super::barrier::{barrier, host_barrier, kernel_barrier};
 use super::call::{Bucket, Call, Own, Places};
 use super::choose::Choice;
+use super::cut::{self, Pace};
 use super::device::Gpu;
 use super::finish::Tails;
 use super::footprint::{OwnSizes, READBACK, RESULTS, key_block};
@@ -10,8 +13,7 @@ use super::hazards::Hazards;
 use super::layout::DeviceMatrix;
 use super::matrix;
 use super::memory::{Arena, Block, Place, Span, Use};
-use super::pipeline::{self, Pipelines, Shader};
-use super::push::Push;
+use super::pipeline::{self, Pipelines};
 use super::queue::Queue;
 use super::timing::Timing;
 use super::upload::Uploader;
@@ -32,21 +34,33 @@ const UPDATE: usize = 65536;
 /// the processor compile kernels of many rows for ten seconds and up to a minute each, and gain little by them.
 const BLOCK_ROWS: usize = 8;
 const BLOCK_ROWS_OF_CPU: usize = 2;
-/// Readings in a row when memory speed is measured.
-const READS: u64 = 8;
 
 struct Recorded {
     dispatches: Vec<Dispatch>,
     step: BufferId,
     layout: StepLayout,
-    /// By bucket, each with the submission that it went out with last.
-    commands: HashMap<Bucket, (vk::CommandBuffer, u64)>,
+    passes: HashMap<Bucket, Pass>,
+}
+
+/// The recorded commands of a plan for one bucket.
+struct Pass {
+    /// One command buffer for each submission, in order.
+    pieces: Vec<vk::CommandBuffer>,
+    /// After which calls each piece ends.
+    ends: Vec<usize>,
+    /// Multiply-adds of each call.
+    work: Vec<u64>,
+    /// The submission that the last piece went out with last.
+    submission: u64,
+    /// What the pass took last, in seconds, as far as that was seen.
+    seconds: Option<f64>,
 }
 
 /// A plan that was started and not waited for.
 struct Started {
     plan: PlanId,
     bucket: Bucket,
+    at: Instant,
     submission: u64,
     /// What was copied behind it to where the host sees it: the first bytes of a buffer.
     result: Option<(BufferId, usize)>,
@@ -69,6 +83,7 @@ pub struct VulkanExecutor {
     addresses: Vec<u64>,
     matrices: Vec<DeviceMatrix>,
     plans: Vec<Recorded>,
+    pace: Pace,
     own: Option<Own>,
     tails: Tails,
     /// Whether there are matrix instructions that do what the kernels expect of them.
@@ -107,6 +122,7 @@ impl VulkanExecutor {
             addresses: Vec::new(),
             matrices: Vec::new(),
             plans: Vec::new(),
+            pace: Pace::default(),
             own: None,
             tails: Tails::default(),
             block_rows: if gpu.info.is_cpu { BLOCK_ROWS_OF_CPU } else { BLOCK_ROWS },
@@ -176,37 +192,52 @@ impl VulkanExecutor {
         Ok(())
     }
 
-    /// The recorded commands of a plan for one bucket, not in use.
-    fn commands(&mut self, plan: PlanId, bucket: Bucket) -> Result<vk::CommandBuffer> {
-        if let Some((commands, last)) = self.plans[plan.0 as usize].commands.get(&bucket) {
-            if *last == self.queue.upcoming() {
+    /// Sees to it that a plan's commands for one bucket are recorded, cut as estimates now want it, and not in use.
+    fn prepare(&mut self, plan: PlanId, bucket: Bucket) -> Result<()> {
+        let at = plan.0 as usize;
+        let mut seconds = None;
+        if let Some(pass) = self.plans[at].passes.get(&bucket) {
+            if pass.submission == self.queue.upcoming() {
                 self.queue.flush()?;
             }
-            self.queue.wait(*last)?;
-            return Ok(*commands);
+            self.queue.wait(pass.submission)?;
+            seconds = pass.seconds;
+            let estimate = self.pace.estimate(pass.work.iter().sum(), seconds);
+            if !cut::is_stale(&pass.ends, &cut::cut(&pass.work, estimate), &pass.work, estimate) {
+                return Ok(());
+            }
+        }
+        if let Some(old) = self.plans[at].passes.remove(&bucket) {
+            old.pieces.into_iter().for_each(|commands| self.queue.free(commands));
         }
         let calls = self.calls_of(plan, bucket)?;
         let (layout, pipelines) = self.kernels(&calls)?;
-        let commands = self.queue.allocate()?;
-        let timing = &mut self.timing;
-        self.queue.record(commands, |device, commands| {
-            if let Some(timing) = timing.as_mut() {
-                timing.begin(commands, &calls);
-            }
-            let mut hazards = Hazards::default();
-            for (i, (call, pipeline)) in calls.iter().zip(&pipelines).enumerate() {
-                if hazards.meets(call) {
-                    kernel_barrier(device, commands);
+        let work: Vec<u64> = calls.iter().map(|call| call.work).collect();
+        let ends = cut::cut(&work, self.pace.estimate(work.iter().sum(), seconds));
+        let (mut pieces, mut from, mut hazards) = (Vec::new(), 0, Hazards::default());
+        for end in &ends {
+            let commands = self.queue.allocate()?;
+            let timing = &mut self.timing;
+            self.queue.record(commands, |device, commands| {
+                if let Some(timing) = timing.as_mut().filter(|_| from == 0) {
+                    timing.begin(commands, &calls);
                 }
-                dispatch(device, commands, layout, *pipeline, call);
-                if let Some(timing) = timing.as_ref() {
-                    timing.stamp(commands, i + 1);
+                for i in from..*end {
+                    if hazards.meets(&calls[i]) {
+                        kernel_barrier(device, commands);
+                    }
+                    dispatch(device, commands, layout, pipelines[i], &calls[i]);
+                    if let Some(timing) = timing.as_ref() {
+                        timing.stamp(commands, i + 1);
+                    }
                 }
-            }
-            barrier(device, commands);
-        })?;
-        self.plans[plan.0 as usize].commands.insert(bucket, (commands, 0));
-        Ok(commands)
+                barrier(device, commands);
+            })?;
+            pieces.push(commands);
+            from = *end;
+        }
+        self.plans[at].passes.insert(bucket, Pass { pieces, ends, work, submission: 0, seconds });
+        Ok(())
     }
 
     /// The kernel of each call, compiled if it has to be.
@@ -417,7 +448,7 @@ impl Executor for VulkanExecutor {
             drop(uploader);
             self.loading.moving += start.elapsed().as_secs_f64();
         }
-        self.plans.push(Recorded { dispatches: plan.dispatches, step, layout, commands: HashMap::new() });
+        self.plans.push(Recorded { dispatches: plan.dispatches, step, layout, passes: HashMap::new() });
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
 
@@ -439,13 +470,18 @@ impl Executor for VulkanExecutor {
         if self.timing.is_some() {
             self.queue.wait_all()?;
         }
-        let commands = self.commands(plan, bucket)?;
-        if let Some(timing) = &self.timing {
-            timing.reset();
-        }
+        self.prepare(plan, bucket)?;
+        self.timing.iter().for_each(Timing::reset);
         self.started = None;
-        self.stage(Some(commands))?;
-        self.plans[plan.0 as usize].commands.insert(bucket, (commands, self.queue.upcoming()));
+        let at = Instant::now();
+        let pieces = self.plans[plan.0 as usize].passes[&bucket].pieces.clone();
+        self.stage(Some(pieces[0]))?;
+        for commands in &pieces[1..] {
+            self.queue.flush()?;
+            self.queue.append(*commands);
+        }
+        let pass = self.plans[plan.0 as usize].passes.get_mut(&bucket).expect("prepared above");
+        pass.submission = self.queue.upcoming();
         if live == 0 {
             return Ok(());
         }
@@ -463,13 +499,21 @@ impl Executor for VulkanExecutor {
             self.queue.stage(copied, None)?;
         }
         let submission = self.queue.flush()?;
-        self.started = Some(Started { plan, bucket, submission, result });
+        self.started = Some(Started { plan, bucket, at, submission, result });
         Ok(())
     }
 
     fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
         let started = self.started.take().context("no plan was started")?;
+        // Where the device is done before anybody waits for it, the time says only that the pass took no longer.
+        let waits = !self.queue.is_done(started.submission);
         self.queue.wait(started.submission)?;
+        let seconds = started.at.elapsed().as_secs_f64();
+        let pass = self.plans[started.plan.0 as usize].passes.get_mut(&started.bucket).expect("it was started");
+        if waits || pass.seconds.is_none_or(|known| seconds < known) {
+            pass.seconds = Some(seconds);
+            self.pace.learn(pass.work.iter().sum(), seconds);
+        }
         if self.timing.is_some() {
             let calls = self.calls_of(started.plan, started.bucket)?;
             self.timing.iter_mut().try_for_each(|t| t.gather(&calls))?;
@@ -499,56 +543,11 @@ impl Executor for VulkanExecutor {
     }
 
     fn read_bandwidth(&mut self) -> Option<f64> {
-        // Weights are what is read in earnest. Memory that nobody has written may not even be there.
-        let block = self.weights.blocks.iter().max_by_key(|b| b.size).filter(|b| b.size >= 256 << 20)?;
-        let (bytes, address) = (block.size.min(1 << 30) & !32767, block.address);
-        let sink = self.addresses[self.own?.partials.0 as usize];
-        let (pipeline, layout) = {
-            let mut made = pipeline::lock(&self.pipelines);
-            (made.get(Shader::Read, &Vec::new()).ok()?, made.layout)
-        };
-        let push = Push::new().at(address).at(sink);
-        let mut seconds = Vec::new();
-        // Clocks rise from their idle state within some tenths of a second.
-        let begin = Instant::now();
-        while seconds.len() < 6 || begin.elapsed().as_secs_f64() < 0.4 {
-            let start = Instant::now();
-            // SAFETY: the block holds `bytes` bytes and lives as long as the executor.
-            let done = self.queue.once(|device, commands| unsafe {
-                device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
-                device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
-                for _ in 0..READS {
-                    device.cmd_dispatch(commands, (bytes / 32768) as u32, 1, 1);
-                    barrier(device, commands);
-                }
-            });
-            self.queue.wait(done.ok()?).ok()?;
-            seconds.push(start.elapsed().as_secs_f64());
-        }
-        let best = seconds.into_iter().fold(f64::INFINITY, f64::min);
-        Some((bytes * READS) as f64 / best)
+        self.measure_reads()
     }
 
     fn upload_bandwidth(&mut self) -> Option<f64> {
-        let target = self.spans[self.own?.partials.0 as usize];
-        let stage = Block::new(&self.gpu, "staging", target.bytes.min(32 << 20), Place::Upload).ok()?;
-        let to = self.block(&target).buffer;
-        let copy = [vk::BufferCopy { src_offset: 0, dst_offset: target.offset, size: stage.size }];
-        let mut best = f64::INFINITY;
-        for _ in 0..4 {
-            let start = Instant::now();
-            // SAFETY: both ranges have the bytes, and both blocks outlive the wait. Partials hold nothing between passes.
-            let done = self.queue.once(|device, commands| unsafe {
-                for _ in 0..READS {
-                    barrier(device, commands);
-                    device.cmd_copy_buffer(commands, stage.buffer, to, &copy);
-                }
-                barrier(device, commands);
-            });
-            self.queue.wait(done.ok()?).ok()?;
-            best = best.min(start.elapsed().as_secs_f64());
-        }
-        Some((stage.size * READS) as f64 / best)
+        self.measure_uploads()
     }
 
     fn memory(&self) -> (u64, u64) {
@@ -562,8 +561,8 @@ impl Executor for VulkanExecutor {
     fn start_profile(&mut self) {
         // Commands with time stamps are recorded anew.
         if self.queue.wait_all().is_ok() {
-            for commands in self.plans.iter_mut().flat_map(|p| p.commands.drain()) {
-                self.queue.free(commands.1.0);
+            for commands in self.plans.iter_mut().flat_map(|p| p.passes.drain()).flat_map(|(_, pass)| pass.pieces) {
+                self.queue.free(commands);
             }
             self.timing = Timing::new(&self.gpu).ok();
         }

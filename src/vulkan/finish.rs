@@ -130,7 +130,7 @@ mod tests {
         let (shader, push) = (Shader::Linear, Push::new().at(0));
         let tail = Some(Tail { bytes: vec![tail; 16], at: 0 });
         let (constants, touches, groups) = (Vec::new(), Vec::new(), [1; 3]);
-        Call { shader, constants, push, linear: None, tail, groups, touches, bytes: 0, label: "", of: 0..1 }
+        Call { shader, constants, push, linear: None, tail, groups, touches, bytes: 0, work: 0, label: "", of: 0..1 }
     }
 
     #[test]

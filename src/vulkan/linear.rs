@@ -79,6 +79,7 @@ impl Places<'_> {
             }
         };
         call.bytes = m.bytes;
+        call.work = (m.rows * m.cols * live) as u64;
         Ok(call)
     }
 
@@ -143,6 +144,7 @@ pub(super) fn put_beside(calls: &mut Vec<Call>, begin: usize, mut call: Call, la
         last.push = Push::of(beside);
         last.groups[1] += call.groups[1];
         last.bytes += call.bytes;
+        last.work += call.work;
         last.touches.extend(call.touches);
         return;
     }

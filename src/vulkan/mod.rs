@@ -8,6 +8,7 @@ mod call;
 mod check;
 mod choose;
 mod compare;
+mod cut;
 pub mod device;
 mod executor;
 mod fill;

@@ -171,13 +171,15 @@ impl Pipelines {
         let special = vk::SpecializationInfo::default().map_entries(&entries).data(bytemuck::cast_slice(&values));
         let mut subgroup =
             vk::PipelineShaderStageRequiredSubgroupSizeCreateInfo::default().required_subgroup_size(self.gpu.info.subgroup);
-        let stage = vk::PipelineShaderStageCreateInfo::default()
+        let mut stage = vk::PipelineShaderStageCreateInfo::default()
             .stage(vk::ShaderStageFlags::COMPUTE)
             .flags(vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS)
             .module(module)
             .name(c"main")
-            .specialization_info(&special)
-            .push_next(&mut subgroup);
+            .specialization_info(&special);
+        if self.gpu.info.asks_subgroup {
+            stage = stage.push_next(&mut subgroup);
+        }
         let info = [vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.layout)];
         // SAFETY: module, layout and cache are alive, the cache is the driver's to lock; pointers of `info` outlive the call.
         let made = unsafe { self.gpu.device.create_compute_pipelines(self.cache, &info, None) };

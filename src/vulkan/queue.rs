@@ -139,6 +139,11 @@ impl Queue {
         Ok(())
     }
 
+    /// Puts commands that were recorded before behind what is staged.
+    pub fn append(&mut self, commands: vk::CommandBuffer) {
+        self.staged.push(commands);
+    }
+
     /// The submission that staged commands will go out with.
     pub fn upcoming(&self) -> u64 {
         self.count + 1

@@ -37,6 +37,7 @@ fn device(name: &str, memory: u64) -> DeviceInfo {
         is_integrated: true,
         api: (1, 4),
         subgroup: 32,
+        asks_subgroup: true,
         max_shared: 65536,
         max_workgroup: 1024,
         max_subgroups: 32,

@@ -233,6 +233,7 @@ mod tests {
             is_integrated,
             api: (1, 3),
             subgroup: 32,
+            asks_subgroup: true,
             max_shared: 32768,
             max_workgroup: 1024,
             max_subgroups: 32,
