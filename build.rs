@@ -19,7 +19,11 @@ fn main() {
         None => "without bundled models",
     };
     let about: Vec<String> = commit.into_iter().chain([features.to_owned()]).collect();
-    println!("cargo::rustc-env=DESCRIPTION_OF_BUILD={} ({})", variable("CARGO_PKG_VERSION").unwrap_or_default(), about.join(", "));
+    println!(
+        "cargo::rustc-env=DESCRIPTION_OF_BUILD={} ({})",
+        variable("CARGO_PKG_VERSION").unwrap_or_default(),
+        about.join(", ")
+    );
 }
 
 /// The commit that `cargo package` has written down.

@@ -286,7 +286,11 @@ fn the_commands_take_and_make_such_files() {
         command.args(["generate", "-m", "a.gguf", "--seed", "3", "-n", "8", "--draft", "auto", "abc"]);
         let output = command.current_dir(dir.path()).env_remove("GEMMA_MODEL").assert().success().get_output().clone();
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains("there is no bundled draft model for this model") && said.contains("was made for a tokenizer of 255999"), "{said}");
+        assert!(
+            said.contains("there is no bundled draft model for this model")
+                && said.contains("was made for a tokenizer of 255999"),
+            "{said}"
+        );
         assert_eq!(String::from_utf8(output.stdout).unwrap(), text("a.gguf"));
     }
 }

@@ -229,6 +229,7 @@ fn laptop() -> DeviceInfo {
         is_integrated: true,
         api: (1, 3),
         subgroup: 32,
+        asks_subgroup: true,
         max_shared: 65536,
         max_workgroup: 1024,
         max_subgroups: 32,
