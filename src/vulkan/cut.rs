@@ -6,7 +6,7 @@
 /// Most that the calls of one submission are estimated to take together, in seconds: a tenth of the shortest time-out known,
 /// since clocks, power limits and other programs make estimates wrong.
 pub const LIMIT: f64 = 0.2;
-/// Seconds that a multiply-add is taken to need on a device that has run nothing yet: ten times what a Radeon 780M, bound by its
+/// Seconds that a multiply-add is taken to need at least where a pass has not run yet: ten times what a Radeon 780M, bound by its
 /// memory, is modelled to need for one row.
 const UNKNOWN: f64 = 1e-10;
 
@@ -14,20 +14,19 @@ const UNKNOWN: f64 = 1e-10;
 #[derive(Debug, Default)]
 pub struct Pace {
     /// Seconds per multiply-add of the slowest pass.
-    slowest: Option<f64>,
+    slowest: f64,
 }
 
 impl Pace {
-    /// Seconds that a pass of `work` multiply-adds is estimated to take, which took `last` where it has run before. Passes of few
-    /// rows, which wait for memory, take longer per multiply-add than those of many: what never ran is estimated with care.
+    /// Seconds that a pass of `work` multiply-adds is estimated to take, which took `last` where it has run before. What never ran
+    /// counts as slow as the slowest pass, and no faster than [`UNKNOWN`].
     pub fn estimate(&self, work: u64, last: Option<f64>) -> f64 {
-        last.unwrap_or_else(|| work as f64 * self.slowest.unwrap_or(UNKNOWN))
+        last.unwrap_or_else(|| work as f64 * self.slowest.max(UNKNOWN))
     }
 
     /// Takes note of a pass that has run.
     pub fn learn(&mut self, work: u64, seconds: f64) {
-        let each = seconds / work.max(1) as f64;
-        self.slowest = Some(self.slowest.map_or(each, |slowest| slowest.max(each)));
+        self.slowest = self.slowest.max(seconds / work.max(1) as f64);
     }
 }
 
