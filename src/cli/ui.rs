@@ -248,14 +248,18 @@ pub fn wrapped(text: &str, columns: usize) -> String {
 pub fn paragraph_in(label: &str, indent: usize, text: &str, columns: usize) -> String {
     let narrow = is_narrow(indent, columns);
     let indent = if narrow { NARROW } else { indent };
-    let mut out = if narrow && !label.is_empty() { format!("{label}\n") } else { String::new() };
+    let out = if narrow && !label.is_empty() { format!("{label}\n") } else { String::new() };
     let label = if narrow { "" } else { label };
-    let mut line = format!("{label:indent$}");
-    let mut empty = true;
-    for word in text.split_whitespace() {
-        if !empty && line.chars().count() + 1 + word.chars().count() > columns {
-            out += line.trim_end();
-            out.push('\n');
+    out + &filled(format!("{label:indent$}"), text.split_whitespace(), indent, "", columns)
+}
+
+/// Words behind the beginning of a line, broken into lines of at most `columns`, those after the first indented by `indent`; a line
+/// that goes on in the next one ends with `joint`.
+fn filled<'a>(start: String, words: impl IntoIterator<Item = &'a str>, indent: usize, joint: &str, columns: usize) -> String {
+    let (mut out, mut line, mut empty) = (String::new(), start, true);
+    for word in words {
+        if !empty && line.chars().count() + 1 + word.chars().count() + joint.len() > columns {
+            out += &format!("{}{joint}\n", line.trim_end());
             line = " ".repeat(indent);
             empty = true;
         }
@@ -298,22 +302,7 @@ fn shell_words(text: &str) -> Vec<&str> {
 /// A shell command, indented by `indent`; where it does not fit into `columns`, over several lines that the shell joins.
 pub fn command(indent: usize, text: &str, columns: usize) -> String {
     let indent = if is_narrow(indent, columns) { NARROW } else { indent };
-    let (mut out, mut line) = (String::new(), " ".repeat(indent));
-    let mut empty = true;
-    for word in shell_words(text) {
-        // Room for the backslash that joins the lines.
-        if !empty && line.chars().count() + 1 + word.chars().count() + 2 > columns {
-            out += &format!("{line} \\\n");
-            line = " ".repeat(indent + 2);
-            empty = true;
-        }
-        if !empty {
-            line.push(' ');
-        }
-        line += word;
-        empty = false;
-    }
-    out + line.trim_end() + "\n"
+    filled(" ".repeat(indent), shell_words(text), indent + 2, " \\", columns)
 }
 
 /// 1234567 as `1,234,567`.

@@ -220,8 +220,7 @@ fn permissions(nodes: &[Node], opened: bool) -> Option<Check> {
 /// The memory that the device offers, against what the smallest 27B takes.
 fn heap(machine: &dyn Machine, device: &DeviceInfo) -> Check {
     let (all, free) = (device.memory, device.free());
-    let found =
-        format!("{} in the largest heap, {} free, at most {} at a time", bytes(all), bytes(free), bytes(device.max_allocation));
+    let found = format!("{} in all, {} free, at most {} at a time", bytes(all), bytes(free), bytes(device.max_allocation));
     let need = bytes(SMALLEST_27B);
     if free >= SMALLEST_27B {
         return Check::pass("gpu memory", found);
@@ -239,8 +238,8 @@ fn heap(machine: &dyn Machine, device: &DeviceInfo) -> Check {
     }
     let remedy = format!("less than the {need} that Gemma 3 27B takes at 9 GB, so layers go to the processor");
     let total = machine.memory("MemTotal").unwrap_or(0);
-    // Mesa shows two thirds of what the kernel lets graphics have as one heap.
-    if total * 3 / 4 * 2 / 3 <= all {
+    // More than three quarters would leave the system too little.
+    if total / 4 * 3 <= all {
         return Check::warn("gpu memory", found, format!("{remedy}; the machine has too little memory to give the GPU more"));
     }
     let pages = total / 4 * 3 / PAGE;

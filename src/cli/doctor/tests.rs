@@ -322,7 +322,7 @@ fn a_tiny_heap_is_said_with_what_makes_it_larger() {
         &[&format!("pages_limit={pages} page_pool_size={pages}"), "update-initramfs", "2.00 GB"],
     );
     assert_eq!(exit_code(&fake.examine(&[])), 0);
-    fake.put("proc/meminfo", "MemTotal: 3500000 kB\nMemAvailable: 3000000 kB\n");
+    fake.put("proc/meminfo", "MemTotal: 2500000 kB\nMemAvailable: 2000000 kB\n");
     let checks = fake.examine(&[]);
     is(&checks, "gpu memory", Status::Warn, &["too little memory"]);
     is(&checks, "memory", Status::Warn, &["too little for Gemma 3 27B", "gemma plan"]);
