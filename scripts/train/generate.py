@@ -44,9 +44,13 @@ def generate(net: Net, e, prompts, new=256, temperature=0.0, top_k=64, top_p=0.9
         def attend(i, q, k, v):
             cache[i, 0, :, :, at:end], cache[i, 1, :, :, at:end] = k, v
             mask = (base if net.is_global(i) else near)[:, None]
-            return F.scaled_dot_product_attention(
-                q, cache[i, 0, :, :, :end], cache[i, 1, :, :, :end], attn_mask=mask,
-                scale=HEAD_DIM**-0.5, enable_gqa=True)
+            k, v = cache[i, 0, :, :, :end], cache[i, 1, :, :, :end]
+            if q.shape[2] > 1:
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=HEAD_DIM**-0.5, enable_gqa=True)
+            # One query a sequence: the heads that share keys are rows of one product, so that no key is copied.
+            scores = (q.view(b, net.kv_heads, -1, HEAD_DIM) @ k.mT).float() * HEAD_DIM**-0.5
+            weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+            return (weights.to(v.dtype) @ v).view(q.shape)
 
         x = net.embed(e, ids)
         for i in range(net.layers):

@@ -55,15 +55,17 @@ def main():
         chosen += found[:want]
     rng.shuffle(chosen)
     chosen = chosen[ddp.RANK :: ddp.WORLD]
-    chosen = [c for i in range(0, len(chosen), 8 * a.batch) for c in sorted(chosen[i : i + 8 * a.batch], key=len)]
+    # A batch holds prompts of about one length; the batches are shuffled, for the time may not suffice for all.
+    chosen.sort(key=len)
+    batches = [chosen[i : i + a.batch] for i in range(0, len(chosen), a.batch)]
+    rng.shuffle(batches)
     net = Net("demo-target")
     e = effective(net, torch.load(a.target, map_location="cuda")["weights"])
     pieces, began = [], time.time()
-    for i in range(0, len(chosen), a.batch):
+    for i, part in enumerate(batches):
         if time.time() - began > a.seconds:
             break
-        part = chosen[i : i + a.batch]
-        out = generate(net, e, part, a.new, temperature=1.0 if (i // a.batch) % 3 == 2 else 0.0, seed=i)
+        out = generate(net, e, part, a.new, temperature=1.0 if i % 3 == 2 else 0.0, seed=i)
         for p, o in zip(part, out):
             ids = np.array(p + o + ([pack.TOK.token_to_id("\n")] if o[-1] == pack.EOT else []), np.int16)
             pieces.append((ids, pack.turn_mask(ids)))
