@@ -8,7 +8,7 @@ here=$(dirname "$0") data=$1 run=$2 tok=$3 gpus=${GPUS:-1}
 stable=${STABLE:---steps 5000} decay=${DECAY:---steps 1600} distil=${DISTIL:---steps 1600} quant=${QUANT:---quant-steps 900}
 prompts=${PROMPTS:-32768} new=${NEW:-256} own=${OWN:-60} start=
 mkdir -p "$run"
-[ ! -e "$run/start.safetensors" ] || start="--start $run/start.safetensors"
+[ ! -e "$run/start.safetensors" ] || start="--weights $run/start.safetensors"
 step() { name=$1; shift; [ -e "$run/$name.ok" ] || { "$@" && touch "$run/$name.ok"; }; }
 spread() { script=$1; shift; torchrun --nproc-per-node "$gpus" "$here/$script" "$@"; }
 # shellcheck disable=SC2086

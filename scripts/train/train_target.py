@@ -53,7 +53,7 @@ def main():
     ap.add_argument("--stage", choices=("stable", "decay"), required=True)
     ap.add_argument("--steps", type=int)
     ap.add_argument("--seconds", type=float, help="as many steps as fit into so much time")
-    ap.add_argument("--start", help="checkpoint, or exported weights, to start from (default for decay: OUT/stable.pt)")
+    ap.add_argument("--weights", help="checkpoint, or exported weights, to start from (default for decay: OUT/stable.pt)")
     ap.add_argument("--batch", type=int, default=64)
     ap.add_argument("--lr", type=float, default=1.0, help="factor on the learning rates")
     ap.add_argument("--save", type=int, default=500)
@@ -65,7 +65,7 @@ def main():
     net = Net("demo-target")
     w = net.init(a.seed)
     opt = Optim(w)
-    start = a.start or (os.path.join(a.out, "stable.pt") if decay else None)
+    start = a.weights or (os.path.join(a.out, "stable.pt") if decay else None)
     if start:
         exported = start.endswith(".safetensors")
         state = {"weights": load_file(start, device="cuda")} if exported else torch.load(start, map_location="cuda")
