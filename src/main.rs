@@ -14,6 +14,9 @@ static BEFORE_MAIN: extern "C" fn() = cli::signals::mark_closed_stdout;
 fn main() -> ExitCode {
     cli::signals::of_failed_writes();
     let argv: Vec<_> = std::env::args_os().collect();
+    if let Some(code) = cli::driver::as_child(&argv) {
+        return code;
+    }
     let typed = match cli::settings::parse(argv.clone()) {
         Ok(typed) => typed,
         // Help and version end here with 0, wrong usage with 2.

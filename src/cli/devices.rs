@@ -1,13 +1,14 @@
 //! `gemma devices`: what this machine offers, and what would be chosen.
 
 use super::args::UiOptions;
+use super::driver;
 use super::output::print;
 use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
 use crate::compute::cpu::isa::Isa;
 use crate::compute::cpu::pool::Pool;
 use crate::npu::layout::Shape;
 use crate::npu::probe::{Probe, System};
-use crate::vulkan::{Choice, DeviceInfo, Vulkan, choose};
+use crate::vulkan::{Choice, DeviceInfo, SHAPE, Vulkan, choose};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
@@ -79,7 +80,8 @@ struct Gpu {
     memory_bytes: u64,
     memory_available_bytes: Option<u64>,
     subgroup: u32,
-    int8_matrices: bool,
+    /// Null until the driver was tried, which `gemma doctor` does.
+    int8_matrices: Option<bool>,
     /// Why it cannot be used.
     missing: Vec<&'static str>,
 }
@@ -91,6 +93,8 @@ impl Gpu {
             (_, true) => "integrated",
             _ => "discrete",
         };
+        let multiplies = |v: driver::Verdict| v.allows == driver::Use::Whole && v.shapes.contains(&SHAPE.to_string());
+        let int8_matrices = if d.offers_matrices { driver::known(&d).map(multiplies) } else { Some(false) };
         Gpu {
             index: d.index,
             name: d.name,
@@ -100,7 +104,7 @@ impl Gpu {
             memory_bytes: d.memory,
             memory_available_bytes: d.available,
             subgroup: d.subgroup,
-            int8_matrices: d.matrices,
+            int8_matrices,
             missing: d.missing,
         }
     }

@@ -8,6 +8,7 @@ pub mod chat;
 pub mod destination;
 pub mod devices;
 pub mod doctor;
+pub mod driver;
 pub mod eval;
 pub mod generate;
 pub mod help;

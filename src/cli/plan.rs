@@ -215,10 +215,10 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
     let device = placement.device.as_ref();
     let mut speeds = memory_speeds(options)?.beside(device);
     if let Some(device) = device.filter(|_| options.measure) {
-        speeds = speeds.measured(device)?;
+        speeds = speeds.measured(device, ui)?;
     }
     let reading = match misfit {
-        None => prompt::reading(&task, &placement, &session::pool(run)?, run.isa, options.measure)?,
+        None => prompt::reading(&task, &placement, &session::pool(run)?, run.isa, options.measure.then_some(ui))?,
         Some(_) => None,
     };
     let mut contexts: Vec<usize> = CONTEXTS.into_iter().filter(|c| *c <= weights.config().max_position).collect();

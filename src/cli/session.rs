@@ -2,6 +2,7 @@
 
 use super::args::{AutoOr, Kv, RunOptions};
 use super::devices::{default_threads, memory};
+use super::driver;
 use super::model::{Source, find};
 use super::npu;
 use super::placement::measure::Task;
@@ -16,7 +17,7 @@ use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, PlannedEngine};
 use crate::error::{Fault, Kind, fault_of};
 use crate::gemma::{Config, Role, Tokenizer, Weights};
-use crate::vulkan::{CheckedExecutor, Choice, DeviceInfo, VulkanExecutor};
+use crate::vulkan::{CheckedExecutor, DeviceInfo};
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use std::sync::{Arc, mpsc};
@@ -210,7 +211,7 @@ fn load_task(task: &Task<'_>, label: &str, options: &RunOptions, pool: &Arc<Pool
         let sizes = (kv, size.bytes, context);
         let is_split = placement.device.is_some() && placement.layout.cpu.layers > 0;
         let load = || {
-            place(&placement, pool, options.check, options.isa)
+            place(&placement, pool, options.check, options.isa, ui)
                 .and_then(|executor| match sequences {
                     1 => npu::beside(executor, options, weights.config(), sizes, is_split, ui),
                     _ => Ok(executor),
@@ -262,13 +263,13 @@ fn shown<T>(bar: &ProgressBar, weights: &Weights, load: impl FnOnce() -> T) -> T
 }
 
 /// Opens what a placement needs, for exactly what it will hold.
-fn place(placement: &Placement, pool: &Arc<Pool>, check: bool, isa: Option<Isa>) -> Result<Box<dyn Executor>> {
+fn place(placement: &Placement, pool: &Arc<Pool>, check: bool, isa: Option<Isa>, ui: &Ui) -> Result<Box<dyn Executor>> {
     let host = || -> Result<Box<dyn Executor>> {
         placement::check_memory(placement, memory("MemAvailable"))?;
         Ok(Box::new(CpuExecutor::on(pool.clone(), CpuOptions { check, isa, ..CpuOptions::default() })))
     };
     let Some(info) = &placement.device else { return host() };
-    let mut device = VulkanExecutor::open(Choice::Index(info.index))?;
+    let mut device = driver::open(info, ui)?;
     device.expect(&placement.layout.pieces);
     let device: Box<dyn Executor> = if check { Box::new(CheckedExecutor::new(device)) } else { Box::new(device) };
     let (on_gpu, on_cpu) = (placement.layout.gpu.layers, placement.layout.cpu.layers);

@@ -94,7 +94,9 @@ mod tests {
             available: None,
             timestamp_ns: 1.0,
             busy: 256,
-            matrices: false,
+            offers_matrices: false,
+            draws: false,
+            identity: "made up".into(),
             missing: Vec::new(),
         }
     }

@@ -1,6 +1,7 @@
 //! Devices: what there is, what each can do, which one is taken. Probed once; nothing is used that was not asked about.
 
 use super::choose::{Choice, choose};
+use super::matrix::{self, MatrixShape};
 use super::memory::Requested;
 use super::validation::{self, Validation};
 use crate::error::{Fault, Kind};
@@ -49,8 +50,13 @@ pub struct DeviceInfo {
     pub timestamp_ns: f32,
     /// Workgroups that keep it busy.
     pub busy: usize,
-    /// Instructions for int8 matrices: 16 x 32 times 32 x 8, by a subgroup of 32.
-    pub matrices: bool,
+    /// Says that it has instructions for matrices. Which shapes it has is asked only when it is
+    /// opened for them: there are drivers that die of that question.
+    pub offers_matrices: bool,
+    /// The queue that is taken also draws.
+    pub draws: bool,
+    /// What the driver's behaviour may depend on: device and driver by number and version.
+    pub identity: String,
     /// Why it cannot be used; empty if it can.
     pub missing: Vec<&'static str>,
 }
@@ -155,6 +161,7 @@ impl Vulkan {
         let kind = p.properties.device_type;
         let api = p.properties.api_version;
         let name = text(&p.properties.device_name);
+        let ids = [p.properties.vendor_id, p.properties.device_id, p.properties.driver_version];
         let extensions = self.extensions(device);
         let has = |name: &CStr| extensions.iter().any(|e| e == name);
         let mut missing = Vec::new();
@@ -172,6 +179,8 @@ impl Vulkan {
             }
         }
         let is_integrated = kind == vk::PhysicalDeviceType::INTEGRATED_GPU;
+        let families = self.queue_families(device);
+        let draws = |family: u32| families[family as usize].contains(vk::QueueFlags::GRAPHICS);
         let (memory, available) = self.memory(device, is_integrated, has(ash::ext::memory_budget::NAME));
         DeviceInfo {
             index,
@@ -191,12 +200,21 @@ impl Vulkan {
             timestamp_ns: if limits.timestamp_compute_and_graphics == vk::TRUE { limits.timestamp_period } else { 0.0 },
             // Vulkan does not count processors: boards have tens to hundreds, the others a few.
             busy: if kind == vk::PhysicalDeviceType::DISCRETE_GPU { 256 } else { 16 },
-            matrices: missing.is_empty()
+            offers_matrices: missing.is_empty()
                 && asks_subgroup
                 && subgroup.min_subgroup_size <= 32
                 && subgroup.max_subgroup_size >= 32
-                && has(khr::cooperative_matrix::NAME)
-                && self.has_int8_matrices(device),
+                && has(khr::cooperative_matrix::NAME),
+            draws: queue_family(&families, wants_graphics()).is_some_and(draws),
+            identity: format!(
+                "{:x}:{:x} driver {} version {:x} {} {}",
+                ids[0],
+                ids[1],
+                driver.driver_id.as_raw(),
+                ids[2],
+                text(&driver.driver_name),
+                text(&driver.driver_info)
+            ),
             missing,
         }
     }
@@ -217,7 +235,21 @@ impl Vulkan {
         lacking_features(&f.features, &v11, &v12, &v13)
     }
 
-    fn has_int8_matrices(&self, device: vk::PhysicalDevice) -> bool {
+    /// What each family of queues can do.
+    fn queue_families(&self, device: vk::PhysicalDevice) -> Vec<vk::QueueFlags> {
+        // SAFETY: the device belongs to this instance.
+        let families = unsafe { self.instance.get_physical_device_queue_family_properties(device) };
+        families.iter().map(|f| f.queue_flags).collect()
+    }
+
+    /// Shapes of the int8 matrices that a device multiplies; none where it offers no matrices.
+    pub fn matrix_shapes(&self, info: &DeviceInfo) -> Result<Vec<MatrixShape>> {
+        let physical = self.physical()?;
+        let device = physical.get(info.index).with_context(|| no_driver(format!("{} is gone", info.name)))?;
+        Ok(if info.offers_matrices { self.int8_shapes(*device) } else { Vec::new() })
+    }
+
+    fn int8_shapes(&self, device: vk::PhysicalDevice) -> Vec<MatrixShape> {
         let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
         let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
         let mut f = vk::PhysicalDeviceFeatures2::default().push_next(&mut v12).push_next(&mut matrices);
@@ -225,19 +257,12 @@ impl Vulkan {
         unsafe { self.instance.get_physical_device_features2(device, &mut f) };
         let wanted = [matrices.cooperative_matrix, v12.vulkan_memory_model, v12.vulkan_memory_model_device_scope];
         if wanted.contains(&vk::FALSE) {
-            return false;
+            return Vec::new();
         }
         let query = khr::cooperative_matrix::Instance::new(&self.loaded.entry, self.instance);
         // SAFETY: the device offers the extension.
         let shapes = unsafe { query.get_physical_device_cooperative_matrix_properties(device) }.unwrap_or_default();
-        shapes.iter().any(|s| {
-            (s.m_size, s.n_size, s.k_size) == (16, 8, 32)
-                && s.a_type == vk::ComponentTypeKHR::SINT8
-                && s.b_type == vk::ComponentTypeKHR::SINT8
-                && s.c_type == vk::ComponentTypeKHR::SINT32
-                && s.result_type == vk::ComponentTypeKHR::SINT32
-                && s.scope == vk::ScopeKHR::SUBGROUP
-        })
+        matrix::int8_shapes(&shapes)
     }
 
     /// Bytes that kernels read fast, and what of them is free, where the driver says.
@@ -352,6 +377,8 @@ pub struct Gpu {
     pub device: Device,
     pub physical: vk::PhysicalDevice,
     pub info: DeviceInfo,
+    /// Opened for matrices of the shape that kernels have.
+    pub matrices: bool,
     queue: Mutex<vk::Queue>,
     pub family: u32,
     pub memory_types: vk::PhysicalDeviceMemoryProperties,
@@ -362,8 +389,9 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Opens the device that `choice` names, or takes the one of them in `open`.
-    pub fn open(choice: Choice, open: &[Arc<Gpu>]) -> Result<Arc<Gpu>> {
+    /// Opens the device that `choice` names, or takes the one of them in `open`; without `matrices`
+    /// it is not even asked about its instructions for them.
+    pub fn open(choice: Choice, matrices: bool, open: &[Arc<Gpu>]) -> Result<Arc<Gpu>> {
         let vulkan = Vulkan::open()?;
         let devices = vulkan.devices()?;
         let info = choose(&devices, choice)?.clone();
@@ -372,21 +400,19 @@ impl Gpu {
         }
         let physical = vulkan.physical()?[info.index];
         let instance = &vulkan.instance;
-        // SAFETY: the device belongs to this instance.
-        let families = unsafe { instance.get_physical_device_queue_family_properties(physical) };
-        let flags: Vec<vk::QueueFlags> = families.iter().map(|f| f.queue_flags).collect();
-        let family = queue_family(&flags, std::env::var(QUEUE).is_ok_and(|v| v == "graphics"))
+        let family = queue_family(&vulkan.queue_families(physical), wants_graphics())
             .ok_or_else(|| Fault::new(Kind::Device, format!("{} has no compute queue", info.name)))?;
         let priority = [1.0];
         let queues = [vk::DeviceQueueCreateInfo::default().queue_family_index(family).queue_priorities(&priority)];
         let (core, mut v11, mut v12, mut v13) = needed();
-        let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+        let matrices = matrices && vulkan.matrix_shapes(&info)?.contains(&matrix::SHAPE);
+        let mut feature = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
         let extensions = [khr::cooperative_matrix::NAME.as_ptr()];
         let mut create = vk::DeviceCreateInfo::default();
-        if info.matrices {
+        if matrices {
             // Workgroups that count one another's results reach beyond themselves.
             v12 = v12.vulkan_memory_model(true).vulkan_memory_model_device_scope(true);
-            create = create.enabled_extension_names(&extensions).push_next(&mut matrices);
+            create = create.enabled_extension_names(&extensions).push_next(&mut feature);
         }
         let create = create
             .queue_create_infos(&queues)
@@ -403,7 +429,7 @@ impl Gpu {
         let memory_types = unsafe { instance.get_physical_device_memory_properties(physical) };
         let queue = Mutex::new(queue);
         let requested = Requested::default();
-        Ok(Arc::new(Gpu { device, physical, info, queue, family, memory_types, requested, vulkan }))
+        Ok(Arc::new(Gpu { device, physical, info, matrices, queue, family, memory_types, requested, vulkan }))
     }
 
     /// The queue, while nobody else submits.
@@ -420,6 +446,11 @@ impl Drop for Gpu {
             self.device.destroy_device(None);
         }
     }
+}
+
+/// Whether [`QUEUE`] asks for a queue that draws.
+fn wants_graphics() -> bool {
+    std::env::var(QUEUE).is_ok_and(|v| v == "graphics")
 }
 
 /// The first queue family that computes, of those with graphics or of those without, as wanted; any where there is none such.

@@ -1,5 +1,6 @@
 //! Runs plans on a Vulkan device. A plan is recorded once per bucket of rows; a run is one submission, or several (`cut`).
 
+mod commands;
 mod speed;
 
 use super::barrier::{barrier, host_barrier, kernel_barrier};
@@ -24,6 +25,7 @@ use crate::compute::{
 use crate::tensor::{Matrix, StoredMatrix};
 use anyhow::{Context, Result, ensure};
 use ash::vk;
+use commands::{dispatch, read_back};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -101,12 +103,17 @@ pub struct VulkanExecutor {
 impl VulkanExecutor {
     /// Works on a device, which is opened unless another executor of this process works on it.
     pub fn open(choice: Choice) -> Result<VulkanExecutor> {
+        VulkanExecutor::open_for(choice, true)
+    }
+
+    /// The same; without `matrices` the device is not even asked about its instructions for them.
+    /// Results are the same bits.
+    pub fn open_for(choice: Choice, matrices: bool) -> Result<VulkanExecutor> {
         let start = Instant::now();
-        let (gpu, pipelines) = pipeline::open(choice)?;
+        let (gpu, pipelines) = pipeline::open(choice, matrices)?;
         let mut queue = Queue::new(&gpu)?;
         let results = Block::new(&gpu, "results of a pass", RESULTS, Place::Readback)?;
-        let matrix_instructions =
-            gpu.info.matrices && matrix::are_as_expected(&mut queue, &mut pipeline::lock(&pipelines), &results)?;
+        let matrix_instructions = gpu.matrices && matrix::are_as_expected(&mut queue, &mut pipeline::lock(&pipelines), &results)?;
         Ok(VulkanExecutor {
             matrix_instructions,
             queue,
@@ -571,29 +578,4 @@ impl Executor for VulkanExecutor {
     fn profile(&self) -> Vec<KernelTime> {
         self.timing.as_ref().map_or_else(Vec::new, |t| t.times.clone())
     }
-}
-
-/// Records one call.
-fn dispatch(device: &ash::Device, commands: vk::CommandBuffer, layout: vk::PipelineLayout, pipeline: vk::Pipeline, call: &Call) {
-    // SAFETY: the pipeline and its layout live as long as the executor; addresses are of live buffers.
-    unsafe {
-        device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
-        device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, call.push.bytes());
-        device.cmd_dispatch(commands, call.groups[0], call.groups[1], call.groups[2]);
-    }
-}
-
-/// Copies bytes of a buffer from `start` on to where the host sees them, and waits for that.
-fn read_back(queue: &mut Queue, from: vk::Buffer, start: u64, through: &Block, bytes: &mut [u8]) -> Result<()> {
-    let copy = vk::BufferCopy { src_offset: start, dst_offset: 0, size: bytes.len() as u64 };
-    // SAFETY: the caller checked that the buffer holds the bytes, and they go through in one.
-    let done = queue.once(|device, commands| unsafe {
-        barrier(device, commands);
-        device.cmd_copy_buffer(commands, from, through.buffer, &[copy]);
-        host_barrier(device, commands);
-    })?;
-    queue.wait(done)?;
-    // SAFETY: the copy is done.
-    bytes.copy_from_slice(unsafe { through.bytes(0, bytes.len()) });
-    Ok(())
 }

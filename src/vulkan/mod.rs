@@ -29,7 +29,10 @@ pub mod validation;
 
 pub use check::{CheckedExecutor, SPOIL, Spoil};
 pub use choose::{Choice, choose, ranked};
-pub use device::{ALLOW_CPU_DRIVER, DeviceInfo, MEMORY, Vulkan};
+pub use cut::LIMIT;
+pub use device::{ALLOW_CPU_DRIVER, DeviceInfo, MEMORY, QUEUE, Vulkan};
 pub use executor::VulkanExecutor;
 pub use footprint::{STAGING, VulkanFootprint, blocks};
+pub use matrix::{MatrixShape, SHAPE};
+pub use pipeline::SHADERS;
 pub use queue::LOSE_AFTER;

@@ -2,6 +2,7 @@
 
 use super::choose::Choice;
 use super::device::{Gpu, failed};
+use crate::cache;
 use anyhow::Result;
 use ash::vk;
 use rayon::prelude::*;
@@ -80,12 +81,15 @@ pub struct Pipelines {
 /// Those of the devices that are open, so that a draft model beside its target neither opens the device again nor compiles again.
 static OPEN: Mutex<Vec<Weak<Mutex<Pipelines>>>> = Mutex::new(Vec::new());
 
-/// Opens a device, if this process has not got it open already.
-pub fn open(choice: Choice) -> Result<(Arc<Gpu>, Arc<Mutex<Pipelines>>)> {
+/// The shaders of this build, in words: the SHA-256 of each.
+pub const SHADERS: &str = include_str!("../../shaders/manifest.txt");
+
+/// Opens a device, if this process has not got it open already; `matrices` as in [`Gpu::open`].
+pub fn open(choice: Choice, matrices: bool) -> Result<(Arc<Gpu>, Arc<Mutex<Pipelines>>)> {
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let here: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
     let gpus: Vec<_> = here.iter().map(|p| lock(p).gpu.clone()).collect();
-    let gpu = Gpu::open(choice, &gpus)?;
+    let gpu = Gpu::open(choice, matrices, &gpus)?;
     if let Some(i) = gpus.iter().position(|g| Arc::ptr_eq(g, &gpu)) {
         return Ok((gpu, here[i].clone()));
     }
@@ -192,13 +196,7 @@ impl Pipelines {
         self.fresh = false;
         // SAFETY: the cache is alive.
         let Ok(bytes) = (unsafe { self.gpu.device.get_pipeline_cache_data(self.cache) }) else { return };
-        let Some(dir) = file.parent().filter(|d| std::fs::create_dir_all(d).is_ok()) else { return };
-        if let Ok(mut new) = tempfile::NamedTempFile::new_in(dir) {
-            use std::io::Write;
-            if new.write_all(&bytes).is_ok() {
-                let _ = new.persist(file);
-            }
-        }
+        let _ = cache::write(file, &bytes);
     }
 }
 
@@ -216,12 +214,10 @@ impl Drop for Pipelines {
     }
 }
 
-/// `$XDG_CACHE_HOME/gemma/pipelines-<device and driver>.bin`; `None` without a home.
+/// `pipelines-<device and driver>.bin` of the cache; `None` without a home.
 fn cache_file(gpu: &Gpu) -> Option<PathBuf> {
-    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|p| p.is_absolute());
-    let base = base.or_else(|| std::env::var_os("HOME").map(|h| PathBuf::from(h).join(".cache")))?;
     // SAFETY: the device belongs to the instance.
     let p = unsafe { gpu.vulkan.instance.get_physical_device_properties(gpu.physical) };
     let uuid: String = p.pipeline_cache_uuid.iter().map(|b| format!("{b:02x}")).collect();
-    Some(base.join("gemma").join(format!("pipelines-{:x}-{:x}-{uuid}.bin", p.vendor_id, p.device_id)))
+    Some(cache::directory()?.join(format!("pipelines-{:x}-{:x}-{uuid}.bin", p.vendor_id, p.device_id)))
 }

@@ -238,7 +238,9 @@ fn laptop() -> DeviceInfo {
         available: None,
         timestamp_ns: 1.0,
         busy: 16,
-        matrices: false,
+        offers_matrices: false,
+        draws: false,
+        identity: "made up".into(),
         missing: Vec::new(),
     }
 }

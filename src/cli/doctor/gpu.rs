@@ -5,13 +5,14 @@ use super::host::{Found, Machine};
 use super::storage::SMALLEST_27B;
 use super::{Asked, Check, Status};
 use crate::cli::args::RunOptions;
+use crate::cli::driver::{Use, Verdict};
 use crate::cli::placement::measure::Task;
 use crate::cli::placement::{self, Device};
 use crate::cli::session;
 use crate::cli::ui::{Ui, bytes};
 use crate::error::{Fault, Kind, fault_of};
 use crate::gemma::Weights;
-use crate::vulkan::{Choice, DeviceInfo, choose};
+use crate::vulkan::{Choice, DeviceInfo, LIMIT, QUEUE, choose};
 use anyhow::Result;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -60,9 +61,13 @@ pub fn checks(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
                     "gpu",
                     format!("vulkan:{} {}, Vulkan {}.{}", device.index, device.name, device.api.0, device.api.1),
                 ));
+                checks.push(queue(device));
+                checks.push(watchdog(machine));
                 checks.push(heap(machine, device));
                 checks.extend(gtt(machine, device));
             }
+            let tried = trial(&machine.verdict(device), device);
+            checks.push(if tried.status == Status::Fail { without_gpu(tried) } else { tried });
         }
         Err(_) if nothing && choice == Choice::Best => checks.push(no_gpu(asked, &names.join("; "))),
         Err(why) => {
@@ -214,6 +219,61 @@ fn permissions(nodes: &[Node], opened: bool) -> Option<Check> {
             )
         }
         (None, None) => None,
+    }
+}
+
+/// How kernels reach the device.
+fn queue(device: &DeviceInfo) -> Check {
+    let queue = match device.draws {
+        true => "the one that also draws".to_owned(),
+        false => format!("one for computing alone ({QUEUE}=graphics takes the one that draws)"),
+    };
+    Check::pass("gpu queue", format!("{queue}, subgroups of {}", device.subgroup))
+}
+
+/// Milliseconds after which amdgpu takes a submission for a hang where nobody says otherwise, and
+/// since which version of Linux.
+const LOCKUP: [(u32, i64); 2] = [(7, 2000), (0, 10_000)];
+
+/// After what time the kernel would take a pass for a hang, against the time that one is given.
+fn watchdog(machine: &dyn Machine) -> Check {
+    let bound = format!("passes go out in pieces that are estimated to take at most {LIMIT} s each");
+    let Some(setting) = machine.read("sys/module/amdgpu/parameters/lockup_timeout") else {
+        return Check::pass("gpu watchdog", bound);
+    };
+    let release = machine.read("proc/sys/kernel/osrelease").unwrap_or_default();
+    let major: u32 = release.split('.').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let default = LOCKUP.iter().find(|(since, _)| major >= *since).map_or(0, |(_, ms)| *ms);
+    // One number for all queues, or those of graphics, computing, copies and video: 0 stands for
+    // the default, a negative one for no limit.
+    let given: Vec<i64> = setting.split(',').filter_map(|n| n.trim().parse().ok()).collect();
+    let timeouts = given.iter().take(2).map(|ms| if *ms == 0 { default } else { *ms }).filter(|ms| *ms > 0);
+    let unlimited = !given.is_empty() && given.iter().take(2).all(|ms| *ms < 0);
+    let shortest = timeouts.min().unwrap_or(default);
+    if unlimited {
+        return Check::pass("gpu watchdog", format!("off (amdgpu.lockup_timeout={setting}); {bound}"));
+    }
+    let seconds = shortest as f64 / 1000.0;
+    let found = format!("amdgpu takes what runs for {seconds} s for a hang; {bound}");
+    if seconds >= 5.0 * LIMIT {
+        return Check::pass("gpu watchdog", found);
+    }
+    let remedy =
+        "amdgpu.lockup_timeout is so short that a long prompt may lose the GPU: take it out, and restart; where it is set:";
+    Check::warn("gpu watchdog", found, remedy).typing(["grep -rs lockup_timeout /etc/modprobe.d /etc/default/grub /proc/cmdline"])
+}
+
+/// What came of the driver's trial.
+fn trial(verdict: &Verdict, device: &DeviceInfo) -> Check {
+    let shapes = match &verdict.shapes[..] {
+        [] if device.offers_matrices => "it lists no int8 matrices".into(),
+        [] => "it has no matrix instructions".into(),
+        shapes => format!("int8 matrices of {}", shapes.join(", ")),
+    };
+    match (verdict.allows, verdict.note(device)) {
+        (Use::NotAtAll, Some(note)) => Check::fail("gpu driver", Kind::Device, note, verdict.remedy()),
+        (_, Some(note)) => Check::warn("gpu driver", note, verdict.remedy()),
+        (_, None) => Check::pass("gpu driver", format!("came through a trial in a process of its own; {shapes}")),
     }
 }
 

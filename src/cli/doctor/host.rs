@@ -1,10 +1,12 @@
 //! What checks ask of a machine.
 
 use super::kernels;
+use crate::cache;
 use crate::cli::args::{ModelOptions, RunOptions};
 use crate::cli::devices::default_threads;
-use crate::cli::generate::costs;
+use crate::cli::driver::{self, Verdict};
 use crate::cli::generate::options::MemoryPlace;
+use crate::cli::ui::Ui;
 use crate::compute::cpu::isa::Isa;
 use crate::npu::manifest;
 use crate::npu::probe::System;
@@ -36,6 +38,8 @@ pub trait Machine {
     fn root(&self) -> &Path;
     /// What the Vulkan driver lists.
     fn vulkan(&self) -> Found;
+    /// What came of the trial of a device's driver.
+    fn verdict(&self, device: &DeviceInfo) -> Verdict;
     /// Opens a device node as a driver would.
     fn open(&self, node: &Path) -> io::Result<()>;
     /// Bytes of memory that may be locked.
@@ -105,6 +109,10 @@ impl Machine for Here {
         Vulkan::open().and_then(|v| v.devices())
     }
 
+    fn verdict(&self, device: &DeviceInfo) -> Verdict {
+        driver::verdict(device, &Ui::silent())
+    }
+
     fn open(&self, node: &Path) -> io::Result<()> {
         File::options().read(true).write(true).open(node).map(drop)
     }
@@ -132,8 +140,8 @@ impl Machine for Here {
     fn directories(&self) -> Vec<Directory> {
         vec![
             Directory {
-                purpose: "compiled GPU kernels and measured costs",
-                path: costs::directory(),
+                purpose: "compiled GPU kernels, trials of drivers and measured costs",
+                path: cache::directory(),
                 without: "each run compiles its GPU kernels again",
                 private: None,
             },

@@ -9,7 +9,7 @@ use crate::cli::placement::Device;
 use crate::cli::session;
 use crate::cli::ui::Ui;
 use crate::compute::cpu::isa::Isa;
-use crate::engine::{Rows, Scores, TokenTree};
+use crate::engine::{Engine, Rows, Scores, TokenTree};
 use crate::gemma::{Config, Role, Weights};
 use crate::tensor::{Format, Token};
 use crate::vulkan::{Choice, DeviceInfo, choose};
@@ -63,9 +63,11 @@ pub fn trials(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
     checks
 }
 
-/// Loads a small made-up model as `generate --check` would, and runs passes of one row and of
-/// several.
-pub fn trial(run: &RunOptions, device: Option<&DeviceInfo>) -> Result<String> {
+/// Positions that there is room for in the small model's context.
+pub const SMALL_CONTEXT: usize = 256;
+
+/// A made-up model of two layers, one of which sees the whole context.
+pub fn small_model() -> Result<Weights> {
     let config = json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
         "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 64,
@@ -74,12 +76,28 @@ pub fn trial(run: &RunOptions, device: Option<&DeviceInfo>) -> Result<String> {
     });
     let linear: Format = "i4-g32".parse()?;
     let format = |role| if matches!(role, Role::Embed | Role::Head) { Format::I8_ROW } else { linear };
-    let weights = Weights::synthetic(Config::from_json(&config)?, format, 1);
+    Ok(Weights::synthetic(Config::from_json(&config)?, format, 1))
+}
+
+/// Passes of one row and of several.
+pub fn run_passes(engine: &mut dyn Engine) -> Result<()> {
+    let mut scores = Scores::default();
+    for rows in [1u32, 9] {
+        let tokens: Vec<Token> = (0..rows).map(|i| 7 * i + 3).collect();
+        engine.forward(&TokenTree::chain(&tokens), Rows::All, &mut scores)?;
+        engine.commit(&(0..rows).collect::<Vec<u32>>())?;
+    }
+    Ok(())
+}
+
+/// Loads the small model as `generate --check` would, and runs passes of it.
+pub fn trial(run: &RunOptions, device: Option<&DeviceInfo>) -> Result<String> {
+    let weights = small_model()?;
     let place = device.map_or("cpu".into(), |d| format!("vulkan:{}", d.index));
     let options = RunOptions {
         device: place,
         gpu_layers: if device.is_some() { GpuLayers::All } else { GpuLayers::Auto },
-        ctx_size: AutoOr::N(256),
+        ctx_size: AutoOr::N(SMALL_CONTEXT),
         kv: Kv::F16,
         npu: Npu::Off,
         npu_fault: None,
@@ -89,12 +107,7 @@ pub fn trial(run: &RunOptions, device: Option<&DeviceInfo>) -> Result<String> {
         ..run.clone()
     };
     let pool = session::pool(&options)?;
-    let mut loaded = session::load(&weights, "a small made-up model", &options, 256, &pool, &Ui::plain())?;
-    let mut scores = Scores::default();
-    for rows in [1u32, 9] {
-        let tokens: Vec<Token> = (0..rows).map(|i| 7 * i + 3).collect();
-        loaded.engine.forward(&TokenTree::chain(&tokens), Rows::All, &mut scores)?;
-        loaded.engine.commit(&(0..rows).collect::<Vec<u32>>())?;
-    }
+    let mut loaded = session::load(&weights, "a small made-up model", &options, SMALL_CONTEXT, &pool, &Ui::plain())?;
+    run_passes(loaded.engine.as_mut())?;
     Ok(format!("a small model computes what the reference kernels compute ({})", loaded.engine.describe()))
 }

@@ -12,6 +12,8 @@ mod power;
 mod storage;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub use tests::laptop_gpu;
 
 use super::args::{ModelOptions, RunOptions, UiOptions};
 use super::output::print;
@@ -25,6 +27,7 @@ use crate::error::{Kind, fault_of};
 use anyhow::Result;
 use clap::Args;
 use host::{Here, Machine};
+pub use kernels::{SMALL_CONTEXT, run_passes, small_model};
 use serde::Serialize;
 use serde_json::{Value, json};
 

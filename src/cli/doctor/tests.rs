@@ -3,6 +3,7 @@
 use super::host::{Directory, Found, Machine};
 use super::*;
 use crate::cli::args::Cli;
+use crate::cli::driver::{Use, Verdict};
 use crate::cli::ui::COLUMNS;
 use crate::compute::cpu::isa::Isa;
 use crate::error::Fault;
@@ -26,6 +27,12 @@ struct Fake {
     isa: Vec<Isa>,
     trial: Result<(), Fault>,
     tried: RefCell<Vec<String>>,
+    verdict: Verdict,
+}
+
+/// The GPU of that laptop.
+pub fn laptop_gpu() -> DeviceInfo {
+    device("AMD Radeon 780M", 21 * GB)
 }
 
 fn device(name: &str, memory: u64) -> DeviceInfo {
@@ -46,7 +53,9 @@ fn device(name: &str, memory: u64) -> DeviceInfo {
         available: None,
         timestamp_ns: 10.0,
         busy: 16,
-        matrices: false,
+        offers_matrices: true,
+        draws: false,
+        identity: "made up".into(),
         missing: Vec::new(),
     }
 }
@@ -55,7 +64,7 @@ impl Fake {
     fn laptop() -> Fake {
         let fake = Fake {
             root: tempfile::tempdir().unwrap(),
-            devices: Ok(vec![device("AMD Radeon 780M", 21 * GB)]),
+            devices: Ok(vec![laptop_gpu()]),
             refused: false,
             locked: 8 << 20,
             room: (50 * GB, true),
@@ -63,6 +72,7 @@ impl Fake {
             isa: vec![Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni],
             trial: Ok(()),
             tried: RefCell::default(),
+            verdict: Verdict { allows: Use::Whole, why: None, shapes: vec!["16x16x16".into()], file: None },
         };
         fake.put("proc/meminfo", "MemTotal: 32000000 kB\nMemFree: 1 kB\nMemAvailable: 28000000 kB\n");
         fake.put("proc/cpuinfo", "processor : 0\nmodel name : AMD Ryzen 7 7840HS\n");
@@ -76,6 +86,8 @@ impl Fake {
         fake.put("sys/class/drm/card1/device/power_dpm_force_performance_level", "auto\n");
         fake.put("sys/module/amdgpu/parameters/gttsize", "-1\n");
         fake.put("sys/module/ttm/parameters/pages_limit", "4000000\n");
+        fake.put("sys/module/amdgpu/parameters/lockup_timeout", "\n");
+        fake.put("proc/sys/kernel/osrelease", "6.12.48+deb13-amd64\n");
         fake.put("sys/firmware/acpi/platform_profile", "balanced\n");
         fake.put("sys/firmware/acpi/platform_profile_choices", "low-power balanced performance\n");
         fake.cpufreq("amd-pstate-epp", "powersave", Some("balance_performance"));
@@ -153,6 +165,10 @@ impl Machine for Fake {
         if self.refused { Err(io::Error::from_raw_os_error(libc::EACCES)) } else { Ok(()) }
     }
 
+    fn verdict(&self, _: &DeviceInfo) -> Verdict {
+        self.verdict.clone()
+    }
+
     fn locked(&self) -> u64 {
         self.locked
     }
@@ -223,6 +239,8 @@ fn a_machine_with_nothing_wrong_passes_everything() {
     let names: Vec<&str> = checks.iter().map(|c| c.name).collect();
     for name in
         ["processor", "memory", "vulkan", "gpu", "gpu memory", "gtt", "permissions", "kernels, cpu", "kernels, gpu", "npu"]
+            .into_iter()
+            .chain(["gpu queue", "gpu watchdog", "gpu driver"])
     {
         assert!(names.contains(&name), "{names:?}");
     }
@@ -341,6 +359,62 @@ fn a_tiny_heap_is_said_with_what_makes_it_larger() {
     fake.put("sys/module/amdgpu/parameters/gttsize", "-1\n");
     fake.put("sys/module/ttm/parameters/pages_limit", "1000000\n");
     is(&fake.examine(&[]), "gtt", Status::Warn, &["ttm.pages_limit 4.10 GB", "grep -rs pages_limit"]);
+}
+
+#[test]
+fn how_the_gpu_is_driven_is_said() {
+    let fake = Fake::laptop();
+    let checks = fake.examine(&[]);
+    is(&checks, "gpu queue", Status::Pass, &["for computing alone", "GEMMA_VULKAN_QUEUE=graphics", "subgroups of 32"]);
+    is(&checks, "gpu watchdog", Status::Pass, &["10 s", "0.2 s"]);
+    is(&checks, "gpu driver", Status::Pass, &["came through", "int8 matrices of 16x16x16"]);
+    let drawing = Fake { devices: Ok(vec![DeviceInfo { draws: true, ..laptop_gpu() }]), ..Fake::laptop() };
+    is(&drawing.examine(&[]), "gpu queue", Status::Pass, &["also draws"]);
+    let plain = Fake { verdict: Verdict { shapes: Vec::new(), ..fake.verdict.clone() }, ..Fake::laptop() };
+    is(&plain.examine(&[]), "gpu driver", Status::Pass, &["lists no int8 matrices"]);
+}
+
+#[test]
+fn a_watchdog_is_read_as_the_kernel_reads_it() {
+    let fake = Fake::laptop();
+    let with = |setting: &str| {
+        fake.put("sys/module/amdgpu/parameters/lockup_timeout", setting);
+        fake.examine(&[])
+    };
+    for (setting, words) in [("0", "10 s"), ("2000", "2 s"), ("5000,3000,1,1", "3 s"), ("-1", "off"), ("-1,4000", "4 s")] {
+        is(&with(setting), "gpu watchdog", Status::Pass, &[words, "0.2 s"]);
+    }
+    for setting in ["500", "10000,900,10000,10000"] {
+        is(&with(setting), "gpu watchdog", Status::Warn, &["may lose the GPU", "grep -rs lockup_timeout /etc/modprobe.d"]);
+    }
+    fake.put("proc/sys/kernel/osrelease", "7.0.3-arch1\n");
+    is(&with(""), "gpu watchdog", Status::Pass, &["2 s", "0.2 s"]);
+    // Other drivers do not say.
+    fake.remove("sys/module/amdgpu/parameters/lockup_timeout");
+    let checks = fake.examine(&[]);
+    assert!(!find(&checks, "gpu watchdog").found.contains("amdgpu"), "{checks:?}");
+}
+
+#[test]
+fn a_driver_that_did_not_come_through_its_trial_is_said_with_what_makes_another() {
+    let tried = |allows| Fake {
+        verdict: Verdict {
+            allows,
+            why: Some("was ended by signal 11".into()),
+            shapes: Vec::new(),
+            file: Some("/home/me/.cache/gemma/driver-1.json".into()),
+        },
+        ..Fake::laptop()
+    };
+    let words = ["signal 11", "update the driver", "rm '/home/me/.cache/gemma/driver-1.json'"];
+    let slower = tried(Use::WithoutMatrices);
+    is(&slower.examine(&["-d", "vulkan"]), "gpu driver", Status::Warn, &words);
+    is(&slower.examine(&[]), "gpu driver", Status::Warn, &["without its matrix instructions"]);
+    let none = tried(Use::NotAtAll);
+    is(&none.examine(&[]), "gpu driver", Status::Warn, &words);
+    let checks = none.examine(&["-d", "vulkan"]);
+    is(&checks, "gpu driver", Status::Fail, &["is not used"]);
+    assert_eq!(exit_code(&checks), 4);
 }
 
 /// With a model the same rules as at loading say where it runs, and whether.

@@ -3,6 +3,7 @@
 //! A file a model and device under `$XDG_CACHE_HOME/gemma`, JSON, written whole or not at all. What is damaged, of another version or of
 //! something else is measured again. Nothing but speed depends on it.
 
+use crate::cache;
 use crate::cli::session::Loaded;
 use crate::draft::{CostCurve, Costs, Figures, Habits};
 use crate::engine::{Engine, Rows, Scores, TokenTree};
@@ -11,7 +12,6 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -102,17 +102,10 @@ struct KeptHabits {
     level: f32,
 }
 
-/// `$XDG_CACHE_HOME/gemma`; `None` without a home.
-pub fn directory() -> Option<PathBuf> {
-    let home = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    let base = home("XDG_CACHE_HOME").or_else(|| home("HOME").map(|h| h.join(".cache")));
-    base.map(|b| b.join("gemma"))
-}
-
 impl CostFile {
     /// `model` identifies the weights; `device` is the engine's description, which names device, driver and threads.
     pub fn new(model: &[u8], device: &str, kv: &str) -> CostFile {
-        Self::within(directory(), model, device, kv)
+        Self::within(cache::directory(), model, device, kv)
     }
 
     fn within(directory: Option<PathBuf>, model: &[u8], device: &str, kv: &str) -> CostFile {
@@ -153,12 +146,7 @@ impl CostFile {
             costs: costs.known().map(|(range, curve)| (range, curve.to_keep())).collect(),
             habits: habits.collect(),
         };
-        let directory = path.parent().context("a file lies in a directory")?;
-        std::fs::create_dir_all(directory)?;
-        let mut file = tempfile::NamedTempFile::new_in(directory)?;
-        file.write_all(&serde_json::to_vec(&kept)?)?;
-        file.persist(path)?;
-        Ok(())
+        Ok(cache::write(path, &serde_json::to_vec(&kept)?)?)
     }
 }
 

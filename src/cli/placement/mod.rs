@@ -242,7 +242,9 @@ mod tests {
             available: Some(free),
             timestamp_ns: 1.0,
             busy: 16,
-            matrices: false,
+            offers_matrices: false,
+            draws: false,
+            identity: "made up".into(),
             missing: Vec::new(),
         }
     }

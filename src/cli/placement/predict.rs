@@ -3,12 +3,13 @@
 
 use super::Placement;
 use super::measure::Share;
-use crate::cli::ui::digits3;
+use crate::cli::driver;
+use crate::cli::ui::{Ui, digits3};
 use crate::compute::cpu::Pool;
 use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
 use crate::compute::{Executor, Part, Plan, StepLayout};
 use crate::tensor::{Format, Matrix};
-use crate::vulkan::{Choice, DeviceInfo, VulkanExecutor};
+use crate::vulkan::DeviceInfo;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::borrow::Cow;
@@ -73,8 +74,8 @@ impl Speeds {
     }
 
     /// The same with the GPU's speed measured, which takes some of its memory for a moment.
-    pub fn measured(self, device: &DeviceInfo) -> Result<Speeds> {
-        let mut exec = VulkanExecutor::open(Choice::Index(device.index))?;
+    pub fn measured(self, device: &DeviceInfo, ui: &Ui) -> Result<Speeds> {
+        let mut exec = driver::open(device, ui)?;
         let (rows, cols) = (8192, PROBE_BYTES / 4 / 8192);
         let codes = Cow::Owned(vec![0; PROBE_BYTES]);
         exec.load("probe", Part::Head, &Matrix { format: Format::F32, rows, cols, codes, scales: Cow::Borrowed(&[]) })?;

@@ -3,6 +3,8 @@
 
 use super::Placement;
 use super::measure::Task;
+use crate::cli::driver;
+use crate::cli::ui::Ui;
 use crate::compute::Executor;
 use crate::compute::KvFormat;
 use crate::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
@@ -10,7 +12,6 @@ use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
 use crate::gemma::{Config, Role, Weights};
 use crate::tensor::{Format, Token};
-use crate::vulkan::{Choice, DeviceInfo, VulkanExecutor};
 use anyhow::Result;
 use serde::Serialize;
 use serde_json::json;
@@ -159,16 +160,17 @@ impl Small {
 }
 
 /// How long the model takes to read a document where it is placed. `None` where a GPU has layers
-/// and `on_gpu` forbids to time it: a GPU's kernels take seconds to compile.
+/// and `on_gpu` is missing, which times it and may say something: a GPU's kernels take seconds to
+/// compile.
 pub fn reading(
     task: &Task<'_>,
     placement: &Placement,
     pool: &Arc<Pool>,
     isa: Option<Isa>,
-    on_gpu: bool,
+    on_gpu: Option<&Ui>,
 ) -> Result<Option<Reading>> {
     let (n_gpu, all) = (placement.layout.gpu.layers, task.layers());
-    if n_gpu > 0 && !on_gpu {
+    if n_gpu > 0 && on_gpu.is_none() {
         return Ok(None);
     }
     let tokens = DOCUMENT.min(task.weights.config().max_position);
@@ -176,19 +178,16 @@ pub fn reading(
         Ok(Box::new(CpuExecutor::on(pool.clone(), CpuOptions { isa, ..CpuOptions::default() })))
     };
     let mut seconds = 0.0;
-    if let Some(device) = placement.device.as_ref().filter(|_| n_gpu > 0) {
+    if let (Some(device), Some(ui)) = (placement.device.as_ref().filter(|_| n_gpu > 0), on_gpu) {
         let work = Work::of(task.weights, 0..n_gpu, tokens)?;
-        seconds += Rates::measure(work.linear.keys().copied(), task.kv, &|| gpu(device))?.seconds(&work);
+        seconds +=
+            Rates::measure(work.linear.keys().copied(), task.kv, &|| Ok(Box::new(driver::open(device, ui)?)))?.seconds(&work);
     }
     if n_gpu < all {
         let work = Work::of(task.weights, n_gpu..all, tokens)?;
         seconds += Rates::measure(work.linear.keys().copied(), task.kv, &host)?.seconds(&work);
     }
     Ok(Some(Reading { tokens, seconds, tokens_per_s: tokens as f64 / seconds }))
-}
-
-fn gpu(device: &DeviceInfo) -> Result<Box<dyn Executor>> {
-    Ok(Box::new(VulkanExecutor::open(Choice::Index(device.index))?))
 }
 
 #[cfg(test)]
@@ -231,11 +230,11 @@ mod tests {
         let task = Task { weights: &weights, context: 2048, kv: KvFormat::F16, sequences: 1, npu: false };
         let pool = Arc::new(Pool::new(2).unwrap());
         let here = Placement { device: None, layout: task.measure(None, 0).unwrap() };
-        let found = reading(&task, &here, &pool, None, false).unwrap().unwrap();
+        let found = reading(&task, &here, &pool, None, None).unwrap().unwrap();
         assert_eq!(found.tokens, DOCUMENT);
         assert!(found.seconds > 0.0 && (found.tokens_per_s * found.seconds - DOCUMENT as f64).abs() < 1e-6, "{found:?}");
         let mut split = here.clone();
         split.layout.gpu = Share { layers: 4, ..Share::default() };
-        assert_eq!(reading(&task, &split, &pool, None, false).unwrap(), None);
+        assert_eq!(reading(&task, &split, &pool, None, None).unwrap(), None);
     }
 }
