@@ -34,7 +34,7 @@ use std::time::Instant;
 const UPDATE: usize = 65536;
 /// Most rows that one workgroup takes of attention, whose keys are read once for all of them, and of layers with trellis codes. Drivers on
 /// the processor compile kernels of many rows for ten seconds and up to a minute each, and gain little by them.
-const BLOCK_ROWS: usize = 8;
+pub const BLOCK_ROWS: usize = 8;
 const BLOCK_ROWS_OF_CPU: usize = 2;
 
 struct Recorded {

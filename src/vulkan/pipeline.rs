@@ -38,6 +38,18 @@ macro_rules! spirv {
 }
 
 impl Shader {
+    /// Its file in `shaders/`, without the ending: the name in lower case, words apart.
+    pub fn file(self) -> String {
+        let mut name = String::new();
+        for c in format!("{self:?}").chars() {
+            if c.is_uppercase() && !name.is_empty() {
+                name.push('_');
+            }
+            name.extend(c.to_lowercase());
+        }
+        name
+    }
+
     fn code(self) -> &'static [u8] {
         match self {
             Shader::Attention => spirv!("attention"),

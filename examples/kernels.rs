@@ -1,0 +1,136 @@
+//! Lists the kernels that GPUs would be given for Gemma 3 27B, in every recipe and format and for
+//! passes of every number of rows: `kernels < DEVICES`, where DEVICES is a JSON list of what devices
+//! can do, and each line of the output is a JSON object, a call of a pass.
+//! `scripts/check-amd.sh` compiles them for AMD's GPUs.
+
+use anyhow::{Context, Result};
+use gemma::cli::bench::shapes::{Formats, Shape};
+use gemma::compute::KvFormat;
+use gemma::gemma::Weights;
+use gemma::gemma::forward::{self, ForwardOptions};
+use gemma::kv::PAGE;
+use gemma::quant::recipe::BUILT_IN;
+use gemma::tensor::Format;
+use gemma::vulkan::{Bucket, DeviceInfo, Listed, Listing, MatrixShape};
+use serde_json::{Value, json};
+use std::io::{Write, stdin, stdout};
+
+/// Weight formats that get a pass of their own.
+const FORMATS: [&str; 14] = [
+    "bf16",
+    "i8-row",
+    "i8-g32",
+    "i8a-row",
+    "i4-row+h128",
+    "i4-g32",
+    "i4-g128",
+    "i2-row+h128",
+    "i2-g32+h128",
+    "i2-g128+h128",
+    "t2-row+h128",
+    "t2.5-row+h128",
+    "t3-row+h128",
+    "t4-row+h128",
+];
+/// Rows of passes that decode and verify.
+const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// Positions of the text: kernels of attention are chosen by them too.
+const CONTEXTS: [usize; 2] = [512, 8192];
+
+fn main() -> Result<()> {
+    let devices: Vec<Value> = serde_json::from_reader(stdin()).context("the devices, a JSON list")?;
+    let recipes = BUILT_IN.iter().map(|(name, _)| Ok((*name, Formats::of_recipe(name))));
+    let formats = FORMATS.into_iter().map(|name| -> Result<_> {
+        let format = Some(name.parse::<Format>()?);
+        Ok((name, Formats { format_weights: format, ..Formats::default() }))
+    });
+    for device in &devices {
+        let (info, shapes) = device_info(device)?;
+        for call in Listing::new(&info, &shapes).beside_passes() {
+            print(device, &info, "loading", 0, json!({}), call)?;
+        }
+    }
+    for model in recipes.chain(formats) {
+        let (name, formats) = model?;
+        let weights = Shape::B27.weights(&formats)?;
+        for device in &devices {
+            list(device, name, &weights, KvFormat::F16)?;
+            if name == "i4-g32" {
+                list(device, name, &weights, KvFormat::Q8)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Lists the calls of all passes over a model.
+fn list(device: &Value, model: &str, weights: &Weights, kv: KvFormat) -> Result<()> {
+    let (info, shapes) = device_info(device)?;
+    let mut listing = Listing::new(&info, &shapes);
+    let max_rows = info.max_rows();
+    let context = CONTEXTS[CONTEXTS.len() - 1];
+    let plans = forward::load(weights, &mut listing, ForwardOptions { context, kv, max_rows, sequences: 1 })?;
+    let verify = plans.pass_with_best.unwrap_or(plans.pass);
+    for positions in CONTEXTS {
+        let pages = positions.div_ceil(PAGE);
+        let passes = ROWS.map(|rows| ("verify", verify, Bucket::holding(rows, rows, 0, pages, false)));
+        let more = [
+            ("prefill", plans.pass_without_logits, Bucket::holding(max_rows, 0, 0, pages, false)),
+            ("batch", verify, Bucket::holding(8, 8, 0, pages, true)),
+            ("commit", plans.commit, Bucket::holding(0, 0, 8, pages, false)),
+        ];
+        for (pass, plan, bucket) in passes.into_iter().chain(more) {
+            for call in listing.calls(plan, bucket)? {
+                let place = json!({"model": model, "kv": format!("{kv:?}"), "positions": positions});
+                print(device, &info, pass, bucket.rows.max(bucket.path), place, call)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Prints a call of a pass; `place` says of which model and where in a text.
+fn print(device: &Value, info: &DeviceInfo, pass: &str, rows: usize, place: Value, call: Listed) -> Result<()> {
+    let matrices = call.matrices.iter().map(|(format, rows, cols)| json!([format.to_string(), rows, cols]));
+    let mut line = json!({
+        "chip": device["chip"], "pass": pass, "rows": rows, "shader": call.shader, "constants": call.constants,
+        "subgroup": if info.asks_subgroup { info.subgroup } else { 0 }, "label": call.label,
+        "matrices": matrices.collect::<Vec<Value>>(), "groups": call.groups, "work": call.work, "bytes": call.bytes,
+        "count": call.count,
+    });
+    if let (Some(line), Value::Object(place)) = (line.as_object_mut(), place) {
+        line.extend(place);
+    }
+    Ok(writeln!(stdout(), "{line}")?)
+}
+
+/// A device of which only this is known.
+fn device_info(device: &Value) -> Result<(DeviceInfo, Vec<MatrixShape>)> {
+    let number = |name: &str| device[name].as_u64().with_context(|| format!("{name} of {device}"));
+    let is_integrated = device["integrated"].as_bool().context("integrated: true or false")?;
+    let shapes: Vec<[u32; 3]> = serde_json::from_value(device["int8_matrices"].clone()).context("int8_matrices: [[M, N, K]]")?;
+    let memory = 64 << 30;
+    let info = DeviceInfo {
+        index: 0,
+        name: device["chip"].as_str().context("chip: a name")?.to_owned(),
+        driver: String::new(),
+        is_cpu: false,
+        is_integrated,
+        api: (1, 3),
+        subgroup: 32.clamp(number("min_subgroup")? as u32, number("max_subgroup")? as u32),
+        asks_subgroup: device["asks_subgroup"].as_bool().context("asks_subgroup: true or false")?,
+        max_shared: number("max_shared")? as u32,
+        max_workgroup: number("max_workgroup")? as u32,
+        max_subgroups: number("max_subgroups")? as u32,
+        max_allocation: memory,
+        memory,
+        available: None,
+        timestamp_ns: 10.0,
+        busy: if is_integrated { 16 } else { 256 },
+        offers_matrices: !shapes.is_empty(),
+        draws: false,
+        identity: String::new(),
+        missing: Vec::new(),
+    };
+    Ok((info, shapes.into_iter().map(|[m, n, k]| MatrixShape { m, n, k }).collect()))
+}
