@@ -37,6 +37,9 @@ rm "$log"
 [ "$failed" = 0 ]
 cargo test --release --doc
 
+step "kernels on AMD GPUs, as their driver compiles them"
+scripts/check-amd.sh
+
 step "one batch, cut in every way"
 scripts/test-scale-out.sh target/release/gemma
 

@@ -1,0 +1,205 @@
+"""The program's kernels with what RADV made of them, and the modelled time of a pass."""
+
+import collections
+import concurrent.futures
+import json
+import math
+import os
+import subprocess
+
+import isa
+import radv
+
+# A Radeon 780M: 12 compute units of two SIMD32, and what a read of weights gets of DDR5-5600.
+SIMDS, CLOCK, BANDWIDTH = 24, 2.7e9, 75e9
+# A laptop under load: lower clock, and that part of the slots filled.
+SLOW_CLOCK, FILLED = 2.2e9, 0.6
+LANES = 32
+
+
+def multiply_adds(shader, weights, rows):
+    """Products of a weight and an activation that a lane does by one dot4 of the main loop of
+    `shader`, in blocks of `rows` rows."""
+    if shader == "linear_trellis":
+        # Of codes with two weights a state, a dot4 sums two bytes a weight. Of the others it makes
+        # one weight, which is then multiplied with all rows.
+        return 2 if weights.startswith(("t2", "t2.5")) else rows
+    return 4
+
+
+def inner_turns(shader, constants):
+    """How often the loop inside of the main loop of `shader` turns, in each turn of the main loop,
+    where there is such a loop."""
+    return 1
+
+
+class Call:
+    """A kernel call of a pass, as `examples/kernels.rs` lists it, compiled."""
+
+    def __init__(self, line, kernel, statistics):
+        self.__dict__.update(line)
+        self.kernel, self.statistics = kernel, statistics
+        self.weights = "+".join(sorted({name for name, _, _ in self.matrices}))
+        self.threads = dict(map(tuple, self.constants)).get(0, LANES)
+        # Matrices are cut in workgroups of rows of activations first.
+        self.block = max(1, self.rows // self.groups[0])
+
+    def stat(self, name):
+        return int(self.statistics.get(name, 0))
+
+    def registers(self):
+        return self.stat("VGPRs")
+
+    def spills(self):
+        return self.stat("Spilled VGPRs") + self.stat("Spilled SGPRs")
+
+    def code(self):
+        """In KB."""
+        return self.stat("Code size") / 1024
+
+    def turn(self, of):
+        """Of a turn of the main loop, what `of` says of a loop."""
+        inner = self.kernel.inner
+        more = (inner_turns(self.shader, self.constants) - 1) * of(inner) if inner else 0
+        return of(self.kernel.main) + more
+
+    def products(self):
+        """Multiply-adds of a lane and a turn of the main loop; 0 where none are known."""
+        if not (self.matrices and self.kernel.main):
+            return 0
+        each = multiply_adds(self.shader, self.weights, self.block)
+        return self.turn(lambda loop: loop.dot4 * each + loop.wmma * 16 * 16 * 16 / LANES)
+
+    def by(self):
+        main = self.kernel.main
+        return "-" if not (self.matrices and main) else "wmma" if main.wmma else "dot4"
+
+    def slots(self):
+        """Slots of the main loop per weight and lane, for all rows of the pass."""
+        return (
+            self.turn(lambda loop: loop.slots) / self.products() * self.rows
+            if self.products()
+            else None
+        )
+
+    def contradiction(self):
+        """What is wrong with the count of products: a loop that shares nothing cannot multiply more
+        weights than it loads."""
+        if self.by() != "dot4" or self.kernel.main.shared:
+            return None
+        weights, loaded = self.products() / self.block, self.turn(lambda loop: loop.loaded)
+        bits = 8 * self.bytes / sum(rows * cols for _, rows, cols in self.matrices)
+        if weights * int(bits) / 8 > loaded:
+            return (
+                f"{weights:.0f} weights a turn, but {loaded} bytes loaded: "
+                "see multiply_adds() in scripts/amd/kernels.py"
+            )
+        return None
+
+    def valu(self):
+        """Slots of all waves: what is outside of the main loop once, and as many turns as the
+        products take."""
+        waves = math.prod(self.groups) * max(1, self.threads // LANES)
+        turns = math.ceil(self.work / LANES / waves / self.products())
+        once = self.kernel.all.slots - self.kernel.main.slots
+        return waves * (once + turns * self.turn(lambda loop: loop.slots))
+
+
+def driver_processes(driver, chips):
+    """{chip: (process, its description)}"""
+    processes = {chip: radv.start(driver, chip) for chip in chips}
+    found = {}
+    for chip, process in processes.items():
+        line = process.stdout.readline()
+        if not line:
+            raise radv.RadvError(f"{driver} cannot serve as {chip}")
+        found[chip] = process, json.loads(line)
+    return found
+
+
+def listing(command, descriptions):
+    """Runs the program's lister on these devices."""
+    out = subprocess.run(
+        command, input=json.dumps(descriptions), stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def compiled(driver, chips, command, spirv):
+    """{chip: ([Call], number of pipelines, description)}, each pipeline compiled once."""
+    processes = driver_processes(driver, chips)
+    lines = collections.defaultdict(list)
+    for line in listing(command, [description for _, description in processes.values()]):
+        lines[line["chip"]].append(line)
+
+    def one(chip):
+        process, description = processes[chip]
+        made, calls = {}, []
+        for line in lines[chip]:
+            key = line["shader"], json.dumps(line["constants"]), line["subgroup"]
+            if key not in made:
+                job = {
+                    "path": os.path.join(spirv, line["shader"] + ".spv"),
+                    **{k: line[k] for k in ("constants", "subgroup")},
+                }
+                print(json.dumps(job), file=process.stdin, flush=True)
+                answer = process.stdout.readline()
+                if not answer:
+                    raise radv.RadvError(f"{chip}: {key[0]} {key[1]} is not compiled")
+                answer = json.loads(answer)
+                made[key] = (
+                    isa.Kernel(answer["listing"], line["subgroup"] or 64),
+                    answer["statistics"],
+                )
+            calls.append(Call(line, *made[key]))
+        process.stdin.close()
+        process.wait()
+        return calls, len(made), description
+
+    with concurrent.futures.ThreadPoolExecutor(len(chips)) as pool:
+        return dict(zip(chips, pool.map(one, chips)))
+
+
+def passes(calls):
+    """{model: {rows: [Call]}} of one depth: passes that decode, verify and read a prompt."""
+    found = collections.defaultdict(lambda: collections.defaultdict(list))
+    for call in calls:
+        if (
+            call.matrices
+            and (call.kv, call.positions) == ("F16", 512)
+            and getattr(call, "pass") in ("verify", "prefill")
+        ):
+            found[call.model][call.rows].append(call)
+    return found
+
+
+def model_table(calls):
+    """The table of docs/LAPTOP.md, from calls for a Radeon 780M. Formats whose products are not
+    counted have no line."""
+    lines = [
+        "| weights | GB | ms, 1 row | of it VALU | c(4) | c(8) | c(16) | c(32) "
+        "| prefill tok/s | at 2.2 GHz, 60 % |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for model, by_rows in passes(calls).items():
+        known = all(call.products() for found in by_rows.values() for call in found)
+        if not known:
+            continue
+        memory = sum(call.bytes * call.count for call in by_rows[1]) / BANDWIDTH
+        slots = {
+            rows: sum(call.valu() * call.count for call in found) / SIMDS
+            for rows, found in by_rows.items()
+        }
+        time = {rows: max(memory, n / CLOCK) for rows, n in slots.items()}
+        prompt = max(by_rows)
+        slow = max(memory, slots[prompt] / SLOW_CLOCK / FILLED)
+        cells = [
+            f"`{model}`",
+            f"{memory * BANDWIDTH / 1e9:.1f}",
+            f"{time[1] * 1e3:.0f}",
+            f"{slots[1] / CLOCK * 1e3:.0f}",
+        ]
+        cells += [f"{time[rows] / time[1]:.2f}" for rows in (4, 8, 16, 32)]
+        cells += [f"{prompt / time[prompt]:.0f}", f"{prompt / slow:.0f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
