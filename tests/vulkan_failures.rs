@@ -94,3 +94,26 @@ fn no_driver_is_exit_4_where_a_gpu_was_asked_for_and_nothing_under_auto() {
         generate("vulkan:9").assert().code(4).stderr(predicates::str::contains("gemma devices"));
     }
 }
+
+/// Whoever loses the device in a long prompt learns what may have been the cause, and what to do.
+#[test]
+fn a_device_lost_in_a_long_prompt_names_cause_and_remedy() {
+    if device().is_none() {
+        return;
+    }
+    let prompt = "The river was wide and slow. ".repeat(100);
+    let lost = |after: u32| {
+        let mut command = Command::cargo_bin("gemma").unwrap();
+        command.args(["generate", "-d", "vulkan", "--draft", "off", "--raw", "-n", "4", "-q", &prompt]);
+        command.env(ALLOW_CPU_DRIVER, "1").env(LOSE_AFTER, after.to_string());
+        let out = command.output().unwrap();
+        (out.status.code(), String::from_utf8(out.stderr).unwrap())
+    };
+    // Loading takes some submissions, and a pass over the prompt one each.
+    let in_a_pass = (0..60).step_by(2).map(lost).find(|(_, said)| said.contains("a pass over"));
+    let (code, said) = in_a_pass.expect("no loss in a pass");
+    assert_eq!(code, Some(4));
+    for words in ["the GPU was lost in a pass over 128 tokens", "0.2 s", "dmesg", "lockup_timeout", "--device cpu"] {
+        assert!(said.contains(words), "no {words:?} in {said}");
+    }
+}

@@ -1,106 +1,192 @@
 //! How a pass is cut into submissions, so that none of them is taken for a hang.
 //!
-//! A driver resets a device whose submission runs too long: amdgpu after 2 s since Linux 7.0, others after 10 s. A pass over a
-//! long prompt can take longer than that, so it goes out in pieces, each of which is estimated to stay below [`LIMIT`].
+//! A driver resets a device whose submission runs too long: amdgpu after 2 s since Linux 7.0,
+//! others after 10 s. A pass over a long prompt can take longer than that, so it goes out in
+//! pieces, each of which is estimated to stay below [`LIMIT`]. A pass that has run before is
+//! estimated to take what it took. One that has not feels its way: its pieces are waited for one by
+//! one, and the next may be larger by what they took.
 
-/// Most that the calls of one submission are estimated to take together, in seconds: a tenth of the shortest time-out known,
+/// Most that a submission is estimated to take, in seconds: a tenth of the shortest time-out known,
 /// since clocks, power limits and other programs make estimates wrong.
 pub const LIMIT: f64 = 0.2;
-/// Seconds that a multiply-add is taken to need at least where a pass has not run yet: ten times what a Radeon 780M, bound by its
-/// memory, is modelled to need for one row.
-const UNKNOWN: f64 = 1e-10;
+/// Seconds that a multiply-add is taken to need where nothing is known of a pass: 50 times what a
+/// Radeon 780M, bound by its memory, is modelled to need for one row.
+pub const UNKNOWN: f64 = 3.5e-10;
+/// How many times as much work as the largest piece before a piece of an unknown pass may have.
+const GROWTH: f64 = 4.0;
+/// What part of the first piece's work tells how fast a device is; starting takes longer than less.
+const TELLS: f64 = 0.125;
 
-/// What passes took so far, for estimates of those that have not run yet.
-#[derive(Debug, Default)]
-pub struct Pace {
-    /// Seconds per multiply-add of the slowest pass.
-    slowest: f64,
+/// A call, as far as cutting goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Multiply-adds.
+    pub work: u64,
+    /// Equal parts that it can be divided into: workgroups along one axis.
+    pub parts: u32,
 }
 
-impl Pace {
-    /// Seconds that a pass of `work` multiply-adds is estimated to take, which took `last` where it has run before. What never ran
-    /// counts as slow as the slowest pass, and no faster than [`UNKNOWN`].
-    pub fn estimate(&self, work: u64, last: Option<f64>) -> f64 {
-        last.unwrap_or_else(|| work as f64 * self.slowest.max(UNKNOWN))
-    }
-
-    /// Takes note of a pass that has run.
-    pub fn learn(&mut self, work: u64, seconds: f64) {
-        self.slowest = self.slowest.max(seconds / work.max(1) as f64);
+impl Size {
+    /// Multiply-adds from this part on.
+    fn left(&self, part: u32) -> f64 {
+        self.work as f64 * f64::from(self.parts - part) / f64::from(self.parts.max(1))
     }
 }
 
-/// Where the pieces of a pass end, as counts of its calls: a piece ends before the call that would make it too long. `work`: multiply-adds
-/// of each call, of which all together are estimated to take `seconds`. A call by itself is not cut.
-pub fn cut(work: &[u64], seconds: f64) -> Vec<usize> {
-    let each = seconds / work.iter().sum::<u64>().max(1) as f64;
-    let (mut ends, mut piece) = (Vec::new(), 0.0);
-    for (i, call) in work.iter().map(|w| *w as f64 * each).enumerate() {
-        if piece > 0.0 && piece + call > LIMIT {
-            ends.push(i);
-            piece = 0.0;
+/// A place in a pass, where a piece ends: before this part of this call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cut {
+    pub call: usize,
+    pub part: u32,
+}
+
+/// Where a piece ends that begins at `from` and has room for so many multiply-adds. A call that
+/// does not fit begins a piece of its own, and is divided if it is too long even so.
+pub fn end(calls: &[Size], from: Cut, room: f64) -> Cut {
+    let (mut at, mut piece) = (from, 0.0);
+    while let Some(size) = calls.get(at.call) {
+        let left = size.left(at.part);
+        if piece + left <= room {
+            piece += left;
+            at = Cut { call: at.call + 1, part: 0 };
+            continue;
         }
-        piece += call;
+        if at != from {
+            return at;
+        }
+        // No part is smaller than a workgroup.
+        let fit = (room / size.work as f64 * f64::from(size.parts)).floor().max(1.0);
+        let part = at.part.saturating_add(fit as u32);
+        return if part < size.parts { Cut { part, ..at } } else { Cut { call: at.call + 1, part: 0 } };
     }
-    ends.push(work.len());
+    at
+}
+
+fn total(calls: &[Size]) -> f64 {
+    calls.iter().map(|c| c.work as f64).sum()
+}
+
+/// Multiply-adds from one place to another.
+pub fn work_between(calls: &[Size], from: Cut, to: Cut) -> f64 {
+    let left = |at: Cut| calls.get(at.call).map_or(0.0, |c| c.left(at.part)) + total(calls.get(at.call + 1..).unwrap_or(&[]));
+    left(from) - left(to)
+}
+
+/// The pieces of these cuts, as (from, to).
+pub fn pieces(ends: &[Cut]) -> impl Iterator<Item = (Cut, Cut)> {
+    std::iter::once(Cut::default()).chain(ends.iter().copied()).zip(ends.iter().copied())
+}
+
+/// Where the pieces of a pass end that is estimated to take `seconds`.
+pub fn cut(calls: &[Size], seconds: f64) -> Vec<Cut> {
+    let room = LIMIT / seconds * total(calls);
+    let (mut ends, mut at) = (Vec::new(), Cut::default());
+    while ends.is_empty() || at.call < calls.len() {
+        at = end(calls, at, if room.is_nan() { f64::INFINITY } else { room });
+        ends.push(at);
+    }
     ends
 }
 
-/// Whether commands that were cut at `old` have to be cut anew at `new`: where a piece became too long, and where there are so many
-/// more of them than needed that submitting them costs time.
-pub fn is_stale(old: &[usize], new: &[usize], work: &[u64], seconds: f64) -> bool {
-    let each = seconds / work.iter().sum::<u64>().max(1) as f64;
-    let starts = std::iter::once(0).chain(old.iter().copied());
-    let too_long = starts.zip(old).any(|(from, to)| to - from > 1 && work[from..*to].iter().sum::<u64>() as f64 * each > LIMIT);
-    too_long || old.len() >= 4 * new.len()
+/// Whether commands that were cut at `old` have to be cut anew at `new`: where a piece became too
+/// long, and where there are so many more of them than needed that submitting them costs time.
+pub fn is_stale(old: &[Cut], new: &[Cut], calls: &[Size], seconds: f64) -> bool {
+    let each = seconds / total(calls).max(1.0);
+    // What cannot be divided further stays as it is.
+    let is_long = |(from, to)| work_between(calls, from, to) * each > LIMIT * 1.001 && end(calls, from, 0.0) != to;
+    old.is_empty() || pieces(old).any(is_long) || old.len() >= 4 * new.len()
+}
+
+/// A pass that feels its way.
+#[derive(Debug)]
+pub struct Feeler {
+    /// Seconds that a multiply-add is taken to need where none was timed.
+    guess: f64,
+    /// Most work of a piece so far.
+    largest: f64,
+    /// Seconds per multiply-add of the slowest piece that tells.
+    slowest: Option<f64>,
+}
+
+impl Feeler {
+    /// `known`: seconds per multiply-add of the slowest pass of another kind.
+    pub fn new(known: Option<f64>) -> Feeler {
+        Feeler { guess: known.unwrap_or(0.0).max(UNKNOWN), largest: 0.0, slowest: None }
+    }
+
+    /// Multiply-adds that the next piece has room for.
+    pub fn room(&self) -> f64 {
+        let first = LIMIT / self.guess;
+        self.slowest.map_or(first, |each| (LIMIT / each).min(GROWTH * self.largest.max(first)))
+    }
+
+    /// Takes note of a piece that has run.
+    pub fn learn(&mut self, work: f64, seconds: f64) {
+        self.largest = self.largest.max(work);
+        if work >= TELLS * LIMIT / self.guess || self.slowest.is_some_and(|each| seconds > work * each) {
+            self.slowest = Some(self.slowest.unwrap_or(0.0).max(seconds / work.max(1.0)));
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Calls of a layer of Gemma 3 27B, in multiply-adds per row: q, k and v; attention; output; gate and up; down; norms.
-    const LAYER: [u64; 6] = [44_000_000, 2_000_000, 22_000_000, 231_000_000, 116_000_000, 100_000];
+    /// Calls of a layer of Gemma 3 27B, in multiply-adds per row: norm; q, k and v; attention;
+    /// output; gate and up; down; norms.
+    const LAYER: [u64; 7] = [5_000, 44_000_000, 2_000_000, 22_000_000, 231_000_000, 116_000_000, 100_000];
 
-    fn pass(rows: u64) -> Vec<u64> {
-        (0..62).flat_map(|_| LAYER.map(|w| w * rows)).collect()
+    fn pass(rows: u64) -> Vec<Size> {
+        (0..62).flat_map(|_| LAYER.map(|w| Size { work: w * rows, parts: 1 + (w / 100_000) as u32 })).collect()
     }
 
-    /// Runs passes on a device that needs `compute` seconds a multiply-add and `memory` seconds to read all weights, as the executor
-    /// does, and returns the longest submission of several calls and how many submissions the last pass took.
+    /// Runs passes on a device that needs `compute` seconds a multiply-add and `memory` seconds to
+    /// read all weights, as the executor does, and returns the longest submission and how many
+    /// submissions the last pass took.
     fn run(compute: f64, memory: f64, passes: &[u64]) -> (f64, usize) {
-        let mut pace = Pace::default();
-        let mut known: std::collections::HashMap<u64, (Vec<usize>, f64)> = Default::default();
-        let (mut longest, mut pieces) = (0.0f64, 0);
+        let mut slowest: Option<f64> = None;
+        let mut known: std::collections::HashMap<u64, (Vec<Cut>, f64)> = Default::default();
+        let (mut longest, mut pieces_of_last) = (0.0f64, 0);
         for rows in passes {
-            let work = pass(*rows);
-            let all: u64 = work.iter().sum();
-            let seconds = pace.estimate(all, known.get(rows).map(|k| k.1));
-            let new = cut(&work, seconds);
-            let ends = match known.get(rows) {
-                Some((old, _)) if !is_stale(old, &new, &work, seconds) => old.clone(),
-                _ => new,
-            };
-            let real = (all as f64 * compute).max(memory);
-            for (from, to) in std::iter::once(0).chain(ends.iter().copied()).zip(&ends) {
-                let took = work[from..*to].iter().sum::<u64>() as f64 / all as f64 * real;
-                if to - from > 1 {
-                    longest = longest.max(took);
+            let calls = pass(*rows);
+            let all = total(&calls);
+            let real = (all * compute).max(memory);
+            let seconds = |from, to| work_between(&calls, from, to) / all * real;
+            let is_new = !known.contains_key(rows);
+            let ends = match known.remove(rows) {
+                Some((old, took)) => {
+                    let new = cut(&calls, took);
+                    if is_stale(&old, &new, &calls, took) { new } else { old }
                 }
-            }
-            pieces = ends.len();
-            pace.learn(all, real);
-            known.insert(*rows, (ends, real));
+                None => {
+                    let (mut feeler, mut at, mut ends) = (Feeler::new(slowest), Cut::default(), Vec::new());
+                    while at.call < calls.len() {
+                        let next = end(&calls, at, feeler.room());
+                        feeler.learn(work_between(&calls, at, next), seconds(at, next));
+                        ends.push(next);
+                        at = next;
+                    }
+                    ends
+                }
+            };
+            longest = pieces(&ends).fold(longest, |m, (from, to)| m.max(seconds(from, to)));
+            pieces_of_last = ends.len();
+            slowest = Some(slowest.unwrap_or(0.0).max(real / all));
+            // What was felt out is cut anew when it runs again.
+            let was_felt = is_new && ends.len() > 1;
+            known.insert(*rows, (if was_felt { Vec::new() } else { ends }, real));
         }
-        (longest, pieces)
+        (longest, pieces_of_last)
     }
 
     #[test]
     fn no_submission_is_longer_than_the_limit_on_any_device() {
         // A prompt first, then decoding and wide passes; then decoding first.
         for passes in [&[128, 128, 1, 1, 8, 32, 128][..], &[1, 1, 16, 128, 128], &[2, 512, 512]] {
-            // An H200, a 780M with its fastest and its slowest codes, and one that is ten times slower still.
-            for (compute, memory) in [(5e-15, 4e-3), (1.4e-13, 0.19), (5e-12, 0.19), (5e-11, 1.9)] {
+            // An H200, a 780M with its fastest and its slowest codes, and ones that are 50 times
+            // slower than that.
+            for (compute, memory) in [(5e-15, 4e-3), (1.4e-13, 0.19), (2.8e-12, 0.19), (7e-12, 9.4), (1.4e-10, 9.4)] {
                 let (longest, _) = run(compute, memory, passes);
                 assert!(longest <= LIMIT * 1.001, "{longest} s at {compute} s a multiply-add, passes of {passes:?} rows");
             }
@@ -111,15 +197,39 @@ mod tests {
     fn a_fast_device_soon_takes_a_pass_whole() {
         assert_eq!(run(5e-15, 4e-3, &[128, 128]).1, 1);
         assert_eq!(run(5e-15, 4e-3, &[1, 1]).1, 1);
+        // Its first pass of a kind takes a few pieces more, not many.
+        assert!(run(5e-15, 4e-3, &[512]).1 <= 12);
+        assert!(run(5e-15, 4e-3, &[1]).1 <= 6);
         // A second of prefill takes no more than what fills the limit once or twice over.
         let pieces = run(2.7e-13, 0.19, &[128, 128, 128]).1;
         assert!((5..=10).contains(&pieces), "{pieces} pieces");
     }
 
+    /// Kernels differ in what a multiply-add takes: one fast piece says little of all the others.
     #[test]
-    fn calls_that_are_too_long_alone_stand_alone() {
-        assert_eq!(cut(&[1, 100, 1], 10.2), [1, 2, 3]);
-        assert_eq!(cut(&[], 1.0), [0]);
-        assert_eq!(cut(&[0, 0], 0.0), [2]);
+    fn pieces_of_an_unknown_pass_grow_by_steps() {
+        let mut feeler = Feeler::new(None);
+        let first = feeler.room();
+        feeler.learn(first, 1e-6);
+        assert_eq!(feeler.room(), GROWTH * first);
+        feeler.learn(GROWTH * first, 2.0 * LIMIT);
+        assert_eq!(feeler.room(), GROWTH * first / 2.0);
+        assert!(Feeler::new(Some(1.0)).room() < first && Feeler::new(Some(0.0)).room() == first);
+    }
+
+    #[test]
+    fn a_call_that_is_too_long_alone_is_divided_as_far_as_it_can_be() {
+        let calls = [(1, 1), (100, 4), (1, 1)].map(|(work, parts)| Size { work, parts });
+        let at = |call, part| Cut { call, part };
+        // 25 multiply-adds a part; the last one takes what comes behind it along.
+        assert_eq!(cut(&calls, 102.0 * LIMIT / 60.0), [at(1, 0), at(1, 2), at(3, 0)]);
+        assert_eq!(cut(&calls, 102.0 * LIMIT / 80.0), [at(1, 0), at(1, 3), at(3, 0)]);
+        let smallest = cut(&calls, 102.0 * LIMIT / 3.0);
+        assert_eq!(smallest, [at(1, 0), at(1, 1), at(1, 2), at(1, 3), at(2, 0), at(3, 0)]);
+        assert!(!is_stale(&smallest, &smallest, &calls, 102.0 * LIMIT / 3.0), "it would be cut anew for ever");
+        assert_eq!(pieces(&smallest).map(|(from, to)| work_between(&calls, from, to)).sum::<f64>(), 102.0);
+        assert_eq!(cut(&[], 1.0), [at(0, 0)]);
+        assert_eq!(cut(&[Size { work: 0, parts: 1 }; 2], 0.0), [at(2, 0)]);
+        assert!(is_stale(&[], &[at(3, 0)], &calls, 0.1), "a pass that felt its way is not recorded whole");
     }
 }

@@ -460,10 +460,18 @@ fn queue_family(families: &[vk::QueueFlags], graphics: bool) -> Option<u32> {
     families.iter().position(wanted).or_else(|| families.iter().position(computes)).map(|i| i as u32)
 }
 
+/// How an error begins that says that a device was lost.
+pub const LOST: &str = "the GPU was lost";
+
+/// Whether an error says that a device was lost.
+pub fn is_lost(error: &anyhow::Error) -> bool {
+    error.to_string().starts_with(LOST)
+}
+
 /// A Vulkan failure as what the user should read.
 pub fn failed(what: &str, error: vk::Result) -> anyhow::Error {
     match error {
-        vk::Result::ERROR_DEVICE_LOST => Fault::new(Kind::Device, format!("the GPU was lost while {what}"))
+        vk::Result::ERROR_DEVICE_LOST => Fault::new(Kind::Device, format!("{LOST} while {what}"))
             .help(
                 "try again; if it happens again, the system's log says why (sudo dmesg; `timeout` means that the driver took \
                  a long pass for a hang): update the driver, or use --device cpu",

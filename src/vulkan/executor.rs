@@ -1,16 +1,16 @@
 //! Runs plans on a Vulkan device. A plan is recorded once per bucket of rows; a run is one submission, or several (`cut`).
 
 mod commands;
+mod pieces;
 mod speed;
 
-use super::barrier::{barrier, host_barrier, kernel_barrier};
+use super::barrier::{barrier, host_barrier};
 use super::call::{Bucket, Call, Own, Places};
 use super::choose::Choice;
-use super::cut::{self, Pace};
+use super::cut::{Cut, Size};
 use super::device::Gpu;
 use super::finish::Tails;
 use super::footprint::{OwnSizes, READBACK, RESULTS, key_block};
-use super::hazards::Hazards;
 use super::layout::DeviceMatrix;
 use super::matrix;
 use super::memory::{Arena, Block, Place, Span, Use};
@@ -26,6 +26,8 @@ use crate::tensor::{Matrix, StoredMatrix};
 use anyhow::{Context, Result, ensure};
 use ash::vk;
 use commands::{dispatch, read_back};
+pub use pieces::MadeUp;
+use pieces::explained;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -45,13 +47,18 @@ struct Recorded {
 }
 
 /// The recorded commands of a plan for one bucket.
+#[derive(Default)]
 struct Pass {
     /// One command buffer for each submission, in order.
     pieces: Vec<vk::CommandBuffer>,
-    /// After which calls each piece ends.
-    ends: Vec<usize>,
-    /// Multiply-adds of each call.
-    work: Vec<u64>,
+    /// Multiply-adds of each.
+    works: Vec<f64>,
+    /// Where each piece ends; empty where there is but the last piece of the pass.
+    ends: Vec<Cut>,
+    /// The sizes of its calls.
+    sizes: Vec<Size>,
+    /// Seconds that the pieces took that are not there.
+    spent: f64,
     /// The submission that the last piece went out with last.
     submission: u64,
     /// What the pass took last, in seconds, as far as that was seen.
@@ -62,6 +69,7 @@ struct Pass {
 struct Started {
     plan: PlanId,
     bucket: Bucket,
+    rows: usize,
     at: Instant,
     submission: u64,
     /// What was copied behind it to where the host sees it: the first bytes of a buffer.
@@ -85,7 +93,9 @@ pub struct VulkanExecutor {
     addresses: Vec<u64>,
     matrices: Vec<DeviceMatrix>,
     plans: Vec<Recorded>,
-    pace: Pace,
+    /// Seconds per multiply-add of the slowest pass so far.
+    slowest: Option<f64>,
+    made_up: Option<Arc<Mutex<MadeUp>>>,
     own: Option<Own>,
     tails: Tails,
     /// Whether there are matrix instructions that do what the kernels expect of them.
@@ -129,7 +139,8 @@ impl VulkanExecutor {
             addresses: Vec::new(),
             matrices: Vec::new(),
             plans: Vec::new(),
-            pace: Pace::default(),
+            slowest: None,
+            made_up: None,
             own: None,
             tails: Tails::default(),
             block_rows: if gpu.info.is_cpu { BLOCK_ROWS_OF_CPU } else { BLOCK_ROWS },
@@ -196,54 +207,6 @@ impl VulkanExecutor {
                 self.write(own.layers, 0, &bytes)?;
             }
         }
-        Ok(())
-    }
-
-    /// Sees to it that a plan's commands for one bucket are recorded, cut as estimates now want it, and not in use.
-    fn prepare(&mut self, plan: PlanId, bucket: Bucket) -> Result<()> {
-        let at = plan.0 as usize;
-        let mut seconds = None;
-        if let Some(pass) = self.plans[at].passes.get(&bucket) {
-            if pass.submission == self.queue.upcoming() {
-                self.queue.flush()?;
-            }
-            self.queue.wait(pass.submission)?;
-            seconds = pass.seconds;
-            let estimate = self.pace.estimate(pass.work.iter().sum(), seconds);
-            if !cut::is_stale(&pass.ends, &cut::cut(&pass.work, estimate), &pass.work, estimate) {
-                return Ok(());
-            }
-        }
-        if let Some(old) = self.plans[at].passes.remove(&bucket) {
-            old.pieces.into_iter().for_each(|commands| self.queue.free(commands));
-        }
-        let calls = self.calls_of(plan, bucket)?;
-        let (layout, pipelines) = self.kernels(&calls)?;
-        let work: Vec<u64> = calls.iter().map(|call| call.work).collect();
-        let ends = cut::cut(&work, self.pace.estimate(work.iter().sum(), seconds));
-        let (mut pieces, mut from, mut hazards) = (Vec::new(), 0, Hazards::default());
-        for end in &ends {
-            let commands = self.queue.allocate()?;
-            let timing = &mut self.timing;
-            self.queue.record(commands, |device, commands| {
-                if let Some(timing) = timing.as_mut().filter(|_| from == 0) {
-                    timing.begin(commands, &calls);
-                }
-                for i in from..*end {
-                    if hazards.meets(&calls[i]) {
-                        kernel_barrier(device, commands);
-                    }
-                    dispatch(device, commands, layout, pipelines[i], &calls[i]);
-                    if let Some(timing) = timing.as_ref() {
-                        timing.stamp(commands, i + 1);
-                    }
-                }
-                barrier(device, commands);
-            })?;
-            pieces.push(commands);
-            from = *end;
-        }
-        self.plans[at].passes.insert(bucket, Pass { pieces, ends, work, submission: 0, seconds });
         Ok(())
     }
 
@@ -477,19 +440,22 @@ impl Executor for VulkanExecutor {
         if self.timing.is_some() {
             self.queue.wait_all()?;
         }
-        self.prepare(plan, bucket)?;
+        self.prepare(plan, bucket, live)?;
         self.timing.iter().for_each(Timing::reset);
         self.started = None;
         let at = Instant::now();
-        let pieces = self.plans[plan.0 as usize].passes[&bucket].pieces.clone();
+        let pass = &self.plans[plan.0 as usize].passes[&bucket];
+        let (pieces, works) = (pass.pieces.clone(), pass.works.clone());
         self.stage(Some(pieces[0]))?;
-        for commands in &pieces[1..] {
-            self.queue.flush()?;
+        for (commands, before) in pieces[1..].iter().zip(&works) {
+            self.submit(*before).map_err(|e| explained(e, live))?;
             self.queue.append(*commands);
         }
         let pass = self.plans[plan.0 as usize].passes.get_mut(&bucket).expect("prepared above");
         pass.submission = self.queue.upcoming();
+        let last = works[works.len() - 1];
         if live == 0 {
+            self.put_off(last);
             return Ok(());
         }
         let result = result.filter(|(_, bytes)| *bytes as u64 <= RESULTS);
@@ -505,8 +471,8 @@ impl Executor for VulkanExecutor {
             };
             self.queue.stage(copied, None)?;
         }
-        let submission = self.queue.flush()?;
-        self.started = Some(Started { plan, bucket, at, submission, result });
+        let submission = self.submit(last).map_err(|e| explained(e, live))?;
+        self.started = Some(Started { plan, bucket, rows: live, at, submission, result });
         Ok(())
     }
 
@@ -514,12 +480,15 @@ impl Executor for VulkanExecutor {
         let started = self.started.take().context("no plan was started")?;
         // Where the device is done before anybody waits for it, the time says only that the pass took no longer.
         let waits = !self.queue.is_done(started.submission);
-        self.queue.wait(started.submission)?;
-        let seconds = started.at.elapsed().as_secs_f64();
-        let pass = self.plans[started.plan.0 as usize].passes.get_mut(&started.bucket).expect("it was started");
+        self.queue.wait(started.submission).map_err(|e| explained(e, started.rows))?;
+        let clock = started.at.elapsed().as_secs_f64();
+        let pass = &self.plans[started.plan.0 as usize].passes[&started.bucket];
+        let seconds = self.seconds(pass, clock);
         if waits || pass.seconds.is_none_or(|known| seconds < known) {
-            pass.seconds = Some(seconds);
-            self.pace.learn(pass.work.iter().sum(), seconds);
+            let work: f64 = pass.sizes.iter().map(|s| s.work as f64).sum();
+            self.slowest = Some(self.slowest.unwrap_or(0.0).max(seconds / work.max(1.0)));
+            let pass = self.plans[started.plan.0 as usize].passes.get_mut(&started.bucket).expect("it was started");
+            (pass.seconds, pass.spent) = (Some(seconds), 0.0);
         }
         if self.timing.is_some() {
             let calls = self.calls_of(started.plan, started.bucket)?;

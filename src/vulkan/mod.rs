@@ -33,7 +33,7 @@ pub use check::{CheckedExecutor, SPOIL, Spoil};
 pub use choose::{Choice, choose, ranked};
 pub use cut::LIMIT;
 pub use device::{ALLOW_CPU_DRIVER, DeviceInfo, MEMORY, QUEUE, Vulkan};
-pub use executor::VulkanExecutor;
+pub use executor::{MadeUp, VulkanExecutor};
 pub use footprint::{STAGING, VulkanFootprint, blocks};
 pub use listing::{Listed, Listing};
 pub use matrix::{MatrixShape, SHAPE};

@@ -84,6 +84,8 @@ pub struct Pipelines {
     pub layout: vk::PipelineLayout,
     modules: HashMap<Shader, vk::ShaderModule>,
     made: HashMap<(Shader, Constants), vk::Pipeline>,
+    /// Those of calls that are dispatched in parts.
+    divisible: HashMap<(Shader, Constants), vk::Pipeline>,
     cache: vk::PipelineCache,
     file: Option<PathBuf>,
     /// Whether the cache has something that its file lacks.
@@ -132,7 +134,16 @@ impl Pipelines {
                 .create_pipeline_cache(&cache_info, None)
                 .or_else(|_| device.create_pipeline_cache(&vk::PipelineCacheCreateInfo::default(), None))
                 .map_err(|e| failed("preparing kernels", e))?;
-            Ok(Pipelines { gpu: gpu.clone(), layout, modules: HashMap::new(), made: HashMap::new(), cache, file, fresh: false })
+            Ok(Pipelines {
+                gpu: gpu.clone(),
+                layout,
+                modules: HashMap::new(),
+                made: HashMap::new(),
+                divisible: HashMap::new(),
+                cache,
+                file,
+                fresh: false,
+            })
         }
     }
 
@@ -142,8 +153,20 @@ impl Pipelines {
             return Ok(*pipeline);
         }
         let module = self.module(shader)?;
-        let pipeline = self.compile(module, shader, constants)?;
+        let pipeline = self.compile(module, shader, constants, vk::PipelineCreateFlags::empty())?;
         self.made.insert((shader, constants.clone()), pipeline);
+        self.fresh = true;
+        Ok(pipeline)
+    }
+
+    /// The same for calls that are dispatched in parts.
+    pub fn get_divisible(&mut self, shader: Shader, constants: &Constants) -> Result<vk::Pipeline> {
+        if let Some(pipeline) = self.divisible.get(&(shader, constants.clone())) {
+            return Ok(*pipeline);
+        }
+        let module = self.module(shader)?;
+        let pipeline = self.compile(module, shader, constants, vk::PipelineCreateFlags::DISPATCH_BASE)?;
+        self.divisible.insert((shader, constants.clone()), pipeline);
         self.fresh = true;
         Ok(pipeline)
     }
@@ -154,7 +177,8 @@ impl Pipelines {
             kernels.filter(|(s, c)| !self.made.contains_key(&(*s, (*c).clone()))).collect();
         let missing = missing.into_iter().map(|(shader, c)| Ok((self.module(shader)?, shader, c))).collect::<Result<Vec<_>>>()?;
         let one = |(module, shader, constants): (_, _, &Constants)| {
-            self.compile(module, shader, constants).map(|pipeline| ((shader, constants.clone()), pipeline))
+            self.compile(module, shader, constants, vk::PipelineCreateFlags::empty())
+                .map(|pipeline| ((shader, constants.clone()), pipeline))
         };
         let made = missing.into_par_iter().map(one).collect::<Vec<_>>();
         for result in made {
@@ -177,7 +201,13 @@ impl Pipelines {
         Ok(module)
     }
 
-    fn compile(&self, module: vk::ShaderModule, shader: Shader, constants: &Constants) -> Result<vk::Pipeline> {
+    fn compile(
+        &self,
+        module: vk::ShaderModule,
+        shader: Shader,
+        constants: &Constants,
+        flags: vk::PipelineCreateFlags,
+    ) -> Result<vk::Pipeline> {
         let entries: Vec<vk::SpecializationMapEntry> = constants
             .iter()
             .enumerate()
@@ -196,7 +226,7 @@ impl Pipelines {
         if self.gpu.info.asks_subgroup {
             stage = stage.push_next(&mut subgroup);
         }
-        let info = [vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.layout)];
+        let info = [vk::ComputePipelineCreateInfo::default().flags(flags).stage(stage).layout(self.layout)];
         // SAFETY: module, layout and cache are alive, the cache is the driver's to lock; pointers of `info` outlive the call.
         let made = unsafe { self.gpu.device.create_compute_pipelines(self.cache, &info, None) };
         Ok(made.map_err(|(_, e)| failed(&format!("compiling the kernel {shader:?}"), e))?[0])
@@ -218,7 +248,7 @@ impl Drop for Pipelines {
         let device = &self.gpu.device;
         // SAFETY: every executor waits for the device before it lets go of its kernels.
         unsafe {
-            self.made.values().for_each(|p| device.destroy_pipeline(*p, None));
+            self.made.values().chain(self.divisible.values()).for_each(|p| device.destroy_pipeline(*p, None));
             self.modules.values().for_each(|m| device.destroy_shader_module(*m, None));
             device.destroy_pipeline_cache(self.cache, None);
             device.destroy_pipeline_layout(self.layout, None);

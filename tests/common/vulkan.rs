@@ -47,6 +47,11 @@ pub fn wide_config() -> Config {
     config_with(1, 1, 70, 1280, 2304)
 }
 
+/// Three layers with work enough for a pass over many rows to be cut.
+pub fn large_config() -> Config {
+    config_with(3, 3, 70, 1280, 2304)
+}
+
 fn config_with(n_layers: usize, pattern: usize, window: usize, dim: usize, ffn_dim: usize) -> Config {
     let json = serde_json::json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",

@@ -6,6 +6,7 @@ use super::super::memory::Block;
 use super::super::queue::Queue;
 use anyhow::Result;
 use ash::vk;
+use std::ops::Range;
 
 /// Records one call.
 pub fn dispatch(
@@ -21,6 +22,30 @@ pub fn dispatch(
         device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
         device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, call.push.bytes());
         device.cmd_dispatch(commands, call.groups[0], call.groups[1], call.groups[2]);
+    }
+}
+
+/// The axis along which a call has most workgroups.
+pub fn axis(groups: [u32; 3]) -> usize {
+    (0..3).rev().max_by_key(|i| groups[*i]).expect("there are three")
+}
+
+/// Records the workgroups `parts` along the longest axis of a call, whose kernel is divisible.
+pub fn dispatch_part(
+    device: &ash::Device,
+    commands: vk::CommandBuffer,
+    layout: vk::PipelineLayout,
+    pipeline: vk::Pipeline,
+    call: &Call,
+    parts: Range<u32>,
+) {
+    let (mut base, mut count, along) = ([0; 3], call.groups, axis(call.groups));
+    (base[along], count[along]) = (parts.start, parts.end - parts.start);
+    // SAFETY: as above; all that is dispatched lies within the call.
+    unsafe {
+        device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
+        device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, call.push.bytes());
+        device.cmd_dispatch_base(commands, base[0], base[1], base[2], count[0], count[1], count[2]);
     }
 }
 
