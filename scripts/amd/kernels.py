@@ -23,7 +23,7 @@ def multiply_adds(shader, weights, rows):
     if shader == "linear_trellis":
         # Of codes with two weights a state, a dot4 sums two bytes a weight. Of the others it makes
         # one weight, which is then multiplied with all rows.
-        return 2 if weights.startswith(("t2", "t2.5")) else rows
+        return 2 if weights.startswith("t2") else rows
     return 4
 
 
@@ -98,8 +98,10 @@ class Call:
 
     def valu(self):
         """Slots of all waves: what is outside of the main loop once, and as many turns as the
-        products take."""
+        products take. Other kernels than those of linear layers do everything once."""
         waves = math.prod(self.groups) * max(1, self.threads // LANES)
+        if not self.matrices:
+            return waves * self.kernel.all.slots
         turns = math.ceil(self.work / LANES / waves / self.products())
         once = self.kernel.all.slots - self.kernel.main.slots
         return waves * (once + turns * self.turn(lambda loop: loop.slots))
@@ -164,11 +166,8 @@ def passes(calls):
     """{model: {rows: [Call]}} of one depth: passes that decode, verify and read a prompt."""
     found = collections.defaultdict(lambda: collections.defaultdict(list))
     for call in calls:
-        if (
-            call.matrices
-            and (call.kv, call.positions) == ("F16", 512)
-            and getattr(call, "pass") in ("verify", "prefill")
-        ):
+        of_pass = getattr(call, "pass") in ("verify", "prefill")
+        if of_pass and (call.kv, call.positions) == ("F16", 512):
             found[call.model][call.rows].append(call)
     return found
 
@@ -182,12 +181,12 @@ def model_table(calls):
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for model, by_rows in passes(calls).items():
-        known = all(call.products() for found in by_rows.values() for call in found)
-        if not known:
+        counted = [call for found in by_rows.values() for call in found if call.matrices]
+        if not all(call.products() for call in counted):
             continue
         memory = sum(call.bytes * call.count for call in by_rows[1]) / BANDWIDTH
         slots = {
-            rows: sum(call.valu() * call.count for call in found) / SIMDS
+            rows: sum(c.valu() * c.count for c in found if c.shader != "attention") / SIMDS
             for rows, found in by_rows.items()
         }
         time = {rows: max(memory, n / CLOCK) for rows, n in slots.items()}
