@@ -30,7 +30,7 @@ layout(push_constant, scalar) uniform Push {
     uint max_rows;
 };
 
-const uint CODE_BF16 = 4, CODE_F32 = 5, CODE_TRELLIS = 6;
+const uint CODE_BF16 = 4, CODE_F32 = 5;
 
 // Word `i` of a step that lies in 16-byte pieces (8-byte ones where it has no more) beside those of its seven neighbours.
 uint word_of(uint64_t row, uint step_, uint steps, uint words, uint i) {

@@ -32,7 +32,8 @@ void main() {
     const uint live = live_rows(args.step_, SELECTED);
     const uint m0 = gl_WorkGroupID.x * M;
     if (m0 > 0 && m0 >= live) return;
-    const uint team = gl_LocalInvocationID.x / LANES, first = live_row(args.step_, SELECTED, 0);
+    // A team that is a subgroup has one number for all its lanes.
+    const uint team = SG <= 32 ? gl_SubgroupID : gl_LocalInvocationID.x / LANES, first = live_row(args.step_, SELECTED, 0);
     const uint ROWS = T / LANES * NR; // of a workgroup
     LinearArgs a = args;
     uint group = gl_WorkGroupID.y, which = 0;

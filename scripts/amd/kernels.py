@@ -18,12 +18,14 @@ LANES = 32
 
 
 def multiply_adds(shader, weights, rows):
-    """Products of a weight and an activation that a lane does by one dot4 of the main loop of
-    `shader`, in blocks of `rows` rows."""
+    """Products of a weight and an activation that a lane does by one dot4, or by as many int8
+    products of a matrix instruction, of the main loop of `shader`, in blocks of `rows` rows."""
+    two = weights.startswith(("t3", "t4"))  # whose weights are sums of two int8, or of four bytes
     if shader == "linear_trellis":
-        # Of codes with two weights a state, a dot4 sums two bytes a weight. Of the others it makes
-        # one weight, which is then multiplied with all rows.
-        return 2 if weights.startswith("t2") else rows
+        # A dot4 sums the four bytes of a state times the activations of its one or two weights.
+        return 1 if two else 2
+    if shader == "linear_matrix" and two:
+        return 2
     return 4
 
 
@@ -68,7 +70,7 @@ class Call:
         if not (self.matrices and self.kernel.main):
             return 0
         each = multiply_adds(self.shader, self.weights, self.block)
-        return self.turn(lambda loop: loop.dot4 * each + loop.wmma * 16 * 16 * 16 / LANES)
+        return self.turn(lambda loop: each * (loop.dot4 + loop.wmma * 16 * 16 * 4 / LANES))
 
     def by(self):
         main = self.kernel.main

@@ -7,6 +7,7 @@
 #define CODE_I4 1
 #define CODE_I2 2
 #define CODE_I8A 3
+#define CODE_TRELLIS 6
 
 #define BITS (CODE == CODE_I4 ? 4 : (CODE == CODE_I2 ? 2 : 8))
 // Fours of columns in a word of codes.

@@ -25,13 +25,19 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
     const uint row_bytes = a.steps * W * BITS / 8;
 
     // Rows beyond the last are computed again and not stored.
-    uint xr[M];
-    [[unroll]] for (uint m = 0; m < M; m++) xr[m] = first + min(m0 + m, live - 1);
-    uint64_t at[NR];
-    uint nr[NR];
+    // What the whole team reads has one address, to which each lane adds 32 bits of its own: loads of that form cost some
+    // devices no instruction beside them.
+    uint64_t x[M], sx[M], sums[M], codes[NR], scales[NR];
+    [[unroll]] for (uint m = 0; m < M; m++) {
+        const uint xr = first + min(m0 + m, live - 1);
+        x[m] = a.x + uint64_t(xr) * a.stride;
+        sx[m] = uint64_t(a.sx) + uint64_t(xr) * (4 * a.steps);
+        sums[m] = uint64_t(a.sums) + uint64_t(xr) * (4 * a.steps);
+    }
     [[unroll]] for (uint i = 0; i < NR; i++) {
-        nr[i] = min(n0 + i, a.n - 1);
-        at[i] = a.matrix.codes + uint64_t(nr[i]) * row_bytes;
+        const uint row = min(n0 + i, a.n - 1);
+        codes[i] = a.matrix.codes + uint64_t(row) * row_bytes;
+        scales[i] = uint64_t(a.matrix.scales) + uint64_t(row) * (2 * a.steps);
     }
 
     int isum[NR * M];
@@ -53,14 +59,14 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
                 [[unroll]] for (uint q = 0; q < WORDS; q += PIECE) {
                     const uint piece = (block * WORDS + q * width) / PIECE + inside % 8;
                     if (PIECE == 2) {
-                        const uvec2 v = U32x2(at[i]).v[piece];
+                        const uvec2 v = U32x2(codes[i] + uint64_t(piece * 8)).v[0];
                         w[u][i][q] = v.x, w[u][i][q + 1] = v.y;
                     } else {
-                        const uvec4 v = U32x4(at[i]).v[piece];
+                        const uvec4 v = U32x4(codes[i] + uint64_t(piece * 16)).v[0];
                         [[unroll]] for (uint e = 0; e < 4; e++) w[u][i][q + e] = v[e];
                     }
                 }
-                if (GROUPED) scale[u][i] = float(a.matrix.scales.v[nr[i] * a.steps + inside]) * UNIT;
+                if (GROUPED) scale[u][i] = float(F16(scales[i] + uint64_t(inside * 2)).v[0]) * UNIT;
             }
         }
         [[unroll]] for (uint u = 0; u < U * QP; u++) {
@@ -68,12 +74,12 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
             if (s >= a.steps) continue;
             [[unroll]] for (uint m = 0; m < M; m++) {
                 uvec4 xs[XQ];
-                [[unroll]] for (uint q = 0; q < XQ; q++) xs[q] = U32x4(a.x + uint64_t(xr[m]) * a.stride).v[s * XQ + q];
+                [[unroll]] for (uint q = 0; q < XQ; q++) xs[q] = U32x4(x[m] + uint64_t(s * (16 * XQ))).v[q];
                 float sxg = 0.0;
                 int xsum = 0;
                 if (GROUPED) {
-                    sxg = a.sx.v[xr[m] * a.steps + s] * PRODUCT_UNIT;
-                    if (PRODUCT_OFFSET != 0) xsum = a.sums.v[xr[m] * a.steps + s];
+                    sxg = F32(sx[m] + uint64_t(s * 4)).v[0] * PRODUCT_UNIT;
+                    if (PRODUCT_OFFSET != 0) xsum = I32(sums[m] + uint64_t(s * 4)).v[0];
                 }
                 [[unroll]] for (uint i = 0; i < NR; i++) {
                     const uint k = i * M + m;

@@ -5,6 +5,7 @@ use super::finish::Tail;
 use super::footprint::OwnSizes;
 use super::layout::{DeviceMatrix, Packing, code_number};
 use super::linear::put_beside;
+use super::matrix::MatrixShape;
 use super::pipeline::{Constants, Shader};
 use super::push::{LinearPush, Push};
 use crate::compute::step::StepView;
@@ -94,8 +95,10 @@ impl Call {
 /// Where things lie on the device.
 pub struct Places<'a> {
     pub info: &'a DeviceInfo,
-    /// Whether linear layers may use matrix instructions.
-    pub matrix_instructions: bool,
+    /// The shape of matrices that the device multiplies, if it does.
+    pub matrix_shape: Option<MatrixShape>,
+    /// Whether elements of matrices lie where `linear_few` and `linear_many` expect them.
+    pub known_elements: bool,
     pub addresses: &'a [u64],
     pub matrices: &'a [DeviceMatrix],
     pub step: BufferId,

@@ -200,11 +200,7 @@ impl Vulkan {
             timestamp_ns: if limits.timestamp_compute_and_graphics == vk::TRUE { limits.timestamp_period } else { 0.0 },
             // Vulkan does not count processors: boards have tens to hundreds, the others a few.
             busy: if kind == vk::PhysicalDeviceType::DISCRETE_GPU { 256 } else { 16 },
-            offers_matrices: missing.is_empty()
-                && asks_subgroup
-                && subgroup.min_subgroup_size <= 32
-                && subgroup.max_subgroup_size >= 32
-                && has(khr::cooperative_matrix::NAME),
+            offers_matrices: missing.is_empty() && has(khr::cooperative_matrix::NAME),
             draws: queue_family(&families, wants_graphics()).is_some_and(draws),
             identity: format!(
                 "{:x}:{:x} driver {} version {:x} {} {}",
@@ -377,8 +373,8 @@ pub struct Gpu {
     pub device: Device,
     pub physical: vk::PhysicalDevice,
     pub info: DeviceInfo,
-    /// Opened for matrices of the shape that kernels have.
-    pub matrices: bool,
+    /// The shape of matrices that it is opened for.
+    pub matrices: Option<MatrixShape>,
     queue: Mutex<vk::Queue>,
     pub family: u32,
     pub memory_types: vk::PhysicalDeviceMemoryProperties,
@@ -405,11 +401,12 @@ impl Gpu {
         let priority = [1.0];
         let queues = [vk::DeviceQueueCreateInfo::default().queue_family_index(family).queue_priorities(&priority)];
         let (core, mut v11, mut v12, mut v13) = needed();
-        let matrices = matrices && vulkan.matrix_shapes(&info)?.contains(&matrix::SHAPE);
+        let shapes = if matrices { vulkan.matrix_shapes(&info)? } else { Vec::new() };
+        let matrices = matrix::best_shape(&shapes);
         let mut feature = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
         let extensions = [khr::cooperative_matrix::NAME.as_ptr()];
         let mut create = vk::DeviceCreateInfo::default();
-        if matrices {
+        if matrices.is_some() {
             // Workgroups that count one another's results reach beyond themselves.
             v12 = v12.vulkan_memory_model(true).vulkan_memory_model_device_scope(true);
             create = create.enabled_extension_names(&extensions).push_next(&mut feature);

@@ -98,8 +98,8 @@ pub struct VulkanExecutor {
     made_up: Option<Arc<Mutex<MadeUp>>>,
     own: Option<Own>,
     tails: Tails,
-    /// Whether there are matrix instructions that do what the kernels expect of them.
-    matrix_instructions: bool,
+    /// Whether elements of matrices lie where some kernels expect them.
+    known_elements: bool,
     /// Most rows of a block of attention, and of a layer with trellis codes.
     block_rows: usize,
     loading: Loading,
@@ -123,9 +123,11 @@ impl VulkanExecutor {
         let (gpu, pipelines) = pipeline::open(choice, matrices)?;
         let mut queue = Queue::new(&gpu)?;
         let results = Block::new(&gpu, "results of a pass", RESULTS, Place::Readback)?;
-        let matrix_instructions = gpu.matrices && matrix::are_as_expected(&mut queue, &mut pipeline::lock(&pipelines), &results)?;
+        let known_elements = gpu.matrices == Some(matrix::SHAPE)
+            && gpu.info.subgroup == 32
+            && matrix::are_as_expected(&mut queue, &mut pipeline::lock(&pipelines), &results)?;
         Ok(VulkanExecutor {
-            matrix_instructions,
+            known_elements,
             queue,
             pipelines,
             timing: None,
@@ -234,7 +236,8 @@ impl VulkanExecutor {
         let recorded = &self.plans[plan.0 as usize];
         let places = Places {
             info: &self.gpu.info,
-            matrix_instructions: self.matrix_instructions,
+            matrix_shape: self.gpu.matrices,
+            known_elements: self.known_elements,
             addresses: &self.addresses,
             matrices: &self.matrices,
             step: recorded.step,

@@ -60,7 +60,10 @@ impl Places<'_> {
         let Some(Dispatch { op: op @ Op::Rope { q, k, v, n_heads, kv, .. }, .. }) = next else { return Ok(false) };
         // All three side by side in one call.
         let [call] = calls else { return Ok(false) };
-        let (Some((_, rows)), Shader::Linear | Shader::LinearFew) = (&call.linear, call.shader) else { return Ok(false) };
+        let Some((_, rows)) = &call.linear else { return Ok(false) };
+        if call.shader == Shader::LinearMany {
+            return Ok(false);
+        }
         let outs: Vec<BufferId> = jobs.iter().map(|job| job.out).collect();
         let units = call.groups[0] as usize * (n_heads + 2 * kv.n_kv_heads);
         let fits = kv.head_dim.is_multiple_of(*rows) && units <= COUNTS && bucket.rows <= ROWS;

@@ -5,6 +5,7 @@ use super::layout::{Packing, code_number};
 use super::pipeline::{Constants, Shader};
 use super::push::{ActPush, LinearPush, MatrixPush, Push};
 use crate::compute::{LinearJob, RowSet};
+use crate::tensor::trellis::{TILE, Trellis};
 use crate::tensor::{Code, Format, Group};
 use anyhow::Result;
 use bytemuck::Zeroable;
@@ -18,6 +19,11 @@ const FEW_ROWS: usize = 32;
 const THREADS: u32 = 256;
 /// Bytes that it shares, at most.
 const SHARED: u32 = 48 << 10;
+/// Matrix rows of a subgroup of `linear_matrix`, and columns that it unpacks at a time.
+const MATRIX_BLOCK: usize = 16;
+const MATRIX_CHUNK: usize = 128;
+/// Bytes of shared memory that it leaves to the rotation of heads.
+const HEAD_SHARED: usize = 8 << 10;
 
 /// A kernel for integer codes: its shader and constants, and how many rows of activations and of the matrix a workgroup takes.
 struct Shape {
@@ -46,22 +52,16 @@ impl Places<'_> {
                 let groups = [live.div_ceil(block), m.rows.div_ceil((threads / sg) as usize), 1];
                 self.call(Shader::LinearFloat, constants, push, groups, touches)
             }
-            Some(p) if m.format.code.is_trellis() => {
-                let block = live.clamp(1, self.block_rows.min(4));
-                let threads = if p.steps >= 1024 { 128 } else { 64 }.max(sg);
-                let mut constants = vec![(0, threads), (1, sg), (2, threads), (3, block as u32), (8, selected)];
-                constants.extend(trellis_constants(m.format.code, [4, 5, 6]));
-                let push = Push::new().at(m.codes).at(m.scales).at(values).at(sx).at(sums).at(out).at(step);
-                let push = push.word(m.rows).word(p.steps).word(act.cols);
-                self.call(Shader::LinearTrellis, constants, push, [live.div_ceil(block), p.rows, 1], touches)
-            }
             Some(p) => {
-                let shape = match self.matrix_shape(m.format, m.cols, &p, live) {
-                    Some(shape) => shape,
+                let shape = self.known_shape(m.format, m.cols, &p, live);
+                let shape = shape.or_else(|| self.matrix_shape(m.format, m.cols, &p, live));
+                let shape = shape.unwrap_or_else(|| match Trellis::of(m.format.code) {
+                    Some(_) => self.trellis_shape(m.format, &p, live),
                     None => self.dot_shape(m.format, m.rows, m.cols, &p, live),
-                };
+                });
                 let mut constants = shape.constants;
-                constants.extend([(4, code_number(m.format.code)), (6, (m.format.group != Group::Row) as u32), (8, selected)]);
+                let grouped = (m.format.group != Group::Row) as u32;
+                constants.extend([(4, code_number(m.format.code)), (6, grouped), (8, selected)]);
                 let args = LinearPush {
                     main: MatrixPush { codes: m.codes, scales: m.scales, out },
                     act: ActPush { values, scales: sx, sums },
@@ -83,11 +83,21 @@ impl Places<'_> {
         Ok(call)
     }
 
+    /// Trellis codes by dot products, any number of rows.
+    fn trellis_shape(&self, format: Format, p: &Packing, live: usize) -> Shape {
+        let sg = self.info.subgroup;
+        let block = live.clamp(1, self.block_rows.min(4));
+        let threads = if p.steps >= 1024 { 128 } else { 64 }.max(sg);
+        let mut constants = vec![(0, threads), (1, sg), (2, threads), (3, block as u32)];
+        constants.extend(trellis_constants(format.code, [17, 18, 19]));
+        Shape { shader: Shader::LinearTrellis, constants, block, rows: TILE }
+    }
+
     /// By dot products: any integer codes, any number of rows.
     fn dot_shape(&self, format: Format, rows: usize, cols: usize, p: &Packing, live: usize) -> Shape {
         let sg = self.info.subgroup;
-        // Fewer lanes have more parts each to keep, and less room for rows.
-        let block = live.clamp(1, if sg >= 32 { 16 } else { 8 });
+        // Fewer lanes have more parts each to keep, and less room for rows; so has a step of 2-bit codes with its many columns.
+        let block = live.clamp(1, if sg >= 32 && format.code != Code::I2 { 16 } else { 8 });
         // Loads in flight hide latency; sums of up to 64 (row, activation) pairs are kept by a subgroup.
         let (each, rounds) = match block {
             1 => (2, 3),
@@ -106,13 +116,54 @@ impl Places<'_> {
         Shape { shader: Shader::Linear, constants, block, rows: 4 * each }
     }
 
-    /// By matrix instructions, where the device and the matrix allow it and there are rows enough.
+    /// By matrix instructions of any shape, where there are rows enough.
     fn matrix_shape(&self, format: Format, cols: usize, p: &Packing, live: usize) -> Option<Shape> {
+        let (device, info, sg) = (self.matrix_shape?, self.info, self.info.subgroup as usize);
+        let (nn, grouped) = (device.n as usize, format.group != Group::Row);
+        let (chunk, k) = (MATRIX_CHUNK, device.k as usize);
+        // A group is a chunk; a step is a part of one.
+        let whole = if grouped { p.width == chunk } else { chunk.is_multiple_of(p.width) };
+        if !(whole && cols.is_multiple_of(k)) || live < MATRIX_ROWS {
+            return None;
+        }
+        // With groups several sums are kept for each element of a product: fewer rows fit.
+        let many = live > FEW_ROWS && !grouped;
+        let block = live.next_multiple_of(nn).min(if many { 128 } else { FEW_ROWS });
+        // Bytes of shared memory: of a subgroup, and of the activations.
+        let row = chunk + 16;
+        let planes = Trellis::of(format.code).map_or(1, |t| 3 - t.weights);
+        let own = (planes * MATRIX_BLOCK * row).max(MATRIX_BLOCK * nn * 4) + grouped as usize * 4 * (MATRIX_BLOCK + block);
+        let (beside, each) = if many { (block * row, own) } else { (0, own + block * row) };
+        let most = (info.max_shared as usize).saturating_sub(HEAD_SHARED + beside) / each;
+        let most = most.min(info.max_workgroup as usize / sg).min(info.max_subgroups as usize).min(8);
+        // Subgroups that share the chunks of a row have as many each, nearly; those that share groups are a power of two.
+        let chunks = cols.div_ceil(chunk);
+        let rounds = |n: usize| chunks.div_ceil(n);
+        let subgroups = match most {
+            0 => return None,
+            most if grouped || many => 1 << most.ilog2(),
+            most => (1..=most).min_by_key(|n| (rounds(*n) * n + rounds(*n), std::cmp::Reverse(*n)))?,
+        };
+        if grouped && subgroups < 4 {
+            return None;
+        }
+        let shader = if k == 8 { Shader::LinearMatrixK8 } else { Shader::LinearMatrix };
+        let threads = (subgroups * sg) as u32;
+        let mut constants = vec![(0, threads), (1, sg as u32), (2, (block / nn) as u32)];
+        constants.extend([(5, p.width as u32), (7, many as u32), (9, threads)]);
+        constants.extend([(14, device.m), (15, device.n), (16, device.k)]);
+        constants.extend(trellis_constants(format.code, [17, 18, 19]));
+        Some(Shape { shader, constants, block, rows: MATRIX_BLOCK * if many { subgroups } else { 1 } })
+    }
+
+    /// By matrix instructions whose elements lie in known places, where the device and the matrix allow it and there are rows
+    /// enough.
+    fn known_shape(&self, format: Format, cols: usize, p: &Packing, live: usize) -> Option<Shape> {
         // Groups are loaded four by four.
         let fits = format.code == Code::I4 && p.width == 32 && cols.is_multiple_of(128);
         let i = self.info;
         let room = i.max_workgroup >= THREADS && i.max_subgroups >= THREADS / 32 && i.max_shared >= SHARED;
-        if !(self.matrix_instructions && fits && room) || live < MATRIX_ROWS {
+        if !(self.known_elements && fits && room) || live < MATRIX_ROWS {
             return None;
         }
         // What follows was the fastest of nine or ten shapes each on an H200, for 27B's layers.

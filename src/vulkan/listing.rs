@@ -68,7 +68,8 @@ impl Listing {
         let addresses: Vec<u64> = (1..=self.buffers as u64).map(|i| i << 32).collect();
         let places = Places {
             info: &self.info,
-            matrix_instructions: self.shapes.contains(&matrix::SHAPE),
+            matrix_shape: matrix::best_shape(&self.shapes),
+            known_elements: self.shapes.contains(&matrix::SHAPE) && self.info.subgroup == 32,
             addresses: &addresses,
             matrices: &self.matrices,
             step: *step,

@@ -17,7 +17,7 @@ pub struct MatrixShape {
     pub k: u32,
 }
 
-/// The shape that the kernels are written for.
+/// The shape of which `linear_few` and `linear_many` know where each element lies.
 pub const SHAPE: MatrixShape = MatrixShape { m: 16, n: 8, k: 32 };
 
 impl std::fmt::Display for MatrixShape {
@@ -39,6 +39,13 @@ pub fn int8_shapes(list: &[vk::CooperativeMatrixPropertiesKHR<'_>]) -> Vec<Matri
         }
     }
     shapes
+}
+
+/// The one of a device's shapes that kernels multiply by: the one that some are written for, else
+/// the largest of those that 16 matrix rows and chunks of columns are cut into.
+pub fn best_shape(shapes: &[MatrixShape]) -> Option<MatrixShape> {
+    let usable = |s: &&MatrixShape| [8, 16].contains(&s.m) && [8, 16].contains(&s.n) && [8, 16, 32].contains(&s.k);
+    shapes.iter().copied().find(|s| *s == SHAPE).or_else(|| shapes.iter().filter(usable).max_by_key(|s| s.m * s.n * s.k).copied())
 }
 
 /// Lanes of a subgroup and elements of a product that each has.
@@ -91,6 +98,16 @@ mod tests {
         assert_eq!(int8_shapes(&list), [SHAPE]);
         assert_eq!(SHAPE.to_string(), "16x8x32");
         assert_eq!(int8_shapes(&[of(16, T::UINT8, T::SINT32)]), []);
+    }
+
+    #[test]
+    fn the_best_of_a_devices_shapes_is_taken() {
+        let of = |(m, n, k)| MatrixShape { m, n, k };
+        let best = |list: &[(u32, u32, u32)]| best_shape(&list.iter().map(|s| of(*s)).collect::<Vec<_>>());
+        assert_eq!(best(&[(16, 16, 32), (16, 8, 32)]), Some(SHAPE));
+        assert_eq!(best(&[(8, 8, 8), (16, 16, 16)]), Some(of((16, 16, 16))));
+        assert_eq!(best(&[(8, 16, 32), (32, 32, 32)]), Some(of((8, 16, 32))));
+        assert_eq!(best(&[(32, 8, 16)]), None);
     }
 
     #[test]

@@ -1,0 +1,53 @@
+// Integer codes as the int8 operands of linear_matrix.glsl: 16 rows of a chunk, in pieces of 16
+// bytes.
+
+const uint COLUMNS = 128 / BITS;                        // of a piece
+const uint OF_STEP = W / COLUMNS;                       // pieces of a step
+const uint STEPS = W < CHUNK ? CHUNK / W : 1;           // of a chunk
+const uint OF_ROW = STEPS * OF_STEP;                    // pieces of a row of a chunk
+const uint EACH = TRELLIS ? 1 : (R * OF_ROW + SG - 1) / SG; // pieces of a lane
+
+struct Codes { uvec4 piece[EACH]; };
+
+// Piece k of this lane: its row, its place in the step, its step in the chunk.
+uvec3 place_of(uint k) {
+    const uint i = k * SG + gl_SubgroupInvocationID, in_row = i % OF_ROW;
+    return uvec3(i / OF_ROW, in_row / STEPS, in_row % STEPS);
+}
+
+void fetch_codes(LinearArgs a, uint n0, uint chunk, out Codes codes) {
+    [[unroll]] for (uint k = 0; k < EACH; k++) {
+        const uvec3 place = place_of(k);
+        const uint row = min(n0 + place.x, a.n - 1), s = min(chunk * STEPS + place.z, a.steps - 1);
+        const uint block = s / 8 * 8, width = min(8, a.steps - block);
+        const uint at = (row * a.steps + block) * OF_STEP + place.y * width + s % 8;
+        codes.piece[k] = U32x4(a.matrix.codes + uint64_t(at) * 16).v[0];
+    }
+}
+
+// Four columns as int8: 16 times an i4's value, twice an i2's, and i8 and i8a as they are.
+uint int8_of(uint word, uint k) {
+    if (CODE == CODE_I2) return ((four(word, k) << 1 | 0x80808080u) - 0x03030303u) ^ 0x80808080u;
+    return operand(word, k);
+}
+
+void unpack_codes(Codes codes) {
+    [[unroll]] for (uint k = 0; k < EACH; k++) {
+        const uvec3 place = place_of(k);
+        if (place.x >= R) continue;
+        [[unroll]] for (uint i = 0; i < COLUMNS / 16; i++) {
+            uvec4 columns;
+            [[unroll]] for (uint e = 0; e < 4; e++) {
+                const uint fours = 4 * i + e;
+                columns[e] = int8_of(codes.piece[k][fours / PER_WORD], fours % PER_WORD);
+            }
+            put(0, place.x, (place.z * W + place.y * COLUMNS) / 16 + i, columns);
+        }
+    }
+}
+
+// What a row with one scale is worth.
+float int8_result(int sum, int xsum, float sx, F16 scales, uint n) {
+    // As many as `row_result` of codes.glsl expects of its own operands.
+    return row_result(CODE == CODE_I2 ? (sum + OFFSET * xsum) / 2 : sum, xsum, sx, scales, n);
+}

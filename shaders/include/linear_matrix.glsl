@@ -1,0 +1,276 @@
+// Linear layers by matrix instructions of whatever shape a device lists: codes to int8, once for up
+// to NT tiles of NN rows of activations; exact products of int8; one scaling. Who includes this
+// says what PIECE (a vector of 32-bit words) and PIECE_BYTES are.
+//
+// A subgroup has 16 matrix rows. It unpacks a chunk of 128 columns of them into its piece of shared
+// memory and multiplies that by the same columns of the activations, which lie beside it. Few rows
+// of activations: the subgroups of a workgroup have the same matrix rows and other chunks, and
+// their sums are joined at the end. MANY: they have matrix rows one below the other and walk all
+// chunks together, so that the activations are fetched once for all of them.
+//
+// What knows a code is codes_to_int8.glsl and trellis_to_int8.glsl. Where a group of columns has a
+// scale of its own a chunk is one group, and the sums are those of linear.glsl, bit for bit: a
+// subgroup walks its parts in the order in which they are joined. No element of a matrix is taken
+// to lie anywhere: scales are matrices too, whose rows or columns are all the same.
+
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_cooperative_matrix : require
+#include "common.glsl"
+#include "args.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint SG = 32;      // lanes of a subgroup
+layout(constant_id = 2) const uint NT = 1;       // tiles of NN rows of activations
+layout(constant_id = 4) const uint CODE = 1;     // see codes.glsl
+layout(constant_id = 5) const uint W = 32;       // columns of a step
+layout(constant_id = 6) const bool GROUPED = false;
+layout(constant_id = 7) const bool MANY = false; // not with groups
+layout(constant_id = 8) const bool SELECTED = false;
+layout(constant_id = 9) const uint T = 128;      // threads
+layout(constant_id = 14) const uint MM = 16;     // the device's shape: MM x KK times KK x NN
+layout(constant_id = 15) const uint NN = 8;
+layout(constant_id = 16) const uint KK = 32;
+layout(constant_id = 17) const uint STEP = 4;    // of a trellis, see trellis.glsl
+layout(constant_id = 18) const uint WEIGHTS = 2;
+layout(constant_id = 19) const uint MULTIPLIER = 1;
+const uint SUBGROUPS = T / SG;
+
+#include "codes.glsl"
+#include "trellis.glsl"
+#include "heads.glsl"
+
+layout(push_constant, scalar) uniform Push {
+    LinearArgs args;
+    uint more_n;    // rows of the matrices beside it, 16 bits each; 0: there is none
+    Matrix more[2];
+    uint64_t tail;  // of HEADS
+};
+
+#define Weights coopmat<int8_t, gl_ScopeSubgroup, MM, KK, gl_MatrixUseA>
+#define Activations coopmat<int8_t, gl_ScopeSubgroup, KK, NN, gl_MatrixUseB>
+#define Product coopmat<int, gl_ScopeSubgroup, MM, NN, gl_MatrixUseAccumulator>
+#define Sums coopmat<float, gl_ScopeSubgroup, MM, NN, gl_MatrixUseAccumulator>
+#define BY_ROWS gl_CooperativeMatrixLayoutRowMajor
+#define BY_COLUMNS gl_CooperativeMatrixLayoutColumnMajor
+
+const uint CHUNK = 128;                   // columns that a subgroup unpacks at a time
+const uint R = 16, RT = R / MM;           // matrix rows of a subgroup, and their tiles
+const uint C = NT * NN;                   // rows of activations
+const bool TRELLIS = CODE == CODE_TRELLIS;
+// An integer that needs more than 8 bits is the sum of two of int8.
+const uint PLANES = TRELLIS && WEIGHTS == 1 ? 2 : 1;
+// From row to row in shared memory: 16 bytes more than a chunk, so that rows begin in other banks.
+const uint PITCH = (CHUNK + 16) / PIECE_BYTES, PLANE = R * PITCH;
+const uint WORDS_OF_PIECE = PIECE_BYTES / 4;
+const uint TILE = R * NN / WORDS_OF_PIECE; // products of one tile of activations
+const uint AREA = PLANES * PLANE > TILE ? PLANES * PLANE : TILE;
+const uint OWNERS = MANY ? 1 : SUBGROUPS;  // of activations
+const uint OWNER_THREADS = T / OWNERS;
+shared PIECE stage[SUBGROUPS * AREA + OWNERS * C * PITCH];
+const uint FACTORS = GROUPED ? R + C : 1;
+// Scales of the group: of the matrix rows, then of the activations.
+shared float factors[SUBGROUPS * FACTORS];
+const uint PARTS = GROUPED ? 32 / SUBGROUPS : 1; // of a subgroup
+const uint LEVELS = PARTS > 4 ? 3 : PARTS > 2 ? 2 : 1;
+
+// What one thread wrote to shared memory is seen by the others that work with it, and was read by
+// them before it is written again.
+void fence() {
+    if (MANY) barrier();
+    else controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
+                        gl_SemanticsAcquireRelease);
+}
+
+// Columns 16 i to 16 i + 15 of matrix row `row` of a chunk.
+void put(uint plane, uint row, uint i, uvec4 columns) {
+    const uint at = gl_SubgroupID * AREA + plane * PLANE + row * PITCH + i * (16 / PIECE_BYTES);
+    PUT(at, columns);
+}
+
+#include "codes_to_int8.glsl"
+#include "trellis_to_int8.glsl"
+
+// What a thread has of a chunk that is on its way.
+const uint X_EACH = (C * (CHUNK / 16) + OWNER_THREADS - 1) / OWNER_THREADS;
+const uint F_EACH = (FACTORS + SG - 1) / SG;
+struct Chunk {
+    Codes codes;
+    Tiles tiles;
+    uvec4 x[X_EACH];
+    float factor[F_EACH];
+};
+
+// Piece k of this thread's activations of a chunk: its row, and which 16 columns.
+uvec2 x_place(uint k) {
+    const uint i = k * OWNER_THREADS + (MANY ? gl_LocalInvocationID.x : gl_SubgroupInvocationID);
+    return uvec2(i / (CHUNK / 16), i % (CHUNK / 16));
+}
+
+// Chunk c for matrix rows from n0 on and rows of activations from m0 on. What lies behind the last
+// of them is that again.
+void fetch(LinearArgs a, uint n0, uint m0, uint first, uint live, uint c, inout Chunk chunk) {
+    if (TRELLIS) fetch_tiles(a, n0, c, chunk.tiles);
+    else fetch_codes(a, n0, c, chunk.codes);
+    [[unroll]] for (uint k = 0; k < X_EACH; k++) {
+        const uvec2 place = x_place(k);
+        const uint row = first + min(m0 + place.x, live - 1);
+        const uint piece = min(c * (CHUNK / 16) + place.y, a.stride / 16 - 1);
+        chunk.x[k] = U32x4(a.x + uint64_t(row * a.stride + piece * 16)).v[0];
+    }
+    if (!GROUPED) return;
+    [[unroll]] for (uint k = 0; k < F_EACH; k++) {
+        const uint i = k * SG + gl_SubgroupInvocationID;
+        const uint row = min(n0 + i, a.n - 1), m = min(m0 + min(i, FACTORS - 1) - R, live - 1);
+        if (i < R) chunk.factor[k] = float(a.matrix.scales.v[row * a.steps + c]) * UNIT;
+        else chunk.factor[k] = a.sx.v[(first + m) * a.steps + c] * PRODUCT_UNIT;
+    }
+}
+
+void unpack(Chunk chunk, uint x0) {
+    if (TRELLIS) unpack_tiles(chunk.tiles);
+    else unpack_codes(chunk.codes);
+    [[unroll]] for (uint k = 0; k < X_EACH; k++) {
+        const uvec2 place = x_place(k);
+        const uint at = x0 + place.x * PITCH + place.y * (16 / PIECE_BYTES);
+        if (place.x < C) PUT(at, chunk.x[k]);
+    }
+    if (!GROUPED) return;
+    [[unroll]] for (uint k = 0; k < F_EACH; k++) {
+        const uint i = k * SG + gl_SubgroupInvocationID;
+        if (i < FACTORS) factors[gl_SubgroupID * FACTORS + i] = chunk.factor[k];
+    }
+}
+
+void main() {
+    const uint live = live_rows(args.step_, SELECTED), m0 = gl_WorkGroupID.x * C;
+    if (m0 > 0 && m0 >= live) return;
+    const uint ROWS = MANY ? SUBGROUPS * R : R; // of a workgroup
+    LinearArgs a = args;
+    uint block = gl_WorkGroupID.y, which = 0;
+    [[unroll]] for (uint i = 0; i < 2; i++) {
+        const uint blocks = (a.n + ROWS - 1) / ROWS, n = more_n >> (16 * i) & 0xffff;
+        if (block < blocks || n == 0) break;
+        block -= blocks;
+        a.matrix = more[i];
+        a.n = n;
+        which = i + 1;
+    }
+    const uint n0 = block * ROWS + (MANY ? gl_SubgroupID * R : 0);
+    const uint first = live_row(a.step_, SELECTED, 0);
+    const uint cols = a.stride, chunks = (cols + CHUNK - 1) / CHUNK;
+    const uint mine = gl_SubgroupID * AREA;
+    const uint x0 = SUBGROUPS * AREA + (MANY ? 0 : gl_SubgroupID * (C * PITCH));
+
+    Product sums[RT][NT];
+    Sums parts[RT][NT], waiting[LEVELS][RT][NT];
+    [[unroll]] for (uint t = 0; t < RT; t++)
+        [[unroll]] for (uint n = 0; n < NT; n++) {
+            sums[t][n] = Product(0);
+            if (GROUPED) parts[t][n] = Sums(0.0);
+        }
+
+    Chunk chunk;
+    const uint walk = GROUPED ? 32 : OWNERS;
+    [[unroll]] for (uint turn = 0; turn < PARTS; turn++) {
+        // The parts of a subgroup: first 0, then what lies 16 apart, 8 apart, ...
+        const uint turned = PARTS > 1 ? bitfieldReverse(turn) / (0x80000000u / (PARTS / 2)) : 0;
+        const uint part = (MANY ? 0 : gl_SubgroupID) + SUBGROUPS * turned;
+        fetch(a, n0, m0, first, live, min(part, chunks - 1), chunk);
+        // As many rounds for each subgroup: some drivers take its barriers for the workgroup's.
+        const uint end = part + (chunks + walk - 1) / walk * walk;
+        for (uint c = part; c < end; c += walk) {
+            fence();
+            unpack(chunk, x0);
+            fence();
+            // The next codes are on their way while these are multiplied; behind the last ones they
+            // come again.
+            fetch(a, n0, m0, first, live, min(c + walk, chunks - 1), chunk);
+            [[unroll]] for (uint k = 0; k < CHUNK; k += KK) {
+                if (c * CHUNK + k < cols) {
+                    Weights w[RT][PLANES];
+                    [[unroll]] for (uint t = 0; t < RT; t++)
+                        [[unroll]] for (uint p = 0; p < PLANES; p++) {
+                            const uint from = mine + p * PLANE + t * MM * PITCH + k / PIECE_BYTES;
+                            coopMatLoad(w[t][p], stage, from, PITCH, BY_ROWS);
+                        }
+                    [[unroll]] for (uint n = 0; n < NT; n++) {
+                        Activations b;
+                        const uint from = x0 + n * NN * PITCH + k / PIECE_BYTES;
+                        coopMatLoad(b, stage, from, PITCH, BY_COLUMNS);
+                        [[unroll]] for (uint t = 0; t < RT; t++)
+                            [[unroll]] for (uint p = 0; p < PLANES; p++)
+                                sums[t][n] = coopMatMulAdd(w[t][p], b, sums[t][n]);
+                    }
+                }
+            }
+            if (GROUPED && c < chunks)
+                [[unroll]] for (uint t = 0; t < RT; t++) {
+                    Sums scale;
+                    const uint own = gl_SubgroupID * FACTORS;
+                    coopMatLoad(scale, factors, own + t * MM, 0, BY_COLUMNS);
+                    [[unroll]] for (uint n = 0; n < NT; n++) {
+                        Sums sx;
+                        coopMatLoad(sx, factors, own + R + n * NN, 0, BY_ROWS);
+                        const Sums whole = Sums(sums[t][n]);
+                        [[unroll]] for (uint i = 0; i < whole.length(); i++) {
+                            precise float product = whole[i] * sx[i];
+                            precise float more_ = fma(product, scale[i], parts[t][n][i]);
+                            parts[t][n][i] = more_;
+                        }
+                        sums[t][n] = Product(0);
+                    }
+                }
+        }
+        // Joined with what waits for it; then it waits itself.
+        if (GROUPED)
+            [[unroll]] for (uint level = 0; level < LEVELS; level++)
+                [[unroll]] for (uint t = 0; t < RT; t++)
+                    [[unroll]] for (uint n = 0; n < NT; n++) {
+                        if ((turn + 1) % (2 << level) == 0)
+                            parts[t][n] = waiting[level][t][n] + parts[t][n];
+                        else if ((turn + 1) % (1 << level) == 0)
+                            waiting[level][t][n] = parts[t][n];
+                    }
+        if (GROUPED && turn + 1 < PARTS)
+            [[unroll]] for (uint t = 0; t < RT; t++)
+                [[unroll]] for (uint n = 0; n < NT; n++) parts[t][n] = Sums(0.0);
+    }
+
+    // Joins what the subgroups have, a tile of activations at a time: a thread takes some elements.
+    const uint thread = MANY ? gl_SubgroupInvocationID : gl_LocalInvocationID.x;
+    const uint threads = MANY ? SG : T;
+    [[unroll]] for (uint n = 0; n < NT; n++) {
+        barrier();
+        [[unroll]] for (uint t = 0; t < RT; t++) {
+            const uint to = mine + t * MM * NN / WORDS_OF_PIECE;
+            if (GROUPED) coopMatStore(parts[t][n], stage, to, NN / WORDS_OF_PIECE, BY_ROWS);
+            else coopMatStore(sums[t][n], stage, to, NN / WORDS_OF_PIECE, BY_ROWS);
+        }
+        barrier();
+        [[unroll]] for (uint k = 0; k < R * NN; k += threads) {
+            const uint i = k + thread, row = n0 + i / NN, m = m0 + n * NN + i % NN, r = first + m;
+            if (i >= R * NN || row >= a.n || m >= live) continue;
+            const uint from = (MANY ? mine : 0) + i / WORDS_OF_PIECE, word = i % WORDS_OF_PIECE;
+            float y;
+            if (GROUPED) {
+                float v[SUBGROUPS];
+                [[unroll]] for (uint q = 0; q < SUBGROUPS; q++)
+                    v[q] = uintBitsToFloat(stage[q * AREA + from][word]);
+                [[unroll]] for (uint d = SUBGROUPS / 2; d > 0; d /= 2)
+                    [[unroll]] for (uint q = 0; q < d; q++) {
+                        precise float both = v[q] + v[q + d];
+                        v[q] = both;
+                    }
+                y = v[0];
+            } else {
+                int sum = 0;
+                [[unroll]] for (uint q = 0; q < OWNERS; q++)
+                    sum += int(stage[q * AREA + from][word]);
+                y = TRELLIS ? tile_result(sum, a.sx.v[r], a.matrix.scales, row)
+                            : int8_result(sum, a.sums.v[r], a.sx.v[r], a.matrix.scales, row);
+            }
+            a.matrix.out_.v[r * a.n + row] = y;
+        }
+    }
+    if (HEADS) finish_heads(tail, which, n0, R, m0, min(C, live - m0), first);
+}

@@ -1,0 +1,88 @@
+// Trellis codes as the int8 operands of linear_matrix.glsl: a lane takes some rows of a tile.
+
+const uint LANE_ROWS = 4;
+const uint LANE_WORDS = LANE_ROWS * ROW_BITS / 32;
+const uint AT_ONCE = LANE_WORDS % 4 == 0 ? 4 : LANE_WORDS % 2 == 0 ? 2 : 1;
+const uint TASKS = 16 / LANE_ROWS;                     // of a tile
+const uint CHUNK_TILES = CHUNK / 16;                   // in a row of them
+const uint LANE_TASKS = TRELLIS ? (CHUNK_TILES * TASKS + SG - 1) / SG : 1;
+
+struct Tiles { uint word[LANE_TASKS][LANE_WORDS + 1]; };
+
+// Task k of this lane: its tile in the chunk, and which rows of it.
+uvec2 task_of(uint k) {
+    const uint i = k * SG + gl_SubgroupInvocationID;
+    return uvec2(i % CHUNK_TILES, i / CHUNK_TILES);
+}
+
+void fetch_tiles(LinearArgs a, uint n0, uint chunk, out Tiles tiles) {
+    [[unroll]] for (uint k = 0; k < LANE_TASKS; k++) {
+        const uvec2 task = task_of(k);
+        const uint tile = min(chunk * CHUNK_TILES + task.x, a.steps - 1), block = tile / 8 * 8;
+        const uint width = min(8, a.steps - block);
+        // Behind the last row of tiles that is taken again.
+        const uint tile_row = min(n0, a.n - 1) / 16;
+        const uint64_t base = a.matrix.codes + uint64_t(tile_row) * a.steps * (4 * TILE_WORDS);
+        const uint first = block * TILE_WORDS + tile % 8 * 4; // word of the tile
+        const uint word = min(task.y, TASKS - 1) * LANE_WORDS;
+        const uint before = word == 0 ? TILE_WORDS - 1 : word - 1;
+        const uint last = first + before / 4 * 4 * width + before % 4;
+        tiles.word[k][0] = U32(base + uint64_t(4 * last)).v[0];
+        [[unroll]] for (uint i = 0; i < LANE_WORDS; i += AT_ONCE) {
+            const uint next = first + (word + i) / 4 * 4 * width + (word + i) % 4;
+            const uint64_t at = base + uint64_t(4 * next);
+            if (AT_ONCE == 4) {
+                const uvec4 v = U32x4(at).v[0];
+                [[unroll]] for (uint e = 0; e < 4; e++) tiles.word[k][1 + i + e] = v[e];
+            } else if (AT_ONCE == 2) {
+                const uvec2 v = U32x2(at).v[0];
+                tiles.word[k][1 + i] = v.x, tiles.word[k][2 + i] = v.y;
+            } else {
+                tiles.word[k][1 + i] = U32(at).v[0];
+            }
+        }
+    }
+}
+
+// The sums of two bytes each of the state that ends `end` bits behind the word before the lane's
+// first: in the bits from 0 and from 16 on, as int8 less 127.
+uint pair_of(Tiles tiles, uint k, uint end) {
+    const uint at = (end + 31) / 32, part = end % 32;
+    uint state = tiles.word[k][at];
+    if (part >= 12) state = state >> (32 - part);
+    else if (part > 0) state = state >> (32 - part) | tiles.word[k][at - 1] << part;
+    const uint bytes = (state & 0xfff) * MULTIPLIER;
+    return (bytes & 0x007f007fu) + (bytes >> 8 & 0x007f007fu) + 0x00810081u;
+}
+
+void unpack_tiles(Tiles tiles) {
+    [[unroll]] for (uint k = 0; k < LANE_TASKS; k++) {
+        const uvec2 task = task_of(k);
+        if (task.y >= TASKS) continue;
+        [[unroll]] for (uint r = 0; r < LANE_ROWS; r++) {
+            uvec4 low, high;
+            [[unroll]] for (uint e = 0; e < 4; e++) {
+                if (WEIGHTS == 2) {
+                    const uint a = pair_of(tiles, k, r * ROW_BITS + (2 * e + 1) * STEP);
+                    const uint b = pair_of(tiles, k, r * ROW_BITS + (2 * e + 2) * STEP);
+                    low[e] = pack32(u8vec4(a, a >> 16, b, b >> 16));
+                    continue;
+                }
+                uint s[4];
+                [[unroll]] for (uint i = 0; i < 4; i++)
+                    s[i] = pair_of(tiles, k, r * ROW_BITS + (4 * e + i + 1) * STEP);
+                low[e] = pack32(u8vec4(s[0], s[1], s[2], s[3]));
+                high[e] = pack32(u8vec4(s[0] >> 16, s[1] >> 16, s[2] >> 16, s[3] >> 16));
+            }
+            put(0, task.y * LANE_ROWS + r, task.x, low);
+            if (PLANES == 2) put(1, task.y * LANE_ROWS + r, task.x, high);
+        }
+    }
+}
+
+// What a row is worth.
+float tile_result(int sum, float sx, F16 scales, uint n) {
+    precise float product = float(sum) * sx;
+    precise float y = product * float(scales.v[n]);
+    return y;
+}
