@@ -353,7 +353,7 @@ mod tests {
         for (signal, number) in [("ABRT", 6), ("SEGV", 11), ("ILL", 4)] {
             assert_eq!(end(&format!("kill -{signal} $$")), format!("fatal: was ended by signal {number}"));
         }
-        assert_eq!(end("kill -INT $$"), "unknown: was stopped by signal 2");
+        assert_eq!(end("kill -TERM $$"), "unknown: was stopped by signal 15");
         assert_eq!(end("kill -KILL $$"), "unknown: was stopped by signal 9");
         assert_eq!(end("echo '[]'; exit 4"), "unknown: failed with exit code 4");
         assert_eq!(end("echo hello"), "unknown: said nothing");

@@ -96,7 +96,8 @@ impl Places<'_> {
     /// By dot products: any integer codes, any number of rows.
     fn dot_shape(&self, format: Format, rows: usize, cols: usize, p: &Packing, live: usize) -> Shape {
         let sg = self.info.subgroup;
-        // Fewer lanes have more parts each to keep, and less room for rows; so has a step of 2-bit codes with its many columns.
+        // Fewer lanes have more parts each to keep, and less room for rows; so has a step of 2-bit
+        // codes with its many columns.
         let block = live.clamp(1, if sg >= 32 && format.code != Code::I2 { 16 } else { 8 });
         // Loads in flight hide latency; sums of up to 64 (row, activation) pairs are kept by a subgroup.
         let (each, rounds) = match block {
@@ -136,7 +137,8 @@ impl Places<'_> {
         let (beside, each) = if many { (block * row, own) } else { (0, own + block * row) };
         let most = (info.max_shared as usize).saturating_sub(HEAD_SHARED + beside) / each;
         let most = most.min(info.max_workgroup as usize / sg).min(info.max_subgroups as usize).min(8);
-        // Subgroups that share the chunks of a row have as many each, nearly; those that share groups are a power of two.
+        // Subgroups that share the chunks of a row have as many each, nearly; those that share
+        // groups are a power of two.
         let chunks = cols.div_ceil(chunk);
         let rounds = |n: usize| chunks.div_ceil(n);
         let subgroups = match most {
@@ -156,8 +158,8 @@ impl Places<'_> {
         Some(Shape { shader, constants, block, rows: MATRIX_BLOCK * if many { subgroups } else { 1 } })
     }
 
-    /// By matrix instructions whose elements lie in known places, where the device and the matrix allow it and there are rows
-    /// enough.
+    /// By matrix instructions whose elements lie in known places, where the device and the matrix
+    /// allow it and there are rows enough.
     fn known_shape(&self, format: Format, cols: usize, p: &Packing, live: usize) -> Option<Shape> {
         // Groups are loaded four by four.
         let fits = format.code == Code::I4 && p.width == 32 && cols.is_multiple_of(128);
