@@ -17,9 +17,9 @@ SLOW_CLOCK, FILLED = 2.2e9, 0.6
 LANES = 32
 
 
-def multiply_adds(shader, weights, rows):
+def multiply_adds(shader, weights):
     """Products of a weight and an activation that a lane does by one dot4, or by as many int8
-    products of a matrix instruction, of the main loop of `shader`, in blocks of `rows` rows."""
+    products of a matrix instruction, of the main loop of `shader`."""
     two = weights.startswith(("t3", "t4"))  # whose weights are sums of two int8, or of four bytes
     if shader == "linear_trellis":
         # A dot4 sums the four bytes of a state times the activations of its one or two weights.
@@ -69,7 +69,7 @@ class Call:
         """Multiply-adds of a lane and a turn of the main loop; 0 where none are known."""
         if not (self.matrices and self.kernel.main):
             return 0
-        each = multiply_adds(self.shader, self.weights, self.block)
+        each = multiply_adds(self.shader, self.weights)
         return self.turn(lambda loop: each * (loop.dot4 + loop.wmma * 16 * 16 * 4 / LANES))
 
     def by(self):

@@ -128,6 +128,15 @@ pub struct Own {
     pub sizes: OwnSizes,
 }
 
+impl Own {
+    /// Those of these sizes, by whoever allocates a label's bytes.
+    pub fn of(sizes: OwnSizes, alloc: impl FnMut((&'static str, usize)) -> Result<BufferId>) -> Result<Own> {
+        let [gate, up, partials, layers, tails, counts] = sizes.buffers().map(alloc);
+        let (gate, up, partials, layers, tails, counts) = (gate?, up?, partials?, layers?, tails?, counts?);
+        Ok(Own { gate, up, partials, partial_floats: sizes.partial_floats, layers, tails, counts, sizes })
+    }
+}
+
 /// Multiply-adds that a workgroup of neither a linear layer nor attention counts as.
 const OTHER_WORK: u64 = 4096;
 /// Most rows that page partials are split over workgroups for.

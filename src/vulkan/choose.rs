@@ -70,13 +70,14 @@ fn lacking(device: &DeviceInfo) -> anyhow::Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::error::fault_of;
 
     const GB: u64 = 1 << 30;
 
-    fn device(index: usize, name: &str, memory: u64) -> DeviceInfo {
+    /// A board that can do everything but multiply matrices.
+    pub fn device(index: usize, name: &str, memory: u64) -> DeviceInfo {
         DeviceInfo {
             index,
             name: name.into(),

@@ -178,17 +178,7 @@ impl VulkanExecutor {
         if let Some(own) = self.own.filter(|own| own.sizes == sizes) {
             return Ok(own);
         }
-        let [gate, up, partials, layers, tails, counts] = sizes.buffers().map(|(label, bytes)| self.alloc(label, bytes));
-        let own = Own {
-            gate: gate?,
-            up: up?,
-            partials: partials?,
-            partial_floats: sizes.partial_floats,
-            layers: layers?,
-            tails: tails?,
-            counts: counts?,
-            sizes,
-        };
+        let own = Own::of(sizes, |(label, bytes)| self.alloc(label, bytes))?;
         self.tails = Tails::default();
         self.own = Some(own);
         Ok(own)

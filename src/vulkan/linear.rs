@@ -10,7 +10,7 @@ use crate::tensor::{Code, Format, Group};
 use anyhow::Result;
 use bytemuck::Zeroable;
 
-/// Rows of activations from which on matrix instructions are faster than dot products.
+/// Rows of activations from which on matrix instructions are used.
 const MATRIX_ROWS: usize = 8;
 /// Rows of activations up to which a subgroup takes all of them.
 const FEW_ROWS: usize = 32;
@@ -22,7 +22,7 @@ const SHARED: u32 = 48 << 10;
 /// Matrix rows of a subgroup of `linear_matrix`, and columns that it unpacks at a time.
 const MATRIX_BLOCK: usize = 16;
 const MATRIX_CHUNK: usize = 128;
-/// Bytes of shared memory that it leaves to the rotation of heads.
+/// Bytes of shared memory that it leaves to the rotation of heads: eight subgroups, 256 channels.
 const HEAD_SHARED: usize = 8 << 10;
 
 /// A kernel for integer codes: its shader and constants, and how many rows of activations and of the matrix a workgroup takes.
@@ -137,15 +137,15 @@ impl Places<'_> {
         let (beside, each) = if many { (block * row, own) } else { (0, own + block * row) };
         let most = (info.max_shared as usize).saturating_sub(HEAD_SHARED + beside) / each;
         let most = most.min(info.max_workgroup as usize / sg).min(info.max_subgroups as usize).min(8);
-        // Subgroups that share the chunks of a row have as many each, nearly; those that share
-        // groups are a power of two.
         let chunks = cols.div_ceil(chunk);
-        let rounds = |n: usize| chunks.div_ceil(n);
         let subgroups = match most {
             0 => return None,
+            // The parts of a group's sums are shared out evenly, and so are rows among many.
             most if grouped || many => 1 << most.ilog2(),
-            most => (1..=most).min_by_key(|n| (rounds(*n) * n + rounds(*n), std::cmp::Reverse(*n)))?,
+            // As few as take no more rounds over the chunks of a row than the most would.
+            most => chunks.div_ceil(chunks.div_ceil(most)),
         };
+        // The kernel keeps what eight parts a subgroup wait for.
         if grouped && subgroups < 4 {
             return None;
         }

@@ -166,17 +166,7 @@ impl Executor for Listing {
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
         let old = self.own.map(|own| own.sizes);
         let sizes = OwnSizes::of(&plan, layout, |w| self.matrices[w.0 as usize].rows).and(old.unwrap_or_default());
-        let [gate, up, partials, layers, tails, counts] = sizes.buffers().map(|(label, bytes)| self.alloc(label, bytes));
-        self.own = Some(Own {
-            gate: gate?,
-            up: up?,
-            partials: partials?,
-            partial_floats: sizes.partial_floats,
-            layers: layers?,
-            tails: tails?,
-            counts: counts?,
-            sizes,
-        });
+        self.own = Some(Own::of(sizes, |(label, bytes)| self.alloc(label, bytes))?);
         self.plans.push((plan, step, layout));
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
@@ -204,34 +194,10 @@ impl Executor for Listing {
 
 #[cfg(test)]
 mod tests {
+    use super::super::choose::tests::device;
     use super::*;
     use crate::gemma::forward::{self, ForwardOptions};
     use crate::gemma::{Config, Role, Weights};
-
-    fn board() -> DeviceInfo {
-        DeviceInfo {
-            index: 0,
-            name: "board".into(),
-            driver: "made up".into(),
-            is_cpu: false,
-            is_integrated: false,
-            api: (1, 3),
-            subgroup: 32,
-            asks_subgroup: true,
-            max_shared: 64 << 10,
-            max_workgroup: 1024,
-            max_subgroups: 32,
-            max_allocation: 1 << 32,
-            memory: 1 << 34,
-            available: None,
-            timestamp_ns: 1.0,
-            busy: 256,
-            offers_matrices: true,
-            draws: false,
-            identity: String::new(),
-            missing: Vec::new(),
-        }
-    }
 
     /// The calls of a pass over `rows` rows of two layers in one format.
     fn pass(format: &str, shapes: &[MatrixShape], rows: usize) -> Vec<Listed> {
@@ -245,7 +211,7 @@ mod tests {
         let (linear, table): (Format, Format) = (format.parse().unwrap(), "i8-row".parse().unwrap());
         let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
         let weights = Weights::synthetic(Config::from_json(&config).unwrap(), format, 1);
-        let mut listing = Listing::new(&board(), shapes);
+        let mut listing = Listing::new(&DeviceInfo { offers_matrices: true, ..device(0, "board", 1 << 34) }, shapes);
         let options = ForwardOptions { context: 256, kv: KvFormat::F16, max_rows: 512, sequences: 1 };
         let model = forward::load(&weights, &mut listing, options).unwrap();
         listing.calls(model.pass, Bucket::holding(rows, rows, 0, 1, false)).unwrap()
