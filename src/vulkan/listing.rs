@@ -211,7 +211,8 @@ mod tests {
         let (linear, table): (Format, Format) = (format.parse().unwrap(), "i8-row".parse().unwrap());
         let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
         let weights = Weights::synthetic(Config::from_json(&config).unwrap(), format, 1);
-        let mut listing = Listing::new(&DeviceInfo { offers_matrices: true, ..device(0, "board", 1 << 34) }, shapes);
+        let mut listing =
+            Listing::new(&DeviceInfo { offers_matrices: true, max_shared: 64 << 10, ..device(0, "board", 1 << 34) }, shapes);
         let options = ForwardOptions { context: 256, kv: KvFormat::F16, max_rows: 512, sequences: 1 };
         let model = forward::load(&weights, &mut listing, options).unwrap();
         listing.calls(model.pass, Bucket::holding(rows, rows, 0, 1, false)).unwrap()
