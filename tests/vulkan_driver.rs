@@ -124,7 +124,7 @@ fn an_error_of_the_child_is_no_verdict() {
     let cache = fresh_cache();
     let out = generate("vulkan", cache.path()).env(TRIAL, "fail").assert().success();
     assert!(lines_about_the_trial(&out.get_output().stderr) <= 1);
-    assert_eq!(kept(cache.path()), [PathBuf::new(); 0]);
+    assert!(kept(cache.path()).is_empty());
     generate("vulkan", cache.path()).assert().success();
     assert_eq!(kept(cache.path()).len(), 1);
 }
