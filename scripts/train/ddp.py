@@ -25,6 +25,13 @@ def say(*text):
         print(*text, flush=True)
 
 
+def share(batch, most=32):
+    """Rows of a step's batch that this process takes at a time, and how many times."""
+    rows = batch // WORLD
+    turns = -(-rows // most)
+    return rows // turns, turns
+
+
 def average(params):
     """Replaces the gradients of `params` by their mean over the processes; sent as bf16."""
     if WORLD == 1:

@@ -66,15 +66,16 @@ def main():
     teacher = effective(target, torch.load(a.target, map_location="cuda")["weights"])
     w = draft.init(a.seed)
     opt = Optim(w)
-    rows, seen = a.batch // ddp.WORLD, 0
+    (rows, turns), seen = ddp.share(a.batch), 0
     mix = Mix(a.data, MIXES["distil"], rows, a.seed + 1000 * ddp.RANK, answers_only=True)
     masks, began = Masks(rows), time.time()
     for quant, steps, seconds in ((False, a.steps, a.seconds), (True, a.quant_steps, a.quant_seconds)):
         run, clock, step = make_loss(draft, target, teacher, quant), ddp.Clock(steps, seconds), 0
         while clock.more(step):
-            tokens, answer, weight = mix.next()
-            total, kl, ce = run(w, tokens, answer, weight, masks(tokens))
-            total.backward()
+            for _ in range(turns):
+                tokens, answer, weight = mix.next()
+                total, kl, ce = run(w, tokens, answer, weight, masks(tokens))
+                (total / turns).backward()
             ddp.average(opt.all)
             opt.step(a.lr * ((1 - clock.done(step)) if quant else min(1.0, (step + 1) / 100)))
             step += 1

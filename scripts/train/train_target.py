@@ -3,7 +3,7 @@
     torchrun --nproc-per-node GPUS train_target.py --data DIR --out RUN --stage stable --steps 5000
     torchrun --nproc-per-node GPUS train_target.py --data DIR --out RUN --stage decay --seconds 300
 
-Each step sees 64 rows of 2,048 tokens, shared out among the GPUs. Checkpoints: RUN/stable.pt, RUN/target.pt (every --save steps).
+Each step sees 64 rows of 2,048 tokens, shared out among the GPUs, at most 32 at a time on each (34 GiB). Checkpoints: RUN/stable.pt, RUN/target.pt (every --save steps).
 """
 import argparse
 import os
@@ -74,16 +74,17 @@ def main():
                 t.copy_(state["weights"][n])
         if "optim" in state:
             opt.load(state["optim"])
-    rows = a.batch // ddp.WORLD
+    rows, turns = ddp.share(a.batch)
     mix = Mix(a.data, MIXES[a.stage], rows, a.seed + 100 * decay + 1000 * ddp.RANK, answers_only=decay)
     masks, loss = Masks(rows), make_loss(net, quant=decay)
     path = os.path.join(a.out, "target.pt" if decay else "stable.pt")
     clock, step = ddp.Clock(a.steps, a.seconds), 0
     began = last = time.time()
     while clock.more(step):
-        tokens, target, weight = mix.next()
-        total, ce = loss(w, tokens, target, weight, masks(tokens))
-        total.backward()
+        for _ in range(turns):
+            tokens, target, weight = mix.next()
+            total, ce = loss(w, tokens, target, weight, masks(tokens))
+            (total / turns).backward()
         ddp.average(opt.all)
         opt.step(a.lr * ((1 - clock.done(step)) if decay else min(1.0, (step + 1) / 150)))
         step += 1
