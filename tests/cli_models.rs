@@ -196,7 +196,7 @@ fn a_report_is_a_page_of_what_was_measured() {
     let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
     let bench = |more: &[&str]| {
         let args =
-            ["bench", "-q", "--tg", "4", "--rows", "1,2,4", "--repetitions", "1", "--text-tokens", "12", "--kernel-rows", "1"];
+            ["bench", "-q", "--tg", "4", "--rows", "1,2,4", "--repetitions", "1", "--text-tokens", "12", "--kernel-rows", "1,2"];
         gemma_in(dir.path(), &[&args, more].concat(), b"")
     };
     let run =
@@ -212,9 +212,20 @@ fn a_report_is_a_page_of_what_was_measured() {
         "Acceptance by source",
         "Memory by arena",
         "Time by kernel while decoding",
+        "Time by kernel in passes of 2 rows",
     ];
     assert_eq!(sections(&page), all);
     let json = run.json();
+    // A layer's gate and up multiply every channel of a row with all of their weights.
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target/config.json");
+    let config: Value = serde_json::from_slice(&fs::read(config).unwrap()).unwrap();
+    let size = |key: &str| config[key].as_u64().unwrap();
+    let of_a_row = 2 * size("hidden_size") * size("intermediate_size") * size("num_hidden_layers");
+    for rows in [1, 2] {
+        let kernels = json["kernels"].as_array().unwrap().iter();
+        let kernel = kernels.filter(|k| k["rows"] == rows).find(|k| k["label"] == "gate_up").unwrap();
+        assert_eq!((&kernel["passes"], &kernel["macs"]), (&json!(4), &json!(4 * rows * of_a_row)), "{rows} rows");
+    }
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     assert!(
         page.contains(&text(&json["machine"]["device"])) && page.contains(&text(&json["model"]["name"])),
@@ -258,6 +269,7 @@ fn a_report_is_a_page_of_what_was_measured() {
     let help = gemma(&["bench", "--help"], b"").ok();
     assert!(help.text().contains("[default: prefill,decode,verify,kernels,text]"), "{}", help.text());
     assert!(help.text().contains("[default: 1,2,4,8,16,32]"), "{}", help.text());
+    bench(&["--only", "kernels", "--kernel-rows", "4096"]).fails(2, &["--kernel-rows 4096"]);
     bench(&["--only", "decode", "--report", "c.html"]).ok();
     assert_eq!(sections(&read("c.html")), ["Prefill and decode", "Memory by arena"]);
     bench(&["--from", "a.html"]).fails(3, &["a.html is not a result"]);

@@ -9,13 +9,30 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 /// Time spent in the kernels of one label since the last reset.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct KernelTime {
     pub label: &'static str,
     pub calls: u64,
     pub seconds: f64,
     /// Weight and cache bytes read, activations not counted.
     pub bytes: u64,
+    /// Multiply-adds of int8 values in linear layers.
+    pub macs: u64,
+}
+
+impl KernelTime {
+    /// Adds this to what `times` has of its label.
+    pub fn add_to(self, times: &mut Vec<KernelTime>) {
+        match times.iter_mut().find(|t| t.label == self.label) {
+            Some(sum) => {
+                sum.calls += self.calls;
+                sum.seconds += self.seconds;
+                sum.bytes += self.bytes;
+                sum.macs += self.macs;
+            }
+            None => times.push(self),
+        }
+    }
 }
 
 /// What an accelerator beside the executor has done; the JSON result shows it as it is.

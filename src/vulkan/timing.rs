@@ -51,17 +51,9 @@ impl Timing {
             .map_err(|e| failed("reading time stamps", e))?;
         for (call, pair) in calls.iter().zip(stamps.windows(2)) {
             let seconds = pair[1].saturating_sub(pair[0]) as f64 * self.gpu.info.timestamp_ns as f64 * 1e-9;
-            let at = match self.times.iter().position(|t| t.label == call.label) {
-                Some(at) => at,
-                None => {
-                    self.times.push(KernelTime { label: call.label, calls: 0, seconds: 0.0, bytes: 0 });
-                    self.times.len() - 1
-                }
-            };
-            let time = &mut self.times[at];
-            time.calls += 1;
-            time.seconds += seconds;
-            time.bytes += call.bytes;
+            // Only linear layers of int8 have these push constants; their work is multiply-adds.
+            let macs = if call.linear.is_some() { call.work } else { 0 };
+            KernelTime { label: call.label, calls: 1, seconds, bytes: call.bytes, macs }.add_to(&mut self.times);
         }
         Ok(())
     }

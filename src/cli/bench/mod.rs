@@ -17,6 +17,7 @@ use super::generate::options::DraftingOptions;
 use super::output::print;
 use super::session::{self, Size};
 use super::ui::{Ui, bytes, digits3};
+use crate::compute::KernelTime;
 use crate::draft::Mixing;
 use crate::engine::{Engine, Scores};
 use crate::error::Fault;
@@ -51,9 +52,9 @@ pub struct Bench {
     /// Rows of the verify test, separated by commas or blanks
     #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1,2,4,8,16,32")]
     pub rows: Vec<usize>,
-    /// Rows of the passes that the kernels are timed in
-    #[arg(long, value_name = "M", default_value_t = 1)]
-    pub kernel_rows: usize,
+    /// Rows of the passes that the kernels are timed in, separated by commas or blanks
+    #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1")]
+    pub kernel_rows: Vec<usize>,
     /// Measurements of each test, after one that does not count
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
@@ -171,8 +172,9 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     if let Some(file) = &options.from {
         return show(&read_report(file)?, old.as_ref(), options, page);
     }
-    if options.repetitions == 0 || options.rows.contains(&0) || options.pp == 0 || options.tg == 0 {
-        return Err(Fault::usage("--repetitions, --rows, --pp and --tg must be above 0").into());
+    let rows = options.rows.iter().chain(&options.kernel_rows);
+    if rows.chain([&options.repetitions, &options.pp, &options.tg]).any(|n| *n == 0) {
+        return Err(Fault::usage("--repetitions, --rows, --kernel-rows, --pp and --tg must be above 0").into());
     }
     let model = match options.synthetic {
         Some(_) if options.only.contains(&Test::Load) => {
@@ -192,8 +194,8 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let cpu = Cpu::probe()?;
     let cores = cpu.threads;
     let deepest = options.depth.iter().max().copied().unwrap_or(0);
-    let most_rows = options.rows.iter().max().copied().unwrap_or(1);
-    let needed = options.pp.max(deepest + options.tg.max(most_rows).max(options.kernel_rows) + 1);
+    let most_rows = options.rows.iter().chain(&options.kernel_rows).max().copied().unwrap_or(1);
+    let needed = options.pp.max(deepest + options.tg.max(most_rows) + 1);
     let context = match options.model.run.ctx_size {
         AutoOr::N(n) if n < needed => return Err(Fault::usage(format!("these tests need --ctx-size {needed}")).into()),
         AutoOr::N(n) => n,
@@ -308,7 +310,10 @@ impl Runner<'_> {
             }
         }
         if kernels {
-            report.kernels = self.kernels()?;
+            for rows in &self.options.kernel_rows {
+                let kernels = self.kernels(*rows)?;
+                report.kernels.extend(kernels);
+            }
         }
         Ok(())
     }
@@ -379,7 +384,7 @@ impl Runner<'_> {
         let figures: Vec<Figure> = runs.into_iter().map(|r| Figure::of(r[1..].to_vec())).collect();
         let one = sizes.iter().position(|m| *m == 1).map(|i| figures[i].median);
         let row = |(rows, figure): (&usize, Figure)| Row {
-            name: format!("verify {rows} row{}{}", if *rows == 1 { "" } else { "s" }, at(depth)),
+            name: format!("verify {}{}", report::of_rows(*rows), at(depth)),
             unit: "ms".into(),
             note: one.map_or(String::new(), |one| format!("c({rows}) = {:.2}", figure.median / one)),
             figure: figure.map(|s| s * 1e3),
@@ -388,23 +393,30 @@ impl Runner<'_> {
         Ok(sizes.iter().zip(figures).map(row).collect())
     }
 
-    fn kernels(&mut self) -> Result<Vec<Kernel>> {
+    /// As many passes as the decode test has tokens, each over so many rows.
+    fn kernels(&mut self, rows: usize) -> Result<Vec<Kernel>> {
+        let most = self.engine.max_rows();
+        if rows > most {
+            return Err(Fault::usage(format!("--kernel-rows {rows}: a pass has at most {most} rows here")).into());
+        }
+        let passes = self.options.tg;
         self.fill(self.options.depth[0])?;
         self.engine.start_profile();
-        for _ in 0..if self.options.kernel_rows > 1 { self.options.tg } else { 0 } {
-            measure::verify(self.engine, &self.sampler, self.options.kernel_rows, &mut self.scores)?;
+        if rows == 1 {
+            measure::decode(self.engine, &self.sampler, passes, &mut self.scores)?;
+        } else {
+            for _ in 0..passes {
+                measure::verify(self.engine, &self.sampler, rows, &mut self.scores)?;
+            }
         }
-        if self.options.kernel_rows <= 1 {
-            measure::decode(self.engine, &self.sampler, self.options.tg, &mut self.scores)?;
-        }
-        let mut kernels: Vec<Kernel> = self
-            .engine
-            .profile()
-            .into_iter()
-            .map(|k| Kernel { label: k.label.into(), calls: k.calls, seconds: k.seconds, bytes: k.bytes })
-            .collect();
+        let kernel = |k: KernelTime| {
+            let KernelTime { label, calls, seconds, bytes, macs } = k;
+            Kernel { label: label.into(), rows, passes, calls, seconds, bytes, macs }
+        };
+        let mut kernels: Vec<Kernel> = self.engine.profile().into_iter().map(kernel).collect();
         kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        self.ui.detail(1, format!("{} read while decoding", bytes(kernels.iter().map(|k| k.bytes).sum())));
+        let read = kernels.iter().map(|k| k.bytes).sum();
+        self.ui.detail(1, format!("{} read in {passes} passes over {}", bytes(read), report::of_rows(rows)));
         Ok(kernels)
     }
 }

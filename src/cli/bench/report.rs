@@ -151,19 +151,36 @@ impl Acceptance {
     }
 }
 
-/// Time of the kernels of one label while decoding.
+/// Time of the kernels of one label in passes over so many rows.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Kernel {
     pub label: String,
+    #[serde(default = "one")]
+    pub rows: usize,
+    /// That were timed; 0 in files of versions that did not say.
+    #[serde(default)]
+    pub passes: usize,
     pub calls: u64,
     pub seconds: f64,
     pub bytes: u64,
+    /// Multiply-adds of int8 values in linear layers.
+    #[serde(default)]
+    pub macs: u64,
+}
+
+fn one() -> usize {
+    1
 }
 
 impl Kernel {
     pub fn gb_per_s(&self) -> f64 {
         if self.seconds > 0.0 { self.bytes as f64 / self.seconds / 1e9 } else { 0.0 }
     }
+}
+
+/// Such as `1 row`, `8 rows`.
+pub fn of_rows(rows: usize) -> String {
+    format!("{rows} row{}", if rows == 1 { "" } else { "s" })
 }
 
 /// What the ratio is, under every table that has one.
@@ -187,9 +204,9 @@ impl Report {
             out += &markdown(&texts(text, old.and_then(|old| old.text.as_ref())));
             out += &format!("\n{}", wrapped(RATIO, COLUMNS) + "\n");
         }
-        if !self.kernels.is_empty() {
+        for (rows, kernels) in self.kernels_by_rows() {
             out.push('\n');
-            out += &markdown(&self.kernel_table());
+            out += &markdown(&self.kernel_table(rows, &kernels));
         }
         for doubt in &self.doubts {
             out += &format!("\n{}\n", wrapped(&format!("Note: {doubt}"), COLUMNS));
@@ -216,11 +233,24 @@ impl Report {
         lines.iter().map(|line| wrapped(line, COLUMNS) + "\n").collect::<String>() + "\n"
     }
 
-    fn kernel_table(&self) -> Vec<Vec<String>> {
-        let total: f64 = self.kernels.iter().map(|k| k.seconds).sum();
-        let mut table =
-            vec![["kernel (decode)", "calls", "ms", "% of time", "GB/s", "% of memory speed"].map(String::from).to_vec()];
-        for k in &self.kernels {
+    /// The kernels of passes of one size, size by size.
+    pub fn kernels_by_rows(&self) -> Vec<(usize, Vec<&Kernel>)> {
+        let mut sizes: Vec<(usize, Vec<&Kernel>)> = Vec::new();
+        for kernel in &self.kernels {
+            match sizes.iter_mut().find(|(rows, _)| *rows == kernel.rows) {
+                Some((_, kernels)) => kernels.push(kernel),
+                None => sizes.push((kernel.rows, vec![kernel])),
+            }
+        }
+        sizes
+    }
+
+    fn kernel_table(&self, rows: usize, kernels: &[&Kernel]) -> Vec<Vec<String>> {
+        let total: f64 = kernels.iter().map(|k| k.seconds).sum();
+        let passes = if rows == 1 { "kernel (decode)".into() } else { format!("kernel ({})", of_rows(rows)) };
+        let head = [&passes, "calls", "ms", "% of time", "GB/s", "% of memory speed"];
+        let mut table = vec![head.map(String::from).to_vec()];
+        for k in kernels {
             let percent = |x: f64| format!("{:.0}", 100.0 * x);
             let (speed, share) = match k.bytes {
                 0 => (String::new(), String::new()),
@@ -242,7 +272,8 @@ impl Report {
             out += &format!("test,{name},{unit},{},{},{},{},{note}\n", f.median, f.min, f.max, f.runs.len());
         }
         for k in &self.kernels {
-            let (speed, note) = (k.gb_per_s(), quoted(&format!("{} calls in {} s", k.calls, k.seconds)));
+            let note = format!("{} calls in {} s; passes of {}", k.calls, k.seconds, of_rows(k.rows));
+            let (speed, note) = (k.gb_per_s(), quoted(&note));
             out += &format!("kernel,{},GB/s,{speed},{speed},{speed},1,{note}\n", quoted(&k.label));
         }
         out
@@ -344,7 +375,7 @@ mod tests {
             figure: Figure::of(vec![median - 1.0, median, median + 1.0]),
             ..Row::default()
         };
-        let kernel = Kernel { label: "qkv".into(), calls: 2, seconds: 0.5, bytes: 1_000_000_000 };
+        let kernel = Kernel { label: "qkv".into(), rows: 1, calls: 2, seconds: 0.5, bytes: 1_000_000_000, ..Kernel::default() };
         let machine = Machine { read_gb_per_s: 4.0, ..Machine::default() };
         Report { v: 1, machine, results: vec![row], kernels: vec![kernel], ..Report::default() }
     }
@@ -369,6 +400,19 @@ mod tests {
         let csv = report(3.0).csv();
         assert!(csv.lines().all(|l| l.split(',').count() == 8 && !l.contains(",,")), "{csv}");
         assert_eq!([csv.matches("\ntest,").count(), csv.matches("\nkernel,").count()], [1, 1]);
+    }
+
+    #[test]
+    fn kernels_of_each_size_of_pass_have_a_table_of_their_own() {
+        let mut report = report(1.0);
+        let eight = Kernel { rows: 8, seconds: 0.25, ..report.kernels[0].clone() };
+        report.kernels.push(eight);
+        let text = report.markdown(None);
+        assert!(text.contains("| kernel (decode) |") && text.contains("| kernel (8 rows) |"), "{text}");
+        assert_eq!(text.matches("|       100 |").count(), 2, "shares are of passes of one size: {text}");
+        let older = r#"{"label": "qkv", "calls": 2, "seconds": 0.5, "bytes": 4}"#;
+        let kernel: Kernel = serde_json::from_str(older).unwrap();
+        assert_eq!((kernel.rows, kernel.passes, kernel.macs), (1, 0, 0));
     }
 
     /// The longest names and figures that a run has.

@@ -8,7 +8,7 @@ use super::pool::{Pool, Worker};
 use super::rows;
 use crate::compute::executor::{Executor, KernelTime};
 use crate::compute::memory::Buffers;
-use crate::compute::plan::{BufferId, Dispatch, KvFormat, Op, Part, Plan, PlanId, RowSet, WeightId};
+use crate::compute::plan::{Act, BufferId, Dispatch, KvFormat, Op, Part, Plan, PlanId, RowSet, WeightId};
 use crate::compute::reference;
 use crate::compute::step::{StepLayout, StepView};
 use crate::kv::PAGE;
@@ -94,6 +94,20 @@ impl CpuExecutor {
             _ => 0,
         };
         bytes as u64
+    }
+
+    /// Multiply-adds of int8 values in a linear layer.
+    fn macs(&self, op: &Op, step: &StepView<'_>) -> u64 {
+        let macs = |weight: &WeightId, act: &Act, rows: RowSet| {
+            let matrix = &self.packed[weight.0 as usize];
+            if act.format.int8 { step.live(rows).len() * matrix.rows() * matrix.cols() } else { 0 }
+        };
+        let sum: usize = match op {
+            Op::Linear { jobs, rows } => jobs.iter().map(|j| macs(&j.weight, &j.act, *rows)).sum(),
+            Op::GateUp { act_gate, gate, act_up, up, .. } => macs(gate, act_gate, RowSet::All) + macs(up, act_up, RowSet::All),
+            _ => 0,
+        };
+        sum as u64
     }
 
     /// One dispatch, this worker's share.
@@ -210,9 +224,10 @@ impl CpuExecutor {
                 }
                 if let (0, Some(profile)) = (worker.index, &self.profile) {
                     let now = Instant::now();
-                    let bytes = self.bytes_read(&dispatch.op, step);
+                    let (bytes, macs) = (self.bytes_read(&dispatch.op, step), self.macs(&dispatch.op, step));
                     let mut profile = profile.lock().unwrap_or_else(|e| e.into_inner());
-                    record_time(&mut profile, dispatch.label, (now - since).as_secs_f64(), bytes);
+                    let seconds = (now - since).as_secs_f64();
+                    KernelTime { label: dispatch.label, calls: 1, seconds, bytes, macs }.add_to(&mut profile);
                     since = now;
                 }
             }
@@ -262,20 +277,6 @@ fn attention_tasks(heads: usize, slots: usize, worker: &Worker) -> impl Iterator
         let start = task % blocks * size;
         (task / blocks, start..(start + size).min(slots))
     })
-}
-
-fn record_time(profile: &mut Vec<KernelTime>, label: &'static str, seconds: f64, bytes: u64) {
-    let entry = match profile.iter_mut().position(|k| k.label == label) {
-        Some(i) => &mut profile[i],
-        None => {
-            profile.push(KernelTime { label, calls: 0, seconds: 0.0, bytes: 0 });
-            let last = profile.len() - 1;
-            &mut profile[last]
-        }
-    };
-    entry.calls += 1;
-    entry.seconds += seconds;
-    entry.bytes += bytes;
 }
 
 /// Channels of a key that lie together: two int8 codes are multiplied with two channels of a query at once.

@@ -320,15 +320,7 @@ impl Executor for SplitExecutor {
     /// Kernels of one name count together, wherever they ran.
     fn profile(&self) -> Vec<KernelTime> {
         let mut times: Vec<KernelTime> = self.sides[0].profile();
-        for time in self.sides[1].profile() {
-            match times.iter_mut().find(|t| t.label == time.label) {
-                Some(sum) => {
-                    (sum.calls, sum.seconds) = (sum.calls + time.calls, sum.seconds + time.seconds);
-                    sum.bytes += time.bytes;
-                }
-                None => times.push(time),
-            }
-        }
+        self.sides[1].profile().into_iter().for_each(|time| time.add_to(&mut times));
         times
     }
 }

@@ -5,7 +5,7 @@ mod chart;
 
 use super::measure::Figure;
 use super::replay;
-use super::report::{Acceptance, RATIO, Report, Text, change};
+use super::report::{Acceptance, Kernel, RATIO, Report, Text, change, of_rows};
 use crate::cli::ui::{bytes, digits3, thousands};
 use chart::{Bar, Group, Plot, Point, Series, bars, bars_of, escape, lines};
 
@@ -41,7 +41,9 @@ pub fn of(report: &Report, old: Option<&Report>) -> String {
         page.acceptance("", &text.acceptance, &format!("While {of}; all {} prompts together.", text.prompts()));
     }
     page.memory(report);
-    page.kernels(report);
+    for (rows, kernels) in report.kernels_by_rows() {
+        page.kernels(rows, &kernels, report.machine.read_gb_per_s);
+    }
     page.finish()
 }
 
@@ -282,38 +284,33 @@ impl Page {
         );
     }
 
-    fn kernels(&mut self, report: &Report) {
-        let total: f64 = report.kernels.iter().map(|k| k.seconds).sum();
-        if report.kernels.is_empty() || total <= 0.0 {
+    /// Of passes over so many rows.
+    fn kernels(&mut self, rows: usize, kernels: &[&Kernel], read_gb_per_s: f64) {
+        let total: f64 = kernels.iter().map(|k| k.seconds).sum();
+        if total <= 0.0 {
             return;
         }
-        let speed = |k: &super::report::Kernel| match k.bytes {
+        let speed = |k: &Kernel| match k.bytes {
             0 => String::new(),
-            _ => format!(
-                ", {} GB/s = {:.0} % of memory",
-                digits3(k.gb_per_s()),
-                100.0 * k.gb_per_s() / report.machine.read_gb_per_s
-            ),
+            _ => format!(", {} GB/s = {:.0} % of memory", digits3(k.gb_per_s()), 100.0 * k.gb_per_s() / read_gb_per_s),
         };
-        let group = |k: &super::report::Kernel| {
+        let group = |k: &&Kernel| {
             let share = 100.0 * k.seconds / total;
             Group {
                 label: k.label.clone(),
                 bars: vec![Bar { value: share, text: format!("{share:.1} %{}", speed(k)), series: 1 }],
             }
         };
+        let passes = if rows == 1 { "while decoding".into() } else { format!("in passes of {}", of_rows(rows)) };
         self.figure(
-            "Time by kernel while decoding",
-            &bars(&report.kernels.iter().take(MOST).map(group).collect::<Vec<_>>(), "share of time by kernel"),
+            &format!("Time by kernel {passes}"),
+            &bars(&kernels.iter().take(MOST).map(group).collect::<Vec<_>>(), "share of time by kernel"),
             &format!(
                 "Share of the kernels' time; weights and cache read per second, against the {} GB/s that memory gives.",
-                digits3(report.machine.read_gb_per_s)
+                digits3(read_gb_per_s)
             ),
             &["kernel", "calls", "ms", "bytes"],
-            report
-                .kernels
-                .iter()
-                .map(|k| vec![k.label.clone(), k.calls.to_string(), digits3(k.seconds * 1e3), thousands(k.bytes)]),
+            kernels.iter().map(|k| vec![k.label.clone(), k.calls.to_string(), digits3(k.seconds * 1e3), thousands(k.bytes)]),
         );
     }
 }
