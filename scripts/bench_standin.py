@@ -1,94 +1,210 @@
-"""A 27B-shaped stand-in (make_standin.py) end to end on one GPU: both programs, one file, the same prompts and draft model.
+"""Plain and speculative decoding of a trained small model in 27B's shape, end to end, by this
+program and by llama.cpp.
 
-    python3 scripts/bench_standin.py --llama LLAMA_DIR --small TARGET.gguf --draft-gguf DRAFT.gguf --draft DRAFT_DIR --prompts FILE.jsonl
+    python3 scripts/bench_standin.py [--llama LLAMA_DIR] [--prompts FILE.jsonl...] [--shape 27b]
 
-Builds nothing; needs 20 GB of disk and of device memory. TARGET.gguf and DRAFT.gguf are `make_standin.py native` files of two sizes,
-DRAFT_DIR the artifact of the draft with draft_vocabulary.json in it. Temperature 0. Speed is real; tokens per pass are the
-stand-in's and say nothing of a Gemma. Ours checks that drafts change no text and fails if they do.
+Builds nothing; needs numpy, 16 GB of disk and 20 GB of device memory. make_standin.py makes the
+model, once, of one that the project ships; LLAMA_DIR holds llama-bench and
+llama-speculative-simple, which get the same file, prompts and draft model. The pair is the bundled
+one unless other options name another:
+
+    --model draft/gemma3-draft/medium --draft-model draft/gemma3-draft/small
+    --tokenizer GEMMA/tokenizer.json
+
+Speed is real; tokens a pass are the stand-in's and say nothing of a Gemma. Our side checks that
+drafts change no text. What fails or has no time left is named, the rest is measured, and the script
+exits 1. The table comes last.
 """
+
 import argparse
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import time
 
+import markdown_table
+
+ROOT = pathlib.Path(__file__).parent.parent
 TURN = "<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n"
 
 
-def run(*command, **more):
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, **more)
+class Failed(Exception):
+    """Something that is named and left out."""
+
+
+def run(a, *command, **more):
+    """What a program prints on standard output, and on standard error."""
+    command, left = [str(c) for c in command], a.end - time.monotonic()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=max(1, left), **more)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{command[0]} had no time left: give more with --limit") from None
+    except OSError as e:
+        raise Failed(f"{command[0]} cannot be run: {e.strerror}") from None
     if done.returncode:
-        sys.exit(f"{command[0]} failed ({done.returncode}):\n{done.stderr[-2000:]}")
-    return done.stdout + done.stderr
+        raise Failed(f"{command[0]} ended with exit code {done.returncode}:\n{done.stderr[-2000:]}")
+    return done.stdout, done.stderr
 
 
 def chosen(files, count):
     """Prompts spread evenly over the lines of each file."""
     out = []
     for file in files:
-        lines = [json.loads(line) for line in pathlib.Path(file).read_text().splitlines() if line.strip()]
+        lines = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
         n = min(-(-count // len(files)), len(lines))
-        out += [line for i, line in enumerate(lines) if (i + 1) * n // len(lines) > i * n // len(lines)]
+        out += [lines[i * len(lines) // n] for i in range(n)]
     return out[:count]
 
 
-def ours(a, prompts, target):
+def found(pattern, text):
+    """What a program's output says."""
+    match = re.search(pattern, text)
+    if not match:
+        raise Failed(f"the output has no {pattern!r}:\n{text[-2000:]}")
+    return match.groups()
+
+
+def made(a, model, shape):
+    """The GGUF of a model, made unless it is there."""
+    file = a.work / f"{model.name}-{shape}.gguf"
+    if not file.exists():
+        options = ["--model", model, "--tokenizer", a.tokenizer, "--shape", shape]
+        said, _ = run(a, sys.executable, ROOT / "scripts/make_standin.py", file, *options)
+        print(said.strip(), file=sys.stderr)
+    return file
+
+
+def draft_directory(a):
+    """The draft model with the file that says what its rows are, as `--draft` takes it."""
+    model, folder = a.draft_model, a.work / a.draft_model.name
+    folder.mkdir(exist_ok=True)
+    vocabulary = [p / "draft_vocabulary.json" for p in (model, model.parent)]
+    reads = [v for v in vocabulary if v.exists()][:1] or [a.tokenizer]
+    for file in [model / "config.json", model / "model.safetensors", *reads]:
+        shutil.copyfile(file, folder / file.name)
+    return folder
+
+
+def ours(a, temperature, prompts, target):
+    """A row of the table."""
     file = a.work / "prompts.jsonl"
     file.write_text("".join(json.dumps(p) + "\n" for p in prompts))
-    for temperature in a.temp:
-        out = run(a.gemma.resolve(), "bench", "-m", target, "-d", a.device, "--draft", a.draft, *a.args.split(), "--only", "text", "--prompts", file,
-                  "--prompt-count", len(prompts), "--text-tokens", a.tokens, "--repetitions", a.repetitions, "--temp", temperature,
-                  "--format", "json", "-q")  # fmt: skip
-        for row in json.loads(out[out.index("{") :])["results"]:
-            f = row["figure"]
-            print(f"ours, temperature {temperature}: {row['name']}: {f['median']:.2f} x ({f.get('low', f['median']):.2f}-{f.get('high', f['median']):.2f}); {row['note']}", flush=True)
+    command = [a.gemma, "bench", "-m", target, "-d", a.device, "--draft", draft_directory(a)]
+    command += [
+        *a.args.split(),
+        "--only",
+        "text",
+        "--prompts",
+        file,
+        "--prompt-count",
+        len(prompts),
+    ]
+    command += ["--text-tokens", a.tokens, "--repetitions", a.repetitions, "--temp", temperature]
+    out, _ = run(a, *command, "--format", "json", "-q")
+    (a.work / f"gemma-{temperature:g}.json").write_text(out)
+    text = json.loads(out)["text"]
+    f = text["all"] or text["kinds"][0]
+    name = f"gemma, temperature {temperature:g}"
+    yield [name, f["plain"], f["drafted"], f["tokens_per_pass"], f["ratio"]["median"]]
 
 
 def theirs(a, prompts, target):
-    environment = os.environ | {"LD_LIBRARY_PATH": f"{a.llama}:{a.llama}/fallback"}
-    plain = run(a.llama / "llama-bench", "-m", target, "-ngl", 99, "-fa", 1, "-p", 0, "-n", a.tokens, "-d", 128, "-r", 3, "-o", "json", env=environment)
-    print(f"llama.cpp plain: {json.loads(plain[plain.index('[') : plain.rindex(']') + 1])[0]['avg_ts']:.1f} tok/s", flush=True)
+    """A row for each number of drafts a pass."""
+    draft = made(a, a.draft_model, "own")
+    libraries = {"env": os.environ | {"LD_LIBRARY_PATH": f"{a.llama}:{a.llama}/fallback"}}
+    common = ["-m", target, "-ngl", a.layers, "-n", a.tokens]
+    command = [
+        a.llama / "llama-bench",
+        *common,
+        "-fa",
+        1,
+        "-p",
+        0,
+        "-d",
+        128,
+        "-r",
+        3,
+        "-o",
+        "json",
+    ]
+    plain = json.loads(run(a, *command, **libraries)[0])[0]["avg_ts"]
     for most in a.n_max:
-        tokens = seconds = drafted = accepted = 0
+        command = [a.llama / "llama-speculative-simple", *common, "-fa", "on", "-c", 2048]
+        command += ["-md", draft, "-ngld", a.layers, "--spec-type", "draft-simple"]
+        command += ["--spec-draft-n-max", most, "--temp", 0, "-p"]
+        tokens = seconds = accepted = 0
         for p in prompts:
-            out = run(a.llama / "llama-speculative-simple", "-m", target, "-md", a.draft_gguf, "-ngl", 99, "-ngld", 99, "-fa", "on", "--spec-type",
-                      "draft-simple", "--spec-draft-n-max", most, "-c", 2048, "-n", a.tokens, "--temp", 0,
-                      "-p", TURN.format(p["turns"][0]), env=environment)  # fmt: skip
-            n, s = re.search(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds", out).groups()
+            text = p["turns"][0] if "turns" in p else p["prompt"]
+            out = "".join(run(a, *command, TURN.format(text), **libraries))
+            n, s = found(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds", out)
             tokens, seconds = tokens + int(n), seconds + float(s)
-            drafted += int(re.search(r"n_drafted\s*=\s*(\d+)", out)[1])
-            accepted += int(re.search(r"n_accept\s*=\s*(\d+)", out)[1])
-        print(f"llama.cpp, {most} drafts a pass: {tokens / seconds:.1f} tok/s, {tokens / max(1, tokens - accepted):.2f} tokens a pass, "
-              f"{accepted} of {drafted} drafts taken, {tokens} tokens", flush=True)  # fmt: skip
+            accepted += int(found(r"n_accept\s*=\s*(\d+)", out)[0])
+        speed, each = tokens / seconds, tokens / max(1, tokens - accepted)
+        yield [f"llama.cpp, {most} drafts a pass", plain, speed, each, speed / plain]
+
+
+def options():
+    ap = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+    def add(name, default=None, help=None, **more):
+        ap.add_argument(f"--{name}", default=default, help=help, **more)
+
+    path = {"type": pathlib.Path}
+    add("llama", None, "measure llama.cpp too: where its programs are", **path)
+    add("gemma", ROOT / "target/release/gemma", **path)
+    add("model", ROOT / "draft/demo-target", **path)
+    add("draft-model", ROOT / "draft/demo-draft", **path)
+    add("tokenizer", None, "a tokenizer.json [default: the model's]", **path)
+    add("prompts", [ROOT / "tests/newcomer.jsonl"], nargs="+", **path)
+    add("count", 8, "prompts", type=int)
+    add("tokens", 96, "most tokens of an answer", type=int)
+    add("repetitions", 2, type=int)
+    add("temp", [0.0], "temperatures of ours; llama.cpp's is 0", type=float, nargs="+")
+    add("n-max", [2, 4], "drafts a pass of llama.cpp", type=int, nargs="+")
+    add("device", "vulkan", "of ours")
+    add("layers", 99, "layers of llama.cpp on the GPU", type=int)
+    add("args", "", "more options for ours")
+    add("shape", "27b", "27b, or test for a small one")
+    add("limit", 540, "seconds for everything", type=int)
+    add("work", pathlib.Path("standin"), "where models and JSON results are kept", **path)
+    a = ap.parse_args()
+    a.end = time.monotonic() + a.limit
+    a.tokenizer = a.tokenizer or a.model / "tokenizer.json"
+    return a
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--llama", type=pathlib.Path)
-    ap.add_argument("--gemma", type=pathlib.Path, default="target/release/gemma")
-    for name in ("small", "draft-gguf", "draft"):
-        ap.add_argument("--" + name, type=pathlib.Path, required=True)
-    ap.add_argument("--prompts", nargs="+", required=True)
-    ap.add_argument("--count", type=int, default=8)
-    ap.add_argument("--tokens", type=int, default=96)
-    ap.add_argument("--repetitions", type=int, default=2)
-    ap.add_argument("--temp", type=float, nargs="+", default=[0.0])
-    ap.add_argument("--n-max", type=int, nargs="+", default=[2, 4])
-    ap.add_argument("--device", default="vulkan", help="of ours")
-    ap.add_argument("--args", default="", help="more options for ours")
-    ap.add_argument("--shape", default="27b")
-    ap.add_argument("--work", type=pathlib.Path, default="standin")
-    a = ap.parse_args()
-    a.work.mkdir(parents=True, exist_ok=True)
-    target = a.work / f"{a.shape}.gguf"
-    if not target.exists():
-        print(run(sys.executable, pathlib.Path(__file__).with_name("make_standin.py"), "pad", a.small, target, "--shape", a.shape).strip())
-    prompts = chosen(a.prompts, a.count)
-    ours(a, prompts, target)
+    a = options()
+    try:
+        a.work.mkdir(parents=True, exist_ok=True)
+        prompts = chosen(a.prompts, a.count)
+        target = made(a, a.model, a.shape)
+    except (Failed, OSError) as e:
+        sys.exit(f"error: {e}")
+    parts = [ours(a, temperature, prompts, target) for temperature in a.temp]
     if a.llama:
-        theirs(a, prompts, target)
+        parts.append(theirs(a, prompts, target))
+    rows, failed = [], False
+    for part in parts:
+        try:
+            for name, plain, drafted, each, ratio in part:
+                cells = [f"{plain:.1f}", f"{drafted:.1f}", f"{each:.2f}", f"{ratio:.2f}"]
+                rows.append([name, *cells])
+        except (Failed, OSError) as e:
+            print(f"error: {e}", file=sys.stderr)
+            failed = True
+    if rows:
+        print(f"{len(prompts)} prompts, answers of at most {a.tokens} tokens;")
+        print(f"{a.model} in the shape {a.shape}, drafts by {a.draft_model}\n")
+        head = ["plain, tok/s", "with drafts, tok/s", "tokens a pass", "times as fast as plain"]
+        markdown_table.show([["", *head], *rows])
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
