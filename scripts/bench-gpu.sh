@@ -1,43 +1,96 @@
 #!/usr/bin/env bash
-# The Vulkan engine against llama.cpp's on one GPU, in one go: 27B's shape with random weights, 4 bits, the same depth.
+# The Vulkan engine recipe by recipe, in 27B's shape with made-up weights; beside llama.cpp where
+# that is given.
 #
-#   scripts/bench-gpu.sh LLAMA_DIR MAKE_GGUF [DEPTH]      LLAMA_DIR holds llama-bench and verify-bench; GEMMA names our binary
+#   scripts/bench-gpu.sh [LLAMA_DIR]     LLAMA_DIR holds llama-bench, verify-bench and make_gguf.py
 #
-# Builds nothing. Needs about 35 GB of disk in WORK (default: a temporary directory) and 20 GB of device memory. Theirs is
-# Q4_0 + Q6_K; ours i4-g32 + i8-row (the same codes and scales, a larger table), the house's i4-row+h128, the recipe
-# `seed`, a mix of as many bytes, and t3-row+h128. Then a real file: the GGUF, loaded twice.
-set -euo pipefail
-[ $# -ge 2 ] || { sed -n '2,8p' "$0"; exit 2; }
-llama=$1 make_gguf=$2 depth=${3:-512}
-gemma=${GEMMA:-target/release/gemma}
-work=${WORK:-$(mktemp -d)}
-rows=1,2,4,8,16,32
-mkdir -p "$work"
+# Measures prefill, decode, passes over several rows and each kernel, and prints one table last.
+# Builds nothing; needs python3, 20 GB of device memory, and with llama.cpp 16 GB of disk. What
+# fails or has no time left is named, the rest is measured, and the script exits 1. Environment:
+#
+#   RECIPES      recipes of gemma quantize, TOML files, or single formats of the linear layers
+#   WORK         where the JSON of each is kept, and llama.cpp's model (a new directory)
+#   EACH, LIMIT  most seconds of one measurement (90), and of everything (540)
+#   DEPTH        tokens in the cache (512)
+#   KERNEL_ROWS  rows of the passes whose kernels are timed (1,8,16,128), for bench_kernels.py
+#   REPETITIONS (3), TOKENS of the decode test (32), GEMMA (target/release/gemma)
+#   SHAPE (27b), DEVICE (vulkan), ROWS (1,2,4,8,16,32), PROMPT (512), LLAMA_ARGS (-ngl 99)
+set -uo pipefail
+scripts=$(cd "$(dirname "$0")" && pwd)
+# The recipe int4 is the format i4-g32.
+all="seed int4 9gb 10gb 12gb i4-row+h128 t2-row+h128 t3-row+h128 t4-row+h128"
+recipes=${RECIPES:-$all} kernel_rows=${KERNEL_ROWS:-1,8,16,128}
+llama=${1:-} gemma=${GEMMA:-$scripts/../target/release/gemma} work=${WORK:-$(mktemp -d)}
+each=${EACH:-90} limit=${LIMIT:-540} depth=${DEPTH:-512} rows=${ROWS:-1,2,4,8,16,32}
+prompt=${PROMPT:-512} tokens=${TOKENS:-32} repetitions=${REPETITIONS:-3}
+shape=${SHAPE:-27b} device=${DEVICE:-vulkan} llama_args=${LLAMA_ARGS:--ngl 99}
+if [[ $llama = -* ]]; then
+  sed -n '2,18s/^# \?//p' "$0"
+  exit 2
+fi
+mkdir -p "$work" || exit 1
+rm -f "$work"/ours-* "$work"/theirs-* "$work/kernels.md"
+: >"$work/failed.txt"
 
-measure() { # name, weights
-  "$gemma" bench --synthetic 27b "${@:2}" -d vulkan --only prefill,decode,verify,kernels \
-    --depth "$depth" --tg 64 --rows "$rows" --repetitions 3 --format json -q >"$work/ours-$1.json"
+# Runs a command within the time that is left; its output appears complete or not at all.
+measure() { # name, file, command...
+  local name=$1 file=$2 start=$SECONDS left=$((limit - SECONDS)) status why
+  shift 2
+  if [ "$left" -lt 1 ]; then
+    echo "$name: no time was left" | tee -a "$work/failed.txt" >&2
+    return 1
+  fi
+  timeout -k 5 $((left < each ? left : each)) "$@" >"$file.part" 2>"$file.log"
+  status=$?
+  if [ "$status" != 0 ]; then
+    why=$(grep -m 1 "^error" "$file.log" || tail -n 1 "$file.log")
+    case $status in 124 | 137) why="it took longer than $((SECONDS - start)) s" ;; esac
+    echo "$name: exit code $status: $why" | tee -a "$work/failed.txt" >&2
+    rm "$file.part"
+    return 1
+  fi
+  mv "$file.part" "$file"
+  rm "$file.log"
+  echo "$name: $((SECONDS - start)) s" >&2
 }
-measure i4-g32 --format-weights i4-g32
-measure i4-row+h128 --format-weights i4-row+h128
-measure seed --recipe seed
-# The seed's bits with a scale a row.
-cat >"$work/mix.toml" <<'TOML'
-[formats]
-"{embed_tokens,lm_head}" = "i8-row"
-"layers.*.mlp.{gate,up}_proj" = "i2-row+h128"
-"linears" = "i4-row+h128"
-"norms" = "as-is"
-TOML
-measure mix --recipe "$work/mix.toml"
-measure t3-row+h128 --format-weights t3-row+h128
-python3 "$make_gguf" --preset 27b --type Q4_0 --embd Q6_K "$work/a.gguf" >/dev/null
-"$llama/llama-bench" -m "$work/a.gguf" -ngl 99 -fa 1 -p 512 -n 64 -d "$depth" -r 3 -o json >"$work/bench.json" 2>"$work/bench.log"
-"$llama/verify-bench" "$work/a.gguf" -d "$depth" -n "$rows" -r 5 -ngl 99 -fa 1 >"$work/verify.txt" 2>"$work/verify.log"
 
-# Loading a file that the system has in memory: the second time counts.
-for _ in 1 2; do
-  "$gemma" bench -m "$work/a.gguf" -d vulkan --only load --format json -q >"$work/load.json"
+if [ -n "$llama" ]; then
+  llama=$(cd "$llama" && pwd) || exit 1
+  # Libraries that the system may lack lie beside the programs.
+  with=()
+  if ldd "$llama/llama-bench" 2>/dev/null | grep -q "not found"; then
+    with=(env "LD_LIBRARY_PATH=$llama/fallback")
+  fi
+  model=$work/llama-$shape.gguf
+  if [ ! -f "$model" ]; then
+    measure "llama.cpp's model" "$work/theirs-made.txt" python3 "$llama/make_gguf.py" \
+      --preset "$shape" --type Q4_0 --embd Q6_K "$model.part" && mv "$model.part" "$model"
+  fi
+  if [ -f "$model" ]; then
+    # shellcheck disable=SC2086
+    measure llama-bench "$work/theirs-speed.json" "${with[@]}" "$llama/llama-bench" -m "$model" \
+      -p "$prompt" -n "$tokens" -d "$depth" -r "$repetitions" -fa 1 $llama_args -o json
+    # shellcheck disable=SC2086
+    measure verify-bench "$work/theirs-passes.txt" "${with[@]}" "$llama/verify-bench" "$model" \
+      -n "$rows" -d "$depth" -r 5 -fa 1 $llama_args
+  fi
+fi
+
+for recipe in $recipes; do
+  case $recipe in
+    *.toml) what=(--recipe "$recipe") ;;
+    *-*) what=(--format-weights "$recipe") ;;
+    *) what=(--recipe "$recipe") ;;
+  esac
+  measure "$recipe" "$work/ours-$(basename "$recipe" .toml).json" \
+    "$gemma" bench --synthetic "$shape" "${what[@]}" -d "$device" \
+    --only prefill,decode,verify,kernels --pp "$prompt" --tg "$tokens" --depth "$depth" \
+    --rows "$rows" --kernel-rows "$kernel_rows" --repetitions "$repetitions" --format json -q
 done
 
-python3 "$(dirname "$0")/bench_gpu_table.py" "$work"
+if compgen -G "$work/ours-*.json" >/dev/null; then
+  python3 "$scripts/bench_kernels.py" "$work"/ours-*.json >"$work/kernels.md"
+fi
+echo "kept in $work: each figure, and the profile of each kernel (kernels.md)" >&2
+python3 "$scripts/bench_gpu_table.py" "$work" || exit 1
+[ ! -s "$work/failed.txt" ]

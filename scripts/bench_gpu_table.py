@@ -1,37 +1,103 @@
-"""One table from what scripts/bench-gpu.sh left in a directory."""
+"""One table from what scripts/bench-gpu.sh left in a directory.
+
+python3 scripts/bench_gpu_table.py WORK
+"""
+
 import json
 import pathlib
-import re
 import sys
 
-work = pathlib.Path(sys.argv[1])
-ours = {p.stem[5:]: json.loads(p.read_text()) for p in sorted(work.glob("ours-*.json"))}
-runs = json.loads((work / "bench.json").read_text())
-speed = {("pp" if r["n_prompt"] else "tg"): r["avg_ts"] for r in runs}
-text = (work / "verify.txt").read_text()
-# Rows of figures: depth, rows, milliseconds, in whatever frame.
-cells = [[float(c) for c in re.findall(r"\d+\.?\d*", line)] for line in text.splitlines()]
-theirs = {int(c[1]): c[2] for c in cells if len(c) >= 3 and c[1] in (1, 2, 4, 8, 16, 32)}
+import markdown_table
 
 
-def figure(report, start):
-    return next((r["figure"]["median"] for r in report["results"] if r["name"].startswith(start)), None)
+def ours(path):
+    """GB of weights, GB/s of the memory, prefill and decode in tok/s, and ms by rows."""
+    report = json.loads(path.read_text())
+    out = dict(gb=report["model"]["weights"] / 1e9, roof=report["machine"]["read_gb_per_s"])
+    out |= dict(pp=None, tg=None, passes={})
+    for row in report["results"]:
+        if "pass" in row:
+            out["passes"][row["pass"]["rows"]] = row["figure"]["median"]
+        elif row["name"][:2] in out:
+            out[row["name"][:2]] = row["figure"]["median"]
+    return out
 
 
-names = list(ours)
-print("| | llama.cpp Q4_0 | " + " | ".join(f"{n}: {ours[n]['model']['weights'] / 1e9:.1f} GB" for n in names) + " |")
-print("|---|---:|" + "---:|" * len(names))
-for label, key in (("prefill 512, tok/s", "pp"), ("decode, tok/s", "tg")):
-    row = [f"{figure(ours[n], key):.0f} ({figure(ours[n], key) / speed[key]:.2f})" for n in names]
-    print(f"| {label} | {speed[key]:.1f} | " + " | ".join(row) + " |")
-for m in (1, 2, 4, 8, 16, 32):
-    start = f"verify {m} row"
-    row = [f"{figure(ours[n], start):.1f} (" + (f"{theirs[m] / figure(ours[n], start):.2f}" if m in theirs else "?") + ")" for n in names]
-    print(f"| pass of {m}, ms | {theirs.get(m, float('nan')):.1f} | " + " | ".join(row) + " |")
-for n in names:
-    roof = ours[n]["machine"]["read_gb_per_s"]
-    parts = [f"{k['label']} {1e3 * k['seconds'] / 64:.2f} ms" + (f" {100 * k['bytes'] / k['seconds'] / 1e9 / roof:.0f} %" if k["bytes"] else "") for k in ours[n]["kernels"]]
-    print(f"\n{n}: roof {roof:.0f} GB/s; a decoding pass by kernel, share of the roof: " + ", ".join(parts))
-load = next(r for r in json.loads((work / "load.json").read_text())["results"] if r["name"] == "load")
-print(f"\nloading the GGUF: {load['figure']['median'] / 1e3:.2f} s; {load['note']}")
-print("\n(in brackets: how many times as fast as llama.cpp)\n\n" + text)
+def theirs(work):
+    """The same of llama.cpp, as far as it was measured."""
+    out = dict(gb=None, pp=None, tg=None, passes={})
+    speed, passes = work / "theirs-speed.json", work / "theirs-passes.txt"
+    if speed.exists():
+        for run in json.loads(speed.read_text()):
+            out["pp" if run["n_prompt"] else "tg"] = run["avg_ts"]
+            out["gb"] = run["model_size"] / 1e9
+    for line in passes.read_text().splitlines() if passes.exists() else []:
+        # Depth, rows, least and median milliseconds.
+        cells = [c.strip() for c in line.strip().strip("|").split("|")]
+        if len(cells) >= 4 and cells[1].isdigit():
+            out["passes"][int(cells[1])] = float(cells[3])
+    return out
+
+
+def over(a, b):
+    return a / b if a and b else None
+
+
+def cell(value, digits=1, bracket=None):
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}" + (f" ({bracket:.2f})" if bracket else "")
+
+
+def line(name, f, sizes, roof, beside=None):
+    """A row. A bracket says how many times as fast as `beside`, which is llama.cpp; without that,
+    what share of a pass it takes to read the weights at the memory's speed."""
+    reading = over(f["gb"], roof)
+    share = over(reading, over(1, f["tg"]))
+
+    def speed(key, digits):
+        return cell(f[key], digits, beside and over(f[key], beside[key]))
+
+    def of_pass(rows):
+        ms = f["passes"].get(rows)
+        reference = beside["passes"].get(rows) if beside else reading and 1e3 * reading
+        return cell(ms, bracket=over(reference, ms))
+
+    def cost(rows):
+        return cell(over(f["passes"].get(rows), f["passes"].get(1)), 2)
+
+    size = f"{f['gb']:.3g}" if f["gb"] else "-"
+    cells = [name, size, speed("tg", 1), cell(share and 100 * share, 0)]
+    return [*cells, *map(of_pass, sizes), cost(8), cost(16), speed("pp", 0)]
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    work = pathlib.Path(sys.argv[1])
+    files = sorted(work.glob("ours-*.json"), key=lambda p: p.stat().st_mtime)
+    found = {p.stem.removeprefix("ours-"): ours(p) for p in files}
+    if not found:
+        sys.exit(f"error: nothing was measured: {work} has no ours-*.json")
+    llama = theirs(work)
+    beside = llama if llama["passes"] or llama["tg"] else None
+    # The fastest reading is the one that nothing disturbed.
+    roof = max(f["roof"] for f in found.values())
+    sizes = sorted({m for f in [llama, *found.values()] for m in f["passes"]})
+    passes = [f"{m} row{'s' * (m > 1)}, ms" for m in sizes]
+    head = ["", "GB", "decode, tok/s", "% of memory", *passes, "c(8)", "c(16)", "prefill, tok/s"]
+    table = [head]
+    if beside:
+        table.append(line("llama.cpp Q4_0", llama, sizes, roof, dict(pp=None, tg=None, passes={})))
+    table += [line(name, f, sizes, roof, beside) for name, f in found.items()]
+    failed = work / "failed.txt"
+    if failed.exists() and (names := failed.read_text()):
+        print(f"Not measured:\n{names}")
+    share = "share of a pass that reading the weights at that speed takes"
+    print(f"Memory gives {roof:.0f} GB/s. In brackets: ", end="")
+    print("times as fast as llama.cpp.\n" if beside else f"{share}.\n")
+    markdown_table.show(table)
+
+
+if __name__ == "__main__":
+    main()

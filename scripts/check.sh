@@ -43,6 +43,9 @@ scripts/check-amd.sh
 step "one batch, cut in every way"
 scripts/test-scale-out.sh target/release/gemma
 
+step "scripts that measure a GPU"
+scripts/test-bench.sh target/release/gemma
+
 if [ "${GEMMA_REQUIRE_GPU:-}" = 1 ]; then
   step "Vulkan under the validation layers"
   # A complaint ends the command with a panic; the tests above ran under the layers too.
