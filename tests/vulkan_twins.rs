@@ -60,15 +60,23 @@ fn linear_layers() {
     }
 }
 
-/// Matrices as large as a vocabulary have a kernel of their own.
+/// Matrices as large as a vocabulary have a kernel of their own, and so have the rows of a prompt:
+/// each of them is computed, also the last of a block.
 #[test]
 fn linear_layers_of_many_rows() {
     let Some(open) = device() else { return };
-    let mut t = Twins::new(open(), 1);
-    for (spelled, n) in [("i8-row", 16384), ("i4-g32", 16389)] {
-        let jobs = vec![t.job(format(spelled), n, 64)];
-        let steps = [7, 17].map(|live| Step { live, ..Step::default() });
-        t.run(spelled, vec![Op::Linear { jobs, rows: RowSet::All }], steps);
+    let mut t = Twins::of_rows(open(), 1, 128);
+    for (spelled, n, cols, lives) in [
+        ("i8-row", 16384, 64, [7, 17]),
+        ("i4-g32", 16389, 64, [7, 17]),
+        ("i8-row", 72, 1024, [65, 128]),
+        ("i4-row", 72, 1024, [65, 128]),
+        ("i4-g32", 72, 1024, [65, 128]),
+        ("i2-row", 40, 1024, [65, 128]),
+        ("t3-row", 48, 1024, [65, 128]),
+    ] {
+        let jobs = vec![t.job(format(spelled), n, cols)];
+        t.run(spelled, vec![Op::Linear { jobs, rows: RowSet::All }], lives.map(|live| Step { live, ..Step::default() }));
     }
 }
 

@@ -170,9 +170,12 @@ impl Places<'_> {
         }
         // What follows was the fastest of nine or ten shapes each on an H200, for 27B's layers.
         let grouped = format.group != Group::Row;
+        if live > FEW_ROWS && !grouped {
+            return None;
+        }
         // A walk over all of a row meets each of its 32 parts.
         if live > FEW_ROWS && p.steps >= 32 {
-            let (tiles, row_tiles, beside, threads) = (4, 2, 2, if grouped { THREADS / 2 } else { THREADS });
+            let (tiles, row_tiles, beside, threads) = (4, 2, 2, THREADS / 2);
             let constants = vec![(0, threads), (2, tiles), (3, row_tiles), (7, beside), (9, threads), (10, 1)];
             let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * row_tiles * beside);
             return Some(Shape { shader: Shader::LinearMany, constants, block: block as usize, rows: rows as usize });

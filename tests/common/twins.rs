@@ -47,7 +47,12 @@ pub struct Step {
 
 impl Twins {
     pub fn new(gpu: VulkanExecutor, seed: u64) -> Twins {
-        let layout = StepLayout { max_rows: MAX_ROWS };
+        Twins::of_rows(gpu, seed, MAX_ROWS)
+    }
+
+    /// With room for passes of so many rows.
+    pub fn of_rows(gpu: VulkanExecutor, seed: u64, max_rows: usize) -> Twins {
+        let layout = StepLayout { max_rows };
         let mut exec = CheckedExecutor::new(gpu);
         let step = exec.alloc("step", layout.words() * 4).unwrap();
         Twins { exec, rng: SmallRng::seed_from_u64(seed), layout, step }
@@ -55,13 +60,13 @@ impl Twins {
 
     /// A buffer of `[max_rows, cols]` numbers of four bytes, zero.
     pub fn rows(&mut self, cols: usize) -> BufferId {
-        self.exec.alloc("rows", MAX_ROWS * cols * 4).unwrap()
+        self.exec.alloc("rows", self.layout.max_rows * cols * 4).unwrap()
     }
 
     /// The same, filled.
     pub fn floats(&mut self, cols: usize) -> BufferId {
         let id = self.rows(cols);
-        self.fill(id, MAX_ROWS * cols);
+        self.fill(id, self.layout.max_rows * cols);
         id
     }
 
@@ -107,10 +112,10 @@ impl Twins {
         let act = self.act(format, cols);
         let groups = act.format.groups(cols).max(1);
         if !act.format.int8 {
-            self.fill(act.values, MAX_ROWS * cols);
+            self.fill(act.values, self.layout.max_rows * cols);
             return act;
         }
-        let codes: Vec<i8> = (0..MAX_ROWS * cols).map(|_| self.rng.random_range(-127..=127)).collect();
+        let codes: Vec<i8> = (0..self.layout.max_rows * cols).map(|_| self.rng.random_range(-127..=127)).collect();
         let sums: Vec<i32> = codes.chunks(cols / groups).map(|g| g.iter().map(|c| *c as i32).sum()).collect();
         let scales: Vec<f32> = sums.iter().map(|_| self.rng.random_range(0.001f32..0.1)).collect();
         self.exec.write(act.values, 0, bytemuck::cast_slice(&codes)).unwrap();
