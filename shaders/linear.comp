@@ -20,12 +20,13 @@ const uint SUBGROUPS = T / SG;
 
 #include "linear.glsl"
 #include "heads.glsl"
+#include "norm.glsl"
 
 layout(push_constant, scalar) uniform Push {
     LinearArgs args;
     uint more_n;    // rows of the matrices beside it, 16 bits each; 0: there is none
     Matrix more[2];
-    uint64_t tail;  // of HEADS
+    uint64_t tail;  // of HEADS or NORM
 };
 
 void main() {
@@ -47,4 +48,5 @@ void main() {
     }
     linear(a, group * ROWS + team * NR, m0, first, live);
     if (HEADS) finish_heads(tail, which, group * ROWS, ROWS, m0, min(M, live - m0), first);
+    if (NORM) finish_norm(tail, (a.n + ROWS - 1) / ROWS, first, live);
 }

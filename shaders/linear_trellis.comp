@@ -19,18 +19,19 @@ const uint SUBGROUPS = T / SG;
 
 #include "trellis.glsl"
 #include "heads.glsl"
+#include "norm.glsl"
 
 layout(push_constant, scalar) uniform Push {
     LinearArgs args; // codes: [tile rows, blocks of 8 tile columns, pieces of a tile, tiles of the block]; a step is a tile
     uint more_n;     // rows of the matrices beside it, 16 bits each; 0: there is none
     Matrix more[2];
-    uint64_t tail;   // of HEADS
+    uint64_t tail;   // of HEADS or NORM
 };
 
 const uint PIECE = TILE_WORDS % 4 == 0 ? 4 : 2;
 const uint STATES = 16 / WEIGHTS; // in a row of a tile
 
-shared int parts[SUBGROUPS][16 * M];
+shared int tile_parts[SUBGROUPS][16 * M];
 
 // The state whose last bit is bit `end - 1` of the tile's circular string.
 uint state(uint w[TILE_WORDS], uint end) {
@@ -97,18 +98,19 @@ void main() {
         [[unroll]] for (uint m = 0; m < M; m++) {
             int s = acc[r][m];
             [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) s += subgroupShuffleXor(s, d);
-            if (gl_SubgroupInvocationID == 0) parts[gl_SubgroupID][r * M + m] = s;
+            if (gl_SubgroupInvocationID == 0) tile_parts[gl_SubgroupID][r * M + m] = s;
         }
     barrier();
     for (uint i = gl_LocalInvocationID.x; i < 16 * M; i += T) {
         const uint m = i % M, row = tile_row * 16 + i / M;
         if (m0 + m >= live || row >= a.n) continue;
         int sum = 0;
-        for (uint k = 0; k < SUBGROUPS; k++) sum += parts[k][i];
+        for (uint k = 0; k < SUBGROUPS; k++) sum += tile_parts[k][i];
         const uint r = first + m0 + m;
         precise float product = float(sum - (WEIGHTS == 1 ? 254 : 127) * a.sums.v[r]) * a.sx.v[r];
         precise float y = product * float(a.matrix.scales.v[row]);
         a.matrix.out_.v[r * a.n + row] = y;
     }
     if (HEADS) finish_heads(tail, which, tile_row * 16, 16, m0, min(M, live - m0), first);
+    if (NORM) finish_norm(tail, (a.n + 15) / 16, first, live);
 }

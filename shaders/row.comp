@@ -24,11 +24,11 @@ layout(push_constant, scalar) uniform Push { RowArgs args; };
 
 const uint TEAMS = T / SG;
 const uint BLOCKS = (COLS + 127) / 128;
-const uint MINE = SPREAD ? 1 : (BLOCKS + TEAMS - 1) / TEAMS;
+const uint EACH = SPREAD ? 1 : (BLOCKS + TEAMS - 1) / TEAMS;
 #define FIRST (SPREAD ? gl_WorkGroupID.y * TEAMS : 0)
 
-shared float parts[BLOCKS > TEAMS ? BLOCKS : TEAMS];
-shared int int_parts[TEAMS];
+shared float row_parts[BLOCKS > TEAMS ? BLOCKS : TEAMS];
+shared int row_sums[TEAMS];
 
 #include "row.glsl"
 #include "pages.glsl"
@@ -38,19 +38,19 @@ void main() {
     const uint live = live_rows(args.step_, SELECTED);
     if (gl_WorkGroupID.x >= live) return;
     const uint r = live_row(args.step_, SELECTED, gl_WorkGroupID.x);
-    float v[MINE][PER];
+    float v[EACH][PER];
     if (NORM) {
         // A norm of selected rows gathers them; what is prepared afterwards is numbered like its output.
         norm_row(args, SELECTED ? args.step_.v[STEP_SELECTED * args.max_rows + r] : r, COLS, SELECTED, v);
     } else if (MERGE != 0) {
-        [[unroll]] for (uint b = 0; b < MINE; b++) 
+        [[unroll]] for (uint b = 0; b < EACH; b++) 
             join_pages(args, gl_WorkGroupID.x, FIRST + gl_SubgroupID + b * TEAMS, COLS, MERGE, v[b]);
     } else {
         load_row(args.x, r, COLS, v);
         if (GLU) {
-            float up[MINE][PER];
+            float up[EACH][PER];
             load_row(args.add, r, COLS, up);
-            [[unroll]] for (uint b = 0; b < MINE; b++)
+            [[unroll]] for (uint b = 0; b < EACH; b++)
                 [[unroll]] for (uint i = 0; i < PER; i++) v[b][i] = gelu_tanh(v[b][i]) * up[b][i];
         }
     }

@@ -256,6 +256,9 @@ fn dispatches_in_one_call() {
         ((128, 2, 1, KvFormat::F16, None), "i4-g32", &[(1, 1), (9, 1)][..]),
         ((32, 8, 2, KvFormat::F32, Some(70)), "f32", &[(1, 1), (3, 1), (33, 2)]),
         ((64, 4, 2, KvFormat::F16, Some(300)), "i8-g32", &[(3, 1), (9, 1), (33, 2)]),
+        // A scale of the whole row.
+        ((64, 4, 2, KvFormat::F32, None), "i8-row", &[(1, 1), (2, 1)]),
+        ((32, 8, 2, KvFormat::F16, Some(70)), "i4-row+h128", &[(1, 1), (2, 1), (33, 2)]),
     ];
     for (h, prepared, rows) in heads {
         let mut t = Twins::new(open(), 11);
@@ -277,6 +280,31 @@ fn dispatches_in_one_call() {
             let ops = vec![attention, Op::Prepare { input: out, act, rows: RowSet::All }];
             t.run(&format!("{h:?}"), ops, steps(live));
             assert_eq!(t.exec.calls(), calls, "{h:?}: attention and preparation, {live} rows");
+        }
+    }
+}
+
+/// One row or two: the last workgroup of a linear layer does the norm behind it, and prepares its result for one reader.
+#[test]
+fn norms_in_the_call_of_a_linear_layer() {
+    let Some(open) = device() else { return };
+    for (weights, dim, cols, prepared, rows) in [
+        ("i4-g32", 640, 96, &["i4-g32"][..], &[(1, 1), (2, 1), (3, 2)][..]),
+        ("t3-row", 1152, 192, &["t3-row+h128"], &[(1, 1), (2, 1), (3, 2)]),
+        ("i8-row", 5376, 64, &["i8-row", "bf16+h128"], &[(1, 2), (5, 3)]),
+        ("i2-g128", 48, 128, &[], &[(2, 1)]),
+    ] {
+        let mut t = Twins::new(open(), 12);
+        let job = t.job(format(weights), dim, cols);
+        let (x, w, w_add, out) = (t.floats(dim), t.vector(dim), t.vector(dim), t.rows(dim));
+        let norm = Op::Norm { x, add: Some((job.out, w_add)), w, eps: 1e-6, dim, out, rows: RowSet::All };
+        let mut ops = vec![Op::Linear { jobs: vec![job], rows: RowSet::All }, norm];
+        ops.extend(prepared.iter().map(|f| Op::Prepare { input: out, act: t.act(format(f), dim), rows: RowSet::All }));
+        for &(live, calls) in rows {
+            // The second step meets counters that the first one left.
+            let steps = [0, live % 3].map(|first| Step { live, first, ..Step::default() });
+            t.run(&format!("{weights}, norm, then {prepared:?}"), ops.clone(), steps);
+            assert_eq!(t.exec.calls(), calls, "{weights}, norm, then {prepared:?}, {live} rows");
         }
     }
 }

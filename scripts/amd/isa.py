@@ -20,6 +20,12 @@ OPCODE = re.compile(r"(?:^|[\s)])((?:v|s|ds|global|buffer|scratch|flat)_[a-z]\w*
 LOADED = re.compile(r"load_(?:dword(x\d)?|u?(byte|short)|s(byte|short))")
 
 STORES_DONE = "stores done"  # what RDNA2 and 3 call s_waitcnt_vscnt 0 and RDNA4 s_wait_storecnt 0
+WAITS = {
+    "s_waitcnt_vscnt": "imm:0",
+    "s_wait_storecnt": "imm:0",
+    "s_wait_storecnt_dscnt": "storecnt(0)",
+}
+COUNTS = "global_atomic_add"  # a workgroup that another one may wait for
 
 
 class Loop:
@@ -54,15 +60,16 @@ class Kernel:
                 numbers[int(m[1])] = len(self.blocks)
                 self.blocks.append([])
             elif "clk)" in line and self.blocks and (m := OPCODE.search(line.split("clk)", 1)[1])):
-                waits = m[1] in ("s_waitcnt_vscnt", "s_wait_storecnt")
-                self.blocks[-1].append(
-                    m[1] if not waits else STORES_DONE if "imm:0" in line else m[1] + "_partly"
-                )
+                done = m[1] in WAITS and WAITS[m[1]] in line
+                self.blocks[-1].append(STORES_DONE if done else m[1])
                 if m[1].startswith(("s_cbranch", "s_branch")) and (
                     to := re.search(r"BB(\d+)", line)
                 ):
                     jumps.append((len(self.blocks) - 1, int(to[1])))
         self.all = Loop(self.blocks, wave)
+        # What a workgroup goes on with that was the last to be counted.
+        counts = [i for i, block in enumerate(self.blocks) if COUNTS in block]
+        self.finish = Loop(self.blocks[counts[0] + 1 :] if counts else [], wave)
         ends = {}
         for block, to in jumps:
             start = numbers.get(to, len(self.blocks))
@@ -89,7 +96,7 @@ class Kernel:
         otherwise a workgroup would be counted while stores of its other waves are on their way."""
         ops = [op for block in self.blocks for op in block]
         for at, op in enumerate(ops):
-            if op.startswith("global_atomic_add"):
+            if op == COUNTS:
                 before = ops[:at]
                 while before and not before.pop().startswith("s_barrier"):
                     pass

@@ -98,15 +98,27 @@ class Call:
             )
         return None
 
+    def finishers(self):
+        """Workgroups of a linear layer that do what follows it: the last of those of a head, or the
+        last of all. See src/vulkan/finish.rs."""
+        constants = dict(map(tuple, self.constants))
+        rows = sum(rows for _, rows, _ in self.matrices)
+        return self.groups[0] * (rows // constants[12] if constants.get(11) else 1)
+
     def valu(self):
         """Slots of all waves: what is outside of the main loop once, and as many turns as the
         products take. Other kernels than those of linear layers do everything once."""
-        waves = math.prod(self.groups) * max(1, self.threads // LANES)
+        of_group = max(1, self.threads // LANES)
+        waves = math.prod(self.groups) * of_group
         if not self.matrices:
             return waves * self.kernel.all.slots
         turns = math.ceil(self.work / LANES / waves / self.products())
-        once = self.kernel.all.slots - self.kernel.main.slots
-        return waves * (once + turns * self.turn(lambda loop: loop.slots))
+        finish = self.kernel.finish.slots
+        once = self.kernel.all.slots - self.kernel.main.slots - finish
+        return (
+            waves * (once + turns * self.turn(lambda loop: loop.slots))
+            + self.finishers() * of_group * finish
+        )
 
 
 def driver_processes(driver, chips):

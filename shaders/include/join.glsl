@@ -10,18 +10,58 @@
 layout(constant_id = 7) const bool JOIN = false;
 layout(constant_id = 8) const bool HADAMARD = false;
 layout(constant_id = 9) const bool INT8 = false;
-layout(constant_id = 10) const uint GROUP_COLS = 32;
+layout(constant_id = 10) const uint GROUP_COLS = 32; // 0: all
+layout(constant_id = 11) const uint COLS = 128;
+
+const bool ONE_SCALE = JOIN && INT8 && GROUP_COLS == 0;
+const uint BLOCKS = COLS / 128;
+const uint BLOCKS_EACH = (BLOCKS + TEAMS - 1) / TEAMS;
+
+shared float row_parts[ONE_SCALE ? TEAMS : 1];
+shared int row_sums[ONE_SCALE ? TEAMS : 1];
+
+#include "reduce.glsl"
+
+// Rounds a row by the largest of all its magnitudes. Its heads are joined, and lie where the first of
+// their pages' partials were.
+void round_joined(RowArgs a, uint index, uint r) {
+    float v[BLOCKS_EACH][PER], most = 0.0;
+    [[unroll]] for (uint b = 0; b < BLOCKS_EACH; b++) {
+        const uint block = min(gl_SubgroupID + b * TEAMS, BLOCKS - 1);
+        load_joined(a, index, block, COLS, HEAD_DIM, v[b]);
+    }
+    [[unroll]] for (uint b = 0; b < BLOCKS_EACH; b++) most = max(most, largest(v[b]));
+    most = reduce_max(most);
+    int sum = 0;
+    [[unroll]] for (uint b = 0; b < BLOCKS_EACH; b++) {
+        const uint block = gl_SubgroupID + b * TEAMS;
+        if (block < BLOCKS) sum += round_block(a, v[b], r, block, COLS, 0, most);
+    }
+    sum = reduce_int(sum);
+    if (gl_LocalInvocationIndex == 0) store_row_scale(a, r, most, sum);
+}
 
 // Live rows i0 to i0 + rows, of the step's rows from `first` on; their partials come from `pages` workgroups.
 void join_block(uint64_t tail_, uint first, uint i0, uint rows, uint pages, uint n_kv, uint slots) {
     RowTail tail = RowTail(tail_);
     RowArgs a = tail.args;
     a.slots = slots;
-    if (!is_last(tail.counts, gl_WorkGroupID.y * n_kv + gl_WorkGroupID.x, pages)) return;
-    const uint cols = n_kv * GQ * HEAD_DIM, blocks = GQ * HEAD_DIM / 128, first_block = gl_WorkGroupID.x * blocks;
+    // Counters of a block of rows: one a kv head, one for all of them.
+    const uint counter = gl_WorkGroupID.y * (n_kv + 1);
+    if (!is_last(tail.counts, counter + gl_WorkGroupID.x, pages)) return;
+    const uint blocks = GQ * HEAD_DIM / 128, first_block = gl_WorkGroupID.x * blocks;
     for (uint i = gl_SubgroupID; i < rows * blocks; i += TEAMS) {
+        const uint index = i0 + i / blocks, block = first_block + i % blocks;
         float v[PER];
-        join_pages(a, i0 + i / blocks, first_block + i % blocks, cols, HEAD_DIM, v);
-        finish_block(a, v, first + i0 + i / blocks, first_block + i % blocks, cols, HADAMARD, INT8, GROUP_COLS);
+        join_pages(a, index, block, COLS, HEAD_DIM, v);
+        if (ONE_SCALE) {
+            if (uint64_t(a.z) != 0) store_block(a.z, first + index, block, COLS, v);
+            if (HADAMARD) hadamard(v, block);
+            store_joined(a, index, block, COLS, HEAD_DIM, v);
+        } else {
+            finish_block(a, v, first + index, block, COLS, HADAMARD, INT8, GROUP_COLS);
+        }
     }
+    if (!ONE_SCALE || !is_last(tail.counts, counter + n_kv, n_kv)) return;
+    for (uint i = 0; i < rows; i++) round_joined(a, i0 + i, first + i0 + i);
 }

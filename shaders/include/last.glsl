@@ -3,6 +3,9 @@
 // Nobody waits for anybody, so nothing is asked of the order in which a device runs workgroups. barrier() orders shared memory
 // only: each invocation itself releases what it wrote to memory before its workgroup is counted.
 
+#ifndef LAST_GLSL
+#define LAST_GLSL
+
 #extension GL_KHR_memory_scope_semantics : require
 
 shared uint before_me;
@@ -21,3 +24,5 @@ bool is_last(uint64_t counts, uint unit, uint parties) {
     memoryBarrier(gl_ScopeDevice, gl_StorageSemanticsBuffer, gl_SemanticsAcquire);
     return true;
 }
+
+#endif

@@ -1,21 +1,29 @@
 // Attention's page partials joined into rows. Needs args.glsl, attention.glsl and row.glsl.
 
-// Joins the page partials of a block of attention's live row `index`, in page order: x is [live row, heads, slots, head_dim + 2].
+// Partials are [live row, heads, slots, head_dim + 2]: channels, then the largest score and the sum of
+// exponentials. Where those of a row begin, and bytes from there to those of this lane's head.
+uint64_t row_partials(RowArgs a, uint index, uint cols, uint head_dim) {
+    return uint64_t(a.x) + uint64_t(index) * (cols / head_dim * a.slots * (head_dim + 2) * 4);
+}
+uint head_partials(RowArgs a, uint col, uint head_dim) { return col / head_dim * (a.slots * (head_dim + 2) * 4); }
+
+// Joins the page partials of a block of attention's live row `index`, in page order.
 void join_pages(RowArgs a, uint index, uint block, uint cols, uint head_dim, out float v[PER]) {
     const uint AHEAD = 4; // pages whose loads are in flight together
     const uint position = a.step_.v[STEP_POSITIONS * a.max_rows + a.step_.first + index];
     const uint pages = position / PAGE - first_visible(position, a.window) / PAGE + 1;
-    const uint col = min(column(block), cols - PER);
-    const uint at = (index * (cols / head_dim) + col / head_dim) * a.slots * (head_dim + 2);
-    SharedF32 partials = SharedF32(uint64_t(a.x));
+    const uint col = min(column(block), cols - PER), head = head_partials(a, col, head_dim);
+    const uint64_t row = row_partials(a, index, cols, head_dim);
     Running run = Running(0.0, 0.0);
     for (uint page0 = 0; page0 < pages; page0 += AHEAD) {
         Running ml[AHEAD];
         float o[AHEAD][PER];
         [[unroll]] for (uint k = 0; k < AHEAD; k++) {
-            const uint from = at + min(page0 + k, pages - 1) * (head_dim + 2);
-            ml[k] = Running(partials.v[from + head_dim], partials.v[from + head_dim + 1]);
-            [[unroll]] for (uint i = 0; i < PER; i++) o[k][i] = partials.v[from + col % head_dim + i];
+            const uint64_t from = row + uint64_t(min(page0 + k, pages - 1) * ((head_dim + 2) * 4));
+            SharedF32 totals = SharedF32(from + head_dim * 4 + uint64_t(head));
+            SharedF32 channels = SharedF32(from + uint64_t(head + col % head_dim * 4));
+            ml[k] = Running(totals.v[0], totals.v[1]);
+            [[unroll]] for (uint i = 0; i < PER; i++) o[k][i] = channels.v[i];
         }
         [[unroll]] for (uint k = 0; k < AHEAD; k++) {
             if (page0 + k >= pages) break;
@@ -33,4 +41,16 @@ void join_pages(RowArgs a, uint index, uint block, uint cols, uint head_dim, out
         precise float y = v[i] / run.l;
         v[i] = column(block) < cols ? y : 0.0;
     }
+}
+
+// A joined block kept where the channels of its first page were, and read there by another workgroup.
+void store_joined(RowArgs a, uint index, uint block, uint cols, uint head_dim, float v[PER]) {
+    const uint col = column(block), at = head_partials(a, col, head_dim) + col % head_dim * 4;
+    SharedF32 to = SharedF32(row_partials(a, index, cols, head_dim) + uint64_t(at));
+    [[unroll]] for (uint i = 0; i < PER; i++) to.v[i] = v[i];
+}
+void load_joined(RowArgs a, uint index, uint block, uint cols, uint head_dim, out float v[PER]) {
+    const uint col = column(block), at = head_partials(a, col, head_dim) + col % head_dim * 4;
+    SharedF32 from = SharedF32(row_partials(a, index, cols, head_dim) + uint64_t(at));
+    [[unroll]] for (uint i = 0; i < PER; i++) v[i] = from.v[i];
 }

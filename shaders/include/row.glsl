@@ -10,20 +10,26 @@ uint column(uint block) { return block * 128 + gl_SubgroupInvocationID * PER; }
 
 // Rows of a length that lanes divide evenly are loaded in large pieces, and what lies outside is a load that is forgotten: loads that
 // nothing decides about go out together. Others (no model has them) go column by column.
+//
+// What the subgroup shares has one address, to which each lane adds 32 bits of its own: loads and
+// stores of that form cost some devices no instruction beside them.
 #define LOAD_BLOCK(NAME, FLOATS, FOURS) \
     void NAME(FLOATS from, uint row, uint block, uint cols, out float v[PER]) { \
-        const uint col = column(block), at = row * cols + min(col, cols - PER); \
+        const uint64_t base = uint64_t(from) + uint64_t(row) * (4 * cols); \
+        const uint col = column(block); \
         if (cols % PER != 0 || cols % 4 != 0) { \
-            [[unroll]] for (uint i = 0; i < PER; i++) v[i] = col + i < cols ? from.v[row * cols + col + i] : 0.0; \
+            [[unroll]] for (uint i = 0; i < PER; i++) \
+                v[i] = col + i < cols ? FLOATS(base + uint64_t(4 * (col + i))).v[0] : 0.0; \
             return; \
         } \
+        const uint64_t at = base + uint64_t(4 * min(col, cols - PER)); \
         if (PER % 4 == 0) { \
             [[unroll]] for (uint i = 0; i < PER; i += 4) { \
-                const vec4 four = FOURS(uint64_t(from)).v[(at + i) / 4]; \
+                const vec4 four = FOURS(at).v[i / 4]; \
                 v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w; \
             } \
         } else { \
-            [[unroll]] for (uint i = 0; i < PER; i++) v[i] = from.v[at + i]; \
+            [[unroll]] for (uint i = 0; i < PER; i++) v[i] = FLOATS(at).v[i]; \
         } \
         if (col >= cols) [[unroll]] for (uint i = 0; i < PER; i++) v[i] = 0.0; \
     }
@@ -31,13 +37,15 @@ LOAD_BLOCK(load_block, F32, F32x4)
 LOAD_BLOCK(load_shared_block, SharedF32, SharedF32x4)
 
 void store_block(F32 to, uint row, uint block, uint cols, float v[PER]) {
-    const uint col = column(block), at = row * cols + col;
+    const uint col = column(block);
+    const uint64_t at = uint64_t(to) + uint64_t(row) * (4 * cols) + uint64_t(4 * col);
     if (col >= cols) return;
     if (PER % 4 == 0 && cols % PER == 0 && cols % 4 == 0) {
-        [[unroll]] for (uint i = 0; i < PER; i += 4) F32x4(uint64_t(to)).v[(at + i) / 4] = vec4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+        [[unroll]] for (uint i = 0; i < PER; i += 4)
+            F32x4(at).v[i / 4] = vec4(v[i], v[i + 1], v[i + 2], v[i + 3]);
     } else {
         [[unroll]] for (uint i = 0; i < PER; i++)
-            if (col + i < cols) to.v[at + i] = v[i];
+            if (col + i < cols) F32(at).v[i] = v[i];
     }
 }
 
@@ -47,6 +55,24 @@ float sum_squares(float v[PER]) {
     [[unroll]] for (uint i = 0; i < PER; i++) s = fma(v[i], v[i], s);
     [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) s = s + subgroupShuffleXor(s, d);
     return s;
+}
+
+// v += added inv (1 + w)
+void add_scaled_block(inout float v[PER], float added[PER], float inv, float w[PER]) {
+    [[unroll]] for (uint i = 0; i < PER; i++) {
+        precise float scaled = added[i] * inv;
+        precise float sum = fma(scaled, 1.0 + w[i], v[i]);
+        v[i] = sum;
+    }
+}
+
+// v inv (1 + w)
+void scale_block(inout float v[PER], float inv, float w[PER]) {
+    [[unroll]] for (uint i = 0; i < PER; i++) {
+        precise float scaled = v[i] * inv;
+        precise float y = scaled * (1.0 + w[i]);
+        v[i] = y;
+    }
 }
 
 // A bit for each of 32 columns: minus where it is set; see tensor/hadamard.rs.
@@ -113,12 +139,12 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
         sum += q[i];
     }
     if (col < cols) {
+        const uint64_t at = a.values + uint64_t(r) * a.stride + uint64_t(col);
         if (PER % 4 == 0) {
             [[unroll]] for (uint i = 0; i < PER; i += 4)
-                U32(a.values).v[(r * a.stride + col + i) / 4] =
-                    (q[i] & 0xff) | (q[i + 1] & 0xff) << 8 | (q[i + 2] & 0xff) << 16 | q[i + 3] << 24;
+                U32(at).v[i / 4] = (q[i] & 0xff) | (q[i + 1] & 0xff) << 8 | (q[i + 2] & 0xff) << 16 | q[i + 3] << 24;
         } else {
-            [[unroll]] for (uint i = 0; i < PER; i++) I8(a.values).v[r * a.stride + col + i] = int8_t(q[i]);
+            [[unroll]] for (uint i = 0; i < PER; i++) I8(at).v[i] = int8_t(q[i]);
         }
     }
     if (group == 0) return sum;
@@ -126,8 +152,9 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
         if (d < lanes) sum += subgroupShuffleXor(sum, d);
     if (col % group == 0 && col < cols) {
         precise float scale = most / 127.0;
-        a.scales.v[(r * cols + col) / group] = scale;
-        a.sums.v[(r * cols + col) / group] = sum;
+        const uint64_t of_row = uint64_t(r) * (4 * (cols / group)), at = uint64_t(4 * (col / group));
+        F32(uint64_t(a.scales) + of_row + at).v[0] = scale;
+        I32(uint64_t(a.sums) + of_row + at).v[0] = sum;
     }
     return 0;
 }

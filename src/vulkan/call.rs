@@ -159,18 +159,7 @@ impl Places<'_> {
             let Dispatch { op, label, .. } = &dispatches[i];
             let before = out.len();
             let rest = &dispatches[i + 1..];
-            // A norm, a gate or attention and the rounding of its result are one call where that is possible.
-            let prepare = match (op, rest.first().map(|d| &d.op)) {
-                (Op::Norm { out, rows, .. }, Some(Op::Prepare { input, act, rows: r })) if input == out && rows == r => {
-                    Some(*act)
-                }
-                (Op::GateUp { out, .. } | Op::Attention { out, .. }, Some(Op::Prepare { input, act, rows: RowSet::All }))
-                    if input == out =>
-                {
-                    Some(*act)
-                }
-                _ => None,
-            };
+            let prepare = prepared(op, rest);
             let written = op.outputs();
             let mut end = i + 1 + prepare.is_some() as usize;
             let read_later = reads_before_write(dispatches[end..].iter(), written.last().copied());
@@ -179,9 +168,15 @@ impl Places<'_> {
                 Op::Norm { .. } => out.push(self.norm(op, prepare, read_later, bucket)),
                 Op::Prepare { input, act, rows } => out.push(self.prepare(*input, act, *rows, bucket)),
                 Op::Linear { jobs, rows } => {
+                    let norm = self.norm_behind(jobs, *rows, rest, bucket);
                     for job in jobs {
-                        let call = self.linear(job, *rows, bucket)?;
+                        let call = self.linear(job, *rows, bucket, norm.is_some())?;
                         put_beside(&mut out, before, call, label);
+                    }
+                    if let Some((norm, dispatches)) = norm
+                        && self.finish_norm(&mut out[before], norm)
+                    {
+                        end += dispatches;
                     }
                     let all = *rows == RowSet::All;
                     end += (all && self.finish_rope(&mut out[before..], jobs, rest.first(), bucket)?) as usize;
@@ -189,7 +184,7 @@ impl Places<'_> {
                 Op::GateUp { act_gate, gate, act_up, up, out: result } => {
                     let jobs = [(*gate, *act_gate, self.own.gate), (*up, *act_up, self.own.up)];
                     for (weight, act, out_) in jobs {
-                        let call = self.linear(&LinearJob { weight, act, out: out_ }, RowSet::All, bucket)?;
+                        let call = self.linear(&LinearJob { weight, act, out: out_ }, RowSet::All, bucket, false)?;
                         put_beside(&mut out, before, call, label);
                     }
                     let cols = self.matrix(*gate).rows;
@@ -289,7 +284,7 @@ impl Places<'_> {
         self.call(Shader::Row, constants, push, [bucket.of(r.rows), shares, 1], touches)
     }
 
-    fn norm(&self, op: &Op, prepare: Option<Act>, read_later: bool, bucket: Bucket) -> Call {
+    pub(super) fn norm(&self, op: &Op, prepare: Option<Act>, read_later: bool, bucket: Bucket) -> Call {
         let Op::Norm { x, add, w, eps, dim, out, rows } = op else { unreachable!() };
         let z = (prepare.is_none() || read_later || *rows == RowSet::Selected).then_some(*out);
         let (add, w_add) = (add.map(|a| a.0), add.map(|a| a.1));
@@ -369,7 +364,7 @@ impl Places<'_> {
         call.work = 2 * (bucket.rows * slots * PAGE * n_heads * dim) as u64;
         if split {
             let z = (prepare.is_none() || read_later).then_some(*out);
-            let joins = self.can_join(prepare, groups, gq * dim, bucket);
+            let joins = self.can_join(prepare, groups, rows, gq * dim, bucket);
             let merge = Some(Merge { head_dim: dim, window, slots: if joins { 0 } else { slots } });
             let (add, w_add, w, cols, rows) = (None, None, None, n_heads * dim, RowSet::All);
             let work = RowWork { x: target, add, w_add, w, z, prepare, cols, eps: 0.0, rows, glu: false, merge };
@@ -471,8 +466,20 @@ pub(super) fn trellis_constants(code: Code, [step, weights, multiplier]: [u32; 3
     Trellis::of(code).map_or_else(Vec::new, |t| vec![(step, t.step), (weights, t.weights as u32), (multiplier, t.multiplier)])
 }
 
+/// What the result of `op` is prepared as right behind it: a norm, a gate or attention and the rounding
+/// of its result are one call where that is possible.
+pub(super) fn prepared(op: &Op, rest: &[Dispatch]) -> Option<Act> {
+    let Some(Op::Prepare { input, act, rows: prepared }) = rest.first().map(|d| &d.op) else { return None };
+    let (out, rows) = match op {
+        Op::Norm { out, rows, .. } => (out, *rows),
+        Op::GateUp { out, .. } | Op::Attention { out, .. } => (out, RowSet::All),
+        _ => return None,
+    };
+    (input == out && *prepared == rows).then_some(*act)
+}
+
 /// Whether a later operation reads `buffer` before another one writes it anew.
-fn reads_before_write<'a>(mut rest: impl Iterator<Item = &'a Dispatch>, buffer: Option<BufferId>) -> bool {
+pub(super) fn reads_before_write<'a>(mut rest: impl Iterator<Item = &'a Dispatch>, buffer: Option<BufferId>) -> bool {
     let Some(buffer) = buffer else { return false };
     rest.find_map(|d| {
         let reads = match &d.op {

@@ -1,20 +1,27 @@
-//! What the last workgroups of a call do beside it, so that a dispatch is saved: rotation of heads, joining of pages.
+//! What the last workgroups of a call do beside it, so that a dispatch is saved: rotation of heads,
+//! joining of pages, norms.
 //!
-//! A dispatch that waits for the one before costs some microseconds whatever it does, ten times a layer. Where a piece of work needs a
-//! piece of the output only (a head, a block of rows of attention), the last workgroup to store into that piece goes on with it.
+//! A dispatch that waits for the one before costs some microseconds whatever it does, several times a
+//! layer. Where a piece of work needs a piece of the output only (a head, a block of rows of
+//! attention), the last workgroup to store into that piece goes on with it. The norm of a row needs all
+//! of the row: where there are one or two, the last workgroup of all does it.
 //! Gate times up is left out: tried both ways on an H200 (the last workgroup of a block, or one workgroup a group of both matrices), it
 //! slowed the products by more than the dispatch that it saved.
 
-use super::call::{Bucket, Call, Places, Touch};
+use super::call::{Bucket, Call, Places, Touch, prepared, reads_before_write};
 use super::footprint::COUNTS;
 use super::pipeline::Shader;
-use crate::compute::{Act, BufferId, Dispatch, LinearJob, Op};
+use crate::compute::{Act, BufferId, Dispatch, LinearJob, Op, RowSet};
 use crate::tensor::Group;
 use anyhow::Result;
 use std::collections::HashMap;
 
 /// Most rows of a pass that this pays for: with more, a dispatch is worth its price.
 const ROWS: usize = 32;
+/// The same for work on whole rows, which one workgroup does.
+const WHOLE_ROWS: usize = 2;
+/// Bytes of shared memory beside a row that is normalised.
+const NORM_SHARED: usize = 8 << 10;
 /// Channels that `row.comp` works on at a time.
 const BLOCK: usize = 128;
 /// Bytes of the arguments of what is finished, and of the counters' address behind them.
@@ -77,18 +84,54 @@ impl Places<'_> {
         Ok(true)
     }
 
-    /// Whether attention over split pages, in these workgroups, can do the join and the preparation of `act` too; `width` channels belong to
-    /// a kv head.
-    pub(super) fn can_join(&self, act: Option<&Act>, groups: [usize; 3], width: usize, bucket: Bucket) -> bool {
-        // A scale of the whole row wants all heads.
-        let spread = act.is_some_and(|a| !(a.format.int8 && a.format.group == Group::Row));
-        self.finish && spread && width.is_multiple_of(BLOCK) && bucket.rows <= ROWS && groups[0] * groups[1] <= COUNTS
+    /// The norm of what `jobs` give and the preparation of its result, if that is what follows and a
+    /// workgroup of theirs may do it; and how many dispatches that is.
+    pub(super) fn norm_behind(
+        &self,
+        jobs: &[LinearJob],
+        rows: RowSet,
+        rest: &[Dispatch],
+        bucket: Bucket,
+    ) -> Option<(Call, usize)> {
+        let ([job], [Dispatch { op, .. }, rest @ ..]) = (jobs, rest) else { return None };
+        let Op::Norm { add: Some((added, _)), dim, out, rows: RowSet::All, .. } = op else { return None };
+        // The row lies in shared memory, beside what the workgroup has there anyway.
+        let fits = dim * 4 + NORM_SHARED <= self.info.max_shared as usize && bucket.rows <= WHOLE_ROWS;
+        if !(self.finish && fits && *added == job.out && rows == RowSet::All) {
+            return None;
+        }
+        let prepare = prepared(op, rest);
+        let rest = &rest[prepare.is_some() as usize..];
+        let read_later = reads_before_write(rest.iter(), Some(*out));
+        Some((self.norm(op, prepare, read_later, bucket), 1 + prepare.is_some() as usize))
+    }
+
+    /// Lets the linear layer `call` do `norm` too, if it can.
+    pub(super) fn finish_norm(&self, call: &mut Call, norm: Call) -> bool {
+        // Its workgroups take all rows.
+        if !matches!(call.shader, Shader::Linear | Shader::LinearTrellis) || call.groups[0] != 1 {
+            return false;
+        }
+        call.constants.push((20, 1));
+        let same = [(21, 3), (22, 7), (23, 8), (24, 9), (25, 10)];
+        call.constants.extend(same.map(|(id, of)| (id, norm.constant(of).unwrap_or(0))));
+        self.take_over(call, norm, LINEAR_TAIL);
+        true
+    }
+
+    /// Whether attention over split pages, in these workgroups of `rows` rows, can do the join and the
+    /// preparation of `act` too; `width` channels belong to a kv head.
+    pub(super) fn can_join(&self, act: Option<&Act>, groups: [usize; 3], rows: usize, width: usize, bucket: Bucket) -> bool {
+        // A scale of the whole row wants all heads, and the last workgroup of all rounds its rows.
+        let few = act.is_some_and(|a| rows <= WHOLE_ROWS || !(a.format.int8 && a.format.group == Group::Row));
+        let counters = groups[1] * (groups[0] + 1);
+        self.finish && few && width.is_multiple_of(BLOCK) && bucket.rows <= ROWS && counters <= COUNTS
     }
 
     /// Lets attention `call` do the join `merge` too, whose `slots` the call itself is told.
     pub(super) fn finish_join(&self, call: &mut Call, merge: Call) {
         call.constants.push((7, 1));
-        call.constants.extend([8, 9, 10].map(|id| (id, merge.constant(id).unwrap_or(0))));
+        call.constants.extend([(8, 8), (9, 9), (10, 10), (11, 3)].map(|(id, of)| (id, merge.constant(of).unwrap_or(0))));
         self.take_over(call, merge, ATTENTION_TAIL);
     }
 }

@@ -45,7 +45,7 @@ impl OwnSizes {
     pub fn of(plan: &Plan, layout: StepLayout, rows_of: impl Fn(WeightId) -> usize) -> OwnSizes {
         let mut sizes = OwnSizes { partial_floats: PARTIALS / 4, layers: 1, gate: 0, tails: 0 };
         let mut attentions = 0;
-        let tail = |op: &Op| matches!(op, Op::Rope { .. } | Op::Attention { .. });
+        let tail = |op: &Op| matches!(op, Op::Rope { .. } | Op::Attention { .. } | Op::Norm { .. });
         // Those of a plan with other buffers, such as one that an NPU takes part in, are others.
         sizes.tails = 2 * plan.dispatches.iter().filter(|d| tail(&d.op)).count();
         for op in plan.dispatches.iter().map(|d| &d.op) {

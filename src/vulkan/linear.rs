@@ -25,6 +25,9 @@ const MATRIX_CHUNK: usize = 128;
 /// Bytes of shared memory that it leaves to the rotation of heads: eight subgroups, 256 channels.
 const HEAD_SHARED: usize = 8 << 10;
 
+/// Teams of a workgroup whose last one has a row to normalise: more of them have less of it each.
+const NORM_TEAMS: u32 = 8;
+
 /// A kernel for integer codes: its shader and constants, and how many rows of activations and of the matrix a workgroup takes.
 struct Shape {
     shader: Shader,
@@ -34,8 +37,8 @@ struct Shape {
 }
 
 impl Places<'_> {
-    /// The call of one linear layer.
-    pub(super) fn linear(&self, job: &LinearJob, rows: RowSet, bucket: Bucket) -> Result<Call> {
+    /// The call of one linear layer, whose last workgroup may have a norm to do.
+    pub(super) fn linear(&self, job: &LinearJob, rows: RowSet, bucket: Bucket, norm: bool) -> Result<Call> {
         let (m, act) = (self.matrix(job.weight), &job.act);
         let selected = (rows == RowSet::Selected) as u32;
         let live = bucket.of(rows);
@@ -56,8 +59,8 @@ impl Places<'_> {
                 let shape = self.known_shape(m.format, m.cols, &p, live);
                 let shape = shape.or_else(|| self.matrix_shape(m.format, m.cols, &p, live));
                 let shape = shape.unwrap_or_else(|| match Trellis::of(m.format.code) {
-                    Some(_) => self.trellis_shape(m.format, &p, live),
-                    None => self.dot_shape(m.format, m.rows, m.cols, &p, live),
+                    Some(_) => self.trellis_shape(m.format, &p, live, norm),
+                    None => self.dot_shape(m.format, m.rows, m.cols, &p, live, norm),
                 });
                 let mut constants = shape.constants;
                 let grouped = (m.format.group != Group::Row) as u32;
@@ -84,17 +87,24 @@ impl Places<'_> {
     }
 
     /// Trellis codes by dot products, any number of rows.
-    fn trellis_shape(&self, format: Format, p: &Packing, live: usize) -> Shape {
+    fn trellis_shape(&self, format: Format, p: &Packing, live: usize, norm: bool) -> Shape {
         let sg = self.info.subgroup;
         let block = live.clamp(1, self.block_rows.min(4));
-        let threads = if p.steps >= 1024 { 128 } else { 64 }.max(sg);
+        let threads = if norm {
+            NORM_TEAMS * sg.min(32)
+        } else if p.steps >= 1024 {
+            128
+        } else {
+            64
+        };
+        let threads = threads.max(sg);
         let mut constants = vec![(0, threads), (1, sg), (2, threads), (3, block as u32)];
         constants.extend(trellis_constants(format.code, [17, 18, 19]));
         Shape { shader: Shader::LinearTrellis, constants, block, rows: TILE }
     }
 
     /// By dot products: any integer codes, any number of rows.
-    fn dot_shape(&self, format: Format, rows: usize, cols: usize, p: &Packing, live: usize) -> Shape {
+    fn dot_shape(&self, format: Format, rows: usize, cols: usize, p: &Packing, live: usize, norm: bool) -> Shape {
         let sg = self.info.subgroup;
         // Fewer lanes have more parts each to keep, and less room for rows; so has a step of 2-bit
         // codes with its many columns.
@@ -111,10 +121,11 @@ impl Places<'_> {
         let lanes = sg.min(32);
         // Fewer lanes than the 32 parts of a grouped row have more parts each in flight already.
         let rounds = if format.group != Group::Row { (rounds * lanes / 32).max(1) } else { rounds };
-        let threads = 4 * lanes;
+        let teams = if norm { NORM_TEAMS } else { 4 };
+        let threads = teams * lanes;
         let constants =
             vec![(0, threads), (1, sg), (2, block as u32), (3, each as u32), (5, p.width as u32), (7, rounds), (9, threads)];
-        Shape { shader: Shader::Linear, constants, block, rows: 4 * each }
+        Shape { shader: Shader::Linear, constants, block, rows: (teams * each) as usize }
     }
 
     /// By matrix instructions of any shape, where there are rows enough.

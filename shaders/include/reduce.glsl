@@ -1,0 +1,51 @@
+// What the TEAMS subgroups of a workgroup find out together about a row of blocks, each of them about
+// some blocks; see row.glsl. All invocations come here, and all learn the result.
+//
+// Who includes this says what TEAMS is and has shared memory: floats `row_parts`, one a block and at
+// least one a team, and integers `row_sums`, one a team.
+
+// A block's part of the sum of squares.
+void keep_squares(float v[PER], uint block, uint cols) {
+    const float sum = sum_squares(v);
+    if (gl_SubgroupInvocationID == 0 && block * 128 < cols) row_parts[block] = sum;
+}
+
+// 1 / sqrt(mean square + eps) of a row whose blocks are all kept.
+float inv_rms_of_parts(uint cols, float eps) {
+    barrier();
+    precise float all = 0.0;
+    for (uint i = gl_SubgroupInvocationID; i < (cols + 127) / 128; i += SG) all = all + row_parts[i];
+    [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) all = all + subgroupShuffleXor(all, d);
+    barrier();
+    precise float mean = all / float(cols) + eps;
+    return 1.0 / sqrt(mean);
+}
+
+float reduce_max(float most) {
+    [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) most = max(most, subgroupShuffleXor(most, d));
+    if (gl_SubgroupInvocationID == 0) row_parts[gl_SubgroupID] = most;
+    barrier();
+    float all = 0.0;
+    for (uint i = gl_SubgroupInvocationID; i < TEAMS; i += SG) all = max(all, row_parts[i]);
+    [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) all = max(all, subgroupShuffleXor(all, d));
+    barrier();
+    return all;
+}
+
+int reduce_int(int v) {
+    [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) v += subgroupShuffleXor(v, d);
+    if (gl_SubgroupInvocationID == 0) row_sums[gl_SubgroupID] = v;
+    barrier();
+    int all = 0;
+    for (uint i = gl_SubgroupInvocationID; i < TEAMS; i += SG) all += row_sums[i];
+    [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) all += subgroupShuffleXor(all, d);
+    barrier();
+    return all;
+}
+
+// The scale and the sum of row `r` of int8 values, whose largest magnitude was `row_max`.
+void store_row_scale(RowArgs a, uint r, float row_max, int sum) {
+    precise float scale = row_max / 127.0;
+    a.scales.v[r] = scale;
+    a.sums.v[r] = sum;
+}
