@@ -33,15 +33,16 @@ layout(push_constant, scalar) uniform Push {
     uint64_t tail;      // see join.glsl
 };
 
+#include "head.glsl"
+
 const uint PAIRS = R * GQ;
 const uint TEAMS = 256 / SG;
-const uint KEYS = HEAD_DIM / KB;              // 16-byte loads of a key
-const uint BATCH = KEYS < 8 ? KEYS : 8;       // of them in flight together
-const uint GROUP = GROUP_OF(HEAD_DIM);        // channels of a scale
-const uint GROUPS = HEAD_DIM / GROUP;
 const uint PARTS = 1024 / HEAD_DIM;           // positions summed side by side, each PARTS apart
 const uint TURNS = PAGE / PARTS;
 const bool EARLY = PAIRS <= 4;                // few sums to keep: values are loaded before the scores are done
+const uint FEW = KEYS < 4 ? KEYS : 4;         // parts of a key whose loads are in flight together
+const uint BATCH = !EARLY || KEYS < 8 ? FEW : 8; // the same where few rows wait for them
+const uint TURN = EARLY ? KEYS : FEW;         // parts of a key that code is written out for
 const uint AHEAD = EARLY ? 16 : 8;            // values whose loads are in flight together
 const uint CP = PAIRS < 4 ? 1 : PAIRS / 4;    // pairs whose partial sums fit the room of the exponentials
 const uint VALUES = PAIRS * HEAD_DIM;         // outputs, each thread every 256th
@@ -57,17 +58,8 @@ shared vec2 page_ml[PAIRS];
 shared uint16_t path[R][PAGE]; // scratch row of a position of this page
 shared float value_scales[KV == KV_Q8 ? GROUPS : 1][KV == KV_Q8 ? PAGE : 1];
 
-// Where a head's first scale in a page of the cache lies, and in scratch; groups are a page's, or scratch's, positions apart.
-uint64_t cached_codes() { return uint64_t(all_pages) * n_kv * PAGE * HEAD_DIM; }
-uint64_t scratch_codes() { return uint64_t(max_rows) * n_kv * HEAD_DIM; }
-float scratch_scale(uint64_t base, uint head, uint group, uint row) {
-    return scale_at(base, scratch_codes(), (head * GROUPS + group) * max_rows + row);
-}
-
-// Four channels of a scratch row's value.
-vec4 scratch_value(uint row, uint head, uint channel, float scale_) {
-    return four_of(raw_at(scratch_v, (row * n_kv + head) * (HEAD_DIM / 4) + channel), scale_);
-}
+// Word `i` of an array of the step, whose arrays lie behind eight words.
+uint of_step(uint array, uint i) { return U32(uint64_t(step_) + 32 + uint64_t(4 * (array * max_rows + i))).v[0]; }
 
 void main() {
     const uint t = gl_LocalInvocationID.x, head = gl_WorkGroupID.x, i0 = gl_WorkGroupID.y * R;
@@ -77,6 +69,7 @@ void main() {
     const uint root = step_.v[STEP_ROOTS * max_rows + step_.first + i0];
     const uint base = step_.v[STEP_POSITIONS * max_rows + root];
     const uint first_page = step_.v[STEP_SEQUENCES * max_rows + step_.first + i0] * pages;
+    const Head scratch = head_of_scratch(head);
     const bool chain = step_.chain != 0;
     uint position[R];
     uint lowest = 0xffffffffu, highest = 0;
@@ -95,7 +88,8 @@ void main() {
     for (uint i = t; i < VALUES; i += 256) {
         const uint pair = i / HEAD_DIM, d = i % HEAD_DIM;
         const uint r = step_.first + min(i0 + pair / GQ, live - 1);
-        qs[pair][d / 4][d % 4] = q.v[((r * n_kv + head) * GQ + pair % GQ) * HEAD_DIM + d];
+        const uint at = (r * n_kv * GQ + pair % GQ) * HEAD_DIM + d;
+        qs[pair][d / 4][d % 4] = F32(uint64_t(q) + uint64_t(head) * (GQ * HEAD_DIM * 4) + uint64_t(at * 4)).v[0];
     }
 
     Running run = Running(0.0, 0.0); // of pair t
@@ -116,67 +110,69 @@ void main() {
         }
         barrier();
 
-        // Scores.
+        // Scores: products with N parts of a key from C0 on, of COUNT queries.
+#define ADD_KEYS(H, AT, C0, N, COUNT, QUERY, SCORE) \
+    uvec4 raw[N]; \
+    float scales[N]; \
+    [[unroll]] for (uint c = 0; c < N; c++) { \
+        raw[c] = key_part(H, C0 + c, AT); \
+        scales[c] = key_scale(H, C0 + c, AT); \
+    } \
+    [[unroll]] for (uint c = 0; c < (N) * (KB / 4); c++) { \
+        const vec4 key = four(raw[c / (KB / 4)], c % (KB / 4), scales[c / (KB / 4)]); \
+        [[unroll]] for (uint n = 0; n < COUNT; n++) SCORE = add_products(QUERY[C0 * (KB / 4) + c], key, SCORE); \
+    }
         float s[PAIRS];
         [[unroll]] for (uint n = 0; n < PAIRS; n++) s[n] = 0.0;
         const bool cached = p < base;
+        const Head paged = head_of_page(head, first_page + page % pages);
         if (p > highest) {
             // Nobody sees it. Its value will be multiplied with 0 nevertheless, and must be a number.
             if (KV == KV_Q8)
                 [[unroll]] for (uint g = 0; g < GROUPS; g++) value_scales[g][t] = 0.0;
-        } else if (cached || chain) {
-            U32x4 from = cached ? k : scratch_k;
-            const uint stride = cached ? PAGE : max_rows;
-            const uint page_head = (first_page + page % pages) * n_kv + head, row = min(root + p - base, max_rows - 1);
-            const uint at = cached ? page_head * KEYS * PAGE + t : head * KEYS * max_rows + row;
-            const uint scales_at = cached ? page_head * GROUPS * PAGE + t : head * GROUPS * max_rows + row;
-            const uint64_t codes = cached ? cached_codes() : scratch_codes();
+        }
+        // Keys of the cache, then those of scratch rows.
+        [[dont_unroll]] for (uint fresh = 0; fresh < 2; fresh++) {
+            if (p > highest || cached != (fresh == 0) || fresh > step_.chain) continue;
+            Head h = scratch;
+            if (fresh == 0) h = paged;
+            const uint at = fresh == 0 ? t : min(root + p - base, max_rows - 1);
             if (KV == KV_Q8)
-                [[unroll]] for (uint g = 0; g < GROUPS; g++)
-                    value_scales[g][t] = scale_at(cached ? v : scratch_v, codes, scales_at + g * stride);
-            [[unroll]] for (uint c0 = 0; c0 < KEYS; c0 += BATCH) {
-                uvec4 raw[BATCH];
-                float scales[BATCH];
-                [[unroll]] for (uint c = 0; c < BATCH; c++) {
-                    raw[c] = from.v[at + (c0 + c) * stride];
-                    scales[c] = scale_at(uint64_t(from), codes, scales_at + (c0 + c) * KB / GROUP * stride);
+                [[unroll]] for (uint g = 0; g < GROUPS; g++) value_scales[g][t] = value_scale(h, g, at);
+            [[dont_unroll]] for (uint turn = 0; turn < KEYS; turn += TURN)
+                [[unroll]] for (uint c0 = turn; c0 < turn + TURN; c0 += BATCH) {
+                    ADD_KEYS(h, at, c0, BATCH, PAIRS, qs[n], s[n])
                 }
-                [[unroll]] for (uint c = 0; c < BATCH; c++)
-                    [[unroll]] for (uint part = 0; part < KB / 4; part++) {
-                        const vec4 key = four(raw[c], part, scales[c]);
-                        [[unroll]] for (uint n = 0; n < PAIRS; n++)
-                            s[n] = add_products(qs[n][(c0 + c) * (KB / 4) + part], key, s[n]);
-                    }
-            }
-        } else {
-            for (uint j = 0; j < R; j++) {
-                const uint seen = step_.v[STEP_POSITIONS * max_rows + step_.first + min(i0 + j, live - 1)];
-                if (p > seen) continue;
-                const uint at = head * KEYS * max_rows + path[j][t];
+        }
+        if (p <= highest && !cached && !chain) {
+            [[dont_unroll]] for (uint j = 0; j < R; j++) {
+                if (p > of_step(STEP_POSITIONS, step_.first + min(i0 + j, live - 1))) continue;
+                const uint row = path[j][t];
                 float mine[GQ];
                 [[unroll]] for (uint g = 0; g < GQ; g++) mine[g] = 0.0;
-                for (uint c = 0; c < KEYS; c++) {
-                    const uvec4 raw = scratch_k.v[at + c * max_rows];
-                    const float scale_ = scratch_scale(uint64_t(scratch_k), head, c * KB / GROUP, path[j][t]);
-                    [[unroll]] for (uint part = 0; part < KB / 4; part++) {
-                        const vec4 key = four(raw, part, scale_);
-                        [[unroll]] for (uint g = 0; g < GQ; g++)
-                            mine[g] = add_products(qs[j * GQ + g][c * (KB / 4) + part], key, mine[g]);
-                    }
+                [[dont_unroll]] for (uint c0 = 0; c0 < KEYS; c0 += FEW) {
+                    ADD_KEYS(scratch, row, c0, FEW, GQ, qs[j * GQ + n], mine[n])
                 }
                 [[unroll]] for (uint n = 0; n < PAIRS; n++)
                     if (n / GQ == j) s[n] = mine[n % GQ];
             }
         }
 
-        const uint channel = t % (HEAD_DIM / 4), part = t / (HEAD_DIM / 4);
-        const uint page_v = ((first_page + page % pages) * n_kv + head) * PAGE * (HEAD_DIM / 4) + channel, group = channel * 4 / GROUP;
+        const uint channel = t % (HEAD_DIM / 4), part = t / (HEAD_DIM / 4), group = channel * 4 / GROUP;
+        const bool all_cached = (page + 1) * PAGE <= base;
         uvec4 values[AHEAD];
 #define LOAD_VALUES(TURN) \
-    [[unroll]] for (uint u = 0; u < AHEAD; u++) { \
-        const uint slot = min(TURN + u, TURNS - 1) * PARTS + part, at = page * PAGE + slot; \
-        const uint in_scratch = (min(root + at - base, max_rows - 1) * n_kv + head) * (HEAD_DIM / 4) + channel; \
-        values[u] = raw_at(at < base ? v : scratch_v, at < base ? page_v + slot * (HEAD_DIM / 4) : in_scratch); \
+    if (all_cached) { \
+        const uint64_t from = paged.values + uint64_t(part * VALUE_BYTES + channel * FOUR_BYTES); \
+        [[unroll]] for (uint u = 0; u < AHEAD; u++) \
+            values[u] = raw_from(from + uint64_t(min(TURN + u, TURNS - 1) * (PARTS * VALUE_BYTES))); \
+    } else { \
+        [[unroll]] for (uint u = 0; u < AHEAD; u++) { \
+            const uint slot = min(TURN + u, TURNS - 1) * PARTS + part, at = page * PAGE + slot; \
+            const uint row = min(root + at - base, max_rows - 1); \
+            const uint place = (at < base ? slot * VALUE_BYTES : row * scratch.stride) + channel * FOUR_BYTES; \
+            values[u] = raw_from((at < base ? paged.values : scratch.values) + uint64_t(place)); \
+        } \
     }
         if (EARLY && uniform_keys) LOAD_VALUES(0)
 
@@ -225,12 +221,12 @@ void main() {
             for (uint turn = 0; turn < turns; turn++) {
                 const uint slot = turn * PARTS + part, at = page * PAGE + slot;
                 float scale_ = KV == KV_Q8 && at < base ? value_scales[group][slot] : 1.0;
-                vec4 value = at < base ? four_of(raw_at(v, page_v + slot * (HEAD_DIM / 4)), scale_) : vec4(0.0);
+                vec4 value = at < base ? four_of(value_part(paged, channel, slot), scale_) : vec4(0.0);
                 [[unroll]] for (uint j = 0; j < R; j++) {
                     if (at > position[j]) continue;
                     if (at >= base) {
                         const uint row = uint(path[j][slot]);
-                        value = scratch_value(row, head, channel, scratch_scale(scratch_v, head, group, row));
+                        value = four_of(value_part(scratch, channel, row), value_scale(scratch, group, row));
                     }
                     [[unroll]] for (uint g = 0; g < GQ; g++)
                         sum[j * GQ + g] = add_scaled(es[((j * GQ + g) * PAGE + slot) / 4][slot % 4], value, sum[j * GQ + g]);
@@ -243,7 +239,7 @@ void main() {
             [[unroll]] for (uint i = 0; i < TEAMS; i++) l = l + parts[t][i];
             page_ml[t].y = l;
             const Running now = Running(page_ml[t].x, l);
-            const uint at = step_.v[STEP_POSITIONS * max_rows + step_.first + min(i0 + t / GQ, live - 1)];
+            const uint at = of_step(STEP_POSITIONS, step_.first + min(i0 + t / GQ, live - 1));
             const uint from = first_visible(at, window) / PAGE;
             if (page == from) {
                 run = now;
@@ -261,18 +257,22 @@ void main() {
             barrier();
             [[unroll]] for (uint m = 0; m < MINE; m++) {
                 const uint value = m * 256 + t, n = value / HEAD_DIM, d = value % HEAD_DIM;
+                // What no thread has costs no code.
+                if ((m * 256 + 255) / HEAD_DIM < n0 || m * 256 / HEAD_DIM >= n0 + CP) continue;
                 if (n < n0 || n >= n0 + CP) continue;
                 precise float all = 0.0;
                 for (uint h = 0; h < PARTS; h++) all = all + es[((n - n0) * PARTS + h) * (HEAD_DIM / 4) + d / 4][d % 4];
                 const uint j = n / GQ;
-                const uint seen = step_.v[STEP_POSITIONS * max_rows + step_.first + min(i0 + j, live - 1)];
+                const uint seen = of_step(STEP_POSITIONS, step_.first + min(i0 + j, live - 1));
                 const uint from = first_visible(seen, window) / PAGE;
                 if (page < from || page > seen / PAGE) continue;
                 if (SPLIT) {
                     if (i0 + j >= live) continue;
-                    const uint place = ((((i0 + j) * n_kv + head) * GQ + n % GQ) * slots + (page - from)) * (HEAD_DIM + 2);
-                    out_.v[place + d] = all;
-                    if (d < 2) out_.v[place + HEAD_DIM + d] = page_ml[n][d];
+                    const uint place = ((j * n_kv * GQ + n % GQ) * slots + page - from) * (HEAD_DIM + 2) + d;
+                    const uint64_t first = uint64_t((i0 * n_kv + head) * GQ) * (slots * (HEAD_DIM + 2) * 4);
+                    SharedF32 to = SharedF32(uint64_t(out_) + first + uint64_t(place * 4));
+                    to.v[0] = all;
+                    if (d < 2) to.v[HEAD_DIM] = page_ml[n][d];
                 } else {
                     o[m] = page == from ? all : join_output(o[m], all, factors[n].x, factors[n].y);
                 }
@@ -288,6 +288,7 @@ void main() {
         const uint value = m * 256 + t, n = value / HEAD_DIM, d = value % HEAD_DIM, j = n / GQ;
         if (n >= PAIRS || i0 + j >= live) continue;
         precise float y = o[m] / page_ml[n].y;
-        out_.v[(((step_.first + i0 + j) * n_kv + head) * GQ + n % GQ) * HEAD_DIM + d] = y;
+        const uint place = (((step_.first + i0 + j) * n_kv + head) * GQ + n % GQ) * HEAD_DIM + d;
+        SharedF32(uint64_t(out_) + uint64_t(place * 4)).v[0] = y;
     }
 }

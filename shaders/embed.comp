@@ -35,7 +35,7 @@ const uint CODE_BF16 = 4, CODE_F32 = 5;
 // Word `i` of a step that lies in 16-byte pieces (8-byte ones where it has no more) beside those of its seven neighbours.
 uint word_of(uint64_t row, uint step_, uint steps, uint words, uint i) {
     const uint piece = words % 4 == 0 ? 4 : 2, block = step_ / 8 * 8, lane = step_ % 8, width = min(8, steps - block);
-    return U32(row).v[block * words + (i / piece * width + lane) * piece + i % piece];
+    return U32(row + uint64_t(4 * (block * words + (i / piece * width + lane) * piece + i % piece))).v[0];
 }
 
 float trellis_value(uint token, uint col) {
@@ -52,8 +52,9 @@ float trellis_value(uint token, uint col) {
 
 float value(uint token, uint col) {
     const uint groups = GROUP == 0 ? 1 : COLS / GROUP;
-    if (CODE == CODE_F32) return F32(codes).v[token * COLS + col];
-    if (CODE == CODE_BF16) return uintBitsToFloat(uint(U16(codes).v[token * COLS + col]) << 16);
+    if (CODE == CODE_F32) return F32(codes + uint64_t(token) * (COLS * 4) + uint64_t(col * 4)).v[0];
+    if (CODE == CODE_BF16)
+        return uintBitsToFloat(uint(U16(codes + uint64_t(token) * (COLS * 2) + uint64_t(col * 2)).v[0]) << 16);
     if (CODE == CODE_TRELLIS) {
         precise float y = trellis_value(token, col) * float(scales.v[token]);
         return y;
@@ -66,7 +67,8 @@ float value(uint token, uint col) {
     if (CODE == CODE_I8A)
         return fma(float((code << 24 >> 24) + 128), float(scales.v[2 * token]), float(scales.v[2 * token + 1]));
     const int q = CODE == CODE_I8 ? code << 24 >> 24 : DOUBLE * (code & 0xff) - OFFSET;
-    precise float y = float(q) * (float(scales.v[token * groups + (GROUP == 0 ? 0 : col / GROUP)]) * UNIT);
+    const uint64_t of_row = uint64_t(scales) + uint64_t(token) * (groups * 2);
+    precise float y = float(q) * (float(F16(of_row + uint64_t(GROUP == 0 ? 0 : col / GROUP * 2)).v[0]) * UNIT);
     return y;
 }
 

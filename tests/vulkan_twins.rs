@@ -284,6 +284,35 @@ fn dispatches_in_one_call() {
     }
 }
 
+/// Queries, keys and values in formats that share no call: each call rotates its own heads.
+#[test]
+fn rotation_by_several_calls() {
+    let Some(open) = device() else { return };
+    let h = (64, 4, 2, KvFormat::F16, None);
+    for (formats, rows) in [
+        (["i4-g32", "i8-g32", "i4-g32"], &[(1, 3), (9, 3)][..]),
+        (["t2-row", "t2-row", "t3-row"], &[(2, 2)]),
+        (["i4-row", "t3-row", "t3-row"], &[(1, 2), (33, 3)]),
+    ] {
+        let mut t = Twins::new(open(), 13);
+        let (dim, n_heads, n_kv, ..) = h;
+        let kv = layer(&mut t, h);
+        let heads = [n_heads, n_kv, n_kv].into_iter().zip(formats);
+        let mut jobs: Vec<_> = heads.map(|(n, f)| t.job(format(f), n * dim, 128)).collect();
+        let act = jobs[0].act;
+        jobs.iter_mut().for_each(|job| job.act = act);
+        let [q, k, v] = [0, 1, 2].map(|i| jobs[i].out);
+        let (q_norm, k_norm, rope_table) = (t.vector(dim), t.vector(dim), t.floats(dim));
+        let rope = Op::Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv };
+        for &(live, calls) in rows {
+            let steps = [0, live % 3].map(|first| Step { live, first, ..Step::default() });
+            let linear = Op::Linear { jobs: jobs.clone(), rows: RowSet::All };
+            t.run(&format!("{formats:?}"), vec![linear, rope.clone()], steps);
+            assert_eq!(t.exec.calls(), calls, "{formats:?}, {live} rows");
+        }
+    }
+}
+
 /// One row or two: the last workgroup of a linear layer does the norm behind it, and prepares its result for one reader.
 #[test]
 fn norms_in_the_call_of_a_linear_layer() {

@@ -8,6 +8,12 @@ const uint KB = KV == KV_F32 ? 4 : KV == KV_F16 ? 8 : 16;
 // Channels that share a scale.
 #define GROUP_OF(head_dim) ((head_dim) % 32 == 0 ? 32 : 16)
 
+// Bytes of four channels.
+const uint FOUR_BYTES = 64 / KB;
+
+// A scale that lies at an address; none is 1.
+float scale_from(uint64_t at) { return KV == KV_Q8 ? float(F16(at).v[0]) : 1.0; }
+
 // Scale `i` of a buffer of `codes` int8 codes.
 float scale_at(uint64_t base, uint64_t codes, uint i) { return KV == KV_Q8 ? float(F16(base + codes).v[i]) : 1.0; }
 
@@ -23,9 +29,12 @@ vec4 four(uvec4 w, uint part, float scale) {
     return decode(w[part], scale);
 }
 
-// Channels 4 i ... 4 i + 3 of a buffer: as they lie, and as what they mean.
-uvec4 raw_at(uint64_t base, uint i) {
-    if (KV == KV_F32) return U32x4(base).v[i];
-    return KV == KV_Q8 ? uvec4(U32(base).v[i], 0, 0, 0) : uvec4(U32x2(base).v[i], 0, 0);
+// Four channels that lie at an address, and channels 4 i ... 4 i + 3 of a buffer: as they lie.
+uvec4 raw_from(uint64_t at) {
+    if (KV == KV_F32) return U32x4(at).v[0];
+    return KV == KV_Q8 ? uvec4(U32(at).v[0], 0, 0, 0) : uvec4(U32x2(at).v[0], 0, 0);
 }
+uvec4 raw_at(uint64_t base, uint i) { return raw_from(base + uint64_t(i) * FOUR_BYTES); }
+
+// What they mean.
 vec4 four_of(uvec4 raw, float scale) { return four(raw, 0, scale); }

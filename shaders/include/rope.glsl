@@ -10,15 +10,20 @@ const uint GROUP = GROUP_OF(HEAD_DIM), GROUPS = HEAD_DIM / GROUP; // of channels
 const uint WIDE = SG < GROUP ? SG : GROUP;                        // lanes that work on a group
 const uint TURNS = GROUP / WIDE;
 
-uint key_at(RopeArgs a, uint h, uint d, uint r) { return ((h * (HEAD_DIM / KB) + d / KB) * a.max_rows + r) * KB + d % KB; }
-
-uint value_at(RopeArgs a, uint h, uint d, uint r) { return (r * a.n_kv + h) * HEAD_DIM + d; }
+// Where a key or value of row `r` begins in scratch: an address that all lanes share, and bytes from
+// there to a channel.
+uint64_t stored_at(RopeArgs a, bool key, uint h, uint r) {
+    if (key) return a.scratch_k + uint64_t(h * (HEAD_DIM / KB) * a.max_rows + r) * 16;
+    return a.scratch_v + uint64_t(r * a.n_kv + h) * (HEAD_DIM * 16 / KB);
+}
+uint channel_at(RopeArgs a, bool key, uint d) {
+    return (key ? d / KB * a.max_rows * KB + d % KB : d) * (16 / KB);
+}
 
 void store(RopeArgs a, bool key, uint h, uint d, uint r, float value) {
-    const uint at = key ? key_at(a, h, d, r) : value_at(a, h, d, r);
-    const uint64_t to = key ? a.scratch_k : a.scratch_v;
-    if (KV == KV_F32) F32(to).v[at] = value;
-    else if (KV == KV_F16) F16(to).v[at] = float16_t(value);
+    const uint64_t at = stored_at(a, key, h, r) + uint64_t(channel_at(a, key, d));
+    if (KV == KV_F32) F32(at).v[0] = value;
+    else if (KV == KV_F16) F16(at).v[0] = float16_t(value);
     else whole[gl_SubgroupID * HEAD_DIM + d] = value;
 }
 
@@ -37,12 +42,13 @@ void store_codes(RopeArgs a, bool key, uint h, uint r) {
         const float16_t stored = float16_t(min(most / 127.0, 65504.0));
         const float scale = float(stored), inv = scale > 0.0 ? 1.0 / scale : 0.0;
         if (g >= GROUPS) continue;
-        if (lane % WIDE == 0) F16(to + uint64_t(a.max_rows) * a.n_kv * HEAD_DIM).v[(h * GROUPS + g) * a.max_rows + r] = stored;
+        const uint64_t scales = to + uint64_t(a.max_rows) * a.n_kv * HEAD_DIM + uint64_t(h * GROUPS * a.max_rows + r) * 2;
+        if (lane % WIDE == 0) F16(scales + uint64_t(g * a.max_rows * 2)).v[0] = stored;
         [[unroll]] for (uint i = 0; i < TURNS; i++) {
             const uint d = first + i * WIDE;
             precise float scaled = whole[mine + d] * inv;
             const int code = int(clamp(roundEven(scaled), -128.0, 127.0));
-            I8(to).v[key ? key_at(a, h, d, r) : value_at(a, h, d, r)] = int8_t(code);
+            I8(stored_at(a, key, h, r) + uint64_t(channel_at(a, key, d))).v[0] = int8_t(code);
         }
     }
     subgroupBarrier(); // before `whole` is written again
@@ -50,25 +56,28 @@ void store_codes(RopeArgs a, bool key, uint h, uint r) {
 
 // Head `head` of row `r`: queries, then keys, then values. Lane i has elements i, i + SG, ... of both halves.
 void rope_head(RopeArgs a, uint head, uint r) {
-    SharedF32 q = SharedF32(uint64_t(a.q)), k = SharedF32(uint64_t(a.k)), v = SharedF32(uint64_t(a.v));
     const uint lane = gl_SubgroupInvocationID;
     if (head >= a.n_heads + a.n_kv) {
         const uint h = head - a.n_heads - a.n_kv;
-        for (uint d = lane; d < HEAD_DIM; d += SG) store(a, false, h, d, r, v.v[value_at(a, h, d, r)]);
+        const uint64_t from = uint64_t(a.v) + uint64_t(r * a.n_kv + h) * (HEAD_DIM * 4);
+        for (uint d = lane; d < HEAD_DIM; d += SG) store(a, false, h, d, r, SharedF32(from + uint64_t(d * 4)).v[0]);
         store_codes(a, false, h, r);
         return;
     }
     const bool query = head < a.n_heads;
     const uint h = query ? head : head - a.n_heads;
-    const uint base = (query ? r * a.n_heads + h : r * a.n_kv + h) * HEAD_DIM;
+    const uint64_t rows = query ? uint64_t(a.q) : uint64_t(a.k), weights = query ? uint64_t(a.q_norm) : uint64_t(a.k_norm);
+    const uint64_t at = rows + uint64_t(r * (query ? a.n_heads : a.n_kv) + h) * (HEAD_DIM * 4);
+    const uint64_t table = uint64_t(a.table) + uint64_t(r) * (HEAD_DIM * 4);
     float x[PAIRS_OF_LANE], y[PAIRS_OF_LANE];
     precise float s = 0.0;
     [[unroll]] for (uint i = 0; i < PAIRS_OF_LANE; i++) {
         const uint d = i * SG + lane;
         x[i] = 0.0, y[i] = 0.0;
         if (d < HALF) {
-            x[i] = query ? q.v[base + d] : k.v[base + d];
-            y[i] = query ? q.v[base + d + HALF] : k.v[base + d + HALF];
+            SharedF32 from = SharedF32(at + uint64_t(d * 4));
+            x[i] = from.v[0];
+            y[i] = from.v[HALF];
         }
         s = fma(x[i], x[i], s);
         s = fma(y[i], y[i], s);
@@ -79,19 +88,17 @@ void rope_head(RopeArgs a, uint head, uint r) {
     [[unroll]] for (uint i = 0; i < PAIRS_OF_LANE; i++) {
         const uint d = i * SG + lane;
         if (d >= HALF) break;
-        const float w_x = query ? a.q_norm.v[d] : a.k_norm.v[d], w_y = query ? a.q_norm.v[d + HALF] : a.k_norm.v[d + HALF];
-        precise float nx = (x[i] * inv) * (1.0 + w_x);
-        precise float ny = (y[i] * inv) * (1.0 + w_y);
-        const float cos_ = a.table.v[r * HEAD_DIM + d], sin_ = a.table.v[r * HEAD_DIM + HALF + d];
+        F32 w = F32(weights + uint64_t(d * 4)), turn = F32(table + uint64_t(d * 4));
+        precise float nx = (x[i] * inv) * (1.0 + w.v[0]);
+        precise float ny = (y[i] * inv) * (1.0 + w.v[HALF]);
+        const float cos_ = turn.v[0], sin_ = turn.v[HALF];
         precise float rx = fma(nx, cos_, -(ny * sin_));
         precise float ry = fma(ny, cos_, nx * sin_);
-        if (query) {
-            q.v[base + d] = rx;
-            q.v[base + d + HALF] = ry;
-        } else {
-            // As the twin leaves them; nobody reads them any more.
-            k.v[base + d] = rx;
-            k.v[base + d + HALF] = ry;
+        // Keys as the twin leaves them; nobody reads them any more.
+        SharedF32 to = SharedF32(at + uint64_t(d * 4));
+        to.v[0] = rx;
+        to.v[HALF] = ry;
+        if (!query) {
             store(a, true, h, d, r, rx);
             store(a, true, h, d + HALF, r, ry);
         }

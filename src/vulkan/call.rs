@@ -59,6 +59,8 @@ impl Bucket {
 pub enum Touch {
     Read(BufferId),
     Write(BufferId),
+    /// Writes to places that are no other's among calls that touch it so.
+    Share(BufferId),
 }
 
 /// One kernel call.

@@ -56,7 +56,8 @@ impl Places<'_> {
         call.touches.push(Touch::Write(self.own.counts));
     }
 
-    /// Lets the linear layers `calls`, of `jobs`, do the rotation `next` too, if that is what follows and they can.
+    /// Lets the linear layers `calls`, of `jobs`, do the rotation `next` too, if that is what follows and
+    /// they can: each of them that of its own heads.
     pub(super) fn finish_rope(
         &self,
         calls: &mut [Call],
@@ -65,22 +66,30 @@ impl Places<'_> {
         bucket: Bucket,
     ) -> Result<bool> {
         let Some(Dispatch { op: op @ Op::Rope { q, k, v, n_heads, kv, .. }, .. }) = next else { return Ok(false) };
-        // All three side by side in one call.
-        let [call] = calls else { return Ok(false) };
-        let Some((_, rows)) = &call.linear else { return Ok(false) };
-        if call.shader == Shader::LinearMany {
-            return Ok(false);
-        }
         let outs: Vec<BufferId> = jobs.iter().map(|job| job.out).collect();
-        let units = call.groups[0] as usize * (n_heads + 2 * kv.n_kv_heads);
-        let fits = kv.head_dim.is_multiple_of(*rows) && units <= COUNTS && bucket.rows <= ROWS;
-        if !(self.finish && fits && outs == [*q, *k, *v]) {
+        let fits = |call: &Call| {
+            let units = call.groups[0] as usize * (n_heads + 2 * kv.n_kv_heads);
+            let whole = call.linear.is_some_and(|(_, rows)| kv.head_dim.is_multiple_of(rows));
+            whole && call.shader != Shader::LinearMany && units <= COUNTS
+        };
+        if !(self.finish && bucket.rows <= ROWS && outs == [*q, *k, *v] && calls.iter().all(fits)) {
             return Ok(false);
         }
         let rope = self.rope(op, bucket)?;
-        call.constants.push((11, 1));
-        call.constants.extend([(12, 2), (13, 3)].map(|(id, of)| (id, rope.constant(of).unwrap_or(0))));
-        self.take_over(call, rope, LINEAR_TAIL);
+        let mut first = 0;
+        for call in calls {
+            call.constants.push((11, 1));
+            call.constants.extend([(12, 2), (13, 3)].map(|(id, of)| (id, rope.constant(of).unwrap_or(0))));
+            call.constants.push((26, first as u32));
+            call.tail = Some(self.tail(&rope, LINEAR_TAIL));
+            let written = outs.iter().enumerate().filter(|(_, out)| call.writes(**out)).map(|(i, _)| i);
+            let written: Vec<usize> = written.collect();
+            first += written.len();
+            let kept = [None, Some(kv.scratch_k), Some(kv.scratch_v)];
+            call.touches.extend(written.iter().filter_map(|i| kept[*i]).map(Touch::Write));
+            // A head has a counter of its own.
+            call.touches.push(Touch::Share(self.own.counts));
+        }
         Ok(true)
     }
 
