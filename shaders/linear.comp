@@ -37,15 +37,8 @@ void main() {
     const uint team = SG <= 32 ? gl_SubgroupID : gl_LocalInvocationID.x / LANES, first = live_row(args.step_, SELECTED, 0);
     const uint ROWS = T / LANES * NR; // of a workgroup
     LinearArgs a = args;
-    uint group = gl_WorkGroupID.y, which = 0;
-    [[unroll]] for (uint i = 0; i < 2; i++) {
-        const uint groups = (a.n + ROWS - 1) / ROWS, n = more_n >> (16 * i) & 0xffff;
-        if (group < groups || n == 0) break;
-        group -= groups;
-        a.matrix = more[i];
-        a.n = n;
-        which = i + 1;
-    }
+    uint group = gl_WorkGroupID.y;
+    const uint which = take_matrix(a, group, ROWS, more_n, more);
     linear(a, group * ROWS + team * NR, m0, first, live);
     if (HEADS) finish_heads(tail, which, group * ROWS, ROWS, m0, min(M, live - m0), first);
     if (NORM) finish_norm(tail, (a.n + ROWS - 1) / ROWS, first, live);

@@ -1,50 +1,59 @@
-// Linear layers with f32 or bf16 weights: a subgroup a matrix row, lanes along the columns, partial sums joined in a fixed tree.
+// Linear layers with f32 or bf16 weights: a subgroup a matrix row, lanes along the columns, partial sums
+// joined in a fixed tree. Up to three matrices share their activations.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
+#include "args.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint SG = 32;
 layout(constant_id = 2) const uint M = 1;
 layout(constant_id = 3) const bool BF16 = false;
 layout(constant_id = 8) const bool SELECTED = false;
+layout(constant_id = 9) const uint T = 128; // threads
+const uint SUBGROUPS = T / SG;
+
+#include "heads.glsl"
+#include "norm.glsl"
 
 layout(push_constant, scalar) uniform Push {
-    uint64_t w; // [n, k]
-    F32 x;      // [rows, stride]
-    F32 out_;   // [rows, n]
-    Step step_;
-    uint n;
-    uint k;
-    uint stride;
+    LinearArgs args; // codes and x are floats; a step is a column
+    uint more_n;     // rows of the matrices beside it, 16 bits each; 0: there is none
+    Matrix more[2];
+    uint64_t tail;   // of HEADS or NORM
 };
 
 float weight(uint64_t row, uint i) {
-    if (BF16) return uintBitsToFloat(uint(U16(row).v[i]) << 16);
-    return F32(row).v[i];
+    if (BF16) return uintBitsToFloat(uint(U16(row + uint64_t(i * 2)).v[0]) << 16);
+    return F32(row + uint64_t(i * 4)).v[0];
 }
 
 void main() {
     const uint lane = gl_SubgroupInvocationID;
-    const uint live = live_rows(step_, SELECTED);
+    const uint live = live_rows(args.step_, SELECTED), first = live_row(args.step_, SELECTED, 0);
     const uint m0 = gl_WorkGroupID.x * M;
     if (m0 > 0 && m0 >= live) return;
-    const uint n0 = gl_WorkGroupID.y * gl_NumSubgroups + gl_SubgroupID;
-    const uint row = min(n0, n - 1);
-    const uint64_t at = w + uint64_t(row) * k * (BF16 ? 2 : 4);
+    LinearArgs a = args;
+    uint group = gl_WorkGroupID.y;
+    const uint which = take_matrix(a, group, SUBGROUPS, more_n, more);
+    const uint n0 = group * SUBGROUPS + gl_SubgroupID;
+    const uint row = min(n0, a.n - 1);
+    const uint64_t at = a.matrix.codes + uint64_t(row) * (a.steps * (BF16 ? 2 : 4));
     precise float sum[M];
-    uint xr[M];
+    uint64_t x[M];
     [[unroll]] for (uint m = 0; m < M; m++) {
         sum[m] = 0.0;
-        xr[m] = live_row(step_, SELECTED, min(m0 + m, live - 1));
+        x[m] = a.x + uint64_t(first + min(m0 + m, live - 1)) * a.stride;
     }
-    for (uint i = lane; i < k; i += SG) {
+    for (uint i = lane; i < a.steps; i += SG) {
         const float v = weight(at, i);
-        [[unroll]] for (uint m = 0; m < M; m++) sum[m] = fma(v, x.v[xr[m] * stride + i], sum[m]);
+        [[unroll]] for (uint m = 0; m < M; m++) sum[m] = fma(v, F32(x[m] + uint64_t(i * 4)).v[0], sum[m]);
     }
     [[unroll]] for (uint m = 0; m < M; m++) {
         precise float y = sum[m];
         [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) y = y + subgroupShuffleXor(y, d);
-        if (lane == 0 && m0 + m < live && n0 < n) out_.v[xr[m] * n + row] = y;
+        if (lane == 0 && m0 + m < live && n0 < a.n) a.matrix.out_.v[(first + m0 + m) * a.n + row] = y;
     }
+    if (HEADS) finish_heads(tail, which, group * SUBGROUPS, SUBGROUPS, m0, min(M, live - m0), first);
+    if (NORM) finish_norm(tail, (a.n + SUBGROUPS - 1) / SUBGROUPS, first, live);
 }

@@ -46,15 +46,8 @@ void main() {
     const uint m0 = gl_WorkGroupID.x * M;
     if (m0 > 0 && m0 >= live) return;
     LinearArgs a = args;
-    uint tile_row = gl_WorkGroupID.y, which = 0;
-    [[unroll]] for (uint i = 0; i < 2; i++) {
-        const uint tile_rows = (a.n + 15) / 16, n = more_n >> (16 * i) & 0xffff;
-        if (tile_row < tile_rows || n == 0) break;
-        tile_row -= tile_rows;
-        a.matrix = more[i];
-        a.n = n;
-        which = i + 1;
-    }
+    uint tile_row = gl_WorkGroupID.y;
+    const uint which = take_matrix(a, tile_row, 16, more_n, more);
     const uint tiles = a.steps, first = live_row(a.step_, SELECTED, 0);
     const uint64_t base = a.matrix.codes + uint64_t(tile_row) * tiles * (TILE_WORDS * 4);
     uint xr[M];

@@ -83,6 +83,6 @@ fn counted_workgroups_release_what_all_their_invocations_stored() {
             counting.push(path.file_stem().unwrap().to_owned());
         }
     }
-    let linear = ["linear", "linear_few", "linear_matrix", "linear_matrix_k8", "linear_trellis"];
+    let linear = ["linear", "linear_few", "linear_float", "linear_matrix", "linear_matrix_k8", "linear_trellis"];
     assert_eq!(counting, [&["attention"][..], &linear].concat());
 }

@@ -259,6 +259,7 @@ fn dispatches_in_one_call() {
         // A scale of the whole row.
         ((64, 4, 2, KvFormat::F32, None), "i8-row", &[(1, 1), (2, 1)]),
         ((32, 8, 2, KvFormat::F16, Some(70)), "i4-row+h128", &[(1, 1), (2, 1), (33, 2)]),
+        ((64, 4, 2, KvFormat::F16, None), "nothing", &[(2, 1)]),
     ];
     for (h, prepared, rows) in heads {
         let mut t = Twins::new(open(), 11);
@@ -270,21 +271,22 @@ fn dispatches_in_one_call() {
         let [q, k, v] = jobs.each_ref().map(|job| job.out);
         let (q_norm, k_norm, rope_table) = (t.vector(dim), t.vector(dim), t.floats(dim));
         let out = t.rows(n_heads * dim);
-        let act = t.act(format(prepared), n_heads * dim);
+        let act = (prepared != "nothing").then(|| t.act(format(prepared), n_heads * dim));
         for &(live, calls) in rows {
             let linear = Op::Linear { jobs: jobs.to_vec(), rows: RowSet::All };
             let rope = Op::Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv };
             t.run(&format!("{h:?}"), vec![linear, rope], steps(live));
             assert_eq!(t.exec.calls(), calls, "{h:?}: products and rotation, {live} rows");
             let attention = Op::Attention { q, out, n_heads, scale: (dim as f32).powf(-0.5), kv };
-            let ops = vec![attention, Op::Prepare { input: out, act, rows: RowSet::All }];
+            let mut ops = vec![attention];
+            ops.extend(act.map(|act| Op::Prepare { input: out, act, rows: RowSet::All }));
             t.run(&format!("{h:?}"), ops, steps(live));
             assert_eq!(t.exec.calls(), calls, "{h:?}: attention and preparation, {live} rows");
         }
     }
 }
 
-/// Queries, keys and values in formats that share no call: each call rotates its own heads.
+/// Queries, keys and values in formats of which each has a call of its own: it rotates its own heads.
 #[test]
 fn rotation_by_several_calls() {
     let Some(open) = device() else { return };
@@ -293,6 +295,7 @@ fn rotation_by_several_calls() {
         (["i4-g32", "i8-g32", "i4-g32"], &[(1, 3), (9, 3)][..]),
         (["t2-row", "t2-row", "t3-row"], &[(2, 2)]),
         (["i4-row", "t3-row", "t3-row"], &[(1, 2), (33, 3)]),
+        (["bf16"; 3], &[(1, 1), (9, 1)]),
     ] {
         let mut t = Twins::new(open(), 13);
         let (dim, n_heads, n_kv, ..) = h;
@@ -322,6 +325,7 @@ fn norms_in_the_call_of_a_linear_layer() {
         ("t3-row", 1152, 192, &["t3-row+h128"], &[(1, 1), (2, 1), (3, 2)]),
         ("i8-row", 5376, 64, &["i8-row", "bf16+h128"], &[(1, 2), (5, 3)]),
         ("i2-g128", 48, 128, &[], &[(2, 1)]),
+        ("bf16", 640, 96, &["bf16"], &[(1, 1), (2, 1), (3, 2)]),
     ] {
         let mut t = Twins::new(open(), 12);
         let job = t.job(format(weights), dim, cols);

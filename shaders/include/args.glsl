@@ -18,6 +18,21 @@ struct LinearArgs {
     uint stride;   // bytes from row to row of x, a multiple of 16
 };
 
+// Of the matrices beside each other, whose rows `more_n` has in 16 bits each, the one that has workgroup
+// `group` of `rows` matrix rows; `a` and `group` become its own. Returns which it is.
+uint take_matrix(inout LinearArgs a, inout uint group, uint rows, uint more_n, Matrix more[2]) {
+    uint which = 0;
+    [[unroll]] for (uint i = 0; i < 2; i++) {
+        const uint groups = (a.n + rows - 1) / rows, n = more_n >> (16 * i) & 0xffff;
+        if (group < groups || n == 0) break;
+        group -= groups;
+        a.matrix = more[i];
+        a.n = n;
+        which = i + 1;
+    }
+    return which;
+}
+
 struct RowArgs {
     F32 x;      // [rows, cols]
     F32 add;    // [rows, cols]; 0: nothing to add

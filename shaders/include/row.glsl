@@ -159,11 +159,12 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
     return 0;
 }
 
-// What the next linear layer wants of a block of row `r` where its scales are a group's (or it takes floats): stored as it is where
-// somebody reads that, then the Hadamard, then int8.
+// What the next linear layer wants of a block of row `r` where its scales are a group's (or it takes
+// floats): stored as it is where somebody reads that, then the Hadamard, then int8 or floats where
+// somebody reads those.
 void finish_block(RowArgs a, inout float v[PER], uint r, uint block, uint cols, bool hadamard_, bool int8, uint group) {
     if (uint64_t(a.z) != 0) store_block(a.z, r, block, cols, v);
     if (hadamard_) hadamard(v, block);
     if (int8) round_block(a, v, r, block, cols, group, 0.0);
-    else store_block(F32(a.values), r, block, cols, v);
+    else if (a.values != 0) store_block(F32(a.values), r, block, cols, v);
 }

@@ -118,7 +118,8 @@ impl Places<'_> {
     /// Lets the linear layer `call` do `norm` too, if it can.
     pub(super) fn finish_norm(&self, call: &mut Call, norm: Call) -> bool {
         // Its workgroups take all rows.
-        if !matches!(call.shader, Shader::Linear | Shader::LinearTrellis) || call.groups[0] != 1 {
+        let kernels = [Shader::Linear, Shader::LinearFloat, Shader::LinearTrellis];
+        if !kernels.contains(&call.shader) || call.groups[0] != 1 {
             return false;
         }
         call.constants.push((20, 1));
@@ -128,11 +129,11 @@ impl Places<'_> {
         true
     }
 
-    /// Whether attention over split pages, in these workgroups of `rows` rows, can do the join and the
-    /// preparation of `act` too; `width` channels belong to a kv head.
+    /// Whether attention over split pages, in these workgroups of `rows` rows, can do the join too, and the
+    /// preparation of `act` if there is one; `width` channels belong to a kv head.
     pub(super) fn can_join(&self, act: Option<&Act>, groups: [usize; 3], rows: usize, width: usize, bucket: Bucket) -> bool {
         // A scale of the whole row wants all heads, and the last workgroup of all rounds its rows.
-        let few = act.is_some_and(|a| rows <= WHOLE_ROWS || !(a.format.int8 && a.format.group == Group::Row));
+        let few = rows <= WHOLE_ROWS || !act.is_some_and(|a| a.format.int8 && a.format.group == Group::Row);
         let counters = groups[1] * (groups[0] + 1);
         self.finish && few && width.is_multiple_of(BLOCK) && bucket.rows <= ROWS && counters <= COUNTS
     }

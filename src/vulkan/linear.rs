@@ -28,7 +28,8 @@ const HEAD_SHARED: usize = 8 << 10;
 /// Teams of a workgroup whose last one has a row to normalise: more of them have less of it each.
 const NORM_TEAMS: u32 = 8;
 
-/// A kernel for integer codes: its shader and constants, and how many rows of activations and of the matrix a workgroup takes.
+/// A kernel of a linear layer: its shader and constants, and how many rows of activations and of the
+/// matrix a workgroup takes.
 struct Shape {
     shader: Shader,
     constants: Constants,
@@ -42,48 +43,53 @@ impl Places<'_> {
         let (m, act) = (self.matrix(job.weight), &job.act);
         let selected = (rows == RowSet::Selected) as u32;
         let live = bucket.of(rows);
-        let sg = self.info.subgroup;
         let step = self.at(self.step);
         let touches = vec![Touch::Read(act.values), Touch::Read(act.scales), Touch::Read(act.sums), Touch::Write(job.out)];
         let (values, sx, sums, out) = (self.at(act.values), self.at(act.scales), self.at(act.sums), self.at(job.out));
-        let mut call = match Packing::of(m.format, m.rows, m.cols)? {
-            None => {
-                let (threads, block) = (128, live.clamp(1, 4));
-                let constants =
-                    vec![(0, threads), (1, sg), (2, block as u32), (3, (m.format.code == Code::Bf16) as u32), (8, selected)];
-                let push = Push::new().at(m.codes).at(values).at(out).at(step).word(m.rows).word(m.cols).word(act.cols);
-                let groups = [live.div_ceil(block), m.rows.div_ceil((threads / sg) as usize), 1];
-                self.call(Shader::LinearFloat, constants, push, groups, touches)
-            }
+        let packing = Packing::of(m.format, m.rows, m.cols)?;
+        let shape = match &packing {
+            None => self.float_shape(m.format, live, norm),
             Some(p) => {
-                let shape = self.known_shape(m.format, m.cols, &p, live);
-                let shape = shape.or_else(|| self.matrix_shape(m.format, m.cols, &p, live));
-                let shape = shape.unwrap_or_else(|| match Trellis::of(m.format.code) {
-                    Some(_) => self.trellis_shape(m.format, &p, live, norm),
-                    None => self.dot_shape(m.format, m.rows, m.cols, &p, live, norm),
-                });
-                let mut constants = shape.constants;
-                let grouped = (m.format.group != Group::Row) as u32;
-                constants.extend([(4, code_number(m.format.code)), (6, grouped), (8, selected)]);
-                let args = LinearPush {
-                    main: MatrixPush { codes: m.codes, scales: m.scales, out },
-                    act: ActPush { values, scales: sx, sums },
-                    step,
-                    n: m.rows as u32,
-                    steps: p.steps as u32,
-                    stride: act.cols as u32,
-                    more_n: [0; 2],
-                    more: [MatrixPush::zeroed(); 2],
-                    tail: 0,
-                };
-                let groups = [live.div_ceil(shape.block), m.rows.div_ceil(shape.rows), 1];
-                let call = self.call(shape.shader, constants, Push::of(&args), groups, touches);
-                Call { linear: Some((args, shape.rows)), ..call }
+                let known = self.known_shape(m.format, m.cols, p, live);
+                let matrix = || self.matrix_shape(m.format, m.cols, p, live);
+                known.or_else(matrix).unwrap_or_else(|| match Trellis::of(m.format.code) {
+                    Some(_) => self.trellis_shape(m.format, p, live, norm),
+                    None => self.dot_shape(m.format, m.rows, m.cols, p, live, norm),
+                })
             }
         };
+        let mut constants = shape.constants;
+        constants.push((8, selected));
+        if packing.is_some() {
+            constants.extend([(4, code_number(m.format.code)), (6, (m.format.group != Group::Row) as u32)]);
+        }
+        let args = LinearPush {
+            main: MatrixPush { codes: m.codes, scales: m.scales, out },
+            act: ActPush { values, scales: sx, sums },
+            step,
+            n: m.rows as u32,
+            // Of floats, a step is a column.
+            steps: packing.map_or(m.cols, |p| p.steps) as u32,
+            stride: (act.cols * if act.format.int8 { 1 } else { 4 }) as u32,
+            more_n: [0; 2],
+            more: [MatrixPush::zeroed(); 2],
+            tail: 0,
+        };
+        let groups = [live.div_ceil(shape.block), m.rows.div_ceil(shape.rows), 1];
+        let mut call = self.call(shape.shader, constants, Push::of(&args), groups, touches);
+        call.linear = Some((args, shape.rows));
         call.bytes = m.bytes;
         call.work = (m.rows * m.cols * live) as u64;
         Ok(call)
+    }
+
+    /// Float weights, any number of rows.
+    fn float_shape(&self, format: Format, live: usize, norm: bool) -> Shape {
+        let (sg, block) = (self.info.subgroup, live.clamp(1, 4));
+        let threads = if norm { NORM_TEAMS * sg.min(32) } else { 128 }.max(sg);
+        let bf16 = (format.code == Code::Bf16) as u32;
+        let constants = vec![(0, threads), (1, sg), (2, block as u32), (3, bf16), (9, threads)];
+        Shape { shader: Shader::LinearFloat, constants, block, rows: (threads / sg) as usize }
     }
 
     /// Trellis codes by dot products, any number of rows.

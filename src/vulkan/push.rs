@@ -12,7 +12,7 @@ pub struct LinearPush {
     pub step: u64,
     /// Rows of the matrix.
     pub n: u32,
-    /// Steps of a matrix row.
+    /// Steps of a matrix row; of floats, columns.
     pub steps: u32,
     /// Bytes from row to row of the activations.
     pub stride: u32,
