@@ -19,7 +19,7 @@
 //!    sampler     scores -> a token
 //! 0  tensor      formats and codecs
 //!    kv, error   pages of keys and values; faults that carry an exit code and a remedy
-//!    cache       files that only save time
+//!    util        hexadecimal, figures, shell words, directories, files written whole
 //! ```
 //!
 //! # The way of a token
@@ -52,7 +52,6 @@
 //! - *executor*: a device that runs dispatches. *plan*: the dispatches of a model's pass.
 //! - *artifact*: a directory that the quantiser wrote. *recipe*: which format each tensor gets.
 
-pub mod cache;
 pub mod checkpoint;
 pub mod cli;
 pub mod compute;
@@ -68,4 +67,5 @@ pub mod npu;
 pub mod quant;
 pub mod sampler;
 pub mod tensor;
+pub mod util;
 pub mod vulkan;

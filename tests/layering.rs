@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const FLOORS: &[(&str, u8)] = &[
     ("tensor", 0),
     ("error", 0),
-    ("cache", 0),
+    ("util", 0),
     ("sampler", 1),
     ("kv", 0),
     ("compute", 1),

@@ -24,7 +24,7 @@ fn fresh_cache() -> tempfile::TempDir {
     let fresh = tempfile::tempdir().unwrap();
     let new = fresh.path().join("gemma");
     std::fs::create_dir(&new).unwrap();
-    let old = gemma::cache::directory().and_then(|d| std::fs::read_dir(d).ok());
+    let old = gemma::util::xdg::cache().and_then(|d| std::fs::read_dir(d).ok());
     for entry in old.into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with("pipelines-") {
             std::fs::copy(entry.path(), new.join(entry.file_name())).unwrap();

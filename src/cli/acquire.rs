@@ -1,7 +1,7 @@
 //! Where the name of a model leads nowhere: what was probably meant, and what to type to get it. Nothing is downloaded.
 
-use super::hints::quoted;
 use crate::error::Fault;
+use crate::util::shell::quoted;
 use std::path::{Path, PathBuf};
 
 /// Google's instruction-tuned Gemma 3: size, GB of the bf16 directory, and GB of the 4-bit GGUF file where there is one.

@@ -6,6 +6,7 @@
 //! with their position. A symbolic link is followed to the file that it names.
 
 use crate::error::Fault;
+use crate::util::shell::quoted;
 use anyhow::{Context, Result, ensure};
 use std::ffi::OsString;
 use std::fs::{File, Metadata};
@@ -190,7 +191,7 @@ fn resolve(path: &Path, name: &str) -> Result<Target> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let missing = parent(&path).display().to_string();
                 let fault = Fault::usage(format!("cannot write {name}: there is no directory {missing}"));
-                return Err(fault.help(format!("mkdir -p {}", shell_word(&missing))).into());
+                return Err(fault.help(format!("mkdir -p {}", quoted(&missing))).into());
             }
             Err(error) => return Err(error).with_context(what),
         };
@@ -250,15 +251,6 @@ fn plain(error: io::Error) -> io::Error {
     }
 }
 
-/// A word that a shell takes as one.
-pub fn shell_word(word: &str) -> String {
-    let harmless = |c: char| c.is_ascii_alphanumeric() || "/._-+,=@%".contains(c);
-    if !word.is_empty() && word.chars().all(harmless) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,6 +303,5 @@ mod tests {
             let error = Destination::from(path).open().err().expect("nothing can be written there");
             assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2, "{error:#}");
         }
-        assert_eq!(shell_word("a'b"), r"'a'\''b'");
     }
 }

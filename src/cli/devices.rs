@@ -8,6 +8,7 @@ use crate::compute::cpu::isa::Isa;
 use crate::compute::cpu::pool::Pool;
 use crate::npu::layout::Shape;
 use crate::npu::probe::{Probe, System};
+use crate::util::units::{bytes, digits3};
 use crate::vulkan::{Choice, DeviceInfo, SHAPE, Vulkan, choose};
 use anyhow::Result;
 use clap::Args;
@@ -110,10 +111,10 @@ impl Gpu {
     }
 
     fn text(&self) -> String {
-        let free = self.memory_available_bytes.map_or(String::new(), |b| format!(", {} available", super::ui::bytes(b)));
+        let free = self.memory_available_bytes.map_or(String::new(), |b| format!(", {} available", bytes(b)));
         let mut text = format!("vulkan:{}  {}\n", self.index, self.name);
         text += &format!("     driver             {}, Vulkan {} ({})\n", self.driver, self.vulkan, self.kind);
-        text += &format!("     memory             {}{free}\n", super::ui::bytes(self.memory_bytes));
+        text += &format!("     memory             {}{free}\n", bytes(self.memory_bytes));
         text += &format!("     kernels            subgroups of {}\n", self.subgroup);
         if !self.missing.is_empty() {
             text += &format!("     cannot be used     lacks {}\n", self.missing.join(", "));
@@ -181,13 +182,13 @@ pub fn run(options: &Devices) -> Result<u8> {
         print(&format!("{report:#}\n"))?;
         return Ok(0);
     }
-    let gb = |bytes: Option<u64>| bytes.map_or("unknown".into(), super::ui::bytes);
+    let gb = |size: Option<u64>| size.map_or("unknown".into(), bytes);
     let mut text = format!("cpu  {}\n", cpu.name);
     text += &format!("     threads            {}\n", cpu.threads);
     let best = cpu.instruction_sets.last().map_or("", String::as_str);
     text += &format!("     instruction sets   {} (uses {best})\n", cpu.instruction_sets.join(", "));
     text += &format!("     memory             {}, {} available\n", gb(cpu.memory_bytes), gb(cpu.memory_available_bytes));
-    text += &format!("     memory read speed  {} GB/s measured\n", super::ui::digits3(cpu.read_gb_per_s));
+    text += &format!("     memory read speed  {} GB/s measured\n", digits3(cpu.read_gb_per_s));
     gpus.iter().for_each(|gpu| text += &gpu.text());
     if let Some(why) = driver {
         text += &format!("vulkan  none: {why}\n");

@@ -10,10 +10,11 @@
 
 use super::doctor;
 use super::ui::Ui;
-use crate::cache;
 use crate::compute::KvFormat;
 use crate::engine::planned::{EngineOptions, PlannedEngine};
 use crate::error::{Fault, Kind};
+use crate::util::files::write_whole;
+use crate::util::{hex, xdg};
 use crate::vulkan::{Choice, DeviceInfo, SHADERS, Vulkan, VulkanExecutor};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -103,7 +104,7 @@ pub fn open(device: &DeviceInfo, ui: &Ui) -> Result<VulkanExecutor> {
 
 /// What an earlier trial has come to, if there was one.
 pub fn known(device: &DeviceInfo) -> Option<Verdict> {
-    Kept::of(device, cache::directory()).load()
+    Kept::of(device, xdg::cache()).load()
 }
 
 /// Verdicts that this process knows, by key.
@@ -112,7 +113,7 @@ static KNOWN: Mutex<Option<HashMap<String, Verdict>>> = Mutex::new(None);
 /// How far a device's driver is used: as it is known from an earlier trial, or from one that is
 /// made now, and then said.
 pub fn verdict(device: &DeviceInfo, ui: &Ui) -> Verdict {
-    let kept = Kept::of(device, cache::directory());
+    let kept = Kept::of(device, xdg::cache());
     let mut known = KNOWN.lock().expect("no thread panics while it holds this");
     let known = known.get_or_insert_default();
     if let Some(verdict) = known.get(&kept.key) {
@@ -232,9 +233,9 @@ struct Content {
 
 impl Kept {
     fn of(device: &DeviceInfo, directory: Option<PathBuf>) -> Kept {
-        let hex = |text: &str| Sha256::digest(text)[..8].iter().map(|b| format!("{b:02x}")).collect::<String>();
-        let key = format!("{}, shaders {}", device.identity, hex(SHADERS));
-        Kept { path: directory.map(|d| d.join(format!("driver-{}.json", hex(&key)))), key }
+        let digest = |text: &str| hex(&Sha256::digest(text)[..8]);
+        let key = format!("{}, shaders {}", device.identity, digest(SHADERS));
+        Kept { path: directory.map(|d| d.join(format!("driver-{}.json", digest(&key)))), key }
     }
 
     /// What an earlier trial came to. A file that is damaged or of something else counts as none.
@@ -256,7 +257,7 @@ impl Kept {
         verdict.file = keep
             .filter(|path| {
                 let bytes = serde_json::to_vec(&content).expect("strings and numbers");
-                cache::write(path, &bytes).is_ok()
+                write_whole(path, &bytes).is_ok()
             })
             .cloned();
     }

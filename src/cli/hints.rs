@@ -5,6 +5,7 @@ use super::help;
 use super::settings::{Early, definition};
 use super::ui::Ui;
 use crate::error::{Fault, fault_of};
+use crate::util::shell::quoted;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -141,12 +142,6 @@ fn unknown_command(command: &str, words: &[String], error: &clap::Error) -> Opti
         );
     }
     None
-}
-
-/// A word as a shell takes it.
-pub fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:@%+,".contains(c);
-    if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! The prompt: files, piped standard input and PROMPT, joined by blank lines.
 
 use super::args::InputOptions;
-use super::hints::quoted;
 use super::settings::{Source, Typed};
 use crate::error::{Fault, Kind};
+use crate::util::shell::quoted;
 use anyhow::{Context, Result};
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;

@@ -5,9 +5,11 @@ use super::bench::report::markdown;
 use super::devices::default_threads;
 use super::output::print;
 use super::session::{Model, Size, open};
-use super::ui::{Ui, bytes, thousands};
+use super::ui::Ui;
 use crate::error::Fault;
 use crate::quant::{self, Verified};
+use crate::util::hex;
+use crate::util::units::{bytes, thousands};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
@@ -123,8 +125,8 @@ fn report(model: &Model, hash: bool, ui: &Ui) -> Result<Report> {
         parameters: size.parameters,
         bytes: size.bytes,
         bits_per_weight: size.bits_per_weight(),
-        tokenizer_sha256: checkpoint.side_file("tokenizer.json")?.map(|file| hex(&Sha256::digest(&file))),
-        sha256: hash.then(|| hex(&whole.finalize())),
+        tokenizer_sha256: checkpoint.side_file("tokenizer.json")?.map(|file| hex(Sha256::digest(&file))),
+        sha256: hash.then(|| hex(whole.finalize())),
         notes: model.weights.notes().to_vec(),
         tensors,
     })
@@ -143,7 +145,7 @@ fn hash_tensor(model: &Model, role: crate::gemma::Role, layer: usize, whole: &mu
     } else {
         feed(bytemuck::cast_slice(&model.weights.vector(role, layer)?));
     }
-    Ok(hex(&one.finalize()))
+    Ok(hex(one.finalize()))
 }
 
 fn verify(model: &Model, ui: &Ui) -> Result<Verified> {
@@ -211,8 +213,4 @@ fn text(report: &Report, options: &Inspect, verified: Option<&Verified>) -> Stri
         false => head(&["all", &count, "", "", &size, &bits]),
     });
     out + &markdown(&table)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -2,6 +2,7 @@
 
 use super::ui::Ui;
 use crate::error::{Fault, Kind};
+use crate::util::xdg;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use std::fs::{File, TryLockError};
@@ -28,8 +29,7 @@ pub fn acquire(how: DeviceLock, name: &str, index: usize, ui: &Ui) -> Result<()>
     if how == DeviceLock::Off {
         return Ok(());
     }
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|p| p.is_absolute() && p.is_dir());
-    let path = file(&runtime.unwrap_or_else(std::env::temp_dir), name, index);
+    let path = file(&xdg::runtime().unwrap_or_else(std::env::temp_dir), name, index);
     let mut held = HELD.lock().expect("no thread panics while it holds this");
     if held.iter().any(|(other, _)| *other == path) {
         return Ok(());

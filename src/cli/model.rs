@@ -1,8 +1,8 @@
 //! Which model is meant: a path, an id in the Hugging Face cache, or the bundled one. Nothing is ever downloaded.
 
 use super::acquire::{Meant, expanded, how_to_get, is_id, no_such_path, translate};
-use super::hints::quoted;
 use crate::error::Fault;
+use crate::util::shell::quoted;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 

@@ -305,53 +305,6 @@ pub fn command(indent: usize, text: &str, columns: usize) -> String {
     filled(" ".repeat(indent), shell_words(text), indent + 2, " \\", columns)
 }
 
-/// 1234567 as `1,234,567`.
-pub fn thousands(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
-}
-
-/// Bytes with three digits: `917 B`, `1.23 MB`, `15.6 GB` (decimal units).
-pub fn bytes(n: u64) -> String {
-    let (mut value, mut unit) = (n as f64, "B");
-    for next in ["kB", "MB", "GB", "TB"] {
-        if value < 1000.0 {
-            break;
-        }
-        (value, unit) = (value / 1000.0, next);
-    }
-    if unit == "B" { format!("{n} B") } else { format!("{} {unit}", digits3(value)) }
-}
-
-/// A time for people: `23 s`, `12 min`, `17 h`.
-pub fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 9.5 => format!("{s:.1} s"),
-        s if s < 99.5 => format!("{s:.0} s"),
-        s if s < 99.5 * 60.0 => format!("{:.0} min", s / 60.0),
-        s if s < 9.95 * 3600.0 => format!("{:.1} h", s / 3600.0),
-        s => format!("{:.0} h", s / 3600.0),
-    }
-}
-
-/// Three significant digits: 1.23, 12.3, 123, 1234.
-pub fn digits3(x: f64) -> String {
-    let decimals = match x.abs() {
-        // What would be rounded up to 10.00 has one digit less behind the point.
-        a if a < 9.995 => 2,
-        a if a < 99.95 => 1,
-        _ => 0,
-    };
-    format!("{x:.decimals$}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -406,15 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_readable() {
-        assert_eq!(thousands(1234567), "1,234,567");
-        assert_eq!(thousands(999), "999");
-        let times = [(0.04, "0.0 s"), (23.4, "23 s"), (99.6, "2 min"), (5700.0, "95 min"), (7200.0, "2.0 h"), (61_000.0, "17 h")];
-        for (seconds, text) in times {
-            assert_eq!(duration(seconds), text);
-        }
-        assert_eq!(bytes(917), "917 B");
-        assert_eq!(bytes(15_560_000_000), "15.6 GB");
+    fn escape_codes_do_not_reach_the_terminal() {
         assert_eq!(clean("a\x1b[31mb\n"), "a\u{fffd}[31mb\n");
     }
 }

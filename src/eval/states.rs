@@ -7,6 +7,7 @@ use crate::engine::Scores;
 use crate::error::Fault;
 use crate::gemma::{Role, Weights};
 use crate::tensor::Token;
+use crate::util::hex;
 use anyhow::{Context, Result, ensure};
 use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
 use sha2::{Digest, Sha256};
@@ -83,8 +84,7 @@ fn key(weights: &Weights, tasks: &[&[Token]], window: usize) -> Result<HashMap<S
         text.update((ids.len() as u64).to_le_bytes());
         text.update(bytemuck::cast_slice::<u32, u8>(ids));
     }
-    let hex = |hash: Sha256| hash.finalize().iter().map(|b| format!("{b:02x}")).collect::<String>();
-    let entries = [("reference", hex(model)), ("ids", hex(text)), ("window", window.to_string())];
+    let entries = [("reference", hex(model.finalize())), ("ids", hex(text.finalize())), ("window", window.to_string())];
     Ok(entries.into_iter().map(|(k, v)| (k.to_owned(), v)).collect())
 }
 

@@ -8,6 +8,7 @@ use super::Tokenizer;
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
 use crate::tensor::Token;
+use crate::util::hex;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -111,8 +112,7 @@ impl ReducedVocabulary {
             hash.update((bytes.len() as u32).to_le_bytes());
             hash.update(&bytes);
         }
-        let found: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
-        (found != *sha256).then(|| "it was made for another tokenizer: the pieces differ".to_owned())
+        (hex(hash.finalize()) != *sha256).then(|| "it was made for another tokenizer: the pieces differ".to_owned())
     }
 
     /// The tokens in the words of the model, for a target that [fits](Self::mismatch).

@@ -2,6 +2,7 @@
 //! source; `build.sh` copies it beside the arrays it builds and adds the SHA-256 of each. The loader takes nothing else.
 
 use super::layout::Shape;
+use crate::util::hex;
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 use std::fs;
@@ -43,7 +44,7 @@ pub fn load(directory: &Path, shape: Shape) -> Result<Vec<u8>> {
     let want = line.with_context(|| format!("{} does not name {name}", manifest.display()))?.trim();
     let path = directory.join(&name);
     let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
-    let got: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
+    let got = hex(Sha256::digest(&bytes));
     ensure!(got == want, "{} is not the file that its manifest names", path.display());
     Ok(bytes)
 }
@@ -69,7 +70,7 @@ mod tests {
         }
         for name in ["design.py", "flash_partial.cc", "flash_partial.h"] {
             let bytes = fs::read(room.join(name)).unwrap();
-            let hash: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
+            let hash = hex(Sha256::digest(&bytes));
             want += &format!("source {name} {hash}\n");
         }
         assert_eq!(SOURCES, want, "npu-kernels/manifest.txt is stale: run npu-kernels/build.sh --manifest");
@@ -86,7 +87,7 @@ mod tests {
         fs::write(at("flash_partial_128.xclbin"), b"array").unwrap();
         assert_eq!(find(&list, shape).unwrap(), dir.path());
         assert!(load().unwrap_err().contains("manifest.txt"));
-        let hash: String = Sha256::digest(b"array").iter().map(|b| format!("{b:02x}")).collect();
+        let hash = hex(Sha256::digest(b"array"));
         let good = format!("{SOURCES}xclbin flash_partial_128.xclbin {hash}\n");
         fs::write(at("manifest.txt"), &good).unwrap();
         assert_eq!(load().unwrap(), b"array");

@@ -2,7 +2,8 @@
 
 use super::choose::Choice;
 use super::device::{Gpu, failed};
-use crate::cache;
+use crate::util::files::write_whole;
+use crate::util::{hex, xdg};
 use anyhow::Result;
 use ash::vk;
 use rayon::prelude::*;
@@ -242,7 +243,7 @@ impl Pipelines {
         self.fresh = false;
         // SAFETY: the cache is alive.
         let Ok(bytes) = (unsafe { self.gpu.device.get_pipeline_cache_data(self.cache) }) else { return };
-        let _ = cache::write(file, &bytes);
+        let _ = write_whole(file, &bytes);
     }
 }
 
@@ -264,6 +265,6 @@ impl Drop for Pipelines {
 fn cache_file(gpu: &Gpu) -> Option<PathBuf> {
     // SAFETY: the device belongs to the instance.
     let p = unsafe { gpu.vulkan.instance.get_physical_device_properties(gpu.physical) };
-    let uuid: String = p.pipeline_cache_uuid.iter().map(|b| format!("{b:02x}")).collect();
-    Some(cache::directory()?.join(format!("pipelines-{:x}-{:x}-{uuid}.bin", p.vendor_id, p.device_id)))
+    let uuid = hex(p.pipeline_cache_uuid);
+    Some(xdg::cache()?.join(format!("pipelines-{:x}-{:x}-{uuid}.bin", p.vendor_id, p.device_id)))
 }

@@ -2,10 +2,10 @@
 
 use super::measure::Figure;
 use super::report::Row;
-use crate::cli::ui::digits3;
 use crate::compute::Loading;
 use crate::engine::Engine;
 use crate::gemma::Weights;
+use crate::util::units::digits3;
 use anyhow::{Context, Result};
 use std::time::Instant;
 

@@ -20,6 +20,7 @@ use crate::engine::{Scores, TokenTree};
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Tokenizer};
 use crate::sampler::{Sampler, SamplerConfig};
+use crate::util::hex;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use rand::{Rng, SeedableRng};
@@ -185,7 +186,7 @@ pub fn run(options: &Bench, page: Option<Writer>, ui: &Ui) -> Result<u8> {
     let report = Report {
         v: 1,
         version: env!("CARGO_PKG_VERSION"),
-        tokenizer_sha256: tokenizer.sha256().iter().map(|b| format!("{b:02x}")).collect(),
+        tokenizer_sha256: hex(tokenizer.sha256()),
         draft: name,
         sources: replay.sources.iter().filter_map(|s| Some(s.to_possible_value()?.get_name().to_owned())).collect(),
         mixing: format!("{mixing:?}"),

@@ -2,8 +2,9 @@
 
 use super::measure::Figure;
 use crate::cli::devices::Cpu;
-use crate::cli::ui::{bytes, digits3, wrapped};
+use crate::cli::ui::wrapped;
 use crate::decode::Stats;
+use crate::util::units::{bytes, digits3};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

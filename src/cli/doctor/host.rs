@@ -1,7 +1,6 @@
 //! What checks ask of a machine.
 
 use super::kernels;
-use crate::cache;
 use crate::cli::args::{ModelOptions, RunOptions};
 use crate::cli::devices::default_threads;
 use crate::cli::driver::{self, Verdict};
@@ -10,6 +9,7 @@ use crate::cli::ui::Ui;
 use crate::compute::cpu::isa::Isa;
 use crate::npu::manifest;
 use crate::npu::probe::System;
+use crate::util::xdg;
 use crate::vulkan::{DeviceInfo, Vulkan};
 use anyhow::Result;
 use std::fs::{self, File};
@@ -141,7 +141,7 @@ impl Machine for Here {
         vec![
             Directory {
                 purpose: "compiled GPU kernels, trials of drivers and measured costs",
-                path: cache::directory(),
+                path: xdg::cache(),
                 without: "each run compiles its GPU kernels again",
                 private: None,
             },

@@ -24,6 +24,7 @@ use super::plan::sizes::Sizes;
 use super::session;
 use super::ui::{Ui, command, page_columns, paragraph_in};
 use crate::error::{Kind, fault_of};
+use crate::util::units::bytes;
 use anyhow::Result;
 use clap::Args;
 use host::{Here, Machine};
@@ -181,8 +182,7 @@ fn model(machine: &dyn Machine, asked: &Asked<'_>, found: &host::Found, ui: &Ui)
         let (run, size) = (&asked.options.run, session::Size::of(&model.weights)?);
         let context = session::context(run.ctx_size, 4096, model.config(), ui);
         gpu::fits("model", &model.weights, context, run, found, machine.memory("MemAvailable"), ui).map(|mut check| {
-            let about =
-                format!("{}, {} at {:.2} bits per weight", model.name, super::ui::bytes(size.bytes), size.bits_per_weight());
+            let about = format!("{}, {} at {:.2} bits per weight", model.name, bytes(size.bytes), size.bits_per_weight());
             check.found = format!("{about}: {}", check.found);
             check
         })

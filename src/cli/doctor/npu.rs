@@ -5,9 +5,9 @@ use super::gpu::group_of;
 use super::host::Machine;
 use super::{Asked, Check};
 use crate::cli::npu::Npu;
-use crate::cli::ui::bytes;
 use crate::npu::layout::Shape;
 use crate::npu::probe::{Finding, LOCKED, Probe};
+use crate::util::units::bytes;
 use std::path::Path;
 
 /// The array that is asked for: that of the 27B model.

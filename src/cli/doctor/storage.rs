@@ -2,7 +2,7 @@
 
 use super::Check;
 use super::host::Machine;
-use crate::cli::ui::bytes;
+use crate::util::units::bytes;
 
 /// What Gemma 3 27B at the smallest built-in recipe takes at a context of a few thousand positions:
 /// 9 GB of weights, 1.3 of keys, values and activations.

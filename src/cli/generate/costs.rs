@@ -3,10 +3,11 @@
 //! A file a model and device under `$XDG_CACHE_HOME/gemma`, JSON, written whole or not at all. What is damaged, of another version or of
 //! something else is measured again. Nothing but speed depends on it.
 
-use crate::cache;
 use crate::cli::session::Loaded;
 use crate::draft::{CostCurve, Costs, Figures, Habits};
 use crate::engine::{Engine, Rows, Scores, TokenTree};
+use crate::util::files::write_whole;
+use crate::util::{hex, xdg};
 use crate::vulkan::DeviceInfo;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -105,11 +106,10 @@ struct KeptHabits {
 impl CostFile {
     /// `model` identifies the weights; `device` is the engine's description, which names device, driver and threads.
     pub fn new(model: &[u8], device: &str, kv: &str) -> CostFile {
-        Self::within(cache::directory(), model, device, kv)
+        Self::within(xdg::cache(), model, device, kv)
     }
 
     fn within(directory: Option<PathBuf>, model: &[u8], device: &str, kv: &str) -> CostFile {
-        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
         let key = format!("{} {} kv {kv} on {device}", env!("CARGO_PKG_VERSION"), hex(model));
         let name = hex(&Sha256::digest(&key)[..8]);
         CostFile { path: directory.map(|d| d.join(format!("costs-{name}.json"))), key }
@@ -146,7 +146,7 @@ impl CostFile {
             costs: costs.known().map(|(range, curve)| (range, curve.to_keep())).collect(),
             habits: habits.collect(),
         };
-        Ok(cache::write(path, &serde_json::to_vec(&kept)?)?)
+        Ok(write_whole(path, &serde_json::to_vec(&kept)?)?)
     }
 }
 

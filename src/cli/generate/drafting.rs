@@ -12,6 +12,7 @@ use crate::compute::cpu::Pool;
 use crate::draft::{Ahead, CostCurve, DraftOptions, Drafter, Figures, Habits, Lm, Memory, NoDraft, Paced, Shared, Stack, Table};
 use crate::error::Fault;
 use crate::gemma::{Tokenizer, Weights};
+use crate::util::hex;
 use crate::vulkan::DeviceInfo;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
@@ -141,7 +142,7 @@ pub fn of_text(
 const WITHOUT_MODEL: [u8; 32] = [0; 32];
 
 fn spelled(draft_identity: [u8; 32]) -> String {
-    draft_identity[..8].iter().map(|b| format!("{b:02x}")).collect()
+    hex(&draft_identity[..8])
 }
 
 /// Goes on with what earlier runs have learnt, as far as `--draft-memory` allows.

@@ -8,6 +8,7 @@ use crate::cli::settings::{Source, Typed};
 use crate::draft::{Mixing, TreeSize};
 use crate::gemma::Generation;
 use crate::sampler::SamplerConfig;
+use crate::util::xdg;
 use clap::{Args, ValueEnum, ValueHint};
 use std::path::PathBuf;
 
@@ -273,15 +274,11 @@ fn memory_place(text: &str) -> Result<MemoryPlace, String> {
 impl MemoryPlace {
     /// The directory; `None` where nothing is to be kept, and where the system has no place for it. `usual` is what auto stands for.
     pub fn directory(&self, usual: bool) -> Option<PathBuf> {
-        let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         match self {
             MemoryPlace::Directory(path) => Some(path.clone()),
             MemoryPlace::Off => None,
             MemoryPlace::Auto if !usual => None,
-            MemoryPlace::Auto | MemoryPlace::On => {
-                let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
-                state.map(|state| state.join("gemma/draft-memory"))
-            }
+            MemoryPlace::Auto | MemoryPlace::On => xdg::state().map(|state| state.join("draft-memory")),
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use super::options::{ChatOptions, Generate};
 use crate::cli::args::{AutoOr, InputOptions, SpecialPolicy};
+use crate::cli::input;
 use crate::cli::session::{Model, check_prompt};
 use crate::cli::ui::Ui;
-use crate::cli::{input, ui};
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Message, Special, Tokenizer};
 use crate::tensor::Token;
+use crate::util::units::thousands;
 use anyhow::{Context, Result};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
@@ -138,10 +139,7 @@ pub fn encode(
         SpecialPolicy::Parse => Special::Parse,
     };
     let tokens = if chat.raw { raw(said, special, model, tokenizer, ui)? } else { templated(said, special, model, tokenizer)? };
-    ui.detail(
-        1,
-        format!("prompt: {} tokens of {} bytes", ui::thousands(tokens.len() as u64), ui::thousands(said.bytes() as u64)),
-    );
+    ui.detail(1, format!("prompt: {} tokens of {} bytes", thousands(tokens.len() as u64), thousands(said.bytes() as u64)));
     check_prompt(tokens.len(), false, asked, model.config())?;
     Ok(tokens)
 }

@@ -2,12 +2,12 @@
 
 use crate::cli::devices::default_threads;
 use crate::cli::record::{Draft, DraftDepth, DraftSource, PassCost, Record, Sampling, Timings};
-use crate::cli::ui::{bytes, digits3};
 use crate::compute::cpu::bandwidth::read_bandwidth;
 use crate::compute::cpu::pool::Pool;
 use crate::decode::Stats;
 use crate::draft::{CostCurve, Figures};
 use crate::sampler::SamplerConfig;
+use crate::util::units::{bytes, digits3};
 use anyhow::Result;
 
 pub fn timings(stats: &Stats, load_s: f64) -> Timings {

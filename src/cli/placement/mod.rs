@@ -6,8 +6,9 @@ pub mod predict;
 pub mod prompt;
 
 use super::args::{GpuLayers, RunOptions};
-use super::ui::{Ui, bytes};
+use super::ui::Ui;
 use crate::error::{Fault, Kind};
+use crate::util::units::bytes;
 use crate::vulkan::{Choice, DeviceInfo, Vulkan, choose, ranked};
 use anyhow::Result;
 use measure::{Layout, Need, Task};

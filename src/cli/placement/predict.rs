@@ -4,11 +4,12 @@
 use super::Placement;
 use super::measure::Share;
 use crate::cli::driver;
-use crate::cli::ui::{Ui, digits3};
+use crate::cli::ui::Ui;
 use crate::compute::cpu::Pool;
 use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
 use crate::compute::{Executor, Part, Plan, StepLayout};
 use crate::tensor::{Format, Matrix};
+use crate::util::units::digits3;
 use crate::vulkan::DeviceInfo;
 use anyhow::{Context, Result};
 use serde::Serialize;

@@ -7,9 +7,9 @@ use crate::cli::placement::Placement;
 use crate::cli::placement::host::Host;
 use crate::cli::placement::measure::Task;
 use crate::cli::session::{self, Size};
-use crate::cli::ui::{bytes, thousands};
 use crate::quant::Recipe;
 use crate::quant::recipe::FOR_SIZES;
+use crate::util::units::{bytes, thousands};
 use anyhow::Result;
 
 /// Steps of a target size: a tenth of a GB, or of a smaller model's a MB.

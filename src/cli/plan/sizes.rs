@@ -9,8 +9,9 @@ use crate::cli::placement::host::Host;
 use crate::cli::placement::measure::Task;
 use crate::cli::placement::predict::Speeds;
 use crate::cli::session::{self, Size};
-use crate::cli::ui::{bytes, digits3, paragraph_in, thousands};
+use crate::cli::ui::paragraph_in;
 use crate::gemma::Weights;
+use crate::util::units::{bytes, digits3, thousands};
 use anyhow::Result;
 use serde_json::{Value, json};
 

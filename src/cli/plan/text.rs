@@ -5,8 +5,9 @@ use crate::cli::args::AutoOr;
 use crate::cli::bench::report::markdown;
 use crate::cli::placement::Placement;
 use crate::cli::placement::measure::Share;
-use crate::cli::ui::{bytes, digits3, paragraph_in, thousands};
+use crate::cli::ui::paragraph_in;
 use crate::compute::KvFormat;
+use crate::util::units::{bytes, digits3, thousands};
 use crate::vulkan::blocks;
 use serde_json::{Value, json};
 

@@ -2,9 +2,10 @@
 
 use crate::cli::args::UiOptions;
 use crate::cli::signals::Interrupt;
-use crate::cli::ui::{Ui, bytes, duration};
+use crate::cli::ui::Ui;
 use crate::gemma::Role;
 use crate::quant::{Entry, Progress};
+use crate::util::units::{bytes, duration};
 use anyhow::Result;
 use indicatif::ProgressBar;
 use std::sync::{Arc, Mutex};

@@ -3,12 +3,12 @@
 use super::Quantize;
 use crate::cli::bench::report::markdown;
 use crate::cli::bench::shapes::Shape;
-use crate::cli::ui::{bytes, digits3, duration, thousands};
 use crate::gemma::{Config, Weights};
 use crate::quant::allocate::prior;
 use crate::quant::recipe::BUILT_IN;
 use crate::quant::{Importance, Nearest, Options, Plan, Recipe, Report};
 use crate::tensor::Format;
+use crate::util::units::{bytes, digits3, duration, thousands};
 use anyhow::Result;
 use std::time::Instant;
 

@@ -10,6 +10,7 @@ use crate::cli::generate::options::MemoryPlace;
 use crate::cli::npu::Npu;
 use crate::cli::ui::nearest;
 use crate::error::Fault;
+use crate::util::xdg;
 use anyhow::{Context, Result};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches};
@@ -60,10 +61,7 @@ pub fn reaches_out(arg: &Arg, value: &str) -> bool {
 
 /// The user's own file.
 fn users_own() -> Option<PathBuf> {
-    // A relative path would depend on the working directory.
-    let directory = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let config = directory("XDG_CONFIG_HOME").or_else(|| directory("HOME").map(|home| home.join(".config")));
-    config.map(|config| config.join("gemma").join("config.toml"))
+    xdg::config().map(|config| config.join("config.toml"))
 }
 
 /// Reads the files that exist, the strongest first.

@@ -1,6 +1,6 @@
 //! Plots as SVG. Places are shares of the width, letters are not: so a plot fills whatever width it gets and stays readable.
 
-use crate::cli::ui::digits3;
+use crate::util::units::digits3;
 
 /// A plot with what explains it.
 pub struct Plot {

@@ -6,7 +6,7 @@ mod chart;
 use super::measure::Figure;
 use super::replay;
 use super::report::{Acceptance, Kernel, RATIO, Report, Text, change, of_rows};
-use crate::cli::ui::{bytes, digits3, thousands};
+use crate::util::units::{bytes, digits3, thousands};
 use chart::{Bar, Group, Plot, Point, Series, bars, bars_of, escape, lines};
 
 const STYLE: &str = include_str!("page.css");

@@ -17,13 +17,12 @@ use super::grammar::{Constrained, Constraints};
 use super::options::Generate;
 use super::prompt;
 use crate::cli::args::AutoOr;
-use crate::cli::destination::shell_word;
 use crate::cli::output;
 use crate::cli::record::FinishReason;
 use crate::cli::session::{self, Model};
 use crate::cli::settings::{Source as Origin, Typed};
 use crate::cli::signals::Interrupt;
-use crate::cli::ui::{Ui, thousands};
+use crate::cli::ui::Ui;
 use crate::decode::Stop;
 use crate::draft::Drafter;
 use crate::engine::Timeline;
@@ -32,6 +31,8 @@ use crate::gemma::{Generation, Tokenizer};
 use crate::grammar::Source;
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
+use crate::util::shell::quoted;
+use crate::util::units::thousands;
 use anyhow::Result;
 use format::Format;
 use job::{Failure, Job};
@@ -152,7 +153,7 @@ fn kept(options: &Generate, survey: Survey) -> String {
 /// A command that lists the failures of this batch.
 fn failures_of(options: &Generate) -> String {
     let out = options.batch.resume.as_ref().or(options.output.output.as_ref());
-    let out = out.map_or_else(|| "OUT".into(), |out| shell_word(&out.path().to_string_lossy()));
+    let out = out.map_or_else(|| "OUT".into(), |out| quoted(&out.path().to_string_lossy()));
     format!("jq -c 'select(.error)' {out}")
 }
 

@@ -12,12 +12,12 @@ use crate::cli::generate::drafting;
 use crate::cli::generate::grammar::Constrained;
 use crate::cli::generate::text::TextStream;
 use crate::cli::record::Usage;
-use crate::cli::ui::thousands;
 use crate::decode::parallel::Ended;
 use crate::decode::{Admitted, Flow, Parallel, Stop};
 use crate::draft::{Drafter, Shared};
 use crate::engine::Timeline;
 use crate::tensor::Token;
+use crate::util::units::thousands;
 use anyhow::Result;
 use std::time::Duration;
 

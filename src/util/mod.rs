@@ -1,0 +1,10 @@
+//! Floor 0: what any program could use: spelling of figures, bytes and shell words, the user's
+//! directories, files that are written whole.
+
+pub mod files;
+pub mod hex;
+pub mod shell;
+pub mod units;
+pub mod xdg;
+
+pub use hex::hex;
