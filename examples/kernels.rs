@@ -4,12 +4,12 @@
 //! `scripts/check-amd.sh` compiles them for AMD's GPUs.
 
 use anyhow::{Context, Result};
-use gemma::cli::bench::shapes::{Formats, Shape};
 use gemma::compute::KvFormat;
 use gemma::gemma::Weights;
 use gemma::gemma::forward::{self, ForwardOptions};
 use gemma::kv::PAGE;
 use gemma::quant::recipe::BUILT_IN;
+use gemma::runtime::shapes::{Formats, Shape};
 use gemma::tensor::Format;
 use gemma::vulkan::{Bucket, DeviceInfo, Listed, Listing, MatrixShape};
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ fn main() -> Result<()> {
     let recipes = BUILT_IN.iter().map(|(name, _)| Ok((*name, Formats::of_recipe(name))));
     let formats = FORMATS.into_iter().map(|name| -> Result<_> {
         let format = Some(name.parse::<Format>()?);
-        Ok((name, Formats { format_weights: format, ..Formats::default() }))
+        Ok((name, Formats { weights: format, ..Formats::default() }))
     });
     for device in &devices {
         let (info, shapes) = device_info(device)?;

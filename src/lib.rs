@@ -4,8 +4,9 @@
 //! # Floors
 //! A file uses lower floors or its own room only; `tests/layering.rs` checks it.
 //! ```text
-//! 6  cli         what was typed -> a validated setup; the only room that prints
-//! 5  decode      the loop, verification, statistics
+//! 6  cli         what was typed -> options of a session; the only room that prints
+//! 5  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
+//!    decode      the loop, verification, statistics
 //! 4  draft       where proposals come from
 //!    quant       conversion of checkpoints
 //!    eval        likelihoods of texts
@@ -65,6 +66,7 @@ pub mod grammar;
 pub mod kv;
 pub mod npu;
 pub mod quant;
+pub mod runtime;
 pub mod sampler;
 pub mod tensor;
 pub mod util;

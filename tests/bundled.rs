@@ -2,7 +2,6 @@
 //! threads. 40 prompts, 3 temperatures, 3 seeds, 6 drafters: each with each on one thread, and every
 //! fourth prompt on two.
 
-use gemma::cli::generate::partner::Partner;
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Pool};
 use gemma::decode::{Flow, Limits, Stats, generate};
@@ -11,6 +10,7 @@ use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, PlannedEngine, Timeline};
 use gemma::gemma::bundled::{self, DraftSize};
 use gemma::gemma::{ChatTemplate, Config, Message, ReducedVocabulary, Special, Tokenizer, Weights};
+use gemma::runtime::partner::Partner;
 use gemma::sampler::{Sampler, SamplerConfig};
 use gemma::tensor::Format;
 use std::sync::Arc;

@@ -21,6 +21,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("quant", 4),
     ("draft", 4),
     ("decode", 5),
+    ("runtime", 5),
     ("cli", 6),
     ("main", 7),
     ("lib", 7),
@@ -43,7 +44,7 @@ const SEAMS: &[(&str, &[&str])] = &[
     ("embed_tokens", &["gemma/weights.rs"]),
     ("token_embd", &["gemma/gguf/"]),
     ("tokenizer.ggml", &["gemma/gguf/"]),
-    ("CpuExecutor", &["compute/", "cli/"]),
+    ("CpuExecutor", &["compute/", "runtime/"]),
     ("llguidance", &["grammar/"]),
     ("rustyline", &["cli/chat/"]),
 ];

@@ -54,7 +54,7 @@ fn a_device_in_use_is_waited_for_or_refused() {
     let Some(open) = device() else { return };
     let info = open().info().clone();
     let runtime = tempfile::tempdir().unwrap();
-    let lock = std::fs::File::create(gemma::cli::lock::file(runtime.path(), &info.name, info.index)).unwrap();
+    let lock = std::fs::File::create(gemma::runtime::lock::file(runtime.path(), &info.name, info.index)).unwrap();
     lock.lock().unwrap();
     // A device that is lost at once ends what got as far as the device.
     let generate = || {

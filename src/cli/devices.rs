@@ -1,13 +1,13 @@
 //! `gemma devices`: what this machine offers, and what would be chosen.
 
-use super::args::UiOptions;
-use super::driver;
 use super::output::print;
+use crate::cli::options::UiOptions;
 use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
 use crate::compute::cpu::isa::Isa;
 use crate::compute::cpu::pool::Pool;
 use crate::npu::layout::Shape;
 use crate::npu::probe::{Probe, System};
+use crate::runtime::driver;
 use crate::util::units::{bytes, digits3};
 use crate::vulkan::{Choice, DeviceInfo, SHAPE, Vulkan, choose};
 use anyhow::Result;

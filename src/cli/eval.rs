@@ -1,15 +1,16 @@
 //! `gemma eval`: how likely a model finds a text, alone or against a reference.
 
-use super::args::{AutoOr, ModelOptions, UiOptions};
 use super::destination::Destination;
-use super::devices::default_threads;
 use super::input::read_file;
 use super::output::print;
-use super::session;
 use super::ui::Ui;
+use crate::cli::options::{ModelArgs, UiOptions};
 use crate::error::Fault;
 use crate::eval::{self, Comparison, Figures, Reference, States, Task};
 use crate::gemma::Special;
+use crate::runtime::options::AutoOr;
+use crate::runtime::processor::default_threads;
+use crate::runtime::{Model, ModelOptions, Room, load, npu};
 use crate::tensor::Token;
 use crate::util::units::{digits3, duration, thousands};
 use anyhow::{Context, Result};
@@ -45,7 +46,7 @@ pub struct Eval {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
-    pub model: ModelOptions,
+    pub model: ModelArgs,
     #[command(flatten)]
     pub ui: UiOptions,
 }
@@ -62,14 +63,16 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
     if let Some(file) = options.states.as_ref().filter(|file| !file.path().exists()) {
         file.open()?;
     }
-    let model = session::open(options.model.model.as_deref(), ui)?;
+    let ModelOptions { model, run } = options.model.settled()?;
+    let model = Model::open(model.as_deref(), ui)?;
     let (window, parts) = read(options, &model, ui)?;
     if options.skip + 1 >= window {
         let what = format!("--skip {} leaves nothing of windows of {window} tokens", options.skip);
         return Err(Fault::usage(what).help("skip fewer, or give a larger --ctx-size").into());
     }
-    let pool = session::pool(&options.model.run)?;
-    let mut engine = session::load(&model.weights, &model.name, &options.model.run, window, &pool, ui)?.engine;
+    let pool = load::pool(&run)?;
+    let load = |model: &Model| load::load(&model.weights, &model.name, &run, Room::of(window), &pool, ui);
+    let mut engine = load(&model)?.engine;
     let total: u64 = parts.iter().map(|p| p.1.len() as u64).sum();
     let bar = ui.bar("evaluating", total);
     let progress = Progress::new(ui, bar.is_hidden(), total);
@@ -93,9 +96,10 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
             render(&parts, &figures, &whole, |f| Ok((serde_json::to_value(f)?, describe(f))))?
         }
         Some(name) => {
-            let reference = session::open(Some(name), ui)?;
+            let reference = Model::open(Some(name), ui)?;
+            let threads = run.threads.unwrap_or_else(default_threads);
             let ids: Vec<&[Token]> = parts.iter().map(|p| &p.1[..]).collect();
-            let head = options.states.as_ref().map(|_| eval::Head::new(&reference.weights, threads(options))).transpose()?;
+            let head = options.states.as_ref().map(|_| eval::Head::new(&reference.weights, threads)).transpose()?;
             let stored = match (&options.states, &head) {
                 (Some(file), Some(head)) => States::read(file.path(), head, &ids, window)?,
                 _ => None,
@@ -110,7 +114,7 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
                     rest = others;
                 }
             } else {
-                let mut other = session::load(&reference.weights, &reference.name, &options.model.run, window, &pool, ui)?.engine;
+                let mut other = load(&reference)?.engine;
                 let mut hidden = Vec::new();
                 tasks.try_for_each(|(task, mut progress)| -> Result<()> {
                     let side = match head {
@@ -136,7 +140,7 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
         }
     };
     bar.finish_and_clear();
-    super::npu::say(engine.assist().as_ref(), ui);
+    npu::say(engine.assist().as_ref(), ui);
     print(&if options.json { format!("{json}\n") } else { text })?;
     Ok(0)
 }
@@ -173,12 +177,8 @@ impl<'a> Progress<'a> {
     }
 }
 
-fn threads(options: &Eval) -> usize {
-    options.model.run.threads.map_or_else(default_threads, usize::from)
-}
-
 /// The window, and each text cut into windows that begin with BOS; ids are left as they are.
-fn read(options: &Eval, model: &session::Model, ui: &Ui) -> Result<(usize, Vec<Part>)> {
+fn read(options: &Eval, model: &Model, ui: &Ui) -> Result<(usize, Vec<Part>)> {
     let from_ids = !options.ids.is_empty();
     let tokenizer = if from_ids { None } else { Some(model.tokenizer(ui)?) };
     let mut parts: Vec<Part> = Vec::new();

@@ -1,7 +1,7 @@
 //! The prompt: files, piped standard input and PROMPT, joined by blank lines.
 
-use super::args::InputOptions;
 use super::settings::{Source, Typed};
+use crate::cli::options::InputOptions;
 use crate::error::{Fault, Kind};
 use crate::util::shell::quoted;
 use anyhow::{Context, Result};

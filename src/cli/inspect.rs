@@ -1,13 +1,13 @@
 //! `gemma inspect`: what a model consists of.
 
-use super::args::UiOptions;
-use super::bench::report::markdown;
-use super::devices::default_threads;
 use super::output::print;
-use super::session::{Model, Size, open};
 use super::ui::Ui;
+use crate::cli::options::UiOptions;
+use crate::cli::table::markdown;
 use crate::error::Fault;
 use crate::quant::{self, Verified};
+use crate::runtime::model::{Model, Size};
+use crate::runtime::processor::default_threads;
 use crate::util::hex;
 use crate::util::units::{bytes, thousands};
 use anyhow::Result;
@@ -78,7 +78,7 @@ struct Tensor {
 
 pub fn run(options: &Inspect, ui: &Ui) -> Result<u8> {
     let name = options.which.as_deref().or(options.model.as_deref());
-    let model = open(name, ui)?;
+    let model = Model::open(name, ui)?;
     let verified = if options.verify { Some(verify(&model, ui)?) } else { None };
     let report = report(&model, options.hash, ui)?;
     match options.json {

@@ -1,19 +1,22 @@
 //! `gemma list`: the Gemma 3 models on this machine, from their headers alone.
 
-use super::args::{AutoOr, RunOptions, UiOptions};
-use super::bench::report::markdown;
-use super::bench::shapes::Shape;
-use super::model::{caches, in_cache};
+use super::options::RunArgs;
 use super::output::print;
-use super::placement::host::Host;
-use super::placement::measure::Task;
-use super::placement::predict::Speeds;
-use super::plan::sizes::Sizes;
-use super::session::{Size, kv_format};
 use super::ui::{clean, page_columns, paragraph_in};
 use crate::checkpoint::Checkpoint;
+use crate::cli::options::UiOptions;
+use crate::cli::sizes::Sizes;
+use crate::cli::table::markdown;
 use crate::error::fault_of;
 use crate::gemma::Weights;
+use crate::runtime::find::{caches, in_cache};
+use crate::runtime::load::kv_format;
+use crate::runtime::model::Size;
+use crate::runtime::options::{AutoOr, RunOptions};
+use crate::runtime::placement::host::Host;
+use crate::runtime::placement::measure::Task;
+use crate::runtime::placement::predict::Speeds;
+use crate::runtime::shapes::Shape;
 use crate::util::units::bytes;
 use anyhow::Result;
 use clap::Args;
@@ -34,7 +37,7 @@ pub struct List {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
-    pub run: RunOptions,
+    pub run: RunArgs,
     #[command(flatten)]
     pub ui: UiOptions,
 }
@@ -68,14 +71,15 @@ pub fn run(options: &List) -> Result<u8> {
     let caches = caches();
     let here = vec![PathBuf::from(".")];
     let directories = if options.directories.is_empty() { &here } else { &options.directories };
-    let host = Host::here(&options.run);
+    let run = options.run.settled()?;
+    let host = Host::here(&run);
     let mut found = Vec::new();
     for (model, path) in in_caches(&caches) {
         match path {
             Ok(path) => found.extend(files(&path).into_iter().filter_map(|file| {
                 // Of a page with one model its name is enough.
                 let model = if file == path { model.clone() } else { file.display().to_string() };
-                look(model, file, &host, &options.run, is_gemma(&path.display().to_string()))
+                look(model, file, &host, &run, is_gemma(&path.display().to_string()))
             })),
             Err(error) => {
                 let path = caches.first().cloned().unwrap_or_default();
@@ -87,15 +91,15 @@ pub fn run(options: &List) -> Result<u8> {
         for file in files(&path) {
             // A file called config.json alone makes no model.
             let wanted = is_gemma(&file.display().to_string()) || holds_weights(&file);
-            found.extend(look(file.display().to_string(), file, &host, &options.run, wanted));
+            found.extend(look(file.display().to_string(), file, &host, &run, wanted));
         }
     }
     let places: Vec<&PathBuf> = caches.iter().chain(directories).collect();
     if options.json {
-        let json = serde_json::json!({"v": 1, "looked_in": places, "context": context(&options.run), "models": found});
+        let json = serde_json::json!({"v": 1, "looked_in": places, "context": context(&run), "models": found});
         print(&format!("{json:#}\n"))?;
     } else {
-        let none = || Sizes::of(&host, &options.run, Speeds::elsewhere()).map(|s| s.best().map(|(_, page)| page));
+        let none = || Sizes::of(&host, &run, Speeds::elsewhere()).map(|s| s.best().map(|(_, page)| page));
         let page = if found.is_empty() { none()? } else { None };
         print(&text(&found, &places, page, page_columns()))?;
     }
@@ -103,7 +107,7 @@ pub fn run(options: &List) -> Result<u8> {
 }
 
 fn context(run: &RunOptions) -> usize {
-    match run.ctx_size {
+    match run.context {
         AutoOr::N(n) => n,
         AutoOr::Auto => CONTEXT,
     }

@@ -1,7 +1,6 @@
 //! Floor 6: the command line. What was typed becomes a validated setup; results go to standard output, everything else to
 //! standard error.
 
-pub mod acquire;
 pub mod args;
 pub mod bench;
 pub mod chat;
@@ -16,18 +15,18 @@ pub mod hints;
 pub mod input;
 pub mod inspect;
 pub mod list;
-pub mod lock;
 pub mod manual;
-pub mod model;
-pub mod npu;
+pub mod options;
 pub mod output;
-pub mod placement;
 pub mod plan;
+pub mod prompt;
 pub mod quantize;
 pub mod record;
-pub mod session;
 pub mod settings;
 pub mod signals;
+pub mod sizes;
+pub mod stats;
+pub mod table;
 pub mod tokenize;
 pub mod ui;
 

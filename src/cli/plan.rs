@@ -2,29 +2,28 @@
 //! decides when it is loaded.
 
 mod remedy;
-pub mod sizes;
 mod text;
 
-use super::args::{ModelOptions, UiOptions};
-use super::bench::shapes::{Formats, Shape};
-use super::model;
-use super::npu;
+use super::options::FormatArgs;
 use super::output::print;
-use super::placement::Placement;
-use super::placement::host::Host;
-use super::placement::measure::Task;
-use super::placement::predict::{Prediction, Speeds};
-use super::placement::prompt::{self, Reading};
-use super::session::{self, Size};
+use super::sizes::Sizes;
 use super::ui::{Ui, page_columns};
+use crate::cli::options::{ModelArgs, UiOptions};
 use crate::error::{Fault, Kind};
 use crate::gemma::{Config, Weights, bundled};
 use crate::kv::PAGE;
 use crate::quant::recipe::parse_size;
+use crate::runtime::find::find;
+use crate::runtime::placement::Placement;
+use crate::runtime::placement::host::Host;
+use crate::runtime::placement::measure::Task;
+use crate::runtime::placement::predict::{Prediction, Speeds};
+use crate::runtime::placement::prompt::{self, Reading};
+use crate::runtime::shapes::{Formats, Shape};
+use crate::runtime::{Model, RunOptions, Size, load, npu};
 use anyhow::Result;
 use clap::Args;
 use remedy::Misfit;
-use sizes::Sizes;
 
 /// Whether a model fits, how fast it would be, and where its memory goes; nothing is loaded.
 ///
@@ -39,7 +38,7 @@ pub struct Plan {
     #[arg(long, value_enum, value_name = "SHAPE", conflicts_with_all = ["model", "which"], hide_short_help = true)]
     pub synthetic: Option<Shape>,
     #[command(flatten)]
-    pub formats: Formats,
+    pub formats: FormatArgs,
     /// Plan for another machine with so much memory (32GB), of which a quarter, but at most 8 GB,
     /// is taken to be in use
     #[arg(long, value_name = "SIZE", value_parser = machine_memory)]
@@ -67,7 +66,7 @@ pub struct Plan {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
-    pub model: ModelOptions,
+    pub model: ModelArgs,
     #[command(flatten)]
     pub ui: UiOptions,
 }
@@ -110,14 +109,14 @@ struct Subject {
 impl Subject {
     /// `None` where nothing was named.
     fn of(options: &Plan, ui: &Ui) -> Result<Option<Subject>> {
-        let formats = &options.formats;
+        let formats = &options.formats.settled();
         if let Some(shape) = options.synthetic {
             let (weights, name) = (shape.weights(formats)?, format!("synthetic {}", shape.name()));
             return Ok(Some(Subject { weights, name, shape: Some(shape) }));
         }
         let Some(name) = options.which.as_deref().or(options.model.model.as_deref()) else { return Ok(None) };
         // What lies here goes before what is only known.
-        let known = Shape::named(name).filter(|_| model::find(Some(name)).is_err());
+        let known = Shape::named(name).filter(|_| find(Some(name)).is_err());
         if let Some((shape, published)) = known {
             let as_published = Formats::of_recipe(published);
             let formats = if formats.is_asked() { formats } else { &as_published };
@@ -126,7 +125,7 @@ impl Subject {
         }
         let (weights, name) = match name {
             "bundled" => (Weights::open(bundled::target()?)?, "bundled demo model".to_owned()),
-            _ => session::open(Some(name), ui).map(|m| (m.weights, m.name))?,
+            _ => Model::open(Some(name), ui).map(|m| (m.weights, m.name))?,
         };
         let config = weights.config();
         let same = |shape: &Shape| {
@@ -196,7 +195,7 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
     if options.bandwidth.len() > 2 {
         return Err(Fault::usage("--bandwidth takes one speed, or the GPU's and the processor's").into());
     }
-    let run = &options.model.run;
+    let run = &options.model.run.settled()?;
     if options.parallel > 1 && run.npu.is_asked() {
         return Err(npu::for_one_text());
     }
@@ -204,21 +203,21 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
         None => Host::here(run),
         Some(memory) => Host::other(run, memory)?,
     };
-    let Some(Subject { weights, name, shape }) = Subject::of(options, ui)? else { return survey(options, &host) };
-    let context = session::context(run.ctx_size, CONTEXT, weights.config(), ui);
+    let Some(Subject { weights, name, shape }) = Subject::of(options, ui)? else { return survey(options, run, &host) };
+    let context = load::context(run.context, CONTEXT, weights.config(), ui);
     let sequences = options.parallel as usize;
-    let kv = session::kv_format(&weights, run.kv)?;
+    let kv = load::kv_format(&weights, run.kv)?;
     let task = Task { weights: &weights, context, kv, sequences, npu: run.npu.is_asked() };
     let placement = host.place(&task, ui)?;
     let available = host.available;
     let misfit = host.check(&placement).err().map(|e| format!("{e:#}"));
     let device = placement.device.as_ref();
-    let mut speeds = memory_speeds(options)?.beside(device);
+    let mut speeds = memory_speeds(options, run)?.beside(device);
     if let Some(device) = device.filter(|_| options.measure) {
         speeds = speeds.measured(device, ui)?;
     }
     let reading = match misfit {
-        None => prompt::reading(&task, &placement, &session::pool(run)?, run.isa, options.measure.then_some(ui))?,
+        None => prompt::reading(&task, &placement, &load::pool(run)?, run.isa, options.measure.then_some(ui as _))?,
         Some(_) => None,
     };
     let mut contexts: Vec<usize> = CONTEXTS.into_iter().filter(|c| *c <= weights.config().max_position).collect();
@@ -260,12 +259,12 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
 }
 
 /// Nothing was named: which sizes fit.
-fn survey(options: &Plan, host: &Host<'_>) -> Result<u8> {
-    if options.formats.is_asked() || options.measure || options.parallel > 1 {
+fn survey(options: &Plan, run: &RunOptions, host: &Host<'_>) -> Result<u8> {
+    if options.formats.settled().is_asked() || options.measure || options.parallel > 1 {
         let fault = Fault::usage("these options are about one model, and none is named");
         return Err(fault.help("name it: gemma plan 27b, or gemma plan -m MODEL").into());
     }
-    let sizes = Sizes::of(host, &options.model.run, memory_speeds(options)?)?;
+    let sizes = Sizes::of(host, run, memory_speeds(options, run)?)?;
     print(&match options.json {
         true => {
             let mut json = sizes.json();
@@ -278,9 +277,9 @@ fn survey(options: &Plan, host: &Host<'_>) -> Result<u8> {
 }
 
 /// Speeds of the memories: given, assumed of another machine, or measured.
-fn memory_speeds(options: &Plan) -> Result<Speeds> {
+fn memory_speeds(options: &Plan, run: &RunOptions) -> Result<Speeds> {
     Ok(match (&options.bandwidth[..], options.memory) {
-        ([], None) => Speeds::new(&*session::pool(&options.model.run)?, None),
+        ([], None) => Speeds::new(&*load::pool(run)?, None),
         ([], Some(_)) => Speeds::elsewhere(),
         (given, _) => Speeds::given(given),
     })

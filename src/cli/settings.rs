@@ -6,9 +6,10 @@
 mod environment;
 mod files;
 
-use super::args::{Cli, Command, UiOptions};
+use super::args::{Cli, Command};
 use super::help;
 use super::ui::Ui;
+use crate::cli::options::UiOptions;
 use crate::error::{Fault, fault_of};
 use anyhow::Result;
 use clap::parser::ValueSource;

@@ -1,11 +1,11 @@
 //! `gemma tokenize`: the ids and pieces of a text, or of the prompt that the chat template makes of it.
 
-use super::args::{InputOptions, SpecialPolicy, UiOptions};
 use super::input;
 use super::output::print;
-use super::session;
 use super::settings::Typed;
+use crate::cli::options::{InputOptions, SpecialPolicy, UiOptions};
 use crate::gemma::{ChatTemplate, Message, Special};
+use crate::runtime::Model;
 use anyhow::Result;
 use clap::Args;
 use std::fmt::Write;
@@ -35,7 +35,7 @@ pub fn run(options: &Tokenize, typed: &Typed) -> Result<u8> {
     input::check_once(&options.input, typed)?;
     let parts = input::parts(&options.input, input::stdin_is_piped())?;
     let text = input::assemble(&parts, &mut std::io::stdin().lock())?.ok_or_else(input::no_prompt)?;
-    let model = session::open(options.model.as_deref(), ui)?;
+    let model = Model::open(options.model.as_deref(), ui)?;
     let tokenizer = model.tokenizer(ui)?;
     let special = match options.special_in_prompt {
         SpecialPolicy::Text => Special::AsText,

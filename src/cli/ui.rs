@@ -1,7 +1,8 @@
 //! Everything said on standard error: errors, notes, bars, the stats line. Never standard output.
 
-use super::args::{Colour, OnTerminal, UiOptions};
+use crate::cli::options::{Colour, OnTerminal, UiOptions};
 use crate::error::fault_of;
+use crate::runtime::{Listener, Loading};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -44,11 +45,6 @@ impl Ui {
     pub fn plain() -> Self {
         let options = UiOptions { quiet: false, verbose: 0, progress: OnTerminal::Off, color: Colour::Auto, print_config: false };
         Ui::new(&options)
-    }
-
-    /// For trials of what might be: nothing is said.
-    pub fn silent() -> Self {
-        Ui { quiet: true, verbose: 0, bars: false, ..Ui::plain() }
     }
 
     pub fn is_terminal(&self) -> bool {
@@ -188,6 +184,41 @@ impl Ui {
     /// A failure to write to standard error has nowhere to be reported.
     fn write(&self, text: &str) {
         let _ = std::io::stderr().lock().write_all(text.as_bytes());
+    }
+}
+
+/// What a session says goes where everything else goes that is not output.
+impl Listener for Ui {
+    fn note(&self, text: &str) {
+        self.note(text);
+    }
+
+    fn detail(&self, level: u8, text: &str) {
+        self.detail(level, text);
+    }
+
+    fn hears_notes(&self) -> bool {
+        !self.quiet
+    }
+
+    fn loading(&self, label: &str, bytes: u64) -> Option<Box<dyn Loading>> {
+        let bar = self.bytes_bar(label, bytes, true);
+        (!bar.is_hidden()).then(|| Box::new(LoadingBar(bar)) as Box<dyn Loading>)
+    }
+}
+
+/// A bar that goes away with the work that it shows.
+struct LoadingBar(ProgressBar);
+
+impl Loading for LoadingBar {
+    fn set(&self, bytes: u64) {
+        self.0.set_position(bytes);
+    }
+}
+
+impl Drop for LoadingBar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod parallel;
 pub mod stats;
+pub mod text;
 pub mod verify;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -47,6 +47,11 @@ pub fn digits3(x: f64) -> String {
     format!("{x:.decimals$}")
 }
 
+/// The number that was written as this one: 0.95, and not 0.949999988079071.
+pub fn decimal(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(x as f64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,8 +1,6 @@
 //! Plans against allocators: the process's own, which is counted here, and the device's.
 
 use crate::common::vulkan::device;
-use gemma::cli::bench::shapes::{Formats, Shape};
-use gemma::cli::placement::measure::{Layout, Task};
 use gemma::compute::cpu::{CpuExecutor, CpuFootprint, CpuOptions};
 use gemma::compute::dry::Footprint;
 use gemma::compute::{BufferId, Executor, KvFormat, Part, Plan, PlanId, StepLayout, WeightId};
@@ -10,6 +8,8 @@ use gemma::engine::PlannedEngine;
 use gemma::engine::planned::EngineOptions;
 use gemma::gemma::forward::{self, ForwardOptions};
 use gemma::gemma::{Config, Weights};
+use gemma::runtime::placement::measure::{Layout, Task};
+use gemma::runtime::shapes::{Formats, Shape};
 use gemma::tensor::Matrix;
 use gemma::vulkan::{Choice, DeviceInfo, Vulkan, VulkanExecutor, blocks, choose};
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
@@ -71,7 +71,7 @@ fn config() -> Config {
 
 /// The recipes of 27B; the sizes that they aim at are made smaller in proportion.
 fn recipes() -> Vec<(String, Formats)> {
-    let inline = |weights: &str| Formats { format_weights: Some(weights.parse().unwrap()), ..Formats::default() };
+    let inline = |weights: &str| Formats { weights: Some(weights.parse().unwrap()), ..Formats::default() };
     let named = ["seed", "int4", "9gb", "10gb", "12gb"];
     let named = named.map(|name| (name.to_owned(), Formats::of_recipe(name)));
     std::iter::once(("i4-g32".to_owned(), inline("i4-g32"))).chain(named).collect()

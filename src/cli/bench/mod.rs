@@ -1,27 +1,28 @@
 //! `gemma bench`: how fast, and how near to what the memory allows.
 
 mod conditions;
-pub mod load;
+pub mod loading;
 pub mod measure;
 pub mod page;
 pub mod replay;
 pub mod report;
-pub mod shapes;
 pub mod speculation;
 pub mod transcripts;
 
-use super::args::{AutoOr, ModelOptions, UiOptions};
 use super::destination::{Destination, Writer};
-use super::devices::Cpu;
-use super::generate::options::DraftingOptions;
+use super::input::read_file;
+use super::options::{DraftArgs, FormatArgs, ModelArgs, UiOptions};
 use super::output::print;
-use super::session::{self, Size};
 use super::ui::Ui;
 use crate::compute::KernelTime;
 use crate::draft::Mixing;
 use crate::engine::{Engine, Scores};
 use crate::error::Fault;
 use crate::gemma::Weights;
+use crate::runtime::options::AutoOr;
+use crate::runtime::processor::Cpu;
+use crate::runtime::shapes::Shape;
+use crate::runtime::{Model, Room, Size, load, npu};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::util::units::{bytes, digits3};
 use anyhow::{Context, Result};
@@ -35,9 +36,9 @@ use std::path::{Path, PathBuf};
 pub struct Bench {
     /// Made-up weights in the shape of a Gemma 3
     #[arg(long, value_enum, value_name = "SHAPE", conflicts_with = "model")]
-    pub synthetic: Option<shapes::Shape>,
+    pub synthetic: Option<Shape>,
     #[command(flatten)]
-    pub formats: shapes::Formats,
+    pub formats: FormatArgs,
     /// What to measure, separated by commas or blanks
     #[arg(long, value_enum, value_name = "TESTS", value_delimiter = ',', num_args = 1.., default_value = "prefill,decode,verify,kernels,text")]
     pub only: Vec<Test>,
@@ -89,7 +90,7 @@ pub struct Bench {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["replay", "model", "synthetic"])]
     pub from: Option<PathBuf>,
     #[command(flatten)]
-    pub draft: DraftingOptions,
+    pub draft: DraftArgs,
     /// How the drafts' sources are mixed: for measuring what that brings
     #[arg(long, value_enum, default_value_t = HowMixed::Learned)]
     pub mixing: HowMixed,
@@ -102,7 +103,7 @@ pub struct Bench {
     #[command(flatten)]
     pub replay: replay::ReplayOptions,
     #[command(flatten)]
-    pub model: ModelOptions,
+    pub model: ModelArgs,
     #[command(flatten)]
     pub ui: UiOptions,
 }
@@ -177,14 +178,15 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     if rows.chain([&options.repetitions, &options.pp, &options.tg]).any(|n| *n == 0) {
         return Err(Fault::usage("--repetitions, --rows, --kernel-rows, --pp and --tg must be above 0").into());
     }
+    let asked = options.model.settled()?;
     let model = match options.synthetic {
         Some(_) if options.only.contains(&Test::Load) => {
             return Err(Fault::usage("made-up weights are not loaded from files: --only load needs --model").into());
         }
         Some(_) => None,
-        None => Some(session::open(options.model.model.as_deref(), ui)?),
+        None => Some(Model::open(asked.model.as_deref(), ui)?),
     };
-    let made_up = options.synthetic.map(|shape| shape.weights(&options.formats)).transpose()?;
+    let made_up = options.synthetic.map(|shape| shape.weights(&options.formats.settled())).transpose()?;
     let weights = model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).expect("one of both is there");
     let name = options
         .synthetic
@@ -197,16 +199,16 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let deepest = options.depth.iter().max().copied().unwrap_or(0);
     let most_rows = options.rows.iter().chain(&options.kernel_rows).max().copied().unwrap_or(1);
     let needed = options.pp.max(deepest + options.tg.max(most_rows) + 1);
-    let context = match options.model.run.ctx_size {
+    let context = match asked.run.context {
         AutoOr::N(n) if n < needed => return Err(Fault::usage(format!("these tests need --ctx-size {needed}")).into()),
         AutoOr::N(n) => n,
         AutoOr::Auto => needed,
     };
-    let pool = session::pool(&options.model.run)?;
-    let mut loaded = session::load(weights, &name, &options.model.run, context, &pool, ui)?;
+    let pool = load::pool(&asked.run)?;
+    let mut loaded = load::load(weights, &name, &asked.run, Room::of(context), &pool, ui)?;
     let engine = loaded.engine.as_mut();
     let memory = engine.memory();
-    let threads = options.model.run.threads.map_or(cpu.threads, usize::from);
+    let threads = asked.run.threads.unwrap_or(cpu.threads);
     let device_speed = engine.read_bandwidth();
     engine.want(Sampler::new(sampling())?.decisive());
     let mut report = Report {
@@ -227,14 +229,14 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         ..Report::default()
     };
     if options.only.contains(&Test::Load) {
-        report.results.push(load::row(weights, engine, loaded.seconds)?);
+        report.results.push(loading::row(weights, engine, loaded.seconds)?);
     }
     let mut bench = Runner { engine, options, ui, scores: Scores::default(), sampler: Sampler::new(sampling())? };
     bench.all(&mut report)?;
-    super::npu::say(loaded.engine.assist().as_ref(), ui);
+    npu::say(loaded.engine.assist().as_ref(), ui);
     drop(loaded);
-    if let Some(model) = model.as_ref().filter(|_| options.only.contains(&Test::Text)) {
-        let (rows, text) = speculation::run(model, options, ui)?;
+    if let Some(model) = model.filter(|_| options.only.contains(&Test::Text)) {
+        let (rows, text) = speculation::run(model, &asked.run, options, ui)?;
         rows.iter().for_each(|row| ui.detail(1, format!("{}: {}", row.name, row.note)));
         report.results.extend(rows);
         report.text = Some(text);
@@ -263,7 +265,7 @@ fn sampling() -> SamplerConfig {
 }
 
 fn read_report(path: &Path) -> Result<Report> {
-    let text = super::input::read_file(path)?;
+    let text = read_file(path)?;
     serde_json::from_str(&text)
         .with_context(|| Fault::model(format!("{} is not a result of gemma bench --format json", path.display())))
 }

@@ -6,19 +6,21 @@
 //! tokens of every row. Nothing depends on the clock.
 
 use super::measure::processor_seconds;
-use super::report::markdown;
 use super::transcripts::{self, Transcript};
 use super::{Bench, Output};
-use crate::cli::args::{AutoOr, GpuLayers, RunOptions};
 use crate::cli::destination::Writer;
-use crate::cli::generate::partner::Partner;
-use crate::cli::session;
+use crate::cli::table::markdown;
 use crate::cli::ui::Ui;
 use crate::decode::{Stats, Verdict};
 use crate::draft::{DraftContext, Drafter, Figures, Lm, Memory, Pass, Proposal, Stack, Table, TreeSize, Verified};
 use crate::engine::{Scores, TokenTree};
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Tokenizer};
+use crate::runtime::load;
+use crate::runtime::options::{AutoOr, GpuLayers, RunOptions};
+use crate::runtime::partner::Partner;
+use crate::runtime::placement::Device;
+use crate::runtime::{Model, Room};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::util::hex;
 use anyhow::{Context, Result};
@@ -133,7 +135,7 @@ pub fn run(options: &Bench, page: Option<Writer>, ui: &Ui) -> Result<u8> {
     let replay = &options.replay;
     let model = match &replay.tokenizer {
         Some(_) => None,
-        None => Some(session::open(options.model.model.as_deref(), ui)?),
+        None => Some(Model::open(options.model.model.as_deref(), ui)?),
     };
     let (tokenizer, template) = match (&replay.tokenizer, &model) {
         (Some(dir), _) => (read_tokenizer(dir)?, ChatTemplate::built_in()),
@@ -221,24 +223,20 @@ type Drafts = (Option<Lm>, Option<String>, [u8; 32]);
 /// The draft model, with room for the longest text as far as it goes.
 fn draft_model(options: &Bench, tokenizer: &Tokenizer, texts: &[Transcript], ui: &Ui) -> Result<Drafts> {
     let remedy = "leave `model` out of --sources, or name a draft model of the same tokenizer with --draft";
-    let found = Partner::named(&options.draft.draft, tokenizer, f32::INFINITY)?;
+    let (asked, drafting) = (options.model.run.settled()?, options.draft.settled()?);
+    let found = Partner::named(&drafting.source, tokenizer, f32::INFINITY)?;
     let partner = found
         .ok_or_else(|| Fault::usage("--draft does not name a draft model").help(remedy))?
         .map_err(|why| Fault::model(format!("the draft model cannot draft for this tokenizer: {why}")).help(remedy))?;
     let (name, identity) = (partner.name(), partner.fingerprint()?);
     let longest = texts.iter().map(|t| t.prompt.len() + t.answer.len()).max().unwrap_or(0) + 1;
-    let context = match options.model.run.ctx_size {
+    let context = match asked.context {
         AutoOr::N(n) => n,
         AutoOr::Auto => longest,
     };
-    let run = RunOptions {
-        device: "cpu".into(),
-        gpu_layers: GpuLayers::Auto,
-        kv: partner.kv(options.model.run.kv),
-        ..options.model.run.clone()
-    };
-    let pool = session::pool(&run)?;
-    let loaded = session::load(&partner.weights, "draft model", &run, partner.context(context), &pool, ui)?;
+    let run = RunOptions { device: Device::Cpu, gpu_layers: GpuLayers::Auto, kv: partner.kv(asked.kv), ..asked };
+    let (pool, room) = (load::pool(&run)?, Room::of(partner.context(context)));
+    let loaded = load::load(&partner.weights, "draft model", &run, room, &pool, ui)?;
     Ok((Some(Lm::new("model", partner.engine(loaded.engine)?)), Some(name), identity))
 }
 

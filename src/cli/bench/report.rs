@@ -1,9 +1,10 @@
 //! The figures of a run, as Markdown, JSON or CSV, alone or beside an older run.
 
 use super::measure::Figure;
-use crate::cli::devices::Cpu;
+use crate::cli::table::markdown;
 use crate::cli::ui::wrapped;
 use crate::decode::Stats;
+use crate::runtime::processor::Cpu;
 use crate::util::units::{bytes, digits3};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -341,28 +342,6 @@ pub fn change(row: &Row, old: &Report) -> [String; 2] {
         _ => String::new(),
     };
     [digits3(b.median), change]
-}
-
-/// A table whose columns line up in plain text too; all but the first are right-aligned.
-pub fn markdown(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0).max(3);
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut out = String::new();
-    for (i, row) in rows.iter().enumerate() {
-        for (c, w) in widths.iter().enumerate() {
-            let cell = row.get(c).map_or("", String::as_str);
-            out += &if c == 0 { format!("| {cell:w$} ") } else { format!("| {cell:>w$} ") };
-        }
-        out += "|\n";
-        if i == 0 {
-            for (c, w) in widths.iter().enumerate() {
-                out += &if c == 0 { format!("|{} ", "-".repeat(w + 1)) } else { format!("|{}: ", "-".repeat(*w)) };
-            }
-            out += "|\n";
-        }
-    }
-    out
 }
 
 #[cfg(test)]

@@ -3,17 +3,17 @@
 use super::Bench;
 use super::measure::{Figure, processor_seconds};
 use super::report::{Acceptance, Row, Text, TextKind};
-use crate::cli::generate::costs::Passes;
-use crate::cli::generate::drafting;
-use crate::cli::generate::options::DraftingOptions;
-use crate::cli::generate::partner::Partner;
-use crate::cli::session::{self, Model};
+use crate::cli::input::read_file;
 use crate::cli::ui::Ui;
 use crate::decode::{self, Flow, Limits, Stats};
 use crate::draft::{DraftContext, Drafter, NoDraft, Proposal};
 use crate::engine::Timeline;
 use crate::error::Fault;
-use crate::gemma::{ChatTemplate, Generation, Message, ReducedVocabulary, Special, Tokenizer};
+use crate::gemma::{ChatTemplate, Message, ReducedVocabulary, Special, Tokenizer};
+use crate::runtime::costs::Passes;
+use crate::runtime::drafting::{self, Target};
+use crate::runtime::partner::Partner;
+use crate::runtime::{DraftingOptions, Model, Room, RunOptions, Session};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use crate::util::units::digits3;
@@ -44,42 +44,42 @@ struct Prompt {
 }
 
 /// One row per kind of prompt and one for all: drafted over plain speed, pair by pair. And the same for plots.
-pub fn run(model: &Model, options: &Bench, ui: &Ui) -> Result<(Vec<Row>, Text)> {
+pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(Vec<Row>, Text)> {
     let tokenizer = match &options.replay.tokenizer {
         Some(directory) => super::replay::read_tokenizer(directory)?,
         None => model.tokenizer(ui)?,
     };
-    let prompts = prompts(model, options, &tokenizer)?;
+    let session = Session::of(model, tokenizer, run.clone())?;
+    let (model, tokenizer) = (&session.model, &*session.tokenizer);
+    let prompts = prompts(model, options, tokenizer)?;
     let longest = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(0);
     let context = longest + options.text_tokens + 1;
-    let pool = session::pool(&options.model.run)?;
     // A stand-in for a target may take several positions for a token.
     let room = context * ReducedVocabulary::of(model.checkpoint(), model.config().vocab)?.map_or(1, |v| v.most_parts());
-    let mut first = session::load(&model.weights, &model.name, &options.model.run, room, &pool, ui)?;
-    first.engine = Partner::stand_in(model.checkpoint(), &tokenizer, first.engine)?;
+    let mut first = session.load(Room::of(room), ui)?;
+    first.engine = Partner::stand_in(model.checkpoint(), tokenizer, first.engine)?;
     let passes = Passes::measured(&mut first)?;
+    let drafted = Target { session: &session, context, passes: &passes, pool: &first.pool, remembers: false };
     let mut target = Timeline::new(first.engine);
-    let chosen = DraftingOptions { mixing: options.mixing(), ..options.draft.clone() };
+    let chosen = DraftingOptions { mixing: options.mixing(), ..options.draft.settled()? };
     let sampler =
         Sampler::new(SamplerConfig { temperature: options.temp, seed: 1, ..super::sampling() })?.usable(tokenizer.vocab());
-    let generation = Generation::of(model.checkpoint())?;
-    let mut stops = if generation.eos.is_empty() { model.config().eos.clone() } else { generation.eos };
-    stops.extend(tokenizer.id("<end_of_turn>"));
+    let stops = &session.stop_ids;
     let bar = ui.bar("text", (prompts.len() * options.repetitions) as u64);
     let mut kinds: BTreeMap<&str, Vec<Pair>> = BTreeMap::new();
     let mut rounds = Stats::default();
     let mut disabled = None;
     // What the first passes need once is no part of the first prompt's time.
-    once(&mut target, &mut NoDraft, &sampler, &prompts[0], &stops, options.text_tokens.min(WARM))?;
+    once(&mut target, &mut NoDraft, &sampler, &prompts[0], stops, options.text_tokens.min(WARM))?;
     for repetition in 0..options.repetitions {
         // A drafter that has seen the texts before would know them.
-        let mut drafting = drafting::build(&chosen, model, &tokenizer, &options.model.run, context, &passes, &pool, false, ui)?;
+        let mut drafting = drafting::build(&chosen, &drafted, ui)?;
         for (i, prompt) in prompts.iter().enumerate() {
             let mut ways: [Option<Way>; 2] = [None, None];
             // Both ways in turn, and each first as often as the other.
             for way in if (i + repetition) % 2 == 0 { [0, 1] } else { [1, 0] } {
                 let drafter = if way == 0 { &mut NoDraft as &mut dyn Drafter } else { drafting.drafter.as_mut() };
-                ways[way] = Some(once(&mut target, drafter, &sampler, prompt, &stops, options.text_tokens)?);
+                ways[way] = Some(once(&mut target, drafter, &sampler, prompt, stops, options.text_tokens)?);
             }
             let [Some(plain), Some(drafted)] = ways else { unreachable!("both ways were gone") };
             ensure!(plain.text == drafted.text, "drafts changed the text of a {} prompt: this is a bug", prompt.kind);
@@ -266,7 +266,7 @@ fn prompts(model: &Model, options: &Bench, tokenizer: &Tokenizer) -> Result<Vec<
 
 /// Category and first user turn of each line.
 fn read(path: &Path) -> Result<Vec<(String, String)>> {
-    let text = crate::cli::input::read_file(path)?;
+    let text = read_file(path)?;
     let mut out = Vec::new();
     for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let bad = || {

@@ -7,22 +7,21 @@ mod terminal;
 mod typing;
 mod wrap;
 
-use super::args::{ModelOptions, UiOptions};
 use super::destination::Destination;
-use super::generate::drafting::{self, Drafting};
-use super::generate::options::{DraftingOptions, SamplingOptions};
-use super::generate::text::TextStream;
-use super::generate::{costs_of, keep, prompt, stats};
+use super::options::{DraftArgs, ModelArgs, SamplingOptions, UiOptions};
 use super::record::{FinishReason, Memory, Record, Usage, VERSION};
-use super::session;
 use super::settings::{Source, Typed};
 use super::signals::Interrupt;
 use super::ui::{Ui, clean, wrapped};
+use super::{prompt, stats};
+use crate::decode::text::TextStream;
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
 use crate::draft::Figures;
 use crate::engine::Timeline;
 use crate::error::{Fault, Kind};
-use crate::gemma::{ChatTemplate, Generation};
+use crate::gemma::ChatTemplate;
+use crate::runtime::drafting::Drafting;
+use crate::runtime::{self, Started, npu};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use crate::util::units::thousands;
@@ -53,9 +52,9 @@ pub struct Chat {
     #[command(flatten)]
     pub sampling: SamplingOptions,
     #[command(flatten)]
-    pub draft: DraftingOptions,
+    pub draft: DraftArgs,
     #[command(flatten)]
-    pub model: ModelOptions,
+    pub model: ModelArgs,
     #[command(flatten)]
     pub ui: UiOptions,
 }
@@ -76,53 +75,49 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
         return Err(Fault::usage("--stop: an empty text would end every answer at once").into());
     }
     let system = prompt::system_text(options.system.as_deref(), options.system_file.as_deref())?;
-    let _: super::placement::Device = options.model.run.device.parse()?;
-    let model = session::open(options.model.model.as_deref(), ui)?;
-    let tokenizer = model.tokenizer(ui)?;
-    let generation = Generation::of(model.checkpoint())?;
-    let (config, _) = options.sampling.resolve(typed, &generation);
-    let stop_ids = generation.stop_ids(model.config());
-    let banned = if options.sampling.ignore_eos { stop_ids.clone() } else { Vec::new() };
+    let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
+    let session = runtime::Session::open(&model, ui)?;
+    let tokenizer = &*session.tokenizer;
+    let (config, _) = options.sampling.resolve(typed, &session.generation);
+    let banned = if options.sampling.ignore_eos { session.stop_ids.clone() } else { Vec::new() };
     let sampler = |seed: u64| -> Result<Sampler> {
         let sampler = Sampler::new(SamplerConfig { seed, ..config.clone() })?;
         Ok(sampler.usable(tokenizer.vocab()).ban(banned.iter().copied()))
     };
-    let context = session::context(options.model.run.ctx_size, CONTEXT, model.config(), ui);
-    let pool = session::pool(&options.model.run)?;
-    let mut loaded = session::load(&model.weights, &model.name, &options.model.run, context, &pool, ui)?;
-    let (passes, file) = costs_of(&options.draft, &options.model.run, &model, &mut loaded, ui)?;
-    let drafting = drafting::build(&options.draft, &model, &tokenizer, &options.model.run, context, &passes, &pool, true, ui)?;
-    let template = ChatTemplate::from_checkpoint(model.checkpoint())?;
+    let context = session.context(CONTEXT, ui);
+    let Started { target, drafts: drafting, costs, .. } = session.start(context, &drafting, true, ui)?;
+    let template = ChatTemplate::from_checkpoint(session.model.checkpoint())?;
     // Nobody at a terminal wants an answer cut off that did not ask for it.
     let max_tokens = match typed.source("max-tokens") {
         Source::BuiltIn => usize::MAX,
         _ => options.sampling.max_tokens,
     };
-    let mut chat = Session {
+    let mut chat = Talk {
         options,
         ui,
-        talk: Conversation::new(template, &tokenizer, system),
-        stream: &|| TextStream::new(&tokenizer, &options.sampling.stop),
-        target: Timeline::new(loaded.engine),
+        talk: Conversation::new(template, tokenizer, system),
+        stream: &|| TextStream::new(tokenizer, &options.sampling.stop),
+        target,
         drafting,
         sampler: sampler(config.seed)?,
         reseeded: &sampler,
-        stop_ids,
+        stop_ids: &session.stop_ids,
+        threads: session.run.threads,
         max_tokens,
         interrupt: Interrupt::watch_answers()?,
         last: None,
     };
     terminal::restore_at_signals()?;
     if !ui.is_quiet() {
-        ui.line(&format!("{}: /help lists the commands, Ctrl-D leaves", model.name));
+        ui.line(&format!("{}: /help lists the commands, Ctrl-D leaves", session.model.name));
     }
     chat.go()?;
-    keep(&mut chat.drafting, passes, &file, ui);
-    super::npu::say(chat.target.engine().assist().as_ref(), ui);
+    costs.keep(&mut chat.drafting, ui);
+    npu::say(chat.target.engine().assist().as_ref(), ui);
     Ok(0)
 }
 
-struct Session<'a> {
+struct Talk<'a> {
     options: &'a Chat,
     ui: &'a Ui,
     talk: Conversation<'a>,
@@ -132,14 +127,15 @@ struct Session<'a> {
     sampler: Sampler,
     /// The same sampler with another seed.
     reseeded: &'a dyn Fn(u64) -> Result<Sampler>,
-    stop_ids: Vec<Token>,
+    stop_ids: &'a [Token],
+    threads: Option<usize>,
     max_tokens: usize,
     interrupt: Interrupt,
     /// Of the last answer.
     last: Option<(Stats, Usage, FinishReason)>,
 }
 
-impl Session<'_> {
+impl Talk<'_> {
     fn go(&mut self) -> Result<()> {
         let mut prompt = Prompt::new()?;
         let first = self.options.words.join(" ");
@@ -282,7 +278,7 @@ impl Session<'_> {
     fn stream_answer(&mut self, text: &str, mut history: Vec<Token>) -> Result<()> {
         let (prompt, context) = (history.len(), self.target.engine().context());
         self.interrupt.reset();
-        let limits = Limits { max_tokens: self.max_tokens, stop_ids: &self.stop_ids, interrupt: self.interrupt.flag() };
+        let limits = Limits { max_tokens: self.max_tokens, stop_ids: self.stop_ids, interrupt: self.interrupt.flag() };
         let mut wrap = Wrap::new(terminal::columns());
         let (mut stream, mut answer, mut stats) = ((self.stream)(), String::new(), Stats::default());
         let bar = self.ui.bar("reading", prompt as u64);
@@ -357,7 +353,7 @@ impl Session<'_> {
             ..Record::default()
         };
         let (tokens, context) = (thousands(self.talk.position() as u64), thousands(engine.context() as u64));
-        let line = stats::line(&record, stats, self.options.model.run.threads)?;
+        let line = stats::line(&record, stats, self.threads)?;
         let columns = terminal::columns();
         self.ui.line(&wrapped(
             &format!("conversation: {tokens} of {context} tokens; {} tokens of the last prompt were read", stats.prefilled),

@@ -4,14 +4,14 @@
 use super::host::{Found, Machine};
 use super::storage::SMALLEST_27B;
 use super::{Asked, Check, Status};
-use crate::cli::args::RunOptions;
-use crate::cli::driver::{Use, Verdict};
-use crate::cli::placement::measure::Task;
-use crate::cli::placement::{self, Device};
-use crate::cli::session;
 use crate::cli::ui::Ui;
 use crate::error::{Fault, Kind, fault_of};
 use crate::gemma::Weights;
+use crate::runtime::driver::{Use, Verdict};
+use crate::runtime::load;
+use crate::runtime::options::RunOptions;
+use crate::runtime::placement::measure::Task;
+use crate::runtime::placement::{self, Device};
 use crate::util::units::bytes;
 use crate::vulkan::{Choice, DeviceInfo, LIMIT, QUEUE, choose};
 use anyhow::Result;
@@ -26,7 +26,7 @@ const PAGE: u64 = 4096;
 pub fn checks(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Check> {
     let (nodes, boards) = (render_nodes(machine), boards(machine));
     let nothing = nodes.is_empty() && boards.is_empty();
-    let choice = match asked.device {
+    let choice = match asked.options.run.device {
         Device::Cpu => return vec![Check::pass("vulkan", "not asked for (--device cpu)")],
         Device::Vulkan(choice) => choice,
         Device::Auto => Choice::Best,
@@ -354,7 +354,7 @@ pub fn fits(
     available: Option<u64>,
     ui: &Ui,
 ) -> Result<Check> {
-    let task = Task { weights, context, kv: session::kv_format(weights, run.kv)?, sequences: 1, npu: run.npu.is_asked() };
+    let task = Task { weights, context, kv: load::kv_format(weights, run.kv)?, sequences: 1, npu: run.npu.is_asked() };
     let devices = || match found {
         Ok(list) => Ok(list.clone()),
         Err(e) => Err(fault_of(e).cloned().unwrap_or_else(|| Fault::new(Kind::Device, e.to_string())).into()),

@@ -1,14 +1,13 @@
 //! What checks ask of a machine.
 
 use super::kernels;
-use crate::cli::args::{ModelOptions, RunOptions};
-use crate::cli::devices::default_threads;
-use crate::cli::driver::{self, Verdict};
-use crate::cli::generate::options::MemoryPlace;
-use crate::cli::ui::Ui;
 use crate::compute::cpu::isa::Isa;
 use crate::npu::manifest;
 use crate::npu::probe::System;
+use crate::runtime::Silence;
+use crate::runtime::driver::{self, Verdict};
+use crate::runtime::options::{MemoryPlace, RunOptions};
+use crate::runtime::processor::default_threads;
 use crate::util::xdg;
 use crate::vulkan::{DeviceInfo, Vulkan};
 use anyhow::Result;
@@ -95,8 +94,8 @@ pub struct Here {
 }
 
 impl Here {
-    pub fn new(options: &ModelOptions) -> Here {
-        Here { run: options.run.clone() }
+    pub fn new(run: &RunOptions) -> Here {
+        Here { run: run.clone() }
     }
 }
 
@@ -110,7 +109,7 @@ impl Machine for Here {
     }
 
     fn verdict(&self, device: &DeviceInfo) -> Verdict {
-        driver::verdict(device, &Ui::silent())
+        driver::verdict(device, &Silence)
     }
 
     fn open(&self, node: &Path) -> io::Result<()> {
@@ -155,7 +154,7 @@ impl Machine for Here {
     }
 
     fn threads(&self) -> usize {
-        self.run.threads.map_or_else(default_threads, usize::from)
+        self.run.threads.unwrap_or_else(default_threads)
     }
 
     fn instruction_sets(&self) -> Vec<Isa> {

@@ -2,19 +2,17 @@
 
 use super::host::{Found, Machine};
 use super::{Asked, Check, Status};
-use crate::cli::args::{AutoOr, GpuLayers, Kv, RunOptions};
-use crate::cli::lock::DeviceLock;
-use crate::cli::npu::Npu;
-use crate::cli::placement::Device;
-use crate::cli::session;
 use crate::cli::ui::Ui;
 use crate::compute::cpu::isa::Isa;
-use crate::engine::{Engine, Rows, Scores, TokenTree};
-use crate::gemma::{Config, Role, Weights};
-use crate::tensor::{Format, Token};
+use crate::runtime::Room;
+use crate::runtime::load;
+use crate::runtime::lock::DeviceLock;
+use crate::runtime::npu::Npu;
+use crate::runtime::options::{AutoOr, GpuLayers, Kv, RunOptions};
+use crate::runtime::placement::Device;
+use crate::runtime::trial::{SMALL_CONTEXT, run_passes, small_model};
 use crate::vulkan::{Choice, DeviceInfo, choose};
 use anyhow::Result;
-use serde_json::json;
 
 pub fn processor(machine: &dyn Machine) -> Check {
     let name = machine.read("proc/cpuinfo").and_then(|text| {
@@ -41,7 +39,7 @@ pub fn trials(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
         Ok(what) => Check::pass("kernels, cpu", what),
         Err(e) => Check::error("kernels, cpu", &e),
     }];
-    let choice = match asked.device {
+    let choice = match asked.options.run.device {
         Device::Cpu => return checks,
         Device::Vulkan(choice) => choice,
         Device::Auto => Choice::Best,
@@ -63,51 +61,24 @@ pub fn trials(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
     checks
 }
 
-/// Positions that there is room for in the small model's context.
-pub const SMALL_CONTEXT: usize = 256;
-
-/// A made-up model of two layers, one of which sees the whole context.
-pub fn small_model() -> Result<Weights> {
-    let config = json!({
-        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
-        "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 64,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "query_pre_attn_scalar": 64, "vocab_size": 512,
-        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "max_position_embeddings": 512,
-    });
-    let linear: Format = "i4-g32".parse()?;
-    let format = |role| if matches!(role, Role::Embed | Role::Head) { Format::I8_ROW } else { linear };
-    Ok(Weights::synthetic(Config::from_json(&config)?, format, 1))
-}
-
-/// Passes of one row and of several.
-pub fn run_passes(engine: &mut dyn Engine) -> Result<()> {
-    let mut scores = Scores::default();
-    for rows in [1u32, 9] {
-        let tokens: Vec<Token> = (0..rows).map(|i| 7 * i + 3).collect();
-        engine.forward(&TokenTree::chain(&tokens), Rows::All, &mut scores)?;
-        engine.commit(&(0..rows).collect::<Vec<u32>>())?;
-    }
-    Ok(())
-}
-
 /// Loads the small model as `generate --check` would, and runs passes of it.
 pub fn trial(run: &RunOptions, device: Option<&DeviceInfo>) -> Result<String> {
     let weights = small_model()?;
-    let place = device.map_or("cpu".into(), |d| format!("vulkan:{}", d.index));
+    let place = device.map_or(Device::Cpu, |d| Device::Vulkan(Choice::Index(d.index)));
     let options = RunOptions {
         device: place,
         gpu_layers: if device.is_some() { GpuLayers::All } else { GpuLayers::Auto },
-        ctx_size: AutoOr::N(SMALL_CONTEXT),
+        context: AutoOr::N(SMALL_CONTEXT),
         kv: Kv::F16,
         npu: Npu::Off,
         npu_fault: None,
         check: true,
         // A look at a device need not wait for who uses it.
-        device_lock: DeviceLock::Off,
+        lock: DeviceLock::Off,
         ..run.clone()
     };
-    let pool = session::pool(&options)?;
-    let mut loaded = session::load(&weights, "a small made-up model", &options, SMALL_CONTEXT, &pool, &Ui::plain())?;
+    let pool = load::pool(&options)?;
+    let mut loaded = load::load(&weights, "a small made-up model", &options, Room::of(SMALL_CONTEXT), &pool, &Ui::plain())?;
     run_passes(loaded.engine.as_mut())?;
     Ok(format!("a small model computes what the reference kernels compute ({})", loaded.engine.describe()))
 }

@@ -12,23 +12,22 @@ mod power;
 mod storage;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-pub use tests::laptop_gpu;
 
-use super::args::{ModelOptions, RunOptions, UiOptions};
 use super::output::print;
-use super::placement::Device;
-use super::placement::host::Host;
-use super::placement::predict::Speeds;
-use super::plan::sizes::Sizes;
-use super::session;
 use super::ui::{Ui, command, page_columns, paragraph_in};
+use crate::cli::options::{ModelArgs, UiOptions};
+use crate::cli::sizes::Sizes;
 use crate::error::{Kind, fault_of};
+use crate::runtime::load;
+use crate::runtime::options::RunOptions;
+use crate::runtime::placement::Device;
+use crate::runtime::placement::host::Host;
+use crate::runtime::placement::predict::Speeds;
+use crate::runtime::{Model, ModelOptions, Size};
 use crate::util::units::bytes;
 use anyhow::Result;
 use clap::Args;
 use host::{Here, Machine};
-pub use kernels::{SMALL_CONTEXT, run_passes, small_model};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -42,7 +41,7 @@ pub struct Doctor {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
-    pub model: ModelOptions,
+    pub model: ModelArgs,
     #[command(flatten)]
     pub ui: UiOptions,
 }
@@ -118,15 +117,14 @@ impl Check {
 /// What was asked for, as far as checks depend on it.
 pub struct Asked<'a> {
     pub options: &'a ModelOptions,
-    pub device: Device,
 }
 
 impl Asked<'_> {
     /// Whether `generate` would stop without a GPU.
     fn needs_gpu(&self) -> bool {
-        use super::args::GpuLayers;
+        use crate::runtime::options::GpuLayers;
         let wish = self.options.run.gpu_layers;
-        match self.device {
+        match self.options.run.device {
             Device::Cpu => false,
             Device::Vulkan(_) => wish != GpuLayers::N(0),
             Device::Auto => !matches!(wish, GpuLayers::Auto | GpuLayers::N(0)),
@@ -135,13 +133,14 @@ impl Asked<'_> {
 }
 
 pub fn run(options: &Doctor, ui: &Ui) -> Result<u8> {
-    let asked = Asked { options: &options.model, device: options.model.run.device.parse()? };
-    let machine = Here::new(&options.model);
+    let model = options.model.settled()?;
+    let asked = Asked { options: &model };
+    let machine = Here::new(&model.run);
     let found = machine.vulkan();
     let checks = examine(&machine, &asked, &found, ui);
     // Where a run would stop, nothing fits, and the failure says why.
-    let wanted = options.model.model.is_none() && exit_code(&checks) == 0;
-    let sizes = wanted.then(|| sizes(&machine, &options.model.run, &found)).transpose()?;
+    let wanted = model.model.is_none() && exit_code(&checks) == 0;
+    let sizes = wanted.then(|| sizes(&machine, &model.run, &found)).transpose()?;
     let columns = page_columns();
     print(&match options.json {
         true => format!("{:#}\n", report(&checks, sizes.as_ref())),
@@ -155,7 +154,7 @@ pub fn run(options: &Doctor, ui: &Ui) -> Result<u8> {
 /// Which models fit.
 fn sizes(machine: &dyn Machine, run: &RunOptions, found: &host::Found) -> Result<Sizes> {
     let host = Host::known(run, found, machine.memory("MemAvailable"));
-    Sizes::of(&host, run, Speeds::new(&*session::pool(run)?, None))
+    Sizes::of(&host, run, Speeds::new(&*load::pool(run)?, None))
 }
 
 /// Every check, in the order of a run.
@@ -177,10 +176,10 @@ fn examine(machine: &dyn Machine, asked: &Asked<'_>, found: &host::Found, ui: &U
 /// Whether the model that was named opens, has what a prompt needs, and fits.
 fn model(machine: &dyn Machine, asked: &Asked<'_>, found: &host::Found, ui: &Ui) -> Check {
     let judge = || -> Result<Check> {
-        let model = session::open(asked.options.model.as_deref(), ui)?;
+        let model = Model::open(asked.options.model.as_deref(), ui)?;
         model.tokenizer(ui)?;
-        let (run, size) = (&asked.options.run, session::Size::of(&model.weights)?);
-        let context = session::context(run.ctx_size, 4096, model.config(), ui);
+        let (run, size) = (&asked.options.run, Size::of(&model.weights)?);
+        let context = load::context(run.context, 4096, model.config(), ui);
         gpu::fits("model", &model.weights, context, run, found, machine.memory("MemAvailable"), ui).map(|mut check| {
             let about = format!("{}, {} at {:.2} bits per weight", model.name, bytes(size.bytes), size.bits_per_weight());
             check.found = format!("{about}: {}", check.found);

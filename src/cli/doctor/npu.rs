@@ -4,9 +4,9 @@
 use super::gpu::group_of;
 use super::host::Machine;
 use super::{Asked, Check};
-use crate::cli::npu::Npu;
 use crate::npu::layout::Shape;
 use crate::npu::probe::{Finding, LOCKED, Probe};
+use crate::runtime::npu::Npu;
 use crate::util::units::bytes;
 use std::path::Path;
 

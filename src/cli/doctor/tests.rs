@@ -3,11 +3,12 @@
 use super::host::{Directory, Found, Machine};
 use super::*;
 use crate::cli::args::Cli;
-use crate::cli::driver::{Use, Verdict};
 use crate::cli::ui::COLUMNS;
 use crate::compute::cpu::isa::Isa;
 use crate::error::Fault;
 use crate::npu::probe::System;
+use crate::runtime::driver::{Use, Verdict};
+use crate::runtime::testing::{gpu as made_up_gpu, laptop_gpu};
 use crate::vulkan::DeviceInfo;
 use clap::Parser;
 use std::cell::RefCell;
@@ -28,36 +29,6 @@ struct Fake {
     trial: Result<(), Fault>,
     tried: RefCell<Vec<String>>,
     verdict: Verdict,
-}
-
-/// The GPU of that laptop.
-pub fn laptop_gpu() -> DeviceInfo {
-    device("AMD Radeon 780M", 21 * GB)
-}
-
-fn device(name: &str, memory: u64) -> DeviceInfo {
-    DeviceInfo {
-        index: 0,
-        name: name.into(),
-        driver: "radv Mesa 25.2".into(),
-        is_cpu: false,
-        is_integrated: true,
-        api: (1, 4),
-        subgroup: 32,
-        asks_subgroup: true,
-        max_shared: 65536,
-        max_workgroup: 1024,
-        max_subgroups: 32,
-        max_allocation: 4 * GB,
-        memory,
-        available: None,
-        timestamp_ns: 10.0,
-        busy: 16,
-        offers_matrices: true,
-        draws: false,
-        identity: "made up".into(),
-        missing: Vec::new(),
-    }
 }
 
 impl Fake {
@@ -131,7 +102,8 @@ impl Fake {
     fn examine(&self, options: &[&str]) -> Vec<Check> {
         let typed = Cli::parse_from([&["gemma", "doctor"], options].concat());
         let super::super::args::Command::Doctor(doctor) = typed.command else { unreachable!() };
-        let asked = Asked { options: &doctor.model, device: doctor.model.run.device.parse().unwrap() };
+        let model = doctor.model.settled().unwrap();
+        let asked = Asked { options: &model };
         let checks = examine(self, &asked, &self.vulkan(), &Ui::plain());
         // Whatever is wrong, the words fit a terminal, and each thing wrong has something to do
         // about it.
@@ -312,7 +284,7 @@ fn a_node_that_may_not_be_opened_is_named_with_its_group() {
 
 #[test]
 fn a_driver_on_the_processor_alone_is_no_gpu() {
-    let lavapipe = || DeviceInfo { is_cpu: true, is_integrated: false, ..device("llvmpipe", 24 * GB) };
+    let lavapipe = || DeviceInfo { is_cpu: true, is_integrated: false, ..made_up_gpu("llvmpipe", 24 * GB) };
     let fake = Fake { devices: Ok(vec![lavapipe()]), ..Fake::laptop() };
     let checks = fake.examine(&[]);
     is(&checks, "vulkan", Status::Warn, &["computes on the processor", "llvmpipe", "sudo apt install"]);
@@ -323,13 +295,13 @@ fn a_driver_on_the_processor_alone_is_no_gpu() {
     is(&checks, "gpu", Status::Warn, &["computes on the processor"]);
     assert_eq!(exit_code(&checks), 0);
     let relic =
-        Fake { devices: Ok(vec![DeviceInfo { missing: vec!["int8 in shaders"], ..device("relic", GB) }]), ..Fake::laptop() };
+        Fake { devices: Ok(vec![DeviceInfo { missing: vec!["int8 in shaders"], ..made_up_gpu("relic", GB) }]), ..Fake::laptop() };
     is(&relic.examine(&[]), "vulkan", Status::Warn, &["relic lacks int8 in shaders"]);
 }
 
 #[test]
 fn a_tiny_heap_is_said_with_what_makes_it_larger() {
-    let tiny = |memory| Fake { devices: Ok(vec![device("AMD Radeon 780M", memory)]), ..Fake::laptop() };
+    let tiny = |memory| Fake { devices: Ok(vec![made_up_gpu("AMD Radeon 780M", memory)]), ..Fake::laptop() };
     // Three quarters of 32.8 GB, in pages of 4 KiB.
     let pages = 32_000_000u64 * 1024 / 4 * 3 / 4096;
     let fake = tiny(2 * GB);
@@ -344,9 +316,9 @@ fn a_tiny_heap_is_said_with_what_makes_it_larger() {
     let checks = fake.examine(&[]);
     is(&checks, "gpu memory", Status::Warn, &["too little memory"]);
     is(&checks, "memory", Status::Warn, &["too little for Gemma 3 27B", "gemma plan"]);
-    let full = DeviceInfo { available: Some(GB), ..device("AMD Radeon 780M", 21 * GB) };
+    let full = DeviceInfo { available: Some(GB), ..made_up_gpu("AMD Radeon 780M", 21 * GB) };
     is(&Fake { devices: Ok(vec![full]), ..Fake::laptop() }.examine(&[]), "gpu memory", Status::Warn, &["1.00 GB free", "fuser"]);
-    let board = DeviceInfo { is_integrated: false, ..device("board", 8 * GB) };
+    let board = DeviceInfo { is_integrated: false, ..made_up_gpu("board", 8 * GB) };
     is(
         &Fake { devices: Ok(vec![board]), ..Fake::laptop() }.examine(&[]),
         "gpu memory",
@@ -420,14 +392,14 @@ fn a_driver_that_did_not_come_through_its_trial_is_said_with_what_makes_another(
 /// With a model the same rules as at loading say where it runs, and whether.
 #[test]
 fn a_model_is_placed_as_a_run_would_place_it() {
-    let shape = crate::cli::bench::shapes::Shape::B4;
-    let formats = crate::cli::bench::shapes::Formats { format_weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
+    let shape = crate::runtime::shapes::Shape::B4;
+    let formats = crate::runtime::shapes::Formats { weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
     let weights = shape.weights(&formats).unwrap();
     let judge = |memory: u64, options: &[&str], available: u64| {
         let typed = Cli::parse_from([&["gemma", "doctor"], options].concat());
         let super::super::args::Command::Doctor(doctor) = typed.command else { unreachable!() };
-        let found: Found = Ok(vec![device("GPU", memory)]);
-        let run = &doctor.model.run;
+        let found: Found = Ok(vec![made_up_gpu("GPU", memory)]);
+        let run = &doctor.model.run.settled().unwrap();
         gpu::fits("model", &weights, 2048, run, &found, Some(available), &Ui::plain())
             .unwrap_or_else(|e| Check::error("model", &e))
     };

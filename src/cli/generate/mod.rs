@@ -1,47 +1,37 @@
 //! `gemma generate`: one prompt in, the model's text out.
 
 pub mod batch;
-pub mod costs;
-pub mod drafting;
-pub mod grammar;
 pub mod options;
-pub mod partner;
-pub mod prompt;
-pub mod stats;
-pub mod text;
 
 pub use options::Generate;
 
-use super::args::RunOptions;
 use super::destination::{Destination, Writer};
-use super::output::Output;
+use super::options::Resolved;
+use super::output::{self, Output};
 use super::record::{FinishReason, Record, Usage, VERSION};
-use super::session::{self, Model, Size};
 use super::settings::{Source, Typed};
 use super::signals::Interrupt;
 use super::ui::{COLUMNS, Ui, wrapped};
+use super::{prompt, stats};
+use crate::decode::text::TextStream;
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
-use crate::draft::Figures;
-use crate::engine::Timeline;
 use crate::error::Fault;
-use crate::gemma::{Generation, Tokenizer};
+use crate::gemma::Generation;
 use crate::grammar::Grammar;
+use crate::runtime::constraints::{Constrained, Constraints};
+use crate::runtime::{DraftingOptions, Model, Session, Size, Started, npu};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use crate::util::units::thousands;
 use anyhow::Result;
-use costs::{CostFile, Passes};
-use grammar::{Constrained, Constraints};
-use options::{DraftingOptions, Resolved, StatsFormat};
-use std::sync::Arc;
-use text::TextStream;
+use options::StatsFormat;
 
 pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     if typed.print_config {
-        let model = session::open(options.model.model.as_deref(), ui)?;
+        let model = Model::open(options.model.model.as_deref(), ui)?;
         let (_, resolved) = options.sampling.resolve(typed, &Generation::of(model.checkpoint())?);
-        super::output::print(&typed.config(&resolved))?;
+        output::print(&typed.config(&resolved))?;
         return Ok(0);
     }
     if let Some(from) = &options.batch.batch {
@@ -54,90 +44,51 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
         return Err(Fault::usage("--stop: an empty text would end everything at once").into());
     }
     super::input::check_once(&options.input, typed)?;
-    let said = prompt::gather(options)?;
+    let said = prompt::gather(&options.input, &options.chat)?;
     let source = options.grammar.source()?;
-    let _: super::placement::Device = options.model.run.device.parse()?;
+    let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
     let output = Output::open(options.output.output.as_ref(), options.output.format(), options.output.newline)?;
     let stats_file = options.output.stats_file.as_ref().map(Destination::open).transpose()?;
-    let model = session::open(options.model.model.as_deref(), ui)?;
-    let tokenizer = Arc::new(model.tokenizer(ui)?);
-    let history = prompt::encode(&said, &options.chat, &model, &tokenizer, options.model.run.ctx_size, ui)?;
-    let generation = Generation::of(model.checkpoint())?;
-    let (config, resolved) = options.sampling.resolve(typed, &generation);
-    let stop_ids = generation.stop_ids(model.config());
-    let mut constraints = Constraints::new(&tokenizer, &stop_ids);
+    let session = Session::open(&model, ui)?;
+    let history = prompt::encode(&said, &options.chat, &session, model.run.context, ui)?;
+    let (config, resolved) = options.sampling.resolve(typed, &session.generation);
+    let mut constraints = Constraints::new(&session.tokenizer, &session.stop_ids);
     let grammar = source.map(|source| constraints.get(&source, options.sampling.ignore_eos)).transpose()?;
-    Run { options, ui, model: &model, tokenizer: &tokenizer, config, resolved, stop_ids, grammar }.go(history, output, stats_file)
-}
-
-/// What the target's passes cost, kept by an earlier run or measured now; nothing where nothing is drafted.
-pub fn costs_of(
-    drafting: &DraftingOptions,
-    run: &RunOptions,
-    model: &Model,
-    loaded: &mut session::Loaded,
-    ui: &Ui,
-) -> Result<(Passes, CostFile)> {
-    let kv = session::kv_format(&model.weights, run.kv)?;
-    let file = CostFile::new(&model.checkpoint().fingerprint()?, &loaded.engine.describe(), &format!("{kv:?}"));
-    if drafting.draft == "off" {
-        return Ok((Passes::unknown(), file));
-    }
-    let (passes, note) = Passes::kept_or_measured(loaded, &file)?;
-    note.iter().for_each(|note| ui.detail(1, note));
-    Ok((passes, file))
-}
-
-/// Saves what the next run may use: what the drafter learnt, and what passes cost. Neither failing is a failure of the run.
-pub fn keep(drafting: &mut drafting::Drafting, passes: Passes, file: &CostFile, ui: &Ui) -> Figures {
-    if let Err(why) = drafting.drafter.save() {
-        ui.note(format!("the draft memory was not saved: {why:#}"));
-    }
-    let mut figures = Figures::default();
-    drafting.drafter.figures(&mut figures);
-    if let Err(why) = file.save(passes, &drafting.identity, &figures) {
-        ui.detail(1, format!("the costs of passes were not saved: {why:#}"));
-    }
-    figures
+    Run { options, ui, session: &session, drafting, config, resolved, grammar }.go(history, output, stats_file)
 }
 
 /// One generation, everything decided.
 struct Run<'a> {
     options: &'a Generate,
     ui: &'a Ui,
-    model: &'a Model,
-    tokenizer: &'a Tokenizer,
+    session: &'a Session,
+    drafting: DraftingOptions,
     config: SamplerConfig,
     resolved: Vec<Resolved>,
-    stop_ids: Vec<Token>,
     grammar: Option<Grammar>,
 }
 
 impl Run<'_> {
     fn go(&self, mut history: Vec<Token>, mut output: Output, stats_file: Option<Writer>) -> Result<u8> {
-        let (options, ui) = (self.options, self.ui);
+        let (options, session, ui) = (self.options, self.session, self.ui);
         for (name, value, source) in &self.resolved {
             ui.detail(2, format!("{name} = {value}  # {source}"));
         }
         let needed = history.len().saturating_add(options.sampling.max_tokens).saturating_add(1);
-        let context = session::context(options.model.run.ctx_size, needed, self.model.config(), ui);
-        let pool = session::pool(&options.model.run)?;
-        let mut loaded = session::load(&self.model.weights, &self.model.name, &options.model.run, context, &pool, ui)?;
-        let (passes, file) = costs_of(&options.draft, &options.model.run, self.model, &mut loaded, ui)?;
-        let mut drafting =
-            drafting::build(&options.draft, self.model, self.tokenizer, &options.model.run, context, &passes, &pool, true, ui)?;
-        let mut target = Timeline::new(loaded.engine);
+        let context = session.context(needed, ui);
+        let started = session.start(context, &self.drafting, true, ui)?;
+        let Started { mut target, load_seconds, drafts: mut drafting, costs } = started;
         let constrained = Constrained::new(self.grammar.as_ref(), history.len());
-        let mut sampler = constrained.sampler(Sampler::new(self.config.clone())?.usable(self.tokenizer.vocab()));
+        let mut sampler = constrained.sampler(Sampler::new(self.config.clone())?.usable(session.tokenizer.vocab()));
         if options.sampling.ignore_eos {
-            sampler = sampler.ban(self.stop_ids.iter().copied());
+            sampler = sampler.ban(session.stop_ids.iter().copied());
         }
 
         let interrupt = Interrupt::watch()?;
-        let limits = Limits { max_tokens: options.sampling.max_tokens, stop_ids: &self.stop_ids, interrupt: interrupt.flag() };
+        let limits = Limits { max_tokens: options.sampling.max_tokens, stop_ids: &session.stop_ids, interrupt: interrupt.flag() };
         let prompt_tokens = history.len();
         let mut stats = Stats::default();
-        let mut stream = TextStream::new(self.tokenizer, &options.sampling.stop);
+        let mut stream = TextStream::new(&session.tokenizer, &options.sampling.stop);
         let mut failure = None;
         let bar = ui.bar("reading", prompt_tokens as u64);
         let stop =
@@ -176,7 +127,7 @@ impl Run<'_> {
             Ok(Stop::Interrupt | Stop::Receiver) => (FinishReason::Interrupted, None),
             Err(error) => (FinishReason::Error, Some(format!("{error:#}"))),
         };
-        let figures = keep(&mut drafting, passes, &file, ui);
+        let figures = costs.keep(&mut drafting, ui);
         let disabled_reason = drafting.disabled.clone().or_else(|| drafting.drafter.note());
         let engine = target.engine();
         let memory = engine.memory();
@@ -185,21 +136,21 @@ impl Run<'_> {
             text: output.so_far().to_owned(),
             finish_reason,
             usage: Usage { prompt_tokens, completion_tokens },
-            timings: stats::timings(&stats, loaded.seconds),
+            timings: stats::timings(&stats, load_seconds),
             draft: stats::draft(&stats, &figures, history.len(), disabled_reason),
             sampling: stats::sampling(&self.config, options.sampling.max_tokens),
             memory: super::record::Memory { weights: memory.weights, kv: memory.kv, activations: memory.activations },
             device: engine.describe(),
             npu: engine.assist(),
             model: super::record::Model {
-                name: self.model.name.clone(),
+                name: session.model.name.clone(),
                 sha256: None,
-                bits_per_weight: Some(Size::of(&self.model.weights)?.bits_per_weight()),
+                bits_per_weight: Some(Size::of(&session.model.weights)?.bits_per_weight()),
             },
             error: error.or(cut.as_ref().map(|cut| cut.to_string())),
             ..Record::default()
         };
-        super::npu::say(engine.assist().as_ref(), ui);
+        npu::say(engine.assist().as_ref(), ui);
         drop(target);
         let failed = stop.err().or(cut.map(Into::into));
         // The text so far stays where it has gone; a file is left as it was.
@@ -231,7 +182,7 @@ impl Run<'_> {
             how @ (StatsFormat::Auto | StatsFormat::Text) => {
                 self.ui.line(&stats::brief(record));
                 if how == StatsFormat::Text || self.ui.is_verbose() {
-                    self.ui.line(&wrapped(&stats::line(record, stats, self.options.model.run.threads)?, COLUMNS));
+                    self.ui.line(&wrapped(&stats::line(record, stats, self.session.run.threads)?, COLUMNS));
                     let more = stats::draft_line(&record.draft, record.timings.decode_tps);
                     more.iter().for_each(|line| self.ui.line(&wrapped(line, COLUMNS)));
                 }

@@ -1,14 +1,15 @@
 //! What to do about a model that does not fit: the largest that does.
 
-use super::sizes::Sizes;
-use crate::cli::args::RunOptions;
-use crate::cli::bench::shapes::{Shape, settled};
-use crate::cli::placement::Placement;
-use crate::cli::placement::host::Host;
-use crate::cli::placement::measure::Task;
-use crate::cli::session::{self, Size};
+use crate::cli::sizes::Sizes;
 use crate::quant::Recipe;
 use crate::quant::recipe::FOR_SIZES;
+use crate::runtime::load;
+use crate::runtime::model::Size;
+use crate::runtime::options::RunOptions;
+use crate::runtime::placement::Placement;
+use crate::runtime::placement::host::Host;
+use crate::runtime::placement::measure::Task;
+use crate::runtime::shapes::{Shape, settled};
 use crate::util::units::{bytes, thousands};
 use anyhow::Result;
 
@@ -73,7 +74,7 @@ impl Misfit<'_> {
             let recipe = Recipe::load(FOR_SIZES)?.with_target(size)?;
             // Below the smallest size of this shape there is no plan.
             let Ok(weights) = settled(self.task.weights.config().clone(), &recipe) else { return Ok(None) };
-            let kv = session::kv_format(&weights, run.kv)?;
+            let kv = load::kv_format(&weights, run.kv)?;
             if host.fitting(&Task { weights: &weights, kv, ..self.task }).is_some() {
                 let text = if step == STEPS[0] { format!("{:.1}GB", size as f64 / 1e9) } else { format!("{}MB", size / step) };
                 return Ok(Some(text));

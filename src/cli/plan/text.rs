@@ -1,12 +1,12 @@
 //! A plan for people and for programs.
 
 use super::{DRAFTED, Plan, Report};
-use crate::cli::args::AutoOr;
-use crate::cli::bench::report::markdown;
-use crate::cli::placement::Placement;
-use crate::cli::placement::measure::Share;
+use crate::cli::table::markdown;
 use crate::cli::ui::paragraph_in;
 use crate::compute::KvFormat;
+use crate::runtime::options::AutoOr;
+use crate::runtime::placement::Placement;
+use crate::runtime::placement::measure::Share;
 use crate::util::units::{bytes, digits3, thousands};
 use crate::vulkan::blocks;
 use serde_json::{Value, json};

@@ -3,20 +3,20 @@
 mod progress;
 mod text;
 
-use super::args::UiOptions;
-use super::devices::default_threads;
 use super::input::read_file;
-use super::model;
 use super::output::print;
-use super::session;
 use super::signals::Interrupt;
 use super::ui::Ui;
 use crate::checkpoint::Checkpoint;
+use crate::cli::options::UiOptions;
 use crate::error::Fault;
 use crate::gemma::{Role, Special, Weights};
 use crate::quant::allocate::prior;
 use crate::quant::recipe::{FOR_SIZES, nearest_to, parse_size};
 use crate::quant::{self, Aim, Calibrated, Importance, Nearest, Options, Plan, Recipe, Solver, calibrate, estimate, unfinished};
+use crate::runtime::find;
+use crate::runtime::model::tokenizer_of;
+use crate::runtime::processor::default_threads;
 use crate::tensor::{Format, Token};
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
@@ -129,7 +129,7 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
         };
         return Err(Fault::usage(format!("gemma quantize takes SRC and DST, and {kind} is one too many")).help(help).into());
     }
-    let model::Source::Directory(path) = model::find(options.source.as_deref())? else {
+    let find::Source::Directory(path) = find::find(options.source.as_deref())? else {
         return Err(Fault::usage("gemma quantize needs a source model").into());
     };
     let recipe = recipe(options)?;
@@ -257,7 +257,7 @@ fn calibration<'a>(
         path => read_file(Path::new(path))?,
     };
     let checkpoint = source.checkpoint().context("made-up weights have no tokenizer")?;
-    let tokenizer = session::tokenizer_of(checkpoint)?;
+    let tokenizer = tokenizer_of(checkpoint)?;
     tokenizer.notes().iter().for_each(|note| ui.note(note));
     let run = tokenizer.encode(&text, Special::Parse)?;
     if run.len() < 2 {

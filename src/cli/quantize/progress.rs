@@ -1,6 +1,6 @@
 //! What a conversion says while it runs: a bar on a terminal, lines elsewhere, and what a first Ctrl-C does.
 
-use crate::cli::args::UiOptions;
+use crate::cli::options::UiOptions;
 use crate::cli::signals::Interrupt;
 use crate::cli::ui::Ui;
 use crate::gemma::Role;

@@ -1,12 +1,12 @@
 //! What `gemma quantize` prints: the plan of a dry run, the recipes, the last line.
 
 use super::Quantize;
-use crate::cli::bench::report::markdown;
-use crate::cli::bench::shapes::Shape;
+use crate::cli::table::markdown;
 use crate::gemma::{Config, Weights};
 use crate::quant::allocate::prior;
 use crate::quant::recipe::BUILT_IN;
 use crate::quant::{Importance, Nearest, Options, Plan, Recipe, Report};
+use crate::runtime::shapes::Shape;
 use crate::tensor::Format;
 use crate::util::units::{bytes, digits3, duration, thousands};
 use anyhow::Result;

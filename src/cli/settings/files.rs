@@ -6,10 +6,10 @@
 //! by being declared.
 
 use crate::cli::destination::Destination;
-use crate::cli::generate::options::MemoryPlace;
-use crate::cli::npu::Npu;
 use crate::cli::ui::nearest;
 use crate::error::Fault;
+use crate::runtime::npu::Npu;
+use crate::runtime::options::MemoryPlace;
 use crate::util::xdg;
 use anyhow::{Context, Result};
 use clap::parser::ValueSource;

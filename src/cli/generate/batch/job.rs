@@ -2,7 +2,7 @@
 
 use super::format::{Format, Formats};
 use super::resume::Held;
-use crate::cli::generate::prompt::{Content, Said};
+use crate::cli::prompt::{Content, Said};
 use crate::error::Fault;
 use crate::gemma::Message;
 use crate::sampler::SamplerConfig;

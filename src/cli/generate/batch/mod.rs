@@ -12,23 +12,21 @@ pub mod records;
 pub mod reply;
 pub mod resume;
 
-use super::drafting::{self, Drafting};
-use super::grammar::{Constrained, Constraints};
 use super::options::Generate;
-use super::prompt;
-use crate::cli::args::AutoOr;
 use crate::cli::output;
+use crate::cli::prompt;
 use crate::cli::record::FinishReason;
-use crate::cli::session::{self, Model};
 use crate::cli::settings::{Source as Origin, Typed};
 use crate::cli::signals::Interrupt;
 use crate::cli::ui::Ui;
 use crate::decode::Stop;
 use crate::draft::Drafter;
-use crate::engine::Timeline;
 use crate::error::{Fault, Kind, fault_of};
-use crate::gemma::{Generation, Tokenizer};
 use crate::grammar::Source;
+use crate::runtime::constraints::{Constrained, Constraints};
+use crate::runtime::drafting::Drafting;
+use crate::runtime::options::AutoOr;
+use crate::runtime::{DraftingOptions, Room, Session, Started, npu};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use crate::util::shell::quoted;
@@ -41,7 +39,6 @@ use records::{Records, Replies, Survey, survey};
 use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Positions that a batch makes room for where nobody says how many: its records are not known yet.
@@ -56,39 +53,30 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     let source = options.grammar.source()?;
     let sequences = options.batch.parallel as usize;
     let lines = Lines::open(from)?;
-    let _: crate::cli::placement::Device = options.model.run.device.parse()?;
+    let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
     // What cannot be written is said before the model is looked for, and nothing is written before
     // it is found.
     let place = Place::of(options.output.output.as_ref(), options.batch.resume.as_ref(), from)?;
-    let model = session::open(options.model.model.as_deref(), ui)?;
+    let session = Session::open(&model, ui)?;
     let (sink, done) = place.open()?;
-    let tokenizer = Arc::new(model.tokenizer(ui)?);
-    let generation = Generation::of(model.checkpoint())?;
-    let stop_ids = generation.stop_ids(model.config());
-    let mut constraints = Constraints::new(&tokenizer, &stop_ids);
+    let mut constraints = Constraints::new(&session.tokenizer, &session.stop_ids);
     // What is wrong with the options is said before the first record.
     source.as_ref().map(|source| constraints.get(source, options.sampling.ignore_eos)).transpose()?;
-    let (mut config, _) = options.sampling.resolve(typed, &generation);
+    let (mut config, _) = options.sampling.resolve(typed, &session.generation);
     // Processes that share a batch must agree, and so must a run and its resumption.
     config.seed = options.sampling.seed.unwrap_or(0);
 
-    let context = session::context(options.model.run.ctx_size, CONTEXT, model.config(), ui);
-    let pool = session::pool(&options.model.run)?;
-    let (run, room) = (&options.model.run, (context, sequences));
-    let mut loaded = session::load_for(&model.weights, &model.name, run, room, &pool, ui)?;
-    let (passes, file) = super::costs_of(&options.draft, run, &model, &mut loaded, ui)?;
-    let drafts = if sequences > 1 {
-        Drafts::Several(drafting::of_text(&options.draft, &model, &tokenizer, sequences, ui)?)
-    } else {
-        Drafts::One(drafting::build(&options.draft, &model, &tokenizer, run, context, &passes, &pool, true, ui)?)
+    let context = session.context(CONTEXT, ui);
+    let loaded = match sequences {
+        1 => Loaded::One(session.start(context, &drafting, true, ui)?),
+        _ => Loaded::Several(session.start_several(Room { context, sequences }, &drafting, ui)?),
     };
     let interrupt = Interrupt::watch()?;
     let batch = Batch {
         options,
-        model: &model,
-        tokenizer: &tokenizer,
+        drafting: &drafting,
+        session: &session,
         config,
-        stop_ids,
         source,
         constraints: RefCell::new(constraints),
         context,
@@ -96,7 +84,6 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
         interrupt: &interrupt,
         ui,
     };
-    let target = Timeline::new(loaded.engine);
     let typed_in = from == Path::new("-") && std::io::stdin().is_terminal();
     if typed_in {
         ui.note("reading records from the terminal, a JSON object a line; Ctrl-D ends them");
@@ -109,12 +96,12 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
         Some(records) => ui.bar("records", records),
         None => ui.spinner("answering records", !typed_in),
     };
-    let mut replies = Replies::new(sink, &model.name, bar);
+    let mut replies = Replies::new(sink, &session.model.name, bar);
 
     let begin = Instant::now();
-    match drafts {
-        Drafts::One(drafting) => one::run(&batch, target, drafting, (passes, &file), &mut records, &mut replies)?,
-        Drafts::Several(drafters) => parallel::run(&batch, target, drafters, (passes, &file), &mut records, &mut replies)?,
+    match loaded {
+        Loaded::One(started) => one::run(&batch, started, &mut records, &mut replies)?,
+        Loaded::Several(started) => parallel::run(&batch, started, &mut records, &mut replies)?,
     }
     let interrupted = interrupt.exit_code();
     let Replies { sink, answered, failed, tokens, .. } = replies.end();
@@ -187,25 +174,24 @@ fn check(options: &Generate, typed: &Typed) -> Result<()> {
             return Err(fault.help("use --draft auto, ngram or off, or leave --parallel out").into());
         }
         if options.model.run.npu.is_asked() {
-            return Err(crate::cli::npu::for_one_text());
+            return Err(npu::for_one_text());
         }
     }
     Ok(())
 }
 
-/// Drafters of the target's sequences.
-enum Drafts {
-    One(Drafting),
-    Several(Vec<Box<dyn Drafter>>),
+/// The target, for one record at a time or for several.
+enum Loaded {
+    One(Started<Drafting>),
+    Several(Started<Vec<Box<dyn Drafter>>>),
 }
 
 /// What all records share.
 pub struct Batch<'a> {
     options: &'a Generate,
-    model: &'a Model,
-    tokenizer: &'a Tokenizer,
+    drafting: &'a DraftingOptions,
+    session: &'a Session,
     config: SamplerConfig,
-    stop_ids: Vec<Token>,
     /// For records that do not say what their answer must follow.
     source: Option<Source>,
     constraints: RefCell<Constraints>,
@@ -238,7 +224,7 @@ impl Batch<'_> {
         if said.prefill.is_none() {
             said.prefill.clone_from(&chat.prefill);
         }
-        let history = prompt::encode(&said, &chat, self.model, self.tokenizer, AutoOr::N(self.context), self.ui)?;
+        let history = prompt::encode(&said, &chat, self.session, AutoOr::N(self.context), self.ui)?;
         let config = job.sampling(&self.config, seed);
         let seed = config.seed;
         let ignore_eos = job.ignore_eos.unwrap_or(options.sampling.ignore_eos);
@@ -249,9 +235,9 @@ impl Batch<'_> {
         };
         let grammar = source.map(|source| self.constraints.borrow_mut().get(source, ignore_eos)).transpose()?;
         let constrained = Constrained::new(grammar.as_ref(), history.len());
-        let mut sampler = constrained.sampler(Sampler::new(config)?.usable(self.tokenizer.vocab()));
+        let mut sampler = constrained.sampler(Sampler::new(config)?.usable(self.session.tokenizer.vocab()));
         if ignore_eos {
-            sampler = sampler.ban(self.stop_ids.iter().copied());
+            sampler = sampler.ban(self.session.stop_ids.iter().copied());
         }
         let stops = if job.stop.is_empty() { options.sampling.stop.clone() } else { job.stop.clone() };
         let max_tokens = job.max_tokens.unwrap_or(options.sampling.max_tokens);

@@ -5,24 +5,17 @@ use super::job::{Failure, Job};
 use super::records::{Next, Records, Replies};
 use super::reply::Answer;
 use super::{Batch, Prepared, failure, finish_reason};
-use crate::cli::generate::costs::{CostFile, Passes};
-use crate::cli::generate::drafting::Drafting;
-use crate::cli::generate::keep;
-use crate::cli::generate::text::TextStream;
 use crate::cli::record::Usage;
+use crate::decode::text::TextStream;
 use crate::decode::{self, Event, Flow, Limits, Stats};
 use crate::engine::Timeline;
+use crate::runtime::Started;
+use crate::runtime::drafting::Drafting;
 use anyhow::Result;
 use std::time::Duration;
 
-pub fn run(
-    batch: &Batch<'_>,
-    target: Timeline,
-    drafting: Drafting,
-    (passes, file): (Passes, &CostFile),
-    records: &mut Records<'_>,
-    replies: &mut Replies<'_>,
-) -> Result<()> {
+pub fn run(batch: &Batch<'_>, started: Started<Drafting>, records: &mut Records<'_>, replies: &mut Replies<'_>) -> Result<()> {
+    let Started { target, drafts: drafting, costs, .. } = started;
     let mut one = One { batch, target, drafting };
     loop {
         let line = match records.next(Duration::MAX)? {
@@ -45,8 +38,8 @@ pub fn run(
             break;
         }
     }
-    keep(&mut one.drafting, passes, file, batch.ui);
-    crate::cli::npu::say(one.target.engine().assist().as_ref(), batch.ui);
+    costs.keep(&mut one.drafting, batch.ui);
+    crate::runtime::npu::say(one.target.engine().assist().as_ref(), batch.ui);
     Ok(())
 }
 
@@ -69,8 +62,8 @@ impl One<'_> {
         let batch = self.batch;
         let Prepared { mut history, sampler, constrained, seed, stops, max_tokens } = batch.prepare(job, seed)?;
         let prompt_tokens = history.len();
-        let limits = Limits { max_tokens, stop_ids: &batch.stop_ids, interrupt: batch.interrupt.flag() };
-        let mut stream = TextStream::new(batch.tokenizer, &stops);
+        let limits = Limits { max_tokens, stop_ids: &batch.session.stop_ids, interrupt: batch.interrupt.flag() };
+        let mut stream = TextStream::new(&batch.session.tokenizer, &stops);
         let (mut text, mut stats) = (String::new(), Stats::default());
         let on_event = &mut |event| {
             if let Event::Token(token) = event {

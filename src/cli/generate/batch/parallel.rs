@@ -7,15 +7,14 @@ use super::job::Line;
 use super::records::{Next, Records, Replies};
 use super::reply::Answer;
 use super::{Batch, Prepared, failure, finish_reason};
-use crate::cli::generate::costs::{CostFile, Passes};
-use crate::cli::generate::drafting;
-use crate::cli::generate::grammar::Constrained;
-use crate::cli::generate::text::TextStream;
 use crate::cli::record::Usage;
 use crate::decode::parallel::Ended;
+use crate::decode::text::TextStream;
 use crate::decode::{Admitted, Flow, Parallel, Stop};
 use crate::draft::{Drafter, Shared};
-use crate::engine::Timeline;
+use crate::runtime::Started;
+use crate::runtime::constraints::Constrained;
+use crate::runtime::options::DraftFrom;
 use crate::tensor::Token;
 use crate::util::units::thousands;
 use anyhow::Result;
@@ -37,21 +36,19 @@ struct Seat<'a> {
 
 pub fn run(
     batch: &Batch<'_>,
-    target: Timeline,
-    drafters: Vec<Box<dyn Drafter>>,
-    (passes, file): (Passes, &CostFile),
+    started: Started<Vec<Box<dyn Drafter>>>,
     records: &mut Records<'_>,
     replies: &mut Replies<'_>,
 ) -> Result<()> {
-    let options = &batch.options.draft;
-    let shared = Shared::new(passes.costs.clone(), drafting::limits(options), true);
+    let Started { target, drafts: drafters, costs, .. } = started;
+    let shared = Shared::new(costs.passes.costs.clone(), batch.drafting.limits(), true);
     let seats = drafters.iter().map(|_| None).collect();
-    let texts = Parallel::new(target, drafters, shared, &batch.stop_ids, batch.interrupt.flag());
+    let texts = Parallel::new(target, drafters, shared, &batch.session.stop_ids, batch.interrupt.flag());
     let mut hall = Hall { batch, seats, texts };
     hall.answer_all(records, replies)?;
     let texts = &hall.texts;
-    if options.draft != "off" {
-        drafting::keep_shared(texts.drafter(), texts.shared(), passes, file, batch.ui);
+    if batch.drafting.source != DraftFrom::Off {
+        costs.keep_shared(texts.drafter(), texts.shared(), batch.ui);
     }
     let each = replies.tokens as f64 / texts.passes().max(1) as f64;
     batch.ui.detail(1, format!("{} passes, {each:.2} tokens a pass", thousands(texts.passes())));
@@ -100,7 +97,7 @@ impl Hall<'_> {
             Ok(prepared) => prepared,
             Err(failure) => return replies.answer(number, Err(failure?)),
         };
-        let stream = TextStream::new(self.batch.tokenizer, &stops);
+        let stream = TextStream::new(&self.batch.session.tokenizer, &stops);
         let prompt = history.clone();
         let seat = Seat { number, stream, text: String::new(), constrained, prompt_tokens: prompt.len(), seed };
         match self.texts.admit(history, sampler, max_tokens) {

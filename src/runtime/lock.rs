@@ -1,16 +1,15 @@
 //! One process at a time on a GPU: two that load at once would each take the memory that the other counted on.
 
-use super::ui::Ui;
+use super::Listener;
 use crate::error::{Fault, Kind};
 use crate::util::xdg;
 use anyhow::{Context, Result};
-use clap::ValueEnum;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 /// `--device-lock`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DeviceLock {
     /// Until the other one has ended
     #[default]
@@ -25,7 +24,7 @@ pub enum DeviceLock {
 static HELD: Mutex<Vec<(PathBuf, File)>> = Mutex::new(Vec::new());
 
 /// Takes the device of this name and number for this process, unless it has it already.
-pub fn acquire(how: DeviceLock, name: &str, index: usize, ui: &Ui) -> Result<()> {
+pub fn acquire(how: DeviceLock, name: &str, index: usize, listener: &dyn Listener) -> Result<()> {
     if how == DeviceLock::Off {
         return Ok(());
     }
@@ -45,7 +44,7 @@ pub fn acquire(how: DeviceLock, name: &str, index: usize, ui: &Ui) -> Result<()>
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) if how == DeviceLock::Wait => {
-            ui.note(format!("another process is using {name}: waiting for it to end (--device-lock off runs beside it)"));
+            listener.note(&format!("another process is using {name}: waiting for it to end (--device-lock off runs beside it)"));
             file.lock().with_context(what)?;
         }
         Err(TryLockError::WouldBlock) => {

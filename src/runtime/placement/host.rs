@@ -2,10 +2,11 @@
 
 use super::measure::Task;
 use super::{Device, Placement, candidates_among, check_memory};
-use crate::cli::args::{GpuLayers, RunOptions};
-use crate::cli::devices::memory;
-use crate::cli::ui::Ui;
 use crate::error::{Fault, Kind, fault_of};
+use crate::runtime::options::GpuLayers;
+use crate::runtime::options::RunOptions;
+use crate::runtime::processor::memory;
+use crate::runtime::{Listener, Silence};
 use crate::vulkan::{DeviceInfo, Vulkan};
 use anyhow::Result;
 use std::cell::LazyCell;
@@ -39,8 +40,7 @@ impl<'a> Host<'a> {
 
     /// Another one, of so much memory.
     pub fn other(run: &'a RunOptions, memory: u64) -> Result<Host<'a>> {
-        let wants_gpu =
-            matches!(run.device.parse()?, Device::Vulkan(_)) || !matches!(run.gpu_layers, GpuLayers::Auto | GpuLayers::N(0));
+        let wants_gpu = matches!(run.device, Device::Vulkan(_)) || !matches!(run.gpu_layers, GpuLayers::Auto | GpuLayers::N(0));
         if wants_gpu {
             let fault = Fault::usage("--memory plans for another machine, whose GPU is not known");
             return Err(fault.help("leave out --device and --gpu-layers: the plan is for the processor and its memory").into());
@@ -54,9 +54,9 @@ impl<'a> Host<'a> {
     }
 
     /// Where a run would load the model.
-    pub fn place(&self, task: &Task<'_>, ui: &Ui) -> Result<Placement> {
+    pub fn place(&self, task: &Task<'_>, listener: &dyn Listener) -> Result<Placement> {
         let devices = || self.found.clone().map_err(Into::into);
-        Ok(candidates_among(task, self.run, devices, ui)?.swap_remove(0))
+        Ok(candidates_among(task, self.run, devices, listener)?.swap_remove(0))
     }
 
     /// Refuses a placement that takes more memory than there is.
@@ -66,7 +66,7 @@ impl<'a> Host<'a> {
 
     /// Where a run would load the model, if it fits.
     pub fn fitting(&self, task: &Task<'_>) -> Option<Placement> {
-        self.place(task, &Ui::silent()).ok().filter(|p| self.check(p).is_ok())
+        self.place(task, &Silence).ok().filter(|p| self.check(p).is_ok())
     }
 }
 

@@ -1,7 +1,7 @@
 //! `--npu`: whether an NPU takes part, and what is said of it.
 
-use super::args::RunOptions;
-use super::ui::Ui;
+use super::Listener;
+use super::options::RunOptions;
 use crate::compute::{AssistReport, Executor, KvFormat};
 use crate::error::Fault;
 use crate::gemma::Config;
@@ -62,9 +62,9 @@ pub fn dims(config: &Config) -> Dims {
 }
 
 /// One line on what happened to an NPU that was given up.
-pub fn say(report: Option<&AssistReport>, ui: &Ui) {
+pub fn say(report: Option<&AssistReport>, listener: &dyn Listener) {
     if let Some(why) = report.and_then(|r| r.given_up.as_ref()) {
-        ui.note(format!("the NPU was given up, and the other device computed all attention: {why}"));
+        listener.note(&format!("the NPU was given up, and the other device computed all attention: {why}"));
     }
 }
 
@@ -89,7 +89,7 @@ pub fn beside(
     config: &Config,
     (kv, weights, context): (KvFormat, u64, usize),
     is_split: bool,
-    ui: &Ui,
+    listener: &dyn Listener,
 ) -> Result<Box<dyn Executor>> {
     let asked = options.npu.is_asked();
     if options.npu == Npu::Off {
@@ -97,21 +97,21 @@ pub fn beside(
     }
     if is_split {
         if asked {
-            ui.note("running without the NPU: it works beside one device, not where layers are spread over two");
+            listener.note("running without the NPU: it works beside one device, not where layers are spread over two");
         }
         return Ok(executor);
     }
     match bring_up(executor.as_mut(), options, config, work(config, kv, weights, context)) {
         Ok((npu, share, why)) => {
-            ui.detail(1, format!("npu: {why}"));
+            listener.detail(1, &format!("npu: {why}"));
             Ok(if share == 0 { executor } else { Box::new(AssistedExecutor::new(executor, npu, dims(config), share)) })
         }
         Err(why) if asked => {
-            ui.note(format!("running without the NPU: {why:#}"));
+            listener.note(&format!("running without the NPU: {why:#}"));
             Ok(executor)
         }
         Err(why) => {
-            ui.detail(1, format!("no npu: {why:#}"));
+            listener.detail(1, &format!("no npu: {why:#}"));
             Ok(executor)
         }
     }

@@ -5,8 +5,9 @@ pub mod measure;
 pub mod predict;
 pub mod prompt;
 
-use super::args::{GpuLayers, RunOptions};
-use super::ui::Ui;
+use super::Listener;
+use super::options::GpuLayers;
+use super::options::RunOptions;
 use crate::error::{Fault, Kind};
 use crate::util::units::bytes;
 use crate::vulkan::{Choice, DeviceInfo, Vulkan, choose, ranked};
@@ -14,8 +15,9 @@ use anyhow::Result;
 use measure::{Layout, Need, Task};
 
 /// What was asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
+    #[default]
     Auto,
     Cpu,
     Vulkan(Choice),
@@ -76,8 +78,8 @@ const SMALL: u64 = 200_000_000;
 ///
 /// What is named is taken or refused. Under `auto` a GPU that is there but cannot serve is
 /// mentioned once.
-pub fn candidates(task: &Task<'_>, options: &RunOptions, ui: &Ui) -> Result<Vec<Placement>> {
-    candidates_among(task, options, || Vulkan::open().and_then(|v| v.devices()), ui)
+pub fn candidates(task: &Task<'_>, options: &RunOptions, listener: &dyn Listener) -> Result<Vec<Placement>> {
+    candidates_among(task, options, || Vulkan::open().and_then(|v| v.devices()), listener)
 }
 
 /// The same among the devices that `found` lists.
@@ -85,13 +87,13 @@ pub fn candidates_among(
     task: &Task<'_>,
     options: &RunOptions,
     found: impl Fn() -> Result<Vec<DeviceInfo>>,
-    ui: &Ui,
+    listener: &dyn Listener,
 ) -> Result<Vec<Placement>> {
     let wish = options.gpu_layers;
-    match options.device.parse()? {
+    match options.device {
         Device::Cpu => {
             if !matches!(wish, GpuLayers::Auto | GpuLayers::N(0)) {
-                ui.note("--gpu-layers has no effect where --device cpu runs all layers");
+                listener.note("--gpu-layers has no effect where --device cpu runs all layers");
             }
             Ok(vec![on_cpu(task)?])
         }
@@ -111,7 +113,7 @@ pub fn candidates_among(
             if cpu.layout.cpu.need.weights < SMALL {
                 return Ok(vec![cpu]);
             }
-            let mut list = gpus(task, &found().unwrap_or_default(), ui);
+            let mut list = gpus(task, &found().unwrap_or_default(), listener);
             list.push(cpu);
             Ok(list)
         }
@@ -119,7 +121,7 @@ pub fn candidates_among(
 }
 
 /// The GPUs that take at least one layer, the one that takes most first.
-fn gpus(task: &Task<'_>, devices: &[DeviceInfo], ui: &Ui) -> Vec<Placement> {
+fn gpus(task: &Task<'_>, devices: &[DeviceInfo], listener: &dyn Listener) -> Vec<Placement> {
     let (mut list, mut why) = (Vec::new(), None);
     for device in ranked(devices) {
         match on_gpu(task, device, GpuLayers::Auto) {
@@ -130,7 +132,7 @@ fn gpus(task: &Task<'_>, devices: &[DeviceInfo], ui: &Ui) -> Vec<Placement> {
     // The sort is stable: the better device goes first among those that take as much.
     list.sort_by_key(|p| std::cmp::Reverse(p.layout.gpu.layers));
     if let Some(why) = why.filter(|_| list.is_empty()) {
-        ui.note(format!("running on the processor: {why:#}"));
+        listener.note(&format!("running on the processor: {why:#}"));
     }
     list
 }
@@ -212,6 +214,7 @@ pub fn check_memory(placement: &Placement, available: Option<u64>) -> Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::Silence;
 
     #[test]
     fn devices_are_named_exactly() {
@@ -252,13 +255,12 @@ mod tests {
 
     #[test]
     fn the_gpu_that_takes_most_layers_goes_first() {
-        let shape = crate::cli::bench::shapes::Shape::B4;
-        let formats =
-            crate::cli::bench::shapes::Formats { format_weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
+        let shape = crate::runtime::shapes::Shape::B4;
+        let formats = crate::runtime::shapes::Formats { weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
         let weights = shape.weights(&formats).unwrap();
         let task = Task { weights: &weights, context: 2048, kv: crate::compute::KvFormat::F16, sequences: 1, npu: false };
         let chosen = |devices: &[DeviceInfo]| -> Vec<(usize, usize)> {
-            let list = gpus(&task, devices, &Ui::plain());
+            let list = gpus(&task, devices, &Silence);
             list.iter().map(|p| (p.device.as_ref().unwrap().index, p.layout.gpu.layers)).collect()
         };
         // All fits on two: the discrete one is the better. A little fits on the third, nothing on

@@ -1,16 +1,17 @@
 //! Which Gemma 3 fits, and how fast it would be: every size, in the formats that there are to be
 //! had.
 
-use crate::cli::args::{AutoOr, RunOptions};
-use crate::cli::bench::report::markdown;
-use crate::cli::bench::shapes::{Formats, Shape};
-use crate::cli::placement::Placement;
-use crate::cli::placement::host::Host;
-use crate::cli::placement::measure::Task;
-use crate::cli::placement::predict::Speeds;
-use crate::cli::session::{self, Size};
+use crate::cli::table::markdown;
 use crate::cli::ui::paragraph_in;
 use crate::gemma::Weights;
+use crate::runtime::load;
+use crate::runtime::model::Size;
+use crate::runtime::options::{AutoOr, RunOptions};
+use crate::runtime::placement::Placement;
+use crate::runtime::placement::host::Host;
+use crate::runtime::placement::measure::Task;
+use crate::runtime::placement::predict::Speeds;
+use crate::runtime::shapes::{Formats, Shape};
 use crate::util::units::{bytes, digits3, thousands};
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -129,9 +130,9 @@ impl Sizes {
 
 /// A model as a run without further options would load it.
 fn task<'a>(weights: &'a Weights, run: &RunOptions) -> Result<Task<'a>> {
-    let context = match run.ctx_size {
+    let context = match run.context {
         AutoOr::N(n) => n,
         AutoOr::Auto => CONTEXT,
     };
-    Ok(Task { weights, context, kv: session::kv_format(weights, run.kv)?, sequences: 1, npu: false })
+    Ok(Task { weights, context, kv: load::kv_format(weights, run.kv)?, sequences: 1, npu: false })
 }

@@ -1,53 +1,13 @@
-//! Answers that must follow a grammar: what was asked for, checked before anything is loaded, and what became of it.
+//! Answers that must follow a grammar: the grammars of a model, and what became of an answer.
 
 use crate::error::{Fault, Kind};
 use crate::gemma::Tokenizer;
-use crate::grammar::{Follow, Grammar, Grammars, Source, parse_schema};
+use crate::grammar::{Follow, Grammar, Grammars, Source};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 use anyhow::{Result, ensure};
-use clap::Args;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Constrained output")]
-pub struct GrammarOptions {
-    /// Answer with JSON that fits a schema
-    ///
-    /// The answer has every key and value that the JSON Schema asks for, and no white space but one space behind `,` and `:`. A keyword
-    /// that is not supported is refused, not passed over. What the schema leaves no choice about is guessed at no cost. An answer that
-    /// --max-tokens cuts off before it is complete is a failure with exit code 8. The grammar describes what is generated; --prefill
-    /// comes before it.
-    #[arg(long, value_name = "SCHEMA|@FILE", conflicts_with_all = ["grammar", "regex"])]
-    pub json_schema: Option<String>,
-    /// Answer with text that follows the grammar in FILE (llguidance's variant of Lark's notation)
-    #[arg(long, value_name = "FILE", conflicts_with = "regex")]
-    pub grammar: Option<PathBuf>,
-    /// Answer with text that matches a regular expression as a whole
-    #[arg(long, value_name = "REGEX", allow_hyphen_values = true)]
-    pub regex: Option<String>,
-}
-
-impl GrammarOptions {
-    /// What the options ask for, files read.
-    pub fn source(&self) -> Result<Option<Source>> {
-        if let Some(schema) = &self.json_schema {
-            // A schema is JSON, which is hardly ever the name of a file.
-            let named = Some(schema.as_str()).filter(|name| Path::new(name).is_file());
-            let (text, what) = match schema.strip_prefix('@').or(named) {
-                Some(file) => (crate::cli::input::read_file(file.as_ref())?, format!("--json-schema: {file}")),
-                None => (schema.clone(), "--json-schema".to_owned()),
-            };
-            return Ok(Some(Source::JsonSchema(parse_schema(&text, &what)?)));
-        }
-        if let Some(file) = &self.grammar {
-            return Ok(Some(Source::Lark(crate::cli::input::read_file(file)?)));
-        }
-        Ok(self.regex.clone().map(Source::Regex))
-    }
-}
 
 /// The most grammars kept at once: records of a batch mostly share one.
 const MOST: usize = 64;

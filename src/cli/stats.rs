@@ -1,13 +1,13 @@
 //! The figures of one generation, as parts of the JSON result and as one line.
 
-use crate::cli::devices::default_threads;
 use crate::cli::record::{Draft, DraftDepth, DraftSource, PassCost, Record, Sampling, Timings};
 use crate::compute::cpu::bandwidth::read_bandwidth;
 use crate::compute::cpu::pool::Pool;
 use crate::decode::Stats;
 use crate::draft::{CostCurve, Figures};
+use crate::runtime::processor::default_threads;
 use crate::sampler::SamplerConfig;
-use crate::util::units::{bytes, digits3};
+use crate::util::units::{bytes, decimal, digits3};
 use anyhow::Result;
 
 pub fn timings(stats: &Stats, load_s: f64) -> Timings {
@@ -90,11 +90,6 @@ pub fn sampling(config: &SamplerConfig, max_tokens: usize) -> Sampling {
     }
 }
 
-/// Through decimal text, so that 0.95 stays 0.95 and does not become 0.949999988079071.
-pub fn decimal(x: f32) -> f64 {
-    x.to_string().parse().unwrap_or(x as f64)
-}
-
 /// The record without its text: what `--stats json` and `--stats-file` give.
 pub fn json(record: &Record) -> Result<String> {
     let mut value = serde_json::to_value(record)?;
@@ -132,7 +127,7 @@ pub fn brief(record: &Record) -> String {
 }
 
 /// All figures, for `-v` and `--stats text`, and for chat.
-pub fn line(record: &Record, stats: &Stats, threads: Option<u16>) -> Result<String> {
+pub fn line(record: &Record, stats: &Stats, threads: Option<usize>) -> Result<String> {
     let t = &record.timings;
     let mut parts = Vec::new();
     let rate = |tps: Option<f64>| tps.map_or(String::new(), |tps| format!(" at {} tok/s", digits3(tps)));
@@ -155,7 +150,7 @@ pub fn line(record: &Record, stats: &Stats, threads: Option<u16>) -> Result<Stri
     let m = &record.memory;
     parts.push(format!("{} + {} kv", bytes(m.weights), bytes(m.kv)));
     if stats.passes > 0 {
-        let threads = threads.map_or_else(default_threads, usize::from);
+        let threads = threads.unwrap_or_else(default_threads);
         let roof = read_bandwidth(&Pool::new(threads)?, PROBE_BYTES);
         let read = m.weights as f64 * stats.passes as f64 / stats.pass_time.as_secs_f64() / 1e9;
         parts.push(format!("{:.0}% of memory speed", 100.0 * read / roof));

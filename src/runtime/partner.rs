@@ -1,10 +1,10 @@
 //! Which draft model fits a target: by its tokenizer, or by the vocabulary that lies beside a draft of few rows.
 
 use super::drafting::mismatch;
+use super::find::{Source, find};
+use super::model::tokenizer_of;
+use super::options::{DraftFrom, Kv};
 use crate::checkpoint::Checkpoint;
-use crate::cli::args::Kv;
-use crate::cli::model::{Source, find};
-use crate::cli::session::tokenizer_of;
 use crate::engine::{Engine, ReducedEngine};
 use crate::error::Fault;
 use crate::gemma::bundled::{self, DraftSize};
@@ -61,12 +61,12 @@ impl Partner {
         Self::new(checkpoint, tokenizer)
     }
 
-    /// The model that any value of `--draft` names, for a target whose passes take so many seconds; `None` for those without.
-    pub fn named(draft: &str, tokenizer: &Tokenizer, pass: f32) -> Result<Option<Result<Partner, String>>> {
-        match draft {
-            "off" | "ngram" => Ok(None),
-            "auto" | "bundled" => Self::bundled(tokenizer, pass).map(Some),
-            path => Self::at(path, tokenizer).map(Some),
+    /// The model that a source of guesses names, for a target whose passes take so many seconds; `None` for those without.
+    pub fn named(source: &DraftFrom, tokenizer: &Tokenizer, pass: f32) -> Result<Option<Result<Partner, String>>> {
+        match source {
+            DraftFrom::Off | DraftFrom::Ngram => Ok(None),
+            DraftFrom::Auto | DraftFrom::Bundled => Self::bundled(tokenizer, pass).map(Some),
+            DraftFrom::Model(path) => Self::at(path, tokenizer).map(Some),
         }
     }
 

@@ -3,11 +3,11 @@
 
 use super::Placement;
 use super::measure::Share;
-use crate::cli::driver;
-use crate::cli::ui::Ui;
 use crate::compute::cpu::Pool;
 use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
 use crate::compute::{Executor, Part, Plan, StepLayout};
+use crate::runtime::Listener;
+use crate::runtime::driver;
 use crate::tensor::{Format, Matrix};
 use crate::util::units::digits3;
 use crate::vulkan::DeviceInfo;
@@ -75,8 +75,8 @@ impl Speeds {
     }
 
     /// The same with the GPU's speed measured, which takes some of its memory for a moment.
-    pub fn measured(self, device: &DeviceInfo, ui: &Ui) -> Result<Speeds> {
-        let mut exec = driver::open(device, ui)?;
+    pub fn measured(self, device: &DeviceInfo, listener: &dyn Listener) -> Result<Speeds> {
+        let mut exec = driver::open(device, listener)?;
         let (rows, cols) = (8192, PROBE_BYTES / 4 / 8192);
         let codes = Cow::Owned(vec![0; PROBE_BYTES]);
         exec.load("probe", Part::Head, &Matrix { format: Format::F32, rows, cols, codes, scales: Cow::Borrowed(&[]) })?;

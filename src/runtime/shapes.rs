@@ -5,24 +5,17 @@ use crate::quant::allocate::prior;
 use crate::quant::{Importance, Nearest, Options, Plan, Recipe, Target};
 use crate::tensor::Format;
 use anyhow::Result;
-use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
 /// Formats of made-up weights.
-#[derive(Clone, Debug, Default, Args)]
+#[derive(Clone, Debug, Default)]
 pub struct Formats {
-    /// Weight format of the made-up linear layers [default: i4-row+h128]
-    #[arg(long, value_name = "FORMAT", value_parser = format)]
-    pub format_weights: Option<Format>,
-    /// Weight format of the made-up embedding table and output head [default: i8-row]
-    #[arg(long, value_name = "FORMAT", value_parser = format)]
-    pub format_embedding: Option<Format>,
-    /// Formats of q4_0, bf16 or a recipe of gemma quantize
-    ///
-    /// q4_0 is what Google's 4-bit GGUF files have, bf16 Google's original checkpoints; the recipes are
-    /// seed, int4, 9gb, 10gb, 12gb, or a file. This goes instead of the two options above.
-    #[arg(long, value_name = "RECIPE", conflicts_with_all = ["format_weights", "format_embedding"])]
+    /// Of the linear layers.
+    pub weights: Option<Format>,
+    /// Of the embedding table and the output head.
+    pub embedding: Option<Format>,
+    /// `q4_0`, `bf16`, or a recipe of `gemma quantize`, instead of the two above.
     pub recipe: Option<String>,
 }
 
@@ -34,7 +27,7 @@ impl Formats {
 
     /// Whether any of these options was given.
     pub fn is_asked(&self) -> bool {
-        self.recipe.is_some() || self.format_weights.is_some() || self.format_embedding.is_some()
+        self.recipe.is_some() || self.weights.is_some() || self.embedding.is_some()
     }
 
     /// Made-up weights of these formats. A recipe that leaves a choice is settled as `gemma
@@ -44,7 +37,7 @@ impl Formats {
             Some("q4_0") => (Format::I4_G32, Format::BF16),
             Some("bf16") => (Format::BF16, Format::BF16),
             Some(name) => return settled(config, &Recipe::load(name)?),
-            None => (self.format_weights.unwrap_or(Format::I4_ROW_H), self.format_embedding.unwrap_or(Format::I8_ROW)),
+            None => (self.weights.unwrap_or(Format::I4_ROW_H), self.embedding.unwrap_or(Format::I8_ROW)),
         };
         let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
         Ok(Weights::synthetic(config, format, SEED))
@@ -72,22 +65,13 @@ pub fn settled(config: Config, recipe: &Recipe) -> Result<Weights> {
 /// Of made-up weights.
 const SEED: u64 = 1;
 
-fn format(text: &str) -> Result<Format, String> {
-    text.parse().map_err(|e: anyhow::Error| e.to_string())
-}
-
 /// Which Gemma 3.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    #[value(name = "27b")]
     B27,
-    #[value(name = "12b")]
     B12,
-    #[value(name = "4b")]
     B4,
-    #[value(name = "1b")]
     B1,
-    #[value(name = "270m")]
     M270,
 }
 
@@ -200,7 +184,7 @@ mod tests {
     fn published_files_have_the_published_sizes() {
         let gb = |recipe: &str| {
             let weights = Shape::B27.weights(&Formats::of_recipe(recipe)).unwrap();
-            crate::cli::session::Size::of(&weights).unwrap().bytes as f64 / 1e9
+            crate::runtime::model::Size::of(&weights).unwrap().bytes as f64 / 1e9
         };
         assert!((gb("q4_0") - 17.2).abs() < 0.05 && (gb("bf16") - 54.0).abs() < 0.05);
     }

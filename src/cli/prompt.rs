@@ -1,12 +1,13 @@
 //! From options, files and standard input to the prompt's tokens.
 
-use super::options::{ChatOptions, Generate};
-use crate::cli::args::{AutoOr, InputOptions, SpecialPolicy};
 use crate::cli::input;
-use crate::cli::session::{Model, check_prompt};
+use crate::cli::options::{ChatOptions, InputOptions, SpecialPolicy};
 use crate::cli::ui::Ui;
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Message, Special, Tokenizer};
+use crate::runtime::load::check_prompt;
+use crate::runtime::options::AutoOr;
+use crate::runtime::{Model, Session};
 use crate::tensor::Token;
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
@@ -35,8 +36,8 @@ impl Said {
 }
 
 /// Reads all inputs. No prompt at all is wrong usage.
-pub fn gather(options: &Generate) -> Result<Said> {
-    read(&options.input, &options.chat, input::stdin_is_piped(), &mut std::io::stdin().lock())
+pub fn gather(text: &InputOptions, chat: &ChatOptions) -> Result<Said> {
+    read(text, chat, input::stdin_is_piped(), &mut std::io::stdin().lock())
 }
 
 fn read(text: &InputOptions, chat: &ChatOptions, piped: bool, stdin: &mut dyn std::io::Read) -> Result<Said> {
@@ -117,14 +118,8 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
 }
 
 /// The prompt's tokens: through the chat template, or as they are behind one BOS.
-pub fn encode(
-    said: &Said,
-    chat: &ChatOptions,
-    model: &Model,
-    tokenizer: &Tokenizer,
-    asked: AutoOr,
-    ui: &Ui,
-) -> Result<Vec<Token>> {
+pub fn encode(said: &Said, chat: &ChatOptions, session: &Session, asked: AutoOr, ui: &Ui) -> Result<Vec<Token>> {
+    let (model, tokenizer) = (&session.model, &*session.tokenizer);
     let limit = match asked {
         AutoOr::N(n) => n,
         AutoOr::Auto => model.config().max_position,

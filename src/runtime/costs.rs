@@ -3,7 +3,7 @@
 //! A file a model and device under `$XDG_CACHE_HOME/gemma`, JSON, written whole or not at all. What is damaged, of another version or of
 //! something else is measured again. Nothing but speed depends on it.
 
-use crate::cli::session::Loaded;
+use super::load::Loaded;
 use crate::draft::{CostCurve, Costs, Figures, Habits};
 use crate::engine::{Engine, Rows, Scores, TokenTree};
 use crate::util::files::write_whole;

@@ -1,6 +1,5 @@
 //! What a model takes, part by part, wherever its layers run: a dry run of the code that loads it.
 
-use crate::cli::npu;
 use crate::compute::cpu::CpuFootprint;
 use crate::compute::dry::{Dry, Pieces};
 use crate::compute::split::{Side, SplitExecutor};
@@ -10,6 +9,7 @@ use crate::gemma::{Role, Weights};
 use crate::kv::PAGE;
 use crate::npu::AssistedExecutor;
 use crate::npu::dry::flash_partial;
+use crate::runtime::npu;
 use crate::vulkan::{DeviceInfo, STAGING, VulkanFootprint};
 use anyhow::Result;
 use serde::Serialize;

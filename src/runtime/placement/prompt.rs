@@ -3,14 +3,13 @@
 
 use super::Placement;
 use super::measure::Task;
-use crate::cli::driver;
-use crate::cli::ui::Ui;
-use crate::compute::Executor;
-use crate::compute::KvFormat;
 use crate::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
+use crate::compute::{Executor, KvFormat};
 use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
 use crate::gemma::{Config, Role, Weights};
+use crate::runtime::Listener;
+use crate::runtime::driver;
 use crate::tensor::{Format, Token};
 use anyhow::Result;
 use serde::Serialize;
@@ -167,7 +166,7 @@ pub fn reading(
     placement: &Placement,
     pool: &Arc<Pool>,
     isa: Option<Isa>,
-    on_gpu: Option<&Ui>,
+    on_gpu: Option<&dyn Listener>,
 ) -> Result<Option<Reading>> {
     let (n_gpu, all) = (placement.layout.gpu.layers, task.layers());
     if n_gpu > 0 && on_gpu.is_none() {
@@ -178,10 +177,10 @@ pub fn reading(
         Ok(Box::new(CpuExecutor::on(pool.clone(), CpuOptions { isa, ..CpuOptions::default() })))
     };
     let mut seconds = 0.0;
-    if let (Some(device), Some(ui)) = (placement.device.as_ref().filter(|_| n_gpu > 0), on_gpu) {
+    if let (Some(device), Some(listener)) = (placement.device.as_ref().filter(|_| n_gpu > 0), on_gpu) {
         let work = Work::of(task.weights, 0..n_gpu, tokens)?;
-        seconds +=
-            Rates::measure(work.linear.keys().copied(), task.kv, &|| Ok(Box::new(driver::open(device, ui)?)))?.seconds(&work);
+        seconds += Rates::measure(work.linear.keys().copied(), task.kv, &|| Ok(Box::new(driver::open(device, listener)?)))?
+            .seconds(&work);
     }
     if n_gpu < all {
         let work = Work::of(task.weights, n_gpu..all, tokens)?;
@@ -194,7 +193,7 @@ pub fn reading(
 mod tests {
     use super::super::measure::Share;
     use super::*;
-    use crate::cli::bench::shapes::{Formats, Shape};
+    use crate::runtime::shapes::{Formats, Shape};
 
     fn weights(recipe: &str) -> Weights {
         Shape::M270.weights(&Formats::of_recipe(recipe)).unwrap()

@@ -1,0 +1,111 @@
+//! Sampling, as flags and the model together set it.
+
+use crate::cli::settings::{Source, Typed};
+use crate::gemma::Generation;
+use crate::sampler::SamplerConfig;
+use crate::util::units::decimal;
+use clap::Args;
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingOptions {
+    /// Generate at most this many tokens
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 512, value_parser = tokens)]
+    pub max_tokens: usize,
+    /// Temperature, 0 for none [default: the model's]
+    #[arg(long, alias = "temperature", allow_negative_numbers = true, value_name = "T", value_parser = number::<0, 100>)]
+    pub temp: Option<f32>,
+    /// Sample from the K likeliest [default: the model's]
+    ///
+    /// 0 samples from all tokens.
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Sample from share P only [default: the model's]
+    ///
+    /// The likeliest tokens whose chances add up to P are sampled from (nucleus sampling).
+    #[arg(long, allow_negative_numbers = true, value_name = "P", value_parser = share)]
+    pub top_p: Option<f32>,
+    /// Drop tokens that are less likely than P times the likeliest one [default: the model's]
+    #[arg(long, allow_negative_numbers = true, value_name = "P", value_parser = number::<0, 1>)]
+    pub min_p: Option<f32>,
+    /// Make tokens that occurred before less likely; 1 changes nothing [default: the model's]
+    #[arg(long, allow_negative_numbers = true, value_name = "X", value_parser = positive)]
+    pub repeat_penalty: Option<f32>,
+    /// Repeat a text that was sampled [default: random]
+    ///
+    /// The same model, kind of device and seed give the same text, whatever --draft and its like say. The seed of a text is part of its
+    /// figures.
+    #[arg(long, value_name = "N", value_parser = seed)]
+    pub seed: Option<u64>,
+    /// Always take the likeliest token, as with --temp 0
+    #[arg(long)]
+    pub greedy: bool,
+    /// End the answer before this text (repeatable)
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+    /// Go on to --max-tokens where the model would end its answer
+    #[arg(long)]
+    pub ignore_eos: bool,
+}
+
+/// A setting's name, value and source, as `--print-config` shows them.
+pub type Resolved = (&'static str, String, Source);
+
+impl SamplingOptions {
+    /// Flags, environment and files first, then the model's generation_config.json, then what is built in.
+    pub fn resolve(&self, typed: &Typed, model: &Generation) -> (SamplerConfig, Vec<Resolved>) {
+        let mut resolved = Vec::new();
+        let mut pick = |name: &'static str, given: Option<f64>, model: Option<f64>, built_in: f64| {
+            let (value, source) = match (given, model) {
+                (Some(value), _) => (value, typed.source(name)),
+                (None, Some(value)) => (value, Source::Model),
+                (None, None) => (built_in, Source::BuiltIn),
+            };
+            resolved.push((name, value.to_string(), source));
+            value
+        };
+        let wide = |x: Option<f32>| x.map(decimal);
+        let whole = |x: Option<usize>| x.map(|x| x as f64);
+        let mut config = SamplerConfig {
+            temperature: pick("temp", wide(self.temp), wide(model.temperature), 1.0) as f32,
+            top_k: pick("top-k", whole(self.top_k), whole(model.top_k), 64.0) as usize,
+            top_p: pick("top-p", wide(self.top_p), wide(model.top_p), 0.95) as f32,
+            min_p: pick("min-p", wide(self.min_p), wide(model.min_p), 0.0) as f32,
+            repeat_penalty: pick("repeat-penalty", wide(self.repeat_penalty), wide(model.repeat_penalty), 1.0) as f32,
+            seed: self.seed.unwrap_or_else(random_seed),
+        };
+        if self.greedy {
+            config.temperature = 0.0;
+        }
+        (config, resolved)
+    }
+}
+
+/// 32 bits: easy to type again, and exact in every JSON reader.
+fn random_seed() -> u64 {
+    rand::random::<u32>() as u64
+}
+
+fn tokens(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "expected a number of tokens, from 0 on; by default there are 512".into())
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("expected a whole number from 0 to {}; without --seed it is random", u64::MAX))
+}
+
+/// A number between bounds, both included.
+fn number<const LOW: i32, const HIGH: i32>(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(x) if (LOW as f32..=HIGH as f32).contains(&x) => Ok(x),
+        _ => Err(format!("expected a number from {LOW} to {HIGH}")),
+    }
+}
+
+fn share(text: &str) -> Result<f32, String> {
+    number::<0, 1>(text).ok().filter(|p| *p > 0.0).ok_or_else(|| "expected a number above 0, at most 1".into())
+}
+
+fn positive(text: &str) -> Result<f32, String> {
+    number::<0, 100>(text).ok().filter(|x| *x > 0.0).ok_or_else(|| "expected a number above 0, at most 100".into())
+}

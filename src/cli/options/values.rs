@@ -1,0 +1,60 @@
+//! The words for values that a session knows as types.
+
+use crate::runtime::lock::DeviceLock;
+use crate::runtime::options::{DraftAhead, Kv};
+use crate::runtime::shapes::Shape;
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+
+impl ValueEnum for Kv {
+    fn value_variants<'a>() -> &'a [Kv] {
+        &[Kv::Auto, Kv::F16, Kv::F32, Kv::Q8]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(match self {
+            Kv::Auto => "auto",
+            Kv::F16 => "f16",
+            Kv::F32 => "f32",
+            Kv::Q8 => "q8",
+        }))
+    }
+}
+
+impl ValueEnum for DeviceLock {
+    fn value_variants<'a>() -> &'a [DeviceLock] {
+        &[DeviceLock::Wait, DeviceLock::Fail, DeviceLock::Off]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(match self {
+            DeviceLock::Wait => PossibleValue::new("wait").help("Until the other one has ended"),
+            DeviceLock::Fail => PossibleValue::new("fail").help("Not at all: exit 4"),
+            DeviceLock::Off => PossibleValue::new("off").help("Both run"),
+        })
+    }
+}
+
+impl ValueEnum for DraftAhead {
+    fn value_variants<'a>() -> &'a [DraftAhead] {
+        &[DraftAhead::Auto, DraftAhead::On, DraftAhead::Off]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(match self {
+            DraftAhead::Auto => "auto",
+            DraftAhead::On => "on",
+            DraftAhead::Off => "off",
+        }))
+    }
+}
+
+impl ValueEnum for Shape {
+    fn value_variants<'a>() -> &'a [Shape] {
+        &Shape::ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name()))
+    }
+}

@@ -1,0 +1,61 @@
+//! What the passes of a target cost here, before and after a run.
+
+use super::costs::{CostFile, Passes};
+use super::drafting::{Drafting, identity_without_model};
+use super::load::{Loaded, kv_format};
+use super::options::{DraftFrom, DraftingOptions};
+use super::{Listener, Session};
+use crate::draft::{Drafter, Figures, Shared};
+use anyhow::Result;
+
+/// What is known of a target's passes, and where it is kept.
+pub struct Calibration {
+    pub passes: Passes,
+    file: CostFile,
+}
+
+impl Calibration {
+    /// As an earlier run has left it, or measured now; nothing where nothing is drafted.
+    pub fn of(session: &Session, options: &DraftingOptions, loaded: &mut Loaded, listener: &dyn Listener) -> Result<Calibration> {
+        let kv = kv_format(&session.model.weights, session.run.kv)?;
+        let fingerprint = session.model.checkpoint().fingerprint()?;
+        let file = CostFile::new(&fingerprint, &loaded.engine.describe(), &format!("{kv:?}"));
+        if options.source == DraftFrom::Off {
+            return Ok(Calibration { passes: Passes::unknown(), file });
+        }
+        let (passes, note) = Passes::kept_or_measured(loaded, &file)?;
+        note.iter().for_each(|note| listener.detail(1, note));
+        Ok(Calibration { passes, file })
+    }
+
+    /// Saves what the next run may use: what the drafter learnt, and what passes cost. Neither
+    /// failing is a failure of the run.
+    pub fn keep(self, drafting: &mut Drafting, listener: &dyn Listener) -> Figures {
+        save_memory(drafting.drafter.as_ref(), listener);
+        let mut figures = Figures::default();
+        drafting.drafter.figures(&mut figures);
+        self.save(&drafting.identity, &figures, listener);
+        figures
+    }
+
+    /// The same of texts that shared their passes; `drafter` is that of one of them.
+    pub fn keep_shared(self, drafter: &dyn Drafter, shared: &Shared, listener: &dyn Listener) {
+        save_memory(drafter, listener);
+        let identity = identity_without_model();
+        let habits = self.passes.habits.get(&identity).cloned().unwrap_or_default();
+        let figures = Figures { costs: Some(shared.costs().clone()), habits, ..Figures::default() };
+        self.save(&identity, &figures, listener);
+    }
+
+    fn save(self, identity: &str, figures: &Figures, listener: &dyn Listener) {
+        if let Err(why) = self.file.save(self.passes, identity, figures) {
+            listener.detail(1, &format!("the costs of passes were not saved: {why:#}"));
+        }
+    }
+}
+
+fn save_memory(drafter: &dyn Drafter, listener: &dyn Listener) {
+    if let Err(why) = drafter.save() {
+        listener.note(&format!("the draft memory was not saved: {why:#}"));
+    }
+}

@@ -1,0 +1,240 @@
+//! Which drafter: what was asked for, as far as the target's tokenizer allows.
+
+use super::costs::{Passes, one_row};
+use super::load::{Room, kv_format, load};
+use super::model::Size;
+use super::npu::Npu;
+use super::options::{DraftAhead, DraftFrom, DraftingOptions, GpuLayers, MemoryPlace, RunOptions};
+use super::partner::Partner;
+use super::placement::measure::Task;
+use super::placement::{self, Device};
+use super::{Listener, Session};
+use crate::compute::cpu::Pool;
+use crate::draft::{Ahead, CostCurve, Drafter, Habits, Lm, Memory, NoDraft, Paced, Stack, Table};
+use crate::error::Fault;
+use crate::gemma::{Tokenizer, Weights};
+use crate::util::hex;
+use crate::vulkan::{Choice, DeviceInfo};
+use anyhow::Result;
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+/// Bytes of a draft model below which its matrices may be too small to be shared among threads, and the part of one thread's time that
+/// all of them must stay below: they wait for each other at every layer, and that takes long where other programs run.
+const LIGHT: u64 = 4 << 20;
+const FEWER: f32 = 0.6;
+
+/// Bytes of a draft model up to which more threads than these make it no faster, and many make it wait for each one that the system
+/// holds up. Where the target's device leaves the processor alone it gets no more.
+const SMALL: u64 = 16 << 20;
+const FEW: usize = 4;
+
+/// A drafter, and why it is less than was hoped for.
+pub struct Drafting {
+    pub drafter: Box<dyn Drafter>,
+    pub disabled: Option<String>,
+    /// Tells one draft model from another.
+    pub identity: String,
+}
+
+/// The target that is drafted for.
+pub struct Target<'a> {
+    pub session: &'a Session,
+    /// Positions of its text.
+    pub context: usize,
+    /// How long its passes take.
+    pub passes: &'a Passes,
+    /// Threads that it shares with a draft model on the processor.
+    pub pool: &'a Arc<Pool>,
+    /// Whether drafting goes on with what earlier runs have learnt where nobody says.
+    pub remembers: bool,
+}
+
+/// A draft model, loaded.
+struct DraftModel {
+    lm: Lm,
+    identity: [u8; 32],
+    device: Option<DeviceInfo>,
+    /// Seconds of a pass over one row.
+    level: f32,
+}
+
+/// Builds the drafter for a target.
+pub fn build(options: &DraftingOptions, target: &Target<'_>, listener: &dyn Listener) -> Result<Drafting> {
+    let Target { session, passes, .. } = *target;
+    let (tokenizer, name) = (&session.tokenizer, &session.model.name);
+    let mut disabled = None;
+    let partner = match &options.source {
+        DraftFrom::Off => {
+            let disabled = Some("--draft off".into());
+            return Ok(Drafting { drafter: Box::new(NoDraft), disabled, identity: String::new() });
+        }
+        DraftFrom::Ngram => None,
+        choice @ (DraftFrom::Auto | DraftFrom::Bundled) => match Partner::bundled(tokenizer, passes.plain())? {
+            Ok(partner) => Some(partner),
+            Err(why) if *choice == DraftFrom::Bundled => {
+                let fault = Fault::model(format!("no bundled draft model can draft for {name}: {why}"));
+                return Err(fault.help("use --draft ngram, or --draft MODEL with a small model of the same family").into());
+            }
+            Err(why) => {
+                let reason = format!("there is no bundled draft model for this model: {why}");
+                listener.note(&format!("{reason}; guesses come from the text itself (n-grams)"));
+                disabled = Some(reason);
+                None
+            }
+        },
+        DraftFrom::Model(path) => match Partner::at(path, tokenizer)? {
+            Ok(partner) => Some(partner),
+            Err(why) => {
+                let fault = Fault::model(format!("{path} cannot draft for {name}: {why}"));
+                return Err(fault.help("a draft model needs the same tokens as the target").into());
+            }
+        },
+    };
+    let model = partner.map(|partner| draft_model(partner, options, target, listener)).transpose()?;
+    let (identity, device, habits, lm) = match model {
+        Some(m) => (m.identity, m.device, Habits { level: m.level, ..Habits::default() }, Some(m.lm)),
+        None => (WITHOUT_MODEL, None, Habits::default(), None),
+    };
+    let mut stack = Stack::new("mixed", lm, true, Some(Table::new()), options.mixing);
+    remember(&mut stack, options, session, identity, target.remembers, listener)?;
+    let identity = spelled(identity);
+    let habits = passes.habits.get(&identity).cloned().unwrap_or(habits);
+    let ahead = match options.ahead {
+        DraftAhead::On => Ahead::Always,
+        DraftAhead::Off => Ahead::Never,
+        DraftAhead::Auto if works_beside(passes.device.as_ref(), device.as_ref()) => Ahead::Auto,
+        DraftAhead::Auto => Ahead::Never,
+    };
+    // Costs are replaced by those of every range of context that is known.
+    let paced = Paced::new(Box::new(stack), CostCurve::guess(), options.limits(), true);
+    let paced = paced.with(passes.costs.clone(), &habits).ahead(ahead);
+    Ok(Drafting { drafter: Box::new(paced), disabled, identity })
+}
+
+/// Loads a draft model where it shall run, with as many threads as do it good.
+fn draft_model(partner: Partner, options: &DraftingOptions, target: &Target<'_>, listener: &dyn Listener) -> Result<DraftModel> {
+    let (identity, run) = (partner.fingerprint()?, &target.session.run);
+    let context = partner.context(target.context);
+    let run = RunOptions {
+        device: place(options, &partner.weights, run, context)?,
+        gpu_layers: GpuLayers::Auto,
+        npu: Npu::Off,
+        kv: partner.kv(run.kv),
+        ..run.clone()
+    };
+    let bytes = Size::of(&partner.weights)?.bytes;
+    let most = target.pool.threads();
+    let threads = threads(bytes, works_beside(target.passes.device.as_ref(), None), most);
+    let pool = if threads < most { &Arc::new(Pool::new(threads)?) } else { target.pool };
+    let load = |pool: &Arc<Pool>| load(&partner.weights, "draft model", &run, Room::of(context), pool, listener);
+    let mut loaded = load(pool)?;
+    let mut level = one_row(loaded.engine.as_mut())?;
+    if loaded.device.is_none() && threads > 1 && bytes < LIGHT {
+        let mut single = load(&Arc::new(Pool::new(1)?))?;
+        let seconds = one_row(single.engine.as_mut())?;
+        if seconds * FEWER < level {
+            (loaded, level) = (single, seconds);
+        }
+    }
+    let lm = Lm::new("model", partner.engine(loaded.engine)?);
+    Ok(DraftModel { lm, identity, device: loaded.device, level })
+}
+
+/// Drafters for texts that share a target's passes: what was there before, and no draft model.
+pub fn of_texts(
+    options: &DraftingOptions,
+    session: &Session,
+    texts: usize,
+    listener: &dyn Listener,
+) -> Result<Vec<Box<dyn Drafter>>> {
+    let drafter = |_| -> Result<Box<dyn Drafter>> {
+        if options.source == DraftFrom::Off {
+            return Ok(Box::new(NoDraft));
+        }
+        let mut stack = Stack::new("ngram", None, true, Some(Table::new()), options.mixing);
+        remember(&mut stack, options, session, WITHOUT_MODEL, true, listener)?;
+        Ok(Box::new(stack))
+    };
+    (0..texts).map(drafter).collect()
+}
+
+/// Stands for the draft model where there is none.
+const WITHOUT_MODEL: [u8; 32] = [0; 32];
+
+fn spelled(draft_identity: [u8; 32]) -> String {
+    hex(&draft_identity[..8])
+}
+
+/// The identity under which habits are kept where there is no draft model.
+pub fn identity_without_model() -> String {
+    spelled(WITHOUT_MODEL)
+}
+
+/// Goes on with what earlier runs have learnt, as far as that is wanted.
+fn remember(
+    stack: &mut Stack,
+    options: &DraftingOptions,
+    session: &Session,
+    draft_identity: [u8; 32],
+    remembers: bool,
+    listener: &dyn Listener,
+) -> Result<()> {
+    let Some(directory) = options.memory.directory(remembers) else { return Ok(()) };
+    if options.memory == MemoryPlace::Auto && !directory.exists() {
+        listener.note(&format!(
+            "what drafting learns, with fragments of prompts and answers, is kept in {}; --draft-memory off keeps nothing",
+            directory.display()
+        ));
+    }
+    let target = [&session.model.checkpoint().fingerprint()?[..], &session.tokenizer.sha256()].concat();
+    let memory = Memory::new(&directory, Sha256::digest(target).into(), draft_identity);
+    if let Err(why) = stack.remember(memory) {
+        listener.note(&format!("draft memory: {why:#}"));
+    }
+    Ok(())
+}
+
+/// Threads of `most` for a draft model of so many bytes, `beside` a target that does not need the processor.
+fn threads(bytes: u64, beside: bool, most: usize) -> usize {
+    if beside && bytes <= SMALL { most.min(FEW) } else { most }
+}
+
+/// Whether drafts and target keep out of each other's way: a driver on the processor computes where the drafts do.
+fn works_beside(target: Option<&DeviceInfo>, draft: Option<&DeviceInfo>) -> bool {
+    target.is_some_and(|t| !t.is_cpu && draft.is_none_or(|d| d.index != t.index))
+}
+
+/// The device that the draft model runs on.
+///
+/// Under `auto` the processor, which is free while the target's device works, unless the model is large enough that the processor
+/// reads it slowly and a discrete GPU has room for all of it beside the target.
+fn place(options: &DraftingOptions, weights: &Weights, run: &RunOptions, context: usize) -> Result<Device> {
+    if options.device != Device::Auto {
+        return Ok(options.device);
+    }
+    let task = Task { weights, context, kv: kv_format(weights, run.kv)?, sequences: 1, npu: false };
+    let gpu = placement::roomy_gpu(&task)?;
+    Ok(gpu.map_or(Device::Cpu, |index| Device::Vulkan(Choice::Index(index))))
+}
+
+/// Why one model's guesses mean nothing to the other.
+pub fn mismatch(target: &Tokenizer, draft: &Tokenizer) -> Option<String> {
+    (!target.agrees_with(draft)).then(|| {
+        let (a, b) = (target.vocab(), draft.vocab());
+        if a == b { "its tokenizer differs".into() } else { format!("its tokenizer has {b} tokens, the target's {a}") }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_drafts_beside_a_gpu_take_few_threads() {
+        assert_eq!(threads(9 << 20, true, 16), FEW);
+        assert_eq!(threads(9 << 20, true, 2), 2);
+        assert_eq!(threads(9 << 20, false, 16), 16);
+        assert_eq!(threads(33 << 20, true, 16), 16);
+    }
+}

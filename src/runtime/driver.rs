@@ -1,0 +1,432 @@
+//! GPU drivers that this program has not met yet are tried by a child process, since some of them
+//! die or hang in what is asked of them.
+//!
+//! The rule: a driver is used as far as a child process came through it, with matrix instructions,
+//! else without, else not at all.
+//!
+//! What came of a trial is kept in the cache by device, driver, their versions and the shaders of
+//! this build, so that it is made once. Nothing is kept of a trial that ended in an error, as where
+//! memory is short: the run itself meets that too, and says it.
+
+use super::Listener;
+use super::trial;
+use crate::compute::KvFormat;
+use crate::engine::planned::{EngineOptions, PlannedEngine};
+use crate::error::{Fault, Kind};
+use crate::util::files::write_whole;
+use crate::util::{hex, xdg};
+use crate::vulkan::{Choice, DeviceInfo, SHADERS, Vulkan, VulkanExecutor};
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// First argument of a child process that tries a driver; `whole` or `plain` and the device's
+/// number follow.
+const TRY: &str = "--try-driver";
+/// Environment variable that makes the child die (`abort`), die if it asks about matrices
+/// (`abort-whole`), fail (`fail`) or never end (`hang`): for tests.
+pub const TRIAL: &str = "GEMMA_VULKAN_TRIAL";
+/// Environment variable with the seconds that a child may take: for tests.
+pub const PATIENCE: &str = "GEMMA_VULKAN_PATIENCE";
+/// Seconds that a child may take. A GPU's kernels compile in a few, or wait for another program's;
+/// a driver on the processor is slower.
+const SECONDS: f64 = 60.0;
+const SECONDS_OF_CPU: f64 = 600.0;
+/// Version of the file's shape.
+const VERSION: u32 = 1;
+/// Larger files were not written by this program.
+const LARGEST: u64 = 1 << 16;
+
+/// How far a driver is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Use {
+    Whole,
+    WithoutMatrices,
+    NotAtAll,
+}
+
+/// What came of a trial.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    pub allows: Use,
+    /// How the child ended that went further than the driver is used.
+    pub why: Option<String>,
+    /// Shapes of int8 matrices that the device lists.
+    pub shapes: Vec<String>,
+    /// Where it is kept; not at all where it may come out differently next time.
+    #[serde(skip)]
+    pub file: Option<PathBuf>,
+}
+
+impl Verdict {
+    /// What a user should know of a driver that is not used whole.
+    pub fn note(&self, device: &DeviceInfo) -> Option<String> {
+        let why = self.why.as_deref().unwrap_or_default();
+        let name = &device.name;
+        match self.allows {
+            Use::Whole => None,
+            Use::WithoutMatrices => {
+                Some(format!("{name} is used without its matrix instructions, and slower: a trial of its driver with them {why}"))
+            }
+            Use::NotAtAll => Some(format!("{name} is not used: a trial of its driver {why}")),
+        }
+    }
+
+    /// What to do about that.
+    pub fn remedy(&self) -> String {
+        let again = self.file.as_ref().map_or(String::new(), |f| format!("; for another trial: rm '{}'", f.display()));
+        format!("update the driver, which is then tried again{again}")
+    }
+}
+
+/// Opens a device as far as its driver has come through a trial, which an unknown one has now.
+pub fn open(device: &DeviceInfo, listener: &dyn Listener) -> Result<VulkanExecutor> {
+    let verdict = verdict(device, listener);
+    let matrices = match verdict.allows {
+        Use::Whole => true,
+        Use::WithoutMatrices => false,
+        Use::NotAtAll => {
+            let what = verdict.note(device).expect("there is something to say of a driver that is not used");
+            return Err(Fault::new(Kind::Device, what).help(format!("{}; or use --device cpu", verdict.remedy())).into());
+        }
+    };
+    VulkanExecutor::open_for(Choice::Index(device.index), matrices)
+}
+
+/// What an earlier trial has come to, if there was one.
+pub fn known(device: &DeviceInfo) -> Option<Verdict> {
+    Kept::of(device, xdg::cache()).load()
+}
+
+/// Verdicts that this process knows, by key.
+static KNOWN: Mutex<Option<HashMap<String, Verdict>>> = Mutex::new(None);
+
+/// How far a device's driver is used: as it is known from an earlier trial, or from one that is
+/// made now, and then said.
+pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> Verdict {
+    let kept = Kept::of(device, xdg::cache());
+    let mut known = KNOWN.lock().expect("no thread panics while it holds this");
+    let known = known.get_or_insert_default();
+    if let Some(verdict) = known.get(&kept.key) {
+        return verdict.clone();
+    }
+    let verdict = kept.load().unwrap_or_else(|| {
+        listener.detail(1, &format!("trying the driver of {} in a process of its own, once", device.name));
+        let patience = std::env::var(PATIENCE).ok().and_then(|v| v.parse().ok());
+        let patience = patience.unwrap_or(if device.is_cpu { SECONDS_OF_CPU } else { SECONDS });
+        let mut verdict = judge(device.offers_matrices, |whole| end_of(&mut child(device.index, whole), patience));
+        kept.save(&mut verdict);
+        // What is not used at all is an error, which says the same.
+        if let (Use::WithoutMatrices, Some(note)) = (verdict.allows, verdict.note(device)) {
+            listener.note(&note);
+        }
+        verdict
+    });
+    known.insert(kept.key, verdict.clone());
+    verdict
+}
+
+/// How a child process ended.
+#[derive(Debug)]
+enum End {
+    /// It came through, with the shapes of matrices that the device lists.
+    Through(Vec<String>),
+    /// By the driver's fault, in words.
+    Fatal(String),
+    /// Otherwise, in words: nothing is known of the driver.
+    Unknown(String),
+}
+
+/// The rule. `try_child` tries the driver with matrix instructions (true) or without. The verdict's
+/// `file` is empty, but not `None`, where it should be kept.
+fn judge(offers_matrices: bool, mut try_child: impl FnMut(bool) -> End) -> Verdict {
+    let mut verdict = Verdict { allows: Use::NotAtAll, why: None, shapes: Vec::new(), file: Some(PathBuf::new()) };
+    let steps = [(true, Use::Whole), (false, Use::WithoutMatrices)];
+    for (matrices, allows) in steps.into_iter().filter(|(matrices, _)| offers_matrices || *matrices) {
+        match try_child(matrices) {
+            End::Through(shapes) => return Verdict { allows, shapes, ..verdict },
+            End::Fatal(why) => verdict = Verdict { allows: Use::NotAtAll, why: Some(why), ..verdict },
+            // The run will meet the same error, or none.
+            End::Unknown(why) => verdict = Verdict { allows, why: Some(why), file: None, ..verdict },
+        }
+    }
+    verdict
+}
+
+/// The child process that tries a device's driver.
+fn child(index: usize, whole: bool) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap_or_else(|_| "gemma".into()));
+    command.args([TRY, if whole { "whole" } else { "plain" }, &index.to_string()]);
+    command
+}
+
+/// Runs a child process, but not longer than `patience` seconds.
+fn end_of(command: &mut Command, patience: f64) -> End {
+    let unknown = |what: &str, e: std::io::Error| End::Unknown(format!("{what}: {e}"));
+    // What drivers print beside an error of this program's is nothing for its user.
+    let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let mut child = match started {
+        Ok(child) => child,
+        Err(e) => return unknown("could not be started", e),
+    };
+    let start = Instant::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if start.elapsed().as_secs_f64() > patience => {
+                let _ = child.kill();
+                // One that waits in the kernel ends later, or never: only a thread waits for it.
+                std::thread::spawn(move || child.wait());
+                return End::Fatal(format!("did not end within {patience} s"));
+            }
+            Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+            Err(e) => return unknown("could not be waited for", e),
+        }
+    };
+    let mut said = String::new();
+    let read = child.stdout.take().map(|mut out| out.read_to_string(&mut said));
+    match (ending(status), read) {
+        (Some(end), _) => end,
+        // A driver may print too: the report is the last line.
+        (None, Some(Ok(_))) => match said.lines().last().map(serde_json::from_str) {
+            Some(Ok(shapes)) => End::Through(shapes),
+            _ => End::Unknown("said nothing".into()),
+        },
+        (None, _) => End::Unknown("could not be read".into()),
+    }
+}
+
+/// `None` where a child ended well.
+fn ending(status: ExitStatus) -> Option<End> {
+    // Those that a process meets by its own doing; others come from outside, as that of Ctrl-C.
+    const FATAL: [i32; 7] = [libc::SIGABRT, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGSEGV, libc::SIGSYS, libc::SIGTRAP];
+    match (status.code(), status.signal()) {
+        (Some(0), _) => None,
+        (_, Some(signal)) if FATAL.contains(&signal) => Some(End::Fatal(format!("was ended by signal {signal}"))),
+        (_, Some(signal)) => Some(End::Unknown(format!("was stopped by signal {signal}"))),
+        (code, _) => Some(End::Unknown(format!("failed with exit code {}", code.unwrap_or(1)))),
+    }
+}
+
+/// A verdict's file.
+struct Kept {
+    path: Option<PathBuf>,
+    key: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Content {
+    v: u32,
+    key: String,
+    #[serde(flatten)]
+    verdict: Verdict,
+}
+
+impl Kept {
+    fn of(device: &DeviceInfo, directory: Option<PathBuf>) -> Kept {
+        let digest = |text: &str| hex(&Sha256::digest(text)[..8]);
+        let key = format!("{}, shaders {}", device.identity, digest(SHADERS));
+        Kept { path: directory.map(|d| d.join(format!("driver-{}.json", digest(&key)))), key }
+    }
+
+    /// What an earlier trial came to. A file that is damaged or of something else counts as none.
+    fn load(&self) -> Option<Verdict> {
+        let path = self.path.as_ref()?;
+        let read = || -> Result<Verdict> {
+            ensure!(std::fs::metadata(path)?.len() <= LARGEST, "it is too large");
+            let content: Content = serde_json::from_slice(&std::fs::read(path)?)?;
+            ensure!(content.v == VERSION && content.key == self.key, "it belongs to something else");
+            Ok(Verdict { file: Some(path.clone()), ..content.verdict })
+        };
+        read().ok()
+    }
+
+    /// Keeps a verdict that should be kept. Where that fails, the next run makes the trial again.
+    fn save(&self, verdict: &mut Verdict) {
+        let keep = verdict.file.take().and(self.path.as_ref());
+        let content = Content { v: VERSION, key: self.key.clone(), verdict: verdict.clone() };
+        verdict.file = keep
+            .filter(|path| {
+                let bytes = serde_json::to_vec(&content).expect("strings and numbers");
+                write_whole(path, &bytes).is_ok()
+            })
+            .cloned();
+    }
+}
+
+/// What a child process found that was started to try a driver: what it says on standard output;
+/// `None` if this process is none.
+pub fn as_child(argv: &[OsString]) -> Option<Result<String>> {
+    let [_, option, how, index] = argv else { return None };
+    let index = index.to_str().and_then(|i| i.parse().ok()).filter(|_| option == TRY)?;
+    Some(try_driver(index, how == "whole").map(|shapes| serde_json::json!(shapes).to_string()))
+}
+
+/// Asks a device for its matrices, if that is wanted, and computes a few passes of a small model on
+/// it: its kernels move values between the lanes of a subgroup, share memory, count workgroups, and
+/// multiply matrices where there are instructions for that.
+fn try_driver(index: usize, whole: bool) -> Result<Vec<String>> {
+    match std::env::var(TRIAL).as_deref() {
+        Ok("abort") => std::process::abort(),
+        Ok("abort-whole") if whole => std::process::abort(),
+        Ok("fail") => bail!("a failure for a test"),
+        Ok("hang") => loop {
+            std::thread::sleep(Duration::from_secs(1));
+        },
+        _ => {}
+    }
+    let vulkan = Vulkan::open()?;
+    let devices = vulkan.devices()?;
+    let info = devices.get(index).context("the device is gone")?;
+    let shapes = if whole { vulkan.matrix_shapes(info)? } else { Vec::new() };
+    let exec = VulkanExecutor::open_for(Choice::Index(index), whole)?;
+    let options = EngineOptions { context: trial::SMALL_CONTEXT, kv: KvFormat::F16 };
+    let mut engine = PlannedEngine::new(&trial::small_model()?, Box::new(exec), options)?;
+    trial::run_passes(&mut engine)?;
+    Ok(shapes.iter().map(ToString::to_string).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn through(shapes: &[&str]) -> End {
+        End::Through(shapes.iter().map(|s| s.to_string()).collect())
+    }
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    /// What becomes of a device with or without matrices whose trials end like this, and whether
+    /// that is kept.
+    fn judged(offers: bool, with: fn() -> End, without: fn() -> End) -> (Use, bool) {
+        let verdict = judge(offers, |matrices| if matrices { with() } else { without() });
+        (verdict.allows, verdict.file.is_some())
+    }
+
+    #[test]
+    fn a_driver_is_used_as_far_as_a_child_came_through() {
+        let [well, died, erred]: [fn() -> End; 3] =
+            [|| through(&["16x8x32"]), || End::Fatal("was ended by signal 6".into()), || End::Unknown("failed".into())];
+        // Without matrices there is nothing to leave out, and so no second child.
+        let none = || -> End { unreachable!() };
+        assert_eq!(judged(false, well, none), (Use::Whole, true));
+        assert_eq!(judged(false, died, none), (Use::NotAtAll, true));
+        assert_eq!(judged(false, erred, none), (Use::Whole, false));
+        assert_eq!(judged(true, well, none), (Use::Whole, true));
+        assert_eq!(judged(true, died, well), (Use::WithoutMatrices, true));
+        assert_eq!(judged(true, died, died), (Use::NotAtAll, true));
+        // An error is the run's to meet, and the next run's to try again.
+        assert_eq!(judged(true, erred, well), (Use::WithoutMatrices, false));
+        assert_eq!(judged(true, erred, erred), (Use::WithoutMatrices, false));
+        assert_eq!(judged(true, died, erred), (Use::WithoutMatrices, false));
+        assert_eq!(judged(true, erred, died), (Use::NotAtAll, false));
+    }
+
+    #[test]
+    fn children_end_in_a_report_by_the_drivers_fault_or_otherwise() {
+        let end = |script: &str| match end_of(&mut shell(script), 60.0) {
+            End::Through(shapes) => format!("through {}", shapes.join(" ")),
+            End::Fatal(why) => format!("fatal: {why}"),
+            End::Unknown(why) => format!("unknown: {why}"),
+        };
+        assert_eq!(end(r#"echo the driver says hello; echo '["16x16x16", "16x8x32"]'"#), "through 16x16x16 16x8x32");
+        for (signal, number) in [("ABRT", 6), ("SEGV", 11), ("ILL", 4)] {
+            assert_eq!(end(&format!("kill -{signal} $$")), format!("fatal: was ended by signal {number}"));
+        }
+        assert_eq!(end("kill -TERM $$"), "unknown: was stopped by signal 15");
+        assert_eq!(end("kill -KILL $$"), "unknown: was stopped by signal 9");
+        assert_eq!(end("echo '[]'; exit 4"), "unknown: failed with exit code 4");
+        assert_eq!(end("echo hello"), "unknown: said nothing");
+        let absent = end_of(&mut Command::new("/nonexistent/gemma"), 60.0);
+        assert!(matches!(&absent, End::Unknown(why) if why.starts_with("could not be started")), "{absent:?}");
+    }
+
+    #[test]
+    fn a_child_that_hangs_is_ended() {
+        let pid = tempfile::NamedTempFile::new().unwrap();
+        let script = format!("echo $$ > {}; while :; do sleep 1; done", pid.path().display());
+        let end = end_of(&mut shell(&script), 0.5);
+        assert!(matches!(&end, End::Fatal(why) if why == "did not end within 0.5 s"), "{end:?}");
+        let pid: i32 = std::fs::read_to_string(pid.path()).unwrap().trim().parse().unwrap();
+        // SAFETY: signal 0 only asks whether the process is there.
+        let is_there = || unsafe { libc::kill(pid, 0) } == 0;
+        assert!((0..2000).any(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            !is_there()
+        }));
+    }
+
+    fn device(identity: &str) -> DeviceInfo {
+        DeviceInfo { identity: identity.into(), ..crate::runtime::testing::laptop_gpu() }
+    }
+
+    #[test]
+    fn verdicts_are_kept_by_device_and_driver() {
+        let root = tempfile::tempdir().unwrap();
+        let kept = |identity: &str| Kept::of(&device(identity), Some(root.path().join("gemma")));
+        let judged = |end: fn() -> End| judge(true, |whole| if whole { end() } else { through(&[]) });
+        assert_eq!(kept("radv 25.1").load(), None);
+        let mut verdict = judged(|| End::Fatal("was ended by signal 11".into()));
+        kept("radv 25.1").save(&mut verdict);
+        assert_eq!(verdict.file, kept("radv 25.1").path);
+        assert_eq!(kept("radv 25.1").load().as_ref(), Some(&verdict));
+        assert_eq!(kept("radv 25.2").load(), None, "another driver is another one");
+        assert_eq!(
+            verdict.note(&device("")).unwrap(),
+            format!(
+                "{} is used without its matrix instructions, and slower: a trial of its driver with them was ended by signal 11",
+                device("").name
+            )
+        );
+        assert!(verdict.remedy().contains(&format!("rm '{}'", verdict.file.as_ref().unwrap().display())));
+        // What is not to be kept is not, and nothing is where there is no place.
+        let mut verdict = judged(|| End::Unknown("failed".into()));
+        kept("nvidia").save(&mut verdict);
+        assert_eq!((verdict.file, kept("nvidia").load()), (None, None));
+        let mut verdict = judge(true, |_| through(&["16x8x32"]));
+        let nowhere = Kept { path: None, key: "x".into() };
+        nowhere.save(&mut verdict);
+        assert_eq!((verdict.allows, verdict.file, nowhere.load()), (Use::Whole, None, None));
+        assert_eq!(std::fs::read_dir(root.path().join("gemma")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_is_damaged_or_of_something_else_counts_as_none() {
+        let root = tempfile::tempdir().unwrap();
+        let kept = Kept::of(&device("radv"), Some(root.path().into()));
+        let path = kept.path.clone().unwrap();
+        kept.save(&mut judge(true, |_| through(&["16x16x16"])));
+        let good = std::fs::read(&path).unwrap();
+        let known = kept.load().unwrap();
+        assert_eq!((known.allows, known.shapes, known.why), (Use::Whole, vec!["16x16x16".to_owned()], None));
+        let text = String::from_utf8(good.clone()).unwrap();
+        let other_key = text.replace("radv", "nvidia");
+        let other_version = text.replace("\"v\":1", "\"v\":2");
+        let other_use = text.replace("whole", "sometimes");
+        let all = BTreeSet::from([&text, &other_key, &other_version, &other_use]);
+        assert_eq!(all.len(), 4, "the changes change something");
+        let cut = [0, 1, good.len() / 2, good.len() - 1].map(|n| good[..n].to_vec());
+        let noise = [vec![0; 100], vec![b'['; 60_000], vec![b' '; 1 << 17], b"null".to_vec(), vec![0xff, 0xfe]];
+        for bytes in cut.into_iter().chain(noise).chain([other_key, other_version, other_use].map(String::into_bytes)) {
+            std::fs::write(&path, &bytes).unwrap();
+            assert_eq!(kept.load(), None, "{}", String::from_utf8_lossy(&bytes[..bytes.len().min(200)]));
+        }
+        // A trial then writes it anew.
+        kept.save(&mut judge(true, |_| through(&["16x16x16"])));
+        assert_eq!(std::fs::read(&path).unwrap(), good);
+    }
+}

@@ -1,0 +1,97 @@
+//! A model's files, opened and checked.
+
+use super::Listener;
+use super::find::{Source, find};
+use crate::checkpoint::Checkpoint;
+use crate::error::Fault;
+use crate::gemma::{Config, Tokenizer, Weights};
+use crate::util::units::thousands;
+use anyhow::{Context, Result};
+use std::time::Instant;
+
+/// A model's files, opened and checked, nothing loaded yet.
+pub struct Model {
+    pub weights: Weights,
+    pub name: String,
+    pub bundled: bool,
+}
+
+impl Model {
+    /// Opens the model of this name, or the bundled demo model, and says what the user should know
+    /// about it.
+    pub fn open(name: Option<&str>, listener: &dyn Listener) -> Result<Model> {
+        let (checkpoint, bundled) = match find(name)? {
+            Source::Bundled => {
+                listener.note("no --model is given: the small bundled demo model answers, which knows little and is not Gemma");
+                (crate::gemma::bundled::target()?, true)
+            }
+            Source::Directory(path) => {
+                (Checkpoint::open(&path).with_context(|| format!("cannot open the model {}", path.display()))?, false)
+            }
+        };
+        let model = Model { name: checkpoint.name().to_owned(), weights: Weights::open(checkpoint)?, bundled };
+        for note in model.weights.notes() {
+            listener.note(note);
+        }
+        Ok(model)
+    }
+
+    pub fn config(&self) -> &Config {
+        self.weights.config()
+    }
+
+    pub fn checkpoint(&self) -> &Checkpoint {
+        self.weights.checkpoint().expect("an opened model has files")
+    }
+
+    /// The model's tokenizer; an error where it has none.
+    pub fn tokenizer(&self, listener: &dyn Listener) -> Result<Tokenizer> {
+        let start = Instant::now();
+        let tokenizer = tokenizer_of(self.checkpoint())?;
+        tokenizer.notes().iter().for_each(|note| listener.note(note));
+        listener.detail(
+            2,
+            &format!("tokenizer: {} tokens, read in {:.2} s", thousands(tokenizer.vocab() as u64), start.elapsed().as_secs_f64()),
+        );
+        Ok(tokenizer)
+    }
+}
+
+pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Tokenizer> {
+    let Some(file) = checkpoint.side_file("tokenizer.json")? else {
+        if checkpoint.metadata().is_some() {
+            let what = format!("{} holds no tokenizer", checkpoint.name());
+            return Err(Fault::model(what).help("use a complete GGUF file, or give token ids where a command takes them").into());
+        }
+        let what = format!("{} is missing", checkpoint.display("tokenizer.json"));
+        return Err(Fault::model(what).help("copy tokenizer.json from the model's page into the directory").into());
+    };
+    let shown = checkpoint.display("tokenizer.json");
+    crate::checkpoint::check_bytes(&shown, &file)?;
+    Tokenizer::from_bytes(&file).with_context(|| format!("reading {shown}"))
+}
+
+/// Bytes and parameters of a model's weights as stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    pub bytes: u64,
+    pub parameters: u64,
+}
+
+impl Size {
+    pub fn of(weights: &Weights) -> Result<Size> {
+        let mut size = Size::default();
+        for (role, layer) in weights.roles() {
+            if role.is_matrix() {
+                let [rows, cols] = role.shape(weights.config());
+                size.bytes += weights.format(role, layer)?.bytes(rows, cols) as u64;
+                size.parameters += (rows * cols) as u64;
+            }
+        }
+        Ok(size)
+    }
+
+    pub fn bits_per_weight(self) -> f64 {
+        if self.parameters == 0 { 0.0 } else { 8.0 * self.bytes as f64 / self.parameters as f64 }
+    }
+}

@@ -1,0 +1,194 @@
+//! What a session is asked for: plain values, whoever read them from wherever.
+
+use super::lock::DeviceLock;
+use super::npu::Npu;
+use super::placement::Device;
+use crate::compute::cpu::Isa;
+use crate::draft::{DraftOptions, Mixing, TreeSize};
+use crate::npu::host::Fault;
+use crate::util::xdg;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Which model, and where it runs.
+#[derive(Clone, Debug, Default)]
+pub struct ModelOptions {
+    /// A directory, a GGUF file or an id; the bundled demo model without a name.
+    pub model: Option<String>,
+    pub run: RunOptions,
+}
+
+/// Where and how a model runs.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    pub device: Device,
+    pub gpu_layers: GpuLayers,
+    /// Threads of the processor; all that this process may use where nobody says.
+    pub threads: Option<usize>,
+    /// Positions of a text.
+    pub context: AutoOr,
+    pub kv: Kv,
+    pub lock: DeviceLock,
+    pub npu: Npu,
+    /// What the NPU's model on the host shall do wrong.
+    pub npu_fault: Option<Fault>,
+    /// Instructions of the processor's kernels; the best ones where nobody says.
+    pub isa: Option<Isa>,
+    /// Each kernel's result is compared with its scalar twin's.
+    pub check: bool,
+}
+
+/// Where guesses come from, and how many.
+#[derive(Clone, Debug, Default)]
+pub struct DraftingOptions {
+    pub source: DraftFrom,
+    /// Tokens that are guessed ahead at most.
+    pub tokens: AutoOr,
+    pub tree: TreeSize,
+    pub memory: MemoryPlace,
+    /// Where the draft model runs.
+    pub device: Device,
+    pub ahead: DraftAhead,
+    /// How the sources are mixed.
+    pub mixing: Mixing,
+}
+
+impl DraftingOptions {
+    /// What the length of drafts is bounded by.
+    pub fn limits(&self) -> DraftOptions {
+        let tokens = match self.tokens {
+            AutoOr::Auto => None,
+            AutoOr::N(n) => Some(n),
+        };
+        DraftOptions { tree: self.tree, tokens }
+    }
+}
+
+/// A source of guesses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DraftFrom {
+    /// The bundled draft model that fits the target, mixed with what the text itself tells.
+    #[default]
+    Auto,
+    /// The same, and no run without a bundled draft model.
+    Bundled,
+    /// The text itself.
+    Ngram,
+    /// Nothing is guessed.
+    Off,
+    /// A draft model by its path or id.
+    Model(String),
+}
+
+impl From<&str> for DraftFrom {
+    fn from(name: &str) -> DraftFrom {
+        match name {
+            "auto" => DraftFrom::Auto,
+            "bundled" => DraftFrom::Bundled,
+            "ngram" => DraftFrom::Ngram,
+            "off" => DraftFrom::Off,
+            path => DraftFrom::Model(path.to_owned()),
+        }
+    }
+}
+
+/// Whether drafting overlaps the target's passes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DraftAhead {
+    #[default]
+    Auto,
+    On,
+    Off,
+}
+
+/// A number, or the program's choice.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AutoOr {
+    #[default]
+    Auto,
+    N(usize),
+}
+
+impl FromStr for AutoOr {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(AutoOr::Auto),
+            _ => match s.parse() {
+                Ok(n) if n > 0 => Ok(AutoOr::N(n)),
+                _ => Err("expected auto or a number above 0".into()),
+            },
+        }
+    }
+}
+
+/// How many layers the GPU gets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// As many as fit.
+    #[default]
+    Auto,
+    All,
+    N(usize),
+}
+
+impl FromStr for GpuLayers {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(GpuLayers::Auto),
+            "all" => Ok(GpuLayers::All),
+            _ => s.parse().map(GpuLayers::N).map_err(|_| "expected auto, all or a number".into()),
+        }
+    }
+}
+
+/// Precision of the stored keys and values.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Kv {
+    /// f16 for quantised weights, f32 for others.
+    #[default]
+    Auto,
+    F16,
+    F32,
+    Q8,
+}
+
+/// Where drafting keeps what it learns of a model.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum MemoryPlace {
+    #[default]
+    Auto,
+    On,
+    Off,
+    Directory(PathBuf),
+}
+
+impl FromStr for MemoryPlace {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MemoryPlace, String> {
+        match text {
+            "auto" => Ok(MemoryPlace::Auto),
+            "on" => Ok(MemoryPlace::On),
+            "off" => Ok(MemoryPlace::Off),
+            path if path.contains('/') => Ok(MemoryPlace::Directory(path.into())),
+            _ => Err("expected auto, on, off, or a directory with a slash in it, such as ./memory".into()),
+        }
+    }
+}
+
+impl MemoryPlace {
+    /// The directory; `None` where nothing is to be kept, and where the system has no place for it.
+    /// `usual` is what auto stands for.
+    pub fn directory(&self, usual: bool) -> Option<PathBuf> {
+        match self {
+            MemoryPlace::Directory(path) => Some(path.clone()),
+            MemoryPlace::Off => None,
+            MemoryPlace::Auto if !usual => None,
+            MemoryPlace::Auto | MemoryPlace::On => xdg::state().map(|state| state.join("draft-memory")),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! A session: a model's files, and from them a loaded target with its drafts.
+
+use super::Listener;
+use super::calibration::Calibration;
+use super::drafting::{self, Drafting, Target};
+use super::load::{self, Loaded, Room};
+use super::model::Model;
+use super::options::{DraftingOptions, ModelOptions, RunOptions};
+use crate::draft::Drafter;
+use crate::engine::Timeline;
+use crate::gemma::{Config, Generation, Tokenizer};
+use crate::tensor::Token;
+use anyhow::Result;
+use std::sync::Arc;
+
+/// A model that is opened to generate text. Nothing of it is loaded yet.
+pub struct Session {
+    pub model: Model,
+    pub tokenizer: Arc<Tokenizer>,
+    /// What the model's authors recommend.
+    pub generation: Generation,
+    /// Tokens that end an answer.
+    pub stop_ids: Vec<Token>,
+    pub run: RunOptions,
+}
+
+/// A loaded target, and `D`, what drafts for it.
+pub struct Started<D> {
+    pub target: Timeline,
+    pub load_seconds: f64,
+    pub drafts: D,
+    pub costs: Calibration,
+}
+
+impl Session {
+    /// Opens the model's files and checks them.
+    pub fn open(options: &ModelOptions, listener: &dyn Listener) -> Result<Session> {
+        let model = Model::open(options.model.as_deref(), listener)?;
+        let tokenizer = model.tokenizer(listener)?;
+        Session::of(model, tokenizer, options.run.clone())
+    }
+
+    /// The same of an opened model, which may have another one's tokenizer.
+    pub fn of(model: Model, tokenizer: Tokenizer, run: RunOptions) -> Result<Session> {
+        let generation = Generation::of(model.checkpoint())?;
+        let stop_ids = generation.stop_ids(model.config());
+        Ok(Session { model, tokenizer: Arc::new(tokenizer), generation, stop_ids, run })
+    }
+
+    pub fn config(&self) -> &Config {
+        self.model.config()
+    }
+
+    /// Positions to make room for: what was asked for, or what `needed` tokens take.
+    pub fn context(&self, needed: usize, listener: &dyn Listener) -> usize {
+        load::context(self.run.context, needed, self.config(), listener)
+    }
+
+    /// Loads the model where it fits best.
+    pub fn load(&self, room: Room, listener: &dyn Listener) -> Result<Loaded> {
+        let pool = load::pool(&self.run)?;
+        load::load(&self.model.weights, &self.model.name, &self.run, room, &pool, listener)
+    }
+
+    /// Loads the model for one text of `context` positions, with a drafter. `remembers` says whether
+    /// the drafter goes on with what earlier runs have learnt where nobody says.
+    pub fn start(
+        &self,
+        context: usize,
+        options: &DraftingOptions,
+        remembers: bool,
+        listener: &dyn Listener,
+    ) -> Result<Started<Drafting>> {
+        let mut loaded = self.load(Room::of(context), listener)?;
+        let costs = Calibration::of(self, options, &mut loaded, listener)?;
+        let target = Target { session: self, context, passes: &costs.passes, pool: &loaded.pool, remembers };
+        let drafts = drafting::build(options, &target, listener)?;
+        Ok(Started { target: Timeline::new(loaded.engine), load_seconds: loaded.seconds, drafts, costs })
+    }
+
+    /// Loads the model for several texts that share its passes, with a drafter for each.
+    pub fn start_several(
+        &self,
+        room: Room,
+        options: &DraftingOptions,
+        listener: &dyn Listener,
+    ) -> Result<Started<Vec<Box<dyn Drafter>>>> {
+        let mut loaded = self.load(room, listener)?;
+        let costs = Calibration::of(self, options, &mut loaded, listener)?;
+        let drafts = drafting::of_texts(options, self, room.sequences, listener)?;
+        Ok(Started { target: Timeline::new(loaded.engine), load_seconds: loaded.seconds, drafts, costs })
+    }
+}
