@@ -17,12 +17,12 @@ fn main() -> ExitCode {
     if let Some(code) = cli::driver::as_child(&argv) {
         return code;
     }
-    let typed = match cli::settings::parse(argv.clone()) {
-        Ok(typed) => typed,
+    let (command, typed) = match cli::args::parse(&argv) {
+        Ok(parsed) => parsed,
         // Help and version end here with 0, wrong usage with 2.
         Err(early) => return cli::hints::report(early, &argv),
     };
-    match cli::run(&typed) {
+    match cli::run(&command, &typed) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             typed.ui.error(&error);

@@ -1,31 +1,10 @@
-//! What can be typed: the clap types shared by the commands, and the texts around them.
+//! What can be typed: the commands.
 //!
 //! Names and defaults are a contract with people's scripts; `settings.rs` adds the environment and `gemma.toml` to each option.
 
-use clap::{Parser, Subcommand};
-
-/// What the exit code says.
-pub const EXIT_CODES: [(&str, &str); 12] = [
-    ("0", "done"),
-    ("1", "a failure at run time"),
-    ("2", "wrong usage of the command line"),
-    ("3", "a model, weight format, tokenizer or input file is missing or invalid"),
-    ("4", "the device is absent or was lost"),
-    ("5", "the model does not fit in memory"),
-    ("6", "some records of a batch failed (with --strict)"),
-    ("7", "the prompt exceeds the context"),
-    ("8", "the text ended before its grammar was complete"),
-    ("130", "interrupted (Ctrl-C)"),
-    ("141", "the reader closed the pipe (SIGPIPE)"),
-    ("143", "terminated (SIGTERM)"),
-];
-
-/// Where values come from.
-pub const SETTINGS: &str = "\
-Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKENS=100) or in gemma.toml (max-tokens = 100, or under \
-[generate] for one command), in the working directory or as $XDG_CONFIG_HOME/gemma/config.toml. First found wins: flag, environment, \
-gemma.toml, the model's generation_config.json, built in. Nothing in a gemma.toml of the working directory may load code or name a \
-file to write. --print-config shows each value and where it came from.";
+use super::settings::{self, Early, Typed};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
 
 /// Run Gemma 3 models faster: a small draft model guesses several tokens, and the model checks all of them in one pass.
 #[derive(Debug, Parser)]
@@ -67,24 +46,24 @@ pub enum Command {
     Man(super::manual::Man),
 }
 
-impl Command {
-    /// As typed.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Command::Generate(_) => "generate",
-            Command::Chat(_) => "chat",
-            Command::Quantize(_) => "quantize",
-            Command::Eval(_) => "eval",
-            Command::Bench(_) => "bench",
-            Command::Plan(_) => "plan",
-            Command::List(_) => "list",
-            Command::Inspect(_) => "inspect",
-            Command::Tokenize(_) => "tokenize",
-            Command::Devices(_) => "devices",
-            Command::Doctor(_) => "doctor",
-            Command::Schema => "schema",
-            Command::Completions(_) => "completions",
-            Command::Man(_) => "man",
-        }
+/// The whole command line's definition, each option with its environment variable.
+pub fn definition() -> clap::Command {
+    settings::definition(&Cli::command())
+}
+
+/// Reads the command line, the environment and the configuration files.
+pub fn parse(argv: &[OsString]) -> Result<(Command, Typed), Early> {
+    let (matches, typed) = settings::parse(&Cli::command(), argv)?;
+    let cli = Cli::from_arg_matches(&matches).map_err(Early::Clap)?;
+    Ok((cli.command, typed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        definition().debug_assert();
     }
 }

@@ -1,10 +1,10 @@
 //! `gemma eval`: how likely a model finds a text, alone or against a reference.
 
 use super::destination::Destination;
-use super::input::read_file;
 use super::output::print;
 use super::ui::Ui;
 use crate::cli::options::{ModelArgs, UiOptions};
+use crate::cli::text_file::read_file;
 use crate::error::Fault;
 use crate::eval::{self, Comparison, Figures, Reference, States, Task};
 use crate::gemma::Special;

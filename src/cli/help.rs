@@ -1,6 +1,5 @@
 //! The texts around the options: first steps, examples, exit codes, and the short view that `-h` gives.
 
-use super::args::{EXIT_CODES, SETTINGS};
 use super::ui::paragraph;
 use clap::{Arg, Command};
 use std::ffi::OsString;
@@ -13,6 +12,29 @@ pub const VERSION: &str = env!("DESCRIPTION_OF_BUILD");
 
 /// Columns of help at most.
 const WIDTH: usize = 110;
+
+/// What the exit code says.
+pub const EXIT_CODES: [(&str, &str); 12] = [
+    ("0", "done"),
+    ("1", "a failure at run time"),
+    ("2", "wrong usage of the command line"),
+    ("3", "a model, weight format, tokenizer or input file is missing or invalid"),
+    ("4", "the device is absent or was lost"),
+    ("5", "the model does not fit in memory"),
+    ("6", "some records of a batch failed (with --strict)"),
+    ("7", "the prompt exceeds the context"),
+    ("8", "the text ended before its grammar was complete"),
+    ("130", "interrupted (Ctrl-C)"),
+    ("141", "the reader closed the pipe (SIGPIPE)"),
+    ("143", "terminated (SIGTERM)"),
+];
+
+/// Where values come from.
+pub const SETTINGS: &str = "\
+Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKENS=100) or in gemma.toml (max-tokens = 100, or under \
+[generate] for one command), in the working directory or as $XDG_CONFIG_HOME/gemma/config.toml. First found wins: flag, environment, \
+gemma.toml, the model's generation_config.json, built in. Nothing in a gemma.toml of the working directory may load code or name a \
+file to write. --print-config shows each value and where it came from.";
 
 /// Ends the help of `gemma` itself, which is also shown where nothing was typed.
 const FIRST_STEPS: &str = "\
@@ -300,7 +322,7 @@ fn about(arg: &Arg) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::settings::definition;
+    use crate::cli::args::definition;
 
     /// Prompts that the bundled model was taught.
     fn taught() -> Vec<String> {

@@ -2,8 +2,9 @@
 //! without a command or without quotes, options before the command.
 
 use super::help;
-use super::settings::{Early, definition};
+use super::settings::Early;
 use super::ui::Ui;
+use crate::cli::args::definition;
 use crate::error::{Fault, fault_of};
 use crate::util::shell::quoted;
 use clap::error::{ContextKind, ContextValue, ErrorKind};

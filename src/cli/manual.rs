@@ -1,13 +1,12 @@
 //! `gemma completions` and `gemma man`: made from the same definition that parses the command line.
 
-use super::args::{Cli, EXIT_CODES, SETTINGS};
 use super::help;
 use super::output::print;
-use super::settings::definition;
+use crate::cli::help::{EXIT_CODES, SETTINGS};
 use crate::error::Fault;
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, Args, CommandFactory, ValueHint};
+use clap::{Arg, Args, ValueHint};
 
 #[derive(Debug, Args)]
 pub struct Completions {
@@ -22,9 +21,9 @@ pub struct Man {
     pub command: Option<String>,
 }
 
-pub fn completions(options: &Completions) -> Result<u8> {
+/// Prints a completion script of the command line that `root` defines.
+pub fn completions(options: &Completions, root: clap::Command) -> Result<u8> {
     let mut script = Vec::new();
-    let root = definition();
     let names: Vec<String> = root.get_subcommands().map(|c| c.get_name().to_owned()).collect();
     let mut root = names.iter().fold(root, |root, name| root.mut_subcommand(name, |command| command.mut_args(with_values)));
     clap_complete::generate(options.shell, &mut root, "gemma", &mut script);
@@ -53,8 +52,9 @@ fn with_values(arg: Arg) -> Arg {
     }
 }
 
-pub fn man(options: &Man) -> Result<u8> {
-    let mut root = help::complete(Cli::command());
+/// Prints a page of the command line that `root` defines.
+pub fn man(options: &Man, root: clap::Command) -> Result<u8> {
+    let mut root = help::complete(root);
     root.build();
     let command = match &options.command {
         None => root,

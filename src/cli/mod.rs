@@ -27,22 +27,24 @@ pub mod signals;
 pub mod sizes;
 pub mod stats;
 pub mod table;
+pub mod text_file;
 pub mod tokenize;
 pub mod ui;
 
 use anyhow::Result;
-use args::Command;
+use args::{Cli, Command};
+use clap::CommandFactory;
 use settings::Typed;
 
 /// Runs a command; the number is the exit code.
-pub fn run(typed: &Typed) -> Result<u8> {
+pub fn run(command: &Command, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     // `generate` knows more sources of values than the others.
-    if typed.print_config && !matches!(typed.command, Command::Generate(_)) {
+    if typed.print_config && !matches!(command, Command::Generate(_)) {
         output::print(&typed.config(&[]))?;
         return Ok(0);
     }
-    match &typed.command {
+    match command {
         Command::Generate(options) => generate::run(options, typed),
         Command::Chat(options) => chat::run(options, typed),
         Command::Quantize(options) => quantize::run(options, ui),
@@ -58,7 +60,7 @@ pub fn run(typed: &Typed) -> Result<u8> {
             output::print(record::SCHEMA)?;
             Ok(0)
         }
-        Command::Completions(options) => manual::completions(options),
-        Command::Man(options) => manual::man(options),
+        Command::Completions(options) => manual::completions(options, args::definition()),
+        Command::Man(options) => manual::man(options, Cli::command()),
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::cli::input;
 use crate::cli::options::{ChatOptions, InputOptions, SpecialPolicy};
+use crate::cli::text_file::read_file;
 use crate::cli::ui::Ui;
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Message, Special, Tokenizer};
@@ -65,7 +66,7 @@ pub fn system(chat: &ChatOptions) -> Result<Option<String>> {
 pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<String>> {
     match (text, file) {
         (Some(_), Some(_)) => Err(Fault::usage("--system and --system-file are both given").help("give one of them").into()),
-        (None, Some(path)) => Ok(Some(input::read_file(path)?)),
+        (None, Some(path)) => Ok(Some(read_file(path)?)),
         (text, None) => Ok(text.map(str::to_owned)),
     }
 }
@@ -109,7 +110,7 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     let what = || Fault::model(format!("{} is not a list of messages", path.display()));
     let help = r#"expected: [{"role": "user", "content": "Hello"}]; roles are system, user and assistant"#;
     let wrong = || what().help(help);
-    let list = match serde_json::from_str(&input::read_file(path)?).with_context(wrong)? {
+    let list = match serde_json::from_str(&read_file(path)?).with_context(wrong)? {
         Value::Object(mut object) => object.remove("messages").with_context(wrong)?,
         list => list,
     };

@@ -6,49 +6,25 @@
 mod environment;
 mod files;
 
-use super::args::{Cli, Command};
 use super::help;
+use super::options::{Source, UiOptions};
 use super::ui::Ui;
-use crate::cli::options::UiOptions;
 use crate::error::{Fault, fault_of};
 use anyhow::Result;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, FromArgMatches};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::fmt;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Where a value came from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    Flag,
-    Environment(String),
-    File(PathBuf),
-    /// The model's generation_config.json.
-    Model,
-    BuiltIn,
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Source::Flag => f.write_str("command line"),
-            Source::Environment(name) => write!(f, "environment {name}"),
-            Source::File(path) => write!(f, "{}", path.display()),
-            Source::Model => f.write_str("the model's generation_config.json"),
-            Source::BuiltIn => f.write_str("built in"),
-        }
-    }
-}
-
 /// A validated command line and its provenance.
 pub struct Typed {
-    pub command: Command,
     pub ui: Ui,
     pub print_config: bool,
+    /// The command that was typed: its definition without environment variables.
+    command: clap::Command,
     matches: ArgMatches,
     /// Options that gemma.toml gave.
     files: BTreeMap<String, PathBuf>,
@@ -83,13 +59,13 @@ impl Early {
     }
 }
 
-/// The whole command line's definition, each option with its environment variable.
-pub fn definition() -> clap::Command {
-    definition_with(environment::set)
+/// The command line that `root` defines, each option with its environment variable.
+pub fn definition(root: &clap::Command) -> clap::Command {
+    definition_with(root, environment::set)
 }
 
 /// The definition where `variable` names the environment variable that sets an option, if one does.
-fn definition_with(variable: impl Fn(&Arg) -> Option<String>) -> clap::Command {
+fn definition_with(root: &clap::Command, variable: impl Fn(&Arg) -> Option<String>) -> clap::Command {
     let with_env = |arg: Arg| match arg.get_long() {
         Some(long) if long != "help" && long != "version" => {
             let Some(name) = variable(&arg) else { return arg };
@@ -101,8 +77,8 @@ fn definition_with(variable: impl Fn(&Arg) -> Option<String>) -> clap::Command {
         }
         _ => arg,
     };
-    let commands: Vec<String> = Cli::command().get_subcommands().map(|c| c.get_name().to_owned()).collect();
-    let root = help::complete(Cli::command()).color(help_colour());
+    let commands: Vec<String> = root.get_subcommands().map(|c| c.get_name().to_owned()).collect();
+    let root = help::complete(root.clone()).color(help_colour());
     commands.iter().fold(root, |root, name| root.mut_subcommand(name, |command| command.mut_args(&with_env)))
 }
 
@@ -112,10 +88,10 @@ fn help_colour() -> clap::ColorChoice {
     if terminals { clap::ColorChoice::Auto } else { clap::ColorChoice::Never }
 }
 
-/// Reads the command line, the environment and the configuration files.
-pub fn parse(argv: Vec<OsString>) -> Result<Typed, Early> {
-    let matches = definition().try_get_matches_from(&argv).map_err(|error| name_variable(error, &argv))?;
-    let root = definition();
+/// Reads the command line that `cli` defines, the environment and the configuration files.
+pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Typed), Early> {
+    let root = definition(cli);
+    let matches = root.clone().try_get_matches_from(argv).map_err(|error| name_variable(cli, error, argv))?;
     let options = root.get_subcommands().map(|c| (c.get_name().to_owned(), files::options_of(c))).collect();
     let files = files::read().map_err(Early::Fault)?;
     let (name, typed) = matches.subcommand().expect("a subcommand is required");
@@ -124,9 +100,9 @@ pub fn parse(argv: Vec<OsString>) -> Result<Typed, Early> {
         matches
     } else {
         let at = argv.iter().position(|a| a.to_str() == Some(name)).map_or(1, |i| i + 1);
-        let mut longer = argv.clone();
+        let mut longer = argv.to_vec();
         longer.splice(at..at, given);
-        definition().try_get_matches_from(&longer).map_err(|error| {
+        root.try_get_matches_from(&longer).map_err(|error| {
             let origins: BTreeSet<_> = origins.values().map(|p| p.display().to_string()).collect();
             let what = error.to_string();
             let what = what.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
@@ -136,8 +112,9 @@ pub fn parse(argv: Vec<OsString>) -> Result<Typed, Early> {
             )
         })?
     };
-    let command = Cli::from_arg_matches(&matches).map_err(Early::Clap)?.command;
-    let (_, sub) = matches.subcommand().expect("a subcommand is required");
+    let (name, sub) = matches.subcommand().expect("a subcommand is required");
+    let plain = definition_with(cli, |_| None);
+    let command = plain.find_subcommand(name).expect("the command that was typed").clone();
     // A command without these options says what it must in the default way.
     let terminal = sub.ids().any(|id| id == "quiet").then(|| UiOptions::from_arg_matches(sub));
     let (ui, print_config) = match terminal.transpose().map_err(Early::Clap)? {
@@ -145,25 +122,26 @@ pub fn parse(argv: Vec<OsString>) -> Result<Typed, Early> {
         None => (Ui::plain(), false),
     };
     environment::unknown(&options).iter().for_each(|what| ui.note(what));
-    Ok(Typed { command, ui, print_config, matches: sub.clone(), files: origins })
+    let typed = Typed { ui, print_config, command, matches: sub.clone(), files: origins };
+    Ok((matches, typed))
 }
 
 /// An error that comes from the environment names the variable: nobody typed the option that clap
 /// complains about.
-fn name_variable(error: clap::Error, argv: &[OsString]) -> Early {
+fn name_variable(cli: &clap::Command, error: clap::Error, argv: &[OsString]) -> Early {
     // The usage behind the message names options that the environment set.
     let head = |error: &clap::Error| {
         let text = error.to_string();
         text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").to_owned()
     };
     let what = head(&error);
-    let without = definition_with(|_| None).try_get_matches_from(argv);
+    let root = definition_with(cli, |_| None);
+    let without = root.clone().try_get_matches_from(argv);
     if !error.use_stderr() || without.is_err_and(|other| head(&other) == what) {
         return Early::Clap(error);
     }
     let words = what.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
     let named: BTreeSet<&str> = words.filter_map(|word| word.strip_prefix("--")).collect();
-    let root = definition_with(|_| None);
     let of_option = |arg: &Arg| arg.get_long().filter(|long| named.contains(long)).and_then(|_| environment::set(arg));
     let variables: BTreeSet<String> = root.get_subcommands().flat_map(|c| c.get_arguments()).filter_map(of_option).collect();
     if variables.is_empty() {
@@ -183,9 +161,7 @@ impl Typed {
         match self.matches.value_source(&long.replace('-', "_")) {
             Some(ValueSource::CommandLine) => Source::Flag,
             Some(ValueSource::EnvVariable) => {
-                let root = definition_with(|_| None);
-                let command = root.find_subcommand(self.command.name()).expect("the command that was typed");
-                let arg = command.get_arguments().find(|arg| arg.get_long() == Some(long));
+                let arg = self.command.get_arguments().find(|arg| arg.get_long() == Some(long));
                 Source::Environment(arg.and_then(environment::set).unwrap_or_else(|| environment::name(long)))
             }
             _ => Source::BuiltIn,
@@ -194,10 +170,8 @@ impl Typed {
 
     /// Every option of the command as gemma.toml, with its source; `resolved` names values found elsewhere.
     pub fn config(&self, resolved: &[(&str, String, Source)]) -> String {
-        let root = definition();
-        let name = root.get_subcommands().find(|c| self.is(c.get_name())).expect("the command that was typed");
         let mut lines = Vec::new();
-        for arg in name.get_arguments() {
+        for arg in self.command.get_arguments() {
             let Some(long) = arg.get_long().filter(|l| !matches!(*l, "help" | "version" | "print-config")) else { continue };
             // Nobody needs to know of these who has not set one.
             if arg.is_hide_set() && self.source(long) == Source::BuiltIn {
@@ -222,10 +196,6 @@ impl Typed {
         }
         let width = lines.iter().map(|(text, _)| text.chars().count()).filter(|w| *w <= 40).max().unwrap_or(0);
         lines.iter().map(|(text, source)| format!("{text:width$}  # {source}\n")).collect()
-    }
-
-    fn is(&self, name: &str) -> bool {
-        self.command.name() == name
     }
 
     /// The value of an option as TOML.
@@ -257,11 +227,6 @@ fn quoted(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_definition_is_consistent() {
-        definition().debug_assert();
-    }
 
     #[test]
     fn values_are_quoted_only_where_needed() {

@@ -10,10 +10,10 @@ pub mod speculation;
 pub mod transcripts;
 
 use super::destination::{Destination, Writer};
-use super::input::read_file;
 use super::options::{DraftArgs, FormatArgs, ModelArgs, UiOptions};
 use super::output::print;
 use super::ui::Ui;
+use crate::cli::text_file::read_file;
 use crate::compute::KernelTime;
 use crate::draft::Mixing;
 use crate::engine::{Engine, Scores};

@@ -3,7 +3,7 @@
 use super::Bench;
 use super::measure::{Figure, processor_seconds};
 use super::report::{Acceptance, Row, Text, TextKind};
-use crate::cli::input::read_file;
+use crate::cli::text_file::read_file;
 use crate::cli::ui::Ui;
 use crate::decode::{self, Flow, Limits, Stats};
 use crate::draft::{DraftContext, Drafter, NoDraft, Proposal};

@@ -1,6 +1,6 @@
 //! Transcripts to replay: JSON lines to tokens, each with the part that is to be guessed.
 
-use crate::cli::input::read_file;
+use crate::cli::text_file::read_file;
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Message, Special, Tokenizer};
 use crate::tensor::Token;

@@ -10,10 +10,11 @@ mod wrap;
 use super::destination::Destination;
 use super::options::{DraftArgs, ModelArgs, SamplingOptions, UiOptions};
 use super::record::{FinishReason, Memory, Record, Usage, VERSION};
-use super::settings::{Source, Typed};
+use super::settings::Typed;
 use super::signals::Interrupt;
 use super::ui::{Ui, clean, wrapped};
 use super::{prompt, stats};
+use crate::cli::options::Source;
 use crate::decode::text::TextStream;
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
 use crate::draft::Figures;
@@ -78,7 +79,7 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
     let session = runtime::Session::open(&model, ui)?;
     let tokenizer = &*session.tokenizer;
-    let (config, _) = options.sampling.resolve(typed, &session.generation);
+    let (config, _) = options.sampling.resolve(|name| typed.source(name), &session.generation);
     let banned = if options.sampling.ignore_eos { session.stop_ids.clone() } else { Vec::new() };
     let sampler = |seed: u64| -> Result<Sampler> {
         let sampler = Sampler::new(SamplerConfig { seed, ..config.clone() })?;

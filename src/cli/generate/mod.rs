@@ -9,10 +9,11 @@ use super::destination::{Destination, Writer};
 use super::options::Resolved;
 use super::output::{self, Output};
 use super::record::{FinishReason, Record, Usage, VERSION};
-use super::settings::{Source, Typed};
+use super::settings::Typed;
 use super::signals::Interrupt;
 use super::ui::{COLUMNS, Ui, wrapped};
 use super::{prompt, stats};
+use crate::cli::options::Source;
 use crate::decode::text::TextStream;
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
 use crate::error::Fault;
@@ -30,7 +31,7 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     if typed.print_config {
         let model = Model::open(options.model.model.as_deref(), ui)?;
-        let (_, resolved) = options.sampling.resolve(typed, &Generation::of(model.checkpoint())?);
+        let (_, resolved) = options.sampling.resolve(|name| typed.source(name), &Generation::of(model.checkpoint())?);
         output::print(&typed.config(&resolved))?;
         return Ok(0);
     }
@@ -51,7 +52,7 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     let stats_file = options.output.stats_file.as_ref().map(Destination::open).transpose()?;
     let session = Session::open(&model, ui)?;
     let history = prompt::encode(&said, &options.chat, &session, model.run.context, ui)?;
-    let (config, resolved) = options.sampling.resolve(typed, &session.generation);
+    let (config, resolved) = options.sampling.resolve(|name| typed.source(name), &session.generation);
     let mut constraints = Constraints::new(&session.tokenizer, &session.stop_ids);
     let grammar = source.map(|source| constraints.get(&source, options.sampling.ignore_eos)).transpose()?;
     Run { options, ui, session: &session, drafting, config, resolved, grammar }.go(history, output, stats_file)

@@ -8,6 +8,7 @@ mod grammar;
 mod input;
 mod model;
 mod sampling;
+mod source;
 mod ui;
 mod values;
 
@@ -18,4 +19,5 @@ pub use grammar::GrammarOptions;
 pub use input::{InputOptions, SpecialPolicy};
 pub use model::{ModelArgs, RunArgs};
 pub use sampling::{Resolved, SamplingOptions};
+pub use source::Source;
 pub use ui::{Colour, OnTerminal, UiOptions};

@@ -1,6 +1,6 @@
 //! Sampling, as flags and the model together set it.
 
-use crate::cli::settings::{Source, Typed};
+use super::Source;
 use crate::gemma::Generation;
 use crate::sampler::SamplerConfig;
 use crate::util::units::decimal;
@@ -53,15 +53,15 @@ pub type Resolved = (&'static str, String, Source);
 
 impl SamplingOptions {
     /// Flags, environment and files first, then the model's generation_config.json, then what is built in.
-    pub fn resolve(&self, typed: &Typed, model: &Generation) -> (SamplerConfig, Vec<Resolved>) {
+    pub fn resolve(&self, source: impl Fn(&str) -> Source, model: &Generation) -> (SamplerConfig, Vec<Resolved>) {
         let mut resolved = Vec::new();
         let mut pick = |name: &'static str, given: Option<f64>, model: Option<f64>, built_in: f64| {
-            let (value, source) = match (given, model) {
-                (Some(value), _) => (value, typed.source(name)),
+            let (value, from) = match (given, model) {
+                (Some(value), _) => (value, source(name)),
                 (None, Some(value)) => (value, Source::Model),
                 (None, None) => (built_in, Source::BuiltIn),
             };
-            resolved.push((name, value.to_string(), source));
+            resolved.push((name, value.to_string(), from));
             value
         };
         let wide = |x: Option<f32>| x.map(decimal);

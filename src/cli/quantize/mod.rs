@@ -3,12 +3,12 @@
 mod progress;
 mod text;
 
-use super::input::read_file;
 use super::output::print;
 use super::signals::Interrupt;
 use super::ui::Ui;
 use crate::checkpoint::Checkpoint;
 use crate::cli::options::UiOptions;
+use crate::cli::text_file::read_file;
 use crate::error::Fault;
 use crate::gemma::{Role, Special, Weights};
 use crate::quant::allocate::prior;

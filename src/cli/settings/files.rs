@@ -230,7 +230,7 @@ fn as_arguments(key: &str, arg: &Arg, value: &toml::Value) -> Option<Vec<OsStrin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::settings::definition;
+    use crate::cli::args::definition;
 
     /// Options that take a path or any text: what is read, never written, and not loaded as code.
     /// An option that is new to this list is either such a one or has to be a [`Destination`].

@@ -13,12 +13,12 @@ pub mod reply;
 pub mod resume;
 
 use super::options::Generate;
-use crate::cli::output;
-use crate::cli::prompt;
+use crate::cli::options::Source as Origin;
 use crate::cli::record::FinishReason;
-use crate::cli::settings::{Source as Origin, Typed};
+use crate::cli::settings::Typed;
 use crate::cli::signals::Interrupt;
 use crate::cli::ui::Ui;
+use crate::cli::{output, prompt};
 use crate::decode::Stop;
 use crate::draft::Drafter;
 use crate::error::{Fault, Kind, fault_of};
@@ -62,7 +62,7 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     let mut constraints = Constraints::new(&session.tokenizer, &session.stop_ids);
     // What is wrong with the options is said before the first record.
     source.as_ref().map(|source| constraints.get(source, options.sampling.ignore_eos)).transpose()?;
-    let (mut config, _) = options.sampling.resolve(typed, &session.generation);
+    let (mut config, _) = options.sampling.resolve(|name| typed.source(name), &session.generation);
     // Processes that share a batch must agree, and so must a run and its resumption.
     config.seed = options.sampling.seed.unwrap_or(0);
 

@@ -44,7 +44,7 @@ pub struct Lines {
 }
 
 /// Bytes of the longest line that is looked at.
-const LONGEST: usize = crate::cli::input::MAX_BYTES;
+const LONGEST: usize = crate::cli::text_file::MAX_BYTES;
 
 impl Lines {
     /// Opens a file, or standard input for `-`.

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of the longest answer that is believed: a record of the longest line, and its text
 /// escaped.
-const LONGEST: u64 = 8 * crate::cli::input::MAX_BYTES as u64;
+const LONGEST: u64 = 8 * crate::cli::text_file::MAX_BYTES as u64;
 /// Zeroes at the end that are believed to be of a crash.
 const MOST_ZEROES: u64 = 1 << 20;
 /// Bytes copied at once.
