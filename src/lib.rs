@@ -4,9 +4,10 @@
 //! # Floors
 //! A file uses lower floors or its own room only; `tests/layering.rs` checks it.
 //! ```text
-//! 6  cli         what was typed -> options of a session; the only room that prints
+//! 6  cli         a file or folder a command, options/ for what several take; what was typed ->
+//!                options of a session; the only room that prints
 //! 5  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
-//!    decode      the loop, verification, statistics
+//!    decode      the loop, verification, text that is certain, statistics
 //! 4  draft       where proposals come from
 //!    quant       conversion of checkpoints
 //!    eval        likelihoods of texts
@@ -36,6 +37,8 @@
 //! 4. So the text is the same whatever drafter or tree proposes, at every temperature.
 //!
 //! # Glossary
+//! - *session*: a model opened to generate text, with its tokenizer and what ends an answer;
+//!   started, it has a loaded target and a drafter.
 //! - *target*: the model whose text is wanted. *drafter*: anything that proposes.
 //! - *pass*: one evaluation of a model over some rows; the weights are read once.
 //! - *row*: one token of a pass: a node of a tree, or a token of a prompt.

@@ -1,5 +1,6 @@
 //! Holds the source tree to the picture in `src/lib.rs`: floors, seams and file sizes.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -72,7 +73,7 @@ fn sources() -> Vec<(String, String)> {
     assert!(list.len() > 20, "the walk found only {} files", list.len());
     let code = |path: &Path| {
         let text = fs::read_to_string(path).unwrap();
-        let text = text.split("#[cfg(test)]\nmod tests").next().unwrap().to_string();
+        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap().to_string();
         text.lines().map(|l| l.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
     };
     list.iter().map(|p| (p.strip_prefix(root().join("src")).unwrap().to_string_lossy().into_owned(), code(p))).collect()
@@ -137,6 +138,122 @@ fn files_use_only_lower_floors() {
 #[test]
 fn the_check_sees_an_upward_use() {
     assert_eq!(uses("use crate::cli::ui;\nuse crate::{kv::PAGE, decode::{a, b}, error};"), ["cli", "kv", "decode", "error"]);
+}
+
+/// Paths that begin with `crate::` or `super::`, those in braces taken apart.
+fn paths(code: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    let mut rest = code;
+    while let Some(at) = ["crate::", "super::"].iter().filter_map(|start| rest.find(start)).min() {
+        let is_inside = rest[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+        let end = if is_inside { &rest[at + 7..] } else { path(&rest[at..], &[], &mut found) };
+        rest = end;
+    }
+    found
+}
+
+/// Takes one path, or one group of them, from the beginning of `code`; returns what follows.
+fn path<'a>(mut code: &'a str, before: &[String], found: &mut Vec<Vec<String>>) -> &'a str {
+    let mut path = before.to_vec();
+    loop {
+        let end = code.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(code.len());
+        if end > 0 {
+            path.push(code[..end].to_owned());
+        }
+        code = &code[end..];
+        let Some(next) = code.strip_prefix("::") else {
+            found.push(path);
+            return code;
+        };
+        code = next;
+        let Some(mut group) = code.strip_prefix('{') else { continue };
+        loop {
+            group = group.trim_start_matches([' ', '\n', ',']);
+            if let Some(after) = group.strip_prefix('}') {
+                return after;
+            }
+            let shorter = self::path(group, &path, found);
+            // What is no path, such as `as name` or `*`, is passed over.
+            let end = shorter.find([',', '}', '{']).unwrap_or(shorter.len());
+            group = &shorter[end..];
+            if group.is_empty() {
+                return group;
+            }
+        }
+    }
+}
+
+/// The modules of a file: `cli/chat/wrap.rs` is `cli::chat::wrap`.
+fn module(file: &str) -> Vec<String> {
+    let mut parts: Vec<String> = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    parts.pop_if(|last| last == "mod");
+    parts
+}
+
+/// Which modules of the command line each of its files names.
+fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
+    let files: Vec<(Vec<String>, String)> =
+        sources().into_iter().filter(|(f, _)| room(f) == "cli").map(|(f, code)| (module(&f), code)).collect();
+    let modules: BTreeSet<Vec<String>> = files.iter().map(|(module, _)| module.clone()).collect();
+    let absolute = |own: &[String], path: Vec<String>| {
+        let up = path.iter().take_while(|part| *part == "super").count();
+        match up {
+            0 => path[1..].to_vec(),
+            _ => [&own[..own.len() - up], &path[up..]].concat(),
+        }
+    };
+    let imports = |own: &Vec<String>, code: &str| {
+        let named = paths(code).into_iter().map(|path| absolute(own, path));
+        let module = |path: Vec<String>| (1..=path.len()).rev().map(|n| path[..n].to_vec()).find(|p| modules.contains(p));
+        named.filter_map(module).filter(|other| other != own).collect()
+    };
+    files.iter().map(|(own, code)| (own.clone(), imports(own, code))).collect()
+}
+
+#[test]
+fn the_check_takes_paths_apart() {
+    let code =
+        "use super::ui;\nuse crate::cli::{args::{self, Cli}, stats as s};\nfn f() { crate::cli::help::text(super::super::X) }";
+    let found: Vec<String> = paths(code).iter().map(|path| path.join(" ")).collect();
+    let want =
+        ["super ui", "crate cli args self", "crate cli args Cli", "crate cli stats", "crate cli help text", "super super X"];
+    assert_eq!(found, want);
+}
+
+#[test]
+fn commands_import_no_command() {
+    let args = fs::read_to_string(root().join("src/cli/args.rs")).unwrap();
+    let (_, list) = args.split_once("pub enum Command {").expect("the commands are an enum");
+    let commands: BTreeSet<String> = paths(list.split("\n}").next().unwrap()).into_iter().map(|path| path[1].clone()).collect();
+    assert!(commands.len() >= 10 && commands.contains("chat"), "{commands:?}");
+    let mut wrong = Vec::new();
+    for (own, others) in imports_of_cli() {
+        // These two gather all commands.
+        let gathers = own.len() == 1 || own[1] == "args";
+        let named =
+            others.iter().filter(|other| other.len() > 1 && commands.contains(&other[1]) && own.get(1) != Some(&other[1]));
+        wrong.extend(named.filter(|_| !gathers).map(|other| format!("{} uses {}", own.join("::"), other.join("::"))));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// A module and its parts may know each other; nothing else that imports may be imported back.
+#[test]
+fn the_command_line_has_no_import_circle() {
+    let is_part = |a: &[String], b: &[String]| a.starts_with(b) || b.starts_with(a);
+    let mut left = imports_of_cli();
+    assert!(left.len() > 50, "only {} files were found", left.len());
+    for (own, others) in &mut left {
+        others.retain(|other| !is_part(own, other));
+    }
+    // What imports nothing that is left is in no circle.
+    while let Some(done) = left.iter().find(|(_, others)| others.is_empty()).map(|(own, _)| own.clone()) {
+        left.remove(&done);
+        left.values_mut().for_each(|others| {
+            others.remove(&done);
+        });
+    }
+    assert!(left.is_empty(), "in a circle, or above one: {left:#?}");
 }
 
 #[test]

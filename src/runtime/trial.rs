@@ -1,8 +1,15 @@
-//! A small made-up model, and the passes that try a device with it.
+//! A small made-up model, with which a device is tried.
 
+use super::Listener;
+use super::load::{Room, load, pool};
+use super::lock::DeviceLock;
+use super::npu::Npu;
+use super::options::{AutoOr, GpuLayers, Kv, RunOptions};
+use super::placement::Device;
 use crate::engine::{Engine, Rows, Scores, TokenTree};
 use crate::gemma::{Config, Role, Weights};
 use crate::tensor::{Format, Token};
+use crate::vulkan::{Choice, DeviceInfo};
 use anyhow::Result;
 use serde_json::json;
 
@@ -31,4 +38,26 @@ pub fn run_passes(engine: &mut dyn Engine) -> Result<()> {
         engine.commit(&(0..rows).collect::<Vec<u32>>())?;
     }
     Ok(())
+}
+
+/// Loads the small model as `generate --check` would, and runs passes of it.
+pub fn run(options: &RunOptions, device: Option<&DeviceInfo>, listener: &dyn Listener) -> Result<String> {
+    let weights = small_model()?;
+    let place = device.map_or(Device::Cpu, |d| Device::Vulkan(Choice::Index(d.index)));
+    let options = RunOptions {
+        device: place,
+        gpu_layers: if device.is_some() { GpuLayers::All } else { GpuLayers::Auto },
+        context: AutoOr::N(SMALL_CONTEXT),
+        kv: Kv::F16,
+        npu: Npu::Off,
+        npu_fault: None,
+        check: true,
+        // A look at a device need not wait for who uses it.
+        lock: DeviceLock::Off,
+        ..options.clone()
+    };
+    let threads = pool(&options)?;
+    let mut loaded = load(&weights, "a small made-up model", &options, Room::of(SMALL_CONTEXT), &threads, listener)?;
+    run_passes(loaded.engine.as_mut())?;
+    Ok(format!("a small model computes what the reference kernels compute ({})", loaded.engine.describe()))
 }

@@ -168,7 +168,7 @@ pub enum Output {
 pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let page = options.report.as_ref().map(Destination::open).transpose()?;
     if !options.replay.replay.is_empty() {
-        return replay::run(options, page, ui);
+        return show_replay(&replay::run(options, ui)?, options, page);
     }
     let old = options.compare.as_deref().map(read_report).transpose()?;
     if let Some(file) = &options.from {
@@ -254,6 +254,20 @@ fn show(report: &Report, old: Option<&Report>, options: &Bench, page: Option<Wri
     })?;
     if let Some(mut file) = page {
         file.write(page::of(report, old).as_bytes())?;
+        file.finish()?;
+    }
+    Ok(0)
+}
+
+/// The same of a replay's.
+fn show_replay(report: &replay::Report, options: &Bench, page: Option<Writer>) -> Result<u8> {
+    print(&match options.format() {
+        Output::Md => report.markdown(),
+        Output::Csv => report.csv(),
+        Output::Json => format!("{}\n", serde_json::to_string_pretty(report)?),
+    })?;
+    if let Some(mut file) = page {
+        file.write(page::of_replay(report).as_bytes())?;
         file.finish()?;
     }
     Ok(0)

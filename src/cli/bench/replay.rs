@@ -5,10 +5,9 @@
 //! target would say of a row is not known but for the token that came: that alone feeds the table, where a real target gives eight
 //! tokens of every row. Nothing depends on the clock.
 
+use super::Bench;
 use super::measure::processor_seconds;
 use super::transcripts::{self, Transcript};
-use super::{Bench, Output};
-use crate::cli::destination::Writer;
 use crate::cli::table::markdown;
 use crate::cli::ui::Ui;
 use crate::decode::{Stats, Verdict};
@@ -131,7 +130,7 @@ struct Tally {
     rounds: Vec<f64>,
 }
 
-pub fn run(options: &Bench, page: Option<Writer>, ui: &Ui) -> Result<u8> {
+pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
     let replay = &options.replay;
     let model = match &replay.tokenizer {
         Some(_) => None,
@@ -185,7 +184,7 @@ pub fn run(options: &Bench, page: Option<Writer>, ui: &Ui) -> Result<u8> {
     if categories.len() > 1 {
         categories.push(category("all", &all.values().flatten().cloned().collect::<Vec<_>>()));
     }
-    let report = Report {
+    Ok(Report {
         v: 1,
         version: env!("CARGO_PKG_VERSION"),
         tokenizer_sha256: hex(tokenizer.sha256()),
@@ -198,17 +197,7 @@ pub fn run(options: &Bench, page: Option<Writer>, ui: &Ui) -> Result<u8> {
         draft_work: [figures.draft_passes, figures.draft_rows].map(|n| n as f64 / passes as f64),
         categories,
         records,
-    };
-    crate::cli::output::print(&match options.format() {
-        Output::Md => report.markdown(),
-        Output::Csv => report.csv(),
-        Output::Json => format!("{}\n", serde_json::to_string_pretty(&report)?),
-    })?;
-    if let Some(mut file) = page {
-        file.write(super::page::of_replay(&report).as_bytes())?;
-        file.finish()?;
-    }
-    Ok(0)
+    })
 }
 
 pub fn read_tokenizer(dir: &std::path::Path) -> Result<Tokenizer> {
@@ -360,7 +349,7 @@ fn interval(runs: &[(u64, u64)]) -> (f64, f64) {
 }
 
 impl Report {
-    fn markdown(&self) -> String {
+    pub fn markdown(&self) -> String {
         let out = format!(
             "Replay, {}, sources {}, draft model {}; drafting of a round takes {:.2} ms, {:.2} of the processor in the middle and {:.2} in \
              the least twentieth, and {:.1} passes over {:.1} rows\n\n",
@@ -389,7 +378,7 @@ impl Report {
         out + &markdown(&table)
     }
 
-    fn csv(&self) -> String {
+    pub fn csv(&self) -> String {
         let mut out = String::from("category,records,tokens,passes,tau,low,high,predicted\n");
         for c in &self.categories {
             let Category { name, records, tokens, passes, tau, low, high, predicted, .. } = c;

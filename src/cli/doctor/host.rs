@@ -1,6 +1,6 @@
 //! What checks ask of a machine.
 
-use super::kernels;
+use crate::cli::ui::Ui;
 use crate::compute::cpu::isa::Isa;
 use crate::npu::manifest;
 use crate::npu::probe::System;
@@ -8,6 +8,7 @@ use crate::runtime::Silence;
 use crate::runtime::driver::{self, Verdict};
 use crate::runtime::options::{MemoryPlace, RunOptions};
 use crate::runtime::processor::default_threads;
+use crate::runtime::trial;
 use crate::util::xdg;
 use crate::vulkan::{DeviceInfo, Vulkan};
 use anyhow::Result;
@@ -162,6 +163,6 @@ impl Machine for Here {
     }
 
     fn trial(&self, device: Option<&DeviceInfo>) -> Result<String> {
-        kernels::trial(&self.run, device)
+        trial::run(&self.run, device, &Ui::plain())
     }
 }

@@ -2,17 +2,9 @@
 
 use super::host::{Found, Machine};
 use super::{Asked, Check, Status};
-use crate::cli::ui::Ui;
 use crate::compute::cpu::isa::Isa;
-use crate::runtime::Room;
-use crate::runtime::load;
-use crate::runtime::lock::DeviceLock;
-use crate::runtime::npu::Npu;
-use crate::runtime::options::{AutoOr, GpuLayers, Kv, RunOptions};
 use crate::runtime::placement::Device;
-use crate::runtime::trial::{SMALL_CONTEXT, run_passes, small_model};
-use crate::vulkan::{Choice, DeviceInfo, choose};
-use anyhow::Result;
+use crate::vulkan::{Choice, choose};
 
 pub fn processor(machine: &dyn Machine) -> Check {
     let name = machine.read("proc/cpuinfo").and_then(|text| {
@@ -59,26 +51,4 @@ pub fn trials(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
         }
     });
     checks
-}
-
-/// Loads the small model as `generate --check` would, and runs passes of it.
-pub fn trial(run: &RunOptions, device: Option<&DeviceInfo>) -> Result<String> {
-    let weights = small_model()?;
-    let place = device.map_or(Device::Cpu, |d| Device::Vulkan(Choice::Index(d.index)));
-    let options = RunOptions {
-        device: place,
-        gpu_layers: if device.is_some() { GpuLayers::All } else { GpuLayers::Auto },
-        context: AutoOr::N(SMALL_CONTEXT),
-        kv: Kv::F16,
-        npu: Npu::Off,
-        npu_fault: None,
-        check: true,
-        // A look at a device need not wait for who uses it.
-        lock: DeviceLock::Off,
-        ..run.clone()
-    };
-    let pool = load::pool(&options)?;
-    let mut loaded = load::load(&weights, "a small made-up model", &options, Room::of(SMALL_CONTEXT), &pool, &Ui::plain())?;
-    run_passes(loaded.engine.as_mut())?;
-    Ok(format!("a small model computes what the reference kernels compute ({})", loaded.engine.describe()))
 }

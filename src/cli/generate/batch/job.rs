@@ -1,7 +1,7 @@
 //! One line of a batch: our own records, and OpenAI's batch lines.
 
 use super::format::{Format, Formats};
-use super::resume::Held;
+use crate::cli::generate::batch::held::Held;
 use crate::cli::prompt::{Content, Said};
 use crate::error::Fault;
 use crate::gemma::Message;

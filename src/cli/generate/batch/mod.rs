@@ -4,6 +4,7 @@
 //! many are answered at once.
 
 pub mod format;
+pub mod held;
 pub mod job;
 pub mod one;
 pub mod parallel;

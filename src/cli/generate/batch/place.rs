@@ -1,7 +1,8 @@
 //! Where a batch comes from and goes to, and which of its records are this process's.
 
-use super::resume::{Done, Growing, Held};
+use super::resume::Growing;
 use crate::cli::destination::{Destination, Writer, same_file};
+use crate::cli::generate::batch::held::{Done, Held};
 use crate::error::Fault;
 use anyhow::{Context, Result, ensure};
 use std::fs::File;

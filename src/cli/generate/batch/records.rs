@@ -4,7 +4,7 @@ use super::job;
 use super::job::{Failure, Line};
 use super::place::{Lines, Shard, Sink};
 use super::reply::{self, Answer};
-use super::resume::Done;
+use crate::cli::generate::batch::held::Done;
 use crate::cli::ui::Ui;
 use crate::error::Fault;
 use anyhow::Result;

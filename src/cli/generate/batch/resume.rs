@@ -5,11 +5,12 @@
 //! this process ends. Answers are appended as they come. One that takes the place of a failure is
 //! moved there at the end, so that the order is that of the records.
 
+use super::held::{Done, Held};
 use super::reply;
 use crate::cli::destination::{Destination, replace, same_file};
 use crate::error::Fault;
 use anyhow::{Context, Result};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, TryLockError};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
@@ -22,31 +23,6 @@ const LONGEST: u64 = 8 * crate::cli::text_file::MAX_BYTES as u64;
 const MOST_ZEROES: u64 = 1 << 20;
 /// Bytes copied at once.
 const CHUNK: u64 = 1 << 20;
-
-/// A line of the file: an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// Where it begins, in bytes.
-    at: u64,
-    /// Bytes with the line break.
-    len: u64,
-    pub failed: bool,
-}
-
-/// Answers that a file holds, by the record's id, oldest first.
-#[derive(Clone, Debug, Default)]
-pub struct Done(HashMap<String, VecDeque<Held>>);
-
-impl Done {
-    /// The next answer to a record of this id.
-    pub fn take(&mut self, id: &serde_json::Value) -> Option<Held> {
-        self.0.get_mut(&id.to_string())?.pop_front()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
 
 /// A file of answers that grows line by line.
 pub struct Growing {
