@@ -5,11 +5,13 @@
 //! another target is ignored and later replaced. Two processes take turns at saving, and each keeps what the other has learnt.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::util::files::write_whole;
+use crate::util::hex;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
@@ -44,7 +46,7 @@ pub struct Kept {
 impl Memory {
     /// `target` and `draft` identify the models' weights; zeros for no draft model.
     pub fn new(directory: &Path, target: [u8; HASH], draft: [u8; HASH]) -> Self {
-        let name: String = target[..16].iter().map(|b| format!("{b:02x}")).collect();
+        let name = hex(&target[..16]);
         Memory { path: directory.join(format!("{name}.table")), target, draft }
     }
 
@@ -126,10 +128,7 @@ impl Memory {
         let mut all = table.clone();
         // What cannot be used is replaced.
         let _ = self.read_into(&mut all);
-        let mut file = tempfile::NamedTempFile::new_in(directory)?;
-        file.write_all(&self.bytes(&all, mixers))?;
-        file.persist(&self.path)?;
-        Ok(())
+        Ok(write_whole(&self.path, &self.bytes(&all, mixers))?)
     }
 
     fn bytes(&self, table: &Table, mixers: &[Mixer; 2]) -> Vec<u8> {

@@ -1,6 +1,7 @@
 //! Under which conditions a run measured: when, how it was called, and whether the machine did something else meanwhile.
 
 use super::report::Report;
+use crate::util::shell::quoted;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Repetitions of one test that differ by more than this were disturbed.
@@ -15,12 +16,7 @@ pub fn version() -> String {
 
 /// The command line, quoted where a shell needs it.
 pub fn command_line() -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:@+%".contains(c);
-    let quoted = |arg: String| match !arg.is_empty() && arg.chars().all(plain) {
-        true => arg,
-        false => format!("'{}'", arg.replace('\'', r"'\''")),
-    };
-    let args = std::env::args_os().skip(1).map(|arg| quoted(arg.to_string_lossy().into_owned()));
+    let args = std::env::args_os().skip(1).map(|arg| quoted(&arg.to_string_lossy()));
     std::iter::once("gemma".to_owned()).chain(args).collect::<Vec<_>>().join(" ")
 }
 

@@ -99,3 +99,34 @@ impl RunArgs {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::placement::Device;
+    use crate::vulkan::Choice;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Typed {
+        #[command(flatten)]
+        model: ModelArgs,
+    }
+
+    #[test]
+    fn what_was_typed_is_what_a_session_is_asked_for() {
+        let settled = |argv: &[&str]| Typed::parse_from(argv).model.settled();
+        let ModelOptions { model, run } = settled(&["x"]).unwrap();
+        assert!(model.is_none() && run.threads.is_none() && run.isa.is_none() && !run.check);
+        assert_eq!((run.device, run.gpu_layers, run.context), (Device::Auto, GpuLayers::Auto, AutoOr::Auto));
+        assert_eq!((run.kv, run.lock, run.npu), (Kv::Auto, DeviceLock::Wait, Npu::Auto));
+        let argv = "x -m a/b -d vulkan:1 --gpu-layers 3 -t 4 -c 99 --kv q8 --device-lock fail --npu off --isa scalar --check";
+        let ModelOptions { model, run } = settled(&argv.split(' ').collect::<Vec<_>>()).unwrap();
+        assert_eq!((model.as_deref(), run.threads, run.isa, run.check), (Some("a/b"), Some(4), Some(Isa::Scalar), true));
+        let device = Device::Vulkan(Choice::Index(1));
+        assert_eq!((run.device, run.gpu_layers, run.context), (device, GpuLayers::N(3), AutoOr::N(99)));
+        assert_eq!((run.kv, run.lock, run.npu), (Kv::Q8, DeviceLock::Fail, Npu::Off));
+        let refused = settled(&["x", "-d", "cuda"]).unwrap_err();
+        assert_eq!(crate::error::fault_of(&refused).unwrap().kind.exit_code(), 2);
+    }
+}
