@@ -129,8 +129,7 @@ impl Places<'_> {
         let rounds = if format.group != Group::Row { (rounds * lanes / 32).max(1) } else { rounds };
         let teams = if norm { NORM_TEAMS } else { 4 };
         let threads = teams * lanes;
-        let constants =
-            vec![(0, threads), (1, sg), (2, block as u32), (3, each as u32), (5, p.width as u32), (7, rounds), (9, threads)];
+        let constants = vec![(0, threads), (1, sg), (2, block as u32), (3, each), (5, p.width as u32), (7, rounds), (9, threads)];
         Shape { shader: Shader::Linear, constants, block, rows: (teams * each) as usize }
     }
 
