@@ -2,12 +2,10 @@
 
 use super::output::print;
 use crate::cli::options::UiOptions;
-use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
-use crate::compute::cpu::isa::Isa;
-use crate::compute::cpu::pool::Pool;
 use crate::npu::layout::Shape;
 use crate::npu::probe::{Probe, System};
 use crate::runtime::driver;
+use crate::runtime::processor::Cpu;
 use crate::util::units::{bytes, digits3};
 use crate::vulkan::{Choice, DeviceInfo, SHAPE, Vulkan, choose};
 use anyhow::Result;
@@ -21,52 +19,6 @@ pub struct Devices {
     pub json: bool,
     #[command(flatten)]
     pub ui: UiOptions,
-}
-
-/// The processor and its memory.
-#[derive(Clone, Debug, Serialize)]
-pub struct Cpu {
-    pub name: String,
-    /// Threads that may run here (cgroup and affinity counted).
-    pub threads: usize,
-    /// Instruction sets that kernels exist for, slowest first; the last is chosen.
-    pub instruction_sets: Vec<String>,
-    pub memory_bytes: Option<u64>,
-    pub memory_available_bytes: Option<u64>,
-    /// Measured reading speed of all threads together, 1e9 bytes a second: the roof of decoding.
-    pub read_gb_per_s: f64,
-}
-
-impl Cpu {
-    pub fn probe() -> Result<Cpu> {
-        let threads = default_threads();
-        Ok(Cpu {
-            name: proc_field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
-            threads,
-            instruction_sets: Isa::all_supported().iter().map(Isa::to_string).collect(),
-            memory_bytes: memory("MemTotal"),
-            memory_available_bytes: memory("MemAvailable"),
-            read_gb_per_s: read_bandwidth(&Pool::new(threads)?, PROBE_BYTES),
-        })
-    }
-}
-
-/// All threads that this process may use.
-pub fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get())
-}
-
-/// A field of /proc/meminfo in bytes.
-pub fn memory(field: &str) -> Option<u64> {
-    let kib: u64 = proc_field("/proc/meminfo", field)?.trim_end_matches("kB").trim().parse().ok()?;
-    Some(kib * 1024)
-}
-
-/// The first `name : value` line of a file under /proc.
-fn proc_field(path: &str, name: &str) -> Option<String> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let found = text.lines().find_map(|line| line.split_once(':').filter(|(key, _)| key.trim() == name));
-    found.map(|(_, value)| value.trim().to_owned())
 }
 
 /// A Vulkan device, for `--json`.

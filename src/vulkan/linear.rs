@@ -186,6 +186,7 @@ impl Places<'_> {
         }
         // What follows was the fastest of nine or ten shapes each on an H200, for 27B's layers.
         let grouped = format.group != Group::Row;
+        // Many rows with one scale a row are `linear_matrix`'s, which is as fast there.
         if live > FEW_ROWS && !grouped {
             return None;
         }
