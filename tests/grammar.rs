@@ -33,9 +33,10 @@ enum Kind {
     Dog,
 }
 
+/// A schema of bounded answers: a number without `multipleOf` may go on for ever.
 fn person() -> Value {
     json!({
-        "$defs": {"pet": {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}, "weight": {"type": "number", "minimum": 0, "maximum": 90}},
+        "$defs": {"pet": {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}, "weight": {"type": "number", "minimum": 0, "maximum": 90, "multipleOf": 0.5}},
             "required": ["kind", "weight"], "additionalProperties": false}},
         "type": "object",
         "properties": {"name": {"type": "string", "minLength": 1, "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 130},
