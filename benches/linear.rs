@@ -29,11 +29,12 @@ impl Out {
 }
 
 fn main() {
-    let mut picked: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let mut picked: Vec<String> =
+        std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     if picked.is_empty() {
         picked = [
-            "i4-row", "i4-g32", "i4-g128", "i8-row", "i8a-row", "i2-row", "i2-g128", "t2-row", "t2.5-row", "t3-row", "t4-row",
-            "bf16", "f32",
+            "i4-row", "i4-g32", "i4-g128", "i8-row", "i8a-row", "i2-row", "i2-g128", "t2-row",
+            "t2.5-row", "t3-row", "t4-row", "bf16", "f32",
         ]
         .map(String::from)
         .to_vec();
@@ -43,26 +44,42 @@ fn main() {
         known.unwrap_or_else(|| panic!("this machine has no {name}"))
     });
     println!("isa {isa}; GB/s counts weights and scales; roof = read loop over as many bytes");
-    for (set, label, (n, k)) in
-        [(384 << 20, "memory", (4096, 5376)), (24 << 20, "L3", (1536, 1152)), (640 << 10, "L2", (256, 1152))]
-    {
+    for (set, label, (n, k)) in [
+        (384 << 20, "memory", (4096, 5376)),
+        (24 << 20, "L3", (1536, 1152)),
+        (640 << 10, "L2", (256, 1152)),
+    ] {
         for threads in [1, 2] {
             let pool = Pool::new(threads).unwrap();
             println!("\n{label}: {} KB of [{n}, {k}], {threads} thread(s)", set >> 10);
-            println!("{:9} {:>8} {:>7} {:>6} {:>5}   c(M) at M = {:?}", "format", "us", "Gw/s", "GB/s", "roof", &ROWS[1..]);
+            println!(
+                "{:9} {:>8} {:>7} {:>6} {:>5}   c(M) at M = {:?}",
+                "format",
+                "us",
+                "Gw/s",
+                "GB/s",
+                "roof",
+                &ROWS[1..]
+            );
             for spelled in &picked {
                 let format: Format = spelled.parse().unwrap();
                 let one = matrix(format, n, k);
                 let copies = (set / one.bytes()).max(1);
-                let packed: Vec<PackedMatrix> = (0..copies).map(|_| PackedMatrix::pack(&one, isa)).collect();
+                let packed: Vec<PackedMatrix> =
+                    (0..copies).map(|_| PackedMatrix::pack(&one, isa)).collect();
                 let roof = read_bandwidth(&pool, set);
                 let times = measure(isa, &pool, &packed, format);
                 let bytes = packed[0].bytes() as f64;
-                let c: Vec<String> = times[1..].iter().map(|t| format!("{:.2}", t / times[0])).collect();
+                let c: Vec<String> =
+                    times[1..].iter().map(|t| format!("{:.2}", t / times[0])).collect();
                 let speed = bytes / times[0] / 1e9;
                 let weights = (n * k) as f64 / times[0] / 1e9;
                 let us = times[0] * 1e6;
-                println!("{spelled:9} {us:8.1} {weights:7.1} {speed:6.1} {:4.0}%   {}", 100.0 * speed / roof, c.join("  "));
+                println!(
+                    "{spelled:9} {us:8.1} {weights:7.1} {speed:6.1} {:4.0}%   {}",
+                    100.0 * speed / roof,
+                    c.join("  ")
+                );
             }
         }
     }
@@ -74,7 +91,8 @@ fn matrix(format: Format, rows: usize, cols: usize) -> Matrix<'static> {
         seed = seed.wrapping_mul(1664525).wrapping_add(1013904223);
         (seed >> 24) as u8
     };
-    let mut codes: Vec<u8> = (0..format.codes_shape(rows, cols).iter().product()).map(|_| byte()).collect();
+    let mut codes: Vec<u8> =
+        (0..format.codes_shape(rows, cols).iter().product()).map(|_| byte()).collect();
     if !format.code.is_integer() {
         codes.fill(0x3c); // a small positive float in both formats
     }
@@ -95,7 +113,11 @@ fn measure(isa: Isa, pool: &Pool, packed: &[PackedMatrix], format: Format) -> Ve
     let rounds = 9;
     for round in 0..rounds + 1 {
         for (samples, rows) in samples.iter_mut().zip(ROWS) {
-            let values = if format.code.is_integer() { ActValues::I8(&ints) } else { ActValues::F32(&floats) };
+            let values = if format.code.is_integer() {
+                ActValues::I8(&ints)
+            } else {
+                ActValues::F32(&floats)
+            };
             let act = ActView { rows, cols: k, values, scales: &scales, sums: &sums };
             // At many rows a part of the set is enough.
             let used = &packed[..packed.len().div_ceil(1 + rows / 16)];

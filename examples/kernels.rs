@@ -1,6 +1,6 @@
 //! Lists the kernels that GPUs would be given for Gemma 3 27B, in every recipe and format and for
-//! passes of every number of rows: `kernels < DEVICES`, where DEVICES is a JSON list of what devices
-//! can do, and each line of the output is a JSON object, a call of a pass.
+//! passes of every number of rows: `kernels < DEVICES`, where DEVICES is a JSON list of what
+//! devices can do, and each line of the output is a JSON object, a call of a pass.
 //! `scripts/check-amd.sh` compiles them for AMD's GPUs.
 
 use anyhow::{Context, Result};
@@ -38,7 +38,8 @@ const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const CONTEXTS: [usize; 2] = [512, 8192];
 
 fn main() -> Result<()> {
-    let devices: Vec<Value> = serde_json::from_reader(stdin()).context("the devices, a JSON list")?;
+    let devices: Vec<Value> =
+        serde_json::from_reader(stdin()).context("the devices, a JSON list")?;
     let recipes = BUILT_IN.iter().map(|(name, _)| Ok((*name, Formats::of_recipe(name))));
     let formats = FORMATS.into_iter().map(|name| -> Result<_> {
         let format = Some(name.parse::<Format>()?);
@@ -69,11 +70,16 @@ fn list(device: &Value, model: &str, weights: &Weights, kv: KvFormat) -> Result<
     let mut listing = Listing::new(&info, &shapes);
     let max_rows = info.max_rows();
     let context = CONTEXTS[CONTEXTS.len() - 1];
-    let plans = forward::load(weights, &mut listing, ForwardOptions { context, kv, max_rows, sequences: 1 })?;
+    let plans = forward::load(
+        weights,
+        &mut listing,
+        ForwardOptions { context, kv, max_rows, sequences: 1 },
+    )?;
     let verify = plans.pass_with_best.unwrap_or(plans.pass);
     for positions in CONTEXTS {
         let pages = positions.div_ceil(PAGE);
-        let passes = ROWS.map(|rows| ("verify", verify, Bucket::holding(rows, rows, 0, pages, false)));
+        let passes =
+            ROWS.map(|rows| ("verify", verify, Bucket::holding(rows, rows, 0, pages, false)));
         let more = [
             ("prefill", plans.pass_without_logits, Bucket::holding(max_rows, 0, 0, pages, false)),
             ("batch", verify, Bucket::holding(8, 8, 0, pages, true)),
@@ -81,7 +87,8 @@ fn list(device: &Value, model: &str, weights: &Weights, kv: KvFormat) -> Result<
         ];
         for (pass, plan, bucket) in passes.into_iter().chain(more) {
             for call in listing.calls(plan, bucket)? {
-                let place = json!({"model": model, "kv": format!("{kv:?}"), "positions": positions});
+                let place =
+                    json!({"model": model, "kv": format!("{kv:?}"), "positions": positions});
                 print(device, &info, pass, bucket.rows.max(bucket.path), place, call)?;
             }
         }
@@ -90,8 +97,16 @@ fn list(device: &Value, model: &str, weights: &Weights, kv: KvFormat) -> Result<
 }
 
 /// Prints a call of a pass; `place` says of which model and where in a text.
-fn print(device: &Value, info: &DeviceInfo, pass: &str, rows: usize, place: Value, call: Listed) -> Result<()> {
-    let matrices = call.matrices.iter().map(|(format, rows, cols)| json!([format.to_string(), rows, cols]));
+fn print(
+    device: &Value,
+    info: &DeviceInfo,
+    pass: &str,
+    rows: usize,
+    place: Value,
+    call: Listed,
+) -> Result<()> {
+    let matrices =
+        call.matrices.iter().map(|(format, rows, cols)| json!([format.to_string(), rows, cols]));
     let mut line = json!({
         "chip": device["chip"], "pass": pass, "rows": rows, "shader": call.shader, "constants": call.constants,
         "subgroup": if info.asks_subgroup { info.subgroup } else { 0 }, "label": call.label,
@@ -108,7 +123,8 @@ fn print(device: &Value, info: &DeviceInfo, pass: &str, rows: usize, place: Valu
 fn device_info(device: &Value) -> Result<(DeviceInfo, Vec<MatrixShape>)> {
     let number = |name: &str| device[name].as_u64().with_context(|| format!("{name} of {device}"));
     let is_integrated = device["integrated"].as_bool().context("integrated: true or false")?;
-    let shapes: Vec<[u32; 3]> = serde_json::from_value(device["int8_matrices"].clone()).context("int8_matrices: [[M, N, K]]")?;
+    let shapes: Vec<[u32; 3]> = serde_json::from_value(device["int8_matrices"].clone())
+        .context("int8_matrices: [[M, N, K]]")?;
     let memory = 64 << 30;
     let info = DeviceInfo {
         index: 0,

@@ -1,7 +1,8 @@
-//! Floor 0: what went wrong, in the terms of the command line's contract: an exit code, a sentence, a remedy.
+//! Floor 0: what went wrong, in the terms of the command line's contract: an exit code, a sentence,
+//! a remedy.
 //!
-//! Anything that a user or a file can get wrong carries a [`Fault`] somewhere in its `anyhow` chain; everything else is a
-//! runtime failure (exit 1).
+//! Anything that a user or a file can get wrong carries a [`Fault`] somewhere in its `anyhow`
+//! chain; everything else is a runtime failure (exit 1).
 
 use std::fmt;
 
@@ -76,7 +77,9 @@ impl std::error::Error for Fault {}
 
 /// The first fault in a chain of causes. Faults added by `.context(Fault)` are found too.
 pub fn fault_of(error: &anyhow::Error) -> Option<&Fault> {
-    error.downcast_ref::<Fault>().or_else(|| error.chain().find_map(|cause| cause.downcast_ref::<Fault>()))
+    error
+        .downcast_ref::<Fault>()
+        .or_else(|| error.chain().find_map(|cause| cause.downcast_ref::<Fault>()))
 }
 
 #[cfg(test)]
@@ -88,7 +91,9 @@ mod tests {
     fn a_fault_is_found_under_and_as_context() {
         let below = anyhow::Error::new(Fault::model("bad header")).context("opening x");
         assert_eq!(fault_of(&below).unwrap().kind.exit_code(), 3);
-        let above = std::fs::read("/nonexistent").context(Fault::usage("no such file").help("check the path")).unwrap_err();
+        let above = std::fs::read("/nonexistent")
+            .context(Fault::usage("no such file").help("check the path"))
+            .unwrap_err();
         assert_eq!(fault_of(&above).unwrap().help.as_deref(), Some("check the path"));
         assert!(fault_of(&anyhow::anyhow!("plain")).is_none());
     }

@@ -1,4 +1,5 @@
-//! Where a position's keys and values live: pages of 256 positions, rings for sliding-window layers, what may be truncated.
+//! Where a position's keys and values live: pages of 256 positions, rings for sliding-window
+//! layers, what may be truncated.
 
 /// Positions in one page.
 pub const PAGE: usize = 256;
@@ -6,7 +7,8 @@ pub const PAGE: usize = 256;
 /// Tokens that can always be taken back, however far the ring has turned.
 pub const SLACK: usize = 256;
 
-/// The pages of one layer. A global layer keeps them all; a sliding-window layer reuses a ring of them.
+/// The pages of one layer. A global layer keeps them all; a sliding-window layer reuses a ring of
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
     /// Physical pages.
@@ -41,7 +43,8 @@ impl Pages {
         }
     }
 
-    /// Whether every key that a query at `position` would see is still in the ring after `written` positions were written.
+    /// Whether every key that a query at `position` would see is still in the ring after `written`
+    /// positions were written.
     pub fn can_return_to(self, position: usize, written: usize) -> bool {
         if position == 0 || written == 0 {
             return true;
@@ -51,11 +54,13 @@ impl Pages {
     }
 }
 
-/// Pages of a layer without a window that something else attends: for each row the first few, a number that its position alone decides.
+/// Pages of a layer without a window that something else attends: for each row the first few, a
+/// number that its position alone decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// A row's page counts as sealed when it ends so many positions before the row: the most rows of a pass. So it is sealed in every pass
-    /// that the row can be part of, however the prompt was cut and whatever was drafted.
+    /// A row's page counts as sealed when it ends so many positions before the row: the most rows
+    /// of a pass. So it is sealed in every pass that the row can be part of, however the prompt was
+    /// cut and whatever was drafted.
     pub lag: usize,
     /// Of 256 sealed pages, so many are taken.
     pub share: usize,
@@ -79,7 +84,10 @@ mod tests {
             let pages = Pages::for_layer(100_000, 32, Some(window));
             for written in 1..5000usize {
                 for back in [0, 1, 31, SLACK] {
-                    assert!(pages.can_return_to(written.saturating_sub(back), written), "window {window}, {written} - {back}");
+                    assert!(
+                        pages.can_return_to(written.saturating_sub(back), written),
+                        "window {window}, {written} - {back}"
+                    );
                 }
             }
             assert!(!pages.can_return_to(4000, 40_000));
@@ -94,7 +102,9 @@ mod tests {
             for position in 0..5000 {
                 let pages = taken.pages(position);
                 assert!((0..lag).all(|depth| pages == 0 || pages * PAGE <= position - depth));
-                assert!(pages <= taken.pages(position + 1) && pages * 256 <= position / PAGE * share);
+                assert!(
+                    pages <= taken.pages(position + 1) && pages * 256 <= position / PAGE * share
+                );
             }
             assert_eq!(taken.pages(PAGE + lag - 1), 0);
             assert_eq!(taken.pages(PAGE + lag), share / 256);

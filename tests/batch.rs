@@ -66,7 +66,10 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
         assert_eq!(!reply["error"].is_null(), is_bad(n), "record {n}: {reply}");
         if n % 20 == 13 {
             let body = &reply["response"]["body"];
-            assert_eq!((&reply["response"]["status_code"], &body["object"]), (&json!(200), &json!("chat.completion")));
+            assert_eq!(
+                (&reply["response"]["status_code"], &body["object"]),
+                (&json!(200), &json!("chat.completion"))
+            );
             assert!(body["choices"][0]["message"]["content"].as_str().unwrap().len() > 1);
         } else if is_bad(n) {
             let code = if n % 20 == 7 {
@@ -76,7 +79,11 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
             } else {
                 3
             };
-            assert_eq!((&reply["error"]["code"], &reply["finish_reason"]), (&json!(code), &json!("error")), "{reply}");
+            assert_eq!(
+                (&reply["error"]["code"], &reply["finish_reason"]),
+                (&json!(code), &json!("error")),
+                "{reply}"
+            );
         } else {
             assert!(!reply["text"].as_str().unwrap().is_empty(), "{reply}");
         }
@@ -88,12 +95,17 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
     // Several at once say what they say alone.
     for more in [&["--parallel", "8"][..], &["--parallel", "3", "--draft", "off", "--strict"]] {
         let several = batch(dir.path(), more, &input);
-        assert_eq!((several.code, several.err.as_str()), (if more.len() > 2 { 6 } else { 0 }, ""), "{more:?}");
+        assert_eq!(
+            (several.code, several.err.as_str()),
+            (if more.len() > 2 { 6 } else { 0 }, ""),
+            "{more:?}"
+        );
         assert!(several.out == all.out, "{more:?}");
     }
 
     // Three processes that share the batch say what one says.
-    let shards = ["1/3", "2/3", "3/3"].map(|shard| batch(dir.path(), &["--shard", shard], &input).ok());
+    let shards =
+        ["1/3", "2/3", "3/3"].map(|shard| batch(dir.path(), &["--shard", shard], &input).ok());
     let shards = shards.each_ref().map(|run| run.text().lines().collect::<Vec<_>>());
     let together: Vec<&str> = (0..RECORDS).map(|n| shards[n % 3][n / 3]).collect();
     assert_eq!(together, all.text().lines().collect::<Vec<_>>());
@@ -104,7 +116,16 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
     let mut kills = 0;
     loop {
         let mut command = command(BINARY, dir.path());
-        command.args(["generate", "--batch", "in.jsonl", "--resume", "out.jsonl", "-q", "--seed", "3"]);
+        command.args([
+            "generate",
+            "--batch",
+            "in.jsonl",
+            "--resume",
+            "out.jsonl",
+            "-q",
+            "--seed",
+            "3",
+        ]);
         command.args(["--parallel", if kills % 2 == 0 { "4" } else { "1" }]);
         let before = fs::metadata(&out).map_or(0, |m| m.len());
         let mut child = command.spawn().unwrap();
@@ -140,10 +161,12 @@ fn batch_file(dir: &Path, from: &str, out: &str) -> Run {
 fn a_record_says_what_it_says_alone() {
     let dir = tempfile::tempdir().unwrap();
     let prompt = "Tell me about rivers.";
-    let alone = gemma_in(dir.path(), &["generate", prompt, "-n", "20", "--seed", "8", "-q"], b"").ok();
+    let alone =
+        gemma_in(dir.path(), &["generate", prompt, "-n", "20", "--seed", "8", "-q"], b"").ok();
     let record = json!({"id": 1, "prompt": prompt, "max_tokens": 20, "seed": 8}).to_string();
     let other = json!({"id": 2, "prompt": "Tell me about stones.", "max_tokens": 30}).to_string();
-    let replies = lines(&batch(dir.path(), &[], &format!("{other}\n\n{record}\n{other}\n{record}")).ok());
+    let replies =
+        lines(&batch(dir.path(), &[], &format!("{other}\n\n{record}\n{other}\n{record}")).ok());
     assert_eq!(replies.len(), 4);
     assert_eq!(replies[1]["text"], alone.text());
     assert_eq!(replies[1]["text"], replies[3]["text"]);
@@ -167,11 +190,17 @@ fn texts_that_share_passes_are_those_alone() {
         json!({"temperature": 1, "regex": "[a-z ]{1,12}"}),
         json!({"temperature": 0, "regex": "[a-z]{1000}"}),
     ];
-    let subjects = ["rivers", "stones", "the sea", "a very long list of things that people keep in their kitchens"];
+    let subjects = [
+        "rivers",
+        "stones",
+        "the sea",
+        "a very long list of things that people keep in their kitchens",
+    ];
     let record = |n: usize| {
         let mut record = settings[n % 9].clone();
         record["id"] = n.into();
-        record["prompt"] = format!("Tell me about {}.{}", subjects[n % 4], " And then?".repeat(n % 5 * 8)).into();
+        record["prompt"] =
+            format!("Tell me about {}.{}", subjects[n % 4], " And then?".repeat(n % 5 * 8)).into();
         record["max_tokens"] = if n % 9 < 6 { 1 + n * 7 % 19 } else { 40 }.into();
         record.to_string() + "\n"
     };
@@ -179,9 +208,17 @@ fn texts_that_share_passes_are_those_alone() {
     let alone = batch(dir.path(), &["--draft", "off", "-t", "1"], &input).ok();
     // One answer's grammar asks for more than its tokens.
     for (n, reply) in lines(&alone).iter().enumerate() {
-        assert_eq!(reply["error"]["code"], if n % 9 == 8 { json!(8) } else { Value::Null }, "{reply}");
+        assert_eq!(
+            reply["error"]["code"],
+            if n % 9 == 8 { json!(8) } else { Value::Null },
+            "{reply}"
+        );
     }
-    for more in [&["--parallel", "8"][..], &["--parallel", "3", "--draft-tree", "4"], &["--parallel", "12", "--draft", "off"]] {
+    for more in [
+        &["--parallel", "8"][..],
+        &["--parallel", "3", "--draft-tree", "4"],
+        &["--parallel", "12", "--draft", "off"],
+    ] {
         assert_eq!(batch(dir.path(), more, &input).ok().text(), alone.text(), "{more:?}");
     }
 }
@@ -203,7 +240,8 @@ fn wrong_use_is_said_before_anything_is_loaded() {
     gemma_in(dir.path(), &large, b"").fails(5, &["lower --parallel", "64 contexts"]);
     fails(&["--batch", "-", "-f", "x"], &["another prompt"]);
     fails(&["--batch", "-", "--raw", "--system", "Be brief."], &["no --system"]);
-    gemma_in(dir.path(), &["generate", "--batch", "-", "--system-file", "absent.txt"], b"").fails(3, &["absent.txt"]);
+    gemma_in(dir.path(), &["generate", "--batch", "-", "--system-file", "absent.txt"], b"")
+        .fails(3, &["absent.txt"]);
     fails(&["--batch", "-", "--resume", "a", "-o", "b"], &["without --output"]);
     fs::write(dir.path().join("notes.txt"), "mine\n").unwrap();
     fails(&["--batch", "-", "--resume", "notes.txt"], &["line 1", "not an answer"]);
@@ -220,7 +258,9 @@ fn answers_come(parallel: &str) {
     use std::io::{BufRead, BufReader, Write};
     let dir = tempfile::tempdir().unwrap();
     let mut command = command(BINARY, dir.path());
-    command.args(["generate", "--batch", "-q", "--parallel", parallel]).stdin(std::process::Stdio::piped());
+    command
+        .args(["generate", "--batch", "-q", "--parallel", parallel])
+        .stdin(std::process::Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut to = child.stdin.take().unwrap();
     let mut from = BufReader::new(child.stdout.take().unwrap());
@@ -244,7 +284,16 @@ fn interruption_cuts(parallel: &str) {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("in.jsonl"), records()).unwrap();
     let mut command = command(BINARY, dir.path());
-    command.args(["generate", "--batch", "in.jsonl", "--resume", "out.jsonl", "-q", "--parallel", parallel]);
+    command.args([
+        "generate",
+        "--batch",
+        "in.jsonl",
+        "--resume",
+        "out.jsonl",
+        "-q",
+        "--parallel",
+        parallel,
+    ]);
     let mut child = command.spawn().unwrap();
     while fs::metadata(dir.path().join("out.jsonl")).map_or(0, |m| m.len()) < 500 {
         assert_eq!(child.try_wait().unwrap(), None);

@@ -98,7 +98,9 @@ fn two_runs_do_not_write_one_file() {
     let mut first = first.spawn().unwrap();
     let mut to = first.stdin.take().unwrap();
     writeln!(to, "{}", record(0)).unwrap();
-    while fs::read(dir.path().join("out")).is_ok_and(|bytes| bytes.is_empty()) || !dir.path().join("out").exists() {
+    while fs::read(dir.path().join("out")).is_ok_and(|bytes| bytes.is_empty())
+        || !dir.path().join("out").exists()
+    {
         assert_eq!(first.try_wait().unwrap(), None);
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
@@ -143,8 +145,16 @@ fn a_mended_record_is_answered_by_the_next_run() {
     // Nothing changed: the same failures, the same file.
     let again = batch(dir.path(), &["--resume", "my out", "--strict"]);
     assert_eq!(again.code, 6, "{}", again.err);
-    assert!(again.err.contains("my out: 5 of 7 kept, 2 to do, 2 of them failed before"), "{}", again.err);
-    assert!(again.err.contains("2 records, 2 failed") && again.err.contains(", 5 kept\n"), "{}", again.err);
+    assert!(
+        again.err.contains("my out: 5 of 7 kept, 2 to do, 2 of them failed before"),
+        "{}",
+        again.err
+    );
+    assert!(
+        again.err.contains("2 records, 2 failed") && again.err.contains(", 5 kept\n"),
+        "{}",
+        again.err
+    );
     assert_eq!(read(dir.path(), "my out"), failed);
 
     bad[5] = good[5].clone();
@@ -163,12 +173,21 @@ fn a_batch_says_what_became_of_it_unless_told_not_to() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("in.jsonl"), records(2)).unwrap();
     let run = batch(dir.path(), &[]).ok();
-    assert!(run.err.contains("2 records, 0 failed, 6 tokens in ") && !run.err.contains("help:"), "{}", run.err);
+    assert!(
+        run.err.contains("2 records, 0 failed, 6 tokens in ") && !run.err.contains("help:"),
+        "{}",
+        run.err
+    );
     assert!(!run.err.contains('\x1b'));
     assert_eq!(batch(dir.path(), &["-q"]).ok().err, "");
     fs::write(dir.path().join("in.jsonl"), "{}\n").unwrap();
     let run = batch(dir.path(), &[]).ok();
-    assert!(run.err.contains("1 record, 1 failed") && run.err.contains("help: jq -c 'select(.error)' OUT\n"), "{}", run.err);
+    assert!(
+        run.err.contains("1 record, 1 failed")
+            && run.err.contains("help: jq -c 'select(.error)' OUT\n"),
+        "{}",
+        run.err
+    );
     assert_eq!(batch(dir.path(), &["-q"]).ok().err, "");
 }
 
@@ -184,16 +203,22 @@ fn misspelt_fields_and_equal_ids_are_named() {
     fs::write(dir.path().join("in.jsonl"), text).unwrap();
     for more in [&[][..], &["--parallel", "2"]] {
         let run = batch(dir.path(), more).ok();
-        let said = "line 2: the unknown field \"temprature\" is passed over; did you mean \"temperature\"?";
+        let said = "line 2: the unknown field \"temprature\" is passed over; did you mean \
+            \"temperature\"?";
         assert_eq!(run.err.matches(said).count(), 1, "{}", run.err);
         assert_eq!(run.err.matches("temprature").count(), 1, "{}", run.err);
-        assert!(run.err.contains("line 3: the unknown field \"note_to_self\" is passed over\n"), "{}", run.err);
+        assert!(
+            run.err.contains("line 3: the unknown field \"note_to_self\" is passed over\n"),
+            "{}",
+            run.err
+        );
         assert!(run.err.contains("lines 1 and 4 have the same id, \"r0\""), "{}", run.err);
         assert_eq!(run.text().lines().count(), 4);
     }
     let strict = batch(dir.path(), &["--strict", "-q"]);
     assert_eq!(strict.code, 6, "{strict:?}");
-    let replies: Vec<Value> = strict.text().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let replies: Vec<Value> =
+        strict.text().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     let failed: Vec<bool> = replies.iter().map(|r| !r["error"].is_null()).collect();
     assert_eq!(failed, [false, true, true, false]);
     assert_eq!(replies[1]["error"]["help"], "did you mean \"temperature\"?");
@@ -216,16 +241,25 @@ fn a_batch_has_one_format() {
 fn images_are_not_read_and_that_is_said() {
     let dir = tempfile::tempdir().unwrap();
     let part = json!({"type": "image_url", "image_url": {"url": "data:"}});
-    let messages = json!([{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]);
+    let messages =
+        json!([{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]);
     fs::write(dir.path().join("m.json"), messages.to_string()).unwrap();
     let run = gemma_in(dir.path(), &["generate", "--messages", "m.json"], b"");
     run.fails(3, &["m.json", "image_url: only text is supported"]);
     fs::write(dir.path().join("in.jsonl"), json!({"messages": messages}).to_string()).unwrap();
     let run = batch(dir.path(), &["-q"]).ok().json();
-    assert!(run["error"]["message"].as_str().unwrap().contains("image_url: only text is supported"), "{run}");
-    for (text, says) in [("{}", "not a list of messages"), ("7", "not a list"), (r#"[{"role": "user"}]"#, "content")] {
+    assert!(
+        run["error"]["message"].as_str().unwrap().contains("image_url: only text is supported"),
+        "{run}"
+    );
+    for (text, says) in [
+        ("{}", "not a list of messages"),
+        ("7", "not a list"),
+        (r#"[{"role": "user"}]"#, "content"),
+    ] {
         fs::write(dir.path().join("m.json"), text).unwrap();
-        gemma_in(dir.path(), &["generate", "--messages", "m.json"], b"").fails(3, &["m.json", says, "help: "]);
+        gemma_in(dir.path(), &["generate", "--messages", "m.json"], b"")
+            .fails(3, &["m.json", says, "help: "]);
     }
 }
 
@@ -234,10 +268,12 @@ fn a_schema_can_be_the_name_of_a_file() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("person.json"), r#"{"enum": ["a person"]}"#).unwrap();
     for schema in ["person.json", "@person.json", "./person.json"] {
-        let run = gemma_in(dir.path(), &["generate", "Who?", "--json-schema", schema, "-q"], b"").ok();
+        let run =
+            gemma_in(dir.path(), &["generate", "Who?", "--json-schema", schema, "-q"], b"").ok();
         assert_eq!(run.text(), "\"a person\"");
     }
-    gemma_in(dir.path(), &["generate", "Who?", "--json-schema", "nobody.json"], b"").fails(2, &["--json-schema"]);
+    gemma_in(dir.path(), &["generate", "Who?", "--json-schema", "nobody.json"], b"")
+        .fails(2, &["--json-schema"]);
 }
 
 /// Answers to records that come one by one are in the file one by one, and a reader sees whole
@@ -248,7 +284,8 @@ fn answers_are_in_the_file_when_the_next_record_is_asked() {
     let mut run = command(BINARY, dir.path());
     run.args(["generate", "--batch", "-q", "-o", "/dev/stdout"]).stdin(Stdio::piped());
     let mut child = run.spawn().unwrap();
-    let (mut to, mut from) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+    let (mut to, mut from) =
+        (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
     for n in 0..3 {
         writeln!(to, "{}", record(n)).unwrap();
         let mut line = String::new();

@@ -1,11 +1,13 @@
-//! Promise 4 on the real engines: with the bundled pair, one seed gives one text, whatever drafts, whatever tree, however many
-//! threads. 40 prompts, 3 temperatures, 3 seeds, 6 drafters: each with each on one thread, and every
-//! fourth prompt on two.
+//! Promise 4 on the real engines: with the bundled pair, one seed gives one text, whatever drafts,
+//! whatever tree, however many threads. 40 prompts, 3 temperatures, 3 seeds, 6 drafters: each with
+//! each on one thread, and every fourth prompt on two.
 
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Pool};
 use gemma::decode::{Flow, Limits, Stats, generate};
-use gemma::draft::{CostCurve, DraftContext, DraftOptions, Drafter, NoDraft, Paced, Proposal, Stack, TreeSize};
+use gemma::draft::{
+    CostCurve, DraftContext, DraftOptions, Drafter, NoDraft, Paced, Proposal, Stack, TreeSize,
+};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, PlannedEngine, Timeline};
 use gemma::gemma::bundled::{self, DraftSize};
@@ -16,15 +18,24 @@ use gemma::tensor::Format;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-const PROMPTS: &str = "What is photosynthesis?|Give me three tips for sleeping better.|Write a Python function that adds two numbers.|\
-Explain what a hash map is.|Tell me a short story about a fox.|What is 12 times 7?|List the days of the week.|How do I boil an egg?|\
-What does a compiler do?|Translate to French: good morning.|Write a haiku about rain.|Why is the sky blue?|What is a prime number?|\
-Describe a sunset.|What is the difference between TCP and UDP?|Write a SQL query that counts users.|Who are you?|Say hello.|\
-Count from one to twenty.|Repeat this: red green blue red green blue red green blue|What is a verb?|How does a bicycle stay upright?|\
-Write a shell command that finds large files.|What causes tides?|Explain recursion.|Name five animals.|What is inflation?|\
-Write a polite email to a landlord.|How many legs does a spider have?|What is a database index?|Give a recipe for pancakes.|\
-What is the capital of Italy?|Write a JSON object for a person.|Explain gravity to a child.|What is unit testing?|\
-Summarise: the cat sat on the mat, the cat slept on the mat, the cat left the mat.|How do vaccines work?|What is an API?|\
+const PROMPTS: &str = "What is photosynthesis?|Give me three tips for sleeping better.|Write a \
+    Python function that adds two numbers.|\
+Explain what a hash map is.|Tell me a short story about a fox.|What is 12 times 7?|List the days \
+of the week.|How do I boil an egg?|\
+What does a compiler do?|Translate to French: good morning.|Write a haiku about rain.|Why is the \
+sky blue?|What is a prime number?|\
+Describe a sunset.|What is the difference between TCP and UDP?|Write a SQL query that counts \
+users.|Who are you?|Say hello.|\
+Count from one to twenty.|Repeat this: red green blue red green blue red green blue|What is a \
+verb?|How does a bicycle stay upright?|\
+Write a shell command that finds large files.|What causes tides?|Explain recursion.|Name five \
+animals.|What is inflation?|\
+Write a polite email to a landlord.|How many legs does a spider have?|What is a database \
+index?|Give a recipe for pancakes.|\
+What is the capital of Italy?|Write a JSON object for a person.|Explain gravity to a child.|What \
+is unit testing?|\
+Summarise: the cat sat on the mat, the cat slept on the mat, the cat left the mat.|How do vaccines \
+work?|What is an API?|\
 Write a limerick.|What is the boiling point of water?";
 
 const TOKENS: usize = 16;
@@ -38,7 +49,8 @@ struct Pair {
 
 fn pair() -> Pair {
     let checkpoint = bundled::target().unwrap();
-    let tokenizer = Tokenizer::from_bytes(&checkpoint.side_file("tokenizer.json").unwrap().unwrap()).unwrap();
+    let tokenizer =
+        Tokenizer::from_bytes(&checkpoint.side_file("tokenizer.json").unwrap().unwrap()).unwrap();
     let template = ChatTemplate::from_checkpoint(&checkpoint).unwrap();
     let encode = |text: &str| {
         let message = Message { role: "user".into(), content: text.into() };
@@ -60,7 +72,10 @@ fn engine(weights: &Weights, pool: &Arc<Pool>) -> Box<dyn Engine> {
 
 fn engine_of(weights: &Weights, pool: &Arc<Pool>, context: usize) -> Box<dyn Engine> {
     let exec = CpuExecutor::on(pool.clone(), CpuOptions::default());
-    Box::new(PlannedEngine::new(weights, Box::new(exec), EngineOptions { context, kv: KvFormat::F16 }).unwrap())
+    Box::new(
+        PlannedEngine::new(weights, Box::new(exec), EngineOptions { context, kv: KvFormat::F16 })
+            .unwrap(),
+    )
 }
 
 /// The drafters that `--draft` and `--draft-tree` make, with decisions that never look at a clock.
@@ -90,30 +105,42 @@ fn run(
     temperature: f32,
     seed: u64,
 ) -> (Vec<u32>, u64) {
-    let config = SamplerConfig { temperature, top_k: 64, top_p: 0.95, seed, ..SamplerConfig::default() };
+    let config =
+        SamplerConfig { temperature, top_k: 64, top_p: 0.95, seed, ..SamplerConfig::default() };
     let sampler = Sampler::new(config).unwrap().usable(pair.tokenizer.vocab());
-    let (mut history, mut stats, never) = (prompt.to_vec(), Stats::default(), AtomicBool::new(false));
+    let (mut history, mut stats, never) =
+        (prompt.to_vec(), Stats::default(), AtomicBool::new(false));
     let limits = Limits { max_tokens: TOKENS, stop_ids: &[1, 106], interrupt: &never };
-    generate(target, drafter, &sampler, &mut history, &limits, &mut stats, &mut |_| Flow::Continue).unwrap();
+    generate(target, drafter, &sampler, &mut history, &limits, &mut stats, &mut |_| Flow::Continue)
+        .unwrap();
     (history.split_off(prompt.len()), stats.passes)
 }
 
 /// Temperatures and seeds. Without randomness every seed is the same.
-const DRAWS: [(f32, u64); 7] = [(0.0, 1), (0.7, 1), (0.7, 2), (0.7, 3), (1.0, 1), (1.0, 2), (1.0, 3)];
+const DRAWS: [(f32, u64); 7] =
+    [(0.0, 1), (0.7, 1), (0.7, 2), (0.7, 3), (1.0, 1), (1.0, 2), (1.0, 3)];
 
 /// Texts without drafts of each of these prompts, one for each of [`DRAWS`], and the passes of all.
 fn plain(pair: &Pair, pool: &Arc<Pool>, prompts: &[Vec<u32>]) -> (Vec<Vec<u32>>, u64) {
     let mut target = Timeline::new(engine(&pair.target, pool));
     let draws = prompts.iter().flat_map(|prompt| DRAWS.map(|draw| (prompt, draw)));
-    let runs = draws.map(|(prompt, (temperature, seed))| run(pair, &mut target, &mut NoDraft, prompt, temperature, seed));
+    let runs = draws.map(|(prompt, (temperature, seed))| {
+        run(pair, &mut target, &mut NoDraft, prompt, temperature, seed)
+    });
     let (texts, passes): (Vec<_>, Vec<_>) = runs.unzip();
     (texts, passes.iter().sum())
 }
 
 /// Holds all drafters to these texts. Returns the passes of each.
-fn drafted(pair: &Pair, pool: &Arc<Pool>, prompts: &[Vec<u32>], texts: &[Vec<u32>]) -> Vec<(&'static str, u64)> {
+fn drafted(
+    pair: &Pair,
+    pool: &Arc<Pool>,
+    prompts: &[Vec<u32>],
+    texts: &[Vec<u32>],
+) -> Vec<(&'static str, u64)> {
     let mut target = Timeline::new(engine(&pair.target, pool));
-    let mut set: Vec<_> = drafters(pair, pool).into_iter().map(|(name, drafter)| (name, drafter, 0)).collect();
+    let mut set: Vec<_> =
+        drafters(pair, pool).into_iter().map(|(name, drafter)| (name, drafter, 0)).collect();
     let mut texts = texts.iter();
     for prompt in prompts {
         for (temperature, seed) in DRAWS {
@@ -121,7 +148,11 @@ fn drafted(pair: &Pair, pool: &Arc<Pool>, prompts: &[Vec<u32>], texts: &[Vec<u32
             for (name, drafter, passes) in &mut set {
                 let (got, n) = run(pair, &mut target, drafter.as_mut(), prompt, temperature, seed);
                 let (of, threads) = (pair.tokenizer.decode(prompt), pool.threads());
-                assert_eq!(got, *want, "{name}, temperature {temperature}, seed {seed}, {threads} threads, prompt {of:?}");
+                assert_eq!(
+                    got, *want,
+                    "{name}, temperature {temperature}, seed {seed}, {threads} threads, prompt \
+                        {of:?}"
+                );
                 *passes += n;
             }
         }
@@ -142,45 +173,65 @@ fn one_seed_gives_one_text_whatever_drafts() {
             let drafted = drafted(&pair, &pool, prompts, &texts);
             (texts, passes, drafted)
         };
-        let running: Vec<_> = halves.iter().map(|prompts| scope.spawn(move || half(prompts))).collect();
+        let running: Vec<_> =
+            halves.iter().map(|prompts| scope.spawn(move || half(prompts))).collect();
         running.into_iter().map(|half| half.join().unwrap()).collect()
     });
     let texts: Vec<_> = found.iter().flat_map(|half| half.0.clone()).collect();
-    let (some, of_some): (Vec<_>, Vec<_>) = pair.prompts.iter().cloned().zip(texts.chunks(DRAWS.len())).step_by(4).unzip();
+    let (some, of_some): (Vec<_>, Vec<_>) =
+        pair.prompts.iter().cloned().zip(texts.chunks(DRAWS.len())).step_by(4).unzip();
     drafted(&pair, &pool(2), &some, &of_some.concat());
 
     // The test must have tested something: drafts were accepted, and the target agrees with itself.
     let plain: u64 = found.iter().map(|half| half.1).sum();
     for (a, b) in found[0].2.iter().zip(&found[1].2) {
         let (name, n) = (a.0, a.1 + b.1);
-        assert!(name == "ngram" || n * 10 < plain * 9, "{name}: {n} passes, {plain} without drafts");
-        assert!(name != "the target itself" || n * 3 < plain, "the target as its own draft took {n} of {plain} passes");
+        assert!(
+            name == "ngram" || n * 10 < plain * 9,
+            "{name}: {n} passes, {plain} without drafts"
+        );
+        assert!(
+            name != "the target itself" || n * 3 < plain,
+            "the target as its own draft took {n} of {plain} passes"
+        );
     }
 }
 
 /// Either size of the draft for Gemma 3's tokenizer.
 fn gemma_draft(size: DraftSize) -> (Weights, ReducedVocabulary) {
     let weights = Weights::open(bundled::gemma_draft(size).unwrap()).unwrap();
-    let vocabulary = ReducedVocabulary::of(weights.checkpoint().unwrap(), weights.config().vocab).unwrap().unwrap();
+    let vocabulary = ReducedVocabulary::of(weights.checkpoint().unwrap(), weights.config().vocab)
+        .unwrap()
+        .unwrap();
     (weights, vocabulary)
 }
 
 #[test]
 fn the_drafts_for_gemma_open_and_know_whom_they_fit() {
-    let demo = Tokenizer::from_bytes(&bundled::target().unwrap().side_file("tokenizer.json").unwrap().unwrap()).unwrap();
+    let demo = Tokenizer::from_bytes(
+        &bundled::target().unwrap().side_file("tokenizer.json").unwrap().unwrap(),
+    )
+    .unwrap();
     for size in [DraftSize::Small, DraftSize::Medium] {
         let (weights, vocabulary) = gemma_draft(size);
-        assert!((24_576..=49_152).contains(&vocabulary.rows()) && weights.config().global.iter().all(|global| !global));
+        assert!(
+            (24_576..=49_152).contains(&vocabulary.rows())
+                && weights.config().global.iter().all(|global| !global)
+        );
         let why = vocabulary.mismatch(&demo).unwrap();
         assert!(why.contains("255999") && why.contains("16384"), "{why}");
     }
     // The demo's own draft is found for it whatever a pass takes.
     for seconds in [0.001, 10.0] {
-        assert_eq!(Partner::bundled(&demo, seconds).unwrap().unwrap().weights.config().vocab, 16_384);
+        assert_eq!(
+            Partner::bundled(&demo, seconds).unwrap().unwrap().weights.config().vocab,
+            16_384
+        );
     }
 }
 
-/// With Gemma's own tokenizer, which is not in this repository, and a random model of Gemma's vocabulary.
+/// With Gemma's own tokenizer, which is not in this repository, and a random model of Gemma's
+/// vocabulary.
 #[test]
 fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
     let Some(path) = std::env::var_os("GEMMA_TEST_TOKENIZER") else {
@@ -194,25 +245,48 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
         "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 262_208, "sliding_window": 64, "query_pre_attn_scalar": 32,
     }));
     let target = Weights::synthetic(config.unwrap(), |_| Format::I8_ROW, 5);
-    let prompt =
-        tokenizer.encode("<bos>Zażółć gęślą jaźń: 漢字かな, hello there! def f(x):\n\treturn x", Special::Parse).unwrap();
+    let prompt = tokenizer
+        .encode(
+            "<bos>Zażółć gęślą jaźń: 漢字かな, hello there! def f(x):\n\treturn x",
+            Special::Parse,
+        )
+        .unwrap();
     for (size, seconds) in [(DraftSize::Small, 0.001), (DraftSize::Medium, 0.2)] {
         let (weights, vocabulary) = gemma_draft(size);
         assert_eq!(vocabulary.mismatch(&tokenizer), None);
         let partner = Partner::bundled(&tokenizer, seconds).unwrap().unwrap();
         assert_eq!(partner.weights.config(), weights.config());
         let spelling = vocabulary.spelling(&tokenizer);
-        assert!(prompt.iter().any(|t| spelling.row(*t).is_none()), "some of the prompt is outside the vocabulary");
+        assert!(
+            prompt.iter().any(|t| spelling.row(*t).is_none()),
+            "some of the prompt is outside the vocabulary"
+        );
         let inner = engine_of(&weights, &pool, partner.context(256));
         let mut draft = Stack::of_model("model", partner.engine(inner).unwrap());
         for temperature in [0.0, 1.0] {
-            let sampler = SamplerConfig { temperature, top_k: 64, top_p: 0.95, seed: 3, ..SamplerConfig::default() };
+            let sampler = SamplerConfig {
+                temperature,
+                top_k: 64,
+                top_p: 0.95,
+                seed: 3,
+                ..SamplerConfig::default()
+            };
             let sampler = Sampler::new(sampler).unwrap().usable(tokenizer.vocab());
             let text = |drafter: &mut dyn Drafter| {
-                let (mut history, mut stats, never) = (prompt.clone(), Stats::default(), AtomicBool::new(false));
+                let (mut history, mut stats, never) =
+                    (prompt.clone(), Stats::default(), AtomicBool::new(false));
                 let limits = Limits { max_tokens: 24, stop_ids: &[], interrupt: &never };
                 let mut target = Timeline::new(engine(&target, &pool));
-                generate(&mut target, drafter, &sampler, &mut history, &limits, &mut stats, &mut |_| Flow::Continue).unwrap();
+                generate(
+                    &mut target,
+                    drafter,
+                    &sampler,
+                    &mut history,
+                    &limits,
+                    &mut stats,
+                    &mut |_| Flow::Continue,
+                )
+                .unwrap();
                 (history, stats.total.drafted)
             };
             let (want, _) = text(&mut NoDraft);
@@ -234,6 +308,10 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
             verified: None,
         };
         draft.propose(&ctx, &mut out).unwrap();
-        assert!(out.len() > 8 && out.tree.tokens[1..].iter().all(|t| spelling.row(*t).is_some()), "{:?}", out.tree.tokens);
+        assert!(
+            out.len() > 8 && out.tree.tokens[1..].iter().all(|t| spelling.row(*t).is_some()),
+            "{:?}",
+            out.tree.tokens
+        );
     }
 }

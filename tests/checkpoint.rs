@@ -1,4 +1,5 @@
-//! Every form of checkpoint gives the same weights; every hostile file is refused with a reason, and none crashes.
+//! Every form of checkpoint gives the same weights; every hostile file is refused with a reason,
+//! and none crashes.
 
 mod common;
 
@@ -35,14 +36,25 @@ fn all_forms_dtypes_and_shardings_give_equal_weights() {
                 model.write(&path, form, dtype, shards);
                 let weights = open(&path).unwrap();
                 let skipped = weights.notes().iter().any(|n| n.contains("vision tower"));
-                assert_eq!(skipped, matches!(form, Form::Multimodal | Form::MultimodalV5), "{form:?}");
+                assert_eq!(
+                    skipped,
+                    matches!(form, Form::Multimodal | Form::MultimodalV5),
+                    "{form:?}"
+                );
                 let got = everything(&weights);
-                assert_eq!(got, *first.get_or_insert_with(|| got.clone()), "{form:?} {dtype} {shards}");
+                assert_eq!(
+                    got,
+                    *first.get_or_insert_with(|| got.clone()),
+                    "{form:?} {dtype} {shards}"
+                );
             }
         }
     }
     let (config, values) = first.unwrap();
-    assert_eq!((0..4).map(|i| config.is_global(i)).collect::<Vec<_>>(), [false, false, true, false]);
+    assert_eq!(
+        (0..4).map(|i| config.is_global(i)).collect::<Vec<_>>(),
+        [false, false, true, false]
+    );
     assert_eq!((config.rope_global.factor, config.rope_local.factor), (8.0, 1.0));
     assert_eq!((config.rope_global.theta, config.rope_local.theta), (1e6, 1e4));
     assert_eq!(config.eos, [1, 106]);
@@ -54,7 +66,11 @@ fn all_forms_dtypes_and_shardings_give_equal_weights() {
 fn synthetic_weights_depend_on_their_seed_alone() {
     let config = Config::from_json(&TinyModel::tiny(1).config(Form::TextV4)).unwrap();
     let make = |seed| {
-        Weights::synthetic(config.clone(), |role| if role == Role::Embed { "i8-row" } else { "i4-g32" }.parse().unwrap(), seed)
+        Weights::synthetic(
+            config.clone(),
+            |role| if role == Role::Embed { "i8-row" } else { "i4-g32" }.parse().unwrap(),
+            seed,
+        )
     };
     let (a, b, c) = (everything(&make(5)), everything(&make(5)), everything(&make(6)));
     assert_eq!(a, b);

@@ -12,12 +12,21 @@ const SHORT: [&str; 8] = ["generate", "Hello", "-n", "4", "--seed", "1", "--temp
 #[test]
 fn help_version_man_and_completions_go_to_standard_output() {
     let version = gemma(&["--version"], b"").ok();
-    assert!(version.text().starts_with(concat!("gemma ", env!("CARGO_PKG_VERSION"), " (")), "{version:?}");
+    assert!(
+        version.text().starts_with(concat!("gemma ", env!("CARGO_PKG_VERSION"), " (")),
+        "{version:?}"
+    );
     assert!(version.text().contains("bundled models"), "{version:?}");
     for command in COMMANDS {
         let help = gemma(&[command, "--help"], b"").ok();
-        assert!(help.text().contains("Usage:") && help.text().contains(&format!("  gemma {command}")), "{help:?}");
-        assert!(!help.text().contains("Exit codes:") && help.text().contains("gemma --help"), "{help:?}");
+        assert!(
+            help.text().contains("Usage:") && help.text().contains(&format!("  gemma {command}")),
+            "{help:?}"
+        );
+        assert!(
+            !help.text().contains("Exit codes:") && help.text().contains("gemma --help"),
+            "{help:?}"
+        );
         assert_eq!(help.err, "");
         assert!(gemma(&["help", command], b"").ok().text().contains("Usage:"));
         let dir = tempfile::tempdir().unwrap();
@@ -26,7 +35,11 @@ fn help_version_man_and_completions_go_to_standard_output() {
         let short = shell::wait(narrow, b"").ok();
         assert!(short.text().lines().count() <= 40, "gemma {command} -h:\n{}", short.text());
         assert!(short.text().lines().all(|line| line.chars().count() <= 80), "{}", short.text());
-        assert!(short.text().ends_with(&format!("All options: gemma {command} --help\n")), "{}", short.text());
+        assert!(
+            short.text().ends_with(&format!("All options: gemma {command} --help\n")),
+            "{}",
+            short.text()
+        );
     }
     assert!(gemma(&["help"], b"").ok().text().contains("Commands:"));
     exit_codes(gemma(&["--help"], b"").ok().text());
@@ -105,7 +118,8 @@ fn wrong_usage_is_2_and_leaves_standard_output_alone() {
 #[test]
 fn no_prompt_at_all_is_2_with_an_example() {
     for input in [&b""[..], b"\n", b"  \n\n"] {
-        gemma(&["generate"], input).fails(2, &["no prompt", "help: ", "gemma generate 'What is photosynthesis?'"]);
+        gemma(&["generate"], input)
+            .fails(2, &["no prompt", "help: ", "gemma generate 'What is photosynthesis?'"]);
     }
     gemma(&["tokenize"], b"").fails(2, &["no prompt"]);
 }
@@ -121,13 +135,34 @@ fn a_closed_standard_input_does_not_matter_to_a_prompt() {
 #[test]
 fn short_answers_in_small_contexts_work() {
     for n in ["0", "1", "2", "3", "7"] {
-        let json = gemma(&["generate", "Hi", "-n", n, "--seed", "1", "--ignore-eos", "--format", "json"], b"").ok().json();
+        let json = gemma(
+            &["generate", "Hi", "-n", n, "--seed", "1", "--ignore-eos", "--format", "json"],
+            b"",
+        )
+        .ok()
+        .json();
         assert_eq!(json["usage"]["completion_tokens"], n.parse::<u64>().unwrap());
     }
-    let small = ["generate", "Hi", "-n", "50", "-c", "14", "--seed", "1", "--ignore-eos", "--format", "json"];
+    let small = [
+        "generate",
+        "Hi",
+        "-n",
+        "50",
+        "-c",
+        "14",
+        "--seed",
+        "1",
+        "--ignore-eos",
+        "--format",
+        "json",
+    ];
     let json = gemma(&small, b"").ok().json();
     let count = |key: &str| json["usage"][key].as_u64().unwrap();
-    assert!(count("completion_tokens") >= 1 && count("prompt_tokens") + count("completion_tokens") <= 15, "{json}");
+    assert!(
+        count("completion_tokens") >= 1
+            && count("prompt_tokens") + count("completion_tokens") <= 15,
+        "{json}"
+    );
     assert_eq!(json["finish_reason"], "length");
 }
 
@@ -135,7 +170,8 @@ fn short_answers_in_small_contexts_work() {
 fn missing_models_are_3_and_say_what_to_do() {
     gemma(&["generate", "hi", "-m", "/nonexistent"], b"").fails(3, &["/nonexistent", "help: "]);
     for command in [&["generate", "hi", "-m"][..], &["tokenize", "hi", "-m"], &["inspect"]] {
-        gemma(&[command, &["org/absent"]].concat(), b"").fails(3, &["help: ", "hf download org/absent"]);
+        gemma(&[command, &["org/absent"]].concat(), b"")
+            .fails(3, &["help: ", "hf download org/absent"]);
     }
     let dir = tempfile::tempdir().unwrap();
     gemma_in(dir.path(), &["generate", "hi", "-m", "."], b"").fails(3, &["config.json"]);
@@ -148,16 +184,28 @@ fn a_mistyped_or_foreign_name_of_a_model_is_answered_with_the_right_one() {
     fs::create_dir(dir.path().join("models")).unwrap();
     fs::write(dir.path().join("models/gemma-3-1b.gguf"), "").unwrap();
     fs::write(dir.path().join("models/other.gguf"), "").unwrap();
-    let typo = with("models/gemma-3-1B.gguf").fails(3, &["models/gemma-3-1B.gguf", "did you mean -m models/gemma-3-1b.gguf?"]);
+    let typo = with("models/gemma-3-1B.gguf")
+        .fails(3, &["models/gemma-3-1B.gguf", "did you mean -m models/gemma-3-1b.gguf?"]);
     assert!(!typo.err.contains("hf download"), "{}", typo.err);
     with("models/absent.gguf").fails(3, &["models/ holds gemma-3-1b.gguf, other.gguf"]);
     with("models/absent").fails(3, &["models/ holds gemma-3-1b.gguf, other.gguf"]);
-    with("models").fails(3, &["holds 2 models", "\n  models/gemma-3-1b.gguf", "\n  models/other.gguf"]);
-    with("google/gemma-3-27b-it").fails(3, &["54.9 GB", "licence", "hf auth login", "gemma-3-27b-it-qat-q4_0-gguf"]);
-    for name in ["gemma-3-27b-it", "gemma3:27b", "hf.co/google/gemma-3-27b-it", "https://huggingface.co/google/gemma-3-27b-it"] {
-        with(name).fails(3, &[&format!("there is no model at {name}"), "did you mean -m google/gemma-3-27b-it?"]);
+    with("models")
+        .fails(3, &["holds 2 models", "\n  models/gemma-3-1b.gguf", "\n  models/other.gguf"]);
+    with("google/gemma-3-27b-it")
+        .fails(3, &["54.9 GB", "licence", "hf auth login", "gemma-3-27b-it-qat-q4_0-gguf"]);
+    for name in [
+        "gemma-3-27b-it",
+        "gemma3:27b",
+        "hf.co/google/gemma-3-27b-it",
+        "https://huggingface.co/google/gemma-3-27b-it",
+    ] {
+        with(name).fails(
+            3,
+            &[&format!("there is no model at {name}"), "did you mean -m google/gemma-3-27b-it?"],
+        );
     }
-    with("ggml-org/gemma-3-4b-it-GGUF:Q4_K_M").fails(3, &["did you mean -m ggml-org/gemma-3-4b-it-GGUF?", "*Q4_K_M*"]);
+    with("ggml-org/gemma-3-4b-it-GGUF:Q4_K_M")
+        .fails(3, &["did you mean -m ggml-org/gemma-3-4b-it-GGUF?", "*Q4_K_M*"]);
     with("~/x.gguf").fails(3, &["outside quotes", &format!("-m {}/x.gguf", dir.path().display())]);
 
     // A download that was refused leaves a snapshot without a model.
@@ -168,7 +216,8 @@ fn a_mistyped_or_foreign_name_of_a_model_is_answered_with_the_right_one() {
     with("google/gemma-3-1b-it").fails(3, &["no files of a model", "gated", "hf auth login"]);
     fs::write(repo.join("snapshots/c0ffee/gemma-3-1b-it-q4_0.gguf"), "").unwrap();
     with("gemma3:1b").fails(3, &["did you mean -m google/gemma-3-1b-it?"]);
-    with("hf.co/google/gemma-3-1b-it:Q4_0").fails(3, &["snapshots/c0ffee/gemma-3-1b-it-q4_0.gguf?"]);
+    with("hf.co/google/gemma-3-1b-it:Q4_0")
+        .fails(3, &["snapshots/c0ffee/gemma-3-1b-it-q4_0.gguf?"]);
 }
 
 #[test]
@@ -179,8 +228,11 @@ fn files_in_the_place_of_a_model_are_recognised() {
     fs::write(dir.path().join("m/config.json"), "{}").unwrap();
     with("m/config.json").fails(3, &["one file of a model", "give its directory", ": m\n"]);
     with("m").fails(3, &["no weights", "hf download"]);
-    fs::write(dir.path().join("m/model.safetensors"), "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-        .unwrap();
+    fs::write(
+        dir.path().join("m/model.safetensors"),
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+    )
+    .unwrap();
     with("m").fails(3, &["m/model.safetensors is a Git LFS pointer", "git lfs pull"]);
     fs::write(dir.path().join("page.gguf"), "\n<!DOCTYPE html>\n<html lang=en>").unwrap();
     with("page.gguf").fails(3, &["page.gguf is a web page", "/resolve/main/"]);
@@ -197,7 +249,8 @@ fn a_prompt_longer_than_the_context_is_7_with_numbers_and_a_remedy() {
     let lines = b"y\n".repeat(25_000_000);
     let letters = vec![b'a'; 50_000_000];
     for input in [&lines[..], &letters, &lines[..1_000_000]] {
-        gemma(&["generate", "-q"], input).fails(7, &["tokens", "2,048", "help: shorten the prompt"]);
+        gemma(&["generate", "-q"], input)
+            .fails(7, &["tokens", "2,048", "help: shorten the prompt"]);
     }
     gemma(&["generate", "-q"], &b"word ".repeat(3000)).fails(7, &["tokens", "2,048", "help: "]);
     gemma(&["generate", "-c", "5", "a b c d e f g h"], b"").fails(7, &["holds 5", "--ctx-size"]);
@@ -209,10 +262,13 @@ fn input_that_is_not_text_is_3_with_the_reason() {
     gemma(&["generate"], b"ab\xffcd").fails(3, &["standard input", "0xff", "offset 2", "iconv"]);
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("bad.txt"), b"\xe4b").unwrap();
-    gemma_in(dir.path(), &["generate", "-f", "bad.txt"], b"").fails(3, &["bad.txt", "0xe4", "offset 0"]);
-    gemma_in(dir.path(), &["generate", "-f", "absent.txt"], b"").fails(3, &["absent.txt", "help: check the path"]);
+    gemma_in(dir.path(), &["generate", "-f", "bad.txt"], b"")
+        .fails(3, &["bad.txt", "0xe4", "offset 0"]);
+    gemma_in(dir.path(), &["generate", "-f", "absent.txt"], b"")
+        .fails(3, &["absent.txt", "help: check the path"]);
     gemma_in(dir.path(), &["generate", "-f", "."], b"").fails(3, &[". is a directory", "help: "]);
-    gemma(&["generate"], b"\x7fELF\x02\x01\x01\0\0\xff").fails(3, &["standard input", "binary file", "help: give text"]);
+    gemma(&["generate"], b"\x7fELF\x02\x01\x01\0\0\xff")
+        .fails(3, &["standard input", "binary file", "help: give text"]);
     gemma_in(dir.path(), &["generate", "--messages", "bad.txt"], b"").fails(3, &["bad.txt"]);
 }
 
@@ -222,7 +278,13 @@ fn joined(args: &[&str], input: &[u8]) -> String {
     fs::write(dir.path().join("a"), "one\n").unwrap();
     fs::write(dir.path().join("b"), "two\r\n").unwrap();
     let run = gemma_in(dir.path(), &[&["tokenize", "--json"], args].concat(), input).ok();
-    run.json()["pieces"].as_array().unwrap().iter().map(|p| p.as_str().unwrap()).collect::<String>().replace('\u{2581}', " ")
+    run.json()["pieces"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| p.as_str().unwrap())
+        .collect::<String>()
+        .replace('\u{2581}', " ")
 }
 
 #[test]
@@ -255,7 +317,8 @@ fn a_bad_gemma_toml_is_2_and_names_the_place() {
 #[test]
 fn a_closed_pipe_ends_quietly() {
     let dir = tempfile::tempdir().unwrap();
-    let script = r#""$G" generate --ignore-eos -q -n 2000 Hello | head -c 10; echo " ${PIPESTATUS[0]}""#;
+    let script =
+        r#""$G" generate --ignore-eos -q -n 2000 Hello | head -c 10; echo " ${PIPESTATUS[0]}""#;
     let run = bash(dir.path(), script).ok();
     assert!(run.text().ends_with(" 141\n"), "{run:?}");
     assert_eq!(run.err, "");

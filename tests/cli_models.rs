@@ -1,4 +1,5 @@
-//! Commands on whole models: quantize, inspect, eval, bench, and settings that a model brings along.
+//! Commands on whole models: quantize, inspect, eval, bench, and settings that a model brings
+//! along.
 
 mod common;
 #[path = "common/shell.rs"]
@@ -35,8 +36,11 @@ fn tensor_bytes(dir: &Path) -> u64 {
     for (_, bytes) in files(dir).iter().filter(|(name, _)| name.ends_with(".safetensors")) {
         let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let header: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
-        for (_, tensor) in header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__") {
-            sum += tensor["data_offsets"][1].as_u64().unwrap() - tensor["data_offsets"][0].as_u64().unwrap();
+        for (_, tensor) in
+            header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__")
+        {
+            sum += tensor["data_offsets"][1].as_u64().unwrap()
+                - tensor["data_offsets"][0].as_u64().unwrap();
         }
     }
     sum
@@ -54,7 +58,11 @@ fn quantize_makes_a_model_that_works_and_the_same_one_each_time() {
     assert_eq!(run(&["quantize", "tiny", "q"]).ok().text(), "");
     run(&["quantize", "tiny", "again", "-q", "-t", "1"]).ok();
     let (first, second) = (files(&at("q")), files(&at("again")));
-    assert!(first.contains_key("config.json") && first.contains_key("quant-report.json"), "{:?}", first.keys());
+    assert!(
+        first.contains_key("config.json") && first.contains_key("quant-report.json"),
+        "{:?}",
+        first.keys()
+    );
     for (name, bytes) in &first {
         assert!(second.get(name) == Some(bytes), "{name} differs");
     }
@@ -62,30 +70,49 @@ fn quantize_makes_a_model_that_works_and_the_same_one_each_time() {
 
     let text = plan.text();
     let number = |text: &str| text.trim().replace(',', "").parse::<u64>().unwrap();
-    let total = text.lines().find(|l| l.starts_with("| all")).unwrap().split('|').rfind(|cell| !cell.trim().is_empty()).unwrap();
+    let total = text
+        .lines()
+        .find(|l| l.starts_with("| all"))
+        .unwrap()
+        .split('|')
+        .rfind(|cell| !cell.trim().is_empty())
+        .unwrap();
     assert_eq!(number(total), tensor_bytes(&at("q")), "{text}");
-    let directory = text.lines().find_map(|l| l.strip_prefix("directory")).unwrap().split(" bytes").next().unwrap();
+    let directory = text
+        .lines()
+        .find_map(|l| l.strip_prefix("directory"))
+        .unwrap()
+        .split(" bytes")
+        .next()
+        .unwrap();
     assert_eq!(number(directory), first.values().map(|f| f.len() as u64).sum::<u64>(), "{text}");
 
     run(&["quantize", "tiny", "q"]).fails(2, &["exist"]);
-    run(&["quantize", "q", "third", "--linear=i4-g64"]).fails(3, &["quantised", "--allow-requantize"]);
+    run(&["quantize", "q", "third", "--linear=i4-g64"])
+        .fails(3, &["quantised", "--allow-requantize"]);
     assert!(!at("third").exists());
     run(&["quantize", "q", "third", "--linear=i4-g64", "--allow-requantize"]).ok();
     let report = run(&["inspect", "q", "--json", "--verify"]).ok().json();
     let said = run(&["inspect", "q"]).ok();
     let last = said.text().lines().last().unwrap();
     assert!(
-        last.starts_with("| all ") && last.contains(&format!(" {} |", report["tensors"].as_array().unwrap().len())),
+        last.starts_with("| all ")
+            && last.contains(&format!(" {} |", report["tensors"].as_array().unwrap().len())),
         "{last}"
     );
-    assert!(said.text().contains("| q_proj ") && said.text().contains("| input_layernorm "), "{}", said.text());
+    assert!(
+        said.text().contains("| q_proj ") && said.text().contains("| input_layernorm "),
+        "{}",
+        said.text()
+    );
     assert_eq!(report["layers"], 4);
     assert!(report["bits_per_weight"].as_f64().unwrap() < 8.5, "{report}");
 
     fs::write(at("ids.json"), IDS).unwrap();
     let figures = run(&["eval", "-m", "q", "--ids", "ids.json", "--json"]).ok().json();
     let floats = run(&["eval", "-m", "tiny", "--ids", "ids.json", "--json"]).ok().json();
-    let apart = (figures["mean_nll"].as_f64().unwrap() - floats["mean_nll"].as_f64().unwrap()).abs();
+    let apart =
+        (figures["mean_nll"].as_f64().unwrap() - floats["mean_nll"].as_f64().unwrap()).abs();
     assert!(apart > 0.0 && apart < 1.0, "{apart}");
 }
 
@@ -96,13 +123,18 @@ fn a_damaged_model_is_3() {
     let bytes = fs::read(&weights).unwrap();
     for length in [bytes.len() - 1, bytes.len() / 2, 100, 3, 0] {
         fs::write(&weights, &bytes[..length]).unwrap();
-        for args in [&["generate", "hi", "-m", "tiny"][..], &["inspect", "tiny"], &["quantize", "tiny", "out"]] {
+        for args in [
+            &["generate", "hi", "-m", "tiny"][..],
+            &["inspect", "tiny"],
+            &["quantize", "tiny", "out"],
+        ] {
             gemma_in(dir.path(), args, b"").fails(3, &["tiny"]);
         }
     }
     assert!(!dir.path().join("out").exists());
     fs::write(&weights, &bytes).unwrap();
-    gemma_in(dir.path(), &["generate", "hi", "-m", "tiny"], b"").fails(3, &["tokenizer.json", "help: "]);
+    gemma_in(dir.path(), &["generate", "hi", "-m", "tiny"], b"")
+        .fails(3, &["tokenizer.json", "help: "]);
     fs::write(dir.path().join("tiny/config.json"), "{").unwrap();
     gemma_in(dir.path(), &["inspect", "tiny"], b"").fails(3, &["config.json"]);
 }
@@ -123,7 +155,10 @@ fn eval_takes_ids_as_they_are() {
     );
     assert_eq!((number("tokens"), list("nll").len(), list("top1").len()), (8.0, 7, 8));
     let mean = list("nll").iter().map(|v| v.as_f64().unwrap()).sum::<f64>() / 7.0;
-    assert!((mean - number("mean_nll")).abs() < 1e-6 && (mean.exp() / number("perplexity") - 1.0).abs() < 1e-6);
+    assert!(
+        (mean - number("mean_nll")).abs() < 1e-6
+            && (mean.exp() / number("perplexity") - 1.0).abs() < 1e-6
+    );
     // Without the BOS in front every figure changes: nothing is added.
     let without = eval(&IDS.replace("2, 9,", "9,"), &[]).ok().json();
     assert_eq!(without["tokens"], 7);
@@ -151,18 +186,41 @@ fn a_model_agrees_with_itself() {
 
 #[test]
 fn bench_reports_what_was_asked_for() {
-    let args = ["bench", "-q", "--only", "decode,verify", "--tg", "4", "--rows", "1,2", "--repetitions", "1", "--format", "json"];
+    let args = [
+        "bench",
+        "-q",
+        "--only",
+        "decode,verify",
+        "--tg",
+        "4",
+        "--rows",
+        "1,2",
+        "--repetitions",
+        "1",
+        "--format",
+        "json",
+    ];
     let run = gemma(&args, b"").ok();
     assert_eq!(run.err, "");
     let json = run.json();
-    let names: Vec<&str> = json["results"].as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> =
+        json["results"].as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["tg4", "verify 1 row", "verify 2 rows"]);
     for row in json["results"].as_array().unwrap() {
         let figure = |key: &str| row["figure"][key].as_f64().unwrap();
-        assert!(figure("median") > 0.0 && figure("min") <= figure("median") && figure("median") <= figure("max"), "{row}");
+        assert!(
+            figure("median") > 0.0
+                && figure("min") <= figure("median")
+                && figure("median") <= figure("max"),
+            "{row}"
+        );
         assert_eq!(row["figure"]["runs"].as_array().unwrap().len(), 1);
     }
-    assert!(json["machine"]["threads"].as_u64().unwrap() > 0 && json["model"]["weights"].as_u64().unwrap() > 0, "{json}");
+    assert!(
+        json["machine"]["threads"].as_u64().unwrap() > 0
+            && json["model"]["weights"].as_u64().unwrap() > 0,
+        "{json}"
+    );
     gemma(&["bench", "--repetitions", "0"], b"").fails(2, &["--repetitions"]);
 }
 
@@ -177,9 +235,28 @@ fn stands_alone(page: &str) {
     for what in ["http:", "https:", "<script", "<link", "<img", "url(", "@import", "NaN", "inf%"] {
         assert!(!page.contains(what), "{what}");
     }
-    assert!(page.starts_with("<!doctype html>") && page.contains("lang=\"en\"") && page.contains("prefers-color-scheme: dark"));
-    for tag in ["svg", "section", "figure", "figcaption", "table", "tr", "td", "th", "p", "div", "span", "text", "details"] {
-        let opened = page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
+    assert!(
+        page.starts_with("<!doctype html>")
+            && page.contains("lang=\"en\"")
+            && page.contains("prefers-color-scheme: dark")
+    );
+    for tag in [
+        "svg",
+        "section",
+        "figure",
+        "figcaption",
+        "table",
+        "tr",
+        "td",
+        "th",
+        "p",
+        "div",
+        "span",
+        "text",
+        "details",
+    ] {
+        let opened =
+            page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
         assert_eq!(opened, page.matches(&format!("</{tag}>")).count(), "{tag}");
     }
     let plots = page.matches("<svg role=\"img\" aria-label=").count();
@@ -195,13 +272,35 @@ fn a_report_is_a_page_of_what_was_measured() {
     let dir = tempfile::tempdir().unwrap();
     let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
     let bench = |more: &[&str]| {
-        let args =
-            ["bench", "-q", "--tg", "4", "--rows", "1,2,4", "--repetitions", "1", "--text-tokens", "12", "--kernel-rows", "1,2"];
+        let args = [
+            "bench",
+            "-q",
+            "--tg",
+            "4",
+            "--rows",
+            "1,2,4",
+            "--repetitions",
+            "1",
+            "--text-tokens",
+            "12",
+            "--kernel-rows",
+            "1,2",
+        ];
         gemma_in(dir.path(), &[&args, more].concat(), b"")
     };
-    let run =
-        bench(&["--only", "decode,verify", "kernels", "text", "--draft-tree", "7", "--format", "json", "--report", "a.html"])
-            .ok();
+    let run = bench(&[
+        "--only",
+        "decode,verify",
+        "kernels",
+        "text",
+        "--draft-tree",
+        "7",
+        "--format",
+        "json",
+        "--report",
+        "a.html",
+    ])
+    .ok();
     let page = read("a.html");
     stands_alone(&page);
     let all = [
@@ -223,12 +322,18 @@ fn a_report_is_a_page_of_what_was_measured() {
     let of_a_row = 2 * size("hidden_size") * size("intermediate_size") * size("num_hidden_layers");
     for rows in [1, 2] {
         let kernels = json["kernels"].as_array().unwrap().iter();
-        let kernel = kernels.filter(|k| k["rows"] == rows).find(|k| k["label"] == "gate_up").unwrap();
-        assert_eq!((&kernel["passes"], &kernel["macs"]), (&json!(4), &json!(4 * rows * of_a_row)), "{rows} rows");
+        let kernel =
+            kernels.filter(|k| k["rows"] == rows).find(|k| k["label"] == "gate_up").unwrap();
+        assert_eq!(
+            (&kernel["passes"], &kernel["macs"]),
+            (&json!(4), &json!(4 * rows * of_a_row)),
+            "{rows} rows"
+        );
     }
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     assert!(
-        page.contains(&text(&json["machine"]["device"])) && page.contains(&text(&json["model"]["name"])),
+        page.contains(&text(&json["machine"]["device"]))
+            && page.contains(&text(&json["model"]["name"])),
         "what was measured on what"
     );
     for kind in json["text"]["kinds"].as_array().unwrap() {
@@ -257,17 +362,30 @@ fn a_report_is_a_page_of_what_was_measured() {
     }
     let date = json["date"].as_str().unwrap();
     assert!(
-        date.len() == 16 && page.contains(&format!("{date} UTC")) && page.contains("<dt>command</dt><dd>gemma bench -q"),
+        date.len() == 16
+            && page.contains(&format!("{date} UTC"))
+            && page.contains("<dt>command</dt><dd>gemma bench -q"),
         "{date}"
     );
     // Texts of twelve tokens say nothing about drafts.
     let doubts = json["doubts"].as_array().unwrap();
-    assert!(doubts.iter().any(|doubt| doubt.as_str().unwrap().contains("too few to judge")), "{doubts:?}");
+    assert!(
+        doubts.iter().any(|doubt| doubt.as_str().unwrap().contains("too few to judge")),
+        "{doubts:?}"
+    );
     assert!(page.contains("too few to judge") && again.text().contains("too few"));
     let csv = bench(&["--from", "run.json", "--format", "csv"]).ok();
-    assert!(csv.text().contains("\ntest,\"tg4\",tok/s,") && csv.text().contains("\nkernel,"), "{}", csv.text());
+    assert!(
+        csv.text().contains("\ntest,\"tg4\",tok/s,") && csv.text().contains("\nkernel,"),
+        "{}",
+        csv.text()
+    );
     let help = gemma(&["bench", "--help"], b"").ok();
-    assert!(help.text().contains("[default: prefill,decode,verify,kernels,text]"), "{}", help.text());
+    assert!(
+        help.text().contains("[default: prefill,decode,verify,kernels,text]"),
+        "{}",
+        help.text()
+    );
     assert!(help.text().contains("[default: 1,2,4,8,16,32]"), "{}", help.text());
     bench(&["--only", "kernels", "--kernel-rows", "4096"]).fails(2, &["--kernel-rows 4096"]);
     bench(&["--only", "decode", "--report", "c.html"]).ok();
@@ -291,15 +409,23 @@ fn a_doctor_says_what_a_run_would_do_here() {
         let found = json["checks"].as_array().unwrap().iter().find(|c| c["name"] == name);
         found.unwrap_or_else(|| panic!("no {name} in {json:#}")).clone()
     };
-    // Without a driver, which an empty list of drivers is: a run goes on, one that asks for a GPU stops.
+    // Without a driver, which an empty list of drivers is: a run goes on, one that asks for a GPU
+    // stops.
     let no_driver = [("VK_DRIVER_FILES", "/nonexistent"), ("VK_ICD_FILENAMES", "/nonexistent")];
     let (code, json) = run(&[], &no_driver);
     let vulkan = find(&json, "vulkan");
     assert_eq!((code, &find(&json, "kernels, cpu")["status"]), (0, &json!("PASS")));
     // There is something to install where a GPU is on the bus, and only there.
-    assert_eq!(vulkan["status"] == "WARN", !vulkan["commands"].as_array().unwrap().is_empty(), "{vulkan}");
+    assert_eq!(
+        vulkan["status"] == "WARN",
+        !vulkan["commands"].as_array().unwrap().is_empty(),
+        "{vulkan}"
+    );
     // The sizes that fit, unless a model is named.
-    assert!(json["sizes"]["sizes"].as_array().unwrap().iter().any(|row| row["fits"] == true), "{json:#}");
+    assert!(
+        json["sizes"]["sizes"].as_array().unwrap().iter().any(|row| row["fits"] == true),
+        "{json:#}"
+    );
     assert_eq!(run(&["-d", "cpu", "-m", "absent"], &[]).1["sizes"], Value::Null);
     assert_eq!(run(&["-d", "vulkan"], &no_driver).0, 4);
     assert_eq!(run(&["-d", "cpu", "-m", "absent"], &[]).0, 3);
@@ -317,13 +443,19 @@ fn models_on_the_machine_are_listed_and_broken_ones_say_why() {
     let models = |args: &[&str]| {
         let json = list(&[&["--json"], args].concat()).json();
         let models = json["models"].as_array().unwrap().iter();
-        models.map(|m| (m["model"].as_str().unwrap().to_owned(), m.clone())).collect::<BTreeMap<_, _>>()
+        models
+            .map(|m| (m["model"].as_str().unwrap().to_owned(), m.clone()))
+            .collect::<BTreeMap<_, _>>()
     };
     let found = models(&[]);
     let tiny = &found["tiny"];
-    assert_eq!((found.len(), &tiny["format"], &tiny["bits_per_weight"]), (1, &json!("checkpoint"), &json!(16.0)));
+    assert_eq!(
+        (found.len(), &tiny["format"], &tiny["bits_per_weight"]),
+        (1, &json!("checkpoint"), &json!(16.0))
+    );
     assert_eq!((&tiny["fits"], &tiny["error"]), (&json!(true), &Value::Null));
-    // What is quantised here, GGUF files, pages of the cache; of another family nothing, and of a directory of settings.
+    // What is quantised here, GGUF files, pages of the cache; of another family nothing, and of a
+    // directory of settings.
     gemma_in(dir.path(), &["quantize", "tiny", "q"], b"").ok();
     let snapshot = ".cache/huggingface/hub/models--google--gemma-3-1b-it-qat-q4_0-gguf";
     let files = format!("{snapshot}/snapshots/c0ffee");
@@ -333,14 +465,22 @@ fn models_on_the_machine_are_listed_and_broken_ones_say_why() {
     gguf::float_file(&TinyModel::tiny(1), 0).write(&at(&format!("{files}/model.gguf")));
     fs::write(at(&format!("{files}/mmproj-model.gguf")), "no model").unwrap();
     fs::copy(at(&format!("{files}/model.gguf")), at("own.gguf")).unwrap();
-    for (name, config) in [("llama", r#"{"model_type": "llama"}"#), ("settings", r#"{"port": 80}"#)] {
+    for (name, config) in [("llama", r#"{"model_type": "llama"}"#), ("settings", r#"{"port": 80}"#)]
+    {
         fs::create_dir(at(name)).unwrap();
         fs::write(at(name).join("config.json"), config).unwrap();
     }
     let found = models(&[]);
     let names: Vec<&str> = found.keys().map(String::as_str).collect();
-    assert_eq!(names, ["google/gemma-3-1b-it-qat-q4_0-gguf", "own.gguf", "q", "tiny"], "{found:#?}");
-    assert_eq!((&found["own.gguf"]["format"], &found["q"]["format"]), (&json!("GGUF"), &json!("quantised")));
+    assert_eq!(
+        names,
+        ["google/gemma-3-1b-it-qat-q4_0-gguf", "own.gguf", "q", "tiny"],
+        "{found:#?}"
+    );
+    assert_eq!(
+        (&found["own.gguf"]["format"], &found["q"]["format"]),
+        (&json!("GGUF"), &json!("quantised"))
+    );
     assert_eq!(found["google/gemma-3-1b-it-qat-q4_0-gguf"]["bytes"], found["own.gguf"]["bytes"]);
     // Broken ones: an unfinished download, a truncated file, a directory without weights.
     let unfinished = ".cache/huggingface/hub/models--google--gemma-3-27b-it/blobs";
@@ -351,14 +491,19 @@ fn models_on_the_machine_are_listed_and_broken_ones_say_why() {
     fs::create_dir(at("gemma-3-4b-it")).unwrap();
     fs::copy(at("tiny/config.json"), at("gemma-3-4b-it/config.json")).unwrap();
     let found = models(&[]);
-    for (name, why) in
-        [("google/gemma-3-27b-it", "hf download"), ("own.gguf", "own.gguf"), ("gemma-3-4b-it", "no model.safetensors")]
-    {
+    for (name, why) in [
+        ("google/gemma-3-27b-it", "hf download"),
+        ("own.gguf", "own.gguf"),
+        ("gemma-3-4b-it", "no model.safetensors"),
+    ] {
         let error = found[name]["error"].as_str().unwrap_or_else(|| panic!("{found:#?}"));
         assert!(error.contains(why) && found[name]["bytes"].is_null(), "{name}: {error}");
     }
     let text = list(&[]);
-    assert!(text.text().contains("| tiny ") && text.text().contains("Cannot be used:\n"), "{text:?}");
+    assert!(
+        text.text().contains("| tiny ") && text.text().contains("Cannot be used:\n"),
+        "{text:?}"
+    );
     // Another directory, and none with a model: how to get one.
     fs::create_dir(at("empty")).unwrap();
     assert!(models(&["empty"]).keys().all(|name| name.starts_with("google/")));
@@ -380,13 +525,25 @@ fn a_replay_needs_no_target() {
         r#"{"category": "ids", "prompt_ids": [2], "answer_ids": [5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8]}"#,
     ];
     fs::write(dir.path().join("t.jsonl"), lines.join("\n")).unwrap();
-    let replay = |more: &[&str]| gemma_in(dir.path(), &[&["bench", "--replay", "t.jsonl", "-q"], more].concat(), b"");
+    let replay = |more: &[&str]| {
+        gemma_in(dir.path(), &[&["bench", "--replay", "t.jsonl", "-q"], more].concat(), b"")
+    };
     let json = replay(&["--format", "json"]).ok().json();
-    let names: Vec<&str> = json["categories"].as_array().unwrap().iter().map(|c| c["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> = json["categories"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["name"].as_str().unwrap())
+        .collect();
     assert_eq!(names, ["chat", "ids", "prose", "all"]);
     for c in json["categories"].as_array().unwrap() {
         let figure = |key: &str| c[key].as_f64().unwrap();
-        assert!(figure("low") <= figure("tau") && figure("tau") <= figure("high") && figure("tau") >= 1.0, "{c}");
+        assert!(
+            figure("low") <= figure("tau")
+                && figure("tau") <= figure("high")
+                && figure("tau") >= 1.0,
+            "{c}"
+        );
         assert_eq!(figure("tau"), figure("tokens") / figure("passes"));
     }
     assert_eq!(json["records"].as_array().unwrap().len(), 4);
@@ -400,12 +557,19 @@ fn a_replay_needs_no_target() {
     assert!(tau(&["--sources", "model"]) > 1.0, "the model guesses something of this, too");
     assert!(tau(&["--draft-tree", "chain", "--draft-tokens", "1"]) <= 2.0);
     let table = replay(&[]).ok();
-    assert!(table.text().contains("| prose") && table.text().contains("depth 2"), "{}", table.text());
+    assert!(
+        table.text().contains("| prose") && table.text().contains("depth 2"),
+        "{}",
+        table.text()
+    );
     assert_eq!(replay(&["--format", "csv", "--report", "r.html"]).ok().text().lines().count(), 5);
     let page = fs::read_to_string(dir.path().join("r.html")).unwrap();
     stands_alone(&page);
     let titles = sections(&page);
-    assert!(titles[0] == "Tokens per pass" && titles.contains(&"Acceptance by depth, prose"), "{titles:?}");
+    assert!(
+        titles[0] == "Tokens per pass" && titles.contains(&"Acceptance by depth, prose"),
+        "{titles:?}"
+    );
 
     replay(&["--draft", "ngram"]).fails(2, &["--sources"]);
     replay(&["--tokenizer", "absent"]).fails(3, &["absent"]);
@@ -418,7 +582,10 @@ fn a_replay_needs_no_target() {
 /// The line of `--print-config` about an option, a comment or not.
 fn shown(dir: &Path, env: &[(&str, &str)], args: &[&str], option: &str) -> String {
     let mut command = command(BINARY, dir);
-    command.args(["generate", "-q", "--print-config", "-m", "tiny"]).args(args).envs(env.iter().copied());
+    command
+        .args(["generate", "-q", "--print-config", "-m", "tiny"])
+        .args(args)
+        .envs(env.iter().copied());
     let run = wait(command, b"").ok();
     let is_its = |line: &&str| line.trim_start_matches("# ").starts_with(&format!("{option} = "));
     let line = run.text().lines().find(is_its).unwrap_or_else(|| panic!("{run:?}"));
@@ -431,7 +598,10 @@ fn a_flag_beats_the_environment_beats_a_file_beats_the_model() {
     let generation = dir.path().join("tiny/generation_config.json");
     assert_eq!(shown(dir.path(), &[], &[], "temp"), "# temp = 1 # built in");
     fs::write(&generation, r#"{"temperature": 0.5}"#).unwrap();
-    assert_eq!(shown(dir.path(), &[], &[], "temp"), "# temp = 0.5 # the model's generation_config.json");
+    assert_eq!(
+        shown(dir.path(), &[], &[], "temp"),
+        "# temp = 0.5 # the model's generation_config.json"
+    );
     let user = dir.path().join(".config/gemma");
     fs::create_dir_all(&user).unwrap();
     fs::write(user.join("config.toml"), "temp = 0.4\nmin-p = 0.1").unwrap();

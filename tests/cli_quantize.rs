@@ -1,4 +1,5 @@
-//! What `gemma quantize` says: its recipes, sizes as people write them, its progress, and what an interrupt does.
+//! What `gemma quantize` says: its recipes, sizes as people write them, its progress, and what an
+//! interrupt does.
 
 mod common;
 #[path = "common/shell.rs"]
@@ -26,11 +27,18 @@ fn recipes_are_listed_with_what_they_make_of_each_size() {
     let said = gemma_in(dir.path(), &["quantize", "--list"], b"").ok();
     let text = said.text();
     for name in ["seed", "int4", "9gb", "10gb", "12gb"] {
-        let row = text.lines().find(|l| l.starts_with(&format!("| {name} "))).unwrap_or_else(|| panic!("{name}: {text}"));
-        let cells: Vec<f64> = row.split('|').skip(2).filter_map(|cell| cell.trim().parse().ok()).collect();
+        let row = text
+            .lines()
+            .find(|l| l.starts_with(&format!("| {name} ")))
+            .unwrap_or_else(|| panic!("{name}: {text}"));
+        let cells: Vec<f64> =
+            row.split('|').skip(2).filter_map(|cell| cell.trim().parse().ok()).collect();
         // Bits, four sizes that fall with the model, and a divergence.
         assert_eq!(cells.len(), 6, "{row}");
-        assert!(cells[0] > 2.0 && cells[0] < 9.0 && cells[1..5].is_sorted_by(|a, b| a >= b), "{row}");
+        assert!(
+            cells[0] > 2.0 && cells[0] < 9.0 && cells[1..5].is_sorted_by(|a, b| a >= b),
+            "{row}"
+        );
         assert!(text.lines().any(|l| l.starts_with(name)), "what {name} is for");
     }
     let row = text.lines().find(|l| l.starts_with("| 9gb ")).unwrap();
@@ -49,7 +57,8 @@ fn sizes_and_names_are_taken_as_people_write_them() {
     run(dir.path(), &["Q4_K_M"]).fails(2, &["one too many", "int4"]);
     run(dir.path(), &["int4"]).fails(2, &["--recipe int4"]);
     run(dir.path(), &["--mem-limit", "1MB"]).fails(5, &["1.00 MB of memory", "MB or more"]);
-    gemma_in(dir.path(), &["quantize", "src", "no/where/dst"], b"").fails(1, &["mkdir -p no/where"]);
+    gemma_in(dir.path(), &["quantize", "src", "no/where/dst"], b"")
+        .fails(1, &["mkdir -p no/where"]);
     let text = run(dir.path(), &["--target-size", "8bpw", "--dry-run"]).ok().text().to_owned();
     let bits: f64 = text
         .lines()
@@ -73,7 +82,13 @@ fn a_log_gets_a_line_a_layer_and_v_one_a_tensor() {
     let dir = source();
     let said = run(dir.path(), &[]).ok();
     for layer in 1..=4 {
-        assert!(said.err.lines().any(|l| l.starts_with(&format!("layer {layer}/4 ")) && l.contains(" % done")), "{}", said.err);
+        assert!(
+            said.err
+                .lines()
+                .any(|l| l.starts_with(&format!("layer {layer}/4 ")) && l.contains(" % done")),
+            "{}",
+            said.err
+        );
     }
     assert!(!said.err.contains("relative error"), "{}", said.err);
     std::fs::remove_dir_all(dir.path().join("dst")).unwrap();
@@ -105,7 +120,11 @@ fn an_interrupt_is_answered_at_once_within_a_tensor() {
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert_eq!(code(child.wait().unwrap()), 130, "{said}");
-    assert!(said.contains("Ctrl-C again stops now") && said.contains("before the first tensor was done"), "{said}");
+    assert!(
+        said.contains("Ctrl-C again stops now")
+            && said.contains("before the first tensor was done"),
+        "{said}"
+    );
     assert!(!dir.path().join("dst").exists() && !dir.path().join(".dst.partial").exists());
 }
 
@@ -114,8 +133,12 @@ fn an_unfinished_run_is_told_by_what_was_typed() {
     let dir = tempfile::tempdir().unwrap();
     slow().write(&dir.path().join("src"), Form::TextV5, Dtype::Bf16, 1);
     // A limit on file sizes ends the run behind some tensors.
-    let ended = shell::bash(dir.path(), r#"ulimit -f 1200; exec "$G" quantize src dst --linear i8-row --embedding i4-row -t2"#);
+    let ended = shell::bash(
+        dir.path(),
+        r#"ulimit -f 1200; exec "$G" quantize src dst --linear i8-row --embedding i4-row -t2"#,
+    );
     ended.fails(1, &["the same command goes on"]);
-    run(dir.path(), &["--recipe", "int4"]).fails(2, &["was begun with --linear i8-row --embedding i4-row", "--restart"]);
+    run(dir.path(), &["--recipe", "int4"])
+        .fails(2, &["was begun with --linear i8-row --embedding i4-row", "--restart"]);
     run(dir.path(), &["--linear", "i8-row", "--embedding", "i4-row"]).ok();
 }

@@ -13,7 +13,8 @@ use std::process::Child;
 use std::time::Duration;
 
 /// A text that takes far longer than a signal does.
-const LONG: [&str; 9] = ["generate", "Hello there", "--ignore-eos", "-n", "1000", "--seed", "5", "-q", "--draft=off"];
+const LONG: [&str; 9] =
+    ["generate", "Hello there", "--ignore-eos", "-n", "1000", "--seed", "5", "-q", "--draft=off"];
 
 fn start(dir: &Path, more: &[&str]) -> Child {
     let mut command = command(BINARY, dir);
@@ -46,7 +47,11 @@ fn the_first_signal_while_decoding_keeps_the_text_so_far() {
     for (signal, expected) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
         let (code, text, stats) = stopped_while_decoding(signal);
         assert_eq!(code, expected);
-        assert!(whole.starts_with(&text) && text.len() < whole.len(), "{}", String::from_utf8_lossy(&text));
+        assert!(
+            whole.starts_with(&text) && text.len() < whole.len(),
+            "{}",
+            String::from_utf8_lossy(&text)
+        );
         assert_eq!(stats["finish_reason"], "interrupted");
         let tokens = stats["usage"]["completion_tokens"].as_u64().unwrap();
         assert!((1..1000).contains(&tokens), "{tokens}");
@@ -60,11 +65,15 @@ fn an_interrupted_file_and_record_are_complete() {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|l| l.unwrap());
     let first = lines.next().unwrap();
     send(&child, libc::SIGINT);
-    let lines: Vec<Value> = std::iter::once(first).chain(lines).map(|l| serde_json::from_str(&l).unwrap()).collect();
+    let lines: Vec<Value> =
+        std::iter::once(first).chain(lines).map(|l| serde_json::from_str(&l).unwrap()).collect();
     assert_eq!(code(child.wait().unwrap()), 130);
     let (last, pieces) = lines.split_last().unwrap();
     assert_eq!((&last["type"], &last["finish_reason"]), (&"result".into(), &"interrupted".into()));
-    assert_eq!(last["text"], pieces.iter().map(|l| l["text"].as_str().unwrap()).collect::<String>());
+    assert_eq!(
+        last["text"],
+        pieces.iter().map(|l| l["text"].as_str().unwrap()).collect::<String>()
+    );
 }
 
 /// Bytes that wait in a pipe.
@@ -75,7 +84,8 @@ fn waiting(pipe: &impl AsRawFd) -> usize {
     count as usize
 }
 
-/// A reader that reads nothing holds the process in a write, from which only the second signal frees it.
+/// A reader that reads nothing holds the process in a write, from which only the second signal
+/// frees it.
 #[test]
 #[cfg(target_os = "linux")]
 fn the_second_signal_ends_at_once() {
@@ -84,18 +94,22 @@ fn the_second_signal_ends_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let (reader, writer) = std::io::pipe().unwrap();
         // SAFETY: sets the size of a pipe that this test owns.
-        let size = unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, PIPE as libc::c_int) };
+        let size =
+            unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, PIPE as libc::c_int) };
         assert_eq!(size, PIPE as i32);
         let mut command = command(BINARY, dir.path());
-        let mut child = command.args(LONG).args(["--format", "stream-json"]).stdout(writer).spawn().unwrap();
+        let mut child =
+            command.args(LONG).args(["--format", "stream-json"]).stdout(writer).spawn().unwrap();
         drop(command);
-        // A line has under 100 bytes and the result more than 500, so it blocks here whatever comes next.
+        // A line has under 100 bytes and the result more than 500, so it blocks here whatever comes
+        // next.
         while waiting(&reader) < PIPE - 200 {
             assert_eq!(child.try_wait().unwrap(), None);
             std::thread::sleep(Duration::from_millis(1));
         }
         send(&child, signal);
-        // The next one may only be sent when the first has been handled, which shows nowhere: repeat.
+        // The next one may only be sent when the first has been handled, which shows nowhere:
+        // repeat.
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
@@ -116,7 +130,19 @@ fn a_signal_while_reading_the_prompt_ends_with_130_and_no_text() {
     fs::write(dir.path().join("long.txt"), words).unwrap();
     let without_text = |_| {
         let mut command = command(BINARY, dir.path());
-        command.args(["generate", "-f", "long.txt", "--raw", "-t", "1", "-n", "50", "--ignore-eos", "-v", "--draft=off"]);
+        command.args([
+            "generate",
+            "-f",
+            "long.txt",
+            "--raw",
+            "-t",
+            "1",
+            "-n",
+            "50",
+            "--ignore-eos",
+            "-v",
+            "--draft=off",
+        ]);
         let mut child = command.args(["-o", "out.txt"]).spawn().unwrap();
         let mut said = BufReader::new(child.stderr.take().unwrap());
         // The last thing it says before it reads the prompt.

@@ -1,4 +1,5 @@
-//! What a terminal is sent: colour where it is wanted, a final line break, figures, and no question but in a chat.
+//! What a terminal is sent: colour where it is wanted, a final line break, figures, and no question
+//! but in a chat.
 #![cfg(target_os = "linux")]
 
 use std::fs::File;
@@ -13,7 +14,8 @@ use std::time::{Duration, Instant};
 struct Terminal {
     master: File,
     child: Child,
-    /// All that the terminal was sent, the part of it that is whole characters, and how much of that was looked at.
+    /// All that the terminal was sent, the part of it that is whole characters, and how much of
+    /// that was looked at.
     raw: Vec<u8>,
     sent: String,
     seen: usize,
@@ -23,16 +25,26 @@ impl Terminal {
     fn open(args: &[&str], env: &[(&str, &str)], dir: &Path) -> Terminal {
         let (mut master, mut slave) = (0, 0);
         let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: both numbers are written by the call, the size is read; the other arguments may be null.
-        let made = unsafe { libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), &size) };
+        // SAFETY: both numbers are written by the call, the size is read; the other arguments may
+        // be null.
+        let made = unsafe {
+            libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), &size)
+        };
         assert_eq!(made, 0);
         // SAFETY: fresh descriptors that nobody else owns.
         let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
         let mut command = Command::new(env!("CARGO_BIN_EXE_gemma"));
-        command.args(args).current_dir(dir).env_clear().env("HOME", dir).env("TERM", "xterm").env("GEMMA_DRAFT_MEMORY", "off");
+        command
+            .args(args)
+            .current_dir(dir)
+            .env_clear()
+            .env("HOME", dir)
+            .env("TERM", "xterm")
+            .env("GEMMA_DRAFT_MEMORY", "off");
         command.envs(env.iter().copied());
         command.stdin(slave.try_clone().unwrap()).stdout(slave.try_clone().unwrap()).stderr(slave);
-        // SAFETY: these may be called between fork and exec; the terminal on standard input becomes the one whose Ctrl-C counts.
+        // SAFETY: these may be called between fork and exec; the terminal on standard input becomes
+        // the one whose Ctrl-C counts.
         unsafe {
             command.pre_exec(|| {
                 libc::signal(libc::SIGINT, libc::SIG_DFL);
@@ -46,7 +58,8 @@ impl Terminal {
         Terminal { master, child, raw: Vec::new(), sent: String::new(), seen: 0 }
     }
 
-    /// Reads until the terminal shows `text` behind what was looked at, and returns what came before it.
+    /// Reads until the terminal shows `text` behind what was looked at, and returns what came
+    /// before it.
     #[track_caller]
     fn until(&mut self, text: &str) -> String {
         let patience = Instant::now() + Duration::from_secs(120);
@@ -67,7 +80,8 @@ impl Terminal {
         }
     }
 
-    /// Waits for the prompt, which the line editor begins like this, and returns what came before it.
+    /// Waits for the prompt, which the line editor begins like this, and returns what came before
+    /// it.
     #[track_caller]
     fn prompt(&mut self) -> String {
         self.until("\x1b[?2004h")
@@ -80,7 +94,8 @@ impl Terminal {
         self.until("\x1b[?2004l");
     }
 
-    /// Types a line and returns what is shown until the next prompt. Keys pressed between two prompts may be lost.
+    /// Types a line and returns what is shown until the next prompt. Keys pressed between two
+    /// prompts may be lost.
     #[track_caller]
     fn ask(&mut self, keys: &str) -> String {
         self.line(keys);
@@ -106,14 +121,19 @@ impl Terminal {
             let got = libc::tcgetattr(self.master.as_raw_fd(), &mut modes);
             (modes, got)
         };
-        got == 0 && modes.c_lflag & (libc::ECHO | libc::ICANON | libc::ISIG) == libc::ECHO | libc::ICANON | libc::ISIG
+        got == 0
+            && modes.c_lflag & (libc::ECHO | libc::ICANON | libc::ISIG)
+                == libc::ECHO | libc::ICANON | libc::ISIG
     }
 
     /// The exit code and all that was sent.
     fn end(mut self) -> (Option<i32>, String) {
         // Reading a terminal that everyone has left fails; until then it gives all there is.
         let _ = self.master.read_to_end(&mut self.raw);
-        (self.child.wait().unwrap().code(), String::from_utf8(std::mem::take(&mut self.raw)).unwrap())
+        (
+            self.child.wait().unwrap().code(),
+            String::from_utf8(std::mem::take(&mut self.raw)).unwrap(),
+        )
     }
 }
 
@@ -139,21 +159,37 @@ fn a_terminal_gets_colour_a_final_line_break_and_figures() {
     for env in [("NO_COLOR", "1"), ("CLICOLOR", "0"), ("TERM", "dumb")] {
         let (_, text) = on_terminal(&args, &[env]);
         assert!(!text.contains("\x1b[1;33m") && !text.contains("\x1b[2m"), "{env:?}: {text:?}");
-        assert!(text.contains("\r\n(cut off by --max-tokens)\r\n4 tokens, "), "the text ends in a line break: {text:?}");
+        assert!(
+            text.contains("\r\n(cut off by --max-tokens)\r\n4 tokens, "),
+            "the text ends in a line break: {text:?}"
+        );
     }
-    let (_, full) = on_terminal(&["generate", "Hi.", "-n", "99", "-c", "14", "--ignore-eos", "--color", "never"], &[]);
+    let (_, full) = on_terminal(
+        &["generate", "Hi.", "-n", "99", "-c", "14", "--ignore-eos", "--color", "never"],
+        &[],
+    );
     assert!(full.contains("(cut off: the context of 14 positions is full)\r\n"), "{full:?}");
     let stats = full.lines().last().unwrap_or_default();
-    assert!(stats.contains(" tokens, ") && stats.chars().count() <= 80 && !stats.contains("tok/pass"), "{stats:?}");
+    assert!(
+        stats.contains(" tokens, ") && stats.chars().count() <= 80 && !stats.contains("tok/pass"),
+        "{stats:?}"
+    );
     let (_, verbose) = on_terminal(&[&args[..], &["-v", "--color", "never"]].concat(), &[]);
     let figures = verbose.split_once("4 tokens, ").unwrap_or_default().1;
-    assert!(figures.contains("tok/pass") && figures.lines().all(|line| line.chars().count() <= 80), "{verbose:?}");
-    let (_, never) = on_terminal(&[&args[..], &["--color", "never", "--progress", "off"]].concat(), &[]);
+    assert!(
+        figures.contains("tok/pass") && figures.lines().all(|line| line.chars().count() <= 80),
+        "{verbose:?}"
+    );
+    let (_, never) =
+        on_terminal(&[&args[..], &["--color", "never", "--progress", "off"]].concat(), &[]);
     assert!(!never.contains('\x1b'), "{never:?}");
     let (_, dumb) = on_terminal(&args, &[("TERM", "dumb")]);
     assert!(!dumb.contains('\x1b'), "a dumb terminal gets no bars either: {dumb:?}");
     let (_, quiet) = on_terminal(&[&args[..], &["-q"]].concat(), &[]);
-    assert!(!quiet.contains('\x1b') && !quiet.contains("note") && quiet.ends_with("\r\n"), "{quiet:?}");
+    assert!(
+        !quiet.contains('\x1b') && !quiet.contains("note") && quiet.ends_with("\r\n"),
+        "{quiet:?}"
+    );
 }
 
 #[test]
@@ -168,25 +204,32 @@ fn a_terminal_is_never_asked_for_input() {
 #[test]
 fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
     let dir = tempfile::tempdir().unwrap();
-    let mut chat = Terminal::open(&["chat", "--seed", "2", "-n", "12", "-s", "Be brief."], &[], dir.path());
+    let mut chat =
+        Terminal::open(&["chat", "--seed", "2", "-n", "12", "-s", "Be brief."], &[], dir.path());
     chat.until("/help lists the commands");
     chat.prompt();
     assert!(chat.ask("/stats\r").contains("there is no answer yet"));
     let answer = chat.ask("What is photosynthesis?\r");
     assert!(answer.trim().len() > 20, "{answer:?}");
     let first = read_anew(&chat.ask("/stats\r"));
-    // A line that is edited, and one that goes on in the next: the answer reads the new message alone.
+    // A line that is edited, and one that goes on in the next: the answer reads the new message
+    // alone.
     chat.ask("Why thx\x7fat?\\\r");
     chat.ask("Tell me.\r");
     let second = read_anew(&chat.ask("/stats\r"));
     assert!(second < first + 10, "{first} tokens were read first, {second} then");
     assert!(chat.ask("/nonsense\r").contains("there is no command /nonsense"));
     assert!(chat.ask("/save talk.json\r").contains("saved as talk.json"));
-    let talk: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
-    let roles: Vec<_> = talk.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    let talk: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
+    let roles: Vec<_> =
+        talk.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
     assert_eq!(talk[3]["content"], "Why that?\nTell me.");
-    assert!(answer.replace("\r\n", "\n").contains(talk[2]["content"].as_str().unwrap().trim()), "{answer:?}: {talk}");
+    assert!(
+        answer.replace("\r\n", "\n").contains(talk[2]["content"].as_str().unwrap().trim()),
+        "{answer:?}: {talk}"
+    );
     // A link is followed to the file that it names, and stays a link.
     std::os::unix::fs::symlink("talk.json", dir.path().join("link")).unwrap();
     std::fs::remove_file(dir.path().join("talk.json")).unwrap();
@@ -201,7 +244,9 @@ fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
 
 /// Tokens of the last prompt that were not in the cache.
 fn read_anew(stats: &str) -> usize {
-    let (before, _) = stats.split_once(" tokens of the last prompt were read").unwrap_or_else(|| panic!("{stats:?}"));
+    let (before, _) = stats
+        .split_once(" tokens of the last prompt were read")
+        .unwrap_or_else(|| panic!("{stats:?}"));
     before.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
@@ -242,9 +287,11 @@ fn an_interrupt_at_the_prompt_drops_the_line_and_leaves_at_the_second_on_an_empt
     // The arrow key brings the dropped line back.
     chat.ask("\x1b[A\r");
     chat.ask("/save talk.json\r");
-    let talk: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
+    let talk: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
     assert_eq!(talk[0]["content"], "a second");
-    // On an empty line it says how to leave. Where more than a second passes between two, it says so again.
+    // On an empty line it says how to leave. Where more than a second passes between two, it says
+    // so again.
     let mut hints = 0;
     let mut sent = String::new();
     while !sent.contains("\x1b[?2004l\r\n\x1b[?2004l") && hints < 20 {
@@ -275,7 +322,10 @@ fn a_signal_at_the_prompt_or_in_an_answer_leaves_the_terminal_as_it_was() {
                 chat.line("Count from one to a thousand.\r");
                 chat.until(" ");
             }
-            assert!(!chat.is_as_it_was(), "the editor reads key by key, and an answer is not echoed into");
+            assert!(
+                !chat.is_as_it_was(),
+                "the editor reads key by key, and an answer is not echoed into"
+            );
             // SAFETY: no pointers.
             assert_eq!(unsafe { libc::kill(chat.child.id() as i32, signal) }, 0);
             let status = chat.child.wait().unwrap();
@@ -293,8 +343,10 @@ fn a_conversation_is_undone_answered_again_saved_and_loaded() {
         serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap()
     };
     // So hot that no two seeds agree.
-    let sampling = ["chat", "--seed", "2", "--temp", "3", "--top-k", "0", "--top-p", "1", "-n", "8"];
-    let mut chat = Terminal::open(&[&sampling[..], &["What is", "photosynthesis?"]].concat(), &[], dir.path());
+    let sampling =
+        ["chat", "--seed", "2", "--temp", "3", "--top-k", "0", "--top-p", "1", "-n", "8"];
+    let mut chat =
+        Terminal::open(&[&sampling[..], &["What is", "photosynthesis?"]].concat(), &[], dir.path());
     chat.until("> What is photosynthesis?");
     chat.prompt();
     let first = saved(&mut chat);
@@ -348,12 +400,20 @@ fn a_full_context_leaves_out_the_oldest_messages_and_the_window_has_the_width_it
     assert!(left_out);
     // A message that cannot fit is refused, and nothing is left out for it.
     let refused = chat.ask(&format!("{}\r", "far too many words ".repeat(60)));
-    assert!(refused.contains("the context holds 128") && !refused.contains("no longer sees"), "{refused}");
+    assert!(
+        refused.contains("the context holds 128") && !refused.contains("no longer sees"),
+        "{refused}"
+    );
     let stats = chat.ask("/stats\r");
     let lines: Vec<&str> = stats.split("\r\n").filter(|line| !line.starts_with('\x1b')).collect();
-    assert!(lines.len() > 2 && lines.iter().all(|line| line.chars().count() <= 40 + "\x1b[2m\x1b[0m".len()), "{stats:?}");
+    assert!(
+        lines.len() > 2
+            && lines.iter().all(|line| line.chars().count() <= 40 + "\x1b[2m\x1b[0m".len()),
+        "{stats:?}"
+    );
     chat.ask("/save talk.json\r");
-    let talk: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
+    let talk: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
     assert_eq!(talk.as_array().unwrap().len(), 16, "the file has all of it");
     chat.keys("/quit\r");
     assert_eq!(chat.end().0, Some(0));

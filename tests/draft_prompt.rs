@@ -11,7 +11,8 @@ use gemma::sampler::SamplerConfig;
 use invariance::{Case, run};
 use toy::Toy;
 
-/// A draft model that sees a few positions reads the end of a prompt, however long that is, and guesses as well.
+/// A draft model that sees a few positions reads the end of a prompt, however long that is, and
+/// guesses as well.
 #[test]
 fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
     let target = Toy { context: 3000, max_rows: 64, ..Toy::new(31) };
@@ -25,7 +26,8 @@ fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
         assert_eq!(lm.engine().position(), read, "{end} tokens");
         assert_eq!(lm.left(end), 60 - read);
     }
-    // Far past what it has room for, it still guesses what the target picks: two tokens decide in both.
+    // Far past what it has room for, it still guesses what the target picks: two tokens decide in
+    // both.
     let case = Case { max_tokens: 300, ..Case::new(&history[..500], SamplerConfig::default()) };
     let mut drafter = Stack::of_model("model", draft.engine());
     let (text, stats) = run(&mut Timeline::new(target.engine()), &mut drafter, &case);
@@ -48,7 +50,11 @@ fn a_prompt_is_read_beside_the_target() {
         fn name(&self) -> &'static str {
             "reader"
         }
-        fn read_ahead(&mut self, history: &[u32], more: &mut dyn FnMut() -> bool) -> anyhow::Result<()> {
+        fn read_ahead(
+            &mut self,
+            history: &[u32],
+            more: &mut dyn FnMut() -> bool,
+        ) -> anyhow::Result<()> {
             self.beside.push(history.len());
             while more() {
                 self.looks += 1;

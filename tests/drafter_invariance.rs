@@ -1,4 +1,5 @@
-//! Promise 4: for one seed the text is the same whatever drafter, draft length or tree is used, at every temperature.
+//! Promise 4: for one seed the text is the same whatever drafter, draft length or tree is used, at
+//! every temperature.
 
 #[path = "common/invariance.rs"]
 mod invariance;
@@ -11,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use gemma::decode::{Admitted, Event, Flow, Limits, Parallel, Stats, Stop, generate};
 use gemma::draft::{
-    CostCurve, Costs, DraftContext, DraftOptions, Drafter, Figures, Memory, NoDraft, Proposal, Shared, Stack, TreeSize,
+    CostCurve, Costs, DraftContext, DraftOptions, Drafter, Figures, Memory, NoDraft, Proposal,
+    Shared, Stack, TreeSize,
 };
 use gemma::engine::{Engine, ReducedEngine, Rows, Scores, Timeline, TokenTree};
 use gemma::error::{Kind, fault_of};
@@ -45,15 +47,23 @@ fn every_drafter_gives_the_plain_text() {
         for seed in 0..4 {
             let target = Toy { order: [1, 2, 3, usize::MAX][seed as usize], ..Toy::new(seed) };
             let draft = draft_of(&target, 0.25);
-            let case = Case::new(&[3, 1, 4, 1, 5, 9, 2, 6], SamplerConfig { seed: seed + 100 * i as u64, ..config.clone() });
+            let case = Case::new(
+                &[3, 1, 4, 1, 5, 9, 2, 6],
+                SamplerConfig { seed: seed + 100 * i as u64, ..config.clone() },
+            );
             let (text, figures) = check(&|| target.engine(), &|| draft.engine(), &case);
             assert_eq!((text.heard.len(), text.stop), (60, Stop::Length));
             for (name, stats) in figures {
                 match name {
-                    "oracle" => assert_eq!(stats.total.drafted, stats.total.accepted, "all that an oracle drafts is accepted"),
+                    "oracle" => assert_eq!(
+                        stats.total.drafted, stats.total.accepted,
+                        "all that an oracle drafts is accepted"
+                    ),
                     "liar" => assert_eq!((stats.total.accepted, stats.passes), (0, 60)),
                     "none" => assert_eq!((stats.total.drafted, stats.passes), (0, 60)),
-                    "target as model" => assert!(stats.accepted_length() > 3.0, "{}", stats.accepted_length()),
+                    "target as model" => {
+                        assert!(stats.accepted_length() > 3.0, "{}", stats.accepted_length())
+                    }
                     _ => {}
                 }
             }
@@ -73,9 +83,17 @@ fn a_rule_is_kept_whatever_drafts() {
             let config = SamplerConfig { seed: i as u64, ..config.clone() };
             let case = Case { rule: Some(rule.clone()), ..Case::new(&[3, 1, 4], config) };
             let (text, figures) = check(&|| target.engine(), &|| draft.engine(), &case);
-            assert!((3..text.history.len()).all(|at| rule.allows(&text.history[..at], text.history[at])), "{text:?}");
+            assert!(
+                (3..text.history.len())
+                    .all(|at| rule.allows(&text.history[..at], text.history[at])),
+                "{text:?}"
+            );
             for (name, stats) in figures {
-                let grammar = stats.by_source.iter().find(|source| source.0 == "grammar").map(|source| source.1);
+                let grammar = stats
+                    .by_source
+                    .iter()
+                    .find(|source| source.0 == "grammar")
+                    .map(|source| source.1);
                 match name {
                     "none" => assert_eq!((stats.passes, grammar), (60, None)),
                     "oracle" => assert_eq!(stats.total.drafted, stats.total.accepted),
@@ -98,7 +116,8 @@ fn texts_end_at_the_same_token_inside_a_tree() {
     for seed in 0..12 {
         let target = Toy::new(50 + seed);
         let draft = draft_of(&target, 0.1);
-        let config = SamplerConfig { temperature: (seed % 3) as f32 / 2.0, seed, ..Default::default() };
+        let config =
+            SamplerConfig { temperature: (seed % 3) as f32 / 2.0, seed, ..Default::default() };
         let mut case = Case::new(&[1, 2], config);
         match seed % 3 {
             0 => case.max_tokens = 1 + seed as usize * 2,
@@ -128,13 +147,23 @@ fn a_full_context_ends_the_text() {
     let try_prompt = |mut history: Vec<u32>| {
         let mut timeline = Timeline::new(target.engine());
         let mut quiet = |_| Flow::Continue;
-        generate(&mut timeline, &mut NoDraft, &sampler, &mut history, &limits, &mut Stats::default(), &mut quiet).unwrap_err()
+        generate(
+            &mut timeline,
+            &mut NoDraft,
+            &sampler,
+            &mut history,
+            &limits,
+            &mut Stats::default(),
+            &mut quiet,
+        )
+        .unwrap_err()
     };
     assert_eq!(fault_of(&try_prompt(long.prompt.clone())).unwrap().kind, Kind::Context);
     assert_eq!(fault_of(&try_prompt(vec![])).unwrap().kind, Kind::Usage);
 }
 
-/// Texts that share passes are those that they are alone, whatever drafts, whoever comes and goes beside them.
+/// Texts that share passes are those that they are alone, whatever drafts, whoever comes and goes
+/// beside them.
 #[test]
 fn texts_in_one_pass_are_those_alone() {
     let target = Toy::new(21);
@@ -142,19 +171,31 @@ fn texts_in_one_pass_are_those_alone() {
     let mut cases: Vec<Case> = Vec::new();
     for (i, config) in settings().into_iter().enumerate() {
         for seed in 0..3 {
-            let mut case = Case::new(&[3, 1, 4, 1, 5, (seed + i as u64) as u32], SamplerConfig { seed, ..config.clone() });
-            (case.max_tokens, case.patience) = (1 + (7 * i + 11 * seed as usize) % 40, if seed == 2 { 9 } else { usize::MAX });
+            let mut case = Case::new(
+                &[3, 1, 4, 1, 5, (seed + i as u64) as u32],
+                SamplerConfig { seed, ..config.clone() },
+            );
+            (case.max_tokens, case.patience) =
+                (1 + (7 * i + 11 * seed as usize) % 40, if seed == 2 { 9 } else { usize::MAX });
             case.stop_ids = vec![17];
-            case.rule = (seed == 1 || i == 3).then(|| std::sync::Arc::new(Strict { vocab: target.vocab }) as _);
+            case.rule = (seed == 1 || i == 3)
+                .then(|| std::sync::Arc::new(Strict { vocab: target.vocab }) as _);
             cases.push(case);
         }
     }
-    let alone: Vec<_> = cases.iter().map(|case| run(&mut Timeline::new(target.engine()), &mut NoDraft, case).0).collect();
+    let alone: Vec<_> = cases
+        .iter()
+        .map(|case| run(&mut Timeline::new(target.engine()), &mut NoDraft, case).0)
+        .collect();
     let never = AtomicBool::new(false);
     let mut shortest = usize::MAX;
-    for (seats, tree) in
-        [(1, TreeSize::Auto), (3, TreeSize::Auto), (8, TreeSize::Auto), (4, TreeSize::Nodes(5)), (8, TreeSize::Chain)]
-    {
+    for (seats, tree) in [
+        (1, TreeSize::Auto),
+        (3, TreeSize::Auto),
+        (8, TreeSize::Auto),
+        (4, TreeSize::Nodes(5)),
+        (8, TreeSize::Chain),
+    ] {
         let drafters = (0..seats).map(|seat| -> Box<dyn Drafter> {
             match seat % 4 {
                 0 => Box::new(Oracle::new(target.engine(), false)),
@@ -163,17 +204,26 @@ fn texts_in_one_pass_are_those_alone() {
                 _ => Box::new(NoDraft),
             }
         });
-        let shared = Shared::new(Costs::new(CostCurve::guess(), 0), DraftOptions { tree, tokens: None }, false);
-        let mut texts = Parallel::new(Timeline::new(engines(seats)), drafters.collect(), shared, &[17], &never);
+        let shared = Shared::new(
+            Costs::new(CostCurve::guess(), 0),
+            DraftOptions { tree, tokens: None },
+            false,
+        );
+        let mut texts =
+            Parallel::new(Timeline::new(engines(seats)), drafters.collect(), shared, &[17], &never);
         let mut got: Vec<Option<(Vec<u32>, Stop)>> = vec![None; cases.len()];
         let (mut next, mut seated, mut heard) = (0, vec![usize::MAX; seats], vec![0; cases.len()]);
         while next < cases.len() || texts.running() > 0 {
             while next < cases.len() && texts.has_room() {
                 let case = &cases[next];
                 let sampler = Sampler::new(case.config.clone()).unwrap();
-                let sampler = case.rule.iter().fold(sampler, |sampler, rule| sampler.under(rule.clone()));
+                let sampler =
+                    case.rule.iter().fold(sampler, |sampler, rule| sampler.under(rule.clone()));
                 // What cannot be admitted leaves the others alone.
-                assert_eq!(fault_of(&texts.admit(vec![], sampler.clone(), 5).unwrap_err()).unwrap().kind, Kind::Usage);
+                assert_eq!(
+                    fault_of(&texts.admit(vec![], sampler.clone(), 5).unwrap_err()).unwrap().kind,
+                    Kind::Usage
+                );
                 match texts.admit(case.prompt.clone(), sampler, case.max_tokens).unwrap() {
                     Admitted::At(seat) => seated[seat] = next,
                     Admitted::Done(stop) => got[next] = Some((case.prompt.clone(), stop)),
@@ -182,14 +232,22 @@ fn texts_in_one_pass_are_those_alone() {
             }
             let mut listen = |seat: usize, _| {
                 heard[seated[seat]] += 1;
-                if heard[seated[seat]] >= cases[seated[seat]].patience { Flow::Stop } else { Flow::Continue }
+                if heard[seated[seat]] >= cases[seated[seat]].patience {
+                    Flow::Stop
+                } else {
+                    Flow::Continue
+                }
             };
             for ended in texts.round(&mut listen).unwrap() {
                 got[seated[ended.sequence]] = Some((ended.history, ended.stop.unwrap()));
             }
         }
         for ((got, alone), case) in got.into_iter().zip(&alone).zip(&cases) {
-            assert_eq!(got.unwrap(), (alone.history.clone(), alone.stop), "{seats} at once, {tree:?}, {case:?}");
+            assert_eq!(
+                got.unwrap(),
+                (alone.history.clone(), alone.stop),
+                "{seats} at once, {tree:?}, {case:?}"
+            );
         }
         shortest = shortest.min(texts.passes() as usize);
     }
@@ -218,7 +276,8 @@ fn a_draft_of_another_size_is_only_less_useful() {
     assert!(texts.windows(2).all(|w| w[0] == w[1]));
 }
 
-/// One session in which the history is continued, cut back and replaced gives what fresh engines give.
+/// One session in which the history is continued, cut back and replaced gives what fresh engines
+/// give.
 #[test]
 fn caches_follow_an_edited_history() {
     let slacks = [0, 10, usize::MAX];
@@ -235,7 +294,8 @@ fn caches_follow_an_edited_history() {
         let mut timeline = Timeline::new(target.engine());
         let mut prompt: Vec<u32> = (0..50).map(|i| i * 7 % 40).collect();
         for step in 0..40 {
-            let config = SamplerConfig { temperature: 1.0, top_k: 10, seed: step, ..Default::default() };
+            let config =
+                SamplerConfig { temperature: 1.0, top_k: 10, seed: step, ..Default::default() };
             let case = Case { max_tokens: 9, ..Case::new(&prompt, config) };
             let (want, fresh) = run(&mut Timeline::new(target.engine()), &mut NoDraft, &case);
             let which = step as usize % drafters.len();
@@ -272,7 +332,16 @@ fn an_interrupt_stops_between_chunks_and_between_rounds() {
         flag.store(done >= 16, Ordering::Relaxed);
         Flow::Continue
     };
-    let stop = generate(&mut timeline, &mut NoDraft, &sampler, &mut history, &limits, &mut stats, &mut in_prefill).unwrap();
+    let stop = generate(
+        &mut timeline,
+        &mut NoDraft,
+        &sampler,
+        &mut history,
+        &limits,
+        &mut stats,
+        &mut in_prefill,
+    )
+    .unwrap();
     assert_eq!((stop, history.len(), timeline.position()), (Stop::Interrupt, 40, 16));
     assert_eq!(chunks, [(8, 39), (16, 39)]);
 
@@ -283,11 +352,21 @@ fn an_interrupt_stops_between_chunks_and_between_rounds() {
         flag.store(heard == 3, Ordering::Relaxed);
         Flow::Continue
     };
-    let stop = generate(&mut timeline, &mut NoDraft, &sampler, &mut history, &limits, &mut stats, &mut in_decode).unwrap();
+    let stop = generate(
+        &mut timeline,
+        &mut NoDraft,
+        &sampler,
+        &mut history,
+        &limits,
+        &mut stats,
+        &mut in_decode,
+    )
+    .unwrap();
     assert_eq!((stop, history.len()), (Stop::Interrupt, 43));
 }
 
-/// Drafting while the target's device works finds the next round's beginning, and changes nothing that is said.
+/// Drafting while the target's device works finds the next round's beginning, and changes nothing
+/// that is said.
 #[test]
 fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
     let mut sums = [0; 3];
@@ -300,8 +379,13 @@ fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
             let beside = Toy { beside: Some(looks), ..target.clone() };
             let (got, figures) = check(&|| beside.engine(), &|| draft.engine(), &case);
             assert_eq!(got, want, "a device that is busy for {looks} looks");
-            let hidden = |name: &str| !figures.iter().find(|f| f.0 == name).unwrap().1.hidden_time.is_zero();
-            assert_eq!((hidden("none"), hidden("model tree of 11")), (false, looks > 0), "busy for {looks} looks");
+            let hidden =
+                |name: &str| !figures.iter().find(|f| f.0 == name).unwrap().1.hidden_time.is_zero();
+            assert_eq!(
+                (hidden("none"), hidden("model tree of 11")),
+                (false, looks > 0),
+                "busy for {looks} looks"
+            );
         }
         // A draft model with little room has to begin anew more often.
         for max_rows in [1, 8, 20, 64, 400] {
@@ -322,14 +406,16 @@ fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
     assert!(ahead * 2 > passes && hits * 5 > ahead, "{hits} right of {ahead}, in {passes} passes");
 }
 
-/// The drafts are worth something: on an easy pair tokens per pass rise well above 1, trees above chains.
+/// The drafts are worth something: on an easy pair tokens per pass rise well above 1, trees above
+/// chains.
 #[test]
 fn better_drafts_need_fewer_passes() {
     let mut length = std::collections::HashMap::new();
     for seed in 0..6 {
         let target = Toy { order: 3, spread: 3.0, ..Toy::new(seed) };
         let draft = draft_of(&target, 0.2);
-        let config = SamplerConfig { temperature: 1.0, top_k: 64, top_p: 0.95, seed, ..Default::default() };
+        let config =
+            SamplerConfig { temperature: 1.0, top_k: 64, top_p: 0.95, seed, ..Default::default() };
         let case = Case { max_tokens: 150, ..Case::new(&[1, 2, 3], config) };
         for (name, stats) in check(&|| target.engine(), &|| draft.engine(), &case).1 {
             *length.entry(name).or_insert(0.0) += stats.accepted_length() / 6.0;
@@ -341,8 +427,8 @@ fn better_drafts_need_fewer_passes() {
     assert!(length["model and ngram"] > length["without noise"] + 0.3, "{length:?}");
 }
 
-/// The target's habits are learnt: prompts never seen need fewer passes once others were answered, and what was learnt comes back
-/// from a file. The texts stay the same.
+/// The target's habits are learnt: prompts never seen need fewer passes once others were answered,
+/// and what was learnt comes back from a file. The texts stay the same.
 #[test]
 fn the_table_learns_from_the_target() {
     let target = Toy { vocab: 300, order: 2, spread: 3.0, ..Toy::new(77) };
@@ -353,7 +439,8 @@ fn the_table_learns_from_the_target() {
         stack
     };
     // Contexts repeat between the prompts, no prompt does.
-    let prompts = |first: u32| (first..first + 25).map(|i| vec![i, i * 7 % 300, 3]).collect::<Vec<_>>();
+    let prompts =
+        |first: u32| (first..first + 25).map(|i| vec![i, i * 7 % 300, 3]).collect::<Vec<_>>();
     let pass = |stack: &mut Stack, prompts: Vec<Vec<u32>>, temperature: f32| {
         let mut sum = Stats::default();
         for prompt in prompts {
@@ -373,7 +460,10 @@ fn the_table_learns_from_the_target() {
         pass(&mut first, prompts(100), temperature);
         first.save().unwrap();
         let after = pass(&mut stack(), unseen, temperature);
-        assert!(after > before + 0.1, "temperature {temperature}: {before} tokens a pass before, {after} after");
+        assert!(
+            after > before + 0.1,
+            "temperature {temperature}: {before} tokens a pass before, {after} after"
+        );
         std::fs::remove_file(Memory::new(dir.path(), [7; 32], [0; 32]).path()).unwrap();
     }
 }
@@ -399,13 +489,17 @@ fn a_vocabulary_fits_the_tokenizer_it_was_made_for_and_spells_the_rest() {
     let mut spelled = 0;
     for token in 0..tokenizer.vocab() as u32 {
         let (rows, text) = (rows(token), tokenizer.token_bytes(token));
-        let back: Vec<u8> = rows.iter().flat_map(|r| tokenizer.token_bytes(spelling.token(*r))).collect();
+        let back: Vec<u8> =
+            rows.iter().flat_map(|r| tokenizer.token_bytes(spelling.token(*r))).collect();
         match spelling.row(token) {
             Some(row) => assert_eq!((rows.as_slice(), spelling.token(row)), (&[row][..], token)),
             // Two rows at most: of a longer text its end.
             None => {
                 spelled += 1;
-                assert!((1..=2).contains(&rows.len()) && text.ends_with(&back) && !back.is_empty(), "{token} {rows:?}");
+                assert!(
+                    (1..=2).contains(&rows.len()) && text.ends_with(&back) && !back.is_empty(),
+                    "{token} {rows:?}"
+                );
             }
         }
     }
@@ -416,10 +510,22 @@ fn a_vocabulary_fits_the_tokenizer_it_was_made_for_and_spells_the_rest() {
     for (change, words) in [
         (r#"{"steps": [0, 1]}"#, "missing field"),
         ("[]", "not the vocabulary of a draft model"),
-        (r#"{"tokenizer": {"first": 9, "end": 9, "sha256": "", "control": {}}, "parts": 2, "steps": [0]}"#, "out of range"),
-        (r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}}, "parts": 99, "steps": [0]}"#, "out of range"),
-        (r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}}, "parts": 2, "steps": [4, 0]}"#, "row 1"),
-        (r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}}, "parts": 2, "steps": [4294967295]}"#, "row 0"),
+        (
+            r#"{"tokenizer": {"first": 9, "end": 9, "sha256": "", "control": {}}, "parts": 2, "steps": [0]}"#,
+            "out of range",
+        ),
+        (
+            r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}}, "parts": 99, "steps": [0]}"#,
+            "out of range",
+        ),
+        (
+            r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}}, "parts": 2, "steps": [4, 0]}"#,
+            "row 1",
+        ),
+        (
+            r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}}, "parts": 2, "steps": [4294967295]}"#,
+            "row 0",
+        ),
         (
             r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}}, "parts": 2, "steps": [4, 1]}"#,
             "2 tokens are listed for 1 rows",
@@ -430,7 +536,8 @@ fn a_vocabulary_fits_the_tokenizer_it_was_made_for_and_spells_the_rest() {
     }
 }
 
-/// As a target it scores every token: those with a row as before, the others so that no sampler takes them.
+/// As a target it scores every token: those with a row as before, the others so that no sampler
+/// takes them.
 #[test]
 fn a_reduced_engine_stands_in_for_a_target() {
     let (toy, mut narrow) = reduced_draft(5);
@@ -438,7 +545,9 @@ fn a_reduced_engine_stands_in_for_a_target() {
     let mut whole = ReducedEngine::new(toy.engine(), reduced::spelling()).unwrap().whole();
     assert!(whole.columns().is_none() && narrow.columns().is_some());
     let mut tree = TokenTree::root(300);
-    [(0, 301), (1, 2), (0, 310)].into_iter().for_each(|(parent, token)| _ = tree.push(parent, token));
+    [(0, 301), (1, 2), (0, 310)]
+        .into_iter()
+        .for_each(|(parent, token)| _ = tree.push(parent, token));
     let (mut some, mut all) = (Scores::default(), Scores::default());
     narrow.forward(&tree, Rows::All, &mut some).unwrap();
     whole.forward(&tree, Rows::All, &mut all).unwrap();
@@ -446,7 +555,12 @@ fn a_reduced_engine_stands_in_for_a_target() {
     for row in 0..4 {
         let wide = all.row(row);
         assert_eq!(wide.iter().filter(|l| l.is_finite()).count(), spelling.rows());
-        assert!(some.row(row).iter().enumerate().all(|(at, logit)| wide[spelling.token(at as u32) as usize] == *logit));
+        assert!(
+            some.row(row)
+                .iter()
+                .enumerate()
+                .all(|(at, logit)| wide[spelling.token(at as u32) as usize] == *logit)
+        );
         let config = SamplerConfig { temperature: 1.0, seed: row as u64, ..Default::default() };
         let picked = Sampler::new(config).unwrap().pick(row, wide, &[]).unwrap();
         assert!(spelling.row(picked).is_some());
@@ -492,7 +606,11 @@ fn a_reduced_engine_computes_what_its_rows_do() {
     engine.forward_more(&tree, 3, Rows::All, &mut got).unwrap();
     for node in [3, 4, 5] {
         let path = [&[300][..], &tree.path(node)].concat();
-        assert_eq!((got.rows(), got.row(node as usize - 3)), (3, &logits_of(&path)[..]), "node {node}");
+        assert_eq!(
+            (got.rows(), got.row(node as usize - 3)),
+            (3, &logits_of(&path)[..]),
+            "node {node}"
+        );
     }
     engine.commit(&[0, 1, 3]).unwrap();
     assert_eq!(engine.position(), 15);
@@ -501,7 +619,10 @@ fn a_reduced_engine_computes_what_its_rows_do() {
     engine.truncate(13).unwrap();
     engine.forward(&TokenTree::root(7), Rows::Last, &mut got).unwrap();
     assert_eq!(got.row(0), logits_of(&[300, 7]));
-    assert!(engine.forward(&TokenTree::root(320), Rows::Last, &mut got).is_err() && engine.truncate(14).is_err());
+    assert!(
+        engine.forward(&TokenTree::root(320), Rows::Last, &mut got).is_err()
+            && engine.truncate(14).is_err()
+    );
     let columns = engine.columns().unwrap();
     for (column, token) in reduced::tokens().into_iter().enumerate() {
         assert_eq!((columns.token(column), columns.column(token)), (token, Some(column)));
@@ -514,9 +635,13 @@ fn a_draft_of_few_rows_gives_the_plain_text_and_proposes_what_it_knows() {
     let known = reduced::tokens();
     for (i, config) in settings().into_iter().enumerate() {
         let target = Toy { vocab: reduced::END, ..Toy::new(i as u64) };
-        let case = Case::new(&[2, 264, 301, 302, 268, 9], SamplerConfig { seed: 7 + i as u64, ..config });
+        let case =
+            Case::new(&[2, 264, 301, 302, 268, 9], SamplerConfig { seed: 7 + i as u64, ..config });
         let (text, figures) = check(&|| target.engine(), &|| reduced_draft(8).1, &case);
-        assert!(text.heard.iter().any(|t| !known.contains(t)), "some of the text is outside the vocabulary");
+        assert!(
+            text.heard.iter().any(|t| !known.contains(t)),
+            "some of the text is outside the vocabulary"
+        );
         let drafted = figures.iter().find(|(name, _)| *name == "model").unwrap().1.total.drafted;
         assert!(drafted > 100, "{drafted}");
     }
@@ -537,5 +662,9 @@ fn a_draft_of_few_rows_gives_the_plain_text_and_proposes_what_it_knows() {
         verified: None,
     };
     drafter.propose(&ctx, &mut out).unwrap();
-    assert!(out.len() > 8 && out.tree.tokens[1..].iter().all(|t| known.contains(t)), "{:?}", out.tree.tokens);
+    assert!(
+        out.len() > 8 && out.tree.tokens[1..].iter().all(|t| known.contains(t)),
+        "{:?}",
+        out.tree.tokens
+    );
 }

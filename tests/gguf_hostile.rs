@@ -1,4 +1,5 @@
-//! GGUF files that lie, end early or hold something else: refused with exit code 3, a reason and a remedy. None crashes.
+//! GGUF files that lie, end early or hold something else: refused with exit code 3, a reason and a
+//! remedy. None crashes.
 
 mod common;
 
@@ -12,7 +13,10 @@ use std::fs;
 use std::path::Path;
 
 fn tiny() -> File {
-    gguf::float_file(&TinyModel::new(Dims { vocab: 8, n_layers: 1, ..Dims::default() }, 3), gguf::BF16)
+    gguf::float_file(
+        &TinyModel::new(Dims { vocab: 8, n_layers: 1, ..Dims::default() }, 3),
+        gguf::BF16,
+    )
 }
 
 fn open(path: &Path) -> anyhow::Result<Weights> {
@@ -33,7 +37,10 @@ fn refused<T>(result: anyhow::Result<T>) -> String {
     let error = result.err().expect("was accepted");
     let fault = fault_of(&error).unwrap_or_else(|| panic!("no fault in: {error:#}"));
     assert_eq!(fault.kind, Kind::Model, "{error:#}");
-    format!("{error:#} | {}", fault.help.clone().unwrap_or_else(|| panic!("no remedy in: {error:#}")))
+    format!(
+        "{error:#} | {}",
+        fault.help.clone().unwrap_or_else(|| panic!("no remedy in: {error:#}"))
+    )
 }
 
 /// Changes a good file and checks that the refusal says all of `words`.
@@ -68,13 +75,17 @@ fn containers_that_lie() {
     let mut bytes = tiny().bytes();
     bytes[16..24].copy_from_slice(&(u64::MAX / 2).to_le_bytes());
     assert!(refusal(&bytes).contains("metadata values"));
-    let huge = |kind: u32, n: u64| Val::Raw(9, [&kind.to_le_bytes()[..], &n.to_le_bytes()].concat());
+    let huge =
+        |kind: u32, n: u64| Val::Raw(9, [&kind.to_le_bytes()[..], &n.to_le_bytes()].concat());
     harmed(|f| f.keys.insert(0, ("a".into(), huge(8, 1 << 60))), &["elements of `a`"]);
     harmed(|f| f.keys.insert(0, ("a".into(), huge(12, 1 << 61))), &["elements of `a`"]);
     harmed(|f| f.keys.insert(0, ("a".into(), huge(9, 1))), &["list of lists"]);
     harmed(|f| f.keys.insert(0, ("a".into(), huge(99, 1))), &["unknown type 99"]);
     harmed(|f| f.keys.insert(0, ("a".into(), Val::Raw(13, vec![]))), &["unknown type 13"]);
-    harmed(|f| f.keys.insert(0, ("a".into(), Val::Raw(8, u64::MAX.to_le_bytes().to_vec()))), &["bytes of the value of `a`"]);
+    harmed(
+        |f| f.keys.insert(0, ("a".into(), Val::Raw(8, u64::MAX.to_le_bytes().to_vec()))),
+        &["bytes of the value of `a`"],
+    );
     harmed(|f| f.keys.push(("general.architecture".into(), Val::U32(1))), &["given twice"]);
     for wrong in [Val::U32(0), Val::U32(24), Val::Str("32".into())] {
         harmed(|f| f.set("general.alignment", wrong), &["power of two"]);
@@ -108,13 +119,23 @@ fn tensors_that_lie() {
     harmed(|f| f.tensors[1].name = "token_embd.weight".into(), &["listed twice"]);
     harmed(|f| f.tensors[2].name = "blk.0.attn_q.bias".into(), &["missing"]);
     harmed(
-        |f| f.tensors.push(Tensor { name: "blk.0.ffn_exps.weight".into(), dims: vec![1], kind: 0, data: vec![0; 4] }),
+        |f| {
+            f.tensors.push(Tensor {
+                name: "blk.0.ffn_exps.weight".into(),
+                dims: vec![1],
+                kind: 0,
+                data: vec![0; 4],
+            })
+        },
         &["does not belong to a Gemma 3"],
     );
     harmed(|f| f.tensors.truncate(5), &["missing"]);
     harmed(|f| f.tensors.clear(), &["no embedding table"]);
     // A norm in blocks.
-    harmed(|f| (f.tensors[1].kind, f.tensors[1].data) = (8, vec![0; 136]), &["blk.0.attn_norm.weight", "Q8_0; norms are F32"]);
+    harmed(
+        |f| (f.tensors[1].kind, f.tensors[1].data) = (8, vec![0; 136]),
+        &["blk.0.attn_norm.weight", "Q8_0; norms are F32"],
+    );
 }
 
 #[test]
@@ -124,12 +145,18 @@ fn metadata_of_other_models() {
     harmed(|f| f.remove("general.architecture"), &["no stated architecture"]);
     harmed(|f| f.remove("gemma3.block_count"), &["block_count", "missing"]);
     harmed(|f| f.set("gemma3.block_count", Val::F32(1.0)), &["not a whole number"]);
-    harmed(|f| f.set("tokenizer.ggml.bos_token_id", Val::Raw(5, (-1i32).to_le_bytes().to_vec())), &["bos_token_id"]);
+    harmed(
+        |f| f.set("tokenizer.ggml.bos_token_id", Val::Raw(5, (-1i32).to_le_bytes().to_vec())),
+        &["bos_token_id"],
+    );
     harmed(|f| f.set("gemma3.attention.head_count", Val::U32(0)), &["num_attention_heads"]);
     harmed(|f| f.set("gemma3.embedding_length", Val::U32(64)), &["shape"]);
     harmed(|f| f.set("gemma3.block_count", Val::U32(2)), &["missing"]);
     harmed(|f| f.set("gemma3.final_logit_softcapping", Val::F32(30.0)), &["soft-capping"]);
-    harmed(|f| f.set("gemma3.attention.sliding_window_pattern", Val::Str("6".into())), &["sliding_window_pattern"]);
+    harmed(
+        |f| f.set("gemma3.attention.sliding_window_pattern", Val::Str("6".into())),
+        &["sliding_window_pattern"],
+    );
 }
 
 #[test]
@@ -138,7 +165,8 @@ fn parts_that_do_not_belong_together() {
     let part = |i: usize| dir.path().join(format!("m-{i:05}-of-00002.gguf"));
     let whole = tiny();
     let split = |i: usize, tensors: &[Tensor], count: u16| {
-        let mut file = File { keys: whole.keys.clone(), tensors: tensors.to_vec(), ..File::default() };
+        let mut file =
+            File { keys: whole.keys.clone(), tensors: tensors.to_vec(), ..File::default() };
         file.set("split.no", Val::U16(i as u16));
         file.set("split.count", Val::U16(count));
         file.set("split.tensors.count", Val::U32(whole.tensors.len() as u32));
@@ -168,7 +196,11 @@ fn parts_that_do_not_belong_together() {
 fn tokenizers_that_lie() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.gguf");
-    let tokens = || Val::Strs(["<pad>", "<eos>", "<bos>", "<unk>", "a", "b", "ab", "c"].map(String::from).to_vec());
+    let tokens = || {
+        Val::Strs(
+            ["<pad>", "<eos>", "<bos>", "<unk>", "a", "b", "ab", "c"].map(String::from).to_vec(),
+        )
+    };
     let check = |harm: &dyn Fn(&mut File), word: &str| {
         let mut file = tiny();
         file.set("tokenizer.ggml.model", Val::Str("llama".into()));
@@ -196,7 +228,15 @@ fn tokenizers_that_lie() {
     check(&|f| f.set("tokenizer.ggml.scores", Val::F32s(vec![0.0; 7])), "7 scores");
     check(&|f| f.set("tokenizer.ggml.scores", Val::F32s(vec![f32::NAN; 8])), "not a number");
     check(&|f| f.set("tokenizer.ggml.tokens", Val::Strs(vec!["a".into(); 8])), "twice");
-    check(&|f| f.set("tokenizer.ggml.tokens", Val::Strs((0..8).map(|i| i.to_string().repeat(5000)).collect())), "5000 bytes");
+    check(
+        &|f| {
+            f.set(
+                "tokenizer.ggml.tokens",
+                Val::Strs((0..8).map(|i| i.to_string().repeat(5000)).collect()),
+            )
+        },
+        "5000 bytes",
+    );
     check(&|f| f.set("tokenizer.ggml.merges", Val::Strs(vec!["ab".into()])), "two pieces");
 }
 

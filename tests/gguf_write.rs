@@ -1,5 +1,5 @@
-//! GGUF files that the quantiser writes: what was read from one comes out again bit for bit, and nothing is written that such a
-//! file cannot say.
+//! GGUF files that the quantiser writes: what was read from one comes out again bit for bit, and
+//! nothing is written that such a file cannot say.
 
 mod common;
 
@@ -15,8 +15,15 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const GGUF: Options =
-    Options { threads: 2, shard_bytes: 1 << 40, memory: None, restart: false, requantize: false, gguf: true, verify: true };
+const GGUF: Options = Options {
+    threads: 2,
+    shard_bytes: 1 << 40,
+    memory: None,
+    restart: false,
+    requantize: false,
+    gguf: true,
+    verify: true,
+};
 
 /// As llama.cpp has it: every sixth layer is global.
 fn model(seed: u64) -> TinyModel {
@@ -27,7 +34,12 @@ fn open(path: &Path) -> Weights {
     Weights::open(Checkpoint::open(path).unwrap()).unwrap()
 }
 
-fn convert(from: &Weights, to: &Path, recipe: &Recipe, options: &Options) -> anyhow::Result<Report> {
+fn convert(
+    from: &Weights,
+    to: &Path,
+    recipe: &Recipe,
+    options: &Options,
+) -> anyhow::Result<Report> {
     quantize(from, to, recipe, options, &mut |_| Ok(()))
 }
 
@@ -37,13 +49,29 @@ fn inline(linear: &str, embedding: &str) -> Recipe {
 
 /// Pieces whose merges are not those of their scores: `a bc` is none.
 fn small_tokenizer() -> Value {
-    let mut pieces: Vec<String> =
-        ["<pad>", "<eos>", "<bos>", "<unk>", "a", "b", "c", "▁", "ab", "bc", "abc", "▁▁", "▁▁▁", "<0x64>", "<mask>"]
-            .map(String::from)
-            .to_vec();
+    let mut pieces: Vec<String> = [
+        "<pad>",
+        "<eos>",
+        "<bos>",
+        "<unk>",
+        "a",
+        "b",
+        "c",
+        "▁",
+        "ab",
+        "bc",
+        "abc",
+        "▁▁",
+        "▁▁▁",
+        "<0x64>",
+        "<mask>",
+    ]
+    .map(String::from)
+    .to_vec();
     pieces.extend((pieces.len()..105).map(|i| format!("<unused{i}>")));
     pieces.extend(["<start_of_turn>", "<end_of_turn>", "▁a"].map(String::from));
-    let vocab: serde_json::Map<_, _> = pieces.iter().enumerate().map(|(i, p)| (p.clone(), i.into())).collect();
+    let vocab: serde_json::Map<_, _> =
+        pieces.iter().enumerate().map(|(i, p)| (p.clone(), i.into())).collect();
     let added = [(0, true), (1, true), (2, true), (3, true), (11, false), (12, false), (14, false), (20, false), (105, true), (106, true)]
         .map(|(i, special)| json!({"id": i, "content": pieces[i], "special": special, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}));
     json!({
@@ -58,14 +86,18 @@ fn small_tokenizer() -> Value {
 fn source(seed: u64, dir: &Path, dtype: Dtype) -> PathBuf {
     let path = directory(&model(seed), dir, dtype);
     fs::write(path.join("tokenizer.json"), small_tokenizer().to_string()).unwrap();
-    fs::write(path.join("chat_template.jinja"), "{{ bos_token }}{{ messages[0].content }}").unwrap();
+    fs::write(path.join("chat_template.jinja"), "{{ bos_token }}{{ messages[0].content }}")
+        .unwrap();
     path
 }
 
 /// Every tensor of a GGUF file as it lies there.
 fn raw(path: &Path) -> Vec<(String, Vec<usize>, Vec<u8>)> {
     let checkpoint = Checkpoint::open(path).unwrap();
-    let mut all: Vec<_> = checkpoint.tensors().map(|(n, t)| (n.to_string(), t.shape.to_vec(), t.data.to_vec())).collect();
+    let mut all: Vec<_> = checkpoint
+        .tensors()
+        .map(|(n, t)| (n.to_string(), t.shape.to_vec(), t.data.to_vec()))
+        .collect();
     all.sort();
     all
 }
@@ -101,11 +133,14 @@ fn a_q4_0_file_comes_out_again_bit_for_bit() {
         convert(&second, &path("out.gguf"), &recipe, &GGUF).unwrap();
         let (a, b) = (raw(&path("in.gguf")), raw(&path("out.gguf")));
         assert_eq!(a.len(), b.len());
-        for (a, b) in a.iter().zip(&b).filter(|(a, _)| table != gguf::F16 || a.0 != "token_embd.weight") {
+        for (a, b) in
+            a.iter().zip(&b).filter(|(a, _)| table != gguf::F16 || a.0 != "token_embd.weight")
+        {
             assert!(a == b, "{} differs from {}", a.0, b.0);
         }
         let third = open(&path("out.gguf"));
-        // A table of int8 rows comes back in groups: the same values, but their products are summed in another order.
+        // A table of int8 rows comes back in groups: the same values, but their products are summed
+        // in another order.
         if table != gguf::F16 {
             assert_eq!(logits(&second), logits(&third));
             assert_eq!(logits(&first), logits(&third));
@@ -120,11 +155,20 @@ fn what_is_written_says_all_that_the_directory_said() {
     let path = source(22, dir.path(), Dtype::Bf16);
     let out = dir.path().join("out.gguf");
     let from = open(&path);
-    for (linear, embedding, exact) in [("bf16", "f32", true), ("i4-row", "i8-g64", false), ("i4-g128", "bf16", false)] {
+    for (linear, embedding, exact) in
+        [("bf16", "f32", true), ("i4-row", "i8-g64", false), ("i4-g128", "bf16", false)]
+    {
         let recipe = inline(linear, embedding);
         let artifact = dir.path().join(format!("artifact-{linear}"));
         convert(&from, &artifact, &recipe, &Options::default()).unwrap();
-        let plan = Plan::new(&from, &recipe, &GGUF, &Nearest { threads: 1 }, Importance::Relative(&|_, _| 1.0)).unwrap();
+        let plan = Plan::new(
+            &from,
+            &recipe,
+            &GGUF,
+            &Nearest { threads: 1 },
+            Importance::Relative(&|_, _| 1.0),
+        )
+        .unwrap();
         convert(&from, &out, &recipe, &GGUF).unwrap();
         assert_eq!(fs::metadata(&out).unwrap().len(), plan.total_bytes);
         let to = open(&out);
@@ -150,9 +194,15 @@ fn what_is_written_says_all_that_the_directory_said() {
             fs::remove_file(&again).unwrap();
         }
         let checkpoint = to.checkpoint().unwrap();
-        assert_eq!(ChatTemplate::from_checkpoint(checkpoint).unwrap().source(), "{{ bos_token }}{{ messages[0].content }}");
+        assert_eq!(
+            ChatTemplate::from_checkpoint(checkpoint).unwrap().source(),
+            "{{ bos_token }}{{ messages[0].content }}"
+        );
         let generation = Generation::of(checkpoint).unwrap();
-        assert_eq!((generation.eos, generation.top_k, generation.top_p), (vec![1, 106], Some(64), Some(0.95)));
+        assert_eq!(
+            (generation.eos, generation.top_k, generation.top_p),
+            (vec![1, 106], Some(64), Some(0.95))
+        );
         fs::remove_file(&out).unwrap();
     }
 }
@@ -160,9 +210,19 @@ fn what_is_written_says_all_that_the_directory_said() {
 #[test]
 fn the_tokenizer_goes_there_and_back() {
     let dir = tempfile::tempdir().unwrap();
-    let bundled = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target/tokenizer.json")).unwrap();
-    let dims =
-        Dims { vocab: 16_390, n_layers: 1, pattern: 6, dim: 32, ffn_dim: 32, n_heads: 1, n_kv_heads: 1, ..Dims::default() };
+    let bundled =
+        fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target/tokenizer.json"))
+            .unwrap();
+    let dims = Dims {
+        vocab: 16_390,
+        n_layers: 1,
+        pattern: 6,
+        dim: 32,
+        ffn_dim: 32,
+        n_heads: 1,
+        n_kv_heads: 1,
+        ..Dims::default()
+    };
     let big = directory(&TinyModel::new(dims, 23), &dir.path().join("big"), Dtype::Bf16);
     fs::write(big.join("tokenizer.json"), &bundled).unwrap();
     let small = source(23, dir.path(), Dtype::Bf16);
@@ -178,18 +238,30 @@ fn the_tokenizer_goes_there_and_back() {
         let read = |bytes: &[u8]| Tokenizer::from_bytes(bytes).unwrap();
         let want = read(&fs::read(path.join("tokenizer.json")).unwrap());
         let weights = open(&out);
-        let got = read(&weights.checkpoint().unwrap().side_file("tokenizer.json").unwrap().unwrap());
+        let got =
+            read(&weights.checkpoint().unwrap().side_file("tokenizer.json").unwrap().unwrap());
         for text in texts {
             for special in [Special::AsText, Special::Parse] {
-                assert_eq!(got.encode(text, special).unwrap(), want.encode(text, special).unwrap(), "{text:?}");
+                assert_eq!(
+                    got.encode(text, special).unwrap(),
+                    want.encode(text, special).unwrap(),
+                    "{text:?}"
+                );
             }
         }
         assert_eq!(got.control(), want.control());
         // A draft model may come in either kind of file.
         assert!(got.sha256() != want.sha256() && got.agrees_with(&want) && want.agrees_with(&got));
-        assert!(!got.agrees_with(&read(
-            &fs::read(if i == 0 { small.join("tokenizer.json") } else { big.join("tokenizer.json") }).unwrap()
-        )));
+        assert!(
+            !got.agrees_with(&read(
+                &fs::read(if i == 0 {
+                    small.join("tokenizer.json")
+                } else {
+                    big.join("tokenizer.json")
+                })
+                .unwrap()
+            ))
+        );
     }
 }
 
@@ -236,7 +308,8 @@ fn what_cannot_be_said_is_refused() {
             let file = file.unwrap();
             fs::copy(file.path(), other.join(file.file_name())).unwrap();
         }
-        let mut config: Value = serde_json::from_slice(&fs::read(other.join("config.json")).unwrap()).unwrap();
+        let mut config: Value =
+            serde_json::from_slice(&fs::read(other.join("config.json")).unwrap()).unwrap();
         config[key] = value;
         fs::write(other.join("config.json"), config.to_string()).unwrap();
         other
@@ -272,19 +345,31 @@ fn the_commands_take_and_make_such_files() {
     // By its ending, and by the option.
     gemma(&["quantize", from, "a.gguf", "--linear", "bf16", "--embedding", "bf16"]);
     gemma(&["quantize", from, "b", "--linear", "bf16", "--embedding", "bf16", "--format", "gguf"]);
-    assert!(fs::read(dir.path().join("a.gguf")).unwrap() == fs::read(dir.path().join("b")).unwrap());
+    assert!(
+        fs::read(dir.path().join("a.gguf")).unwrap() == fs::read(dir.path().join("b")).unwrap()
+    );
     let eval = |model: &str| gemma(&["eval", "-m", model, "--ids", "ids.json", "--json"]);
     assert_eq!(eval("a.gguf"), eval(from));
-    let report: Value = serde_json::from_str(&gemma(&["inspect", "a.gguf", "--json", "--verify"])).unwrap();
+    let report: Value =
+        serde_json::from_str(&gemma(&["inspect", "a.gguf", "--json", "--verify"])).unwrap();
     assert_eq!((&report["layers"], &report["vocab"]), (&json!(6), &json!(160)));
     assert_eq!(gemma(&["tokenize", "-m", "b", "abc a"]), gemma(&["tokenize", "-m", from, "abc a"]));
-    let text = |model: &str| gemma(&["generate", "-m", model, "--seed", "3", "-n", "8", "--draft", "ngram", "abc"]);
+    let text = |model: &str| {
+        gemma(&["generate", "-m", model, "--seed", "3", "-n", "8", "--draft", "ngram", "abc"])
+    };
     assert_eq!(text("a.gguf"), text(from));
     if cfg!(feature = "bundled") {
         // No bundled draft knows these tokens: that is said, and the text comes without it.
         let mut command = assert_cmd::Command::cargo_bin("gemma").unwrap();
-        command.args(["generate", "-m", "a.gguf", "--seed", "3", "-n", "8", "--draft", "auto", "abc"]);
-        let output = command.current_dir(dir.path()).env_remove("GEMMA_MODEL").assert().success().get_output().clone();
+        command
+            .args(["generate", "-m", "a.gguf", "--seed", "3", "-n", "8", "--draft", "auto", "abc"]);
+        let output = command
+            .current_dir(dir.path())
+            .env_remove("GEMMA_MODEL")
+            .assert()
+            .success()
+            .get_output()
+            .clone();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(
             said.contains("there is no bundled draft model for this model")

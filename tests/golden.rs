@@ -1,5 +1,6 @@
-//! What this program computes against what Hugging Face transformers computes (`scripts/golden.py`), token by token: files as
-//! transformers saved them, in both spellings of the configuration, past windows, pages and rings.
+//! What this program computes against what Hugging Face transformers computes
+//! (`scripts/golden.py`), token by token: files as transformers saved them, in both spellings of
+//! the configuration, past windows, pages and rings.
 
 use gemma::checkpoint::Checkpoint;
 use gemma::compute::KvFormat;
@@ -17,8 +18,9 @@ use std::path::{Path, PathBuf};
 
 const CASES: [&str; 3] = ["text", "multimodal", "untied"];
 
-/// Nats by which a likelihood may differ from the golden one. All compute in f32, so what is left is the order of sums: the
-/// oracle differs by 2e-5, and so does the planned engine as long as its kernels keep activations in f32.
+/// Nats by which a likelihood may differ from the golden one. All compute in f32, so what is left
+/// is the order of sums: the oracle differs by 2e-5, and so does the planned engine as long as its
+/// kernels keep activations in f32.
 const ORACLE: f64 = 1e-4;
 const PLANNED: f64 = 1e-3;
 
@@ -67,13 +69,18 @@ fn run(engine: &mut dyn Engine, ids: &[u32], chunk: usize) -> Scores {
 
 fn nll(logits: &[f32], token: u32) -> f64 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
-    max + logits.iter().map(|v| (*v as f64 - max).exp()).sum::<f64>().ln() - logits[token as usize] as f64
+    max + logits.iter().map(|v| (*v as f64 - max).exp()).sum::<f64>().ln()
+        - logits[token as usize] as f64
 }
 
 /// Largest difference of any token's likelihood, in nats.
 fn worst_nll(scores: &Scores, golden: &Golden) -> f64 {
     assert!(scores.logits.iter().all(|v| v.is_finite()));
-    let differences = golden.nll.iter().enumerate().map(|(i, want)| (nll(scores.row(i), golden.ids[i + 1]) - want).abs());
+    let differences = golden
+        .nll
+        .iter()
+        .enumerate()
+        .map(|(i, want)| (nll(scores.row(i), golden.ids[i + 1]) - want).abs());
     differences.fold(0.0, f64::max)
 }
 
@@ -82,7 +89,8 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Likelihoods within `nats`, whole rows of logits within twice that, and the same likeliest tokens.
+/// Likelihoods within `nats`, whole rows of logits within twice that, and the same likeliest
+/// tokens.
 fn check(what: &str, scores: &Scores, golden: &Golden, nats: f64) {
     assert_eq!(scores.rows(), golden.ids.len(), "{what}");
     let worst = worst_nll(scores, golden);
@@ -97,9 +105,16 @@ fn check(what: &str, scores: &Scores, golden: &Golden, nats: f64) {
         let row = scores.row(i);
         let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         // Where two tokens are as good as equal, either may win.
-        assert!(best - row[*want as usize] < 2.0 * nats as f32, "{what}: another token is likeliest at {i}");
+        assert!(
+            best - row[*want as usize] < 2.0 * nats as f32,
+            "{what}: another token is likeliest at {i}"
+        );
         if f64::from(golden.least_margin) > 4.0 * nats {
-            assert_eq!(row.iter().position(|v| *v == best), Some(*want as usize), "{what}: top-1 at {i}");
+            assert_eq!(
+                row.iter().position(|v| *v == best),
+                Some(*want as usize),
+                "{what}: top-1 at {i}"
+            );
         }
     }
 }
@@ -120,7 +135,12 @@ fn the_oracle_agrees_with_transformers_in_both_spellings_of_the_configuration() 
         for (file, chunk) in [("config.json", 256), ("config-v4.json", 97)] {
             let weights = weights(case, &config(case, file));
             let mut engine = ReferenceEngine::new(&weights, golden.ids.len()).unwrap();
-            check(&format!("oracle, {case}, {file}"), &run(&mut engine, &golden.ids, chunk), &golden, ORACLE);
+            check(
+                &format!("oracle, {case}, {file}"),
+                &run(&mut engine, &golden.ids, chunk),
+                &golden,
+                ORACLE,
+            );
         }
     }
 }
@@ -132,13 +152,19 @@ fn the_planned_engine_agrees_with_transformers() {
         let weights = weights(case, &config(case, "config.json"));
         for chunk in [256, 7] {
             let mut engine = planned(&weights, golden.ids.len());
-            check(&format!("planned, {case}, chunks of {chunk}"), &run(&mut engine, &golden.ids, chunk), &golden, PLANNED);
+            check(
+                &format!("planned, {case}, chunks of {chunk}"),
+                &run(&mut engine, &golden.ids, chunk),
+                &golden,
+                PLANNED,
+            );
         }
     }
 }
 
-/// Rounding the cache moves likelihoods by far more than the tolerance above, so the golden cache is rounded too. What then
-/// remains is that f32 noise of one part in ten million lets some values round the other way.
+/// Rounding the cache moves likelihoods by far more than the tolerance above, so the golden cache
+/// is rounded too. What then remains is that f32 noise of one part in ten million lets some values
+/// round the other way.
 #[test]
 fn an_f16_cache_is_transformers_with_rounded_keys_and_values() {
     for case in CASES {
@@ -149,7 +175,8 @@ fn an_f16_cache_is_transformers_with_rounded_keys_and_values() {
             run(&mut engine, &golden.ids, 128)
         });
         assert_eq!(scores.logits, again.logits, "{case}: the number of threads shows");
-        let got: Vec<f64> = (0..golden.nll.len()).map(|i| nll(scores.row(i), golden.ids[i + 1])).collect();
+        let got: Vec<f64> =
+            (0..golden.nll.len()).map(|i| nll(scores.row(i), golden.ids[i + 1])).collect();
         let differences = |a: &[f64], b: &[f64]| {
             let mut all: Vec<f64> = a.iter().zip(b).map(|(a, b)| (a - b).abs()).collect();
             all.sort_by(f64::total_cmp);
@@ -158,13 +185,18 @@ fn an_f16_cache_is_transformers_with_rounded_keys_and_values() {
         let (median, worst) = differences(&got, &golden.nll_f16_cache);
         let (moved, moved_most) = differences(&golden.nll, &golden.nll_f16_cache);
         println!(
-            "f16 cache, {case}: NLL differs by {median:.1e}, at most {worst:.1e}; rounding moved {moved:.1e}, at most {moved_most:.1e}"
+            "f16 cache, {case}: NLL differs by {median:.1e}, at most {worst:.1e}; rounding moved \
+                {moved:.1e}, at most {moved_most:.1e}"
         );
-        assert!(median < moved / 2.0 && worst < moved_most / 2.0, "{case}: NLL differs by {median:.1e}, at most {worst:.1e}");
+        assert!(
+            median < moved / 2.0 && worst < moved_most / 2.0,
+            "{case}: NLL differs by {median:.1e}, at most {worst:.1e}"
+        );
     }
 }
 
-/// Both engines through the same random life: trees scored in one pass or two, any path committed, now and then a step back.
+/// Both engines through the same random life: trees scored in one pass or two, any path committed,
+/// now and then a step back.
 #[test]
 fn both_engines_live_through_the_same_trees() {
     let golden = golden("multimodal");
@@ -183,7 +215,10 @@ fn both_engines_live_through_the_same_trees() {
             let parent = if rng.random_bool(0.7) { i - 1 } else { rng.random_range(0..i) };
             tree.push(parent, rng.random_range(0..vocab));
         }
-        let start = TokenTree { tokens: tree.tokens[..first as usize].to_vec(), parent: tree.parent[..first as usize].to_vec() };
+        let start = TokenTree {
+            tokens: tree.tokens[..first as usize].to_vec(),
+            parent: tree.parent[..first as usize].to_vec(),
+        };
         let mut path = vec![rng.random_range(0..first + more)];
         while let Some(parent) = tree.parent[path[0] as usize] {
             path.insert(0, parent);
@@ -214,7 +249,8 @@ fn a_tree_scores_alike_in_both_engines() {
     for case in CASES {
         let golden = golden(case);
         let weights = weights(case, &config(case, "config.json"));
-        let (mut oracle, mut planned) = (ReferenceEngine::new(&weights, 400).unwrap(), planned(&weights, 400));
+        let (mut oracle, mut planned) =
+            (ReferenceEngine::new(&weights, 400).unwrap(), planned(&weights, 400));
         let prefix = &golden.ids[..golden.ids.len().min(310)];
         run(&mut oracle, prefix, 64);
         run(&mut planned, prefix, 64);
@@ -245,11 +281,15 @@ fn a_tree_scores_alike_in_both_engines() {
             engine.commit(&path).unwrap();
             engine.forward(&TokenTree::root(9), Rows::Last, scores).unwrap();
         }
-        assert!(largest_difference(&a.logits, &b.logits) < 1e-3, "{case}: the token after the tree differs");
+        assert!(
+            largest_difference(&a.logits, &b.logits) < 1e-3,
+            "{case}: the token after the tree differs"
+        );
     }
 }
 
-/// Each wrong reading of a configuration moves likelihoods far beyond the tolerances above, so the vectors would show it.
+/// Each wrong reading of a configuration moves likelihoods far beyond the tolerances above, so the
+/// vectors would show it.
 #[test]
 fn the_vectors_notice_a_model_that_is_slightly_wrong() {
     let golden = golden("text");

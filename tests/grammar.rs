@@ -1,4 +1,5 @@
-//! Answers under a grammar, as a shell sees them: they fit, drafts leave them as they are, and what cannot be kept is said.
+//! Answers under a grammar, as a shell sees them: they fit, drafts leave them as they are, and what
+//! cannot be kept is said.
 
 #[path = "common/shell.rs"]
 mod shell;
@@ -51,9 +52,17 @@ fn person() -> Value {
 fn check(text: &str) {
     let p: Person = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text:?}"));
     let short = |s: &String, most: usize| s.chars().count() <= most;
-    assert!(!p.name.is_empty() && short(&p.name, 20) && p.age <= 130 && (1..=3).contains(&p.tags.len()), "{text:?}");
+    assert!(
+        !p.name.is_empty() && short(&p.name, 20) && p.age <= 130 && (1..=3).contains(&p.tags.len()),
+        "{text:?}"
+    );
     assert!(p.tags.iter().all(|tag| short(tag, 8)), "{text:?}");
-    assert!(p.pet.is_none_or(|pet| matches!(pet.kind, Kind::Cat | Kind::Dog) && (0.0..=90.0).contains(&pet.weight)), "{text:?}");
+    assert!(
+        p.pet
+            .is_none_or(|pet| matches!(pet.kind, Kind::Cat | Kind::Dog)
+                && (0.0..=90.0).contains(&pet.weight)),
+        "{text:?}"
+    );
     // Outside of strings there are no blanks but one behind `,` and `:`.
     let mut outside = String::new();
     let (mut inside, mut escaped) = (false, false);
@@ -70,13 +79,23 @@ fn check(text: &str) {
 
 fn batch(dir: &Path, records: &[Value], more: &[&str]) -> Vec<Value> {
     let input: String = records.iter().map(|record| format!("{record}\n")).collect();
-    let run = gemma_in(dir, &[&["generate", "--batch", "-q", "--seed", "3"], more].concat(), input.as_bytes()).ok();
+    let run = gemma_in(
+        dir,
+        &[&["generate", "--batch", "-q", "--seed", "3"], more].concat(),
+        input.as_bytes(),
+    )
+    .ok();
     run.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// Ours and OpenAI's by turns.
 fn records(count: usize) -> Vec<Value> {
-    let prompts = ["Describe a person.", "Who lives next door?", "Invent somebody who likes rain.", "Why is the sky blue?"];
+    let prompts = [
+        "Describe a person.",
+        "Who lives next door?",
+        "Invent somebody who likes rain.",
+        "Why is the sky blue?",
+    ];
     let record = |n: usize| {
         let prompt = format!("{} ({n})", prompts[n % 4]);
         let format = json!({"type": "json_schema", "json_schema": {"name": "person", "strict": true, "schema": person()}});
@@ -106,23 +125,39 @@ fn answers_fit_their_schema_and_drafts_change_nothing() {
         assert!(reply["error"].is_null(), "{reply}");
         check(text(reply));
     }
-    for draft in
-        [&[][..], &["--draft-tree", "12"], &["--draft", "ngram", "-t", "1"], &["--draft-tree", "chain", "--draft-tokens", "4"]]
-    {
+    for draft in [
+        &[][..],
+        &["--draft-tree", "12"],
+        &["--draft", "ngram", "-t", "1"],
+        &["--draft-tree", "chain", "--draft-tokens", "4"],
+    ] {
         assert!(batch(dir.path(), &records, draft) == plain, "{draft:?}");
     }
     let rules = [
         (json!({"id": 1, "prompt": "A number?", "regex": "[1-9][0-9]{3}"}), r"4"),
-        (json!({"id": 2, "prompt": "A sum?", "grammar": "start: n \" + \" n \" = \" n\nn: /[0-9]{1,3}/"}), " + "),
-        (json!({"id": 3, "prompt": "Data?", "response_format": {"type": "json_object"}, "max_tokens": 2000}), "{"),
+        (
+            json!({"id": 2, "prompt": "A \
+                sum?", "grammar": "start: n \" + \" n \" = \" n\nn: \
+                /[0-9]{1,3}/"}),
+            " + ",
+        ),
+        (
+            json!({"id": 3, "prompt": "Data?", "response_format": {"type": "json_object"}, "max_tokens": 2000}),
+            "{",
+        ),
     ];
     for (record, holds) in rules {
-        let [plain, drafted] =
-            ["off", "auto"].map(|draft| batch(dir.path(), std::slice::from_ref(&record), &["--draft", draft]).remove(0));
+        let [plain, drafted] = ["off", "auto"].map(|draft| {
+            batch(dir.path(), std::slice::from_ref(&record), &["--draft", draft]).remove(0)
+        });
         assert_eq!(plain, drafted);
         match record["id"].as_u64() {
-            Some(1) => assert!((1000..10000).contains(&text(&plain).parse::<u32>().unwrap()), "{plain}"),
-            Some(3) if plain["error"].is_null() => assert!(serde_json::from_str::<Value>(text(&plain)).unwrap().is_object()),
+            Some(1) => {
+                assert!((1000..10000).contains(&text(&plain).parse::<u32>().unwrap()), "{plain}")
+            }
+            Some(3) if plain["error"].is_null() => {
+                assert!(serde_json::from_str::<Value>(text(&plain)).unwrap().is_object())
+            }
             Some(3) => assert_eq!(plain["error"]["code"], 8),
             _ => assert!(text(&plain).contains(holds) && plain["error"].is_null(), "{plain}"),
         }
@@ -132,23 +167,39 @@ fn answers_fit_their_schema_and_drafts_change_nothing() {
 /// Forced parts of a text come in fewer passes, drafts or not.
 #[test]
 fn what_a_schema_fixes_is_drafted_for_nothing() {
-    let schema =
-        json!({"const": {"kind": "photosynthesis", "needs": ["light", "water", "carbon dioxide"], "gives": ["sugar", "oxygen"]}});
+    let schema = json!({"const": {"kind": "photosynthesis", "needs": ["light", "water", "carbon \
+        dioxide"], "gives": ["sugar", "oxygen"]}});
     let run = |draft: &[&str]| {
         let schema = schema.to_string();
-        let args = [&["generate", "Hi.", "--format", "json", "-q", "--json-schema", &schema], draft].concat();
+        let args =
+            [&["generate", "Hi.", "--format", "json", "-q", "--json-schema", &schema], draft]
+                .concat();
         gemma(&args, b"").ok().json()
     };
-    let (plain, drafted) = (run(&["--draft", "off"]), run(&["--draft", "ngram", "--draft-tree", "16"]));
+    let (plain, drafted) =
+        (run(&["--draft", "off"]), run(&["--draft", "ngram", "--draft-tree", "16"]));
     assert_eq!(plain["text"], drafted["text"]);
-    assert_eq!(serde_json::from_str::<Value>(plain["text"].as_str().unwrap()).unwrap(), schema["const"]);
+    assert_eq!(
+        serde_json::from_str::<Value>(plain["text"].as_str().unwrap()).unwrap(),
+        schema["const"]
+    );
     let passes = |result: &Value| result["draft"]["passes"].as_u64().unwrap();
-    assert!(passes(&drafted) * 3 < passes(&plain), "{} passes and {}", passes(&drafted), passes(&plain));
+    assert!(
+        passes(&drafted) * 3 < passes(&plain),
+        "{} passes and {}",
+        passes(&drafted),
+        passes(&plain)
+    );
     let source = &drafted["draft"]["sources"][0];
-    assert_eq!((&source["name"], &source["drafted"]), (&json!("grammar"), &source["accepted"]), "{drafted}");
+    assert_eq!(
+        (&source["name"], &source["drafted"]),
+        (&json!("grammar"), &source["accepted"]),
+        "{drafted}"
+    );
 }
 
-/// Grammars that go on for ever where white space is free end here, or say that they were cut short.
+/// Grammars that go on for ever where white space is free end here, or say that they were cut
+/// short.
 #[test]
 fn schemas_that_loop_elsewhere_end() {
     let text = json!({"type": "string"});
@@ -173,11 +224,20 @@ fn an_answer_that_is_cut_short_is_a_failure() {
     let dir = tempfile::tempdir().unwrap();
     let schema = person().to_string();
     let run = |more: &[&str]| {
-        gemma_in(dir.path(), &[&["generate", "Hi.", "--seed", "1", "--json-schema", &schema], more].concat(), b"")
+        gemma_in(
+            dir.path(),
+            &[&["generate", "Hi.", "--seed", "1", "--json-schema", &schema], more].concat(),
+            b"",
+        )
     };
     let cut = |run: &Run| {
         assert_eq!(run.code, 8, "{run:?}");
-        assert!(run.err.contains("cut off after 5 tokens") && run.err.contains("help: raise --max-tokens"), "{}", run.err);
+        assert!(
+            run.err.contains("cut off after 5 tokens")
+                && run.err.contains("help: raise --max-tokens"),
+            "{}",
+            run.err
+        );
     };
     let plain = run(&["-n", "5", "--draft", "off"]);
     cut(&plain);
@@ -196,7 +256,10 @@ fn an_answer_that_is_cut_short_is_a_failure() {
     assert_eq!((stopped.code, stopped.text()), (8, r#"{""#), "{}", stopped.err);
     let replies = batch(
         dir.path(),
-        &[json!({"id": 1, "prompt": "Hi.", "json_schema": person(), "max_tokens": 5}), json!({"prompt": "Hi.", "max_tokens": 3})],
+        &[
+            json!({"id": 1, "prompt": "Hi.", "json_schema": person(), "max_tokens": 5}),
+            json!({"prompt": "Hi.", "max_tokens": 3}),
+        ],
         &[],
     );
     assert_eq!(
@@ -211,9 +274,14 @@ fn what_cannot_be_kept_is_refused_with_its_place() {
     let fails = |args: &[&str], code: i32, words: &[&str]| {
         gemma_in(dir.path(), &[&["generate", "Hi."], args].concat(), b"").fails(code, words);
     };
-    let bad = json!({"properties": {"a": {"items": {"type": "string", "not": {"const": "x"}}}}}).to_string();
+    let bad = json!({"properties": {"a": {"items": {"type": "string", "not": {"const": "x"}}}}})
+        .to_string();
     fails(&["--json-schema", &bad], 2, &["at /properties/a/items", "not", "help:"]);
-    fails(&["--json-schema", "{\"type\": }"], 2, &["--json-schema is not valid JSON", "line 1 column 10"]);
+    fails(
+        &["--json-schema", "{\"type\": }"],
+        2,
+        &["--json-schema is not valid JSON", "line 1 column 10"],
+    );
     fails(&["--json-schema", "@absent.json"], 3, &["absent.json"]);
     fs::write(dir.path().join("s.json"), "{\n  \"type\": strin\n}").unwrap();
     fails(&["--json-schema", "@s.json"], 2, &["s.json", "line 2"]);
@@ -222,8 +290,12 @@ fn what_cannot_be_kept_is_refused_with_its_place() {
     fails(&["--regex", "(a"], 2, &["regular expression"]);
     fails(&["--regex", "a", "--json-schema", "{}"], 2, &["--regex", "--json-schema"]);
     fails(&["--regex", "a", "--ignore-eos"], 2, &["--ignore-eos"]);
-    gemma_in(dir.path(), &["generate", "--batch", "-", "--regex", "(a"], b"{\"prompt\": \"Hi.\"}\n")
-        .fails(2, &["regular expression"]);
+    gemma_in(
+        dir.path(),
+        &["generate", "--batch", "-", "--regex", "(a"],
+        b"{\"prompt\": \"Hi.\"}\n",
+    )
+    .fails(2, &["regular expression"]);
     let records = [
         json!({"id": 1, "prompt": "Hi.", "json_schema": {"type": "strin"}}),
         json!({"id": 2, "prompt": "Hi.", "response_format": {"type": "xml"}}),
@@ -234,6 +306,9 @@ fn what_cannot_be_kept_is_refused_with_its_place() {
     let replies = batch(dir.path(), &records, &["--regex", "c|d"]);
     let codes: Vec<_> = replies.iter().map(|reply| reply["error"]["code"].as_u64()).collect();
     assert_eq!(codes, [Some(2), Some(3), None, None, None]);
-    assert!(["a", "b"].contains(&text(&replies[2])) && ["c", "d"].contains(&text(&replies[4])), "{replies:?}");
+    assert!(
+        ["a", "b"].contains(&text(&replies[2])) && ["c", "d"].contains(&text(&replies[4])),
+        "{replies:?}"
+    );
     assert!(!["c", "d"].contains(&text(&replies[3])), "{replies:?}");
 }

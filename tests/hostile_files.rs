@@ -1,5 +1,5 @@
-//! Files that lie, end early or belong to other tools: each is refused with exit code 3, a reason that names the place, and a
-//! remedy. None crashes.
+//! Files that lie, end early or belong to other tools: each is refused with exit code 3, a reason
+//! that names the place, and a remedy. None crashes.
 
 mod common;
 
@@ -68,9 +68,12 @@ fn things_that_are_no_model_directory() {
     let gguf = path.join("x.gguf");
     fs::write(&gguf, b"GGUF").unwrap();
     assert!(refusal(open(&gguf)).contains("truncated"));
-    for (file, word) in
-        [("x.gguf", "GGUF"), ("pytorch_model.bin", "safe_serialization"), ("x.sbs", "gemma.cpp"), ("config.json", "hf download")]
-    {
+    for (file, word) in [
+        ("x.gguf", "GGUF"),
+        ("pytorch_model.bin", "safe_serialization"),
+        ("x.sbs", "gemma.cpp"),
+        ("config.json", "hf download"),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(file), "{}").unwrap();
         assert!(refusal(open(dir.path())).contains(word), "{file}");
@@ -84,11 +87,31 @@ fn missing_and_broken_side_files() {
     let remove = |name: &'static str| move |dir: &Path| fs::remove_file(dir.join(name)).unwrap();
     refused(Form::TextV4, 1, remove("config.json"), &["no config.json"]);
     refused(Form::TextV4, 1, remove(FILE), &["hf download"]);
-    refused(Form::TextV4, 2, remove("model-00002-of-00002.safetensors"), &["model-00002-of-00002", "missing"]);
+    refused(
+        Form::TextV4,
+        2,
+        remove("model-00002-of-00002.safetensors"),
+        &["model-00002-of-00002", "missing"],
+    );
     refused(Form::TextV4, 2, remove(shards::INDEX), &["model.safetensors.index.json"]);
-    refused(Form::TextV4, 1, |d| fs::write(d.join("config.json"), "{\"model_type\": ").unwrap(), &["config.json", "JSON"]);
-    refused(Form::TextV4, 1, |d| fs::write(d.join("config.json"), "[]").unwrap(), &["config.json", "object"]);
-    refused(Form::TextV4, 1, |d| fs::write(d.join("adapter_config.json"), "{}").unwrap(), &["PEFT", "merge_and_unload"]);
+    refused(
+        Form::TextV4,
+        1,
+        |d| fs::write(d.join("config.json"), "{\"model_type\": ").unwrap(),
+        &["config.json", "JSON"],
+    );
+    refused(
+        Form::TextV4,
+        1,
+        |d| fs::write(d.join("config.json"), "[]").unwrap(),
+        &["config.json", "object"],
+    );
+    refused(
+        Form::TextV4,
+        1,
+        |d| fs::write(d.join("adapter_config.json"), "{}").unwrap(),
+        &["PEFT", "merge_and_unload"],
+    );
     refused(Form::TextV4, 1, |d| fs::write(d.join(FILE), "").unwrap(), &[FILE, "empty"]);
     let pipe = |d: &Path| {
         fs::remove_file(d.join(FILE)).unwrap();
@@ -115,8 +138,12 @@ fn truncated_weights_of_any_length() {
 fn index_and_shards_that_disagree() {
     let index = |edit: fn(&mut Value)| move |dir: &Path| edit_json(&dir.join(shards::INDEX), edit);
     const NORM: &str = "model.norm.weight";
-    for escape in ["../model-00001-of-00002.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""] {
-        let harm = |dir: &Path| edit_json(&dir.join(shards::INDEX), |v| v["weight_map"][NORM] = json!(escape));
+    for escape in
+        ["../model-00001-of-00002.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""]
+    {
+        let harm = |dir: &Path| {
+            edit_json(&dir.join(shards::INDEX), |v| v["weight_map"][NORM] = json!(escape))
+        };
         refused(Form::TextV4, 2, harm, &[NORM, "outside the directory"]);
     }
     refused(Form::TextV4, 2, index(|v| v["weight_map"][NORM] = json!(7)), &[NORM]);
@@ -136,7 +163,11 @@ fn index_and_shards_that_disagree() {
     refused(Form::TextV4, 2, index(forget), &[NORM, "does not list"]);
     refused(Form::TextV4, 2, index(|v| v["weight_map"] = json!({})), &["weight_map"]);
     let twice = |dir: &Path| {
-        fs::copy(dir.join("model-00001-of-00002.safetensors"), dir.join("model-00002-of-00002.safetensors")).unwrap();
+        fs::copy(
+            dir.join("model-00001-of-00002.safetensors"),
+            dir.join("model-00002-of-00002.safetensors"),
+        )
+        .unwrap();
     };
     refused(Form::TextV4, 2, twice, &["is also in"]);
 }
@@ -152,14 +183,37 @@ fn tensors_that_do_not_make_a_gemma_3() {
         }
     };
     let q = "model.layers.1.self_attn.q_proj.weight";
-    refused(Form::TextV4, 1, rewrite(|t| t.retain(|t| !t.0.ends_with("layers.1.self_attn.q_proj.weight"))), &[q, "1 of 54"]);
-    refused(Form::TextV4, 1, rewrite(|t| t.retain(|t| !t.0.contains(".mlp."))), &["12 of 54", "..."]);
-    refused(Form::TextV4, 1, rewrite(|t| t.retain(|t| !t.0.contains("embed_tokens"))), &["no embedding table"]);
-    let transpose = |t: &mut Vec<common::Named>| t.iter_mut().filter(|t| t.0.contains("down_proj")).for_each(|t| t.1.reverse());
+    refused(
+        Form::TextV4,
+        1,
+        rewrite(|t| t.retain(|t| !t.0.ends_with("layers.1.self_attn.q_proj.weight"))),
+        &[q, "1 of 54"],
+    );
+    refused(
+        Form::TextV4,
+        1,
+        rewrite(|t| t.retain(|t| !t.0.contains(".mlp."))),
+        &["12 of 54", "..."],
+    );
+    refused(
+        Form::TextV4,
+        1,
+        rewrite(|t| t.retain(|t| !t.0.contains("embed_tokens"))),
+        &["no embedding table"],
+    );
+    let transpose = |t: &mut Vec<common::Named>| {
+        t.iter_mut().filter(|t| t.0.contains("down_proj")).for_each(|t| t.1.reverse())
+    };
     refused(Form::TextV4, 1, rewrite(transpose), &["down_proj", "[256, 128]", "[128, 256]"]);
     refused(Form::TextV4, 1, rewrite(|t| t[0].1 = vec![128, 160]), &["embed_tokens", "[160, 128]"]);
-    let add = |name: &'static str| move |t: &mut Vec<common::Named>| t.push((name.into(), vec![2], vec![0.0; 2]));
-    for name in ["model.layers.4.input_layernorm.weight", "model.layers.0.self_attn.q_proj.bias", "something.weight"] {
+    let add = |name: &'static str| {
+        move |t: &mut Vec<common::Named>| t.push((name.into(), vec![2], vec![0.0; 2]))
+    };
+    for name in [
+        "model.layers.4.input_layernorm.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+        "something.weight",
+    ] {
         let harm = |dir: &Path| {
             let model = TinyModel::tiny(3);
             let mut tensors = model.named(Form::TextV4);
@@ -168,11 +222,17 @@ fn tensors_that_do_not_make_a_gemma_3() {
         };
         refused(Form::TextV4, 1, harm, &[name, "does not belong to"]);
     }
-    let peft = |t: &mut Vec<common::Named>| t.iter_mut().for_each(|t| t.0 = format!("base_model.model.{}", t.0));
+    let peft = |t: &mut Vec<common::Named>| {
+        t.iter_mut().for_each(|t| t.0 = format!("base_model.model.{}", t.0))
+    };
     refused(Form::TextV4, 1, rewrite(peft), &["base_model.model.", "merge_and_unload"]);
-    let two = |t: &mut Vec<common::Named>| t.push(("language_model.model.embed_tokens.weight".into(), vec![1, 1], vec![0.0]));
+    let two = |t: &mut Vec<common::Named>| {
+        t.push(("language_model.model.embed_tokens.weight".into(), vec![1, 1], vec![0.0]))
+    };
     refused(Form::TextV4, 1, rewrite(two), &["more than one language model"]);
-    let head = |t: &mut Vec<common::Named>| t.push(("lm_head.weight".into(), vec![160, 128], vec![0.5; 160 * 128]));
+    let head = |t: &mut Vec<common::Named>| {
+        t.push(("lm_head.weight".into(), vec![160, 128], vec![0.5; 160 * 128]))
+    };
     refused(Form::TextV4, 1, rewrite(head), &["lm_head.weight", "tie_word_embeddings"]);
     let dtype = |dir: &Path| {
         let mut bytes = fs::read(dir.join(FILE)).unwrap();
@@ -191,7 +251,9 @@ fn norms_that_are_not_finite_are_refused_when_read() {
     tensors.last_mut().unwrap().2[5] = f32::NAN;
     write_model(&path, &model.config(Form::TextV4), &tensors, Dtype::Bf16, 1);
     let weights = open(&path).unwrap();
-    assert!(refusal(weights.vector(gemma::gemma::Role::FinalNorm, 0)).contains("model.norm.weight"));
+    assert!(
+        refusal(weights.vector(gemma::gemma::Role::FinalNorm, 0)).contains("model.norm.weight")
+    );
 }
 
 #[test]
@@ -227,7 +289,11 @@ fn configurations_that_are_not_computed() {
         ("rope_scaling", json!("linear"), "linear"),
         ("rope_parameters", json!({"rope_type": "linear", "factor": 8.0}), "full_attention"),
         ("layer_types", json!(["full_attention"]), "layer_types"),
-        ("layer_types", json!(["full_attention", "full_attention", "full_attention", "chunked_attention"]), "chunked_attention"),
+        (
+            "layer_types",
+            json!(["full_attention", "full_attention", "full_attention", "chunked_attention"]),
+            "chunked_attention",
+        ),
         ("eos_token_id", json!("</s>"), "eos_token_id"),
         ("eos_token_id", json!([1, 160]), "outside the vocabulary"),
         ("tie_word_embeddings", json!("yes"), "tie_word_embeddings"),
@@ -244,26 +310,45 @@ fn configurations_that_are_not_computed() {
         }
     };
     refused(text, 1, config(both), &["no stated kind"]);
-    refused(Form::Multimodal, 1, config(|c| c["text_config"]["attn_logit_softcapping"] = json!(50.0)), &["soft-capping"]);
+    refused(
+        Form::Multimodal,
+        1,
+        config(|c| c["text_config"]["attn_logit_softcapping"] = json!(50.0)),
+        &["soft-capping"],
+    );
 }
 
 #[test]
 fn artifacts_that_lie_about_their_formats() {
     let formats = |formats: Value| {
-        config(move |c| c["quantization_config"] = json!({"quant_method": "gemma", "version": 2, "formats": formats}))
+        config(move |c| {
+            c["quantization_config"] =
+                json!({"quant_method": "gemma", "version": 2, "formats": formats})
+        })
     };
     const UP: &str = "model.layers.0.mlp.up_proj.weight";
     refused(Form::TextV4, 1, formats(json!({UP: "i4-row"})), &[UP, "lacks"]);
     refused(Form::TextV4, 1, formats(json!({UP: "i5-row"})), &[UP, "unknown weight format"]);
     refused(Form::TextV4, 1, formats(json!({UP: 4})), &[UP]);
     refused(Form::TextV4, 1, formats(json!(null)), &["formats"]);
-    refused(Form::TextV4, 1, config(|c| c["quantization_config"] = json!({"quant_method": "gemma", "version": 3})), &["newer"]);
-    refused(Form::TextV4, 1, config(|c| c["quantization_config"] = json!({"quant_method": "gemma"})), &["version"]);
+    refused(
+        Form::TextV4,
+        1,
+        config(|c| c["quantization_config"] = json!({"quant_method": "gemma", "version": 3})),
+        &["newer"],
+    );
+    refused(
+        Form::TextV4,
+        1,
+        config(|c| c["quantization_config"] = json!({"quant_method": "gemma"})),
+        &["version"],
+    );
 }
 
 /// Header and data of a small valid file.
 fn good_file() -> Vec<u8> {
-    let tensors = [("a".to_string(), vec![2, 3], vec![1.0; 6]), ("b".to_string(), vec![4], vec![2.0; 4])];
+    let tensors =
+        [("a".to_string(), vec![2, 3], vec![1.0; 6]), ("b".to_string(), vec![4], vec![2.0; 4])];
     safetensors(&tensors, Dtype::Bf16)
 }
 

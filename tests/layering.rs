@@ -76,7 +76,11 @@ fn sources() -> Vec<(String, String)> {
         let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap().to_string();
         text.lines().map(|l| l.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
     };
-    list.iter().map(|p| (p.strip_prefix(root().join("src")).unwrap().to_string_lossy().into_owned(), code(p))).collect()
+    list.iter()
+        .map(|p| {
+            (p.strip_prefix(root().join("src")).unwrap().to_string_lossy().into_owned(), code(p))
+        })
+        .collect()
 }
 
 fn room(file: &str) -> &str {
@@ -110,14 +114,19 @@ fn uses(code: &str) -> Vec<String> {
             rooms.push(rest.to_string());
         }
     }
-    let name = |s: &String| s.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+    let name = |s: &String| {
+        s.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>()
+    };
     rooms.iter().map(name).filter(|n| !n.is_empty()).collect()
 }
 
 #[test]
 fn every_room_has_a_floor() {
     for (file, _) in sources() {
-        assert!(floor(room(&file)).is_some(), "src/{file} stands on no floor: add its room to the picture first");
+        assert!(
+            floor(room(&file)).is_some(),
+            "src/{file} stands on no floor: add its room to the picture first"
+        );
     }
 }
 
@@ -137,7 +146,10 @@ fn files_use_only_lower_floors() {
 
 #[test]
 fn the_check_sees_an_upward_use() {
-    assert_eq!(uses("use crate::cli::ui;\nuse crate::{kv::PAGE, decode::{a, b}, error};"), ["cli", "kv", "decode", "error"]);
+    assert_eq!(
+        uses("use crate::cli::ui;\nuse crate::{kv::PAGE, decode::{a, b}, error};"),
+        ["cli", "kv", "decode", "error"]
+    );
 }
 
 /// Paths that begin with `crate::` or `super::`, those in braces taken apart.
@@ -185,15 +197,19 @@ fn path<'a>(mut code: &'a str, before: &[String], found: &mut Vec<Vec<String>>) 
 
 /// The modules of a file: `cli/chat/wrap.rs` is `cli::chat::wrap`.
 fn module(file: &str) -> Vec<String> {
-    let mut parts: Vec<String> = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    let mut parts: Vec<String> =
+        file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
     parts.pop_if(|last| last == "mod");
     parts
 }
 
 /// Which modules of the command line each of its files names.
 fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
-    let files: Vec<(Vec<String>, String)> =
-        sources().into_iter().filter(|(f, _)| room(f) == "cli").map(|(f, code)| (module(&f), code)).collect();
+    let files: Vec<(Vec<String>, String)> = sources()
+        .into_iter()
+        .filter(|(f, _)| room(f) == "cli")
+        .map(|(f, code)| (module(&f), code))
+        .collect();
     let modules: BTreeSet<Vec<String>> = files.iter().map(|(module, _)| module.clone()).collect();
     let absolute = |own: &[String], path: Vec<String>| {
         let up = path.iter().take_while(|part| *part == "super").count();
@@ -204,7 +220,9 @@ fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
     };
     let imports = |own: &Vec<String>, code: &str| {
         let named = paths(code).into_iter().map(|path| absolute(own, path));
-        let module = |path: Vec<String>| (1..=path.len()).rev().map(|n| path[..n].to_vec()).find(|p| modules.contains(p));
+        let module = |path: Vec<String>| {
+            (1..=path.len()).rev().map(|n| path[..n].to_vec()).find(|p| modules.contains(p))
+        };
         named.filter_map(module).filter(|other| other != own).collect()
     };
     files.iter().map(|(own, code)| (own.clone(), imports(own, code))).collect()
@@ -212,11 +230,16 @@ fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
 
 #[test]
 fn the_check_takes_paths_apart() {
-    let code =
-        "use super::ui;\nuse crate::cli::{args::{self, Cli}, stats as s};\nfn f() { crate::cli::help::text(super::super::X) }";
+    let code = "use super::ui;\nuse crate::cli::{args::{self, Cli}, stats as s};\nfn f() { crate::cli::help::text(super::super::X) }";
     let found: Vec<String> = paths(code).iter().map(|path| path.join(" ")).collect();
-    let want =
-        ["super ui", "crate cli args self", "crate cli args Cli", "crate cli stats", "crate cli help text", "super super X"];
+    let want = [
+        "super ui",
+        "crate cli args self",
+        "crate cli args Cli",
+        "crate cli stats",
+        "crate cli help text",
+        "super super X",
+    ];
     assert_eq!(found, want);
 }
 
@@ -224,15 +247,21 @@ fn the_check_takes_paths_apart() {
 fn commands_import_no_command() {
     let args = fs::read_to_string(root().join("src/cli/args.rs")).unwrap();
     let (_, list) = args.split_once("pub enum Command {").expect("the commands are an enum");
-    let commands: BTreeSet<String> = paths(list.split("\n}").next().unwrap()).into_iter().map(|path| path[1].clone()).collect();
+    let commands: BTreeSet<String> =
+        paths(list.split("\n}").next().unwrap()).into_iter().map(|path| path[1].clone()).collect();
     assert!(commands.len() >= 10 && commands.contains("chat"), "{commands:?}");
     let mut wrong = Vec::new();
     for (own, others) in imports_of_cli() {
         // These two gather all commands.
         let gathers = own.len() == 1 || own[1] == "args";
-        let named =
-            others.iter().filter(|other| other.len() > 1 && commands.contains(&other[1]) && own.get(1) != Some(&other[1]));
-        wrong.extend(named.filter(|_| !gathers).map(|other| format!("{} uses {}", own.join("::"), other.join("::"))));
+        let named = others.iter().filter(|other| {
+            other.len() > 1 && commands.contains(&other[1]) && own.get(1) != Some(&other[1])
+        });
+        wrong.extend(
+            named
+                .filter(|_| !gathers)
+                .map(|other| format!("{} uses {}", own.join("::"), other.join("::"))),
+        );
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
@@ -247,7 +276,9 @@ fn the_command_line_has_no_import_circle() {
         others.retain(|other| !is_part(own, other));
     }
     // What imports nothing that is left is in no circle.
-    while let Some(done) = left.iter().find(|(_, others)| others.is_empty()).map(|(own, _)| own.clone()) {
+    while let Some(done) =
+        left.iter().find(|(_, others)| others.is_empty()).map(|(own, _)| own.clone())
+    {
         left.remove(&done);
         left.values_mut().for_each(|others| {
             others.remove(&done);
@@ -261,7 +292,9 @@ fn seams_hold() {
     let mut wrong = Vec::new();
     for (file, code) in sources() {
         for (word, allowed) in SEAMS {
-            let found = code.match_indices(word).any(|(at, _)| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
+            let found = code
+                .match_indices(word)
+                .any(|(at, _)| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
             if found && !allowed.iter().any(|a| file.starts_with(a)) {
                 wrong.push(format!("src/{file} says `{word}`"));
             }
@@ -273,19 +306,28 @@ fn seams_hold() {
 #[test]
 fn no_hand_written_file_is_too_long() {
     let mut list = Vec::new();
-    for (dir, ending) in
-        [("src", "rs"), ("tests", "rs"), ("benches", "rs"), ("shaders", "comp"), ("scripts", "py"), ("scripts", "sh")]
-    {
+    for (dir, ending) in [
+        ("src", "rs"),
+        ("tests", "rs"),
+        ("benches", "rs"),
+        ("shaders", "comp"),
+        ("scripts", "py"),
+        ("scripts", "sh"),
+    ] {
         files(&root().join(dir), ending, &mut list);
     }
-    let long: Vec<_> = list.iter().filter(|p| fs::read_to_string(p).unwrap().lines().count() > MAX_LINES).collect();
+    let long: Vec<_> = list
+        .iter()
+        .filter(|p| fs::read_to_string(p).unwrap().lines().count() > MAX_LINES)
+        .collect();
     assert!(long.is_empty(), "more than {MAX_LINES} lines: {long:?}");
 }
 
 #[test]
 fn rooms_have_short_readmes() {
     for room in ["src", "draft", "shaders", "npu-kernels", "quant", "tests", "scripts"] {
-        let text = fs::read_to_string(root().join(room).join("README.md")).unwrap_or_else(|e| panic!("{room}/README.md: {e}"));
+        let text = fs::read_to_string(root().join(room).join("README.md"))
+            .unwrap_or_else(|e| panic!("{room}/README.md: {e}"));
         let lines = text.lines().count();
         assert!((3..=40).contains(&lines), "{room}/README.md has {lines} lines");
     }

@@ -1,4 +1,5 @@
-//! The CPU's linear kernels against their scalar twin, bit for bit, on every instruction set of this machine.
+//! The CPU's linear kernels against their scalar twin, bit for bit, on every instruction set of
+//! this machine.
 
 use gemma::compute::cpu::isa::Isa;
 use gemma::compute::cpu::linear::{ActValues, ActView, PackedMatrix, TILE, gate_up, linear};
@@ -18,11 +19,17 @@ const ROWS: [usize; 9] = [1, 2, 3, 5, 8, 9, 16, 17, 33];
 /// Random codes and scales, not quantised from anything: every code occurs.
 fn matrix(format: Format, rows: usize, cols: usize, rng: &mut StdRng) -> Matrix<'static> {
     let codes: Vec<u8> = match format.code {
-        Code::F32 => (0..rows * cols).flat_map(|_| rng.random_range(-1f32..1.0).to_le_bytes()).collect(),
-        Code::Bf16 => (0..rows * cols).flat_map(|_| bf16::from_f32(rng.random_range(-1f32..1.0)).to_le_bytes()).collect(),
+        Code::F32 => {
+            (0..rows * cols).flat_map(|_| rng.random_range(-1f32..1.0).to_le_bytes()).collect()
+        }
+        Code::Bf16 => (0..rows * cols)
+            .flat_map(|_| bf16::from_f32(rng.random_range(-1f32..1.0)).to_le_bytes())
+            .collect(),
         _ => (0..format.stored_rows(rows) * format.row_bytes(cols)).map(|_| rng.random()).collect(),
     };
-    let scales: Vec<f16> = (0..rows * format.row_scales(cols)).map(|_| f16::from_f32(rng.random_range(-0.05f32..0.05))).collect();
+    let scales: Vec<f16> = (0..rows * format.row_scales(cols))
+        .map(|_| f16::from_f32(rng.random_range(-0.05f32..0.05)))
+        .collect();
     Matrix::new(format, rows, cols, codes, scales).unwrap()
 }
 
@@ -38,17 +45,27 @@ struct Acts {
 }
 
 impl Acts {
-    fn new(format: Format, rows: usize, cols: usize, mut value: impl FnMut(usize) -> i8, rng: &mut StdRng) -> Acts {
+    fn new(
+        format: Format,
+        rows: usize,
+        cols: usize,
+        mut value: impl FnMut(usize) -> i8,
+        rng: &mut StdRng,
+    ) -> Acts {
         let ints: Vec<i8> = (0..rows * cols).map(&mut value).collect();
         let group = format.group_cols(cols);
-        let sums =
-            ints.chunks(cols).flat_map(|row| row.chunks(group).map(|g| g.iter().map(|x| *x as i32).sum::<i32>())).collect();
+        let sums = ints
+            .chunks(cols)
+            .flat_map(|row| row.chunks(group).map(|g| g.iter().map(|x| *x as i32).sum::<i32>()))
+            .collect();
         Acts {
             rows,
             cols,
             floats: (0..rows * cols).map(|_| rng.random_range(-2f32..2.0)).collect(),
             ints,
-            scales: (0..rows * format.groups(cols)).map(|_| rng.random_range(0.001f32..0.1)).collect(),
+            scales: (0..rows * format.groups(cols))
+                .map(|_| rng.random_range(0.001f32..0.1))
+                .collect(),
             sums,
             integer: format.code.is_integer(),
         }
@@ -60,7 +77,8 @@ impl Acts {
     }
 
     fn view(&self) -> ActView<'_> {
-        let values = if self.integer { ActValues::I8(&self.ints) } else { ActValues::F32(&self.floats) };
+        let values =
+            if self.integer { ActValues::I8(&self.ints) } else { ActValues::F32(&self.floats) };
         ActView { rows: self.rows, cols: self.cols, values, scales: &self.scales, sums: &self.sums }
     }
 }
@@ -122,7 +140,8 @@ fn narrow_and_odd_widths_equal_the_twin() {
     ] {
         let format: Format = spelled.parse().unwrap();
         for cols in widths {
-            let (m, act) = (matrix(format, 40, cols, &mut rng), Acts::random(format, 6, cols, &mut rng));
+            let (m, act) =
+                (matrix(format, 40, cols, &mut rng), Acts::random(format, 6, cols, &mut rng));
             let mut want = vec![0.0; 6 * 40];
             twin::linear(&m, &act.view(), &mut want);
             for isa in Isa::all_supported() {
@@ -139,12 +158,17 @@ fn strips_blocks_and_tile_splits_change_nothing() {
     for spelled in ["bf16", "i8-row", "i8a-row", "i4-row", "i4-g32", "i2-g64", "t2-row", "t3-row"] {
         let format: Format = spelled.parse().unwrap();
         let (n, cols, rows) = (3 * TILE + 5, 256, 140);
-        let (m, act) = (matrix(format, n, cols, &mut rng), Acts::random(format, rows, cols, &mut rng));
+        let (m, act) =
+            (matrix(format, n, cols, &mut rng), Acts::random(format, rows, cols, &mut rng));
         let mut want = vec![0.0; rows * n];
         twin::linear(&m, &act.view(), &mut want);
         for isa in Isa::all_supported() {
             let packed = PackedMatrix::pack(&m, isa);
-            assert_same_bits(&product(isa, &packed, &act.view(), &[1, 1, 3]), &want, &format!("{spelled}, {isa}"));
+            assert_same_bits(
+                &product(isa, &packed, &act.view(), &[1, 1, 3]),
+                &want,
+                &format!("{spelled}, {isa}"),
+            );
         }
     }
 }
@@ -152,7 +176,10 @@ fn strips_blocks_and_tile_splits_change_nothing() {
 #[test]
 fn the_largest_sums_do_not_saturate() {
     let mut rng = StdRng::seed_from_u64(4);
-    for spelled in ["i8-row", "i8a-row", "i4-row", "i4-g128", "i2-row", "i2-g128", "t2-row", "t2.5-row", "t3-row", "t4-row"] {
+    for spelled in [
+        "i8-row", "i8a-row", "i4-row", "i4-g128", "i2-row", "i2-g128", "t2-row", "t2.5-row",
+        "t3-row", "t4-row",
+    ] {
         let format: Format = spelled.parse().unwrap();
         // The widest layer of the 27B shape; codes of -128, -8 and -1.5, then the largest ones.
         let (n, cols, rows) = (TILE, 21504, 9);
@@ -161,12 +188,22 @@ fn the_largest_sums_do_not_saturate() {
             let scales = vec![f16::ONE; n * format.row_scales(cols)];
             let m = Matrix::new(format, n, cols, codes, scales).unwrap();
             for sign in [-127i8, 127] {
-                let act = Acts::new(format, rows, cols, |i| if (i / cols).is_multiple_of(2) { sign } else { -sign }, &mut rng);
+                let act = Acts::new(
+                    format,
+                    rows,
+                    cols,
+                    |i| if (i / cols).is_multiple_of(2) { sign } else { -sign },
+                    &mut rng,
+                );
                 let mut want = vec![0.0; rows * n];
                 twin::linear(&m, &act.view(), &mut want);
                 for isa in Isa::all_supported() {
                     let got = product(isa, &PackedMatrix::pack(&m, isa), &act.view(), &[]);
-                    assert_same_bits(&got, &want, &format!("{spelled} of {fill:#x} times {sign}, {isa}"));
+                    assert_same_bits(
+                        &got,
+                        &want,
+                        &format!("{spelled} of {fill:#x} times {sign}, {isa}"),
+                    );
                 }
             }
         }
@@ -176,8 +213,11 @@ fn the_largest_sums_do_not_saturate() {
 #[test]
 fn gate_up_equals_its_twin_also_for_mixed_formats() {
     let mut rng = StdRng::seed_from_u64(5);
-    for (gate, up) in [("i4-row", "i4-row"), ("i2-g128", "i4-g32"), ("i8-row", "bf16"), ("f32", "f32")] {
-        let (gate_format, up_format): (Format, Format) = (gate.parse().unwrap(), up.parse().unwrap());
+    for (gate, up) in
+        [("i4-row", "i4-row"), ("i2-g128", "i4-g32"), ("i8-row", "bf16"), ("f32", "f32")]
+    {
+        let (gate_format, up_format): (Format, Format) =
+            (gate.parse().unwrap(), up.parse().unwrap());
         let (n, cols) = (70, 640);
         let (g, u) = (matrix(gate_format, n, cols, &mut rng), matrix(up_format, n, cols, &mut rng));
         for rows in [1, 8, 13, 130] {
@@ -190,7 +230,18 @@ fn gate_up_equals_its_twin_also_for_mixed_formats() {
                 let mut got = vec![0.0; rows * n];
                 for tiles in [0..1, 1..pg.tiles()] {
                     // SAFETY: `got` has rows * n floats and no other user.
-                    unsafe { gate_up(isa, &pg, &act_g.view(), &pu, &act_u.view(), tiles, got.as_mut_ptr(), n) };
+                    unsafe {
+                        gate_up(
+                            isa,
+                            &pg,
+                            &act_g.view(),
+                            &pu,
+                            &act_u.view(),
+                            tiles,
+                            got.as_mut_ptr(),
+                            n,
+                        )
+                    };
                 }
                 assert_same_bits(&got, &want, &format!("{gate} and {up}, {rows} rows, {isa}"));
             }
@@ -204,7 +255,8 @@ fn the_twin_agrees_with_double_precision() {
     for spelled in FORMATS {
         let format: Format = spelled.parse().unwrap();
         let (n, cols, rows) = (5, 384, 3);
-        let (m, act) = (matrix(format, n, cols, &mut rng), Acts::random(format, rows, cols, &mut rng));
+        let (m, act) =
+            (matrix(format, n, cols, &mut rng), Acts::random(format, rows, cols, &mut rng));
         let mut got = vec![0.0; rows * n];
         twin::linear(&m, &act.view(), &mut got);
         let (group, groups) = (format.group_cols(cols), format.groups(cols));
@@ -215,13 +267,17 @@ fn the_twin_agrees_with_double_precision() {
                 let terms: Vec<f64> = (0..cols)
                     .map(|k| {
                         let x = match act.integer {
-                            true => act.ints[r * cols + k] as f64 * act.scales[r * groups + k / group] as f64,
+                            true => {
+                                act.ints[r * cols + k] as f64
+                                    * act.scales[r * groups + k / group] as f64
+                            }
                             false => act.floats[r * cols + k] as f64,
                         };
                         x * weights[k] as f64
                     })
                     .collect();
-                let (want, size) = (terms.iter().sum::<f64>(), terms.iter().map(|t| t.abs()).sum::<f64>());
+                let (want, size) =
+                    (terms.iter().sum::<f64>(), terms.iter().map(|t| t.abs()).sum::<f64>());
                 let error = (got[r * n + i] as f64 - want).abs();
                 assert!(error <= 1e-6 * size, "{spelled}: {} for {want}", got[r * n + i]);
             }
@@ -232,13 +288,17 @@ fn the_twin_agrees_with_double_precision() {
 #[test]
 fn packed_rows_dequantise_like_the_matrix() {
     let mut rng = StdRng::seed_from_u64(7);
-    for spelled in FORMATS.into_iter().chain(["i4-row+h128", "i8-row+h128", "i2-g64+h128", "bf16+h128"]) {
+    for spelled in
+        FORMATS.into_iter().chain(["i4-row+h128", "i8-row+h128", "i2-g64+h128", "bf16+h128"])
+    {
         let format: Format = spelled.parse().unwrap();
         for cols in if format.hadamard { [128, 384] } else { [128, 640] } {
             let m = matrix(format, 45, cols, &mut rng);
             for isa in Isa::all_supported() {
                 let packed = PackedMatrix::pack(&m, isa);
-                assert!(packed.bytes() >= m.bytes() && (packed.rows(), packed.cols()) == (45, cols));
+                assert!(
+                    packed.bytes() >= m.bytes() && (packed.rows(), packed.cols()) == (45, cols)
+                );
                 let (mut got, mut want) = (vec![0.0; cols], vec![0.0; cols]);
                 for row in 0..45 {
                     packed.dequantize_row(row, &mut got);

@@ -1,4 +1,5 @@
-//! What the bundled model says to everyday prompts with default options: `newcomer.jsonl` names words of which an answer must have one.
+//! What the bundled model says to everyday prompts with default options: `newcomer.jsonl` names
+//! words of which an answer must have one.
 
 #[path = "common/shell.rs"]
 mod shell;
@@ -38,13 +39,17 @@ fn everyday() -> Vec<Everyday> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The prompts that a page shows for the bundled model: what is quoted last behind `gemma generate` or `echo`, in lines that name no
-/// other model.
+/// The prompts that a page shows for the bundled model: what is quoted last behind `gemma generate`
+/// or `echo`, in lines that name no other model.
 fn shown(page: &str) -> BTreeSet<String> {
     let lines = page.lines().filter(|line| !line.contains(" -m ") && !line.contains("--model"));
     let commands = lines.flat_map(|line| line.split(" | "));
     commands
-        .filter_map(|command| ["gemma generate ", "echo "].iter().find_map(|before| Some(command.split_once(before)?.1)))
+        .filter_map(|command| {
+            ["gemma generate ", "echo "]
+                .iter()
+                .find_map(|before| Some(command.split_once(before)?.1))
+        })
         .filter_map(|words| {
             let mut last = None;
             let mut rest = words;
@@ -60,8 +65,8 @@ fn shown(page: &str) -> BTreeSet<String> {
 #[test]
 fn the_prompts_that_readme_and_help_show_are_answered() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
-    let help =
-        [&["--help"][..], &["generate", "-h"], &["generate", "--help"]].map(|args| gemma(args, b"").ok().text().to_owned());
+    let help = [&["--help"][..], &["generate", "-h"], &["generate", "--help"]]
+        .map(|args| gemma(args, b"").ok().text().to_owned());
     let no_prompt = gemma(&["generate"], b"").fails(2, &["there is no prompt"]).err;
     let bare = gemma(&[], b"").err;
     let pages = [readme, no_prompt, bare].into_iter().chain(help);
@@ -69,7 +74,10 @@ fn the_prompts_that_readme_and_help_show_are_answered() {
     assert!(prompts.len() >= 3, "{prompts:?}");
     let known = everyday();
     for prompt in prompts {
-        let found = known.iter().find(|e| e.prompt == prompt).unwrap_or_else(|| panic!("{prompt:?} is not in newcomer.jsonl"));
+        let found = known
+            .iter()
+            .find(|e| e.prompt == prompt)
+            .unwrap_or_else(|| panic!("{prompt:?} is not in newcomer.jsonl"));
         assert!(found.taught && found.is_answered(), "{prompt}");
     }
 }

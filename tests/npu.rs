@@ -1,4 +1,5 @@
-//! Models with an NPU beside the executor, modelled on the host: row exactness, one text whatever drafts, faults, and the command line.
+//! Models with an NPU beside the executor, modelled on the host: row exactness, one text whatever
+//! drafts, faults, and the command line.
 
 mod common;
 #[path = "common/invariance.rs"]
@@ -29,7 +30,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Some layers, every n-th of them global; four queries for two kv heads of a size that the kernel takes.
+/// Some layers, every n-th of them global; four queries for two kv heads of a size that the kernel
+/// takes.
 fn config_of(n_layers: usize, pattern: usize) -> Config {
     let json = json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
@@ -52,7 +54,12 @@ fn weights() -> Weights {
 
 fn dims() -> Dims {
     let c = config_of(2, 2);
-    Dims { n_heads: c.n_heads, n_kv_heads: c.n_kv_heads, head_dim: c.head_dim, scale: c.query_scale }
+    Dims {
+        n_heads: c.n_heads,
+        n_kv_heads: c.n_kv_heads,
+        head_dim: c.head_dim,
+        scale: c.query_scale,
+    }
 }
 
 fn cpu(threads: usize, check: bool) -> Box<CpuExecutor> {
@@ -66,7 +73,12 @@ fn plain(kv: KvFormat) -> PlannedEngine {
 }
 
 /// An engine with the NPU's model beside a processor, and the count of its open handles.
-fn assisted(kv: KvFormat, share: usize, options: ModelOptions, exec: Box<dyn Executor>) -> (PlannedEngine, Arc<Open>) {
+fn assisted(
+    kv: KvFormat,
+    share: usize,
+    options: ModelOptions,
+    exec: Box<dyn Executor>,
+) -> (PlannedEngine, Arc<Open>) {
     assisted_with(&weights(), kv, share, options, exec)
 }
 
@@ -79,10 +91,15 @@ fn assisted_with(
 ) -> (PlannedEngine, Arc<Open>) {
     let accel = HostModelAccel::new(options);
     let open = accel.open_handles();
-    let session = Session::open(Box::new(accel), &HostModelAccel::xclbin(dims().shape().unwrap())).unwrap();
+    let session =
+        Session::open(Box::new(accel), &HostModelAccel::xclbin(dims().shape().unwrap())).unwrap();
     let npu = FlashPartial::new(session, dims()).unwrap();
     let exec = AssistedExecutor::new(exec, npu, dims(), share);
-    (PlannedEngine::new(weights, Box::new(exec), EngineOptions { context: CONTEXT, kv }).unwrap(), open)
+    (
+        PlannedEngine::new(weights, Box::new(exec), EngineOptions { context: CONTEXT, kv })
+            .unwrap(),
+        open,
+    )
 }
 
 /// Rows use the NPU from 256 + 128 positions on: a page, and the most rows of a pass behind it.
@@ -98,12 +115,16 @@ fn trees_equal_one_by_one_decoding_beside_the_npu() {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{kv:?}, share {share}"));
         }
         let report = a.assist().unwrap();
-        assert!(report.row_pages > 0 && report.given_up.is_none() && report.checks > 0, "{report:?}");
+        assert!(
+            report.row_pages > 0 && report.given_up.is_none() && report.checks > 0,
+            "{report:?}"
+        );
     }
 }
 
-/// The same beside a GPU, whose passes have more rows and so leave more pages to it. All layers are global: kernels for wide heads take a
-/// processor's driver long to compile, and the one for the rest is enough.
+/// The same beside a GPU, whose passes have more rows and so leave more pages to it. All layers are
+/// global: kernels for wide heads take a processor's driver long to compile, and the one for the
+/// rest is enough.
 #[test]
 fn trees_equal_one_by_one_decoding_beside_gpu_and_npu() {
     let Some(open) = device() else { return };
@@ -112,22 +133,30 @@ fn trees_equal_one_by_one_decoding_beside_gpu_and_npu() {
     let weights = weights_of(config_of(1, 1));
     for kv in [KvFormat::F16, KvFormat::Q8] {
         let late = ModelOptions { late: true, ..ModelOptions::default() };
-        let (mut a, _) = assisted_with(&weights, kv, 256, ModelOptions::default(), Box::new(open()));
+        let (mut a, _) =
+            assisted_with(&weights, kv, 256, ModelOptions::default(), Box::new(open()));
         let (mut b, _) = assisted_with(&weights, kv, 256, late, Box::new(open()));
         check_tree(&mut a, &mut b, &text[..1060], &mut rng, &format!("{kv:?}"));
         let report = a.assist().unwrap();
         assert!(report.row_pages > 0 && report.given_up.is_none(), "{report:?}");
         // Whatever the NPU rounds, it is close to what a processor computes alone.
-        let mut alone = PlannedEngine::new(&weights, cpu(2, false), EngineOptions { context: CONTEXT, kv }).unwrap();
+        let mut alone =
+            PlannedEngine::new(&weights, cpu(2, false), EngineOptions { context: CONTEXT, kv })
+                .unwrap();
         prefill(&mut alone, &text[..1060], &mut rng);
         let (x, y) = (one_by_one(&mut a, &[3]), one_by_one(&mut alone, &[3]));
-        let far = x.iter().zip(&y).map(|(x, y)| (f32::from_bits(*x) - f32::from_bits(*y)).abs()).fold(0.0, f32::max);
+        let far = x
+            .iter()
+            .zip(&y)
+            .map(|(x, y)| (f32::from_bits(*x) - f32::from_bits(*y)).abs())
+            .fold(0.0, f32::max);
         let most = y.iter().map(|y| f32::from_bits(*y).abs()).fold(0.0, f32::max);
         assert!(far < 0.01 * most, "{kv:?}: {far} of {most}");
     }
 }
 
-/// The NPU's share is another rounding of the same numbers; and what the processor's twins say of the rest holds.
+/// The NPU's share is another rounding of the same numbers; and what the processor's twins say of
+/// the rest holds.
 #[test]
 fn the_npu_changes_little_and_something() {
     let mut rng = SmallRng::seed_from_u64(2);
@@ -145,7 +174,11 @@ fn the_npu_changes_little_and_something() {
             continue;
         }
         assert_ne!(x, y);
-        let far = x.iter().zip(&y).map(|(x, y)| (f32::from_bits(*x) - f32::from_bits(*y)).abs()).fold(0.0, f32::max);
+        let far = x
+            .iter()
+            .zip(&y)
+            .map(|(x, y)| (f32::from_bits(*x) - f32::from_bits(*y)).abs())
+            .fold(0.0, f32::max);
         let most = y.iter().map(|y| f32::from_bits(*y).abs()).fold(0.0, f32::max);
         assert!(far < 0.01 * most, "{far} of {most}");
     }
@@ -154,7 +187,8 @@ fn the_npu_changes_little_and_something() {
     assert_eq!((report.pages_sealed, report.silicon), (1 + 3, false));
 }
 
-/// A timeline that is taken back and goes on otherwise forgets the pages that were sealed in between.
+/// A timeline that is taken back and goes on otherwise forgets the pages that were sealed in
+/// between.
 #[test]
 fn pages_follow_an_edited_history() {
     let mut rng = SmallRng::seed_from_u64(3);
@@ -174,7 +208,9 @@ fn pages_follow_an_edited_history() {
 #[test]
 fn one_text_whatever_drafts_beside_the_npu() {
     let prompt: Vec<u32> = tokens(&mut SmallRng::seed_from_u64(4), 470);
-    let engine = || -> Box<dyn Engine> { Box::new(assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(2, false)).0) };
+    let engine = || -> Box<dyn Engine> {
+        Box::new(assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(2, false)).0)
+    };
     let draft = || -> Box<dyn Engine> { Box::new(plain(KvFormat::F16)) };
     for temperature in [0.0, 1.0] {
         let config = SamplerConfig { temperature, top_k: 20, seed: 6, ..SamplerConfig::default() };
@@ -184,7 +220,8 @@ fn one_text_whatever_drafts_beside_the_npu() {
     }
 }
 
-/// Whatever goes wrong at the first command leaves the numbers of a run without NPU; later on, a run that goes on and ends.
+/// Whatever goes wrong at the first command leaves the numbers of a run without NPU; later on, a
+/// run that goes on and ends.
 #[test]
 fn every_fault_is_survived() {
     let mut rng = SmallRng::seed_from_u64(7);
@@ -205,7 +242,8 @@ fn every_fault_is_survived() {
     for (name, kind) in FaultKind::ALL {
         for late in [false, true] {
             for from in [0, 5, jobs] {
-                let options = ModelOptions { fault: Some(Fault { kind, from }), late, compiled: None };
+                let options =
+                    ModelOptions { fault: Some(Fault { kind, from }), late, compiled: None };
                 let (mut e, open) = assisted(KvFormat::F32, 256, options, cpu(2, false));
                 assert!(open.total() > 3);
                 let got = logits(&mut e);
@@ -215,7 +253,8 @@ fn every_fault_is_survived() {
                     assert!(report.given_up.is_none() && got == with_npu, "{what}: {report:?}");
                     continue;
                 }
-                // A result that is wrong and looks right is found by the next job that is computed twice: the first of 256.
+                // A result that is wrong and looks right is found by the next job that is computed
+                // twice: the first of 256.
                 let unseen = kind == FaultKind::Wrong && from > 0;
                 assert_eq!(report.given_up.is_none(), unseen, "{what}: {report:?}");
                 if from == 0 {
@@ -246,11 +285,13 @@ fn checkpoint(dir: &Path, letters: usize) -> String {
         pattern: 2,
     };
     TinyModel::new(tiny, 3).write(&dir.join("tiny"), Form::TextV4, Dtype::F32, 1);
-    let mut pieces: Vec<String> = ["<pad>", "<eos>", "<bos>", "<unk>", "▁"].map(String::from).to_vec();
+    let mut pieces: Vec<String> =
+        ["<pad>", "<eos>", "<bos>", "<unk>", "▁"].map(String::from).to_vec();
     pieces.extend(('a'..='z').map(String::from));
     pieces.extend((pieces.len()..105).map(|i| format!("<unused{i}>")));
     pieces.extend(["<start_of_turn>", "<end_of_turn>", "<x>", "<y>", "<z>"].map(String::from));
-    let vocab: serde_json::Map<_, _> = pieces.iter().enumerate().map(|(i, p)| (p.clone(), i.into())).collect();
+    let vocab: serde_json::Map<_, _> =
+        pieces.iter().enumerate().map(|(i, p)| (p.clone(), i.into())).collect();
     let added = [0, 1, 2, 3, 105, 106].map(|i: usize| json!({"id": i, "content": pieces[i], "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}));
     let tokenizer = json!({
         "version": "1.0", "added_tokens": added,
@@ -273,11 +314,28 @@ fn checkpoint(dir: &Path, letters: usize) -> String {
 
 /// The text of a run and its figures.
 fn generate(dir: &Path, more: &[&str]) -> (String, Value, Vec<String>) {
-    let args =
-        ["generate", "-m", "tiny", "-f", "prompt.txt", "--raw", "-n", "24", "--ignore-eos", "--seed", "3", "--stats", "json"];
+    let args = [
+        "generate",
+        "-m",
+        "tiny",
+        "-f",
+        "prompt.txt",
+        "--raw",
+        "-n",
+        "24",
+        "--ignore-eos",
+        "--seed",
+        "3",
+        "--stats",
+        "json",
+    ];
     let run = gemma_in(dir, &[&args, more].concat(), b"").ok();
     let (json, notes): (Vec<&str>, Vec<&str>) = run.err.lines().partition(|l| l.starts_with('{'));
-    (run.text().to_owned(), serde_json::from_str(json[0]).unwrap(), notes.into_iter().map(String::from).collect())
+    (
+        run.text().to_owned(),
+        serde_json::from_str(json[0]).unwrap(),
+        notes.into_iter().map(String::from).collect(),
+    )
 }
 
 #[test]
@@ -288,16 +346,26 @@ fn a_long_context_on_the_command_line() {
     let (npu, used) = (&figures["npu"], &figures["usage"]);
     let prompt = used["prompt_tokens"].as_u64().unwrap();
     assert!(prompt > 3000 && notes.is_empty(), "{prompt} tokens, {notes:?}");
-    // Every row attended every page that ends 128 positions before it, through the NPU: rows of the prompt and of the text.
+    // Every row attended every page that ends 128 positions before it, through the NPU: rows of the
+    // prompt and of the text.
     let rows = prompt + used["completion_tokens"].as_u64().unwrap() - 1;
     let want: u64 = (0..rows).map(|p| p.saturating_sub(128) / 256).sum();
     assert_eq!(npu["row_pages"], want, "{npu}");
-    assert_eq!((&npu["pages_sealed"], &npu["silicon"], &npu["given_up"]), (&json!(prompt / 256), &json!(false), &Value::Null));
+    assert_eq!(
+        (&npu["pages_sealed"], &npu["silicon"], &npu["given_up"]),
+        (&json!(prompt / 256), &json!(false), &Value::Null)
+    );
     assert!(npu["checks"].as_u64().unwrap() > 0 && npu["jobs"].as_u64().unwrap() > 100, "{npu}");
-    let (drafted, other, _) =
-        generate(dir.path(), &["--npu", "model", "--draft", "ngram", "--draft-tree", "chain", "--draft-tokens", "6"]);
+    let (drafted, other, _) = generate(
+        dir.path(),
+        &["--npu", "model", "--draft", "ngram", "--draft-tree", "chain", "--draft-tokens", "6"],
+    );
     assert_eq!(drafted, text, "one text whatever drafts");
-    assert!(other["draft"]["drafted"].as_u64().unwrap() > 0 && other["npu"]["row_pages"].as_u64().unwrap() >= want, "{other}");
+    assert!(
+        other["draft"]["drafted"].as_u64().unwrap() > 0
+            && other["npu"]["row_pages"].as_u64().unwrap() >= want,
+        "{other}"
+    );
 
     let nll = |mode: &str| {
         let args = ["eval", "-m", "tiny", "--text", "prompt.txt", "--json", "-q", "--npu", mode];
@@ -310,7 +378,8 @@ fn a_long_context_on_the_command_line() {
 #[test]
 fn a_plan_counts_what_the_npu_takes() {
     let weights = weights();
-    let task = Task { weights: &weights, context: CONTEXT, kv: KvFormat::F16, sequences: 1, npu: true };
+    let task =
+        Task { weights: &weights, context: CONTEXT, kv: KvFormat::F16, sequences: 1, npu: true };
     let planned = task.measure(None, 0).unwrap();
     let without = Task { npu: false, ..task }.measure(None, 0).unwrap();
     let (engine, _) = assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(1, false));
@@ -319,7 +388,10 @@ fn a_plan_counts_what_the_npu_takes() {
     assert_eq!(planned.cpu.need.activations + planned.npu, taken.activations);
     // One global layer: five pages of two heads, keys and values in bf16.
     assert!(planned.npu > 5 * 256 * 2 * 2 * 128 * 2 && without.npu == 0, "{planned:?}");
-    assert!(planned.cpu.need.activations > without.cpu.need.activations, "the partials of the rest");
+    assert!(
+        planned.cpu.need.activations > without.cpu.need.activations,
+        "the partials of the rest"
+    );
 }
 
 #[test]
@@ -332,7 +404,8 @@ fn faults_are_one_line_and_the_text_goes_on() {
         // In the self-test, and at the first command after its four.
         for (at, word) in [(0, "running without the NPU"), (4, "the NPU was given up")] {
             let fault = format!("{name}@{at}");
-            let (got, figures, notes) = generate(dir.path(), &["--npu", "model", "--npu-fault", &fault, "--draft", "off"]);
+            let (got, figures, notes) =
+                generate(dir.path(), &["--npu", "model", "--npu-fault", &fault, "--draft", "off"]);
             assert_eq!(got, text, "{fault}");
             assert!(notes.len() == 1 && notes[0].contains(word), "{fault}: {notes:?}");
             assert_eq!(figures["npu"]["given_up"].is_string(), at == 4, "{fault}: {figures}");
@@ -342,7 +415,10 @@ fn faults_are_one_line_and_the_text_goes_on() {
     let (got, figures, notes) = generate(dir.path(), &["--draft", "off"]);
     assert!(got == text && figures["npu"].is_null() && notes.is_empty(), "{notes:?}");
     let (got, _, notes) = generate(dir.path(), &["--npu", "force", "--draft", "off"]);
-    assert!(got == text && notes.len() == 1 && notes[0].contains("running without the NPU"), "{notes:?}");
+    assert!(
+        got == text && notes.len() == 1 && notes[0].contains("running without the NPU"),
+        "{notes:?}"
+    );
     let bad = ["generate", "-m", "tiny", "x", "--npu", "on"];
     gemma_in(dir.path(), &bad, b"").fails(2, &["auto, off, force or model"]);
 }

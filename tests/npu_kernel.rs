@@ -1,5 +1,6 @@
-//! The NPU's kernel: its C++ source, compiled for this processor against the host model of aie_api, equals the Rust twin bit for bit, and
-//! both are near exact arithmetic. Without a C++ compiler the first part is skipped aloud; GEMMA_REQUIRE_CXX=1, as CI has it, fails then.
+//! The NPU's kernel: its C++ source, compiled for this processor against the host model of aie_api,
+//! equals the Rust twin bit for bit, and both are near exact arithmetic. Without a C++ compiler the
+//! first part is skipped aloud; GEMMA_REQUIRE_CXX=1, as CI has it, fails then.
 
 #[path = "common/fuzz.rs"]
 mod fuzz;
@@ -41,7 +42,10 @@ fn libraries(flags: &[&str]) -> Option<(tempfile::TempDir, Vec<Arc<Library>>)> {
             "-shared",
             "-fPIC",
         ]);
-        command.args(["-Ihost", &format!("-DHEAD_DIM={dim}"), "flash_partial.cc", "-o"]).arg(&out).args(flags);
+        command
+            .args(["-Ihost", &format!("-DHEAD_DIM={dim}"), "flash_partial.cc", "-o"])
+            .arg(&out)
+            .args(flags);
         match command.current_dir(&room).output() {
             Ok(done) => assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr)),
             Err(why) => {
@@ -78,7 +82,9 @@ fn pages(shape: Shape, n: usize, seed: u64) -> Pages {
     let (keys, values) = (draw(&mut rng, n * dim, 1.0), draw(&mut rng, n * dim, 1.0));
     let mut objects = Vec::new();
     // As the host writes them for a pair, of which this core takes every second object.
-    for (page, (k, v)) in keys.chunks_exact(PAGE * dim).zip(values.chunks_exact(PAGE * dim)).enumerate() {
+    for (page, (k, v)) in
+        keys.chunks_exact(PAGE * dim).zip(values.chunks_exact(PAGE * dim)).enumerate()
+    {
         let mut bytes = vec![0; shape.page_bytes()];
         layout::write_page(shape, &mut bytes, page % 2, k, v);
         bytes.chunks_exact(OBJECT).skip(page % 2).step_by(2).for_each(|o| objects.extend(o));
@@ -95,7 +101,13 @@ struct Case<'a> {
 }
 
 /// Random queries of so many rows; scores have about this standard deviation, in powers of two.
-fn case<'a>(shape: Shape, pages: &'a Pages, rows: usize, scale: f32, limits: impl Fn(usize) -> u32) -> Case<'a> {
+fn case<'a>(
+    shape: Shape,
+    pages: &'a Pages,
+    rows: usize,
+    scale: f32,
+    limits: impl Fn(usize) -> u32,
+) -> Case<'a> {
     let (mut rng, dim) = (SmallRng::seed_from_u64(rows as u64 + 1), shape.head_dim);
     let q = draw(&mut rng, shape.rows() * dim, scale / (dim as f32).sqrt());
     let limits = std::array::from_fn(|r| if r < rows { limits(r) } else { 0 });
@@ -137,7 +149,8 @@ fn exact(q: &[f32], keys: &[f32], values: &[f32]) -> (f64, f64, Vec<f64>) {
 
 /// Relative L2 distance.
 fn apart(got: impl Iterator<Item = f64>, want: &[f64]) -> f64 {
-    let (off, all) = got.zip(want).fold((0.0, 0.0), |(off, all), (g, w)| (off + (g - w) * (g - w), all + w * w));
+    let (off, all) =
+        got.zip(want).fold((0.0, 0.0), |(off, all), (g, w)| (off + (g - w) * (g - w), all + w * w));
     (off / all).sqrt()
 }
 
@@ -151,8 +164,13 @@ fn distance(shape: Shape, case: &Case<'_>, out: &[u8], rows: usize) -> f64 {
             assert!((0..dim).all(|d| view.o(r, d) == 0.0));
             continue;
         }
-        let (most, sum, want) = exact(&case.q[r * dim..][..dim], &case.pages.keys[..seen], &case.pages.values[..seen]);
-        assert!((view.m(r) as f64 - most).abs() <= 1e-4 * most.abs().max(1.0), "{} {most}", view.m(r));
+        let (most, sum, want) =
+            exact(&case.q[r * dim..][..dim], &case.pages.keys[..seen], &case.pages.values[..seen]);
+        assert!(
+            (view.m(r) as f64 - most).abs() <= 1e-4 * most.abs().max(1.0),
+            "{} {most}",
+            view.m(r)
+        );
         assert!((view.l(r) as f64 / sum - 1.0).abs() < 3e-3, "l {} {sum}", view.l(r));
         worst = worst.max(apart((0..dim).map(|d| view.o(r, d) as f64 / view.l(r) as f64), &want));
     }
@@ -165,7 +183,8 @@ fn row_counts(shape: Shape) -> impl Iterator<Item = usize> {
 }
 
 /// Scores of standard deviation 1 to 20 in natural logarithms, 512 keys to 32k.
-const CASES: [(usize, f32); 6] = [(512, 1.0), (512, 20.0), (4096, 4.0), (8192, 10.0), (32768, 1.0), (32768, 20.0)];
+const CASES: [(usize, f32); 6] =
+    [(512, 1.0), (512, 20.0), (4096, 4.0), (8192, 10.0), (32768, 1.0), (32768, 20.0)];
 
 #[test]
 fn the_twin_is_near_exact_arithmetic() {
@@ -174,9 +193,14 @@ fn the_twin_is_near_exact_arithmetic() {
         for (keys, scale) in CASES {
             let pages = pages(shape, keys, keys as u64);
             for rows in row_counts(shape) {
-                let c = case(shape, &pages, rows, scale * std::f32::consts::LOG2_E, |_| pages.tiles as u32);
+                let c = case(shape, &pages, rows, scale * std::f32::consts::LOG2_E, |_| {
+                    pages.tiles as u32
+                });
                 let far = distance(shape, &c, &run(shape, &mut Twin::new(shape), &c.objects), rows);
-                assert!(far <= 0.003, "{shape:?}, {rows} rows, {keys} keys, scores of {scale}: {far}");
+                assert!(
+                    far <= 0.003,
+                    "{shape:?}, {rows} rows, {keys} keys, scores of {scale}: {far}"
+                );
                 worst = worst.max(far);
             }
         }
@@ -189,7 +213,10 @@ fn odd_cases<'a>(shape: Shape, two: &'a Pages, none: &'a Pages) -> Vec<(Case<'a>
     let tiles = two.tiles as u32;
     let mut list = Vec::new();
     for rows in row_counts(shape) {
-        list.push((case(shape, two, rows, 3.0, |r| [tiles, 0, 1, tiles / 2, tiles - 1][r % 5]), rows));
+        list.push((
+            case(shape, two, rows, 3.0, |r| [tiles, 0, 1, tiles / 2, tiles - 1][r % 5]),
+            rows,
+        ));
         list.push((case(shape, two, rows, 3.0, |_| 0), rows));
         list.push((case(shape, none, rows, 3.0, |_| 0), rows));
     }
@@ -205,7 +232,8 @@ fn masked_and_empty_headers() {
             let far = distance(shape, &c, &run(shape, &mut Twin::new(shape), &c.objects), rows);
             assert!(far <= 0.003, "{far}");
         }
-        // A row's result has nothing to do with what other rows see, nor with tiles that it does not see itself.
+        // A row's result has nothing to do with what other rows see, nor with tiles that it does
+        // not see itself.
         let whole = case(shape, &two, 4, 3.0, |r| if r == 2 { 3 } else { 32 });
         let few = case(shape, &two, 4, 3.0, |r| if r == 2 { 3 } else { 0 });
         let [a, b] = [&whole, &few].map(|c| run(shape, &mut Twin::new(shape), &c.objects));
@@ -241,7 +269,10 @@ fn the_source_equals_the_twin_bit_for_bit() {
     for (shape, library) in shapes().into_iter().zip(&libraries) {
         assert_eq!(library.shape, shape);
         // What design.py allots a core for its state.
-        assert_eq!(library.state_bytes, (OBJECT + 3 * (shape.rows() / 4) * 64 + 16).next_multiple_of(32));
+        assert_eq!(
+            library.state_bytes,
+            (OBJECT + 3 * (shape.rows() / 4) * 64 + 16).next_multiple_of(32)
+        );
         let mut core = library.core();
         let mut twin = Twin::new(shape);
         let mut compare = |c: &Case<'_>, what: &str| {
@@ -256,7 +287,10 @@ fn the_source_equals_the_twin_bit_for_bit() {
         for (keys, scale) in CASES {
             let pages = pages(shape, keys, 3);
             for rows in row_counts(shape).filter(|r| keys < 8192 || *r == 4) {
-                compare(&case(shape, &pages, rows, scale, |_| pages.tiles as u32), &format!("{rows} rows, {keys} keys, {scale}"));
+                compare(
+                    &case(shape, &pages, rows, scale, |_| pages.tiles as u32),
+                    &format!("{rows} rows, {keys} keys, {scale}"),
+                );
             }
         }
     }
@@ -273,12 +307,17 @@ fn nine_term_sums_change_little() {
             let out = run(shape, library.core().as_mut(), &c.objects);
             let far = distance(shape, &c, &out, 4);
             assert!(far <= 0.003, "{shape:?}, {keys} keys, scores of {scale}: {far}");
-            assert_ne!(out, run(shape, &mut Twin::new(shape), &c.objects), "the flag does something");
+            assert_ne!(
+                out,
+                run(shape, &mut Twin::new(shape), &c.objects),
+                "the flag does something"
+            );
         }
     }
 }
 
-/// The whole path, with the source in the cores: 32 query rows of either head dimension, an odd number of heads.
+/// The whole path, with the source in the cores: 32 query rows of either head dimension, an odd
+/// number of heads.
 #[test]
 fn layers_go_through_stream_descriptors_and_kernel() {
     let libraries = libraries(&[]);
@@ -313,12 +352,24 @@ fn layers_go_through_stream_descriptors_and_kernel() {
             assert_eq!(npu.counters.jobs, (32 / shape.rows()) as u64);
             assert!(npu.counters.checks == 1 && npu.counters.row_pages == 18);
             assert!((0..8 * 12).all(|i| (out.l[i] == 0.0) == (pages[i / 12] == 0)));
-            for (i, q) in q.chunks_exact(shape.head_dim).enumerate().filter(|(i, _)| pages[i / 12] > 0) {
-                let q: Vec<f32> = q.iter().map(|q| bf16::from_f32(q * (0.125 * std::f32::consts::LOG2_E)).to_f32()).collect();
-                let (seen, (keys, values)) = (pages[i / 12] * PAGE * shape.head_dim, &kept[i % 12 / 4]);
+            for (i, q) in
+                q.chunks_exact(shape.head_dim).enumerate().filter(|(i, _)| pages[i / 12] > 0)
+            {
+                let q: Vec<f32> = q
+                    .iter()
+                    .map(|q| bf16::from_f32(q * (0.125 * std::f32::consts::LOG2_E)).to_f32())
+                    .collect();
+                let (seen, (keys, values)) =
+                    (pages[i / 12] * PAGE * shape.head_dim, &kept[i % 12 / 4]);
                 let (most, _, want) = exact(&q, &keys[..seen], &values[..seen]);
-                let got = out.o[i * shape.head_dim..][..shape.head_dim].iter().map(|o| (o / out.l[i]) as f64);
-                assert!(apart(got, &want) <= 0.003 && (out.m[i] as f64 - most * std::f64::consts::LN_2).abs() < 1e-4, "{i}");
+                let got = out.o[i * shape.head_dim..][..shape.head_dim]
+                    .iter()
+                    .map(|o| (o / out.l[i]) as f64);
+                assert!(
+                    apart(got, &want) <= 0.003
+                        && (out.m[i] as f64 - most * std::f64::consts::LN_2).abs() < 1e-4,
+                    "{i}"
+                );
             }
             // One row alone gives the same bits.
             let (row, width) = (2, 12 * shape.head_dim);
@@ -326,17 +377,27 @@ fn layers_go_through_stream_descriptors_and_kernel() {
             npu.submit(&arena, &q[row * width..][..width], &pages[row..=row]).unwrap();
             npu.join(1, &mut one).unwrap();
             assert_eq!(one.o, out.o[row * width..][..width]);
-            assert_eq!((&one.m[..], &one.l[..]), (&out.m[row * 12..][..12], &out.l[row * 12..][..12]));
+            assert_eq!(
+                (&one.m[..], &one.l[..]),
+                (&out.m[row * 12..][..12], &out.l[row * 12..][..12])
+            );
             // What is not finite never reaches the device.
             let jobs = npu.counters.jobs;
             for bad in [f32::NAN, f32::INFINITY] {
                 let mut q = q.clone();
                 q[77] = bad;
-                assert!(npu.submit(&arena, &q, &pages).unwrap_err().to_string().contains("not finite"));
+                assert!(
+                    npu.submit(&arena, &q, &pages).unwrap_err().to_string().contains("not finite")
+                );
                 let mut k = vec![0.0; 3 * PAGE * shape.head_dim];
                 k[5] = bad;
                 let zeros = vec![0.0; k.len()];
-                assert!(npu.seal(&mut arena, &k, &zeros).unwrap_err().to_string().contains("not finite"));
+                assert!(
+                    npu.seal(&mut arena, &k, &zeros)
+                        .unwrap_err()
+                        .to_string()
+                        .contains("not finite")
+                );
                 assert!(npu.seal(&mut arena, &zeros, &k).is_err());
             }
             assert_eq!((npu.counters.jobs, arena.sealed), (jobs, 3));
@@ -357,22 +418,39 @@ fn the_model_refuses_what_the_driver_would() {
     let open = accel.open_handles();
     assert!(accel.create_bo(BoKind::Device, 4096).is_err(), "no heap yet");
     assert!(accel.create_context(16).is_err(), "no heap yet");
-    assert!(accel.create_bo(BoKind::Heap, (64 << 20) + 4096).is_err() && accel.create_bo(BoKind::Share, 0).is_err());
+    assert!(
+        accel.create_bo(BoKind::Heap, (64 << 20) + 4096).is_err()
+            && accel.create_bo(BoKind::Share, 0).is_err()
+    );
     let heap = accel.create_bo(BoKind::Heap, 64 << 20).unwrap();
     assert!(accel.create_bo(BoKind::Heap, 64 << 20).is_err(), "one heap a process");
     assert!(accel.create_bo(BoKind::Device, (64 << 20) + 1).is_err(), "beyond the heap");
-    assert!(accel.create_context(15).is_err() && accel.create_context(20).is_err() && accel.create_context(0).is_err());
+    assert!(
+        accel.create_context(15).is_err()
+            && accel.create_context(20).is_err()
+            && accel.create_context(0).is_err()
+    );
     let contexts: Vec<u32> = (0..6).map(|_| accel.create_context(16).unwrap()).collect();
     assert_eq!(accel.create_context(16).unwrap_err().code, libc::ENOSPC, "six contexts");
     let share = accel.create_bo(BoKind::Share, 4096).unwrap();
     let image = accel.create_bo(BoKind::Device, 64).unwrap();
-    assert!(accel.configure(contexts[0], &share, 0).is_err() && accel.configure(contexts[0], &image, 0).is_err());
-    let command = accel.create_bo(BoKind::Command, 4096).unwrap();
-    assert!(accel.execute(contexts[0], &share, &[]).is_err() && accel.execute(99, &command, &[]).is_err());
     assert!(
-        accel.execute(contexts[0], &command, &[command.handle]).is_err() && accel.execute(contexts[0], &command, &[999]).is_err()
+        accel.configure(contexts[0], &share, 0).is_err()
+            && accel.configure(contexts[0], &image, 0).is_err()
     );
-    assert!(accel.wait(contexts[0], 1, std::time::Duration::ZERO).is_err(), "nothing was handed in");
+    let command = accel.create_bo(BoKind::Command, 4096).unwrap();
+    assert!(
+        accel.execute(contexts[0], &share, &[]).is_err()
+            && accel.execute(99, &command, &[]).is_err()
+    );
+    assert!(
+        accel.execute(contexts[0], &command, &[command.handle]).is_err()
+            && accel.execute(contexts[0], &command, &[999]).is_err()
+    );
+    assert!(
+        accel.wait(contexts[0], 1, std::time::Duration::ZERO).is_err(),
+        "nothing was handed in"
+    );
     // An empty packet is handed in and ends in ABORT.
     let number = accel.execute(contexts[0], &command, &[share.handle]).unwrap();
     accel.wait(contexts[0], number, std::time::Duration::ZERO).unwrap();
@@ -393,16 +471,21 @@ fn le_words(bytes: &[u8]) -> Vec<u32> {
 #[test]
 fn fuzz_xclbin() {
     let model = |d| HostModelAccel::xclbin(Shape::new(d).unwrap());
-    let long = xclbin::build(&xclbin::Partition { columns: 1, image: &[7; 5000], kernel_id: u64::MAX });
-    let (_, accepted) = fuzz::run("xclbin", &[model(128), model(256), long], 30_000, &mut |bytes| match xclbin::parse(bytes) {
-        Ok(p) => {
-            // What is accepted lies in the file, and says the same when it is written again.
-            let again = xclbin::build(&p);
-            assert_eq!(xclbin::parse(&again).unwrap(), p);
-            bytes.as_ptr_range().contains(&p.image.as_ptr())
-        }
-        Err(_) => false,
-    });
+    let long =
+        xclbin::build(&xclbin::Partition { columns: 1, image: &[7; 5000], kernel_id: u64::MAX });
+    let (_, accepted) =
+        fuzz::run("xclbin", &[model(128), model(256), long], 30_000, &mut |bytes| {
+            match xclbin::parse(bytes) {
+                Ok(p) => {
+                    // What is accepted lies in the file, and says the same when it is written
+                    // again.
+                    let again = xclbin::build(&p);
+                    assert_eq!(xclbin::parse(&again).unwrap(), p);
+                    bytes.as_ptr_range().contains(&p.image.as_ptr())
+                }
+                Err(_) => false,
+            }
+        });
     assert!(accepted > 0, "mutants that all are refused at once find nothing");
 }
 
@@ -423,13 +506,18 @@ impl Memory for Small {
 #[test]
 fn fuzz_stream() {
     let shape = Shape::new(128).unwrap();
-    let jobs =
-        [(1, 1, 0), (1, 2, 1), (3, 9, 9), (8, 40, 33)].map(|(pairs, capacity, pages)| Job { shape, pairs, capacity, pages });
+    let jobs = [(1, 1, 0), (1, 2, 1), (3, 9, 9), (8, 40, 33)].map(|(pairs, capacity, pages)| Job {
+        shape,
+        pairs,
+        capacity,
+        pages,
+    });
     let seeds: Vec<Vec<u8>> = jobs.iter().map(|j| le_bytes(&j.stream().unwrap())).collect();
     let mut memory = Small(vec![0; txn::MAX_LENGTH]);
     let mut count = 0;
     let (_, accepted) = fuzz::run("stream", &seeds, 20_000, &mut |bytes| {
-        // The header's byte count is made right in every other mutant, or nothing behind it would be reached.
+        // The header's byte count is made right in every other mutant, or nothing behind it would
+        // be reached.
         let mut words = le_words(bytes);
         count += 1;
         if words.len() > 3 && count % 2 == 0 {
@@ -438,7 +526,12 @@ fn fuzz_stream() {
         let Ok((columns, ops)) = txn::decode(&words) else { return false };
         assert_eq!(txn::encode(columns, &ops).unwrap(), words);
         if ops.len() < 60 {
-            let _ = Array::new(shape, &mut || Box::new(Twin::new(shape))).run(columns, &ops, &[0, 4096, 1 << 19], &mut memory);
+            let _ = Array::new(shape, &mut || Box::new(Twin::new(shape))).run(
+                columns,
+                &ops,
+                &[0, 4096, 1 << 19],
+                &mut memory,
+            );
         }
         true
     });
@@ -448,14 +541,16 @@ fn fuzz_stream() {
 #[test]
 fn fuzz_packet() {
     let command = |n| Packet { stream: 0x400_0000, words: 99, arguments: (0..n).collect() };
-    let seeds = [le_bytes(&command(3).start_cu().unwrap()), le_bytes(&command(12).start_npu().unwrap())];
-    let (_, accepted) = fuzz::run("packet", &seeds, 50_000, &mut |bytes| match Packet::decode(&le_words(bytes)) {
-        Ok(c) => {
-            let again = if c.arguments.len() <= 7 { c.start_cu() } else { c.start_npu() };
-            assert_eq!(Packet::decode(&again.unwrap()).unwrap(), c);
-            true
-        }
-        Err(_) => false,
-    });
+    let seeds =
+        [le_bytes(&command(3).start_cu().unwrap()), le_bytes(&command(12).start_npu().unwrap())];
+    let (_, accepted) =
+        fuzz::run("packet", &seeds, 50_000, &mut |bytes| match Packet::decode(&le_words(bytes)) {
+            Ok(c) => {
+                let again = if c.arguments.len() <= 7 { c.start_cu() } else { c.start_npu() };
+                assert_eq!(Packet::decode(&again.unwrap()).unwrap(), c);
+                true
+            }
+            Err(_) => false,
+        });
     assert!(accepted > 0, "mutants that all are refused at once find nothing");
 }

@@ -58,7 +58,9 @@ fn pipes_are_written_to() {
     let dir = tempfile::tempdir().unwrap();
     bash(dir.path(), "mkfifo pipe").ok();
     for command in every_writer("pipe") {
-        let run = shell(dir.path(), &format!("cat pipe >got & {command}; code=$?; wait; exit $code")).ok();
+        let run =
+            shell(dir.path(), &format!("cat pipe >got & {command}; code=$?; wait; exit $code"))
+                .ok();
         assert_eq!(run.err, "", "{command}");
         assert!(fs::metadata(dir.path().join("pipe")).unwrap().file_type().is_fifo(), "{command}");
         assert!(fs::metadata(dir.path().join("got")).unwrap().len() > 0, "{command}");
@@ -88,7 +90,10 @@ fn devices_are_written_to() {
     if bash(dir.path(), "mknod node c 1 3").code == 0 {
         for command in every_writer("node") {
             shell(dir.path(), &command);
-            assert!(fs::symlink_metadata(dir.path().join("node")).unwrap().file_type().is_char_device(), "{command}");
+            assert!(
+                fs::symlink_metadata(dir.path().join("node")).unwrap().file_type().is_char_device(),
+                "{command}"
+            );
         }
     }
 }
@@ -99,7 +104,9 @@ fn standard_output_by_another_name_is_standard_output() {
     let text = said(dir.path());
     symlink("/dev/stdout", dir.path().join("out")).unwrap();
     for name in ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "out"] {
-        let run = shell(dir.path(), &format!("(echo header; $R -o {name}; echo; echo footer) >f; cat f")).ok();
+        let run =
+            shell(dir.path(), &format!("(echo header; $R -o {name}; echo; echo footer) >f; cat f"))
+                .ok();
         assert_eq!(run.text(), format!("header\n{text}\nfooter\n"), "{name}");
         let run = shell(dir.path(), &format!("echo old >log; $R -o {name} >>log; cat log")).ok();
         assert_eq!(run.text(), format!("old\n{text}"), "{name}");
@@ -127,11 +134,13 @@ fn a_place_that_cannot_be_written_is_said_before_the_model_is_looked_for() {
         ("eval --text in.jsonl --reference other", "--states no/x"),
     ] {
         let run = bash(dir.path(), &format!("\"$G\" {command} -m /nonexistent {options}"));
-        let help = if options.contains('\'') { "help: mkdir -p 'no dir'" } else { "help: mkdir -p no" };
+        let help =
+            if options.contains('\'') { "help: mkdir -p 'no dir'" } else { "help: mkdir -p no" };
         run.fails(2, &["there is no directory no", help]);
     }
     for place in ["/", ".", "in.jsonl/x", "new/"] {
-        gemma_in(dir.path(), &["generate", "Hi", "-m", "/nonexistent", "-o", place], b"").fails(2, &["cannot write"]);
+        gemma_in(dir.path(), &["generate", "Hi", "-m", "/nonexistent", "-o", place], b"")
+            .fails(2, &["cannot write"]);
     }
 }
 
@@ -143,7 +152,8 @@ fn a_limit_on_file_sizes_loses_no_text() {
     // The draft memory does not fit either, and that is not what was asked for.
     let run = shell(
         dir.path(),
-        "GEMMA_DRAFT_MEMORY=./memory/\nexport GEMMA_DRAFT_MEMORY\nulimit -f 1; $R -o out; code=$?; cat out; exit $code",
+        "GEMMA_DRAFT_MEMORY=./memory/\nexport GEMMA_DRAFT_MEMORY\nulimit -f 1; $R -o out; code=$?; \
+            cat out; exit $code",
     );
     assert_eq!(run.ok().text(), text);
     let script = r#"for n in 1 2 3 4 5 6 7 8 9; do echo '{"prompt": "Hi", "max_tokens": 2}'; done >in; (ulimit -f 1; "$G" generate --batch in -q OUT)"#;
@@ -152,8 +162,12 @@ fn a_limit_on_file_sizes_loses_no_text() {
         assert!(run.code == 1 && run.err.contains("cannot write"), "{out}: {run:?}");
     }
     assert!(!dir.path().join("all").exists());
-    let left = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-    assert_eq!(left.filter(|name| name.starts_with(".gemma") || name.starts_with(".tmp")).count(), 0);
+    let left =
+        fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    assert_eq!(
+        left.filter(|name| name.starts_with(".gemma") || name.starts_with(".tmp")).count(),
+        0
+    );
 }
 
 #[test]
@@ -172,8 +186,14 @@ fn output_that_goes_nowhere_is_a_failure() {
         "echo '{\"prompt\": \"Hi\"}' | $G generate --batch -q >&-",
     ] {
         let run = shell(dir.path(), script);
-        assert!(run.code == 1 && run.err.contains("cannot write to standard output"), "{script}: {run:?}");
+        assert!(
+            run.code == 1 && run.err.contains("cannot write to standard output"),
+            "{script}: {run:?}"
+        );
     }
     // Nothing is written there.
-    assert_eq!(shell(dir.path(), "$R -o out >&-; code=$?; cat out; exit $code").ok().text(), said(dir.path()));
+    assert_eq!(
+        shell(dir.path(), "$R -o out >&-; code=$?; cat out; exit $code").ok().text(),
+        said(dir.path())
+    );
 }

@@ -1,5 +1,5 @@
-//! Quantising with text: the solver's forward pass is the model's, its answers are better than nearest codes, and neither threads
-//! nor interruptions change a byte of them.
+//! Quantising with text: the solver's forward pass is the model's, its answers are better than
+//! nearest codes, and neither threads nor interruptions change a byte of them.
 
 mod common;
 
@@ -19,17 +19,27 @@ fn open(dir: &Path) -> Weights {
 
 /// Made-up tokens with some structure; the vocabulary has 160.
 fn text(windows: usize) -> Text {
-    let run: Vec<u32> = (0..40_000u32).map(|i| 3 + ((i.wrapping_mul(2_654_435_761) >> 19) ^ (i / 7)) % 150).collect();
+    let run: Vec<u32> = (0..40_000u32)
+        .map(|i| 3 + ((i.wrapping_mul(2_654_435_761) >> 19) ^ (i / 7)) % 150)
+        .collect();
     Text::cut(&run, 2, 64, windows).unwrap()
 }
 
-/// Quantises with text; `stop_after` progress calls the first time, if given. Returns the measured divergence.
-fn calibrated(src: &Path, dst: &Path, recipe: &Recipe, threads: usize, stop_after: Option<usize>) -> f64 {
+/// Quantises with text; `stop_after` progress calls the first time, if given. Returns the measured
+/// divergence.
+fn calibrated(
+    src: &Path,
+    dst: &Path,
+    recipe: &Recipe,
+    threads: usize,
+    stop_after: Option<usize>,
+) -> f64 {
     let (source, options) = (open(src), Options { threads, ..Options::default() });
     let mut left = stop_after;
     loop {
         let mut solver = Calibrated::new(&source, text(12), threads).unwrap();
-        let plan = Plan::new(&source, recipe, &options, &solver, Importance::Relative(&|_, _| 1.0)).unwrap();
+        let plan = Plan::new(&source, recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
+            .unwrap();
         solver.begin(&plan.layout).unwrap();
         let mut tell = |_: gemma::quant::Progress<'_>| match left.as_mut() {
             Some(0) => anyhow::bail!("enough"),
@@ -74,7 +84,11 @@ fn threads_and_interruptions_change_no_byte() {
     let to = |name: &str| dir.path().join(name);
     let first = calibrated(&src, &to("one"), &recipe(), 1, None);
     let want = weights_of(&to("one"));
-    for (i, (threads, stop)) in [(2, None), (2, Some(3)), (1, Some(9)), (2, Some(17)), (1, Some(30))].into_iter().enumerate() {
+    for (i, (threads, stop)) in
+        [(2, None), (2, Some(3)), (1, Some(9)), (2, Some(17)), (1, Some(30))]
+            .into_iter()
+            .enumerate()
+    {
         let dst = to(&format!("again{i}"));
         let measured = calibrated(&src, &dst, &recipe(), threads, stop);
         assert!(weights_of(&dst) == want, "{threads} threads, stopped after {stop:?}");
@@ -92,7 +106,8 @@ fn the_measured_divergence_is_the_oracles() {
     let text = text(12);
     let oracle = |dir: &Path| ReferenceEngine::new(&open(dir), text.window).unwrap();
     let (mut made, mut source) = (oracle(&dst), oracle(&src));
-    // The solver leaves out what follows BOS alone; here every position counts that is followed by another in its window.
+    // The solver leaves out what follows BOS alone; here every position counts that is followed by
+    // another in its window.
     let (mut sum, mut count) = (0.0, 0);
     for window in text.tokens.chunks(text.window) {
         let c = eval::compare(&mut made, &mut source, window, text.window, &mut |_| {}).unwrap();
@@ -112,16 +127,22 @@ fn text_makes_better_codes() {
     let text = text(12);
     for linear in ["t2-row+h128", "i2-row+h128", "i4-g32", "i2-g64"] {
         let recipe = Recipe::inline(linear.parse().unwrap(), "i8-row".parse().unwrap());
-        let (solved, nearest) = (dir.path().join(format!("{linear}-s")), dir.path().join(format!("{linear}-n")));
+        let (solved, nearest) =
+            (dir.path().join(format!("{linear}-s")), dir.path().join(format!("{linear}-n")));
         calibrated(&src, &solved, &recipe, 2, None);
         let mut solver = Nearest { threads: 2 };
         let options = Options::default();
-        let plan = Plan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0)).unwrap();
+        let plan =
+            Plan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
+                .unwrap();
         run(&source, &nearest, &plan, &options, &mut solver, &mut |_| Ok(())).unwrap();
         let divergence = |dir: &Path| {
             let oracle = |dir: &Path| ReferenceEngine::new(&open(dir), text.window).unwrap();
             let (mut made, mut source) = (oracle(dir), oracle(&src));
-            eval::compare(&mut made, &mut source, &text.tokens, text.window, &mut |_| {}).unwrap().kld.mean
+            eval::compare(&mut made, &mut source, &text.tokens, text.window, &mut |_| {})
+                .unwrap()
+                .kld
+                .mean
         };
         let (solved, nearest) = (divergence(&solved), divergence(&nearest));
         assert!(solved < 0.9 * nearest, "{linear}: {solved} with text, {nearest} without");
@@ -140,6 +161,7 @@ fn a_survey_finds_what_matters() {
     let matrices = source.roles().into_iter().filter(|r| r.0.is_matrix()).count();
     assert_eq!(found.len(), matrices);
     assert!(found.iter().all(|s| s.divergence > 0.0 && s.divergence.is_finite()));
-    let of = |role: Role| found.iter().filter(|s| s.role == role).map(|s| s.divergence).sum::<f64>();
+    let of =
+        |role: Role| found.iter().filter(|s| s.role == role).map(|s| s.divergence).sum::<f64>();
     assert!(of(Role::Q) < of(Role::Down) + of(Role::Up) + of(Role::Gate), "{found:?}");
 }

@@ -1,4 +1,5 @@
-//! Plans: what a dry run says of a 27B checkpoint of which only the headers exist, and sizes that are hit.
+//! Plans: what a dry run says of a 27B checkpoint of which only the headers exist, and sizes that
+//! are hit.
 
 mod common;
 #[path = "common/shell.rs"]
@@ -31,7 +32,8 @@ fn sparse_27b(dir: &Path) {
     });
     fs::write(dir.join("config.json"), config.to_string()).unwrap();
     fs::write(dir.join("tokenizer.json"), " ".repeat(33_384_568)).unwrap();
-    let mut tensors: Vec<(String, Vec<u64>)> = vec![("embed_tokens".into(), vec![262_208, 5376]), ("norm".into(), vec![5376])];
+    let mut tensors: Vec<(String, Vec<u64>)> =
+        vec![("embed_tokens".into(), vec![262_208, 5376]), ("norm".into(), vec![5376])];
     for layer in 0..62 {
         for (name, shape) in [
             ("self_attn.q_proj", vec![4096, 5376]),
@@ -56,8 +58,12 @@ fn sparse_27b(dir: &Path) {
         let file = format!("model-{:05}-of-{SHARDS:05}.safetensors", i + 1);
         let (mut header, mut at) = (Map::new(), 0);
         for (name, shape) in part {
-            let (name, bytes) = (format!("language_model.model.{name}.weight"), 2 * shape.iter().product::<u64>());
-            header.insert(name.clone(), json!({"dtype": "BF16", "shape": shape, "data_offsets": [at, at + bytes]}));
+            let (name, bytes) =
+                (format!("language_model.model.{name}.weight"), 2 * shape.iter().product::<u64>());
+            header.insert(
+                name.clone(),
+                json!({"dtype": "BF16", "shape": shape, "data_offsets": [at, at + bytes]}),
+            );
             map.insert(name, json!(file));
             at += bytes;
         }
@@ -119,20 +125,33 @@ const SEED: [Class; 9] = [
 fn a_dry_run_of_27b_needs_headers_only_and_is_exact() {
     let dir = tempfile::tempdir().unwrap();
     sparse_27b(&dir.path().join("27b"));
-    for (recipe, classes, sums) in
-        [("int4", INT4, "14.2 GB; with scales 15.8 GB"), ("seed", SEED, "10.6 GB; with scales 11.0 GB")]
-    {
-        let said = gemma_in(dir.path(), &["quantize", "27b", "out", "--recipe", recipe, "--dry-run"], b"").ok();
+    for (recipe, classes, sums) in [
+        ("int4", INT4, "14.2 GB; with scales 15.8 GB"),
+        ("seed", SEED, "10.6 GB; with scales 11.0 GB"),
+    ] {
+        let said =
+            gemma_in(dir.path(), &["quantize", "27b", "out", "--recipe", recipe, "--dry-run"], b"")
+                .ok();
         assert!(!dir.path().join("out").exists());
         let text = said.text();
         for (class, codes, scales) in classes {
-            let row =
-                text.lines().find(|l| l.starts_with(&format!("| {class} "))).unwrap_or_else(|| panic!("no {class} in {text}"));
+            let row = text
+                .lines()
+                .find(|l| l.starts_with(&format!("| {class} ")))
+                .unwrap_or_else(|| panic!("no {class} in {text}"));
             let cells: Vec<String> = row.split('|').map(|c| c.trim().replace(',', "")).collect();
-            assert_eq!(cells[4..7], [codes.to_string(), scales.to_string(), (codes + scales).to_string()], "{recipe} {class}");
+            assert_eq!(
+                cells[4..7],
+                [codes.to_string(), scales.to_string(), (codes + scales).to_string()],
+                "{recipe} {class}"
+            );
         }
         assert!(text.contains(sums), "{text}");
-        assert!(text.contains("\ntime          about ") && text.contains(" threads, from a small sample"), "{text}");
+        assert!(
+            text.contains("\ntime          about ")
+                && text.contains(" threads, from a small sample"),
+            "{text}"
+        );
         assert!(text.contains("int4, which is like Q4_0, has 0.0"), "{text}");
     }
 }
@@ -151,16 +170,23 @@ fn named_sizes_are_reached_from_below() {
         assert!(kld > 0.02 && kld < 0.6 && kld < last, "{name}: {kld} after {last}");
         last = kld;
     }
-    let sized = |size: u64| plan(&source, &Recipe::load("10gb").unwrap().with_target(size).unwrap());
+    let sized =
+        |size: u64| plan(&source, &Recipe::load("10gb").unwrap().with_target(size).unwrap());
     assert!(sized(8_123_456_789).unwrap().total_bytes <= 8_123_456_789);
     let fault = fault_of(&sized(5_000_000_000).unwrap_err()).unwrap().clone();
     assert_eq!(fault.kind, Kind::Usage);
     // The smallest size that the error names can indeed be reached.
     let help = fault.help.unwrap();
-    let smallest: u64 = help.split("--target-size ").nth(1).unwrap().split("kB").next().unwrap().parse().unwrap();
-    assert!(sized(smallest * 1000).is_ok() && sized(smallest * 1000 - 1_000_000).is_err(), "{help}");
+    let smallest: u64 =
+        help.split("--target-size ").nth(1).unwrap().split("kB").next().unwrap().parse().unwrap();
+    assert!(
+        sized(smallest * 1000).is_ok() && sized(smallest * 1000 - 1_000_000).is_err(),
+        "{help}"
+    );
     // Bits per weight are of the weights: the tokenizer's file comes on top.
-    let bits = plan(&source, &Recipe::load("10gb").unwrap().with_target(Aim::BitsPerWeight(3.0)).unwrap()).unwrap();
+    let bits =
+        plan(&source, &Recipe::load("10gb").unwrap().with_target(Aim::BitsPerWeight(3.0)).unwrap())
+            .unwrap();
     let got = 8.0 * bits.layout.bytes() as f64 / bits.layout.parameters() as f64;
     assert!(got <= 3.0 && got > 2.995, "{got}");
     // More than the best formats take is not an error.
@@ -184,7 +210,8 @@ fn every_recipe_writes_what_it_predicts() {
         let dst = dir.path().join(name);
         let options = Options { verify: true, ..Options::default() };
         let report = quantize(&source, &dst, &recipe, &options, &mut |_| Ok(())).unwrap();
-        let bytes: u64 = fs::read_dir(&dst).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
+        let bytes: u64 =
+            fs::read_dir(&dst).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
         assert_eq!(bytes, plan.total_bytes, "{name}");
         assert!(plan.target.is_none_or(|t| bytes <= t && bytes > t * 9 / 10), "{name}: {bytes}");
         assert_eq!(report.predicted_kld, plan.predicted_kld);
@@ -198,27 +225,43 @@ fn a_recipe_of_ones_own_is_followed_and_its_faults_are_told_with_their_line() {
     TinyModel::tiny(4).write(&dir.path().join("src"), Form::TextV4, Dtype::Bf16, 1);
     let run = |text: &str, more: &[&str]| {
         fs::write(dir.path().join("my.toml"), text).unwrap();
-        gemma_in(dir.path(), &[&["quantize", "src", "dst", "--recipe", "my.toml"], more].concat(), b"")
+        gemma_in(
+            dir.path(),
+            &[&["quantize", "src", "dst", "--recipe", "my.toml"], more].concat(),
+            b"",
+        )
     };
-    let good = "[formats]\n'layers.{0,3}.mlp.*' = 'i8-row'\n'layers.*.self_attn.o_proj' = 'bf16'\nlinears = 'i4-g32'\nembed_tokens = 'i8-row'\nnorms = 'as-is'\n";
+    let good = "[formats]\n'layers.{0,3}.mlp.*' = 'i8-row'\n'layers.*.self_attn.o_proj' = \
+        'bf16'\nlinears = 'i4-g32'\nembed_tokens = 'i8-row'\nnorms = 'as-is'\n";
     run(good, &[]).ok();
-    let report: serde_json::Value = serde_json::from_slice(&fs::read(dir.path().join("dst/quant-report.json")).unwrap()).unwrap();
+    let report: serde_json::Value =
+        serde_json::from_slice(&fs::read(dir.path().join("dst/quant-report.json")).unwrap())
+            .unwrap();
     let format = |name: &str| {
         let tensors = report["tensors"].as_array().unwrap();
-        tensors.iter().find(|t| t["name"] == format!("model.{name}.weight")).unwrap()["format"].as_str().unwrap().to_owned()
+        tensors.iter().find(|t| t["name"] == format!("model.{name}.weight")).unwrap()["format"]
+            .as_str()
+            .unwrap()
+            .to_owned()
     };
-    assert_eq!([format("layers.3.mlp.up_proj"), format("layers.1.mlp.up_proj")], ["i8-row", "i4-g32"]);
+    assert_eq!(
+        [format("layers.3.mlp.up_proj"), format("layers.1.mlp.up_proj")],
+        ["i8-row", "i4-g32"]
+    );
     assert_eq!([format("layers.2.self_attn.o_proj"), format("norm")], ["bf16", "bf16"]);
     assert_eq!(report["recipe"], "my.toml");
 
     fs::remove_dir_all(dir.path().join("dst")).unwrap();
-    run(&format!("{good}'layers.4.**' = 'bf16'\n"), &[]).fails(3, &["my.toml, line 7", "layers.4.**", "help: "]);
+    run(&format!("{good}'layers.4.**' = 'bf16'\n"), &[])
+        .fails(3, &["my.toml, line 7", "layers.4.**", "help: "]);
     run(&good.replace("i4-g32", "i4-g48"), &[]).fails(3, &["line 4", "i4-g48"]);
     run(good, &["--target-size", "1MB"]).fails(2, &["nothing to choose", "help: "]);
     run(good, &["--linear", "bf16"]).fails(2, &["--linear"]);
     run(&good.replace("norms = 'as-is'", "norms = 'i4-g32'"), &[]).fails(3, &["norm", "help: "]);
-    gemma_in(dir.path(), &["quantize", "src", "dst", "--recipe", "no-such"], b"").fails(3, &["no-such", "int4"]);
-    gemma_in(dir.path(), &["quantize", "src", "dst", "--target-size", "1kB"], b"").fails(2, &["smallest", "help: "]);
+    gemma_in(dir.path(), &["quantize", "src", "dst", "--recipe", "no-such"], b"")
+        .fails(3, &["no-such", "int4"]);
+    gemma_in(dir.path(), &["quantize", "src", "dst", "--target-size", "1kB"], b"")
+        .fails(2, &["smallest", "help: "]);
     run(good, &["--mem-limit", "1MB"]).fails(5, &["memory", "--mem-limit"]);
     assert!(!dir.path().join("dst").exists());
 }

@@ -1,4 +1,5 @@
-//! A night's work is not lost: runs that were killed, interrupted or out of disk go on where they were, and end in the same bytes.
+//! A night's work is not lost: runs that were killed, interrupted or out of disk go on where they
+//! were, and end in the same bytes.
 
 mod common;
 #[path = "common/shell.rs"]
@@ -32,19 +33,29 @@ fn options() -> Options {
 
 /// Every file of a directory by name.
 fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
-    let read = |e: fs::DirEntry| (e.file_name().to_string_lossy().into_owned(), fs::read(e.path()).unwrap());
+    let read = |e: fs::DirEntry| {
+        (e.file_name().to_string_lossy().into_owned(), fs::read(e.path()).unwrap())
+    };
     fs::read_dir(dir).unwrap().map(|e| read(e.unwrap())).collect()
 }
 
 /// Names in a directory, hidden ones too.
 fn names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
     names.sort();
     names
 }
 
 /// A run that is told to stop behind so many tensors, as by Ctrl-C.
-fn stopped(source: &Weights, dst: &Path, options: &Options, tensors: usize) -> anyhow::Result<Report> {
+fn stopped(
+    source: &Weights,
+    dst: &Path,
+    options: &Options,
+    tensors: usize,
+) -> anyhow::Result<Report> {
     let mut left = tensors;
     quantize(source, dst, &recipe(), options, &mut |p: Progress<'_>| {
         anyhow::ensure!(left > 0, "interrupted");
@@ -170,7 +181,12 @@ fn another_run_is_never_continued() {
     // The same length, another time.
     let weights = case.at("src/model-00002-of-00002.safetensors");
     let bytes = fs::read(&weights).unwrap();
-    fs::File::options().write(true).open(&weights).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(&weights)
+        .unwrap()
+        .set_modified(std::time::UNIX_EPOCH)
+        .unwrap();
     refused(&recipe(), &options(), "model-00002-of-00002.safetensors changed");
     fs::write(&weights, &bytes).unwrap();
     let restart = Options { restart: true, ..options() };
@@ -186,7 +202,12 @@ fn a_source_that_changes_meanwhile_is_noticed() {
     let error = quantize(&source, &dst, &recipe(), &options(), &mut |_| {
         calls += 1;
         if calls == 10 {
-            fs::File::options().write(true).open(&config).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+            fs::File::options()
+                .write(true)
+                .open(&config)
+                .unwrap()
+                .set_modified(std::time::UNIX_EPOCH)
+                .unwrap();
         }
         Ok(())
     });
@@ -235,8 +256,10 @@ fn a_shard_that_shrinks_is_an_error() {
 fn what_is_not_finite_is_refused_by_name_even_in_norms() {
     let dir = tempfile::tempdir().unwrap();
     let model = TinyModel::tiny(7);
-    for (tensor, place, bad) in [("layers.2.mlp.up_proj", 128 * 9 + 3, f32::NAN), ("layers.1.self_attn.q_norm", 3, f32::INFINITY)]
-    {
+    for (tensor, place, bad) in [
+        ("layers.2.mlp.up_proj", 128 * 9 + 3, f32::NAN),
+        ("layers.1.self_attn.q_norm", 3, f32::INFINITY),
+    ] {
         let mut tensors = model.named(Form::TextV4);
         tensors.iter_mut().find(|t| t.0.contains(tensor)).unwrap().2[place] = bad;
         write_model(&dir.path().join("src"), &model.config(Form::TextV4), &tensors, Dtype::Bf16, 1);
@@ -250,7 +273,8 @@ fn larger() -> TinyModel {
     TinyModel::new(Dims { n_layers: 6, dim: 256, ffn_dim: 1024, vocab: 2000, ..Dims::default() }, 8)
 }
 
-const LARGER: [&str; 6] = ["quantize", "src", "dst", "--linear=i4-g32", "-t1", "--embedding=i4-g64"];
+const LARGER: [&str; 6] =
+    ["quantize", "src", "dst", "--linear=i4-g32", "-t1", "--embedding=i4-g64"];
 
 /// Bytes of the files that a run has written so far.
 fn written(partial: &Path) -> u64 {
@@ -303,7 +327,8 @@ fn the_first_ctrl_c_keeps_what_is_done_and_says_how_to_go_on() {
         let mut child = start(dir.path(), 1_000_000);
         // SAFETY: a signal to a child that has not been waited for, so the id is still its own.
         assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
-        let said: Vec<String> = BufReader::new(child.stderr.take().unwrap()).lines().map(|l| l.unwrap()).collect();
+        let said: Vec<String> =
+            BufReader::new(child.stderr.take().unwrap()).lines().map(|l| l.unwrap()).collect();
         (code(child.wait().unwrap()) == 130).then_some(said)
     });
     let said = said.expect("no signal came in time");
@@ -319,7 +344,10 @@ fn a_full_disk_keeps_what_is_done() {
     let dir = tempfile::tempdir().unwrap();
     larger().write(&dir.path().join("src"), Form::TextV5, Dtype::Bf16, 1);
     let run = bash(dir.path(), &format!("ulimit -f 1000; exec \"$G\" {}", LARGER.join(" ")));
-    run.fails(1, &["cannot write tensor `model.layers.", "model.safetensors", "the same command goes on"]);
+    run.fails(
+        1,
+        &["cannot write tensor `model.layers.", "model.safetensors", "the same command goes on"],
+    );
     assert!(!dir.path().join("dst").exists());
     let again = gemma_in(dir.path(), &LARGER, b"").ok();
     assert!(again.err.contains("going on from"), "{}", again.err);
@@ -334,7 +362,10 @@ fn a_read_error_names_the_tensor_and_keeps_what_is_done() {
     larger().write(&dir.path().join("src"), Form::TextV5, Dtype::Bf16, 1);
     let mut kept = false;
     for reads in [0, 1, 2, 3, 4, 6] {
-        let run = bash(dir.path(), &format!("GEMMA_FAIL_READS_AFTER={reads} \"$G\" {}", LARGER.join(" ")));
+        let run = bash(
+            dir.path(),
+            &format!("GEMMA_FAIL_READS_AFTER={reads} \"$G\" {}", LARGER.join(" ")),
+        );
         kept |= run.err.contains("the same command goes on");
         run.fails(1, &["reading tensor `model.", "Input/output error"]);
         assert!(!dir.path().join("dst").exists(), "after {reads} reads");

@@ -1,5 +1,6 @@
-//! Promise 2: a row's scores depend on its own token path alone, bit for bit. Random trees against one-by-one decoding, over
-//! page and window edges, weight formats, cache formats, instruction sets, thread counts and prompt chunkings.
+//! Promise 2: a row's scores depend on its own token path alone, bit for bit. Random trees against
+//! one-by-one decoding, over page and window edges, weight formats, cache formats, instruction
+//! sets, thread counts and prompt chunkings.
 
 mod common;
 #[path = "common/reduced.rs"]
@@ -31,15 +32,38 @@ fn config_of(window: usize, vocab: usize) -> Config {
     Config::from_json(&json).unwrap()
 }
 
-fn engine(window: usize, linear: &str, embed: &str, kv: KvFormat, options: CpuOptions) -> PlannedEngine {
+fn engine(
+    window: usize,
+    linear: &str,
+    embed: &str,
+    kv: KvFormat,
+    options: CpuOptions,
+) -> PlannedEngine {
     engine_for(window, linear, embed, kv, options, 1)
 }
 
-fn engine_for(window: usize, linear: &str, embed: &str, kv: KvFormat, options: CpuOptions, sequences: usize) -> PlannedEngine {
+fn engine_for(
+    window: usize,
+    linear: &str,
+    embed: &str,
+    kv: KvFormat,
+    options: CpuOptions,
+    sequences: usize,
+) -> PlannedEngine {
     let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
-    let weights = Weights::synthetic(config(window), move |role| if role == Role::Embed { embed } else { linear }, 11);
+    let weights = Weights::synthetic(
+        config(window),
+        move |role| if role == Role::Embed { embed } else { linear },
+        11,
+    );
     let exec = CpuExecutor::new(options).unwrap();
-    PlannedEngine::for_sequences(&weights, Box::new(exec), EngineOptions { context: 1200, kv }, sequences).unwrap()
+    PlannedEngine::for_sequences(
+        &weights,
+        Box::new(exec),
+        EngineOptions { context: 1200, kv },
+        sequences,
+    )
+    .unwrap()
 }
 
 #[test]
@@ -62,7 +86,8 @@ fn trees_equal_one_by_one_decoding_across_pages_and_windows() {
         let window = 70;
         let mut a = engine(window, linear, embed, kv, two);
         let mut b = engine(window, linear, embed, kv, one);
-        // Empty, inside the window, at its edge, at and around page edges, and where the ring has turned.
+        // Empty, inside the window, at its edge, at and around page edges, and where the ring has
+        // turned.
         for n in [0, 5, 60, 69, 70, 71, 225, 255, 256, 257, 300, 500, 512, 770, 1050] {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{linear}, {embed}, {kv:?}"));
         }
@@ -79,11 +104,19 @@ fn sequences_in_one_pass_do_not_meet() {
         ("i4-g32", "i8-row", KvFormat::F16, true),
     ] {
         let options = |threads| CpuOptions { threads, check, ..CpuOptions::default() };
-        // Empty, within a page, around the edges of pages and of the window, and where the ring has turned; twins are slow.
+        // Empty, within a page, around the edges of pages and of the window, and where the ring has
+        // turned; twins are slow.
         let lengths = if check { [0, 5, 69, 75] } else { [255, 0, 70, 1050] };
         let mut shared = engine_for(70, linear, embed, kv, options(2), lengths.len());
-        let mut alone: Vec<_> = lengths.iter().map(|_| engine(70, linear, embed, kv, options(1))).collect();
-        check_sequences(&mut shared, &mut alone, &lengths, &mut rng, &format!("{linear}, {embed}, {kv:?}"));
+        let mut alone: Vec<_> =
+            lengths.iter().map(|_| engine(70, linear, embed, kv, options(1))).collect();
+        check_sequences(
+            &mut shared,
+            &mut alone,
+            &lengths,
+            &mut rng,
+            &format!("{linear}, {embed}, {kv:?}"),
+        );
     }
 }
 
@@ -101,11 +134,21 @@ fn every_instruction_set_gives_the_same_bits() {
     ] {
         let mut logits: Vec<(Isa, Vec<u32>)> = Vec::new();
         for isa in Isa::all_supported() {
-            let mut e = engine(90, linear, embed, kv, CpuOptions { threads: 2, isa: Some(isa), check: false });
+            let mut e = engine(
+                90,
+                linear,
+                embed,
+                kv,
+                CpuOptions { threads: 2, isa: Some(isa), check: false },
+            );
             prefill(&mut e, &text, &mut rng);
             logits.push((isa, one_by_one(&mut e, &[3, 1, 4])));
         }
-        assert!(logits.len() >= 2 || cfg!(not(target_arch = "x86_64")), "only {} instruction set to compare", logits.len());
+        assert!(
+            logits.len() >= 2 || cfg!(not(target_arch = "x86_64")),
+            "only {} instruction set to compare",
+            logits.len()
+        );
         assert!(
             logits.windows(2).all(|w| w[0].1 == w[1].1),
             "{linear}: {:?} differ",
@@ -125,7 +168,13 @@ fn every_dispatch_equals_its_twin() {
         ("bf16", "i8-row", KvFormat::Q8),
     ] {
         for isa in Isa::all_supported() {
-            let mut e = engine(50, linear, embed, kv, CpuOptions { threads: 2, isa: Some(isa), check: true });
+            let mut e = engine(
+                50,
+                linear,
+                embed,
+                kv,
+                CpuOptions { threads: 2, isa: Some(isa), check: true },
+            );
             prefill(&mut e, &text, &mut rng);
             let mut scores = Scores::default();
             e.forward(&random_tree(&mut rng, 20), Rows::All, &mut scores).unwrap();
@@ -146,7 +195,8 @@ fn after_a_thousand_rounds_codes_and_scales_equal_a_fresh_prefill() {
 
 fn rounds_equal_a_fresh_prefill(kv: KvFormat) {
     let mut rng = SmallRng::seed_from_u64(4);
-    let mut a = engine(70, "i4-row+h128", "i8-row", kv, CpuOptions { threads: 2, ..CpuOptions::default() });
+    let mut a =
+        engine(70, "i4-row+h128", "i8-row", kv, CpuOptions { threads: 2, ..CpuOptions::default() });
     let mut history: Vec<u32> = Vec::new();
     let mut scores = Scores::default();
     for round in 0..1000 {
@@ -175,7 +225,11 @@ fn rounds_equal_a_fresh_prefill(kv: KvFormat) {
             let mut fresh = engine(70, "i4-row+h128", "i8-row", kv, CpuOptions::default());
             prefill(&mut fresh, &history, &mut rng);
             assert_eq!(a.position(), fresh.position());
-            assert!(a.visible_cache().unwrap() == fresh.visible_cache().unwrap(), "round {round}, {} tokens", history.len());
+            assert!(
+                a.visible_cache().unwrap() == fresh.visible_cache().unwrap(),
+                "round {round}, {} tokens",
+                history.len()
+            );
         }
     }
 }
@@ -215,22 +269,27 @@ fn a_commit_takes_only_paths_of_the_last_tree() {
         b.position()
     });
     assert_eq!(positions, [1, 0, 2]);
-    assert!(b.forward_each(&[(1, &tree), (1, &tree)], &mut scores).is_err(), "two trees of one sequence");
+    assert!(
+        b.forward_each(&[(1, &tree), (1, &tree)], &mut scores).is_err(),
+        "two trees of one sequence"
+    );
     assert!(b.forward_each(&[(3, &tree)], &mut scores).is_err(), "a sequence that is none");
 }
 
-/// Logits that stay where they were computed are those that would have been handed over, also of a draft model whose tokens take one row
-/// or several.
+/// Logits that stay where they were computed are those that would have been handed over, also of a
+/// draft model whose tokens take one row or several.
 #[test]
 fn logits_left_with_the_engine_are_those_handed_over() {
     let vocab = reduced::tokens().len();
     let weights = Weights::synthetic(config_of(40, vocab), |_| "i8-row".parse().unwrap(), 3);
     let plain = || {
         let exec = Box::new(CpuExecutor::new(CpuOptions::default()).unwrap());
-        PlannedEngine::new(&weights, exec, EngineOptions { context: 300, kv: KvFormat::F16 }).unwrap()
+        PlannedEngine::new(&weights, exec, EngineOptions { context: 300, kv: KvFormat::F16 })
+            .unwrap()
     };
     let narrow = || ReducedEngine::new(Box::new(plain()), reduced::spelling()).unwrap();
-    let pairs: [[Box<dyn Engine>; 2]; 2] = [[Box::new(plain()), Box::new(plain())], [Box::new(narrow()), Box::new(narrow())]];
+    let pairs: [[Box<dyn Engine>; 2]; 2] =
+        [[Box::new(plain()), Box::new(plain())], [Box::new(narrow()), Box::new(narrow())]];
     for [mut gives, mut keeps] in pairs {
         keeps.leave_logits();
         let known = gives.vocab() as u32;
@@ -255,7 +314,11 @@ fn logits_left_with_the_engine_are_those_handed_over() {
             }
             assert_eq!((none.rows(), none.vocab), (0, given.vocab));
             for row in 0..given.rows() {
-                assert_eq!((gives.lend(row), keeps.lend(row)), (None, Some(given.row(row))), "row {row} from {first}");
+                assert_eq!(
+                    (gives.lend(row), keeps.lend(row)),
+                    (None, Some(given.row(row))),
+                    "row {row} from {first}"
+                );
             }
             assert_eq!(keeps.lend(given.rows()), None);
         }

@@ -1,4 +1,5 @@
-//! Promise 3, statistically: what the sampler draws has the distribution it should have, with and without drafts.
+//! Promise 3, statistically: what the sampler draws has the distribution it should have, with and
+//! without drafts.
 
 use gemma::decode::verify;
 use gemma::engine::{Scores, TokenTree};
@@ -38,7 +39,8 @@ fn ln_gamma(x: f64) -> f64 {
     0.5 * (2.0 * std::f64::consts::PI).ln() + (x + 0.5) * t.ln() - t + sum.ln()
 }
 
-/// Chance that a chi-square variable of `freedom` degrees exceeds `x`: 1 minus the regularised lower gamma function.
+/// Chance that a chi-square variable of `freedom` degrees exceeds `x`: 1 minus the regularised
+/// lower gamma function.
 fn chi_square_tail(x: f64, freedom: f64) -> f64 {
     let (a, x) = (freedom / 2.0, x / 2.0);
     let front = (a * x.ln() - x - ln_gamma(a)).exp();
@@ -80,7 +82,8 @@ fn p_value(mut draw: impl FnMut(usize) -> [Token; 3]) -> f64 {
     for (cell, &count) in seen.iter().enumerate() {
         let [a, b, c] = [cell / VOCAB / VOCAB, cell / VOCAB % VOCAB, cell % VOCAB];
         let (first, second) = (a as Token, b as Token);
-        let p = probabilities(&[])[a] * probabilities(&[first])[b] * probabilities(&[first, second])[c];
+        let p =
+            probabilities(&[])[a] * probabilities(&[first])[b] * probabilities(&[first, second])[c];
         if count > 0 {
             g += 2.0 * count as f64 * (count as f64 / (p * DRAWS as f64)).ln();
         }
@@ -102,9 +105,12 @@ fn triple(sampler: &Sampler, position: impl Fn(usize) -> usize) -> [Token; 3] {
 
 #[test]
 fn the_tail_function_gives_table_values() {
-    for (x, freedom, want) in
-        [(3.841_458_8, 1.0, 0.05), (18.307_038, 10.0, 0.05), (2.558_212_2, 10.0, 0.99), (149.449_25, 100.0, 0.001)]
-    {
+    for (x, freedom, want) in [
+        (3.841_458_8, 1.0, 0.05),
+        (18.307_038, 10.0, 0.05),
+        (2.558_212_2, 10.0, 0.99),
+        (149.449_25, 100.0, 0.001),
+    ] {
         assert!((chi_square_tail(x, freedom) - want).abs() < 1e-6, "{x} {freedom}");
     }
 }

@@ -37,19 +37,27 @@ fn a_file_in_the_working_directory_loads_no_code_and_writes_no_file() {
         ("stats-file", "made", "generate"),
         ("report", "made", "bench"),
     ] {
-        for text in [format!("{key} = \"{value}\"\n"), format!("\n[{section}]\n{key} = \"{value}\"\n")] {
-            let line = if text.starts_with('\n') { "gemma.toml, line 3" } else { "gemma.toml, line 1" };
+        for text in
+            [format!("{key} = \"{value}\"\n"), format!("\n[{section}]\n{key} = \"{value}\"\n")]
+        {
+            let line =
+                if text.starts_with('\n') { "gemma.toml, line 3" } else { "gemma.toml, line 1" };
             fs::write(dir.path().join("gemma.toml"), &text).unwrap();
             let own = format!("set it in {}", users_file.display());
             for args in [&short[..], &["doctor"], &["eval", "--text", "gemma.toml"]] {
-                with_env(dir.path(), args, &env).fails(2, &[line, &format!("`{key}`"), &format!("--{key}"), &own]);
+                with_env(dir.path(), args, &env)
+                    .fails(2, &[line, &format!("`{key}`"), &format!("--{key}"), &own]);
             }
         }
     }
     assert!(!dir.path().join("made").exists());
 
     // Words are no paths, and models are only read.
-    fs::write(dir.path().join("gemma.toml"), "npu = \"off\"\ndraft-memory = \"off\"\ndraft = \"ngram\"\n").unwrap();
+    fs::write(
+        dir.path().join("gemma.toml"),
+        "npu = \"off\"\ndraft-memory = \"off\"\ndraft = \"ngram\"\n",
+    )
+    .unwrap();
     with_env(dir.path(), &short, &env).ok();
     fs::remove_file(dir.path().join("gemma.toml")).unwrap();
     fs::write(&users_file, "output = \"made\"\n").unwrap();
@@ -68,11 +76,16 @@ fn what_one_run_works_on_is_in_no_file() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir_all(dir.path().join(".config/gemma")).unwrap();
     for file in ["gemma.toml", ".config/gemma/config.toml"] {
-        for text in
-            ["batch = \"x\"", "resume = \"x\"", "[quantize]\nrestart = true", "[bench]\nfrom = \"x\"", "print-config = true"]
-        {
+        for text in [
+            "batch = \"x\"",
+            "resume = \"x\"",
+            "[quantize]\nrestart = true",
+            "[bench]\nfrom = \"x\"",
+            "print-config = true",
+        ] {
             fs::write(dir.path().join(file), text).unwrap();
-            gemma_in(dir.path(), &TOKENIZE, b"").fails(2, &[file.rsplit('/').next().unwrap(), "as a flag"]);
+            gemma_in(dir.path(), &TOKENIZE, b"")
+                .fails(2, &[file.rsplit('/').next().unwrap(), "as a flag"]);
         }
         fs::remove_file(dir.path().join(file)).unwrap();
     }
@@ -82,9 +95,15 @@ fn what_one_run_works_on_is_in_no_file() {
 fn misspelt_keys_have_a_line_and_a_likely_meaning() {
     let dir = tempfile::tempdir().unwrap();
     for (text, words) in [
-        ("temp = 1\nmax-tokns = 4\n", &["gemma.toml, line 2", "`max-tokns`", "help: did you mean max-tokens?"][..]),
+        (
+            "temp = 1\nmax-tokns = 4\n",
+            &["gemma.toml, line 2", "`max-tokns`", "help: did you mean max-tokens?"][..],
+        ),
         ("[generate]\n\nmax_tokens = 4\n", &["gemma.toml, line 3", "did you mean max-tokens?"]),
-        ("[genrate]\nmax-tokens = 4\n", &["gemma.toml, line 1", "[genrate]", "did you mean [generate]?"]),
+        (
+            "[genrate]\nmax-tokens = 4\n",
+            &["gemma.toml, line 1", "[genrate]", "did you mean [generate]?"],
+        ),
         ("quux = 4\n", &["line 1", "`quux`", "long options"]),
     ] {
         fs::write(dir.path().join("gemma.toml"), text).unwrap();
@@ -93,7 +112,11 @@ fn misspelt_keys_have_a_line_and_a_likely_meaning() {
     // Other names of an option are names of it.
     fs::write(dir.path().join("gemma.toml"), "temperature = 0.25\n").unwrap();
     let shown = gemma_in(dir.path(), &["generate", "--print-config"], b"").ok();
-    assert!(shown.text().lines().any(|l| l.starts_with("temp = 0.25 ") && l.ends_with("# gemma.toml")), "{}", shown.text());
+    assert!(
+        shown.text().lines().any(|l| l.starts_with("temp = 0.25 ") && l.ends_with("# gemma.toml")),
+        "{}",
+        shown.text()
+    );
 }
 
 #[test]
@@ -134,17 +157,39 @@ fn variables_are_named_where_they_are_wrong() {
     );
     wrong(&short, &[("GEMMA_TEMPERATURE", "hot")], &["'hot'", "GEMMA_TEMPERATURE"]);
     // What was typed is not the environment's fault.
-    let typed = with_env(dir.path(), &["generate", "Hi", "--top-k", "abc"], &[("GEMMA_TEMP", "0.5")]).fails(2, &["--top-k"]);
+    let typed =
+        with_env(dir.path(), &["generate", "Hi", "--top-k", "abc"], &[("GEMMA_TEMP", "0.5")])
+            .fails(2, &["--top-k"]);
     assert!(!typed.err.contains("GEMMA_"), "{}", typed.err);
 
-    let shown = with_env(dir.path(), &["generate", "--print-config"], &[("GEMMA_TEMPERATURE", "0.25")]).ok();
+    let shown =
+        with_env(dir.path(), &["generate", "--print-config"], &[("GEMMA_TEMPERATURE", "0.25")])
+            .ok();
     let line = shown.text().lines().find(|l| l.starts_with("temp = ")).unwrap().to_owned();
     assert!(line.contains("0.25") && line.ends_with("# environment GEMMA_TEMPERATURE"), "{line}");
 
-    let said = with_env(dir.path(), &TOKENIZE, &[("GEMMA_MAXTOKENS", "3"), ("GEMMA_VULKAN_CPU", "1"), ("GEMMA_SEED", "")]).ok();
-    assert!(said.err.contains("GEMMA_MAXTOKENS") && said.err.contains("did you mean GEMMA_MAX_TOKENS?"), "{}", said.err);
-    assert!(!said.err.contains("GEMMA_VULKAN") && !said.err.contains("GEMMA_DRAFT_MEMORY"), "{}", said.err);
-    assert_eq!(with_env(dir.path(), &[&TOKENIZE[..], &["-q"]].concat(), &[("GEMMA_MAXTOKENS", "3")]).ok().err, "");
+    let said = with_env(
+        dir.path(),
+        &TOKENIZE,
+        &[("GEMMA_MAXTOKENS", "3"), ("GEMMA_VULKAN_CPU", "1"), ("GEMMA_SEED", "")],
+    )
+    .ok();
+    assert!(
+        said.err.contains("GEMMA_MAXTOKENS") && said.err.contains("did you mean GEMMA_MAX_TOKENS?"),
+        "{}",
+        said.err
+    );
+    assert!(
+        !said.err.contains("GEMMA_VULKAN") && !said.err.contains("GEMMA_DRAFT_MEMORY"),
+        "{}",
+        said.err
+    );
+    assert_eq!(
+        with_env(dir.path(), &[&TOKENIZE[..], &["-q"]].concat(), &[("GEMMA_MAXTOKENS", "3")])
+            .ok()
+            .err,
+        ""
+    );
 }
 
 /// What `--print-config` shows can be saved, and then says of the next model what it says of this
@@ -152,7 +197,9 @@ fn variables_are_named_where_they_are_wrong() {
 #[test]
 fn a_shown_configuration_can_be_saved() {
     let dir = tempfile::tempdir().unwrap();
-    let show = |dir: &Path| gemma_in(dir, &["generate", "--print-config", "-n", "7", "--npu", "model:x.so"], b"").ok();
+    let show = |dir: &Path| {
+        gemma_in(dir, &["generate", "--print-config", "-n", "7", "--npu", "model:x.so"], b"").ok()
+    };
     let text = show(dir.path()).text().to_owned();
     for line in ["# temp = ", "# top-k = ", "# npu = \"model:x.so\"", "max-tokens = 7 "] {
         assert!(text.lines().any(|l| l.starts_with(line)), "{line}: {text}");
@@ -160,5 +207,12 @@ fn a_shown_configuration_can_be_saved() {
     assert!(!text.contains("npu-fault") && !text.contains("isa"), "{text}");
     fs::write(dir.path().join("gemma.toml"), &text).unwrap();
     let again = gemma_in(dir.path(), &["generate", "--print-config"], b"").ok();
-    assert!(again.text().lines().any(|l| l.starts_with("max-tokens = 7 ") && l.ends_with("# gemma.toml")), "{}", again.text());
+    assert!(
+        again
+            .text()
+            .lines()
+            .any(|l| l.starts_with("max-tokens = 7 ") && l.ends_with("# gemma.toml")),
+        "{}",
+        again.text()
+    );
 }

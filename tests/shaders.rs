@@ -22,7 +22,8 @@ fn sha256(bytes: &[u8]) -> String {
 
 #[test]
 fn spirv_belongs_to_its_source() {
-    let includes: Vec<u8> = names(&room().join("include"), "glsl").iter().flat_map(|p| fs::read(p).unwrap()).collect();
+    let includes: Vec<u8> =
+        names(&room().join("include"), "glsl").iter().flat_map(|p| fs::read(p).unwrap()).collect();
     let manifest = fs::read_to_string(room().join("manifest.txt")).unwrap();
     let mut lines = manifest.lines();
     for source in names(&room(), "comp") {
@@ -30,7 +31,11 @@ fn spirv_belongs_to_its_source() {
         let text = [includes.clone(), fs::read(&source).unwrap()].concat();
         let spirv = fs::read(room().join(format!("spirv/{name}.spv"))).unwrap();
         let want = format!("{name} {} {}", sha256(&text), sha256(&spirv));
-        assert_eq!(lines.next(), Some(want.as_str()), "{name} is stale: run scripts/build-shaders.sh");
+        assert_eq!(
+            lines.next(),
+            Some(want.as_str()),
+            "{name} is stale: run scripts/build-shaders.sh"
+        );
         assert_eq!(spirv[..4], 0x0723_0203u32.to_le_bytes(), "{name}.spv is no SPIR-V");
     }
     assert_eq!(lines.next(), None, "the manifest names a shader that is not there");
@@ -57,8 +62,9 @@ fn instructions(spirv: &[u8]) -> Vec<(u32, Vec<u32>)> {
     list
 }
 
-/// Workgroups that count one another hand results on through memory. `barrier()` alone orders shared memory only, so every
-/// invocation has to release its own stores just before it; no driver at hand shows a fault where one does not.
+/// Workgroups that count one another hand results on through memory. `barrier()` alone orders
+/// shared memory only, so every invocation has to release its own stores just before it; no driver
+/// at hand shows a fault where one does not.
 #[test]
 fn counted_workgroups_release_what_all_their_invocations_stored() {
     const CONSTANT: u32 = 43;
@@ -70,7 +76,11 @@ fn counted_workgroups_release_what_all_their_invocations_stored() {
     let mut counting = Vec::new();
     for path in names(&room().join("spirv"), "spv") {
         let code = instructions(&fs::read(&path).unwrap());
-        let value = |id: u32| code.iter().find(|(op, words)| *op == CONSTANT && words[1] == id).map_or(0, |(_, words)| words[2]);
+        let value = |id: u32| {
+            code.iter()
+                .find(|(op, words)| *op == CONSTANT && words[1] == id)
+                .map_or(0, |(_, words)| words[2])
+        };
         for (at, (_, words)) in code.iter().enumerate().filter(|(_, (op, _))| *op == ATOMIC_ADD) {
             // Operands: type, result, pointer, scope, semantics, value.
             if value(words[4]) & ACQUIRE_RELEASE == 0 {
@@ -78,11 +88,23 @@ fn counted_workgroups_release_what_all_their_invocations_stored() {
             }
             let barrier = code[..at].iter().rposition(|(op, _)| *op == CONTROL_BARRIER).unwrap();
             let (before, operands) = &code[barrier - 1];
-            assert_eq!(*before, MEMORY_BARRIER, "{}: nothing releases what was stored", path.display());
+            assert_eq!(
+                *before,
+                MEMORY_BARRIER,
+                "{}: nothing releases what was stored",
+                path.display()
+            );
             assert_ne!(value(operands[1]) & (RELEASE | ACQUIRE_RELEASE), 0, "{}", path.display());
             counting.push(path.file_stem().unwrap().to_owned());
         }
     }
-    let linear = ["linear", "linear_few", "linear_float", "linear_matrix", "linear_matrix_k8", "linear_trellis"];
+    let linear = [
+        "linear",
+        "linear_few",
+        "linear_float",
+        "linear_matrix",
+        "linear_matrix_k8",
+        "linear_trellis",
+    ];
     assert_eq!(counting, [&["attention"][..], &linear].concat());
 }

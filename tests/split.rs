@@ -1,4 +1,5 @@
-//! One model on two executors: the same bits as on one where both are the processor, and the promises of one where they differ.
+//! One model on two executors: the same bits as on one where both are the processor, and the
+//! promises of one where they differ.
 
 mod common;
 
@@ -29,7 +30,8 @@ fn weights(linear: &str, embed: &str) -> Weights {
 }
 
 fn engine(exec: impl Executor + 'static, linear: &str, embed: &str, kv: KvFormat) -> PlannedEngine {
-    PlannedEngine::new(&weights(linear, embed), Box::new(exec), EngineOptions { context: 1200, kv }).unwrap()
+    PlannedEngine::new(&weights(linear, embed), Box::new(exec), EngineOptions { context: 1200, kv })
+        .unwrap()
 }
 
 fn cpu() -> CpuExecutor {
@@ -59,13 +61,18 @@ fn scores(engine: &mut PlannedEngine) -> Vec<u32> {
 
 #[test]
 fn two_processors_give_the_bits_of_one() {
-    for (linear, embed, kv) in [("i4-g32", "i8-row", KvFormat::F16), ("bf16", "i4-row+h128", KvFormat::F32)] {
+    for (linear, embed, kv) in
+        [("i4-g32", "i8-row", KvFormat::F16), ("bf16", "i4-row+h128", KvFormat::F32)]
+    {
         let mut plain = engine(cpu(), linear, embed, kv);
         let want = scores(&mut plain);
         for layers in 0..=LAYERS {
             let mut engine = engine(split(cpu(), layers), linear, embed, kv);
             assert_eq!(scores(&mut engine), want, "{linear}, {layers} layers");
-            assert!(engine.visible_cache().unwrap() == plain.visible_cache().unwrap(), "{linear}, {layers} layers");
+            assert!(
+                engine.visible_cache().unwrap() == plain.visible_cache().unwrap(),
+                "{linear}, {layers} layers"
+            );
         }
     }
 }
@@ -76,12 +83,18 @@ fn a_profile_counts_both_sides() {
     engine.start_profile();
     engine.forward(&TokenTree::root(1), Rows::All, &mut Scores::default()).unwrap();
     let calls = |label| engine.profile().iter().find(|k| k.label == label).map(|k| k.calls);
-    assert_eq!((calls("qkv"), calls("head"), calls("down")), (Some(LAYERS as u64), Some(1), Some(LAYERS as u64)));
+    assert_eq!(
+        (calls("qkv"), calls("head"), calls("down")),
+        (Some(LAYERS as u64), Some(1), Some(LAYERS as u64))
+    );
 }
 
 /// Formats that between them meet every kernel of linear layers.
-const KINDS: [(&str, &str, KvFormat); 3] =
-    [("i4-g32", "i8-row", KvFormat::F16), ("i4-row+h128", "i8a-row", KvFormat::F32), ("t3-row+h128", "i4-g64", KvFormat::F16)];
+const KINDS: [(&str, &str, KvFormat); 3] = [
+    ("i4-g32", "i8-row", KvFormat::F16),
+    ("i4-row+h128", "i8a-row", KvFormat::F32),
+    ("t3-row+h128", "i4-g64", KvFormat::F16),
+];
 
 #[test]
 fn trees_equal_one_by_one_decoding_for_every_split() {
@@ -94,7 +107,13 @@ fn trees_equal_one_by_one_decoding_for_every_split() {
         let mut b = engine(split(open(), layers), linear, embed, kv);
         // At a page's edge, and (once: it takes long) where the ring has turned.
         for n in if layers == 2 { vec![256, 1050] } else { vec![256] } {
-            check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{layers} layers of {linear}, {embed}, {kv:?}"));
+            check_tree(
+                &mut a,
+                &mut b,
+                &text[..n],
+                &mut rng,
+                &format!("{layers} layers of {linear}, {embed}, {kv:?}"),
+            );
         }
     }
 }
@@ -104,13 +123,16 @@ fn scores_are_the_processors() {
     let Some(open) = device() else { return };
     let tree = TokenTree::chain(&tokens(&mut SmallRng::seed_from_u64(2), 37));
     let mut want = Scores::default();
-    engine(cpu(), "i4-row+h128", "i8-row", KvFormat::F16).forward(&tree, Rows::All, &mut want).unwrap();
+    engine(cpu(), "i4-row+h128", "i8-row", KvFormat::F16)
+        .forward(&tree, Rows::All, &mut want)
+        .unwrap();
     let largest = want.logits.iter().fold(0f32, |m, v| m.max(v.abs()));
     for layers in 0..=LAYERS {
         let mut engine = engine(split(open(), layers), "i4-row+h128", "i8-row", KvFormat::F16);
         let mut got = Scores::default();
         engine.forward(&tree, Rows::All, &mut got).unwrap();
-        let worst = got.logits.iter().zip(&want.logits).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        let worst =
+            got.logits.iter().zip(&want.logits).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
         assert!(worst <= 0.02 * largest, "{layers} layers: {worst} of {largest}");
     }
 }
@@ -118,13 +140,20 @@ fn scores_are_the_processors() {
 #[test]
 fn no_drafter_changes_the_text_of_a_split() {
     let Some(open) = device() else { return };
-    let target = || -> Box<dyn Engine> { Box::new(engine(split(open(), 2), "i4-g32", "i8-row", KvFormat::F16)) };
-    let draft = || -> Box<dyn Engine> { Box::new(engine(cpu(), "i2-g32", "i8-row", KvFormat::F16)) };
+    let target = || -> Box<dyn Engine> {
+        Box::new(engine(split(open(), 2), "i4-g32", "i8-row", KvFormat::F16))
+    };
+    let draft =
+        || -> Box<dyn Engine> { Box::new(engine(cpu(), "i2-g32", "i8-row", KvFormat::F16)) };
     let config = SamplerConfig { temperature: 0.8, seed: 5, ..SamplerConfig::default() };
     let case = Case { max_tokens: 20, ..Case::new(&[3, 1, 4, 1, 5], config) };
     let (text, figures) = invariance::check(&target, &draft, &case);
     assert_eq!(text.heard.len(), 20);
-    assert!(figures.iter().any(|(_, stats)| stats.total.accepted > 0 && stats.total.accepted < stats.total.drafted));
+    assert!(
+        figures.iter().any(
+            |(_, stats)| stats.total.accepted > 0 && stats.total.accepted < stats.total.drafted
+        )
+    );
 }
 
 #[test]
@@ -135,12 +164,15 @@ fn what_is_allocated_is_what_a_dry_run_counts() {
     for (linear, embed, kv) in KINDS {
         let weights = weights(linear, embed);
         let load = |exec: &mut dyn Executor| {
-            let options = ForwardOptions { context: 3000, kv, max_rows: exec.max_rows(), sequences: 1 };
+            let options =
+                ForwardOptions { context: 3000, kv, max_rows: exec.max_rows(), sequences: 1 };
             forward::load(&weights, exec, options).unwrap();
         };
-        let (dry_gpu, dry_cpu) = (|| Dry::new(VulkanFootprint::new(info)), || Dry::new(CpuFootprint));
+        let (dry_gpu, dry_cpu) =
+            (|| Dry::new(VulkanFootprint::new(info)), || Dry::new(CpuFootprint));
         for layers in [0, 1, 3, LAYERS] {
-            let mut counted = SplitExecutor::new(Box::new(dry_gpu()), Box::new(dry_cpu()), layers, LAYERS);
+            let mut counted =
+                SplitExecutor::new(Box::new(dry_gpu()), Box::new(dry_cpu()), layers, LAYERS);
             load(&mut counted);
             let mut gpu = open();
             gpu.expect(&counted.side(Side::Device).pieces());

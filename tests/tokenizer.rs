@@ -1,5 +1,6 @@
-//! Text to tokens and back, held to the `tokenizers` crate's own whole-string coding: the bundled tokenizer, and Gemma's where
-//! `GEMMA_TEST_TOKENIZER` names its `tokenizer.json` (a file of Google's, so it is not in this repository).
+//! Text to tokens and back, held to the `tokenizers` crate's own whole-string coding: the bundled
+//! tokenizer, and Gemma's where `GEMMA_TEST_TOKENIZER` names its `tokenizer.json` (a file of
+//! Google's, so it is not in this repository).
 
 use gemma::gemma::{ChatTemplate, Detokenizer, Message, Special, Tokenizer, bundled};
 use rand::rngs::SmallRng;
@@ -12,14 +13,18 @@ fn pairs() -> Vec<(Tokenizer, tokenizers::Tokenizer)> {
     if let Some(path) = std::env::var_os("GEMMA_TEST_TOKENIZER") {
         files.push(std::fs::read(path).unwrap());
     }
-    files.iter().map(|f| (Tokenizer::from_bytes(f).unwrap(), tokenizers::Tokenizer::from_bytes(f).unwrap())).collect()
+    files
+        .iter()
+        .map(|f| (Tokenizer::from_bytes(f).unwrap(), tokenizers::Tokenizer::from_bytes(f).unwrap()))
+        .collect()
 }
 
 fn whole(theirs: &tokenizers::Tokenizer, text: &str) -> Vec<u32> {
     theirs.encode_fast(text, false).unwrap().get_ids().to_vec()
 }
 
-/// Ordinary text made of what tokenizers trip over: runs of line ends and spaces, tags, bytes without a piece.
+/// Ordinary text made of what tokenizers trip over: runs of line ends and spaces, tags, bytes
+/// without a piece.
 fn random_text(rng: &mut SmallRng) -> String {
     const PARTS: [&str; 16] = [
         "\n",
@@ -50,7 +55,9 @@ fn every_token_means_what_the_crate_says() {
             let bytes = ours.token_bytes(id);
             match String::from_utf8(bytes) {
                 Ok(text) => assert_eq!(text, want, "token {id}"),
-                Err(e) => assert_eq!((e.as_bytes().len(), want.as_str()), (1, "\u{fffd}"), "token {id}"),
+                Err(e) => {
+                    assert_eq!((e.as_bytes().len(), want.as_str()), (1, "\u{fffd}"), "token {id}")
+                }
             }
         }
     }
@@ -61,15 +68,23 @@ fn spans_encode_as_the_whole_prompt_does() {
     let mut rng = SmallRng::seed_from_u64(1);
     let message = |role: &str, content: String| Message { role: role.into(), content };
     for (ours, theirs) in pairs() {
-        for template in [ChatTemplate::built_in(), ChatTemplate::from_checkpoint(&bundled::target().unwrap()).unwrap()] {
+        for template in [
+            ChatTemplate::built_in(),
+            ChatTemplate::from_checkpoint(&bundled::target().unwrap()).unwrap(),
+        ] {
             for _ in 0..300 {
                 let mut text = || random_text(&mut rng);
-                let messages =
-                    [message("system", text()), message("user", text()), message("assistant", text()), message("user", text())];
+                let messages = [
+                    message("system", text()),
+                    message("user", text()),
+                    message("assistant", text()),
+                    message("user", text()),
+                ];
                 let prefill = text();
                 let want = whole(&theirs, &(template.render(&messages, true).unwrap() + &prefill));
                 for special in [Special::AsText, Special::Parse] {
-                    let tokens = template.encode(&ours, &messages, None, special, Some(&prefill)).unwrap();
+                    let tokens =
+                        template.encode(&ours, &messages, None, special, Some(&prefill)).unwrap();
                     assert_eq!(tokens, want, "{special:?} {messages:?} {prefill:?}");
                 }
             }
@@ -81,11 +96,14 @@ fn spans_encode_as_the_whole_prompt_does() {
 fn streamed_text_is_the_decoded_whole() {
     let mut rng = SmallRng::seed_from_u64(2);
     for (ours, theirs) in pairs() {
-        let bytes: Vec<u32> = (0..=255u8).map(|b| ours.id(&format!("<0x{b:02X}>")).unwrap()).collect();
+        let bytes: Vec<u32> =
+            (0..=255u8).map(|b| ours.id(&format!("<0x{b:02X}>")).unwrap()).collect();
         for round in 0..600 {
             let mut tokens: Vec<u32> = match round % 2 {
                 0 => ours.encode(&random_text(&mut rng), Special::AsText).unwrap(),
-                _ => (0..rng.random_range(0..20)).map(|_| rng.random_range(0..ours.vocab() as u32)).collect(),
+                _ => (0..rng.random_range(0..20))
+                    .map(|_| rng.random_range(0..ours.vocab() as u32))
+                    .collect(),
             };
             // Characters in byte tokens, some of them with their end or their beginning missing.
             for _ in 0..rng.random_range(0..4) {
@@ -103,7 +121,11 @@ fn streamed_text_is_the_decoded_whole() {
                 // Everything certain is out: what is held is less than one character.
                 let so_far: usize = tokens[..=i].iter().map(|t| ours.token_bytes(*t).len()).sum();
                 let certain = String::from_utf8_lossy(&all[..so_far]);
-                assert!(certain.starts_with(&text) && certain.chars().count() <= text.chars().count() + 1, "{tokens:?}");
+                assert!(
+                    certain.starts_with(&text)
+                        && certain.chars().count() <= text.chars().count() + 1,
+                    "{tokens:?}"
+                );
             }
             text.push_str(&stream.finish());
             assert_eq!(text, String::from_utf8_lossy(&all), "{tokens:?}");
@@ -118,7 +140,8 @@ fn streamed_text_is_the_decoded_whole() {
 /// A damaged file is refused with its remedy, or still is a tokenizer; it never panics.
 #[test]
 fn damaged_files_are_refused_in_order() {
-    let good = bundled::target().unwrap().side_file("tokenizer.json").unwrap().unwrap().into_owned();
+    let good =
+        bundled::target().unwrap().side_file("tokenizer.json").unwrap().unwrap().into_owned();
     let mut rng = SmallRng::seed_from_u64(3);
     let (mut refused, rounds) = (0, 60);
     for round in 0..rounds {
@@ -148,7 +171,8 @@ fn damaged_files_are_refused_in_order() {
     assert!(refused > rounds / 2, "{refused} of {rounds}");
 }
 
-/// Every way that a tokenizer may cut what a grammar describes stays open where nothing is fixed, and what is fixed is cut its way.
+/// Every way that a tokenizer may cut what a grammar describes stays open where nothing is fixed,
+/// and what is fixed is cut its way.
 #[test]
 fn a_grammar_speaks_the_tokenizers_language() {
     use gemma::grammar::{Grammars, Source};
@@ -168,12 +192,24 @@ fn a_grammar_speaks_the_tokenizers_language() {
         let begun = std::time::Instant::now();
         for token in tokenizer.encode(text, Special::AsText).unwrap() {
             let mask = rule.mask(&history).unwrap();
-            assert!(mask.allows(token), "{:?} after {:?}", tokenizer.piece(token), tokenizer.decode(&history));
+            assert!(
+                mask.allows(token),
+                "{:?} after {:?}",
+                tokenizer.piece(token),
+                tokenizer.decode(&history)
+            );
             forced += mask.only().is_some() as usize;
             history.push(token);
             rule.settle(&history);
         }
-        assert!(rule.mask(&history).unwrap().ends() && rule.is_complete(&history) && forced > 3, "{forced} forced");
-        println!("{} tokens: prepared in {made:?}, {:?} a mask", tokenizer.vocab(), begun.elapsed() / history.len() as u32);
+        assert!(
+            rule.mask(&history).unwrap().ends() && rule.is_complete(&history) && forced > 3,
+            "{forced} forced"
+        );
+        println!(
+            "{} tokens: prepared in {made:?}, {:?} a mask",
+            tokenizer.vocab(),
+            begun.elapsed() / history.len() as u32
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! The Vulkan executor: scores near the CPU's. A rounding that falls the other way in one activation moves
-//! these small random models by up to a hundredth; a wrong kernel moves them by their whole size.
+//! The Vulkan executor: scores near the CPU's. A rounding that falls the other way in one
+//! activation moves these small random models by up to a hundredth; a wrong kernel moves them by
+//! their whole size.
 
 mod common;
 
@@ -12,8 +13,9 @@ use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{Role, Weights};
 use gemma::vulkan::VulkanExecutor;
 
-/// Formats of linear layers, of the table and of the cache that between them meet every kernel; every format by itself is the business of
-/// `vulkan_twins.rs`. Few, because a driver on the processor compiles kernels for minutes.
+/// Formats of linear layers, of the table and of the cache that between them meet every kernel;
+/// every format by itself is the business of `vulkan_twins.rs`. Few, because a driver on the
+/// processor compiles kernels for minutes.
 const CASES: [(&str, &str, KvFormat); 7] = [
     ("f32", "i4-row+h128", KvFormat::F16),
     ("i8a-row", "i2-g32", KvFormat::F16),
@@ -26,7 +28,11 @@ const CASES: [(&str, &str, KvFormat); 7] = [
 
 fn engine(exec: Box<dyn Executor>, linear: &str, embed: &str, kv: KvFormat) -> PlannedEngine {
     let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
-    let weights = Weights::synthetic(config(70), move |role| if role == Role::Embed { embed } else { linear }, 11);
+    let weights = Weights::synthetic(
+        config(70),
+        move |role| if role == Role::Embed { embed } else { linear },
+        11,
+    );
     PlannedEngine::new(&weights, exec, EngineOptions { context: 1200, kv }).unwrap()
 }
 
@@ -51,7 +57,8 @@ fn scores_are_the_cpus() {
 #[test]
 fn a_pass_that_is_waited_for_later_is_the_same_pass() {
     let Some(open) = device() else { return };
-    let [mut a, mut b] = [0; 2].map(|_| engine(Box::new(open()), "i4-g32", "i8-row", KvFormat::F16));
+    let [mut a, mut b] =
+        [0; 2].map(|_| engine(Box::new(open()), "i4-g32", "i8-row", KvFormat::F16));
     let (mut want, mut got) = (Scores::default(), Scores::default());
     assert!(b.finish(&mut got).is_err(), "nothing was begun");
     for round in 0..6u32 {
@@ -66,7 +73,11 @@ fn a_pass_that_is_waited_for_later_is_the_same_pass() {
             std::thread::yield_now();
         }
         b.finish(&mut got).unwrap();
-        assert_eq!((&got.logits, &got.best, got.rows()), (&want.logits, &want.best, 4), "round {round}");
+        assert_eq!(
+            (&got.logits, &got.best, got.rows()),
+            (&want.logits, &want.best, 4),
+            "round {round}"
+        );
         assert!(!b.is_busy());
         let path = [0, 1, 3];
         [&mut a, &mut b].into_iter().for_each(|e| e.commit(&path).unwrap());
@@ -82,19 +93,28 @@ fn the_next_pass_is_prepared_while_one_runs() {
     let layout = StepLayout { max_rows: 512 };
     let results = |overlapped: bool| {
         let mut exec = open();
-        let [step, x, w, out] = [layout.words(), 512 * COLS, COLS, 512 * COLS].map(|n| exec.alloc("words", 4 * n).unwrap());
+        let [step, x, w, out] = [layout.words(), 512 * COLS, COLS, 512 * COLS]
+            .map(|n| exec.alloc("words", 4 * n).unwrap());
         let op = Op::Norm { x, add: None, w, eps: 1e-6, dim: COLS, out, rows: RowSet::All };
         let plan = Plan { dispatches: vec![Dispatch { op, label: "norm", layer: None }] };
         let plan = exec.record(plan, step, layout).unwrap();
-        // More than goes into one submission: the second half is on its way before the pass is done.
+        // More than goes into one submission: the second half is on its way before the pass is
+        // done.
         let write = |exec: &mut VulkanExecutor, i: usize| {
             let rows = [300, 512, 1][i % 3];
             let list: Vec<u32> = (0..rows as u32).collect();
             let parents: Vec<u32> = (0..rows as u32).map(|r| r.wrapping_sub(1)).collect();
-            let view = StepView { rows, tokens: &list, positions: &list, parents: &parents, ..StepView::default() };
+            let view = StepView {
+                rows,
+                tokens: &list,
+                positions: &list,
+                parents: &parents,
+                ..StepView::default()
+            };
             let mut words = vec![0; layout.words()];
             layout.fill(&mut words, &view);
-            let values: Vec<f32> = (0..rows * COLS).map(|n| ((n * 31 + i * 977) % 251) as f32).collect();
+            let values: Vec<f32> =
+                (0..rows * COLS).map(|n| ((n * 31 + i * 977) % 251) as f32).collect();
             exec.write(step, 0, bytemuck::cast_slice(&words)).unwrap();
             exec.write(x, 0, bytemuck::cast_slice(&values)).unwrap();
         };

@@ -1,4 +1,5 @@
-//! `--check` on Vulkan: a right run passes with the device's own numbers, and a wrong result is found and named wherever it is.
+//! `--check` on Vulkan: a right run passes with the device's own numbers, and a wrong result is
+//! found and named wherever it is.
 
 mod common;
 
@@ -27,7 +28,8 @@ fn engine(exec: Box<dyn Executor>) -> PlannedEngine {
     PlannedEngine::new(&weights, exec, EngineOptions { context: 600, kv: KvFormat::F16 }).unwrap()
 }
 
-/// Prefill in chunks over a page's edge, a tree, lists of the best, a commit: the tree's logits, then the lists.
+/// Prefill in chunks over a page's edge, a tree, lists of the best, a commit: the tree's logits,
+/// then the lists.
 fn session(mut engine: PlannedEngine) -> anyhow::Result<(Vec<f32>, Scores)> {
     let mut rng = SmallRng::seed_from_u64(3);
     let text = tokens(&mut rng, 270);
@@ -55,33 +57,83 @@ fn spoiled(open: &impl Fn() -> VulkanExecutor, spoil: Spoil) -> Option<String> {
     let mut exec = CheckedExecutor::new(open());
     exec.spoil(spoil);
     let mut engine = engine(Box::new(exec));
-    engine.forward(&TokenTree::chain(&[5, 6]), Rows::All, &mut Scores::default()).err().map(|e| e.to_string())
+    engine
+        .forward(&TokenTree::chain(&[5, 6]), Rows::All, &mut Scores::default())
+        .err()
+        .map(|e| e.to_string())
 }
 
 #[test]
 fn a_wrong_result_is_found_and_named() {
     let Some(open) = device() else { return };
     let (sign, last_bit, code) = (1 << 31, 1, 1 << 9);
-    // In the second row of `[rows, 128]` floats and bytes; in `[rows, 64]` keys; in `[rows, 256]`; in a row's one scale.
+    // In the second row of `[rows, 128]` floats and bytes; in `[rows, 64]` keys; in `[rows, 256]`;
+    // in a row's one scale.
     for (dispatch, output, word, mask, found) in [
-        (0, 0, 128 + 7, sign, "dispatch 0, `embed`, differs from its twin in the embeddings: row 1, column 7: "),
-        (1, 0, 128 + 7, sign, "dispatch 1, `norm` of layer 0, differs from its twin in the norm: row 1, column 7: "),
-        (2, 0, 32 + 7, code, "dispatch 2, `quantise` of layer 0, differs from its twin in the codes: row 1, column 29: code "),
+        (
+            0,
+            0,
+            128 + 7,
+            sign,
+            "dispatch 0, `embed`, differs from its twin in the embeddings: row 1, column 7: ",
+        ),
+        (
+            1,
+            0,
+            128 + 7,
+            sign,
+            "dispatch 1, `norm` of layer 0, differs from its twin in the norm: row 1, column 7: ",
+        ),
+        (
+            2,
+            0,
+            32 + 7,
+            code,
+            "dispatch 2, `quantise` of layer 0, differs from its twin in the codes: row 1, column \
+                29: code ",
+        ),
         (2, 1, 1, sign, "in the scales: row 1, column 0: "),
         (2, 2, 1, last_bit, "in the sums: row 1, column 0: "),
-        // Values alone: queries and keys are left to the rotation behind the products, and found there.
-        (4, 0, 64 + 7, sign, "dispatch 4, `qkv` of layer 0, differs from its twin in the products: row 1, column 7: "),
-        (5, 0, 128 + 7, sign, "dispatch 5, `rope` of layer 0, differs from its twin in the queries: row 1, column 7: "),
+        // Values alone: queries and keys are left to the rotation behind the products, and found
+        // there.
+        (
+            4,
+            0,
+            64 + 7,
+            sign,
+            "dispatch 4, `qkv` of layer 0, differs from its twin in the products: row 1, column 7: ",
+        ),
+        (
+            5,
+            0,
+            128 + 7,
+            sign,
+            "dispatch 5, `rope` of layer 0, differs from its twin in the queries: row 1, column 7: ",
+        ),
         (5, 1, 64 + 7, sign, "in the keys: row 1, column 7: "),
         // Eight channels of a row of keys lie together.
         (5, 2, 4 + 2, sign, "in the scratch keys: row 1, column 5: "),
         (5, 3, 32 + 2, sign, "in the scratch values: row 1, column 5: "),
         // What attention leaves to the rounding behind it is found there.
-        (7, 0, 32 + 7, code, "dispatch 7, `quantise` of layer 0, differs from its twin in the codes: row 1, column 29: code "),
-        (8, 0, 128 + 7, last_bit, "dispatch 8, `o` of layer 0, differs from its twin in the products: row 1, column 7: "),
+        (
+            7,
+            0,
+            32 + 7,
+            code,
+            "dispatch 7, `quantise` of layer 0, differs from its twin in the codes: row 1, column \
+                29: code ",
+        ),
+        (
+            8,
+            0,
+            128 + 7,
+            last_bit,
+            "dispatch 8, `o` of layer 0, differs from its twin in the products: row 1, column 7: ",
+        ),
     ] {
         let error = spoiled(&open, Spoil { dispatch, output, word, mask });
-        let error = error.unwrap_or_else(|| panic!("dispatch {dispatch}, output {output}: not found"));
+        let error =
+            error.unwrap_or_else(|| panic!("dispatch {dispatch}, output {output}: not found"));
         assert!(error.contains(found), "{error}\n{found}");
     }
 }
@@ -94,7 +146,12 @@ fn a_checked_command_passes_or_is_exit_1() {
     }
     let generate = |args: &[&str]| {
         let mut command = Command::cargo_bin("gemma").unwrap();
-        command.args(["generate", "-d", "vulkan", "--draft", "off", "--temp", "0", "--raw", "-n", "2", "The", "-q"]).args(args);
+        command
+            .args([
+                "generate", "-d", "vulkan", "--draft", "off", "--temp", "0", "--raw", "-n", "2",
+                "The", "-q",
+            ])
+            .args(args);
         command.env(ALLOW_CPU_DRIVER, "1");
         command
     };
@@ -103,7 +160,12 @@ fn a_checked_command_passes_or_is_exit_1() {
     let sign = 1u32 << 31;
     let spoiled = generate(&["--check"]).env(SPOIL, format!("0,0,3,{sign}")).assert().code(1);
     let said = String::from_utf8(spoiled.get_output().stderr.clone()).unwrap();
-    assert!(said.contains("error: dispatch 0, `embed`, differs from its twin in the embeddings: row 0, column 3"), "{said}");
+    assert!(
+        said.contains(
+            "error: dispatch 0, `embed`, differs from its twin in the embeddings: row 0, column 3"
+        ),
+        "{said}"
+    );
 }
 
 /// Records that share passes say what they say alone, on a device and the processor together.
@@ -114,12 +176,28 @@ fn a_batch_at_once_is_that_of_one_by_one() {
     }
     let record = |n: usize| {
         let prompt = ["Why is the sky blue?", "Tell me about rivers.", "What is 2 + 2?"][n % 3];
-        format!("{{\"id\": {n}, \"prompt\": \"{prompt}\", \"max_tokens\": {}, \"temperature\": {}}}\n", 2 + n % 4, n % 2)
+        format!(
+            "{{\"id\": {n}, \"prompt\": \"{prompt}\", \"max_tokens\": {}, \"temperature\": {}}}\n",
+            2 + n % 4,
+            n % 2
+        )
     };
     let records: String = (0..5).map(record).collect();
     let batch = |more: &[&str]| {
         let mut command = Command::cargo_bin("gemma").unwrap();
-        command.args(["generate", "--batch", "-q", "--seed", "2", "--draft-memory", "off", "-d", "vulkan", "--gpu-layers", "2"]);
+        command.args([
+            "generate",
+            "--batch",
+            "-q",
+            "--seed",
+            "2",
+            "--draft-memory",
+            "off",
+            "-d",
+            "vulkan",
+            "--gpu-layers",
+            "2",
+        ]);
         command.args(more).env(ALLOW_CPU_DRIVER, "1").write_stdin(records.clone());
         command.assert().success().get_output().stdout.clone()
     };

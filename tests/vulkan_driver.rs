@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 
 fn generate(device: &str, cache: &Path) -> Command {
     let mut command = Command::cargo_bin("gemma").unwrap();
-    command.args(["generate", "-d", device, "--draft", "off", "--temp", "0", "--raw", "-n", "4", "The"]);
+    command.args([
+        "generate", "-d", device, "--draft", "off", "--temp", "0", "--raw", "-n", "4", "The",
+    ]);
     command.env(ALLOW_CPU_DRIVER, "1").env("XDG_CACHE_HOME", cache);
     command
 }
@@ -81,7 +83,9 @@ fn a_driver_that_kills_or_stops_the_child_is_not_used_and_that_is_remembered() {
             command.env(TRIAL, fault).env(PATIENCE, "1");
             command
         };
-        let says = || contains("is not used").and(contains(why)).and(contains("help: ")).and(contains("rm '"));
+        let says = || {
+            contains("is not used").and(contains(why)).and(contains("help: ")).and(contains("rm '"))
+        };
         let out = trial().assert().code(4).stderr(says());
         assert_eq!(lines_about_the_trial(&out.get_output().stderr), 2, "the error and its help");
         assert!(out.get_output().stdout.is_empty());
@@ -104,7 +108,15 @@ fn under_auto_the_processor_takes_its_place() {
     let bench = || {
         // Large enough for a GPU to be worth it.
         let mut command = Command::cargo_bin("gemma").unwrap();
-        command.args(["bench", "--synthetic", "270m", "--format-weights", "i8-row", "--draft", "off"]);
+        command.args([
+            "bench",
+            "--synthetic",
+            "270m",
+            "--format-weights",
+            "i8-row",
+            "--draft",
+            "off",
+        ]);
         command.args(["--only", "decode", "-r", "1", "-p", "4", "-n", "2"]);
         command.env(ALLOW_CPU_DRIVER, "1").env("XDG_CACHE_HOME", cache.path()).env(TRIAL, "abort");
         command

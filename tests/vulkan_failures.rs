@@ -1,4 +1,5 @@
-//! What the Vulkan device can do wrong ends with the documented exit code, a remedy, and the text so far.
+//! What the Vulkan device can do wrong ends with the documented exit code, a remedy, and the text
+//! so far.
 
 mod common;
 
@@ -8,7 +9,9 @@ use gemma::vulkan::{ALLOW_CPU_DRIVER, LOSE_AFTER, MEMORY};
 
 fn generate(device: &str) -> Command {
     let mut command = Command::cargo_bin("gemma").unwrap();
-    command.args(["generate", "-d", device, "--draft", "off", "--temp", "0", "--raw", "-n", "60", "The", "-q"]);
+    command.args([
+        "generate", "-d", device, "--draft", "off", "--temp", "0", "--raw", "-n", "60", "The", "-q",
+    ]);
     command.env(ALLOW_CPU_DRIVER, "1");
     command
 }
@@ -32,7 +35,10 @@ fn a_lost_device_is_exit_4_and_keeps_the_text_so_far() {
         kept += !out.stdout.is_empty() as usize;
         early += out.stdout.is_empty() as usize;
     }
-    assert!(kept > 0 && early > 0, "{kept} losses while writing, {early} before: the moments tried miss a case");
+    assert!(
+        kept > 0 && early > 0,
+        "{kept} losses while writing, {early} before: the moments tried miss a case"
+    );
 }
 
 #[test]
@@ -40,11 +46,9 @@ fn what_does_not_fit_is_exit_5_with_the_bytes() {
     if device().is_none() {
         return;
     }
-    generate("vulkan")
-        .env(MEMORY, "100000000")
-        .assert()
-        .code(5)
-        .stderr(predicates::str::contains("for weights").and(predicates::str::contains("--ctx-size")));
+    generate("vulkan").env(MEMORY, "100000000").assert().code(5).stderr(
+        predicates::str::contains("for weights").and(predicates::str::contains("--ctx-size")),
+    );
 }
 
 /// Whoever has the device is not joined by accident.
@@ -54,7 +58,9 @@ fn a_device_in_use_is_waited_for_or_refused() {
     let Some(open) = device() else { return };
     let info = open().info().clone();
     let runtime = tempfile::tempdir().unwrap();
-    let lock = std::fs::File::create(gemma::runtime::lock::file(runtime.path(), &info.name, info.index)).unwrap();
+    let lock =
+        std::fs::File::create(gemma::runtime::lock::file(runtime.path(), &info.name, info.index))
+            .unwrap();
     lock.lock().unwrap();
     // A device that is lost at once ends what got as far as the device.
     let generate = || {
@@ -63,13 +69,26 @@ fn a_device_in_use_is_waited_for_or_refused() {
         command
     };
     let refused = generate().args(["--device-lock", "fail"]).assert().code(4);
-    refused.stderr(predicates::str::contains("another process").and(predicates::str::contains("--device-lock wait")));
-    generate().args(["--device-lock", "off"]).assert().code(4).stderr(predicates::str::contains("lost"));
+    refused.stderr(
+        predicates::str::contains("another process")
+            .and(predicates::str::contains("--device-lock wait")),
+    );
+    generate()
+        .args(["--device-lock", "off"])
+        .assert()
+        .code(4)
+        .stderr(predicates::str::contains("lost"));
 
     let mut waiting = std::process::Command::new(assert_cmd::cargo::cargo_bin("gemma"));
-    waiting.args(["generate", "-d", "vulkan", "--draft", "off", "--raw", "-n", "1", "The"]).env(ALLOW_CPU_DRIVER, "1");
+    waiting
+        .args(["generate", "-d", "vulkan", "--draft", "off", "--raw", "-n", "1", "The"])
+        .env(ALLOW_CPU_DRIVER, "1");
     waiting.env("XDG_RUNTIME_DIR", runtime.path()).env(LOSE_AFTER, "0");
-    let mut child = waiting.stdin(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut child = waiting
+        .stdin(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map(|l| l.unwrap());
     assert!(said.any(|line| line.contains("waiting for it to end")));
     drop(lock);
@@ -104,7 +123,9 @@ fn a_device_lost_in_a_long_prompt_names_cause_and_remedy() {
     let prompt = "The river was wide and slow. ".repeat(100);
     let lost = |after: u32| {
         let mut command = Command::cargo_bin("gemma").unwrap();
-        command.args(["generate", "-d", "vulkan", "--draft", "off", "--raw", "-n", "4", "-q", &prompt]);
+        command.args([
+            "generate", "-d", "vulkan", "--draft", "off", "--raw", "-n", "4", "-q", &prompt,
+        ]);
         command.env(ALLOW_CPU_DRIVER, "1").env(LOSE_AFTER, after.to_string());
         let out = command.output().unwrap();
         (out.status.code(), String::from_utf8(out.stderr).unwrap())
@@ -113,7 +134,13 @@ fn a_device_lost_in_a_long_prompt_names_cause_and_remedy() {
     let in_a_pass = (0..60).step_by(2).map(lost).find(|(_, said)| said.contains("a pass over"));
     let (code, said) = in_a_pass.expect("no loss in a pass");
     assert_eq!(code, Some(4));
-    for words in ["the GPU was lost in a pass over 128 tokens", "0.2 s", "dmesg", "lockup_timeout", "--device cpu"] {
+    for words in [
+        "the GPU was lost in a pass over 128 tokens",
+        "0.2 s",
+        "dmesg",
+        "lockup_timeout",
+        "--device cpu",
+    ] {
         assert!(said.contains(words), "no {words:?} in {said}");
     }
 }

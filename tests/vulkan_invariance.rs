@@ -1,4 +1,5 @@
-//! Promise 4 on Vulkan: the text is the same whatever drafter, and so nearly are likelihoods and the processor's.
+//! Promise 4 on Vulkan: the text is the same whatever drafter, and so nearly are likelihoods and
+//! the processor's.
 
 mod common;
 #[path = "common/invariance.rs"]
@@ -22,7 +23,11 @@ use std::sync::{Arc, Mutex};
 
 fn engine(exec: Box<dyn Executor>, linear: &str, embed: &str, kv: KvFormat) -> Box<dyn Engine> {
     let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
-    let weights = Weights::synthetic(config_of(2, 2, 70), move |role| if role == Role::Embed { embed } else { linear }, 11);
+    let weights = Weights::synthetic(
+        config_of(2, 2, 70),
+        move |role| if role == Role::Embed { embed } else { linear },
+        11,
+    );
     Box::new(PlannedEngine::new(&weights, exec, EngineOptions { context: 400, kv }).unwrap())
 }
 
@@ -73,7 +78,13 @@ impl Engine for Lent {
     fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
         self.get_mut().forward(tree, rows, out)
     }
-    fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()> {
+    fn forward_more(
+        &mut self,
+        tree: &TokenTree,
+        first_new: usize,
+        rows: Rows,
+        out: &mut Scores,
+    ) -> Result<()> {
         self.get_mut().forward_more(tree, first_new, rows, out)
     }
     fn begin(&mut self, tree: &TokenTree, rows: Rows) -> Result<bool> {
@@ -110,14 +121,21 @@ fn every_drafter_gives_the_plain_text() {
     let Some(open) = device() else { return };
     let (linear, embed, kv) = ("i4-g32", "i8-row", KvFormat::F16);
     let pool = Pool::default();
-    // Greedy, and at temperature 1 with the sampler's noise; the prompt ends short of a page. Greedy under a rule, which the device's
-    // lists of the best tokens know nothing of.
-    for (temperature, prompt, rule) in [(0.0, 6, None), (1.0, 250, None), (0.0, 7, Some(Arc::new(Strict { vocab: 96 })))] {
+    // Greedy, and at temperature 1 with the sampler's noise; the prompt ends short of a page.
+    // Greedy under a rule, which the device's lists of the best tokens know nothing of.
+    for (temperature, prompt, rule) in
+        [(0.0, 6, None), (1.0, 250, None), (0.0, 7, Some(Arc::new(Strict { vocab: 96 })))]
+    {
         let mut rng = SmallRng::seed_from_u64(9);
         let sampler = SamplerConfig { temperature, seed: 4, ..SamplerConfig::default() };
         let rule = rule.map(|rule| rule as Arc<dyn Rule>);
-        let case = Case { max_tokens: 10, rule: rule.clone(), ..Case::new(&tokens(&mut rng, prompt), sampler) };
-        // The draft model has the target's weights, on the processor: mostly right, for other reasons.
+        let case = Case {
+            max_tokens: 10,
+            rule: rule.clone(),
+            ..Case::new(&tokens(&mut rng, prompt), sampler)
+        };
+        // The draft model has the target's weights, on the processor: mostly right, for other
+        // reasons.
         let target = || {
             let waiting = pool.lock().unwrap().pop();
             let engine = waiting.unwrap_or_else(|| engine(Box::new(open()), linear, embed, kv));
@@ -126,7 +144,12 @@ fn every_drafter_gives_the_plain_text() {
         let (text, figures) = check(&target, &|| engine(cpu(), linear, embed, kv), &case);
         assert_eq!((text.heard.len(), text.stop), (10, Stop::Length));
         let accepted = |name: &str| figures.iter().find(|f| f.0 == name).unwrap().1.total.accepted;
-        assert!(accepted("oracle") > 0 && accepted("model") > 0 && accepted("none") == 0 && accepted("liar") == 0);
+        assert!(
+            accepted("oracle") > 0
+                && accepted("model") > 0
+                && accepted("none") == 0
+                && accepted("liar") == 0
+        );
         for at in prompt..text.history.len() {
             let mask = rule.as_ref().map(|rule| rule.mask(&text.history[..at]).unwrap());
             assert!(mask.is_none_or(|mask| mask.allows(text.history[at])), "token {at}");
@@ -139,13 +162,22 @@ fn likelihoods_are_the_processors() {
     let Some(open) = device() else { return };
     let mut rng = SmallRng::seed_from_u64(10);
     let ids = tokens(&mut rng, 300);
-    for (linear, embed, kv) in
-        [("bf16", "bf16", KvFormat::F32), ("i4-row+h128", "i8-row", KvFormat::F16), ("i4-g32", "i8a-row", KvFormat::F16)]
-    {
-        let [gpu, cpu] = [Box::new(open()) as Box<dyn Executor>, cpu()]
-            .map(|exec| evaluate(&mut *engine(exec, linear, embed, kv), &ids, 280, &mut |_| {}).unwrap());
-        assert!((gpu.mean_nll - cpu.mean_nll).abs() < 2e-3, "{linear}: {} and {}", gpu.mean_nll, cpu.mean_nll);
-        // Differences of both signs: the mean alone would hide much. Rounding moves single tokens of these small models by a few hundredths.
+    for (linear, embed, kv) in [
+        ("bf16", "bf16", KvFormat::F32),
+        ("i4-row+h128", "i8-row", KvFormat::F16),
+        ("i4-g32", "i8a-row", KvFormat::F16),
+    ] {
+        let [gpu, cpu] = [Box::new(open()) as Box<dyn Executor>, cpu()].map(|exec| {
+            evaluate(&mut *engine(exec, linear, embed, kv), &ids, 280, &mut |_| {}).unwrap()
+        });
+        assert!(
+            (gpu.mean_nll - cpu.mean_nll).abs() < 2e-3,
+            "{linear}: {} and {}",
+            gpu.mean_nll,
+            cpu.mean_nll
+        );
+        // Differences of both signs: the mean alone would hide much. Rounding moves single tokens
+        // of these small models by a few hundredths.
         let worst = gpu.nll.iter().zip(&cpu.nll).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(worst < 0.1, "{linear}: a token's likelihoods are {worst} apart");
     }

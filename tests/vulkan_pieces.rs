@@ -70,7 +70,11 @@ fn a_call_in_many_parts_computes_the_same() {
     for format in ["i4-g32", "t2-row+h128"] {
         let want = scores(open(), format);
         let crawling = made_up(1e-7);
-        assert_eq!(difference(&scores(open().pretending(&crawling), format), &want), None, "{format}");
+        assert_eq!(
+            difference(&scores(open().pretending(&crawling), format), &want),
+            None,
+            "{format}"
+        );
         let given = crawling.lock().unwrap().submissions;
         assert!(given > 1000, "{given} submissions");
     }

@@ -1,4 +1,5 @@
-//! Promise 2 on Vulkan: a row's scores depend on its own token path alone, bit for bit, whatever shares the pass.
+//! Promise 2 on Vulkan: a row's scores depend on its own token path alone, bit for bit, whatever
+//! shares the pass.
 
 mod common;
 
@@ -16,10 +17,26 @@ fn engine(exec: VulkanExecutor, linear: &str, embed: &str, kv: KvFormat) -> Plan
     engine_for(exec, linear, embed, kv, 1)
 }
 
-fn engine_for(exec: VulkanExecutor, linear: &str, embed: &str, kv: KvFormat, sequences: usize) -> PlannedEngine {
+fn engine_for(
+    exec: VulkanExecutor,
+    linear: &str,
+    embed: &str,
+    kv: KvFormat,
+    sequences: usize,
+) -> PlannedEngine {
     let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
-    let weights = Weights::synthetic(config(70), move |role| if role == Role::Embed { embed } else { linear }, 11);
-    PlannedEngine::for_sequences(&weights, Box::new(exec), EngineOptions { context: 1200, kv }, sequences).unwrap()
+    let weights = Weights::synthetic(
+        config(70),
+        move |role| if role == Role::Embed { embed } else { linear },
+        11,
+    );
+    PlannedEngine::for_sequences(
+        &weights,
+        Box::new(exec),
+        EngineOptions { context: 1200, kv },
+        sequences,
+    )
+    .unwrap()
 }
 
 /// Formats that between them meet every kernel of linear layers.
@@ -35,8 +52,9 @@ fn trees_equal_one_by_one_decoding() {
     let Some(open) = device() else { return };
     let mut rng = SmallRng::seed_from_u64(1);
     let text = tokens(&mut rng, 1100);
-    // Inside the window, at its edge, around page edges, and where the ring has turned: each with several kinds, the last with both
-    // forms of half precision. On a processor's driver every case takes half a minute.
+    // Inside the window, at its edge, around page edges, and where the ring has turned: each with
+    // several kinds, the last with both forms of half precision. On a processor's driver every case
+    // takes half a minute.
     let depths: [&[usize]; KINDS.len()] = [&[256, 1050], &[0, 70], &[0, 256], &[70, 1050]];
     for ((linear, embed, kv), depths) in KINDS.into_iter().zip(depths) {
         let mut a = engine(open(), linear, embed, kv);
@@ -58,7 +76,8 @@ fn sequences_in_one_pass_do_not_meet() {
     check_sequences(&mut shared, &mut alone, &lengths, &mut rng, "on the device");
 }
 
-/// Codes and scales are those of the row when it was first evaluated, whatever was rejected beside it.
+/// Codes and scales are those of the row when it was first evaluated, whatever was rejected beside
+/// it.
 #[test]
 fn committed_bytes_equal_a_fresh_prefill() {
     let Some(open) = device() else { return };
@@ -86,14 +105,19 @@ fn committed_bytes_equal_a_fresh_prefill() {
     }
 }
 
-/// One row, a few and many go through different kernels of linear layers: dot products, and matrix instructions where a device has them.
+/// One row, a few and many go through different kernels of linear layers: dot products, and matrix
+/// instructions where a device has them.
 #[test]
 fn kernels_for_one_few_and_many_rows_give_the_same_bits() {
     let Some(open) = device() else { return };
     let tokens = tokens(&mut SmallRng::seed_from_u64(3), 72);
     for linear in ["i4-g32", "i4-row+h128"] {
         let formats = [linear, "i8-row"].map(|f| f.parse().unwrap());
-        let weights = Weights::synthetic(wide_config(), move |role| formats[(role == Role::Embed) as usize], 12);
+        let weights = Weights::synthetic(
+            wide_config(),
+            move |role| formats[(role == Role::Embed) as usize],
+            12,
+        );
         let options = EngineOptions { context: 128, kv: KvFormat::F16 };
         let mut engine = PlannedEngine::new(&weights, Box::new(open()), options).unwrap();
         let mut scores = Scores::default();
@@ -106,7 +130,8 @@ fn kernels_for_one_few_and_many_rows_give_the_same_bits() {
         for rows in [7, 8, 9, 16, 31, 33, 64, 72] {
             engine.truncate(0).unwrap();
             engine.forward(&TokenTree::chain(&tokens[..rows]), Rows::All, &mut scores).unwrap();
-            let wrong: Vec<usize> = (0..rows).filter(|row| bits(scores.row(*row)) != want[*row]).collect();
+            let wrong: Vec<usize> =
+                (0..rows).filter(|row| bits(scores.row(*row)) != want[*row]).collect();
             assert!(wrong.is_empty(), "{linear}: rows {wrong:?} of {rows}");
         }
     }
@@ -124,7 +149,8 @@ fn lists_of_the_best_logits_are_those_of_the_logits() {
         engine.forward(&tree, Rows::All, &mut best).unwrap();
         assert_eq!(best.rows(), 5);
         for (row, list) in best.best.iter().enumerate() {
-            let mut want: Vec<(u32, f32)> = (0..).zip(all.row(row)[..usable].iter().copied()).collect();
+            let mut want: Vec<(u32, f32)> =
+                (0..).zip(all.row(row)[..usable].iter().copied()).collect();
             want.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
             let n = n.min(usable);
             assert!(list.len() >= n, "{} of {n}", list.len());

@@ -1,5 +1,6 @@
-//! Every Vulkan kernel against its scalar twin, by itself, at the edges of what it is cut into: rows, matrix rows, columns, groups,
-//! heads, pages and windows. Each value meets each kernel; not every combination does, since each costs the driver a compilation.
+//! Every Vulkan kernel against its scalar twin, by itself, at the edges of what it is cut into:
+//! rows, matrix rows, columns, groups, heads, pages and windows. Each value meets each kernel; not
+//! every combination does, since each costs the driver a compilation.
 
 mod common;
 
@@ -9,8 +10,9 @@ use gemma::compute::{Executor, KvFormat, KvLayer, Op, RowSet};
 use gemma::kv::{Pages, Taken};
 use gemma::tensor::Format;
 
-/// Every code and every group. The numbers of rows make different kernels, the same for every format but for how it is decoded: one
-/// format of each way to multiply meets all of them, the others some.
+/// Every code and every group. The numbers of rows make different kernels, the same for every
+/// format but for how it is decoded: one format of each way to multiply meets all of them, the
+/// others some.
 const FORMATS: [(&str, &[usize]); 14] = [
     ("f32", &[2, 9]),
     ("bf16", &ROWS),
@@ -42,18 +44,22 @@ fn linear_layers() {
     let Some(open) = device() else { return };
     for (i, (spelled, rows)) in FORMATS.into_iter().enumerate() {
         let exec = open();
-        let mut t = Twins::new(if spelled == "t2-row" { exec.with_large_blocks() } else { exec }, i as u64);
+        let mut t =
+            Twins::new(if spelled == "t2-row" { exec.with_large_blocks() } else { exec }, i as u64);
         let f = format(spelled);
-        // Matrix rows around the 16 of a workgroup and the tiles of 16; columns that fill no step, one, and more than a round of lanes.
+        // Matrix rows around the 16 of a workgroup and the tiles of 16; columns that fill no step,
+        // one, and more than a round of lanes.
         let shapes = [(1, 16), (17, 48), (33, 128), (40, 640), (16, 1168), (3, 2176)];
-        let jobs: Vec<_> = shapes.into_iter().map(|(n, cols)| t.job(f, n, allowed(f, cols))).collect();
+        let jobs: Vec<_> =
+            shapes.into_iter().map(|(n, cols)| t.job(f, n, allowed(f, cols))).collect();
         t.run(
             spelled,
             vec![Op::Linear { jobs: jobs.clone(), rows: RowSet::All }],
             every_row_count().filter(|s| rows.contains(&s.live)),
         );
         let selected = [1, 3, 8, 9].map(|selected| Step { live: 2, selected, ..Step::default() });
-        // The kernels for selected rows are those for all of them but for a row's number: a few formats will do.
+        // The kernels for selected rows are those for all of them but for a row's number: a few
+        // formats will do.
         if ["bf16", "i4-g32", "t3-row"].contains(&spelled) {
             t.run(spelled, vec![Op::Linear { jobs, rows: RowSet::Selected }], selected);
         }
@@ -76,7 +82,11 @@ fn linear_layers_of_many_rows() {
         ("t3-row", 48, 1024, [65, 128]),
     ] {
         let jobs = vec![t.job(format(spelled), n, cols)];
-        t.run(spelled, vec![Op::Linear { jobs, rows: RowSet::All }], lives.map(|live| Step { live, ..Step::default() }));
+        t.run(
+            spelled,
+            vec![Op::Linear { jobs, rows: RowSet::All }],
+            lives.map(|live| Step { live, ..Step::default() }),
+        );
     }
 }
 
@@ -114,11 +124,16 @@ fn norms_and_preparation() {
         (5376, Some("t3-row+h128"), true),
         (5376, Some("i4-g32"), true),
     ] {
-        for rows in if dim == 1152 { &[RowSet::All, RowSet::Selected][..] } else { &[RowSet::All] } {
+        for rows in if dim == 1152 { &[RowSet::All, RowSet::Selected][..] } else { &[RowSet::All] }
+        {
             let (x, w, out) = (t.floats(dim), t.vector(dim), t.rows(dim));
             let add = adds.then(|| (t.floats(dim), t.vector(dim)));
             let mut ops = vec![Op::Norm { x, add, w, eps: 1e-6, dim, out, rows: *rows }];
-            ops.extend(prepared.map(|f| Op::Prepare { input: out, act: t.act(format(f), dim), rows: *rows }));
+            ops.extend(prepared.map(|f| Op::Prepare {
+                input: out,
+                act: t.act(format(f), dim),
+                rows: *rows,
+            }));
             let steps = every_row_count().map(|s| Step { selected: s.live, ..s });
             t.run(&format!("norm of {dim}, then {prepared:?}"), ops, steps);
         }
@@ -136,13 +151,25 @@ fn norms_and_preparation() {
 fn gates() {
     let Some(open) = device() else { return };
     let mut t = Twins::new(open(), 4);
-    for (dim, ffn, spelled, prepared) in
-        [(48, 40, "i8-row", None), (64, 48, "t2-row", Some("i8-row")), (64, 256, "i4-g32", Some("i4-row+h128"))]
-    {
+    for (dim, ffn, spelled, prepared) in [
+        (48, 40, "i8-row", None),
+        (64, 48, "t2-row", Some("i8-row")),
+        (64, 256, "i4-g32", Some("i4-row+h128")),
+    ] {
         let (gate, up) = (t.job(format(spelled), ffn, dim), t.job(format(spelled), ffn, dim));
         let out = gate.out;
-        let mut ops = vec![Op::GateUp { act_gate: gate.act, gate: gate.weight, act_up: up.act, up: up.weight, out }];
-        ops.extend(prepared.map(|f| Op::Prepare { input: out, act: t.act(format(f), ffn), rows: RowSet::All }));
+        let mut ops = vec![Op::GateUp {
+            act_gate: gate.act,
+            gate: gate.weight,
+            act_up: up.act,
+            up: up.weight,
+            out,
+        }];
+        ops.extend(prepared.map(|f| Op::Prepare {
+            input: out,
+            act: t.act(format(f), ffn),
+            rows: RowSet::All,
+        }));
         t.run(spelled, ops, every_row_count());
     }
 }
@@ -150,7 +177,8 @@ fn gates() {
 /// Channels of a head, query heads, kv heads, cache format, window.
 type Heads = (usize, usize, usize, KvFormat, Option<usize>);
 
-/// With the numbers of rows that meet them: kernels for wide heads take a processor's driver long to compile.
+/// With the numbers of rows that meet them: kernels for wide heads take a processor's driver long
+/// to compile.
 const HEADS: [(Heads, &[usize]); 6] = [
     ((16, 2, 2, KvFormat::F16, None), &ROWS),
     ((32, 4, 2, KvFormat::F32, Some(70)), &ROWS),
@@ -163,7 +191,8 @@ const HEADS: [(Heads, &[usize]); 6] = [
 /// A layer's cache, filled.
 fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
     let pages = Pages::for_layer(1100, t.layout.max_rows, window);
-    let (cache, scratch) = (SEQUENCES * pages.count * gemma::kv::PAGE * heads * dim, t.layout.max_rows * heads * dim);
+    let (cache, scratch) =
+        (SEQUENCES * pages.count * gemma::kv::PAGE * heads * dim, t.layout.max_rows * heads * dim);
     let mut made = |n: usize| {
         let id = t.exec.alloc("cache", n * kv.bytes()).unwrap();
         match kv {
@@ -174,7 +203,18 @@ fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
     };
     let [k, v, scratch_k, scratch_v] = [cache, cache, scratch, scratch].map(&mut made);
     let key_block = t.exec.key_block(kv, 0);
-    KvLayer { format: kv, n_kv_heads: heads, head_dim: dim, pages, sequences: SEQUENCES, key_block, k, v, scratch_k, scratch_v }
+    KvLayer {
+        format: kv,
+        n_kv_heads: heads,
+        head_dim: dim,
+        pages,
+        sequences: SEQUENCES,
+        key_block,
+        k,
+        v,
+        scratch_k,
+        scratch_v,
+    }
 }
 
 /// Committed positions: none, and around the edges of windows and pages.
@@ -198,8 +238,10 @@ fn attention() {
         }
         let steps = rows.iter().enumerate().flat_map(|(n, &live)| {
             let step = |base, tree| Step { live, first: n % 3, base, tree, ..Step::default() };
-            let several = |base, tree| Step { live, base, tree, sequences: SEQUENCES, ..Step::default() };
-            let one = [step(BASES[(n + i) % 7], n % 2 == 0), step(BASES[(n + i + 3) % 7], n % 2 == 1)];
+            let several =
+                |base, tree| Step { live, base, tree, sequences: SEQUENCES, ..Step::default() };
+            let one =
+                [step(BASES[(n + i) % 7], n % 2 == 0), step(BASES[(n + i + 3) % 7], n % 2 == 1)];
             one.into_iter().chain((live > 1).then(|| several(BASES[(n + i + 1) % 7], n % 2 == 1)))
         });
         t.run(&format!("{heads:?}"), ops, steps.collect::<Vec<_>>());
@@ -220,7 +262,11 @@ fn attention_over_the_rest() {
             let taken = Taken { lag: t.layout.max_rows, share };
             let op = Op::AttentionRest { q, out, n_heads, scale, kv, taken };
             let step = |live, base| Step { live, first: i, base, tree: i != 1, ..Step::default() };
-            t.run(&format!("{heads:?}, share {share}"), vec![op], [step(1, 5), step(3, 300 + 7 * i), step(9, 770)]);
+            t.run(
+                &format!("{heads:?}, share {share}"),
+                vec![op],
+                [step(1, 5), step(3, 300 + 7 * i), step(9, 770)],
+            );
         }
     }
 }
@@ -237,13 +283,17 @@ fn rotation_of_heads() {
         let op = Op::Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv };
         for step in every_row_count() {
             // They are turned in place.
-            [q, k].into_iter().zip([n_heads, n_kv]).for_each(|(id, n)| t.fill(id, t.layout.max_rows * n * dim));
+            [q, k]
+                .into_iter()
+                .zip([n_heads, n_kv])
+                .for_each(|(id, n)| t.fill(id, t.layout.max_rows * n * dim));
             t.run(&format!("{heads:?}"), vec![op.clone()], [step]);
         }
     }
 }
 
-/// Few rows: each of these is one call, whose workgroups do what the next dispatches would. More rows: a call each.
+/// Few rows: each of these is one call, whose workgroups do what the next dispatches would. More
+/// rows: a call each.
 #[test]
 fn dispatches_in_one_call() {
     let Some(open) = device() else { return };
@@ -251,7 +301,8 @@ fn dispatches_in_one_call() {
         let step = |first, base, tree| Step { live, first, base, tree, ..Step::default() };
         [step(0, 300, false), step(live % 3, 770, true)]
     };
-    // Rows and calls: each of them with two of three shapes, since each costs a processor's driver several compilations.
+    // Rows and calls: each of them with two of three shapes, since each costs a processor's driver
+    // several compilations.
     let heads = [
         ((128, 2, 1, KvFormat::F16, None), "i4-g32", &[(1, 1), (9, 1)][..]),
         ((32, 8, 2, KvFormat::F32, Some(70)), "f32", &[(1, 1), (3, 1), (33, 2)]),
@@ -286,7 +337,8 @@ fn dispatches_in_one_call() {
     }
 }
 
-/// Queries, keys and values in formats of which each has a call of its own: it rotates its own heads.
+/// Queries, keys and values in formats of which each has a call of its own: it rotates its own
+/// heads.
 #[test]
 fn rotation_by_several_calls() {
     let Some(open) = device() else { return };
@@ -316,7 +368,8 @@ fn rotation_by_several_calls() {
     }
 }
 
-/// One row or two: the last workgroup of a linear layer does the norm behind it, and prepares its result for one reader.
+/// One row or two: the last workgroup of a linear layer does the norm behind it, and prepares its
+/// result for one reader.
 #[test]
 fn norms_in_the_call_of_a_linear_layer() {
     let Some(open) = device() else { return };
@@ -330,9 +383,14 @@ fn norms_in_the_call_of_a_linear_layer() {
         let mut t = Twins::new(open(), 12);
         let job = t.job(format(weights), dim, cols);
         let (x, w, w_add, out) = (t.floats(dim), t.vector(dim), t.vector(dim), t.rows(dim));
-        let norm = Op::Norm { x, add: Some((job.out, w_add)), w, eps: 1e-6, dim, out, rows: RowSet::All };
+        let norm =
+            Op::Norm { x, add: Some((job.out, w_add)), w, eps: 1e-6, dim, out, rows: RowSet::All };
         let mut ops = vec![Op::Linear { jobs: vec![job], rows: RowSet::All }, norm];
-        ops.extend(prepared.iter().map(|f| Op::Prepare { input: out, act: t.act(format(f), dim), rows: RowSet::All }));
+        ops.extend(prepared.iter().map(|f| Op::Prepare {
+            input: out,
+            act: t.act(format(f), dim),
+            rows: RowSet::All,
+        }));
         for &(live, calls) in rows {
             // The second step meets counters that the first one left.
             let steps = [0, live % 3].map(|first| Step { live, first, ..Step::default() });
@@ -356,7 +414,14 @@ fn commits() {
         });
         let steps = ROWS.into_iter().enumerate().map(|(n, path)| {
             let sequences = if n % 4 == 1 { SEQUENCES } else { 1 };
-            let step = Step { live: 40, base: BASES[n % 7], tree: n % 3 == 0, path, sequences, ..Step::default() };
+            let step = Step {
+                live: 40,
+                base: BASES[n % 7],
+                tree: n % 3 == 0,
+                path,
+                sequences,
+                ..Step::default()
+            };
             if n % 2 == 0 { step } else { Step { base: 1020 - path, ..step } }
         });
         t.run("commit", vec![Op::Commit { layers: layers.to_vec() }], steps.collect::<Vec<_>>());
@@ -368,8 +433,10 @@ fn lists_of_the_best() {
     let Some(open) = device() else { return };
     let mut t = Twins::new(open(), 8);
     for (vocab, usable, n_best) in [(257, 257, 1), (5003, 5000, 64), (100, 90, 256)] {
-        let (logits, maxima, lists) = (t.floats(vocab), t.rows(256), t.rows(gemma::compute::best::WORDS));
-        let steps = [1, 3, 9].map(|selected| Step { live: 1, selected, n_best, usable, ..Step::default() });
+        let (logits, maxima, lists) =
+            (t.floats(vocab), t.rows(256), t.rows(gemma::compute::best::WORDS));
+        let steps =
+            [1, 3, 9].map(|selected| Step { live: 1, selected, n_best, usable, ..Step::default() });
         t.run(&format!("best of {vocab}"), vec![Op::Best { logits, vocab, maxima, lists }], steps);
     }
 }

@@ -1,8 +1,10 @@
-//! Our own quantised checkpoints: a Hugging Face directory whose `config.json` says which matrices are packed, and how.
+//! Our own quantised checkpoints: a Hugging Face directory whose `config.json` says which matrices
+//! are packed, and how.
 //!
-//! `"quantization_config": {"quant_method": "gemma", "version": 1, "formats": {"<X.weight>": "i4-row+h128", ...}}`; a matrix
-//! listed there is stored as `X.weight.codes` (U8 `[rows, row_bytes]`) and, for integer codes, `X.weight.scales`
-//! (F16 `[rows, groups]`). All others are stored as they are anywhere.
+//! `"quantization_config": {"quant_method": "gemma", "version": 1, "formats": {"<X.weight>":
+//! "i4-row+h128", ...}}`; a matrix listed there is stored as `X.weight.codes` (U8 `[rows,
+//! row_bytes]`) and, for integer codes, `X.weight.scales` (F16 `[rows, groups]`). All others are
+//! stored as they are anywhere.
 
 use crate::error::Fault;
 use crate::tensor::Format;
@@ -23,13 +25,15 @@ pub fn scales_name(matrix: &str) -> String {
     format!("{matrix}.scales")
 }
 
-/// The formats of packed matrices by name; empty for a checkpoint that is not quantised. `shown` names the file in errors.
+/// The formats of packed matrices by name; empty for a checkpoint that is not quantised. `shown`
+/// names the file in errors.
 pub fn formats(config: &Value, shown: &str) -> Result<BTreeMap<String, Format>> {
     let Some(section) = config.get("quantization_config").filter(|v| !v.is_null()) else {
         return Ok(BTreeMap::new());
     };
     let bad = |what: String| {
-        Fault::model(format!("{shown}: quantization_config: {what}")).help("config.json is damaged: quantise the model again")
+        Fault::model(format!("{shown}: quantization_config: {what}"))
+            .help("config.json is damaged: quantise the model again")
     };
     match section.get("version").and_then(Value::as_u64) {
         Some(VERSION) => {}
@@ -38,7 +42,9 @@ pub fn formats(config: &Value, shown: &str) -> Result<BTreeMap<String, Format>> 
             return Err(bad(what).help("update gemma, or quantise the model again").into());
         }
         Some(older) => {
-            let what = format!("version {older} is of an earlier gemma, which transformed weights in another way");
+            let what = format!(
+                "version {older} is of an earlier gemma, which transformed weights in another way"
+            );
             return Err(bad(what).help("quantise the model again").into());
         }
         None => return Err(bad("no version".into()).into()),
@@ -61,9 +67,13 @@ pub fn formats(config: &Value, shown: &str) -> Result<BTreeMap<String, Format>> 
 /// `config` with the section that [`formats`] reads.
 pub fn with_formats(config: &Value, formats: &BTreeMap<String, Format>) -> Value {
     let mut config = config.clone();
-    let list: Map<String, Value> = formats.iter().map(|(name, f)| (name.clone(), Value::String(f.to_string()))).collect();
+    let list: Map<String, Value> =
+        formats.iter().map(|(name, f)| (name.clone(), Value::String(f.to_string()))).collect();
     if let Some(map) = config.as_object_mut() {
-        map.insert("quantization_config".into(), json!({"quant_method": "gemma", "version": VERSION, "formats": list}));
+        map.insert(
+            "quantization_config".into(),
+            json!({"quant_method": "gemma", "version": VERSION, "formats": list}),
+        );
     }
     config
 }

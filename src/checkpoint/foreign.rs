@@ -1,4 +1,5 @@
-//! Directories that look like a model but are not one that can be read: each is refused with what to do instead.
+//! Directories that look like a model but are not one that can be read: each is refused with what
+//! to do instead.
 
 use super::store::Store;
 use crate::error::Fault;
@@ -9,7 +10,8 @@ use std::path::Path;
 /// Refuses anything that is not a directory; GGUF files have gone another way by then.
 pub fn check_path(path: &Path) -> Result<()> {
     let shown = path.display();
-    let meta = std::fs::metadata(path).map_err(|e| Fault::model(format!("{shown}: {e}")).help("check the path of the model"))?;
+    let meta = std::fs::metadata(path)
+        .map_err(|e| Fault::model(format!("{shown}: {e}")).help("check the path of the model"))?;
     if meta.is_dir() {
         return Ok(());
     }
@@ -21,24 +23,36 @@ pub fn check_path(path: &Path) -> Result<()> {
         _ => Fault::model(format!("{shown} is not a model directory and not a GGUF file")),
     };
     Err(match parent.join("config.json").is_file() {
-        true => fault.help(format!("give its directory, which holds config.json: {}", parent.display())),
-        false => fault.help("give the directory that holds config.json, the weights and tokenizer.json"),
+        true => {
+            fault.help(format!("give its directory, which holds config.json: {}", parent.display()))
+        }
+        false => {
+            fault.help("give the directory that holds config.json, the weights and tokenizer.json")
+        }
     }
     .into())
 }
 
-/// Refuses what is in the place of a file of weights or a tokenizer: what Git leaves there instead of a large file, and the page of a
-/// web site that somebody saved under its name.
+/// Refuses what is in the place of a file of weights or a tokenizer: what Git leaves there instead
+/// of a large file, and the page of a web site that somebody saved under its name.
 pub fn check_bytes(file: &str, bytes: &[u8]) -> Result<(), Fault> {
     let start = &bytes[..bytes.len().min(512)];
     if start.starts_with(b"version https://git-lfs.github.com/") {
-        return Err(Fault::model(format!("{file} is a Git LFS pointer: the file itself was not fetched"))
-            .help("in the directory of the clone: git lfs install && git lfs pull"));
+        return Err(Fault::model(format!(
+            "{file} is a Git LFS pointer: the file itself was not fetched"
+        ))
+        .help("in the directory of the clone: git lfs install && git lfs pull"));
     }
-    let text = String::from_utf8_lossy(start).trim_start_matches('\u{feff}').trim_start().to_ascii_lowercase();
+    let text = String::from_utf8_lossy(start)
+        .trim_start_matches('\u{feff}')
+        .trim_start()
+        .to_ascii_lowercase();
     if ["<!doctype html", "<html", "<head", "<?xml"].iter().any(|tag| text.starts_with(tag)) {
         return Err(Fault::model(format!("{file} is a web page that was saved under this name"))
-            .help("download the file itself: `hf download ID`, or a link with /resolve/main/ in it instead of /blob/main/"));
+            .help(
+                "download the file itself: `hf download ID`, or a link with /resolve/main/ in it \
+                instead of /blob/main/",
+            ));
     }
     Ok(())
 }
@@ -49,17 +63,25 @@ pub fn check_files(store: &Store, shown: &str) -> Result<()> {
     let has = |name: &str| files.iter().any(|f| f == name);
     let ends = |ending: &str| files.iter().any(|f| f.ends_with(ending));
     if has("adapter_config.json") {
-        return Err(Fault::model(format!("{shown} is a PEFT adapter (adapter_config.json), not a whole model"))
-            .help("merge it into its base model first: peft's `merge_and_unload()`, then `save_pretrained`")
-            .into());
+        return Err(Fault::model(format!(
+            "{shown} is a PEFT adapter (adapter_config.json), not a \
+            whole model"
+        ))
+        .help(
+            "merge it into its base model first: peft's `merge_and_unload()`, then \
+                `save_pretrained`",
+        )
+        .into());
     }
     if ends(".safetensors") {
         return Ok(());
     }
     if ends(".gguf") {
-        return Err(Fault::model(format!("{shown} holds parts of a GGUF model, but not the first, or only its vision tower"))
-            .help("fetch the file of the language model too")
-            .into());
+        return Err(Fault::model(format!(
+            "{shown} holds parts of a GGUF model, but not the first, or only its vision tower"
+        ))
+        .help("fetch the file of the language model too")
+        .into());
     }
     if ends(".bin") || ends(".pt") || ends(".pth") {
         return Err(Fault::model(format!("{shown} holds PyTorch pickles, which are never loaded"))
@@ -72,9 +94,15 @@ pub fn check_files(store: &Store, shown: &str) -> Result<()> {
             .into());
     }
     if !has("config.json") {
-        return Err(Fault::model(format!("{shown}: there is no config.json and no safetensors file here"))
-            .help("give a model directory from Hugging Face, a directory that gemma quantize made, or a GGUF file")
-            .into());
+        return Err(Fault::model(format!(
+            "{shown}: there is no config.json and no safetensors file \
+            here"
+        ))
+        .help(
+            "give a model directory from Hugging Face, a directory that gemma quantize made, \
+                or a GGUF file",
+        )
+        .into());
     }
     Err(Fault::model(format!("{shown}: there are no weights: no model.safetensors and no shards"))
         .help("the download is incomplete: run `hf download` again with this model's id")
@@ -101,7 +129,10 @@ fn other_quantiser(config: &Value) -> Option<String> {
             match method {
                 Some("gemma") => {}
                 Some(method) => return Some(method.to_string()),
-                None if ["load_in_4bit", "load_in_8bit", "_load_in_4bit"].iter().any(|k| section.get(k).is_some()) => {
+                None if ["load_in_4bit", "load_in_8bit", "_load_in_4bit"]
+                    .iter()
+                    .any(|k| section.get(k).is_some()) =>
+                {
                     return Some("bitsandbytes".into());
                 }
                 None if section.get("group_size").is_some() && section.get("bits").is_some() => {
@@ -125,10 +156,19 @@ mod tests {
     #[test]
     fn other_quantisers_are_recognised() {
         for (config, want) in [
-            (json!({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}}), "bitsandbytes"),
+            (
+                json!({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}}),
+                "bitsandbytes",
+            ),
             (json!({"quantization_config": {"load_in_8bit": true}}), "bitsandbytes"),
-            (json!({"quantization_config": {"quant_method": "compressed-tensors"}}), "compressed-tensors"),
-            (json!({"compression_config": {"quant_method": "compressed-tensors"}}), "compressed-tensors"),
+            (
+                json!({"quantization_config": {"quant_method": "compressed-tensors"}}),
+                "compressed-tensors",
+            ),
+            (
+                json!({"compression_config": {"quant_method": "compressed-tensors"}}),
+                "compressed-tensors",
+            ),
             (json!({"text_config": {"quantization_config": {"quant_method": "gptq"}}}), "gptq"),
             (json!({"quantization_config": {"quant_method": "awq"}}), "awq"),
             (json!({"quantization": {"group_size": 64, "bits": 4}}), "MLX"),

@@ -9,8 +9,9 @@ const PIECES: usize = 64;
 const PIECE: usize = 4096;
 
 impl Checkpoint {
-    /// A hash that tells one set of weights from another: of config.json, of the quantiser's report, which holds the hash of every
-    /// tensor, and of the length and evenly spread pieces of every weight file. Where the files lie does not matter.
+    /// A hash that tells one set of weights from another: of config.json, of the quantiser's
+    /// report, which holds the hash of every tensor, and of the length and evenly spread pieces of
+    /// every weight file. Where the files lie does not matter.
     pub fn fingerprint(&self) -> Result<[u8; 32]> {
         let mut hash = Sha256::new();
         hash.update(serde_json::to_vec(&self.config)?);

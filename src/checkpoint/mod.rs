@@ -1,7 +1,9 @@
-//! Floor 1: files -> tensors. One way in for Hugging Face directories, our own artifacts, bundled models and GGUF files.
+//! Floor 1: files -> tensors. One way in for Hugging Face directories, our own artifacts, bundled
+//! models and GGUF files.
 //!
-//! Everything a file can get wrong is found when it is opened, before a byte of it is used, and refused with the file, the
-//! tensor and a remedy (exit 3). Knows no model: names of tensors are only strings here.
+//! Everything a file can get wrong is found when it is opened, before a byte of it is used, and
+//! refused with the file, the tensor and a remedy (exit 3). Knows no model: names of tensors are
+//! only strings here.
 
 pub mod artifact;
 mod foreign;
@@ -27,12 +29,16 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use store::{Bytes, Store};
 
-const _: () = assert!(cfg!(target_endian = "little"), "files are little-endian and are used without conversion");
+const _: () = assert!(
+    cfg!(target_endian = "little"),
+    "files are little-endian and are used without conversion"
+);
 
 /// Bytes that a thread reads at a time.
 const PIECE: usize = 4 << 20;
 
-/// Buffers that are kept for the next conversions, and bytes of one at most: an embedding table is converted once.
+/// Buffers that are kept for the next conversions, and bytes of one at most: an embedding table is
+/// converted once.
 const SPARE: (usize, usize) = (3, 256 << 20);
 
 /// An opened source of tensors and of the files beside them; weights are mapped, never copied.
@@ -82,19 +88,24 @@ impl std::fmt::Display for Kind {
 }
 
 impl Checkpoint {
-    /// Opens a Hugging Face directory (one file or sharded), an artifact written by `gemma quantize`, or a GGUF file, which
-    /// still has to be told how to look ([`Checkpoint::present`]).
+    /// Opens a Hugging Face directory (one file or sharded), an artifact written by `gemma
+    /// quantize`, or a GGUF file, which still has to be told how to look ([`Checkpoint::present`]).
     pub fn open(path: &Path) -> Result<Checkpoint> {
         if let Some(file) = gguf::find(path)? {
             return Self::open_gguf(&file);
         }
         foreign::check_path(path)?;
-        let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
+        let name = path
+            .file_name()
+            .map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
         Self::from_store(name, Store::Directory(path.to_path_buf()), &path.display().to_string())
     }
 
     /// Opens a model that lies in memory: `files` are those of a directory, by name.
-    pub fn from_memory(name: &str, files: Vec<(&'static str, &'static [u8])>) -> Result<Checkpoint> {
+    pub fn from_memory(
+        name: &str,
+        files: Vec<(&'static str, &'static [u8])>,
+    ) -> Result<Checkpoint> {
         Self::from_store(name.to_string(), Store::Memory(name.to_string(), files), name)
     }
 
@@ -141,9 +152,16 @@ impl Checkpoint {
         for entry in header::parse(&shown, &bytes)? {
             if let Some(other) = self.by_name.insert(entry.name.clone(), self.raw.len()) {
                 let other = &self.shard_names[self.raw[other].0];
-                return Err(Fault::model(format!("{shown}: tensor `{}` is also in {other}", entry.name))
-                    .help("the shards are of different exports: fetch the model again into an empty directory")
-                    .into());
+                return Err(Fault::model(format!(
+                    "{shown}: tensor `{}` is also in \
+                    {other}",
+                    entry.name
+                ))
+                .help(
+                    "the shards are of different exports: fetch the model again into an \
+                        empty directory",
+                )
+                .into());
             }
             self.raw.push((shard, entry));
         }
@@ -154,18 +172,23 @@ impl Checkpoint {
     /// The index and the shards must tell the same story.
     fn check_index(&self, map: &BTreeMap<String, String>) -> Result<()> {
         let index = self.store.display(shards::INDEX);
-        let help = "index and shards are of different exports: fetch the model again into an empty directory";
+        let help = "index and shards are of different exports: fetch the model again into an empty \
+            directory";
         for (tensor, file) in map {
             let actual = self.by_name.get(tensor).map(|i| &self.shard_names[self.raw[*i].0]);
             if actual != Some(file) {
                 let actual = actual.map_or("in no shard".to_string(), |a| format!("in {a}"));
-                let what = format!("{index}: tensor `{tensor}` should be in {file} but is {actual}");
+                let what =
+                    format!("{index}: tensor `{tensor}` should be in {file} but is {actual}");
                 return Err(Fault::model(what).help(help).into());
             }
         }
         match self.raw.iter().find(|(_, e)| !map.contains_key(&e.name)) {
             Some((shard, e)) => {
-                let what = format!("{index}: does not list tensor `{}` of {}", e.name, self.shard_names[*shard]);
+                let what = format!(
+                    "{index}: does not list tensor `{}` of {}",
+                    e.name, self.shard_names[*shard]
+                );
                 Err(Fault::model(what).help(help).into())
             }
             None => Ok(()),
@@ -202,7 +225,9 @@ impl Checkpoint {
     /// Same, parsed as a JSON object.
     pub fn side_json(&self, name: &str) -> Result<Option<serde_json::Value>> {
         match &self.gguf {
-            Some(gguf) => Ok(gguf.side_file(name)?.map(|bytes| serde_json::from_slice(&bytes)).transpose()?),
+            Some(gguf) => {
+                Ok(gguf.side_file(name)?.map(|bytes| serde_json::from_slice(&bytes)).transpose()?)
+            }
             None => self.store.json(name),
         }
     }
@@ -217,28 +242,41 @@ impl Checkpoint {
         self.by_name.get(name).map(|i| self.view(self.raw[*i].0, &self.raw[*i].1))
     }
 
-    /// Some bytes of a raw tensor, read from its file rather than through the map: of a whole pass over a large checkpoint
-    /// nothing stays in memory, and a file that was cut off meanwhile is an error.
-    pub fn read(&self, tensor: &str, bytes: std::ops::Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+    /// Some bytes of a raw tensor, read from its file rather than through the map: of a whole pass
+    /// over a large checkpoint nothing stays in memory, and a file that was cut off meanwhile is an
+    /// error.
+    pub fn read(
+        &self,
+        tensor: &str,
+        bytes: std::ops::Range<usize>,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
         let index = *self.by_name.get(tensor).with_context(|| format!("no tensor `{tensor}`"))?;
         out.resize(bytes.len(), 0);
         self.read_at(index, bytes.start, out)
     }
 
-    /// Reads all files of weights once, by all threads, and keeps nothing: what that takes bounds what loading takes. Returns their bytes.
+    /// Reads all files of weights once, by all threads, and keeps nothing: what that takes bounds
+    /// what loading takes. Returns their bytes.
     pub fn read_through(&self) -> Result<u64> {
-        let pieces = self.shards.iter().flat_map(|shard| (0..shard.len()).step_by(PIECE).map(move |at| (shard, at)));
+        let pieces = self
+            .shards
+            .iter()
+            .flat_map(|shard| (0..shard.len()).step_by(PIECE).map(move |at| (shard, at)));
         pieces.collect::<Vec<_>>().into_par_iter().try_for_each_init(
             || vec![0; PIECE],
             |buffer, (shard, at)| {
                 let size = PIECE.min(shard.len() - at);
-                shard.read_at(at, &mut buffer[..size]).with_context(|| format!("reading {}", self.name))
+                shard
+                    .read_at(at, &mut buffer[..size])
+                    .with_context(|| format!("reading {}", self.name))
             },
         )?;
         Ok(self.shards.iter().map(|shard| shard.len() as u64).sum())
     }
 
-    /// Lets go of the memory that a raw tensor's mapped bytes take; they can still be used, but are read again.
+    /// Lets go of the memory that a raw tensor's mapped bytes take; they can still be used, but are
+    /// read again.
     pub fn release(&self, tensor: &str) {
         if let Some((shard, entry)) = self.by_name.get(tensor).map(|i| &self.raw[*i]) {
             self.shards[*shard].release(entry.range.clone());
@@ -250,13 +288,18 @@ impl Checkpoint {
         &self.shard_names
     }
 
-    /// Length and time of the last change (ns since 1970) of one of its files; `None` when there is none.
+    /// Length and time of the last change (ns since 1970) of one of its files; `None` when there is
+    /// none.
     pub fn stamp(&self, file: &str) -> Result<Option<(u64, i64)>> {
         self.store.stamp(file)
     }
 
     fn view<'a>(&'a self, shard: usize, entry: &'a header::Entry) -> TensorView<'a> {
-        TensorView { dtype: entry.dtype, shape: &entry.shape, data: &self.shards[shard][entry.range.clone()] }
+        TensorView {
+            dtype: entry.dtype,
+            shape: &entry.shape,
+            data: &self.shards[shard][entry.range.clone()],
+        }
     }
 
     /// Formats of the packed matrices, by name; empty where nothing is packed.
@@ -274,7 +317,9 @@ impl Checkpoint {
         let mut out = Vec::new();
         for (_, entry) in &self.raw {
             match entry.name.rsplit_once('.') {
-                Some((matrix, "codes")) if self.formats.contains_key(matrix) => out.extend(self.lookup(matrix)),
+                Some((matrix, "codes")) if self.formats.contains_key(matrix) => {
+                    out.extend(self.lookup(matrix))
+                }
                 Some((matrix, "scales")) if self.formats.contains_key(matrix) => {}
                 _ => out.extend(self.lookup(&entry.name)),
             }
@@ -287,7 +332,12 @@ impl Checkpoint {
         if let Some(format) = self.formats.get(name) {
             let matrix = self.packed(name).ok()?;
             let shape = vec![matrix.rows, matrix.cols];
-            return Some(Stored { name: name.into(), kind: Kind::Packed(*format), shape, bytes: matrix.bytes() as u64 });
+            return Some(Stored {
+                name: name.into(),
+                kind: Kind::Packed(*format),
+                shape,
+                bytes: matrix.bytes() as u64,
+            });
         }
         let view = self.tensor(name)?;
         let bytes = view.data.len() as u64;
@@ -297,7 +347,12 @@ impl Checkpoint {
             let kind = kind.format().map_or(Kind::Blocks(kind), Kind::Packed);
             return Some(Stored { name: name.into(), kind, shape, bytes });
         }
-        Some(Stored { name: name.into(), kind: Kind::Plain(view.dtype), shape: view.shape.to_vec(), bytes })
+        Some(Stored {
+            name: name.into(),
+            kind: Kind::Plain(view.dtype),
+            shape: view.shape.to_vec(),
+            bytes,
+        })
     }
 
     /// How a GGUF file stores a tensor, where that is in blocks.
@@ -314,29 +369,46 @@ impl Checkpoint {
         })
     }
 
-    /// A two-dimensional tensor as a matrix: bf16, f32 and packed ones without a copy, f16 as f32; blocks of a GGUF file as
-    /// the same integers in our order, or as bf16 where no format of ours has them.
+    /// A two-dimensional tensor as a matrix: bf16, f32 and packed ones without a copy, f16 as f32;
+    /// blocks of a GGUF file as the same integers in our order, or as bf16 where no format of ours
+    /// has them.
     pub fn matrix(&self, name: &str) -> Result<Matrix<'_>> {
         if self.formats.contains_key(name) {
             return self.packed(name);
         }
-        let view = self.tensor(name).with_context(|| Fault::model(format!("{}: there is no tensor `{name}`", self.name)))?;
+        let view = self
+            .tensor(name)
+            .with_context(|| Fault::model(format!("{}: there is no tensor `{name}`", self.name)))?;
         let bad = |what: String| Fault::model(format!("{}: tensor `{name}` {what}", self.name));
         let &[rows, cols] = view.shape else {
             return Err(bad(format!("of shape {:?} is not a matrix", view.shape)).into());
         };
         if let Some(kind) = self.block(name) {
             let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-            return kind.matrix(rows, cols / kind.bytes() * kind.weights(), view.data, threads, self.spare());
+            return kind.matrix(
+                rows,
+                cols / kind.bytes() * kind.weights(),
+                view.data,
+                threads,
+                self.spare(),
+            );
         }
         match view.dtype {
             Dtype::F32 => Matrix::new(Format::F32, rows, cols, view.data, Vec::new()),
             Dtype::Bf16 => Matrix::new(Format::BF16, rows, cols, view.data, Vec::new()),
             Dtype::F16 => {
                 let values = view.to_f32()?;
-                Matrix::new(Format::F32, rows, cols, bytemuck::cast_slice(&values).to_vec(), Vec::new())
+                Matrix::new(
+                    Format::F32,
+                    rows,
+                    cols,
+                    bytemuck::cast_slice(&values).to_vec(),
+                    Vec::new(),
+                )
             }
-            other => Err(bad(format!("has dtype {other}")).help("weights must be BF16, F16 or F32").into()),
+            other => Err(bad(format!("has dtype {other}"))
+                .help("weights must be BF16, F16 or F32")
+                .into()),
         }
     }
 
@@ -362,25 +434,36 @@ impl Checkpoint {
         };
         let part = |part: String, dtype: Dtype| -> Result<(usize, usize, &[u8])> {
             match self.tensor(&part) {
-                Some(TensorView { dtype: d, shape: &[rows, cols], data }) if d == dtype => Ok((rows, cols, data)),
-                Some(v) => Err(bad(format!("has `{part}` as {} {:?}, not as a matrix of {dtype}", v.dtype, v.shape)).into()),
+                Some(TensorView { dtype: d, shape: &[rows, cols], data }) if d == dtype => {
+                    Ok((rows, cols, data))
+                }
+                Some(v) => Err(bad(format!(
+                    "has `{part}` as {} {:?}, not as a matrix of {dtype}",
+                    v.dtype, v.shape
+                ))
+                .into()),
                 None => Err(bad(format!("lacks `{part}`")).into()),
             }
         };
         let (blocks, block_bytes, codes) = part(artifact::codes_name(name), Dtype::U8)?;
         let cols = format.cols_of(block_bytes);
         if !format.code.is_integer() {
-            return Matrix::new(format, blocks, cols, codes, Vec::new()).map_err(|e| bad(format!("{e:#}")).into());
+            return Matrix::new(format, blocks, cols, codes, Vec::new())
+                .map_err(|e| bad(format!("{e:#}")).into());
         }
         // Rows of trellis codes are padded: how many count, the scales say.
         let (rows, row_scales, data) = part(artifact::scales_name(name), Dtype::F16)?;
         let fits = format.check_cols(cols).is_ok() && row_scales == format.row_scales(cols);
         if !fits || format.codes_shape(rows, cols) != [blocks, block_bytes] {
-            let what = format!("as {format} with codes [{blocks}, {block_bytes}] does not fit scales [{rows}, {row_scales}]");
+            let what = format!(
+                "as {format} with codes [{blocks}, {block_bytes}] does not fit scales [{rows}, \
+                    {row_scales}]"
+            );
             return Err(bad(what).into());
         }
         // Bytes inside the binary may lie at odd addresses.
-        let scales: Cow<'_, [f16]> = bytemuck::try_cast_slice(data).map_or_else(|_| Cow::Owned(copy_f16(data)), Cow::Borrowed);
+        let scales: Cow<'_, [f16]> = bytemuck::try_cast_slice(data)
+            .map_or_else(|_| Cow::Owned(copy_f16(data)), Cow::Borrowed);
         Matrix::new(format, rows, cols, codes, scales).map_err(|e| bad(format!("{e:#}")).into())
     }
 }

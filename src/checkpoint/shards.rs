@@ -1,4 +1,5 @@
-//! Which weight files a checkpoint has: `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+//! Which weight files a checkpoint has: `model.safetensors`, or the shards that
+//! `model.safetensors.index.json` lists.
 
 use super::store::Store;
 use crate::error::Fault;
@@ -17,20 +18,27 @@ pub struct Shards {
     pub weight_map: Option<BTreeMap<String, String>>,
 }
 
-/// Finds the weight files and checks that all of them are there. `shown` names the checkpoint in errors.
+/// Finds the weight files and checks that all of them are there. `shown` names the checkpoint in
+/// errors.
 pub fn find(store: &Store, shown: &str) -> Result<Shards> {
     // transformers prefers the single file where both are present.
     if store.contains(SINGLE) {
         return Ok(Shards { files: vec![SINGLE.into()], weight_map: None });
     }
     let Some(index) = store.json(INDEX)? else {
-        let found = store.list()?.into_iter().find(|f| f.ends_with(".safetensors")).unwrap_or_default();
-        return Err(Fault::model(format!("{shown}: there is neither {SINGLE} nor {INDEX}, only {found:?}"))
-            .help("the download is incomplete: run `hf download` again with this model's id")
-            .into());
+        let found =
+            store.list()?.into_iter().find(|f| f.ends_with(".safetensors")).unwrap_or_default();
+        return Err(Fault::model(format!(
+            "{shown}: there is neither {SINGLE} nor {INDEX}, only {found:?}"
+        ))
+        .help("the download is incomplete: run `hf download` again with this model's id")
+        .into());
     };
-    let bad = |what: String| Fault::model(format!("{}: {what}", store.display(INDEX))).help("fetch the index again");
-    let Some(map) = index.get("weight_map").and_then(Value::as_object).filter(|m| !m.is_empty()) else {
+    let bad = |what: String| {
+        Fault::model(format!("{}: {what}", store.display(INDEX))).help("fetch the index again")
+    };
+    let Some(map) = index.get("weight_map").and_then(Value::as_object).filter(|m| !m.is_empty())
+    else {
         return Err(bad("no `weight_map`".into()).into());
     };
     let mut weight_map = BTreeMap::new();
@@ -39,7 +47,10 @@ pub fn find(store: &Store, shown: &str) -> Result<Shards> {
             return Err(bad(format!("tensor `{tensor}` is mapped to {file}, not to a file")).into());
         };
         if !is_plain_name(file) {
-            return Err(bad(format!("tensor `{tensor}` is mapped to {file:?}, which lies outside the directory")).into());
+            return Err(bad(format!(
+                "tensor `{tensor}` is mapped to {file:?}, which lies outside the directory"
+            ))
+            .into());
         }
         weight_map.insert(tensor.clone(), file.to_string());
     }
@@ -48,8 +59,15 @@ pub fn find(store: &Store, shown: &str) -> Result<Shards> {
     files.dedup();
     let missing: Vec<&String> = files.iter().filter(|f| !store.contains(f)).collect();
     if let Some(first) = missing.first() {
-        let what = format!("{} is missing; {} of {} shards are not there", store.display(first), missing.len(), files.len());
-        return Err(Fault::model(what).help("the download is incomplete: run `hf download` again").into());
+        let what = format!(
+            "{} is missing; {} of {} shards are not there",
+            store.display(first),
+            missing.len(),
+            files.len()
+        );
+        return Err(Fault::model(what)
+            .help("the download is incomplete: run `hf download` again")
+            .into());
     }
     Ok(Shards { files, weight_map: Some(weight_map) })
 }

@@ -22,16 +22,29 @@ impl Checkpoint {
     /// Same as [`Checkpoint::matrix`], not read yet; all its claims are checked.
     pub fn stored_matrix(&self, name: &str) -> Result<StoredMatrix<'_>> {
         let source = |name: &str| -> Result<Box<dyn Source + '_>> {
-            let index =
-                *self.by_name.get(name).with_context(|| Fault::model(format!("{}: there is no tensor `{name}`", self.name)))?;
+            let index = *self.by_name.get(name).with_context(|| {
+                Fault::model(format!("{}: there is no tensor `{name}`", self.name))
+            })?;
             Ok(Box::new(Tensor { checkpoint: self, index }))
         };
         if self.formats.contains_key(name) {
             let matrix = self.packed(name)?;
-            let scales = matrix.format.code.is_integer().then(|| source(&artifact::scales_name(name))).transpose()?;
+            let scales = matrix
+                .format
+                .code
+                .is_integer()
+                .then(|| source(&artifact::scales_name(name)))
+                .transpose()?;
             let (format, rows, cols) = (matrix.format, matrix.rows, matrix.cols);
             let codes = source(&artifact::codes_name(name))?;
-            return Ok(StoredMatrix { format, rows, cols, coding: Coding::Canonical, codes, scales });
+            return Ok(StoredMatrix {
+                format,
+                rows,
+                cols,
+                coding: Coding::Canonical,
+                codes,
+                scales,
+            });
         }
         let view = self.tensor(name);
         let kind = self.block(name).or(match view.map(|v| v.dtype) {
@@ -41,7 +54,11 @@ impl Checkpoint {
         let coding = kind.map_or(Coding::Canonical, gguf::Kind::coding);
         let (rows, cols, format) = match (view, kind) {
             (Some(view), Some(kind)) if view.shape.len() == 2 => {
-                let cols = if view.dtype == Dtype::U8 { view.shape[1] / kind.bytes() * kind.weights() } else { view.shape[1] };
+                let cols = if view.dtype == Dtype::U8 {
+                    view.shape[1] / kind.bytes() * kind.weights()
+                } else {
+                    view.shape[1]
+                };
                 (view.shape[0], cols, self.format(name).context("its tensor is there")?)
             }
             _ => {
@@ -59,13 +76,22 @@ impl Checkpoint {
         let (length, tensor) = (entry.range.len(), &entry.name);
         let inside = at.checked_add(out.len()).is_some_and(|end| end <= length);
         ensure!(inside, "{} bytes at {at} lie outside tensor `{tensor}` of {length}", out.len());
-        let file = || self.shard_names.get(*shard).map_or_else(|| self.name.clone(), |name| self.store.display(name));
+        let file = || {
+            self.shard_names
+                .get(*shard)
+                .map_or_else(|| self.name.clone(), |name| self.store.display(name))
+        };
         self.shards[*shard].read_at(entry.range.start + at, out).map_err(|e| match e.kind() {
             std::io::ErrorKind::UnexpectedEof => {
-                let fault = Fault::model(format!("{}: tensor `{tensor}` is cut off: the file became shorter", file()));
+                let fault = Fault::model(format!(
+                    "{}: tensor `{tensor}` is cut off: the file became shorter",
+                    file()
+                ));
                 anyhow::Error::new(fault.help("fetch the file again"))
             }
-            _ => anyhow::Error::new(e).context(format!("reading tensor `{tensor}` from {}", file())),
+            _ => {
+                anyhow::Error::new(e).context(format!("reading tensor `{tensor}` from {}", file()))
+            }
         })
     }
 }

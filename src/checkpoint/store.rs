@@ -38,8 +38,8 @@ impl std::ops::Deref for Bytes {
 }
 
 impl Bytes {
-    /// Reads from the file itself: unlike the map, a file that shrank meanwhile is an error and no signal, and what was read
-    /// does not stay in this process.
+    /// Reads from the file itself: unlike the map, a file that shrank meanwhile is an error and no
+    /// signal, and what was read does not stay in this process.
     pub fn read_at(&self, start: usize, out: &mut [u8]) -> std::io::Result<()> {
         use std::os::unix::fs::FileExt;
         match self {
@@ -56,26 +56,38 @@ impl Bytes {
     /// Tells the system that these bytes will not be needed soon.
     pub fn release(&self, range: std::ops::Range<usize>) {
         if let (Bytes::Mapped(map, _), false) = (self, range.is_empty()) {
-            // SAFETY: a read-only map of a file: pages that are dropped come back from it with the same bytes.
-            let advised = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len()) };
+            // SAFETY: a read-only map of a file: pages that are dropped come back from it with the
+            // same bytes.
+            let advised = unsafe {
+                map.unchecked_advise_range(
+                    memmap2::UncheckedAdvice::DontNeed,
+                    range.start,
+                    range.len(),
+                )
+            };
             // Only advice: what it does not do costs memory, nothing else.
             let _ = advised;
         }
     }
 }
 
-/// Environment variable that makes all reads of a file after the n-th fail, as those of a dying disk do: for tests.
+/// Environment variable that makes all reads of a file after the n-th fail, as those of a dying
+/// disk do: for tests.
 pub const FAIL_READS_AFTER: &str = "GEMMA_FAIL_READS_AFTER";
 
 fn read_fails() -> bool {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-    static ALLOWED: std::sync::LazyLock<Option<AtomicU64>> =
-        std::sync::LazyLock::new(|| std::env::var(FAIL_READS_AFTER).ok()?.parse().ok().map(AtomicU64::new));
-    ALLOWED.as_ref().is_some_and(|left| left.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_err())
+    static ALLOWED: std::sync::LazyLock<Option<AtomicU64>> = std::sync::LazyLock::new(|| {
+        std::env::var(FAIL_READS_AFTER).ok()?.parse().ok().map(AtomicU64::new)
+    });
+    ALLOWED
+        .as_ref()
+        .is_some_and(|left| left.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_err())
 }
 
 fn unreadable(file: &str, e: &std::io::Error) -> Fault {
-    Fault::model(format!("{file}: {e}")).help("check that the file is there and that you may read it")
+    Fault::model(format!("{file}: {e}"))
+        .help("check that the file is there and that you may read it")
 }
 
 impl Store {
@@ -98,8 +110,11 @@ impl Store {
     pub fn list(&self) -> Result<Vec<String>> {
         let mut names: Vec<String> = match self {
             Store::Directory(dir) => {
-                let entries = std::fs::read_dir(dir).map_err(|e| unreadable(&dir.display().to_string(), &e))?;
-                entries.filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned())).collect()
+                let entries = std::fs::read_dir(dir)
+                    .map_err(|e| unreadable(&dir.display().to_string(), &e))?;
+                entries
+                    .filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned()))
+                    .collect()
             }
             Store::Memory(_, files) => files.iter().map(|(name, _)| name.to_string()).collect(),
         };
@@ -110,7 +125,10 @@ impl Store {
     /// A small file as a whole; `None` when there is none.
     pub fn read(&self, file: &str) -> Result<Option<Cow<'_, [u8]>>> {
         match self {
-            Store::Memory(_, files) => Ok(files.iter().find(|(name, _)| *name == file).map(|(_, bytes)| Cow::Borrowed(*bytes))),
+            Store::Memory(_, files) => Ok(files
+                .iter()
+                .find(|(name, _)| *name == file)
+                .map(|(_, bytes)| Cow::Borrowed(*bytes))),
             Store::Directory(dir) => {
                 let path = dir.join(file);
                 let failed = |e: std::io::Error| unreadable(&path.display().to_string(), &e);
@@ -119,16 +137,25 @@ impl Store {
                     Err(e) => return Err(failed(e).into()),
                     // A pipe or device would block or never end.
                     Ok(meta) if !meta.is_file() => {
-                        return Err(Fault::model(format!("{} is not a regular file", path.display()))
-                            .help("a model's files must be plain files")
-                            .into());
+                        return Err(Fault::model(format!(
+                            "{} is not a regular file",
+                            path.display()
+                        ))
+                        .help("a model's files must be plain files")
+                        .into());
                     }
                     Ok(_) => {}
                 }
                 let mut bytes = Vec::new();
-                let read = File::open(&path).and_then(|f| f.take(MAX_SIDE_FILE + 1).read_to_end(&mut bytes));
+                let read = File::open(&path)
+                    .and_then(|f| f.take(MAX_SIDE_FILE + 1).read_to_end(&mut bytes));
                 if read.map_err(failed)? as u64 > MAX_SIDE_FILE {
-                    return Err(Fault::model(format!("{} is larger than {} MB", path.display(), MAX_SIDE_FILE >> 20)).into());
+                    return Err(Fault::model(format!(
+                        "{} is larger than {} MB",
+                        path.display(),
+                        MAX_SIDE_FILE >> 20
+                    ))
+                    .into());
                 }
                 Ok(Some(Cow::Owned(bytes)))
             }
@@ -157,21 +184,28 @@ impl Store {
                         .help("its download failed: fetch it again")
                         .into());
                 }
-                // SAFETY: the map is read-only and private to us, and every range handed out is checked against its length.
-                // A file that another process shortens while it is mapped can still fault; no way to map a file avoids that.
+                // SAFETY: the map is read-only and private to us, and every range handed out is
+                // checked against its length. A file that another process shortens while it is
+                // mapped can still fault; no way to map a file avoids that.
                 let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
                 Ok(Bytes::Mapped(map, file))
             }
         }
     }
 
-    /// Length and time of the last change of a file, in ns since 1970; zero for what is in the binary. `None`: no such file.
+    /// Length and time of the last change of a file, in ns since 1970; zero for what is in the
+    /// binary. `None`: no such file.
     pub fn stamp(&self, file: &str) -> Result<Option<(u64, i64)>> {
         use std::os::unix::fs::MetadataExt;
         match self {
-            Store::Memory(_, files) => Ok(files.iter().find(|(n, _)| *n == file).map(|(_, bytes)| (bytes.len() as u64, 0))),
+            Store::Memory(_, files) => {
+                Ok(files.iter().find(|(n, _)| *n == file).map(|(_, bytes)| (bytes.len() as u64, 0)))
+            }
             Store::Directory(dir) => match std::fs::metadata(dir.join(file)) {
-                Ok(meta) => Ok(Some((meta.len(), meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec())))),
+                Ok(meta) => Ok(Some((
+                    meta.len(),
+                    meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec()),
+                ))),
                 Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
                 Err(e) => Err(unreadable(&self.display(file), &e).into()),
             },
@@ -187,7 +221,9 @@ impl Store {
                 .help("the file is damaged or was not fully downloaded: fetch it again")
         })?;
         if !value.is_object() {
-            return Err(Fault::model(format!("{name} is not a JSON object")).help("fetch the file again").into());
+            return Err(Fault::model(format!("{name} is not a JSON object"))
+                .help("fetch the file again")
+                .into());
         }
         Ok(Some(value))
     }

@@ -81,16 +81,23 @@ pub struct TensorView<'a> {
 }
 
 impl TensorView<'_> {
-    /// Appends elements `range` (flat, row-major) as f32. Only f16, bf16 and f32 tensors can be read so.
+    /// Appends elements `range` (flat, row-major) as f32. Only f16, bf16 and f32 tensors can be
+    /// read so.
     pub fn read_f32(&self, range: std::ops::Range<usize>, out: &mut Vec<f32>) -> Result<()> {
         let width = self.dtype.bytes();
         let Some(data) = self.data.get(range.start * width..range.end * width) else {
             bail!("elements {range:?} lie outside a tensor of shape {:?}", self.shape);
         };
         match self.dtype {
-            Dtype::F32 => out.extend(data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),
-            Dtype::F16 => out.extend(data.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
-            Dtype::Bf16 => out.extend(data.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
+            Dtype::F32 => {
+                out.extend(data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)))
+            }
+            Dtype::F16 => {
+                out.extend(data.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()))
+            }
+            Dtype::Bf16 => {
+                out.extend(data.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()))
+            }
             other => bail!("{other} is not a dtype of weights"),
         }
         Ok(())

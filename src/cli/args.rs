@@ -1,12 +1,14 @@
 //! What can be typed: the commands.
 //!
-//! Names and defaults are a contract with people's scripts; `settings.rs` adds the environment and `gemma.toml` to each option.
+//! Names and defaults are a contract with people's scripts; `settings.rs` adds the environment and
+//! `gemma.toml` to each option.
 
 use super::settings::{self, Early, Typed};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 
-/// Run Gemma 3 models faster: a small draft model guesses several tokens, and the model checks all of them in one pass.
+/// Run Gemma 3 models faster: a small draft model guesses several tokens, and the model checks all
+/// of them in one pass.
 #[derive(Debug, Parser)]
 #[command(name = "gemma", version = super::help::VERSION, subcommand_required = true, arg_required_else_help = true)]
 pub struct Cli {

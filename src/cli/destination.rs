@@ -70,16 +70,23 @@ impl Destination {
         }
         let name = self.0.display().to_string();
         let what = || Fault::usage(format!("cannot write {name}"));
-        let direct = |file| Ok(Writer { how: How::Direct(file), name: name.clone(), terminal: false });
+        let direct =
+            |file| Ok(Writer { how: How::Direct(file), name: name.clone(), terminal: false });
         let path = match resolve(&self.0, &name)? {
             Target::Descriptor(number) => return descriptor(number, &name).with_context(what),
             Target::Path(path) => path,
         };
         match std::fs::metadata(&path) {
-            Ok(meta) if meta.is_dir() => Err(Fault::usage(format!("cannot write {name}: it is a directory")).into()),
+            Ok(meta) if meta.is_dir() => {
+                Err(Fault::usage(format!("cannot write {name}: it is a directory")).into())
+            }
             // The kernel's own files, and descriptors of other processes.
-            Ok(_) if path.starts_with("/proc") => direct(File::options().append(true).open(&path).with_context(what)?),
-            Ok(meta) if !meta.is_file() => direct(File::options().write(true).open(&path).with_context(what)?),
+            Ok(_) if path.starts_with("/proc") => {
+                direct(File::options().append(true).open(&path).with_context(what)?)
+            }
+            Ok(meta) if !meta.is_file() => {
+                direct(File::options().write(true).open(&path).with_context(what)?)
+            }
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).with_context(what),
             found => {
                 // A file that may not be written is not to be replaced either.
@@ -125,7 +132,9 @@ impl Writer {
     /// before this returns.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match &mut self.how {
-            How::Direct(file) => file.write_all(bytes).with_context(|| format!("cannot write to {}", self.name)),
+            How::Direct(file) => {
+                file.write_all(bytes).with_context(|| format!("cannot write to {}", self.name))
+            }
             How::Replace(_, kept) => {
                 kept.extend_from_slice(bytes);
                 Ok(())
@@ -159,14 +168,21 @@ pub fn same_file(a: &Metadata, b: &Metadata) -> bool {
 
 /// Puts a complete file in the place of `path` in one step; `name` is what messages call it. `path`
 /// is no symbolic link.
-pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>, name: &str) -> Result<()> {
+pub fn replace(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> io::Result<()>,
+    name: &str,
+) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let what = || format!("cannot write {name}");
     let mode = std::fs::metadata(path).map_or(0o666, |meta| meta.permissions().mode() & 0o777);
     let mut builder = tempfile::Builder::new();
     builder.prefix(".gemma-").permissions(std::fs::Permissions::from_mode(mode));
     let mut file = builder.tempfile_in(parent(path)).map_err(plain).with_context(what)?;
-    write(file.as_file_mut()).and_then(|()| file.as_file().sync_all()).map_err(plain).with_context(what)?;
+    write(file.as_file_mut())
+        .and_then(|()| file.as_file().sync_all())
+        .map_err(plain)
+        .with_context(what)?;
     file.persist(path).map_err(|error| plain(error.error)).with_context(what)?;
     Ok(())
 }
@@ -190,7 +206,8 @@ fn resolve(path: &Path, name: &str) -> Result<Target> {
             Ok(directory) => directory,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let missing = parent(&path).display().to_string();
-                let fault = Fault::usage(format!("cannot write {name}: there is no directory {missing}"));
+                let fault =
+                    Fault::usage(format!("cannot write {name}: there is no directory {missing}"));
                 return Err(fault.help(format!("mkdir -p {}", quoted(&missing))).into());
             }
             Err(error) => return Err(error).with_context(what),
@@ -207,7 +224,9 @@ fn resolve(path: &Path, name: &str) -> Result<Target> {
                 path = directory.join(std::fs::read_link(&full).with_context(what)?);
             }
             Err(_) if path.as_os_str().as_encoded_bytes().ends_with(b"/") => {
-                return Err(Fault::usage(format!("cannot write {name}: it names a directory")).into());
+                return Err(
+                    Fault::usage(format!("cannot write {name}: it names a directory")).into()
+                );
             }
             _ => return Ok(Target::Path(full)),
         }
@@ -228,7 +247,9 @@ fn is_of_descriptors(directory: &Path) -> bool {
 fn descriptor(number: i32, name: &str) -> Result<Writer> {
     use std::os::fd::{FromRawFd, OwnedFd};
     // SAFETY: fcntl only looks the number up; a number that is not open is an error.
-    let (flags, copy) = unsafe { (libc::fcntl(number, libc::F_GETFL), libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3)) };
+    let (flags, copy) = unsafe {
+        (libc::fcntl(number, libc::F_GETFL), libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3))
+    };
     if copy < 0 {
         return Err(io::Error::last_os_error().into());
     }
@@ -299,7 +320,8 @@ mod tests {
         let missing = write(&dir.path().join("no dir/x"), "x").unwrap_err();
         let fault = crate::error::fault_of(&missing).unwrap();
         assert!(fault.help.as_deref().unwrap().starts_with("mkdir -p '/"), "{fault:?}");
-        for path in [dir.path(), Path::new("/"), &dir.path().join("new/"), Path::new("/dev/fd/99")] {
+        for path in [dir.path(), Path::new("/"), &dir.path().join("new/"), Path::new("/dev/fd/99")]
+        {
             let error = Destination::from(path).open().err().expect("nothing can be written there");
             assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2, "{error:#}");
         }

@@ -46,8 +46,11 @@ impl Gpu {
             (_, true) => "integrated",
             _ => "discrete",
         };
-        let multiplies = |v: driver::Verdict| v.allows == driver::Use::Whole && v.shapes.contains(&SHAPE.to_string());
-        let int8_matrices = if d.offers_matrices { driver::known(&d).map(multiplies) } else { Some(false) };
+        let multiplies = |v: driver::Verdict| {
+            v.allows == driver::Use::Whole && v.shapes.contains(&SHAPE.to_string())
+        };
+        let int8_matrices =
+            if d.offers_matrices { driver::known(&d).map(multiplies) } else { Some(false) };
         Gpu {
             index: d.index,
             name: d.name,
@@ -63,9 +66,14 @@ impl Gpu {
     }
 
     fn text(&self) -> String {
-        let free = self.memory_available_bytes.map_or(String::new(), |b| format!(", {} available", bytes(b)));
+        let free = self
+            .memory_available_bytes
+            .map_or(String::new(), |b| format!(", {} available", bytes(b)));
         let mut text = format!("vulkan:{}  {}\n", self.index, self.name);
-        text += &format!("     driver             {}, Vulkan {} ({})\n", self.driver, self.vulkan, self.kind);
+        text += &format!(
+            "     driver             {}, Vulkan {} ({})\n",
+            self.driver, self.vulkan, self.kind
+        );
         text += &format!("     memory             {}{free}\n", bytes(self.memory_bytes));
         text += &format!("     kernels            subgroups of {}\n", self.subgroup);
         if !self.missing.is_empty() {
@@ -94,12 +102,23 @@ struct NpuFinding {
 impl Npu {
     fn new(probe: Probe) -> Npu {
         let usable = probe.is_usable();
-        let one = |f: crate::npu::probe::Finding| NpuFinding { name: f.name, found: f.what, remedy: f.remedy };
-        Npu { path: probe.path.display().to_string(), usable, findings: probe.findings.into_iter().map(one).collect() }
+        let one = |f: crate::npu::probe::Finding| NpuFinding {
+            name: f.name,
+            found: f.what,
+            remedy: f.remedy,
+        };
+        Npu {
+            path: probe.path.display().to_string(),
+            usable,
+            findings: probe.findings.into_iter().map(one).collect(),
+        }
     }
 
     fn text(&self) -> String {
-        let mut text = format!("npu  {} (AMD, first generation; the program has never run on one)\n", self.path);
+        let mut text = format!(
+            "npu  {} (AMD, first generation; the program has never run on one)\n",
+            self.path
+        );
         for f in &self.findings {
             let remedy = f.remedy.as_ref().map_or(String::new(), |r| format!(": {r}"));
             text += &format!("     {:<18} {}{remedy}\n", f.name, f.found);
@@ -127,7 +146,8 @@ pub fn run(options: &Devices) -> Result<u8> {
     };
     let gpus: Vec<Gpu> = found.into_iter().map(Gpu::new).collect();
     let system = System::here();
-    let npus: Vec<Npu> = Shape::new(HEAD_DIM).map_or_else(Vec::new, |s| system.probe(s).into_iter().map(Npu::new).collect());
+    let npus: Vec<Npu> = Shape::new(HEAD_DIM)
+        .map_or_else(Vec::new, |s| system.probe(s).into_iter().map(Npu::new).collect());
     let (no_npu, remedy) = system.nothing();
     if options.json {
         let report = serde_json::json!({"cpu": cpu, "vulkan": gpus, "npu": npus, "chosen": chosen, "reason": reason});
@@ -139,7 +159,11 @@ pub fn run(options: &Devices) -> Result<u8> {
     text += &format!("     threads            {}\n", cpu.threads);
     let best = cpu.instruction_sets.last().map_or("", String::as_str);
     text += &format!("     instruction sets   {} (uses {best})\n", cpu.instruction_sets.join(", "));
-    text += &format!("     memory             {}, {} available\n", gb(cpu.memory_bytes), gb(cpu.memory_available_bytes));
+    text += &format!(
+        "     memory             {}, {} available\n",
+        gb(cpu.memory_bytes),
+        gb(cpu.memory_available_bytes)
+    );
     text += &format!("     memory read speed  {} GB/s measured\n", digits3(cpu.read_gb_per_s));
     gpus.iter().for_each(|gpu| text += &gpu.text());
     if let Some(why) = driver {
@@ -147,7 +171,8 @@ pub fn run(options: &Devices) -> Result<u8> {
     }
     npus.iter().for_each(|npu| text += &npu.text());
     if npus.is_empty() {
-        text += &format!("npu  none: {no_npu}{}\n", remedy.map_or(String::new(), |r| format!(": {r}")));
+        text +=
+            &format!("npu  none: {no_npu}{}\n", remedy.map_or(String::new(), |r| format!(": {r}")));
     }
     text += &format!("\nauto chooses: {chosen} ({reason})\n");
     print(&text)?;

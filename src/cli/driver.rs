@@ -10,7 +10,9 @@ use std::process::ExitCode;
 pub fn as_child(argv: &[OsString]) -> Option<ExitCode> {
     let found = driver::as_child(argv)?;
     Some(match found {
-        Ok(shapes) => print(&format!("{shapes}\n")).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS),
+        Ok(shapes) => {
+            print(&format!("{shapes}\n")).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
+        }
         Err(error) => {
             Ui::plain().error(&error);
             ExitCode::FAILURE

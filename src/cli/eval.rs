@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 pub struct Eval {
     /// Texts to evaluate, each window of them behind one BOS; KIND=FILE names a text's kind
     ///
-    /// Several texts are evaluated together and each by itself. Windows have --ctx-size tokens: by default those of the longest text,
-    /// or as many as the model takes.
+    /// Several texts are evaluated together and each by itself. Windows have --ctx-size tokens: by
+    /// default those of the longest text, or as many as the model takes.
     #[arg(value_name = "[KIND=]FILE", conflicts_with = "ids")]
     pub files: Vec<String>,
     /// The same, as an option (repeatable)
@@ -36,7 +36,8 @@ pub struct Eval {
     /// Model to compare with: adds KL divergence, top-1 agreement and the ratio of perplexities
     #[arg(long, value_name = "PATH|ID")]
     pub reference: Option<String>,
-    /// File for what the reference's head reads: the first run writes it, later ones use it instead of running the reference
+    /// File for what the reference's head reads: the first run writes it, later ones use it instead
+    /// of running the reference
     #[arg(long, value_name = "FILE", requires = "reference", value_hint = ValueHint::FilePath)]
     pub states: Option<Destination>,
     /// Tokens at the start of each window that are context only and not scored
@@ -71,7 +72,8 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
         return Err(Fault::usage(what).help("skip fewer, or give a larger --ctx-size").into());
     }
     let pool = load::pool(&run)?;
-    let load = |model: &Model| load::load(&model.weights, &model.name, &run, Room::of(window), &pool, ui);
+    let load =
+        |model: &Model| load::load(&model.weights, &model.name, &run, Room::of(window), &pool, ui);
     let mut engine = load(&model)?.engine;
     let total: u64 = parts.iter().map(|p| p.1.len() as u64).sum();
     let bar = ui.bar("evaluating", total);
@@ -90,16 +92,23 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
     let (json, text) = match &options.reference {
         None => {
             let figures: Vec<Figures> = tasks
-                .map(|(task, mut progress)| eval::evaluate_task(engine.as_mut(), task, &mut progress))
+                .map(|(task, mut progress)| {
+                    eval::evaluate_task(engine.as_mut(), task, &mut progress)
+                })
                 .collect::<Result<_>>()?;
-            let whole = if figures.len() == 1 { figures[0].clone() } else { Figures::all(figures.iter()) };
+            let whole =
+                if figures.len() == 1 { figures[0].clone() } else { Figures::all(figures.iter()) };
             render(&parts, &figures, &whole, |f| Ok((serde_json::to_value(f)?, describe(f))))?
         }
         Some(name) => {
             let reference = Model::open(Some(name), ui)?;
             let threads = run.threads.unwrap_or_else(default_threads);
             let ids: Vec<&[Token]> = parts.iter().map(|p| &p.1[..]).collect();
-            let head = options.states.as_ref().map(|_| eval::Head::new(&reference.weights, threads)).transpose()?;
+            let head = options
+                .states
+                .as_ref()
+                .map(|_| eval::Head::new(&reference.weights, threads))
+                .transpose()?;
             let stored = match (&options.states, &head) {
                 (Some(file), Some(head)) => States::read(file.path(), head, &ids, window)?,
                 _ => None,
@@ -110,7 +119,12 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
                 let mut rest = &states.hidden[..];
                 for (task, mut progress) in tasks {
                     let (own, others) = rest.split_at(task.ids.len() * dim);
-                    found.push(eval::compare_task(engine.as_mut(), Reference::Stored(head, own), task, &mut progress)?);
+                    found.push(eval::compare_task(
+                        engine.as_mut(),
+                        Reference::Stored(head, own),
+                        task,
+                        &mut progress,
+                    )?);
                     rest = others;
                 }
             } else {
@@ -160,7 +174,8 @@ const SILENCE: Duration = Duration::from_secs(60);
 impl<'a> Progress<'a> {
     fn new(ui: &'a Ui, wanted: bool, total: u64) -> Progress<'a> {
         let start = Instant::now();
-        let progress = Progress { ui, wanted: wanted && !ui.is_quiet(), total, start, said: Cell::new(start) };
+        let progress =
+            Progress { ui, wanted: wanted && !ui.is_quiet(), total, start, said: Cell::new(start) };
         if progress.wanted {
             ui.line(&format!("evaluating {} tokens", thousands(total)));
         }
@@ -169,7 +184,8 @@ impl<'a> Progress<'a> {
 
     fn hear(&self, done: u64) {
         if self.wanted && self.said.get().elapsed() > SILENCE {
-            let left = self.start.elapsed().as_secs_f64() * (self.total - done) as f64 / done.max(1) as f64;
+            let left = self.start.elapsed().as_secs_f64() * (self.total - done) as f64
+                / done.max(1) as f64;
             let (done, total) = (thousands(done), thousands(self.total));
             self.ui.line(&format!("{done} of {total} tokens, about {} left", duration(left)));
             self.said.set(Instant::now());
@@ -182,19 +198,34 @@ fn read(options: &Eval, model: &Model, ui: &Ui) -> Result<(usize, Vec<Part>)> {
     let from_ids = !options.ids.is_empty();
     let tokenizer = if from_ids { None } else { Some(model.tokenizer(ui)?) };
     let mut parts: Vec<Part> = Vec::new();
-    for named in if from_ids { options.ids.iter().chain(&[]) } else { options.files.iter().chain(&options.text) } {
+    for named in if from_ids {
+        options.ids.iter().chain(&[])
+    } else {
+        options.files.iter().chain(&options.text)
+    } {
         let (kind, path) = named.split_once('=').unwrap_or_else(|| (stem(named), named));
         let ids = match &tokenizer {
             None => read_ids(Path::new(path))?,
-            Some(tokenizer) => tokenizer.encode_behind_bos(&read_file(Path::new(path))?, Special::AsText, model.config().bos)?.0,
+            Some(tokenizer) => {
+                tokenizer
+                    .encode_behind_bos(
+                        &read_file(Path::new(path))?,
+                        Special::AsText,
+                        model.config().bos,
+                    )?
+                    .0
+            }
         };
         if ids.len() < 2 {
-            let what = format!("{path} holds fewer than two tokens, and the first one is not predicted");
+            let what =
+                format!("{path} holds fewer than two tokens, and the first one is not predicted");
             return Err(Fault::usage(what).help("give a longer text").into());
         }
         if parts.iter().any(|p| p.0 == kind) {
             let help = "name their kinds: gemma eval code=a.txt prose=b.txt";
-            return Err(Fault::usage(format!("there are two texts of kind {kind}")).help(help).into());
+            return Err(Fault::usage(format!("there are two texts of kind {kind}"))
+                .help(help)
+                .into());
         }
         parts.push((kind.to_owned(), ids));
     }
@@ -235,7 +266,9 @@ fn render<T>(
             text += &format!("{kind:width$}  {line}");
             kinds.insert(kind.clone(), json);
         }
-        json.as_object_mut().context("figures are an object")?.insert("categories".into(), kinds.into());
+        json.as_object_mut()
+            .context("figures are an object")?
+            .insert("categories".into(), kinds.into());
     }
     Ok((json, text))
 }
@@ -245,13 +278,17 @@ fn describe(f: &Figures) -> String {
     let (nll, error) = (f.mean_nll, f.nll_stderr);
     // Perplexity is e^NLL: its error is that of the NLL times its own size.
     let (perplexity, of_it) = (f.perplexity, f.perplexity * error);
-    format!("{tokens} tokens: mean NLL {nll:.4} +- {error:.4}, perplexity {} +- {}\n", digits3(perplexity), digits3(of_it))
+    format!(
+        "{tokens} tokens: mean NLL {nll:.4} +- {error:.4}, perplexity {} +- {}\n",
+        digits3(perplexity),
+        digits3(of_it)
+    )
 }
 
 fn describe_comparison(c: &Comparison) -> String {
     format!(
-        "{} tokens: KL divergence mean {:.5} +- {:.5}, median {:.5}, 99 % {:.4}, max {:.3}; top-1 agreement {:.2} %; perplexity {} against {}, \
-         ratio {:.4}\n",
+        "{} tokens: KL divergence mean {:.5} +- {:.5}, median {:.5}, 99 % {:.4}, max {:.3}; top-1 \
+         agreement {:.2} %; perplexity {} against {}, ratio {:.4}\n",
         thousands(c.figures.tokens as u64),
         c.kld.mean,
         c.kld.stderr,
@@ -271,8 +308,10 @@ fn read_ids(path: &Path) -> Result<Vec<Token>> {
     struct File {
         ids: Vec<Token>,
     }
-    let bad =
-        || Fault::model(format!("{} does not hold token ids", path.display())).help(r#"it should be {"ids": [2, 105, ...]}"#);
+    let bad = || {
+        Fault::model(format!("{} does not hold token ids", path.display()))
+            .help(r#"it should be {"ids": [2, 105, ...]}"#)
+    };
     let file: File = serde_json::from_str(&read_file(path)?).with_context(bad)?;
     Ok(file.ids)
 }

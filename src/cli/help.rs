@@ -1,4 +1,5 @@
-//! The texts around the options: first steps, examples, exit codes, and the short view that `-h` gives.
+//! The texts around the options: first steps, examples, exit codes, and the short view that `-h`
+//! gives.
 
 use super::ui::paragraph;
 use clap::{Arg, Command};
@@ -31,10 +32,11 @@ pub const EXIT_CODES: [(&str, &str); 12] = [
 
 /// Where values come from.
 pub const SETTINGS: &str = "\
-Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKENS=100) or in gemma.toml (max-tokens = 100, or under \
-[generate] for one command), in the working directory or as $XDG_CONFIG_HOME/gemma/config.toml. First found wins: flag, environment, \
-gemma.toml, the model's generation_config.json, built in. Nothing in a gemma.toml of the working directory may load code or name a \
-file to write. --print-config shows each value and where it came from.";
+Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKENS=100) or in \
+gemma.toml (max-tokens = 100, or under [generate] for one command), in the working directory or as \
+$XDG_CONFIG_HOME/gemma/config.toml. First found wins: flag, environment, gemma.toml, the model's \
+generation_config.json, built in. Nothing in a gemma.toml of the working directory may load code \
+or name a file to write. --print-config shows each value and where it came from.";
 
 /// Ends the help of `gemma` itself, which is also shown where nothing was typed.
 const FIRST_STEPS: &str = "\
@@ -44,7 +46,8 @@ First steps:
   gemma doctor                               check this machine
   gemma plan 27b                             would Gemma 3 27B fit here?";
 
-/// Examples of each command. Prompts are ones that the bundled model was taught; words in capitals stand for what the user has.
+/// Examples of each command. Prompts are ones that the bundled model was taught; words in capitals
+/// stand for what the user has.
 const EXAMPLES: [(&str, &str); 14] = [
     (
         "generate",
@@ -235,7 +238,10 @@ const SELDOM: [&str; 50] = [
 /// Adds what is the same for every command, and each command's examples.
 pub fn complete(root: Command) -> Command {
     let names: Vec<String> = root.get_subcommands().map(|c| c.get_name().to_owned()).collect();
-    let root = root.max_term_width(WIDTH).after_help(FIRST_STEPS).after_long_help(format!("{FIRST_STEPS}\n\n{}", epilogue()));
+    let root = root
+        .max_term_width(WIDTH)
+        .after_help(FIRST_STEPS)
+        .after_long_help(format!("{FIRST_STEPS}\n\n{}", epilogue()));
     names.iter().fold(root, |root, name| {
         root.mut_subcommand(name, |mut command| {
             let own = examples(name).map_or(String::new(), |text| format!("{text}\n\n"));
@@ -244,10 +250,14 @@ pub fn complete(root: Command) -> Command {
             }
             command
                 .after_help(format!("All options, explained, with examples: gemma {name} --help"))
-                .after_long_help(format!("{own}Exit codes, environment variables and gemma.toml: gemma --help"))
+                .after_long_help(format!(
+                    "{own}Exit codes, environment variables and gemma.toml: gemma --help"
+                ))
                 // "-5" after an option is its value, be it wrong, and not an option called 5.
                 .mut_args(|arg| match arg.get_long() {
-                    Some(_) if arg.get_action().takes_values() && !arg.is_allow_hyphen_values_set() => {
+                    Some(_)
+                        if arg.get_action().takes_values() && !arg.is_allow_hyphen_values_set() =>
+                    {
                         arg.allow_negative_numbers(true)
                     }
                     _ => arg,
@@ -263,11 +273,13 @@ pub fn examples(command: &str) -> Option<&'static str> {
 
 /// Exit codes and the sources of settings.
 fn epilogue() -> String {
-    let codes: String = EXIT_CODES.iter().map(|(code, meaning)| format!("  {code:<5}{meaning}\n")).collect();
+    let codes: String =
+        EXIT_CODES.iter().map(|(code, meaning)| format!("  {code:<5}{meaning}\n")).collect();
     format!("Exit codes:\n{codes}\n{SETTINGS}")
 }
 
-/// What `-h` prints for the command line `argv`: everyday options, one line each as far as they fit. `None` where clap's own help is meant.
+/// What `-h` prints for the command line `argv`: everyday options, one line each as far as they
+/// fit. `None` where clap's own help is meant.
 pub fn short(root: &Command, argv: &[OsString]) -> Option<String> {
     let name = argv.get(1)?.to_str()?;
     if argv.iter().any(|arg| arg == "--help") {
@@ -275,28 +287,43 @@ pub fn short(root: &Command, argv: &[OsString]) -> Option<String> {
     }
     let command = root.get_subcommands().find(|c| c.get_name() == name)?;
     let usage = command.clone().bin_name(format!("gemma {name}")).render_usage();
-    let shown = |arg: &&Arg| !(arg.is_hide_set() || arg.is_hide_short_help_set() || SELDOM.contains(&arg.get_id().as_str()));
-    let (words, options): (Vec<&Arg>, Vec<&Arg>) = command.get_arguments().filter(shown).partition(|arg| arg.is_positional());
+    let shown = |arg: &&Arg| {
+        !(arg.is_hide_set()
+            || arg.is_hide_short_help_set()
+            || SELDOM.contains(&arg.get_id().as_str()))
+    };
+    let (words, options): (Vec<&Arg>, Vec<&Arg>) =
+        command.get_arguments().filter(shown).partition(|arg| arg.is_positional());
     let help = ("  -h, --help".to_owned(), "Print this; --help explains all options".to_owned());
     let lines: Vec<(String, String)> =
         words.iter().chain(&options).map(|arg| (spelling(arg), about(arg))).chain([help]).collect();
     let longest = lines.iter().map(|(spelling, _)| spelling.chars().count()).max().unwrap_or(0);
     let column = COLUMN.min(longest + 2);
-    let lines: String = lines.iter().map(|(spelling, about)| paragraph(&format!("{spelling}  "), column, about)).collect();
+    let lines: String = lines
+        .iter()
+        .map(|(spelling, about)| paragraph(&format!("{spelling}  "), column, about))
+        .collect();
     let about = command.get_about().map_or(String::new(), |text| text.to_string());
-    Some(format!("{}\n{usage}\n\n{lines}\nAll options: gemma {name} --help\n", paragraph("", 0, &about)))
+    Some(format!(
+        "{}\n{usage}\n\n{lines}\nAll options: gemma {name} --help\n",
+        paragraph("", 0, &about)
+    ))
 }
 
 /// `  -n, --max-tokens <N>`
 fn spelling(arg: &Arg) -> String {
     let names = arg.get_value_names().unwrap_or_default();
-    let value = names.first().map_or_else(|| arg.get_id().as_str().to_uppercase(), |name| name.to_string());
+    let value =
+        names.first().map_or_else(|| arg.get_id().as_str().to_uppercase(), |name| name.to_string());
     if arg.is_positional() {
         return format!("  {value}");
     }
     let short = arg.get_short().map_or("    ".to_owned(), |c| format!("-{c}, "));
     let long = arg.get_long().unwrap_or_default();
-    let value = match (arg.get_action().takes_values(), arg.get_num_args().is_some_and(|n| n.min_values() == 0)) {
+    let value = match (
+        arg.get_action().takes_values(),
+        arg.get_num_args().is_some_and(|n| n.min_values() == 0),
+    ) {
         (false, _) => String::new(),
         (_, true) => format!(" [{value}]"),
         _ => format!(" <{value}>"),
@@ -307,13 +334,19 @@ fn spelling(arg: &Arg) -> String {
 /// The first sentence about an option, and its default.
 fn about(arg: &Arg) -> String {
     let mut text = arg.get_help().map_or(String::new(), |text| text.to_string());
-    let values: Vec<String> = arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
-    if arg.get_action().takes_values() && values.first().is_some_and(|first| !text.contains(first)) {
+    let values: Vec<String> =
+        arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
+    if arg.get_action().takes_values() && values.first().is_some_and(|first| !text.contains(first))
+    {
         text += &format!(": {}", values.join(", "));
     }
-    let default: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    let default: Vec<_> =
+        arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
     let default = default.join(",");
-    if arg.get_action().takes_values() && !default.is_empty() && !format!("{text} {}", spelling(arg)).contains(&default) {
+    if arg.get_action().takes_values()
+        && !default.is_empty()
+        && !format!("{text} {}", spelling(arg)).contains(&default)
+    {
         text += &format!(" [default: {default}]");
     }
     text
@@ -326,7 +359,9 @@ mod tests {
 
     /// Prompts that the bundled model was taught.
     fn taught() -> Vec<String> {
-        let lines = include_str!("../../tests/newcomer.jsonl").lines().map(|line| serde_json::from_str(line).unwrap());
+        let lines = include_str!("../../tests/newcomer.jsonl")
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap());
         let taught = lines.filter(|record: &serde_json::Value| record["taught"] == true);
         taught.map(|record| record["prompt"].as_str().unwrap().to_owned()).collect()
     }
@@ -336,18 +371,30 @@ mod tests {
         let root = definition();
         for command in root.get_subcommands() {
             let name = command.get_name();
-            assert!(examples(name).is_some_and(|text| text.lines().count() > 2), "{name} has no examples");
+            assert!(
+                examples(name).is_some_and(|text| text.lines().count() > 2),
+                "{name} has no examples"
+            );
             let argv = ["gemma", name, "-h"].map(OsString::from);
             let help = short(&root, &argv).unwrap();
-            assert!(help.lines().count() <= 40, "gemma {name} -h has {} lines:\n{help}", help.lines().count());
+            assert!(
+                help.lines().count() <= 40,
+                "gemma {name} -h has {} lines:\n{help}",
+                help.lines().count()
+            );
             assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
             assert!(help.ends_with(&format!("gemma {name} --help\n")), "{help}");
             assert!(short(&root, &["gemma", name, "--help"].map(OsString::from)).is_none());
         }
         for (name, _) in EXAMPLES {
-            assert!(root.find_subcommand(name).is_some(), "examples of a command that does not exist: {name}");
+            assert!(
+                root.find_subcommand(name).is_some(),
+                "examples of a command that does not exist: {name}"
+            );
         }
-        let known = |id: &str| root.get_subcommands().any(|c| c.get_arguments().any(|arg| arg.get_id() == id));
+        let known = |id: &str| {
+            root.get_subcommands().any(|c| c.get_arguments().any(|arg| arg.get_id() == id))
+        };
         for id in SELDOM {
             assert!(known(id), "there is no option {id}");
         }
@@ -358,7 +405,9 @@ mod tests {
         let taught = taught();
         let mut asked = 0;
         let lines = EXAMPLES.iter().flat_map(|(_, text)| text.lines()).chain(FIRST_STEPS.lines());
-        for line in lines.filter(|line| line.contains("gemma generate") && !line.contains("-m MODEL") && line.contains('\'')) {
+        for line in lines.filter(|line| {
+            line.contains("gemma generate") && !line.contains("-m MODEL") && line.contains('\'')
+        }) {
             assert!(taught.iter().any(|prompt| line.contains(&format!("'{prompt}'"))), "{line}");
             asked += 1;
         }

@@ -1,5 +1,5 @@
-//! What was typed and is wrong, answered in the words of the person who typed it: other programs' commands and options, a prompt
-//! without a command or without quotes, options before the command.
+//! What was typed and is wrong, answered in the words of the person who typed it: other programs'
+//! commands and options, a prompt without a command or without quotes, options before the command.
 
 use super::help;
 use super::settings::Early;
@@ -15,20 +15,30 @@ use std::process::ExitCode;
 const COMMANDS: [(&[&str], &str); 9] = [
     (
         &["serve", "server"],
-        "there is no server yet; keep `gemma generate --batch -` open and write one JSON record per line\n  \
-         (the records are described in `gemma generate --help`, under Batch)",
+        "there is no server yet; keep `gemma generate --batch -` open and write one JSON record \
+         per line\n  (the records are described in `gemma generate --help`, under Batch)",
     ),
     (
         &["pull", "download", "get", "fetch"],
         "gemma downloads nothing by itself:\n  hf download google/gemma-3-27b-it-qat-q4_0-gguf\n  \
          gemma chat -m google/gemma-3-27b-it-qat-q4_0-gguf",
     ),
-    (&["run", "ask", "complete", "completion", "infer"], "gemma chat -m MODEL, or gemma generate -m MODEL 'your prompt'"),
+    (
+        &["run", "ask", "complete", "completion", "infer"],
+        "gemma chat -m MODEL, or gemma generate -m MODEL 'your prompt'",
+    ),
     (&["models", "ls", "ps"], "gemma list shows the models that are found on this machine"),
     (&["show", "info"], "gemma inspect MODEL shows what a model consists of"),
-    (&["config", "settings"], "gemma generate --print-config shows every setting and where it came from; gemma.toml holds them"),
+    (
+        &["config", "settings"],
+        "gemma generate --print-config shows every setting and where it came from; gemma.toml \
+            holds them",
+    ),
     (&["version"], "gemma --version"),
-    (&["rm", "remove", "delete"], "models are files of yours: `hf cache rm` deletes those in the Hugging Face cache"),
+    (
+        &["rm", "remove", "delete"],
+        "models are files of yours: `hf cache rm` deletes those in the Hugging Face cache",
+    ),
     (&["convert"], "gemma quantize SRC DST makes a smaller model of one"),
 ];
 
@@ -36,28 +46,54 @@ const COMMANDS: [(&[&str], &str); 9] = [
 const OPTIONS: [(&[&str], &str); 14] = [
     (
         &["-hf", "-hfr", "--hf-repo", "--hf-file", "-hff"],
-        "-m takes the id of a model, once it is downloaded: hf download ID, then gemma generate -m ID 'your prompt'",
+        "-m takes the id of a model, once it is downloaded: hf download ID, then gemma generate -m \
+            ID 'your prompt'",
     ),
-    (&["-ngl", "--n-gpu-layers"], "--gpu-layers N|auto|all is the option for that; auto, the default, takes as many as fit"),
+    (
+        &["-ngl", "--n-gpu-layers"],
+        "--gpu-layers N|auto|all is the option for that; auto, the default, takes as many as fit",
+    ),
     (
         &["--stream", "--no-stream"],
-        "text always appears as it is generated; --format stream-json gives it as JSON lines, --json all at once",
+        "text always appears as it is generated; --format stream-json gives it as JSON lines, \
+            --json all at once",
     ),
-    (&["-cnv", "--conversation", "-i", "--interactive"], "gemma chat is the command for a conversation"),
+    (
+        &["-cnv", "--conversation", "-i", "--interactive"],
+        "gemma chat is the command for a conversation",
+    ),
     (
         &["--n-predict", "--num-predict", "--max-new-tokens", "--max_new_tokens", "--num_predict"],
         "-n N (--max-tokens) is the option for that",
     ),
-    (&["--num-ctx", "--num_ctx", "--n-ctx", "--context"], "-c N (--ctx-size) is the option for that"),
+    (
+        &["--num-ctx", "--num_ctx", "--n-ctx", "--context"],
+        "-c N (--ctx-size) is the option for that",
+    ),
     (
         &["--model-draft", "--draft-model", "--spec-draft-model"],
         "--draft MODEL is the option for that; by default a bundled model drafts",
     ),
-    (&["--system-prompt", "--sys", "--system-prompt-file"], "-s TEXT (--system) or --system-file FILE is the option for that"),
-    (&["--image", "--mmproj", "--audio"], "only text is supported: the model reads no images and no sound"),
-    (&["--host", "--port"], "there is no server yet; `gemma generate --batch -` answers JSON records, one per line"),
-    (&["--gpu", "--cuda", "--metal"], "-d auto|cpu|vulkan:N (--device) is the option for that; see gemma devices"),
-    (&["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"], "--kv f16|f32|q8 is the option for that"),
+    (
+        &["--system-prompt", "--sys", "--system-prompt-file"],
+        "-s TEXT (--system) or --system-file FILE is the option for that",
+    ),
+    (
+        &["--image", "--mmproj", "--audio"],
+        "only text is supported: the model reads no images and no sound",
+    ),
+    (
+        &["--host", "--port"],
+        "there is no server yet; `gemma generate --batch -` answers JSON records, one per line",
+    ),
+    (
+        &["--gpu", "--cuda", "--metal"],
+        "-d auto|cpu|vulkan:N (--device) is the option for that; see gemma devices",
+    ),
+    (
+        &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"],
+        "--kv f16|f32|q8 is the option for that",
+    ),
     (&["-jf", "--schema", "-j"], "--json-schema SCHEMA|@FILE is the option for that"),
     (
         &["--no-display-prompt", "--log-disable", "--simple-io"],
@@ -74,7 +110,9 @@ pub fn report(early: Early, argv: &[OsString]) -> ExitCode {
     if let Some(fault) = explain(&error, argv) {
         return refuse(fault.into());
     }
-    if let Some(text) = (error.kind() == ErrorKind::DisplayHelp).then(|| help::short(&definition(), argv)).flatten() {
+    if let Some(text) =
+        (error.kind() == ErrorKind::DisplayHelp).then(|| help::short(&definition(), argv)).flatten()
+    {
         return super::output::print(&text).map_or_else(refuse, |()| ExitCode::SUCCESS);
     }
     Early::Clap(error).print()
@@ -87,22 +125,31 @@ fn refuse(error: anyhow::Error) -> ExitCode {
 
 /// A better answer than the parser's own, where there is one.
 fn explain(error: &clap::Error, argv: &[OsString]) -> Option<Fault> {
-    let words: Vec<String> = argv.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let words: Vec<String> =
+        argv.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     if error.kind() == ErrorKind::InvalidUtf8 {
         let at = argv.iter().position(|word| word.to_str().is_none())?;
         let what = format!("argument {at}, `{}`, is not valid UTF-8", argv[at].to_string_lossy());
-        return Some(Fault::usage(what).help("give such a text in a file: iconv -f LATIN1 -t UTF-8 FILE | gemma generate"));
+        return Some(
+            Fault::usage(what)
+                .help("give such a text in a file: iconv -f LATIN1 -t UTF-8 FILE | gemma generate"),
+        );
     }
     let command = words.first()?;
     let typed = |name: &str| match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::String(wrong)) => wrong == name || wrong.starts_with(&format!("{name} ")),
+        Some(ContextValue::String(wrong)) => {
+            wrong == name || wrong.starts_with(&format!("{name} "))
+        }
         _ => false,
     };
-    // Several letters behind one dash are read as so many options, and -h among them as a cry for help: look at what was typed.
+    // Several letters behind one dash are read as so many options, and -h among them as a cry for
+    // help: look at what was typed.
     let options = words.iter().take_while(|word| *word != "--");
     for word in options {
         let name = word.split('=').next().unwrap_or(word);
-        let Some((_, help)) = OPTIONS.iter().find(|(names, _)| names.contains(&name)) else { continue };
+        let Some((_, help)) = OPTIONS.iter().find(|(names, _)| names.contains(&name)) else {
+            continue;
+        };
         let clustered = name.starts_with('-') && !name.starts_with("--") && name.len() > 2;
         if clustered || typed(name) {
             return Some(Fault::usage(format!("there is no option `{name}`")).help(*help));
@@ -118,7 +165,8 @@ fn explain(error: &clap::Error, argv: &[OsString]) -> Option<Fault> {
     }
 }
 
-/// The first word is not a command of this program: it is another program's, a model, or the beginning of a prompt.
+/// The first word is not a command of this program: it is another program's, a model, or the
+/// beginning of a prompt.
 fn unknown_command(command: &str, words: &[String], error: &clap::Error) -> Option<Fault> {
     // `gemma help serve` asks about another command.
     let command = if command == "help" { words.get(1)? } else { command };
@@ -129,14 +177,17 @@ fn unknown_command(command: &str, words: &[String], error: &clap::Error) -> Opti
     if words[0] == "help" {
         return None;
     }
-    let is_model = command.ends_with(".gguf") || std::path::Path::new(command).join("config.json").exists();
+    let is_model =
+        command.ends_with(".gguf") || std::path::Path::new(command).join("config.json").exists();
     if is_model {
         return Some(fault.help(format!("to talk to a model: gemma chat -m {}", quoted(command))));
     }
-    let prompt: Vec<&str> = words.iter().take_while(|word| !word.starts_with('-')).map(String::as_str).collect();
+    let prompt: Vec<&str> =
+        words.iter().take_while(|word| !word.starts_with('-')).map(String::as_str).collect();
     let similar = error.get(ContextKind::SuggestedSubcommand).is_some();
     if prompt.len() > 2 || prompt.len() == 2 && !similar || command.contains(char::is_whitespace) {
-        let rest: String = words[prompt.len()..].iter().map(|word| format!(" {}", quoted(word))).collect();
+        let rest: String =
+            words[prompt.len()..].iter().map(|word| format!(" {}", quoted(word))).collect();
         return Some(
             Fault::usage("a prompt needs a command in front of it")
                 .help(format!("gemma generate {}{rest}", quoted(&prompt.join(" ")))),
@@ -151,7 +202,8 @@ mod tests {
 
     /// The hint for a command line, as `error` and `help`.
     fn hint(line: &[&str]) -> Option<(String, String)> {
-        let argv: Vec<OsString> = std::iter::once("gemma").chain(line.iter().copied()).map(OsString::from).collect();
+        let argv: Vec<OsString> =
+            std::iter::once("gemma").chain(line.iter().copied()).map(OsString::from).collect();
         let error = definition().try_get_matches_from(&argv).expect_err("the line is wrong");
         explain(&error, &argv).map(|fault| (fault.what, fault.help.unwrap_or_default()))
     }
@@ -160,13 +212,20 @@ mod tests {
     fn other_programs_commands_and_options_are_translated() {
         for (names, help) in COMMANDS {
             for name in names {
-                assert_eq!(hint(&[name]).unwrap(), (format!("there is no command `{name}`"), help.to_owned()));
+                assert_eq!(
+                    hint(&[name]).unwrap(),
+                    (format!("there is no command `{name}`"), help.to_owned())
+                );
             }
         }
         for (names, help) in OPTIONS {
             for name in names {
-                let (what, found) = hint(&["generate", "hi", name, "3"]).unwrap_or_else(|| panic!("{name}"));
-                assert_eq!((what.as_str(), found.as_str()), (format!("there is no option `{name}`").as_str(), help));
+                let (what, found) =
+                    hint(&["generate", "hi", name, "3"]).unwrap_or_else(|| panic!("{name}"));
+                assert_eq!(
+                    (what.as_str(), found.as_str()),
+                    (format!("there is no option `{name}`").as_str(), help)
+                );
             }
         }
         assert_eq!(hint(&["generate", "-hf=x"]).unwrap().0, "there is no option `-hf`");
@@ -178,9 +237,19 @@ mod tests {
     #[test]
     fn a_prompt_without_a_command_is_given_back_with_one() {
         assert_eq!(hint(&["What is it?"]).unwrap().1, "gemma generate 'What is it?'");
-        assert_eq!(hint(&["What", "isn't", "it?", "-n", "5"]).unwrap().1, r"gemma generate 'What isn'\''t it?' -n 5");
-        assert_eq!(hint(&["What", "is", "it?"]).unwrap().1, "gemma generate 'What is it?'", "although chat is spelled like what");
-        assert_eq!(hint(&["gemma.gguf"]).unwrap().1, "to talk to a model: gemma chat -m gemma.gguf");
+        assert_eq!(
+            hint(&["What", "isn't", "it?", "-n", "5"]).unwrap().1,
+            r"gemma generate 'What isn'\''t it?' -n 5"
+        );
+        assert_eq!(
+            hint(&["What", "is", "it?"]).unwrap().1,
+            "gemma generate 'What is it?'",
+            "although chat is spelled like what"
+        );
+        assert_eq!(
+            hint(&["gemma.gguf"]).unwrap().1,
+            "to talk to a model: gemma chat -m gemma.gguf"
+        );
         assert!(hint(&["-m", "x", "generate"]).unwrap().1.contains("after the command"));
         assert!(hint(&["bogus"]).is_none());
     }

@@ -30,7 +30,8 @@ pub struct Inspect {
     /// Hash every tensor (SHA-256 of its bytes) and the whole
     #[arg(long)]
     pub hash: bool,
-    /// Compare every tensor with the report beside it, and all its decoders with each other; refuse what is not finite
+    /// Compare every tensor with the report beside it, and all its decoders with each other; refuse
+    /// what is not finite
     #[arg(long)]
     pub verify: bool,
     /// One JSON object instead of text
@@ -96,7 +97,9 @@ fn report(model: &Model, hash: bool, ui: &Ui) -> Result<Report> {
     let mut tensors = Vec::new();
     for (role, layer) in roles {
         let name = model.weights.name(role, layer);
-        let stored = checkpoint.lookup(&name).ok_or_else(|| Fault::model(format!("tensor {name} vanished")))?;
+        let stored = checkpoint
+            .lookup(&name)
+            .ok_or_else(|| Fault::model(format!("tensor {name} vanished")))?;
         let elements = stored.shape.iter().product::<usize>().max(1);
         let sha256 = match hash {
             true => Some(hash_tensor(model, role, layer, &mut whole)?),
@@ -105,7 +108,15 @@ fn report(model: &Model, hash: bool, ui: &Ui) -> Result<Report> {
         bar.inc(1);
         let bits_per_weight = 8.0 * stored.bytes as f64 / elements as f64;
         let (format, role) = (stored.kind.to_string(), role.name().to_owned());
-        tensors.push(Tensor { name, role, format, shape: stored.shape, bytes: stored.bytes, bits_per_weight, sha256 });
+        tensors.push(Tensor {
+            name,
+            role,
+            format,
+            shape: stored.shape,
+            bytes: stored.bytes,
+            bits_per_weight,
+            sha256,
+        });
     }
     bar.finish_and_clear();
     let size = Size::of(&model.weights)?;
@@ -125,14 +136,21 @@ fn report(model: &Model, hash: bool, ui: &Ui) -> Result<Report> {
         parameters: size.parameters,
         bytes: size.bytes,
         bits_per_weight: size.bits_per_weight(),
-        tokenizer_sha256: checkpoint.side_file("tokenizer.json")?.map(|file| hex(Sha256::digest(&file))),
+        tokenizer_sha256: checkpoint
+            .side_file("tokenizer.json")?
+            .map(|file| hex(Sha256::digest(&file))),
         sha256: hash.then(|| hex(whole.finalize())),
         notes: model.weights.notes().to_vec(),
         tensors,
     })
 }
 
-fn hash_tensor(model: &Model, role: crate::gemma::Role, layer: usize, whole: &mut Sha256) -> Result<String> {
+fn hash_tensor(
+    model: &Model,
+    role: crate::gemma::Role,
+    layer: usize,
+    whole: &mut Sha256,
+) -> Result<String> {
     let mut one = Sha256::new();
     let mut feed = |bytes: &[u8]| {
         one.update(bytes);
@@ -163,7 +181,15 @@ fn text(report: &Report, options: &Inspect, verified: Option<&Verified>) -> Stri
     let global = r.global_layers.len();
     let mut out = format!("{}{}\n", r.name, if r.bundled { " (bundled)" } else { "" });
     let mut line = |label: &str, value: String| out += &format!("  {label:<13}{value}\n");
-    line("layers", format!("{}: {} with a window of {}, {global} global", r.layers, r.layers - global, r.window));
+    line(
+        "layers",
+        format!(
+            "{}: {} with a window of {}, {global} global",
+            r.layers,
+            r.layers - global,
+            r.window
+        ),
+    );
     line("dim", format!("{}, ffn {}", r.dim, thousands(r.ffn_dim as u64)));
     line("heads", format!("{} of {}, {} for keys and values", r.heads, r.head_dim, r.kv_heads));
     line("vocabulary", thousands(r.vocab as u64));
@@ -178,20 +204,38 @@ fn text(report: &Report, options: &Inspect, verified: Option<&Verified>) -> Stri
     }
     if let Some(v) = verified {
         let hashes = if v.hashed > 0 { ", as the report's hashes say" } else { "" };
-        line("verified", format!("{} tensors, finite and equal in {}{hashes}", v.tensors, v.backends.join(", ")));
+        line(
+            "verified",
+            format!("{} tensors, finite and equal in {}{hashes}", v.tensors, v.backends.join(", ")),
+        );
     }
     out.push('\n');
     let head = |cells: &[&str]| cells.iter().map(|c| c.to_string()).collect::<Vec<_>>();
     let mut table = Vec::new();
     if options.tensors {
-        table.push(head(&["tensor", "format", "shape", "size", "bits", if options.hash { "sha256" } else { "" }]));
+        table.push(head(&[
+            "tensor",
+            "format",
+            "shape",
+            "size",
+            "bits",
+            if options.hash { "sha256" } else { "" },
+        ]));
         for t in &r.tensors {
             let shape = format!("{:?}", t.shape);
             let hash = t.sha256.clone().unwrap_or_default();
-            table.push(vec![t.name.clone(), t.format.clone(), shape, bytes(t.bytes), format!("{:.2}", t.bits_per_weight), hash]);
+            table.push(vec![
+                t.name.clone(),
+                t.format.clone(),
+                shape,
+                bytes(t.bytes),
+                format!("{:.2}", t.bits_per_weight),
+                hash,
+            ]);
         }
     } else {
-        // The first place of the role's first tensor, role, format, shape -> tensors and their bytes.
+        // The first place of the role's first tensor, role, format, shape -> tensors and their
+        // bytes.
         type Alike<'a> = (usize, &'a str, &'a str, &'a [usize]);
         let mut groups: BTreeMap<Alike<'_>, (usize, u64)> = BTreeMap::new();
         for t in &r.tensors {
@@ -202,12 +246,23 @@ fn text(report: &Report, options: &Inspect, verified: Option<&Verified>) -> Stri
         table.push(head(&["role", "tensors", "format", "shape", "size", "bits"]));
         for ((_, role, format, shape), (n, total)) in groups {
             let bits = 8.0 * total as f64 / (n * shape.iter().product::<usize>().max(1)) as f64;
-            table.push(head(&[role, &n.to_string(), format, &format!("{shape:?}"), &bytes(total), &format!("{bits:.2}")]));
+            table.push(head(&[
+                role,
+                &n.to_string(),
+                format,
+                &format!("{shape:?}"),
+                &bytes(total),
+                &format!("{bits:.2}"),
+            ]));
         }
     }
-    let (count, size) = (r.tensors.len().to_string(), bytes(r.tensors.iter().map(|t| t.bytes).sum()));
+    let (count, size) =
+        (r.tensors.len().to_string(), bytes(r.tensors.iter().map(|t| t.bytes).sum()));
     let elements: usize = r.tensors.iter().map(|t| t.shape.iter().product::<usize>()).sum();
-    let bits = format!("{:.2}", 8.0 * r.tensors.iter().map(|t| t.bytes).sum::<u64>() as f64 / elements.max(1) as f64);
+    let bits = format!(
+        "{:.2}",
+        8.0 * r.tensors.iter().map(|t| t.bytes).sum::<u64>() as f64 / elements.max(1) as f64
+    );
     table.push(match options.tensors {
         true => head(&[&format!("all {count} tensors"), "", "", &size, &bits, ""]),
         false => head(&["all", &count, "", "", &size, &bits]),

@@ -99,7 +99,8 @@ pub fn run(options: &List) -> Result<u8> {
         let json = serde_json::json!({"v": 1, "looked_in": places, "context": context(&run), "models": found});
         print(&format!("{json:#}\n"))?;
     } else {
-        let none = || Sizes::of(&host, &run, Speeds::elsewhere()).map(|s| s.best().map(|(_, page)| page));
+        let none =
+            || Sizes::of(&host, &run, Speeds::elsewhere()).map(|s| s.best().map(|(_, page)| page));
         let page = if found.is_empty() { none()? } else { None };
         print(&text(&found, &places, page, page_columns()))?;
     }
@@ -127,9 +128,11 @@ fn in_caches(caches: &[PathBuf]) -> Vec<(String, Result<PathBuf, String>)> {
 
 /// What may be a model in a directory: the directory itself, its subdirectories and its GGUF files.
 fn beside(directory: &Path) -> Vec<PathBuf> {
-    let inside = names(directory).into_iter().filter(|name| !name.starts_with('.')).map(|name| match directory {
-        here if here == Path::new(".") => PathBuf::from(name),
-        _ => directory.join(name),
+    let inside = names(directory).into_iter().filter(|name| !name.starts_with('.')).map(|name| {
+        match directory {
+            here if here == Path::new(".") => PathBuf::from(name),
+            _ => directory.join(name),
+        }
     });
     let inside = inside.filter(|path| path.is_dir());
     std::iter::once(directory.to_owned()).chain(inside).collect()
@@ -138,7 +141,8 @@ fn beside(directory: &Path) -> Vec<PathBuf> {
 /// Names in a directory, sorted; none where it cannot be read.
 fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten();
-    let mut names: Vec<String> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
+    let mut names: Vec<String> =
+        entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
     names.sort();
     names
 }
@@ -152,11 +156,17 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     }
     // The vision tower is no model, and of a model in parts the first names all.
     let later = |n: &str| n.rsplit_once("-of-").is_some_and(|(rest, _)| !rest.ends_with("-00001"));
-    let models: Vec<&String> = names.iter().filter(|n| n.ends_with(".gguf") && !n.contains("mmproj") && !later(n)).collect();
+    let models: Vec<&String> = names
+        .iter()
+        .filter(|n| n.ends_with(".gguf") && !n.contains("mmproj") && !later(n))
+        .collect();
     let is_snapshot = directory.parent().is_some_and(|p| p.ends_with("snapshots"));
     match models[..] {
         [_] | [] if is_snapshot => vec![directory.to_owned()],
-        _ => models.into_iter().map(|n| if directory == Path::new(".") { n.into() } else { directory.join(n) }).collect(),
+        _ => models
+            .into_iter()
+            .map(|n| if directory == Path::new(".") { n.into() } else { directory.join(n) })
+            .collect(),
     }
 }
 
@@ -172,8 +182,16 @@ fn is_gemma(name: &str) -> bool {
 
 /// Opens a model; `None` where it is of another family. What cannot be opened is told from its
 /// name, unless it is `wanted`.
-fn look(model: String, path: PathBuf, host: &Host<'_>, run: &RunOptions, wanted: bool) -> Option<Found> {
-    if family(&path).is_some_and(|family| !family.starts_with("gemma3") || family.starts_with("gemma3n")) {
+fn look(
+    model: String,
+    path: PathBuf,
+    host: &Host<'_>,
+    run: &RunOptions,
+    wanted: bool,
+) -> Option<Found> {
+    if family(&path)
+        .is_some_and(|family| !family.starts_with("gemma3") || family.starts_with("gemma3n"))
+    {
         return None;
     }
     let about = Checkpoint::open(&path).and_then(|checkpoint| {
@@ -181,7 +199,13 @@ fn look(model: String, path: PathBuf, host: &Host<'_>, run: &RunOptions, wanted:
         let is_ours = checkpoint.config().get("quantization_config").is_some();
         let weights = Weights::open(checkpoint)?;
         let size = Size::of(&weights)?;
-        let task = Task { weights: &weights, context: context(run), kv: kv_format(&weights, run.kv)?, sequences: 1, npu: false };
+        let task = Task {
+            weights: &weights,
+            context: context(run),
+            kv: kv_format(&weights, run.kv)?,
+            sequences: 1,
+            npu: false,
+        };
         Ok(About {
             format: if is_gguf {
                 "GGUF"
@@ -223,28 +247,38 @@ fn text(found: &[Found], places: &[&PathBuf], page: Option<String>, columns: usi
     if found.is_empty() {
         let places: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
         let page = page.or_else(|| Shape::B1.page("q4_0")).unwrap_or_default();
-        return say(&format!("There is no Gemma 3 here (looked in {}). To get one that fits:", places.join(", ")))
-            + &format!(
-                "\n  pip install -U huggingface_hub\n  hf auth login    # after accepting the licence at https://huggingface.co/{page}\n  \
-                 hf download {page}\n  gemma chat -m {page}\n\n"
-            )
-            + &say("gemma plan says which other sizes fit here, and how fast they would be.");
+        return say(&format!(
+            "There is no Gemma 3 here (looked in {}). To get one that fits:",
+            places.join(", ")
+        )) + &format!(
+            "\n  pip install -U huggingface_hub\n  hf auth login    # after accepting the licence \
+                 at https://huggingface.co/{page}\n  hf download {page}\n  gemma chat -m {page}\n\n"
+        ) + &say("gemma plan says which other sizes fit here, and how fast they would be.");
     }
     let mut table = vec![["model", "format", "bits", "size", "fits"].map(str::to_owned).to_vec()];
     for (Found { model, .. }, about) in found.iter().filter_map(|f| Some((f, f.about.as_ref()?))) {
         let bits = format!("{:.1}", about.bits_per_weight);
         let fits = if about.fits { "yes" } else { "no" };
-        table.push([&*clean(model), about.format, &bits, &bytes(about.bytes), fits].map(str::to_owned).to_vec());
+        table.push(
+            [&*clean(model), about.format, &bits, &bytes(about.bytes), fits]
+                .map(str::to_owned)
+                .to_vec(),
+        );
     }
     let mut out = if table.len() > 1 { markdown(&table) } else { String::new() };
-    for (i, (model, error)) in found.iter().filter_map(|f| Some((&f.model, f.error.as_ref()?))).enumerate() {
+    for (i, (model, error)) in
+        found.iter().filter_map(|f| Some((&f.model, f.error.as_ref()?))).enumerate()
+    {
         if i == 0 {
             out += &format!("{}Cannot be used:\n", if out.is_empty() { "" } else { "\n" });
         }
         out += &paragraph_in("  ", 4, &clean(&format!("{model}: {error}")), columns);
     }
     if table.len() > 1 {
-        out += &format!("\n{}", say("To talk to one: gemma chat -m MODEL. gemma plan MODEL says more about one."));
+        out += &format!(
+            "\n{}",
+            say("To talk to one: gemma chat -m MODEL. gemma plan MODEL says more about one.")
+        );
     }
     out
 }

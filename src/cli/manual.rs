@@ -25,13 +25,16 @@ pub struct Man {
 pub fn completions(options: &Completions, root: clap::Command) -> Result<u8> {
     let mut script = Vec::new();
     let names: Vec<String> = root.get_subcommands().map(|c| c.get_name().to_owned()).collect();
-    let mut root = names.iter().fold(root, |root, name| root.mut_subcommand(name, |command| command.mut_args(with_values)));
+    let mut root = names.iter().fold(root, |root, name| {
+        root.mut_subcommand(name, |command| command.mut_args(with_values))
+    });
     clap_complete::generate(options.shell, &mut root, "gemma", &mut script);
     print(&String::from_utf8(script)?)?;
     Ok(0)
 }
 
-/// What an option that takes a word or a path is completed with; shells offer files where none of the words fits.
+/// What an option that takes a word or a path is completed with; shells offer files where none of
+/// the words fits.
 const VALUES: [(&str, &[&str]); 9] = [
     ("calibrate", &["builtin", "none"]),
     ("ctx_size", &["auto"]),
@@ -61,9 +64,12 @@ pub fn man(options: &Man, root: clap::Command) -> Result<u8> {
         Some(name) => match root.find_subcommand(name) {
             Some(command) => command.clone(),
             None => {
-                let known: Vec<_> = root.get_subcommands().map(|c| c.get_name()).filter(|n| *n != "help").collect();
+                let known: Vec<_> =
+                    root.get_subcommands().map(|c| c.get_name()).filter(|n| *n != "help").collect();
                 let fault = Fault::usage(format!("there is no command `{name}`"));
-                return Err(fault.help(format!("commands with a page are {}", known.join(", "))).into());
+                return Err(fault
+                    .help(format!("commands with a page are {}", known.join(", ")))
+                    .into());
             }
         },
     };
@@ -75,7 +81,9 @@ pub fn man(options: &Man, root: clap::Command) -> Result<u8> {
 fn page(command: clap::Command) -> Result<String> {
     let examples = help::examples(command.get_name());
     let is_root = command.has_subcommands();
-    let man = clap_mangen::Man::new(command).source(concat!("gemma ", env!("CARGO_PKG_VERSION"))).manual("gemma");
+    let man = clap_mangen::Man::new(command)
+        .source(concat!("gemma ", env!("CARGO_PKG_VERSION")))
+        .manual("gemma");
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
@@ -87,7 +95,8 @@ fn page(command: clap::Command) -> Result<String> {
     }
     let mut page = String::from_utf8(page)?;
     if let Some(examples) = examples {
-        let lines: Vec<String> = examples.lines().skip(1).map(|line| roff(line.trim_start())).collect();
+        let lines: Vec<String> =
+            examples.lines().skip(1).map(|line| roff(line.trim_start())).collect();
         page += &format!(".SH EXAMPLES\n.nf\n{}\n.fi\n", lines.join("\n"));
     }
     page += ".SH EXIT STATUS\n";

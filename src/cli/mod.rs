@@ -1,5 +1,5 @@
-//! Floor 6: the command line. What was typed becomes a validated setup; results go to standard output, everything else to
-//! standard error.
+//! Floor 6: the command line. What was typed becomes a validated setup; results go to standard
+//! output, everything else to standard error.
 
 pub mod args;
 pub mod bench;

@@ -1,4 +1,5 @@
-//! Standard output or a file: the generated text as it comes, or a JSON result. Nothing else is ever written there.
+//! Standard output or a file: the generated text as it comes, or a JSON result. Nothing else is
+//! ever written there.
 
 use super::destination::{Destination, Writer};
 use super::record::Record;

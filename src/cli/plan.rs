@@ -86,7 +86,11 @@ fn speed(text: &str) -> Result<f64, String> {
 /// Nobody means a machine of 32 bytes.
 fn machine_memory(text: &str) -> Result<u64, String> {
     let size = parse_size(text).map_err(|e| e.to_string())?;
-    if size < 100_000_000 { Err("expected the memory of a machine, such as 32GB".into()) } else { Ok(size) }
+    if size < 100_000_000 {
+        Err("expected the memory of a machine, such as 32GB".into())
+    } else {
+        Ok(size)
+    }
 }
 
 fn tokens(text: &str) -> Result<f64, String> {
@@ -114,14 +118,20 @@ impl Subject {
             let (weights, name) = (shape.weights(formats)?, format!("synthetic {}", shape.name()));
             return Ok(Some(Subject { weights, name, shape: Some(shape) }));
         }
-        let Some(name) = options.which.as_deref().or(options.model.model.as_deref()) else { return Ok(None) };
+        let Some(name) = options.which.as_deref().or(options.model.model.as_deref()) else {
+            return Ok(None);
+        };
         // What lies here goes before what is only known.
         let known = Shape::named(name).filter(|_| find(Some(name)).is_err());
         if let Some((shape, published)) = known {
             let as_published = Formats::of_recipe(published);
             let formats = if formats.is_asked() { formats } else { &as_published };
             let name = format!("Gemma 3 {}{}", shape.name(), described(formats));
-            return Ok(Some(Subject { weights: shape.weights(formats)?, name, shape: Some(shape) }));
+            return Ok(Some(Subject {
+                weights: shape.weights(formats)?,
+                name,
+                shape: Some(shape),
+            }));
         }
         let (weights, name) = match name {
             "bundled" => (Weights::open(bundled::target()?)?, "bundled demo model".to_owned()),
@@ -130,7 +140,9 @@ impl Subject {
         let config = weights.config();
         let same = |shape: &Shape| {
             let published = Config::from_json(&shape.config());
-            published.is_ok_and(|p| (p.dim, p.n_layers, p.ffn_dim) == (config.dim, config.n_layers, config.ffn_dim))
+            published.is_ok_and(|p| {
+                (p.dim, p.n_layers, p.ffn_dim) == (config.dim, config.n_layers, config.ffn_dim)
+            })
         };
         let shape = Shape::ALL.into_iter().find(same);
         match formats.is_asked() {
@@ -193,7 +205,9 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
         _ => return Err(Fault::usage("--tokens-per-pass takes the lower number first").into()),
     };
     if options.bandwidth.len() > 2 {
-        return Err(Fault::usage("--bandwidth takes one speed, or the GPU's and the processor's").into());
+        return Err(
+            Fault::usage("--bandwidth takes one speed, or the GPU's and the processor's").into()
+        );
     }
     let run = &options.model.run.settled()?;
     if options.parallel > 1 && run.npu.is_asked() {
@@ -203,7 +217,9 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
         None => Host::here(run),
         Some(memory) => Host::other(run, memory)?,
     };
-    let Some(Subject { weights, name, shape }) = Subject::of(options, ui)? else { return survey(options, run, &host) };
+    let Some(Subject { weights, name, shape }) = Subject::of(options, ui)? else {
+        return survey(options, run, &host);
+    };
     let context = load::context(run.context, CONTEXT, weights.config(), ui);
     let sequences = options.parallel as usize;
     let kv = load::kv_format(&weights, run.kv)?;
@@ -217,10 +233,17 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
         speeds = speeds.measured(device, ui)?;
     }
     let reading = match misfit {
-        None => prompt::reading(&task, &placement, &load::pool(run)?, run.isa, options.measure.then_some(ui as _))?,
+        None => prompt::reading(
+            &task,
+            &placement,
+            &load::pool(run)?,
+            run.isa,
+            options.measure.then_some(ui as _),
+        )?,
         Some(_) => None,
     };
-    let mut contexts: Vec<usize> = CONTEXTS.into_iter().filter(|c| *c <= weights.config().max_position).collect();
+    let mut contexts: Vec<usize> =
+        CONTEXTS.into_iter().filter(|c| *c <= weights.config().max_position).collect();
     contexts.push(context);
     contexts.sort_unstable();
     contexts.dedup();
@@ -232,7 +255,8 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
     let no_npu = match npu::dims(weights.config()).shape() {
         _ if !task.npu => None,
         Err(why) => Some(why.to_string()),
-        Ok(_) => (placement.layout.npu == 0).then(|| "it works beside one device, not where layers are spread over two".into()),
+        Ok(_) => (placement.layout.npu == 0)
+            .then(|| "it works beside one device, not where layers are spread over two".into()),
     };
     let report = Report {
         name,
@@ -250,7 +274,11 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
         drafted,
         no_npu,
     };
-    print(&if options.json { format!("{:#}\n", report.json()) } else { report.text(options, page_columns()) })?;
+    print(&if options.json {
+        format!("{:#}\n", report.json())
+    } else {
+        report.text(options, page_columns())
+    })?;
     let Some(what) = report.misfit else { return Ok(0) };
     let Report { ref placement, largest_context, .. } = report;
     let sizes = Sizes::of(&host, run, speeds)?;
@@ -286,7 +314,11 @@ fn memory_speeds(options: &Plan, run: &RunOptions) -> Result<Speeds> {
 }
 
 /// The most positions that fit with the layers where they are; `None` if not even one page does.
-fn largest_context(task: &Task<'_>, placement: &Placement, host: &Host<'_>) -> Result<Option<usize>> {
+fn largest_context(
+    task: &Task<'_>,
+    placement: &Placement,
+    host: &Host<'_>,
+) -> Result<Option<usize>> {
     let most = task.weights.config().max_position;
     let device = placement.device.as_ref();
     let fits = |context: usize| -> Result<bool> {

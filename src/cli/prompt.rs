@@ -41,9 +41,18 @@ pub fn gather(text: &InputOptions, chat: &ChatOptions) -> Result<Said> {
     read(text, chat, input::stdin_is_piped(), &mut std::io::stdin().lock())
 }
 
-fn read(text: &InputOptions, chat: &ChatOptions, piped: bool, stdin: &mut dyn std::io::Read) -> Result<Said> {
-    if chat.raw && (chat.system.is_some() || chat.system_file.is_some() || chat.messages.is_some()) {
-        return Err(Fault::usage("--raw uses no chat template: it takes no --system and no --messages").into());
+fn read(
+    text: &InputOptions,
+    chat: &ChatOptions,
+    piped: bool,
+    stdin: &mut dyn std::io::Read,
+) -> Result<Said> {
+    if chat.raw && (chat.system.is_some() || chat.system_file.is_some() || chat.messages.is_some())
+    {
+        return Err(Fault::usage(
+            "--raw uses no chat template: it takes no --system and no --messages",
+        )
+        .into());
     }
     let parts = input::parts(text, piped)?;
     let system = system(chat)?;
@@ -65,7 +74,9 @@ pub fn system(chat: &ChatOptions) -> Result<Option<String>> {
 /// One of the two, or none.
 pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<String>> {
     match (text, file) {
-        (Some(_), Some(_)) => Err(Fault::usage("--system and --system-file are both given").help("give one of them").into()),
+        (Some(_), Some(_)) => Err(Fault::usage("--system and --system-file are both given")
+            .help("give one of them")
+            .into()),
         (None, Some(path)) => Ok(Some(read_file(path)?)),
         (text, None) => Ok(text.map(str::to_owned)),
     }
@@ -85,22 +96,34 @@ impl<'de> Deserialize<'de> for Content {
         let parts = match Value::deserialize(deserializer)? {
             Value::String(text) => return Ok(Content(text)),
             Value::Array(parts) => parts,
-            _ => return Err(D::Error::custom("the content of a message is neither text nor a list of parts")),
+            _ => {
+                return Err(D::Error::custom(
+                    "the content of a message is neither text nor a list of parts",
+                ));
+            }
         };
         let mut text = String::new();
         for part in &parts {
             // A part without a type is text where it has one.
-            match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
+            match (
+                part.get("type").and_then(Value::as_str),
+                part.get("text").and_then(Value::as_str),
+            ) {
                 (None | Some("text"), Some(part)) => text.push_str(part),
-                (Some("text") | None, None) => return Err(D::Error::custom("a part of a message has no text")),
-                (Some(other), _) => return Err(D::Error::custom(format!("{other}: only text is supported"))),
+                (Some("text") | None, None) => {
+                    return Err(D::Error::custom("a part of a message has no text"));
+                }
+                (Some(other), _) => {
+                    return Err(D::Error::custom(format!("{other}: only text is supported")));
+                }
             }
         }
         Ok(Content(text))
     }
 }
 
-/// A JSON array of messages, or an object with a `messages` field; a message's content is text or parts of type `text`.
+/// A JSON array of messages, or an object with a `messages` field; a message's content is text or
+/// parts of type `text`.
 pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     #[derive(Deserialize)]
     struct Item {
@@ -108,7 +131,8 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
         content: Content,
     }
     let what = || Fault::model(format!("{} is not a list of messages", path.display()));
-    let help = r#"expected: [{"role": "user", "content": "Hello"}]; roles are system, user and assistant"#;
+    let help =
+        r#"expected: [{"role": "user", "content": "Hello"}]; roles are system, user and assistant"#;
     let wrong = || what().help(help);
     let list = match serde_json::from_str(&read_file(path)?).with_context(wrong)? {
         Value::Object(mut object) => object.remove("messages").with_context(wrong)?,
@@ -119,7 +143,13 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
 }
 
 /// The prompt's tokens: through the chat template, or as they are behind one BOS.
-pub fn encode(said: &Said, chat: &ChatOptions, session: &Session, asked: AutoOr, ui: &Ui) -> Result<Vec<Token>> {
+pub fn encode(
+    said: &Said,
+    chat: &ChatOptions,
+    session: &Session,
+    asked: AutoOr,
+    ui: &Ui,
+) -> Result<Vec<Token>> {
     let (model, tokenizer) = (&session.model, &*session.tokenizer);
     let limit = match asked {
         AutoOr::N(n) => n,
@@ -127,22 +157,44 @@ pub fn encode(said: &Said, chat: &ChatOptions, session: &Session, asked: AutoOr,
     };
     // Tokenising takes a while; a text that cannot fit is refused before.
     if said.bytes() / 8 > limit {
-        let longest = (0..tokenizer.vocab() as Token).map(|t| tokenizer.token_bytes(t).len()).max().unwrap_or(1).max(1);
+        let longest = (0..tokenizer.vocab() as Token)
+            .map(|t| tokenizer.token_bytes(t).len())
+            .max()
+            .unwrap_or(1)
+            .max(1);
         check_prompt(said.bytes() / longest, true, asked, model.config())?;
     }
     let special = match chat.special_in_prompt {
         SpecialPolicy::Text => Special::AsText,
         SpecialPolicy::Parse => Special::Parse,
     };
-    let tokens = if chat.raw { raw(said, special, model, tokenizer, ui)? } else { templated(said, special, model, tokenizer)? };
-    ui.detail(1, format!("prompt: {} tokens of {} bytes", thousands(tokens.len() as u64), thousands(said.bytes() as u64)));
+    let tokens = if chat.raw {
+        raw(said, special, model, tokenizer, ui)?
+    } else {
+        templated(said, special, model, tokenizer)?
+    };
+    ui.detail(
+        1,
+        format!(
+            "prompt: {} tokens of {} bytes",
+            thousands(tokens.len() as u64),
+            thousands(said.bytes() as u64)
+        ),
+    );
     check_prompt(tokens.len(), false, asked, model.config())?;
     Ok(tokens)
 }
 
-fn raw(said: &Said, special: Special, model: &Model, tokenizer: &Tokenizer, ui: &Ui) -> Result<Vec<Token>> {
+fn raw(
+    said: &Said,
+    special: Special,
+    model: &Model,
+    tokenizer: &Tokenizer,
+    ui: &Ui,
+) -> Result<Vec<Token>> {
     let bos = model.config().bos;
-    let text = [said.text.as_deref(), said.prefill.as_deref()].into_iter().flatten().collect::<String>();
+    let text =
+        [said.text.as_deref(), said.prefill.as_deref()].into_iter().flatten().collect::<String>();
     let (tokens, brought) = tokenizer.encode_behind_bos(&text, special, bos)?;
     if brought {
         ui.note("the prompt begins with a BOS token already: no second one is added");
@@ -150,7 +202,12 @@ fn raw(said: &Said, special: Special, model: &Model, tokenizer: &Tokenizer, ui: 
     Ok(tokens)
 }
 
-fn templated(said: &Said, special: Special, model: &Model, tokenizer: &Tokenizer) -> Result<Vec<Token>> {
+fn templated(
+    said: &Said,
+    special: Special,
+    model: &Model,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<Token>> {
     let mut messages = said.messages.clone();
     if let Some(text) = &said.text {
         messages.push(Message { role: "user".into(), content: text.clone() });
@@ -165,18 +222,32 @@ mod tests {
 
     fn chat(raw: bool) -> ChatOptions {
         let special_in_prompt = SpecialPolicy::Text;
-        ChatOptions { system: None, system_file: None, messages: None, raw, prefill: None, special_in_prompt }
+        ChatOptions {
+            system: None,
+            system_file: None,
+            messages: None,
+            raw,
+            prefill: None,
+            special_in_prompt,
+        }
     }
 
     fn words(words: &[&str]) -> InputOptions {
-        InputOptions { words: words.iter().map(|w| w.to_string()).collect(), prompt: None, file: Vec::new() }
+        InputOptions {
+            words: words.iter().map(|w| w.to_string()).collect(),
+            prompt: None,
+            file: Vec::new(),
+        }
     }
 
     #[test]
     fn a_prompt_is_required_and_blank_is_none() {
-        let said = |text: &[&str], raw, stdin: &[u8]| read(&words(text), &chat(raw), true, &mut &*stdin);
+        let said =
+            |text: &[&str], raw, stdin: &[u8]| read(&words(text), &chat(raw), true, &mut &*stdin);
         assert_eq!(said(&["a"], false, b"b").unwrap().text.unwrap(), "b\n\na");
-        for (text, raw, stdin) in [(&[][..], false, &b""[..]), (&[], true, b""), (&["  "], false, b"\n\n")] {
+        for (text, raw, stdin) in
+            [(&[][..], false, &b""[..]), (&[], true, b""), (&["  "], false, b"\n\n")]
+        {
             let error = said(text, raw, stdin).unwrap_err();
             assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2, "{text:?}");
         }
@@ -197,6 +268,9 @@ mod tests {
             assert_eq!(read_messages(&file).unwrap(), hi);
         }
         std::fs::write(&file, "{}").unwrap();
-        assert_eq!(crate::error::fault_of(&read_messages(&file).unwrap_err()).unwrap().kind.exit_code(), 3);
+        assert_eq!(
+            crate::error::fault_of(&read_messages(&file).unwrap_err()).unwrap().kind.exit_code(),
+            3
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The JSON result of `generate`, version 1. `result.schema.json` describes it and a test holds both together.
+//! The JSON result of `generate`, version 1. `result.schema.json` describes it and a test holds
+//! both together.
 
 use serde::Serialize;
 
@@ -24,7 +25,8 @@ pub struct Record {
     /// What the NPU did, or a model of it; null without.
     pub npu: Option<crate::compute::AssistReport>,
     pub model: Model,
-    /// What went wrong: with the finish reason `error`, or where the text ended before its grammar was complete.
+    /// What went wrong: with the finish reason `error`, or where the text ended before its grammar
+    /// was complete.
     pub error: Option<String>,
 }
 
@@ -88,10 +90,12 @@ pub struct Draft {
     /// Seconds of drafting that the target waited for, and that passed while its device worked.
     pub exposed_s: f64,
     pub hidden_s: f64,
-    /// Rounds for which the draft model worked ahead, and those in which it had read the token that came.
+    /// Rounds for which the draft model worked ahead, and those in which it had read the token that
+    /// came.
     pub ahead: u64,
     pub ahead_hits: u64,
-    /// Tokens per pass with drafts, as expected; as it came; and how far chances are trusted by now.
+    /// Tokens per pass with drafts, as expected; as it came; and how far chances are trusted by
+    /// now.
     pub predicted_length: Option<f64>,
     pub realised_length: Option<f64>,
     pub trust: Option<f64>,

@@ -1,7 +1,8 @@
-//! From what was typed to settings: flag > environment > gemma.toml > the model's generation_config.json > built in.
+//! From what was typed to settings: flag > environment > gemma.toml > the model's
+//! generation_config.json > built in.
 //!
-//! clap reads flags and environment. What both leave open is looked up in `gemma.toml` and handed to clap as if it had been
-//! typed, so that every source passes the same checks.
+//! clap reads flags and environment. What both leave open is looked up in `gemma.toml` and handed
+//! to clap as if it had been typed, so that every source passes the same checks.
 
 mod environment;
 mod files;
@@ -65,7 +66,10 @@ pub fn definition(root: &clap::Command) -> clap::Command {
 }
 
 /// The definition where `variable` names the environment variable that sets an option, if one does.
-fn definition_with(root: &clap::Command, variable: impl Fn(&Arg) -> Option<String>) -> clap::Command {
+fn definition_with(
+    root: &clap::Command,
+    variable: impl Fn(&Arg) -> Option<String>,
+) -> clap::Command {
     let with_env = |arg: Arg| match arg.get_long() {
         Some(long) if long != "help" && long != "version" => {
             let Some(name) = variable(&arg) else { return arg };
@@ -79,7 +83,9 @@ fn definition_with(root: &clap::Command, variable: impl Fn(&Arg) -> Option<Strin
     };
     let commands: Vec<String> = root.get_subcommands().map(|c| c.get_name().to_owned()).collect();
     let root = help::complete(root.clone()).color(help_colour());
-    commands.iter().fold(root, |root, name| root.mut_subcommand(name, |command| command.mut_args(&with_env)))
+    commands
+        .iter()
+        .fold(root, |root, name| root.mut_subcommand(name, |command| command.mut_args(&with_env)))
 }
 
 /// clap honours CLICOLOR_FORCE, but no escape code may ever go to a non-terminal.
@@ -91,8 +97,10 @@ fn help_colour() -> clap::ColorChoice {
 /// Reads the command line that `cli` defines, the environment and the configuration files.
 pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Typed), Early> {
     let root = definition(cli);
-    let matches = root.clone().try_get_matches_from(argv).map_err(|error| name_variable(cli, error, argv))?;
-    let options = root.get_subcommands().map(|c| (c.get_name().to_owned(), files::options_of(c))).collect();
+    let matches =
+        root.clone().try_get_matches_from(argv).map_err(|error| name_variable(cli, error, argv))?;
+    let options =
+        root.get_subcommands().map(|c| (c.get_name().to_owned(), files::options_of(c))).collect();
     let files = files::read().map_err(Early::Fault)?;
     let (name, typed) = matches.subcommand().expect("a subcommand is required");
     let (given, origins) = files::arguments(name, typed, &files, &options).map_err(Early::Fault)?;
@@ -105,10 +113,13 @@ pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Type
         root.try_get_matches_from(&longer).map_err(|error| {
             let origins: BTreeSet<_> = origins.values().map(|p| p.display().to_string()).collect();
             let what = error.to_string();
-            let what = what.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+            let what =
+                what.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
             let origins = origins.into_iter().collect::<Vec<_>>().join(" or ");
             Early::Fault(
-                Fault::usage(format!("{what} (set in {origins})")).help("correct the file, or give the option as a flag").into(),
+                Fault::usage(format!("{what} (set in {origins})"))
+                    .help("correct the file, or give the option as a flag")
+                    .into(),
             )
         })?
     };
@@ -142,14 +153,21 @@ fn name_variable(cli: &clap::Command, error: clap::Error, argv: &[OsString]) -> 
     }
     let words = what.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
     let named: BTreeSet<&str> = words.filter_map(|word| word.strip_prefix("--")).collect();
-    let of_option = |arg: &Arg| arg.get_long().filter(|long| named.contains(long)).and_then(|_| environment::set(arg));
-    let variables: BTreeSet<String> = root.get_subcommands().flat_map(|c| c.get_arguments()).filter_map(of_option).collect();
+    let of_option = |arg: &Arg| {
+        arg.get_long().filter(|long| named.contains(long)).and_then(|_| environment::set(arg))
+    };
+    let variables: BTreeSet<String> =
+        root.get_subcommands().flat_map(|c| c.get_arguments()).filter_map(of_option).collect();
     if variables.is_empty() {
         return Early::Clap(error);
     }
     let variables = variables.into_iter().collect::<Vec<_>>().join(" and ");
     let fault = Fault::usage(format!("{what} (from the environment: {variables})"));
-    Early::Fault(fault.help(format!("correct it, or leave it out: unset {}", variables.replace(" and ", " "))).into())
+    Early::Fault(
+        fault
+            .help(format!("correct it, or leave it out: unset {}", variables.replace(" and ", " ")))
+            .into(),
+    )
 }
 
 impl Typed {
@@ -162,17 +180,24 @@ impl Typed {
             Some(ValueSource::CommandLine) => Source::Flag,
             Some(ValueSource::EnvVariable) => {
                 let arg = self.command.get_arguments().find(|arg| arg.get_long() == Some(long));
-                Source::Environment(arg.and_then(environment::set).unwrap_or_else(|| environment::name(long)))
+                Source::Environment(
+                    arg.and_then(environment::set).unwrap_or_else(|| environment::name(long)),
+                )
             }
             _ => Source::BuiltIn,
         }
     }
 
-    /// Every option of the command as gemma.toml, with its source; `resolved` names values found elsewhere.
+    /// Every option of the command as gemma.toml, with its source; `resolved` names values found
+    /// elsewhere.
     pub fn config(&self, resolved: &[(&str, String, Source)]) -> String {
         let mut lines = Vec::new();
         for arg in self.command.get_arguments() {
-            let Some(long) = arg.get_long().filter(|l| !matches!(*l, "help" | "version" | "print-config")) else { continue };
+            let Some(long) =
+                arg.get_long().filter(|l| !matches!(*l, "help" | "version" | "print-config"))
+            else {
+                continue;
+            };
             // Nobody needs to know of these who has not set one.
             if arg.is_hide_set() && self.source(long) == Source::BuiltIn {
                 continue;
@@ -186,7 +211,9 @@ impl Typed {
             // has set is a comment.
             let is_models = found.is_some() && matches!(source, Source::Model | Source::BuiltIn);
             let is_kept_out = |value: &str| {
-                is_models || files::ONE_RUN.contains(&long) || files::reaches_out(arg, value.trim_matches(['"', '\'']))
+                is_models
+                    || files::ONE_RUN.contains(&long)
+                    || files::reaches_out(arg, value.trim_matches(['"', '\'']))
             };
             lines.push(match value {
                 Some(value) if is_kept_out(&value) => (format!("# {long} = {value}"), source),
@@ -194,7 +221,12 @@ impl Typed {
                 None => (format!("# {long} is not set"), Source::BuiltIn),
             });
         }
-        let width = lines.iter().map(|(text, _)| text.chars().count()).filter(|w| *w <= 40).max().unwrap_or(0);
+        let width = lines
+            .iter()
+            .map(|(text, _)| text.chars().count())
+            .filter(|w| *w <= 40)
+            .max()
+            .unwrap_or(0);
         lines.iter().map(|(text, source)| format!("{text:width$}  # {source}\n")).collect()
     }
 
@@ -205,7 +237,8 @@ impl Typed {
             ArgAction::SetTrue => Some(self.matches.get_flag(id).to_string()),
             ArgAction::Count => Some(self.matches.get_count(id).to_string()),
             action => {
-                let values: Vec<String> = self.matches.get_raw(id)?.map(|v| quoted(&v.to_string_lossy())).collect();
+                let values: Vec<String> =
+                    self.matches.get_raw(id)?.map(|v| quoted(&v.to_string_lossy())).collect();
                 if matches!(action, ArgAction::Append) {
                     Some(format!("[{}]", values.join(", ")))
                 } else {
@@ -219,7 +252,9 @@ impl Typed {
 /// Numbers and booleans bare, everything else as a TOML string.
 fn quoted(value: &str) -> String {
     match value.parse::<toml::Value>() {
-        Ok(toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_)) => value.to_owned(),
+        Ok(toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_)) => {
+            value.to_owned()
+        }
         _ => toml::Value::String(value.to_owned()).to_string(),
     }
 }

@@ -1,4 +1,5 @@
-//! Signals: a closed pipe ends the process, the first Ctrl-C asks it to finish, the second ends it at once.
+//! Signals: a closed pipe ends the process, the first Ctrl-C asks it to finish, the second ends it
+//! at once.
 
 use anyhow::{Context, Result};
 use std::sync::Arc;
@@ -40,7 +41,8 @@ pub extern "C" fn mark_closed_stdout() {
     }
 }
 
-/// Set by the first SIGINT or SIGTERM. Before `watch` both end the process at once: there is no text yet to keep.
+/// Set by the first SIGINT or SIGTERM. Before `watch` both end the process at once: there is no
+/// text yet to keep.
 #[derive(Clone, Default)]
 pub struct Interrupt {
     stop: Arc<AtomicBool>,
@@ -48,7 +50,8 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// From here on the first SIGINT or SIGTERM only sets a flag; any further one exits at once with 130 or 143.
+    /// From here on the first SIGINT or SIGTERM only sets a flag; any further one exits at once
+    /// with 130 or 143.
     pub fn watch() -> Result<Self> {
         use signal_hook::consts::{SIGINT, SIGTERM};
         use signal_hook::flag::{register, register_conditional_shutdown};
@@ -70,21 +73,27 @@ impl Interrupt {
     pub fn watch_saying(say: impl FnOnce() + Send + 'static) -> Result<(Self, JoinHandle<()>)> {
         use signal_hook::consts::{SIGINT, SIGTERM};
         // Before the flags: whoever finds one set may wait for the thread.
-        let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).context("installing signal handlers")?;
+        let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])
+            .context("installing signal handlers")?;
         let interrupt = Self::watch()?;
         let wait = move || {
             if signals.forever().next().is_some() {
                 say();
             }
         };
-        let thread = std::thread::Builder::new().name("signals".into()).spawn(wait).context("starting a thread")?;
+        let thread = std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(wait)
+            .context("starting a thread")?;
         Ok((interrupt, thread))
     }
 
-    /// From here on SIGINT only sets the flag, which [`reset`](Self::reset) takes back: for a conversation that outlives its answers.
+    /// From here on SIGINT only sets the flag, which [`reset`](Self::reset) takes back: for a
+    /// conversation that outlives its answers.
     pub fn watch_answers() -> Result<Self> {
         let interrupt = Interrupt::default();
-        signal_hook::flag::register(signal_hook::consts::SIGINT, interrupt.stop.clone()).context("installing signal handlers")?;
+        signal_hook::flag::register(signal_hook::consts::SIGINT, interrupt.stop.clone())
+            .context("installing signal handlers")?;
         Ok(interrupt)
     }
 

@@ -63,7 +63,8 @@ impl Sizes {
             for recipe in recipes {
                 let weights = shape.weights(&Formats::of_recipe(recipe))?;
                 let task = task(&weights, run)?;
-                let speed = |p: Placement| speeds.beside(p.device.as_ref()).predict(&p).passes_per_s[0];
+                let speed =
+                    |p: Placement| speeds.beside(p.device.as_ref()).predict(&p).passes_per_s[0];
                 let tokens_per_s = host.fitting(&task).map(speed);
                 rows.push(Row { shape, recipe, bytes: Size::of(&weights)?.bytes, tokens_per_s });
             }
@@ -76,7 +77,12 @@ impl Sizes {
     pub fn best(&self) -> Option<(&Row, String)> {
         let of = |row: &&Row| row.fits() && row.shape.page(row.recipe).is_some();
         let first = self.rows.iter().find(of)?;
-        let row = self.rows.iter().filter(of).filter(|row| row.shape == first.shape).min_by_key(|row| row.bytes)?;
+        let row = self
+            .rows
+            .iter()
+            .filter(of)
+            .filter(|row| row.shape == first.shape)
+            .min_by_key(|row| row.bytes)?;
         Some((row, row.shape.page(row.recipe)?))
     }
 
@@ -94,33 +100,45 @@ impl Sizes {
     }
 
     pub fn text(&self, columns: usize) -> String {
-        let mut table = vec![["Gemma 3", "recipe", "size", "fits", "tok/s"].map(str::to_owned).to_vec()];
+        let mut table =
+            vec![["Gemma 3", "recipe", "size", "fits", "tok/s"].map(str::to_owned).to_vec()];
         for row in &self.rows {
             let speed = row.tokens_per_s.map_or("-".to_owned(), digits3);
             let fits = if row.fits() { "yes" } else { "no" };
-            table.push([row.shape.name(), row.recipe, &bytes(row.bytes), fits, &speed].map(str::to_owned).to_vec());
+            table.push(
+                [row.shape.name(), row.recipe, &bytes(row.bytes), fits, &speed]
+                    .map(str::to_owned)
+                    .to_vec(),
+            );
         }
         let free = self.available.map_or("an unknown amount".to_owned(), bytes);
-        let of = self.elsewhere.map_or(String::new(), |all| format!(" of {} (a part is taken to be in use)", bytes(all)));
+        let of = self.elsewhere.map_or(String::new(), |all| {
+            format!(" of {} (a part is taken to be in use)", bytes(all))
+        });
         let say = |label: &str, text: &str| paragraph_in(label, 8, text, columns);
         let plain = |text: &str| paragraph_in("", 0, text, columns);
         let mut out = plain(&format!("Which Gemma 3 fits into {free} of free memory{of}:"));
         out += &format!("\n{}\n", markdown(&table));
         let speed = self.speeds.cpu;
         let about = format!(
-            "predicted, not measured: without drafts, with {} tokens of context, at the full speed of memory (the processor's {} GB/s, {})",
+            "predicted, not measured: without drafts, with {} tokens of context, at the full speed \
+                of memory (the processor's {} GB/s, {})",
             thousands(CONTEXT as u64),
             digits3(speed.gb_per_s),
             speed.how
         );
         out += &say("tok/s", &about);
         out += &say("bf16", "Google's original checkpoint, such as google/gemma-3-27b-it");
-        out += &say("q4_0", "Google's 4-bit file, trained for it, such as google/gemma-3-27b-it-qat-q4_0-gguf");
+        out += &say(
+            "q4_0",
+            "Google's 4-bit file, trained for it, such as google/gemma-3-27b-it-qat-q4_0-gguf",
+        );
         out += &say("others", "what gemma quantize --recipe NAME makes of the original checkpoint");
         out.push('\n');
         out + &match self.best() {
             Some((row, page)) => plain(&format!(
-                "The largest that fits: hf download {page}, then gemma chat -m {page}. gemma plan {} says more about it.",
+                "The largest that fits: hf download {page}, then gemma chat -m {page}. gemma plan \
+                    {} says more about it.",
                 row.shape.name()
             )),
             None => plain("None of them fits: close other programs, or lower --ctx-size."),

@@ -22,7 +22,12 @@ pub fn timings(stats: &Stats, load_s: f64) -> Timings {
     }
 }
 
-pub fn draft(stats: &Stats, figures: &Figures, position: usize, disabled_reason: Option<String>) -> Draft {
+pub fn draft(
+    stats: &Stats,
+    figures: &Figures,
+    position: usize,
+    disabled_reason: Option<String>,
+) -> Draft {
     let source = |(name, tally): &(&'static str, crate::decode::Tally)| DraftSource {
         name: (*name).to_owned(),
         drafted: tally.drafted,
@@ -41,7 +46,11 @@ pub fn draft(stats: &Stats, figures: &Figures, position: usize, disabled_reason:
         passes: stats.passes,
         accepted_length: (stats.passes > 0).then(|| stats.accepted_length()),
         histogram: stats.lengths.clone(),
-        depths: stats.by_depth.iter().map(|t| DraftDepth { drafted: t.drafted, accepted: t.accepted }).collect(),
+        depths: stats
+            .by_depth
+            .iter()
+            .map(|t| DraftDepth { drafted: t.drafted, accepted: t.accepted })
+            .collect(),
         exposed_s: stats.draft_time.as_secs_f64(),
         hidden_s: stats.hidden_time.as_secs_f64(),
         ahead: figures.ahead,
@@ -49,7 +58,8 @@ pub fn draft(stats: &Stats, figures: &Figures, position: usize, disabled_reason:
         predicted_length: per_round(figures.predicted),
         realised_length: per_round(figures.realised),
         trust: per_round(1.0).map(|_| figures.trust as f64),
-        plain_tps: (figures.plain_seconds > 0.0).then(|| figures.plain_tokens as f64 / figures.plain_seconds),
+        plain_tps: (figures.plain_seconds > 0.0)
+            .then(|| figures.plain_tokens as f64 / figures.plain_seconds),
         costs: curve.map_or(Vec::new(), sizes),
         disabled_reason,
     }
@@ -59,17 +69,28 @@ pub fn draft(stats: &Stats, figures: &Figures, position: usize, disabled_reason:
 pub fn draft_line(draft: &Draft, decode_tps: Option<f64>) -> Option<String> {
     let (predicted, realised) = (draft.predicted_length?, draft.realised_length?);
     let mut parts = vec![format!("drafts: {realised:.2} tok/pass, {predicted:.2} expected")];
-    let percent = |part: u64, whole: u64| format!("{:.0}%", 100.0 * part as f64 / whole.max(1) as f64);
-    let depths: Vec<String> = draft.depths.iter().take(8).map(|d| percent(d.accepted, d.drafted)).collect();
+    let percent =
+        |part: u64, whole: u64| format!("{:.0}%", 100.0 * part as f64 / whole.max(1) as f64);
+    let depths: Vec<String> =
+        draft.depths.iter().take(8).map(|d| percent(d.accepted, d.drafted)).collect();
     if !depths.is_empty() {
         parts.push(format!("taken by depth {}", depths.join(" ")));
     }
-    parts.push(format!("drafting {} ms exposed, {} hidden", digits3(1e3 * draft.exposed_s), digits3(1e3 * draft.hidden_s)));
+    parts.push(format!(
+        "drafting {} ms exposed, {} hidden",
+        digits3(1e3 * draft.exposed_s),
+        digits3(1e3 * draft.hidden_s)
+    ));
     if draft.ahead > 0 {
-        parts.push(format!("ahead {} of {} right", percent(draft.ahead_hits, draft.ahead), draft.ahead));
+        parts.push(format!(
+            "ahead {} of {} right",
+            percent(draft.ahead_hits, draft.ahead),
+            draft.ahead
+        ));
     }
     if let [one, rest @ ..] = &draft.costs[..] {
-        let costs: Vec<String> = rest.iter().map(|c| format!("c({}) {:.2}", c.rows, c.ms / one.ms)).collect();
+        let costs: Vec<String> =
+            rest.iter().map(|c| format!("c({}) {:.2}", c.rows, c.ms / one.ms)).collect();
         parts.push(format!("pass {} ms, {}", digits3(one.ms), costs.join(" ")));
     }
     if let Some((plain, now)) = draft.plain_tps.zip(decode_tps) {
@@ -105,8 +126,8 @@ const PROBE_BYTES: usize = 128 << 20;
 /// Tokens of a text from which its speed says something.
 const MEASURABLE: usize = 16;
 
-/// Speed over what plain decoding would have given, by the measured time of a pass over one row; `None` where that is not known or the
-/// text is too short to tell.
+/// Speed over what plain decoding would have given, by the measured time of a pass over one row;
+/// `None` where that is not known or the text is too short to tell.
 fn gain(record: &Record) -> Option<f64> {
     let (now, plain) = record.timings.decode_tps.zip(record.draft.plain_tps)?;
     (record.usage.completion_tokens >= MEASURABLE).then_some(now / plain)
@@ -130,18 +151,32 @@ pub fn brief(record: &Record) -> String {
 pub fn line(record: &Record, stats: &Stats, threads: Option<usize>) -> Result<String> {
     let t = &record.timings;
     let mut parts = Vec::new();
-    let rate = |tps: Option<f64>| tps.map_or(String::new(), |tps| format!(" at {} tok/s", digits3(tps)));
+    let rate =
+        |tps: Option<f64>| tps.map_or(String::new(), |tps| format!(" at {} tok/s", digits3(tps)));
     parts.push(format!("prompt {}{}", record.usage.prompt_tokens, rate(t.prefill_tps)));
     parts.push(format!("text {}{}", record.usage.completion_tokens, rate(t.decode_tps)));
     if let Some(length) = record.draft.accepted_length {
-        let percent =
-            |s: &DraftSource| format!("{} {:.0}% of {}", s.name, 100.0 * s.accepted as f64 / s.drafted.max(1) as f64, s.drafted);
+        let percent = |s: &DraftSource| {
+            format!(
+                "{} {:.0}% of {}",
+                s.name,
+                100.0 * s.accepted as f64 / s.drafted.max(1) as f64,
+                s.drafted
+            )
+        };
         let sources: Vec<String> = record.draft.sources.iter().map(percent).collect();
-        let sources = if sources.is_empty() { String::new() } else { format!(" ({})", sources.join(", ")) };
+        let sources =
+            if sources.is_empty() { String::new() } else { format!(" ({})", sources.join(", ")) };
         // How many of the passes got one token deep, two, three.
-        let share = |d: &DraftDepth| format!("{:.0}", 100.0 * d.accepted as f64 / record.draft.passes.max(1) as f64);
+        let share = |d: &DraftDepth| {
+            format!("{:.0}", 100.0 * d.accepted as f64 / record.draft.passes.max(1) as f64)
+        };
         let depths: Vec<String> = record.draft.depths.iter().take(3).map(share).collect();
-        let depths = if depths.is_empty() { String::new() } else { format!(", {}% that deep", depths.join("/")) };
+        let depths = if depths.is_empty() {
+            String::new()
+        } else {
+            format!(", {}% that deep", depths.join("/"))
+        };
         parts.push(format!("{length:.2} tok/pass{sources}{depths}"));
     }
     if let Some(ttft) = t.ttft_s {
@@ -167,21 +202,37 @@ mod tests {
     use crate::cli::record::Usage;
 
     fn record(tokens: usize, decode: f64, plain: Option<f64>, seed: u64) -> Record {
-        let timings = Timings { decode_tps: Some(decode), ttft_s: Some(0.0123), ..Timings::default() };
+        let timings =
+            Timings { decode_tps: Some(decode), ttft_s: Some(0.0123), ..Timings::default() };
         let sampling = Sampling { seed, ..Sampling::default() };
         let draft = Draft { plain_tps: plain, ..Draft::default() };
-        Record { usage: Usage { prompt_tokens: 9, completion_tokens: tokens }, timings, sampling, draft, ..Record::default() }
+        Record {
+            usage: Usage { prompt_tokens: 9, completion_tokens: tokens },
+            timings,
+            sampling,
+            draft,
+            ..Record::default()
+        }
     }
 
     #[test]
     fn the_brief_line_fits_a_terminal_and_claims_no_gain_that_was_not_measured() {
         let line = brief(&record(31, 667.0, Some(392.0), 9490));
         assert_eq!(line, "31 tokens, 667 tok/s (x 1.7 by drafts) · first after 0.01 s · seed 9490");
-        assert_eq!(brief(&record(31, 667.0, None, 1)), "31 tokens, 667 tok/s · first after 0.01 s · seed 1");
+        assert_eq!(
+            brief(&record(31, 667.0, None, 1)),
+            "31 tokens, 667 tok/s · first after 0.01 s · seed 1"
+        );
         assert!(!brief(&record(15, 667.0, Some(300.0), 1)).contains("drafts"), "too short to tell");
-        assert!(brief(&record(31, 667.0, Some(700.0), 1)).contains("(x 1.0 by drafts)"), "what drafts cost is not hidden");
+        assert!(
+            brief(&record(31, 667.0, Some(700.0), 1)).contains("(x 1.0 by drafts)"),
+            "what drafts cost is not hidden"
+        );
         let longest = brief(&record(9999, 9999.4, Some(6000.0), u32::MAX as u64));
         assert!(longest.chars().count() <= 80, "{longest}");
-        assert_eq!(brief(&Record { usage: Usage::default(), ..Record::default() }), "0 tokens · seed 0");
+        assert_eq!(
+            brief(&Record { usage: Usage::default(), ..Record::default() }),
+            "0 tokens · seed 0"
+        );
     }
 }

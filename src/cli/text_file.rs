@@ -11,8 +11,11 @@ pub const MAX_BYTES: usize = 64 << 20;
 pub fn read_file(path: &std::path::Path) -> Result<String> {
     let name = path.display().to_string();
     if path.is_dir() {
-        let help = "give its files one by one, each with -f, or join them: cat DIR/* | gemma generate";
-        return Err(Fault::model(format!("{name} is a directory, and a file is wanted")).help(help).into());
+        let help =
+            "give its files one by one, each with -f, or join them: cat DIR/* | gemma generate";
+        return Err(Fault::model(format!("{name} is a directory, and a file is wanted"))
+            .help(help)
+            .into());
     }
     let mut file = std::fs::File::open(path).with_context(|| {
         let fault = Fault::model(format!("cannot read {name}"));
@@ -29,9 +32,12 @@ pub fn read_file(path: &std::path::Path) -> Result<String> {
 /// Reads text to its end, drops a byte order mark and one final line break.
 pub fn read(from: &mut dyn Read, name: &str) -> Result<String> {
     let mut bytes = Vec::new();
-    from.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes).with_context(|| Fault::model(format!("cannot read {name}")))?;
+    from.take(MAX_BYTES as u64 + 1)
+        .read_to_end(&mut bytes)
+        .with_context(|| Fault::model(format!("cannot read {name}")))?;
     if bytes.len() > MAX_BYTES {
-        let what = format!("{name} is longer than {} MiB, more than any model's context", MAX_BYTES >> 20);
+        let what =
+            format!("{name} is longer than {} MiB, more than any model's context", MAX_BYTES >> 20);
         return Err(Fault::new(Kind::Context, what).help("give only the part that matters").into());
     }
     let mut text = String::from_utf8(bytes).map_err(|error| {
@@ -40,9 +46,16 @@ pub fn read(from: &mut dyn Read, name: &str) -> Result<String> {
         let utf16 = bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]);
         if !utf16 && bytes[..bytes.len().min(8192)].contains(&0) {
             let fault = Fault::model(format!("{name} is a binary file, not text"));
-            return fault.help("give text: of a document, what a converter such as pdftotext or pandoc makes of it");
+            return fault.help(
+                "give text: of a document, what a converter such as pdftotext or \
+                pandoc makes of it",
+            );
         }
-        let fault = Fault::model(format!("{name} is not UTF-8 text: byte {:#04x} at offset {at}", bytes[at]));
+        let fault = Fault::model(format!(
+            "{name} is not UTF-8 text: byte {:#04x} at offset \
+            {at}",
+            bytes[at]
+        ));
         let from = if utf16 { "UTF-16" } else { "LATIN1" };
         fault.help(format!("convert it first, for example: iconv -f {from} -t UTF-8"))
     })?;
@@ -79,6 +92,9 @@ mod tests {
                 .contains("UTF-16")
         );
         let endless = &mut std::io::repeat(b'y');
-        assert_eq!(crate::error::fault_of(&read(endless, "x").unwrap_err()).unwrap().kind.exit_code(), 7);
+        assert_eq!(
+            crate::error::fault_of(&read(endless, "x").unwrap_err()).unwrap().kind.exit_code(),
+            7
+        );
     }
 }

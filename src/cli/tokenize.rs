@@ -1,4 +1,5 @@
-//! `gemma tokenize`: the ids and pieces of a text, or of the prompt that the chat template makes of it.
+//! `gemma tokenize`: the ids and pieces of a text, or of the prompt that the chat template makes of
+//! it.
 
 use super::input;
 use super::output::print;
@@ -34,7 +35,8 @@ pub fn run(options: &Tokenize, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     input::check_once(&options.input, typed)?;
     let parts = input::parts(&options.input, input::stdin_is_piped())?;
-    let text = input::assemble(&parts, &mut std::io::stdin().lock())?.ok_or_else(input::no_prompt)?;
+    let text =
+        input::assemble(&parts, &mut std::io::stdin().lock())?.ok_or_else(input::no_prompt)?;
     let model = Model::open(options.model.as_deref(), ui)?;
     let tokenizer = model.tokenizer(ui)?;
     let special = match options.special_in_prompt {
@@ -43,11 +45,18 @@ pub fn run(options: &Tokenize, typed: &Typed) -> Result<u8> {
     };
     let ids = if options.template {
         let message = Message { role: "user".into(), content: text };
-        ChatTemplate::from_checkpoint(model.checkpoint())?.encode(&tokenizer, &[message], None, special, None)?
+        ChatTemplate::from_checkpoint(model.checkpoint())?.encode(
+            &tokenizer,
+            &[message],
+            None,
+            special,
+            None,
+        )?
     } else {
         tokenizer.encode(&text, special)?
     };
-    let pieces: Vec<String> = ids.iter().map(|id| tokenizer.piece(*id).unwrap_or_default()).collect();
+    let pieces: Vec<String> =
+        ids.iter().map(|id| tokenizer.piece(*id).unwrap_or_default()).collect();
     if options.json {
         print(&format!("{}\n", serde_json::json!({"ids": ids, "pieces": pieces})))?;
         return Ok(0);

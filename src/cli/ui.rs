@@ -43,7 +43,13 @@ impl Ui {
 
     /// For commands without these options.
     pub fn plain() -> Self {
-        let options = UiOptions { quiet: false, verbose: 0, progress: OnTerminal::Off, color: Colour::Auto, print_config: false };
+        let options = UiOptions {
+            quiet: false,
+            verbose: 0,
+            progress: OnTerminal::Off,
+            color: Colour::Auto,
+            print_config: false,
+        };
         Ui::new(&options)
     }
 
@@ -64,14 +70,18 @@ impl Ui {
         self.colour_output
     }
 
-    /// A report for standard output, its lines' first words PASS, WARN and FAIL in green, yellow and red.
+    /// A report for standard output, its lines' first words PASS, WARN and FAIL in green, yellow
+    /// and red.
     pub fn verdicts(&self, report: &str) -> String {
         if !self.colour_output {
             return report.to_owned();
         }
         let paint = |line: &str| {
             let styles = [("PASS", GREEN), ("WARN", YELLOW), ("FAIL", RED)];
-            match styles.iter().find_map(|(word, style)| Some((word, style, line.strip_prefix(word)?))) {
+            match styles
+                .iter()
+                .find_map(|(word, style)| Some((word, style, line.strip_prefix(word)?)))
+            {
                 Some((word, style, rest)) => format!("\x1b[{style}m{word}\x1b[0m{rest}"),
                 None => line.to_owned(),
             }
@@ -139,12 +149,21 @@ impl Ui {
 
     /// A bar of `len` steps, or one that shows nothing.
     pub fn bar(&self, label: &str, len: u64) -> ProgressBar {
-        if self.bars { self.shown(label, len, "{msg:10} BAR {pos}/{len} {eta}") } else { ProgressBar::hidden() }
+        if self.bars {
+            self.shown(label, len, "{msg:10} BAR {pos}/{len} {eta}")
+        } else {
+            ProgressBar::hidden()
+        }
     }
 
-    /// A bar of `len` steps that shows their share in percent, or one that shows nothing; it fits 80 columns.
+    /// A bar of `len` steps that shows their share in percent, or one that shows nothing; it fits
+    /// 80 columns.
     pub fn percent_bar(&self, label: &str, len: u64) -> ProgressBar {
-        if self.bars { self.shown(label, len, "{msg:27!} BAR {percent}% {eta}") } else { ProgressBar::hidden() }
+        if self.bars {
+            self.shown(label, len, "{msg:27!} BAR {percent}% {eta}")
+        } else {
+            ProgressBar::hidden()
+        }
     }
 
     /// A bar of `len` bytes, or one that shows nothing.
@@ -158,9 +177,14 @@ impl Ui {
     }
 
     fn shown(&self, label: &str, len: u64, template: &str) -> ProgressBar {
-        let template = template.replace("BAR", if self.colour { "{bar:30.cyan/dim}" } else { "{bar:30}" });
+        let template =
+            template.replace("BAR", if self.colour { "{bar:30.cyan/dim}" } else { "{bar:30}" });
         let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::stderr_with_hz(10));
-        bar.set_style(ProgressStyle::with_template(&template).expect("a constant template").progress_chars("━╸─"));
+        bar.set_style(
+            ProgressStyle::with_template(&template)
+                .expect("a constant template")
+                .progress_chars("━╸─"),
+        );
         bar.set_message(label.to_owned());
         bar
     }
@@ -171,7 +195,9 @@ impl Ui {
             return ProgressBar::hidden();
         }
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
-        bar.set_style(ProgressStyle::with_template("{spinner} {msg} {elapsed}").expect("a constant template"));
+        bar.set_style(
+            ProgressStyle::with_template("{spinner} {msg} {elapsed}").expect("a constant template"),
+        );
         bar.set_message(label.to_owned());
         bar.enable_steady_tick(std::time::Duration::from_millis(120));
         bar
@@ -227,7 +253,8 @@ const GREEN: &str = "1;32";
 const YELLOW: &str = "1;33";
 const DIM: &str = "2";
 
-/// Colour goes to a terminal that permits it, and anywhere else only where it was asked for in so many words.
+/// Colour goes to a terminal that permits it, and anywhere else only where it was asked for in so
+/// many words.
 fn wants_colour(choice: Colour, terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> bool {
     let set = |name: &str| env(name).is_some_and(|v| !v.is_empty());
     match choice {
@@ -244,7 +271,9 @@ fn wants_colour(choice: Colour, terminal: bool, env: impl Fn(&str) -> Option<OsS
 
 /// File names and model texts may hold escape codes; a terminal must not obey them.
 pub fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
+    text.chars()
+        .map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c })
+        .collect()
 }
 
 /// Columns of a line of text where no terminal shows it.
@@ -252,12 +281,14 @@ pub const COLUMNS: usize = 79;
 
 /// The name that someone who typed `word` probably meant.
 pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let likeness = |name: &'a str| (strsim::jaro_winkler(&word.to_lowercase(), &name.to_lowercase()), name);
+    let likeness =
+        |name: &'a str| (strsim::jaro_winkler(&word.to_lowercase(), &name.to_lowercase()), name);
     let best = names.into_iter().map(likeness).max_by(|a, b| a.0.total_cmp(&b.0));
     best.filter(|(likeness, _)| *likeness > 0.85).map(|(_, name)| name)
 }
 
-/// Columns that a page of text on standard output may take: one less than the terminal has, and no more than reads well.
+/// Columns that a page of text on standard output may take: one less than the terminal has, and no
+/// more than reads well.
 pub fn page_columns() -> usize {
     let out = std::io::stdout();
     let shown = out.is_terminal().then(|| terminal_size::terminal_size_of(&out)).flatten();
@@ -274,8 +305,9 @@ pub fn wrapped(text: &str, columns: usize) -> String {
     paragraph_in("", 0, text, if columns == 0 { usize::MAX } else { columns }).trim_end().to_owned()
 }
 
-/// A paragraph with `label` in front of it, broken into lines of at most `columns`; lines after the first are indented by
-/// `indent`. Where that would leave little room the label has a line of its own.
+/// A paragraph with `label` in front of it, broken into lines of at most `columns`; lines after the
+/// first are indented by `indent`. Where that would leave little room the label has a line of its
+/// own.
 pub fn paragraph_in(label: &str, indent: usize, text: &str, columns: usize) -> String {
     let narrow = is_narrow(indent, columns);
     let indent = if narrow { NARROW } else { indent };
@@ -284,9 +316,15 @@ pub fn paragraph_in(label: &str, indent: usize, text: &str, columns: usize) -> S
     out + &filled(format!("{label:indent$}"), text.split_whitespace(), indent, "", columns)
 }
 
-/// Words behind the beginning of a line, broken into lines of at most `columns`, those after the first indented by `indent`; a line
-/// that goes on in the next one ends with `joint`.
-fn filled<'a>(start: String, words: impl IntoIterator<Item = &'a str>, indent: usize, joint: &str, columns: usize) -> String {
+/// Words behind the beginning of a line, broken into lines of at most `columns`, those after the
+/// first indented by `indent`; a line that goes on in the next one ends with `joint`.
+fn filled<'a>(
+    start: String,
+    words: impl IntoIterator<Item = &'a str>,
+    indent: usize,
+    joint: &str,
+    columns: usize,
+) -> String {
     let (mut out, mut line, mut empty) = (String::new(), start, true);
     for word in words {
         if !empty && line.chars().count() + 1 + word.chars().count() + joint.len() > columns {
@@ -330,7 +368,8 @@ fn shell_words(text: &str) -> Vec<&str> {
     words
 }
 
-/// A shell command, indented by `indent`; where it does not fit into `columns`, over several lines that the shell joins.
+/// A shell command, indented by `indent`; where it does not fit into `columns`, over several lines
+/// that the shell joins.
 pub fn command(indent: usize, text: &str, columns: usize) -> String {
     let indent = if is_narrow(indent, columns) { NARROW } else { indent };
     filled(" ".repeat(indent), shell_words(text), indent + 2, " \\", columns)
@@ -363,14 +402,28 @@ mod tests {
         assert_eq!(paragraph_in("a", 3, "", 20), "a\n");
         for columns in [40, 79, 120] {
             let long = paragraph_in("label", 8, &"words of a text ".repeat(20), columns);
-            assert!(long.lines().count() > 2 && long.lines().all(|l| l.chars().count() <= columns), "{long}");
-            assert!(long.lines().skip(1).all(|l| l.starts_with("        ") && !l.starts_with("         ")), "{long}");
+            assert!(
+                long.lines().count() > 2 && long.lines().all(|l| l.chars().count() <= columns),
+                "{long}"
+            );
+            assert!(
+                long.lines()
+                    .skip(1)
+                    .all(|l| l.starts_with("        ") && !l.starts_with("         ")),
+                "{long}"
+            );
         }
         // What cannot be broken stays whole, on a line of its own.
         let word = "x".repeat(100);
-        assert_eq!(paragraph_in("a", 2, &format!("b {word} c"), 20), format!("a b\n  {word}\n  c\n"));
+        assert_eq!(
+            paragraph_in("a", 2, &format!("b {word} c"), 20),
+            format!("a b\n  {word}\n  c\n")
+        );
         // A narrow terminal has no room for a column of labels.
-        assert_eq!(paragraph_in("label", 20, "words of a text", 20), "label\n    words of a text\n");
+        assert_eq!(
+            paragraph_in("label", 20, "words of a text", 20),
+            "label\n    words of a text\n"
+        );
     }
 
     #[test]
@@ -378,14 +431,24 @@ mod tests {
         assert_eq!(command(4, "ulimit -l unlimited", 79), "    ulimit -l unlimited\n");
         let long = "grep -rs gttsize /etc/modprobe.d /etc/default/grub /proc/cmdline";
         let shown = command(20, long, 79);
-        assert!(shown.lines().count() == 2 && shown.lines().all(|l| l.chars().count() <= 79), "{shown}");
+        assert!(
+            shown.lines().count() == 2 && shown.lines().all(|l| l.chars().count() <= 79),
+            "{shown}"
+        );
         let joined = shown.replace("\\\n", " ");
         assert_eq!(joined.split_whitespace().collect::<Vec<_>>().join(" "), long);
         // Inside quotes and comments a backslash at the end joins nothing.
-        let quoted = "echo 'a quoted text of many words' | tee \"$HOME/a b\" # and a comment of several words";
+        let quoted = "echo 'a quoted text of many words' | tee \"$HOME/a b\" # and a comment of \
+            several words";
         assert_eq!(
             shell_words(quoted)[1..],
-            ["'a quoted text of many words'", "|", "tee", "\"$HOME/a b\"", "# and a comment of several words"]
+            [
+                "'a quoted text of many words'",
+                "|",
+                "tee",
+                "\"$HOME/a b\"",
+                "# and a comment of several words"
+            ]
         );
     }
 

@@ -1,7 +1,8 @@
 //! Lists of a row's largest logits, for devices from which whole rows travel slowly.
 //!
-//! A row's logits are cut into [`CHUNKS`] chunks. The n-th largest of the chunks' maxima is reached by at least n logits: all that
-//! reach it are listed, in any order. A list is `[count, unused, (token, logit bits) x MOST]` in u32 words.
+//! A row's logits are cut into [`CHUNKS`] chunks. The n-th largest of the chunks' maxima is reached
+//! by at least n logits: all that reach it are listed, in any order. A list is `[count, unused,
+//! (token, logit bits) x MOST]` in u32 words.
 
 use crate::tensor::Token;
 
@@ -15,13 +16,15 @@ pub const WORDS: usize = 2 + 2 * MOST;
 /// Bit of a count that says: among the logits is one that is no number.
 const NAN_SEEN: u32 = 1 << 31;
 
-/// The entries of a list, best first, ties by lowest id; `None` where the list is not all there and the logits must be read.
+/// The entries of a list, best first, ties by lowest id; `None` where the list is not all there and
+/// the logits must be read.
 pub fn parse(list: &[u32]) -> Option<Vec<(Token, f32)>> {
     let count = list[0] as usize;
     if list[0] & NAN_SEEN != 0 || count > MOST {
         return None;
     }
-    let mut best: Vec<(Token, f32)> = list[2..][..2 * count].chunks_exact(2).map(|e| (e[0], f32::from_bits(e[1]))).collect();
+    let mut best: Vec<(Token, f32)> =
+        list[2..][..2 * count].chunks_exact(2).map(|e| (e[0], f32::from_bits(e[1]))).collect();
     best.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     Some(best)
 }
@@ -30,7 +33,11 @@ pub fn parse(list: &[u32]) -> Option<Vec<(Token, f32)>> {
 pub fn list(logits: &[f32], n: usize, maxima: &mut [f32], out: &mut [u32]) {
     let each = logits.len().div_ceil(CHUNKS);
     let mut chunks = logits.chunks(each.max(1));
-    maxima.fill_with(|| chunks.next().map_or(f32::NEG_INFINITY, |c| c.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v))));
+    maxima.fill_with(|| {
+        chunks
+            .next()
+            .map_or(f32::NEG_INFINITY, |c| c.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v)))
+    });
     let mut sorted = maxima.to_vec();
     sorted.sort_unstable_by(|a, b| b.total_cmp(a));
     let threshold = sorted[n.clamp(1, CHUNKS) - 1];

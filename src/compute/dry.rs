@@ -1,5 +1,5 @@
-//! An executor that computes nothing and counts what one would allocate, asked by the same code that loads models: what is planned is
-//! what is taken.
+//! An executor that computes nothing and counts what one would allocate, asked by the same code
+//! that loads models: what is planned is what is taken.
 
 use super::executor::Executor;
 use super::plan::{BufferId, KvFormat, Part, Plan, PlanId, WeightId};
@@ -10,7 +10,8 @@ use anyhow::{Result, bail};
 /// How a kind of executor takes memory.
 pub trait Footprint: Send {
     /// Pieces that a weight matrix takes.
-    fn weight(&mut self, label: &str, format: Format, rows: usize, cols: usize) -> Result<Vec<u64>>;
+    fn weight(&mut self, label: &str, format: Format, rows: usize, cols: usize)
+    -> Result<Vec<u64>>;
     /// What a buffer takes.
     fn buffer(&mut self, label: &str, bytes: usize) -> Result<u64>;
     /// Buffers of the executor's own that it makes when it records this plan.

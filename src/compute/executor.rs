@@ -1,5 +1,6 @@
-//! The executor seam: memory, recorded plans, and nothing else. `cpu::CpuExecutor` and `vulkan::VulkanExecutor` implement it,
-//! `split::SplitExecutor` joins two of them, `dry::Dry` only counts.
+//! The executor seam: memory, recorded plans, and nothing else. `cpu::CpuExecutor` and
+//! `vulkan::VulkanExecutor` implement it, `split::SplitExecutor` joins two of them, `dry::Dry` only
+//! counts.
 
 use super::dry::Pieces;
 use super::plan::{BufferId, KvFormat, Part, Plan, PlanId, WeightId};
@@ -45,7 +46,8 @@ pub struct AssistReport {
     /// Why it was given up, where it was.
     pub given_up: Option<String>,
     pub jobs: u64,
-    /// Pages sealed, pages that jobs read, and (row, page) pairs attended; each page of one layer and all its heads.
+    /// Pages sealed, pages that jobs read, and (row, page) pairs attended; each page of one layer
+    /// and all its heads.
     pub pages_sealed: u64,
     pub pages_read: u64,
     pub row_pages: u64,
@@ -85,9 +87,11 @@ pub trait Executor: Send {
     fn max_rows(&self) -> usize;
     /// A zeroed buffer.
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId>;
-    /// Loads a weight matrix, repacked as the kernels like it. `part` is where in the model it belongs, for executors that spread one.
+    /// Loads a weight matrix, repacked as the kernels like it. `part` is where in the model it
+    /// belongs, for executors that spread one.
     fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId>;
-    /// Whether the device unpacks stored matrices of this part itself: then [`load_stored`](Self::load_stored) takes them.
+    /// Whether the device unpacks stored matrices of this part itself: then
+    /// [`load_stored`](Self::load_stored) takes them.
     fn unpacks(&self, _part: Part) -> bool {
         false
     }
@@ -109,8 +113,9 @@ pub trait Executor: Send {
     fn runs_beside(&self) -> bool {
         false
     }
-    /// Starts a plan of which the first bytes of a buffer are wanted: how many, if any. Until [`finish`](Self::finish) takes them
-    /// nothing but [`write`](Self::write) may be called, for the plan after; the one that runs does not see it.
+    /// Starts a plan of which the first bytes of a buffer are wanted: how many, if any. Until
+    /// [`finish`](Self::finish) takes them nothing but [`write`](Self::write) may be called, for
+    /// the plan after; the one that runs does not see it.
     fn start(&mut self, plan: PlanId, _result: Option<(BufferId, usize)>) -> Result<()> {
         self.run(plan)
     }
@@ -118,8 +123,8 @@ pub trait Executor: Send {
     fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
         result.map_or(Ok(()), |(buffer, bytes)| self.read(buffer, 0, bytes))
     }
-    /// The first bytes of a buffer where they lie, until something else is asked of the executor; `None` where the host would have to copy
-    /// them.
+    /// The first bytes of a buffer where they lie, until something else is asked of the executor;
+    /// `None` where the host would have to copy them.
     fn lend(&self, _buffer: BufferId, _bytes: usize) -> Option<&[u8]> {
         None
     }
@@ -127,7 +132,8 @@ pub trait Executor: Send {
     fn is_busy(&self) -> bool {
         false
     }
-    /// Channels of a key of this layer that lie together in the cache: 1 keeps each channel's positions side by side.
+    /// Channels of a key of this layer that lie together in the cache: 1 keeps each channel's
+    /// positions side by side.
     fn key_block(&self, _format: KvFormat, _layer: u16) -> usize {
         1
     }

@@ -20,18 +20,20 @@ pub struct Buffers {
     list: Vec<Buffer>,
 }
 
-// SAFETY: the memory is plain bytes owned by this struct; who may touch which part is the contract of `slice` and `slice_mut`.
+// SAFETY: the memory is plain bytes owned by this struct; who may touch which part is the contract
+// of `slice` and `slice_mut`.
 unsafe impl Send for Buffers {}
 // SAFETY: as above.
 unsafe impl Sync for Buffers {}
 
 impl Buffers {
-    /// A zeroed buffer of at least `bytes` bytes. The pages are committed by the system when first touched.
+    /// A zeroed buffer of at least `bytes` bytes. The pages are committed by the system when first
+    /// touched.
     pub fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
         let layout = Layout::from_size_align(bytes.max(1).next_multiple_of(ALIGN), ALIGN)?;
         // SAFETY: the layout is not empty.
-        let ptr =
-            NonNull::new(unsafe { alloc_zeroed(layout) }).with_context(|| format!("no memory for {label}: {bytes} bytes"))?;
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })
+            .with_context(|| format!("no memory for {label}: {bytes} bytes"))?;
         self.list.push(Buffer { ptr, layout });
         Ok(BufferId(self.list.len() as u32 - 1))
     }
@@ -46,7 +48,8 @@ impl Buffers {
         self.list.iter().map(|b| b.layout.size()).sum()
     }
 
-    /// Address of `len` elements from `start`, for writers that share a buffer in a pattern no slice can express.
+    /// Address of `len` elements from `start`, for writers that share a buffer in a pattern no
+    /// slice can express.
     #[inline(always)]
     pub fn part<T: Pod>(&self, id: BufferId, start: usize, len: usize) -> *mut T {
         let end = start.checked_add(len).and_then(|n| n.checked_mul(size_of::<T>()));
@@ -78,7 +81,11 @@ impl Buffers {
 
     /// Copies bytes in; refuses what does not fit.
     pub fn write(&mut self, id: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
-        ensure!(offset + bytes.len() <= self.len(id), "write of {} bytes at {offset} leaves the buffer", bytes.len());
+        ensure!(
+            offset + bytes.len() <= self.len(id),
+            "write of {} bytes at {offset} leaves the buffer",
+            bytes.len()
+        );
         // SAFETY: `&mut self` excludes every other user.
         unsafe { self.slice_mut(id, offset, bytes.len()) }.copy_from_slice(bytes);
         Ok(())
@@ -86,7 +93,11 @@ impl Buffers {
 
     /// Copies bytes out.
     pub fn read(&self, id: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        ensure!(offset + bytes.len() <= self.len(id), "read of {} bytes at {offset} leaves the buffer", bytes.len());
+        ensure!(
+            offset + bytes.len() <= self.len(id),
+            "read of {} bytes at {offset} leaves the buffer",
+            bytes.len()
+        );
         // SAFETY: writers exist only inside `run`, which borrows the executor exclusively.
         bytes.copy_from_slice(unsafe { self.slice(id, offset, bytes.len()) });
         Ok(())

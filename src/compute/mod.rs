@@ -1,5 +1,5 @@
-//! Floor 1: the dispatch list (`plan`), the executor seam, the CPU executor with its scalar twins, and the executor that spreads a
-//! plan over two others (`split`). Knows no model.
+//! Floor 1: the dispatch list (`plan`), the executor seam, the CPU executor with its scalar twins,
+//! and the executor that spreads a plan over two others (`split`). Knows no model.
 
 pub mod best;
 pub mod cpu;
@@ -13,5 +13,8 @@ pub mod step;
 pub mod uses;
 
 pub use executor::{AssistReport, Executor, KernelTime, LoadJob, Loading};
-pub use plan::{Act, ActFormat, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, Part, Plan, PlanId, RowSet, WeightId};
+pub use plan::{
+    Act, ActFormat, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, Part, Plan, PlanId,
+    RowSet, WeightId,
+};
 pub use step::StepLayout;

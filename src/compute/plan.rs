@@ -1,7 +1,9 @@
-//! The dispatch list: what one forward pass does, in order, as data. Executors run it; nothing here knows a device.
+//! The dispatch list: what one forward pass does, in order, as data. Executors run it; nothing here
+//! knows a device.
 //!
-//! Parameters are plain values fixed at recording time. Everything that changes from step to step (tokens, positions, tree,
-//! row counts) is read from the step buffer (`step.rs`), so a recorded plan never changes.
+//! Parameters are plain values fixed at recording time. Everything that changes from step to step
+//! (tokens, positions, tree, row counts) is read from the step buffer (`step.rs`), so a recorded
+//! plan never changes.
 
 use crate::kv::{Pages, Taken};
 use crate::tensor::{Code, Format, Group};
@@ -28,7 +30,8 @@ pub enum Part {
     Head,
 }
 
-/// What a linear layer reads: f32 rows, or int8 rows with one scale a row or a group; through a Hadamard or not.
+/// What a linear layer reads: f32 rows, or int8 rows with one scale a row or a group; through a
+/// Hadamard or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ActFormat {
     pub int8: bool,
@@ -41,12 +44,21 @@ impl ActFormat {
     /// The activations that weights of `format` are multiplied with.
     pub fn for_weights(format: Format) -> Self {
         let int8 = format.code.is_integer();
-        ActFormat { int8, group: if int8 { format.group } else { Group::Row }, hadamard: format.hadamard }
+        ActFormat {
+            int8,
+            group: if int8 { format.group } else { Group::Row },
+            hadamard: format.hadamard,
+        }
     }
 
     /// Scales in one row of `cols` activations; 0 for f32.
     pub fn groups(self, cols: usize) -> usize {
-        Format { code: if self.int8 { Code::I8 } else { Code::F32 }, group: self.group, hadamard: self.hadamard }.groups(cols)
+        Format {
+            code: if self.int8 { Code::I8 } else { Code::F32 },
+            group: self.group,
+            hadamard: self.hadamard,
+        }
+        .groups(cols)
     }
 }
 
@@ -77,8 +89,9 @@ pub enum RowSet {
 pub enum KvFormat {
     F32,
     F16,
-    /// int8 codes, and an f16 scale for each group of channels of a position: 8.5 bits a channel. A group is as narrow as that
-    /// price allows, since some channels of a key are many times larger than others. A buffer holds all codes, then all scales.
+    /// int8 codes, and an f16 scale for each group of channels of a position: 8.5 bits a channel. A
+    /// group is as narrow as that price allows, since some channels of a key are many times larger
+    /// than others. A buffer holds all codes, then all scales.
     Q8,
 }
 
@@ -111,8 +124,8 @@ impl KvFormat {
     }
 }
 
-/// Keys and values of one layer. Keys lie so that what the device loads at once lies together: `key_block` channels of a position, then
-/// the next position.
+/// Keys and values of one layer. Keys lie so that what the device loads at once lies together:
+/// `key_block` channels of a position, then the next position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayer {
     pub format: KvFormat,
@@ -124,12 +137,13 @@ pub struct KvLayer {
     pub sequences: usize,
     /// See [`crate::compute::Executor::key_block`].
     pub key_block: usize,
-    /// `[pages, n_kv_heads, head_dim / key_block, PAGE, key_block]`; scales `[pages, n_kv_heads, scales, PAGE]`
+    /// `[pages, n_kv_heads, head_dim / key_block, PAGE, key_block]`; scales `[pages, n_kv_heads,
+    /// scales, PAGE]`
     pub k: BufferId,
     /// `[pages, n_kv_heads, PAGE, head_dim]`; scales as of `k`
     pub v: BufferId,
-    /// This step's keys, not yet committed: `[n_kv_heads, head_dim / key_block, max_rows, key_block]`; scales
-    /// `[n_kv_heads, scales, max_rows]`
+    /// This step's keys, not yet committed: `[n_kv_heads, head_dim / key_block, max_rows,
+    /// key_block]`; scales `[n_kv_heads, scales, max_rows]`
     pub scratch_k: BufferId,
     /// This step's values: `[max_rows, n_kv_heads, head_dim]`; scales as of `scratch_k`
     pub scratch_v: BufferId,
@@ -155,7 +169,9 @@ impl KvLayer {
     /// Element of `k`.
     pub fn key_at(&self, page: usize, head: usize, d: usize, slot: usize) -> usize {
         let b = self.key_block;
-        (((page * self.n_kv_heads + head) * (self.head_dim / b) + d / b) * crate::kv::PAGE + slot) * b + d % b
+        (((page * self.n_kv_heads + head) * (self.head_dim / b) + d / b) * crate::kv::PAGE + slot)
+            * b
+            + d % b
     }
 
     /// Element of `scratch_k`.
@@ -172,12 +188,22 @@ impl KvLayer {
     /// Place of a scale in `k` or `v`, counted in scales.
     pub fn scale_at(&self, page: usize, head: usize, group: usize, slot: usize) -> usize {
         let codes = self.all_pages() * crate::kv::PAGE * self.n_kv_heads * self.head_dim;
-        codes / 2 + ((page * self.n_kv_heads + head) * self.scales() + group) * crate::kv::PAGE + slot
+        codes / 2
+            + ((page * self.n_kv_heads + head) * self.scales() + group) * crate::kv::PAGE
+            + slot
     }
 
     /// Place of a scale in `scratch_k` or `scratch_v`, counted in scales.
-    pub fn scratch_scale_at(&self, max_rows: usize, head: usize, group: usize, row: usize) -> usize {
-        max_rows * self.n_kv_heads * self.head_dim / 2 + (head * self.scales() + group) * max_rows + row
+    pub fn scratch_scale_at(
+        &self,
+        max_rows: usize,
+        head: usize,
+        group: usize,
+        row: usize,
+    ) -> usize {
+        max_rows * self.n_kv_heads * self.head_dim / 2
+            + (head * self.scales() + group) * max_rows
+            + row
     }
 }
 
@@ -195,16 +221,26 @@ pub struct LinearJob {
 pub enum Op {
     /// `out[r] = table[token[r]] * scale`, f32 `[rows, dim]`.
     Embed { table: WeightId, scale: f32, out: BufferId },
-    /// `x += rmsnorm(add) * (1 + w_add)` where given, then `out = rmsnorm(x) * (1 + w)`; all f32 `[rows, dim]`.
-    /// With `RowSet::Selected`, `out` row i is made from `x` and `add` row `selected[i]`, and `x` is not written.
-    Norm { x: BufferId, add: Option<(BufferId, BufferId)>, w: BufferId, eps: f32, dim: usize, out: BufferId, rows: RowSet },
+    /// `x += rmsnorm(add) * (1 + w_add)` where given, then `out = rmsnorm(x) * (1 + w)`; all f32
+    /// `[rows, dim]`. With `RowSet::Selected`, `out` row i is made from `x` and `add` row
+    /// `selected[i]`, and `x` is not written.
+    Norm {
+        x: BufferId,
+        add: Option<(BufferId, BufferId)>,
+        w: BufferId,
+        eps: f32,
+        dim: usize,
+        out: BufferId,
+        rows: RowSet,
+    },
     /// Hadamard and int8 quantisation as `act` asks: f32 `[rows, cols]` -> act.
     Prepare { input: BufferId, act: Act, rows: RowSet },
     /// Independent matrix products; no job reads another's output.
     Linear { jobs: Vec<LinearJob>, rows: RowSet },
     /// `out = gelu_tanh(act * gate^T) * (act * up^T)`, f32 `[rows, ffn]`.
     GateUp { act_gate: Act, gate: WeightId, act_up: Act, up: WeightId, out: BufferId },
-    /// Per-head RMSNorm of q and k, rotation by the step's table `rope_table`, queries in place, keys and values to scratch.
+    /// Per-head RMSNorm of q and k, rotation by the step's table `rope_table`, queries in place,
+    /// keys and values to scratch.
     Rope {
         /// f32 `[rows, n_heads, head_dim]`, in place
         q: BufferId,
@@ -220,11 +256,20 @@ pub enum Op {
         rope_table: BufferId,
         kv: KvLayer,
     },
-    /// Softmax attention over committed pages and the row's ancestors in scratch, page partials merged in page order.
+    /// Softmax attention over committed pages and the row's ancestors in scratch, page partials
+    /// merged in page order.
     Attention { q: BufferId, out: BufferId, n_heads: usize, scale: f32, kv: KvLayer },
-    /// The same over the pages that are not taken, before the division: `out` is f32 `[max_rows, n_heads, head_dim + 2]`, sums of
-    /// exponentials times values, then the largest score and the sum of exponentials. The layer has no window.
-    AttentionRest { q: BufferId, out: BufferId, n_heads: usize, scale: f32, kv: KvLayer, taken: Taken },
+    /// The same over the pages that are not taken, before the division: `out` is f32 `[max_rows,
+    /// n_heads, head_dim + 2]`, sums of exponentials times values, then the largest score and the
+    /// sum of exponentials. The layer has no window.
+    AttentionRest {
+        q: BufferId,
+        out: BufferId,
+        n_heads: usize,
+        scale: f32,
+        kv: KvLayer,
+        taken: Taken,
+    },
     /// The largest logits of each selected row as lists, see [`crate::compute::best`].
     Best { logits: BufferId, vocab: usize, maxima: BufferId, lists: BufferId },
     /// Copies the accepted path's keys and values from scratch to the cache, for every layer.
@@ -237,21 +282,32 @@ impl Op {
         let act = |a: &Act| [a.values, a.scales, a.sums];
         match self {
             Op::Embed { .. } => Vec::new(),
-            Op::Norm { x, add, w, .. } => [*x, *w].into_iter().chain(add.iter().flat_map(|(y, w)| [*y, *w])).collect(),
+            Op::Norm { x, add, w, .. } => {
+                [*x, *w].into_iter().chain(add.iter().flat_map(|(y, w)| [*y, *w])).collect()
+            }
             Op::Prepare { input, .. } => vec![*input],
             Op::Linear { jobs, .. } => jobs.iter().flat_map(|j| act(&j.act)).collect(),
             Op::GateUp { act_gate, act_up, .. } => [act(act_gate), act(act_up)].concat(),
-            Op::Rope { q, k, v, q_norm, k_norm, rope_table, .. } => vec![*q, *k, *v, *q_norm, *k_norm, *rope_table],
-            Op::Attention { q, kv, .. } | Op::AttentionRest { q, kv, .. } => vec![*q, kv.k, kv.v, kv.scratch_k, kv.scratch_v],
+            Op::Rope { q, k, v, q_norm, k_norm, rope_table, .. } => {
+                vec![*q, *k, *v, *q_norm, *k_norm, *rope_table]
+            }
+            Op::Attention { q, kv, .. } | Op::AttentionRest { q, kv, .. } => {
+                vec![*q, kv.k, kv.v, kv.scratch_k, kv.scratch_v]
+            }
             Op::Best { logits, .. } => vec![*logits],
-            Op::Commit { layers } => layers.iter().flat_map(|kv| [kv.scratch_k, kv.scratch_v]).collect(),
+            Op::Commit { layers } => {
+                layers.iter().flat_map(|kv| [kv.scratch_k, kv.scratch_v]).collect()
+            }
         }
     }
 
     /// The buffers it writes.
     pub fn outputs(&self) -> Vec<BufferId> {
         match self {
-            Op::Embed { out, .. } | Op::GateUp { out, .. } | Op::Attention { out, .. } | Op::AttentionRest { out, .. } => {
+            Op::Embed { out, .. }
+            | Op::GateUp { out, .. }
+            | Op::Attention { out, .. }
+            | Op::AttentionRest { out, .. } => {
                 vec![*out]
             }
             Op::Norm { x, out, .. } => vec![*x, *out],
@@ -275,7 +331,8 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
-    /// True where row r of the output depends on row r of the inputs alone: neighbours need no barrier between them.
+    /// True where row r of the output depends on row r of the inputs alone: neighbours need no
+    /// barrier between them.
     pub fn is_row_local(&self) -> bool {
         matches!(self.op, Op::Embed { .. } | Op::Norm { .. } | Op::Prepare { .. })
     }

@@ -1,7 +1,7 @@
 //! The step buffer: everything that varies between passes, as u32 words at fixed places.
 //!
-//! `[rows, trees, n_selected, n_path, first, chain, n_best, usable]`, then seven arrays of `max_rows` words: tokens, positions, parents, selected,
-//! path, roots, sequences.
+//! `[rows, trees, n_selected, n_path, first, chain, n_best, usable]`, then seven arrays of
+//! `max_rows` words: tokens, positions, parents, selected, path, roots, sequences.
 
 use super::plan::RowSet;
 
@@ -51,14 +51,23 @@ impl StepLayout {
         words[5] = step.is_chain() as u32;
         words[6] = step.n_best;
         words[7] = step.usable;
-        let parts = [step.tokens, step.positions, step.parents, step.selected, step.path, step.roots, step.sequences];
+        let parts = [
+            step.tokens,
+            step.positions,
+            step.parents,
+            step.selected,
+            step.path,
+            step.roots,
+            step.sequences,
+        ];
         for (i, part) in parts.into_iter().enumerate() {
             words[HEADER + i * self.max_rows..][..part.len()].copy_from_slice(part);
         }
     }
 }
 
-/// One step, as kernels read it: a tree of rows of one sequence, or one tree after the other of several.
+/// One step, as kernels read it: a tree of rows of one sequence, or one tree after the other of
+/// several.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepView<'a> {
     /// Rows of the trees; earlier passes may have evaluated some of them.
@@ -116,7 +125,8 @@ impl StepView<'_> {
         self.positions[self.roots[row] as usize] as usize
     }
 
-    /// Rows on the way from the root to `row`, both included, into `path` by depth; returns how many.
+    /// Rows on the way from the root to `row`, both included, into `path` by depth; returns how
+    /// many.
     #[inline(always)]
     pub fn ancestors(&self, row: usize, path: &mut [u32]) -> usize {
         let n = self.positions[row] as usize - self.base(row) + 1;
@@ -145,7 +155,8 @@ mod tests {
 
     #[test]
     fn trees_of_several_sequences_stand_side_by_side() {
-        // 0 -> 1 -> 2 and 0 -> 3 at position 5 of sequence 2, then 4 -> 5 at position 9 of sequence 0.
+        // 0 -> 1 -> 2 and 0 -> 3 at position 5 of sequence 2, then 4 -> 5 at position 9 of sequence
+        // 0.
         let parents = [NO_PARENT, 0, 1, 0, NO_PARENT, 4];
         let (roots, positions) = (roots(&parents), [5, 6, 7, 6, 9, 10]);
         assert_eq!(roots, [0, 0, 0, 0, 4, 4]);

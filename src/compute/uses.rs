@@ -1,4 +1,5 @@
-//! What an operation names: the one list of its buffers and weights, for whoever has to say it in other words.
+//! What an operation names: the one list of its buffers and weights, for whoever has to say it in
+//! other words.
 
 use super::plan::{Act, BufferId, KvLayer, Op, RowSet, WeightId};
 
@@ -15,7 +16,8 @@ pub enum Use<'a> {
 }
 
 impl Op {
-    /// Shows every name to `f`, each place once. Destructured without `..` where that is possible, so that no new field is forgotten.
+    /// Shows every name to `f`, each place once. Destructured without `..` where that is possible,
+    /// so that no new field is forgotten.
     pub fn uses(&mut self, f: &mut dyn FnMut(Use<'_>)) {
         match self {
             Op::Embed { table, scale: _, out } => {
@@ -23,8 +25,13 @@ impl Op {
                 f(Use::Write(out));
             }
             Op::Norm { x, add, w, eps: _, dim: _, out, rows } => {
-                // Only a norm that adds to the residual stream writes it, and not for selected rows.
-                f(if add.is_some() && *rows == RowSet::All { Use::Change(x) } else { Use::Read(x) });
+                // Only a norm that adds to the residual stream writes it, and not for selected
+                // rows.
+                f(if add.is_some() && *rows == RowSet::All {
+                    Use::Change(x)
+                } else {
+                    Use::Read(x)
+                });
                 if let Some((y, w)) = add {
                     f(Use::Read(y));
                     f(Use::Read(w));
@@ -89,6 +96,17 @@ fn prepared(act: &mut Act, f: &mut dyn FnMut(&mut BufferId)) {
 
 /// A layer's cache and scratch rows: changed a few positions at a time.
 fn cache(kv: &mut KvLayer, f: &mut dyn FnMut(Use<'_>)) {
-    let KvLayer { format: _, n_kv_heads: _, head_dim: _, pages: _, sequences: _, key_block: _, k, v, scratch_k, scratch_v } = kv;
+    let KvLayer {
+        format: _,
+        n_kv_heads: _,
+        head_dim: _,
+        pages: _,
+        sequences: _,
+        key_block: _,
+        k,
+        v,
+        scratch_k,
+        scratch_v,
+    } = kv;
     [k, v, scratch_k, scratch_v].into_iter().for_each(|id| f(Use::Change(id)));
 }

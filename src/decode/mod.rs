@@ -1,4 +1,5 @@
-//! Floor 5: the loop. Draft, score, verify, and let the history grow; plain decoding is the same loop with `NoDraft`.
+//! Floor 5: the loop. Draft, score, verify, and let the history grow; plain decoding is the same
+//! loop with `NoDraft`.
 
 pub mod parallel;
 pub mod stats;
@@ -55,10 +56,11 @@ pub enum Flow {
     Stop,
 }
 
-/// Grows `history` until something stops it. For one seed the text is the same whatever the drafter.
+/// Grows `history` until something stops it. For one seed the text is the same whatever the
+/// drafter.
 ///
-/// The target's cache may hold anything: it is brought in line with `history` first. An empty history is an error, and so is
-/// one that leaves no room in the context.
+/// The target's cache may hold anything: it is brought in line with `history` first. An empty
+/// history is an error, and so is one that leaves no room in the context.
 pub fn generate(
     target: &mut Timeline,
     drafter: &mut dyn Drafter,
@@ -91,7 +93,8 @@ pub fn generate(
 
     let decoding = Instant::now();
     let (mut proposal, mut scores, mut last_pass) = (Proposal::default(), Scores::default(), None);
-    // The tree of the last round and the length of its history, where `scores` is still what the target said of it.
+    // The tree of the last round and the length of its history, where `scores` is still what the
+    // target said of it.
     let (mut scored, mut asked_at) = (TokenTree::default(), None);
     let stop = 'rounds: loop {
         if interrupted() {
@@ -100,11 +103,23 @@ pub fn generate(
         // What the last round accepted is in scratch: agreeing with the history commits it.
         target.sync(&history[..history.len() - 1], &mut |_| true)?;
 
-        let (nodes, depth, vocab) = (target.engine().max_rows() - 1, left - 1, target.engine().vocab());
-        let ctx = DraftContext { history, sampler, nodes, depth, vocab, chain: false, pace: None, last_pass, verified: None };
+        let (nodes, depth, vocab) =
+            (target.engine().max_rows() - 1, left - 1, target.engine().vocab());
+        let ctx = DraftContext {
+            history,
+            sampler,
+            nodes,
+            depth,
+            vocab,
+            chain: false,
+            pace: None,
+            last_pass,
+            verified: None,
+        };
         proposal.reset(ctx.root());
         let asked = Instant::now();
-        let verified = asked_at.map(|position| Verified { position, tree: &scored, scores: &scores });
+        let verified =
+            asked_at.map(|position| Verified { position, tree: &scored, scores: &scores });
         drafter.propose(&DraftContext { verified, ..ctx }, &mut proposal)?;
         proposal.limit(&ctx);
 
@@ -159,7 +174,11 @@ fn score(
         if looked {
             pass.ahead = start.elapsed();
             // Nobody has looked since: the device may have been done for a while.
-            pass.late = if target.is_busy() { Duration::ZERO } else { pass.ahead.saturating_sub(at_work - start) };
+            pass.late = if target.is_busy() {
+                Duration::ZERO
+            } else {
+                pass.ahead.saturating_sub(at_work - start)
+            };
         }
     }
     target.finish(scores)?;
@@ -170,11 +189,16 @@ fn score(
 fn room(target: &Timeline, history: &[Token]) -> Result<usize> {
     let context = target.engine().context();
     if history.is_empty() {
-        return Err(Fault::usage("the prompt is empty").help("give at least one token, such as BOS").into());
+        return Err(Fault::usage("the prompt is empty")
+            .help("give at least one token, such as BOS")
+            .into());
     }
     if history.len() >= context {
-        let what = format!("the prompt has {} tokens, and the context holds {context}", history.len());
-        return Err(Fault::new(Kind::Context, what).help("raise --ctx-size or shorten the prompt").into());
+        let what =
+            format!("the prompt has {} tokens, and the context holds {context}", history.len());
+        return Err(Fault::new(Kind::Context, what)
+            .help("raise --ctx-size or shorten the prompt")
+            .into());
     }
     Ok(context - history.len())
 }

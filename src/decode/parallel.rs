@@ -1,7 +1,8 @@
 //! Several texts through one target: each round scores a tree of every text in one pass.
 //!
-//! A pass reads the weights once, however few rows it has, so texts that share it come sooner together than one after the other. What a
-//! row computes does not depend on the rows beside it: each text is the one that it is alone.
+//! A pass reads the weights once, however few rows it has, so texts that share it come sooner
+//! together than one after the other. What a row computes does not depend on the rows beside it:
+//! each text is the one that it is alone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -54,7 +55,8 @@ pub struct Parallel<'a> {
 }
 
 impl<'a> Parallel<'a> {
-    /// `drafters` has one for each of the target's sequences; `shared` says how many of their guesses a pass takes.
+    /// `drafters` has one for each of the target's sequences; `shared` says how many of their
+    /// guesses a pass takes.
     pub fn new(
         target: Timeline,
         drafters: Vec<Box<dyn Drafter>>,
@@ -64,7 +66,16 @@ impl<'a> Parallel<'a> {
     ) -> Self {
         assert_eq!(drafters.len(), target.sequences(), "a sequence has a drafter of its own");
         let texts = drafters.iter().map(|_| None).collect();
-        Parallel { target, texts, drafters, shared, stop_ids, interrupt, scores: Scores::default(), passes: 0 }
+        Parallel {
+            target,
+            texts,
+            drafters,
+            shared,
+            stop_ids,
+            interrupt,
+            scores: Scores::default(),
+            passes: 0,
+        }
     }
 
     /// Texts that are growing.
@@ -94,10 +105,17 @@ impl<'a> Parallel<'a> {
         &*self.drafters[0]
     }
 
-    /// Reads a prompt into a free sequence, that which holds most of it. Errors as for [`generate`](super::generate).
-    pub fn admit(&mut self, history: Vec<Token>, sampler: Sampler, max_tokens: usize) -> Result<Admitted> {
+    /// Reads a prompt into a free sequence, that which holds most of it. Errors as for
+    /// [`generate`](super::generate).
+    pub fn admit(
+        &mut self,
+        history: Vec<Token>,
+        sampler: Sampler,
+        max_tokens: usize,
+    ) -> Result<Admitted> {
         let free = (0..self.texts.len()).filter(|s| self.texts[*s].is_none());
-        let sequence = free.max_by_key(|s| (self.target.common(*s, &history), std::cmp::Reverse(*s)));
+        let sequence =
+            free.max_by_key(|s| (self.target.common(*s, &history), std::cmp::Reverse(*s)));
         let sequence = sequence.expect("the caller has seen that there is room");
         let left = max_tokens.min(room(&self.target, &history)?);
         if left == 0 {
@@ -115,8 +133,9 @@ impl<'a> Parallel<'a> {
         Ok(Admitted::At(sequence))
     }
 
-    /// One pass, and what it brings: `on_token` hears of each text's tokens and may end that text. Returns the texts that came to an
-    /// end; their sequences are free again. An error is one that no text would survive.
+    /// One pass, and what it brings: `on_token` hears of each text's tokens and may end that text.
+    /// Returns the texts that came to an end; their sequences are free again. An error is one that
+    /// no text would survive.
     pub fn round(&mut self, on_token: &mut dyn FnMut(usize, Token) -> Flow) -> Result<Vec<Ended>> {
         let rows = self.propose()?;
         if rows == 0 {
@@ -130,7 +149,9 @@ impl<'a> Parallel<'a> {
             let Some(text) = &mut self.texts[sequence] else { continue };
             let scores = scores.pop().expect("each text has its scores");
             let learns = self.drafters[sequence].reads_target();
-            let stop = text.take(scores, learns, self.stop_ids, &mut taken, &mut |token| on_token(sequence, token));
+            let stop = text.take(scores, learns, self.stop_ids, &mut taken, &mut |token| {
+                on_token(sequence, token)
+            });
             if let Some(stop) = stop.transpose() {
                 let text = self.texts[sequence].take().expect("just seen");
                 ended.push(Ended { sequence, history: text.history, stop });
@@ -138,7 +159,11 @@ impl<'a> Parallel<'a> {
         }
         self.passes += 1;
         self.shared.observe(running, deepest, rows, taken, begun.elapsed().as_secs_f32());
-        let growing = self.texts.iter().enumerate().filter_map(|(s, text)| Some((s, text.as_ref()?.history.split_last()?.1)));
+        let growing = self
+            .texts
+            .iter()
+            .enumerate()
+            .filter_map(|(s, text)| Some((s, text.as_ref()?.history.split_last()?.1)));
         self.target.adopt_each(&growing.collect::<Vec<_>>())?;
         Ok(ended)
     }
@@ -150,7 +175,11 @@ impl<'a> Parallel<'a> {
         let most = self.target.engine().max_rows().saturating_sub(running);
         let (nodes, chain) = (self.shared.nodes(running, deepest, most), self.shared.is_chain());
         let begun = Instant::now();
-        let texts = self.texts.iter_mut().zip(&mut self.drafters).filter_map(|(text, drafter)| Some((text.as_mut()?, drafter)));
+        let texts = self
+            .texts
+            .iter_mut()
+            .zip(&mut self.drafters)
+            .filter_map(|(text, drafter)| Some((text.as_mut()?, drafter)));
         for (text, drafter) in texts {
             let depth = self.shared.depth(text.left - 1);
             let ctx = DraftContext {
@@ -162,7 +191,11 @@ impl<'a> Parallel<'a> {
                 chain,
                 pace: None,
                 last_pass: None,
-                verified: text.scored.as_ref().map(|(position, tree, scores)| Verified { position: *position, tree, scores }),
+                verified: text.scored.as_ref().map(|(position, tree, scores)| Verified {
+                    position: *position,
+                    tree,
+                    scores,
+                }),
             };
             text.proposal.reset(ctx.root());
             match nodes {
@@ -172,7 +205,8 @@ impl<'a> Parallel<'a> {
             }
             text.proposal.limit(&ctx);
         }
-        let mut proposals: Vec<&mut Proposal> = self.texts.iter_mut().flatten().map(|text| &mut text.proposal).collect();
+        let mut proposals: Vec<&mut Proposal> =
+            self.texts.iter_mut().flatten().map(|text| &mut text.proposal).collect();
         self.shared.limit(&mut proposals, deepest, begun.elapsed().as_secs_f32());
         Ok(proposals.iter().map(|p| p.len()).sum())
     }
@@ -180,12 +214,20 @@ impl<'a> Parallel<'a> {
     /// Scores all trees. The scores of the last text come first.
     fn score(&mut self) -> Result<Vec<Scores>> {
         let mut wanted = Some((1, usize::MAX));
-        for (text, drafter) in self.texts.iter().zip(&self.drafters).filter_map(|(text, d)| Some((text.as_ref()?, d))) {
+        for (text, drafter) in
+            self.texts.iter().zip(&self.drafters).filter_map(|(text, d)| Some((text.as_ref()?, d)))
+        {
             // A list that is long enough to pick from may still be too short to learn from.
             let listed = if drafter.reads_target() { verified::BEST } else { 1 };
-            wanted = wanted.zip(text.sampler.decisive()).map(|(all, own)| (all.0.max(own.0).max(listed), all.1.min(own.1)));
+            wanted = wanted
+                .zip(text.sampler.decisive())
+                .map(|(all, own)| (all.0.max(own.0).max(listed), all.1.min(own.1)));
         }
-        let trees = self.texts.iter().enumerate().filter_map(|(s, text)| Some((s, &text.as_ref()?.proposal.tree)));
+        let trees = self
+            .texts
+            .iter()
+            .enumerate()
+            .filter_map(|(s, text)| Some((s, &text.as_ref()?.proposal.tree)));
         let trees: Vec<_> = trees.collect();
         self.target.engine_mut().want(wanted);
         self.target.forward_each(&trees, &mut self.scores)?;

@@ -36,9 +36,11 @@ pub struct Stats {
     /// Verification passes of the target.
     pub passes: u64,
     pub total: Tally,
-    /// Passes by accepted length: entry `n` counts those that brought `n + 1` tokens, the target's own included.
+    /// Passes by accepted length: entry `n` counts those that brought `n + 1` tokens, the target's
+    /// own included.
     pub lengths: Vec<u64>,
-    /// Entry `n` counts nodes `n + 1` below the root. A drafted node counts as accepted if its whole path is.
+    /// Entry `n` counts nodes `n + 1` below the root. A drafted node counts as accepted if its
+    /// whole path is.
     pub by_depth: Vec<Tally>,
     pub by_source: Vec<(&'static str, Tally)>,
     pub prefill_time: Duration,
@@ -55,7 +57,13 @@ pub struct Stats {
 
 impl Stats {
     /// Counts a round.
-    pub fn round(&mut self, proposal: &Proposal, verdict: &Verdict, draft_time: Duration, pass: Pass) {
+    pub fn round(
+        &mut self,
+        proposal: &Proposal,
+        verdict: &Verdict,
+        draft_time: Duration,
+        pass: Pass,
+    ) {
         self.passes += 1;
         self.draft_time += draft_time + pass.late;
         self.pass_time += pass.time - pass.late;
@@ -81,8 +89,16 @@ impl Stats {
     pub fn add_rounds(&mut self, other: &Stats) {
         self.passes += other.passes;
         self.total.add(other.total);
-        other.lengths.iter().enumerate().for_each(|(n, count)| bump(&mut self.lengths, n, |sum| *sum += count));
-        other.by_depth.iter().enumerate().for_each(|(depth, one)| bump(&mut self.by_depth, depth, |sum| sum.add(*one)));
+        other
+            .lengths
+            .iter()
+            .enumerate()
+            .for_each(|(n, count)| bump(&mut self.lengths, n, |sum| *sum += count));
+        other
+            .by_depth
+            .iter()
+            .enumerate()
+            .for_each(|(depth, one)| bump(&mut self.by_depth, depth, |sum| sum.add(*one)));
         other.by_source.iter().for_each(|(name, one)| self.source(name).add(*one));
     }
 
@@ -135,16 +151,30 @@ mod tests {
         let ms = Duration::from_millis;
         let pass = Pass { rows: 4, time: ms(20), ahead: ms(7), late: ms(2) };
         stats.round(&proposal, &Verdict { path: vec![0, 1, 3], next: 9 }, ms(3), pass);
-        stats.round(&proposal, &Verdict { path: vec![0], next: 9 }, ms(1), Pass { rows: 4, time: ms(10), ..Pass::default() });
+        stats.round(
+            &proposal,
+            &Verdict { path: vec![0], next: 9 },
+            ms(1),
+            Pass { rows: 4, time: ms(10), ..Pass::default() },
+        );
         assert_eq!([stats.draft_time, stats.hidden_time, stats.pass_time], [ms(6), ms(5), ms(28)]);
         assert_eq!(stats.total, Tally { drafted: 6, accepted: 2 });
-        assert_eq!(stats.by_source, [("x", Tally { drafted: 2, accepted: 1 }), ("y", Tally { drafted: 4, accepted: 1 })]);
-        assert_eq!(stats.by_depth, [Tally { drafted: 4, accepted: 1 }, Tally { drafted: 2, accepted: 1 }]);
+        assert_eq!(
+            stats.by_source,
+            [("x", Tally { drafted: 2, accepted: 1 }), ("y", Tally { drafted: 4, accepted: 1 })]
+        );
+        assert_eq!(
+            stats.by_depth,
+            [Tally { drafted: 4, accepted: 1 }, Tally { drafted: 2, accepted: 1 }]
+        );
         assert_eq!(stats.lengths, [1, 0, 1]);
         assert_eq!((stats.accepted_length(), stats.committed()), (2.0, 4));
         let mut twice = stats.clone();
         twice.add_rounds(&stats);
         assert_eq!((twice.accepted_length(), twice.lengths.clone()), (2.0, vec![2, 0, 2]));
-        assert_eq!((twice.by_source[1].1.drafted, twice.by_depth[0].accepted, twice.total.drafted), (8, 2, 12));
+        assert_eq!(
+            (twice.by_source[1].1.drafted, twice.by_depth[0].accepted, twice.total.drafted),
+            (8, 2, 12)
+        );
     }
 }

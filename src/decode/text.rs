@@ -1,4 +1,5 @@
-//! Generated tokens to text that may be shown: whole characters, and nothing that could still become a stop string.
+//! Generated tokens to text that may be shown: whole characters, and nothing that could still
+//! become a stop string.
 
 use crate::gemma::{Detokenizer, Tokenizer};
 use crate::tensor::Token;
@@ -52,7 +53,10 @@ impl<'a> TextStream<'a> {
                 self.stopped = true;
                 at
             }
-            None => self.held.len() - self.stops.iter().map(|s| overlap(&self.held, s)).max().unwrap_or(0),
+            None => {
+                self.held.len()
+                    - self.stops.iter().map(|s| overlap(&self.held, s)).max().unwrap_or(0)
+            }
         };
         self.shown.push_str(&self.held[..certain]);
         self.held.drain(..certain);
@@ -63,7 +67,10 @@ impl<'a> TextStream<'a> {
 /// Bytes of the longest end of `text` that begins `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let longest = stop.len().saturating_sub(1).min(text.len());
-    (1..=longest).rev().find(|n| stop.is_char_boundary(*n) && text.ends_with(&stop[..*n])).unwrap_or(0)
+    (1..=longest)
+        .rev()
+        .find(|n| stop.is_char_boundary(*n) && text.ends_with(&stop[..*n]))
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -73,7 +80,8 @@ mod tests {
 
     fn run(text: &str, stops: &[&str]) -> (String, bool) {
         let file = bundled::target().unwrap();
-        let tokenizer = Tokenizer::from_bytes(&file.side_file("tokenizer.json").unwrap().unwrap()).unwrap();
+        let tokenizer =
+            Tokenizer::from_bytes(&file.side_file("tokenizer.json").unwrap().unwrap()).unwrap();
         let stops: Vec<String> = stops.iter().map(|s| s.to_string()).collect();
         let mut stream = TextStream::new(&tokenizer, &stops);
         let mut out = String::new();

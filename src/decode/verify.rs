@@ -24,8 +24,14 @@ impl Verdict {
 
 /// Walks from the root to the child that carries the token picked, for as long as there is one.
 ///
-/// `scores` has a row per node, `history` ends with the root. What a sampler's rule allows is asked along the accepted path alone.
-pub fn verify(tree: &TokenTree, scores: &Scores, sampler: &Sampler, history: &[Token]) -> Result<Verdict> {
+/// `scores` has a row per node, `history` ends with the root. What a sampler's rule allows is asked
+/// along the accepted path alone.
+pub fn verify(
+    tree: &TokenTree,
+    scores: &Scores,
+    sampler: &Sampler,
+    history: &[Token],
+) -> Result<Verdict> {
     sampler.settle(history);
     let mut context = if sampler.reads_context() { history.to_vec() } else { Vec::new() };
     let mut path = vec![0];
@@ -55,10 +61,12 @@ mod tests {
         tree.push(a, 2);
         let c = tree.push(a, 1);
         // Row 0 prefers 1; every other row prefers 1 a little over 3.
-        let logits = [[0., 5., 1., 2.], [0., 5., 1., 4.], [0.; 4], [0.; 4], [0., 5., 1., 4.]].concat();
+        let logits =
+            [[0., 5., 1., 2.], [0., 5., 1., 4.], [0.; 4], [0.; 4], [0., 5., 1., 4.]].concat();
         let scores = Scores { vocab: 4, logits, ..Scores::default() };
         let verdict = |repeat_penalty| {
-            let sampler = Sampler::new(SamplerConfig { repeat_penalty, ..Default::default() }).unwrap();
+            let sampler =
+                Sampler::new(SamplerConfig { repeat_penalty, ..Default::default() }).unwrap();
             verify(&tree, &scores, &sampler, &[9]).unwrap()
         };
         assert_eq!(verdict(1.0), Verdict { path: vec![0, a, c], next: 1 });

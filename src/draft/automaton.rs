@@ -1,7 +1,8 @@
 //! What followed the last time the text ended like this: a suffix automaton over prompt and output.
 //!
-//! The automaton (Blumer et al. 1985) grows by one token at a time. Its newest state stands for the whole text, so that state's
-//! suffix link is the longest ending that occurred before, and the link's transitions are all that ever followed it.
+//! The automaton (Blumer et al. 1985) grows by one token at a time. Its newest state stands for the
+//! whole text, so that state's suffix link is the longest ending that occurred before, and the
+//! link's transitions are all that ever followed it.
 
 use crate::tensor::Token;
 
@@ -37,7 +38,8 @@ impl State {
     }
 }
 
-/// An ending that occurred before: the state it belongs to and its length in tokens; the default is the empty one.
+/// An ending that occurred before: the state it belongs to and its length in tokens; the default is
+/// the empty one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     state: u32,
@@ -90,8 +92,11 @@ impl Automaton {
         }
         if let Some((state, target)) = hit {
             let len = self.states[state as usize].len + 1;
-            self.states[new as usize].link =
-                if self.states[target as usize].len == len { target } else { self.split(state, token, target, len) };
+            self.states[new as usize].link = if self.states[target as usize].len == len {
+                target
+            } else {
+                self.split(state, token, target, len)
+            };
         }
         self.last = new;
         let mut state = new;
@@ -106,7 +111,8 @@ impl Automaton {
         }
     }
 
-    /// Parts the strings of `target` up to length `len` from its longer ones, which end at fewer places from now on.
+    /// Parts the strings of `target` up to length `len` from its longer ones, which end at fewer
+    /// places from now on.
     fn split(&mut self, mut state: u32, token: Token, target: u32, len: u32) -> u32 {
         let short = self.add(State { len, ..self.states[target as usize].clone() });
         self.states[target as usize].link = short;
@@ -161,9 +167,10 @@ impl Automaton {
         Match::default()
     }
 
-    /// What followed a match, the likeliest `n`: each token's share of the occurrences, where the latest counts twice and as many
-    /// as there are kinds are kept for what has not been seen yet (escape method C of prediction by partial matching). Returns
-    /// the share kept. Nothing follows the empty match.
+    /// What followed a match, the likeliest `n`: each token's share of the occurrences, where the
+    /// latest counts twice and as many as there are kinds are kept for what has not been seen yet
+    /// (escape method C of prediction by partial matching). Returns the share kept. Nothing follows
+    /// the empty match.
     pub fn continuations(&self, at: Match, n: usize, out: &mut Vec<(Token, f32)>) -> f32 {
         out.clear();
         if at.state == 0 {
@@ -228,10 +235,14 @@ mod tests {
         std::iter::repeat_with(step).take(300).collect()
     }
 
-    /// The longest ending of `text` that also occurs in its first `n` tokens with something behind it, by trying all.
+    /// The longest ending of `text` that also occurs in its first `n` tokens with something behind
+    /// it, by trying all.
     fn longest_ending(text: &[Token], n: usize) -> usize {
         let end = text.len();
-        (1..end).rev().find(|&len| (len..n).any(|at| text[at - len..at] == text[end - len..])).unwrap_or(0)
+        (1..end)
+            .rev()
+            .find(|&len| (len..n).any(|at| text[at - len..at] == text[end - len..]))
+            .unwrap_or(0)
     }
 
     #[test]
@@ -244,14 +255,17 @@ mod tests {
             let found = automaton.ending();
             assert_eq!(found.len as usize, len);
             let ending = &text[n - len..n];
-            let mut followed: Vec<Token> = (len..n).filter(|&e| &text[e - len..e] == ending).map(|e| text[e]).collect();
+            let mut followed: Vec<Token> =
+                (len..n).filter(|&e| &text[e - len..e] == ending).map(|e| text[e]).collect();
             followed.sort();
             followed.dedup();
             let mut list = Vec::new();
             let left = automaton.continuations(found, 99, &mut list);
             list.sort_by_key(|c| c.0);
             assert!(len == 0 || list.iter().map(|c| c.0).eq(followed));
-            assert!((left + list.iter().map(|c| c.1).sum::<f32>() - 1.0).abs() < 1e-5 && left > 0.0);
+            assert!(
+                (left + list.iter().map(|c| c.1).sum::<f32>() - 1.0).abs() < 1e-5 && left > 0.0
+            );
         }
         assert!(automaton.states.len() <= 2 * text.len());
     }
@@ -266,7 +280,10 @@ mod tests {
             path.push(token);
             // An ending at the very end of the text is known too, though nothing follows it.
             let end = path.len();
-            let longest = (1..end).rev().find(|&len| text[..200].windows(len).any(|w| *w == path[end - len..])).unwrap_or(0);
+            let longest = (1..end)
+                .rev()
+                .find(|&len| text[..200].windows(len).any(|w| *w == path[end - len..]))
+                .unwrap_or(0);
             assert_eq!(at.len as usize, longest);
         }
     }

@@ -1,9 +1,11 @@
-//! How far ahead to draft, decided before drafting: what a level costs against how often the text gets that far.
+//! How far ahead to draft, decided before drafting: what a level costs against how often the text
+//! gets that far.
 //!
-//! With survival s(d), the share of rounds whose accepted path reaches depth d, k levels bring 1 + s(1) + ... + s(k) tokens for one
-//! pass of about 1 + k r rows (r nodes kept a level) and k levels of drafting. A level is dear where the target is small. What a level
-//! costs is what the target waits for it: levels that were drafted during its pass are free. Tokens that come without levels, of guesses
-//! that cost nothing, come either way: dear levels have to win over those too.
+//! With survival s(d), the share of rounds whose accepted path reaches depth d, k levels bring 1 +
+//! s(1) + ... + s(k) tokens for one pass of about 1 + k r rows (r nodes kept a level) and k levels
+//! of drafting. A level is dear where the target is small. What a level costs is what the target
+//! waits for it: levels that were drafted during its pass are free. Tokens that come without
+//! levels, of guesses that cost nothing, come either way: dear levels have to win over those too.
 
 use super::cost::CostCurve;
 use super::guard::MARGIN;
@@ -40,7 +42,15 @@ pub struct Depth {
 
 impl Default for Depth {
     fn default() -> Self {
-        Depth { tried: [0.0; DEEPEST], reached: [0.0; DEEPEST], level: 0.0, nodes: 1.2, beside: 0.0, resting: 0, trial: 0 }
+        Depth {
+            tried: [0.0; DEEPEST],
+            reached: [0.0; DEEPEST],
+            level: 0.0,
+            nodes: 1.2,
+            beside: 0.0,
+            resting: 0,
+            trial: 0,
+        }
     }
 }
 
@@ -56,8 +66,12 @@ pub struct Habits {
 impl Depth {
     /// What is known, for [`inherit`](Self::inherit).
     pub fn habits(&self) -> Habits {
-        let pair = |(tried, reached): (&f32, &f32)| (*tried >= 0.5).then(|| (reached / tried, *tried));
-        Habits { survival: self.tried.iter().zip(&self.reached).map_while(pair).collect(), level: self.level }
+        let pair =
+            |(tried, reached): (&f32, &f32)| (*tried >= 0.5).then(|| (reached / tried, *tried));
+        Habits {
+            survival: self.tried.iter().zip(&self.reached).map_while(pair).collect(),
+            level: self.level,
+        }
     }
 
     /// Begins with what earlier texts taught, as far as it makes sense.
@@ -73,9 +87,16 @@ impl Depth {
         }
     }
 
-    /// Takes in a round: levels kept, tokens taken of them and those that would have come without, nodes kept; levels drafted and the
-    /// seconds that took.
-    pub fn observe(&mut self, levels: usize, [taken, beside]: [usize; 2], nodes: usize, drafted: usize, seconds: f32) {
+    /// Takes in a round: levels kept, tokens taken of them and those that would have come without,
+    /// nodes kept; levels drafted and the seconds that took.
+    pub fn observe(
+        &mut self,
+        levels: usize,
+        [taken, beside]: [usize; 2],
+        nodes: usize,
+        drafted: usize,
+        seconds: f32,
+    ) {
         if levels > 0 {
             for d in 0..DEEPEST {
                 // What is not tried any more is forgotten too.
@@ -202,7 +223,10 @@ mod tests {
         (0..200).for_each(|_| new.observe(8, [0; 2], 8, 8, 0.08));
         assert!(new.best(&flat) <= 4, "{}", new.best(&flat));
         let mut odd = Depth::default();
-        odd.inherit(&Habits { survival: vec![(f32::NAN, 3.0), (2.0, 1.0), (0.5, -1.0)], level: f32::INFINITY });
+        odd.inherit(&Habits {
+            survival: vec![(f32::NAN, 3.0), (2.0, 1.0), (0.5, -1.0)],
+            level: f32::INFINITY,
+        });
         assert_eq!(odd.habits(), Habits::default());
     }
 

@@ -6,7 +6,8 @@ use super::depth::Habits;
 /// Counts since the drafter was made.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
-    /// Rounds that a draft model had worked ahead for, and those of them in which it had already read the token that came.
+    /// Rounds that a draft model had worked ahead for, and those of them in which it had already
+    /// read the token that came.
     pub ahead: u64,
     pub hits: u64,
     /// Passes of the draft model, and their rows, reading prompts not counted.
@@ -18,7 +19,8 @@ pub struct Figures {
     pub realised: f64,
     /// How far the chances are trusted by now, 1 for fully.
     pub trust: f32,
-    /// Tokens of all rounds, and what they would have taken without drafts, by the measured cost of a pass over one row.
+    /// Tokens of all rounds, and what they would have taken without drafts, by the measured cost of
+    /// a pass over one row.
     pub plain_tokens: u64,
     pub plain_seconds: f64,
     /// c(M), where it is known.

@@ -1,4 +1,5 @@
-//! What a grammar leaves no choice about: guesses that cannot be wrong, and cost nothing but rows of the target's pass.
+//! What a grammar leaves no choice about: guesses that cannot be wrong, and cost nothing but rows
+//! of the target's pass.
 
 use super::{DraftContext, Proposal};
 

@@ -1,4 +1,5 @@
-//! What keeps drafting honest: expectations are held to what came, and losses against plain decoding are counted and bounded.
+//! What keeps drafting honest: expectations are held to what came, and losses against plain
+//! decoding are counted and bounded.
 
 /// Rounds that expectations are judged by, and the share of them that must come true.
 const WINDOW: u32 = 32;
@@ -32,7 +33,8 @@ impl Trust {
         self.factor += FADING * (1.0 - self.factor);
     }
 
-    /// Takes in a round with drafts: tokens that the chances promised, before any doubt, and tokens taken.
+    /// Takes in a round with drafts: tokens that the chances promised, before any doubt, and tokens
+    /// taken.
     pub fn observe(&mut self, expected: f32, realised: f32) {
         self.expected += expected;
         self.realised += realised;
@@ -51,18 +53,22 @@ impl Trust {
 /// What drafting must win by the prices that are known, to be worth their errors.
 pub const MARGIN: f32 = 1.05;
 
-/// Passes of plain decoding that drafting may lose in all, and the share of all tokens' passes that it may lose beside.
+/// Passes of plain decoding that drafting may lose in all, and the share of all tokens' passes that
+/// it may lose beside.
 const AT_ONCE: f32 = 0.7;
-/// The part of the former that may be lost before the first token, and the tokens after which it may be all: much for a short text.
+/// The part of the former that may be lost before the first token, and the tokens after which it
+/// may be all: much for a short text.
 const BEFORE: f32 = 0.4;
 const GRANTED: f32 = 64.0;
 const SHARE: f32 = 0.01;
 
-/// What drafting may still lose against plain decoding. The unit is a plain pass, which brings one token.
+/// What drafting may still lose against plain decoding. The unit is a plain pass, which brings one
+/// token.
 ///
-/// A round is begun only if it can be afforded even if it brings its one token alone. So however wrong chances, trust and depths are, and
-/// whatever the text does, no text takes longer than plain decoding would have by more than [`AT_ONCE`] passes and [`SHARE`] of them, as
-/// far as the prices known beforehand hold.
+/// A round is begun only if it can be afforded even if it brings its one token alone. So however
+/// wrong chances, trust and depths are, and whatever the text does, no text takes longer than plain
+/// decoding would have by more than [`AT_ONCE`] passes and [`SHARE`] of them, as far as the prices
+/// known beforehand hold.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     /// Passes won since the text began, less what earlier texts have lost.
@@ -72,7 +78,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// What one text has won or left is not for the next to lose; losses stay until later tokens have made up for them.
+    /// What one text has won or left is not for the next to lose; losses stay until later tokens
+    /// have made up for them.
     pub fn begin_text(&mut self) {
         *self = Ledger { balance: (self.balance + SHARE * self.tokens).min(0.0), tokens: 0.0 };
     }
@@ -93,13 +100,15 @@ impl Ledger {
 /// Passes that drafting of one kind may lose before it rests: at once, and of all that are spent.
 const PATIENCE: f32 = 1.0;
 const DRAIN: f32 = 0.005;
-/// Passes that may be won in advance: a text that changes is noticed before all of its gains are lost again.
+/// Passes that may be won in advance: a text that changes is noticed before all of its gains are
+/// lost again.
 const CREDIT: f32 = 3.0;
 /// Rounds without drafts after a loss; twice as many after each loss that follows.
 const REST: u32 = 64;
 const LONGEST: u32 = 512;
 
-/// Whether drafting of one kind has paid lately: where it has not, it rests, and others may use what the [`Ledger`] has room for.
+/// Whether drafting of one kind has paid lately: where it has not, it rests, and others may use
+/// what the [`Ledger`] has room for.
 #[derive(Clone, Debug)]
 pub struct Account {
     balance: f32,
@@ -144,15 +153,18 @@ impl Account {
     }
 }
 
-/// Times the usual from which a pass is out of the ordinary, and from which the first one of its size is.
+/// Times the usual from which a pass is out of the ordinary, and from which the first one of its
+/// size is.
 const FAR: f32 = 2.0;
 const FIRST: f32 = 1.25;
-/// Such passes that may be left out of the books at once, and the share of all rounds: where there are more, they are the rule.
+/// Such passes that may be left out of the books at once, and the share of all rounds: where there
+/// are more, they are the rule.
 const PARDONS: f32 = 2.0;
 const PARDONED: f32 = 1.0 / 64.0;
 
-/// Passes whose time says nothing of what drafting costs: the first of a size, which may find its kernels not compiled or its memory not
-/// touched yet, and now and then one that another program held up. Neither is to be paid for by the drafts that follow.
+/// Passes whose time says nothing of what drafting costs: the first of a size, which may find its
+/// kernels not compiled or its memory not touched yet, and now and then one that another program
+/// held up. Neither is to be paid for by the drafts that follow.
 #[derive(Clone, Debug)]
 pub struct Pardons {
     /// Sizes that were met, by powers of two.
@@ -179,11 +191,13 @@ impl Pardons {
     }
 }
 
-/// The most rounds in a row that are left out behind rounds of which nothing was kept, as a power of two.
+/// The most rounds in a row that are left out behind rounds of which nothing was kept, as a power
+/// of two.
 const LEFT_OUT: u32 = 3;
 
-/// How often guesses are asked for where none is worth its row: after two such rounds in a row one is left out, then three, then seven.
-/// What asking takes is a few hundredths of a fast target's pass, and a text may go on like that for long.
+/// How often guesses are asked for where none is worth its row: after two such rounds in a row one
+/// is left out, then three, then seven. What asking takes is a few hundredths of a fast target's
+/// pass, and a text may go on like that for long.
 #[derive(Clone, Debug, Default)]
 pub struct Idle {
     /// Rounds in a row that asked and kept nothing, and those to leave out.
@@ -221,7 +235,10 @@ mod tests {
         (0..640).for_each(|_| granted += pardons.grants(8, 9.0) as u32);
         assert!((9..=11).contains(&granted), "{granted}");
         (0..200).for_each(|_| assert!(!pardons.grants(8, 1.0)));
-        assert!(pardons.grants(8, 9.0) && pardons.grants(8, 9.0) && !pardons.grants(8, 9.0), "saved up, but not without end");
+        assert!(
+            pardons.grants(8, 9.0) && pardons.grants(8, 9.0) && !pardons.grants(8, 9.0),
+            "saved up, but not without end"
+        );
     }
 
     #[test]
@@ -241,7 +258,8 @@ mod tests {
         assert!((0.4..0.6).contains(&trust.factor()), "and tried again");
     }
 
-    /// Rounds with drafts that each bring `tokens` for `cost`, as far as the account allows. Returns how many, and the time of all.
+    /// Rounds with drafts that each bring `tokens` for `cost`, as far as the account allows.
+    /// Returns how many, and the time of all.
     fn run(account: &mut Account, rounds: usize, tokens: f32, cost: f32) -> (usize, f32) {
         let (mut drafted, mut made, mut time) = (0, 0.0, 0.0);
         while made < rounds as f32 {
@@ -262,7 +280,10 @@ mod tests {
             for rounds in [128, 1000] {
                 let (drafted, time) = run(&mut Account::default(), rounds, tokens, cost);
                 assert!(drafted > 0);
-                assert!(time <= 1.008 * rounds as f32 + PATIENCE + cost, "{rounds} tokens in {time}: {tokens} a round of {cost}");
+                assert!(
+                    time <= 1.008 * rounds as f32 + PATIENCE + cost,
+                    "{rounds} tokens in {time}: {tokens} a round of {cost}"
+                );
             }
         }
     }

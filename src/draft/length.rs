@@ -1,8 +1,9 @@
 //! How much to draft: as many nodes as make the most tokens per second.
 //!
-//! A pass over `M` rows costs `c(M)` and brings `E(M)` tokens: one, plus the chances of the nodes. With the drafts already made
-//! in `d` seconds, the best size maximises `E(M) / (c(M) + d)`; plain decoding is the case `M = 1`. Chances are trusted as far as they
-//! came true, and what drafting loses against plain decoding is bounded ([`guard`](super::guard)). None of this changes text.
+//! A pass over `M` rows costs `c(M)` and brings `E(M)` tokens: one, plus the chances of the nodes.
+//! With the drafts already made in `d` seconds, the best size maximises `E(M) / (c(M) + d)`; plain
+//! decoding is the case `M = 1`. Chances are trusted as far as they came true, and what drafting
+//! loses against plain decoding is bounded ([`guard`](super::guard)). None of this changes text.
 
 use std::str::FromStr;
 use std::time::Instant;
@@ -17,20 +18,22 @@ use super::overlap::{Ahead, Overlap};
 use super::{DraftContext, Drafter, Figures, Pace, Proposal, forced, source};
 use crate::error::Fault;
 
-/// Speed over that of plain decoding below which its cost is measured again now and then, and the rounds between: the nearer the two
-/// are, the more depends on it.
+/// Speed over that of plain decoding below which its cost is measured again now and then, and the
+/// rounds between: the nearer the two are, the more depends on it.
 const RECHECKS: [(f32, u32); 3] = [(1.1, 12), (1.3, 48), (f32::INFINITY, 128)];
-/// Rounds between where passes are not what they were: a machine that is slow for a while must not look like dear guesses.
+/// Rounds between where passes are not what they were: a machine that is slow for a while must not
+/// look like dear guesses.
 const DOUBTFUL: u32 = 3;
-/// A measured pass is booked as at most this much longer or shorter than is known: a stolen time slice must not look like a price. Where
-/// it is one, what is known follows soon.
+/// A measured pass is booked as at most this much longer or shorter than is known: a stolen time
+/// slice must not look like a price. Where it is one, what is known follows soon.
 const SPIKE: f32 = 1.15;
 /// How much a plain pass behind drafting moves what is known of [`Paced::wake`].
 const WAKE: f32 = 0.05;
 /// What guesses that cost nothing take before it is known, in passes over one row.
 const UNASKED: f32 = 0.05;
-/// Time of a level of a draft model, in plain passes, from which it is dear: it has to bring what it costs by itself, beyond what guesses
-/// that cost nothing bring, and leaves them some room for losses.
+/// Time of a level of a draft model, in plain passes, from which it is dear: it has to bring what
+/// it costs by itself, beyond what guesses that cost nothing bring, and leaves them some room for
+/// losses.
 const DEAR: f32 = 0.1;
 const LEFT_TO_OTHERS: f32 = 0.25;
 /// Batches that are drafted ahead where the clock has no say.
@@ -56,8 +59,10 @@ impl FromStr for TreeSize {
             "auto" => Ok(TreeSize::Auto),
             "chain" => Ok(TreeSize::Chain),
             n => n.parse().ok().filter(|&n| n > 0).map(TreeSize::Nodes).ok_or_else(|| {
-                Fault::usage(format!("a draft tree is `auto`, `chain` or a number of nodes; `{n}` is none of them"))
-                    .help("--draft off decodes without drafts")
+                Fault::usage(format!(
+                    "a draft tree is `auto`, `chain` or a number of nodes; `{n}` is none of them"
+                ))
+                .help("--draft off decodes without drafts")
             }),
         }
     }
@@ -67,7 +72,8 @@ impl FromStr for TreeSize {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftOptions {
     pub tree: TreeSize,
-    /// `--draft-tokens`: longest line drafted, and with [`TreeSize::Chain`] the only one; `None` as long as pays.
+    /// `--draft-tokens`: longest line drafted, and with [`TreeSize::Chain`] the only one; `None` as
+    /// long as pays.
     pub tokens: Option<usize>,
 }
 
@@ -112,8 +118,8 @@ pub struct Paced {
     gain: f32,
     /// Seconds that guesses without a draft model take, fading.
     free: f32,
-    /// Times the usual that a plain pass takes right behind guesses that cost nothing, and behind those of a draft model: they leave the
-    /// processor's caches full of what is not the target's.
+    /// Times the usual that a plain pass takes right behind guesses that cost nothing, and behind
+    /// those of a draft model: they leave the processor's caches full of what is not the target's.
     wake: [f32; 2],
     figures: Figures,
 }
@@ -125,7 +131,8 @@ struct Round {
     levels: Option<usize>,
     /// Seconds that drafting took before the pass.
     drafting: f32,
-    /// Nodes that cannot fail; tokens that the other kept nodes promise, before any doubt; and the trust in that then.
+    /// Nodes that cannot fail; tokens that the other kept nodes promise, before any doubt; and the
+    /// trust in that then.
     sure: usize,
     expected: f32,
     trust: f32,
@@ -135,7 +142,12 @@ struct Round {
 
 impl Paced {
     /// `clock: false` decides by `curve` alone, for tests that want the same trees each time.
-    pub fn new(inner: Box<dyn Drafter>, curve: CostCurve, options: DraftOptions, clock: bool) -> Self {
+    pub fn new(
+        inner: Box<dyn Drafter>,
+        curve: CostCurve,
+        options: DraftOptions,
+        clock: bool,
+    ) -> Self {
         Paced {
             inner,
             costs: Costs::new(curve, 0),
@@ -194,15 +206,20 @@ impl Paced {
         let curve = self.costs.at(ctx.history.len());
         let (plain, mut spent) = (curve.cost(1), curve.cost(rows));
         let asked = round.levels.map_or(0, |levels| levels.min(drafted.max(1)));
-        let mut drafting = if round.levels.is_some() { self.waited(asked, round.drafting, plain) } else { 0.0 };
+        let mut drafting =
+            if round.levels.is_some() { self.waited(asked, round.drafting, plain) } else { 0.0 };
         let curve = self.costs.at(ctx.history.len());
         let stretch = if round.ahead { self.overlap.stretch() } else { 1.0 };
         let timed = ctx.last_pass.filter(|_| self.clock.is_some());
-        let times = timed.map_or(1.0, |pass| (pass.time - pass.late.min(pass.time)).as_secs_f32() / (spent * stretch));
+        let times = timed.map_or(1.0, |pass| {
+            (pass.time - pass.late.min(pass.time)).as_secs_f32() / (spent * stretch)
+        });
         if let Some(pass) = timed.filter(|_| !self.pardons[0].grants(rows, times)) {
-            // It is not known when the pass was done if the drafter was late to look: then as expected, within what is possible.
+            // It is not known when the pass was done if the drafter was late to look: then as
+            // expected, within what is possible.
             let usual = curve.cost(rows);
-            let (least, most) = (pass.time.saturating_sub(pass.late).as_secs_f32(), pass.time.as_secs_f32());
+            let (least, most) =
+                (pass.time.saturating_sub(pass.late).as_secs_f32(), pass.time.as_secs_f32());
             let time = (usual * self.overlap.stretch()).clamp(least, most);
             drafting += most - time;
             if round.levels.is_some_and(|levels| levels > 0) {
@@ -211,10 +228,14 @@ impl Paced {
             let wake = &mut self.wake[(asked > 0) as usize];
             let times = time / usual;
             match rows == 1 && round.levels.is_some() {
-                // Plain decoding is timed in rounds without drafts, but a machine that has become slow is noticed at once.
-                true if (1.0 / SPIKE..SPIKE).contains(&times) => *wake = (*wake + WAKE * (times - *wake)).max(1.0),
+                // Plain decoding is timed in rounds without drafts, but a machine that has become
+                // slow is noticed at once.
+                true if (1.0 / SPIKE..SPIKE).contains(&times) => {
+                    *wake = (*wake + WAKE * (times - *wake)).max(1.0)
+                }
                 true => curve.observe(rows, time / *wake),
-                false => curve.observe(rows, time / if round.ahead { self.overlap.stretch() } else { 1.0 }),
+                false => curve
+                    .observe(rows, time / if round.ahead { self.overlap.stretch() } else { 1.0 }),
             }
             let usual = curve.cost(rows);
             spent = (time / stretch).clamp(usual / SPIKE, usual * SPIKE);
@@ -243,23 +264,27 @@ impl Paced {
             self.depth.observe(kept, [own, taken - own], rows - 1, asked.min(drafted), drafting);
         }
         // That plain decoding took shorter or longer than plain decoding is neither won nor lost.
-        let passes = if rows == 1 { self.wake[costly as usize] } else { spent * stretch / plain } + drafting / plain;
+        let passes = if rows == 1 { self.wake[costly as usize] } else { spent * stretch / plain }
+            + drafting / plain;
         self.gain += 0.05 * (tokens / passes - self.gain);
         if self.options.fixed().is_none() {
             self.ledger.book(tokens, passes);
             // Rows of guesses that would have been there without are not the model's to pay for.
-            let others = (rows - 1 - own_nodes) as f32 / (rows - 1).max(1) as f32 * (spent * stretch / plain - 1.0);
+            let others = (rows - 1 - own_nodes) as f32 / (rows - 1).max(1) as f32
+                * (spent * stretch / plain - 1.0);
             self.accounts[!costly as usize].book(1.0 + own as f32, passes - others);
             self.accounts[costly as usize].pass();
         }
     }
 
-    /// Whether a level of a draft model takes long enough that free guesses alone may be better, where the clock may say so.
+    /// Whether a level of a draft model takes long enough that free guesses alone may be better,
+    /// where the clock may say so.
     fn is_dear(&self, plain: f32) -> bool {
         self.clock.is_some() && self.depth.level() > DEAR * plain
     }
 
-    /// Tokens taken and nodes proposed that are to a round's credit: a `dear` draft model's own, else all.
+    /// Tokens taken and nodes proposed that are to a round's credit: a `dear` draft model's own,
+    /// else all.
     fn own(&self, dear: bool, taken: &[u32], rows: u32) -> [usize; 2] {
         let own = |node: &u32| !dear || !source::is_free(self.kept.source(*node));
         [taken.iter().filter(|&node| own(node)).count(), (1..rows).filter(own).count()]
@@ -271,26 +296,35 @@ impl Paced {
         if known > 0.0 { known } else { UNASKED * plain }
     }
 
-    /// Seconds of drafting before the pass, for so many levels of a draft model: as expected where it took far longer once.
+    /// Seconds of drafting before the pass, for so many levels of a draft model: as expected where
+    /// it took far longer once.
     fn waited(&mut self, levels: usize, seconds: f32, plain: f32) -> f32 {
         let (free, expected) = (levels == 0, self.expected_wait(levels, plain));
         let pardoned = self.pardons[1].grants(1 + free as usize, seconds / expected);
         let waited = if pardoned { expected } else { seconds.min(4.0 * expected) };
         if free {
-            self.free = if self.free > 0.0 { self.free + 0.1 * (waited - self.free) } else { waited };
+            self.free =
+                if self.free > 0.0 { self.free + 0.1 * (waited - self.free) } else { waited };
         }
         waited
     }
 
-    /// The number of nodes that makes the most tokens per second, of those whose failure can be afforded.
+    /// The number of nodes that makes the most tokens per second, of those whose failure can be
+    /// afforded.
     fn best_size(&mut self, ctx: &DraftContext<'_>, out: &Proposal, drafting: f32) -> usize {
         let affordable = self.affordable(ctx, drafting);
         let (trust, curve) = (self.trust.factor(), self.costs.at(ctx.history.len()));
         let mut tokens = 1.0;
         let mut best = (0, MARGIN / (curve.cost(1) + drafting));
         // What cannot fail can be afforded.
-        for (i, node) in out.by_chance().into_iter().enumerate().take(affordable.max(forced::count(out))) {
-            tokens += if forced::is_sure(out, node as usize) { 1.0 } else { trust * out.chance[node as usize] };
+        for (i, node) in
+            out.by_chance().into_iter().enumerate().take(affordable.max(forced::count(out)))
+        {
+            tokens += if forced::is_sure(out, node as usize) {
+                1.0
+            } else {
+                trust * out.chance[node as usize]
+            };
             let rate = tokens / (curve.cost(i + 2) + drafting);
             if rate > best.1 {
                 best = (i + 1, rate);
@@ -304,7 +338,9 @@ impl Paced {
         let stretch = if self.overlap.wants() { self.overlap.stretch().max(1.0) } else { 1.0 };
         let curve = self.costs.at(ctx.history.len());
         let most = (1.0 + self.ledger.room()) * curve.cost(1);
-        (1..curve.max_rows()).take_while(|nodes| curve.cost(nodes + 1) * stretch + drafting <= most).count()
+        (1..curve.max_rows())
+            .take_while(|nodes| curve.cost(nodes + 1) * stretch + drafting <= most)
+            .count()
     }
 
     /// How many levels a draft model may be asked for; `None` for a plain round.
@@ -315,7 +351,9 @@ impl Paced {
         }
         self.drafted += 1;
         let doubtful = self.costs.at(ctx.history.len()).is_doubtful() && self.drafted >= DOUBTFUL;
-        if doubtful || RECHECKS.iter().any(|(gain, rounds)| self.gain < *gain && self.drafted >= *rounds) {
+        if doubtful
+            || RECHECKS.iter().any(|(gain, rounds)| self.gain < *gain && self.drafted >= *rounds)
+        {
             // Whatever is believed of plain decoding rests on its last measurement.
             self.drafted = 0;
             return None;
@@ -324,14 +362,16 @@ impl Paced {
             self.drafted = 0;
             return None;
         }
-        let mut levels = if model { self.depth.choose(self.costs.at(ctx.history.len())) } else { 0 };
+        let mut levels =
+            if model { self.depth.choose(self.costs.at(ctx.history.len())) } else { 0 };
         if self.depth.level() == 0.0 {
             // Nobody knows yet what a level costs.
             levels = levels.min(1);
         }
         let plain = self.costs.at(ctx.history.len()).cost(1);
         let reserve = if self.is_dear(plain) { LEFT_TO_OTHERS * plain } else { 0.0 };
-        while levels > 0 && self.affordable(ctx, levels as f32 * self.depth.level() + reserve) == 0 {
+        while levels > 0 && self.affordable(ctx, levels as f32 * self.depth.level() + reserve) == 0
+        {
             levels -= 1;
         }
         (levels > 0 || free && self.affordable(ctx, 0.0) > 0).then_some(levels)
@@ -358,7 +398,8 @@ impl Drafter for Paced {
                 nodes: fixed.unwrap_or(most.min(2 * self.size as usize + 6)),
                 depth: ctx.depth.min(self.options.tokens.unwrap_or(usize::MAX)),
                 chain: ctx.chain || self.options.tree == TreeSize::Chain,
-                pace: (self.clock.is_some() && fixed.is_none()).then(|| Pace { rate: 1.0 / curve.cost(1), levels }),
+                pace: (self.clock.is_some() && fixed.is_none())
+                    .then(|| Pace { rate: 1.0 / curve.cost(1), levels }),
                 ..*ctx
             };
             self.inner.propose(&asked, out)?;
@@ -389,7 +430,12 @@ impl Drafter for Paced {
         Ok(())
     }
 
-    fn meanwhile(&mut self, ctx: &DraftContext<'_>, proposal: &Proposal, more: &mut dyn FnMut() -> bool) -> Result<()> {
+    fn meanwhile(
+        &mut self,
+        ctx: &DraftContext<'_>,
+        proposal: &Proposal,
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
         let asked = self.round.levels.is_some_and(|levels| levels > 0);
         if !asked || !self.overlap.wants() {
             return Ok(());
@@ -414,7 +460,11 @@ impl Drafter for Paced {
         })
     }
 
-    fn read_ahead(&mut self, history: &[crate::tensor::Token], more: &mut dyn FnMut() -> bool) -> Result<()> {
+    fn read_ahead(
+        &mut self,
+        history: &[crate::tensor::Token],
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
         if self.overlap.is_wanted() { self.inner.read_ahead(history, more) } else { Ok(()) }
     }
 
@@ -441,7 +491,11 @@ impl Drafter for Paced {
     }
 
     fn note(&self) -> Option<String> {
-        let own = self.accounts.iter().all(|a| !a.allows()).then(|| "drafting rests: it does not pay on this text".to_owned());
+        let own = self
+            .accounts
+            .iter()
+            .all(|a| !a.allows())
+            .then(|| "drafting rests: it does not pay on this text".to_owned());
         let notes: Vec<String> = own.into_iter().chain(self.inner.note()).collect();
         (!notes.is_empty()).then(|| notes.join("; "))
     }
@@ -457,96 +511,4 @@ fn wall() -> Clock {
 mod losses;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sampler::{Sampler, SamplerConfig};
-    use crate::tensor::Token;
-
-    /// Proposes the chain 1, 1, 1, ... with a constant chance per token.
-    struct Ones(f32);
-
-    impl Drafter for Ones {
-        fn name(&self) -> &'static str {
-            "ones"
-        }
-
-        fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
-            (0..ctx.nodes.min(ctx.depth) as u32).for_each(|node| {
-                out.add(node, 1, self.0, "ones");
-            });
-            Ok(())
-        }
-    }
-
-    fn paced(chance: f32, points: &[(usize, f32)], options: DraftOptions) -> Paced {
-        Paced::new(Box::new(Ones(chance)), CostCurve::new(points), options, false)
-    }
-
-    /// Nodes proposed after `history`.
-    fn size(drafter: &mut Paced, history: &[Token]) -> usize {
-        let sampler = Sampler::new(SamplerConfig::default()).unwrap();
-        let ctx = DraftContext {
-            history,
-            sampler: &sampler,
-            nodes: 100,
-            depth: 100,
-            vocab: 9,
-            chain: false,
-            pace: None,
-            last_pass: None,
-            verified: None,
-        };
-        let mut out = Proposal::root(ctx.root());
-        drafter.propose(&ctx, &mut out).unwrap();
-        out.len() - 1
-    }
-
-    #[test]
-    fn the_size_follows_cost_and_chance() {
-        let flat = [(1, 1.0), (32, 1.0)];
-        let steep = [(1, 1.0), (32, 32.0)];
-        let knee = [(1, 1.0), (8, 1.0), (9, 2.0), (32, 5.0)];
-        let auto = DraftOptions::default();
-        assert_eq!(size(&mut paced(0.9, &flat, auto), &[5]), 22); // all that was asked for
-        assert_eq!(size(&mut paced(0.9, &steep, auto), &[5]), 0);
-        assert_eq!(size(&mut paced(0.7, &knee, auto), &[5]), 7);
-        let fixed = DraftOptions { tree: TreeSize::Nodes(5), tokens: None };
-        assert_eq!(size(&mut paced(0.1, &steep, fixed), &[5]), 5);
-        let chain = DraftOptions { tree: TreeSize::Chain, tokens: Some(3) };
-        assert_eq!(size(&mut paced(0.1, &steep, chain), &[5]), 3);
-        let short = DraftOptions { tree: TreeSize::Auto, tokens: Some(2) };
-        assert_eq!(size(&mut paced(0.9, &flat, short), &[5]), 2);
-    }
-
-    #[test]
-    fn drafting_rests_when_it_does_not_pay_and_is_tried_again() {
-        // Claims 0.9, is never right, and eight rows cost one and a half: losses end it, and trust sinks.
-        let mut drafter = paced(0.9, &[(1, 1.0), (8, 1.5), (32, 4.0)], DraftOptions::default());
-        let mut history = vec![5];
-        let sizes: Vec<usize> = (0..1000)
-            .map(|_| {
-                let size = size(&mut drafter, &history);
-                history.push(2);
-                size
-            })
-            .collect();
-        assert!(sizes[0] > 0);
-        let curve = CostCurve::new(&[(1, 1.0), (8, 1.5), (32, 4.0)]);
-        let lost: f32 = sizes.iter().map(|&nodes| curve.cost(nodes + 1) - 1.0).sum();
-        assert!(lost < 0.025 * 1000.0, "{lost} passes of 1000 were lost");
-        let rested = sizes.iter().position(|&s| s == 0).unwrap();
-        assert!(sizes[rested..].iter().any(|&s| s > 0), "tried again");
-        let mut figures = Figures::default();
-        drafter.figures(&mut figures);
-        assert!(figures.realised == figures.rounds as f64 && figures.predicted > 1.2 * figures.realised, "{figures:?}");
-        assert_eq!(figures.plain_seconds, 999.0);
-    }
-
-    #[test]
-    fn options_are_read_from_words() {
-        assert_eq!("auto".parse::<TreeSize>().unwrap(), TreeSize::Auto);
-        assert_eq!("chain".parse::<TreeSize>().unwrap(), TreeSize::Chain);
-        assert_eq!("12".parse::<TreeSize>().unwrap(), TreeSize::Nodes(12));
-        assert!("0".parse::<TreeSize>().is_err() && "tree".parse::<TreeSize>().is_err());
-    }
-}
+mod tests;

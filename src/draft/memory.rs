@@ -1,8 +1,9 @@
 //! What the table and the mixers have learnt of one target, kept in a file between runs.
 //!
-//! `[magic 8][target 32][draft 32][weights u32][slots u32][weights f32][slots 11 x u32: place, check, count, best][SHA-256 32]`,
-//! little-endian. The file appears whole or not at all (a new one is renamed over it); what is not whole, of another version or of
-//! another target is ignored and later replaced. Two processes take turns at saving, and each keeps what the other has learnt.
+//! `[magic 8][target 32][draft 32][weights u32][slots u32][weights f32][slots 11 x u32: place,
+//! check, count, best][SHA-256 32]`, little-endian. The file appears whole or not at all (a new one
+//! is renamed over it); what is not whole, of another version or of another target is ignored and
+//! later replaced. Two processes take turns at saving, and each keeps what the other has learnt.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read};
@@ -70,8 +71,9 @@ impl Memory {
         let most = HEADER + HASH + 4 * (MOST_WEIGHTS + SLOTS * SLOT_WORDS);
         let mut bytes = Vec::new();
         file.take(most as u64 + 1).read_to_end(&mut bytes).context("it cannot be read")?;
-        let Some((body, hash)) =
-            bytes.split_at_checked(bytes.len().saturating_sub(HASH)).filter(|(body, _)| body.len() >= HEADER)
+        let Some((body, hash)) = bytes
+            .split_at_checked(bytes.len().saturating_sub(HASH))
+            .filter(|(body, _)| body.len() >= HEADER)
         else {
             bail!("it is cut short");
         };
@@ -89,7 +91,9 @@ impl Memory {
         let (words, odd) = rest.as_chunks::<4>();
         let words: Vec<u32> = words.iter().map(|w| u32::from_le_bytes(*w)).collect();
         let (weights, slots) = (words[0] as usize, words[1] as usize);
-        if !odd.is_empty() || weights.checked_add(slots.saturating_mul(SLOT_WORDS)) != Some(words.len() - 2) {
+        if !odd.is_empty()
+            || weights.checked_add(slots.saturating_mul(SLOT_WORDS)) != Some(words.len() - 2)
+        {
             bail!("it is damaged: its sizes do not add up");
         }
         let (weights, slots) = words[2..].split_at(weights);
@@ -102,7 +106,8 @@ impl Memory {
         }
         let weights: Vec<f32> = weights.iter().map(|w| f32::from_bits(*w)).collect();
         let (cold, warm) = weights.split_at(weights.len() / 2);
-        let mixers = Mixer::from_floats(cold).zip(Mixer::from_floats(warm)).map(|(cold, warm)| [cold, warm]);
+        let mixers =
+            Mixer::from_floats(cold).zip(Mixer::from_floats(warm)).map(|(cold, warm)| [cold, warm]);
         Ok(Some(mixers.filter(|_| draft == self.draft)))
     }
 
@@ -116,8 +121,12 @@ impl Memory {
             .create(directory)
             .with_context(|| format!("cannot make {}", directory.display()))?;
         let lock = self.path.with_extension("lock");
-        let lock =
-            OpenOptions::new().create(true).append(true).mode(0o600).open(&lock).with_context(|| lock.display().to_string())?;
+        let lock = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(&lock)
+            .with_context(|| lock.display().to_string())?;
         let start = Instant::now();
         while let Err(e) = lock.try_lock() {
             if start.elapsed() > PATIENCE {
@@ -132,11 +141,18 @@ impl Memory {
     }
 
     fn bytes(&self, table: &Table, mixers: &[Mixer; 2]) -> Vec<u8> {
-        let weights: Vec<u32> = mixers.iter().flat_map(|m| m.to_floats()).map(f32::to_bits).collect();
-        let slots: Vec<u32> =
-            table.used().flat_map(|(at, slot)| [at as u32, slot.check, slot.count as u32].into_iter().chain(slot.best)).collect();
+        let weights: Vec<u32> =
+            mixers.iter().flat_map(|m| m.to_floats()).map(f32::to_bits).collect();
+        let slots: Vec<u32> = table
+            .used()
+            .flat_map(|(at, slot)| {
+                [at as u32, slot.check, slot.count as u32].into_iter().chain(slot.best)
+            })
+            .collect();
         let mut bytes = [&MAGIC[..], &self.target, &self.draft].concat();
-        for words in [&[weights.len() as u32, (slots.len() / SLOT_WORDS) as u32][..], &weights, &slots] {
+        for words in
+            [&[weights.len() as u32, (slots.len() / SLOT_WORDS) as u32][..], &weights, &slots]
+        {
             bytes.extend(words.iter().flat_map(|w| w.to_le_bytes()));
         }
         let hash = Sha256::digest(&bytes);
@@ -152,7 +168,8 @@ mod tests {
 
     fn table(first: u32) -> Table {
         let mut table = Table::new();
-        (first..first + 50).for_each(|i| table.put(Key::Pair(i, i + 1), &[(i + 2, 0.75), (i + 3, 0.25)]));
+        (first..first + 50)
+            .for_each(|i| table.put(Key::Pair(i, i + 1), &[(i + 2, 0.75), (i + 3, 0.25)]));
         table
     }
 
@@ -161,7 +178,9 @@ mod tests {
     }
 
     fn knows(kept: &Table, first: u32) -> bool {
-        (first..first + 50).all(|i| kept.get(Key::Pair(i, i + 1)).is_some_and(|s| s.list().next().unwrap().0 == i + 2))
+        (first..first + 50).all(|i| {
+            kept.get(Key::Pair(i, i + 1)).is_some_and(|s| s.list().next().unwrap().0 == i + 2)
+        })
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Several sources' opinions made into one chance: logistic mixing, learnt while the text grows.
 //!
-//! Each source gives each candidate a log-probability. A candidate's score is a weighted sum of them, its chance the softmax of the
-//! scores over all candidates and "none of these" (Hinton's products of experts, as the mixers of PAQ). The weights depend on what
-//! is known of the place: how long the context match is, how sure the draft model, how well known the table's entry. Each token
-//! of the target's is one step of gradient descent on its log-loss, so a source that is right gains weight where it was right, and
-//! chances are calibrated. With a temperature the noise that target and drafter share is one more opinion.
+//! Each source gives each candidate a log-probability. A candidate's score is a weighted sum of
+//! them, its chance the softmax of the scores over all candidates and "none of these" (Hinton's
+//! products of experts, as the mixers of PAQ). The weights depend on what is known of the place:
+//! how long the context match is, how sure the draft model, how well known the table's entry. Each
+//! token of the target's is one step of gradient descent on its log-loss, so a source that is right
+//! gains weight where it was right, and chances are calibrated. With a temperature the noise that
+//! target and drafter share is one more opinion.
 
 use crate::tensor::Token;
 
@@ -40,8 +42,8 @@ pub const SETS: usize = 1 + LENGTHS + SURENESS + RECORDS;
 pub struct Place([u8; 3]);
 
 impl Place {
-    /// Length of the context match; the draft model's chance of its best token, if it was asked; how often the table has
-    /// seen the last two tokens, or else whether it knows the last one.
+    /// Length of the context match; the draft model's chance of its best token, if it was asked;
+    /// how often the table has seen the last two tokens, or else whether it knows the last one.
     pub fn new(matched: u32, model: Option<f32>, pair: u32, last: bool) -> Self {
         let length = match matched {
             0..=3 => matched as u8,
@@ -51,7 +53,9 @@ impl Place {
         };
         let sure = match model {
             None => 0,
-            Some(p) => 1 + [0.25, 0.5, 0.75, 0.92].iter().filter(|bound| p >= **bound).count() as u8,
+            Some(p) => {
+                1 + [0.25, 0.5, 0.75, 0.92].iter().filter(|bound| p >= **bound).count() as u8
+            }
         };
         let record = match (pair, last) {
             (0, false) => 0,
@@ -79,7 +83,8 @@ pub struct Choice {
     pub features: Vec<Features>,
 }
 
-/// The weights: a sum of four sets, each chosen by a mark of the place, so that what is learnt in one place helps in others.
+/// The weights: a sum of four sets, each chosen by a mark of the place, so that what is learnt in
+/// one place helps in others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mixer {
     sets: [Features; SETS],
@@ -92,12 +97,14 @@ pub const RATE: f32 = 0.003;
 const BOUND: f32 = 8.0;
 
 impl Mixer {
-    /// Begins with what was learnt from other text ([`prior`](super::prior)); `warm` for a temperature above 0.
+    /// Begins with what was learnt from other text ([`prior`](super::prior)); `warm` for a
+    /// temperature above 0.
     pub fn new(warm: bool) -> Self {
         Mixer { sets: super::prior::weights(warm), rate: RATE }
     }
 
-    /// Equal trust in all that have an opinion, and no learning: what the learnt weights are measured against.
+    /// Equal trust in all that have an opinion, and no learning: what the learnt weights are
+    /// measured against.
     pub fn fixed(warm: bool) -> Self {
         let mut sets = [[0.0; FEATURES]; SETS];
         sets[0] = [0.4, 0.2, 0.4, 0.2, 1.0, warm as u8 as f32, 0.0];
@@ -121,7 +128,12 @@ impl Mixer {
     pub fn chances(&self, choice: &Choice, out: &mut Vec<f32>) {
         let weights = self.weights(choice.place);
         out.clear();
-        out.extend(choice.features.iter().map(|row| (0..FEATURES).map(|f| weights[f] * row[f]).sum::<f32>()));
+        out.extend(
+            choice
+                .features
+                .iter()
+                .map(|row| (0..FEATURES).map(|f| weights[f] * row[f]).sum::<f32>()),
+        );
         let max = out.iter().fold(f32::NEG_INFINITY, |max, &score| max.max(score));
         let mut sum = 0.0;
         for score in out.iter_mut() {
@@ -131,13 +143,19 @@ impl Mixer {
         out.iter_mut().for_each(|chance| *chance /= sum);
     }
 
-    /// What each source adds to a candidate's score beyond what it gives to the others, by their chances; `None` where it has no
-    /// opinion.
-    pub fn parts(&self, choice: &Choice, chances: &[f32], candidate: usize) -> [Option<f32>; FEATURES] {
+    /// What each source adds to a candidate's score beyond what it gives to the others, by their
+    /// chances; `None` where it has no opinion.
+    pub fn parts(
+        &self,
+        choice: &Choice,
+        chances: &[f32],
+        candidate: usize,
+    ) -> [Option<f32>; FEATURES] {
         let weights = self.weights(choice.place);
         let others = (1.0 - chances[candidate]).max(1e-6);
         std::array::from_fn(|f| {
-            let rows = choice.features.iter().zip(chances).enumerate().filter(|(i, _)| *i != candidate);
+            let rows =
+                choice.features.iter().zip(chances).enumerate().filter(|(i, _)| *i != candidate);
             let mean: f32 = rows.map(|(_, (row, chance))| row[f] * chance / others).sum();
             let silent = choice.features.iter().all(|row| row[f] == 0.0);
             (!silent).then_some(weights[f] * (choice.features[candidate][f] - mean))
@@ -149,7 +167,8 @@ impl Mixer {
         if self.rate == 0.0 {
             return;
         }
-        let which = choice.tokens.iter().position(|&token| token == came).unwrap_or(choice.tokens.len());
+        let which =
+            choice.tokens.iter().position(|&token| token == came).unwrap_or(choice.tokens.len());
         self.chances(choice, chances);
         let mut step = [0.0; FEATURES];
         for (i, (row, &chance)) in choice.features.iter().zip(chances.iter()).enumerate() {
@@ -199,7 +218,8 @@ mod tests {
             row[MISS] = miss;
             row
         };
-        let features = vec![row(sure, 0.0), row((1.0 - sure) / 2.0, 0.0), row((1.0 - sure) / 2.0, 1.0)];
+        let features =
+            vec![row(sure, 0.0), row((1.0 - sure) / 2.0, 0.0), row((1.0 - sure) / 2.0, 1.0)];
         Choice { place: Place::new(2, Some(0.5), 0, false), tokens: vec![7, 8], features }
     }
 
@@ -208,10 +228,13 @@ mod tests {
         let mut mixer = Mixer::new(false).at_rate(0.001);
         let (mut chances, mut state) = (Vec::new(), 1u64);
         let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 40) as f32 / (1 << 24) as f32
         };
-        // The source claims .9; 7 comes in half of all cases, 8 in a fifth, something else in the rest.
+        // The source claims .9; 7 comes in half of all cases, 8 in a fifth, something else in the
+        // rest.
         for _ in 0..6000 {
             let x = next();
             mixer.learn(

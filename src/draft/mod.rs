@@ -1,7 +1,9 @@
-//! Floor 4: guessing what the target will pick. A guess can make the text come sooner; it cannot change it.
+//! Floor 4: guessing what the target will pick. A guess can make the text come sooner; it cannot
+//! change it.
 //!
-//! A drafter is asked once a round. What became of its last guess it reads off the history; what the target thought of it, off
-//! [`Verified`]. Adding a source of guesses: a feature in [`mix`], filled in [`source`]; its state derives from `history`.
+//! A drafter is asked once a round. What became of its last guess it reads off the history; what
+//! the target thought of it, off [`Verified`]. Adding a source of guesses: a feature in [`mix`],
+//! filled in [`source`]; its state derives from `history`.
 
 pub mod automaton;
 pub mod cost;
@@ -57,7 +59,8 @@ pub struct DraftContext<'a> {
     pub vocab: usize,
     /// Propose one line, no branches.
     pub chain: bool,
-    /// For drafters that weigh their own time; `None` asks for decisions that do not depend on the clock.
+    /// For drafters that weigh their own time; `None` asks for decisions that do not depend on the
+    /// clock.
     pub pace: Option<Pace>,
     /// The target's last pass, if there was one.
     pub last_pass: Option<Pass>,
@@ -77,7 +80,8 @@ impl DraftContext<'_> {
 pub struct Pace {
     /// Tokens a second that plain decoding reaches.
     pub rate: f32,
-    /// The most passes of a draft model before the target's; with 0 only guesses that cost nothing are wanted.
+    /// The most passes of a draft model before the target's; with 0 only guesses that cost nothing
+    /// are wanted.
     pub levels: usize,
 }
 
@@ -99,16 +103,23 @@ pub trait Drafter {
     fn name(&self) -> &'static str;
     /// Adds guesses to `out`, which holds the root alone.
     fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()>;
-    /// Works ahead on what may follow `proposal`, which the target's device scores at this moment, for as long as `more` says so.
-    /// `ctx` is the one that the proposal was made for. Nothing depends on it but how much the next proposal costs and offers.
-    fn meanwhile(&mut self, _ctx: &DraftContext<'_>, _proposal: &Proposal, _more: &mut dyn FnMut() -> bool) -> Result<()> {
+    /// Works ahead on what may follow `proposal`, which the target's device scores at this moment,
+    /// for as long as `more` says so. `ctx` is the one that the proposal was made for. Nothing
+    /// depends on it but how much the next proposal costs and offers.
+    fn meanwhile(
+        &mut self,
+        _ctx: &DraftContext<'_>,
+        _proposal: &Proposal,
+        _more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
         Ok(())
     }
     /// Reads what it can of a prompt while the target's device does, for as long as `more` says so.
     fn read_ahead(&mut self, _history: &[Token], _more: &mut dyn FnMut() -> bool) -> Result<()> {
         Ok(())
     }
-    /// Reads the rest of a prompt ahead of the first proposal. Nothing depends on it but where the time is spent.
+    /// Reads the rest of a prompt ahead of the first proposal. Nothing depends on it but where the
+    /// time is spent.
     fn prepare(&mut self, _history: &[Token]) -> Result<()> {
         Ok(())
     }
@@ -116,7 +127,8 @@ pub trait Drafter {
     fn reads_target(&self) -> bool {
         false
     }
-    /// Whether the text's end has come before, at some length: a look that costs next to nothing, for rounds that would not ask.
+    /// Whether the text's end has come before, at some length: a look that costs next to nothing,
+    /// for rounds that would not ask.
     fn stirs(&mut self, _history: &[Token]) -> bool {
         false
     }

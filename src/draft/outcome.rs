@@ -27,11 +27,14 @@ impl Outcome {
         self.proposal.tree.depths().into_iter().max().unwrap_or(0) as usize
     }
 
-    /// Forgets the proposal and returns the nodes of it that the history went on with, in a line from below the root; `None` if
-    /// the history is not a longer one.
+    /// Forgets the proposal and returns the nodes of it that the history went on with, in a line
+    /// from below the root; `None` if the history is not a longer one.
     pub fn settle(&mut self, history: &[Token]) -> Option<Vec<u32>> {
         let asked = std::mem::take(&mut self.asked);
-        if asked == 0 || history.len() <= asked || history[asked - 1] != self.proposal.tree.tokens[0] {
+        if asked == 0
+            || history.len() <= asked
+            || history[asked - 1] != self.proposal.tree.tokens[0]
+        {
             return None;
         }
         let mut path = self.proposal.tree.walk(&history[asked - 1..]);

@@ -1,7 +1,9 @@
-//! Whether to draft while the target's device works: when what that saves is more than what it costs.
+//! Whether to draft while the target's device works: when what that saves is more than what it
+//! costs.
 //!
-//! It saves the drafting that the next round finds done. It costs what the pass takes longer, where both share memory, power or cores,
-//! and what drafting runs on after the pass is done. Both are measured, now and then without overlap.
+//! It saves the drafting that the next round finds done. It costs what the pass takes longer, where
+//! both share memory, power or cores, and what drafting runs on after the pass is done. Both are
+//! measured, now and then without overlap.
 
 /// Whether work ahead is wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,12 +15,13 @@ pub enum Ahead {
     Never,
 }
 
-/// Rounds of a trial of the other way, the round at which the first one begins, and those between two.
+/// Rounds of a trial of the other way, the round at which the first one begins, and those between
+/// two.
 const TRIAL: u32 = 4;
 const FIRST: u32 = 8;
 const BETWEEN: u32 = 256;
-/// How much a round moves what is known of the time exposed, and of the stretch. The latter slowly: what is wrong about the usual time of
-/// a pass is put right by the cost curve, much faster.
+/// How much a round moves what is known of the time exposed, and of the stretch. The latter slowly:
+/// what is wrong about the usual time of a pass is put right by the cost curve, much faster.
 const RATE: f32 = 0.15;
 const SLOW: f32 = 0.03;
 
@@ -71,7 +74,9 @@ impl Overlap {
     /// What seems better by now. What was never tried is.
     fn better(&self) -> bool {
         let [without, with] = self.ways;
-        without.rounds == 0 || with.rounds == 0 || with.seconds(self.pass) <= without.seconds(self.pass)
+        without.rounds == 0
+            || with.rounds == 0
+            || with.seconds(self.pass) <= without.seconds(self.pass)
     }
 
     /// Whether to work ahead at all.
@@ -93,8 +98,8 @@ impl Overlap {
         self.ways[1].stretch
     }
 
-    /// Takes in a round: whether it worked ahead, the seconds of drafting that the target waited for, and those of the pass, which would
-    /// have been `usual` without.
+    /// Takes in a round: whether it worked ahead, the seconds of drafting that the target waited
+    /// for, and those of the pass, which would have been `usual` without.
     pub fn observe(&mut self, ahead: bool, exposed: f32, pass: f32, usual: f32) {
         let stretch = (pass / usual.max(1e-9)).clamp(0.5, 4.0);
         self.ways[ahead as usize].observe(exposed, if ahead { stretch } else { 1.0 });
@@ -114,7 +119,8 @@ impl Overlap {
 mod tests {
     use super::*;
 
-    /// Of `rounds`, those that worked ahead; drafting of 2 ms is hidden then, and a pass of 10 ms takes `stretch` as long.
+    /// Of `rounds`, those that worked ahead; drafting of 2 ms is hidden then, and a pass of 10 ms
+    /// takes `stretch` as long.
     fn ahead(overlap: &mut Overlap, rounds: u32, stretch: f32) -> u32 {
         let mut count = 0;
         for _ in 0..rounds {

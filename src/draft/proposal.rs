@@ -8,7 +8,8 @@ use crate::tensor::Token;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Proposal {
     pub tree: TokenTree,
-    /// Estimated chance that the target takes the whole path to the node: 1 at the root, never above the parent's. `[nodes]`
+    /// Estimated chance that the target takes the whole path to the node: 1 at the root, never
+    /// above the parent's. `[nodes]`
     pub chance: Vec<f32>,
     /// The drafter that gave the node its chance; empty at the root. `[nodes]`
     pub source: Vec<&'static str>,
@@ -41,9 +42,15 @@ impl Proposal {
         self.len() <= 1
     }
 
-    /// Adds a child that is taken with this chance once its parent is. If an equal child stands there, the higher chance
-    /// counts. Returns its index.
-    pub fn add(&mut self, parent: u32, token: Token, chance_given_parent: f32, source: &'static str) -> u32 {
+    /// Adds a child that is taken with this chance once its parent is. If an equal child stands
+    /// there, the higher chance counts. Returns its index.
+    pub fn add(
+        &mut self,
+        parent: u32,
+        token: Token,
+        chance_given_parent: f32,
+        source: &'static str,
+    ) -> u32 {
         let chance = self.chance[parent as usize] * chance_given_parent.clamp(0.0, 1.0);
         let node = self.tree.insert(parent, token);
         if node as usize == self.chance.len() {
@@ -79,11 +86,14 @@ impl Proposal {
         }
     }
 
-    /// Drops nodes too deep or unknown to the target, then the least likely ones above the number allowed.
+    /// Drops nodes too deep or unknown to the target, then the least likely ones above the number
+    /// allowed.
     pub fn limit(&mut self, ctx: &DraftContext<'_>) {
-        let allowed =
-            |(&depth, &token): (&u32, &Token)| depth == 0 || depth as usize <= ctx.depth && (token as usize) < ctx.vocab;
-        let keep: Vec<bool> = self.tree.depths().iter().zip(&self.tree.tokens).map(allowed).collect();
+        let allowed = |(&depth, &token): (&u32, &Token)| {
+            depth == 0 || depth as usize <= ctx.depth && (token as usize) < ctx.vocab
+        };
+        let keep: Vec<bool> =
+            self.tree.depths().iter().zip(&self.tree.tokens).map(allowed).collect();
         if keep.contains(&false) {
             self.keep(&keep);
         }
@@ -149,7 +159,17 @@ mod tests {
         let limited = |nodes, depth, vocab| {
             let mut p = sample();
             let (history, sampler, chain) = (&[9][..], &sampler, false);
-            p.limit(&DraftContext { history, sampler, nodes, depth, vocab, chain, pace: None, last_pass: None, verified: None });
+            p.limit(&DraftContext {
+                history,
+                sampler,
+                nodes,
+                depth,
+                vocab,
+                chain,
+                pace: None,
+                last_pass: None,
+                verified: None,
+            });
             p.tree.tokens
         };
         assert_eq!(limited(10, 9, 5), [9, 1, 2, 3, 4]);

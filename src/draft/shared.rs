@@ -1,9 +1,11 @@
-//! How much to draft where several texts share a pass: of all their guesses as many as make the most tokens a second together.
+//! How much to draft where several texts share a pass: of all their guesses as many as make the
+//! most tokens a second together.
 //!
-//! A pass over the newest tokens of `T` texts costs `c(T)` and brings `T` tokens. Guesses of any of them make it longer, the likeliest
-//! first, as long as tokens per second grow by that; the rule of [`length`](super::length), over all texts at once. Chances are trusted
-//! as far as they came true, and what guesses lose against passes without any is bounded ([`guard`](super::guard)); the unit is the pass
-//! over the newest tokens alone, and the tokens that such a pass brings each text.
+//! A pass over the newest tokens of `T` texts costs `c(T)` and brings `T` tokens. Guesses of any of
+//! them make it longer, the likeliest first, as long as tokens per second grow by that; the rule of
+//! [`length`](super::length), over all texts at once. Chances are trusted as far as they came true,
+//! and what guesses lose against passes without any is bounded ([`guard`](super::guard)); the unit
+//! is the pass over the newest tokens alone, and the tokens that such a pass brings each text.
 
 use super::cost::Costs;
 use super::guard::{Account, Ledger, MARGIN, Pardons, Trust};
@@ -28,7 +30,8 @@ struct Round {
     /// Guesses were asked for, which took so many seconds.
     asked: bool,
     drafting: f32,
-    /// Guesses, those of them that cannot fail, and tokens that the others promise, before any doubt.
+    /// Guesses, those of them that cannot fail, and tokens that the others promise, before any
+    /// doubt.
     drafted: usize,
     sure: usize,
     expected: f32,
@@ -46,12 +49,16 @@ impl Shared {
         self.ledger.begin_text();
     }
 
-    /// Nodes, besides its root, to ask of each of `running` texts, the longest of `position` tokens, where a pass takes `most` of them;
-    /// `None` where only what cannot fail is wanted.
+    /// Nodes, besides its root, to ask of each of `running` texts, the longest of `position`
+    /// tokens, where a pass takes `most` of them; `None` where only what cannot fail is wanted.
     pub fn nodes(&mut self, running: usize, position: usize, most: usize) -> Option<usize> {
         let nodes = match self.options.fixed() {
             Some(n) => Some(n.min(most / running.max(1))),
-            None => self.account.allows().then(|| self.affordable(running, position).min(most)).filter(|nodes| *nodes > 0),
+            None => self
+                .account
+                .allows()
+                .then(|| self.affordable(running, position).min(most))
+                .filter(|nodes| *nodes > 0),
         };
         self.round = Round { asked: nodes.is_some(), ..Round::default() };
         nodes
@@ -61,7 +68,11 @@ impl Shared {
     fn affordable(&mut self, running: usize, position: usize) -> usize {
         let curve = self.costs.at(position);
         let most = (1.0 + self.ledger.room()) * curve.cost(running);
-        (1..).take_while(|nodes| running + nodes <= curve.max_rows() && curve.cost(running + nodes) <= most).count()
+        (1..)
+            .take_while(|nodes| {
+                running + nodes <= curve.max_rows() && curve.cost(running + nodes) <= most
+            })
+            .count()
     }
 
     pub fn is_chain(&self) -> bool {
@@ -82,7 +93,8 @@ impl Shared {
         }
         self.round.drafted = proposals.iter().map(|p| p.len() - 1).sum();
         self.round.sure = proposals.iter().map(|p| forced::count(p)).sum();
-        self.round.expected = proposals.iter().map(|p| p.expected()).sum::<f32>() - self.round.sure as f32;
+        self.round.expected =
+            proposals.iter().map(|p| p.expected()).sum::<f32>() - self.round.sure as f32;
     }
 
     /// How many nodes each text keeps.
@@ -91,7 +103,10 @@ impl Shared {
         let affordable = self.affordable(texts, position);
         let mut order: Vec<(f32, bool, usize)> = Vec::new();
         for (text, proposal) in proposals.iter().enumerate() {
-            order.extend((1..proposal.len()).map(|node| (proposal.chance[node], forced::is_sure(proposal, node), text)));
+            order.extend(
+                (1..proposal.len())
+                    .map(|node| (proposal.chance[node], forced::is_sure(proposal, node), text)),
+            );
         }
         // What cannot fail comes first, and can be afforded.
         order.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
@@ -113,7 +128,14 @@ impl Shared {
     }
 
     /// Takes in a pass over `rows` rows of `running` texts: accepted guesses, and seconds.
-    pub fn observe(&mut self, running: usize, position: usize, rows: usize, taken: usize, seconds: f32) {
+    pub fn observe(
+        &mut self,
+        running: usize,
+        position: usize,
+        rows: usize,
+        taken: usize,
+        seconds: f32,
+    ) {
         let round = std::mem::take(&mut self.round);
         let curve = self.costs.at(position);
         // A pass out of the ordinary is booked as what its size is known to cost.
@@ -168,7 +190,11 @@ mod tests {
         // Three of six rows are the texts' own.
         assert_eq!(kept(&flat, auto, &[&[0.9, 0.2], &[0.1], &[0.8, 0.5, 0.3]]), [1, 0, 2]);
         assert_eq!(kept(&flat, auto, &[&[0.2], &[], &[]]), [1, 0, 0]);
-        assert_eq!(kept(&[(1, 1.0), (32, 32.0)], auto, &[&[0.9], &[0.9]]), [0, 0], "rows have their price");
+        assert_eq!(
+            kept(&[(1, 1.0), (32, 32.0)], auto, &[&[0.9], &[0.9]]),
+            [0, 0],
+            "rows have their price"
+        );
         let fixed = DraftOptions { tree: TreeSize::Nodes(2), tokens: None };
         assert_eq!(kept(&flat, fixed, &[&[0.1, 0.1], &[0.1]]), [2, 1]);
         // More texts than the curve has rows.
@@ -193,7 +219,8 @@ mod tests {
     fn drafting_rests_where_it_does_not_pay() {
         let curve = CostCurve::new(&[(1, 1.0), (8, 1.5), (32, 4.0)]);
         let mut shared = Shared::new(Costs::new(curve, 0), DraftOptions::default(), false);
-        // As many as may fail at once: for .3 of a pass at first, for a whole one once there are tokens enough to make up for it.
+        // As many as may fail at once: for .3 of a pass at first, for a whole one once there are
+        // tokens enough to make up for it.
         assert_eq!(shared.nodes(2, 10, 100), Some(4));
         for _ in 0..64 {
             shared.round = Round::default();

@@ -4,7 +4,9 @@ use anyhow::Result;
 
 use super::automaton::{Automaton, Match};
 use super::lm::Lm;
-use super::mix::{self, Choice, FEATURES, Features, LAST, LONG, MISS, MODEL, Mixer, NOISE, PAIR, Place, SHORT};
+use super::mix::{
+    self, Choice, FEATURES, Features, LAST, LONG, MISS, MODEL, Mixer, NOISE, PAIR, Place, SHORT,
+};
 use super::table::{Key, Table};
 use crate::sampler::{Mask, Sampler, Tempered};
 use crate::tensor::Token;
@@ -56,11 +58,14 @@ impl Rules<'_> {
     }
 
     fn allow(&self, token: Token) -> bool {
-        (token as usize) < self.vocab && self.sampler.allows(token) && self.mask.is_none_or(|mask| mask.allows(token))
+        (token as usize) < self.vocab
+            && self.sampler.allows(token)
+            && self.mask.is_none_or(|mask| mask.allows(token))
     }
 }
 
-/// One source's list, and the share it keeps for what is not on it. Nothing is known where the list is empty.
+/// One source's list, and the share it keeps for what is not on it. Nothing is known where the list
+/// is empty.
 #[derive(Default)]
 struct Opinion {
     list: Vec<(Token, f32)>,
@@ -76,7 +81,11 @@ impl Opinion {
 
     fn of(&self, token: Token) -> f32 {
         let listed = self.list.iter().find(|c| c.0 == token);
-        if self.list.is_empty() { 0.0 } else { mix::opinion(listed.map_or(self.left * UNSEEN, |c| c.1)) }
+        if self.list.is_empty() {
+            0.0
+        } else {
+            mix::opinion(listed.map_or(self.left * UNSEEN, |c| c.1))
+        }
     }
 
     fn miss(&self) -> f32 {
@@ -95,9 +104,17 @@ pub struct Gather {
 }
 
 impl Gather {
-    /// All that is known of what follows a spot. `row` is the place of its logits in the draft model's last batch, if it was in it;
-    /// `context` is the text with the spot at its end where a penalty reads it.
-    pub fn choice(&mut self, s: &Sources, rules: Rules<'_>, spot: Spot, row: Option<usize>, context: &[Token]) -> Result<Choice> {
+    /// All that is known of what follows a spot. `row` is the place of its logits in the draft
+    /// model's last batch, if it was in it; `context` is the text with the spot at its end where a
+    /// penalty reads it.
+    pub fn choice(
+        &mut self,
+        s: &Sources,
+        rules: Rules<'_>,
+        spot: Spot,
+        row: Option<usize>,
+        context: &[Token],
+    ) -> Result<Choice> {
         let [long, short, pair, last] = &mut self.opinions;
         let mut matched = 0;
         for (opinion, at) in [(&mut *long, Some(spot.matched)), (&mut *short, None)] {
@@ -109,7 +126,10 @@ impl Gather {
             }
         }
         let mut seen = 0;
-        let keys = [spot.previous.map(|previous| Key::Pair(previous, spot.token)), Some(Key::Last(spot.token))];
+        let keys = [
+            spot.previous.map(|previous| Key::Pair(previous, spot.token)),
+            Some(Key::Last(spot.token)),
+        ];
         for (opinion, key) in [&mut *pair, &mut *last].into_iter().zip(keys) {
             opinion.list.clear();
             if let Some(slot) = s.table.as_ref().zip(key).and_then(|(table, key)| table.get(key)) {
@@ -128,10 +148,15 @@ impl Gather {
         let columns = s.lm.as_ref().and_then(Lm::columns);
         let logits = match (logits, rules.mask) {
             (Some(logits), Some(mask)) => {
-                let token_of = |column: usize| columns.map_or(column as Token, |columns| columns.token(column));
+                let token_of = |column: usize| {
+                    columns.map_or(column as Token, |columns| columns.token(column))
+                };
                 mask.apply(logits, token_of, &mut self.masked);
                 // A draft of few rows may know none of what is allowed: then it has nothing to say.
-                self.masked.iter().any(|logit| *logit > f32::NEG_INFINITY).then_some(&self.masked[..])
+                self.masked
+                    .iter()
+                    .any(|logit| *logit > f32::NEG_INFINITY)
+                    .then_some(&self.masked[..])
             }
             (logits, _) => logits,
         };
@@ -139,15 +164,21 @@ impl Gather {
             match columns {
                 None => rules.sampler.temper(logits, context, &mut self.tempered)?,
                 Some(columns) => {
-                    let said: Vec<_> = context.iter().filter_map(|t| columns.column(*t)).map(|c| c as Token).collect();
+                    let said: Vec<_> = context
+                        .iter()
+                        .filter_map(|t| columns.column(*t))
+                        .map(|c| c as Token)
+                        .collect();
                     rules.sampler.temper(logits, &said, &mut self.tempered)?;
                     self.tempered.list.iter_mut().for_each(|c| c.0 = columns.token(c.0 as usize));
                 }
             }
             sure = self.tempered.list.first().map(|c| c.1.exp());
             let allowed = self.tempered.list.iter().filter(|c| rules.allow(c.0));
-            self.ranked.extend(allowed.map(|&(token, p)| (token, p + rules.noise(spot.position, token))));
-            let order = |a: &(Token, f32), b: &(Token, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+            self.ranked
+                .extend(allowed.map(|&(token, p)| (token, p + rules.noise(spot.position, token))));
+            let order =
+                |a: &(Token, f32), b: &(Token, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
             if self.ranked.len() > FROM_MODEL {
                 self.ranked.select_nth_unstable_by(FROM_MODEL, order);
                 self.ranked.truncate(FROM_MODEL);
@@ -161,7 +192,8 @@ impl Gather {
                 tokens.push(token);
             }
         }
-        let column_of = |token: Token| columns.map_or(Some(token as usize), |columns| columns.column(token));
+        let column_of =
+            |token: Token| columns.map_or(Some(token as usize), |columns| columns.column(token));
         let mut features: Vec<Features> = Vec::with_capacity(tokens.len() + 1);
         let mut left = 1.0;
         for &token in &tokens {
@@ -171,7 +203,8 @@ impl Gather {
             }
             if let Some(logits) = logits {
                 let listed = self.tempered.list.iter().find(|c| c.0 == token).map(|c| c.1);
-                let p = listed.or_else(|| logits.get(column_of(token)?).map(|l| self.tempered.log_prob(*l)));
+                let p = listed
+                    .or_else(|| logits.get(column_of(token)?).map(|l| self.tempered.log_prob(*l)));
                 row[MODEL] = p.unwrap_or(mix::FLOOR).max(mix::FLOOR);
                 left -= p.map_or(0.0, f32::exp);
             }
@@ -196,7 +229,13 @@ pub fn is_free(name: &str) -> bool {
 }
 
 /// The source that speaks most for a candidate against the others.
-pub fn advocate(mixer: &Mixer, choice: &Choice, chances: &[f32], candidate: usize, model: &'static str) -> &'static str {
+pub fn advocate(
+    mixer: &Mixer,
+    choice: &Choice,
+    chances: &[f32],
+    candidate: usize,
+    model: &'static str,
+) -> &'static str {
     let parts = mixer.parts(choice, chances, candidate);
     let voice = |f: &usize| parts[*f].unwrap_or(f32::NEG_INFINITY);
     match (LONG..=MODEL).max_by(|a, b| voice(a).total_cmp(&voice(b)).then(b.cmp(a))) {

@@ -1,7 +1,9 @@
-//! All sources, one tree: grown best first by mixed chances, the draft model asked level by level, several nodes at a time.
+//! All sources, one tree: grown best first by mixed chances, the draft model asked level by level,
+//! several nodes at a time.
 //!
-//! Context matches and table entries cost nothing, so every node that may be of use is continued by them at once: copied passages
-//! become long chains before the draft model is asked at all. What the model then says of a node replaces the chances there.
+//! Context matches and table entries cost nothing, so every node that may be of use is continued by
+//! them at once: copied passages become long chains before the draft model is asked at all. What
+//! the model then says of a node replaces the chances there.
 
 mod ahead;
 
@@ -27,18 +29,22 @@ const BRANCHES: usize = 8;
 const FAINT: f32 = 0.002;
 /// A level is not worth its pass if all its nodes together are less likely than this.
 const LEAST: f32 = 0.1;
-/// A node is not evaluated along with others if it is this much less likely than the likeliest of them.
+/// A node is not evaluated along with others if it is this much less likely than the likeliest of
+/// them.
 const SHARE: f32 = 0.1;
 /// What a node's likeliest continuation has of its chance, as a rule at most.
 const HOPE: f32 = 0.7;
-/// Tokens that the text's end must share with an earlier place to be worth a look in rounds that would not ask.
+/// Tokens that the text's end must share with an earlier place to be worth a look in rounds that
+/// would not ask.
 const REPEATED: u32 = 4;
-/// Price of a level, in tokens that plain decoding would bring meanwhile, above which levels are one node wide.
+/// Price of a level, in tokens that plain decoding would bring meanwhile, above which levels are
+/// one node wide.
 const DEAR: f32 = 0.03;
 /// How much the measured time of a level moves with each one.
 const RATE: f32 = 0.1;
 
-/// How the sources are made into one tree. The default is the best; the others are there to be measured against.
+/// How the sources are made into one tree. The default is the best; the others are there to be
+/// measured against.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mixing {
     /// Begin with the weights learnt elsewhere; else with the same for every place.
@@ -76,7 +82,18 @@ struct Node {
 
 impl Node {
     fn new(token: Token, parent: u32, depth: usize, matched: Match) -> Self {
-        Node { token, parent, depth, own: 0.0, chance: 0.0, source: "", matched, choice: None, forced: false, row: None }
+        Node {
+            token,
+            parent,
+            depth,
+            own: 0.0,
+            chance: 0.0,
+            source: "",
+            matched,
+            choice: None,
+            forced: false,
+            row: None,
+        }
     }
 
     /// Whether nobody has asked yet what follows.
@@ -106,10 +123,19 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// `name` appears in the statistics. Without the draft model guesses come from what was there before.
-    pub fn new(name: &'static str, lm: Option<Lm>, context: bool, table: Option<Table>, mixing: Mixing) -> Self {
+    /// `name` appears in the statistics. Without the draft model guesses come from what was there
+    /// before.
+    pub fn new(
+        name: &'static str,
+        lm: Option<Lm>,
+        context: bool,
+        table: Option<Table>,
+        mixing: Mixing,
+    ) -> Self {
         let context = context.then(Automaton::new);
-        let mixer = |warm: bool| if mixing.prior { Mixer::new(warm) } else { Mixer::fixed(warm) }.at_rate(mixing.rate);
+        let mixer = |warm: bool| {
+            if mixing.prior { Mixer::new(warm) } else { Mixer::fixed(warm) }.at_rate(mixing.rate)
+        };
         Stack {
             name,
             sources: Sources { context, table, lm },
@@ -142,10 +168,11 @@ impl Stack {
         Self::new("mixed", Some(Lm::new(name, engine)), true, Some(Table::new()), Mixing::default())
     }
 
-    /// Goes on with what an earlier run has learnt, and leaves this run's there. An error says why the file is not used; it is
-    /// replaced all the same.
+    /// Goes on with what an earlier run has learnt, and leaves this run's there. An error says why
+    /// the file is not used; it is replaced all the same.
     pub fn remember(&mut self, memory: Memory) -> Result<()> {
-        let kept = memory.load().with_context(|| format!("{} is not used", memory.path().display()));
+        let kept =
+            memory.load().with_context(|| format!("{} is not used", memory.path().display()));
         self.memory = Some(memory);
         if let Some(kept) = kept? {
             self.sources.table = self.sources.table.take().map(|_| kept.table);
@@ -159,7 +186,10 @@ impl Stack {
     /// One step of learning for every place of the last tree whose outcome the history shows.
     fn learn(&mut self, history: &[Token]) {
         let asked = std::mem::take(&mut self.asked);
-        if asked == 0 || history.len() <= asked || self.nodes.first().is_none_or(|root| root.token != history[asked - 1]) {
+        if asked == 0
+            || history.len() <= asked
+            || self.nodes.first().is_none_or(|root| root.token != history[asked - 1])
+        {
             return;
         }
         let mut at = 0u32;
@@ -176,7 +206,9 @@ impl Stack {
 
     fn child(&self, parent: u32, token: Token) -> Option<u32> {
         let after = parent as usize + 1;
-        let found = self.nodes[after..].iter().position(|node| node.parent == parent && node.token == token);
+        let found = self.nodes[after..]
+            .iter()
+            .position(|node| node.parent == parent && node.token == token);
         found.map(|i| (after + i) as u32)
     }
 
@@ -191,26 +223,41 @@ impl Stack {
         path
     }
 
-    /// Asks all sources what follows a node, the draft model if `row` of its last batch is the node's, and adds or corrects the children.
+    /// Asks all sources what follows a node, the draft model if `row` of its last batch is the
+    /// node's, and adds or corrects the children.
     fn expand(&mut self, ctx: &DraftContext<'_>, at: u32, row: Option<usize>) -> Result<()> {
         let node = &self.nodes[at as usize];
-        let previous = if at == 0 { ctx.history.len().checked_sub(2).map(|i| ctx.history[i]) } else { None };
+        let previous =
+            if at == 0 { ctx.history.len().checked_sub(2).map(|i| ctx.history[i]) } else { None };
         let spot = Spot {
-            previous: previous.or_else(|| (at != 0).then(|| self.nodes[node.parent as usize].token)),
+            previous: previous
+                .or_else(|| (at != 0).then(|| self.nodes[node.parent as usize].token)),
             token: node.token,
             matched: node.matched,
             position: ctx.history.len() + node.depth,
         };
         let (depth, matched) = (node.depth, node.matched);
-        let context = if ctx.sampler.reads_context() { [ctx.history, &self.path(at)].concat() } else { Vec::new() };
-        // Where the rule fails guesses are as good as without; it will say so when the target's own token is picked.
+        let context = if ctx.sampler.reads_context() {
+            [ctx.history, &self.path(at)].concat()
+        } else {
+            Vec::new()
+        };
+        // Where the rule fails guesses are as good as without; it will say so when the target's own
+        // token is picked.
         let mask = ctx.sampler.mask(&context).unwrap_or_default();
-        if let Some(mask) = mask.as_ref().filter(|mask| mask.only().is_some() || mask.ends() || mask.is_empty()) {
+        if let Some(mask) =
+            mask.as_ref().filter(|mask| mask.only().is_some() || mask.ends() || mask.is_empty())
+        {
             let token = mask.only().filter(|token| !mask.ends() && (*token as usize) < ctx.vocab);
             self.force(at, token);
             return Ok(());
         }
-        let rules = Rules { sampler: ctx.sampler, mask: mask.as_deref(), vocab: ctx.vocab, noise: self.mixing.noise };
+        let rules = Rules {
+            sampler: ctx.sampler,
+            mask: mask.as_deref(),
+            vocab: ctx.vocab,
+            noise: self.mixing.noise,
+        };
         let choice = self.gather.choice(&self.sources, rules, spot, row, &context)?;
         let mixer = &self.mixers[self.warm as usize];
         mixer.chances(&choice, &mut self.chances);
@@ -231,8 +278,16 @@ impl Stack {
                     (child.own, child.source) = (own, source);
                 }
                 None => {
-                    let matched = self.sources.context.as_ref().map_or(Match::default(), |a| a.step(matched, token));
-                    self.nodes.push(Node { own, source, ..Node::new(token, at, depth + 1, matched) });
+                    let matched = self
+                        .sources
+                        .context
+                        .as_ref()
+                        .map_or(Match::default(), |a| a.step(matched, token));
+                    self.nodes.push(Node {
+                        own,
+                        source,
+                        ..Node::new(token, at, depth + 1, matched)
+                    });
                 }
             }
         }
@@ -246,8 +301,13 @@ impl Stack {
         node.forced = true;
         let (depth, matched) = (node.depth + 1, node.matched);
         if let Some(token) = token.filter(|token| self.child(at, *token).is_none()) {
-            let matched = self.sources.context.as_ref().map_or(Match::default(), |a| a.step(matched, token));
-            self.nodes.push(Node { own: 1.0, source: forced::NAME, ..Node::new(token, at, depth, matched) });
+            let matched =
+                self.sources.context.as_ref().map_or(Match::default(), |a| a.step(matched, token));
+            self.nodes.push(Node {
+                own: 1.0,
+                source: forced::NAME,
+                ..Node::new(token, at, depth, matched)
+            });
         }
     }
 
@@ -271,8 +331,11 @@ impl Stack {
 
     /// The `n` likeliest nodes besides the root, best first; a parent comes before its children.
     fn best(&self, n: usize) -> Vec<u32> {
-        let mut order: Vec<u32> = (1..self.nodes.len() as u32).filter(|&i| self.nodes[i as usize].chance > 0.0).collect();
-        let by = |a: &u32, b: &u32| self.nodes[*b as usize].chance.total_cmp(&self.nodes[*a as usize].chance).then(a.cmp(b));
+        let mut order: Vec<u32> =
+            (1..self.nodes.len() as u32).filter(|&i| self.nodes[i as usize].chance > 0.0).collect();
+        let by = |a: &u32, b: &u32| {
+            self.nodes[*b as usize].chance.total_cmp(&self.nodes[*a as usize].chance).then(a.cmp(b))
+        };
         if n < order.len() {
             order.select_nth_unstable_by(n, by);
             order.truncate(n);
@@ -285,7 +348,9 @@ impl Stack {
     fn spread(&mut self, ctx: &DraftContext<'_>) -> Result<()> {
         loop {
             self.weigh(ctx.chain);
-            let open = |&i: &u32| self.nodes[i as usize].is_open() && self.nodes[i as usize].depth < ctx.depth;
+            let open = |&i: &u32| {
+                self.nodes[i as usize].is_open() && self.nodes[i as usize].depth < ctx.depth
+            };
             let open: Vec<u32> = self.best(ctx.nodes).into_iter().filter(open).collect();
             if open.is_empty() {
                 return Ok(());
@@ -298,7 +363,11 @@ impl Stack {
     fn frontier(&self, ctx: &DraftContext<'_>, lm: &Lm) -> Vec<u32> {
         let best = self.best(ctx.nodes);
         // What cannot bring a likelier node than the tree has already is of no use.
-        let cutoff = if best.len() < ctx.nodes { 0.0 } else { best.last().map_or(0.0, |&i| self.nodes[i as usize].chance) };
+        let cutoff = if best.len() < ctx.nodes {
+            0.0
+        } else {
+            best.last().map_or(0.0, |&i| self.nodes[i as usize].chance)
+        };
         let price = ctx.pace.map_or(0.0, |pace| pace.rate * self.level_time);
         let width = if price > DEAR { 1 } else { WIDTH }.min(lm.room());
         let deepest = ctx.depth.min(lm.left(ctx.history.len()));
@@ -306,15 +375,23 @@ impl Stack {
         let mut most = 0.0f32;
         for i in best {
             let node = &self.nodes[i as usize];
-            let ready = self.nodes[node.parent as usize].row.is_some() || chosen.contains(&node.parent);
+            let ready =
+                self.nodes[node.parent as usize].row.is_some() || chosen.contains(&node.parent);
             let of_use = HOPE * node.chance > cutoff && node.chance >= SHARE * most;
-            if node.row.is_none() && ready && of_use && node.depth < deepest && lm.knows(node.token) && chosen.len() < width {
+            if node.row.is_none()
+                && ready
+                && of_use
+                && node.depth < deepest
+                && lm.knows(node.token)
+                && chosen.len() < width
+            {
                 most = most.max(node.chance);
                 chosen.push(i);
             }
         }
         let gain: f32 = chosen.iter().map(|&i| self.nodes[i as usize].chance).sum();
-        // The same time would bring `price` tokens otherwise, and the target must check what is found there too.
+        // The same time would bring `price` tokens otherwise, and the target must check what is
+        // found there too.
         if gain < (2.0 * price).max(LEAST) { Vec::new() } else { chosen }
     }
 
@@ -408,12 +485,18 @@ impl Drafter for Stack {
         let mut place = vec![0; self.nodes.len()];
         for i in self.best(ctx.nodes) {
             let node = &self.nodes[i as usize];
-            place[i as usize] = out.add(place[node.parent as usize], node.token, node.own, node.source);
+            place[i as usize] =
+                out.add(place[node.parent as usize], node.token, node.own, node.source);
         }
         Ok(())
     }
 
-    fn meanwhile(&mut self, ctx: &DraftContext<'_>, proposal: &Proposal, more: &mut dyn FnMut() -> bool) -> Result<()> {
+    fn meanwhile(
+        &mut self,
+        ctx: &DraftContext<'_>,
+        proposal: &Proposal,
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
         self.work_ahead(ctx, proposal, more)
     }
 
@@ -447,64 +530,4 @@ impl Drafter for Stack {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::Verified;
-    use super::*;
-    use crate::engine::{Scores, TokenTree};
-    use crate::sampler::{Sampler, SamplerConfig};
-
-    fn propose(stack: &mut Stack, history: &[Token], nodes: usize, chain: bool, verified: Option<Verified<'_>>) -> Proposal {
-        let sampler = Sampler::new(SamplerConfig::default()).unwrap().ban([9]);
-        let (depth, vocab, sampler) = (nodes, 500, &sampler);
-        let ctx = DraftContext { history, sampler, nodes, depth, vocab, chain, pace: None, last_pass: None, verified };
-        let mut out = Proposal::root(ctx.root());
-        stack.propose(&ctx, &mut out).unwrap();
-        assert!(out.len() <= nodes + 1);
-        out
-    }
-
-    #[test]
-    fn a_repeated_passage_is_continued_as_a_chain() {
-        let text: Vec<Token> = (20..60).chain([100]).chain(30..40).collect();
-        let p = propose(&mut Stack::of_text(), &text, 8, true, None);
-        assert_eq!(p.tree.tokens, [39, 40, 41, 42, 43, 44, 45, 46, 47]);
-        assert!(p.chance.windows(2).all(|w| w[0] >= w[1]) && p.source[1] == "context");
-        let tree = propose(&mut Stack::of_text(), &text, 8, false, None);
-        assert!(tree.tree.walk(&(39..48).collect::<Vec<_>>()).len() > 4, "{tree:?}");
-    }
-
-    #[test]
-    fn several_continuations_become_branches_and_what_cannot_be_picked_is_left_out() {
-        let text = [1, 2, 3, 8, 1, 2, 4, 8, 1, 2, 4, 7, 1, 2, 9, 6, 1, 2, 777, 6, 1, 2];
-        let p = propose(&mut Stack::of_text(), &text, 8, false, None);
-        let (frequent, rare) = (p.tree.child(0, 4).unwrap(), p.tree.child(0, 3).unwrap());
-        assert!(p.chance[frequent as usize] > p.chance[rare as usize]);
-        assert!(!p.tree.tokens.iter().any(|t| [9, 777].contains(t)), "{p:?}");
-    }
-
-    #[test]
-    fn what_the_target_said_is_guessed_the_next_time() {
-        let mut stack = Stack::of_text();
-        assert!(propose(&mut stack, &[5, 6], 4, false, None).is_empty(), "nothing is known yet");
-        let scores = Scores { best: vec![vec![(7, 3.0), (8, 1.0)]], ..Scores::default() };
-        let verified = Verified { position: 2, tree: &TokenTree::root(6), scores: &scores };
-        let p = propose(&mut stack, &[5, 6, 40, 5, 6], 4, false, Some(verified));
-        let seven = p.tree.child(0, 7).unwrap() as usize;
-        assert!(p.chance[seven] > p.chance[p.tree.child(0, 8).unwrap() as usize] && p.source[seven] == "table", "{p:?}");
-    }
-
-    #[test]
-    fn a_habit_of_the_text_is_learnt() {
-        // What follows 1 never comes twice: guessing after it is given less and less credit.
-        let mut stack = Stack::new("x", None, true, None, Mixing { rate: 0.05, ..Mixing::default() });
-        let mut history: Vec<Token> = Vec::new();
-        let mut promised = Vec::new();
-        for i in 0..80 {
-            history.push(1);
-            promised.push(propose(&mut stack, &history, 4, false, None).expected());
-            history.push(100 + i);
-            propose(&mut stack, &history, 4, false, None);
-        }
-        assert!(promised[79] < 0.5 * promised[1], "{promised:?}");
-    }
-}
+mod tests;

@@ -1,8 +1,9 @@
-//! What the target thought the last time these two tokens, or this one, came last: the only distillation that a user's own
-//! target gives, and for nothing (Token Recycling, Luo et al. 2024).
+//! What the target thought the last time these two tokens, or this one, came last: the only
+//! distillation that a user's own target gives, and for nothing (Token Recycling, Luo et al. 2024).
 //!
-//! Every row that the target verifies, accepted or not, leaves its eight likeliest tokens under its last two tokens and under
-//! its last one. Rows that meet under one key are averaged, so the entry tends to the target's distribution there.
+//! Every row that the target verifies, accepted or not, leaves its eight likeliest tokens under its
+//! last two tokens and under its last one. Rows that meet under one key are averaged, so the entry
+//! tends to the target's distribution there.
 
 use super::Verified;
 use super::verified::BEST;
@@ -17,7 +18,8 @@ pub const SLOTS: usize = 1 << 18;
 const STEADY: u8 = 12;
 /// Largest count.
 const MOST: u8 = 200;
-/// Steps in the square root of a stored log-probability: finest near certainty, where averages move by little.
+/// Steps in the square root of a stored log-probability: finest near certainty, where averages move
+/// by little.
 const STEPS: f32 = 64.0;
 /// Tokens are below this: three bytes.
 const TOKENS: u32 = 1 << 24;
@@ -29,20 +31,25 @@ pub struct Slot {
     pub check: u32,
     /// Rows seen, fading when others want the place; `u8::MAX` is not a count.
     pub count: u8,
-    /// Token in the upper three bytes, steps of its log-probability in the lowest; best first, 0 for none.
+    /// Token in the upper three bytes, steps of its log-probability in the lowest; best first, 0
+    /// for none.
     pub best: [u32; BEST],
 }
 
 impl Slot {
     /// Tokens and probabilities, best first.
     pub fn list(&self) -> impl Iterator<Item = (Token, f32)> {
-        self.best.iter().take_while(|word| **word != 0).map(|word| (word >> 8, (-((word & 0xff) as f32 / STEPS).powi(2)).exp()))
+        self.best
+            .iter()
+            .take_while(|word| **word != 0)
+            .map(|word| (word >> 8, (-((word & 0xff) as f32 / STEPS).powi(2)).exp()))
     }
 
     /// Moves the distribution towards a row's.
     fn blend(&mut self, row: &[(Token, f32)]) {
         let share = 1.0 / (self.count.min(STEADY) as f32 + 1.0);
-        let mut union: Vec<(Token, f32)> = self.list().map(|(token, p)| (token, p * (1.0 - share))).collect();
+        let mut union: Vec<(Token, f32)> =
+            self.list().map(|(token, p)| (token, p * (1.0 - share))).collect();
         for &(token, p) in row {
             match union.iter_mut().find(|(t, _)| *t == token) {
                 Some((_, q)) => *q += p * share,
@@ -112,7 +119,8 @@ impl Table {
         let (first, check) = key.place();
         let ways = &mut self.slots[first..first + WAYS];
         let way = ways.iter().position(|slot| slot.check == check).unwrap_or_else(|| {
-            let least = (0..WAYS).min_by_key(|&way| (ways[way].check != 0, ways[way].count)).unwrap_or(0);
+            let least =
+                (0..WAYS).min_by_key(|&way| (ways[way].check != 0, ways[way].count)).unwrap_or(0);
             if ways[least].check != 0 {
                 // What is wanted again and again must get in some day.
                 ways.iter_mut().for_each(|slot| slot.count = slot.count.saturating_sub(1));
@@ -133,7 +141,11 @@ impl Table {
             let Some(&(_, max)) = best.first() else { continue };
             let sum: f32 = best.iter().map(|(_, logit)| (logit - max).exp()).sum();
             row.clear();
-            row.extend(best.iter().filter(|(t, _)| *t < TOKENS).map(|&(token, logit)| (token, (logit - max).exp() / sum)));
+            row.extend(
+                best.iter()
+                    .filter(|(t, _)| *t < TOKENS)
+                    .map(|&(token, logit)| (token, (logit - max).exp() / sum)),
+            );
             let last = verified.tree.tokens[node];
             let previous = match verified.tree.parent[node] {
                 Some(parent) => verified.tree.tokens.get(parent as usize),
@@ -151,8 +163,8 @@ impl Table {
         self.slots.iter().enumerate().filter(|(_, slot)| slot.check != 0)
     }
 
-    /// Puts a slot back where [`used`](Self::used) found it, or beside that place if another key has taken it since. What was written
-    /// since stays. False for what no table holds.
+    /// Puts a slot back where [`used`](Self::used) found it, or beside that place if another key
+    /// has taken it since. What was written since stays. False for what no table holds.
     pub fn restore(&mut self, at: usize, slot: Slot) -> bool {
         if at >= SLOTS || slot.check == 0 || slot.count > MOST {
             return false;
@@ -162,7 +174,9 @@ impl Table {
         let written = |i: usize| self.written[i / 64] >> (i % 64) & 1 == 1;
         let place = match ways.clone().find(|i| self.slots[*i].check == slot.check) {
             Some(own) => Some(own).filter(|i| !written(*i)),
-            None => Some(at).filter(|i| !written(*i)).or_else(|| ways.find(|i| self.slots[*i].check == 0)),
+            None => Some(at)
+                .filter(|i| !written(*i))
+                .or_else(|| ways.find(|i| self.slots[*i].check == 0)),
         };
         if let Some(place) = place {
             self.slots[place] = slot;
@@ -188,10 +202,15 @@ mod tests {
         for ((_, p), want) in list.iter().zip([0.625, 0.25, 0.125]) {
             assert!((p / want - 1.0).abs() < 0.05, "{list:?}");
         }
-        assert_eq!((table.get(key).unwrap().count, table.get(Key::Pair(4, 3)), table.get(Key::Last(4))), (2, None, None));
+        assert_eq!(
+            (table.get(key).unwrap().count, table.get(Key::Pair(4, 3)), table.get(Key::Last(4))),
+            (2, None, None)
+        );
         // What comes always is soon the first, however often something else came before.
         (0..200).for_each(|_| table.put(key, &[(99, 1.0)]));
-        assert!(table.get(key).unwrap().list().next().is_some_and(|(token, p)| token == 99 && p > 0.9));
+        assert!(
+            table.get(key).unwrap().list().next().is_some_and(|(token, p)| token == 99 && p > 0.9)
+        );
     }
 
     #[test]
@@ -199,7 +218,10 @@ mod tests {
         let mut tree = TokenTree::root(5);
         let a = tree.push(0, 6);
         tree.push(a, 7);
-        let scores = Scores { best: vec![vec![(6, 2.0), (8, 1.0)], vec![(9, 0.0)], vec![]], ..Scores::default() };
+        let scores = Scores {
+            best: vec![vec![(6, 2.0), (8, 1.0)], vec![(9, 0.0)], vec![]],
+            ..Scores::default()
+        };
         let sampler = Sampler::new(SamplerConfig::default()).unwrap();
         let verified = |position| Verified { position, tree: &tree, scores: &scores };
         let mut table = Table::new();
@@ -246,7 +268,8 @@ mod tests {
         }
         let first = |key| b.get(key).map(|slot| slot.list().next().unwrap().0);
         assert_eq!((first(Key::Last(1)), first(Key::Last(3))), (Some(2), Some(5)));
-        // Another key has taken the place since: there is room beside it. An older state of the same key stays out.
+        // Another key has taken the place since: there is room beside it. An older state of the
+        // same key stays out.
         let (at, slot) = a.used().next().map(|(at, slot)| (at, *slot)).unwrap();
         let mut c = Table::new();
         c.slots[at] = Slot { check: slot.check ^ 1, count: 1, ..Slot::default() };

@@ -1,4 +1,5 @@
-//! What the target said of the last round's tree: the one thing a drafter is told that the history does not hold.
+//! What the target said of the last round's tree: the one thing a drafter is told that the history
+//! does not hold.
 
 use crate::engine::{Scores, TokenTree};
 use crate::sampler::Sampler;
@@ -7,8 +8,8 @@ use crate::tensor::Token;
 /// Tokens remembered of each row.
 pub const BEST: usize = 8;
 
-/// A tree that the target has scored. A row of logits is not searched before [`best`](Self::best) is asked: a round whose drafter rests
-/// does no more than plain decoding.
+/// A tree that the target has scored. A row of logits is not searched before [`best`](Self::best)
+/// is asked: a round whose drafter rests does no more than plain decoding.
 #[derive(Clone, Copy)]
 pub struct Verified<'a> {
     /// Length of the history that ended with the tree's root.
@@ -37,12 +38,17 @@ mod tests {
     #[test]
     fn rows_and_lists_say_the_same() {
         let sampler = Sampler::new(SamplerConfig::default()).unwrap().usable(90);
-        let logits: Vec<f32> = (0..200u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 20) as f32).collect();
+        let logits: Vec<f32> =
+            (0..200u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 20) as f32).collect();
         let mut tree = TokenTree::root(4);
         tree.push(0, 5);
         let rows = Scores { vocab: 100, logits: logits.clone(), ..Scores::default() };
         let list = |row: &[f32]| sampler.best(row, 20).unwrap();
-        let lists = Scores { vocab: 100, best: vec![list(&logits[..100]), list(&logits[100..])], ..Scores::default() };
+        let lists = Scores {
+            vocab: 100,
+            best: vec![list(&logits[..100]), list(&logits[100..])],
+            ..Scores::default()
+        };
         let [a, b] = [&rows, &lists].map(|scores| {
             let verified = Verified { position: 2, tree: &tree, scores };
             [0, 1].map(|node| verified.best(node, &sampler))

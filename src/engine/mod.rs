@@ -1,4 +1,5 @@
-//! Floor 3: one model and its timelines. `forward` scores a tree without touching the cache, `commit` makes a path history.
+//! Floor 3: one model and its timelines. `forward` scores a tree without touching the cache,
+//! `commit` makes a path history.
 
 pub mod planned;
 pub mod reduced;
@@ -31,7 +32,8 @@ pub struct Scores {
     pub vocab: usize,
     /// f32 `[rows asked for, vocab]`
     pub logits: Vec<f32>,
-    /// In place of logits, where [`Engine::want`] asked for it: the best tokens of each row asked for, best first.
+    /// In place of logits, where [`Engine::want`] asked for it: the best tokens of each row asked
+    /// for, best first.
     pub best: Vec<Vec<(Token, f32)>>,
 }
 
@@ -42,7 +44,13 @@ impl Scores {
     }
 
     /// The token that `sampler` picks from the i-th row asked for, which stands at `position`.
-    pub fn pick(&self, i: usize, sampler: &Sampler, position: usize, context: &[Token]) -> Result<Token> {
+    pub fn pick(
+        &self,
+        i: usize,
+        sampler: &Sampler,
+        position: usize,
+        context: &[Token],
+    ) -> Result<Token> {
         match self.best.get(i) {
             Some(best) => sampler.pick_best(position, best),
             None => sampler.pick(position, self.row(i), context),
@@ -52,7 +60,8 @@ impl Scores {
     /// Takes the last `n` rows off.
     pub fn split_last(&mut self, n: usize) -> Scores {
         let at = self.rows() - n;
-        let logits = if self.best.is_empty() { self.logits.split_off(at * self.vocab) } else { Vec::new() };
+        let logits =
+            if self.best.is_empty() { self.logits.split_off(at * self.vocab) } else { Vec::new() };
         let best = if self.best.is_empty() { Vec::new() } else { self.best.split_off(at) };
         Scores { vocab: self.vocab, logits, best }
     }
@@ -98,8 +107,8 @@ impl Columns {
 
 /// One model and the timeline of a text, or of several.
 ///
-/// What a row computes depends on its own token path alone, bit for bit: never on the other rows, the tree's shape, the
-/// thread count, or how the prompt was cut.
+/// What a row computes depends on its own token path alone, bit for bit: never on the other rows,
+/// the tree's shape, the thread count, or how the prompt was cut.
 pub trait Engine: Send {
     /// Committed tokens.
     fn position(&self) -> usize;
@@ -109,7 +118,8 @@ pub trait Engine: Send {
     fn max_rows(&self) -> usize;
     /// Tokens that it takes: all below this.
     fn vocab(&self) -> usize;
-    /// Positions that a row sees directly, its own included; `None` where it sees all of them. What is older reaches it only through others.
+    /// Positions that a row sees directly, its own included; `None` where it sees all of them. What
+    /// is older reaches it only through others.
     fn reach(&self) -> Option<usize> {
         None
     }
@@ -121,7 +131,8 @@ pub trait Engine: Send {
     fn select(&mut self, sequence: usize) {
         assert_eq!(sequence, 0, "there is one sequence");
     }
-    /// Scores all nodes of a tree of each of these sequences in one pass, in their order, as each would be scored alone.
+    /// Scores all nodes of a tree of each of these sequences in one pass, in their order, as each
+    /// would be scored alone.
     fn forward_each(&mut self, _trees: &[(usize, &TokenTree)], _out: &mut Scores) -> Result<()> {
         bail!("there is one sequence")
     }
@@ -135,11 +146,18 @@ pub trait Engine: Send {
     }
     /// Scores the tree, whose root stands at `position()`. Writes scratch keys and values only.
     fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()>;
-    /// Scores the nodes `first_new..` of a tree whose earlier nodes the last pass evaluated, at the same root. `rows` counts new
-    /// nodes only; `commit` and further calls see the whole tree.
-    fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()>;
-    /// Begins what [`forward`](Self::forward) does and returns while the device works; nothing else may be asked of the engine before
-    /// [`finish`](Self::finish). `false` where the caller would have to wait for it: then nothing has begun.
+    /// Scores the nodes `first_new..` of a tree whose earlier nodes the last pass evaluated, at the
+    /// same root. `rows` counts new nodes only; `commit` and further calls see the whole tree.
+    fn forward_more(
+        &mut self,
+        tree: &TokenTree,
+        first_new: usize,
+        rows: Rows,
+        out: &mut Scores,
+    ) -> Result<()>;
+    /// Begins what [`forward`](Self::forward) does and returns while the device works; nothing else
+    /// may be asked of the engine before [`finish`](Self::finish). `false` where the caller would
+    /// have to wait for it: then nothing has begun.
     fn begin(&mut self, _tree: &TokenTree, _rows: Rows) -> Result<bool> {
         Ok(false)
     }
@@ -151,18 +169,21 @@ pub trait Engine: Send {
     fn is_busy(&self) -> bool {
         false
     }
-    /// From now on the `n` best tokens of a row below `usable` will do, or with `None` all logits are wanted. An engine may give all
-    /// logits anyway.
+    /// From now on the `n` best tokens of a row below `usable` will do, or with `None` all logits
+    /// are wanted. An engine may give all logits anyway.
     fn want(&mut self, _best: Option<(usize, usize)>) {}
-    /// From now on logits that the host can read where they are may stay there: then [`Scores`] come without, and [`lend`](Self::lend) has them.
+    /// From now on logits that the host can read where they are may stay there: then [`Scores`]
+    /// come without, and [`lend`](Self::lend) has them.
     fn leave_logits(&mut self) {}
     /// Logits of the i-th row asked for, where they were left, until the next pass.
     fn lend(&self, _i: usize) -> Option<&[f32]> {
         None
     }
-    /// Makes nodes of the last forward pass part of the cache; `path` holds node indices, root first, each the parent of the next.
+    /// Makes nodes of the last forward pass part of the cache; `path` holds node indices, root
+    /// first, each the parent of the next.
     fn commit(&mut self, path: &[u32]) -> Result<()>;
-    /// Takes back to `position` tokens. Refused when a sliding-window ring has lost what that needs; then reset to 0 and prefill.
+    /// Takes back to `position` tokens. Refused when a sliding-window ring has lost what that
+    /// needs; then reset to 0 and prefill.
     fn truncate(&mut self, position: usize) -> Result<()>;
     /// Final-norm hidden states of the rows scored last, f32 `[rows, dim]`.
     fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()>;

@@ -1,4 +1,5 @@
-//! The engine that runs plans on an executor: fills the step buffer, keeps the position, and says what may be taken back.
+//! The engine that runs plans on an executor: fills the step buffer, keeps the position, and says
+//! what may be taken back.
 
 use super::rows::Trees;
 use super::{Engine, Memory, Rows, Scores, TokenTree};
@@ -73,8 +74,12 @@ impl PlannedEngine {
         sequences: usize,
     ) -> Result<Self> {
         let max_rows = exec.max_rows();
-        ensure!((1..=max_rows).contains(&sequences), "{sequences} sequences do not go into passes of {max_rows} rows");
-        let options = ForwardOptions { context: options.context, kv: options.kv, max_rows, sequences };
+        ensure!(
+            (1..=max_rows).contains(&sequences),
+            "{sequences} sequences do not go into passes of {max_rows} rows"
+        );
+        let options =
+            ForwardOptions { context: options.context, kv: options.kv, max_rows, sequences };
         let model = forward::load(weights, exec.as_mut(), options)?;
         let c = &model.config;
         Ok(PlannedEngine {
@@ -110,14 +115,26 @@ impl PlannedEngine {
     fn start(&mut self, trees: Trees, first: usize, rows: Rows) -> Result<()> {
         self.started = None;
         let n = trees.tokens.len();
-        ensure!(n > first && n <= self.max_rows(), "a pass takes 1 to {} rows, got {n} (first {first})", self.max_rows());
+        ensure!(
+            n > first && n <= self.max_rows(),
+            "a pass takes 1 to {} rows, got {n} (first {first})",
+            self.max_rows()
+        );
         let last = trees.positions.iter().max().map_or(0, |p| *p as usize);
         if last >= self.context {
             let what = format!("position {last} does not fit a context of {}", self.context);
-            return Err(Fault::new(Kind::Context, what).help("raise --ctx-size or shorten the prompt").into());
+            return Err(Fault::new(Kind::Context, what)
+                .help("raise --ctx-size or shorten the prompt")
+                .into());
         }
-        if let Some(bad) = trees.tokens[first..].iter().find(|t| **t as usize >= self.model.config.vocab) {
-            return Err(Fault::model(format!("token {bad} is outside the vocabulary of {}", self.model.config.vocab)).into());
+        if let Some(bad) =
+            trees.tokens[first..].iter().find(|t| **t as usize >= self.model.config.vocab)
+        {
+            return Err(Fault::model(format!(
+                "token {bad} is outside the vocabulary of {}",
+                self.model.config.vocab
+            ))
+            .into());
         }
         let selected: Vec<u32> = match rows {
             Rows::None => Vec::new(),
@@ -135,12 +152,15 @@ impl PlannedEngine {
         self.model.layout.fill(&mut self.words, &step);
         self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
         let head_dim = self.model.config.head_dim;
-        for ((angles, table), buffer) in self.angles.iter().zip(&mut self.tables).zip(self.model.rope) {
+        for ((angles, table), buffer) in
+            self.angles.iter().zip(&mut self.tables).zip(self.model.rope)
+        {
             table.clear();
             trees.positions[first..].iter().for_each(|p| angles.push(*p as usize, table));
             self.exec.write(buffer, first * head_dim * 4, bytemuck::cast_slice(table))?;
         }
-        let lists = self.model.best.zip(self.model.pass_with_best).filter(|_| self.wanted.is_some());
+        let lists =
+            self.model.best.zip(self.model.pass_with_best).filter(|_| self.wanted.is_some());
         let (plan, result, row) = match lists {
             _ if selected.is_empty() => (self.model.pass_without_logits, None, 0),
             Some((lists, pass)) => (pass, Some(lists), best::WORDS * 4),
@@ -233,11 +253,18 @@ impl Engine for PlannedEngine {
 
     fn lend(&self, i: usize) -> Option<&[f32]> {
         let vocab = self.model.config.vocab;
-        let logits = self.exec.lend(self.model.logits, self.selected * vocab * 4).filter(|_| self.leaves)?;
+        let logits =
+            self.exec.lend(self.model.logits, self.selected * vocab * 4).filter(|_| self.leaves)?;
         bytemuck::cast_slice(logits).chunks_exact(vocab).nth(i)
     }
 
-    fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()> {
+    fn forward_more(
+        &mut self,
+        tree: &TokenTree,
+        first_new: usize,
+        rows: Rows,
+        out: &mut Scores,
+    ) -> Result<()> {
         let trees = self.rows_of(&[(self.current, tree)]);
         let same = first_new == self.last.tokens.len() && trees.continues(&self.last);
         ensure!(same, "forward_more continues the tree of the last pass");
@@ -259,7 +286,9 @@ impl Engine for PlannedEngine {
 
     fn forward_each(&mut self, trees: &[(usize, &TokenTree)], out: &mut Scores) -> Result<()> {
         let known = trees.iter().enumerate().all(|(i, (s, tree))| {
-            *s < self.sequences.len() && !tree.is_empty() && trees[..i].iter().all(|(other, _)| other != s)
+            *s < self.sequences.len()
+                && !tree.is_empty()
+                && trees[..i].iter().all(|(other, _)| other != s)
         });
         ensure!(known, "a pass takes a tree of at least one row of each of several sequences");
         self.pass(self.rows_of(trees), 0, Rows::All, out)
@@ -291,7 +320,8 @@ impl Engine for PlannedEngine {
         ensure!(position <= now, "cannot truncate to {position}: only {now} tokens are committed");
         let kept = self.model.kv.iter().all(|kv| kv.pages.can_return_to(position, written));
         ensure!(kept, "the sliding-window rings no longer hold what position {position} needs");
-        self.sequences[self.current] = Sequence { position, written: if position == 0 { 0 } else { written } };
+        self.sequences[self.current] =
+            Sequence { position, written: if position == 0 { 0 } else { written } };
         self.last = Trees::default();
         Ok(())
     }
@@ -337,27 +367,40 @@ impl Engine for PlannedEngine {
 }
 
 impl PlannedEngine {
-    /// Keys and values that later queries can still see, in position order: per layer, head and position one key and one
-    /// value. For tests: two engines with the same history hold the same bytes.
+    /// Keys and values that later queries can still see, in position order: per layer, head and
+    /// position one key and one value. For tests: two engines with the same history hold the same
+    /// bytes.
     pub fn visible_cache(&mut self) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         let now = self.position();
         for kv in self.model.kv.clone() {
             let (size, dim) = (kv.format.bytes(), kv.head_dim);
-            for (head, position) in (0..kv.n_kv_heads).flat_map(|h| (kv.pages.first_visible(now)..now).map(move |p| (h, p))) {
+            for (head, position) in (0..kv.n_kv_heads)
+                .flat_map(|h| (kv.pages.first_visible(now)..now).map(move |p| (h, p)))
+            {
                 let physical = kv.page(self.current, position / PAGE);
                 let page = physical * kv.n_kv_heads + head;
                 let mut block = vec![0; size * kv.key_block];
                 for d in (0..dim).step_by(kv.key_block) {
-                    self.exec.read(kv.k, kv.key_at(physical, head, d, position % PAGE) * size, &mut block)?;
+                    self.exec.read(
+                        kv.k,
+                        kv.key_at(physical, head, d, position % PAGE) * size,
+                        &mut block,
+                    )?;
                     out.extend_from_slice(&block);
                 }
                 let mut value = vec![0; size * dim];
                 self.exec.read(kv.v, (page * PAGE + position % PAGE) * dim * size, &mut value)?;
                 out.extend_from_slice(&value);
-                for (id, group) in [kv.k, kv.v].into_iter().flat_map(|id| (0..kv.scales()).map(move |g| (id, g))) {
+                for (id, group) in
+                    [kv.k, kv.v].into_iter().flat_map(|id| (0..kv.scales()).map(move |g| (id, g)))
+                {
                     let mut scale = [0; 2];
-                    self.exec.read(id, kv.scale_at(physical, head, group, position % PAGE) * 2, &mut scale)?;
+                    self.exec.read(
+                        id,
+                        kv.scale_at(physical, head, group, position % PAGE) * 2,
+                        &mut scale,
+                    )?;
                     out.extend(scale);
                 }
             }

@@ -1,8 +1,8 @@
-//! A draft model of few rows in front of a target of many tokens: takes the target's tokens, and says which token each of its
-//! logits is for.
+//! A draft model of few rows in front of a target of many tokens: takes the target's tokens, and
+//! says which token each of its logits is for.
 //!
-//! A token without a row of its own goes in as several rows in a line ([`Spelling`]), so positions inside run ahead of those
-//! outside. The logits of a node are those behind the last of its rows.
+//! A token without a row of its own goes in as several rows in a line ([`Spelling`]), so positions
+//! inside run ahead of those outside. The logits of a node are those behind the last of its rows.
 
 use super::{Columns, Engine, Memory, Rows, Scores, TokenTree};
 use crate::compute::KernelTime;
@@ -33,7 +33,10 @@ impl ReducedEngine {
         let (have, want) = (inner.vocab(), spelling.rows());
         ensure!(have == want, "the draft model has {have} rows, its vocabulary lists {want}");
         ensure!(inner.position() == 0, "the draft model has a history already");
-        let columns = Columns::new((0..want as u32).map(|row| spelling.token(row)).collect(), spelling.vocab());
+        let columns = Columns::new(
+            (0..want as u32).map(|row| spelling.token(row)).collect(),
+            spelling.vocab(),
+        );
         Ok(ReducedEngine {
             inner,
             columns,
@@ -47,7 +50,8 @@ impl ReducedEngine {
         })
     }
 
-    /// Scores every token of the target, those without a row by minus infinity: a draft model as a target, to measure others with.
+    /// Scores every token of the target, those without a row by minus infinity: a draft model as a
+    /// target, to measure others with.
     pub fn whole(self) -> Self {
         ReducedEngine { whole: true, ..self }
     }
@@ -60,7 +64,9 @@ impl ReducedEngine {
         let (rows, narrow, wide) = (out.rows(), out.vocab, self.spelling.vocab());
         let mut logits = vec![f32::NEG_INFINITY; rows * wide];
         for (to, from) in logits.chunks_exact_mut(wide).zip(out.logits.chunks_exact(narrow)) {
-            from.iter().enumerate().for_each(|(column, &logit)| to[self.columns.token(column) as usize] = logit);
+            from.iter()
+                .enumerate()
+                .for_each(|(column, &logit)| to[self.columns.token(column) as usize] = logit);
         }
         (out.logits, out.vocab) = (logits, wide);
     }
@@ -93,7 +99,8 @@ impl ReducedEngine {
         if rows != Rows::All || new == self.nodes.len() - first {
             return;
         }
-        let ends: Vec<usize> = self.nodes[first..].iter().map(|n| (n.end - 1 - begin) as usize).collect();
+        let ends: Vec<usize> =
+            self.nodes[first..].iter().map(|n| (n.end - 1 - begin) as usize).collect();
         // Those that were left inside are found there by their place.
         if !out.logits.is_empty() {
             for (to, &from) in ends.iter().enumerate() {
@@ -105,9 +112,21 @@ impl ReducedEngine {
     }
 
     fn check(&self, tree: &TokenTree, first: usize) -> Result<()> {
-        let bad = tree.tokens[first.min(tree.len())..].iter().find(|t| **t as usize >= self.spelling.vocab());
-        ensure!(bad.is_none(), "token {} is outside the vocabulary of {}", bad.unwrap_or(&0), self.spelling.vocab());
-        ensure!(tree.len() <= self.max_rows(), "a pass takes 1 to {} rows, got {}", self.max_rows(), tree.len());
+        let bad = tree.tokens[first.min(tree.len())..]
+            .iter()
+            .find(|t| **t as usize >= self.spelling.vocab());
+        ensure!(
+            bad.is_none(),
+            "token {} is outside the vocabulary of {}",
+            bad.unwrap_or(&0),
+            self.spelling.vocab()
+        );
+        ensure!(
+            tree.len() <= self.max_rows(),
+            "a pass takes 1 to {} rows, got {}",
+            self.max_rows(),
+            tree.len()
+        );
         Ok(())
     }
 }
@@ -131,7 +150,8 @@ impl Engine for ReducedEngine {
         self.inner.reach()
     }
 
-    /// Of the target: what it takes. Its scores have a column for each row of the model only, see [`Engine::columns`].
+    /// Of the target: what it takes. Its scores have a column for each row of the model only, see
+    /// [`Engine::columns`].
     fn vocab(&self) -> usize {
         self.spelling.vocab()
     }
@@ -160,7 +180,13 @@ impl Engine for ReducedEngine {
         Ok(())
     }
 
-    fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()> {
+    fn forward_more(
+        &mut self,
+        tree: &TokenTree,
+        first_new: usize,
+        rows: Rows,
+        out: &mut Scores,
+    ) -> Result<()> {
         self.check(tree, first_new)?;
         ensure!(first_new == self.nodes.len(), "forward_more continues the tree of the last pass");
         let first_row = self.work.len();
@@ -172,7 +198,10 @@ impl Engine for ReducedEngine {
     }
 
     fn commit(&mut self, path: &[u32]) -> Result<()> {
-        ensure!(path.iter().all(|n| (*n as usize) < self.nodes.len()), "a commit takes a path from the root of the last pass");
+        ensure!(
+            path.iter().all(|n| (*n as usize) < self.nodes.len()),
+            "a commit takes a path from the root of the last pass"
+        );
         let rows: Vec<u32> = path.iter().flat_map(|n| self.nodes[*n as usize].clone()).collect();
         self.inner.commit(&rows)?;
         for node in path {
@@ -185,7 +214,11 @@ impl Engine for ReducedEngine {
     }
 
     fn truncate(&mut self, position: usize) -> Result<()> {
-        ensure!(position <= self.position(), "cannot truncate to {position}: only {} tokens are committed", self.position());
+        ensure!(
+            position <= self.position(),
+            "cannot truncate to {position}: only {} tokens are committed",
+            self.position()
+        );
         self.inner.truncate(self.starts[position])?;
         self.starts.truncate(position + 1);
         self.nodes.clear();

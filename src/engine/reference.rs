@@ -1,8 +1,10 @@
-//! The oracle: Gemma 3 written down once more with candle tensors, in f32 and without any cleverness.
+//! The oracle: Gemma 3 written down once more with candle tensors, in f32 and without any
+//! cleverness.
 //!
-//! It shares no arithmetic with the kernels, the plan or the page cache: keys and values are plain tensors, a tree is a mask,
-//! weights are dequantised, activations never rounded. Slow and large; tests hold the planned engine and the golden vectors
-//! to it. Its rows agree whatever shares their pass only up to rounding, because candle's matrix product blocks by row count.
+//! It shares no arithmetic with the kernels, the plan or the page cache: keys and values are plain
+//! tensors, a tree is a mask, weights are dequantised, activations never rounded. Slow and large;
+//! tests hold the planned engine and the golden vectors to it. Its rows agree whatever shares their
+//! pass only up to rounding, because candle's matrix product blocks by row count.
 
 use super::{Engine, Memory, Rows, Scores, TokenTree};
 use crate::error::{Fault, Kind};
@@ -40,7 +42,10 @@ struct KeysValues {
 
 impl KeysValues {
     fn then(&self, other: &KeysValues) -> Result<KeysValues> {
-        Ok(KeysValues { k: Tensor::cat(&[&self.k, &other.k], 0)?, v: Tensor::cat(&[&self.v, &other.v], 0)? })
+        Ok(KeysValues {
+            k: Tensor::cat(&[&self.k, &other.k], 0)?,
+            v: Tensor::cat(&[&self.v, &other.v], 0)?,
+        })
     }
 }
 
@@ -74,30 +79,36 @@ impl ReferenceEngine {
             let values: Vec<f32> = weights.vector(role, layer)?.iter().map(|w| 1.0 + w).collect();
             Ok(Tensor::new(values, &Device::Cpu)?)
         };
-        let layer = |i: usize, matrix: &mut dyn FnMut(Role, usize) -> Result<Tensor>| -> Result<Layer> {
-            let global = config.is_global(i);
-            Ok(Layer {
-                q: matrix(Role::Q, i)?,
-                k: matrix(Role::K, i)?,
-                v: matrix(Role::V, i)?,
-                o: matrix(Role::O, i)?,
-                gate: matrix(Role::Gate, i)?,
-                up: matrix(Role::Up, i)?,
-                down: matrix(Role::Down, i)?,
-                q_norm: norm(Role::QNorm, i)?,
-                k_norm: norm(Role::KNorm, i)?,
-                input_norm: norm(Role::InputNorm, i)?,
-                post_attn_norm: norm(Role::PostAttnNorm, i)?,
-                pre_ffn_norm: norm(Role::PreFfnNorm, i)?,
-                post_ffn_norm: norm(Role::PostFfnNorm, i)?,
-                window: (!global).then_some(config.window),
-                rope: if global { config.rope_global } else { config.rope_local },
-            })
-        };
-        let layers = (0..config.n_layers).map(|i| layer(i, &mut matrix)).collect::<Result<Vec<_>>>()?;
+        let layer =
+            |i: usize, matrix: &mut dyn FnMut(Role, usize) -> Result<Tensor>| -> Result<Layer> {
+                let global = config.is_global(i);
+                Ok(Layer {
+                    q: matrix(Role::Q, i)?,
+                    k: matrix(Role::K, i)?,
+                    v: matrix(Role::V, i)?,
+                    o: matrix(Role::O, i)?,
+                    gate: matrix(Role::Gate, i)?,
+                    up: matrix(Role::Up, i)?,
+                    down: matrix(Role::Down, i)?,
+                    q_norm: norm(Role::QNorm, i)?,
+                    k_norm: norm(Role::KNorm, i)?,
+                    input_norm: norm(Role::InputNorm, i)?,
+                    post_attn_norm: norm(Role::PostAttnNorm, i)?,
+                    pre_ffn_norm: norm(Role::PreFfnNorm, i)?,
+                    post_ffn_norm: norm(Role::PostFfnNorm, i)?,
+                    window: (!global).then_some(config.window),
+                    rope: if global { config.rope_global } else { config.rope_local },
+                })
+            };
+        let layers =
+            (0..config.n_layers).map(|i| layer(i, &mut matrix)).collect::<Result<Vec<_>>>()?;
         let embed = matrix(Role::Embed, 0)?;
         let head = if weights.has_own_head() { matrix(Role::Head, 0)? } else { embed.clone() };
-        let none = Tensor::zeros((0, config.n_kv_heads, config.head_dim), candle_core::DType::F32, &Device::Cpu)?;
+        let none = Tensor::zeros(
+            (0, config.n_kv_heads, config.head_dim),
+            candle_core::DType::F32,
+            &Device::Cpu,
+        )?;
         let cache = vec![KeysValues { k: none.clone(), v: none }; config.n_layers];
         Ok(ReferenceEngine {
             final_norm: norm(Role::FinalNorm, 0)?,
@@ -118,26 +129,43 @@ impl ReferenceEngine {
     /// Evaluates the whole tree and scores nodes `first..`.
     fn pass(&mut self, tree: &TokenTree, first: usize, rows: Rows, out: &mut Scores) -> Result<()> {
         let n = tree.len();
-        ensure!(first < n && n <= MAX_ROWS, "a pass takes 1 to {MAX_ROWS} rows, got {n} (first {first})");
-        let positions: Vec<usize> = tree.depths().iter().map(|d| self.position + *d as usize).collect();
+        ensure!(
+            first < n && n <= MAX_ROWS,
+            "a pass takes 1 to {MAX_ROWS} rows, got {n} (first {first})"
+        );
+        let positions: Vec<usize> =
+            tree.depths().iter().map(|d| self.position + *d as usize).collect();
         let deepest = positions.iter().max().copied().unwrap_or(0);
         if deepest >= self.context {
             let what = format!("position {deepest} does not fit a context of {}", self.context);
-            return Err(Fault::new(Kind::Context, what).help("raise --ctx-size or shorten the prompt").into());
+            return Err(Fault::new(Kind::Context, what)
+                .help("raise --ctx-size or shorten the prompt")
+                .into());
         }
         if let Some(bad) = tree.tokens.iter().find(|t| **t as usize >= self.config.vocab) {
-            return Err(Fault::model(format!("token {bad} is outside the vocabulary of {}", self.config.vocab)).into());
+            return Err(Fault::model(format!(
+                "token {bad} is outside the vocabulary of {}",
+                self.config.vocab
+            ))
+            .into());
         }
         let eps = self.config.eps as f64;
-        let mut x = (self.embed.index_select(&indices(&tree.tokens)?, 0)? * self.config.embed_scale as f64)?;
+        let mut x = (self.embed.index_select(&indices(&tree.tokens)?, 0)?
+            * self.config.embed_scale as f64)?;
         for (i, layer) in self.layers.iter().enumerate() {
-            let (attention, new) =
-                self.attention(layer, &self.cache[i], &rms_norm(&x, &layer.input_norm, eps)?, tree, &positions)?;
+            let (attention, new) = self.attention(
+                layer,
+                &self.cache[i],
+                &rms_norm(&x, &layer.input_norm, eps)?,
+                tree,
+                &positions,
+            )?;
             self.scratch[i] = new;
             x = (x + rms_norm(&attention, &layer.post_attn_norm, eps)?)?;
             let h = rms_norm(&x, &layer.pre_ffn_norm, eps)?;
             // candle's `gelu` is the tanh form, as Gemma's is.
-            let ffn = linear(&(linear(&h, &layer.gate)?.gelu()? * linear(&h, &layer.up)?)?, &layer.down)?;
+            let ffn =
+                linear(&(linear(&h, &layer.gate)?.gelu()? * linear(&h, &layer.up)?)?, &layer.down)?;
             x = (x + rms_norm(&ffn, &layer.post_ffn_norm, eps)?)?;
         }
         let (start, len) = match rows {
@@ -168,22 +196,34 @@ impl ReferenceEngine {
     ) -> Result<(Tensor, KeysValues)> {
         let Config { n_heads, n_kv_heads, head_dim, .. } = self.config;
         let (n, eps) = (positions.len(), self.config.eps as f64);
-        let q = rms_norm(&linear(x, &layer.q)?.reshape((n, n_heads, head_dim))?, &layer.q_norm, eps)?;
-        let k = rms_norm(&linear(x, &layer.k)?.reshape((n, n_kv_heads, head_dim))?, &layer.k_norm, eps)?;
+        let q =
+            rms_norm(&linear(x, &layer.q)?.reshape((n, n_heads, head_dim))?, &layer.q_norm, eps)?;
+        let k = rms_norm(
+            &linear(x, &layer.k)?.reshape((n, n_kv_heads, head_dim))?,
+            &layer.k_norm,
+            eps,
+        )?;
         let v = linear(x, &layer.v)?.reshape((n, n_kv_heads, head_dim))?;
         let angles = angles(layer.rope, head_dim, positions)?;
         let new = KeysValues { k: rotate(&k, &angles)?, v };
         let all = cache.then(&new)?;
-        // Queries of the heads that share a key head lie next to each other: [n_kv_heads, shared * rows, head_dim].
+        // Queries of the heads that share a key head lie next to each other: [n_kv_heads, shared *
+        // rows, head_dim].
         let shared = n_heads / n_kv_heads;
-        let q = rotate(&q, &angles)?.transpose(0, 1)?.contiguous()?.reshape((n_kv_heads, shared * n, head_dim))?;
+        let q = rotate(&q, &angles)?.transpose(0, 1)?.contiguous()?.reshape((
+            n_kv_heads,
+            shared * n,
+            head_dim,
+        ))?;
         let k = all.k.transpose(0, 1)?.contiguous()?; // [n_kv_heads, seen, head_dim]
         let v = all.v.transpose(0, 1)?.contiguous()?;
         let seen = self.position + n;
-        let scores = (q.matmul(&k.t()?.contiguous()?)? * self.config.query_scale as f64)?.reshape((n_heads, n, seen))?;
+        let scores = (q.matmul(&k.t()?.contiguous()?)? * self.config.query_scale as f64)?
+            .reshape((n_heads, n, seen))?;
         let scores = scores.broadcast_add(&self.mask(tree, positions, layer.window)?)?;
         let weights = softmax(&scores)?.reshape((n_kv_heads, shared * n, seen))?;
-        let mixed = weights.matmul(&v)?.reshape((n_heads, n, head_dim))?.transpose(0, 1)?.contiguous()?;
+        let mixed =
+            weights.matmul(&v)?.reshape((n_heads, n, head_dim))?.transpose(0, 1)?.contiguous()?;
         Ok((linear(&mixed.reshape((n, n_heads * head_dim))?, &layer.o)?, new))
     }
 
@@ -226,19 +266,22 @@ fn softmax(x: &Tensor) -> Result<Tensor> {
     Ok(e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?)
 }
 
-/// Cosines and sines of each position, `[positions, 1, head_dim / 2]`; the angles rounded to f32 as transformers has them.
+/// Cosines and sines of each position, `[positions, 1, head_dim / 2]`; the angles rounded to f32 as
+/// transformers has them.
 fn angles(rope: Rope, head_dim: usize, positions: &[usize]) -> Result<[Tensor; 2]> {
     let half = head_dim / 2;
     let angle = |position: usize, i: usize| {
         let frequency = 1.0 / rope.theta.powf((2 * i) as f32 / head_dim as f32) / rope.factor;
         position as f32 * frequency
     };
-    let all: Vec<f32> = positions.iter().flat_map(|p| (0..half).map(move |i| angle(*p, i))).collect();
+    let all: Vec<f32> =
+        positions.iter().flat_map(|p| (0..half).map(move |i| angle(*p, i))).collect();
     let all = Tensor::from_vec(all, (positions.len(), 1, half), &Device::Cpu)?;
     Ok([all.cos()?, all.sin()?])
 }
 
-/// Rotates `x [positions, heads, head_dim]`: component i of the first half turns with component i of the second.
+/// Rotates `x [positions, heads, head_dim]`: component i of the first half turns with component i
+/// of the second.
 fn rotate(x: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
     let half = x.dim(2)? / 2;
     let (a, b) = (x.narrow(2, 0, half)?, x.narrow(2, half, half)?);
@@ -269,7 +312,13 @@ impl Engine for ReferenceEngine {
     }
 
     /// Evaluates the old nodes once more: nothing here is worth saving.
-    fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()> {
+    fn forward_more(
+        &mut self,
+        tree: &TokenTree,
+        first_new: usize,
+        rows: Rows,
+        out: &mut Scores,
+    ) -> Result<()> {
         let same = first_new == self.last.len()
             && tree.tokens.starts_with(&self.last.tokens)
             && tree.parent.starts_with(&self.last.parent);
@@ -286,7 +335,10 @@ impl Engine for ReferenceEngine {
         );
         let path_rows = indices(path)?;
         for (cache, new) in self.cache.iter_mut().zip(&self.scratch) {
-            let taken = KeysValues { k: new.k.index_select(&path_rows, 0)?, v: new.v.index_select(&path_rows, 0)? };
+            let taken = KeysValues {
+                k: new.k.index_select(&path_rows, 0)?,
+                v: new.v.index_select(&path_rows, 0)?,
+            };
             *cache = cache.then(&taken)?;
         }
         self.position += path.len();
@@ -296,9 +348,16 @@ impl Engine for ReferenceEngine {
 
     /// Never refused: nothing is ever dropped.
     fn truncate(&mut self, position: usize) -> Result<()> {
-        ensure!(position <= self.position, "cannot truncate to {position}: only {} tokens are committed", self.position);
+        ensure!(
+            position <= self.position,
+            "cannot truncate to {position}: only {} tokens are committed",
+            self.position
+        );
         for cache in &mut self.cache {
-            *cache = KeysValues { k: cache.k.narrow(0, 0, position)?, v: cache.v.narrow(0, 0, position)? };
+            *cache = KeysValues {
+                k: cache.k.narrow(0, 0, position)?,
+                v: cache.v.narrow(0, 0, position)?,
+            };
         }
         self.position = position;
         self.last = TokenTree::default();

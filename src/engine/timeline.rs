@@ -1,8 +1,9 @@
-//! An engine and the tokens its cache holds, kept in step with a history by common prefix. An engine of several sequences has a history
-//! of each.
+//! An engine and the tokens its cache holds, kept in step with a history by common prefix. An
+//! engine of several sequences has a history of each.
 //!
-//! History is the only truth. Nobody tells a cache what was accepted or rejected: [`Timeline::sync`] compares the history with
-//! what is cached and with the tree that the last pass left in scratch, and commits, takes back or prefills what differs.
+//! History is the only truth. Nobody tells a cache what was accepted or rejected:
+//! [`Timeline::sync`] compares the history with what is cached and with the tree that the last pass
+//! left in scratch, and commits, takes back or prefills what differs.
 
 use anyhow::{Context, Result};
 
@@ -15,7 +16,8 @@ pub struct Timeline {
     sequences: Vec<Sequence>,
     /// The sequence that is selected.
     current: usize,
-    /// A pass between `begin` and `finish`: which rows are wanted, and whether the engine is at it already.
+    /// A pass between `begin` and `finish`: which rows are wanted, and whether the engine is at it
+    /// already.
     begun: Option<(Rows, bool)>,
 }
 
@@ -71,7 +73,8 @@ impl Timeline {
         self.sequences[self.current].cached.len()
     }
 
-    /// The node of the last pass that stands for the end of `history`, if cache and scratch hold all of it.
+    /// The node of the last pass that stands for the end of `history`, if cache and scratch hold
+    /// all of it.
     pub fn stands_at(&self, history: &[Token]) -> Option<u32> {
         let Sequence { cached, scratch } = &self.sequences[self.current];
         let newer = history.strip_prefix(&cached[..])?;
@@ -79,8 +82,8 @@ impl Timeline {
         path.last().copied().filter(|_| path.len() == newer.len())
     }
 
-    /// Makes the cache agree with `history` as far as costs no pass: commits what scratch holds of it, takes back what is not
-    /// in it. Returns how many tokens of it are cached.
+    /// Makes the cache agree with `history` as far as costs no pass: commits what scratch holds of
+    /// it, takes back what is not in it. Returns how many tokens of it are cached.
     pub fn adopt(&mut self, history: &[Token]) -> Result<usize> {
         let here = self.current;
         let common = self.common(here, history);
@@ -99,12 +102,14 @@ impl Timeline {
         Ok(self.position())
     }
 
-    /// Commits what scratch holds of these texts, all at once. Of a text that the cache has something else of, nothing.
+    /// Commits what scratch holds of these texts, all at once. Of a text that the cache has
+    /// something else of, nothing.
     pub fn adopt_each(&mut self, histories: &[(usize, &[Token])]) -> Result<()> {
         let mut paths = Vec::new();
         for &(sequence, history) in histories {
             let Sequence { cached, scratch } = &self.sequences[sequence];
-            let path = history.strip_prefix(&cached[..]).map_or(Vec::new(), |newer| scratch.walk(newer));
+            let path =
+                history.strip_prefix(&cached[..]).map_or(Vec::new(), |newer| scratch.walk(newer));
             if !path.is_empty() {
                 paths.push((sequence, path));
             }
@@ -112,7 +117,9 @@ impl Timeline {
         match &paths[..] {
             [] => return Ok(()),
             [(sequence, path)] if *sequence == self.current => self.engine.commit(path)?,
-            paths => self.engine.commit_each(&paths.iter().map(|(s, path)| (*s, &path[..])).collect::<Vec<_>>())?,
+            paths => self
+                .engine
+                .commit_each(&paths.iter().map(|(s, path)| (*s, &path[..])).collect::<Vec<_>>())?,
         }
         for (sequence, path) in paths {
             let Sequence { cached, scratch } = &mut self.sequences[sequence];
@@ -130,13 +137,19 @@ impl Timeline {
         Ok(())
     }
 
-    /// Makes the cache hold exactly `history`, in passes of as many rows as the engine takes. `on_chunk` hears how many tokens
-    /// are cached after each pass and may say no to the next one. Returns whether all of `history` is cached.
-    pub fn sync(&mut self, history: &[Token], on_chunk: &mut dyn FnMut(usize) -> bool) -> Result<bool> {
+    /// Makes the cache hold exactly `history`, in passes of as many rows as the engine takes.
+    /// `on_chunk` hears how many tokens are cached after each pass and may say no to the next one.
+    /// Returns whether all of `history` is cached.
+    pub fn sync(
+        &mut self,
+        history: &[Token],
+        on_chunk: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<bool> {
         self.sync_beside(history, on_chunk, &mut |_| Ok(()))
     }
 
-    /// The same. While a device works by itself, `beside` may do something else, for as long as what it is given says that it does.
+    /// The same. While a device works by itself, `beside` may do something else, for as long as
+    /// what it is given says that it does.
     pub fn sync_beside(
         &mut self,
         history: &[Token],
@@ -171,12 +184,14 @@ impl Timeline {
     pub fn forward_each(&mut self, trees: &[(usize, &TokenTree)], out: &mut Scores) -> Result<()> {
         self.spend();
         self.engine.forward_each(trees, out)?;
-        trees.iter().for_each(|(sequence, tree)| self.sequences[*sequence].scratch.clone_from(tree));
+        trees
+            .iter()
+            .for_each(|(sequence, tree)| self.sequences[*sequence].scratch.clone_from(tree));
         Ok(())
     }
 
-    /// Begins [`forward`](Self::forward). Returns whether the device works by itself now, with time to do something else;
-    /// where it cannot, [`finish`](Self::finish) does it all.
+    /// Begins [`forward`](Self::forward). Returns whether the device works by itself now, with time
+    /// to do something else; where it cannot, [`finish`](Self::finish) does it all.
     pub fn begin(&mut self, tree: &TokenTree, rows: Rows) -> Result<bool> {
         self.spend();
         self.begun = None;
@@ -205,9 +220,18 @@ impl Timeline {
     }
 
     /// Scores the nodes from `first_new` on of a tree that continues the one scored last.
-    pub fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()> {
+    pub fn forward_more(
+        &mut self,
+        tree: &TokenTree,
+        first_new: usize,
+        rows: Rows,
+        out: &mut Scores,
+    ) -> Result<()> {
         let scratch = &self.sequences[self.current].scratch;
-        debug_assert!(scratch.tokens == tree.tokens[..first_new] && scratch.parent == tree.parent[..first_new]);
+        debug_assert!(
+            scratch.tokens == tree.tokens[..first_new]
+                && scratch.parent == tree.parent[..first_new]
+        );
         self.spend();
         self.engine.forward_more(tree, first_new, rows, out)?;
         self.sequences[self.current].scratch.clone_from(tree);

@@ -46,10 +46,13 @@ impl TokenTree {
 
     /// The child of `parent` that carries `token`.
     pub fn child(&self, parent: u32, token: Token) -> Option<u32> {
-        (parent as usize + 1..self.len()).find(|&i| self.parent[i] == Some(parent) && self.tokens[i] == token).map(|i| i as u32)
+        (parent as usize + 1..self.len())
+            .find(|&i| self.parent[i] == Some(parent) && self.tokens[i] == token)
+            .map(|i| i as u32)
     }
 
-    /// Nodes that spell the longest prefix of `tokens` the tree holds, root first; none if the root is another token.
+    /// Nodes that spell the longest prefix of `tokens` the tree holds, root first; none if the root
+    /// is another token.
     pub fn walk(&self, tokens: &[Token]) -> Vec<u32> {
         let mut path: Vec<u32> = Vec::new();
         for &token in tokens {

@@ -1,7 +1,8 @@
 //! Floor 4: how likely a model finds a text, and how far two models are apart.
 //!
-//! Token i of a window is predicted from those before it in the window; the first one is not predicted. A text longer than the
-//! window is cut into consecutive windows, each from an empty cache. Rows of logits are looked at and dropped, chunk by chunk.
+//! Token i of a window is predicted from those before it in the window; the first one is not
+//! predicted. A text longer than the window is cut into consecutive windows, each from an empty
+//! cache. Rows of logits are looked at and dropped, chunk by chunk.
 
 mod states;
 
@@ -29,7 +30,8 @@ pub struct Figures {
     pub top1: Vec<Token>,
 }
 
-/// KL divergence of the reference's next-token distribution from the model's, in nats, over predicted positions.
+/// KL divergence of the reference's next-token distribution from the model's, in nats, over
+/// predicted positions.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Divergence {
     /// With the standard error of the mean.
@@ -78,12 +80,21 @@ pub enum Reference<'a> {
 }
 
 /// Evaluates `ids`. `progress` hears how many tokens are done.
-pub fn evaluate(engine: &mut dyn Engine, ids: &[Token], window: usize, progress: &mut dyn FnMut(usize)) -> Result<Figures> {
+pub fn evaluate(
+    engine: &mut dyn Engine,
+    ids: &[Token],
+    window: usize,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Figures> {
     evaluate_task(engine, Task { ids, window, skip: 0 }, progress)
 }
 
 /// The same for any task.
-pub fn evaluate_task(engine: &mut dyn Engine, task: Task<'_>, progress: &mut dyn FnMut(usize)) -> Result<Figures> {
+pub fn evaluate_task(
+    engine: &mut dyn Engine,
+    task: Task<'_>,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Figures> {
     let mut tally = Tally::default();
     walk(engine, None, task, progress, &mut |rows, next| tally.take(&rows[0], next))?;
     Ok(tally.figures(task.ids.len()))
@@ -115,7 +126,8 @@ pub fn compare_task(
         let what = format!("the model has {} tokens, the reference {vocab}", engine.vocab());
         return Err(Fault::model(what).help("compare models of one vocabulary").into());
     }
-    let (mut tally, mut other, mut out) = (Tally::default(), Tally::default(), Comparison::default());
+    let (mut tally, mut other, mut out) =
+        (Tally::default(), Tally::default(), Comparison::default());
     walk(engine, Some(reference), task, progress, &mut |rows, next| {
         if next.is_some() {
             out.divergences.push(math::kl_divergence(rows[1].logits, rows[0].logits));
@@ -146,7 +158,8 @@ impl Comparison {
 
     fn summarise(&mut self) {
         self.kld = summary(self.divergences.clone());
-        self.top1_agreement = self.agreed.iter().filter(|a| **a).count() as f64 / self.agreed.len().max(1) as f64;
+        self.top1_agreement =
+            self.agreed.iter().filter(|a| **a).count() as f64 / self.agreed.len().max(1) as f64;
         self.ppl_ratio = self.figures.perplexity / self.reference.perplexity;
     }
 }
@@ -186,8 +199,8 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Passes the text through the engine, and the reference in step; `each` sees the rows of a position, and the token that follows
-/// it in the window if that is to be scored.
+/// Passes the text through the engine, and the reference in step; `each` sees the rows of a
+/// position, and the token that follows it in the window if that is to be scored.
 fn walk(
     engine: &mut dyn Engine,
     mut reference: Option<Reference<'_>>,
@@ -196,8 +209,11 @@ fn walk(
     each: &mut dyn FnMut(&[Row<'_>], Option<Token>),
 ) -> Result<()> {
     if let Some(bad) = task.ids.iter().find(|id| **id as usize >= engine.vocab()) {
-        let what = format!("token {bad} is outside the vocabulary, which has {} tokens", engine.vocab());
-        return Err(Fault::model(what).help("were the ids made with this model's tokenizer?").into());
+        let what =
+            format!("token {bad} is outside the vocabulary, which has {} tokens", engine.vocab());
+        return Err(Fault::model(what)
+            .help("were the ids made with this model's tokenizer?")
+            .into());
     }
     let mut chunk = engine.max_rows();
     if let Some(Reference::Engine(other) | Reference::Kept(other, _)) = &reference {
@@ -222,11 +238,14 @@ fn walk(
                     other.hidden(&mut hidden)?;
                     kept.extend_from_slice(&hidden);
                 }
-                Some(Reference::Stored(head, states)) => head.scores(states, done..done + tokens.len(), others)?,
+                Some(Reference::Stored(head, states)) => {
+                    head.scores(states, done..done + tokens.len(), others)?
+                }
             }
             let sides = if reference.is_some() { 2 } else { 1 };
             for i in 0..tokens.len() {
-                let rows: Vec<Row<'_>> = scores[..sides].iter().map(|s| Row::new(s.row(i))).collect();
+                let rows: Vec<Row<'_>> =
+                    scores[..sides].iter().map(|s| Row::new(s.row(i))).collect();
                 each(&rows, window.get(start + i + 1).copied().filter(|_| start + i >= task.skip));
             }
             done += tokens.len();
@@ -256,19 +275,29 @@ impl Tally {
 
     fn figures(self, tokens: usize) -> Figures {
         let (mean_nll, nll_stderr) = mean(&self.nll);
-        Figures { tokens, mean_nll, nll_stderr, perplexity: mean_nll.exp(), nll: self.nll, top1: self.top1 }
+        Figures {
+            tokens,
+            mean_nll,
+            nll_stderr,
+            perplexity: mean_nll.exp(),
+            nll: self.nll,
+            top1: self.top1,
+        }
     }
 }
 
 fn summary(mut values: Vec<f64>) -> Divergence {
     values.sort_by(f64::total_cmp);
-    let at = |share: f64| values.get(((values.len() as f64 - 1.0) * share).round() as usize).copied().unwrap_or(0.0);
+    let at = |share: f64| {
+        values.get(((values.len() as f64 - 1.0) * share).round() as usize).copied().unwrap_or(0.0)
+    };
     let (median, p99, max) = (at(0.5), at(0.99), at(1.0));
     let (mean, stderr) = mean(&values);
     Divergence { mean, stderr, median, p99, max }
 }
 
-/// The mean and its standard error, as if the values were independent: the deviation over the square root of their number.
+/// The mean and its standard error, as if the values were independent: the deviation over the
+/// square root of their number.
 fn mean(values: &[f64]) -> (f64, f64) {
     let n = values.len() as f64;
     let mean = values.iter().sum::<f64>() / n.max(1.0);
@@ -293,7 +322,12 @@ mod tests {
         });
         let weights = Weights::synthetic(Config::from_json(&json).unwrap(), move |_| format, 3);
         let exec = CpuExecutor::new(CpuOptions::default()).unwrap();
-        PlannedEngine::new(&weights, Box::new(exec), EngineOptions { context: 400, kv: KvFormat::F32 }).unwrap()
+        PlannedEngine::new(
+            &weights,
+            Box::new(exec),
+            EngineOptions { context: 400, kv: KvFormat::F32 },
+        )
+        .unwrap()
     }
 
     fn ids() -> Vec<Token> {
@@ -307,7 +341,8 @@ mod tests {
         let cut = evaluate(&mut engine(Format::F32), &ids(), 100, &mut |_| {}).unwrap();
         assert_eq!(cut.nll.len(), 297);
         assert_eq!(cut.nll[..99], whole.nll[..99]);
-        let second = evaluate(&mut engine(Format::F32), &ids()[100..200], 100, &mut |_| {}).unwrap();
+        let second =
+            evaluate(&mut engine(Format::F32), &ids()[100..200], 100, &mut |_| {}).unwrap();
         assert_eq!(cut.nll[99..198], second.nll[..]);
     }
 
@@ -322,10 +357,25 @@ mod tests {
 
     #[test]
     fn a_model_is_no_distance_from_itself_and_some_from_a_coarser_one() {
-        let same = compare(&mut engine(Format::F32), &mut engine(Format::F32), &ids(), 300, &mut |_| {}).unwrap();
+        let same =
+            compare(&mut engine(Format::F32), &mut engine(Format::F32), &ids(), 300, &mut |_| {})
+                .unwrap();
         assert_eq!((same.kld.max, same.top1_agreement, same.ppl_ratio), (0.0, 1.0, 1.0));
-        let other = compare(&mut engine(Format::I4_G32), &mut engine(Format::F32), &ids(), 300, &mut |_| {}).unwrap();
-        assert!(other.kld.mean > 0.0 && other.kld.median <= other.kld.p99 && other.kld.p99 <= other.kld.max, "{:?}", other.kld);
+        let other = compare(
+            &mut engine(Format::I4_G32),
+            &mut engine(Format::F32),
+            &ids(),
+            300,
+            &mut |_| {},
+        )
+        .unwrap();
+        assert!(
+            other.kld.mean > 0.0
+                && other.kld.median <= other.kld.p99
+                && other.kld.p99 <= other.kld.max,
+            "{:?}",
+            other.kld
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Hidden states that a reference's output head reads, kept in a file. The logits follow from them, and would be 50 times
-//! larger for 27B.
+//! Hidden states that a reference's output head reads, kept in a file. The logits follow from them,
+//! and would be 50 times larger for 27B.
 
 use crate::compute::cpu::isa::Isa;
 use crate::compute::cpu::linear::{ActValues, ActView, PackedMatrix, linear};
@@ -33,10 +33,18 @@ impl<'a> Head<'a> {
         let matrix = weights.matrix(role, 0)?;
         if matrix.format.code.is_integer() || matrix.format.hadamard {
             let what = format!("the reference's head is quantised ({})", matrix.format);
-            return Err(Fault::usage(what).help("stored states need a reference of floats; leave --states out").into());
+            return Err(Fault::usage(what)
+                .help("stored states need a reference of floats; leave --states out")
+                .into());
         }
         let isa = Isa::detect();
-        Ok(Head { dim: matrix.cols, matrix: PackedMatrix::pack(&matrix, isa), isa, threads: threads.max(1), weights })
+        Ok(Head {
+            dim: matrix.cols,
+            matrix: PackedMatrix::pack(&matrix, isa),
+            isa,
+            threads: threads.max(1),
+            weights,
+        })
     }
 
     pub fn vocab(&self) -> usize {
@@ -44,20 +52,36 @@ impl<'a> Head<'a> {
     }
 
     /// Logits of some rows of `states` `[tokens, dim]`.
-    pub(super) fn scores(&self, states: &[f32], rows: Range<usize>, out: &mut Scores) -> Result<()> {
+    pub(super) fn scores(
+        &self,
+        states: &[f32],
+        rows: Range<usize>,
+        out: &mut Scores,
+    ) -> Result<()> {
         let vocab = self.vocab();
-        let hidden = states.get(rows.start * self.dim..rows.end * self.dim).context("fewer states than tokens")?;
+        let hidden = states
+            .get(rows.start * self.dim..rows.end * self.dim)
+            .context("fewer states than tokens")?;
         out.vocab = vocab;
         out.logits.clear();
         out.logits.resize(rows.len() * vocab, 0.0);
-        let act = ActView { rows: rows.len(), cols: self.dim, values: ActValues::F32(hidden), scales: &[], sums: &[] };
+        let act = ActView {
+            rows: rows.len(),
+            cols: self.dim,
+            values: ActValues::F32(hidden),
+            scales: &[],
+            sums: &[],
+        };
         let tiles = self.matrix.tiles();
         let address = out.logits.as_mut_ptr() as usize;
         std::thread::scope(|scope| {
             for t in 0..self.threads {
                 let (act, part) = (&act, tiles * t / self.threads..tiles * (t + 1) / self.threads);
-                // SAFETY: each thread writes the columns of its own tiles of a buffer of `rows * vocab` floats.
-                scope.spawn(move || unsafe { linear(self.isa, &self.matrix, act, part, address as *mut f32, vocab) });
+                // SAFETY: each thread writes the columns of its own tiles of a buffer of `rows *
+                // vocab` floats.
+                scope.spawn(move || unsafe {
+                    linear(self.isa, &self.matrix, act, part, address as *mut f32, vocab)
+                });
             }
         });
         Ok(())
@@ -84,13 +108,23 @@ fn key(weights: &Weights, tasks: &[&[Token]], window: usize) -> Result<HashMap<S
         text.update((ids.len() as u64).to_le_bytes());
         text.update(bytemuck::cast_slice::<u32, u8>(ids));
     }
-    let entries = [("reference", hex(model.finalize())), ("ids", hex(text.finalize())), ("window", window.to_string())];
+    let entries = [
+        ("reference", hex(model.finalize())),
+        ("ids", hex(text.finalize())),
+        ("window", window.to_string()),
+    ];
     Ok(entries.into_iter().map(|(k, v)| (k.to_owned(), v)).collect())
 }
 
 impl States {
-    /// The states in a file; `None` where there is none. States of another reference, text or window are refused.
-    pub fn read(path: &Path, head: &Head<'_>, tasks: &[&[Token]], window: usize) -> Result<Option<States>> {
+    /// The states in a file; `None` where there is none. States of another reference, text or
+    /// window are refused.
+    pub fn read(
+        path: &Path,
+        head: &Head<'_>,
+        tasks: &[&[Token]],
+        window: usize,
+    ) -> Result<Option<States>> {
         let help = "remove the file to have it made again, or name another";
         let bad = |what: &str| Fault::model(format!("{} {what}", path.display())).help(help);
         let bytes = match std::fs::metadata(path) {
@@ -113,7 +147,8 @@ impl States {
         if view.dtype() != Dtype::F32 || view.shape() != [tokens, head.dim] {
             return Err(damaged().into());
         }
-        let hidden = view.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        let hidden =
+            view.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
         Ok(Some(States { hidden }))
     }
 

@@ -1,5 +1,6 @@
-//! The models that the binary carries (`draft/`, with their model cards): a small Gemma-3-shaped chat model and its drafter, and
-//! a drafter that knows the commonest tokens of Gemma 3's tokenizer. They are not Gemma.
+//! The models that the binary carries (`draft/`, with their model cards): a small Gemma-3-shaped
+//! chat model and its drafter, and a drafter that knows the commonest tokens of Gemma 3's
+//! tokenizer. They are not Gemma.
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
@@ -94,7 +95,8 @@ mod tests {
 
     #[test]
     fn the_pair_opens_and_shares_its_vocabulary() {
-        let (target, draft) = (Weights::open(target().unwrap()).unwrap(), Weights::open(draft().unwrap()).unwrap());
+        let (target, draft) =
+            (Weights::open(target().unwrap()).unwrap(), Weights::open(draft().unwrap()).unwrap());
         assert_eq!(target.config().vocab, draft.config().vocab);
         let tokenizer = Tokenizer::from_bytes(TOKENIZER.1).unwrap();
         assert!(tokenizer.vocab() <= target.config().vocab);
@@ -104,20 +106,40 @@ mod tests {
     #[test]
     fn its_tokenizer_round_trips_text_and_its_template_is_gemmas() {
         let tokenizer = Tokenizer::from_bytes(TOKENIZER.1).unwrap();
-        for text in ["def f(x):\n\tif x:\n        return  1\r\n", "naïve — 😀 𝒳 ▁ \u{0}", "   ", "a\n\n\n\nb <end_of_turn>"]
-        {
-            // The stand-in for a space cannot be told from a space again; everything else comes back as it was.
-            assert_eq!(tokenizer.decode(&tokenizer.encode(text, Special::AsText).unwrap()), text.replace('▁', " "));
+        for text in [
+            "def f(x):\n\tif x:\n        return  1\r\n",
+            "naïve — 😀 𝒳 ▁ \u{0}",
+            "   ",
+            "a\n\n\n\nb <end_of_turn>",
+        ] {
+            // The stand-in for a space cannot be told from a space again; everything else comes
+            // back as it was.
+            assert_eq!(
+                tokenizer.decode(&tokenizer.encode(text, Special::AsText).unwrap()),
+                text.replace('▁', " ")
+            );
         }
         let template = ChatTemplate::from_checkpoint(&target().unwrap()).unwrap();
-        let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
-        let messages =
-            [message("system", " Be brief. "), message("user", "hi "), message("assistant", "hello"), message("user", "bye")];
-        assert_eq!(template.render(&messages, true).unwrap(), ChatTemplate::built_in().render(&messages, true).unwrap());
+        let message =
+            |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let messages = [
+            message("system", " Be brief. "),
+            message("user", "hi "),
+            message("assistant", "hello"),
+            message("user", "bye"),
+        ];
+        assert_eq!(
+            template.render(&messages, true).unwrap(),
+            ChatTemplate::built_in().render(&messages, true).unwrap()
+        );
         for special in [Special::AsText, Special::Parse] {
-            let tokens = template.encode(&tokenizer, &messages, None, special, Some("Good")).unwrap();
+            let tokens =
+                template.encode(&tokenizer, &messages, None, special, Some("Good")).unwrap();
             assert_eq!(tokens.iter().filter(|t| **t == 2).count(), 1);
-            assert_eq!(tokens, template.encode(&tokenizer, &messages, None, Special::Parse, Some("Good")).unwrap());
+            assert_eq!(
+                tokens,
+                template.encode(&tokenizer, &messages, None, Special::Parse, Some("Good")).unwrap()
+            );
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Messages to the prompt that the model was trained on, by the model's own chat template.
 //!
-//! The template is rendered, then encoded without any automatic BOS. A control token that a message spells out must stay text
-//! while the template's own become tokens: so each one inside a message is broken by a marker character before rendering, the
-//! rendered text is cut at the control tokens that are left, and the pieces between are encoded whole, without the markers.
+//! The template is rendered, then encoded without any automatic BOS. A control token that a message
+//! spells out must stay text while the template's own become tokens: so each one inside a message
+//! is broken by a marker character before rendering, the rendered text is cut at the control tokens
+//! that are left, and the pieces between are encoded whole, without the markers.
 
 use super::tokenizer::{Special, Tokenizer};
 use crate::checkpoint::Checkpoint;
@@ -52,11 +53,14 @@ const BUILT_IN: &str = "\
 {%- endif -%}";
 
 impl ChatTemplate {
-    /// The template of `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`, in that order; else Gemma's.
+    /// The template of `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`, in
+    /// that order; else Gemma's.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
         let json = |name: &str| -> Result<Option<Json>> {
             let Some(bytes) = checkpoint.side_file(name)? else { return Ok(None) };
-            let broken = || Fault::model(format!("{name} is not valid JSON")).help("download the file again");
+            let broken = || {
+                Fault::model(format!("{name} is not valid JSON")).help("download the file again")
+            };
             Ok(Some(serde_json::from_slice(&bytes).with_context(broken)?))
         };
         let config = json("tokenizer_config.json")?.unwrap_or(Json::Null);
@@ -99,22 +103,27 @@ impl ChatTemplate {
         env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
         });
-        let messages: Vec<Value> = messages.iter().map(|m| context! { role => m.role, content => m.content }).collect();
+        let messages: Vec<Value> =
+            messages.iter().map(|m| context! { role => m.role, content => m.content }).collect();
         let values = context! { messages, bos_token => self.bos, eos_token => self.eos, add_generation_prompt => answer, tools => (), documents => () };
         let refused = |e: minijinja::Error| {
             let why = e.detail().map_or_else(|| e.to_string(), str::to_string);
-            Fault::model(format!("the chat template refuses these messages: {why}"))
-                .help("begin with a user message and let user and assistant take turns, or use --raw for no template")
+            Fault::model(format!("the chat template refuses these messages: {why}")).help(
+                "begin with a user message and let user and assistant take turns, or use \
+                    --raw for no template",
+            )
         };
         env.template_from_str(&self.source)
             .map_err(|e| {
-                Fault::model(format!("the model's chat template cannot be read: {e}")).help("use --raw for no template")
+                Fault::model(format!("the model's chat template cannot be read: {e}"))
+                    .help("use --raw for no template")
             })?
             .render(values)
             .map_err(|e| refused(e).into())
     }
 
-    /// The prompt as tokens, one BOS in front. `system` comes before the messages; `prefill` begins the answer.
+    /// The prompt as tokens, one BOS in front. `system` comes before the messages; `prefill` begins
+    /// the answer.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -146,14 +155,20 @@ impl ChatTemplate {
             }
         }
         if !all.iter().any(|m| m.role == "user") {
-            return Err(Fault::usage("a conversation needs a user message").help("a system message alone asks nothing").into());
+            return Err(Fault::usage("a conversation needs a user message")
+                .help("a system message alone asks nothing")
+                .into());
         }
         let mut tokens = match special {
-            Special::Parse => tokenizer.encode(&(self.render(&all, true)? + prefill.unwrap_or("")), Special::Parse)?,
+            Special::Parse => tokenizer
+                .encode(&(self.render(&all, true)? + prefill.unwrap_or("")), Special::Parse)?,
             Special::AsText => {
-                let marker = unused_character(all.iter().map(|m| m.content.as_str()).chain(prefill));
-                all.iter_mut().for_each(|m| m.content = break_control(&m.content, tokenizer, marker));
-                let text = self.render(&all, true)? + &break_control(prefill.unwrap_or(""), tokenizer, marker);
+                let marker =
+                    unused_character(all.iter().map(|m| m.content.as_str()).chain(prefill));
+                all.iter_mut()
+                    .for_each(|m| m.content = break_control(&m.content, tokenizer, marker));
+                let text = self.render(&all, true)?
+                    + &break_control(prefill.unwrap_or(""), tokenizer, marker);
                 encode_between_control(&text, tokenizer, marker)?
             }
         };
@@ -168,7 +183,8 @@ impl ChatTemplate {
 /// `chat_template` as a text, or the one called `default` of a list of named ones.
 fn template_of(file: &Json) -> Option<String> {
     let template = &file["chat_template"];
-    let named = || template.as_array()?.iter().find(|t| t["name"] == "default")?["template"].as_str();
+    let named =
+        || template.as_array()?.iter().find(|t| t["name"] == "default")?["template"].as_str();
     template.as_str().or_else(named).map(str::to_string)
 }
 
@@ -177,16 +193,19 @@ fn unused_character<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> char {
     ('\u{e000}'..='\u{f8ff}').find(|c| !texts.clone().any(|t| t.contains(*c))).unwrap_or('\u{e000}')
 }
 
-/// Puts `marker` behind the first character of every control token that `text` spells, or begins to spell at its end, where
-/// the template may trim it and go on with another text.
+/// Puts `marker` behind the first character of every control token that `text` spells, or begins to
+/// spell at its end, where the template may trim it and go on with another text.
 fn break_control(text: &str, tokenizer: &Tokenizer, marker: char) -> String {
     let mut out = String::with_capacity(text.len());
     let end = text.trim_end().len();
     let longest = tokenizer.control().keys().map(String::len).max().unwrap_or(0);
     for (at, c) in text.char_indices() {
         out.push(c);
-        let begun = |name: &String| at < end && end - at < longest && name.starts_with(&text[at..end]);
-        if control_at(&text[at..], tokenizer).is_some() || tokenizer.begins_control(c) && tokenizer.control().keys().any(begun) {
+        let begun =
+            |name: &String| at < end && end - at < longest && name.starts_with(&text[at..end]);
+        if control_at(&text[at..], tokenizer).is_some()
+            || tokenizer.begins_control(c) && tokenizer.control().keys().any(begun)
+        {
             out.push(marker);
         }
     }
@@ -197,7 +216,10 @@ fn break_control(text: &str, tokenizer: &Tokenizer, marker: char) -> String {
 fn control_at<'a>(text: &str, tokenizer: &'a Tokenizer) -> Option<(&'a str, Token)> {
     // Almost no character begins one; the map is small but the text may be long.
     let first = text.chars().next().filter(|c| tokenizer.begins_control(*c))?;
-    let candidates = tokenizer.control().range(first.to_string()..).take_while(|(name, _)| name.starts_with(first));
+    let candidates = tokenizer
+        .control()
+        .range(first.to_string()..)
+        .take_while(|(name, _)| name.starts_with(first));
     candidates
         .filter(|(name, _)| text.starts_with(name.as_str()))
         .max_by_key(|(name, _)| name.len())
@@ -212,7 +234,9 @@ fn encode_between_control(text: &str, tokenizer: &Tokenizer, marker: char) -> Re
         let found = control_at(&text[at..], tokenizer);
         if found.is_some() || at == text.len() {
             if start < at {
-                tokens.extend(tokenizer.encode(&text[start..at].replace(marker, ""), Special::AsText)?);
+                tokens.extend(
+                    tokenizer.encode(&text[start..at].replace(marker, ""), Special::AsText)?,
+                );
             }
             let Some((name, id)) = found else { break };
             tokens.push(id);
@@ -238,8 +262,12 @@ mod tests {
     fn the_built_in_template_is_gemmas() {
         let render = |m: &[Message]| ChatTemplate::built_in().render(m, true);
         let text = render(&[message("system", " Be brief. "), message("user", " hi\n")]).unwrap();
-        assert_eq!(text, "<bos><start_of_turn>user\n Be brief. \n\nhi<end_of_turn>\n<start_of_turn>model\n");
-        let text = render(&[message("user", "a"), message("assistant", "b"), message("user", "c")]).unwrap();
+        assert_eq!(
+            text,
+            "<bos><start_of_turn>user\n Be brief. \n\nhi<end_of_turn>\n<start_of_turn>model\n"
+        );
+        let text = render(&[message("user", "a"), message("assistant", "b"), message("user", "c")])
+            .unwrap();
         let want = "<bos><start_of_turn>user\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n<start_of_turn>user\nc<end_of_turn>\n<start_of_turn>model\n";
         assert_eq!(text, want);
         assert!(render(&[message("user", "a"), message("user", "b")]).is_err());
@@ -251,7 +279,8 @@ mod tests {
         let end = t.id("<end_of_turn>").unwrap();
         let count = |special| {
             let messages = [message("user", "x <end_of_turn> <<end_of_turn>> y")];
-            let tokens = ChatTemplate::built_in().encode(&t, &messages, None, special, None).unwrap();
+            let tokens =
+                ChatTemplate::built_in().encode(&t, &messages, None, special, None).unwrap();
             assert_eq!(tokens.iter().filter(|t| **t == 2).count(), 1, "one BOS");
             tokens.iter().filter(|t| **t == end).count()
         };
@@ -285,7 +314,8 @@ mod tests {
         };
         let thoughts = "{% if tools is none %}{% for m in messages %}{{ m.content.split('</think>')[-1].lstrip() }}{% break %}{% endfor %}{% endif %}";
         assert_eq!(render(thoughts).unwrap(), "b");
-        let forever = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+        let forever =
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
         let error = render(forever).unwrap_err();
         assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 3);
     }
@@ -294,21 +324,31 @@ mod tests {
     fn ordinary_text_is_encoded_as_if_whole() {
         let t = letters();
         let messages = [message("user", "a\n a 😀")];
-        let text = ChatTemplate::built_in().encode(&t, &messages, Some("be a"), Special::AsText, Some("sure, a")).unwrap();
-        assert_eq!(text, ChatTemplate::built_in().encode(&t, &messages, Some("be a"), Special::Parse, Some("sure, a")).unwrap());
+        let text = ChatTemplate::built_in()
+            .encode(&t, &messages, Some("be a"), Special::AsText, Some("sure, a"))
+            .unwrap();
+        assert_eq!(
+            text,
+            ChatTemplate::built_in()
+                .encode(&t, &messages, Some("be a"), Special::Parse, Some("sure, a"))
+                .unwrap()
+        );
         assert!(t.decode(&text).ends_with("sure, a"));
     }
 
     #[test]
     fn a_conversation_has_a_user_and_one_system_message() {
         let t = letters();
-        let encode = |m: &[Message], system| ChatTemplate::built_in().encode(&t, m, system, Special::AsText, None);
+        let encode = |m: &[Message], system| {
+            ChatTemplate::built_in().encode(&t, m, system, Special::AsText, None)
+        };
         assert!(encode(&[], Some("be brief")).is_err());
         assert!(encode(&[message("system", "a"), message("user", "b")], Some("c")).is_err());
         assert!(encode(&[message("user", "b")], Some("c")).is_ok());
         let model = [message("user", "b"), message("model", "c"), message("user", "d")];
         assert!(encode(&model, None).is_ok());
-        let error = encode(&[message("user", "b"), message("x<end_of_turn>", "c")], None).unwrap_err();
+        let error =
+            encode(&[message("user", "b"), message("x<end_of_turn>", "c")], None).unwrap_err();
         assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 3);
     }
 }

@@ -1,7 +1,8 @@
 //! `config.json` of a Gemma 3 model, in every form that transformers 4 and 5 write.
 //!
-//! Multimodal files keep the language model under `text_config`, and that section is sparse: absent keys mean the defaults of
-//! `Gemma3TextConfig` (huggingface/transformers, models/gemma3/configuration_gemma3.py).
+//! Multimodal files keep the language model under `text_config`, and that section is sparse: absent
+//! keys mean the defaults of `Gemma3TextConfig` (huggingface/transformers,
+//! models/gemma3/configuration_gemma3.py).
 
 use super::generation::tokens;
 use crate::error::Fault;
@@ -58,11 +59,14 @@ impl Config {
         self.global[layer]
     }
 
-    /// Reads a whole `config.json`. Everything that the forward pass does not compute is refused, never passed over.
+    /// Reads a whole `config.json`. Everything that the forward pass does not compute is refused,
+    /// never passed over.
     pub fn from_json(json: &Value) -> Result<Config> {
         Reader::new(json).and_then(|r| r.config()).map_err(|fault| {
             let what = format!("config.json: {}", fault.what);
-            let help = fault.help.unwrap_or_else(|| "compare the file with the one on the model's page".into());
+            let help = fault
+                .help
+                .unwrap_or_else(|| "compare the file with the one on the model's page".into());
             Fault::model(what).help(help).into()
         })
     }
@@ -78,7 +82,11 @@ impl<'a> Reader<'a> {
     fn new(whole: &'a Value) -> Result<Self, Fault> {
         let text = whole.get("text_config").filter(|v| !v.is_null()).unwrap_or(whole);
         let name = |v: &Value, key: &str| v.get(key).and_then(Value::as_str).map(str::to_string);
-        let architecture = whole.get("architectures").and_then(|a| a.get(0)).and_then(Value::as_str).map(str::to_string);
+        let architecture = whole
+            .get("architectures")
+            .and_then(|a| a.get(0))
+            .and_then(Value::as_str)
+            .map(str::to_string);
         let kind = name(whole, "model_type").or(name(text, "model_type"));
         let known = match (&kind, &architecture) {
             (Some(kind), _) => matches!(kind.as_str(), "gemma3" | "gemma3_text"),
@@ -107,7 +115,9 @@ impl<'a> Reader<'a> {
         let Some(value) = self.get(key) else { return Ok(default) };
         match value.as_u64() {
             Some(n) if n >= 1 && n <= max as u64 => Ok(n as usize),
-            _ => Err(Fault::model(format!("`{key}` should be a whole number from 1 to {max}, not {value}"))),
+            _ => Err(Fault::model(format!(
+                "`{key}` should be a whole number from 1 to {max}, not {value}"
+            ))),
         }
     }
 
@@ -120,38 +130,53 @@ impl<'a> Reader<'a> {
         let head_dim = self.size("head_dim", 256, 1024)?;
         let vocab = self.size("vocab_size", 262_208, 1 << 24)?;
         if !n_heads.is_multiple_of(n_kv_heads) {
-            return Err(Fault::model(format!("{n_heads} attention heads cannot share {n_kv_heads} key-value heads evenly")));
+            return Err(Fault::model(format!(
+                "{n_heads} attention heads cannot share {n_kv_heads} key-value heads evenly"
+            )));
         }
         if !head_dim.is_multiple_of(2) {
-            return Err(Fault::model(format!("`head_dim` must be even for rotation, not {head_dim}")));
+            return Err(Fault::model(format!(
+                "`head_dim` must be even for rotation, not {head_dim}"
+            )));
         }
         let global = self.global(n_layers)?;
         let window = match self.text.get("sliding_window") {
             Some(Value::Null) if global.iter().any(|g| !g) => {
-                return Err(Fault::model("`sliding_window` is null, but some layers are sliding-window layers"));
+                return Err(Fault::model(
+                    "`sliding_window` is null, but some layers are sliding-window layers",
+                ));
             }
             _ => self.size("sliding_window", 4096, 1 << 24)?,
         };
         let query = positive("query_pre_attn_scalar", self.get("query_pre_attn_scalar"), 256.0)?;
         let eps = positive("rms_norm_eps", self.get("rms_norm_eps"), 1e-6)?;
         let eos_of = |place: &Value| {
-            tokens(place.get("eos_token_id")).ok_or_else(|| Fault::model(format!("`eos_token_id` is {}", place["eos_token_id"])))
+            tokens(place.get("eos_token_id"))
+                .ok_or_else(|| Fault::model(format!("`eos_token_id` is {}", place["eos_token_id"])))
         };
         // Multimodal files name the chat model's stops outside text_config.
-        let eos =
-            [eos_of(self.whole)?, eos_of(self.text)?, vec![1]].into_iter().find(|list| !list.is_empty()).unwrap_or_default();
+        let eos = [eos_of(self.whole)?, eos_of(self.text)?, vec![1]]
+            .into_iter()
+            .find(|list| !list.is_empty())
+            .unwrap_or_default();
         let bos = match tokens(self.get_anywhere("bos_token_id")).as_deref() {
             Some([]) => 2,
             Some(&[bos]) => bos,
             _ => return Err(Fault::model("`bos_token_id` is not a token id")),
         };
         if let Some(outside) = eos.iter().chain([&bos]).find(|t| **t as usize >= vocab) {
-            return Err(Fault::model(format!("token {outside} is outside the vocabulary of {vocab}")));
+            return Err(Fault::model(format!(
+                "token {outside} is outside the vocabulary of {vocab}"
+            )));
         }
         let tied = match self.get_anywhere("tie_word_embeddings") {
             None => true,
             Some(Value::Bool(tied)) => *tied,
-            Some(other) => return Err(Fault::model(format!("`tie_word_embeddings` should be true or false, not {other}"))),
+            Some(other) => {
+                return Err(Fault::model(format!(
+                    "`tie_word_embeddings` should be true or false, not {other}"
+                )));
+            }
         };
         let [rope_global, rope_local] = self.ropes()?;
         Ok(Config {
@@ -180,8 +205,10 @@ impl<'a> Reader<'a> {
     fn refuse_what_is_not_computed(&self) -> Result<(), Fault> {
         for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
             if let Some(value) = self.get(key) {
-                return Err(Fault::model(format!("`{key}` is {value}; Gemma 3 has no soft-capping"))
-                    .help("is this a Gemma 2 model? Only Gemma 3 is supported"));
+                return Err(Fault::model(format!(
+                    "`{key}` is {value}; Gemma 3 has no soft-capping"
+                ))
+                .help("is this a Gemma 2 model? Only Gemma 3 is supported"));
             }
         }
         for key in ["attention_bias", "use_bidirectional_attention"] {
@@ -191,7 +218,9 @@ impl<'a> Reader<'a> {
             }
         }
         if let Some(act) = self.get("hidden_activation").filter(|v| *v != "gelu_pytorch_tanh") {
-            return Err(Fault::model(format!("`hidden_activation` is {act}; Gemma 3 has \"gelu_pytorch_tanh\"")));
+            return Err(Fault::model(format!(
+                "`hidden_activation` is {act}; Gemma 3 has \"gelu_pytorch_tanh\""
+            )));
         }
         Ok(())
     }
@@ -199,19 +228,27 @@ impl<'a> Reader<'a> {
     /// `layer_types` where present, else every n-th layer.
     fn global(&self, n_layers: usize) -> Result<Vec<bool>, Fault> {
         let Some(types) = self.get("layer_types") else {
-            let key =
-                if self.get("sliding_window_pattern").is_some() { "sliding_window_pattern" } else { "_sliding_window_pattern" };
+            let key = if self.get("sliding_window_pattern").is_some() {
+                "sliding_window_pattern"
+            } else {
+                "_sliding_window_pattern"
+            };
             let pattern = self.size(key, 6, 1024)?;
             return Ok((1..=n_layers).map(|i| i.is_multiple_of(pattern)).collect());
         };
         let list = types.as_array().ok_or_else(|| Fault::model("`layer_types` is not a list"))?;
         if list.len() != n_layers {
-            return Err(Fault::model(format!("`layer_types` names {} layers of {n_layers}", list.len())));
+            return Err(Fault::model(format!(
+                "`layer_types` names {} layers of {n_layers}",
+                list.len()
+            )));
         }
         let one = |t: &Value| match t.as_str() {
             Some("full_attention") => Ok(true),
             Some("sliding_attention") => Ok(false),
-            _ => Err(Fault::model(format!("`layer_types` holds {t}; known: full_attention, sliding_attention"))),
+            _ => Err(Fault::model(format!(
+                "`layer_types` holds {t}; known: full_attention, sliding_attention"
+            ))),
         };
         list.iter().map(one).collect()
     }
@@ -223,14 +260,17 @@ impl<'a> Reader<'a> {
         if let Some(new) = new
             && !kinds.iter().any(|kind| new.get(kind).is_some())
         {
-            return Err(Fault::model("`rope_parameters` names neither full_attention nor sliding_attention"));
+            return Err(Fault::model(
+                "`rope_parameters` names neither full_attention nor sliding_attention",
+            ));
         }
         let section = |kind: &str| new.and_then(|n| n.get(kind)).filter(|v| !v.is_null());
         let full = section(kinds[0]);
         // The older key overrides what it scales: the global layers alone.
         let scaling = self.get("rope_scaling").or(full);
         let theta = |section: Option<&Value>, old: &str, default: f64| {
-            positive(old, section.and_then(|s| s.get("rope_theta")).or(self.get(old)), default).map(|v| v as f32)
+            positive(old, section.and_then(|s| s.get("rope_theta")).or(self.get(old)), default)
+                .map(|v| v as f32)
         };
         let sliding = section(kinds[1]);
         Ok([
@@ -250,10 +290,15 @@ fn factor(section: Option<&Value>) -> Result<f32, Fault> {
         (Value::String(kind), _) if kind == "default" => Ok(1.0),
         (Value::String(kind), Some(scale)) if kind == "linear" => match scale.as_f64() {
             Some(f) if (1.0..=1024.0).contains(&f) => Ok(f as f32),
-            _ => Err(Fault::model(format!("linear RoPE needs a factor from 1 to 1024, not {scale}"))),
+            _ => Err(Fault::model(format!(
+                "linear RoPE needs a factor from 1 to 1024, not \
+                {scale}"
+            ))),
         },
-        _ => Err(Fault::model(format!("RoPE as in {section} is not supported"))
-            .help("Gemma 3 uses `default` and `linear` (with a factor); remove a scaling that was added for longer contexts")),
+        _ => Err(Fault::model(format!("RoPE as in {section} is not supported")).help(
+            "Gemma 3 uses `default` and `linear` (with a factor); remove a scaling that was \
+                added for longer contexts",
+        )),
     }
 }
 
@@ -287,9 +332,18 @@ mod tests {
     #[test]
     fn the_hubs_27b_is_filled_up_with_the_class_defaults() {
         let c = Config::from_json(&hub_27b()).unwrap();
-        assert_eq!((c.n_layers, c.dim, c.ffn_dim, c.n_heads, c.n_kv_heads, c.head_dim), (62, 5376, 21504, 32, 16, 128));
-        assert_eq!((c.vocab, c.vocab_is_explicit, c.window, c.max_position), (262_208, false, 1024, 131_072));
-        assert_eq!((0..62).filter(|i| c.is_global(*i)).collect::<Vec<_>>(), [5, 11, 17, 23, 29, 35, 41, 47, 53, 59]);
+        assert_eq!(
+            (c.n_layers, c.dim, c.ffn_dim, c.n_heads, c.n_kv_heads, c.head_dim),
+            (62, 5376, 21504, 32, 16, 128)
+        );
+        assert_eq!(
+            (c.vocab, c.vocab_is_explicit, c.window, c.max_position),
+            (262_208, false, 1024, 131_072)
+        );
+        assert_eq!(
+            (0..62).filter(|i| c.is_global(*i)).collect::<Vec<_>>(),
+            [5, 11, 17, 23, 29, 35, 41, 47, 53, 59]
+        );
         assert_eq!(c.rope_global, Rope { theta: 1e6, factor: 8.0 });
         assert_eq!(c.rope_local, Rope { theta: 1e4, factor: 1.0 });
         assert_eq!((c.query_scale, c.eps), ((1.0 / 168f64.sqrt()) as f32, 1e-6));
@@ -312,7 +366,8 @@ mod tests {
         let mut new = hub_27b();
         let text = new["text_config"].as_object_mut().unwrap();
         text.remove("rope_scaling");
-        let kind = |i: usize| if i.is_multiple_of(6) { "full_attention" } else { "sliding_attention" };
+        let kind =
+            |i: usize| if i.is_multiple_of(6) { "full_attention" } else { "sliding_attention" };
         text.insert("layer_types".into(), (1..=62).map(kind).collect());
         text.insert("_sliding_window_pattern".into(), json!(2)); // layer_types goes first
         text.insert(

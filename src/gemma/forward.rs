@@ -1,13 +1,14 @@
 //! Gemma 3's forward pass, written once as a dispatch list.
 //!
-//! Per layer: norm, qkv, rope, attention, o, norm, gate and up, down. The norm after one block and the norm before the next are
-//! one dispatch, since both work row by row on the residual stream, which stays in f32 (Gemma 3's peaks near 7e5).
+//! Per layer: norm, qkv, rope, attention, o, norm, gate and up, down. The norm after one block and
+//! the norm before the next are one dispatch, since both work row by row on the residual stream,
+//! which stays in f32 (Gemma 3's peaks near 7e5).
 
 use super::{Config, Role, Weights};
 use crate::compute::reference::MAX_HEAD_DIM;
 use crate::compute::{
-    Act, ActFormat, BufferId, Executor, KvFormat, KvLayer, LinearJob, LoadJob, Op, Part, Plan, PlanId, RowSet, StepLayout,
-    WeightId, best,
+    Act, ActFormat, BufferId, Executor, KvFormat, KvLayer, LinearJob, LoadJob, Op, Part, Plan,
+    PlanId, RowSet, StepLayout, WeightId, best,
 };
 use crate::error::Fault;
 use crate::kv::Pages;
@@ -22,7 +23,8 @@ pub struct Forward {
     pub layout: StepLayout,
     /// u32, see [`StepLayout`]
     pub step: BufferId,
-    /// Angles of the sliding-window layers, then of the global ones: f32 `[max_rows, 2, head_dim / 2]` each
+    /// Angles of the sliding-window layers, then of the global ones: f32 `[max_rows, 2, head_dim /
+    /// 2]` each
     pub rope: [BufferId; 2],
     /// f32 `[max_rows, dim]`: final-norm hidden states of the selected rows
     pub hidden: BufferId,
@@ -55,14 +57,20 @@ pub struct ForwardOptions {
 }
 
 /// Loads the weights and records the plans.
-pub fn load(weights: &Weights, exec: &mut dyn Executor, options: ForwardOptions) -> Result<Forward> {
+pub fn load(
+    weights: &Weights,
+    exec: &mut dyn Executor,
+    options: ForwardOptions,
+) -> Result<Forward> {
     if exec.is_dry() {
         return build(weights, exec, options, None);
     }
     let unpacks = |exec: &dyn Executor, role, layer| exec.unpacks(part(weights, role, layer));
     let matrices = weights.roles().into_iter().filter(|(role, _)| role.is_matrix());
-    let converted: Vec<_> = matrices.filter(|(role, layer)| !unpacks(exec, *role, *layer)).collect();
-    // Matrices are read, and converted where a file has them in another form, while the ones before them are taken by the executor.
+    let converted: Vec<_> =
+        matrices.filter(|(role, layer)| !unpacks(exec, *role, *layer)).collect();
+    // Matrices are read, and converted where a file has them in another form, while the ones before
+    // them are taken by the executor.
     std::thread::scope(|scope| {
         let (send, ahead) = sync_channel(AHEAD);
         scope.spawn(move || {
@@ -83,7 +91,8 @@ fn build<'a>(
     ahead: Option<Ahead<'a>>,
 ) -> Result<Forward> {
     let layout = StepLayout { max_rows: options.max_rows.next_multiple_of(16) };
-    let mut b = Builder { weights, exec, ahead, loaded: HashMap::new(), layout, acts: HashMap::new() };
+    let mut b =
+        Builder { weights, exec, ahead, loaded: HashMap::new(), layout, acts: HashMap::new() };
     let config = weights.config().clone();
     if b.ahead.is_some() {
         b.load_stored()?;
@@ -175,7 +184,11 @@ impl Builder<'_> {
             return Ok(());
         }
         let ids = self.exec.load_stored(jobs)?;
-        self.loaded = places.into_iter().zip(ids).map(|((place, format), id)| (place, (id, format))).collect();
+        self.loaded = places
+            .into_iter()
+            .zip(ids)
+            .map(|((place, format), id)| (place, (id, format)))
+            .collect();
         Ok(())
     }
 
@@ -188,13 +201,21 @@ impl Builder<'_> {
         let matrix = match &self.ahead {
             None => self.weights.shape(role, layer)?,
             Some(ahead) => {
-                let (next_role, next_layer, matrix) = ahead.recv().context("all matrices were taken")?;
-                assert_eq!((next_role, next_layer), (role, layer), "matrices are asked for in the order of Weights::roles");
+                let (next_role, next_layer, matrix) =
+                    ahead.recv().context("all matrices were taken")?;
+                assert_eq!(
+                    (next_role, next_layer),
+                    (role, layer),
+                    "matrices are asked for in the order of Weights::roles"
+                );
                 matrix?
             }
         };
         let label = label(role, layer);
-        let id = self.exec.load(&label, part(self.weights, role, layer), &matrix).with_context(|| format!("loading {label}"))?;
+        let id = self
+            .exec
+            .load(&label, part(self.weights, role, layer), &matrix)
+            .with_context(|| format!("loading {label}"))?;
         let (format, cols) = (ActFormat::for_weights(matrix.format), matrix.cols);
         self.weights.recycle(matrix);
         if self.ahead.is_some() {
@@ -232,7 +253,8 @@ impl Builder<'_> {
         Ok(act)
     }
 
-    /// The preparations that `input` needs for these formats, each once; returns the activations in the formats' order.
+    /// The preparations that `input` needs for these formats, each once; returns the activations in
+    /// the formats' order.
     fn prepare<const N: usize>(
         &mut self,
         plan: &mut Plan,
@@ -255,9 +277,13 @@ impl Builder<'_> {
     }
 
     fn kv(&mut self, config: &Config, options: ForwardOptions) -> Result<(Vec<KvLayer>, Vec<u64>)> {
-        let (heads, dim, bytes) = (config.n_kv_heads, config.head_dim, options.kv.head_bytes(config.head_dim));
+        let (heads, dim, bytes) =
+            (config.n_kv_heads, config.head_dim, options.kv.head_bytes(config.head_dim));
         if options.kv == KvFormat::Q8 && !(dim.is_multiple_of(16) && dim <= MAX_HEAD_DIM) {
-            let what = format!("int8 keys and values take heads of up to {MAX_HEAD_DIM} channels, a multiple of 16, not {dim}");
+            let what = format!(
+                "int8 keys and values take heads of up to {MAX_HEAD_DIM} channels, a multiple of \
+                    16, not {dim}"
+            );
             return Err(Fault::model(what).help("use --kv f16").into());
         }
         let mut sizes = Vec::with_capacity(config.n_layers);
@@ -316,7 +342,8 @@ impl Builder<'_> {
             let (wq, fq, _) = self.matrix(Role::Q, i)?;
             let (wk, fk, _) = self.matrix(Role::K, i)?;
             let (wv, fv, _) = self.matrix(Role::V, i)?;
-            let [aq, ak, av] = self.prepare(&mut plan, "quantise", layer, z, c.dim, [fq, fk, fv], all)?;
+            let [aq, ak, av] =
+                self.prepare(&mut plan, "quantise", layer, z, c.dim, [fq, fk, fv], all)?;
             let jobs = vec![
                 LinearJob { weight: wq, act: aq, out: q },
                 LinearJob { weight: wk, act: ak, out: k },
@@ -338,20 +365,33 @@ impl Builder<'_> {
                     kv,
                 },
             );
-            plan.push("attention", layer, Op::Attention { q, out: attended, n_heads: c.n_heads, scale: c.query_scale, kv });
+            plan.push(
+                "attention",
+                layer,
+                Op::Attention { q, out: attended, n_heads: c.n_heads, scale: c.query_scale, kv },
+            );
             let (wo, fo, _) = self.matrix(Role::O, i)?;
             let [act] = self.prepare(&mut plan, "quantise", layer, attended, q_cols, [fo], all)?;
-            plan.push("o", layer, Op::Linear { jobs: vec![LinearJob { weight: wo, act, out: y }], rows: all });
+            plan.push(
+                "o",
+                layer,
+                Op::Linear { jobs: vec![LinearJob { weight: wo, act, out: y }], rows: all },
+            );
             let add = Some((y, self.vector(Role::PostAttnNorm, i)?));
             let w = self.vector(Role::PreFfnNorm, i)?;
             plan.push("norm", layer, norm(add, w, z, all));
             let (gate, fg, _) = self.matrix(Role::Gate, i)?;
             let (up, fu, _) = self.matrix(Role::Up, i)?;
-            let [act_gate, act_up] = self.prepare(&mut plan, "quantise", layer, z, c.dim, [fg, fu], all)?;
+            let [act_gate, act_up] =
+                self.prepare(&mut plan, "quantise", layer, z, c.dim, [fg, fu], all)?;
             plan.push("gate_up", layer, Op::GateUp { act_gate, gate, act_up, up, out: ffn });
             let (down, fd, _) = self.matrix(Role::Down, i)?;
             let [act] = self.prepare(&mut plan, "quantise", layer, ffn, c.ffn_dim, [fd], all)?;
-            plan.push("down", layer, Op::Linear { jobs: vec![LinearJob { weight: down, act, out: y }], rows: all });
+            plan.push(
+                "down",
+                layer,
+                Op::Linear { jobs: vec![LinearJob { weight: down, act, out: y }], rows: all },
+            );
             before = Some((y, self.vector(Role::PostFfnNorm, i)?));
         }
 
@@ -362,8 +402,16 @@ impl Builder<'_> {
             true => self.matrix(Role::Head, 0).map(|(id, act, _)| (id, act))?,
             false => (table, table_act),
         };
-        let [act] = self.prepare(&mut tail, "quantise", None, hidden, c.dim, [head_act], RowSet::Selected)?;
-        tail.push("head", None, Op::Linear { jobs: vec![LinearJob { weight: head, act, out: logits }], rows: RowSet::Selected });
+        let [act] =
+            self.prepare(&mut tail, "quantise", None, hidden, c.dim, [head_act], RowSet::Selected)?;
+        tail.push(
+            "head",
+            None,
+            Op::Linear {
+                jobs: vec![LinearJob { weight: head, act, out: logits }],
+                rows: RowSet::Selected,
+            },
+        );
         Ok((plan, tail))
     }
 }

@@ -25,9 +25,9 @@ impl Generation {
     pub fn of(checkpoint: &Checkpoint) -> Result<Generation> {
         let file = "generation_config.json";
         match checkpoint.side_json(file)? {
-            Some(json) => {
-                Self::from_json(&json).map_err(|what| Fault::model(format!("{}: {what}", checkpoint.display(file))).into())
-            }
+            Some(json) => Self::from_json(&json).map_err(|what| {
+                Fault::model(format!("{}: {what}", checkpoint.display(file))).into()
+            }),
             None => Ok(Generation::default()),
         }
     }
@@ -51,7 +51,8 @@ impl Generation {
             top_p: number("top_p", 0.0, 1.0)?.map(|v| v as f32),
             min_p: number("min_p", 0.0, 1.0)?.map(|v| v as f32),
             repeat_penalty: number("repetition_penalty", 0.01, 100.0)?.map(|v| v as f32),
-            eos: tokens(json.get("eos_token_id")).ok_or_else(|| format!("`eos_token_id` is {}", json["eos_token_id"]))?,
+            eos: tokens(json.get("eos_token_id"))
+                .ok_or_else(|| format!("`eos_token_id` is {}", json["eos_token_id"]))?,
         };
         if json.get("do_sample") == Some(&Value::Bool(false)) {
             out.temperature = Some(0.0);
@@ -60,7 +61,8 @@ impl Generation {
     }
 }
 
-/// A token id or a list of them; an absent one and null give an empty list, and `None` stands for anything else.
+/// A token id or a list of them; an absent one and null give an empty list, and `None` stands for
+/// anything else.
 pub(super) fn tokens(value: Option<&Value>) -> Option<Vec<Token>> {
     let one = |v: &Value| v.as_u64().and_then(|n| Token::try_from(n).ok());
     match value {
@@ -79,14 +81,29 @@ mod tests {
     fn gemmas_file_is_read() {
         let json = json!({"bos_token_id": 2, "cache_implementation": "hybrid", "do_sample": true, "eos_token_id": [1, 106],
             "pad_token_id": 0, "top_k": 64, "top_p": 0.95});
-        let want = Generation { top_k: Some(64), top_p: Some(0.95), eos: vec![1, 106], ..Generation::default() };
+        let want = Generation {
+            top_k: Some(64),
+            top_p: Some(0.95),
+            eos: vec![1, 106],
+            ..Generation::default()
+        };
         assert_eq!(Generation::from_json(&json).unwrap(), want);
-        assert_eq!(Generation::from_json(&json!({"do_sample": false, "eos_token_id": 1})).unwrap().temperature, Some(0.0));
+        assert_eq!(
+            Generation::from_json(&json!({"do_sample": false, "eos_token_id": 1}))
+                .unwrap()
+                .temperature,
+            Some(0.0)
+        );
     }
 
     #[test]
     fn nonsense_is_refused() {
-        for json in [json!({"top_p": 7}), json!({"temperature": "hot"}), json!({"eos_token_id": [-1]}), json!({"top_k": -1})] {
+        for json in [
+            json!({"top_p": 7}),
+            json!({"temperature": "hot"}),
+            json!({"eos_token_id": [-1]}),
+            json!({"top_k": -1}),
+        ] {
             assert!(Generation::from_json(&json).is_err(), "{json}");
         }
     }

@@ -1,4 +1,5 @@
-//! How far the loading of weights has come, for whoever shows it: threads that read add up, another one looks.
+//! How far the loading of weights has come, for whoever shows it: threads that read add up, another
+//! one looks.
 
 use super::{Role, Weights};
 use crate::tensor::{Source, StoredMatrix};
@@ -16,13 +17,15 @@ impl Progress {
 
     /// The same matrix, whose bytes count as they are read.
     pub fn counted<'a>(&'a self, matrix: StoredMatrix<'a>) -> StoredMatrix<'a> {
-        let counted = |source| -> Box<dyn Source + 'a> { Box::new(Counted { source, progress: self }) };
+        let counted =
+            |source| -> Box<dyn Source + 'a> { Box::new(Counted { source, progress: self }) };
         StoredMatrix { codes: counted(matrix.codes), scales: matrix.scales.map(counted), ..matrix }
     }
 }
 
 impl Weights {
-    /// Bytes of matrices that executors have been given since the weights were opened, as they are stored.
+    /// Bytes of matrices that executors have been given since the weights were opened, as they are
+    /// stored.
     pub fn bytes_read(&self) -> u64 {
         self.progress.0.load(Relaxed)
     }

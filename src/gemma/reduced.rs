@@ -1,8 +1,10 @@
 //! The vocabulary of a draft model that has rows for some of its target's tokens only.
 //!
-//! `draft_vocabulary.json` beside the weights says which token each row is, and by which hash the target's tokenizer is known.
-//! A token without a row is read as the pieces that its text splits into, longest first, all of which have rows; it is never
-//! proposed. `scripts/train/draft_vocab.py` splits in the same way, so the model has seen such tokens spelled like this.
+//! `draft_vocabulary.json` beside the weights says which token each row is, and by which hash the
+//! target's tokenizer is known. A token without a row is read as the pieces that its text splits
+//! into, longest first, all of which have rows; it is never proposed.
+//! `scripts/train/draft_vocab.py` splits in the same way, so the model has seen such tokens spelled
+//! like this.
 
 use super::Tokenizer;
 use crate::checkpoint::Checkpoint;
@@ -55,17 +57,22 @@ pub struct ReducedVocabulary {
 }
 
 impl ReducedVocabulary {
-    /// What lies beside a draft's weights; `None` where its rows are the tokens themselves. `rows` is the size of its embedding.
+    /// What lies beside a draft's weights; `None` where its rows are the tokens themselves. `rows`
+    /// is the size of its embedding.
     pub fn of(checkpoint: &Checkpoint, rows: usize) -> Result<Option<Self>> {
         let Some(bytes) = checkpoint.side_file(FILE)? else { return Ok(None) };
-        Self::parse(&bytes, rows).map(Some).with_context(|| format!("reading {}", checkpoint.display(FILE)))
+        Self::parse(&bytes, rows)
+            .map(Some)
+            .with_context(|| format!("reading {}", checkpoint.display(FILE)))
     }
 
     /// Reads the file's contents.
     pub fn parse(bytes: &[u8], rows: usize) -> Result<Self> {
-        let bad = |what: String| Fault::model(what).help("fetch the draft model again, or convert it again");
-        let stored: Stored =
-            serde_json::from_slice(bytes).map_err(|e| bad(format!("this is not the vocabulary of a draft model: {e}")))?;
+        let bad = |what: String| {
+            Fault::model(what).help("fetch the draft model again, or convert it again")
+        };
+        let stored: Stored = serde_json::from_slice(bytes)
+            .map_err(|e| bad(format!("this is not the vocabulary of a draft model: {e}")))?;
         let mut tokens = Vec::with_capacity(stored.steps.len());
         for (row, step) in stored.steps.iter().enumerate() {
             let before = tokens.last().copied().unwrap_or(0u32);
@@ -78,7 +85,10 @@ impl ReducedVocabulary {
         if tokens.len() != rows {
             return Err(bad(format!("{} tokens are listed for {rows} rows", tokens.len())).into());
         }
-        if !(1..=MOST_PARTS).contains(&stored.parts) || print.first >= print.end || print.end > 1 << 24 {
+        if !(1..=MOST_PARTS).contains(&stored.parts)
+            || print.first >= print.end
+            || print.end > 1 << 24
+        {
             return Err(bad("its numbers are out of range".into()).into());
         }
         Ok(ReducedVocabulary { fingerprint: stored.tokenizer, parts: stored.parts, tokens })
@@ -103,7 +113,9 @@ impl ReducedVocabulary {
                 tokenizer.vocab()
             ));
         }
-        if let Some((piece, token)) = control.iter().find(|(piece, token)| tokenizer.id(piece) != Some(**token)) {
+        if let Some((piece, token)) =
+            control.iter().find(|(piece, token)| tokenizer.id(piece) != Some(**token))
+        {
             return Some(format!("it was made for a tokenizer with {piece} as token {token}"));
         }
         let mut hash = Sha256::new();
@@ -112,7 +124,8 @@ impl ReducedVocabulary {
             hash.update((bytes.len() as u32).to_le_bytes());
             hash.update(&bytes);
         }
-        (hex(hash.finalize()) != *sha256).then(|| "it was made for another tokenizer: the pieces differ".to_owned())
+        (hex(hash.finalize()) != *sha256)
+            .then(|| "it was made for another tokenizer: the pieces differ".to_owned())
     }
 
     /// The tokens in the words of the model, for a target that [fits](Self::mismatch).
@@ -126,17 +139,30 @@ impl ReducedVocabulary {
             *slot = row as u32;
             let bytes = tokenizer.token_bytes(token);
             if text.contains(&(token as usize)) && !bytes.is_empty() {
-                // Where two tokens add the same bytes, such as a newline and its byte token, the lower one stands for both.
+                // Where two tokens add the same bytes, such as a newline and its byte token, the
+                // lower one stands for both.
                 known.entry(bytes.into()).or_insert(row as u32);
             }
         }
         for token in 0..tokenizer.vocab() as Token {
-            let text = if row_of[token as usize] == NONE { tokenizer.token_bytes(token) } else { Vec::new() };
+            let text = if row_of[token as usize] == NONE {
+                tokenizer.token_bytes(token)
+            } else {
+                Vec::new()
+            };
             pieces.push(text.into_boxed_slice());
         }
         let longest = known.keys().map(|k| k.len()).max().unwrap_or(0);
         let unknown = self.tokens.binary_search(&3).unwrap_or(0) as u32;
-        Spelling { tokens: self.tokens.clone(), row_of, known, pieces, longest, unknown, parts: self.parts }
+        Spelling {
+            tokens: self.tokens.clone(),
+            row_of,
+            known,
+            pieces,
+            longest,
+            unknown,
+            parts: self.parts,
+        }
     }
 }
 
@@ -182,15 +208,19 @@ impl Spelling {
         self.row_of.get(token as usize).copied().filter(|row| *row != NONE)
     }
 
-    /// Adds the rows that a token is spelled with to `out`, at least one; of more than the model was made for, the last ones.
+    /// Adds the rows that a token is spelled with to `out`, at least one; of more than the model
+    /// was made for, the last ones.
     pub fn spell(&self, token: Token, out: &mut Vec<u32>) {
         if let Some(row) = self.row(token) {
             return out.push(row);
         }
         let (mut rest, start) = (self.pieces.get(token as usize).map_or(&[][..], |p| p), out.len());
         while !rest.is_empty() {
-            let found = (1..=self.longest.min(rest.len())).rev().find_map(|n| self.known.get(&rest[..n]).map(|row| (n, *row)));
-            // Every byte has a row in a vocabulary that fits its tokenizer; a piece that cannot be spelled is cut short.
+            let found = (1..=self.longest.min(rest.len()))
+                .rev()
+                .find_map(|n| self.known.get(&rest[..n]).map(|row| (n, *row)));
+            // Every byte has a row in a vocabulary that fits its tokenizer; a piece that cannot be
+            // spelled is cut short.
             let Some((n, row)) = found else { break };
             out.push(row);
             rest = &rest[n..];

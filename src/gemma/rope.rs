@@ -1,4 +1,5 @@
-//! Rotation angles: cosines and sines of each position, computed on the host so that every device rotates by the same bits.
+//! Rotation angles: cosines and sines of each position, computed on the host so that every device
+//! rotates by the same bits.
 
 use super::config::Rope;
 
@@ -11,7 +12,9 @@ pub struct Angles {
 impl Angles {
     /// `theta^(-2i / head_dim) / factor`, in f32 as transformers computes it.
     pub fn new(rope: Rope, head_dim: usize) -> Self {
-        let inv_freq = (0..head_dim / 2).map(|i| 1.0 / rope.theta.powf((2 * i) as f32 / head_dim as f32) / rope.factor).collect();
+        let inv_freq = (0..head_dim / 2)
+            .map(|i| 1.0 / rope.theta.powf((2 * i) as f32 / head_dim as f32) / rope.factor)
+            .collect();
         Angles { inv_freq }
     }
 

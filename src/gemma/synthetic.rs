@@ -1,4 +1,5 @@
-//! Made-up weights: any shape, any format, the same for the same seed. They cost no memory until a matrix is asked for.
+//! Made-up weights: any shape, any format, the same for the same seed. They cost no memory until a
+//! matrix is asked for.
 
 use super::Role;
 use crate::tensor::trellis::Trellis;
@@ -46,8 +47,15 @@ impl Synthetic {
     /// `format_of` is asked for each matrix of so many layers.
     pub fn new(n_layers: usize, format_of: impl Fn(Role, usize) -> Format, seed: u64) -> Self {
         let layers = |role: Role| 0..if role.is_layer() { n_layers } else { 1 };
-        let matrices = Role::MATRICES.into_iter().flat_map(|role| layers(role).map(move |layer| (role, layer)));
-        Synthetic { formats: matrices.map(|(role, layer)| ((role, layer), format_of(role, layer))).collect(), seed }
+        let matrices = Role::MATRICES
+            .into_iter()
+            .flat_map(|role| layers(role).map(move |layer| (role, layer)));
+        Synthetic {
+            formats: matrices
+                .map(|(role, layer)| ((role, layer), format_of(role, layer)))
+                .collect(),
+            seed,
+        }
     }
 
     pub fn format(&self, role: Role, layer: usize) -> Format {
@@ -60,7 +68,13 @@ impl Synthetic {
     }
 
     /// Uniform weights of variance 1 / cols, so that activations neither vanish nor explode.
-    pub fn matrix(&self, role: Role, layer: usize, rows: usize, cols: usize) -> Result<Matrix<'static>> {
+    pub fn matrix(
+        &self,
+        role: Role,
+        layer: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix<'static>> {
         let stored = self.stored(role, layer, rows, cols)?;
         let mut codes = vec![0; stored.code_bytes()];
         let mut scales = vec![f16::ZERO; stored.scale_bytes() / 2];
@@ -69,12 +83,21 @@ impl Synthetic {
             pieces.try_for_each(|(i, piece)| source.read_at(i * PIECE, piece))
         };
         fill(&*stored.codes, &mut codes)?;
-        stored.scales.iter().try_for_each(|source| fill(&**source, bytemuck::cast_slice_mut(&mut scales)))?;
+        stored
+            .scales
+            .iter()
+            .try_for_each(|source| fill(&**source, bytemuck::cast_slice_mut(&mut scales)))?;
         Matrix::new(stored.format, rows, cols, codes, scales)
     }
 
     /// The same matrix, not made yet.
-    pub fn stored(&self, role: Role, layer: usize, rows: usize, cols: usize) -> Result<StoredMatrix<'_>> {
+    pub fn stored(
+        &self,
+        role: Role,
+        layer: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<StoredMatrix<'_>> {
         let format = self.format(role, layer);
         format.check_cols(cols)?;
         let limit = (3.0 / cols as f32).sqrt();
@@ -85,13 +108,26 @@ impl Synthetic {
             (Code::I4, _) => 8.0,
             _ => 1.5,
         };
-        let codes = Codes { weights: self, of: (role, layer), code: format.code, row_bytes: format.row_bytes(cols), limit };
+        let codes = Codes {
+            weights: self,
+            of: (role, layer),
+            code: format.code,
+            row_bytes: format.row_bytes(cols),
+            limit,
+        };
         let scales = Scales { stream: self.stream(role, layer, rows).0, unit: limit / largest };
         let scales: Box<dyn Source> = match format.code {
             Code::I8a => Box::new(WithLeast(scales, f16::from_f32(-limit))),
             _ => Box::new(scales),
         };
-        Ok(StoredMatrix { format, rows, cols, coding: Coding::Canonical, codes: Box::new(codes), scales: Some(scales) })
+        Ok(StoredMatrix {
+            format,
+            rows,
+            cols,
+            coding: Coding::Canonical,
+            codes: Box::new(codes),
+            scales: Some(scales),
+        })
     }
 
     /// Norm weights between -1/4 and 1/4.
@@ -153,7 +189,8 @@ impl Source for WithLeast {
     }
 }
 
-/// Fills `out`, which begins at byte `at` of a row of values of N bytes, with the values from the one that `at` lies in.
+/// Fills `out`, which begins at byte `at` of a row of values of N bytes, with the values from the
+/// one that `at` lies in.
 fn pieces<const N: usize>(at: usize, out: &mut [u8], mut next: impl FnMut() -> [u8; N]) {
     let head = (N - at % N) % N;
     let (head, body) = out.split_at_mut(head.min(out.len()));
@@ -202,10 +239,19 @@ mod tests {
             let (rows, cols) = (35, 192);
             let stored = synthetic.stored(Role::Up, 1, rows, cols).unwrap();
             let whole = synthetic.matrix(Role::Up, 1, rows, cols).unwrap();
-            let sides: [(&dyn Source, &[u8]); 2] =
-                [(&*stored.codes, &whole.codes), (&**stored.scales.as_ref().unwrap(), bytemuck::cast_slice(&whole.scales))];
+            let sides: [(&dyn Source, &[u8]); 2] = [
+                (&*stored.codes, &whole.codes),
+                (&**stored.scales.as_ref().unwrap(), bytemuck::cast_slice(&whole.scales)),
+            ];
             for (source, whole) in sides {
-                for (at, len) in [(0, 1), (1, 7), (3, 200), (190, 5), (47, 48), (whole.len().saturating_sub(3), 3)] {
+                for (at, len) in [
+                    (0, 1),
+                    (1, 7),
+                    (3, 200),
+                    (190, 5),
+                    (47, 48),
+                    (whole.len().saturating_sub(3), 3),
+                ] {
                     if at + len <= whole.len() {
                         let mut part = vec![9; len];
                         source.read_at(at, &mut part).unwrap();

@@ -1,7 +1,7 @@
 //! The tensors of a Gemma 3 model by role: the only file that spells Hugging Face tensor names.
 //!
-//! Every shape is checked when the weights are opened; tensors that this program does not know are refused, because leaving
-//! out, say, a bias would change what the model says without a word.
+//! Every shape is checked when the weights are opened; tensors that this program does not know are
+//! refused, because leaving out, say, a bias would change what the model says without a word.
 
 use super::Config;
 use super::progress::Progress;
@@ -61,8 +61,17 @@ impl Role {
     ];
 
     /// Roles of matrices.
-    pub const MATRICES: [Role; 9] =
-        [Role::Embed, Role::Q, Role::K, Role::V, Role::O, Role::Gate, Role::Up, Role::Down, Role::Head];
+    pub const MATRICES: [Role; 9] = [
+        Role::Embed,
+        Role::Q,
+        Role::K,
+        Role::V,
+        Role::O,
+        Role::Gate,
+        Role::Up,
+        Role::Down,
+        Role::Head,
+    ];
 
     pub fn is_matrix(self) -> bool {
         Self::MATRICES.contains(&self)
@@ -73,7 +82,8 @@ impl Role {
         Self::LAYER.contains(&self)
     }
 
-    /// What recipes call a tensor: its name without the model's prefix and `.weight`; `layer` counts for what a layer has.
+    /// What recipes call a tensor: its name without the model's prefix and `.weight`; `layer`
+    /// counts for what a layer has.
     pub fn short_name(self, layer: usize) -> String {
         let name = self.suffix().trim_end_matches(".weight");
         if self.is_layer() { format!("layers.{layer}.{name}") } else { name.to_owned() }
@@ -123,13 +133,20 @@ impl Role {
 }
 
 /// Where the language model's tensors hang, as files in the wild have it; see [`HEADS`].
-const PREFIXES: [&str; 5] = ["language_model.model.", "model.language_model.", "model.", "language_model.", ""];
+const PREFIXES: [&str; 5] =
+    ["language_model.model.", "model.language_model.", "model.", "language_model.", ""];
 
 /// Where an output head of its own may hang.
-const HEADS: [&str; 3] = ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight"];
+const HEADS: [&str; 3] =
+    ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight"];
 
 /// Parts of a multimodal model that text does not need.
-const SKIPPED: [&str; 4] = ["vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."];
+const SKIPPED: [&str; 4] = [
+    "vision_tower.",
+    "model.vision_tower.",
+    "multi_modal_projector.",
+    "model.multi_modal_projector.",
+];
 
 /// The weights of one model: from a checkpoint, or made up.
 #[derive(Debug)]
@@ -166,7 +183,11 @@ impl Weights {
     }
 
     /// The same where a layer's matrix may have a format of its own.
-    pub fn synthetic_by_layer(config: Config, format_of: impl Fn(Role, usize) -> Format, seed: u64) -> Weights {
+    pub fn synthetic_by_layer(
+        config: Config,
+        format_of: impl Fn(Role, usize) -> Format,
+        seed: u64,
+    ) -> Weights {
         let source = Source::Synthetic(Synthetic::new(config.n_layers, format_of, seed));
         Weights { config, source, notes: Vec::new(), progress: Progress::default() }
     }
@@ -188,12 +209,14 @@ impl Weights {
         &self.notes
     }
 
-    /// Whether the output head is a matrix of its own ([`Role::Head`]) rather than the embedding table.
+    /// Whether the output head is a matrix of its own ([`Role::Head`]) rather than the embedding
+    /// table.
     pub fn has_own_head(&self) -> bool {
         matches!(self.source, Source::Files { head: Some(_), .. })
     }
 
-    /// Every tensor of the model in the order of the forward pass: role and layer (0 for what does not belong to a layer).
+    /// Every tensor of the model in the order of the forward pass: role and layer (0 for what does
+    /// not belong to a layer).
     pub fn roles(&self) -> Vec<(Role, usize)> {
         let mut out = vec![(Role::Embed, 0)];
         for layer in 0..self.config.n_layers {
@@ -221,9 +244,10 @@ impl Weights {
             Source::Synthetic(synthetic) => Ok(synthetic.format(role, layer)),
             Source::Files { checkpoint, .. } => {
                 let name = self.name(role, layer);
-                checkpoint
-                    .format(&name)
-                    .ok_or_else(|| Fault::model(format!("{}: tensor `{name}` is missing", checkpoint.name())).into())
+                checkpoint.format(&name).ok_or_else(|| {
+                    Fault::model(format!("{}: tensor `{name}` is missing", checkpoint.name()))
+                        .into()
+                })
             }
         }
     }
@@ -234,7 +258,9 @@ impl Weights {
         let [rows, cols] = role.shape(&self.config);
         match &self.source {
             Source::Synthetic(synthetic) => synthetic.matrix(role, layer, rows, cols),
-            Source::Files { checkpoint, .. } => checkpoint.matrix(&self.name(role, layer)).map(|m| first_rows(m, rows)),
+            Source::Files { checkpoint, .. } => {
+                checkpoint.matrix(&self.name(role, layer)).map(|m| first_rows(m, rows))
+            }
         }
     }
 
@@ -276,13 +302,16 @@ impl Weights {
             return Ok(synthetic.vector(role, layer, cols));
         };
         let name = self.name(role, layer);
-        let bad = |what: &str| Fault::model(format!("{}: tensor `{name}` {what}", checkpoint.name()));
+        let bad =
+            |what: &str| Fault::model(format!("{}: tensor `{name}` {what}", checkpoint.name()));
         let values = match checkpoint.formats().contains_key(&name) {
             true => checkpoint.matrix(&name)?.dequantize(),
             false => checkpoint.tensor(&name).ok_or_else(|| bad("is missing"))?.to_f32()?,
         };
         if values.iter().any(|v| !v.is_finite()) {
-            return Err(bad("holds values that are not finite").help("the file is damaged: fetch it again").into());
+            return Err(bad("holds values that are not finite")
+                .help("the file is damaged: fetch it again")
+                .into());
         }
         Ok(values)
     }
@@ -301,28 +330,46 @@ impl Weights {
             expected.insert(name);
         }
         if !missing.is_empty() {
-            let first = missing.iter().take(4).map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ");
+            let first =
+                missing.iter().take(4).map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ");
             let what = format!(
                 "{shown}: {} of {} tensors are missing: {first}{}",
                 missing.len(),
                 expected.len(),
                 dots(missing.len(), 4)
             );
-            return Err(Fault::model(what).help("the download or the export is incomplete: fetch the model again").into());
+            return Err(Fault::model(what)
+                .help("the download or the export is incomplete: fetch the model again")
+                .into());
         }
         let mut skipped = 0u64;
         for tensor in &stored {
-            let skip = SKIPPED.iter().any(|p| tensor.name.starts_with(p)) || HEADS.contains(&tensor.name.as_str());
-            if !expected.contains(&tensor.name) && !skip && !tensor.name.ends_with("rotary_emb.inv_freq") {
+            let skip = SKIPPED.iter().any(|p| tensor.name.starts_with(p))
+                || HEADS.contains(&tensor.name.as_str());
+            if !expected.contains(&tensor.name)
+                && !skip
+                && !tensor.name.ends_with("rotary_emb.inv_freq")
+            {
                 let layers = self.config.n_layers;
-                return Err(Fault::model(format!("{shown}: tensor `{}` does not belong to a Gemma 3 model of {layers} layers", tensor.name))
-                    .help("config.json and the weights do not belong together, or the model was changed in a way this program does not compute")
-                    .into());
+                return Err(Fault::model(format!(
+                    "{shown}: tensor `{}` does not belong to a Gemma 3 \
+                    model of {layers} layers",
+                    tensor.name
+                ))
+                .help(
+                    "config.json and the weights do not belong together, or the model was \
+                        changed in a way this program does not compute",
+                )
+                .into());
             }
-            skipped += if SKIPPED.iter().any(|p| tensor.name.starts_with(p)) { tensor.bytes } else { 0 };
+            skipped +=
+                if SKIPPED.iter().any(|p| tensor.name.starts_with(p)) { tensor.bytes } else { 0 };
         }
         if skipped > 0 {
-            self.notes.push(format!("the vision tower is skipped ({:.2} GB): only text is supported", skipped as f64 / 1e9));
+            self.notes.push(format!(
+                "the vision tower is skipped ({:.2} GB): only text is supported",
+                skipped as f64 / 1e9
+            ));
         }
         Ok(self)
     }
@@ -332,20 +379,27 @@ impl Weights {
         let [rows, cols] = role.shape(&self.config);
         let fits = match role {
             // Rows beyond the vocabulary pad the table; they are never looked at.
-            Role::Embed | Role::Head => matches!(tensor.shape[..], [r, c] if r >= rows && c == cols),
-            _ if role.is_matrix() || matches!(tensor.kind, Kind::Packed(_)) => tensor.shape == [rows, cols],
+            Role::Embed | Role::Head => {
+                matches!(tensor.shape[..], [r, c] if r >= rows && c == cols)
+            }
+            _ if role.is_matrix() || matches!(tensor.kind, Kind::Packed(_)) => {
+                tensor.shape == [rows, cols]
+            }
             _ => tensor.shape == [cols],
         };
         let bad = |what: String| Fault::model(format!("{shown}: tensor `{}` {what}", tensor.name));
         if !fits {
-            let want = if role.is_matrix() { format!("[{rows}, {cols}]") } else { format!("[{cols}]") };
+            let want =
+                if role.is_matrix() { format!("[{rows}, {cols}]") } else { format!("[{cols}]") };
             return Err(bad(format!("has shape {:?}; config.json asks for {want}", tensor.shape))
-                .help("config.json and the weights do not belong together: fetch both from the same place"));
+                .help(
+                    "config.json and the weights do not belong together: fetch both from the \
+                    same place",
+                ));
         }
         match tensor.kind {
-            Kind::Plain(dtype) if !dtype.is_weight() => {
-                Err(bad(format!("has dtype {dtype}")).help("weights must be BF16, F16 or F32: use the original checkpoint"))
-            }
+            Kind::Plain(dtype) if !dtype.is_weight() => Err(bad(format!("has dtype {dtype}"))
+                .help("weights must be BF16, F16 or F32: use the original checkpoint")),
             _ => Ok(()),
         }
     }
@@ -375,7 +429,10 @@ fn first_rows(matrix: Matrix<'_>, rows: usize) -> Matrix<'_> {
         return matrix;
     }
     let format = matrix.format;
-    let (codes, scales) = (format.stored_rows(rows) * format.row_bytes(matrix.cols), rows * format.row_scales(matrix.cols));
+    let (codes, scales) = (
+        format.stored_rows(rows) * format.row_bytes(matrix.cols),
+        rows * format.row_scales(matrix.cols),
+    );
     fn cut<T: Clone>(values: Cow<'_, [T]>, n: usize) -> Cow<'_, [T]> {
         match values {
             Cow::Borrowed(v) => Cow::Borrowed(&v[..n]),
@@ -391,35 +448,63 @@ fn first_rows(matrix: Matrix<'_>, rows: usize) -> Matrix<'_> {
 /// The prefix under which this checkpoint keeps its language model.
 fn find_prefix(checkpoint: &Checkpoint, stored: &[Stored]) -> Result<&'static str> {
     let shown = checkpoint.name();
-    if let Some(tensor) = stored.iter().find(|t| t.name.starts_with("base_model.model.") || t.name.contains(".lora_A.")) {
-        return Err(Fault::model(format!("{shown}: tensor `{}` belongs to a PEFT model that was not merged", tensor.name))
-            .help("merge it first: peft's `merge_and_unload()`, then `save_pretrained`")
-            .into());
+    if let Some(tensor) = stored
+        .iter()
+        .find(|t| t.name.starts_with("base_model.model.") || t.name.contains(".lora_A."))
+    {
+        return Err(Fault::model(format!(
+            "{shown}: tensor `{}` belongs to a PEFT model that was not merged",
+            tensor.name
+        ))
+        .help("merge it first: peft's `merge_and_unload()`, then `save_pretrained`")
+        .into());
     }
-    let found: Vec<&'static str> =
-        PREFIXES.into_iter().filter(|p| checkpoint.lookup(&format!("{p}{}", Role::Embed.suffix())).is_some()).collect();
+    let found: Vec<&'static str> = PREFIXES
+        .into_iter()
+        .filter(|p| checkpoint.lookup(&format!("{p}{}", Role::Embed.suffix())).is_some())
+        .collect();
     match found[..] {
         [prefix] => Ok(prefix),
         [] => {
-            let first = stored.first().map_or("none at all".to_string(), |t| format!("the first is `{}`", t.name));
-            Err(Fault::model(format!("{shown}: there is no embedding table among the {} tensors; {first}", stored.len()))
-                .help("a Gemma 3 checkpoint has `model.embed_tokens.weight` or `language_model.model.embed_tokens.weight`")
-                .into())
+            let first = stored
+                .first()
+                .map_or("none at all".to_string(), |t| format!("the first is `{}`", t.name));
+            Err(Fault::model(format!(
+                "{shown}: there is no embedding table among the {} tensors; \
+                {first}",
+                stored.len()
+            ))
+            .help(
+                "a Gemma 3 checkpoint has `model.embed_tokens.weight` or \
+                    `language_model.model.embed_tokens.weight`",
+            )
+            .into())
         }
-        _ => Err(Fault::model(format!("{shown} holds more than one language model, under {found:?}"))
-            .help("remove the tensors of the one that is not wanted")
-            .into()),
+        _ => Err(Fault::model(format!(
+            "{shown} holds more than one language model, under {found:?}"
+        ))
+        .help("remove the tensors of the one that is not wanted")
+        .into()),
     }
 }
 
-/// Sparse configurations leave the vocabulary to the class default, which text-only exports do not match: then the table decides.
-fn settle_vocab(checkpoint: &Checkpoint, prefix: &str, config: &mut Config, notes: &mut Vec<String>) -> Result<()> {
+/// Sparse configurations leave the vocabulary to the class default, which text-only exports do not
+/// match: then the table decides.
+fn settle_vocab(
+    checkpoint: &Checkpoint,
+    prefix: &str,
+    config: &mut Config,
+    notes: &mut Vec<String>,
+) -> Result<()> {
     let table = checkpoint.lookup(&format!("{prefix}{}", Role::Embed.suffix()));
     let Some(&[rows, _]) = table.as_ref().map(|t| t.shape.as_slice()) else { return Ok(()) };
     let out_of_reach = config.eos.iter().chain([&config.bos]).any(|t| *t as usize >= rows);
     if config.vocab_is_explicit || out_of_reach || rows == config.vocab {
         if rows > config.vocab {
-            notes.push(format!("{} padding rows of the embedding table are ignored", rows - config.vocab));
+            notes.push(format!(
+                "{} padding rows of the embedding table are ignored",
+                rows - config.vocab
+            ));
         }
     } else {
         config.vocab = rows;
@@ -428,10 +513,19 @@ fn settle_vocab(checkpoint: &Checkpoint, prefix: &str, config: &mut Config, note
 }
 
 /// The output head where it differs from the embedding table.
-fn find_head(checkpoint: &Checkpoint, prefix: &str, config: &Config, notes: &mut Vec<String>) -> Result<Option<&'static str>> {
+fn find_head(
+    checkpoint: &Checkpoint,
+    prefix: &str,
+    config: &Config,
+    notes: &mut Vec<String>,
+) -> Result<Option<&'static str>> {
     let Some(name) = HEADS.into_iter().find(|name| checkpoint.lookup(name).is_some()) else {
         if !config.tied {
-            notes.push("no output head in the files although config.json unties it: the embedding table serves".into());
+            notes.push(
+                "no output head in the files although config.json unties it: the embedding \
+                table serves"
+                    .into(),
+            );
         }
         return Ok(None);
     };
@@ -441,12 +535,16 @@ fn find_head(checkpoint: &Checkpoint, prefix: &str, config: &Config, notes: &mut
         return Ok(None);
     }
     if config.tied {
-        // transformers 4 would use the table, transformers 5 the head: the file does not say what its model says.
+        // transformers 4 would use the table, transformers 5 the head: the file does not say what
+        // its model says.
         return Err(Fault::model(format!(
             "{}: `{name}` differs from the embedding table although config.json ties them",
             checkpoint.name()
         ))
-        .help("set \"tie_word_embeddings\": false in config.json to use it, or remove the tensor to use the table")
+        .help(
+            "set \"tie_word_embeddings\": false in config.json to use it, or remove the tensor \
+            to use the table",
+        )
         .into());
     }
     Ok(Some(name))

@@ -9,7 +9,8 @@ use llguidance::Matcher;
 use crate::sampler::{Mask, Rule};
 use crate::tensor::Token;
 
-/// One text under a grammar. Only the tokens decide what may follow them; states are kept so that none is computed twice.
+/// One text under a grammar. Only the tokens decide what may follow them; states are kept so that
+/// none is computed twice.
 pub struct Follow {
     start: Arc<Matcher>,
     stops: Vec<Token>,
@@ -52,7 +53,8 @@ impl Follow {
         self.states.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// What may follow a state. Asked once, when it comes to be: a state never depends on who looked at the one before.
+    /// What may follow a state. Asked once, when it comes to be: a state never depends on who
+    /// looked at the one before.
     fn look(&self, token: Token, parent: u32, mut matcher: Matcher) -> State {
         let mut complete = matcher.is_accepting().unwrap_or(false);
         let mask = if matcher.is_error() {
@@ -60,7 +62,8 @@ impl Follow {
             Ok(Arc::new(Mask::default()))
         } else {
             complete |= matcher.is_stopped();
-            let mask = matcher.compute_mask_or_eos().map(|mask| Arc::new(self.mask_of(mask.into())));
+            let mask =
+                matcher.compute_mask_or_eos().map(|mask| Arc::new(self.mask_of(mask.into())));
             mask.map_err(|e| super::brief(&e))
         };
         let matcher = Some(matcher).filter(|matcher| !matcher.is_error());
@@ -69,7 +72,9 @@ impl Follow {
 
     fn mask_of(&self, words: Vec<u32>) -> Mask {
         let allowed: u32 = words.iter().map(|bits| bits.count_ones()).sum();
-        let stops = self.stops.iter().filter(|&&stop| words.get(stop as usize / 32).is_some_and(|w| w >> (stop % 32) & 1 == 1));
+        let stops = self.stops.iter().filter(|&&stop| {
+            words.get(stop as usize / 32).is_some_and(|w| w >> (stop % 32) & 1 == 1)
+        });
         let ends = allowed > 0 && stops.count() == allowed as usize;
         Mask::new(words, ends)
     }
@@ -81,7 +86,13 @@ impl Follow {
             let words = self.stops.iter().max().map_or(0, |last| *last as usize / 32 + 1);
             let mut end = vec![0; words];
             self.stops.iter().for_each(|stop| end[*stop as usize / 32] |= 1 << (stop % 32));
-            return State { token, parent, matcher: None, mask: Ok(Arc::new(self.mask_of(end))), complete: true };
+            return State {
+                token,
+                parent,
+                matcher: None,
+                mask: Ok(Arc::new(self.mask_of(end))),
+                complete: true,
+            };
         }
         match &states.nodes[at].matcher {
             Some(before) => {
@@ -90,7 +101,13 @@ impl Follow {
                 let _ = matcher.consume_token(token);
                 self.look(token, parent, matcher)
             }
-            None => State { token, parent, matcher: None, mask: Ok(Arc::new(Mask::default())), complete: false },
+            None => State {
+                token,
+                parent,
+                matcher: None,
+                mask: Ok(Arc::new(Mask::default())),
+                complete: false,
+            },
         }
     }
 
@@ -98,7 +115,8 @@ impl Follow {
     fn find(&self, states: &mut States, text: &[Token]) -> usize {
         if states.nodes.is_empty() || !text.starts_with(&states.base) {
             // Another text than before: followed from its beginning.
-            *states = States { base: Vec::new(), nodes: vec![self.look(0, 0, (*self.start).clone())] };
+            *states =
+                States { base: Vec::new(), nodes: vec![self.look(0, 0, (*self.start).clone())] };
             for &token in text {
                 let next = self.step(states, 0, token);
                 states.base.push(token);
@@ -107,8 +125,8 @@ impl Follow {
         }
         let mut at = 0;
         for &token in &text[states.base.len()..] {
-            let child =
-                (at + 1..states.nodes.len()).find(|&i| states.nodes[i].parent as usize == at && states.nodes[i].token == token);
+            let child = (at + 1..states.nodes.len())
+                .find(|&i| states.nodes[i].parent as usize == at && states.nodes[i].token == token);
             at = child.unwrap_or_else(|| {
                 let next = self.step(states, at, token);
                 states.nodes.push(next);
@@ -121,10 +139,18 @@ impl Follow {
 
 impl Rule for Follow {
     fn mask(&self, history: &[Token]) -> Result<Arc<Mask>> {
-        ensure!(history.len() >= self.prompt, "a grammar begins behind {} tokens, and there are {}", self.prompt, history.len());
+        ensure!(
+            history.len() >= self.prompt,
+            "a grammar begins behind {} tokens, and there are {}",
+            self.prompt,
+            history.len()
+        );
         let mut states = self.states();
         let at = self.find(&mut states, &history[self.prompt..]);
-        states.nodes[at].mask.clone().map_err(|why| anyhow!(why).context("the grammar cannot go on"))
+        states.nodes[at]
+            .mask
+            .clone()
+            .map_err(|why| anyhow!(why).context("the grammar cannot go on"))
     }
 
     fn settle(&self, history: &[Token]) {

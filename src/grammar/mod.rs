@@ -1,8 +1,11 @@
-//! Floor 3: texts that must follow a grammar: JSON Schema, Lark's notation or a regular expression, by the `llguidance` crate.
+//! Floor 3: texts that must follow a grammar: JSON Schema, Lark's notation or a regular expression,
+//! by the `llguidance` crate.
 //!
-//! A grammar becomes a [`Rule`] of the sampler: a pure function from the tokens so far to those that may follow, so that drafts change
-//! a text under a grammar as little as any other. JSON has no free white space here: `, ` between items and `: ` behind keys, as most
-//! of what models have read. It cannot loop on blanks, and a schema's fixed parts are forced, so they are drafted for nothing.
+//! A grammar becomes a [`Rule`] of the sampler: a pure function from the tokens so far to those
+//! that may follow, so that drafts change a text under a grammar as little as any other. JSON has
+//! no free white space here: `, ` between items and `: ` behind keys, as most of what models have
+//! read. It cannot loop on blanks, and a schema's fixed parts are forced, so they are drafted for
+//! nothing.
 
 mod follow;
 mod schema;
@@ -54,24 +57,31 @@ pub struct Grammars {
     stops: Vec<Token>,
 }
 
-/// Work on one mask that is allowed before a grammar counts as too complex. Far more than llguidance's own bounds: what an answer costs
-/// must not depend on what was computed, and kept, before.
+/// Work on one mask that is allowed before a grammar counts as too complex. Far more than
+/// llguidance's own bounds: what an answer costs must not depend on what was computed, and kept,
+/// before.
 const LEXER_FUEL: u64 = 20_000_000;
 const ITEMS: usize = 1_000_000;
 
 impl Grammars {
-    /// `stops` are the tokens that end a text; they are allowed where the grammar is complete, and nowhere else.
+    /// `stops` are the tokens that end a text; they are allowed where the grammar is complete, and
+    /// nowhere else.
     pub fn new(tokenizer: Arc<Tokenizer>, stops: &[Token]) -> Result<Grammars> {
-        let stops: Vec<Token> = stops.iter().copied().filter(|stop| (*stop as usize) < tokenizer.vocab()).collect();
+        let stops: Vec<Token> =
+            stops.iter().copied().filter(|stop| (*stop as usize) < tokenizer.vocab()).collect();
         if stops.is_empty() {
-            let fault = Fault::model("the model has no token that ends a text, so no answer under a grammar could end");
+            let fault = Fault::model(
+                "the model has no token that ends a text, so no answer under a grammar could end",
+            );
             return Err(fault.help("give eos_token_id in its generation_config.json").into());
         }
         let vocabulary = vocabulary::environment(tokenizer, &stops);
-        let mut factory = ParserFactory::new_simple(&vocabulary).context("preparing the vocabulary for grammars")?;
+        let mut factory = ParserFactory::new_simple(&vocabulary)
+            .context("preparing the vocabulary for grammars")?;
         factory.quiet();
         let limits = factory.limits_mut();
-        (limits.step_lexer_fuel, limits.step_max_items, limits.verbose_errors) = (LEXER_FUEL, ITEMS, false);
+        (limits.step_lexer_fuel, limits.step_max_items, limits.verbose_errors) =
+            (LEXER_FUEL, ITEMS, false);
         Ok(Grammars { factory, stops })
     }
 
@@ -79,31 +89,48 @@ impl Grammars {
     pub fn compile(&self, source: &Source) -> Result<Grammar> {
         let start = self.start(source).map_err(|why| {
             let place = match source {
-                Source::JsonSchema(schema) => schema::place(schema, &|part| self.start(&Source::JsonSchema(part)).is_err()),
+                Source::JsonSchema(schema) => {
+                    schema::place(schema, &|part| self.start(&Source::JsonSchema(part)).is_err())
+                }
                 _ => String::new(),
             };
-            let fault = Fault::usage(format!("the {} cannot be used{place}: {}", source.name(), brief(&why)));
+            let fault = Fault::usage(format!(
+                "the {} cannot be used{place}: \
+                {}",
+                source.name(),
+                brief(&why)
+            ));
             anyhow::Error::from(match source {
                 Source::JsonSchema(_) => {
                     let remedy = schema::remedy(&fault.what);
                     fault.help(remedy)
                 }
-                Source::Lark(_) => {
-                    fault.help("the notation is llguidance's: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md")
-                }
-                Source::Regex(_) => fault.help("the notation is that of Rust's regex crate, without look-around, ^ and $"),
+                Source::Lark(_) => fault.help(
+                    "the notation is llguidance's: \
+                        https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md",
+                ),
+                Source::Regex(_) => fault.help(
+                    "the notation is that of Rust's regex crate, \
+                    without look-around, ^ and $",
+                ),
             })
         })?;
         let grammar = Grammar { start: Arc::new(start), stops: self.stops.clone() };
         match grammar.follow(0).mask(&[]) {
             Ok(mask) if !mask.is_empty() => Ok(grammar),
-            _ => Err(Fault::usage(format!("no text can follow the {}, or it is too complex", source.name())).into()),
+            _ => Err(Fault::usage(format!(
+                "no text can follow the {}, or it is too complex",
+                source.name()
+            ))
+            .into()),
         }
     }
 
     fn start(&self, source: &Source) -> Result<Matcher> {
         let grammar = match source {
-            Source::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema::strict(schema)?),
+            Source::JsonSchema(schema) => {
+                TopLevelGrammar::from_json_schema(schema::strict(schema)?)
+            }
             Source::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
             Source::Regex(text) => TopLevelGrammar::from_regex(text),
         };
@@ -172,7 +199,10 @@ mod tests {
         for &token in &text {
             let mask = rule.mask(&history).unwrap();
             assert!(
-                mask.allows(token) && !mask.ends() && !mask.allows(END) && !rule.is_complete(&history),
+                mask.allows(token)
+                    && !mask.ends()
+                    && !mask.allows(END)
+                    && !rule.is_complete(&history),
                 "{}",
                 tokenizer.decode(&history)
             );
@@ -196,12 +226,17 @@ mod tests {
     #[test]
     fn a_mask_depends_on_the_tokens_alone() {
         let (tokenizer, grammars) = grammars();
-        for source in [person(), Source::Regex("(ab|ac)*d?".into()), Source::Lark("start: \"x\" y+\ny: /[0-9]{2}/ \";\"".into())]
-        {
+        for source in [
+            person(),
+            Source::Regex("(ab|ac)*d?".into()),
+            Source::Lark("start: \"x\" y+\ny: /[0-9]{2}/ \";\"".into()),
+        ] {
             let grammar = grammars.compile(&source).unwrap();
             let mut state = 7u64;
             let mut next = |n: usize| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 (state >> 33) as usize % n
             };
             // Random texts that the grammar allows.
@@ -212,8 +247,9 @@ mod tests {
                 for _ in 0..25 {
                     let mask = rule.mask(&text).unwrap();
                     texts.push((text.clone(), mask.clone()));
-                    let allowed: Vec<Token> =
-                        (0..tokenizer.vocab() as Token).filter(|t| mask.allows(*t) && *t != END && *t != 1).collect();
+                    let allowed: Vec<Token> = (0..tokenizer.vocab() as Token)
+                        .filter(|t| mask.allows(*t) && *t != END && *t != 1)
+                        .collect();
                     let Some(&token) = allowed.get(next(allowed.len().max(1))) else { break };
                     text.push(token);
                 }
@@ -232,14 +268,19 @@ mod tests {
     #[test]
     fn what_cannot_be_kept_is_wrong_usage_with_its_place() {
         let (_, grammars) = grammars();
-        let part =
-            |part: Value| Source::JsonSchema(json!({"type": "object", "properties": {"a": {"type": "array", "items": part}}}));
+        let part = |part: Value| {
+            Source::JsonSchema(
+                json!({"type": "object", "properties": {"a": {"type": "array", "items": part}}}),
+            )
+        };
         for (source, says) in [
             (part(json!({"type": "string", "not": {"const": "x"}})), " at /properties/a/items: "),
             (part(json!({"type": "strin"})), "at /properties/a/items: "),
             (part(json!({"$ref": "#/$defs/none"})), "at /properties/a/items: "),
             (
-                Source::JsonSchema(json!({"$defs": {"b": {"uniqueItems": true, "type": "array"}}, "$ref": "#/$defs/b"})),
+                Source::JsonSchema(
+                    json!({"$defs": {"b": {"uniqueItems": true, "type": "array"}}, "$ref": "#/$defs/b"}),
+                ),
                 "at /$defs/b: ",
             ),
             (Source::JsonSchema(json!([1])), "a schema is an object"),
@@ -254,7 +295,10 @@ mod tests {
             let error = grammars.compile(&source).err().unwrap_or_else(|| panic!("{source:?}"));
             assert_eq!(fault_of(&error).unwrap().kind.exit_code(), 2, "{source:?}");
             let text = format!("{error:#}");
-            assert!(text.contains(says) && !text.contains('<') && text.lines().count() < 9, "{source:?}: {text}");
+            assert!(
+                text.contains(says) && !text.contains('<') && text.lines().count() < 9,
+                "{source:?}: {text}"
+            );
         }
         for (wrong, says) in [
             (json!({"type": "strin"}), "the types are"),

@@ -1,4 +1,5 @@
-//! JSON schemas on their way to llguidance: how strict they are about white space, and where one goes wrong.
+//! JSON schemas on their way to llguidance: how strict they are about white space, and where one
+//! goes wrong.
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
@@ -20,9 +21,11 @@ pub fn remedy(why: &str) -> &'static str {
     } else if says(&["Reference segment", "$ref"]) {
         "a $ref names a part of the same schema, such as #/$defs/NAME"
     } else if says(&["Unknown format"]) {
-        "leave the format out, or say it with a pattern; date, time, date-time, duration, email, hostname, ipv4, ipv6, uri and uuid are known"
+        "leave the format out, or say it with a pattern; date, time, date-time, duration, email, \
+            hostname, ipv4, ipv6, uri and uuid are known"
     } else if says(&["regex"]) {
-        "the pattern is not a regular expression that Rust's regex crate reads: look-around is not supported"
+        "the pattern is not a regular expression that Rust's regex crate reads: look-around is not \
+            supported"
     } else if says(&["Unimplemented"]) {
         "leave out or rewrite what is not supported: not, if, uniqueItems and their like"
     } else {
@@ -38,10 +41,13 @@ pub fn strict(schema: &Value) -> Result<Value> {
         Value::Bool(false) => bail!("`false` allows nothing"),
         other => bail!("a schema is an object, not {other}"),
     };
-    let mut options = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+    let mut options =
+        json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
     match object.get("x-guidance") {
         None => {}
-        Some(Value::Object(own)) => own.iter().for_each(|(key, value)| options[key] = value.clone()),
+        Some(Value::Object(own)) => {
+            own.iter().for_each(|(key, value)| options[key] = value.clone())
+        }
         Some(other) => bail!("`x-guidance` is an object, not {other}"),
     }
     object.insert("x-guidance".into(), options);
@@ -53,10 +59,13 @@ const ONE: [&str; 4] = ["items", "additionalProperties", "additionalItems", "not
 const LISTS: [&str; 4] = ["anyOf", "allOf", "oneOf", "prefixItems"];
 const NAMED: [&str; 4] = ["$defs", "definitions", "properties", "patternProperties"];
 
-/// ` at /properties/age`: the innermost part that is wrong by itself; empty where only the whole is.
+/// ` at /properties/age`: the innermost part that is wrong by itself; empty where only the whole
+/// is.
 pub fn place(schema: &Value, is_wrong: &dyn Fn(Value) -> bool) -> String {
     let mut at = (schema, String::new());
-    while let Some(next) = parts(at.0).into_iter().find(|(part, _)| is_wrong(with_definitions(part, schema))) {
+    while let Some(next) =
+        parts(at.0).into_iter().find(|(part, _)| is_wrong(with_definitions(part, schema)))
+    {
         at = (next.0, at.1 + &next.1);
     }
     if at.1.is_empty() { String::new() } else { format!(" at {}", at.1) }

@@ -1,5 +1,6 @@
-//! What an accelerator device offers, in the terms of the driver: buffers, contexts, commands. [`super::raw::RawAccel`] is the driver,
-//! [`super::host::HostModelAccel`] a model of it; everything above is the same for both.
+//! What an accelerator device offers, in the terms of the driver: buffers, contexts, commands.
+//! [`super::raw::RawAccel`] is the driver, [`super::host::HostModelAccel`] a model of it;
+//! everything above is the same for both.
 
 use super::uapi::{AieMetadata, FirmwareVersion};
 use std::fmt;
@@ -20,10 +21,18 @@ impl Errno {
     /// What may help, where something does.
     pub fn remedy(&self) -> Option<&'static str> {
         match self.code {
-            libc::ENOMEM | libc::EAGAIN => Some("raise the limit on locked memory (ulimit -l unlimited)"),
-            libc::EACCES | libc::EPERM => Some("add yourself to the group that owns /dev/accel (often render) and log in again"),
-            libc::ENODEV | libc::ENXIO => Some("the device is gone: reload the amdxdna driver or restart the machine"),
-            libc::ENOTTY | libc::EOPNOTSUPP => Some("the amdxdna driver is too old: Linux 6.14 or newer has what is needed"),
+            libc::ENOMEM | libc::EAGAIN => {
+                Some("raise the limit on locked memory (ulimit -l unlimited)")
+            }
+            libc::EACCES | libc::EPERM => Some(
+                "add yourself to the group that owns /dev/accel (often render) and log in again",
+            ),
+            libc::ENODEV | libc::ENXIO => {
+                Some("the device is gone: reload the amdxdna driver or restart the machine")
+            }
+            libc::ENOTTY | libc::EOPNOTSUPP => {
+                Some("the amdxdna driver is too old: Linux 6.14 or newer has what is needed")
+            }
             libc::ENOSPC | libc::EBUSY => Some("other programs hold the NPU's contexts: end them"),
             _ => None,
         }
@@ -80,7 +89,8 @@ pub struct Info {
     pub firmware: FirmwareVersion,
 }
 
-/// An open device. Whatever is created is destroyed by its owner; [`Accel`] itself keeps count of nothing.
+/// An open device. Whatever is created is destroyed by its owner; [`Accel`] itself keeps count of
+/// nothing.
 pub trait Accel: Send {
     /// Such as `host model` or `/dev/accel/accel0`.
     fn describe(&self) -> String;

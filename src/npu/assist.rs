@@ -1,16 +1,19 @@
-//! An executor around another one: attention of global layers is cut in two, sealed pages for the NPU, the rest for the other.
+//! An executor around another one: attention of global layers is cut in two, sealed pages for the
+//! NPU, the rest for the other.
 //!
-//! Queries go out as soon as they are there; while the NPU works the other executor attends the remaining pages; both are joined in page
-//! order, the NPU's first, before anything reads the result. A row's pages depend on its position alone. At the first trouble the layer's
-//! attention runs whole on the other executor, which has all keys and values, and so does everything after it.
+//! Queries go out as soon as they are there; while the NPU works the other executor attends the
+//! remaining pages; both are joined in page order, the NPU's first, before anything reads the
+//! result. A row's pages depend on its position alone. At the first trouble the layer's attention
+//! runs whole on the other executor, which has all keys and values, and so does everything after
+//! it.
 
 use super::attention::{Arena, Dims, FlashPartial, Partials};
 use crate::compute::dry::Pieces;
 use crate::compute::reference::attention::merge;
 use crate::compute::step::StepView;
 use crate::compute::{
-    AssistReport, BufferId, Dispatch, Executor, KernelTime, KvFormat, KvLayer, LoadJob, Loading, Op, Part, Plan, PlanId, RowSet,
-    StepLayout, WeightId,
+    AssistReport, BufferId, Dispatch, Executor, KernelTime, KvFormat, KvLayer, LoadJob, Loading,
+    Op, Part, Plan, PlanId, RowSet, StepLayout, WeightId,
 };
 use crate::kv::{PAGE, Taken};
 use crate::tensor::Matrix;
@@ -77,9 +80,17 @@ pub struct AssistedExecutor {
 
 impl AssistedExecutor {
     /// `share` of 256 sealed pages go to `npu`.
-    pub fn new(inner: Box<dyn Executor>, npu: FlashPartial, dims: Dims, share: usize) -> AssistedExecutor {
-        let report =
-            AssistReport { device: npu.session().describe(), silicon: npu.session().is_silicon(), ..AssistReport::default() };
+    pub fn new(
+        inner: Box<dyn Executor>,
+        npu: FlashPartial,
+        dims: Dims,
+        share: usize,
+    ) -> AssistedExecutor {
+        let report = AssistReport {
+            device: npu.session().describe(),
+            silicon: npu.session().is_silicon(),
+            ..AssistReport::default()
+        };
         AssistedExecutor {
             inner,
             npu: Some(npu),
@@ -104,7 +115,10 @@ impl AssistedExecutor {
         self.count();
         self.npu = None;
         self.layers.clear();
-        let remedy = why.chain().find_map(|e| e.downcast_ref::<super::accel::Errno>()).and_then(|e| e.remedy());
+        let remedy = why
+            .chain()
+            .find_map(|e| e.downcast_ref::<super::accel::Errno>())
+            .and_then(|e| e.remedy());
         let remedy = remedy.map_or(String::new(), |r| format!(" ({r})"));
         self.report.given_up = Some(format!("{why:#}{remedy}"));
     }
@@ -139,21 +153,30 @@ impl AssistedExecutor {
         let mut run = Plan::default();
         for dispatch in &plan.dispatches {
             let layer = match &dispatch.op {
-                Op::Attention { kv, .. } if kv.pages.window.is_none() && self.share > 0 => self.layer_of(*kv)?,
+                Op::Attention { kv, .. } if kv.pages.window.is_none() && self.share > 0 => {
+                    self.layer_of(*kv)?
+                }
                 _ => None,
             };
-            let (Op::Attention { q, out, n_heads, scale, kv }, Some(layer)) = (&dispatch.op, layer) else {
+            let (Op::Attention { q, out, n_heads, scale, kv }, Some(layer)) = (&dispatch.op, layer)
+            else {
                 run.dispatches.push(dispatch.clone());
                 continue;
             };
             let (q, out, n_heads, scale, kv) = (*q, *out, *n_heads, *scale, *kv);
             if !run.dispatches.is_empty() {
-                pieces.push(Piece::Run(self.inner.record(std::mem::take(&mut run), step, layout)?));
+                pieces.push(Piece::Run(self.inner.record(
+                    std::mem::take(&mut run),
+                    step,
+                    layout,
+                )?));
             }
             let partial = match self.partial {
                 Some(partial) => partial,
                 None => {
-                    if let Some(Err(why)) = self.npu.as_mut().map(|npu| npu.reserve(layout.max_rows)) {
+                    if let Some(Err(why)) =
+                        self.npu.as_mut().map(|npu| npu.reserve(layout.max_rows))
+                    {
                         self.give_up(&why.context("making the NPU's queues"));
                     }
                     let floats = layout.max_rows * n_heads * (kv.head_dim + 2);
@@ -165,7 +188,11 @@ impl AssistedExecutor {
             let rest = Plan { dispatches: vec![Dispatch { op, ..dispatch.clone() }] };
             pieces.push(Piece::Attend(Attend {
                 rest: self.inner.record(rest, step, layout)?,
-                whole: self.inner.record(Plan { dispatches: vec![dispatch.clone()] }, step, layout)?,
+                whole: self.inner.record(
+                    Plan { dispatches: vec![dispatch.clone()] },
+                    step,
+                    layout,
+                )?,
                 q,
                 out,
                 partial,
@@ -185,7 +212,11 @@ impl AssistedExecutor {
         let sent = match (&mut self.npu, self.layers.get(a.layer)) {
             (Some(npu), Some(layer)) => {
                 self.q.resize(live.len() * width, 0.0);
-                self.inner.read(a.q, live.start * width * 4, bytemuck::cast_slice_mut(&mut self.q))?;
+                self.inner.read(
+                    a.q,
+                    live.start * width * 4,
+                    bytemuck::cast_slice_mut(&mut self.q),
+                )?;
                 npu.submit(&layer.arena, &self.q, &self.pages)
             }
             _ => return self.inner.run(a.whole),
@@ -202,9 +233,15 @@ impl AssistedExecutor {
         }
         let each = head_dim + 2;
         self.rest.resize(live.len() * n_heads * each, 0.0);
-        self.inner.read(a.partial, live.start * n_heads * each * 4, bytemuck::cast_slice_mut(&mut self.rest))?;
+        self.inner.read(
+            a.partial,
+            live.start * n_heads * each * 4,
+            bytemuck::cast_slice_mut(&mut self.rest),
+        )?;
         self.joined.resize(live.len() * width, 0.0);
-        for (i, (rest, out)) in self.rest.chunks_exact(each).zip(self.joined.chunks_exact_mut(head_dim)).enumerate() {
+        for (i, (rest, out)) in
+            self.rest.chunks_exact(each).zip(self.joined.chunks_exact_mut(head_dim)).enumerate()
+        {
             let (rest_o, rest_m, rest_l) = (&rest[..head_dim], rest[head_dim], rest[head_dim + 1]);
             if self.partials.l[i] == 0.0 {
                 out.iter_mut().zip(rest_o).for_each(|(out, o)| *out = o / rest_l);
@@ -218,7 +255,8 @@ impl AssistedExecutor {
         self.inner.write(a.out, live.start * width * 4, bytemuck::cast_slice(&self.joined))
     }
 
-    /// Pages that have filled up go to the NPU, once; those behind a position that was taken back are forgotten.
+    /// Pages that have filled up go to the NPU, once; those behind a position that was taken back
+    /// are forgotten.
     fn seal(&mut self, base: usize, committed: usize) {
         let mut read = Page::default();
         for i in 0..self.layers.len() {
@@ -226,8 +264,9 @@ impl AssistedExecutor {
             arena.sealed = arena.sealed.min(base / PAGE);
             while arena.sealed < committed / PAGE {
                 let Some(npu) = &mut self.npu else { return };
-                let sealed =
-                    read.fill(self.inner.as_mut(), kv, arena.sealed).and_then(|()| npu.seal(arena, &read.keys, &read.values));
+                let sealed = read
+                    .fill(self.inner.as_mut(), kv, arena.sealed)
+                    .and_then(|()| npu.seal(arena, &read.keys, &read.values));
                 if let Err(why) = sealed {
                     return self.give_up(&why);
                 }
@@ -260,17 +299,26 @@ impl Page {
             }
             let to = if is_key { &mut self.keys } else { &mut self.values };
             to.clear();
-            let half = |bytes: &[u8], at: usize| f16::from_bits(u16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]])).to_f32();
+            let half = |bytes: &[u8], at: usize| {
+                f16::from_bits(u16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]])).to_f32()
+            };
             for h in 0..heads {
                 for slot in 0..PAGE {
                     for d in 0..dim {
-                        let at = if is_key { kv.key_at(0, h, d, slot) } else { (h * PAGE + slot) * dim + d };
+                        let at = if is_key {
+                            kv.key_at(0, h, d, slot)
+                        } else {
+                            (h * PAGE + slot) * dim + d
+                        };
                         to.push(match kv.format {
-                            KvFormat::F32 => f32::from_le_bytes(self.stored[4 * at..][..4].try_into().expect("four bytes")),
+                            KvFormat::F32 => f32::from_le_bytes(
+                                self.stored[4 * at..][..4].try_into().expect("four bytes"),
+                            ),
                             KvFormat::F16 => half(&self.stored, at),
                             KvFormat::Q8 => {
                                 let group = d / kv.format.group(dim);
-                                self.stored[at] as i8 as f32 * half(&self.scales, (h * groups + group) * PAGE + slot)
+                                self.stored[at] as i8 as f32
+                                    * half(&self.scales, (h * groups + group) * PAGE + slot)
                             }
                         });
                     }
@@ -313,7 +361,8 @@ impl Executor for AssistedExecutor {
 
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
         if let Some(step) = self.steps.get_mut(&buffer) {
-            bytemuck::cast_slice_mut::<u32, u8>(step)[offset..offset + bytes.len()].copy_from_slice(bytes);
+            bytemuck::cast_slice_mut::<u32, u8>(step)[offset..offset + bytes.len()]
+                .copy_from_slice(bytes);
         }
         self.inner.write(buffer, offset, bytes)
     }
@@ -326,7 +375,13 @@ impl Executor for AssistedExecutor {
         self.steps.entry(step).or_insert_with(|| vec![0; layout.words()]);
         let pieces = self.cut(&plan, step, layout)?;
         let commits = plan.dispatches.iter().any(|d| matches!(d.op, Op::Commit { .. }));
-        self.passes.push(Pass { whole: self.inner.record(plan, step, layout)?, pieces, commits, step, layout });
+        self.passes.push(Pass {
+            whole: self.inner.record(plan, step, layout)?,
+            pieces,
+            commits,
+            step,
+            layout,
+        });
         self.count();
         Ok(PlanId(self.passes.len() as u32 - 1))
     }

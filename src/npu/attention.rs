@@ -1,4 +1,5 @@
-//! `flash_partial` for whole layers: seals pages into the kernel's layout, cuts a pass's rows into jobs, and checks what comes back.
+//! `flash_partial` for whole layers: seals pages into the kernel's layout, cuts a pass's rows into
+//! jobs, and checks what comes back.
 
 use super::accel::{Bo, BoKind};
 use super::host::Core;
@@ -34,10 +35,22 @@ impl Dims {
     pub fn shape(&self) -> Result<Shape> {
         let shape = Shape::new(self.head_dim);
         let Some(shape) = shape else {
-            anyhow::bail!("the NPU kernel takes heads of 128 or 256 channels, not {}", self.head_dim)
+            anyhow::bail!(
+                "the NPU kernel takes heads of 128 or 256 channels, not {}",
+                self.head_dim
+            )
         };
-        ensure!(self.n_kv_heads <= PAIR * PAIRS, "the NPU has {} cores, the model {} kv heads", PAIR * PAIRS, self.n_kv_heads);
-        ensure!(self.group() <= shape.rows(), "{} queries a kv head are more than a core holds", self.group());
+        ensure!(
+            self.n_kv_heads <= PAIR * PAIRS,
+            "the NPU has {} cores, the model {} kv heads",
+            PAIR * PAIRS,
+            self.n_kv_heads
+        );
+        ensure!(
+            self.group() <= shape.rows(),
+            "{} queries a kv head are more than a core holds",
+            self.group()
+        );
         Ok(shape)
     }
 
@@ -158,12 +171,25 @@ impl FlashPartial {
     pub fn seal(&mut self, arena: &mut Arena, keys: &[f32], values: &[f32]) -> Result<()> {
         let (page, size, head) = (arena.sealed, self.shape.page_bytes(), PAGE * self.dims.head_dim);
         ensure!(page < arena.capacity, "page {page} of {}", arena.capacity);
-        ensure!(keys.len() == self.dims.n_kv_heads * head && values.len() == keys.len(), "a page of {} keys", keys.len());
-        ensure!(finite(keys) && finite(values), "page {page} holds a key or value that is not finite");
+        ensure!(
+            keys.len() == self.dims.n_kv_heads * head && values.len() == keys.len(),
+            "a page of {} keys",
+            keys.len()
+        );
+        ensure!(
+            finite(keys) && finite(values),
+            "page {page} holds a key or value that is not finite"
+        );
         for h in 0..self.dims.n_kv_heads {
             let at = (h / PAIR * arena.capacity + page) * size;
             let (k, v) = (&keys[h * head..][..head], &values[h * head..][..head]);
-            layout::write_page(self.shape, &mut self.session.bytes(&arena.bo)[at..at + size], h % PAIR, k, v);
+            layout::write_page(
+                self.shape,
+                &mut self.session.bytes(&arena.bo)[at..at + size],
+                h % PAIR,
+                k,
+                v,
+            );
             arena.largest[h] = v.iter().fold(arena.largest[h], |m, v| m.max(v.abs()));
             if h % PAIR == PAIR - 1 || h + 1 == self.dims.n_kv_heads {
                 self.session.publish(&arena.bo, at, size)?;
@@ -174,11 +200,16 @@ impl FlashPartial {
         Ok(())
     }
 
-    /// Hands in the rows of a pass: `q` is `[rows, n_heads, head_dim]`, `pages` how many pages each row attends.
+    /// Hands in the rows of a pass: `q` is `[rows, n_heads, head_dim]`, `pages` how many pages each
+    /// row attends.
     pub fn submit(&mut self, arena: &Arena, q: &[f32], pages: &[usize]) -> Result<()> {
         ensure!(self.flights.is_empty(), "the last pass was not joined");
         ensure!(finite(q), "a query is not finite");
-        ensure!(pages.iter().all(|p| *p <= arena.sealed), "{pages:?} pages of {} sealed", arena.sealed);
+        ensure!(
+            pages.iter().all(|p| *p <= arena.sealed),
+            "{pages:?} pages of {} sealed",
+            arena.sealed
+        );
         let width = self.dims.n_heads * self.dims.head_dim;
         let each = self.shape.rows() / self.dims.group();
         self.arena_in_flight = Some((arena.bo, arena.largest.clone(), arena.capacity));
@@ -194,7 +225,10 @@ impl FlashPartial {
                 self.slots.push(new);
             }
             let job = self.job(arena, most);
-            let bucket = self.shape.bucket(limits.len() * self.dims.group()).expect("a job's rows fit a core");
+            let bucket = self
+                .shape
+                .bucket(limits.len() * self.dims.group())
+                .expect("a job's rows fit a core");
             self.serial = self.serial.wrapping_add(1).max(1);
             self.write_queries(slot, job, bucket, &q[first * width..], &limits);
             let number = self.counters.jobs;
@@ -202,7 +236,15 @@ impl FlashPartial {
             self.counters.pages += most as u64;
             self.counters.row_pages += limits.iter().sum::<usize>() as u64;
             self.counters.bytes += (most * self.shape.page_bytes() * self.dims.pairs()) as u64;
-            self.flights.push(Flight { slot, job, first, limits, bucket, serial: self.serial, number });
+            self.flights.push(Flight {
+                slot,
+                job,
+                first,
+                limits,
+                bucket,
+                serial: self.serial,
+                number,
+            });
             self.session.submit(job, &arena.bo, &mut self.slots[slot])?;
         }
         Ok(())
@@ -215,14 +257,26 @@ impl FlashPartial {
         let bytes = self.session.bytes(&self.slots[slot].queries);
         for core in 0..PAIR * job.pairs {
             let pair = &mut bytes[core / PAIR * shape.query_bytes()..][..shape.query_bytes()];
-            let mut header = Header { shape, tiles: job.pages * tiles, rows: bucket, serial: self.serial, limits: [0; MAX_ROWS] };
+            let mut header = Header {
+                shape,
+                tiles: job.pages * tiles,
+                rows: bucket,
+                serial: self.serial,
+                limits: [0; MAX_ROWS],
+            };
             let queries = &mut pair[(PAIR + core % PAIR) * OBJECT..][..OBJECT];
             queries.fill(0);
             for (r, limit) in limits.iter().enumerate().filter(|_| core < n_kv_heads) {
                 for g in 0..group {
                     header.limits[r * group + g] = (limit * tiles) as u32;
                     let at = (r * n_heads + core * group + g) * head_dim;
-                    layout::write_query(shape, queries, r * group + g, &q[at..at + head_dim], scale * LOG2_E);
+                    layout::write_query(
+                        shape,
+                        queries,
+                        r * group + g,
+                        &q[at..at + head_dim],
+                        scale * LOG2_E,
+                    );
                 }
             }
             header.write(&mut pair[core % PAIR * OBJECT..][..OBJECT]);
@@ -253,21 +307,32 @@ impl FlashPartial {
                 let result = ResultView::new(shape, &bytes[core * size..][..size]);
                 let tiles = flight.job.pages * shape.tiles_per_page();
                 let want = [MAGIC, ABI, tiles as u32, flight.bucket as u32, flight.serial];
-                ensure!(result.echo() == want, "core {core} answered {:?}, not {want:?}", result.echo());
+                ensure!(
+                    result.echo() == want,
+                    "core {core} answered {:?}, not {want:?}",
+                    result.echo()
+                );
                 for (r, limit) in flight.limits.iter().enumerate() {
                     for g in 0..group {
-                        let (row, at) = (r * group + g, (flight.first + r) * n_heads + core * group + g);
+                        let (row, at) =
+                            (r * group + g, (flight.first + r) * n_heads + core * group + g);
                         let (m, l) = (result.m(row), result.l(row));
                         if *limit == 0 {
                             ensure!(l == 0.0, "core {core} attended for a row that sees no page");
                             continue;
                         }
                         let keys = (limit * PAGE) as f32;
-                        ensure!(m.is_finite() && (0.99..=1.01 * keys).contains(&l), "core {core}, row {row}: m {m}, l {l}");
+                        ensure!(
+                            m.is_finite() && (0.99..=1.01 * keys).contains(&l),
+                            "core {core}, row {row}: m {m}, l {l}"
+                        );
                         let bound = 1.01 * l * largest[core] + f32::MIN_POSITIVE;
                         for d in 0..head_dim {
                             let o = result.o(row, d);
-                            ensure!(o.abs() <= bound, "core {core}, row {row}: {o} is beyond {bound}");
+                            ensure!(
+                                o.abs() <= bound,
+                                "core {core}, row {row}: {o} is beyond {bound}"
+                            );
                             out.o[at * head_dim + d] = o;
                         }
                         (out.m[at], out.l[at]) = (m * LN_2, l);
@@ -280,28 +345,46 @@ impl FlashPartial {
 
     /// One core of a job again, by the twin: a device that says COMPLETED may still be wrong.
     fn compare(&mut self, flight: &Flight, arena: &Bo) -> Result<()> {
-        let (shape, core) = (self.shape, (flight.number / CHECK_EVERY) as usize % self.dims.n_kv_heads);
+        let (shape, core) =
+            (self.shape, (flight.number / CHECK_EVERY) as usize % self.dims.n_kv_heads);
         let (pair, seat, size) = (core / PAIR, core % PAIR, self.shape.out_bytes());
         let mut twin = Twin::new(shape);
-        let queries = &self.session.bytes(&self.slots[flight.slot].queries)[pair * shape.query_bytes()..];
+        let queries =
+            &self.session.bytes(&self.slots[flight.slot].queries)[pair * shape.query_bytes()..];
         twin.begin(&queries[seat * OBJECT..][..OBJECT]);
         twin.query(&queries[(PAIR + seat) * OBJECT..][..OBJECT]);
         let pages = &self.session.bytes(arena)[pair * flight.job.capacity * shape.page_bytes()..];
-        for object in pages[..flight.job.pages * shape.page_bytes()].chunks_exact(OBJECT).skip(seat).step_by(PAIR) {
+        for object in pages[..flight.job.pages * shape.page_bytes()]
+            .chunks_exact(OBJECT)
+            .skip(seat)
+            .step_by(PAIR)
+        {
             twin.tile(object);
         }
         let mut want = vec![0; size];
         twin.end(&mut want);
-        let got = self.session.bytes(&self.slots[flight.slot].results)[core * size..][..size].to_vec();
-        let far = distance(ResultView::new(shape, &got), ResultView::new(shape, &want), flight.bucket, shape.head_dim);
-        ensure!(far <= NEAR, "core {core} is {:.1} % away from what its kernel computes", 100.0 * far);
+        let got =
+            self.session.bytes(&self.slots[flight.slot].results)[core * size..][..size].to_vec();
+        let far = distance(
+            ResultView::new(shape, &got),
+            ResultView::new(shape, &want),
+            flight.bucket,
+            shape.head_dim,
+        );
+        ensure!(
+            far <= NEAR,
+            "core {core} is {:.1} % away from what its kernel computes",
+            100.0 * far
+        );
         Ok(())
     }
 }
 
 /// Largest relative L2 distance of a row's output, divided.
 fn distance(a: ResultView<'_>, b: ResultView<'_>, rows: usize, dim: usize) -> f64 {
-    let value = |v: ResultView<'_>, r: usize, d: usize| if v.l(r) > 0.0 { v.o(r, d) as f64 / v.l(r) as f64 } else { 0.0 };
+    let value = |v: ResultView<'_>, r: usize, d: usize| {
+        if v.l(r) > 0.0 { v.o(r, d) as f64 / v.l(r) as f64 } else { 0.0 }
+    };
     let of = |r: usize| {
         let (mut off, mut all) = (0.0, 1e-30);
         for d in 0..dim {

@@ -1,4 +1,5 @@
-//! The packet that a command buffer holds: what to run, on which buffers, and where the driver writes how it went.
+//! The packet that a command buffer holds: what to run, on which buffers, and where the driver
+//! writes how it went.
 
 use anyhow::{Result, bail, ensure};
 
@@ -89,13 +90,19 @@ impl Command {
         let mut payload = split(self.stream).to_vec();
         payload.extend([4 * self.words, 0]);
         payload.extend(self.arguments.iter().flat_map(|a| split(*a)));
-        ensure!(payload.len() <= MAX_NPU_WORDS, "{} payload words: a message holds {MAX_NPU_WORDS}", payload.len());
+        ensure!(
+            payload.len() <= MAX_NPU_WORDS,
+            "{} payload words: a message holds {MAX_NPU_WORDS}",
+            payload.len()
+        );
         Ok(packet(START_NPU, payload))
     }
 
     /// Reads a packet as the driver and the firmware do.
     pub fn decode(packet: &[u32]) -> Result<Command> {
-        let [head, mask, ref rest @ ..] = *packet else { bail!("a packet of {} words", packet.len()) };
+        let [head, mask, ref rest @ ..] = *packet else {
+            bail!("a packet of {} words", packet.len())
+        };
         let (count, opcode) = ((head >> 12 & 0x7ff) as usize, head >> 23 & 0x1f);
         ensure!(State::of(head) == State::New, "the packet's state is {:?}", State::of(head));
         ensure!(head >> 10 & 3 == 0 && mask == 1, "compute units {mask:#x}: there is one");
@@ -107,18 +114,31 @@ impl Command {
             _ => bail!("opcode {opcode} is not known"),
         };
         ensure!(payload.len() <= limit, "{} payload words: a message holds {limit}", payload.len());
-        ensure!(payload.len() >= start && (payload.len() - start).is_multiple_of(2), "{} payload words", payload.len());
+        ensure!(
+            payload.len() >= start && (payload.len() - start).is_multiple_of(2),
+            "{} payload words",
+            payload.len()
+        );
         let (stream, words) = match opcode {
             START_CU => {
                 ensure!(join(payload) == RUN_INSTRUCTIONS, "the unit is told {}", join(payload));
                 (join(&payload[2..]), payload[4])
             }
             _ => {
-                ensure!(payload[2].is_multiple_of(4) && payload[3] == 0, "{} bytes, {} properties", payload[2], payload[3]);
+                ensure!(
+                    payload[2].is_multiple_of(4) && payload[3] == 0,
+                    "{} bytes, {} properties",
+                    payload[2],
+                    payload[3]
+                );
                 (join(payload), payload[2] / 4)
             }
         };
-        Ok(Command { stream, words, arguments: payload[start..].chunks_exact(2).map(join).collect() })
+        Ok(Command {
+            stream,
+            words,
+            arguments: payload[start..].chunks_exact(2).map(join).collect(),
+        })
     }
 }
 
@@ -134,7 +154,11 @@ mod tests {
     use super::*;
 
     fn command(arguments: usize) -> Command {
-        Command { stream: 0x1_2345_6780, words: 77, arguments: (0..arguments as u64).map(|i| 0xabc_0000_0000 + i).collect() }
+        Command {
+            stream: 0x1_2345_6780,
+            words: 77,
+            arguments: (0..arguments as u64).map(|i| 0xabc_0000_0000 + i).collect(),
+        }
     }
 
     #[test]
@@ -151,7 +175,14 @@ mod tests {
     #[test]
     fn bad_packets_are_refused() {
         let good = command(3).start_cu().unwrap();
-        for (at, value) in [(0, 4), (0, good[0] | 3 << 10), (0, good[0] ^ 1 << 23), (1, 2), (2, 4), (0, good[0] + (1 << 12))] {
+        for (at, value) in [
+            (0, 4),
+            (0, good[0] | 3 << 10),
+            (0, good[0] ^ 1 << 23),
+            (1, 2),
+            (2, 4),
+            (0, good[0] + (1 << 12)),
+        ] {
             let mut bad = good.clone();
             bad[at] = value;
             assert!(Command::decode(&bad).is_err(), "word {at} = {value:#x}");

@@ -1,4 +1,5 @@
-//! A device that computes nothing and whose buffers are only counted, for plans: what is asked of it is what a run would ask.
+//! A device that computes nothing and whose buffers are only counted, for plans: what is asked of
+//! it is what a run would ask.
 
 use super::accel::{Accel, Bo, BoKind, Errno, Info, Outcome, Sync};
 use super::attention::{Dims, FlashPartial};
@@ -10,7 +11,8 @@ use std::time::Duration;
 
 /// The operation on a device that only counts. Refuses the models that a device would refuse.
 pub fn flash_partial(dims: Dims) -> Result<FlashPartial> {
-    let session = Session::open(Box::<DryAccel>::default(), &HostModelAccel::xclbin(dims.shape()?))?;
+    let session =
+        Session::open(Box::<DryAccel>::default(), &HostModelAccel::xclbin(dims.shape()?))?;
     FlashPartial::new(session, dims)
 }
 

@@ -1,7 +1,9 @@
-//! Whether the NPU pays: a model of what attention costs where, the known-answer test, and what it measures.
+//! Whether the NPU pays: a model of what attention costs where, the known-answer test, and what it
+//! measures.
 //!
-//! Attention over the cache is bound by memory, which all parts of the chip share. So the NPU can only take a part of it off the other
-//! executor's way, and a dispatch must not cost more than that saves.
+//! Attention over the cache is bound by memory, which all parts of the chip share. So the NPU can
+//! only take a part of it off the other executor's way, and a dispatch must not cost more than that
+//! saves.
 
 use super::attention::{Dims, FlashPartial, Partials};
 use crate::kv::PAGE;
@@ -22,14 +24,17 @@ pub struct Machine {
     pub npu: f64,
     /// Seconds from handing in a command to seeing its end, the transfer not counted.
     pub dispatch: f64,
-    /// Seconds that a layer loses by being cut in two: queries out, partials in, one submission more.
+    /// Seconds that a layer loses by being cut in two: queries out, partials in, one submission
+    /// more.
     pub join: f64,
 }
 
 impl Machine {
-    /// A Phoenix laptop with a Radeon 780M, as published: 75 GB/s for the iGPU, 26 to 28 for the NPU, 108 to 136 us for a command of one
-    /// call (twice that where the host waits for it and goes on), and the cost of one more submission to the iGPU.
-    pub const PHOENIX: Machine = Machine { executor: 75e9, npu: 26e9, dispatch: 245e-6, join: 180e-6 };
+    /// A Phoenix laptop with a Radeon 780M, as published: 75 GB/s for the iGPU, 26 to 28 for the
+    /// NPU, 108 to 136 us for a command of one call (twice that where the host waits for it and
+    /// goes on), and the cost of one more submission to the iGPU.
+    pub const PHOENIX: Machine =
+        Machine { executor: 75e9, npu: 26e9, dispatch: 245e-6, join: 180e-6 };
 }
 
 /// What a step reads.
@@ -50,7 +55,10 @@ impl Work {
     /// Bytes of the cache that all global layers read, and all layers.
     fn bytes(&self) -> (f64, f64) {
         let global = (self.global_layers * self.context) as f64 * self.position;
-        (global, global + (self.local_layers * self.window.min(self.context)) as f64 * self.position)
+        (
+            global,
+            global + (self.local_layers * self.window.min(self.context)) as f64 * self.position,
+        )
     }
 
     /// Seconds of all attention on an executor of this speed, with this cost a layer.
@@ -64,7 +72,8 @@ impl Work {
     }
 }
 
-/// How much of the sealed pages the NPU should take, of 256, and which share of a step's time that saves.
+/// How much of the sealed pages the NPU should take, of 256, and which share of a step's time that
+/// saves.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Choice {
     pub share: usize,
@@ -88,8 +97,8 @@ pub fn choose(m: &Machine, w: &Work) -> Choice {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
     pub dispatch: f64,
-    /// Bytes a second of keys and values with one row, where memory is the limit, and with as many rows as a core holds, where the kernel
-    /// may be.
+    /// Bytes a second of keys and values with one row, where memory is the limit, and with as many
+    /// rows as a core holds, where the kernel may be.
     pub transfer: f64,
     pub kernel: f64,
     /// Largest relative L2 distance of a row from the exact result.
@@ -107,12 +116,17 @@ pub fn self_test(npu: &mut FlashPartial, dims: Dims) -> Result<Measured> {
     let mut rng = SmallRng::seed_from_u64(5);
     let Dims { n_heads, n_kv_heads, head_dim, .. } = dims;
     let mut random = |n: usize, size: f32| -> Vec<f32> {
-        (0..n).map(|_| bf16::from_f32(size * (rng.random::<f32>() + rng.random::<f32>() - 1.0)).to_f32()).collect()
+        (0..n)
+            .map(|_| {
+                bf16::from_f32(size * (rng.random::<f32>() + rng.random::<f32>() - 1.0)).to_f32()
+            })
+            .collect()
     };
     let mut arena = npu.arena(LARGE)?;
     let mut pages = Vec::new();
     for _ in 0..PAGES {
-        let (keys, values) = (random(n_kv_heads * PAGE * head_dim, 2.0), random(n_kv_heads * PAGE * head_dim, 1.0));
+        let (keys, values) =
+            (random(n_kv_heads * PAGE * head_dim, 2.0), random(n_kv_heads * PAGE * head_dim, 1.0));
         npu.seal(&mut arena, &keys, &values)?;
         pages.push((keys, values));
     }
@@ -132,7 +146,9 @@ pub fn self_test(npu: &mut FlashPartial, dims: Dims) -> Result<Measured> {
             let q = &q[at * head_dim..][..head_dim];
             let want = exact(q, head / (n_heads / n_kv_heads), dims, &pages[..limit]);
             let got = out.o[at * head_dim..][..head_dim].iter().map(|o| (*o / out.l[at]) as f64);
-            let (off, all) = got.zip(&want).fold((0.0, 0.0), |(off, all), (g, w)| (off + (g - w) * (g - w), all + w * w));
+            let (off, all) = got
+                .zip(&want)
+                .fold((0.0, 0.0), |(off, all), (g, w)| (off + (g - w) * (g - w), all + w * w));
             distance = distance.max((off / all).sqrt());
         }
     }
@@ -165,12 +181,16 @@ pub fn self_test(npu: &mut FlashPartial, dims: Dims) -> Result<Measured> {
 /// Attention of one query in f64.
 fn exact(q: &[f32], kv_head: usize, dims: Dims, pages: &[(Vec<f32>, Vec<f32>)]) -> Vec<f64> {
     // The kernel's input is the scaled query, rounded.
-    let round = |q: &f32| bf16::from_f32(q * (dims.scale * std::f32::consts::LOG2_E)).to_f32() as f64;
+    let round =
+        |q: &f32| bf16::from_f32(q * (dims.scale * std::f32::consts::LOG2_E)).to_f32() as f64;
     let q: Vec<f64> = q.iter().map(round).collect();
     let (dim, size) = (dims.head_dim, PAGE * dims.head_dim);
-    let heads = pages.iter().map(|(k, v)| (&k[kv_head * size..][..size], &v[kv_head * size..][..size]));
-    let rows: Vec<(&[f32], &[f32])> = heads.flat_map(|(k, v)| k.chunks_exact(dim).zip(v.chunks_exact(dim))).collect();
-    let scores: Vec<f64> = rows.iter().map(|(k, _)| q.iter().zip(*k).map(|(q, k)| q * *k as f64).sum()).collect();
+    let heads =
+        pages.iter().map(|(k, v)| (&k[kv_head * size..][..size], &v[kv_head * size..][..size]));
+    let rows: Vec<(&[f32], &[f32])> =
+        heads.flat_map(|(k, v)| k.chunks_exact(dim).zip(v.chunks_exact(dim))).collect();
+    let scores: Vec<f64> =
+        rows.iter().map(|(k, _)| q.iter().zip(*k).map(|(q, k)| q * *k as f64).sum()).collect();
     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let (mut sum, mut out) = (0.0, vec![0.0; dim]);
     for (score, (_, v)) in scores.iter().zip(&rows) {
@@ -188,10 +208,18 @@ mod tests {
 
     /// Gemma 3 27B with f16 keys and values, at 2 bits a weight: where attention weighs most.
     fn work(context: usize) -> Work {
-        Work { weights: 8.4e9, global_layers: 10, local_layers: 52, window: 1024, position: 8192.0, context }
+        Work {
+            weights: 8.4e9,
+            global_layers: 10,
+            local_layers: 52,
+            window: 1024,
+            position: 8192.0,
+            context,
+        }
     }
 
-    /// "Whole attention at 8k context: iGPU 15 ms, CPU 42, NPU 58; per-layer dispatch alone about 15."
+    /// "Whole attention at 8k context: iGPU 15 ms, CPU 42, NPU 58; per-layer dispatch alone about
+    /// 15."
     #[test]
     fn whole_attention_is_slower_on_the_npu() {
         let (m, w) = (Machine::PHOENIX, work(8192));

@@ -1,8 +1,10 @@
-//! What the host and the kernel agree on: the objects that a core reads, and the result it writes. `npu-kernels/flash_partial.h` says the
-//! same in C++; `manifest.txt` ties a built array to this version of it.
+//! What the host and the kernel agree on: the objects that a core reads, and the result it writes.
+//! `npu-kernels/flash_partial.h` says the same in C++; `manifest.txt` ties a built array to this
+//! version of it.
 //!
-//! A core reads objects of 8 KB: a header, the queries, then tiles of keys and values. Two cores, a *pair*, share one stream: object by
-//! object in turn. So does the memory: what a pair reads lies in one piece, and every transfer is linear.
+//! A core reads objects of 8 KB: a header, the queries, then tiles of keys and values. Two cores, a
+//! *pair*, share one stream: object by object in turn. So does the memory: what a pair reads lies
+//! in one piece, and every transfer is linear.
 
 use crate::kv::PAGE;
 use half::bf16;
@@ -92,7 +94,16 @@ pub struct Header {
 impl Header {
     /// Writes the header to its object.
     pub fn write(&self, object: &mut [u8]) {
-        let head = [MAGIC, ABI, self.shape.head_dim as u32, self.tiles as u32, self.rows as u32, self.serial, 0, 0];
+        let head = [
+            MAGIC,
+            ABI,
+            self.shape.head_dim as u32,
+            self.tiles as u32,
+            self.rows as u32,
+            self.serial,
+            0,
+            0,
+        ];
         for (i, word) in head.into_iter().chain(self.limits).enumerate() {
             object[4 * i..][..4].copy_from_slice(&word.to_le_bytes());
         }
@@ -141,7 +152,8 @@ pub fn write_query(shape: Shape, object: &mut [u8], row: usize, q: &[f32], scale
     }
 }
 
-/// Writes one head's page, keys and values `[PAGE, head_dim]`, into its pair's page; `slot` is the head's place in the pair.
+/// Writes one head's page, keys and values `[PAGE, head_dim]`, into its pair's page; `slot` is the
+/// head's place in the pair.
 pub fn write_page(shape: Shape, pair_page: &mut [u8], slot: usize, keys: &[f32], values: &[f32]) {
     let dim = shape.head_dim;
     for tile in 0..shape.tiles_per_page() {

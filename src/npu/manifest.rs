@@ -1,5 +1,6 @@
-//! Which arrays fit this program. `npu-kernels/manifest.txt` names the version of the interface, the tile sizes and the SHA-256 of every
-//! source; `build.sh` copies it beside the arrays it builds and adds the SHA-256 of each. The loader takes nothing else.
+//! Which arrays fit this program. `npu-kernels/manifest.txt` names the version of the interface,
+//! the tile sizes and the SHA-256 of every source; `build.sh` copies it beside the arrays it builds
+//! and adds the SHA-256 of each. The loader takes nothing else.
 
 use super::layout::Shape;
 use crate::util::hex;
@@ -28,17 +29,30 @@ pub fn directories() -> Vec<PathBuf> {
 pub fn find(directories: &[PathBuf], shape: Shape) -> Result<PathBuf> {
     let name = file_name(shape);
     directories.iter().find(|d| d.join(&name).is_file()).cloned().with_context(|| {
-        let first = directories.first().map_or(String::new(), |d| format!(" and copy what it makes to {}", d.display()));
-        format!("{name} is not installed: build it with npu-kernels/build.sh on a machine with mlir-aie{first}")
+        let first = directories.first().map_or(String::new(), |d| {
+            format!(
+                " and copy what it makes \
+            to {}",
+                d.display()
+            )
+        });
+        format!(
+            "{name} is not installed: build it with npu-kernels/build.sh on a machine with \
+            mlir-aie{first}"
+        )
     })
 }
 
 /// Reads the array for `shape` from a directory, if it is the one that this program knows.
 pub fn load(directory: &Path, shape: Shape) -> Result<Vec<u8>> {
     let (name, manifest) = (file_name(shape), directory.join("manifest.txt"));
-    let text = fs::read_to_string(&manifest).with_context(|| format!("reading {}", manifest.display()))?;
+    let text =
+        fs::read_to_string(&manifest).with_context(|| format!("reading {}", manifest.display()))?;
     let Some(built) = text.strip_prefix(SOURCES) else {
-        bail!("{} belongs to other sources: build again with npu-kernels/build.sh of this version", manifest.display())
+        bail!(
+            "{} belongs to other sources: build again with npu-kernels/build.sh of this version",
+            manifest.display()
+        )
     };
     let line = built.lines().find_map(|l| l.strip_prefix("xclbin ")?.strip_prefix(name.as_str()));
     let want = line.with_context(|| format!("{} does not name {name}", manifest.display()))?.trim();
@@ -73,7 +87,10 @@ mod tests {
             let hash = hex(Sha256::digest(&bytes));
             want += &format!("source {name} {hash}\n");
         }
-        assert_eq!(SOURCES, want, "npu-kernels/manifest.txt is stale: run npu-kernels/build.sh --manifest");
+        assert_eq!(
+            SOURCES, want,
+            "npu-kernels/manifest.txt is stale: run npu-kernels/build.sh --manifest"
+        );
     }
 
     #[test]

@@ -1,7 +1,9 @@
-//! Floor 2: attention on the AMD NPU (XDNA1: Phoenix, Hawk Point), as an executor around another one.
+//! Floor 2: attention on the AMD NPU (XDNA1: Phoenix, Hawk Point), as an executor around another
+//! one.
 //!
-//! The NPU takes sealed pages of global layers ([`crate::kv::Taken`]) and gives back partials; everything else stays where it is, the
-//! keys and values too, so that the NPU can be given up at any time. From the top down:
+//! The NPU takes sealed pages of global layers ([`crate::kv::Taken`]) and gives back partials;
+//! everything else stays where it is, the keys and values too, so that the NPU can be given up at
+//! any time. From the top down:
 //! ```text
 //! assist     an executor: cuts plans at global attention, joins partials, gives up at the first trouble
 //! attention  flash_partial for a layer: pages into the kernel's layout, jobs, checks of what comes back
@@ -10,8 +12,9 @@
 //! accel      what a device offers: raw (the driver, by ioctl), host (a model of driver, firmware and array) or dry (counts only)
 //! layout     what host and kernel agree on        twin  the kernel in Rust   uapi      the driver's structures
 //! ```
-//! Nothing here has run on a device: nobody on this project has one. The host model proves that streams, transfers, layouts, kernel and
-//! fallback agree with each other and with the driver's published rules. It says nothing of speed.
+//! Nothing here has run on a device: nobody on this project has one. The host model proves that
+//! streams, transfers, layouts, kernel and fallback agree with each other and with the driver's
+//! published rules. It says nothing of speed.
 
 pub mod accel;
 pub mod assist;

@@ -1,4 +1,5 @@
-//! What stands between this machine and its NPU: each condition with its remedy, found the way a run would meet it.
+//! What stands between this machine and its NPU: each condition with its remedy, found the way a
+//! run would meet it.
 
 use super::accel::Accel;
 use super::layout::Shape;
@@ -51,19 +52,28 @@ impl System {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: writes the struct.
         let known = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } == 0;
-        System { root: "/".into(), arrays: manifest::directories(), locked: if known { limit.rlim_cur } else { u64::MAX } }
+        System {
+            root: "/".into(),
+            arrays: manifest::directories(),
+            locked: if known { limit.rlim_cur } else { u64::MAX },
+        }
     }
 
     fn id(&self, name: &str, what: &str) -> Option<u32> {
-        let text = fs::read_to_string(self.root.join(format!("sys/class/accel/{name}/device/{what}"))).ok()?;
+        let text =
+            fs::read_to_string(self.root.join(format!("sys/class/accel/{name}/device/{what}")))
+                .ok()?;
         u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
     }
 
     /// Names of accelerators with NPU1's ids, in order.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.root.join("sys/class/accel")).into_iter().flatten();
-        let mut names: Vec<String> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
-        names.retain(|n| self.id(n, "vendor") == Some(VENDOR) && self.id(n, "device") == Some(DEVICE));
+        let mut names: Vec<String> =
+            entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
+        names.retain(|n| {
+            self.id(n, "vendor") == Some(VENDOR) && self.id(n, "device") == Some(DEVICE)
+        });
         names.sort();
         names
     }
@@ -71,10 +81,15 @@ impl System {
     /// Whether the bus has the device, with a driver or without.
     fn on_the_bus(&self) -> bool {
         let hex = |path: PathBuf| {
-            fs::read_to_string(path).ok().and_then(|t| u32::from_str_radix(t.trim().trim_start_matches("0x"), 16).ok())
+            fs::read_to_string(path)
+                .ok()
+                .and_then(|t| u32::from_str_radix(t.trim().trim_start_matches("0x"), 16).ok())
         };
         let entries = fs::read_dir(self.root.join("sys/bus/pci/devices")).into_iter().flatten();
-        entries.flatten().any(|e| hex(e.path().join("vendor")) == Some(VENDOR) && hex(e.path().join("device")) == Some(DEVICE))
+        entries.flatten().any(|e| {
+            hex(e.path().join("vendor")) == Some(VENDOR)
+                && hex(e.path().join("device")) == Some(DEVICE)
+        })
     }
 
     /// Every NPU of the machine, with all that a run would need of it. `shape` is the model's.
@@ -85,8 +100,8 @@ impl System {
     /// Why there is no NPU to probe.
     pub fn nothing(&self) -> (String, Option<String>) {
         if self.on_the_bus() {
-            let remedy =
-                "load the amdxdna driver: Linux 6.14 or newer has it (modprobe amdxdna), with AMD's NPU firmware installed";
+            let remedy = "load the amdxdna driver: Linux 6.14 or newer has it (modprobe amdxdna), \
+                with AMD's NPU firmware installed";
             return ("an NPU is on the bus, but no driver serves it".into(), Some(remedy.into()));
         }
         ("no AMD NPU of the first generation (PCI 1022:1502: Phoenix, Hawk Point)".into(), None)
@@ -100,28 +115,55 @@ impl System {
         };
         match self.id(name, "revision") {
             Some(0) => add("revision", "0".into(), None),
-            Some(other) => add("revision", format!("{other:#x}"), Some("only revision 0 is known: use --npu off")),
+            Some(other) => add(
+                "revision",
+                format!("{other:#x}"),
+                Some("only revision 0 is known: use --npu off"),
+            ),
             None => add("revision", "unknown".into(), Some("/sys must be readable")),
         }
         match RawAccel::open(&path) {
-            Err(e) => add("access", e.to_string(), Some(e.remedy().unwrap_or("see dmesg for what amdxdna says"))),
+            Err(e) => add(
+                "access",
+                e.to_string(),
+                Some(e.remedy().unwrap_or("see dmesg for what amdxdna says")),
+            ),
             Ok(mut accel) => {
                 add("access", "may be opened".into(), None);
                 match accel.info() {
                     Ok(info) => {
                         let v = info.firmware;
-                        add("firmware", format!("{}.{}.{}.{}", v.major, v.minor, v.patch, v.build), None);
+                        add(
+                            "firmware",
+                            format!("{}.{}.{}.{}", v.major, v.minor, v.patch, v.build),
+                            None,
+                        );
                     }
-                    Err(e) => {
-                        add("firmware", e.to_string(), Some(e.remedy().unwrap_or("install AMD's NPU firmware (linux-firmware)")))
-                    }
+                    Err(e) => add(
+                        "firmware",
+                        e.to_string(),
+                        Some(e.remedy().unwrap_or("install AMD's NPU firmware (linux-firmware)")),
+                    ),
                 }
             }
         }
-        let locked = if self.locked == u64::MAX { "unlimited".into() } else { format!("{} MiB", self.locked >> 20) };
-        add("locked memory", locked, (self.locked < LOCKED).then_some("raise the limit (ulimit -l unlimited, or limits.conf)"));
-        match manifest::find(&self.arrays, shape).and_then(|dir| manifest::load(&dir, shape).map(|_| dir)) {
-            Ok(dir) => add("array", dir.join(manifest::file_name(shape)).display().to_string(), None),
+        let locked = if self.locked == u64::MAX {
+            "unlimited".into()
+        } else {
+            format!("{} MiB", self.locked >> 20)
+        };
+        add(
+            "locked memory",
+            locked,
+            (self.locked < LOCKED)
+                .then_some("raise the limit (ulimit -l unlimited, or limits.conf)"),
+        );
+        match manifest::find(&self.arrays, shape)
+            .and_then(|dir| manifest::load(&dir, shape).map(|_| dir))
+        {
+            Ok(dir) => {
+                add("array", dir.join(manifest::file_name(shape)).display().to_string(), None)
+            }
             Err(e) => add("array", "missing".into(), Some(&format!("{e:#}"))),
         }
         Probe { path, findings }
@@ -160,12 +202,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (root, shape) = (dir.path(), Shape::new(128).unwrap());
         let here = system(root);
-        assert!(here.probe(shape).is_empty() && here.nothing().1.is_none() && open_first(&here).is_err());
+        assert!(
+            here.probe(shape).is_empty()
+                && here.nothing().1.is_none()
+                && open_first(&here).is_err()
+        );
         put(root, "sys/bus/pci/devices/0000:c6:00.1/vendor", "0x1022\n");
         put(root, "sys/bus/pci/devices/0000:c6:00.1/device", "0x1502\n");
         assert!(here.nothing().1.unwrap().contains("amdxdna"));
         // Another accelerator, a newer NPU, is none of ours.
-        for (name, device, revision) in [("accel0", "0x17f0", "0x10"), ("accel1", "0x1502", "0x00")] {
+        for (name, device, revision) in [("accel0", "0x17f0", "0x10"), ("accel1", "0x1502", "0x00")]
+        {
             put(root, &format!("sys/class/accel/{name}/device/vendor"), "0x1022\n");
             put(root, &format!("sys/class/accel/{name}/device/device"), device);
             put(root, &format!("sys/class/accel/{name}/device/revision"), revision);
@@ -176,7 +223,10 @@ mod tests {
         let of = |name: &str| found[0].findings.iter().find(|f| f.name == name).unwrap().clone();
         assert_eq!(of("revision").remedy, None);
         assert!(of("access").what.contains("No such file"));
-        assert!(of("locked memory").what == "8 MiB" && of("locked memory").remedy.unwrap().contains("ulimit"));
+        assert!(
+            of("locked memory").what == "8 MiB"
+                && of("locked memory").remedy.unwrap().contains("ulimit")
+        );
         assert!(of("array").remedy.unwrap().contains("build.sh"));
         // A file that opens but is no NPU fails where its firmware is asked for.
         fs::create_dir_all(root.join("dev/accel")).unwrap();

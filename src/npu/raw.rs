@@ -1,7 +1,9 @@
-//! The driver itself: /dev/accel/accelN by ioctl. No part of this has met a device; the structures are held to the driver's sizes and
-//! offsets ([`super::uapi`]), and everything above runs on the host model too.
+//! The driver itself: /dev/accel/accelN by ioctl. No part of this has met a device; the structures
+//! are held to the driver's sizes and offsets ([`super::uapi`]), and everything above runs on the
+//! host model too.
 //!
-//! Buffers are made coherent by SYNC_BO. Where a buffer has no address of its own the device uses the process's (shared virtual memory).
+//! Buffers are made coherent by SYNC_BO. Where a buffer has no address of its own the device uses
+//! the process's (shared virtual memory).
 
 use super::accel::{Accel, Bo, BoKind, Errno, HEAP_BYTES, Info, Outcome, Sync};
 use super::uapi::{self, AieMetadata, FirmwareVersion};
@@ -37,14 +39,22 @@ unsafe impl Send for RawAccel {}
 impl RawAccel {
     pub fn open(path: &Path) -> Outcome<RawAccel> {
         let opened = File::options().read(true).write(true).open(path);
-        let file = opened.map_err(|e| Errno::new(e.raw_os_error().unwrap_or(libc::EIO), "opening the NPU"))?;
-        Ok(RawAccel { file, path: path.to_owned(), maps: HashMap::new(), timelines: HashMap::new(), can_wait: true })
+        let file = opened
+            .map_err(|e| Errno::new(e.raw_os_error().unwrap_or(libc::EIO), "opening the NPU"))?;
+        Ok(RawAccel {
+            file,
+            path: path.to_owned(),
+            maps: HashMap::new(),
+            timelines: HashMap::new(),
+            can_wait: true,
+        })
     }
 
     fn ioctl<T>(&self, request: u64, argument: &mut T, what: &'static str) -> Outcome<()> {
         loop {
             // SAFETY: the request's number holds the size of T, whose layout is the driver's.
-            let code = unsafe { libc::ioctl(self.file.as_raw_fd(), request as _, argument as *mut T) };
+            let code =
+                unsafe { libc::ioctl(self.file.as_raw_fd(), request as _, argument as *mut T) };
             if code == 0 {
                 return Ok(());
             }
@@ -65,18 +75,34 @@ impl RawAccel {
 
     /// Maps a buffer of the file at an aligned address.
     fn map(&self, offset: u64, bytes: usize, align: usize) -> Outcome<Mapping> {
-        let failed = || Errno::new(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM), "mapping a buffer");
+        let failed = || {
+            Errno::new(
+                std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM),
+                "mapping a buffer",
+            )
+        };
         let room = if align > 4096 { bytes + align } else { bytes };
         // SAFETY: address space of our own, nothing behind it yet.
-        let reserved =
-            unsafe { libc::mmap(std::ptr::null_mut(), room, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+        let reserved = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                room,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
         if reserved == libc::MAP_FAILED {
             return Err(failed());
         }
         let at = (reserved as usize).next_multiple_of(align) as *mut libc::c_void;
-        let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+        let (access, shared) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
         // SAFETY: inside the address space that was just reserved.
-        let mapped = unsafe { libc::mmap(at, bytes, access, shared, self.file.as_raw_fd(), offset as libc::off_t) };
+        let mapped = unsafe {
+            libc::mmap(at, bytes, access, shared, self.file.as_raw_fd(), offset as libc::off_t)
+        };
         if mapped == libc::MAP_FAILED {
             let error = failed();
             // SAFETY: reserved above, used by nobody.
@@ -87,13 +113,17 @@ impl RawAccel {
     }
 
     fn close(&self, handle: u32) {
-        // Nothing can be done about a buffer that cannot be closed: the system closes it with the file.
-        let _ = self.ioctl(uapi::GEM_CLOSE, &mut uapi::GemClose { handle, pad: 0 }, "closing a buffer");
+        // Nothing can be done about a buffer that cannot be closed: the system closes it with the
+        // file.
+        let _ =
+            self.ioctl(uapi::GEM_CLOSE, &mut uapi::GemClose { handle, pad: 0 }, "closing a buffer");
     }
 
     fn wait_on_timeline(&self, context: u32, number: u64, limit: Duration) -> Outcome<()> {
         let what = "waiting for a command";
-        let Some(timeline) = self.timelines.get(&context) else { return Err(Errno::new(libc::EINVAL, what)) };
+        let Some(timeline) = self.timelines.get(&context) else {
+            return Err(Errno::new(libc::EINVAL, what));
+        };
         // SAFETY: plain data, written by the call.
         let mut now: libc::timespec = unsafe { std::mem::zeroed() };
         // SAFETY: as above.
@@ -122,7 +152,8 @@ impl Accel for RawAccel {
 
     fn info(&mut self) -> Outcome<Info> {
         let metadata: AieMetadata = self.query(uapi::QUERY_AIE_METADATA, "asking for the array")?;
-        let firmware: FirmwareVersion = self.query(uapi::QUERY_FIRMWARE_VERSION, "asking for the firmware")?;
+        let firmware: FirmwareVersion =
+            self.query(uapi::QUERY_FIRMWARE_VERSION, "asking for the firmware")?;
         Ok(Info { metadata, firmware })
     }
 
@@ -138,10 +169,16 @@ impl Accel for RawAccel {
         self.ioctl(uapi::CREATE_BO, &mut create, "creating a buffer")?;
         let handle = create.handle;
         let mut info = uapi::GetBoInfo { handle, ..Default::default() };
-        let mapping = self.ioctl(uapi::GET_BO_INFO, &mut info, "asking for a buffer").and_then(|()| match info.vaddr {
-            0 => self.map(info.map_offset, size, if kind == BoKind::Heap { HEAP_BYTES } else { 4096 }),
-            at => Ok(Mapping { at: at as *mut u8, bytes: size, reserved: None }),
-        });
+        let mapping = self.ioctl(uapi::GET_BO_INFO, &mut info, "asking for a buffer").and_then(
+            |()| match info.vaddr {
+                0 => self.map(
+                    info.map_offset,
+                    size,
+                    if kind == BoKind::Heap { HEAP_BYTES } else { 4096 },
+                ),
+                at => Ok(Mapping { at: at as *mut u8, bytes: size, reserved: None }),
+            },
+        );
         let mapping = match mapping {
             Ok(mapping) => mapping,
             Err(e) => {
@@ -149,7 +186,8 @@ impl Accel for RawAccel {
                 return Err(e);
             }
         };
-        let address = if info.xdna_addr == uapi::INVALID_ADDR { mapping.at as u64 } else { info.xdna_addr };
+        let address =
+            if info.xdna_addr == uapi::INVALID_ADDR { mapping.at as u64 } else { info.xdna_addr };
         self.maps.insert(handle, mapping);
         Ok(Bo { handle, kind, bytes, address })
     }
@@ -166,29 +204,45 @@ impl Accel for RawAccel {
 
     fn bytes(&mut self, bo: &Bo) -> &mut [u8] {
         match self.maps.get(&bo.handle) {
-            // SAFETY: mapped for as long as the entry is there; the borrow of `self` keeps it there, and other users of the bytes out.
+            // SAFETY: mapped for as long as the entry is there; the borrow of `self` keeps it
+            // there, and other users of the bytes out.
             Some(m) => unsafe { std::slice::from_raw_parts_mut(m.at, bo.bytes.min(m.bytes)) },
             None => &mut [],
         }
     }
 
     fn sync(&mut self, bo: &Bo, direction: Sync, offset: usize, bytes: usize) -> Outcome<()> {
-        let direction = if direction == Sync::ToDevice { uapi::SYNC_TO_DEVICE } else { uapi::SYNC_FROM_DEVICE };
-        let mut sync = uapi::SyncBo { handle: bo.handle, direction, offset: offset as u64, size: bytes as u64 };
+        let direction =
+            if direction == Sync::ToDevice { uapi::SYNC_TO_DEVICE } else { uapi::SYNC_FROM_DEVICE };
+        let mut sync = uapi::SyncBo {
+            handle: bo.handle,
+            direction,
+            offset: offset as u64,
+            size: bytes as u64,
+        };
         self.ioctl(uapi::SYNC_BO, &mut sync, "syncing a buffer")
     }
 
     fn create_context(&mut self, tiles: u32) -> Outcome<u32> {
         let qos = uapi::Qos::zeroed();
-        let mut create =
-            uapi::CreateHwctx { qos_p: &raw const qos as u64, max_opc: 0x800, num_tiles: tiles, ..Default::default() };
+        let mut create = uapi::CreateHwctx {
+            qos_p: &raw const qos as u64,
+            max_opc: 0x800,
+            num_tiles: tiles,
+            ..Default::default()
+        };
         self.ioctl(uapi::CREATE_HWCTX, &mut create, "creating a context")?;
         self.timelines.insert(create.handle, create.syncobj_handle);
         Ok(create.handle)
     }
 
     fn configure(&mut self, context: u32, image: &Bo, function: u8) -> Outcome<()> {
-        let units = uapi::ConfigCu { num_cus: 1, cu_bo: image.handle, cu_func: function, ..Default::default() };
+        let units = uapi::ConfigCu {
+            num_cus: 1,
+            cu_bo: image.handle,
+            cu_func: function,
+            ..Default::default()
+        };
         let mut config = uapi::ConfigHwctx {
             handle: context,
             param_type: uapi::CONFIG_CU,
@@ -227,7 +281,12 @@ impl Accel for RawAccel {
             let timeout_ms = limit.as_millis() as u32;
             let mut wait = uapi::WaitCmd { hwctx: context, timeout_ms, seq: number };
             match self.ioctl(uapi::WAIT_CMD, &mut wait, "waiting for a command") {
-                Err(e) if matches!(e.code, libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP | libc::EACCES) => {
+                Err(e)
+                    if matches!(
+                        e.code,
+                        libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP | libc::EACCES
+                    ) =>
+                {
                     self.can_wait = false
                 }
                 done => return done,
@@ -250,10 +309,14 @@ impl Drop for RawAccel {
 mod tests {
     use super::*;
 
-    /// Every call on a file that is no NPU comes back with the system's error, and nothing is left open.
+    /// Every call on a file that is no NPU comes back with the system's error, and nothing is left
+    /// open.
     #[test]
     fn what_is_no_npu_says_so() {
-        assert_eq!(RawAccel::open(Path::new("/nonexistent/accel0")).err().unwrap().code, libc::ENOENT);
+        assert_eq!(
+            RawAccel::open(Path::new("/nonexistent/accel0")).err().unwrap().code,
+            libc::ENOENT
+        );
         let mut accel = RawAccel::open(Path::new("/dev/null")).unwrap();
         for code in [
             accel.info().unwrap_err().code,
@@ -263,7 +326,9 @@ mod tests {
             assert_eq!(code, libc::ENOTTY);
         }
         let bo = Bo { handle: 1, kind: BoKind::Share, bytes: 16, address: 0 };
-        assert!(accel.sync(&bo, Sync::ToDevice, 0, 16).is_err() && accel.execute(1, &bo, &[1]).is_err());
+        assert!(
+            accel.sync(&bo, Sync::ToDevice, 0, 16).is_err() && accel.execute(1, &bo, &[1]).is_err()
+        );
         assert!(accel.wait(1, 1, Duration::from_millis(1)).is_err());
         assert!(accel.bytes(&bo).is_empty());
         accel.close_bo(bo);

@@ -1,4 +1,5 @@
-//! A device brought up with the kernel on it: heap, context, image, streams, commands. Everything that was opened is closed on drop.
+//! A device brought up with the kernel on it: heap, context, image, streams, commands. Everything
+//! that was opened is closed on drop.
 
 use super::accel::{Accel, Bo, BoKind, HEAP_BYTES, Info, Sync};
 use super::command::{self, Command, State};
@@ -10,7 +11,8 @@ use anyhow::{Context, Result, ensure};
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// How long a command may take. The longest, 128 pages of all heads, is 10 ms at the memory's speed.
+/// How long a command may take. The longest, 128 pages of all heads, is 10 ms at the memory's
+/// speed.
 const LIMIT: Duration = Duration::from_millis(50);
 /// Compute unit 0's function: instructions for the array.
 const FUNCTION: u8 = 0;
@@ -42,9 +44,17 @@ impl Session {
         let rows = info.metadata.core.row_count as usize;
         ensure!(
             rows == CORE_ROWS,
-            "the NPU has {rows} rows of cores: only NPU1 (Phoenix, Hawk Point), with {CORE_ROWS}, is known"
+            "the NPU has {rows} rows of cores: only NPU1 (Phoenix, Hawk Point), with {CORE_ROWS}, \
+                is known"
         );
-        let mut session = Session { accel, info, context: None, open: Vec::new(), streams: HashMap::new(), columns: 0 };
+        let mut session = Session {
+            accel,
+            info,
+            context: None,
+            open: Vec::new(),
+            streams: HashMap::new(),
+            columns: 0,
+        };
         let partition = xclbin::parse(xclbin).context("reading the NPU's array")?;
         session.columns = partition.columns;
         // Device buffers are taken from the heap, so it comes first.
@@ -108,7 +118,12 @@ impl Session {
         if let Some(known) = self.streams.get(&job) {
             return Ok(*known);
         }
-        ensure!(columns(job.pairs) <= self.columns, "{} pairs of heads on {} columns", job.pairs, self.columns);
+        ensure!(
+            columns(job.pairs) <= self.columns,
+            "{} pairs of heads on {} columns",
+            job.pairs,
+            self.columns
+        );
         let words = job.stream()?;
         let bo = self.buffer(BoKind::Device, 4 * words.len())?;
         self.bytes(&bo).copy_from_slice(bytemuck::cast_slice(&words));
@@ -124,7 +139,8 @@ impl Session {
         let buffers = [slot.queries, *arena, slot.results];
         let arguments = buffers.map(|b| b.address).to_vec();
         let packet = Command { stream: stream.address, words, arguments }.start_cu()?;
-        self.bytes(&slot.command)[..4 * packet.len()].copy_from_slice(bytemuck::cast_slice(&packet));
+        self.bytes(&slot.command)[..4 * packet.len()]
+            .copy_from_slice(bytemuck::cast_slice(&packet));
         let context = self.context.context("the NPU has no context")?;
         let handles = [slot.queries.handle, arena.handle, slot.results.handle, stream.handle];
         slot.number = Some(self.accel.execute(context, &slot.command, &handles)?);

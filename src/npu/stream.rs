@@ -1,6 +1,8 @@
-//! The stream of one `flash_partial` command: queries in, pages in, results out, for as many pairs of cores as there are heads.
+//! The stream of one `flash_partial` command: queries in, pages in, results out, for as many pairs
+//! of cores as there are heads.
 //!
-//! A channel may have four tasks under way; a descriptor is written again only after its task's token was waited for.
+//! A channel may have four tasks under way; a descriptor is written again only after its task's
+//! token was waited for.
 
 use super::layout::{OBJECT, PAIR, PAIRS, Shape};
 use super::txn::{Channel, Descriptor, Direction, MAX_COLUMNS, MAX_ITERATIONS, Op, encode};
@@ -86,38 +88,49 @@ impl Job {
     /// Bytes of the queries' buffer, the arena and the results' buffer.
     pub fn sizes(&self) -> [usize; 3] {
         let s = self.shape;
-        [s.query_bytes(), self.capacity * s.page_bytes(), PAIR * s.out_bytes()].map(|bytes| self.pairs * bytes)
+        [s.query_bytes(), self.capacity * s.page_bytes(), PAIR * s.out_bytes()]
+            .map(|bytes| self.pairs * bytes)
     }
 
     /// The operations, in order.
     pub fn ops(&self) -> Result<Vec<Op>> {
-        ensure!((1..=PAIRS).contains(&self.pairs), "{} pairs of heads: the array has {PAIRS}", self.pairs);
+        ensure!(
+            (1..=PAIRS).contains(&self.pairs),
+            "{} pairs of heads: the array has {PAIRS}",
+            self.pairs
+        );
         ensure!(self.pages <= self.capacity, "{} pages of {}", self.pages, self.capacity);
         ensure!(columns(self.pairs) <= MAX_COLUMNS);
         let shape = self.shape;
         let runs = self.pages * shape.page_bytes() / RUN;
         let mut ops = Vec::new();
-        let mut lanes: Vec<Lane> = (0..self.pairs).map(|pair| Lane { pair, flying: 0, pushed: 0 }).collect();
+        let mut lanes: Vec<Lane> =
+            (0..self.pairs).map(|pair| Lane { pair, flying: 0, pushed: 0 }).collect();
         for lane in &mut lanes {
             ops.push(Op::Tokens(channel(lane.pair, Direction::ToMemory)));
             ops.push(Op::Tokens(channel(lane.pair, Direction::FromMemory)));
             let bytes = PAIR * shape.out_bytes();
-            let (direction, argument, offset) = (Direction::ToMemory, ARG_RESULTS, lane.pair * bytes);
+            let (direction, argument, offset) =
+                (Direction::ToMemory, ARG_RESULTS, lane.pair * bytes);
             lane.push(&Transfer { direction, argument, offset, length: bytes, runs: 1 }, &mut ops)?;
             let bytes = shape.query_bytes();
-            let (direction, argument, offset) = (Direction::FromMemory, ARG_QUERIES, lane.pair * bytes);
+            let (direction, argument, offset) =
+                (Direction::FromMemory, ARG_QUERIES, lane.pair * bytes);
             lane.push(&Transfer { direction, argument, offset, length: bytes, runs: 1 }, &mut ops)?;
         }
         // All pairs move on together, so that none of them waits for memory alone.
         for first in (0..runs).step_by(MAX_ITERATIONS) {
             for lane in &mut lanes {
                 let offset = lane.pair * self.capacity * shape.page_bytes() + first * RUN;
-                let (direction, argument, runs) = (Direction::FromMemory, ARG_PAGES, (runs - first).min(MAX_ITERATIONS));
+                let (direction, argument, runs) =
+                    (Direction::FromMemory, ARG_PAGES, (runs - first).min(MAX_ITERATIONS));
                 lane.push(&Transfer { direction, argument, offset, length: RUN, runs }, &mut ops)?;
             }
         }
         for lane in &mut lanes {
-            ops.extend((0..lane.flying).map(|_| Op::Wait(channel(lane.pair, Direction::FromMemory))));
+            ops.extend(
+                (0..lane.flying).map(|_| Op::Wait(channel(lane.pair, Direction::FromMemory))),
+            );
             ops.push(Op::Wait(channel(lane.pair, Direction::ToMemory)));
         }
         Ok(ops)
@@ -151,12 +164,17 @@ mod tests {
     fn streams_survive_the_round_trip() {
         for job in jobs() {
             let ops = job.ops().unwrap();
-            assert_eq!(decode(&job.stream().unwrap()).unwrap(), (columns(job.pairs), ops), "{job:?}");
+            assert_eq!(
+                decode(&job.stream().unwrap()).unwrap(),
+                (columns(job.pairs), ops),
+                "{job:?}"
+            );
         }
     }
 
-    /// Each pair reads its header, queries and pages, byte after byte, and writes its result; no queue overflows, no descriptor is
-    /// written while its task is under way, and every token is waited for.
+    /// Each pair reads its header, queries and pages, byte after byte, and writes its result; no
+    /// queue overflows, no descriptor is written while its task is under way, and every token is
+    /// waited for.
     #[test]
     fn every_pair_reads_exactly_its_bytes() {
         for job in jobs() {
@@ -167,7 +185,9 @@ mod tests {
                 match op {
                     Op::Tokens(_) => {}
                     Op::Write(d) => {
-                        let busy = flying.iter().any(|(c, ids)| c.column == d.column && ids.contains(&d.id));
+                        let busy = flying
+                            .iter()
+                            .any(|(c, ids)| c.column == d.column && ids.contains(&d.id));
                         assert!(!busy, "{job:?} rewrites {d:?}");
                         bds.insert((d.column, d.id), (d, u8::MAX, 0));
                     }
@@ -179,7 +199,11 @@ mod tests {
                         let (d, argument, offset) = bds[&(channel.column, id)];
                         assert_eq!(d.iterations, runs);
                         for i in 0..runs {
-                            moved.entry(channel).or_default().push((argument, offset + i * d.step, d.length));
+                            moved.entry(channel).or_default().push((
+                                argument,
+                                offset + i * d.step,
+                                d.length,
+                            ));
                         }
                         let queue = flying.entry(channel).or_default();
                         queue.push(id);
@@ -201,7 +225,8 @@ mod tests {
                     assert!(from.is_empty() && to.is_empty());
                     continue;
                 }
-                let [queries, page, out] = [job.shape.query_bytes(), job.shape.page_bytes(), PAIR * job.shape.out_bytes()];
+                let [queries, page, out] =
+                    [job.shape.query_bytes(), job.shape.page_bytes(), PAIR * job.shape.out_bytes()];
                 assert_eq!(to, [(ARG_RESULTS, pair * out, out)]);
                 assert_eq!(from.remove(0), (ARG_QUERIES, pair * queries, queries));
                 let mut at = pair * job.capacity * page;

@@ -1,5 +1,6 @@
-//! The kernel in Rust: `npu-kernels/flash_partial.h` operation by operation, so that both give the same bits (`tests/npu_kernel.rs`
-//! compiles the C++ source and compares). The host model runs this one where no library of the C++ source is given.
+//! The kernel in Rust: `npu-kernels/flash_partial.h` operation by operation, so that both give the
+//! same bits (`tests/npu_kernel.rs` compiles the C++ source and compares). The host model runs this
+//! one where no library of the C++ source is given.
 
 use super::host::Core;
 use super::layout::{self, ABI, MAGIC, MAX_ROWS, NONE, OBJECT, Shape};
@@ -145,7 +146,8 @@ impl Core for Twin {
     fn query(&mut self, object: &[u8]) {
         for row in 0..self.shape.rows() {
             for d in 0..self.shape.head_dim {
-                self.q[row * self.shape.head_dim + d] = element(object, layout::query_at(self.shape, row, d));
+                self.q[row * self.shape.head_dim + d] =
+                    element(object, layout::query_at(self.shape, row, d));
             }
         }
         self.m = [NONE; MAX_ROWS];
@@ -175,7 +177,8 @@ impl Core for Twin {
 
     fn end(&mut self, out: &mut [u8]) {
         let (dim, rows) = (self.shape.head_dim, self.shape.rows());
-        let mut put = |index: usize, word: u32| out[4 * index..][..4].copy_from_slice(&word.to_le_bytes());
+        let mut put =
+            |index: usize, word: u32| out[4 * index..][..4].copy_from_slice(&word.to_le_bytes());
         for r in 0..rows {
             for d in 0..dim {
                 put(layout::out_at(self.shape, r, d), self.o[r * dim + d].to_bits());
@@ -185,7 +188,10 @@ impl Core for Twin {
             let mine = r < self.rows;
             let l = self.l[r];
             put(rows * dim + r, if mine { self.m[r] } else { NONE }.to_bits());
-            put(rows * dim + MAX_ROWS + r, if mine { (l[0] + l[2]) + (l[1] + l[3]) } else { 0.0 }.to_bits());
+            put(
+                rows * dim + MAX_ROWS + r,
+                if mine { (l[0] + l[2]) + (l[1] + l[3]) } else { 0.0 }.to_bits(),
+            );
         }
         let echo = [MAGIC, ABI, self.done, self.rows as u32, self.serial];
         (0..16).for_each(|i| put(rows * dim + 2 * MAX_ROWS + i, echo.get(i).copied().unwrap_or(0)));

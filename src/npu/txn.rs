@@ -1,8 +1,10 @@
-//! The instruction stream ("ctrlcode") that the NPU's firmware runs for one command: writes of buffer descriptors, pushes to DMA queues,
-//! patches of addresses, waits. A header of four words, then operations.
+//! The instruction stream ("ctrlcode") that the NPU's firmware runs for one command: writes of
+//! buffer descriptors, pushes to DMA queues, patches of addresses, waits. A header of four words,
+//! then operations.
 //!
-//! The format is that of mlir-aie's runtime sequences for AIE2, as lightvector/KataGo documents and checked it on devices
-//! (`python/ryzenai_kernels/INSTS_FORMAT.md`). Only what [`super::stream`] writes is known here; anything else is refused.
+//! The format is that of mlir-aie's runtime sequences for AIE2, as lightvector/KataGo documents and
+//! checked it on devices (`python/ryzenai_kernels/INSTS_FORMAT.md`). Only what [`super::stream`]
+//! writes is known here; anything else is refused.
 
 use anyhow::{Result, bail, ensure};
 
@@ -14,7 +16,8 @@ const GENERATION: u32 = 3;
 pub const MAX_COLUMNS: usize = 4;
 /// Buffer descriptors of a shim tile.
 pub const BDS: usize = 16;
-/// Most bytes of a descriptor: 14 bits of words. The shim's own field is wider; the limit is that of every tile on the way.
+/// Most bytes of a descriptor: 14 bits of words. The shim's own field is wider; the limit is that
+/// of every tile on the way.
 pub const MAX_LENGTH: usize = 65_532;
 /// Most words from one iteration of a descriptor to the next: 20 bits.
 pub const MAX_STEP: usize = 1 << 20;
@@ -27,7 +30,8 @@ pub const MAX_ARGUMENTS: usize = 7;
 /// Address of a shim tile's first descriptor, and words of each.
 const BD_BASE: u32 = 0x1d000;
 const BD_WORDS: usize = 8;
-/// Control and queue registers of the first channel from memory's side (S2MM); channels are 8 bytes apart, directions 16.
+/// Control and queue registers of the first channel from memory's side (S2MM); channels are 8 bytes
+/// apart, directions 16.
 const CONTROL: u32 = 0x1d200;
 const QUEUE: u32 = 0x1d204;
 /// Burst length field of a shim descriptor on NPU1.
@@ -112,7 +116,11 @@ impl Descriptor {
             "a transfer of {} bytes: 4 to {MAX_LENGTH}, by words",
             self.length
         );
-        ensure!((1..=MAX_ITERATIONS).contains(&self.iterations), "{} iterations: 1 to {MAX_ITERATIONS}", self.iterations);
+        ensure!(
+            (1..=MAX_ITERATIONS).contains(&self.iterations),
+            "{} iterations: 1 to {MAX_ITERATIONS}",
+            self.iterations
+        );
         let words = self.step / 4;
         ensure!(
             self.step.is_multiple_of(4) && (1..=MAX_STEP).contains(&words),
@@ -138,14 +146,24 @@ impl Op {
             Op::Patch { column, id, argument, offset } => {
                 check_column(*column)?;
                 ensure!((*id as usize) < BDS, "descriptor {id}: a shim tile has {BDS}");
-                ensure!((*argument as usize) < MAX_ARGUMENTS, "argument {argument}: a command names {MAX_ARGUMENTS}");
-                ensure!(offset.is_multiple_of(4), "an offset of {offset} bytes: addresses go by words");
+                ensure!(
+                    (*argument as usize) < MAX_ARGUMENTS,
+                    "argument {argument}: a command names {MAX_ARGUMENTS}"
+                );
+                ensure!(
+                    offset.is_multiple_of(4),
+                    "an offset of {offset} bytes: addresses go by words"
+                );
                 Ok(())
             }
             Op::Push { channel, id, runs } => {
                 check_channel(*channel)?;
                 ensure!((*id as usize) < BDS, "descriptor {id}: a shim tile has {BDS}");
-                ensure!((1..=MAX_REPEAT + 1).contains(runs), "{runs} runs: 1 to {}", MAX_REPEAT + 1);
+                ensure!(
+                    (1..=MAX_REPEAT + 1).contains(runs),
+                    "{runs} runs: 1 to {}",
+                    MAX_REPEAT + 1
+                );
                 Ok(())
             }
         }
@@ -168,7 +186,12 @@ impl Op {
             }
             Op::Wait(c) => {
                 let direction = (c.direction == Direction::FromMemory) as u32;
-                out.extend([0x80, 16, (c.column as u32) << 16 | direction, (c.index as u32) << 24 | 0x0001_0100]);
+                out.extend([
+                    0x80,
+                    16,
+                    (c.column as u32) << 16 | direction,
+                    (c.index as u32) << 24 | 0x0001_0100,
+                ]);
             }
         }
     }
@@ -183,7 +206,8 @@ fn check_channel(channel: Channel) -> Result<()> {
 /// The words of a stream for a context of `columns`.
 pub fn encode(columns: usize, ops: &[Op]) -> Result<Vec<u32>> {
     ensure!((1..=MAX_COLUMNS).contains(&columns), "{columns} columns: 1 to {MAX_COLUMNS}");
-    let mut out = vec![ROWS << 24 | GENERATION << 16 | 1 << 8, 1 << 8 | columns as u32, ops.len() as u32, 0];
+    let mut out =
+        vec![ROWS << 24 | GENERATION << 16 | 1 << 8, 1 << 8 | columns as u32, ops.len() as u32, 0];
     for op in ops {
         op.check()?;
         op.encode(&mut out);
@@ -202,7 +226,9 @@ fn register(word: u32) -> Result<(u8, u32)> {
 
 fn descriptor_at(word: u32, behind: u32) -> Result<(u8, u8)> {
     let (column, address) = register(word)?;
-    let at = address.checked_sub(BD_BASE + behind).filter(|at| at.is_multiple_of(0x20) && at / 0x20 < BDS as u32);
+    let at = address
+        .checked_sub(BD_BASE + behind)
+        .filter(|at| at.is_multiple_of(0x20) && at / 0x20 < BDS as u32);
     let Some(at) = at else { bail!("{address:#x} is no descriptor") };
     Ok((column, (at / 0x20) as u8))
 }
@@ -218,11 +244,20 @@ fn channel_at(word: u32, base: u32) -> Result<Channel> {
 
 /// A stream's columns and operations. Hostile words are errors, never more than that.
 pub fn decode(words: &[u32]) -> Result<(usize, Vec<Op>)> {
-    let [first, second, count, bytes, ref rest @ ..] = *words else { bail!("a stream of {} words has no header", words.len()) };
-    ensure!(first == ROWS << 24 | GENERATION << 16 | 1 << 8, "header {first:#010x} is not that of an NPU1 stream");
+    let [first, second, count, bytes, ref rest @ ..] = *words else {
+        bail!("a stream of {} words has no header", words.len())
+    };
+    ensure!(
+        first == ROWS << 24 | GENERATION << 16 | 1 << 8,
+        "header {first:#010x} is not that of an NPU1 stream"
+    );
     let columns = (second & 0xff) as usize;
     ensure!(second >> 8 == 1 && (1..=MAX_COLUMNS).contains(&columns), "header word {second:#010x}");
-    ensure!(bytes as usize == 4 * words.len(), "the header says {bytes} bytes, there are {}", 4 * words.len());
+    ensure!(
+        bytes as usize == 4 * words.len(),
+        "the header says {bytes} bytes, there are {}",
+        4 * words.len()
+    );
     let (mut ops, mut rest) = (Vec::new(), rest);
     while !rest.is_empty() {
         let (op, used) = decode_one(rest)?;
@@ -230,7 +265,11 @@ pub fn decode(words: &[u32]) -> Result<(usize, Vec<Op>)> {
         ops.push(op);
         rest = &rest[used..];
     }
-    ensure!(ops.len() == count as usize, "the header says {count} operations, there are {}", ops.len());
+    ensure!(
+        ops.len() == count as usize,
+        "the header says {count} operations, there are {}",
+        ops.len()
+    );
     Ok((columns, ops))
 }
 
@@ -243,7 +282,10 @@ fn decode_one(words: &[u32]) -> Result<(Op, usize)> {
             ensure!(iteration >> 26 == 0, "an iteration that is under way");
             let step = 4 * ((iteration & 0xf_ffff) as usize + 1);
             let iterations = (iteration >> 20) as usize + 1;
-            (Op::Write(Descriptor { column, id, length: 4 * length as usize, step, iterations }), 12)
+            (
+                Op::Write(Descriptor { column, id, length: 4 * length as usize, step, iterations }),
+                12,
+            )
         }
         [0x81, 48, 0, 0, 0, 0, at, 0, argument, 0, offset, 0, ..] => {
             let (column, id) = descriptor_at(at, 4)?;
@@ -256,9 +298,19 @@ fn decode_one(words: &[u32]) -> Result<(Op, usize)> {
             (Op::Push { channel: channel_at(at, QUEUE)?, id: (value & 0xf) as u8, runs }, 6)
         }
         [0x80, 16, at, which, ..] => {
-            ensure!(at & 0xff00_fffe == 0 && which & 0x00ff_ffff == 0x0001_0100, "wait {at:#010x} {which:#010x}");
+            ensure!(
+                at & 0xff00_fffe == 0 && which & 0x00ff_ffff == 0x0001_0100,
+                "wait {at:#010x} {which:#010x}"
+            );
             let direction = if at & 1 == 1 { Direction::FromMemory } else { Direction::ToMemory };
-            (Op::Wait(Channel { column: (at >> 16) as u8, direction, index: (which >> 24) as u8 }), 4)
+            (
+                Op::Wait(Channel {
+                    column: (at >> 16) as u8,
+                    direction,
+                    index: (which >> 24) as u8,
+                }),
+                4,
+            )
         }
         [op, ..] => bail!("operation {op:#x} is cut off or unknown"),
         [] => bail!("no operation"),
@@ -269,7 +321,13 @@ fn decode_one(words: &[u32]) -> Result<(Op, usize)> {
 mod tests {
     use super::*;
 
-    const D: Descriptor = Descriptor { column: 3, id: 15, length: MAX_LENGTH, step: 4 * MAX_STEP, iterations: MAX_ITERATIONS };
+    const D: Descriptor = Descriptor {
+        column: 3,
+        id: 15,
+        length: MAX_LENGTH,
+        step: 4 * MAX_STEP,
+        iterations: MAX_ITERATIONS,
+    };
     const C: Channel = Channel { column: 2, direction: Direction::FromMemory, index: 1 };
 
     fn refused(op: Op) -> bool {
@@ -300,7 +358,10 @@ mod tests {
         let patch = |argument, offset| Op::Patch { column: 0, id: 0, argument, offset };
         assert!(!refused(patch(MAX_ARGUMENTS as u8 - 1, u32::MAX - 3)));
         assert!(refused(patch(MAX_ARGUMENTS as u8, 0)) && refused(patch(0, 2)));
-        assert!(refused(Op::Wait(Channel { index: 2, ..C })) && refused(Op::Tokens(Channel { column: 4, ..C })));
+        assert!(
+            refused(Op::Wait(Channel { index: 2, ..C }))
+                && refused(Op::Tokens(Channel { column: 4, ..C }))
+        );
         assert!(encode(0, &[]).is_err() && encode(5, &[]).is_err());
     }
 
@@ -323,7 +384,20 @@ mod tests {
         let want = [
             [0x0603_0100, 0x0000_0104, 5, 4 * (4 + 7 + 12 + 12 + 6 + 4)].as_slice(),
             &[3, 0, 1 << 25 | 0x1d200, 0, 0, 0x1f00, 28],
-            &[1, 0, 1 << 25 | 0x1d040, 48, 0x1234, 0, 0, 0, 0x8000_0000, 0, 2 << 20 | 0x55, 1 << 25],
+            &[
+                1,
+                0,
+                1 << 25 | 0x1d040,
+                48,
+                0x1234,
+                0,
+                0,
+                0,
+                0x8000_0000,
+                0,
+                2 << 20 | 0x55,
+                1 << 25,
+            ],
             &[0x81, 48, 0, 0, 0, 0, 1 << 25 | 0x1d044, 0, 5, 0, 0x800, 0],
             &[0, 0, 2 << 25 | 0x1d21c, 0, 0x8008_0002, 24],
             &[0x80, 16, 2 << 16 | 1, 1 << 24 | 0x10100],

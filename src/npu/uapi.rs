@@ -1,7 +1,8 @@
-//! The kernel interface of the amdxdna driver: facts of its ABI, declared anew. Sizes and offsets are those of
-//! `include/uapi/drm/amdxdna_accel.h` in Linux, held by the compiler below.
+//! The kernel interface of the amdxdna driver: facts of its ABI, declared anew. Sizes and offsets
+//! are those of `include/uapi/drm/amdxdna_accel.h` in Linux, held by the compiler below.
 //!
-//! WAIT_CMD and GET_ARRAY came later than the rest; only WAIT_CMD is used, and there is another way to wait where it is missing.
+//! WAIT_CMD and GET_ARRAY came later than the rest; only WAIT_CMD is used, and there is another way
+//! to wait where it is missing.
 
 #![allow(missing_docs)]
 
@@ -247,5 +248,9 @@ abi! {
 }
 
 // The numbers as a C compiler gives them.
-const _: () =
-    assert!(CREATE_HWCTX == 0xc038_6440 && CREATE_BO == 0xc020_6443 && EXEC_CMD == 0xc038_6446 && GEM_CLOSE == 0x4008_6409);
+const _: () = assert!(
+    CREATE_HWCTX == 0xc038_6440
+        && CREATE_BO == 0xc020_6443
+        && EXEC_CMD == 0xc038_6446
+        && GEM_CLOSE == 0x4008_6409
+);

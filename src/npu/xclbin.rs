@@ -1,5 +1,6 @@
-//! The container that an array is built into: an xclbin file ("axlf"), of which one section matters here, AIE_PARTITION: how many columns,
-//! and the image (PDI) that configures them. Layout as in XRT's `xrt/detail/xclbin.h`. A file is foreign: every offset is checked.
+//! The container that an array is built into: an xclbin file ("axlf"), of which one section matters
+//! here, AIE_PARTITION: how many columns, and the image (PDI) that configures them. Layout as in
+//! XRT's `xrt/detail/xclbin.h`. A file is foreign: every offset is checked.
 
 use anyhow::{Context, Result, ensure};
 
@@ -31,7 +32,10 @@ pub struct Partition<'a> {
 /// `N` bytes at `at`.
 fn bytes<const N: usize>(data: &[u8], at: usize) -> Result<[u8; N]> {
     let part = at.checked_add(N).and_then(|end| data.get(at..end));
-    Ok(part.with_context(|| format!("ends before byte {at} + {N}"))?.try_into().expect("as many as asked for"))
+    Ok(part
+        .with_context(|| format!("ends before byte {at} + {N}"))?
+        .try_into()
+        .expect("as many as asked for"))
 }
 
 fn u16_at(data: &[u8], at: usize) -> Result<u16> {
@@ -51,7 +55,9 @@ fn array<'a>(section: &'a [u8], at: usize, size: usize, what: &str) -> Result<&'
     let (count, offset) = (u32_at(section, at)? as usize, u32_at(section, at + 4)? as usize);
     let end = count.checked_mul(size).and_then(|n| n.checked_add(offset));
     let found = end.and_then(|end| section.get(offset..end));
-    found.with_context(|| format!("{what}: {count} of {size} bytes at {offset} leave a section of {}", section.len()))
+    found.with_context(|| {
+        format!("{what}: {count} of {size} bytes at {offset} leave a section of {}", section.len())
+    })
 }
 
 /// Reads the partition of a whole file.
@@ -68,7 +74,9 @@ pub fn parse(file: &[u8]) -> Result<Partition<'_>> {
             ensure!(found.is_none(), "two AIE partitions");
             let (offset, size) = (u64_at(file, header + 24)?, u64_at(file, header + 32)?);
             let end = offset.checked_add(size).filter(|end| *end <= file.len() as u64);
-            let end = end.with_context(|| format!("section {i} of {size} bytes at {offset} leaves the file"))?;
+            let end = end.with_context(|| {
+                format!("section {i} of {size} bytes at {offset} leaves the file")
+            })?;
             found = Some(&file[offset as usize..end as usize]);
         }
     }
@@ -87,7 +95,11 @@ fn partition(section: &[u8]) -> Result<Partition<'_>> {
     for group in groups.chunks_exact(GROUP) {
         if group[4] == PRIMARY {
             let ids = array(section, section_offset(section, group) + 16, 8, "kernel ids")?;
-            return Ok(Partition { columns, image, kernel_id: u64_at(ids, 0).context("a group without kernels")? });
+            return Ok(Partition {
+                columns,
+                image,
+                kernel_id: u64_at(ids, 0).context("a group without kernels")?,
+            });
         }
     }
     anyhow::bail!("no group of the image runs instructions")
@@ -100,10 +112,13 @@ fn section_offset(section: &[u8], part: &[u8]) -> usize {
 
 /// A file with this partition and nothing else: what the host model loads, and what tests damage.
 pub fn build(p: &Partition<'_>) -> Vec<u8> {
-    let (pdi_at, group_at, ids_at, image_at) = (PARTITION, PARTITION + PDI, PARTITION + PDI + GROUP, PARTITION + PDI + GROUP + 8);
+    let (pdi_at, group_at, ids_at, image_at) =
+        (PARTITION, PARTITION + PDI, PARTITION + PDI + GROUP, PARTITION + PDI + GROUP + 8);
     let mut section = vec![0; image_at];
     let mut put = |at: usize, bytes: &[u8]| section[at..at + bytes.len()].copy_from_slice(bytes);
-    let pair = |count: usize, offset: usize| [(count as u32).to_le_bytes(), (offset as u32).to_le_bytes()].concat();
+    let pair = |count: usize, offset: usize| {
+        [(count as u32).to_le_bytes(), (offset as u32).to_le_bytes()].concat()
+    };
     put(32, &(p.columns as u16).to_le_bytes());
     put(120, &pair(1, pdi_at));
     put(pdi_at + 16, &pair(p.image.len(), image_at));

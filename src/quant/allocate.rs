@@ -1,8 +1,9 @@
 //! Which format each tensor gets so that the whole fits a size: an exact multiple-choice knapsack.
 //!
-//! The cost of a tensor is its sensitivity times its share of the weights times the distortion of its code: the divergence of
-//! a model's predictions grows linearly in each layer's relative squared error (HIGGS, arXiv 2411.17525), and for Gemma 3 27B
-//! by about [`KLD_PER_DISTORTION`] (our estimate from published pairs of sizes and divergences).
+//! The cost of a tensor is its sensitivity times its share of the weights times the distortion of
+//! its code: the divergence of a model's predictions grows linearly in each layer's relative
+//! squared error (HIGGS, arXiv 2411.17525), and for Gemma 3 27B by about [`KLD_PER_DISTORTION`]
+//! (our estimate from published pairs of sizes and divergences).
 
 use crate::gemma::Role;
 use crate::tensor::{Code, Format, Group};
@@ -31,18 +32,28 @@ pub struct Rate {
     pub distortion: f64,
 }
 
-/// The formats with the least sum of weight * distortion whose bytes sum to at most `budget`, one for each tensor.
+/// The formats with the least sum of weight * distortion whose bytes sum to at most `budget`, one
+/// for each tensor.
 ///
-/// `None` where even the smallest do not fit. Exact as long as the bytes to give away beyond the smallest formats are no more
-/// than [`STATES`] or share a divisor that makes them so; otherwise sizes are rounded up, never beyond the budget, and what
-/// remains buys the best single upgrades.
+/// `None` where even the smallest do not fit. Exact as long as the bytes to give away beyond the
+/// smallest formats are no more than [`STATES`] or share a divisor that makes them so; otherwise
+/// sizes are rounded up, never beyond the budget, and what remains buys the best single upgrades.
 pub fn allocate(tensors: &[Candidate], budget: u64) -> Option<Vec<Format>> {
     let least = |c: &Candidate| c.options.iter().map(|o| o.bytes).min();
     let floors: Vec<u64> = tensors.iter().map(least).collect::<Option<_>>()?;
     let slack = budget.checked_sub(floors.iter().sum())?;
-    let most: u64 = tensors.iter().zip(&floors).map(|(t, f)| t.options.iter().map(|o| o.bytes - f).max().unwrap_or(0)).sum();
+    let most: u64 = tensors
+        .iter()
+        .zip(&floors)
+        .map(|(t, f)| t.options.iter().map(|o| o.bytes - f).max().unwrap_or(0))
+        .sum();
     let slack = slack.min(most);
-    let divisor = tensors.iter().zip(&floors).flat_map(|(t, f)| t.options.iter().map(move |o| o.bytes - f)).fold(0, gcd).max(1);
+    let divisor = tensors
+        .iter()
+        .zip(&floors)
+        .flat_map(|(t, f)| t.options.iter().map(move |o| o.bytes - f))
+        .fold(0, gcd)
+        .max(1);
     let unit = divisor * (slack / divisor).div_ceil(STATES).max(1);
     let mut chosen = knapsack(tensors, &floors, unit, (slack / unit) as usize);
     if unit > divisor {
@@ -60,7 +71,8 @@ fn knapsack(tensors: &[Candidate], floors: &[u64], unit: u64, states: usize) -> 
     for ((tensor, floor), picks) in tensors.iter().zip(floors).zip(picks.chunks_exact_mut(width)) {
         next.fill(f64::INFINITY);
         for (index, option) in tensor.options.iter().enumerate() {
-            let (spent, cost) = ((option.bytes - floor).div_ceil(unit) as usize, tensor.weight * option.distortion);
+            let (spent, cost) =
+                ((option.bytes - floor).div_ceil(unit) as usize, tensor.weight * option.distortion);
             for at in spent..width {
                 let sum = best[at - spent] + cost;
                 if sum < next[at] {
@@ -105,8 +117,9 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// How much more a tensor matters than the average, known without data: v, o and down feed the residual stream directly, q and
-/// k only steer attention behind a norm; the first layer and the last four have no layers to average their errors away.
+/// How much more a tensor matters than the average, known without data: v, o and down feed the
+/// residual stream directly, q and k only steer attention behind a norm; the first layer and the
+/// last four have no layers to average their errors away.
 pub fn prior(role: Role, layer: usize, n_layers: usize) -> f64 {
     let by_role = match role {
         Role::V => 2.0,
@@ -123,7 +136,8 @@ pub fn prior(role: Role, layer: usize, n_layers: usize) -> f64 {
     by_role * by_layer
 }
 
-/// Expected squared error of Gaussian weights relative to their squares. Without a Hadamard real weights fare worse.
+/// Expected squared error of Gaussian weights relative to their squares. Without a Hadamard real
+/// weights fare worse.
 pub fn distortion(format: Format) -> f64 {
     match (format.code, format.group) {
         (Code::F32, _) => 0.0,
@@ -159,7 +173,9 @@ mod tests {
     /// The least cost of all ways.
     fn brute(tensors: &[Candidate], budget: u64) -> Option<f64> {
         let Some((first, rest)) = tensors.split_first() else { return Some(0.0) };
-        let with = |o: &Rate| Some(first.weight * o.distortion + brute(rest, budget.checked_sub(o.bytes)?)?);
+        let with = |o: &Rate| {
+            Some(first.weight * o.distortion + brute(rest, budget.checked_sub(o.bytes)?)?)
+        };
         first.options.iter().filter_map(with).min_by(f64::total_cmp)
     }
 
@@ -169,7 +185,11 @@ mod tests {
         let options = proptest::collection::vec(option, 1..=4);
         let candidate = (0.1..3.0f64, options).prop_map(move |(weight, list)| Candidate {
             weight,
-            options: list.iter().zip(formats).map(|(o, format)| Rate { format, bytes: o.0, distortion: o.1 }).collect(),
+            options: list
+                .iter()
+                .zip(formats)
+                .map(|(o, format)| Rate { format, bytes: o.0, distortion: o.1 })
+                .collect(),
         });
         proptest::collection::vec(candidate, 1..=5)
     }
@@ -192,7 +212,8 @@ mod tests {
         }
     }
 
-    /// Sizes that share no divisor are rounded up: the result fits, and is near what it could be at best.
+    /// Sizes that share no divisor are rounded up: the result fits, and is near what it could be at
+    /// best.
     #[test]
     fn rounded_sizes_never_exceed_the_budget() {
         let formats = ["i4-row", "i8-row", "bf16"].map(|f| f.parse::<Format>().unwrap());
@@ -201,7 +222,11 @@ mod tests {
             options: formats
                 .iter()
                 .zip([1u64, 2, 4])
-                .map(|(f, n)| Rate { format: *f, bytes: n * (1_000_000 + 7919 * i) + i, distortion: 0.25f64.powi(n as i32) })
+                .map(|(f, n)| Rate {
+                    format: *f,
+                    bytes: n * (1_000_000 + 7919 * i) + i,
+                    distortion: 0.25f64.powi(n as i32),
+                })
                 .collect(),
         };
         let tensors: Vec<_> = (0..40).map(tensor).collect();
@@ -211,7 +236,10 @@ mod tests {
         for percent in [100, 105, 130, 180, 250, 400, 900] {
             let budget = least * percent / 100;
             let (cost, bytes) = cost(&tensors, &allocate(&tensors, budget).unwrap());
-            assert!(bytes <= budget && cost <= last, "{percent}: {bytes} of {budget}, {cost} after {last}");
+            assert!(
+                bytes <= budget && cost <= last,
+                "{percent}: {bytes} of {budget}, {cost} after {last}"
+            );
             if percent > 100 && percent < 400 {
                 assert!(bytes > budget - 1_500_000, "{percent}: {bytes} of {budget}");
             }
@@ -222,7 +250,10 @@ mod tests {
     #[test]
     fn sensitive_tensors_come_first() {
         assert!(prior(Role::V, 20, 62) > prior(Role::Down, 20, 62));
-        assert!(prior(Role::Down, 20, 62) > prior(Role::Up, 20, 62) && prior(Role::Up, 20, 62) > prior(Role::Gate, 20, 62));
+        assert!(
+            prior(Role::Down, 20, 62) > prior(Role::Up, 20, 62)
+                && prior(Role::Up, 20, 62) > prior(Role::Gate, 20, 62)
+        );
         for (layer, promoted) in [(0, true), (1, false), (57, false), (58, true), (61, true)] {
             assert_eq!(prior(Role::Up, layer, 62) > 1.0, promoted, "{layer}");
         }

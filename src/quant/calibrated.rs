@@ -28,7 +28,11 @@ impl<'a> Calibrated<'a> {
     pub fn new(source: &'a Weights, text: Text, threads: usize) -> Result<Calibrated<'a>> {
         let sha256 = super::hex(&Sha256::digest(bytemuck::cast_slice::<u32, u8>(&text.tokens)));
         let windows = text.tokens.len() / text.window;
-        let name = format!("{METHOD}, {windows} windows of {} tokens, sha256 {}", text.window, &sha256[..16]);
+        let name = format!(
+            "{METHOD}, {windows} windows of {} tokens, sha256 {}",
+            text.window,
+            &sha256[..16]
+        );
         let threads = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
         Ok(Calibrated { source, text, name, calibrator: None, threads, losses: Vec::new() })
     }
@@ -36,7 +40,9 @@ impl<'a> Calibrated<'a> {
     /// Must be called once, before the run: what each matrix becomes.
     pub fn begin(&mut self, layout: &Layout) -> Result<()> {
         let format = |e: &Entry| match e.target {
-            Target::Format(format) if e.role.is_matrix() && can_solve(format, e.cols) => Some(((e.role, e.layer), format)),
+            Target::Format(format) if e.role.is_matrix() && can_solve(format, e.cols) => {
+                Some(((e.role, e.layer), format))
+            }
             _ => None,
         };
         let formats = layout.entries.iter().filter_map(format).collect();
@@ -45,7 +51,8 @@ impl<'a> Calibrated<'a> {
         Ok(())
     }
 
-    /// Mean KL divergence from the source on some of the text, in nats, of the model that was written.
+    /// Mean KL divergence from the source on some of the text, in nats, of the model that was
+    /// written.
     pub fn divergence(&mut self, made: &Weights) -> Result<f64> {
         let calibrator = calibrator(&mut self.calibrator)?;
         self.threads.install(|| calibrator.divergence(made))
@@ -62,7 +69,9 @@ impl<'a> Calibrated<'a> {
     }
 }
 
-fn calibrator<'a, 'b>(calibrator: &'b mut Option<Calibrator<'a>>) -> Result<&'b mut Calibrator<'a>> {
+fn calibrator<'a, 'b>(
+    calibrator: &'b mut Option<Calibrator<'a>>,
+) -> Result<&'b mut Calibrator<'a>> {
     calibrator.as_mut().ok_or_else(|| anyhow::anyhow!("the calibrated solver was not begun"))
 }
 
@@ -86,16 +95,34 @@ impl Solver for Calibrated<'_> {
     fn memory(&self, layout: &Layout) -> u64 {
         let config = self.source.config();
         let streams = 2 * self.text.tokens.len() * config.dim;
-        let widest = layout.entries.iter().filter(|e| self.wants_whole(e)).map(|e| e.cols).max().unwrap_or(0);
+        let widest = layout
+            .entries
+            .iter()
+            .filter(|e| self.wants_whole(e))
+            .map(|e| e.cols)
+            .max()
+            .unwrap_or(0);
         let block = super::solve::block_width(widest);
         // Moments, cross moments and a factor of each block.
         let moments = 3 * widest.div_ceil(block.max(1)) * block * block;
-        let largest = layout.entries.iter().filter(|e| self.wants_whole(e)).map(|e| e.rows * e.cols).max().unwrap_or(0);
+        let largest = layout
+            .entries
+            .iter()
+            .filter(|e| self.wants_whole(e))
+            .map(|e| e.rows * e.cols)
+            .max()
+            .unwrap_or(0);
         let batch = super::calibrate::BATCH * (6 * config.ffn_dim + 4 * config.dim);
         4 * (streams + moments + 3 * largest + batch) as u64
     }
 
-    fn matrix(&mut self, entry: &Entry, format: Format, rows: Range<usize>, values: &[f32]) -> Result<Matrix<'static>> {
+    fn matrix(
+        &mut self,
+        entry: &Entry,
+        format: Format,
+        rows: Range<usize>,
+        values: &[f32],
+    ) -> Result<Matrix<'static>> {
         let Calibrated { calibrator: own, threads, losses, .. } = self;
         let calibrator = calibrator(own)?;
         threads.install(|| {

@@ -15,8 +15,8 @@ use std::time::Instant;
 /// Weights of a sample for each thread, where the format is quick to code.
 const SAMPLE: usize = 256 << 10;
 
-/// Seconds that rounding to nearest takes: a sample of each format is coded, decoded and hashed. Reading and writing files
-/// is not a part of it, nor is what a calibrating solver does besides.
+/// Seconds that rounding to nearest takes: a sample of each format is coded, decoded and hashed.
+/// Reading and writing files is not a part of it, nor is what a calibrating solver does besides.
 pub fn seconds(plan: &Plan, options: &Options) -> Result<f64> {
     let mut formats: Vec<(Format, Vec<&Entry>)> = Vec::new();
     for entry in plan.layout.entries.iter().filter(|e| e.role.is_matrix()) {

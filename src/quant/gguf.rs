@@ -1,7 +1,8 @@
-//! GGUF output: one file that llama.cpp reads too, for formats that it can hold without rounding again.
+//! GGUF output: one file that llama.cpp reads too, for formats that it can hold without rounding
+//! again.
 //!
-//! Our int4 and int8 codes of any group that is made of 32s become Q4_0 and Q8_0 with the group's scale repeated, floats stay
-//! what they are, and norms gain the 1 that llama.cpp expects in them.
+//! Our int4 and int8 codes of any group that is made of 32s become Q4_0 and Q8_0 with the group's
+//! scale repeated, floats stay what they are, and norms gain the 1 that llama.cpp expects in them.
 
 use super::layout::{Part, Target};
 use crate::checkpoint::Dtype;
@@ -20,7 +21,8 @@ pub const FILE: &str = "model.gguf";
 pub fn kind(name: &str, role: Role, target: Target, cols: usize) -> Result<Kind> {
     let refuse = || {
         let what = format!("{name} as {target} cannot be written to a GGUF file");
-        let help = "GGUF takes i4 and i8 in rows or groups, f32, f16 and bf16, and floats for norms: use --recipe int4";
+        let help = "GGUF takes i4 and i8 in rows or groups, f32, f16 and bf16, and floats for \
+            norms: use --recipe int4";
         Err(Fault::usage(what).help(help).into())
     };
     if !role.is_matrix() {
@@ -40,7 +42,9 @@ pub fn kind(name: &str, role: Role, target: Target, cols: usize) -> Result<Kind>
     };
     let cut = match format.group {
         Group::Row => true,
-        Group::Cols(group) => usize::from(group).is_multiple_of(kind.weights()) && cols.is_multiple_of(group.into()),
+        Group::Cols(group) => {
+            usize::from(group).is_multiple_of(kind.weights()) && cols.is_multiple_of(group.into())
+        }
     };
     if cut && cols.is_multiple_of(kind.weights()) && !format.hadamard { Ok(kind) } else { refuse() }
 }
@@ -65,13 +69,21 @@ fn tensor(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> Ten
 /// Everything before the data of these tensors: role, layer, kind, rows, columns.
 pub fn header(keys: &Keys, tensors: &[(Role, usize, Kind, usize, usize)]) -> Vec<u8> {
     let mut keys = keys.clone();
-    let weights = |of: Kind| tensors.iter().filter(|t| t.2 == of && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>();
+    let weights = |of: Kind| {
+        tensors.iter().filter(|t| t.2 == of && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>()
+    };
     // llama.cpp numbers files by the type of most of their weights.
-    let mostly = [(Kind::F32, 0), (Kind::F16, 1), (Kind::Q4_0, 2), (Kind::Q8_0, 7), (Kind::Bf16, 32)];
-    keys.u32("general.file_type", mostly.into_iter().max_by_key(|(kind, _)| weights(*kind)).map_or(0, |m| m.1));
+    let mostly =
+        [(Kind::F32, 0), (Kind::F16, 1), (Kind::Q4_0, 2), (Kind::Q8_0, 7), (Kind::Bf16, 32)];
+    keys.u32(
+        "general.file_type",
+        mostly.into_iter().max_by_key(|(kind, _)| weights(*kind)).map_or(0, |m| m.1),
+    );
     // The version of the blocks' layouts: all files since May 2023 have this one.
     keys.u32("general.quantization_version", 2);
-    let tensors: Vec<Tensor> =
-        tensors.iter().map(|&(role, layer, kind, rows, cols)| tensor(role, layer, kind, rows, cols)).collect();
+    let tensors: Vec<Tensor> = tensors
+        .iter()
+        .map(|&(role, layer, kind, rows, cols)| tensor(role, layer, kind, rows, cols))
+        .collect();
     container(&keys, &tensors)
 }

@@ -1,4 +1,5 @@
-//! What an unfinished run has done, so that the next one goes on from there: a line of JSON per finished tensor.
+//! What an unfinished run has done, so that the next one goes on from there: a line of JSON per
+//! finished tensor.
 
 use super::layout::{Entry, Layout};
 use super::plan::Plan;
@@ -85,7 +86,11 @@ impl Header {
 
     /// What was typed for the recipe, as a part of a sentence.
     fn asked(&self) -> String {
-        if self.asked.is_empty() { format!("with --recipe {}", self.recipe) } else { format!("with {}", self.asked) }
+        if self.asked.is_empty() {
+            format!("with --recipe {}", self.recipe)
+        } else {
+            format!("with {}", self.asked)
+        }
     }
 }
 
@@ -109,12 +114,24 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens or begins the journal; the tensors that it says are done come with it, in the order of the layout.
+    /// Opens or begins the journal; the tensors that it says are done come with it, in the order of
+    /// the layout.
     ///
     /// A journal of another run is refused, unless `restart` says to begin again.
-    pub fn open(path: &Path, header: &Header, layout: &Layout, restart: bool) -> Result<(Journal, Vec<Done>)> {
+    pub fn open(
+        path: &Path,
+        header: &Header,
+        layout: &Layout,
+        restart: bool,
+    ) -> Result<(Journal, Vec<Done>)> {
         let failed = || format!("opening {}", path.display());
-        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).with_context(failed)?;
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .with_context(failed)?;
         let mut text = Vec::new();
         file.read_to_end(&mut text).with_context(failed)?;
         let mut journal = Journal { path: path.to_owned(), file };
@@ -127,17 +144,22 @@ impl Journal {
                 if (Header { asked: header.asked.clone(), ..found.clone() }) != *header {
                     let what = format!("{} was begun {}", shown(path), header.difference(&found));
                     return Err(Fault::usage(what)
-                        .help("run it as it was begun to go on, or add --restart to throw away what is there")
+                        .help(
+                            "run it as it was begun to go on, or add --restart to throw away \
+                            what is there",
+                        )
                         .into());
                 }
                 good = length;
                 let mut places = places(layout);
                 for line in lines {
-                    // Whatever does not fit was torn off or damaged: it is done again, with all behind it.
+                    // Whatever does not fit was torn off or damaged: it is done again, with all
+                    // behind it.
                     let Ok(line_done) = serde_json::from_slice::<Done>(line) else { break };
                     match places.next() {
                         Some((e, offset))
-                            if e.name == line_done.tensor && (offset, e.bytes()) == (line_done.offset, line_done.bytes) => {}
+                            if e.name == line_done.tensor
+                                && (offset, e.bytes()) == (line_done.offset, line_done.bytes) => {}
                         _ => break,
                     }
                     good += line.len();
@@ -198,5 +220,6 @@ pub fn places(layout: &Layout) -> impl Iterator<Item = (&Entry, u64)> {
 
 /// Lines of finished tensors in the journal at `path`.
 pub fn count(path: &Path) -> usize {
-    std::fs::read(path).map_or(0, |text| text.iter().filter(|b| **b == b'\n').count().saturating_sub(1))
+    std::fs::read(path)
+        .map_or(0, |text| text.iter().filter(|b| **b == b'\n').count().saturating_sub(1))
 }

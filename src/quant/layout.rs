@@ -98,9 +98,22 @@ impl Layout {
             let [rows, cols] = role.shape(weights.config());
             let kind = gguf::kind(&name, role, target, cols)?;
             let parts = vec![gguf::part(role, layer, kind, rows, cols)];
-            entries.push(Entry { role, layer, name, rows, cols, target, parts, block: Some(kind), shard: 0 });
+            entries.push(Entry {
+                role,
+                layer,
+                name,
+                rows,
+                cols,
+                target,
+                parts,
+                block: Some(kind),
+                shard: 0,
+            });
         }
-        let tensors: Vec<_> = entries.iter().filter_map(|e| Some((e.role, e.layer, e.block?, e.rows, e.cols))).collect();
+        let tensors: Vec<_> = entries
+            .iter()
+            .filter_map(|e| Some((e.role, e.layer, e.block?, e.rows, e.cols)))
+            .collect();
         let header = gguf::header(keys, &tensors);
         Ok(Layout { entries, shards: 1, gguf: Some(header) })
     }
@@ -110,7 +123,8 @@ impl Layout {
         self.gguf.is_some()
     }
 
-    /// Lays out `weights`, each tensor of [`Weights::roles`] as its target says; refuses widths that a format cannot cut.
+    /// Lays out `weights`, each tensor of [`Weights::roles`] as its target says; refuses widths
+    /// that a format cannot cut.
     pub fn new(weights: &Weights, targets: &[Target], shard_bytes: u64) -> Result<Self> {
         let mut entries = Vec::new();
         let (mut shard, mut filled) = (0, 0);
@@ -123,7 +137,17 @@ impl Layout {
                 (shard, filled) = (shard + 1, 0);
             }
             filled += bytes;
-            entries.push(Entry { role, layer, name, rows, cols, target, parts, block: None, shard });
+            entries.push(Entry {
+                role,
+                layer,
+                name,
+                rows,
+                cols,
+                target,
+                parts,
+                block: None,
+                shard,
+            });
         }
         Ok(Layout { entries, shards: shard + 1, gguf: None })
     }
@@ -143,21 +167,27 @@ impl Layout {
         self.entries.iter().map(|e| (e.rows * e.cols) as u64).sum()
     }
 
-    /// Bytes by class of tensor and format, in the order of the forward pass; all norms are one class.
+    /// Bytes by class of tensor and format, in the order of the forward pass; all norms are one
+    /// class.
     pub fn classes(&self) -> Vec<Class> {
         let mut out: Vec<Class> = Vec::new();
         for e in &self.entries {
             let role = e.role.is_matrix().then_some(e.role);
-            let at = out.iter().position(|c| c.role == role && c.target == e.target).unwrap_or_else(|| {
-                out.push(Class { role, target: e.target, tensors: 0, codes: 0, scales: 0 });
-                out.len() - 1
-            });
+            let at = out
+                .iter()
+                .position(|c| c.role == role && c.target == e.target)
+                .unwrap_or_else(|| {
+                    out.push(Class { role, target: e.target, tensors: 0, codes: 0, scales: 0 });
+                    out.len() - 1
+                });
             out[at].tensors += 1;
             out[at].codes += e.parts[0].bytes;
             out[at].scales += e.parts[1..].iter().map(|p| p.bytes).sum::<u64>();
         }
         // Norms last; several formats of one role together, the largest code first.
-        out.sort_by_key(|c| (c.role.is_none(), c.role, std::cmp::Reverse((c.codes + c.scales) / c.tensors as u64)));
+        out.sort_by_key(|c| {
+            (c.role.is_none(), c.role, std::cmp::Reverse((c.codes + c.scales) / c.tensors as u64))
+        });
         out
     }
 
@@ -190,7 +220,9 @@ impl Layout {
 
     /// `model.safetensors.index.json`, where there are several shards.
     pub fn index(&self) -> Option<Value> {
-        let files = self.entries.iter().flat_map(|e| e.parts.iter().map(|p| (p.name.clone(), Value::String(self.file(e.shard)))));
+        let files = self.entries.iter().flat_map(|e| {
+            e.parts.iter().map(|p| (p.name.clone(), Value::String(self.file(e.shard))))
+        });
         (self.shards > 1).then(|| json!({"metadata": {"total_size": self.bytes()}, "weight_map": files.collect::<Map<_, _>>()}))
     }
 
@@ -232,10 +264,16 @@ fn parts(name: &str, role: Role, target: Target, rows: usize, cols: usize) -> Re
         return Err(Fault::model(what).help("norms may be as-is, f32, bf16 or i8-row").into());
     }
     format.check_cols(cols).with_context(|| {
-        Fault::model(format!("{name} has {cols} columns, which {format} cannot divide into its groups"))
-            .help("choose another format")
+        Fault::model(format!(
+            "{name} has {cols} columns, which {format} cannot divide into its groups"
+        ))
+        .help("choose another format")
     })?;
-    let mut out = vec![Part::new(artifact::codes_name(name), Dtype::U8, format.codes_shape(rows, cols).to_vec())];
+    let mut out = vec![Part::new(
+        artifact::codes_name(name),
+        Dtype::U8,
+        format.codes_shape(rows, cols).to_vec(),
+    )];
     match format.row_scales(cols) {
         0 => {}
         n => out.push(Part::new(artifact::scales_name(name), Dtype::F16, vec![rows, n])),

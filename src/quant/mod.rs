@@ -1,8 +1,10 @@
-//! Offline conversion: a checkpoint of floats to a packed artifact that looks like a Hugging Face directory.
+//! Offline conversion: a checkpoint of floats to a packed artifact that looks like a Hugging Face
+//! directory.
 //!
-//! A [`Recipe`] says which format each tensor gets; applied to a model's headers it is a [`Plan`], exact to the byte; a
-//! [`Solver`] finds the codes. One pass over the tensors in the order of the forward pass; what is finished is journalled, so
-//! that a run that was ended goes on where it was. The destination appears complete or not at all.
+//! A [`Recipe`] says which format each tensor gets; applied to a model's headers it is a [`Plan`],
+//! exact to the byte; a [`Solver`] finds the codes. One pass over the tensors in the order of the
+//! forward pass; what is finished is journalled, so that a run that was ended goes on where it was.
+//! The destination appears complete or not at all.
 
 pub mod allocate;
 pub mod calibrate;
@@ -32,7 +34,8 @@ pub use report::{Report, TensorReport};
 pub use solver::{Nearest, Solver};
 pub use verify::{Verified, verify};
 
-/// How a conversion is run. Nothing here changes a byte of the weights; `shard_bytes` says how they are cut into files.
+/// How a conversion is run. Nothing here changes a byte of the weights; `shard_bytes` says how they
+/// are cut into files.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     pub threads: usize,
@@ -40,7 +43,8 @@ pub struct Options {
     pub shard_bytes: u64,
     /// Memory to stay under, in bytes.
     pub memory: Option<u64>,
-    /// Throw away what an unfinished run of the same destination left, rather than go on from there.
+    /// Throw away what an unfinished run of the same destination left, rather than go on from
+    /// there.
     pub restart: bool,
     /// Round weights that are already quantised once more.
     pub requantize: bool,

@@ -1,8 +1,9 @@
 //! Which tensors a line of a recipe means: globs over their names, and two words for whole classes.
 //!
-//! Names are those of [`Role::short_name`]: the checkpoint's, without the model's prefix and without `.weight`.
-//! `*` stands for any characters but dots, `**` for any at all, `{a,b}` for either, `{0,58..61}` for numbers, the last one
-//! included. `norms` is every vector, `linears` every matrix of a layer.
+//! Names are those of [`Role::short_name`]: the checkpoint's, without the model's prefix and
+//! without `.weight`. `*` stands for any characters but dots, `**` for any at all, `{a,b}` for
+//! either, `{0,58..61}` for numbers, the last one included. `norms` is every vector, `linears`
+//! every matrix of a layer.
 
 use crate::gemma::Role;
 use anyhow::{Result, bail, ensure};
@@ -21,7 +22,9 @@ pub enum Pattern {
 impl Pattern {
     pub fn parse(text: &str) -> Result<Pattern> {
         ensure!(!text.is_empty(), "an empty pattern matches nothing");
-        if let Some(c) = text.chars().find(|c| !(c.is_ascii_alphanumeric() || "._*{},".contains(*c))) {
+        if let Some(c) =
+            text.chars().find(|c| !(c.is_ascii_alphanumeric() || "._*{},".contains(*c)))
+        {
             bail!("{c:?} cannot be part of a tensor's name");
         }
         Ok(match text {
@@ -53,7 +56,10 @@ fn expand(pattern: &str) -> Result<Vec<String>> {
         ensure!(!inside.contains('{'), "braces within braces");
         let choices = choices(inside)?;
         ensure!(done.len() * choices.len() <= MAX_GLOBS, "stands for more than {MAX_GLOBS} names");
-        done = done.iter().flat_map(|d| choices.iter().map(move |c| format!("{d}{before}{c}"))).collect();
+        done = done
+            .iter()
+            .flat_map(|d| choices.iter().map(move |c| format!("{d}{before}{c}")))
+            .collect();
         rest = after;
     }
     ensure!(!rest.contains('}'), "`}}` without `{{`");
@@ -81,7 +87,11 @@ fn choices(inside: &str) -> Result<Vec<String>> {
 
 fn glob_matches(glob: &[u8], name: &[u8]) -> bool {
     let star = |rest: &[u8], crosses: bool| {
-        let end = if crosses { name.len() } else { name.iter().position(|c| *c == b'.').unwrap_or(name.len()) };
+        let end = if crosses {
+            name.len()
+        } else {
+            name.iter().position(|c| *c == b'.').unwrap_or(name.len())
+        };
         (0..=end).any(|n| glob_matches(rest, &name[n..]))
     };
     match glob {
@@ -102,28 +112,57 @@ mod tests {
 
     #[test]
     fn patterns_mean_what_they_look_like() {
-        assert!(matches("embed_tokens", Role::Embed, 0) && matches("{embed_tokens,lm_head}", Role::Head, 0));
+        assert!(
+            matches("embed_tokens", Role::Embed, 0)
+                && matches("{embed_tokens,lm_head}", Role::Head, 0)
+        );
         assert!(!matches("embed_tokens", Role::Head, 0));
-        assert!(matches("layers.*.mlp.gate_proj", Role::Gate, 17) && !matches("layers.*.mlp.gate_proj", Role::Up, 17));
-        for (layer, expected) in [(0, true), (1, false), (57, false), (58, true), (61, true), (62, false)] {
+        assert!(
+            matches("layers.*.mlp.gate_proj", Role::Gate, 17)
+                && !matches("layers.*.mlp.gate_proj", Role::Up, 17)
+        );
+        for (layer, expected) in
+            [(0, true), (1, false), (57, false), (58, true), (61, true), (62, false)]
+        {
             assert_eq!(matches("layers.{0,58..61}.mlp.*", Role::Down, layer), expected, "{layer}");
         }
         // One star stays between two dots.
-        assert!(!matches("layers.*", Role::Down, 3) && matches("layers.**", Role::Down, 3) && matches("**", Role::Embed, 0));
+        assert!(
+            !matches("layers.*", Role::Down, 3)
+                && matches("layers.**", Role::Down, 3)
+                && matches("**", Role::Embed, 0)
+        );
         assert!(!matches("layers.1.mlp.*", Role::Down, 11));
         assert!(
-            matches("layers.*.self_attn.{q,k,v}_proj", Role::V, 2) && !matches("layers.*.self_attn.{q,k,v}_proj", Role::O, 2)
+            matches("layers.*.self_attn.{q,k,v}_proj", Role::V, 2)
+                && !matches("layers.*.self_attn.{q,k,v}_proj", Role::O, 2)
         );
         for role in [Role::QNorm, Role::FinalNorm, Role::PostFfnNorm] {
             assert!(matches("norms", role, 5) && !matches("linears", role, 5));
         }
-        assert!(matches("linears", Role::Q, 5) && !matches("linears", Role::Embed, 0) && !matches("norms", Role::Q, 5));
+        assert!(
+            matches("linears", Role::Q, 5)
+                && !matches("linears", Role::Embed, 0)
+                && !matches("norms", Role::Q, 5)
+        );
     }
 
     #[test]
     fn nonsense_is_refused() {
-        for bad in ["", "a b", "layers.[0-9]", "{", "}", "a}b{c", "{a", "{a,}", "{{a}}", "{3..1}", "{a..b}", "{0..9999}{0..9999}"]
-        {
+        for bad in [
+            "",
+            "a b",
+            "layers.[0-9]",
+            "{",
+            "}",
+            "a}b{c",
+            "{a",
+            "{a,}",
+            "{{a}}",
+            "{3..1}",
+            "{a..b}",
+            "{0..9999}{0..9999}",
+        ] {
             assert!(Pattern::parse(bad).is_err(), "{bad}");
         }
     }

@@ -1,4 +1,5 @@
-//! The conversion itself: rows in, codes and scales out, one tensor after the other, each noted in the journal.
+//! The conversion itself: rows in, codes and scales out, one tensor after the other, each noted in
+//! the journal.
 
 use super::allocate::prior;
 use super::journal::{Done, Header, Journal, count, places};
@@ -28,7 +29,8 @@ use std::path::{Path, PathBuf};
 /// Bytes after which a finished tensor is made durable; norms wait for the next matrix.
 const SYNC_BYTES: u64 = 1 << 20;
 
-/// Told at a tensor's start, after each chunk of its rows, and when it is done; once for a tensor that was found done.
+/// Told at a tensor's start, after each chunk of its rows, and when it is done; once for a tensor
+/// that was found done.
 #[derive(Clone, Debug)]
 pub struct Progress<'a> {
     /// What is converted or was found converted; `None` while the result is read back.
@@ -37,7 +39,8 @@ pub struct Progress<'a> {
     pub done: u64,
     /// Weights in all.
     pub total: u64,
-    /// Once the tensor is done and in the journal: its relative error, see [`TensorReport::relative_error`].
+    /// Once the tensor is done and in the journal: its relative error, see
+    /// [`TensorReport::relative_error`].
     pub error: Option<f64>,
 }
 
@@ -59,17 +62,31 @@ pub fn unfinished(dst: &Path) -> Option<Unfinished> {
 }
 
 /// Plans and runs a conversion without data: every weight to the nearest code.
-pub fn quantize(source: &Weights, dst: &Path, recipe: &Recipe, options: &Options, tell: Tell<'_>) -> Result<Report> {
+pub fn quantize(
+    source: &Weights,
+    dst: &Path,
+    recipe: &Recipe,
+    options: &Options,
+    tell: Tell<'_>,
+) -> Result<Report> {
     let mut solver = Nearest { threads: options.threads };
     let n_layers = source.config().n_layers;
-    let plan = Plan::new(source, recipe, options, &solver, Importance::Relative(&|role, layer| prior(role, layer, n_layers)))?;
+    let plan = Plan::new(
+        source,
+        recipe,
+        options,
+        &solver,
+        Importance::Relative(&|role, layer| prior(role, layer, n_layers)),
+    )?;
     run(source, dst, &plan, options, &mut solver, tell)
 }
 
-/// Converts `source` into `dst`: a directory, which must not exist or be empty, or a GGUF file, which must not exist.
+/// Converts `source` into `dst`: a directory, which must not exist or be empty, or a GGUF file,
+/// which must not exist.
 ///
-/// The same source, plan and solver give the same bytes, whatever the options and however often the run was ended and begun
-/// again. After an error, one from `tell` included, the finished tensors are kept for the next run, unless the source is at fault.
+/// The same source, plan and solver give the same bytes, whatever the options and however often the
+/// run was ended and begun again. After an error, one from `tell` included, the finished tensors
+/// are kept for the next run, unless the source is at fault.
 pub fn run(
     source: &Weights,
     dst: &Path,
@@ -84,13 +101,25 @@ pub fn run(
     check_destination(dst, plan.layout.is_gguf())?;
     let staging = Staging::open(dst)?;
     let header = Header::new(checkpoint, plan, options)?;
-    let (journal, done) = Journal::open(&staging.journal(), &header, &plan.layout, options.restart)?;
-    let mut run = Run { source, plan, options, solver, tell: &mut *tell, staging: &staging, journal, weights: 0, unsynced: 0 };
+    let (journal, done) =
+        Journal::open(&staging.journal(), &header, &plan.layout, options.restart)?;
+    let mut run = Run {
+        source,
+        plan,
+        options,
+        solver,
+        tell: &mut *tell,
+        staging: &staging,
+        journal,
+        weights: 0,
+        unsynced: 0,
+    };
     match run.all(&header, done, dst) {
         Ok(report) => {
             if Header::new(checkpoint, plan, options)? != header {
                 staging.discard();
-                let fault = Fault::model(format!("{} changed while it was read", checkpoint.name()));
+                let fault =
+                    Fault::model(format!("{} changed while it was read", checkpoint.name()));
                 return Err(fault.help("leave the source alone, and run the command again").into());
             }
             if options.verify {
@@ -109,7 +138,8 @@ pub fn run(
     }
 }
 
-/// Reads back what was written, before anyone else sees it. What a disk has damaged the next run finds and does again.
+/// Reads back what was written, before anyone else sees it. What a disk has damaged the next run
+/// finds and does again.
 fn check_written(staging: &Staging, plan: &Plan, options: &Options, tell: Tell<'_>) -> Result<()> {
     let total = plan.layout.parameters();
     let written = Weights::open(Checkpoint::open(&staging.files())?)?;
@@ -126,8 +156,13 @@ fn check_source(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> Resu
     };
     match plan.layout.entries.iter().find(again) {
         Some(entry) if !options.requantize => {
-            let what = format!("{} is quantised already: `{}` would be rounded once more", checkpoint.name(), entry.name);
-            let help = "start from the original checkpoint; if there is none, --allow-requantize adds error to error";
+            let what = format!(
+                "{} is quantised already: `{}` would be rounded once more",
+                checkpoint.name(),
+                entry.name
+            );
+            let help = "start from the original checkpoint; if there is none, --allow-requantize \
+                adds error to error";
             Err(Fault::model(what).help(help).into())
         }
         _ => Ok(()),
@@ -175,7 +210,9 @@ impl Run<'_> {
         let mut hash = Sha256::new();
         done.iter().for_each(|d| hash.update(&d.source_sha256));
         let tensors = self.plan.layout.entries.iter().zip(&done);
-        let tensors = tensors.map(|(e, d)| TensorReport::new(e, d.relative_error, d.sha256.clone())).collect();
+        let tensors = tensors
+            .map(|(e, d)| TensorReport::new(e, d.relative_error, d.sha256.clone()))
+            .collect();
         let report = Report::new(self.plan, tensors, hex(&hash.finalize()));
         if self.plan.layout.is_gguf() {
             return Ok(report);
@@ -185,7 +222,8 @@ impl Run<'_> {
         }
         self.staging.write(FILE, &report.to_file(self.plan)?)?;
         for (name, _) in &self.plan.side_files {
-            let bytes = checkpoint.side_file(name)?.with_context(|| format!("{name} went missing"))?;
+            let bytes =
+                checkpoint.side_file(name)?.with_context(|| format!("{name} went missing"))?;
             self.staging.write(name, &bytes)?;
         }
         Ok(report)
@@ -196,10 +234,12 @@ impl Run<'_> {
         let plan = self.plan;
         let header = plan.layout.header(shard)?;
         let entries = || places(&plan.layout).enumerate().filter(|(_, (e, _))| e.shard == shard);
-        let missing: Vec<_> = entries().filter(|(i, _)| *i >= done.len()).map(|(_, place)| place).collect();
+        let missing: Vec<_> =
+            entries().filter(|(i, _)| *i >= done.len()).map(|(_, place)| place).collect();
         let Some(&(_, keep)) = missing.first() else { return Ok(()) };
         let path = self.staging.files().join(plan.layout.file(shard));
-        let mut file = Growing::open(&path, if keep == 0 { 0 } else { header.len() as u64 + keep })?;
+        let mut file =
+            Growing::open(&path, if keep == 0 { 0 } else { header.len() as u64 + keep })?;
         if keep == 0 {
             file.write_all(&header)?;
         }
@@ -208,8 +248,10 @@ impl Run<'_> {
             let before = self.weights;
             self.advance(entry, 0)?;
             let (sha256, source_sha256, relative_error) = self.tensor(entry, &mut file)?;
-            let (tensor, format, bytes) = (entry.name.clone(), entry.target.to_string(), entry.bytes());
-            let line = Done { tensor, format, offset, bytes, sha256, source_sha256, relative_error };
+            let (tensor, format, bytes) =
+                (entry.name.clone(), entry.target.to_string(), entry.bytes());
+            let line =
+                Done { tensor, format, offset, bytes, sha256, source_sha256, relative_error };
             self.unsynced += bytes;
             let durable = self.unsynced >= SYNC_BYTES;
             // The journal may only tell what is written.
@@ -241,7 +283,12 @@ impl Run<'_> {
     }
 
     fn say(&mut self, entry: &Entry, error: Option<f64>) -> Result<()> {
-        (self.tell)(Progress { entry: Some(entry), done: self.weights, total: self.plan.layout.parameters(), error })
+        (self.tell)(Progress {
+            entry: Some(entry),
+            done: self.weights,
+            total: self.plan.layout.parameters(),
+            error,
+        })
     }
 
     /// Whether a finished tensor lies where it should, byte for byte.
@@ -255,7 +302,11 @@ impl Run<'_> {
             return Ok(false);
         }
         let whole = self.solver.wants_resumed(entry) && entry.role.is_matrix();
-        let mut bytes = vec![0; if whole { entry.bytes() as usize } else { (entry.bytes() as usize).min(1 << 20) }];
+        let mut bytes =
+            vec![
+                0;
+                if whole { entry.bytes() as usize } else { (entry.bytes() as usize).min(1 << 20) }
+            ];
         let (mut hash, mut at) = (Sha256::new(), 0);
         while at < entry.bytes() {
             let n = bytes.len().min((entry.bytes() - at) as usize);
@@ -276,7 +327,8 @@ impl Run<'_> {
                 }
                 None => {
                     let (codes, scales) = bytes.split_at(entry.parts[0].bytes as usize);
-                    let scales: Vec<f16> = scales.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect();
+                    let scales: Vec<f16> =
+                        scales.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect();
                     Matrix::new(format, entry.rows, entry.cols, codes, scales)?
                 }
             };
@@ -288,7 +340,8 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// One tensor to the end of its file: SHA-256 of what was written and of its source, and the relative error.
+    /// One tensor to the end of its file: SHA-256 of what was written and of its source, and the
+    /// relative error.
     fn tensor(&mut self, entry: &Entry, file: &mut Growing) -> Result<(String, String, f64)> {
         let reader = Reader::open(self.source, entry)?;
         match (entry.target, &reader) {
@@ -301,7 +354,12 @@ impl Run<'_> {
     }
 
     /// Bytes as the source has them.
-    fn copy(&mut self, entry: &Entry, reader: &Reader<'_>, file: &mut Growing) -> Result<(String, String, f64)> {
+    fn copy(
+        &mut self,
+        entry: &Entry,
+        reader: &Reader<'_>,
+        file: &mut Growing,
+    ) -> Result<(String, String, f64)> {
         let (mut sink, mut source_hash) = (Sink::new(entry, file), Sha256::new());
         reader.pieces(0..entry.rows, &mut |bytes, values| {
             source_hash.update(bytes);
@@ -317,7 +375,12 @@ impl Run<'_> {
     }
 
     /// Codes and scales as the source has them.
-    fn repeat(&mut self, entry: &Entry, matrix: &Matrix<'_>, file: &mut Growing) -> Result<(String, String, f64)> {
+    fn repeat(
+        &mut self,
+        entry: &Entry,
+        matrix: &Matrix<'_>,
+        file: &mut Growing,
+    ) -> Result<(String, String, f64)> {
         let mut source_hash = Sha256::new_with_prefix(&matrix.codes);
         source_hash.update(bytemuck::cast_slice::<f16, u8>(&matrix.scales));
         let mut sink = Sink::new(entry, file);
@@ -325,8 +388,9 @@ impl Run<'_> {
         Ok((sink.finish()?, hex(&source_hash.finalize()), 0.0))
     }
 
-    /// Codes as they come, then the scales. While a chunk is converted, the next one is read. An error from `tell` ends it
-    /// between two chunks; what is done with the last one is worth finishing.
+    /// Codes as they come, then the scales. While a chunk is converted, the next one is read. An
+    /// error from `tell` ends it between two chunks; what is done with the last one is worth
+    /// finishing.
     fn convert(
         &mut self,
         entry: &Entry,
@@ -339,8 +403,11 @@ impl Run<'_> {
         let vector = !entry.role.is_matrix();
         let step = match self.solver.wants_whole(entry) {
             true => entry.rows,
-            // Trellis codes take so long that a chunk is no more than a tile's rows for each thread.
-            false if format.code.is_trellis() => TILE_ROWS * self.options.threads.clamp(1, self.most_tiles(entry)),
+            // Trellis codes take so long that a chunk is no more than a tile's rows for each
+            // thread.
+            false if format.code.is_trellis() => {
+                TILE_ROWS * self.options.threads.clamp(1, self.most_tiles(entry))
+            }
             false => TILE_ROWS * self.most_tiles(entry),
         };
         let chunk = |start: usize| start..(start + step).min(entry.rows);
@@ -349,12 +416,17 @@ impl Run<'_> {
             let (rows, next) = (chunk(start), chunk(start + step));
             let (matrix, ahead) = std::thread::scope(|scope| {
                 let source_hash = &mut source_hash;
-                let ahead = (!next.is_empty()).then(|| scope.spawn(move || reader.rows(next, source_hash)));
+                let ahead =
+                    (!next.is_empty()).then(|| scope.spawn(move || reader.rows(next, source_hash)));
                 let matrix = match vector {
                     true => nearest(format, rows.len(), entry.cols, &values),
                     false => self.solver.matrix(entry, format, rows.clone(), &values),
                 };
-                (matrix, ahead.map(|a| a.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
+                (
+                    matrix,
+                    ahead
+                        .map(|a| a.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))),
+                )
             });
             let matrix = matrix?;
             // Row by row: the sum must not depend on the number of threads.
@@ -392,6 +464,9 @@ pub(super) fn errors(matrix: &Matrix<'_>, values: &[f32], threads: usize) -> Vec
         let of = &of;
         let spawn = |start| scope.spawn(move || of(start..(start + each).min(rows)));
         let handles: Vec<_> = (0..rows).step_by(each).map(spawn).collect();
-        handles.into_iter().flat_map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        handles
+            .into_iter()
+            .flat_map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
     })
 }

@@ -23,7 +23,8 @@ pub enum Importance<'a> {
     Measured(&'a dyn Fn(Role, usize) -> f64),
 }
 
-/// Divergence that feedback and correction leave, as a share of what the same codes cost as white noise.
+/// Divergence that feedback and correction leave, as a share of what the same codes cost as white
+/// noise.
 const SOLVED: f64 = 0.5;
 
 /// A recipe applied to a model.
@@ -53,8 +54,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Resolves the recipe for `source`, whose headers alone are read. Made-up weights are planned as a checkpoint of bf16 would be,
-    /// without the files beside the weights.
+    /// Resolves the recipe for `source`, whose headers alone are read. Made-up weights are planned
+    /// as a checkpoint of bf16 would be, without the files beside the weights.
     pub fn new(
         source: &Weights,
         recipe: &Recipe,
@@ -84,7 +85,8 @@ impl Plan {
             chunk: 0,
             memory: 0,
         };
-        plan.target = recipe.target().map(|aim| aim.bytes(&roles, source.config(), &plan.side_files));
+        plan.target =
+            recipe.target().map(|aim| aim.bytes(&roles, source.config(), &plan.side_files));
         match plan.target {
             None => plan.lay_out(source, &tensors, &weights, &mut std::iter::empty(), options)?,
             Some(size) => plan.fit(source, &tensors, &weights, size, options)?,
@@ -94,7 +96,14 @@ impl Plan {
     }
 
     /// Finds the best formats whose whole artifact takes no more than `size` bytes.
-    fn fit(&mut self, source: &Weights, tensors: &[Tensor], weights: &[f64], size: u64, options: &Options) -> Result<()> {
+    fn fit(
+        &mut self,
+        source: &Weights,
+        tensors: &[Tensor],
+        weights: &[f64],
+        size: u64,
+        options: &Options,
+    ) -> Result<()> {
         let open: Vec<Candidate> = tensors
             .iter()
             .zip(weights)
@@ -104,17 +113,24 @@ impl Plan {
         let smallest = |c: &Candidate| c.options.iter().min_by_key(|o| o.bytes).map(|o| o.format);
         let formats: Vec<Format> = open.iter().filter_map(smallest).collect();
         let bytes_of = |formats: &[Format]| -> u64 {
-            let bytes = |(c, f): (&Candidate, &Format)| c.options.iter().find(|o| o.format == *f).map_or(0, |o| o.bytes);
+            let bytes = |(c, f): (&Candidate, &Format)| {
+                c.options.iter().find(|o| o.format == *f).map_or(0, |o| o.bytes)
+            };
             open.iter().zip(formats).map(bytes).sum()
         };
         self.lay_out(source, tensors, weights, &mut formats.iter().copied(), options)?;
         if self.total_bytes > size {
             let (asked, least) = (super::size(size), super::size(self.total_bytes));
-            let what = format!("{asked} cannot be reached: the smallest that this recipe makes is {least}");
+            let what = format!(
+                "{asked} cannot be reached: the smallest that this recipe makes is {least}"
+            );
             let kb = self.total_bytes.div_ceil(1000);
-            return Err(Fault::usage(what).help(format!("give --target-size {kb}kB or more")).into());
+            return Err(Fault::usage(what)
+                .help(format!("give --target-size {kb}kB or more"))
+                .into());
         }
-        // Headers and reports grow by a few bytes with the formats' names, so the budget is corrected until all fits.
+        // Headers and reports grow by a few bytes with the formats' names, so the budget is
+        // corrected until all fits.
         let mut budget = bytes_of(&formats) + (size - self.total_bytes);
         while let Some(found) = allocate(&open, budget) {
             self.lay_out(source, tensors, weights, &mut found.iter().copied(), options)?;
@@ -123,7 +139,9 @@ impl Plan {
                 Some(over) => budget = budget.saturating_sub(over),
             }
         }
-        Err(Fault::usage(format!("no choice of formats takes {size} bytes or less")).help("give a larger --target-size").into())
+        Err(Fault::usage(format!("no choice of formats takes {size} bytes or less"))
+            .help("give a larger --target-size")
+            .into())
     }
 
     /// The layout with these formats for the open tensors, and what follows from it.
@@ -177,7 +195,13 @@ impl Plan {
             out.push((shards::INDEX, super::pretty(&index)?));
         }
         if let Some(checkpoint) = source.checkpoint() {
-            out.push(("config.json", super::pretty(&artifact::with_formats(checkpoint.config(), &self.layout.formats()))?));
+            out.push((
+                "config.json",
+                super::pretty(&artifact::with_formats(
+                    checkpoint.config(),
+                    &self.layout.formats(),
+                ))?,
+            ));
         }
         Ok(out)
     }
@@ -195,7 +219,9 @@ impl Tensor {
         let [rows, cols] = role.shape(source.config());
         let name = || source.name(role, layer);
         let formats = match choice {
-            Choice::One(format) => return Ok(Tensor { target: Target::Format(*format), rates: Vec::new() }),
+            Choice::One(format) => {
+                return Ok(Tensor { target: Target::Format(*format), rates: Vec::new() });
+            }
             Choice::AsIs => {
                 let Some(checkpoint) = source.checkpoint() else {
                     return Ok(Tensor { target: Target::AsIs(Dtype::Bf16), rates: Vec::new() });
@@ -212,23 +238,34 @@ impl Tensor {
         };
         // Those that cut this width: small models are often too narrow for a Hadamard.
         let fits = formats.iter().filter(|f| f.check_cols(cols).is_ok());
-        let rates: Vec<_> =
-            fits.map(|&format| Rate { format, bytes: format.bytes(rows, cols) as u64, distortion: distortion(format) }).collect();
+        let rates: Vec<_> = fits
+            .map(|&format| Rate {
+                format,
+                bytes: format.bytes(rows, cols) as u64,
+                distortion: distortion(format),
+            })
+            .collect();
         let Some(first) = rates.first() else {
-            let what = format!("{} has {cols} columns, which no format of its line can divide into groups", name());
+            let what = format!(
+                "{} has {cols} columns, which no format of its line can divide into groups",
+                name()
+            );
             return Err(Fault::model(what).help("use a recipe without +h128, such as int4").into());
         };
         Ok(Tensor { target: Target::Format(first.format), rates })
     }
 }
 
-/// What a distortion of 1 costs for each tensor: its share of the layers' weights times its sensitivity, scaled so that equal
-/// distortions everywhere cost [`KLD_PER_DISTORTION`] times that. The table comes on top: it is no layer.
+/// What a distortion of 1 costs for each tensor: its share of the layers' weights times its
+/// sensitivity, scaled so that equal distortions everywhere cost [`KLD_PER_DISTORTION`] times that.
+/// The table comes on top: it is no layer.
 fn weigh(roles: &[(Role, usize)], source: &Weights, importance: Importance<'_>) -> Vec<f64> {
     let alpha = match importance {
         Importance::Relative(alpha) => alpha,
         Importance::Measured(divergence) => {
-            let cost = |&(role, layer): &(Role, usize)| if role.is_matrix() { SOLVED * divergence(role, layer) } else { 0.0 };
+            let cost = |&(role, layer): &(Role, usize)| {
+                if role.is_matrix() { SOLVED * divergence(role, layer) } else { 0.0 }
+            };
             return roles.iter().map(cost).collect();
         }
     };
@@ -251,7 +288,8 @@ fn side_files(source: &Weights) -> Result<Vec<(String, u64)>> {
     Ok(out)
 }
 
-/// Weights of a chunk where memory is no matter, and the fewest rows of one: trellis codes come in tiles of 16.
+/// Weights of a chunk where memory is no matter, and the fewest rows of one: trellis codes come in
+/// tiles of 16.
 const CHUNK: usize = 4 << 20;
 const CHUNK_PER_THREAD: usize = 512 << 10;
 pub const TILE_ROWS: usize = 16;
@@ -266,17 +304,33 @@ const PER_THREAD: u64 = 8 << 20;
 /// Weights per chunk and bytes in all under the limit.
 fn memory(layout: &Layout, solver: &dyn Solver, options: &Options) -> Result<(usize, u64)> {
     let scales = |e: &super::Entry| e.parts[1..].iter().map(|p| p.bytes).sum::<u64>();
-    let fixed =
-        BASE + PER_THREAD * options.threads as u64 + layout.entries.iter().map(scales).max().unwrap_or(0) + solver.memory(layout);
-    let whole = layout.entries.iter().filter(|e| solver.wants_whole(e)).map(|e| e.rows * e.cols).max().unwrap_or(0);
+    let fixed = BASE
+        + PER_THREAD * options.threads as u64
+        + layout.entries.iter().map(scales).max().unwrap_or(0)
+        + solver.memory(layout);
+    let whole = layout
+        .entries
+        .iter()
+        .filter(|e| solver.wants_whole(e))
+        .map(|e| e.rows * e.cols)
+        .max()
+        .unwrap_or(0);
     let widest = layout.entries.iter().map(|e| e.cols).max().unwrap_or(1);
-    let peak = |chunk: usize| fixed + (PER_WEIGHT * chunk as u64).max(PER_WHOLE_WEIGHT * whole as u64);
+    let peak =
+        |chunk: usize| fixed + (PER_WEIGHT * chunk as u64).max(PER_WHOLE_WEIGHT * whole as u64);
     let least = TILE_ROWS * widest;
     let chunk = CHUNK.max(CHUNK_PER_THREAD * options.threads).max(least);
     let Some(limit) = options.memory else { return Ok((chunk, peak(chunk))) };
     if limit < peak(least) {
-        let what = format!("{} of memory are not enough: {} are needed", super::size(limit), super::size(peak(least)));
-        let help = format!("give --mem-limit {}MB or more, or fewer --threads", peak(least).div_ceil(1_000_000));
+        let what = format!(
+            "{} of memory are not enough: {} are needed",
+            super::size(limit),
+            super::size(peak(least))
+        );
+        let help = format!(
+            "give --mem-limit {}MB or more, or fewer --threads",
+            peak(least).div_ceil(1_000_000)
+        );
         return Err(Fault::new(FaultKind::Memory, what).help(help).into());
     }
     let chunk = chunk.min(((limit - fixed) / PER_WEIGHT) as usize);

@@ -1,4 +1,5 @@
-//! Recipes: which format each tensor gets. TOML; the first line whose pattern matches a tensor decides.
+//! Recipes: which format each tensor gets. TOML; the first line whose pattern matches a tensor
+//! decides.
 //!
 //! ```toml
 //! about = "one line for people"
@@ -8,8 +9,8 @@
 //! "embed_tokens" = "i8-row"
 //! "linears" = ["t2-row+h128", "t3-row+h128"]   # whichever serves the size best
 //! ```
-//! Patterns: see [`Pattern`]. Whatever cannot be meant is refused with its line: unknown keys and formats, a line that decides
-//! nothing.
+//! Patterns: see [`Pattern`]. Whatever cannot be meant is refused with its line: unknown keys and
+//! formats, a line that decides nothing.
 
 use super::pattern::Pattern;
 use crate::error::Fault;
@@ -68,12 +69,19 @@ impl From<u64> for Aim {
 
 impl Aim {
     /// Bytes of all that is written, for a model of these tensors with these files beside them.
-    pub fn bytes(self, roles: &[(Role, usize)], config: &Config, side_files: &[(String, u64)]) -> u64 {
+    pub fn bytes(
+        self,
+        roles: &[(Role, usize)],
+        config: &Config,
+        side_files: &[(String, u64)],
+    ) -> u64 {
         match self {
             Aim::Bytes(bytes) => bytes,
             Aim::BitsPerWeight(bits) => {
-                let weights: usize = roles.iter().map(|r| r.0.shape(config).iter().product::<usize>()).sum();
-                (bits / 8.0 * weights as f64) as u64 + side_files.iter().map(|(_, bytes)| bytes).sum::<u64>()
+                let weights: usize =
+                    roles.iter().map(|r| r.0.shape(config).iter().product::<usize>()).sum();
+                (bits / 8.0 * weights as f64) as u64
+                    + side_files.iter().map(|(_, bytes)| bytes).sum::<u64>()
             }
         }
     }
@@ -88,7 +96,9 @@ impl std::str::FromStr for Aim {
         match trimmed.strip_suffix("bpw").map(|number| number.trim().parse::<f64>()) {
             None => parse_size(text).map(Aim::Bytes),
             Some(Ok(bits)) if (1.0..=32.0).contains(&bits) => Ok(Aim::BitsPerWeight(bits)),
-            Some(_) => anyhow::bail!("`{text}` is not a number of bits per weight from 1 to 32: write it like 4.5bpw"),
+            Some(_) => anyhow::bail!(
+                "`{text}` is not a number of bits per weight from 1 to 32: write it like 4.5bpw"
+            ),
         }
     }
 }
@@ -102,7 +112,8 @@ impl std::fmt::Display for Aim {
     }
 }
 
-/// A recipe that was read without fault; whether its lines fit a model shows in [`Recipe::resolve`].
+/// A recipe that was read without fault; whether its lines fit a model shows in
+/// [`Recipe::resolve`].
 #[derive(Clone, Debug)]
 pub struct Recipe {
     name: String,
@@ -123,19 +134,28 @@ impl Recipe {
         let text = std::fs::read_to_string(Path::new(name)).with_context(|| {
             let known = BUILT_IN.map(|(n, _)| n).join(", ");
             let help = match nearest_to(name) {
-                Some(nearest) => format!("{name} is a name of llama.cpp's; the nearest here is {nearest}"),
-                None => format!("give one of {known} (gemma quantize --list), or the path of a TOML file"),
+                Some(nearest) => {
+                    format!("{name} is a name of llama.cpp's; the nearest here is {nearest}")
+                }
+                None => format!(
+                    "give one of {known} (gemma quantize --list), or the path of a TOML file"
+                ),
             };
             Fault::model(format!("cannot read the recipe {name}")).help(help)
         })?;
         Recipe::parse(name, &text)
     }
 
-    /// One format for all linear layers, one for the embedding table and the head; norms as they are.
+    /// One format for all linear layers, one for the embedding table and the head; norms as they
+    /// are.
     pub fn inline(linear: Format, embedding: Format) -> Recipe {
         let tables = [Role::Embed, Role::Head].map(|r| r.short_name(0)).join(",");
-        let text = format!("[formats]\nnorms = \"as-is\"\n\"{{{tables}}}\" = \"{embedding}\"\nlinears = \"{linear}\"\n");
-        let recipe = Recipe::parse(&format!("{linear}, {embedding}"), &text).expect("a text of our own");
+        let text = format!(
+            "[formats]\nnorms = \"as-is\"\n\"{{{tables}}}\" = \"{embedding}\"\nlinears = \
+                \"{linear}\"\n"
+        );
+        let recipe =
+            Recipe::parse(&format!("{linear}, {embedding}"), &text).expect("a text of our own");
         Recipe { asked: format!("--linear {linear} --embedding {embedding}"), ..recipe }
     }
 
@@ -146,21 +166,24 @@ impl Recipe {
             let fault = Fault::model(format!("recipe {name}, line {}: {what}", line_at(at)));
             fault.help("quant/README.md describes recipes").into()
         };
-        let table = DeTable::parse(text).map_err(|e| bad(e.span().map_or(0, |s| s.start), e.message().to_owned()))?;
+        let table = DeTable::parse(text)
+            .map_err(|e| bad(e.span().map_or(0, |s| s.start), e.message().to_owned()))?;
         let asked = format!("--recipe {name}");
         let (name, text) = (name.to_owned(), text.to_owned());
-        let mut recipe = Recipe { name, text, rules: Vec::new(), target: None, asked, about: String::new() };
+        let mut recipe =
+            Recipe { name, text, rules: Vec::new(), target: None, asked, about: String::new() };
         for (key, value) in table.get_ref() {
             let at = value.span().start;
             match (key.get_ref().as_ref(), value.get_ref()) {
                 ("about", DeValue::String(about)) => recipe.about = about.to_string(),
                 ("target-size", DeValue::String(size)) => {
-                    recipe.target = Some(size.parse().map_err(|e: anyhow::Error| bad(at, format!("{e:#}")))?);
+                    recipe.target =
+                        Some(size.parse().map_err(|e: anyhow::Error| bad(at, format!("{e:#}")))?);
                 }
                 ("formats", DeValue::Table(lines)) => {
                     for (pattern, choice) in lines {
-                        let parsed =
-                            parse_rule(pattern.get_ref(), choice).map_err(|e| bad(pattern.span().start, format!("{e:#}")));
+                        let parsed = parse_rule(pattern.get_ref(), choice)
+                            .map_err(|e| bad(pattern.span().start, format!("{e:#}")));
                         let (pattern_of, choice) = parsed?;
                         let (line, text) = (pattern.span().start, pattern.get_ref().to_string());
                         recipe.rules.push(Rule { line, text, pattern: pattern_of, choice });
@@ -180,7 +203,10 @@ impl Recipe {
         }
         let open = recipe.rules.iter().find(|r| matches!(r.choice, Choice::Any(_)));
         if let (None, Some(_)) = (open, recipe.target) {
-            return Err(bad(0, "a target-size needs a line with several formats to choose from".into()));
+            return Err(bad(
+                0,
+                "a target-size needs a line with several formats to choose from".into(),
+            ));
         }
         Ok(recipe)
     }
@@ -189,8 +215,13 @@ impl Recipe {
     pub fn with_target(mut self, aim: impl Into<Aim>) -> Result<Recipe> {
         let aim = aim.into();
         if !self.rules.iter().any(|r| matches!(r.choice, Choice::Any(_))) {
-            let what = format!("recipe {} leaves nothing to choose, so that it has one size only", self.name);
-            return Err(Fault::usage(what).help("give --target-size alone, or with 9gb, 10gb or 12gb").into());
+            let what = format!(
+                "recipe {} leaves nothing to choose, so that it has one size only",
+                self.name
+            );
+            return Err(Fault::usage(what)
+                .help("give --target-size alone, or with 9gb, 10gb or 12gb")
+                .into());
         }
         self.target = Some(aim);
         let size = format!("--target-size {}", aim.to_string().replace(' ', ""));
@@ -226,10 +257,12 @@ impl Recipe {
     /// What each tensor gets. Refuses tensors that no line matches, and lines that decide nothing.
     pub fn resolve(&self, tensors: &[(Role, usize)]) -> Result<Vec<&Choice>> {
         let help = "quant/README.md describes recipes";
-        let (mut out, mut used) = (Vec::with_capacity(tensors.len()), vec![false; self.rules.len()]);
+        let (mut out, mut used) =
+            (Vec::with_capacity(tensors.len()), vec![false; self.rules.len()]);
         for &(role, layer) in tensors {
             let Some(at) = self.rules.iter().position(|r| r.pattern.matches(role, layer)) else {
-                let what = format!("recipe {}: no line matches `{}`", self.name, role.short_name(layer));
+                let what =
+                    format!("recipe {}: no line matches `{}`", self.name, role.short_name(layer));
                 return Err(Fault::model(what).help(help).into());
             };
             used[at] = true;
@@ -237,12 +270,17 @@ impl Recipe {
         }
         if let Some((rule, _)) = self.rules.iter().zip(used).find(|(_, used)| !used) {
             let hit = tensors.iter().any(|t| rule.pattern.matches(t.0, t.1));
-            let why = if hit { "decides nothing: lines above match all its tensors" } else { "matches no tensor of this model" };
+            let why = if hit {
+                "decides nothing: lines above match all its tensors"
+            } else {
+                "matches no tensor of this model"
+            };
             let what = format!("recipe {}, line {}: `{}` {why}", self.name, rule.line, rule.text);
             return Err(Fault::model(what).help("remove or correct the line").into());
         }
         if self.target.is_none() && out.iter().any(|c| matches!(c, Choice::Any(_))) {
-            let what = format!("recipe {} leaves formats open, and there is no size to reach", self.name);
+            let what =
+                format!("recipe {} leaves formats open, and there is no size to reach", self.name);
             return Err(Fault::usage(what).help("give --target-size, e.g. 9.5GB").into());
         }
         Ok(out)
@@ -257,7 +295,10 @@ fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, 
         DeValue::Array(list) => {
             let mut formats = Vec::new();
             for item in list.iter() {
-                let text = item.get_ref().as_str().with_context(|| format!("`{pattern}`: a list of formats holds texts only"))?;
+                let text = item
+                    .get_ref()
+                    .as_str()
+                    .with_context(|| format!("`{pattern}`: a list of formats holds texts only"))?;
                 let format = text.parse()?;
                 anyhow::ensure!(!formats.contains(&format), "`{pattern}` lists {format} twice");
                 formats.push(format);
@@ -268,7 +309,10 @@ fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, 
                 _ => Choice::Any(formats),
             }
         }
-        other => anyhow::bail!("`{pattern}` cannot be a {}: give a format, or a list to choose from", other.type_str()),
+        other => anyhow::bail!(
+            "`{pattern}` cannot be a {}: give a format, or a list to choose from",
+            other.type_str()
+        ),
     };
     Ok((parsed, choice))
 }
@@ -299,7 +343,11 @@ pub fn parse_size(text: &str) -> Result<u64> {
     let (number, unit) = trimmed.split_at(digits);
     let unit: f64 = match unit.trim().to_ascii_lowercase().as_str() {
         "" if number.parse::<f64>().is_ok() => {
-            anyhow::bail!("`{text}` has no unit: write {}GB, or {}bpw for bits per weight", trimmed, trimmed)
+            anyhow::bail!(
+                "`{text}` has no unit: write {}GB, or {}bpw for bits per weight",
+                trimmed,
+                trimmed
+            )
         }
         "b" => 1.0,
         "k" | "kb" => 1e3,
@@ -329,19 +377,25 @@ mod tests {
     }
 
     fn refusal(text: &str) -> String {
-        let error = Recipe::parse("r", text).and_then(|r| r.resolve(&tensors(4)).map(|_| ())).unwrap_err();
+        let error =
+            Recipe::parse("r", text).and_then(|r| r.resolve(&tensors(4)).map(|_| ())).unwrap_err();
         assert!(fault_of(&error).is_some_and(|f| f.help.is_some()), "{error:#}");
         format!("{error:#}")
     }
 
     #[test]
     fn the_first_match_in_the_file_wins() {
-        // Sorted by name, `layers` would come before `norms` and the wider pattern before the narrower one.
-        let text = "about = 'x'\n[formats]\nnorms = 'as-is'\nembed_tokens = 'bf16'\n'layers.{0,3}.mlp.*' = 'i8-row'\n'layers.**' = 'i4-row'\n";
+        // Sorted by name, `layers` would come before `norms` and the wider pattern before the
+        // narrower one.
+        let text = "about = 'x'\n[formats]\nnorms = 'as-is'\nembed_tokens = \
+            'bf16'\n'layers.{0,3}.mlp.*' = 'i8-row'\n'layers.**' = 'i4-row'\n";
         let recipe = Recipe::parse("r", text).unwrap();
         let tensors = tensors(4);
-        let of =
-            |role, layer| recipe.resolve(&tensors).unwrap()[tensors.iter().position(|t| *t == (role, layer)).unwrap()].clone();
+        let of = |role, layer| {
+            recipe.resolve(&tensors).unwrap()
+                [tensors.iter().position(|t| *t == (role, layer)).unwrap()]
+            .clone()
+        };
         assert_eq!(of(Role::QNorm, 2), Choice::AsIs);
         assert_eq!(of(Role::Embed, 0), Choice::One(Format::BF16));
         assert_eq!(of(Role::Up, 0), Choice::One(Format::I8_ROW));
@@ -352,7 +406,10 @@ mod tests {
     #[test]
     fn what_cannot_be_meant_is_refused_with_its_line() {
         for (text, expected) in [
-            ("[formats]\n'**' = 'i4-row'\n'layers.9.**' = 'bf16'", "line 3: `layers.9.**` matches no tensor"),
+            (
+                "[formats]\n'**' = 'i4-row'\n'layers.9.**' = 'bf16'",
+                "line 3: `layers.9.**` matches no tensor",
+            ),
             ("[formats]\n'**' = 'i4-row'\nnorms = 'as-is'", "line 3: `norms` decides nothing"),
             ("[formats]\nnorms = 'as-is'\n'layers.**' = 'bf16'", "no line matches `embed_tokens`"),
             ("colour = 'red'\n[formats]\n'**' = 'bf16'", "line 1: unknown key `colour`"),
@@ -363,7 +420,10 @@ mod tests {
             ("[formats]\n'**' = 'bf16'\n'**' = 'bf16'", "line 3"),
             ("[formats]\n'**' = ['bf16', 'f32']", "no size to reach"),
             ("target-size = '5GB'\n[formats]\n'**' = 'bf16'", "several formats"),
-            ("target-size = 'big'\n[formats]\n'**' = ['f32', 'bf16']", "line 1: `big` is not a size"),
+            (
+                "target-size = 'big'\n[formats]\n'**' = ['f32', 'bf16']",
+                "line 1: `big` is not a size",
+            ),
             ("about = 'nothing else'", "no [formats]"),
             ("[formats", "line 1"),
         ] {
@@ -386,9 +446,13 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_people_write_them() {
-        for (text, bytes) in
-            [("9.5GB", 9_500_000_000), ("900 MB", 900_000_000), ("1GiB", 1 << 30), ("123 B", 123), ("2g", 2_000_000_000)]
-        {
+        for (text, bytes) in [
+            ("9.5GB", 9_500_000_000),
+            ("900 MB", 900_000_000),
+            ("1GiB", 1 << 30),
+            ("123 B", 123),
+            ("2g", 2_000_000_000),
+        ] {
             assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
         }
         for bad in ["", "GB", "-1GB", "9.5.1GB", "1e400GB", "0GB", "9 bananas", "9"] {
@@ -414,7 +478,10 @@ mod tests {
         ] {
             assert!(nearest_to(name).unwrap().contains(nearest), "{name}");
             let error = Recipe::load(name).unwrap_err();
-            assert!(fault_of(&error).unwrap().help.as_ref().unwrap().contains(nearest), "{error:#}");
+            assert!(
+                fault_of(&error).unwrap().help.as_ref().unwrap().contains(nearest),
+                "{error:#}"
+            );
         }
         for other in ["int4", "Q4", "quick_4", "Q9_K", "", "Q", "Qä_0", "8gb"] {
             assert_eq!(nearest_to(other), None, "{other}");

@@ -1,4 +1,5 @@
-//! `quant-report.json`: what was done, tensor by tensor. Its length is known before anything is quantised.
+//! `quant-report.json`: what was done, tensor by tensor. Its length is known before anything is
+//! quantised.
 
 use super::layout::{Entry, Layout};
 use super::plan::Plan;
@@ -25,8 +26,8 @@ pub struct TensorReport {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub version: String,
-    /// Of the SHA-256 of each of the source's tensors, as stored there, in the order of the forward pass: the same however the
-    /// source is sharded.
+    /// Of the SHA-256 of each of the source's tensors, as stored there, in the order of the forward
+    /// pass: the same however the source is sharded.
     pub source_sha256: String,
     pub recipe: String,
     /// Of the recipe's text.
@@ -49,7 +50,11 @@ impl TensorReport {
         TensorReport {
             name: entry.name.clone(),
             format: entry.target.to_string(),
-            shape: if entry.role.is_matrix() { vec![entry.rows, entry.cols] } else { vec![entry.cols] },
+            shape: if entry.role.is_matrix() {
+                vec![entry.rows, entry.cols]
+            } else {
+                vec![entry.cols]
+            },
             bytes: entry.bytes(),
             bits_per_weight: 8.0 * entry.bytes() as f64 / (entry.rows * entry.cols) as f64,
             relative_error: digits(relative_error, 6),
@@ -76,10 +81,16 @@ impl Report {
         }
     }
 
-    /// Bytes of the file, whatever errors and hashes it will tell: numbers of most digits stand for them.
+    /// Bytes of the file, whatever errors and hashes it will tell: numbers of most digits stand for
+    /// them.
     pub fn file_bytes(plan: &Plan) -> Result<usize> {
         const LONGEST: f64 = 0.0000123457;
-        let tensors = plan.layout.entries.iter().map(|e| TensorReport::new(e, LONGEST, "0".repeat(64))).collect();
+        let tensors = plan
+            .layout
+            .entries
+            .iter()
+            .map(|e| TensorReport::new(e, LONGEST, "0".repeat(64)))
+            .collect();
         Ok(super::pretty(&Report::new(plan, tensors, "0".repeat(64)))?.len())
     }
 

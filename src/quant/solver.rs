@@ -1,4 +1,5 @@
-//! The seam between the pipeline, which reads, writes and keeps the journal, and the methods that find the codes.
+//! The seam between the pipeline, which reads, writes and keeps the journal, and the methods that
+//! find the codes.
 
 use super::layout::{Entry, Layout};
 use super::plan::TILE_ROWS;
@@ -10,12 +11,12 @@ use std::ops::Range;
 
 /// A method of quantising, asked for one matrix after the other in the order of the forward pass.
 pub trait Solver {
-    /// What it is called in the report, with everything else that its results depend on: runs whose solvers differ in this
-    /// never continue each other.
+    /// What it is called in the report, with everything else that its results depend on: runs whose
+    /// solvers differ in this never continue each other.
     fn name(&self) -> String;
 
-    /// Whether it wants all rows of this matrix at once. Otherwise they come in runs of any length, multiples of 16 but for the
-    /// last, and the result must not depend on how they are cut.
+    /// Whether it wants all rows of this matrix at once. Otherwise they come in runs of any length,
+    /// multiples of 16 but for the last, and the result must not depend on how they are cut.
     fn wants_whole(&self, _entry: &Entry) -> bool {
         false
     }
@@ -31,9 +32,16 @@ pub trait Solver {
     }
 
     /// Codes some rows of a matrix; `values` are `[rows, cols]`, all finite.
-    fn matrix(&mut self, entry: &Entry, format: Format, rows: Range<usize>, values: &[f32]) -> Result<Matrix<'static>>;
+    fn matrix(
+        &mut self,
+        entry: &Entry,
+        format: Format,
+        rows: Range<usize>,
+        values: &[f32],
+    ) -> Result<Matrix<'static>>;
 
-    /// Shows a matrix that an earlier, interrupted run has finished, in the place where [`Solver::matrix`] would be asked for it.
+    /// Shows a matrix that an earlier, interrupted run has finished, in the place where
+    /// [`Solver::matrix`] would be asked for it.
     fn resumed(&mut self, _entry: &Entry, _matrix: &Matrix<'_>) -> Result<()> {
         Ok(())
     }
@@ -55,13 +63,23 @@ impl Solver for Nearest {
         "nearest".into()
     }
 
-    fn matrix(&mut self, entry: &Entry, format: Format, rows: Range<usize>, values: &[f32]) -> Result<Matrix<'static>> {
+    fn matrix(
+        &mut self,
+        entry: &Entry,
+        format: Format,
+        rows: Range<usize>,
+        values: &[f32],
+    ) -> Result<Matrix<'static>> {
         let (n, cols) = (rows.len(), entry.cols);
         let each = n.div_ceil(self.threads.max(1)).next_multiple_of(TILE_ROWS);
         let parts: Vec<Result<Matrix<'_>>> = std::thread::scope(|scope| {
             let run = |part: &[f32]| quantize(format, part.len() / cols, cols, part);
-            let handles: Vec<_> = values.chunks(each * cols).map(|part| scope.spawn(move || run(part))).collect();
-            handles.into_iter().map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+            let handles: Vec<_> =
+                values.chunks(each * cols).map(|part| scope.spawn(move || run(part))).collect();
+            handles
+                .into_iter()
+                .map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
         });
         let (mut codes, mut scales) = (Vec::<u8>::new(), Vec::<f16>::new());
         for part in parts {

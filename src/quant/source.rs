@@ -1,4 +1,5 @@
-//! Tensors of the source as floats, a run of rows at a time, through `pread`: nothing of a 54 GB checkpoint stays mapped.
+//! Tensors of the source as floats, a run of rows at a time, through `pread`: nothing of a 54 GB
+//! checkpoint stays mapped.
 
 use super::layout::Entry;
 use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView, gguf};
@@ -44,7 +45,9 @@ impl<'a> Reader<'a> {
             Some(Kind::Packed(_)) if entry.role.is_matrix() => {
                 Ok(Reader::Packed { entry, matrix: source.matrix(entry.role, entry.layer)? })
             }
-            Some(Kind::Packed(_)) => Ok(Reader::Packed { entry, matrix: checkpoint.matrix(&entry.name)? }),
+            Some(Kind::Packed(_)) => {
+                Ok(Reader::Packed { entry, matrix: checkpoint.matrix(&entry.name)? })
+            }
             None => Err(Fault::model(format!("tensor `{}` went missing", entry.name)).into()),
         }
     }
@@ -60,7 +63,8 @@ impl<'a> Reader<'a> {
         Ok(out)
     }
 
-    /// The same piece by piece: bytes as stored (of packed weights: their values), and what they mean.
+    /// The same piece by piece: bytes as stored (of packed weights: their values), and what they
+    /// mean.
     pub fn pieces(&self, rows: Range<usize>, each: Take<'_>) -> Result<()> {
         let (mut bytes, mut values) = (Vec::new(), Vec::new());
         match self {
@@ -70,7 +74,8 @@ impl<'a> Reader<'a> {
                     let n = PIECE.min(end - start);
                     checkpoint.read(&entry.name, start * width..(start + n) * width, &mut bytes)?;
                     values.clear();
-                    TensorView { dtype: *dtype, shape: &[n], data: &bytes }.read_f32(0..n, &mut values)?;
+                    TensorView { dtype: *dtype, shape: &[n], data: &bytes }
+                        .read_f32(0..n, &mut values)?;
                     check(entry, start, &values)?;
                     each(&bytes, &values)?;
                 }
@@ -79,7 +84,11 @@ impl<'a> Reader<'a> {
                 let end = rows.end * entry.cols;
                 for start in (rows.start * entry.cols..end).step_by(PIECE) {
                     let n = PIECE.min(end - start);
-                    checkpoint.read(&entry.name, kind.bytes_of(start)..kind.bytes_of(start + n), &mut bytes)?;
+                    checkpoint.read(
+                        &entry.name,
+                        kind.bytes_of(start)..kind.bytes_of(start + n),
+                        &mut bytes,
+                    )?;
                     values.resize(n, 0.0);
                     kind.decode(&bytes, &mut values);
                     check(entry, start, &values)?;
@@ -99,7 +108,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Refuses what would poison a whole row silently; `start` is the first value's place in the tensor.
+/// Refuses what would poison a whole row silently; `start` is the first value's place in the
+/// tensor.
 fn check(entry: &Entry, start: usize, values: &[f32]) -> Result<()> {
     let Some(at) = values.iter().position(|v| !v.is_finite()) else { return Ok(()) };
     let place = match entry.role.is_matrix() {

@@ -1,5 +1,6 @@
-//! The destination of a conversion: complete or not there at all. Until then all lies in `.DST.partial` beside it, which one
-//! process at a time may use: `files/` becomes DST, `journal` says what is in them, `lock` is locked.
+//! The destination of a conversion: complete or not there at all. Until then all lies in
+//! `.DST.partial` beside it, which one process at a time may use: `files/` becomes DST, `journal`
+//! says what is in them, `lock` is locked.
 
 use super::size;
 use crate::error::{Fault, Kind};
@@ -10,19 +11,26 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Refuses a destination that holds something or cannot be made; `file`: that is a directory already.
+/// Refuses a destination that holds something or cannot be made; `file`: that is a directory
+/// already.
 pub fn check_destination(dst: &Path, file: bool) -> Result<()> {
     let shown = dst.display();
     if file && dst.symlink_metadata().is_ok() {
-        return Err(Fault::usage(format!("{shown} exists")).help("choose another destination, or remove it first").into());
+        return Err(Fault::usage(format!("{shown} exists"))
+            .help("choose another destination, or remove it first")
+            .into());
     }
-    if dst.symlink_metadata().is_ok() && !(dst.is_dir() && !dst.is_symlink() && fs::read_dir(dst)?.next().is_none()) {
+    if dst.symlink_metadata().is_ok()
+        && !(dst.is_dir() && !dst.is_symlink() && fs::read_dir(dst)?.next().is_none())
+    {
         return Err(Fault::usage(format!("{shown} exists and is not an empty directory"))
             .help("choose another destination, or remove it first")
             .into());
     }
     if dst.file_name().is_none() {
-        return Err(Fault::usage(format!("{shown} does not name a new directory")).help("choose another destination").into());
+        return Err(Fault::usage(format!("{shown} does not name a new directory"))
+            .help("choose another destination")
+            .into());
     }
     let parent = parent_of(dst);
     if !parent.is_dir() {
@@ -37,8 +45,15 @@ pub fn check_space(dst: &Path, bytes: u64) -> Result<()> {
     let (parent, needed) = (parent_of(dst), bytes + (16 << 20));
     match free_bytes(&parent) {
         Some(free) if free < needed => {
-            let what = format!("{} has {} free, {} are needed", parent.display(), size(free), size(needed));
-            Err(Fault::new(Kind::Failure, what).help("free some space, or choose a destination on another disk").into())
+            let what = format!(
+                "{} has {} free, {} are needed",
+                parent.display(),
+                size(free),
+                size(needed)
+            );
+            Err(Fault::new(Kind::Failure, what)
+                .help("free some space, or choose a destination on another disk")
+                .into())
         }
         _ => Ok(()),
     }
@@ -55,7 +70,8 @@ fn free_bytes(dir: &Path) -> Option<u64> {
     // SAFETY: plain C data, filled by the call below.
     let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
     // SAFETY: a terminated path and a valid struct.
-    (unsafe { libc::statvfs(path.as_ptr(), &mut stat) } == 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
+    (unsafe { libc::statvfs(path.as_ptr(), &mut stat) } == 0)
+        .then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// The directory beside `dst` where its files grow.
@@ -84,7 +100,8 @@ struct Lock(File);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Closing alone would leave it locked as long as a process that is just being started has a copy of the descriptor.
+        // Closing alone would leave it locked as long as a process that is just being started has a
+        // copy of the descriptor.
         let _ = self.0.unlock();
     }
 }
@@ -95,12 +112,18 @@ impl Staging {
         let root = partial_of(dst);
         let failed = || format!("creating {}", root.display());
         let busy = || {
-            let fault = Fault::usage(format!("another gemma quantize is at work on {}", dst.display()));
+            let fault =
+                Fault::usage(format!("another gemma quantize is at work on {}", dst.display()));
             fault.help("wait for it, or choose another destination")
         };
         fs::create_dir_all(root.join("files")).with_context(failed)?;
         let path = root.join("lock");
-        let lock = OpenOptions::new().write(true).create(true).truncate(false).open(&path).with_context(failed)?;
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .with_context(failed)?;
         // SAFETY: a plain call on a descriptor that we hold.
         if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
             return Err(match io::Error::last_os_error() {
@@ -134,16 +157,23 @@ impl Staging {
     /// Throws away what lies there.
     pub fn empty(&self) -> Result<()> {
         let files = self.files();
-        fs::remove_dir_all(&files).and_then(|()| fs::create_dir(&files)).with_context(|| format!("emptying {}", files.display()))
+        fs::remove_dir_all(&files)
+            .and_then(|()| fs::create_dir(&files))
+            .with_context(|| format!("emptying {}", files.display()))
     }
 
     /// Moves the files, or the only one, to their final name: from here on everything is there.
     pub fn publish(self, file: Option<&str>, dst: &Path) -> Result<()> {
-        let sync = |dir: &Path| File::open(dir).and_then(|d| d.sync_all()).with_context(|| format!("syncing {}", dir.display()));
+        let sync = |dir: &Path| {
+            File::open(dir)
+                .and_then(|d| d.sync_all())
+                .with_context(|| format!("syncing {}", dir.display()))
+        };
         let files = self.files();
         sync(&files)?;
         let result = file.map_or_else(|| files.clone(), |name| files.join(name));
-        fs::rename(&result, dst).with_context(|| format!("moving {} to {}", result.display(), dst.display()))?;
+        fs::rename(&result, dst)
+            .with_context(|| format!("moving {} to {}", result.display(), dst.display()))?;
         sync(&parent_of(dst))?;
         self.discard();
         Ok(())
@@ -168,13 +198,18 @@ impl Growing {
     /// Opens or makes a file, cut to its first `keep` bytes.
     pub fn open(path: &Path, keep: u64) -> Result<Growing> {
         let open = || {
-            let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+            let mut file =
+                OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
             file.set_len(keep)?;
             file.seek(SeekFrom::Start(keep))?;
             Ok::<_, io::Error>(file)
         };
         let file = open().with_context(|| format!("cannot open {}", path.display()))?;
-        Ok(Growing { file: BufWriter::with_capacity(1 << 20, file), path: path.to_owned(), label: "the file".into() })
+        Ok(Growing {
+            file: BufWriter::with_capacity(1 << 20, file),
+            path: path.to_owned(),
+            label: "the file".into(),
+        })
     }
 
     /// From here on a tensor of this name is written.

@@ -1,5 +1,5 @@
-//! Reads an artifact back: every tensor is what the report says, and decodes to the same floats, bit for bit, in the form that
-//! each backend of this machine keeps it in.
+//! Reads an artifact back: every tensor is what the report says, and decodes to the same floats,
+//! bit for bit, in the form that each backend of this machine keeps it in.
 
 use super::report::FILE;
 use crate::checkpoint::{Checkpoint, artifact};
@@ -41,31 +41,47 @@ struct Hashed {
     sha256: String,
 }
 
-/// Checks every tensor, and names the first that is wrong: its bytes against `quant-report.json` where there is one, its
-/// values for being finite, and all decoders against each other. `tell` hears the number of tensors done.
-pub fn verify(weights: &Weights, threads: usize, tell: &mut dyn FnMut(usize) -> Result<()>) -> Result<Verified> {
+/// Checks every tensor, and names the first that is wrong: its bytes against `quant-report.json`
+/// where there is one, its values for being finite, and all decoders against each other. `tell`
+/// hears the number of tensors done.
+pub fn verify(
+    weights: &Weights,
+    threads: usize,
+    tell: &mut dyn FnMut(usize) -> Result<()>,
+) -> Result<Verified> {
     let checkpoint = weights.checkpoint().context("made-up weights have no files")?;
     let report: Option<Listed> = match checkpoint.side_file(FILE)? {
-        Some(text) => Some(serde_json::from_slice(&text).with_context(|| damaged(&format!("{FILE} cannot be read")))?),
+        Some(text) => Some(
+            serde_json::from_slice(&text)
+                .with_context(|| damaged(&format!("{FILE} cannot be read")))?,
+        ),
         None => None,
     };
-    let hashes: Option<HashMap<&str, &str>> =
-        report.as_ref().map(|r| r.tensors.iter().map(|t| (t.name.as_str(), t.sha256.as_str())).collect());
+    let hashes: Option<HashMap<&str, &str>> = report
+        .as_ref()
+        .map(|r| r.tensors.iter().map(|t| (t.name.as_str(), t.sha256.as_str())).collect());
     let isas = Isa::all_supported();
     let mut done = Verified { backends: vec!["matrix".into()], ..Verified::default() };
     done.backends.extend(isas.iter().map(|isa| format!("packed {isa}")));
     for (role, layer) in weights.roles() {
         let name = weights.name(role, layer);
         if let Some(hashes) = &hashes {
-            let expected = hashes.get(name.as_str()).with_context(|| damaged(&format!("{FILE} does not list `{name}`")))?;
+            let expected = hashes
+                .get(name.as_str())
+                .with_context(|| damaged(&format!("{FILE} does not list `{name}`")))?;
             let found = hash(checkpoint, &name)?;
             if found != **expected {
-                return Err(damaged(&format!("tensor `{name}` has the SHA-256 {found}, not {expected} as {FILE} says")).into());
+                return Err(damaged(&format!(
+                    "tensor `{name}` has the SHA-256 {found}, not {expected} as {FILE} says"
+                ))
+                .into());
             }
             done.hashed += 1;
         }
         let parts = stored_as(checkpoint, &name);
-        values(weights, role, layer, &name, &isas, threads, &|| parts.iter().for_each(|part| checkpoint.release(part)))?;
+        values(weights, role, layer, &name, &isas, threads, &|| {
+            parts.iter().for_each(|part| checkpoint.release(part))
+        })?;
         done.tensors += 1;
         tell(done.tensors)?;
     }
@@ -73,7 +89,8 @@ pub fn verify(weights: &Weights, threads: usize, tell: &mut dyn FnMut(usize) -> 
 }
 
 fn damaged(what: &str) -> Fault {
-    Fault::model(what.to_owned()).help("the artifact is damaged: fetch it or quantise the model again")
+    Fault::model(what.to_owned())
+        .help("the artifact is damaged: fetch it or quantise the model again")
 }
 
 /// Names of the raw tensors of a tensor.
@@ -96,7 +113,8 @@ fn hash(checkpoint: &Checkpoint, name: &str) -> Result<String> {
     Ok(super::hex(&hash.finalize()))
 }
 
-/// All values are finite, and the same in every form. Calls `release` now and then, so that what was mapped can go.
+/// All values are finite, and the same in every form. Calls `release` now and then, so that what
+/// was mapped can go.
 fn values(
     weights: &Weights,
     role: Role,
@@ -112,7 +130,10 @@ fn values(
     }
     let matrix = weights.matrix(role, layer)?;
     let step = (CHUNK / matrix.cols / ALIGN * ALIGN).max(ALIGN);
-    let chunks: Vec<Range<usize>> = (0..matrix.rows).step_by(step).map(|start| start..(start + step).min(matrix.rows)).collect();
+    let chunks: Vec<Range<usize>> = (0..matrix.rows)
+        .step_by(step)
+        .map(|start| start..(start + step).min(matrix.rows))
+        .collect();
     for batch in chunks.chunks(threads.max(1)) {
         let results: Vec<Result<()>> = std::thread::scope(|scope| {
             let matrix = &matrix;
@@ -121,7 +142,10 @@ fn values(
                 scope.spawn(move || compare(&rows_of(matrix, rows.clone()), rows.start, name, isas))
             };
             let handles: Vec<_> = batch.iter().map(spawn).collect();
-            handles.into_iter().map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+            handles
+                .into_iter()
+                .map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
         });
         results.into_iter().collect::<Result<()>>()?;
         release();
@@ -131,7 +155,8 @@ fn values(
 
 /// Some rows; `rows.start` is a multiple of [`ALIGN`], and the end is too, or the matrix's.
 fn rows_of<'a>(matrix: &'a Matrix<'_>, rows: Range<usize>) -> Matrix<'a> {
-    let (row_bytes, groups) = (matrix.format.row_bytes(matrix.cols), matrix.scales.len() / matrix.rows);
+    let (row_bytes, groups) =
+        (matrix.format.row_bytes(matrix.cols), matrix.scales.len() / matrix.rows);
     // The last rows keep what pads them to whole tiles.
     let end = if rows.end == matrix.rows { matrix.codes.len() } else { rows.end * row_bytes };
     Matrix {
@@ -155,9 +180,14 @@ fn compare(matrix: &Matrix<'_>, first: usize, name: &str, isas: &[Isa]) -> Resul
         }
         for (packed, isa) in packed.iter().zip(isas) {
             packed.dequantize_row(row, &mut other);
-            if let Some(col) = plain.iter().zip(&other).position(|(a, b)| a.to_bits() != b.to_bits()) {
+            if let Some(col) =
+                plain.iter().zip(&other).position(|(a, b)| a.to_bits() != b.to_bits())
+            {
                 let (row, plain, other) = (first + row, plain[col], other[col]);
-                anyhow::bail!("tensor `{name}`, row {row}, column {col}: {plain} as stored, but {other} as packed for {isa}");
+                anyhow::bail!(
+                    "tensor `{name}`, row {row}, column {col}: {plain} as stored, but {other} as \
+                        packed for {isa}"
+                );
             }
         }
     }

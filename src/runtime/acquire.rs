@@ -1,10 +1,12 @@
-//! Where the name of a model leads nowhere: what was probably meant, and what to type to get it. Nothing is downloaded.
+//! Where the name of a model leads nowhere: what was probably meant, and what to type to get it.
+//! Nothing is downloaded.
 
 use crate::error::Fault;
 use crate::util::shell::quoted;
 use std::path::{Path, PathBuf};
 
-/// Google's instruction-tuned Gemma 3: size, GB of the bf16 directory, and GB of the 4-bit GGUF file where there is one.
+/// Google's instruction-tuned Gemma 3: size, GB of the bf16 directory, and GB of the 4-bit GGUF
+/// file where there is one.
 const OFFICIAL: [(&str, &str, Option<&str>); 5] = [
     ("270m", "0.5", None),
     ("1b", "2.0", Some("1.0")),
@@ -13,7 +15,8 @@ const OFFICIAL: [(&str, &str, Option<&str>); 5] = [
     ("27b", "54.9", Some("17.2")),
 ];
 
-/// Endings of files that hold weights or belong to a model: no repository on Hugging Face is called like that.
+/// Endings of files that hold weights or belong to a model: no repository on Hugging Face is called
+/// like that.
 const FILES: [&str; 6] = [".gguf", ".safetensors", ".bin", ".pt", ".json", ".txt"];
 
 /// Entries of a directory that an error lists at most.
@@ -22,7 +25,9 @@ const LISTED: usize = 8;
 /// Whether a name has the form `owner/name` of an id, and not that of a path to a file.
 pub fn is_id(name: &str) -> bool {
     let part = |p: &str| {
-        !p.is_empty() && !p.starts_with('.') && p.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+        !p.is_empty()
+            && !p.starts_with('.')
+            && p.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
     };
     let is_file = FILES.iter().any(|ending| name.to_ascii_lowercase().ends_with(ending));
     !is_file && matches!(name.split_once('/'), Some((owner, model)) if part(owner) && part(model))
@@ -31,12 +36,17 @@ pub fn is_id(name: &str) -> bool {
 /// What to type to get a model that is not in the cache.
 pub fn how_to_get(id: &str) -> String {
     let google = id.strip_prefix("google/gemma-3-");
-    let official = google.and_then(|rest| OFFICIAL.iter().find(|(size, ..)| rest.starts_with(&format!("{size}-"))));
+    let official = google
+        .and_then(|rest| OFFICIAL.iter().find(|(size, ..)| rest.starts_with(&format!("{size}-"))));
     let is_gguf = id.ends_with("-qat-q4_0-gguf");
-    let size = official.and_then(|(_, directory, file)| if is_gguf { *file } else { Some(*directory) });
+    let size =
+        official.and_then(|(_, directory, file)| if is_gguf { *file } else { Some(*directory) });
     let size = size.map_or(String::new(), |gb| format!(" ({gb} GB)"));
     let mut text = match google {
-        Some(_) => format!("download it first{size}; its licence has to be accepted once, at https://huggingface.co/{id}"),
+        Some(_) => format!(
+            "download it first{size}; its licence has to be accepted once, at \
+                https://huggingface.co/{id}"
+        ),
         None => format!("download it first{size}; its page is https://huggingface.co/{id}"),
     };
     text += "\n  pip install -U huggingface_hub";
@@ -61,8 +71,11 @@ pub struct Meant {
 
 /// The id that a URL, a name without its owner, or another program's name stands for.
 pub fn translate(name: &str) -> Option<Meant> {
-    let bare = name.strip_prefix("https://").or_else(|| name.strip_prefix("http://")).unwrap_or(name);
-    let on_hub = ["huggingface.co/", "www.huggingface.co/", "hf.co/"].iter().find_map(|host| bare.strip_prefix(host));
+    let bare =
+        name.strip_prefix("https://").or_else(|| name.strip_prefix("http://")).unwrap_or(name);
+    let on_hub = ["huggingface.co/", "www.huggingface.co/", "hf.co/"]
+        .iter()
+        .find_map(|host| bare.strip_prefix(host));
     let rest = on_hub.unwrap_or(bare);
     let rest = rest.split(['?', '#']).next().unwrap_or(rest).trim_end_matches('/');
     if on_hub.is_none() && rest.len() != name.trim_end_matches('/').len() {
@@ -113,17 +126,22 @@ pub fn expanded(name: &str, home: Option<&Path>) -> Option<PathBuf> {
 pub fn no_such_path(path: &Path) -> Fault {
     let what = format!("there is no model at {}", path.display());
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
-    let shown =
-        parent.map_or("the working directory".to_owned(), |p| format!("{}/", p.display().to_string().trim_end_matches('/')));
+    let shown = parent.map_or("the working directory".to_owned(), |p| {
+        format!("{}/", p.display().to_string().trim_end_matches('/'))
+    });
     let directory = parent.unwrap_or(Path::new("."));
     if !directory.is_dir() {
-        return Fault::model(what).help(format!("there is no directory {shown} either: check the path"));
+        return Fault::model(what)
+            .help(format!("there is no directory {shown} either: check the path"));
     }
     let models = models_in(directory);
-    let same = |name: &&String| path.file_name().is_some_and(|typed| typed.to_string_lossy().eq_ignore_ascii_case(name));
+    let same = |name: &&String| {
+        path.file_name().is_some_and(|typed| typed.to_string_lossy().eq_ignore_ascii_case(name))
+    };
     if let Some(name) = models.iter().find(same) {
         let path = parent.map_or_else(|| PathBuf::from(name), |p| p.join(name));
-        return Fault::model(what).help(format!("did you mean -m {}?", quoted(&path.display().to_string())));
+        return Fault::model(what)
+            .help(format!("did you mean -m {}?", quoted(&path.display().to_string())));
     }
     let more = models.len().saturating_sub(LISTED);
     let mut list = models[..models.len() - more].join(", ");
@@ -132,7 +150,8 @@ pub fn no_such_path(path: &Path) -> Fault {
     }
     Fault::model(what).help(match list.as_str() {
         "" => format!(
-            "{shown} holds no models; give a model directory, a GGUF file, or an id such as google/gemma-3-1b-it that was downloaded"
+            "{shown} holds no models; give a model directory, a GGUF file, or an id such as \
+                google/gemma-3-1b-it that was downloaded"
         ),
         list => format!("{shown} holds {list}"),
     })
@@ -143,8 +162,10 @@ fn models_in(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let is_gguf = |path: &Path| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
     let is_model = |path: &Path| is_gguf(path) || path.join("config.json").is_file();
-    let mut names: Vec<String> =
-        entries.filter(|e| is_model(&e.path())).map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> = entries
+        .filter(|e| is_model(&e.path()))
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect();
     names.sort();
     names
 }
@@ -156,14 +177,25 @@ mod tests {
     #[test]
     fn ids_are_told_from_paths() {
         assert!(is_id("google/gemma-3-27b-it"));
-        for path in ["./x/y", "/x/y", "x", "a/b/c", "a/", "../b", "a b/c", "models/gemma-3-1B.gguf", "m/model.safetensors"] {
+        for path in [
+            "./x/y",
+            "/x/y",
+            "x",
+            "a/b/c",
+            "a/",
+            "../b",
+            "a b/c",
+            "models/gemma-3-1B.gguf",
+            "m/model.safetensors",
+        ] {
             assert!(!is_id(path), "{path}");
         }
     }
 
     #[test]
     fn other_ways_to_name_a_model_are_translated() {
-        let id = |name: &str| translate(name).map(|meant| (meant.id, meant.tag.unwrap_or_default()));
+        let id =
+            |name: &str| translate(name).map(|meant| (meant.id, meant.tag.unwrap_or_default()));
         for (name, want) in [
             ("gemma-3-27b-it", "google/gemma-3-27b-it"),
             ("gemma-3-27b", "google/gemma-3-27b-it"),
@@ -179,11 +211,21 @@ mod tests {
         ] {
             assert_eq!(id(name), Some((want.to_owned(), String::new())), "{name}");
         }
-        for name in ["ggml-org/gemma-3-4b-it-GGUF:Q4_K_M", "hf.co/ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"] {
+        for name in
+            ["ggml-org/gemma-3-4b-it-GGUF:Q4_K_M", "hf.co/ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"]
+        {
             assert_eq!(id(name), Some(("ggml-org/gemma-3-4b-it-GGUF".into(), "Q4_K_M".into())));
         }
-        for name in ["llama3:8b", "gemma2:9b", "gemma-3n-e4b", "gemma3.gguf", "x", "a/b/c", "https://example.org/a/b", "./a/b:c"]
-        {
+        for name in [
+            "llama3:8b",
+            "gemma2:9b",
+            "gemma-3n-e4b",
+            "gemma3.gguf",
+            "x",
+            "a/b/c",
+            "https://example.org/a/b",
+            "./a/b:c",
+        ] {
             assert_eq!(id(name), None, "{name}");
         }
         assert_eq!(expanded("~/x.gguf", Some(Path::new("/home/u"))), Some("/home/u/x.gguf".into()));
@@ -201,7 +243,10 @@ mod tests {
         std::fs::create_dir(at("big")).unwrap();
         std::fs::write(at("big/config.json"), "").unwrap();
         assert!(help("x.gguf").ends_with("holds big, small.gguf"), "{}", help("x.gguf"));
-        assert!(help("Small.GGUF").contains("did you mean -m") && help("Small.GGUF").ends_with("small.gguf?"));
+        assert!(
+            help("Small.GGUF").contains("did you mean -m")
+                && help("Small.GGUF").ends_with("small.gguf?")
+        );
         assert!(help("absent/x.gguf").contains("there is no directory"));
         for i in 0..20 {
             std::fs::write(at(&format!("{i}.gguf")), "").unwrap();
@@ -212,12 +257,27 @@ mod tests {
     #[test]
     fn how_to_get_a_model_names_size_licence_and_the_smaller_file() {
         let text = how_to_get("google/gemma-3-27b-it");
-        for part in ["54.9 GB", "licence", "hf auth login", "pip install -U huggingface_hub", "17.2 GB", "-qat-q4_0-gguf"] {
+        for part in [
+            "54.9 GB",
+            "licence",
+            "hf auth login",
+            "pip install -U huggingface_hub",
+            "17.2 GB",
+            "-qat-q4_0-gguf",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         let file = how_to_get("google/gemma-3-27b-it-qat-q4_0-gguf");
-        assert!(file.contains("17.2 GB") && !file.contains("54.9") && file.matches("qat").count() == 2, "{file}");
+        assert!(
+            file.contains("17.2 GB") && !file.contains("54.9") && file.matches("qat").count() == 2,
+            "{file}"
+        );
         let other = how_to_get("someone/else");
-        assert!(other.contains("hf download someone/else") && !other.contains("licence") && !other.contains("GB"), "{other}");
+        assert!(
+            other.contains("hf download someone/else")
+                && !other.contains("licence")
+                && !other.contains("GB"),
+            "{other}"
+        );
     }
 }

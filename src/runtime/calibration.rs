@@ -16,7 +16,12 @@ pub struct Calibration {
 
 impl Calibration {
     /// As an earlier run has left it, or measured now; nothing where nothing is drafted.
-    pub fn of(session: &Session, options: &DraftingOptions, loaded: &mut Loaded, listener: &dyn Listener) -> Result<Calibration> {
+    pub fn of(
+        session: &Session,
+        options: &DraftingOptions,
+        loaded: &mut Loaded,
+        listener: &dyn Listener,
+    ) -> Result<Calibration> {
         let kv = kv_format(&session.model.weights, session.run.kv)?;
         let fingerprint = session.model.checkpoint().fingerprint()?;
         let file = CostFile::new(&fingerprint, &loaded.engine.describe(), &format!("{kv:?}"));

@@ -22,15 +22,22 @@ pub struct Constraints {
 
 impl Constraints {
     pub fn new(tokenizer: &Arc<Tokenizer>, stops: &[Token]) -> Constraints {
-        Constraints { tokenizer: tokenizer.clone(), stops: stops.to_vec(), grammars: None, known: HashMap::new() }
+        Constraints {
+            tokenizer: tokenizer.clone(),
+            stops: stops.to_vec(),
+            grammars: None,
+            known: HashMap::new(),
+        }
     }
 
     /// Checks and prepares a grammar; `ignore_eos` would leave it no way to end.
     pub fn get(&mut self, source: &Source, ignore_eos: bool) -> Result<Grammar> {
         ensure!(
             !ignore_eos,
-            Fault::usage("an answer ends where its grammar does, and --ignore-eos asks that it goes on")
-                .help("drop one of the two")
+            Fault::usage(
+                "an answer ends where its grammar does, and --ignore-eos asks that it goes on"
+            )
+            .help("drop one of the two")
         );
         let key = format!("{source:?}");
         if let Some(grammar) = self.known.get(&key) {
@@ -66,14 +73,25 @@ impl Constrained {
     }
 
     /// Why a text that ended for another reason than its grammar is not what was asked for.
-    pub fn check(&self, history: &[Token], completion: usize, by_stop_string: bool) -> Result<(), Fault> {
+    pub fn check(
+        &self,
+        history: &[Token],
+        completion: usize,
+        by_stop_string: bool,
+    ) -> Result<(), Fault> {
         match &self.0 {
             Some(follow) if !follow.is_complete(history) => {
                 let (by, help) = match by_stop_string {
-                    true => (" by a stop string", "give no --stop where a grammar says how the answer ends"),
+                    true => (
+                        " by a stop string",
+                        "give no --stop where a grammar says how the answer ends",
+                    ),
                     false => ("", "raise --max-tokens, and --ctx-size if it was given"),
                 };
-                let what = format!("the answer was cut off{by} after {completion} tokens, before its grammar was complete");
+                let what = format!(
+                    "the answer was cut off{by} after {completion} tokens, before its grammar was \
+                        complete"
+                );
                 Err(Fault::new(Kind::Incomplete, what).help(help))
             }
             _ => Ok(()),

@@ -1,7 +1,9 @@
-//! What passes cost on this machine: measured when a model first runs on a device, refined by every text, kept between runs.
+//! What passes cost on this machine: measured when a model first runs on a device, refined by every
+//! text, kept between runs.
 //!
-//! A file a model and device under `$XDG_CACHE_HOME/gemma`, JSON, written whole or not at all. What is damaged, of another version or of
-//! something else is measured again. Nothing but speed depends on it.
+//! A file a model and device under `$XDG_CACHE_HOME/gemma`, JSON, written whole or not at all. What
+//! is damaged, of another version or of something else is measured again. Nothing but speed depends
+//! on it.
 
 use super::load::Loaded;
 use crate::draft::{CostCurve, Costs, Figures, Habits};
@@ -22,14 +24,14 @@ const VERSION: u32 = 1;
 const LARGEST: u64 = 1 << 20;
 /// Draft models whose habits are kept.
 const MOST_HABITS: usize = 32;
-/// Seconds that first passes may take before the first text, kernels compiled in them, and that the timed ones may; what is left then is
-/// estimated.
+/// Seconds that first passes may take before the first text, kernels compiled in them, and that the
+/// timed ones may; what is left then is estimated.
 const WARMING: f32 = 8.0;
 const PATIENCE: f32 = 1.5;
 /// Times that each size is timed, as far as that goes.
 const RUNS: usize = 5;
-/// Costs that an earlier run has kept are measured again where a pass over one row takes less than this: it takes no time, and what
-/// was kept may come from a busy moment.
+/// Costs that an earlier run has kept are measured again where a pass over one row takes less than
+/// this: it takes no time, and what was kept may come from a busy moment.
 const QUICK: f32 = 0.01;
 /// Best tokens of a row that a round asks for, about.
 const LISTED: usize = 64;
@@ -65,8 +67,12 @@ impl Passes {
         Ok(Passes { costs, habits: BTreeMap::new(), device: loaded.device.clone() })
     }
 
-    /// As an earlier run has left them, or measured now. The note says why a file that is there was not used.
-    pub fn kept_or_measured(loaded: &mut Loaded, file: &CostFile) -> Result<(Passes, Option<String>)> {
+    /// As an earlier run has left them, or measured now. The note says why a file that is there was
+    /// not used.
+    pub fn kept_or_measured(
+        loaded: &mut Loaded,
+        file: &CostFile,
+    ) -> Result<(Passes, Option<String>)> {
         let (kept, note) = match file.load() {
             Ok(kept) => (kept, None),
             Err(why) => (None, Some(format!("{why:#}; measured again"))),
@@ -104,7 +110,8 @@ struct KeptHabits {
 }
 
 impl CostFile {
-    /// `model` identifies the weights; `device` is the engine's description, which names device, driver and threads.
+    /// `model` identifies the weights; `device` is the engine's description, which names device,
+    /// driver and threads.
     pub fn new(model: &[u8], device: &str, kv: &str) -> CostFile {
         Self::within(xdg::cache(), model, device, kv)
     }
@@ -120,12 +127,19 @@ impl CostFile {
         let Some(path) = self.path.as_ref().filter(|p| p.exists()) else { return Ok(None) };
         let read = || -> Result<(Costs, BTreeMap<String, Habits>)> {
             ensure!(std::fs::metadata(path)?.len() <= LARGEST, "it is too large");
-            let kept: Kept = serde_json::from_slice(&std::fs::read(path)?).context("it is damaged")?;
+            let kept: Kept =
+                serde_json::from_slice(&std::fs::read(path)?).context("it is damaged")?;
             ensure!(kept.v == VERSION && kept.key == self.key, "it belongs to something else");
-            let curve = |seconds| CostCurve::restored(seconds).context("it is damaged: one of its costs is not a time");
+            let curve = |seconds| {
+                CostCurve::restored(seconds)
+                    .context("it is damaged: one of its costs is not a time")
+            };
             let known = kept.costs.into_iter().map(|(range, seconds)| Ok((range, curve(seconds)?)));
             let costs = Costs::restored(known.collect::<Result<Vec<_>>>()?);
-            let habits = kept.habits.into_iter().map(|(draft, h)| (draft, Habits { survival: h.survival, level: h.level }));
+            let habits = kept
+                .habits
+                .into_iter()
+                .map(|(draft, h)| (draft, Habits { survival: h.survival, level: h.level }));
             Ok((costs.context("it holds no costs")?, habits.collect()))
         };
         read().map(Some).with_context(|| format!("{} is not used", path.display()))
@@ -139,7 +153,10 @@ impl CostFile {
             let other = passes.habits.keys().find(|k| *k != draft).cloned();
             other.map(|k| passes.habits.remove(&k));
         }
-        let habits = passes.habits.into_iter().map(|(k, h)| (k, KeptHabits { survival: h.survival, level: h.level }));
+        let habits = passes
+            .habits
+            .into_iter()
+            .map(|(k, h)| (k, KeptHabits { survival: h.survival, level: h.level }));
         let kept = Kept {
             v: VERSION,
             key: self.key.clone(),
@@ -150,7 +167,8 @@ impl CostFile {
     }
 }
 
-/// Seconds that a pass over one row takes, for a start: the first round of drafts has to know what it spends.
+/// Seconds that a pass over one row takes, for a start: the first round of drafts has to know what
+/// it spends.
 pub fn one_row(engine: &mut dyn Engine) -> Result<f32> {
     let mut scores = Scores::default();
     let mut best = f32::INFINITY;
@@ -162,7 +180,8 @@ pub fn one_row(engine: &mut dyn Engine) -> Result<f32> {
     Ok(best)
 }
 
-/// How long the engine's passes take by their rows, as rounds will have them: the best tokens of each row listed where the engine does.
+/// How long the engine's passes take by their rows, as rounds will have them: the best tokens of
+/// each row listed where the engine does.
 fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
     let mut scores = Scores::default();
     let room = engine.context().saturating_sub(engine.position()).min(engine.max_rows());
@@ -176,11 +195,13 @@ fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
     curve
 }
 
-/// The curve by a function that makes a pass over so many rows and says how many seconds that took. One row and [`ALWAYS`] are
-/// measured on any device, the other sizes as far as [`WARMING`] and [`PATIENCE`] go; the rest is on a line with its neighbours.
+/// The curve by a function that makes a pass over so many rows and says how many seconds that took.
+/// One row and [`ALWAYS`] are measured on any device, the other sizes as far as [`WARMING`] and
+/// [`PATIENCE`] go; the rest is on a line with its neighbours.
 ///
-/// The first pass of a size, which may compile its kernels and touch its memory, does not count. Then all sizes take turns, so that what
-/// else happens on the machine meets them alike, and of each the best run counts.
+/// The first pass of a size, which may compile its kernels and touch its memory, does not count.
+/// Then all sizes take turns, so that what else happens on the machine meets them alike, and of
+/// each the best run counts.
 fn measure(room: usize, pass: &mut dyn FnMut(usize) -> Result<f32>) -> Result<CostCurve> {
     let (mut points, mut warming, mut spent) = (BTreeMap::new(), 0.0, 0.0);
     for rows in SIZES {
@@ -205,13 +226,16 @@ fn measure(room: usize, pass: &mut dyn FnMut(usize) -> Result<f32>) -> Result<Co
     let mut curve: Vec<(usize, f32)> = vec![(1, points[&1])];
     for rows in [2, 4, 8, 16, 32] {
         let least = curve[curve.len() - 1].1;
-        curve.push((rows, points.get(&rows).copied().unwrap_or_else(|| estimate(&points, rows)).max(least)));
+        curve.push((
+            rows,
+            points.get(&rows).copied().unwrap_or_else(|| estimate(&points, rows)).max(least),
+        ));
     }
     Ok(CostCurve::new(&curve))
 }
 
-/// Fewer rows never take longer: what was measured above a larger pass had its time slice stolen, and would make all larger ones look
-/// dear, so that none is ever tried.
+/// Fewer rows never take longer: what was measured above a larger pass had its time slice stolen,
+/// and would make all larger ones look dear, so that none is ever tried.
 fn without_spikes(points: &mut BTreeMap<usize, f32>) {
     let mut least = f32::INFINITY;
     for seconds in points.values_mut().rev() {
@@ -224,7 +248,11 @@ fn without_spikes(points: &mut BTreeMap<usize, f32>) {
 fn estimate(points: &BTreeMap<usize, f32>, rows: usize) -> f32 {
     let known: Vec<(usize, f32)> = points.iter().map(|(rows, seconds)| (*rows, *seconds)).collect();
     let [.., (_, only)] = known[..] else { return 0.0 };
-    let above = known.iter().position(|(n, _)| *n > rows).unwrap_or(known.len()).clamp(1, known.len().max(2) - 1);
+    let above = known
+        .iter()
+        .position(|(n, _)| *n > rows)
+        .unwrap_or(known.len())
+        .clamp(1, known.len().max(2) - 1);
     let (Some(low), Some(high)) = (known.get(above - 1), known.get(above)) else { return only };
     let slope = (high.1 - low.1) / (high.0 - low.0) as f32;
     (low.1 + slope * (rows as f32 - low.0 as f32)).max(known[0].1)
@@ -259,7 +287,8 @@ mod tests {
         assert_eq!(stolen, points(&[(1, 1.0), (2, 1.2), (4, 1.2), (8, 1.5)]));
     }
 
-    /// A machine whose passes take these seconds, and what a size needs once; `busy(pass, seconds so far)` says how much longer all takes.
+    /// A machine whose passes take these seconds, and what a size needs once; `busy(pass, seconds
+    /// so far)` says how much longer all takes.
     fn measured(
         curve: &[(usize, f32)],
         once: f32,
@@ -271,7 +300,8 @@ mod tests {
             let met = times.entry(rows).or_insert(0);
             *met += 1;
             count += 1;
-            let seconds = truth.cost(rows) * busy(count, clock) + if *met == 1 { once } else { 0.0 };
+            let seconds =
+                truth.cost(rows) * busy(count, clock) + if *met == 1 { once } else { 0.0 };
             clock += seconds;
             Ok(seconds)
         };
@@ -281,17 +311,23 @@ mod tests {
     fn assert_near(found: &CostCurve, truth: &[(usize, f32)], scale: f32) {
         for (rows, cost) in truth {
             let found = found.cost(*rows);
-            assert!((found / (scale * cost) - 1.0).abs() < 0.05, "{rows} rows: {found}, not {}", scale * cost);
+            assert!(
+                (found / (scale * cost) - 1.0).abs() < 0.05,
+                "{rows} rows: {found}, not {}",
+                scale * cost
+            );
         }
     }
 
-    const FLAT: [(usize, f32); 6] = [(1, 0.008), (2, 0.008), (4, 0.009), (8, 0.013), (16, 0.02), (32, 0.04)];
+    const FLAT: [(usize, f32); 6] =
+        [(1, 0.008), (2, 0.008), (4, 0.009), (8, 0.013), (16, 0.02), (32, 0.04)];
 
     #[test]
     fn what_a_size_needs_once_is_no_part_of_its_cost() {
         let (curve, _, _) = measured(&FLAT, 0.5, |_, _| 1.0);
         assert_near(&curve, &FLAT, 1.0);
-        // Kernels that take long to compile are waited for as far as patience goes; what was timed is right all the same.
+        // Kernels that take long to compile are waited for as far as patience goes; what was timed
+        // is right all the same.
         let (curve, times, _) = measured(&FLAT, 30.0, |_, _| 1.0);
         assert_eq!(times.keys().copied().collect::<Vec<_>>(), [1, 8]);
         assert_near(&curve, &[(1, 0.008), (8, 0.013)], 1.0);
@@ -303,7 +339,8 @@ mod tests {
         // Every fifth pass takes ten times its time.
         let (curve, _, _) = measured(&FLAT, 0.1, |pass, _| if pass % 5 == 0 { 10.0 } else { 1.0 });
         assert_near(&curve, &FLAT, 1.0);
-        // Two thirds of a second in which everything takes three times as long: longer than the first timing of all sizes.
+        // Two thirds of a second in which everything takes three times as long: longer than the
+        // first timing of all sizes.
         let (curve, _, _) = measured(&FLAT, 0.0, |_, clock| if clock < 0.66 { 3.0 } else { 1.0 });
         assert_near(&curve, &FLAT, 1.0);
         // A device that went to sleep while kernels were compiled, and wakes slowly.
@@ -321,9 +358,12 @@ mod tests {
     #[test]
     fn measuring_takes_no_longer_than_it_may() {
         let slow: Vec<_> = FLAT.iter().map(|(rows, cost)| (*rows, 50.0 * cost)).collect();
-        for (points, once) in [(&FLAT.to_vec(), 0.0), (&FLAT.to_vec(), 3.0), (&slow, 0.0), (&slow, 3.0)] {
+        for (points, once) in
+            [(&FLAT.to_vec(), 0.0), (&FLAT.to_vec(), 3.0), (&slow, 0.0), (&slow, 3.0)]
+        {
             let (curve, times, seconds) = measured(points, once, |_, _| 1.0);
-            let warm: f32 = times.keys().map(|rows| once + CostCurve::new(points).cost(*rows)).sum();
+            let warm: f32 =
+                times.keys().map(|rows| once + CostCurve::new(points).cost(*rows)).sum();
             // The two sizes that are always measured, and one pass that ends late.
             let most = PATIENCE + CostCurve::new(points).cost(32);
             assert!(seconds - warm <= most, "{seconds} - {warm}");
@@ -335,21 +375,30 @@ mod tests {
     #[test]
     fn costs_come_back_for_the_same_model_and_device() {
         let directory = tempfile::tempdir().unwrap();
-        let at = |model: &[u8], device: &str| CostFile::within(Some(directory.path().join("new")), model, device, "f16");
+        let at = |model: &[u8], device: &str| {
+            CostFile::within(Some(directory.path().join("new")), model, device, "f16")
+        };
         let file = at(b"model", "cpu, 2 threads");
         assert!(file.load().unwrap().is_none());
         file.save(passes(), "draft", &figures()).unwrap();
         let (costs, habits) = file.load().unwrap().unwrap();
-        assert_eq!((costs.known().map(|(range, _)| range).collect::<Vec<_>>(), habits.len()), (vec![2], 1));
+        assert_eq!(
+            (costs.known().map(|(range, _)| range).collect::<Vec<_>>(), habits.len()),
+            (vec![2], 1)
+        );
         let mut costs = costs;
         assert_eq!((costs.at(3000).cost(8), &habits["draft"]), (0.02, &figures().habits));
         for other in [at(b"other", "cpu, 2 threads"), at(b"model", "cpu, 4 threads")] {
             assert!(other.load().unwrap().is_none());
         }
-        assert!(CostFile::within(None, b"model", "", "").save(passes(), "", &figures()).is_ok(), "no home is no failure");
+        assert!(
+            CostFile::within(None, b"model", "", "").save(passes(), "", &figures()).is_ok(),
+            "no home is no failure"
+        );
         for i in 0..50 {
             let (costs, habits) = file.load().unwrap().unwrap();
-            file.save(Passes { costs, habits, device: None }, &format!("draft {i}"), &figures()).unwrap();
+            file.save(Passes { costs, habits, device: None }, &format!("draft {i}"), &figures())
+                .unwrap();
         }
         let habits = file.load().unwrap().unwrap().1;
         assert!(habits.len() == MOST_HABITS && habits.contains_key("draft 49"));

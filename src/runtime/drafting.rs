@@ -19,13 +19,15 @@ use anyhow::Result;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
-/// Bytes of a draft model below which its matrices may be too small to be shared among threads, and the part of one thread's time that
-/// all of them must stay below: they wait for each other at every layer, and that takes long where other programs run.
+/// Bytes of a draft model below which its matrices may be too small to be shared among threads, and
+/// the part of one thread's time that all of them must stay below: they wait for each other at
+/// every layer, and that takes long where other programs run.
 const LIGHT: u64 = 4 << 20;
 const FEWER: f32 = 0.6;
 
-/// Bytes of a draft model up to which more threads than these make it no faster, and many make it wait for each one that the system
-/// holds up. Where the target's device leaves the processor alone it gets no more.
+/// Bytes of a draft model up to which more threads than these make it no faster, and many make it
+/// wait for each one that the system holds up. Where the target's device leaves the processor alone
+/// it gets no more.
 const SMALL: u64 = 16 << 20;
 const FEW: usize = 4;
 
@@ -60,7 +62,11 @@ struct DraftModel {
 }
 
 /// Builds the drafter for a target.
-pub fn build(options: &DraftingOptions, target: &Target<'_>, listener: &dyn Listener) -> Result<Drafting> {
+pub fn build(
+    options: &DraftingOptions,
+    target: &Target<'_>,
+    listener: &dyn Listener,
+) -> Result<Drafting> {
     let Target { session, passes, .. } = *target;
     let (tokenizer, name) = (&session.tokenizer, &session.model.name);
     let mut disabled = None;
@@ -70,19 +76,28 @@ pub fn build(options: &DraftingOptions, target: &Target<'_>, listener: &dyn List
             return Ok(Drafting { drafter: Box::new(NoDraft), disabled, identity: String::new() });
         }
         DraftFrom::Ngram => None,
-        choice @ (DraftFrom::Auto | DraftFrom::Bundled) => match Partner::bundled(tokenizer, passes.plain())? {
-            Ok(partner) => Some(partner),
-            Err(why) if *choice == DraftFrom::Bundled => {
-                let fault = Fault::model(format!("no bundled draft model can draft for {name}: {why}"));
-                return Err(fault.help("use --draft ngram, or --draft MODEL with a small model of the same family").into());
+        choice @ (DraftFrom::Auto | DraftFrom::Bundled) => {
+            match Partner::bundled(tokenizer, passes.plain())? {
+                Ok(partner) => Some(partner),
+                Err(why) if *choice == DraftFrom::Bundled => {
+                    let fault =
+                        Fault::model(format!("no bundled draft model can draft for {name}: {why}"));
+                    return Err(fault
+                        .help(
+                            "use --draft ngram, or --draft MODEL with a small model \
+                        of the same family",
+                        )
+                        .into());
+                }
+                Err(why) => {
+                    let reason = format!("there is no bundled draft model for this model: {why}");
+                    listener
+                        .note(&format!("{reason}; guesses come from the text itself (n-grams)"));
+                    disabled = Some(reason);
+                    None
+                }
             }
-            Err(why) => {
-                let reason = format!("there is no bundled draft model for this model: {why}");
-                listener.note(&format!("{reason}; guesses come from the text itself (n-grams)"));
-                disabled = Some(reason);
-                None
-            }
-        },
+        }
         DraftFrom::Model(path) => match Partner::at(path, tokenizer)? {
             Ok(partner) => Some(partner),
             Err(why) => {
@@ -91,9 +106,12 @@ pub fn build(options: &DraftingOptions, target: &Target<'_>, listener: &dyn List
             }
         },
     };
-    let model = partner.map(|partner| draft_model(partner, options, target, listener)).transpose()?;
+    let model =
+        partner.map(|partner| draft_model(partner, options, target, listener)).transpose()?;
     let (identity, device, habits, lm) = match model {
-        Some(m) => (m.identity, m.device, Habits { level: m.level, ..Habits::default() }, Some(m.lm)),
+        Some(m) => {
+            (m.identity, m.device, Habits { level: m.level, ..Habits::default() }, Some(m.lm))
+        }
         None => (WITHOUT_MODEL, None, Habits::default(), None),
     };
     let mut stack = Stack::new("mixed", lm, true, Some(Table::new()), options.mixing);
@@ -113,7 +131,12 @@ pub fn build(options: &DraftingOptions, target: &Target<'_>, listener: &dyn List
 }
 
 /// Loads a draft model where it shall run, with as many threads as do it good.
-fn draft_model(partner: Partner, options: &DraftingOptions, target: &Target<'_>, listener: &dyn Listener) -> Result<DraftModel> {
+fn draft_model(
+    partner: Partner,
+    options: &DraftingOptions,
+    target: &Target<'_>,
+    listener: &dyn Listener,
+) -> Result<DraftModel> {
     let (identity, run) = (partner.fingerprint()?, &target.session.run);
     let context = partner.context(target.context);
     let run = RunOptions {
@@ -127,7 +150,9 @@ fn draft_model(partner: Partner, options: &DraftingOptions, target: &Target<'_>,
     let most = target.pool.threads();
     let threads = threads(bytes, works_beside(target.passes.device.as_ref(), None), most);
     let pool = if threads < most { &Arc::new(Pool::new(threads)?) } else { target.pool };
-    let load = |pool: &Arc<Pool>| load(&partner.weights, "draft model", &run, Room::of(context), pool, listener);
+    let load = |pool: &Arc<Pool>| {
+        load(&partner.weights, "draft model", &run, Room::of(context), pool, listener)
+    };
     let mut loaded = load(pool)?;
     let mut level = one_row(loaded.engine.as_mut())?;
     if loaded.device.is_none() && threads > 1 && bytes < LIGHT {
@@ -183,11 +208,13 @@ fn remember(
     let Some(directory) = options.memory.directory(remembers) else { return Ok(()) };
     if options.memory == MemoryPlace::Auto && !directory.exists() {
         listener.note(&format!(
-            "what drafting learns, with fragments of prompts and answers, is kept in {}; --draft-memory off keeps nothing",
+            "what drafting learns, with fragments of prompts and answers, is kept in {}; \
+                --draft-memory off keeps nothing",
             directory.display()
         ));
     }
-    let target = [&session.model.checkpoint().fingerprint()?[..], &session.tokenizer.sha256()].concat();
+    let target =
+        [&session.model.checkpoint().fingerprint()?[..], &session.tokenizer.sha256()].concat();
     let memory = Memory::new(&directory, Sha256::digest(target).into(), draft_identity);
     if let Err(why) = stack.remember(memory) {
         listener.note(&format!("draft memory: {why:#}"));
@@ -195,21 +222,29 @@ fn remember(
     Ok(())
 }
 
-/// Threads of `most` for a draft model of so many bytes, `beside` a target that does not need the processor.
+/// Threads of `most` for a draft model of so many bytes, `beside` a target that does not need the
+/// processor.
 fn threads(bytes: u64, beside: bool, most: usize) -> usize {
     if beside && bytes <= SMALL { most.min(FEW) } else { most }
 }
 
-/// Whether drafts and target keep out of each other's way: a driver on the processor computes where the drafts do.
+/// Whether drafts and target keep out of each other's way: a driver on the processor computes where
+/// the drafts do.
 fn works_beside(target: Option<&DeviceInfo>, draft: Option<&DeviceInfo>) -> bool {
     target.is_some_and(|t| !t.is_cpu && draft.is_none_or(|d| d.index != t.index))
 }
 
 /// The device that the draft model runs on.
 ///
-/// Under `auto` the processor, which is free while the target's device works, unless the model is large enough that the processor
-/// reads it slowly and a discrete GPU has room for all of it beside the target.
-fn place(options: &DraftingOptions, weights: &Weights, run: &RunOptions, context: usize) -> Result<Device> {
+/// Under `auto` the processor, which is free while the target's device works, unless the model is
+/// large enough that the processor reads it slowly and a discrete GPU has room for all of it beside
+/// the target.
+fn place(
+    options: &DraftingOptions,
+    weights: &Weights,
+    run: &RunOptions,
+    context: usize,
+) -> Result<Device> {
     if options.device != Device::Auto {
         return Ok(options.device);
     }
@@ -222,7 +257,11 @@ fn place(options: &DraftingOptions, weights: &Weights, run: &RunOptions, context
 pub fn mismatch(target: &Tokenizer, draft: &Tokenizer) -> Option<String> {
     (!target.agrees_with(draft)).then(|| {
         let (a, b) = (target.vocab(), draft.vocab());
-        if a == b { "its tokenizer differs".into() } else { format!("its tokenizer has {b} tokens, the target's {a}") }
+        if a == b {
+            "its tokenizer differs".into()
+        } else {
+            format!("its tokenizer has {b} tokens, the target's {a}")
+        }
     })
 }
 

@@ -74,16 +74,20 @@ impl Verdict {
         let name = &device.name;
         match self.allows {
             Use::Whole => None,
-            Use::WithoutMatrices => {
-                Some(format!("{name} is used without its matrix instructions, and slower: a trial of its driver with them {why}"))
-            }
+            Use::WithoutMatrices => Some(format!(
+                "{name} is used without its matrix instructions, and slower: a trial of its driver \
+                    with them {why}"
+            )),
             Use::NotAtAll => Some(format!("{name} is not used: a trial of its driver {why}")),
         }
     }
 
     /// What to do about that.
     pub fn remedy(&self) -> String {
-        let again = self.file.as_ref().map_or(String::new(), |f| format!("; for another trial: rm '{}'", f.display()));
+        let again = self
+            .file
+            .as_ref()
+            .map_or(String::new(), |f| format!("; for another trial: rm '{}'", f.display()));
         format!("update the driver, which is then tried again{again}")
     }
 }
@@ -95,8 +99,12 @@ pub fn open(device: &DeviceInfo, listener: &dyn Listener) -> Result<VulkanExecut
         Use::Whole => true,
         Use::WithoutMatrices => false,
         Use::NotAtAll => {
-            let what = verdict.note(device).expect("there is something to say of a driver that is not used");
-            return Err(Fault::new(Kind::Device, what).help(format!("{}; or use --device cpu", verdict.remedy())).into());
+            let what = verdict
+                .note(device)
+                .expect("there is something to say of a driver that is not used");
+            return Err(Fault::new(Kind::Device, what)
+                .help(format!("{}; or use --device cpu", verdict.remedy()))
+                .into());
         }
     };
     VulkanExecutor::open_for(Choice::Index(device.index), matrices)
@@ -120,10 +128,15 @@ pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> Verdict {
         return verdict.clone();
     }
     let verdict = kept.load().unwrap_or_else(|| {
-        listener.detail(1, &format!("trying the driver of {} in a process of its own, once", device.name));
+        listener.detail(
+            1,
+            &format!("trying the driver of {} in a process of its own, once", device.name),
+        );
         let patience = std::env::var(PATIENCE).ok().and_then(|v| v.parse().ok());
         let patience = patience.unwrap_or(if device.is_cpu { SECONDS_OF_CPU } else { SECONDS });
-        let mut verdict = judge(device.offers_matrices, |whole| end_of(&mut child(device.index, whole), patience));
+        let mut verdict = judge(device.offers_matrices, |whole| {
+            end_of(&mut child(device.index, whole), patience)
+        });
         kept.save(&mut verdict);
         // What is not used at all is an error, which says the same.
         if let (Use::WithoutMatrices, Some(note)) = (verdict.allows, verdict.note(device)) {
@@ -149,14 +162,24 @@ enum End {
 /// The rule. `try_child` tries the driver with matrix instructions (true) or without. The verdict's
 /// `file` is empty, but not `None`, where it should be kept.
 fn judge(offers_matrices: bool, mut try_child: impl FnMut(bool) -> End) -> Verdict {
-    let mut verdict = Verdict { allows: Use::NotAtAll, why: None, shapes: Vec::new(), file: Some(PathBuf::new()) };
+    let mut verdict = Verdict {
+        allows: Use::NotAtAll,
+        why: None,
+        shapes: Vec::new(),
+        file: Some(PathBuf::new()),
+    };
     let steps = [(true, Use::Whole), (false, Use::WithoutMatrices)];
-    for (matrices, allows) in steps.into_iter().filter(|(matrices, _)| offers_matrices || *matrices) {
+    for (matrices, allows) in steps.into_iter().filter(|(matrices, _)| offers_matrices || *matrices)
+    {
         match try_child(matrices) {
             End::Through(shapes) => return Verdict { allows, shapes, ..verdict },
-            End::Fatal(why) => verdict = Verdict { allows: Use::NotAtAll, why: Some(why), ..verdict },
+            End::Fatal(why) => {
+                verdict = Verdict { allows: Use::NotAtAll, why: Some(why), ..verdict }
+            }
             // The run will meet the same error, or none.
-            End::Unknown(why) => verdict = Verdict { allows, why: Some(why), file: None, ..verdict },
+            End::Unknown(why) => {
+                verdict = Verdict { allows, why: Some(why), file: None, ..verdict }
+            }
         }
     }
     verdict
@@ -208,10 +231,20 @@ fn end_of(command: &mut Command, patience: f64) -> End {
 /// `None` where a child ended well.
 fn ending(status: ExitStatus) -> Option<End> {
     // Those that a process meets by its own doing; others come from outside, as that of Ctrl-C.
-    const FATAL: [i32; 7] = [libc::SIGABRT, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGSEGV, libc::SIGSYS, libc::SIGTRAP];
+    const FATAL: [i32; 7] = [
+        libc::SIGABRT,
+        libc::SIGBUS,
+        libc::SIGFPE,
+        libc::SIGILL,
+        libc::SIGSEGV,
+        libc::SIGSYS,
+        libc::SIGTRAP,
+    ];
     match (status.code(), status.signal()) {
         (Some(0), _) => None,
-        (_, Some(signal)) if FATAL.contains(&signal) => Some(End::Fatal(format!("was ended by signal {signal}"))),
+        (_, Some(signal)) if FATAL.contains(&signal) => {
+            Some(End::Fatal(format!("was ended by signal {signal}")))
+        }
         (_, Some(signal)) => Some(End::Unknown(format!("was stopped by signal {signal}"))),
         (code, _) => Some(End::Unknown(format!("failed with exit code {}", code.unwrap_or(1)))),
     }
@@ -244,7 +277,10 @@ impl Kept {
         let read = || -> Result<Verdict> {
             ensure!(std::fs::metadata(path)?.len() <= LARGEST, "it is too large");
             let content: Content = serde_json::from_slice(&std::fs::read(path)?)?;
-            ensure!(content.v == VERSION && content.key == self.key, "it belongs to something else");
+            ensure!(
+                content.v == VERSION && content.key == self.key,
+                "it belongs to something else"
+            );
             Ok(Verdict { file: Some(path.clone()), ..content.verdict })
         };
         read().ok()
@@ -319,8 +355,11 @@ mod tests {
 
     #[test]
     fn a_driver_is_used_as_far_as_a_child_came_through() {
-        let [well, died, erred]: [fn() -> End; 3] =
-            [|| through(&["16x8x32"]), || End::Fatal("was ended by signal 6".into()), || End::Unknown("failed".into())];
+        let [well, died, erred]: [fn() -> End; 3] = [
+            || through(&["16x8x32"]),
+            || End::Fatal("was ended by signal 6".into()),
+            || End::Unknown("failed".into()),
+        ];
         // Without matrices there is nothing to leave out, and so no second child.
         let none = || -> End { unreachable!() };
         assert_eq!(judged(false, well, none), (Use::Whole, true));
@@ -343,16 +382,25 @@ mod tests {
             End::Fatal(why) => format!("fatal: {why}"),
             End::Unknown(why) => format!("unknown: {why}"),
         };
-        assert_eq!(end(r#"echo the driver says hello; echo '["16x16x16", "16x8x32"]'"#), "through 16x16x16 16x8x32");
+        assert_eq!(
+            end(r#"echo the driver says hello; echo '["16x16x16", "16x8x32"]'"#),
+            "through 16x16x16 16x8x32"
+        );
         for (signal, number) in [("ABRT", 6), ("SEGV", 11), ("ILL", 4)] {
-            assert_eq!(end(&format!("kill -{signal} $$")), format!("fatal: was ended by signal {number}"));
+            assert_eq!(
+                end(&format!("kill -{signal} $$")),
+                format!("fatal: was ended by signal {number}")
+            );
         }
         assert_eq!(end("kill -TERM $$"), "unknown: was stopped by signal 15");
         assert_eq!(end("kill -KILL $$"), "unknown: was stopped by signal 9");
         assert_eq!(end("echo '[]'; exit 4"), "unknown: failed with exit code 4");
         assert_eq!(end("echo hello"), "unknown: said nothing");
         let absent = end_of(&mut Command::new("/nonexistent/gemma"), 60.0);
-        assert!(matches!(&absent, End::Unknown(why) if why.starts_with("could not be started")), "{absent:?}");
+        assert!(
+            matches!(&absent, End::Unknown(why) if why.starts_with("could not be started")),
+            "{absent:?}"
+        );
     }
 
     #[test]
@@ -378,7 +426,8 @@ mod tests {
     fn verdicts_are_kept_by_device_and_driver() {
         let root = tempfile::tempdir().unwrap();
         let kept = |identity: &str| Kept::of(&device(identity), Some(root.path().join("gemma")));
-        let judged = |end: fn() -> End| judge(true, |whole| if whole { end() } else { through(&[]) });
+        let judged =
+            |end: fn() -> End| judge(true, |whole| if whole { end() } else { through(&[]) });
         assert_eq!(kept("radv 25.1").load(), None);
         let mut verdict = judged(|| End::Fatal("was ended by signal 11".into()));
         kept("radv 25.1").save(&mut verdict);
@@ -388,11 +437,16 @@ mod tests {
         assert_eq!(
             verdict.note(&device("")).unwrap(),
             format!(
-                "{} is used without its matrix instructions, and slower: a trial of its driver with them was ended by signal 11",
+                "{} is used without its matrix instructions, and slower: a trial of its driver \
+                    with them was ended by signal 11",
                 device("").name
             )
         );
-        assert!(verdict.remedy().contains(&format!("rm '{}'", verdict.file.as_ref().unwrap().display())));
+        assert!(
+            verdict
+                .remedy()
+                .contains(&format!("rm '{}'", verdict.file.as_ref().unwrap().display()))
+        );
         // What is not to be kept is not, and nothing is where there is no place.
         let mut verdict = judged(|| End::Unknown("failed".into()));
         kept("nvidia").save(&mut verdict);
@@ -412,7 +466,10 @@ mod tests {
         kept.save(&mut judge(true, |_| through(&["16x16x16"])));
         let good = std::fs::read(&path).unwrap();
         let known = kept.load().unwrap();
-        assert_eq!((known.allows, known.shapes, known.why), (Use::Whole, vec!["16x16x16".to_owned()], None));
+        assert_eq!(
+            (known.allows, known.shapes, known.why),
+            (Use::Whole, vec!["16x16x16".to_owned()], None)
+        );
         let text = String::from_utf8(good.clone()).unwrap();
         let other_key = text.replace("radv", "nvidia");
         let other_version = text.replace("\"v\":1", "\"v\":2");
@@ -420,10 +477,25 @@ mod tests {
         let all = BTreeSet::from([&text, &other_key, &other_version, &other_use]);
         assert_eq!(all.len(), 4, "the changes change something");
         let cut = [0, 1, good.len() / 2, good.len() - 1].map(|n| good[..n].to_vec());
-        let noise = [vec![0; 100], vec![b'['; 60_000], vec![b' '; 1 << 17], b"null".to_vec(), vec![0xff, 0xfe]];
-        for bytes in cut.into_iter().chain(noise).chain([other_key, other_version, other_use].map(String::into_bytes)) {
+        let noise = [
+            vec![0; 100],
+            vec![b'['; 60_000],
+            vec![b' '; 1 << 17],
+            b"null".to_vec(),
+            vec![0xff, 0xfe],
+        ];
+        for bytes in cut
+            .into_iter()
+            .chain(noise)
+            .chain([other_key, other_version, other_use].map(String::into_bytes))
+        {
             std::fs::write(&path, &bytes).unwrap();
-            assert_eq!(kept.load(), None, "{}", String::from_utf8_lossy(&bytes[..bytes.len().min(200)]));
+            assert_eq!(
+                kept.load(),
+                None,
+                "{}",
+                String::from_utf8_lossy(&bytes[..bytes.len().min(200)])
+            );
         }
         // A trial then writes it anew.
         kept.save(&mut judge(true, |_| through(&["16x16x16"])));

@@ -23,13 +23,16 @@ use anyhow::{Context, Result};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// Positions to make room for: what was asked for, or what `needed` tokens take, as far as the model goes.
+/// Positions to make room for: what was asked for, or what `needed` tokens take, as far as the
+/// model goes.
 pub fn context(asked: AutoOr, needed: usize, config: &Config, listener: &dyn Listener) -> usize {
     match asked {
         AutoOr::N(n) => {
             if n > config.max_position {
                 let (n, max) = (thousands(n as u64), thousands(config.max_position as u64));
-                listener.note(&format!("--ctx-size {n} is more than the {max} positions that the model was trained for"));
+                listener.note(&format!(
+                    "--ctx-size {n} is more than the {max} positions that the model was trained for"
+                ));
             }
             n
         }
@@ -41,14 +44,19 @@ pub fn context(asked: AutoOr, needed: usize, config: &Config, listener: &dyn Lis
 pub fn check_prompt(tokens: usize, at_least: bool, asked: AutoOr, config: &Config) -> Result<()> {
     let (limit, remedy) = match asked {
         AutoOr::N(n) => (n, "raise --ctx-size, or shorten the prompt"),
-        AutoOr::Auto => (config.max_position, "shorten the prompt: the model's context is not longer"),
+        AutoOr::Auto => {
+            (config.max_position, "shorten the prompt: the model's context is not longer")
+        }
     };
     if tokens < limit {
         return Ok(());
     }
     let about = if at_least { "at least " } else { "" };
-    let what =
-        format!("the prompt has {about}{} tokens, and the context holds {}", thousands(tokens as u64), thousands(limit as u64));
+    let what = format!(
+        "the prompt has {about}{} tokens, and the context holds {}",
+        thousands(tokens as u64),
+        thousands(limit as u64)
+    );
     Err(Fault::new(Kind::Context, what).help(remedy).into())
 }
 
@@ -115,14 +123,23 @@ pub fn load(
 
 /// Fewer sequences take less.
 fn with_remedy(mut error: anyhow::Error, sequences: usize) -> anyhow::Error {
-    if let Some(fault) = error.downcast_mut::<Fault>().filter(|f| f.kind == Kind::Memory && sequences > 1) {
+    if let Some(fault) =
+        error.downcast_mut::<Fault>().filter(|f| f.kind == Kind::Memory && sequences > 1)
+    {
         let other = fault.help.take().map_or(String::new(), |help| format!(", or: {help}"));
-        fault.help = Some(format!("lower --parallel or --ctx-size: there are {sequences} contexts{other}"));
+        fault.help =
+            Some(format!("lower --parallel or --ctx-size: there are {sequences} contexts{other}"));
     }
     error
 }
 
-fn load_task(task: &Task<'_>, label: &str, options: &RunOptions, pool: &Arc<Pool>, listener: &dyn Listener) -> Result<Loaded> {
+fn load_task(
+    task: &Task<'_>,
+    label: &str,
+    options: &RunOptions,
+    pool: &Arc<Pool>,
+    listener: &dyn Listener,
+) -> Result<Loaded> {
     let Task { weights, context, kv, sequences, .. } = *task;
     let size = Size::of(weights)?;
     let start = Instant::now();
@@ -142,15 +159,26 @@ fn load_task(task: &Task<'_>, label: &str, options: &RunOptions, pool: &Arc<Pool
         let load = || {
             place(&placement, pool, options.check, options.isa, listener)
                 .and_then(|executor| match sequences {
-                    1 => npu::beside(executor, options, weights.config(), sizes, is_split, listener),
+                    1 => {
+                        npu::beside(executor, options, weights.config(), sizes, is_split, listener)
+                    }
                     _ => Ok(executor),
                 })
-                .and_then(|executor| PlannedEngine::for_sequences(weights, executor, EngineOptions { context, kv }, sequences))
+                .and_then(|executor| {
+                    PlannedEngine::for_sequences(
+                        weights,
+                        executor,
+                        EngineOptions { context, kv },
+                        sequences,
+                    )
+                })
         };
         let loaded = shown(bar, weights, load);
         match (loaded, candidates.peek()) {
             (Ok(engine), _) => break (Box::new(engine), placement.device),
-            (Err(e), Some(next)) if is_the_devices(&e) => listener.note(&format!("{e:#}; instead: {}", next.describe())),
+            (Err(e), Some(next)) if is_the_devices(&e) => {
+                listener.note(&format!("{e:#}; instead: {}", next.describe()))
+            }
             (Err(e), _) => return Err(e.context(format!("loading {label}"))),
         }
     };
@@ -159,7 +187,8 @@ fn load_task(task: &Task<'_>, label: &str, options: &RunOptions, pool: &Arc<Pool
     listener.detail(
         1,
         &format!(
-            "{label}: {} weights at {:.2} bits, {} kv for {}{} positions, {} other, {}, loaded in {seconds:.2} s",
+            "{label}: {} weights at {:.2} bits, {} kv for {}{} positions, {} other, {}, loaded in \
+                {seconds:.2} s",
             bytes(memory.weights),
             size.bits_per_weight(),
             bytes(memory.kv),
@@ -179,7 +208,9 @@ fn shown<T>(bar: Option<Box<dyn Loading>>, weights: &Weights, load: impl FnOnce(
     let (before, (done, is_done)) = (weights.bytes_read(), mpsc::channel::<()>());
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            while is_done.recv_timeout(Duration::from_millis(100)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            while is_done.recv_timeout(Duration::from_millis(100))
+                == Err(mpsc::RecvTimeoutError::Timeout)
+            {
                 bar.set(weights.bytes_read() - before);
             }
         });
@@ -199,12 +230,16 @@ fn place(
 ) -> Result<Box<dyn Executor>> {
     let host = || -> Result<Box<dyn Executor>> {
         placement::check_memory(placement, memory("MemAvailable"))?;
-        Ok(Box::new(CpuExecutor::on(pool.clone(), CpuOptions { check, isa, ..CpuOptions::default() })))
+        Ok(Box::new(CpuExecutor::on(
+            pool.clone(),
+            CpuOptions { check, isa, ..CpuOptions::default() },
+        )))
     };
     let Some(info) = &placement.device else { return host() };
     let mut device = driver::open(info, listener)?;
     device.expect(&placement.layout.pieces);
-    let device: Box<dyn Executor> = if check { Box::new(CheckedExecutor::new(device)) } else { Box::new(device) };
+    let device: Box<dyn Executor> =
+        if check { Box::new(CheckedExecutor::new(device)) } else { Box::new(device) };
     let (on_gpu, on_cpu) = (placement.layout.gpu.layers, placement.layout.cpu.layers);
     if on_cpu == 0 {
         return Ok(device);
@@ -214,7 +249,11 @@ fn place(
 
 /// A split is worth a word: what it is, what it costs, and how to get it again.
 fn say_split(placement: &Placement, pool: &Pool, listener: &dyn Listener) {
-    let Some(device) = placement.device.as_ref().filter(|_| placement.layout.cpu.layers > 0 && listener.hears_notes()) else {
+    let Some(device) = placement
+        .device
+        .as_ref()
+        .filter(|_| placement.layout.cpu.layers > 0 && listener.hears_notes())
+    else {
         return;
     };
     let speeds = Speeds::new(pool, Some(device));

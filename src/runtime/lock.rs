@@ -1,4 +1,5 @@
-//! One process at a time on a GPU: two that load at once would each take the memory that the other counted on.
+//! One process at a time on a GPU: two that load at once would each take the memory that the other
+//! counted on.
 
 use super::Listener;
 use crate::error::{Fault, Kind};
@@ -44,7 +45,10 @@ pub fn acquire(how: DeviceLock, name: &str, index: usize, listener: &dyn Listene
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) if how == DeviceLock::Wait => {
-            listener.note(&format!("another process is using {name}: waiting for it to end (--device-lock off runs beside it)"));
+            listener.note(&format!(
+                "another process is using {name}: waiting for it to end \
+                (--device-lock off runs beside it)"
+            ));
             file.lock().with_context(what)?;
         }
         Err(TryLockError::WouldBlock) => {
@@ -57,8 +61,10 @@ pub fn acquire(how: DeviceLock, name: &str, index: usize, listener: &dyn Listene
     Ok(())
 }
 
-/// The file that stands for a device: in `$XDG_RUNTIME_DIR`, or among the temporary files where there is none.
+/// The file that stands for a device: in `$XDG_RUNTIME_DIR`, or among the temporary files where
+/// there is none.
 pub fn file(directory: &Path, name: &str, index: usize) -> PathBuf {
-    let clean: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let clean: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
     directory.join(format!("gemma-{clean}-{index}.lock"))
 }

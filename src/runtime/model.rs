@@ -22,14 +22,23 @@ impl Model {
     pub fn open(name: Option<&str>, listener: &dyn Listener) -> Result<Model> {
         let (checkpoint, bundled) = match find(name)? {
             Source::Bundled => {
-                listener.note("no --model is given: the small bundled demo model answers, which knows little and is not Gemma");
+                listener.note(
+                    "no --model is given: the small bundled demo model answers, which \
+                    knows little and is not Gemma",
+                );
                 (crate::gemma::bundled::target()?, true)
             }
-            Source::Directory(path) => {
-                (Checkpoint::open(&path).with_context(|| format!("cannot open the model {}", path.display()))?, false)
-            }
+            Source::Directory(path) => (
+                Checkpoint::open(&path)
+                    .with_context(|| format!("cannot open the model {}", path.display()))?,
+                false,
+            ),
         };
-        let model = Model { name: checkpoint.name().to_owned(), weights: Weights::open(checkpoint)?, bundled };
+        let model = Model {
+            name: checkpoint.name().to_owned(),
+            weights: Weights::open(checkpoint)?,
+            bundled,
+        };
         for note in model.weights.notes() {
             listener.note(note);
         }
@@ -51,7 +60,11 @@ impl Model {
         tokenizer.notes().iter().for_each(|note| listener.note(note));
         listener.detail(
             2,
-            &format!("tokenizer: {} tokens, read in {:.2} s", thousands(tokenizer.vocab() as u64), start.elapsed().as_secs_f64()),
+            &format!(
+                "tokenizer: {} tokens, read in {:.2} s",
+                thousands(tokenizer.vocab() as u64),
+                start.elapsed().as_secs_f64()
+            ),
         );
         Ok(tokenizer)
     }
@@ -61,10 +74,14 @@ pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Tokenizer> {
     let Some(file) = checkpoint.side_file("tokenizer.json")? else {
         if checkpoint.metadata().is_some() {
             let what = format!("{} holds no tokenizer", checkpoint.name());
-            return Err(Fault::model(what).help("use a complete GGUF file, or give token ids where a command takes them").into());
+            return Err(Fault::model(what)
+                .help("use a complete GGUF file, or give token ids where a command takes them")
+                .into());
         }
         let what = format!("{} is missing", checkpoint.display("tokenizer.json"));
-        return Err(Fault::model(what).help("copy tokenizer.json from the model's page into the directory").into());
+        return Err(Fault::model(what)
+            .help("copy tokenizer.json from the model's page into the directory")
+            .into());
     };
     let shown = checkpoint.display("tokenizer.json");
     crate::checkpoint::check_bytes(&shown, &file)?;

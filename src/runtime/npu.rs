@@ -23,7 +23,8 @@ pub enum Npu {
     Off,
     /// A device, whatever is predicted.
     Force,
-    /// The model of a device on the host, with the kernel's Rust twin or its C++ source as a library.
+    /// The model of a device on the host, with the kernel's Rust twin or its C++ source as a
+    /// library.
     Model(Option<PathBuf>),
 }
 
@@ -51,7 +52,8 @@ impl Npu {
 
 /// Why it takes no part where several texts share passes.
 pub fn for_one_text() -> anyhow::Error {
-    let fault = Fault::usage("the NPU works for one text at a time, and --parallel answers several");
+    let fault =
+        Fault::usage("the NPU works for one text at a time, and --parallel answers several");
     fault.help("leave out --npu or --parallel").into()
 }
 
@@ -64,7 +66,9 @@ pub fn dims(config: &Config) -> Dims {
 /// One line on what happened to an NPU that was given up.
 pub fn say(report: Option<&AssistReport>, listener: &dyn Listener) {
     if let Some(why) = report.and_then(|r| r.given_up.as_ref()) {
-        listener.note(&format!("the NPU was given up, and the other device computed all attention: {why}"));
+        listener.note(&format!(
+            "the NPU was given up, and the other device computed all attention: {why}"
+        ));
     }
 }
 
@@ -81,8 +85,8 @@ fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> Work {
     }
 }
 
-/// Puts an NPU beside `executor` where `--npu` and the prediction say so. Whatever stands against that is one line, and the executor
-/// goes on alone.
+/// Puts an NPU beside `executor` where `--npu` and the prediction say so. Whatever stands against
+/// that is one line, and the executor goes on alone.
 pub fn beside(
     mut executor: Box<dyn Executor>,
     options: &RunOptions,
@@ -97,14 +101,21 @@ pub fn beside(
     }
     if is_split {
         if asked {
-            listener.note("running without the NPU: it works beside one device, not where layers are spread over two");
+            listener.note(
+                "running without the NPU: it works beside one device, not where layers \
+                are spread over two",
+            );
         }
         return Ok(executor);
     }
     match bring_up(executor.as_mut(), options, config, work(config, kv, weights, context)) {
         Ok((npu, share, why)) => {
             listener.detail(1, &format!("npu: {why}"));
-            Ok(if share == 0 { executor } else { Box::new(AssistedExecutor::new(executor, npu, dims(config), share)) })
+            Ok(if share == 0 {
+                executor
+            } else {
+                Box::new(AssistedExecutor::new(executor, npu, dims(config), share))
+            })
         }
         Err(why) if asked => {
             listener.note(&format!("running without the NPU: {why:#}"));
@@ -129,7 +140,11 @@ fn bring_up(
     let session = match &options.npu {
         Npu::Model(library) => {
             let library = library.as_deref().map(Library::open).transpose()?;
-            let accel = HostModelAccel::new(ModelOptions { compiled: library, fault: options.npu_fault, late: false });
+            let accel = HostModelAccel::new(ModelOptions {
+                compiled: library,
+                fault: options.npu_fault,
+                late: false,
+            });
             Session::open(Box::new(accel), &HostModelAccel::xclbin(shape))?
         }
         _ => {
@@ -145,13 +160,22 @@ fn bring_up(
         return Ok((npu, 256, format!("a model of it on the host, {near}")));
     }
     let Some(speed) = executor.read_bandwidth() else {
-        anyhow::bail!("the speed of {} cannot be measured, so nothing can be predicted", executor.describe())
+        anyhow::bail!(
+            "the speed of {} cannot be measured, so nothing can be predicted",
+            executor.describe()
+        )
     };
     let npu_speed = measured.transfer.min(measured.kernel);
-    let machine = Machine { executor: speed, npu: npu_speed, dispatch: measured.dispatch, ..Machine::PHOENIX };
+    let machine = Machine {
+        executor: speed,
+        npu: npu_speed,
+        dispatch: measured.dispatch,
+        ..Machine::PHOENIX
+    };
     let choice = gate::choose(&machine, &work);
     let figures = format!(
-        "{near}, {:.0} us a dispatch, {:.1} GB/s, {:.1} with all rows; predicted gain {:.1} %, wanted {:.0} %",
+        "{near}, {:.0} us a dispatch, {:.1} GB/s, {:.1} with all rows; predicted gain {:.1} %, \
+            wanted {:.0} %",
         1e6 * measured.dispatch,
         measured.transfer / 1e9,
         measured.kernel / 1e9,
@@ -161,7 +185,8 @@ fn bring_up(
     Ok(match options.npu {
         Npu::Force => (npu, 256, figures),
         _ if choice.gain >= WORTH => {
-            // In coarse steps: a share decides how sums are rounded, and measured speeds differ a little from run to run.
+            // In coarse steps: a share decides how sums are rounded, and measured speeds differ a
+            // little from run to run.
             let share = choice.share.next_multiple_of(32).min(256);
             (npu, share, format!("{figures}: takes {share} of 256 sealed pages"))
         }
@@ -177,7 +202,10 @@ mod tests {
     fn modes_are_named_exactly() {
         assert_eq!("model".parse(), Ok(Npu::Model(None)));
         assert_eq!("model:/a:b".parse(), Ok(Npu::Model(Some("/a:b".into()))));
-        assert_eq!(["auto", "off", "force"].map(|s| s.parse()), [Ok(Npu::Auto), Ok(Npu::Off), Ok(Npu::Force)]);
+        assert_eq!(
+            ["auto", "off", "force"].map(|s| s.parse()),
+            [Ok(Npu::Auto), Ok(Npu::Off), Ok(Npu::Force)]
+        );
         assert!(["", "on", "model:", "force:1"].iter().all(|s| s.parse::<Npu>().is_err()));
     }
 }

@@ -175,7 +175,8 @@ impl FromStr for MemoryPlace {
             "on" => Ok(MemoryPlace::On),
             "off" => Ok(MemoryPlace::Off),
             path if path.contains('/') => Ok(MemoryPlace::Directory(path.into())),
-            _ => Err("expected auto, on, off, or a directory with a slash in it, such as ./memory".into()),
+            _ => Err("expected auto, on, off, or a directory with a slash in it, such as ./memory"
+                .into()),
         }
     }
 }
@@ -188,7 +189,9 @@ impl MemoryPlace {
             MemoryPlace::Directory(path) => Some(path.clone()),
             MemoryPlace::Off => None,
             MemoryPlace::Auto if !usual => None,
-            MemoryPlace::Auto | MemoryPlace::On => xdg::state().map(|state| state.join("draft-memory")),
+            MemoryPlace::Auto | MemoryPlace::On => {
+                xdg::state().map(|state| state.join("draft-memory"))
+            }
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Which draft model fits a target: by its tokenizer, or by the vocabulary that lies beside a draft of few rows.
+//! Which draft model fits a target: by its tokenizer, or by the vocabulary that lies beside a draft
+//! of few rows.
 
 use super::drafting::mismatch;
 use super::find::{Source, find};
@@ -42,9 +43,16 @@ impl Partner {
         Ok(Ok(Partner { weights: Weights::open(checkpoint)?, spelling }))
     }
 
-    /// An engine for a draft of few rows as if it were a target, to measure other drafts with; other models' engines as they are.
-    pub fn stand_in(checkpoint: &Checkpoint, tokenizer: &Tokenizer, inner: Box<dyn Engine>) -> Result<Box<dyn Engine>> {
-        let Some(vocabulary) = ReducedVocabulary::of(checkpoint, inner.vocab())? else { return Ok(inner) };
+    /// An engine for a draft of few rows as if it were a target, to measure other drafts with;
+    /// other models' engines as they are.
+    pub fn stand_in(
+        checkpoint: &Checkpoint,
+        tokenizer: &Tokenizer,
+        inner: Box<dyn Engine>,
+    ) -> Result<Box<dyn Engine>> {
+        let Some(vocabulary) = ReducedVocabulary::of(checkpoint, inner.vocab())? else {
+            return Ok(inner);
+        };
         if let Some(why) = vocabulary.mismatch(tokenizer) {
             return Err(Fault::model(format!("{}: {why}", checkpoint.name()))
                 .help("name its tokenizer with --tokenizer DIR")
@@ -56,13 +64,22 @@ impl Partner {
     /// The model that `--draft PATH` names.
     pub fn at(path: &str, tokenizer: &Tokenizer) -> Result<Result<Partner, String>> {
         let shown = || format!("cannot draft with {path}");
-        let Source::Directory(directory) = find(Some(path)).with_context(shown)? else { unreachable!("a name was given") };
-        let checkpoint = Checkpoint::open(&directory).and_then(crate::gemma::gguf::present).with_context(shown)?;
+        let Source::Directory(directory) = find(Some(path)).with_context(shown)? else {
+            unreachable!("a name was given")
+        };
+        let checkpoint = Checkpoint::open(&directory)
+            .and_then(crate::gemma::gguf::present)
+            .with_context(shown)?;
         Self::new(checkpoint, tokenizer)
     }
 
-    /// The model that a source of guesses names, for a target whose passes take so many seconds; `None` for those without.
-    pub fn named(source: &DraftFrom, tokenizer: &Tokenizer, pass: f32) -> Result<Option<Result<Partner, String>>> {
+    /// The model that a source of guesses names, for a target whose passes take so many seconds;
+    /// `None` for those without.
+    pub fn named(
+        source: &DraftFrom,
+        tokenizer: &Tokenizer,
+        pass: f32,
+    ) -> Result<Option<Result<Partner, String>>> {
         match source {
             DraftFrom::Off | DraftFrom::Ngram => Ok(None),
             DraftFrom::Auto | DraftFrom::Bundled => Self::bundled(tokenizer, pass).map(Some),
@@ -70,7 +87,8 @@ impl Partner {
         }
     }
 
-    /// The bundled draft for this tokenizer, of the size that suits a target whose passes take so many seconds.
+    /// The bundled draft for this tokenizer, of the size that suits a target whose passes take so
+    /// many seconds.
     pub fn bundled(tokenizer: &Tokenizer, pass: f32) -> Result<Result<Partner, String>> {
         if !cfg!(feature = "bundled") {
             return Ok(Err("this build of gemma carries no models".into()));
@@ -81,7 +99,9 @@ impl Partner {
         };
         let size = if pass >= SLOW_PASS { DraftSize::Medium } else { DraftSize::Small };
         let gemma = Self::new(bundled::gemma_draft(size)?, tokenizer)?;
-        Ok(gemma.map_err(|why| format!("the one for Gemma 3 does not fit, {why}; nor does the demo's, {demo}")))
+        Ok(gemma.map_err(|why| {
+            format!("the one for Gemma 3 does not fit, {why}; nor does the demo's, {demo}")
+        }))
     }
 
     /// What its files are called.
@@ -98,12 +118,18 @@ impl Partner {
     pub fn context(&self, context: usize) -> usize {
         let config = self.weights.config();
         let Some(spelling) = &self.spelling else { return context.min(config.max_position) };
-        // Some tokens take several positions. Layers with a window take no more memory for that, and know no last position.
+        // Some tokens take several positions. Layers with a window take no more memory for that,
+        // and know no last position.
         let needed = context.saturating_mul(spelling.most_parts());
-        if config.global.iter().any(|global| *global) { needed.min(config.max_position) } else { needed }
+        if config.global.iter().any(|global| *global) {
+            needed.min(config.max_position)
+        } else {
+            needed
+        }
     }
 
-    /// Precision of its cache. The bundled drafts read theirs from the processor's own, where attention is most of a pass.
+    /// Precision of its cache. The bundled drafts read theirs from the processor's own, where
+    /// attention is most of a pass.
     pub fn kv(&self, asked: Kv) -> Kv {
         if asked == Kv::Auto && self.spelling.is_some() { Kv::Q8 } else { asked }
     }

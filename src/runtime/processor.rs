@@ -24,7 +24,8 @@ impl Cpu {
     pub fn probe() -> Result<Cpu> {
         let threads = default_threads();
         Ok(Cpu {
-            name: proc_field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            name: proc_field("/proc/cpuinfo", "model name")
+                .unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             threads,
             instruction_sets: Isa::all_supported().iter().map(Isa::to_string).collect(),
             memory_bytes: memory("MemTotal"),
@@ -41,13 +42,15 @@ pub fn default_threads() -> usize {
 
 /// A field of /proc/meminfo in bytes.
 pub fn memory(field: &str) -> Option<u64> {
-    let kib: u64 = proc_field("/proc/meminfo", field)?.trim_end_matches("kB").trim().parse().ok()?;
+    let kib: u64 =
+        proc_field("/proc/meminfo", field)?.trim_end_matches("kB").trim().parse().ok()?;
     Some(kib * 1024)
 }
 
 /// The first `name : value` line of a file under /proc.
 fn proc_field(path: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
-    let found = text.lines().find_map(|line| line.split_once(':').filter(|(key, _)| key.trim() == name));
+    let found =
+        text.lines().find_map(|line| line.split_once(':').filter(|(key, _)| key.trim() == name));
     found.map(|(_, value)| value.trim().to_owned())
 }

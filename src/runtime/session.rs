@@ -62,8 +62,8 @@ impl Session {
         load::load(&self.model.weights, &self.model.name, &self.run, room, &pool, listener)
     }
 
-    /// Loads the model for one text of `context` positions, with a drafter. `remembers` says whether
-    /// the drafter goes on with what earlier runs have learnt where nobody says.
+    /// Loads the model for one text of `context` positions, with a drafter. `remembers` says
+    /// whether the drafter goes on with what earlier runs have learnt where nobody says.
     pub fn start(
         &self,
         context: usize,
@@ -73,9 +73,15 @@ impl Session {
     ) -> Result<Started<Drafting>> {
         let mut loaded = self.load(Room::of(context), listener)?;
         let costs = Calibration::of(self, options, &mut loaded, listener)?;
-        let target = Target { session: self, context, passes: &costs.passes, pool: &loaded.pool, remembers };
+        let target =
+            Target { session: self, context, passes: &costs.passes, pool: &loaded.pool, remembers };
         let drafts = drafting::build(options, &target, listener)?;
-        Ok(Started { target: Timeline::new(loaded.engine), load_seconds: loaded.seconds, drafts, costs })
+        Ok(Started {
+            target: Timeline::new(loaded.engine),
+            load_seconds: loaded.seconds,
+            drafts,
+            costs,
+        })
     }
 
     /// Loads the model for several texts that share its passes, with a drafter for each.
@@ -88,6 +94,11 @@ impl Session {
         let mut loaded = self.load(room, listener)?;
         let costs = Calibration::of(self, options, &mut loaded, listener)?;
         let drafts = drafting::of_texts(options, self, room.sequences, listener)?;
-        Ok(Started { target: Timeline::new(loaded.engine), load_seconds: loaded.seconds, drafts, costs })
+        Ok(Started {
+            target: Timeline::new(loaded.engine),
+            load_seconds: loaded.seconds,
+            drafts,
+            costs,
+        })
     }
 }

@@ -37,7 +37,9 @@ impl Formats {
             Some("q4_0") => (Format::I4_G32, Format::BF16),
             Some("bf16") => (Format::BF16, Format::BF16),
             Some(name) => return settled(config, &Recipe::load(name)?),
-            None => (self.weights.unwrap_or(Format::I4_ROW_H), self.embedding.unwrap_or(Format::I8_ROW)),
+            None => {
+                (self.weights.unwrap_or(Format::I4_ROW_H), self.embedding.unwrap_or(Format::I8_ROW))
+            }
         };
         let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
         Ok(Weights::synthetic(config, format, SEED))
@@ -92,7 +94,9 @@ impl Shape {
         let name = name.to_ascii_lowercase();
         let rest = match name.split_once('/') {
             Some((_, model)) => model.strip_prefix("gemma-3-")?,
-            None => ["gemma-3-", "gemma3:", ""].iter().find_map(|start| name.strip_prefix(start))?,
+            None => {
+                ["gemma-3-", "gemma3:", ""].iter().find_map(|start| name.strip_prefix(start))?
+            }
         };
         let (size, kind) = rest.split_once('-').unwrap_or((rest, ""));
         let shape = Shape::ALL.into_iter().find(|shape| shape.name() == size)?;
@@ -128,14 +132,19 @@ impl Shape {
     pub fn config(self) -> Value {
         // dim, layers, heads, kv heads, head dim, ffn, window, query scalar, vocabulary, global
         // RoPE factor
-        let [dim, layers, heads, kv_heads, head_dim, ffn, window, scalar, vocab, factor] = match self {
-            Shape::B27 => [5376, 62, 32, 16, 128, 21504, 1024, 168, 262_208, 8],
-            Shape::B12 => [3840, 48, 16, 8, 256, 15360, 1024, 256, 262_208, 8],
-            Shape::B4 => [2560, 34, 8, 4, 256, 10240, 1024, 256, 262_208, 8],
-            Shape::B1 => [1152, 26, 4, 1, 256, 6912, 512, 256, 262_144, 1],
-            Shape::M270 => [640, 18, 4, 1, 256, 2048, 512, 256, 262_144, 1],
+        let [dim, layers, heads, kv_heads, head_dim, ffn, window, scalar, vocab, factor] =
+            match self {
+                Shape::B27 => [5376, 62, 32, 16, 128, 21504, 1024, 168, 262_208, 8],
+                Shape::B12 => [3840, 48, 16, 8, 256, 15360, 1024, 256, 262_208, 8],
+                Shape::B4 => [2560, 34, 8, 4, 256, 10240, 1024, 256, 262_208, 8],
+                Shape::B1 => [1152, 26, 4, 1, 256, 6912, 512, 256, 262_144, 1],
+                Shape::M270 => [640, 18, 4, 1, 256, 2048, 512, 256, 262_144, 1],
+            };
+        let scaling = if factor == 1 {
+            Value::Null
+        } else {
+            json!({"rope_type": "linear", "factor": factor as f64})
         };
-        let scaling = if factor == 1 { Value::Null } else { json!({"rope_type": "linear", "factor": factor as f64}) };
         json!({
             "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
             "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
@@ -166,15 +175,26 @@ mod tests {
             let (shape, found) = Shape::named(name).unwrap();
             assert_eq!((shape.name(), found), (size, recipe), "{name}");
         }
-        for name in
-            ["", "28b", "gemma-3n-E4B-it", "gemma-2-27b-it", "google/gemma-3-27b-it-Q4_K_M", "model.gguf", "27", "models/27b"]
-        {
+        for name in [
+            "",
+            "28b",
+            "gemma-3n-E4B-it",
+            "gemma-2-27b-it",
+            "google/gemma-3-27b-it-Q4_K_M",
+            "model.gguf",
+            "27",
+            "models/27b",
+        ] {
             assert_eq!(Shape::named(name), None, "{name}");
         }
         // What a page is called is known by that name.
         for shape in Shape::ALL {
             for recipe in ["bf16", "q4_0"] {
-                assert!(shape.page(recipe).is_none_or(|page| Shape::named(&page) == Some((shape, recipe))));
+                assert!(
+                    shape
+                        .page(recipe)
+                        .is_none_or(|page| Shape::named(&page) == Some((shape, recipe)))
+                );
             }
         }
     }
@@ -192,9 +212,13 @@ mod tests {
     /// Parameters as counted from the published checkpoints (text model, tied head), in millions.
     #[test]
     fn shapes_have_the_published_sizes() {
-        for (shape, millions) in
-            [(Shape::B27, 27_009), (Shape::B12, 11_766), (Shape::B4, 3_880), (Shape::B1, 999), (Shape::M270, 268)]
-        {
+        for (shape, millions) in [
+            (Shape::B27, 27_009),
+            (Shape::B12, 11_766),
+            (Shape::B4, 3_880),
+            (Shape::B1, 999),
+            (Shape::M270, 268),
+        ] {
             let c = Config::from_json(&shape.config()).unwrap();
             let attention = c.dim * c.head_dim * (2 * c.n_heads + 2 * c.n_kv_heads);
             let norms = c.n_layers * (4 * c.dim + 2 * c.head_dim) + c.dim;

@@ -25,7 +25,8 @@ pub fn small_model() -> Result<Weights> {
         "rope_theta": 1e6, "rope_local_base_freq": 1e4, "max_position_embeddings": 512,
     });
     let linear: Format = "i4-g32".parse()?;
-    let format = |role| if matches!(role, Role::Embed | Role::Head) { Format::I8_ROW } else { linear };
+    let format =
+        |role| if matches!(role, Role::Embed | Role::Head) { Format::I8_ROW } else { linear };
     Ok(Weights::synthetic(Config::from_json(&config)?, format, 1))
 }
 
@@ -41,7 +42,11 @@ pub fn run_passes(engine: &mut dyn Engine) -> Result<()> {
 }
 
 /// Loads the small model as `generate --check` would, and runs passes of it.
-pub fn run(options: &RunOptions, device: Option<&DeviceInfo>, listener: &dyn Listener) -> Result<String> {
+pub fn run(
+    options: &RunOptions,
+    device: Option<&DeviceInfo>,
+    listener: &dyn Listener,
+) -> Result<String> {
     let weights = small_model()?;
     let place = device.map_or(Device::Cpu, |d| Device::Vulkan(Choice::Index(d.index)));
     let options = RunOptions {
@@ -57,7 +62,17 @@ pub fn run(options: &RunOptions, device: Option<&DeviceInfo>, listener: &dyn Lis
         ..options.clone()
     };
     let threads = pool(&options)?;
-    let mut loaded = load(&weights, "a small made-up model", &options, Room::of(SMALL_CONTEXT), &threads, listener)?;
+    let mut loaded = load(
+        &weights,
+        "a small made-up model",
+        &options,
+        Room::of(SMALL_CONTEXT),
+        &threads,
+        listener,
+    )?;
     run_passes(loaded.engine.as_mut())?;
-    Ok(format!("a small model computes what the reference kernels compute ({})", loaded.engine.describe()))
+    Ok(format!(
+        "a small model computes what the reference kernels compute ({})",
+        loaded.engine.describe()
+    ))
 }

@@ -1,12 +1,13 @@
 //! Floor 1: sampling as a pure function of (seed, position, logits, context).
 //!
-//! The token at a position is `argmax(logit + T * gumbel(seed, position, token))` over the tokens that pass the filters: one
-//! exact draw from their softmax at temperature T (the Gumbel-max trick). Because the noise is keyed and not drawn from a
-//! stream, a drafter that ranks its own candidates with the same noise guesses the very draw that the target will make, and
-//! what was drafted cannot change what is picked.
+//! The token at a position is `argmax(logit + T * gumbel(seed, position, token))` over the tokens
+//! that pass the filters: one exact draw from their softmax at temperature T (the Gumbel-max
+//! trick). Because the noise is keyed and not drawn from a stream, a drafter that ranks its own
+//! candidates with the same noise guesses the very draw that the target will make, and what was
+//! drafted cannot change what is picked.
 //!
-//! Order, as in Hugging Face transformers: grammar, bans, repetition penalty, temperature, top-k, top-p, min-p. Ties go to the lowest
-//! id; sums run best first, in f64.
+//! Order, as in Hugging Face transformers: grammar, bans, repetition penalty, temperature, top-k,
+//! top-p, min-p. Ties go to the lowest id; sums run best first, in f64.
 
 mod noise;
 mod rule;
@@ -24,7 +25,8 @@ use select::Row;
 
 /// Candidates that a draft row is cut to before it is ranked, unless top-k is smaller.
 const RANKED: usize = 128;
-/// What a draft candidate loses when the filters drop it (the target's own filters may yet keep it), in nats.
+/// What a draft candidate loses when the filters drop it (the target's own filters may yet keep
+/// it), in nats.
 const DROPPED: f32 = 3.0;
 /// Tokens below `e^-40` of the best one are not counted in the sum behind top-p.
 const NEGLIGIBLE: f32 = 40.0;
@@ -39,7 +41,8 @@ pub struct SamplerConfig {
     pub top_p: f32,
     /// Keep tokens at least this probable relative to the best one; 0 keeps all.
     pub min_p: f32,
-    /// Logits of tokens in the context are divided (if positive) or multiplied (if negative) by this; 1 changes nothing.
+    /// Logits of tokens in the context are divided (if positive) or multiplied (if negative) by
+    /// this; 1 changes nothing.
     pub repeat_penalty: f32,
     pub seed: u64,
 }
@@ -47,14 +50,22 @@ pub struct SamplerConfig {
 impl Default for SamplerConfig {
     /// Greedy.
     fn default() -> Self {
-        SamplerConfig { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repeat_penalty: 1.0, seed: 0 }
+        SamplerConfig {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repeat_penalty: 1.0,
+            seed: 0,
+        }
     }
 }
 
 /// A draft row in the target's eyes.
 #[derive(Clone, Debug, Default)]
 pub struct Tempered {
-    /// The likeliest tokens and their log-probabilities among themselves, best first but for those that the filters may drop.
+    /// The likeliest tokens and their log-probabilities among themselves, best first but for those
+    /// that the filters may drop.
     pub list: Vec<(Token, f32)>,
     scale: f32,
     norm: f32,
@@ -83,7 +94,10 @@ impl Sampler {
         let check = |ok: bool, what: String| if ok { Ok(()) } else { Err(Fault::usage(what)) };
         let SamplerConfig { temperature: t, top_p, min_p, repeat_penalty: r, .. } = config;
         check(t.is_finite() && t >= 0.0, format!("the temperature must be 0 or more, not {t}"))?;
-        check(top_p > 0.0 && top_p <= 1.0, format!("top-p must be above 0 and at most 1, not {top_p}"))?;
+        check(
+            top_p > 0.0 && top_p <= 1.0,
+            format!("top-p must be above 0 and at most 1, not {top_p}"),
+        )?;
         check((0.0..=1.0).contains(&min_p), format!("min-p must be between 0 and 1, not {min_p}"))?;
         check(r.is_finite() && r > 0.0, format!("the repeat penalty must be above 0, not {r}"))?;
         Ok(Sampler { config, usable: usize::MAX, banned: Vec::new(), rule: None })
@@ -133,9 +147,12 @@ impl Sampler {
         }
     }
 
-    /// The token at `position`, given the logits behind it and all tokens before it. An error if the logits are not numbers.
+    /// The token at `position`, given the logits behind it and all tokens before it. An error if
+    /// the logits are not numbers.
     pub fn pick(&self, position: usize, logits: &[f32], context: &[Token]) -> Result<Token> {
-        let Some(mask) = self.mask(context)? else { return self.pick_any(position, logits, context) };
+        let Some(mask) = self.mask(context)? else {
+            return self.pick_any(position, logits, context);
+        };
         match mask.only().filter(|&token| self.allows(token)) {
             Some(token) => Ok(token),
             None => {
@@ -153,7 +170,11 @@ impl Sampler {
             return Ok(row.top(1)[0].0);
         }
         if config.top_k == 0 && config.top_p >= 1.0 {
-            return Ok(self.pick_at_least(row.max() + config.temperature * config.min_p.ln(), position, &row));
+            return Ok(self.pick_at_least(
+                row.max() + config.temperature * config.min_p.ln(),
+                position,
+                &row,
+            ));
         }
         let mut best = (0, f64::NEG_INFINITY);
         for (token, logit) in self.survivors(&row) {
@@ -162,7 +183,8 @@ impl Sampler {
         Ok(best.0)
     }
 
-    /// How many of a row's best logits decide what [`pick`](Self::pick) gives, and below which id; `None` if all of them may.
+    /// How many of a row's best logits decide what [`pick`](Self::pick) gives, and below which id;
+    /// `None` if all of them may.
     pub fn decisive(&self) -> Option<(usize, usize)> {
         let kept = match (self.config.temperature == 0.0, self.config.top_k) {
             (true, _) => 1,
@@ -176,10 +198,15 @@ impl Sampler {
     pub fn pick_best(&self, position: usize, best: &[(Token, f32)]) -> Result<Token> {
         let config = &self.config;
         let allowed = |(token, logit): &&(Token, f32)| {
-            self.banned.binary_search(token).is_err() && (*token as usize) < self.usable && *logit > f32::NEG_INFINITY
+            self.banned.binary_search(token).is_err()
+                && (*token as usize) < self.usable
+                && *logit > f32::NEG_INFINITY
         };
-        let list: Vec<(Token, f32)> = best.iter().filter(allowed).take(config.top_k.max(1)).copied().collect();
-        let Some(&(first, max)) = list.first() else { bail!("no token can be picked: all logits are banned or minus infinity") };
+        let list: Vec<(Token, f32)> =
+            best.iter().filter(allowed).take(config.top_k.max(1)).copied().collect();
+        let Some(&(first, max)) = list.first() else {
+            bail!("no token can be picked: all logits are banned or minus infinity")
+        };
         if max == f32::INFINITY {
             bail!("the model gave an infinite logit");
         }
@@ -194,33 +221,45 @@ impl Sampler {
         Ok(choice.0)
     }
 
-    /// The `n` tokens with the largest logits, best first, as the model gave them: neither penalty nor ban is applied.
+    /// The `n` tokens with the largest logits, best first, as the model gave them: neither penalty
+    /// nor ban is applied.
     pub fn best(&self, logits: &[f32], n: usize) -> Result<Vec<(Token, f32)>> {
         Ok(Row::new(&logits[..logits.len().min(self.usable)], Vec::new())?.top(n))
     }
 
     /// A draft row's likeliest tokens as the target's settings would temper them.
     ///
-    /// Temperature, top-k and the penalty are the target's; what top-p and min-p drop is only called less likely, for the draft may
-    /// be wrong about it. Bans and the rule are not applied ([`allows`](Self::allows) and [`mask`](Self::mask) tell): a draft may
-    /// spell tokens by ids of its own.
+    /// Temperature, top-k and the penalty are the target's; what top-p and min-p drop is only
+    /// called less likely, for the draft may be wrong about it. Bans and the rule are not applied
+    /// ([`allows`](Self::allows) and [`mask`](Self::mask) tell): a draft may spell tokens by ids of
+    /// its own.
     pub fn temper(&self, logits: &[f32], context: &[Token], out: &mut Tempered) -> Result<()> {
         let SamplerConfig { temperature, top_k, .. } = self.config;
         let row = Row::new(logits, self.penalties(logits, context))?;
-        out.list = row.top(if top_k == 0 || temperature == 0.0 { RANKED } else { RANKED.min(top_k) });
-        let kept =
-            if temperature == 0.0 { out.list.len() } else { self.passing(&out.list, self.mass(&out.list, row.max()), row.max()) };
+        out.list =
+            row.top(if top_k == 0 || temperature == 0.0 { RANKED } else { RANKED.min(top_k) });
+        let kept = if temperature == 0.0 {
+            out.list.len()
+        } else {
+            self.passing(&out.list, self.mass(&out.list, row.max()), row.max())
+        };
         out.scale = if temperature == 0.0 { 1.0 } else { 1.0 / temperature };
         out.list.iter_mut().skip(kept).for_each(|(_, logit)| *logit -= DROPPED / out.scale);
         let max = row.max() * out.scale;
-        out.norm = max + out.list.iter().map(|(_, logit)| (logit * out.scale - max).exp()).sum::<f32>().ln();
+        out.norm = max
+            + out.list.iter().map(|(_, logit)| (logit * out.scale - max).exp()).sum::<f32>().ln();
         out.list.iter_mut().for_each(|(_, logit)| *logit = *logit * out.scale - out.norm);
         Ok(())
     }
 
-    /// The noise that the target adds to a token's log-probability at `position`; 0 where it takes the likeliest.
+    /// The noise that the target adds to a token's log-probability at `position`; 0 where it takes
+    /// the likeliest.
     pub fn noise(&self, position: usize, token: Token) -> f32 {
-        if self.config.temperature == 0.0 { 0.0 } else { gumbel(self.config.seed, position, token) as f32 }
+        if self.config.temperature == 0.0 {
+            0.0
+        } else {
+            gumbel(self.config.seed, position, token) as f32
+        }
     }
 
     /// Whether the token can be picked at all.
@@ -234,7 +273,12 @@ impl Sampler {
         let mut patches = self.penalties(logits, context);
         if !self.banned.is_empty() {
             patches.retain(|(token, _)| self.banned.binary_search(token).is_err());
-            patches.extend(self.banned.iter().filter(|t| (**t as usize) < logits.len()).map(|&t| (t, f32::NEG_INFINITY)));
+            patches.extend(
+                self.banned
+                    .iter()
+                    .filter(|t| (**t as usize) < logits.len())
+                    .map(|&t| (t, f32::NEG_INFINITY)),
+            );
             patches.sort_unstable_by_key(|&(token, _)| token);
         }
         Row::new(logits, patches)
@@ -248,9 +292,12 @@ impl Sampler {
             let mut seen = vec![0u64; logits.len().div_ceil(64)];
             context.iter().filter(inside).for_each(|&t| seen[t as usize / 64] |= 1 << (t % 64));
             for (word, &bits) in seen.iter().enumerate().filter(|(_, bits)| **bits != 0) {
-                for token in (0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| (word * 64 + bit) as Token) {
+                for token in
+                    (0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| (word * 64 + bit) as Token)
+                {
                     let (logit, penalty) = (logits[token as usize], self.config.repeat_penalty);
-                    patches.push((token, if logit < 0.0 { logit * penalty } else { logit / penalty }));
+                    patches
+                        .push((token, if logit < 0.0 { logit * penalty } else { logit / penalty }));
                 }
             }
         }
@@ -281,7 +328,8 @@ impl Sampler {
         }
     }
 
-    /// How many tokens of a best-first list pass top-p and min-p, at least one; `mass` is what top-p counts as the whole.
+    /// How many tokens of a best-first list pass top-p and min-p, at least one; `mass` is what
+    /// top-p counts as the whole.
     fn passing(&self, list: &[(Token, f32)], mass: f64, max: f32) -> usize {
         let SamplerConfig { top_p, min_p, .. } = self.config;
         let mut sum = 0.0;
@@ -300,7 +348,11 @@ impl Sampler {
     }
 
     fn mass(&self, list: &[(Token, f32)], max: f32) -> f64 {
-        if self.config.top_p < 1.0 { list.iter().map(|&(_, logit)| self.weight(logit, max)).sum() } else { 1.0 }
+        if self.config.top_p < 1.0 {
+            list.iter().map(|&(_, logit)| self.weight(logit, max)).sum()
+        } else {
+            1.0
+        }
     }
 
     fn improve(&self, best: &mut (Token, f64), token: Token, logit: f32, noise: f64) {
@@ -310,8 +362,9 @@ impl Sampler {
         }
     }
 
-    /// The draw from all tokens whose logit is at least `threshold`. Two logarithms a token would take milliseconds; instead a block's random words are
-    /// compared with the least one that could beat the best score so far, and few tokens get as far as a logarithm.
+    /// The draw from all tokens whose logit is at least `threshold`. Two logarithms a token would
+    /// take milliseconds; instead a block's random words are compared with the least one that could
+    /// beat the best score so far, and few tokens get as far as a logarithm.
     fn pick_at_least(&self, threshold: f32, position: usize, row: &Row<'_>) -> Token {
         let SamplerConfig { temperature, seed, .. } = self.config;
         let mut best = (0, f64::NEG_INFINITY);

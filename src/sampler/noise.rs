@@ -1,7 +1,9 @@
-//! The noise that target and drafter share: a pure function of (seed, position, token), read in any order.
+//! The noise that target and drafter share: a pure function of (seed, position, token), read in any
+//! order.
 //!
-//! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): counter = (token / 4, position),
-//! key = seed, word = token mod 4. No state, so a rejected draft leaves no trace, and a shader can compute the same words.
+//! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): counter =
+//! (token / 4, position), key = seed, word = token mod 4. No state, so a rejected draft leaves no
+//! trace, and a shader can compute the same words.
 
 use crate::tensor::Token;
 
@@ -47,7 +49,8 @@ fn word(seed: u64, position: usize, token: Token) -> u32 {
 pub(super) fn words(seed: u64, position: usize, block: usize) -> [u32; BLOCK] {
     const LANES: usize = BLOCK / 4;
     let position = position as u64;
-    let mut counter = [[0; LANES], [position as u32; LANES], [(position >> 32) as u32; LANES], [0; LANES]];
+    let mut counter =
+        [[0; LANES], [position as u32; LANES], [(position >> 32) as u32; LANES], [0; LANES]];
     for (lane, first) in counter[0].iter_mut().enumerate() {
         *first = (block * LANES + lane) as u32;
     }
@@ -55,13 +58,15 @@ pub(super) fn words(seed: u64, position: usize, block: usize) -> [u32; BLOCK] {
     std::array::from_fn(|i| counter[i % 4][i / 4])
 }
 
-/// A word as a number strictly between 0 and 1, then as standard Gumbel noise: between about -3.1 and 22.9.
+/// A word as a number strictly between 0 and 1, then as standard Gumbel noise: between about -3.1
+/// and 22.9.
 pub(super) fn gumbel_of(word: u32) -> f64 {
     let uniform = (word as f64 + 0.5) / 4_294_967_296.0;
     -(-uniform.ln()).ln()
 }
 
-/// The least word whose noise can exceed `noise`, or a little less; more than `u32::MAX` when none can.
+/// The least word whose noise can exceed `noise`, or a little less; more than `u32::MAX` when none
+/// can.
 pub(super) fn word_above(noise: f64) -> u64 {
     if noise > LARGEST {
         return u64::MAX;
@@ -115,7 +120,9 @@ mod tests {
             assert!(gumbel_of(bound.saturating_add(16)) > noise, "{noise}");
         }
         let largest = gumbel_of(u32::MAX);
-        assert!(largest < LARGEST && largest > LARGEST - 1e-3 && word_above(largest) <= u32::MAX as u64);
+        assert!(
+            largest < LARGEST && largest > LARGEST - 1e-3 && word_above(largest) <= u32::MAX as u64
+        );
         assert!(word_above(23.0) > u32::MAX as u64);
     }
 }

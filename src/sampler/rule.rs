@@ -17,11 +17,14 @@ pub struct Mask {
 }
 
 impl Mask {
-    /// Bit `t % 32` of word `t / 32` says whether token t may be picked; `ends` where only tokens may that end the text.
+    /// Bit `t % 32` of word `t / 32` says whether token t may be picked; `ends` where only tokens
+    /// may that end the text.
     pub fn new(words: Vec<u32>, ends: bool) -> Self {
         let mut allowed = words.iter().enumerate().filter(|(_, bits)| **bits != 0);
         let only = match (allowed.next(), allowed.next()) {
-            (Some((word, bits)), None) if bits.count_ones() == 1 => Some(word as Token * 32 + bits.trailing_zeros()),
+            (Some((word, bits)), None) if bits.count_ones() == 1 => {
+                Some(word as Token * 32 + bits.trailing_zeros())
+            }
             _ => None,
         };
         Mask { words, only, ends }
@@ -46,10 +49,13 @@ impl Mask {
         self.words.iter().all(|bits| *bits == 0)
     }
 
-    /// Logits with minus infinity for what is not allowed; what is not a number stays so. `token_of` gives each column's token.
+    /// Logits with minus infinity for what is not allowed; what is not a number stays so.
+    /// `token_of` gives each column's token.
     pub fn apply(&self, logits: &[f32], token_of: impl Fn(usize) -> Token, out: &mut Vec<f32>) {
         out.clear();
-        let masked = |(column, &logit): (usize, &f32)| match self.allows(token_of(column)) || logit.is_nan() {
+        let masked = |(column, &logit): (usize, &f32)| match self.allows(token_of(column))
+            || logit.is_nan()
+        {
             true => logit,
             false => f32::NEG_INFINITY,
         };
@@ -57,7 +63,8 @@ impl Mask {
     }
 }
 
-/// Which tokens may follow a text: a pure function of the tokens so far, whatever the implementation remembers.
+/// Which tokens may follow a text: a pure function of the tokens so far, whatever the
+/// implementation remembers.
 pub trait Rule: Debug + Send + Sync {
     /// `history` holds the prompt and what was generated.
     fn mask(&self, history: &[Token]) -> Result<Arc<Mask>>;
@@ -80,10 +87,20 @@ mod tests {
             assert_eq!(mask(&[token]).only(), Some(token));
         }
         let two = mask(&[3, 64]);
-        assert!(two.only().is_none() && two.allows(3) && two.allows(64) && !two.allows(4) && !two.allows(96) && !two.is_empty());
+        assert!(
+            two.only().is_none()
+                && two.allows(3)
+                && two.allows(64)
+                && !two.allows(4)
+                && !two.allows(96)
+                && !two.is_empty()
+        );
         assert!(mask(&[]).is_empty() && mask(&[]).only().is_none());
         let mut out = Vec::new();
         two.apply(&[1.0, f32::NAN, 2.0], |column| column as Token + 2, &mut out);
-        assert!(out[0] == f32::NEG_INFINITY && out[1].is_nan() && out[2] == f32::NEG_INFINITY, "{out:?}");
+        assert!(
+            out[0] == f32::NEG_INFINITY && out[1].is_nan() && out[2] == f32::NEG_INFINITY,
+            "{out:?}"
+        );
     }
 }

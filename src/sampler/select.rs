@@ -1,4 +1,5 @@
-//! A row of logits as the sampler sees it, read in blocks so that a large vocabulary is passed over once.
+//! A row of logits as the sampler sees it, read in blocks so that a large vocabulary is passed over
+//! once.
 
 use anyhow::{Result, bail};
 
@@ -21,7 +22,12 @@ pub(super) struct Row<'a> {
 impl<'a> Row<'a> {
     /// Refuses rows that have no largest finite logit: a NaN, an infinity, or nothing but bans.
     pub fn new(logits: &'a [f32], patches: Vec<(Token, f32)>) -> Result<Self> {
-        let mut row = Row { logits, patches, maxima: Vec::with_capacity(logits.len().div_ceil(BLOCK)), max: f32::NEG_INFINITY };
+        let mut row = Row {
+            logits,
+            patches,
+            maxima: Vec::with_capacity(logits.len().div_ceil(BLOCK)),
+            max: f32::NEG_INFINITY,
+        };
         let mut buffer = [0.0; BLOCK];
         for index in 0..logits.len().div_ceil(BLOCK) {
             let (max, nan) = max_and_nan(row.block(index, &mut buffer));
@@ -36,7 +42,10 @@ impl<'a> Row<'a> {
             row.max = row.max.max(max);
         }
         match row.max {
-            f32::NEG_INFINITY => bail!("no token can be picked: all {} logits are banned or minus infinity", logits.len()),
+            f32::NEG_INFINITY => bail!(
+                "no token can be picked: all {} logits are banned or minus infinity",
+                logits.len()
+            ),
             f32::INFINITY => bail!("the model gave an infinite logit"),
             _ => Ok(row),
         }
@@ -47,7 +56,9 @@ impl<'a> Row<'a> {
         let first = index * BLOCK;
         let raw = &self.logits[first..self.logits.len().min(first + BLOCK)];
         let from = self.patches.partition_point(|&(token, _)| (token as usize) < first);
-        let here = self.patches[from..].iter().take_while(|&&(token, _)| (token as usize) < first + raw.len());
+        let here = self.patches[from..]
+            .iter()
+            .take_while(|&&(token, _)| (token as usize) < first + raw.len());
         let mut patched = false;
         for &(token, logit) in here {
             if !patched {
@@ -91,7 +102,8 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// The `k` tokens with the largest logits, best first, ties by lowest id; tokens at minus infinity are none.
+    /// The `k` tokens with the largest logits, best first, ties by lowest id; tokens at minus
+    /// infinity are none.
     pub fn top(&self, k: usize) -> Vec<(Token, f32)> {
         // k blocks reach the k-th largest block maximum, so at least k tokens do.
         let mut threshold = f32::MIN;
@@ -111,7 +123,8 @@ impl<'a> Row<'a> {
     }
 }
 
-/// A number that is less the larger the logit, for equal ones the lower the id: one comparison where there would be two.
+/// A number that is less the larger the logit, for equal ones the lower the id: one comparison
+/// where there would be two.
 fn rank(token: Token, logit: f32) -> u64 {
     let bits = logit.to_bits();
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
@@ -121,7 +134,10 @@ fn rank(token: Token, logit: f32) -> u64 {
 /// What [`rank`] was of.
 fn ranked(rank: u64) -> (Token, f32) {
     let ascending = !(rank >> 32) as u32;
-    (rank as Token, f32::from_bits(if ascending >> 31 == 1 { ascending ^ 1 << 31 } else { !ascending }))
+    (
+        rank as Token,
+        f32::from_bits(if ascending >> 31 == 1 { ascending ^ 1 << 31 } else { !ascending }),
+    )
 }
 
 /// Largest value of a block, NaN ignored, and whether one was seen.
@@ -153,8 +169,11 @@ mod tests {
 
     #[test]
     fn top_equals_a_full_sort() {
-        let logits: Vec<f32> = (0..1000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 22) as f32 / 16.0).collect();
-        for (usable, k) in [(1000, 1), (1000, 8), (1000, 16), (1000, 64), (1000, 5000), (65, 3), (7, 7), (1, 1)] {
+        let logits: Vec<f32> =
+            (0..1000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 22) as f32 / 16.0).collect();
+        for (usable, k) in
+            [(1000, 1), (1000, 8), (1000, 16), (1000, 64), (1000, 5000), (65, 3), (7, 7), (1, 1)]
+        {
             let row = Row::new(&logits[..usable], vec![]).unwrap();
             assert_eq!(row.top(k), sorted(&logits[..usable], k));
         }
@@ -163,12 +182,19 @@ mod tests {
     #[test]
     fn ranks_are_of_logits_of_either_sign() {
         let logits = [-3.5, f32::MIN, -0.0, 0.0, f32::MIN_POSITIVE, 1.0, -1.0, 8e30, 1.0];
-        let mut ranks: Vec<u64> = logits.iter().enumerate().map(|(i, &v)| rank(i as Token, v)).collect();
+        let mut ranks: Vec<u64> =
+            logits.iter().enumerate().map(|(i, &v)| rank(i as Token, v)).collect();
         for (i, &v) in logits.iter().enumerate() {
-            assert_eq!((ranked(ranks[i]).0, ranked(ranks[i]).1.to_bits()), (i as Token, v.to_bits()));
+            assert_eq!(
+                (ranked(ranks[i]).0, ranked(ranks[i]).1.to_bits()),
+                (i as Token, v.to_bits())
+            );
         }
         ranks.sort();
-        assert_eq!(ranks.iter().map(|&r| ranked(r).0).collect::<Vec<_>>(), [7, 5, 8, 4, 3, 2, 6, 0, 1]);
+        assert_eq!(
+            ranks.iter().map(|&r| ranked(r).0).collect::<Vec<_>>(),
+            [7, 5, 8, 4, 3, 2, 6, 0, 1]
+        );
     }
 
     #[test]
@@ -186,7 +212,13 @@ mod tests {
     fn rows_without_a_maximum_are_refused() {
         let mut logits = vec![0.0; 100];
         logits[70] = f32::NAN;
-        assert!(Row::new(&logits, vec![]).err().unwrap().to_string().contains("not a number, among tokens 64"));
+        assert!(
+            Row::new(&logits, vec![])
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("not a number, among tokens 64")
+        );
         logits[70] = f32::INFINITY;
         assert!(Row::new(&logits, vec![]).is_err());
         assert!(Row::new(&[f32::NEG_INFINITY; 9], vec![]).is_err());

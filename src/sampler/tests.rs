@@ -1,12 +1,22 @@
 use super::*;
 
 /// The definition, without any shortcut.
-fn by_the_book(config: &SamplerConfig, position: usize, logits: &[f32], context: &[Token]) -> Token {
+fn by_the_book(
+    config: &SamplerConfig,
+    position: usize,
+    logits: &[f32],
+    context: &[Token],
+) -> Token {
     let t = config.temperature as f64;
-    let mut list: Vec<(Token, f32)> = logits.iter().enumerate().map(|(i, &l)| (i as Token, l)).collect();
+    let mut list: Vec<(Token, f32)> =
+        logits.iter().enumerate().map(|(i, &l)| (i as Token, l)).collect();
     for (token, logit) in &mut list {
         if context.contains(token) {
-            *logit = if *logit < 0.0 { *logit * config.repeat_penalty } else { *logit / config.repeat_penalty };
+            *logit = if *logit < 0.0 {
+                *logit * config.repeat_penalty
+            } else {
+                *logit / config.repeat_penalty
+            };
         }
     }
     list.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -22,7 +32,10 @@ fn by_the_book(config: &SamplerConfig, position: usize, logits: &[f32], context:
     let mut before = 0.0;
     let mut best = (0, f64::NEG_INFINITY);
     for (i, &(token, logit)) in list.iter().enumerate() {
-        if i > 0 && (config.top_p < 1.0 && before >= config.top_p as f64 * total || weights[i] < config.min_p as f64) {
+        if i > 0
+            && (config.top_p < 1.0 && before >= config.top_p as f64 * total
+                || weights[i] < config.min_p as f64)
+        {
             break;
         }
         before += weights[i];
@@ -61,7 +74,10 @@ fn pick_equals_the_definition() {
             let config = SamplerConfig { seed, ..config.clone() };
             let logits = logits(seed, [3, 64, 700, 3000][seed as usize % 4]);
             let context: Vec<Token> = (0..50).map(|i| i * 7 % 200).collect();
-            let got = Sampler::new(config.clone()).unwrap().pick(seed as usize, &logits, &context).unwrap();
+            let got = Sampler::new(config.clone())
+                .unwrap()
+                .pick(seed as usize, &logits, &context)
+                .unwrap();
             assert_eq!(got, by_the_book(&config, seed as usize, &logits, &context), "{config:?}");
         }
     }
@@ -89,7 +105,8 @@ fn bans_and_padding_are_never_picked() {
 
 #[test]
 fn the_penalty_counts_a_token_once_and_follows_the_sign() {
-    let sampler = Sampler::new(SamplerConfig { repeat_penalty: 2.0, ..Default::default() }).unwrap();
+    let sampler =
+        Sampler::new(SamplerConfig { repeat_penalty: 2.0, ..Default::default() }).unwrap();
     assert_eq!(sampler.pick(0, &[3.0, 2.0], &[0, 0, 0]).unwrap(), 1);
     assert_eq!(sampler.pick(0, &[5.0, 2.0], &[0, 0, 0]).unwrap(), 0);
     assert_eq!(sampler.pick(0, &[-1.0, -1.5], &[0]).unwrap(), 1);
@@ -116,7 +133,9 @@ fn a_perfect_draft_with_the_shared_noise_finds_the_pick() {
 
 #[test]
 fn tempering_follows_penalty_and_temperature() {
-    let sampler = Sampler::new(SamplerConfig { temperature: 0.5, repeat_penalty: 2.0, ..Default::default() }).unwrap();
+    let sampler =
+        Sampler::new(SamplerConfig { temperature: 0.5, repeat_penalty: 2.0, ..Default::default() })
+            .unwrap();
     let mut tempered = Tempered::default();
     sampler.temper(&[4.0, 3.0, 2.0], &[0], &mut tempered).unwrap();
     let want = [(1, 3.0f32), (0, 2.0), (2, 2.0)].map(|(t, l)| (t, 2.0 * l));

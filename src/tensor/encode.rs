@@ -1,4 +1,5 @@
-//! Coding a matrix some columns at a time, so that a solver can answer the errors of some in the targets of others.
+//! Coding a matrix some columns at a time, so that a solver can answer the errors of some in the
+//! targets of others.
 
 use super::quantize::{code_of_nearest, f16_nonzero, pack_row, scale_for};
 use super::trellis::{TILE, Trellis};
@@ -22,7 +23,8 @@ const IDENTITY: [f32; BLOCK * BLOCK] = {
     c
 };
 
-/// A matrix whose codes are being chosen. Behind a Hadamard everything here is: targets, decoded values, scales.
+/// A matrix whose codes are being chosen. Behind a Hadamard everything here is: targets, decoded
+/// values, scales.
 pub struct Encoder {
     format: Format,
     rows: usize,
@@ -32,19 +34,24 @@ pub struct Encoder {
     codes: Vec<u8>,
 }
 
-/// Best scale of a row of Gaussian-like weights, for formats with one scale a row, in units of [`Matrix::code`].
+/// Best scale of a row of Gaussian-like weights, for formats with one scale a row, in units of
+/// [`Matrix::code`].
 pub fn row_scale(format: Format, row: &[f32]) -> f32 {
     match Trellis::of(format.code) {
         Some(trellis) => {
-            let mean_square = row.iter().map(|v| *v as f64 * *v as f64).sum::<f64>() / row.len() as f64;
-            f32::max(mean_square.sqrt() as f32 / trellis.deviation() * gain(format.code), f32::MIN_POSITIVE)
+            let mean_square =
+                row.iter().map(|v| *v as f64 * *v as f64).sum::<f64>() / row.len() as f64;
+            f32::max(
+                mean_square.sqrt() as f32 / trellis.deviation() * gain(format.code),
+                f32::MIN_POSITIVE,
+            )
         }
         None => scale_for(Format { hadamard: true, ..format }, row).to_f32() * unit(format.code),
     }
 }
 
-/// Scale of a trellis code with the least error on a Gaussian, as a multiple of the one that gives its states the Gaussian's
-/// spread; measured by the search for multipliers.
+/// Scale of a trellis code with the least error on a Gaussian, as a multiple of the one that gives
+/// its states the Gaussian's spread; measured by the search for multipliers.
 pub(super) fn gain(code: Code) -> f32 {
     match code {
         Code::T2 => 1.06,
@@ -61,18 +68,29 @@ fn unit(code: Code) -> f32 {
 }
 
 impl Encoder {
-    /// `scales`: what the integers of each row are multiplied by, `[rows]`; ignored where groups have scales, which are chosen
-    /// by [`Encoder::begin_group`].
+    /// `scales`: what the integers of each row are multiplied by, `[rows]`; ignored where groups
+    /// have scales, which are chosen by [`Encoder::begin_group`].
     pub fn new(format: Format, rows: usize, cols: usize, scales: Vec<f32>) -> Result<Encoder> {
         format.check_cols(cols)?;
-        ensure!(format.code.is_integer() && format.code != Code::I8a, "{format} is not coded by columns");
-        ensure!(cols.is_multiple_of(BLOCK), "coding by columns needs a multiple of {BLOCK} columns, got {cols}");
+        ensure!(
+            format.code.is_integer() && format.code != Code::I8a,
+            "{format} is not coded by columns"
+        );
+        ensure!(
+            cols.is_multiple_of(BLOCK),
+            "coding by columns needs a multiple of {BLOCK} columns, got {cols}"
+        );
         let groups = format.groups(cols);
         let scales = match format.group {
             Group::Row => scales,
             Group::Cols(_) => vec![0.0; rows * groups],
         };
-        ensure!(scales.len() == rows * groups, "{format} needs {} scales, got {}", rows * groups, scales.len());
+        ensure!(
+            scales.len() == rows * groups,
+            "{format} needs {} scales, got {}",
+            rows * groups,
+            scales.len()
+        );
         let bytes = match format.code.is_trellis() {
             true => format.codes_shape(rows, cols).iter().product(),
             false => rows * cols,
@@ -80,32 +98,47 @@ impl Encoder {
         Ok(Encoder { format, rows, cols, scales, codes: vec![0; bytes] })
     }
 
-    /// Chooses the scales of a group of columns, from targets `[rows, group_cols]`. Must come before the group's first block.
+    /// Chooses the scales of a group of columns, from targets `[rows, group_cols]`. Must come
+    /// before the group's first block.
     pub fn begin_group(&mut self, group: usize, targets: &[f32]) {
         let width = self.format.group_cols(self.cols);
         let groups = self.format.groups(self.cols);
         let format = self.format;
-        self.scales.par_chunks_mut(groups).zip(targets.par_chunks(width)).for_each(|(scales, targets)| {
-            scales[group] = scale_for(format, targets).to_f32() * unit(format.code);
-        });
+        self.scales.par_chunks_mut(groups).zip(targets.par_chunks(width)).for_each(
+            |(scales, targets)| {
+                scales[group] = scale_for(format, targets).to_f32() * unit(format.code);
+            },
+        );
     }
 
     /// Codes columns `16 * block ..` from `targets` to `decoded`, both `[rows, 16]`.
     pub fn encode(&mut self, block: usize, targets: &[f32], decoded: &mut [f32]) {
-        assert!(targets.len() == self.rows * BLOCK && decoded.len() == targets.len() && block < self.cols / BLOCK);
+        assert!(
+            targets.len() == self.rows * BLOCK
+                && decoded.len() == targets.len()
+                && block < self.cols / BLOCK
+        );
         match Trellis::of(self.format.code) {
             Some(trellis) => self.encode_tiles(trellis, block, targets, decoded),
             None => self.encode_in_turn(block, targets, &IDENTITY, decoded),
         }
     }
 
-    /// Codes the columns of a block one by one from the last to the first, each target moved by what the errors of those before
-    /// it ask for: `c` is the block's lower triangular factor `[16, 16]`, whose column j weighs errors against that of column j.
-    /// Trellis codes choose all columns at once and cannot do this.
-    pub fn encode_in_turn(&mut self, block: usize, targets: &[f32], c: &[f32], decoded: &mut [f32]) {
+    /// Codes the columns of a block one by one from the last to the first, each target moved by
+    /// what the errors of those before it ask for: `c` is the block's lower triangular factor `[16,
+    /// 16]`, whose column j weighs errors against that of column j. Trellis codes choose all
+    /// columns at once and cannot do this.
+    pub fn encode_in_turn(
+        &mut self,
+        block: usize,
+        targets: &[f32],
+        c: &[f32],
+        decoded: &mut [f32],
+    ) {
         let Encoder { format, cols, scales, codes, .. } = self;
         let first = block * BLOCK;
-        let (groups, group, code) = (format.groups(*cols), first / format.group_cols(*cols), format.code);
+        let (groups, group, code) =
+            (format.groups(*cols), first / format.group_cols(*cols), format.code);
         let rows = codes.par_chunks_mut(*cols).zip(scales.par_chunks(groups)).with_min_len(64);
         let values = targets.par_chunks(BLOCK).zip(decoded.par_chunks_mut(BLOCK));
         rows.zip(values).for_each(|((codes, scales), (targets, decoded))| {
@@ -113,15 +146,23 @@ impl Encoder {
             let mut errors = [0f32; BLOCK];
             for j in (0..BLOCK).rev() {
                 let asked: f32 = (j + 1..BLOCK).map(|i| errors[i] * c[i * BLOCK + j]).sum();
-                (codes[first + j], decoded[j]) = code_of_nearest(code, targets[j] + asked / c[j * BLOCK + j], scale);
+                (codes[first + j], decoded[j]) =
+                    code_of_nearest(code, targets[j] + asked / c[j * BLOCK + j], scale);
                 errors[j] = targets[j] - decoded[j];
             }
         });
     }
 
-    fn encode_tiles(&mut self, trellis: Trellis, block: usize, targets: &[f32], decoded: &mut [f32]) {
+    fn encode_tiles(
+        &mut self,
+        trellis: Trellis,
+        block: usize,
+        targets: &[f32],
+        decoded: &mut [f32],
+    ) {
         let (tile_bytes, tile_cols) = (trellis.tile_bytes(), self.cols / TILE);
-        let tiles = self.codes.par_chunks_mut(tile_cols * tile_bytes).zip(self.scales.par_chunks(TILE));
+        let tiles =
+            self.codes.par_chunks_mut(tile_cols * tile_bytes).zip(self.scales.par_chunks(TILE));
         let tiles = tiles.zip(targets.par_chunks(WEIGHTS).zip(decoded.par_chunks_mut(WEIGHTS)));
         tiles.for_each_init(
             || Viterbi::new(trellis),
@@ -134,7 +175,9 @@ impl Encoder {
                 let tile = &mut codes[block * tile_bytes..][..tile_bytes];
                 tile.fill(0);
                 rows.iter().enumerate().for_each(|(row, bits)| trellis.set_row(tile, row, *bits));
-                for (row, (decoded, scale)) in decoded.chunks_exact_mut(TILE).zip(scales).enumerate() {
+                for (row, (decoded, scale)) in
+                    decoded.chunks_exact_mut(TILE).zip(scales).enumerate()
+                {
                     let integers = trellis.decode_row(tile, row);
                     decoded.iter_mut().zip(integers).for_each(|(d, q)| *d = q as f32 * scale);
                 }
@@ -169,11 +212,15 @@ mod tests {
     fn columns_and_rows_agree() {
         let (rows, cols) = (19, 256);
         let x = gaussian(rows * cols, 11);
-        for name in ["i8-row", "i4-row", "i4-g32", "i2-g128", "t2-row", "t2.5-row", "t3-row", "t4-row"] {
+        for name in
+            ["i8-row", "i4-row", "i4-g32", "i2-g128", "t2-row", "t2.5-row", "t3-row", "t4-row"]
+        {
             let format: Format = name.parse().unwrap();
             let whole = quantize(format, rows, cols, &x).unwrap();
             let scales = match format.group {
-                Group::Row if format.code.is_trellis() => x.chunks_exact(cols).map(|row| row_scale(format, row)).collect(),
+                Group::Row if format.code.is_trellis() => {
+                    x.chunks_exact(cols).map(|row| row_scale(format, row)).collect()
+                }
                 Group::Row => whole.scales.iter().map(|s| s.to_f32() * unit(format.code)).collect(),
                 Group::Cols(_) => Vec::new(),
             };
@@ -193,7 +240,11 @@ mod tests {
             let first = decoded[..BLOCK].to_vec();
             let got = encoder.finish(None).unwrap();
             // Whole rows of trellis codes get their scales refitted to the codes.
-            assert!(got.codes == whole.codes && (got.scales == whole.scales || format.code.is_trellis()), "{name}");
+            assert!(
+                got.codes == whole.codes
+                    && (got.scales == whole.scales || format.code.is_trellis()),
+                "{name}"
+            );
             let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-3 * a.abs();
             assert!(first.iter().zip(&got.dequantize()[..BLOCK]).all(near), "{name}");
         }

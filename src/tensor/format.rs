@@ -1,4 +1,5 @@
-//! Weight formats: which code, how many weights share a scale, and whether a Hadamard stands in front.
+//! Weight formats: which code, how many weights share a scale, and whether a Hadamard stands in
+//! front.
 //!
 //! | code | stored value | real value | bytes per weight |
 //! |------|--------------|------------|------------------|
@@ -9,8 +10,9 @@
 //! | i8a | q in 0..=255 | q * scale + min | 1 |
 //! | t2, t2.5, t3, t4 | a path through a trellis, see [`super::trellis`] | a computed integer * scale | 1/4, 5/16, 3/8, 1/2 |
 //!
-//! Scales are f16, `[rows, groups]`, one per row or one per 32, 64 or 128 consecutive columns; i8a has `[rows, 2]`, scale and
-//! min. Trellis codes come in tiles of 16 rows and 16 columns: their rows are padded to a multiple of 16.
+//! Scales are f16, `[rows, groups]`, one per row or one per 32, 64 or 128 consecutive columns; i8a
+//! has `[rows, 2]`, scale and min. Trellis codes come in tiles of 16 rows and 16 columns: their
+//! rows are padded to a multiple of 16.
 
 use anyhow::{Result, bail, ensure};
 use std::fmt;
@@ -149,9 +151,15 @@ impl Format {
             (true, false) => group,
             (false, false) => 1,
         };
-        ensure!(cols > 0 && cols.is_multiple_of(step), "format {self} needs a multiple of {step} columns, got {cols}");
+        ensure!(
+            cols > 0 && cols.is_multiple_of(step),
+            "format {self} needs a multiple of {step} columns, got {cols}"
+        );
         let most = super::trellis::MAX_COLS;
-        ensure!(!self.code.is_trellis() || cols <= most, "format {self} takes at most {most} columns, got {cols}");
+        ensure!(
+            !self.code.is_trellis() || cols <= most,
+            "format {self} takes at most {most} columns, got {cols}"
+        );
         Ok(())
     }
 }
@@ -209,8 +217,9 @@ impl FromStr for Format {
             "i2-g64" => (Code::I2, Group::Cols(64)),
             "i2-g128" => (Code::I2, Group::Cols(128)),
             _ => bail!(
-                "unknown weight format `{s}`; known: f32, bf16, i8-row, i8-g32|64|128, i8a-row, i4-row, i4-g32|64|128, i2-row, i2-g32|64|128, \
-                 t2-row, t2.5-row, t3-row, t4-row, each optionally +h128"
+                "unknown weight format `{s}`; known: f32, bf16, i8-row, i8-g32|64|128, i8a-row, \
+                 i4-row, i4-g32|64|128, i2-row, i2-g32|64|128, t2-row, t2.5-row, t3-row, t4-row, \
+                 each optionally +h128"
             ),
         };
         Ok(Format { code, group, hadamard })
@@ -249,7 +258,10 @@ mod tests {
         assert!(Format::I4_G32.check_cols(48).is_err());
         assert!(Format::I4_ROW_H.check_cols(64).is_err());
         let t25: Format = "t2.5-row".parse().unwrap();
-        assert_eq!((t25.bytes(17, 128), t25.codes_shape(17, 128)), (32 * 40 + 2 * 17, [2, 16 * 40]));
+        assert_eq!(
+            (t25.bytes(17, 128), t25.codes_shape(17, 128)),
+            (32 * 40 + 2 * 17, [2, 16 * 40])
+        );
         assert_eq!(t25.cols_of(16 * 40), 128);
         assert_eq!("i8a-row".parse::<Format>().unwrap().bytes(3, 8), 3 * (8 + 4));
     }

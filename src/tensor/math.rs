@@ -1,7 +1,8 @@
-//! Float primitives with a fixed order of operations, so that every kernel built from them gives the same bits.
+//! Float primitives with a fixed order of operations, so that every kernel built from them gives
+//! the same bits.
 //!
-//! Sums run in 16 lanes (lane = index mod 16) and fold in halves. Compiled with any vector width the result is the same:
-//! lanes never mix before the fold, and every multiply-add is fused.
+//! Sums run in 16 lanes (lane = index mod 16) and fold in halves. Compiled with any vector width
+//! the result is the same: lanes never mix before the fold, and every multiply-add is fused.
 
 /// Lanes of every blocked sum.
 pub const LANES: usize = 16;
@@ -55,7 +56,8 @@ pub fn max_abs(x: &[f32]) -> f32 {
     rest.iter().map(|v| v.abs()).chain(lanes).fold(0.0, |m, v| if v > m { v } else { m })
 }
 
-/// e^x to about 1 unit in the last place (Cephes' polynomial), clamped to the finite range. Vectorises; -inf gives about 1e-38.
+/// e^x to about 1 unit in the last place (Cephes' polynomial), clamped to the finite range.
+/// Vectorises; -inf gives about 1e-38.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     let x = x.clamp(-87.0, 88.0);
@@ -69,18 +71,21 @@ pub fn exp(x: f32) -> f32 {
     p = p.mul_add(r, 1.666_666_5e-1);
     p = p.mul_add(r, 0.5);
     let y = p.mul_add(r * r, r + 1.0);
-    // n + 127 comes to lie in the lowest bits of a float of that size; a conversion that saturates would not vectorise.
+    // n + 127 comes to lie in the lowest bits of a float of that size; a conversion that saturates
+    // would not vectorise.
     y * f32::from_bits((n + (12_582_912.0 + 127.0)).to_bits() << 23)
 }
 
-/// GELU in its tanh form: `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, computed as `x / (1 + e^-2u)`.
+/// GELU in its tanh form: `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, computed as `x / (1 +
+/// e^-2u)`.
 #[inline(always)]
 pub fn gelu_tanh(x: f32) -> f32 {
     let u = 0.797_884_6 * (0.044_715 * x * x).mul_add(x, x);
     x / (1.0 + exp(-2.0 * u))
 }
 
-/// KL divergence of the distribution with logits `q` from that with logits `p`, in nats: sum of p (ln p - ln q).
+/// KL divergence of the distribution with logits `q` from that with logits `p`, in nats: sum of p
+/// (ln p - ln q).
 pub fn kl_divergence(p: &[f32], q: &[f32]) -> f64 {
     let (p_sum, q_sum) = (log_sum_exp(p), log_sum_exp(q));
     let terms = p.iter().zip(q).map(|(p, q)| {
@@ -115,7 +120,8 @@ mod tests {
     fn gelu_matches_its_definition() {
         for i in -600..600 {
             let x = i as f64 / 50.0;
-            let want = x / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
+            let want = x / 2.0
+                * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
             assert!((gelu_tanh(x as f32) as f64 - want).abs() < 2e-6, "gelu({x})");
         }
     }

@@ -1,4 +1,5 @@
-//! A weight matrix in its stored form: codes row by row, then scales. The one layout that files, twins and packers agree on.
+//! A weight matrix in its stored form: codes row by row, then scales. The one layout that files,
+//! twins and packers agree on.
 
 use super::trellis::{self, Trellis};
 use super::{Code, Format, hadamard};
@@ -6,7 +7,8 @@ use anyhow::{Result, ensure};
 use half::{bf16, f16};
 use std::borrow::Cow;
 
-/// Row-major weights of a linear layer (`rows` outputs, `cols` inputs) or an embedding table (`rows` tokens).
+/// Row-major weights of a linear layer (`rows` outputs, `cols` inputs) or an embedding table
+/// (`rows` tokens).
 #[derive(Clone, Debug)]
 pub struct Matrix<'a> {
     pub format: Format,
@@ -31,9 +33,17 @@ impl<'a> Matrix<'a> {
         format.check_cols(cols)?;
         let [blocks, bytes] = format.codes_shape(rows, cols);
         let want = blocks.checked_mul(bytes);
-        ensure!(want == Some(codes.len()), "{format} [{rows}, {cols}] needs {want:?} bytes of codes, got {}", codes.len());
+        ensure!(
+            want == Some(codes.len()),
+            "{format} [{rows}, {cols}] needs {want:?} bytes of codes, got {}",
+            codes.len()
+        );
         let want = rows * format.row_scales(cols);
-        ensure!(scales.len() == want, "{format} [{rows}, {cols}] needs {want} scales, got {}", scales.len());
+        ensure!(
+            scales.len() == want,
+            "{format} [{rows}, {cols}] needs {want} scales, got {}",
+            scales.len()
+        );
         Ok(Self { format, rows, cols, codes, scales })
     }
 
@@ -67,7 +77,9 @@ impl<'a> Matrix<'a> {
         assert_eq!(out.len(), self.cols);
         match Trellis::of(self.format.code) {
             Some(trellis) => {
-                for (tile_col, out) in out.as_chunks_mut::<{ trellis::TILE }>().0.iter_mut().enumerate() {
+                for (tile_col, out) in
+                    out.as_chunks_mut::<{ trellis::TILE }>().0.iter_mut().enumerate()
+                {
                     let (tile, at) = self.tile(row, tile_col);
                     *out = trellis.decode_row(tile, at);
                 }
@@ -76,7 +88,8 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Twice the integer value of one weight for i2 (an odd number), the integer value itself for the other integer codes.
+    /// Twice the integer value of one weight for i2 (an odd number), the integer value itself for
+    /// the other integer codes.
     #[inline(always)]
     pub fn code(&self, row: usize, col: usize) -> i32 {
         if let Some(trellis) = Trellis::of(self.format.code) {
@@ -94,12 +107,14 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// What a scale is multiplied by before it meets [`Matrix::code`]: 1/2 for i2, whose codes are doubled, else 1.
+    /// What a scale is multiplied by before it meets [`Matrix::code`]: 1/2 for i2, whose codes are
+    /// doubled, else 1.
     pub fn code_unit(&self) -> f32 {
         if self.format.code == Code::I2 { 0.5 } else { 1.0 }
     }
 
-    /// One row as floats in the domain the codes live in (before the inverse Hadamard). `out.len() == cols`.
+    /// One row as floats in the domain the codes live in (before the inverse Hadamard). `out.len()
+    /// == cols`.
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols);
         match self.format.code {
@@ -115,7 +130,9 @@ impl<'a> Matrix<'a> {
             }
             Code::I8a => {
                 let [scale, min] = [0, 1].map(|i| self.row_scales(row)[i].to_f32());
-                out.iter_mut().zip(self.row(row)).for_each(|(o, q)| *o = (*q as f32).mul_add(scale, min));
+                out.iter_mut()
+                    .zip(self.row(row))
+                    .for_each(|(o, q)| *o = (*q as f32).mul_add(scale, min));
             }
             Code::T2 | Code::T25 | Code::T3 | Code::T4 => {
                 let (scale, mut codes) = (self.row_scales(row)[0].to_f32(), vec![0; self.cols]);

@@ -1,4 +1,5 @@
-//! Floor 0: tokens, weight formats and the codecs of their blocks. Knows nothing of models or devices.
+//! Floor 0: tokens, weight formats and the codecs of their blocks. Knows nothing of models or
+//! devices.
 
 pub mod encode;
 pub mod format;

@@ -1,4 +1,5 @@
-//! Round to nearest into any format, without data: the closed-form scale behind a Hadamard, else a search over scales.
+//! Round to nearest into any format, without data: the closed-form scale behind a Hadamard, else a
+//! search over scales.
 
 use super::encode::{BLOCK, Encoder, row_scale};
 use super::{Code, Format, Group, Matrix, hadamard};
@@ -14,8 +15,18 @@ const GAUSS_STEP_I2: f32 = 0.9957;
 /// Quantises `values` (`[rows, cols]`, row-major) into `format` by rounding to nearest.
 ///
 /// Not-a-number and infinite weights are refused: they would poison a whole row silently.
-pub fn quantize(format: Format, rows: usize, cols: usize, values: &[f32]) -> Result<Matrix<'static>> {
-    ensure!(values.len() == rows * cols, "[{rows}, {cols}] needs {} values, got {}", rows * cols, values.len());
+pub fn quantize(
+    format: Format,
+    rows: usize,
+    cols: usize,
+    values: &[f32],
+) -> Result<Matrix<'static>> {
+    ensure!(
+        values.len() == rows * cols,
+        "[{rows}, {cols}] needs {} values, got {}",
+        rows * cols,
+        values.len()
+    );
     format.check_cols(cols)?;
     if format.code.is_trellis() {
         return quantize_tiles(format, rows, cols, values);
@@ -24,7 +35,10 @@ pub fn quantize(format: Format, rows: usize, cols: usize, values: &[f32]) -> Res
     let mut scales = Vec::with_capacity(rows * format.row_scales(cols));
     let mut row = vec![0f32; cols];
     for (index, source) in values.chunks_exact(cols).enumerate() {
-        ensure!(source.iter().all(|v| v.is_finite()), "row {index} holds a value that is not finite");
+        ensure!(
+            source.iter().all(|v| v.is_finite()),
+            "row {index} holds a value that is not finite"
+        );
         row.copy_from_slice(source);
         if format.hadamard {
             hadamard::transform(&mut row);
@@ -33,7 +47,9 @@ pub fn quantize(format: Format, rows: usize, cols: usize, values: &[f32]) -> Res
             Code::T2 | Code::T25 | Code::T3 | Code::T4 => unreachable!("coded by tiles"),
             Code::I8a => scales.extend(asymmetric(&row, &mut codes)),
             Code::F32 => row.iter().for_each(|v| codes.extend_from_slice(&v.to_le_bytes())),
-            Code::Bf16 => row.iter().for_each(|v| codes.extend_from_slice(&bf16::from_f32(*v).to_le_bytes())),
+            Code::Bf16 => {
+                row.iter().for_each(|v| codes.extend_from_slice(&bf16::from_f32(*v).to_le_bytes()))
+            }
             Code::I8 | Code::I4 | Code::I2 => {
                 for group in row.chunks_exact(format.group_cols(cols)) {
                     let scale = scale_for(format, group);
@@ -47,7 +63,12 @@ pub fn quantize(format: Format, rows: usize, cols: usize, values: &[f32]) -> Res
 }
 
 /// Tiles of 16 rows and columns, each coded by its best path; scales refitted to the codes.
-fn quantize_tiles(format: Format, rows: usize, cols: usize, values: &[f32]) -> Result<Matrix<'static>> {
+fn quantize_tiles(
+    format: Format,
+    rows: usize,
+    cols: usize,
+    values: &[f32],
+) -> Result<Matrix<'static>> {
     let bad = values.iter().position(|v| !v.is_finite());
     ensure!(bad.is_none(), "row {} holds a value that is not finite", bad.unwrap_or(0) / cols);
     let mut wanted = values.to_vec();
@@ -63,7 +84,9 @@ fn quantize_tiles(format: Format, rows: usize, cols: usize, values: &[f32]) -> R
             target.copy_from_slice(&row[block * BLOCK..][..BLOCK]);
         }
         encoder.encode(block, &targets, &mut decoded);
-        for ((fit, target), coded) in fits.iter_mut().zip(targets.chunks_exact(BLOCK)).zip(decoded.chunks_exact(BLOCK)) {
+        for ((fit, target), coded) in
+            fits.iter_mut().zip(targets.chunks_exact(BLOCK)).zip(decoded.chunks_exact(BLOCK))
+        {
             fit.0 += target.iter().zip(coded).map(|(t, c)| (t * c) as f64).sum::<f64>();
             fit.1 += coded.iter().map(|c| (c * c) as f64).sum::<f64>();
         }
@@ -78,11 +101,15 @@ fn quantize_tiles(format: Format, rows: usize, cols: usize, values: &[f32]) -> R
 
 /// Scale and smallest value of a row, and its codes.
 fn asymmetric(row: &[f32], codes: &mut Vec<u8>) -> [f16; 2] {
-    let (low, high) = row.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)));
-    // The stored smallest value is rounded down, so that nothing lies below it by more than half a step.
+    let (low, high) =
+        row.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)));
+    // The stored smallest value is rounded down, so that nothing lies below it by more than half a
+    // step.
     let min = f16::from_f32(low.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()));
     let scale = f16_nonzero(((high - min.to_f32()) / 255.0).max(0.0));
-    codes.extend(row.iter().map(|v| round_clamped((v - min.to_f32()) / scale.to_f32(), 0.0, 255.0) as u8));
+    codes.extend(
+        row.iter().map(|v| round_clamped((v - min.to_f32()) / scale.to_f32(), 0.0, 255.0) as u8),
+    );
     [scale, min]
 }
 
@@ -96,7 +123,8 @@ pub(super) fn scale_for(format: Format, group: &[f32]) -> f16 {
         return f16_nonzero(absmax / 127.0);
     }
     if format.hadamard && format.group == Group::Row {
-        let mean_square = group.iter().map(|v| *v as f64 * *v as f64).sum::<f64>() / group.len() as f64;
+        let mean_square =
+            group.iter().map(|v| *v as f64 * *v as f64).sum::<f64>() / group.len() as f64;
         let step = if format.code == Code::I4 { GAUSS_STEP_I4 } else { GAUSS_STEP_I2 };
         return f16_nonzero(step * mean_square.sqrt() as f32);
     }
@@ -107,7 +135,9 @@ pub(super) fn scale_for(format: Format, group: &[f32]) -> f16 {
 fn search_scale(code: Code, group: &[f32], absmax: f32) -> f16 {
     // Both signs: the i4 range -8..=7 is lopsided, and Q4_0 puts the largest weight at -8.
     let candidates: Vec<f32> = match code {
-        Code::I4 => (0..=24).flat_map(|i| [1f32, -1.0].map(|sign| sign * absmax / (4.0 + i as f32 * 0.25))).collect(),
+        Code::I4 => (0..=24)
+            .flat_map(|i| [1f32, -1.0].map(|sign| sign * absmax / (4.0 + i as f32 * 0.25)))
+            .collect(),
         _ => (0..=36).map(|i| absmax / (1.5 + i as f32 * 0.125)).collect(),
     };
     let mut best = (f32::INFINITY, f16_nonzero(candidates[0]));
@@ -121,7 +151,8 @@ fn search_scale(code: Code, group: &[f32], absmax: f32) -> f16 {
     best.1
 }
 
-/// Sum of squared rounding errors of a group under one scale, in eight lanes so that it vectorises; i4 and i2 only.
+/// Sum of squared rounding errors of a group under one scale, in eight lanes so that it vectorises;
+/// i4 and i2 only.
 fn squared_error(code: Code, group: &[f32], scale: f32) -> f32 {
     let (low, high, shift) = if code == Code::I4 { (-8.0, 7.0, 0.0) } else { (0.0, 3.0, 1.5) };
     let inverse = 1.0 / scale;
@@ -139,7 +170,8 @@ fn squared_error(code: Code, group: &[f32], scale: f32) -> f32 {
     rest.iter().map(|v| square(*v)).sum::<f32>() + lanes.iter().sum::<f32>()
 }
 
-/// The nearest integer in `low..=high`, halves to even. Without a call per value: adding 1.5 * 2^23 drops the fraction.
+/// The nearest integer in `low..=high`, halves to even. Without a call per value: adding 1.5 * 2^23
+/// drops the fraction.
 #[inline(always)]
 fn round_clamped(v: f32, low: f32, high: f32) -> f32 {
     const DROP: f32 = 12_582_912.0;
@@ -160,7 +192,8 @@ pub(super) fn code_of_nearest(code: Code, value: f32, scale: f32) -> (u8, f32) {
     if scale == 0.0 { (zero_code(code), 0.0) } else { nearest(code, value, scale) }
 }
 
-/// The stored code (unsigned for i4 and i2) nearest to `value`, and what it decodes to. Halves round to even.
+/// The stored code (unsigned for i4 and i2) nearest to `value`, and what it decodes to. Halves
+/// round to even.
 fn nearest(code: Code, value: f32, scale: f32) -> (u8, f32) {
     let steps = value / scale;
     match code {
@@ -185,7 +218,9 @@ fn push_codes(code: Code, group: &[f32], scale: f32, out: &mut Vec<u8>) {
     match code {
         Code::I8 => out.extend(group.iter().map(one)),
         Code::I4 => out.extend(group.chunks_exact(2).map(|p| one(&p[0]) | one(&p[1]) << 4)),
-        _ => out.extend(group.chunks_exact(4).map(|p| (0..4).fold(0, |b, i| b | one(&p[i]) << (2 * i)))),
+        _ => out.extend(
+            group.chunks_exact(4).map(|p| (0..4).fold(0, |b, i| b | one(&p[i]) << (2 * i))),
+        ),
     }
 }
 
@@ -193,7 +228,9 @@ fn push_codes(code: Code, group: &[f32], scale: f32, out: &mut Vec<u8>) {
 pub(super) fn pack_row(code: Code, row: &[u8], out: &mut Vec<u8>) {
     match code {
         Code::I4 => out.extend(row.chunks_exact(2).map(|p| p[0] | p[1] << 4)),
-        Code::I2 => out.extend(row.chunks_exact(4).map(|p| (0..4).fold(0, |b, i| b | p[i] << (2 * i)))),
+        Code::I2 => {
+            out.extend(row.chunks_exact(4).map(|p| (0..4).fold(0, |b, i| b | p[i] << (2 * i))))
+        }
         _ => out.extend_from_slice(row),
     }
 }
@@ -215,14 +252,17 @@ pub(super) fn gaussian(n: usize, seed: u64) -> Vec<f32> {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         ((state >> 33) as f32 + 0.5) / (1u64 << 31) as f32
     };
-    (0..n).map(|_| (-2.0 * uniform().ln()).sqrt() * (std::f32::consts::TAU * uniform()).cos()).collect()
+    (0..n)
+        .map(|_| (-2.0 * uniform().ln()).sqrt() * (std::f32::consts::TAU * uniform()).cos())
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Mean squared errors on a unit Gaussian; bounds a little above the published figures for each code.
+    /// Mean squared errors on a unit Gaussian; bounds a little above the published figures for each
+    /// code.
     #[test]
     fn error_is_what_the_literature_says() {
         let (rows, cols) = (64, 1024);
@@ -236,7 +276,9 @@ mod tests {
             ("i2-row+h128", 0.125),
         ] {
             let m = quantize(name.parse().unwrap(), rows, cols, &x).unwrap();
-            let mse = x.iter().zip(m.dequantize()).map(|(a, b)| (a - b).powi(2) as f64).sum::<f64>() / x.len() as f64;
+            let mse =
+                x.iter().zip(m.dequantize()).map(|(a, b)| (a - b).powi(2) as f64).sum::<f64>()
+                    / x.len() as f64;
             assert!(mse < bound && mse > bound * 0.02, "{name}: {mse}");
         }
     }
@@ -256,7 +298,11 @@ mod tests {
     fn rounding_is_to_nearest_with_halves_to_even() {
         for i in -4000..4000 {
             let v = i as f32 / 16.0;
-            assert_eq!(round_clamped(v, -127.0, 127.0), v.round_ties_even().clamp(-127.0, 127.0), "{v}");
+            assert_eq!(
+                round_clamped(v, -127.0, 127.0),
+                v.round_ties_even().clamp(-127.0, 127.0),
+                "{v}"
+            );
         }
         assert_eq!(round_clamped(f32::MAX, 0.0, 3.0), 3.0);
     }

@@ -1,5 +1,6 @@
-//! A weight matrix where it is kept: bytes that several threads read piece by piece, and how the weights lie in them. For
-//! executors that unpack weights themselves, so that no copy of a matrix is made on the way.
+//! A weight matrix where it is kept: bytes that several threads read piece by piece, and how the
+//! weights lie in them. For executors that unpack weights themselves, so that no copy of a matrix
+//! is made on the way.
 
 use super::{Format, Matrix};
 use anyhow::{Context, Result};
@@ -23,7 +24,8 @@ impl Source for &[u8] {
 pub enum Coding {
     /// As in a [`Matrix`]: codes, and scales apart from them.
     Canonical,
-    /// In blocks of ggml, known by the type's number there; what they hold becomes the matrix's format to the bit, or bf16 or f32.
+    /// In blocks of ggml, known by the type's number there; what they hold becomes the matrix's
+    /// format to the bit, or bf16 or f32.
     Blocks { number: u32, weights: usize, bytes: usize },
 }
 

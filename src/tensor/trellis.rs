@@ -1,17 +1,22 @@
-//! Trellis codes: weights computed from overlapping windows of a bit string, after QTIP (Tseng et al. 2024, arXiv 2406.11235), in
-//! the form of a sum of bytes, so that a linear layer stays one integer dot product.
+//! Trellis codes: weights computed from overlapping windows of a bit string, after QTIP (Tseng et
+//! al. 2024, arXiv 2406.11235), in the form of a sum of bytes, so that a linear layer stays one
+//! integer dot product.
 //!
-//! A tile of 16 rows and 16 columns is one circular bit string, row after row. A *state* is a window of 12 bits of it; each
-//! further state shifts in `step` new bits and gives one weight, or two neighbouring ones of a row:
+//! A tile of 16 rows and 16 columns is one circular bit string, row after row. A *state* is a
+//! window of 12 bits of it; each further state shifts in `step` new bits and gives one weight, or
+//! two neighbouring ones of a row:
 //!
 //! `bytes = (state * multiplier) mod 2^32, each masked with 0x7f`
 //! - one weight a state (t3, t4): the sum of the four bytes, less 254;
-//! - two weights a state (t2, t2.5): the sum of the two low bytes less 127, then that of the two high bytes less 127.
+//! - two weights a state (t2, t2.5): the sum of the two low bytes less 127, then that of the two
+//!   high bytes less 127.
 //!
-//! Sums of bytes look Gaussian. Seven bits keep every byte legal as signed and as unsigned operand of dot product instructions.
+//! Sums of bytes look Gaussian. Seven bits keep every byte legal as signed and as unsigned operand
+//! of dot product instructions.
 //!
-//! The string is stored as little-endian u32 words, its first bit in the highest bit of the first word; the window of a state
-//! ends with the state's new bits, and begins at the end of the string where it would begin before its start.
+//! The string is stored as little-endian u32 words, its first bit in the highest bit of the first
+//! word; the window of a state ends with the state's new bits, and begins at the end of the string
+//! where it would begin before its start.
 
 use super::Code;
 
@@ -20,7 +25,8 @@ pub const TILE: usize = 16;
 /// Bits of a state.
 pub const STATE_BITS: u32 = 12;
 pub const STATES: usize = 1 << STATE_BITS;
-/// Most columns whose dot product with int8 activations surely fits an i32: 508 * 127 * 2^15 < 2^31.
+/// Most columns whose dot product with int8 activations surely fits an i32: 508 * 127 * 2^15 <
+/// 2^31.
 pub const MAX_COLS: usize = 1 << 15;
 
 /// One of the codes.
@@ -64,7 +70,8 @@ impl Trellis {
         if self.weights == 1 { 254 } else { 127 }
     }
 
-    /// Standard deviation of the integers that the states give, nearly: that of a sum of uniform seven-bit numbers.
+    /// Standard deviation of the integers that the states give, nearly: that of a sum of uniform
+    /// seven-bit numbers.
     pub fn deviation(self) -> f32 {
         let bytes = if self.weights == 1 { 4.0 } else { 2.0 };
         f32::sqrt(bytes * (128.0 * 128.0 - 1.0) / 12.0)
@@ -82,10 +89,12 @@ impl Trellis {
     #[inline(always)]
     pub fn row(self, tile: &[u8], row: usize) -> u64 {
         let (bits, word) = (self.row_bits() as usize, |i: usize| {
-            let bytes = tile.get(4 * i..).and_then(|b| b.first_chunk()).copied().unwrap_or_default();
+            let bytes =
+                tile.get(4 * i..).and_then(|b| b.first_chunk()).copied().unwrap_or_default();
             u32::from_le_bytes(bytes)
         });
-        // A row of 32 or 64 bits starts with a word, one of 40 or 48 at most 24 or 16 bits into one: two words hold it.
+        // A row of 32 or 64 bits starts with a word, one of 40 or 48 at most 24 or 16 bits into
+        // one: two words hold it.
         let (first, skip) = (row * bits / 32, row * bits % 32);
         let two = (word(first) as u64) << 32 | word(first + 1) as u64;
         two << skip >> (64 - bits)
@@ -102,7 +111,8 @@ impl Trellis {
         }
     }
 
-    /// The integers of a row, given its bits and those of the row before it (of the last one, for the first row).
+    /// The integers of a row, given its bits and those of the row before it (of the last one, for
+    /// the first row).
     #[inline(always)]
     pub fn decode(self, before: u64, row: u64) -> [i32; TILE] {
         let bits = self.row_bits();
@@ -150,10 +160,15 @@ mod tests {
     fn a_row_is_what_the_bits_say() {
         for code in ALL {
             let t = Trellis::of(code).unwrap();
-            let tile: Vec<u8> = (0..t.tile_bytes()).map(|i| (i * 151 % 251) as u8 ^ (i / 3) as u8).collect();
+            let tile: Vec<u8> =
+                (0..t.tile_bytes()).map(|i| (i * 151 % 251) as u8 ^ (i / 3) as u8).collect();
             assert_eq!(tile.len(), 256 * code.bits_of_two() / 16);
             for row in 0..TILE {
-                assert_eq!(t.decode_row(&tile, row).to_vec(), by_bits(t, &tile, row), "{code:?} {row}");
+                assert_eq!(
+                    t.decode_row(&tile, row).to_vec(),
+                    by_bits(t, &tile, row),
+                    "{code:?} {row}"
+                );
             }
         }
     }
@@ -163,7 +178,9 @@ mod tests {
         for code in ALL {
             let t = Trellis::of(code).unwrap();
             let mut tile = vec![0; t.tile_bytes()];
-            let value = |row: usize| (row as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - t.row_bits());
+            let value = |row: usize| {
+                (row as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - t.row_bits())
+            };
             (0..TILE).for_each(|row| t.set_row(&mut tile, row, value(row)));
             assert!((0..TILE).all(|row| t.row(&tile, row) == value(row)), "{code:?}");
         }

@@ -1,7 +1,7 @@
 //! The best path through a trellis (Viterbi 1967), closed to a circle, for one tile of weights.
 //!
-//! Costs are sums of `(target - integer)^2` in f32, added in the order of the path; equal costs go to the lower state. Nothing
-//! depends on vector width, so every machine finds the same path.
+//! Costs are sums of `(target - integer)^2` in f32, added in the order of the path; equal costs go
+//! to the lower state. Nothing depends on vector width, so every machine finds the same path.
 
 use super::trellis::{STATE_BITS, STATES, TILE, Trellis};
 
@@ -21,7 +21,8 @@ pub struct Viterbi {
 impl Viterbi {
     pub fn new(trellis: Trellis) -> Viterbi {
         let heads = STATES >> trellis.step;
-        let value = |which: usize| (0..STATES as u32).map(|s| trellis.integers(s)[which] as f32).collect();
+        let value =
+            |which: usize| (0..STATES as u32).map(|s| trellis.integers(s)[which] as f32).collect();
         Viterbi {
             trellis,
             values: [value(0), value(1)],
@@ -32,10 +33,11 @@ impl Viterbi {
         }
     }
 
-    /// The bits of each row of the tile whose integers come nearest to `targets` (row-major, in units of the integers).
+    /// The bits of each row of the tile whose integers come nearest to `targets` (row-major, in
+    /// units of the integers).
     ///
-    /// A circle closes only where the string's last bits are what its first states were told. They are found by a free path
-    /// that starts half-way round, and kept in a second one.
+    /// A circle closes only where the string's last bits are what its first states were told. They
+    /// are found by a free path that starts half-way round, and kept in a second one.
     pub fn encode(&mut self, targets: &[f32; WEIGHTS]) -> [u64; TILE] {
         let steps = WEIGHTS / self.trellis.weights;
         let overlap = STATE_BITS - self.trellis.step;
@@ -50,12 +52,14 @@ impl Viterbi {
         let per_row = steps / TILE;
         std::array::from_fn(|row| {
             let new = |s: &u32| (s & ((1 << self.trellis.step) - 1)) as u64;
-            states[row * per_row..][..per_row].iter().fold(0, |bits, s| bits << self.trellis.step | new(s))
+            states[row * per_row..][..per_row]
+                .iter()
+                .fold(0, |bits, s| bits << self.trellis.step | new(s))
         })
     }
 
-    /// The states of the best path; with `head`, of the best one whose first state begins with these bits and whose last state
-    /// ends with them.
+    /// The states of the best path; with `head`, of the best one whose first state begins with
+    /// these bits and whose last state ends with them.
     fn path(&mut self, targets: &[f32; WEIGHTS], head: Option<u32>) -> Vec<u32> {
         let (step, per_state) = (self.trellis.step, self.trellis.weights);
         let heads = STATES >> step;
@@ -83,7 +87,8 @@ impl Viterbi {
         for t in (0..steps).rev() {
             states[t] = state;
             let continued = state >> step;
-            state = (self.trace[t * heads + continued as usize] as u32) << (STATE_BITS - step) | continued;
+            state = (self.trace[t * heads + continued as usize] as u32) << (STATE_BITS - step)
+                | continued;
         }
         states
     }
@@ -191,7 +196,8 @@ mod tests {
         std::array::from_fn(|i| values[i] * scale)
     }
 
-    /// Mean squared error on a unit Gaussian, each tile with its best scale behind a fixed one in front.
+    /// Mean squared error on a unit Gaussian, each tile with its best scale behind a fixed one in
+    /// front.
     fn distortion(trellis: Trellis, tiles: usize, gain: f32) -> f64 {
         let x = gaussian(tiles * WEIGHTS, 77);
         let mut viterbi = Viterbi::new(trellis);
@@ -216,7 +222,8 @@ mod tests {
         }
     }
 
-    /// The path that the circle's first and last bits agree on is the only thing that is approximate.
+    /// The path that the circle's first and last bits agree on is the only thing that is
+    /// approximate.
     #[test]
     fn a_path_is_the_best_one_with_its_ends() {
         let trellis = Trellis::of(Code::T4).unwrap();
@@ -225,7 +232,11 @@ mod tests {
         let mut viterbi = Viterbi::new(trellis);
         let states = viterbi.path(&targets, Some(17));
         let cost = |states: &[u32]| -> f64 {
-            states.iter().zip(&targets).map(|(s, t)| (*t as f64 - trellis.integers(*s)[0] as f64).powi(2)).sum()
+            states
+                .iter()
+                .zip(&targets)
+                .map(|(s, t)| (*t as f64 - trellis.integers(*s)[0] as f64).powi(2))
+                .sum()
         };
         assert!(states[0] >> 4 == 17 && states[WEIGHTS - 1] & 255 == 17);
         assert!(states.windows(2).all(|w| w[1] >> 4 == w[0] & 255));
@@ -248,7 +259,9 @@ mod tests {
             let x = gaussian(WEIGHTS, 9);
             let targets = tile(&x, trellis.deviation());
             let rows = Viterbi::new(trellis).encode(&targets);
-            let error = |q: &[i32]| q.iter().zip(&targets).map(|(q, t)| (t - *q as f32).powi(2)).sum::<f32>();
+            let error = |q: &[i32]| {
+                q.iter().zip(&targets).map(|(q, t)| (t - *q as f32).powi(2)).sum::<f32>()
+            };
             let coded = integers(trellis, &rows);
             let power: f32 = targets.iter().map(|t| t * t).sum();
             let most = [0.12, 0.07, 0.035, 0.012][ALL.iter().position(|c| *c == code).unwrap()];
@@ -256,7 +269,8 @@ mod tests {
         }
     }
 
-    /// Run by hand to find multipliers: `cargo test --release --lib search_for_multipliers -- --ignored --nocapture`.
+    /// Run by hand to find multipliers: `cargo test --release --lib search_for_multipliers --
+    /// --ignored --nocapture`.
     #[test]
     #[ignore = "a search of some minutes, run by hand"]
     fn search_for_multipliers() {
@@ -270,11 +284,14 @@ mod tests {
                 best.push((distortion(trellis, 12, gain(code)), multiplier));
             }
             best.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let again = |m: u32| distortion(Trellis { multiplier: m, ..Trellis::of(code).unwrap() }, 150, gain(code));
+            let again = |m: u32| {
+                distortion(Trellis { multiplier: m, ..Trellis::of(code).unwrap() }, 150, gain(code))
+            };
             let mut finals: Vec<_> = best[..12].iter().map(|(_, m)| (again(*m), *m)).collect();
             finals.sort_by(|a, b| a.0.total_cmp(&b.0));
             let trellis = Trellis::of(code).unwrap();
-            let gains = [1.0, 1.04, 1.06, 1.08, 1.1, 1.12, 1.14, 1.16].map(|g| (g, distortion(trellis, 150, g)));
+            let gains = [1.0, 1.04, 1.06, 1.08, 1.1, 1.12, 1.14, 1.16]
+                .map(|g| (g, distortion(trellis, 150, g)));
             println!("{code:?}: {:?}\n  by gain {gains:?}", &finals[..4]);
         }
     }

@@ -60,7 +60,14 @@ mod tests {
     fn figures_are_readable() {
         assert_eq!(thousands(1234567), "1,234,567");
         assert_eq!(thousands(999), "999");
-        let times = [(0.04, "0.0 s"), (23.4, "23 s"), (99.6, "2 min"), (5700.0, "95 min"), (7200.0, "2.0 h"), (61_000.0, "17 h")];
+        let times = [
+            (0.04, "0.0 s"),
+            (23.4, "23 s"),
+            (99.6, "2 min"),
+            (5700.0, "95 min"),
+            (7200.0, "2.0 h"),
+            (61_000.0, "17 h"),
+        ];
         for (seconds, text) in times {
             assert_eq!(duration(seconds), text);
         }

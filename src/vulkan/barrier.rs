@@ -1,22 +1,39 @@
-//! What has to be done and seen before what comes next: a barrier for each pair of stages that hand memory to one another.
+//! What has to be done and seen before what comes next: a barrier for each pair of stages that hand
+//! memory to one another.
 
 use ash::vk::{self, AccessFlags2 as A, PipelineStageFlags2 as S};
 
 /// Everything written before, by kernels and copies, is seen by everything after.
 pub fn barrier(device: &ash::Device, commands: vk::CommandBuffer) {
-    let (stages, writes) = (S::COMPUTE_SHADER | S::ALL_TRANSFER, A::SHADER_STORAGE_WRITE | A::TRANSFER_WRITE);
-    between(device, commands, (stages, writes), (stages, A::SHADER_STORAGE_READ | A::TRANSFER_READ | writes));
+    let (stages, writes) =
+        (S::COMPUTE_SHADER | S::ALL_TRANSFER, A::SHADER_STORAGE_WRITE | A::TRANSFER_WRITE);
+    between(
+        device,
+        commands,
+        (stages, writes),
+        (stages, A::SHADER_STORAGE_READ | A::TRANSFER_READ | writes),
+    );
 }
 
 /// What kernels wrote before is seen by kernels after.
 pub fn kernel_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     let after = A::SHADER_STORAGE_READ | A::SHADER_STORAGE_WRITE;
-    between(device, commands, (S::COMPUTE_SHADER, A::SHADER_STORAGE_WRITE), (S::COMPUTE_SHADER, after));
+    between(
+        device,
+        commands,
+        (S::COMPUTE_SHADER, A::SHADER_STORAGE_WRITE),
+        (S::COMPUTE_SHADER, after),
+    );
 }
 
 /// What was copied before is seen by kernels after.
 pub fn copied_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
-    between(device, commands, (S::ALL_TRANSFER, A::TRANSFER_WRITE), (S::COMPUTE_SHADER, A::SHADER_STORAGE_READ));
+    between(
+        device,
+        commands,
+        (S::ALL_TRANSFER, A::TRANSFER_WRITE),
+        (S::COMPUTE_SHADER, A::SHADER_STORAGE_READ),
+    );
 }
 
 /// What was copied or written by a kernel before is seen by the host once the submission is done.
@@ -32,5 +49,7 @@ fn between(device: &ash::Device, commands: vk::CommandBuffer, before: (S, A), af
         .dst_stage_mask(after.0)
         .dst_access_mask(after.1)];
     // SAFETY: `commands` is being recorded.
-    unsafe { device.cmd_pipeline_barrier2(commands, &vk::DependencyInfo::default().memory_barriers(&all)) };
+    unsafe {
+        device.cmd_pipeline_barrier2(commands, &vk::DependencyInfo::default().memory_barriers(&all))
+    };
 }

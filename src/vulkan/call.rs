@@ -1,5 +1,8 @@
 //! From operations to kernel calls: which shader, how specialised, over how many workgroups.
 
+mod following;
+mod rows;
+
 use super::device::DeviceInfo;
 use super::finish::Tail;
 use super::footprint::OwnSizes;
@@ -9,14 +12,19 @@ use super::matrix::MatrixShape;
 use super::pipeline::{Constants, Shader};
 use super::push::{LinearPush, Push};
 use crate::compute::step::StepView;
-use crate::compute::{Act, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, RowSet, WeightId, best};
+use crate::compute::{
+    Act, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, RowSet, WeightId, best,
+};
 use crate::kv::PAGE;
 use crate::tensor::trellis::Trellis;
 use crate::tensor::{Code, Group};
 use anyhow::{Result, bail, ensure};
+pub(super) use following::{prepared, reads_before_write};
+use rows::{Merge, RowWork};
 use std::ops::Range;
 
-/// How many rows (and pages) the recorded commands are for; kernels look up in the step buffer how many there really are.
+/// How many rows (and pages) the recorded commands are for; kernels look up in the step buffer how
+/// many there really are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bucket {
     /// Live rows.
@@ -132,10 +140,23 @@ pub struct Own {
 
 impl Own {
     /// Those of these sizes, by whoever allocates a label's bytes.
-    pub fn of(sizes: OwnSizes, alloc: impl FnMut((&'static str, usize)) -> Result<BufferId>) -> Result<Own> {
+    pub fn of(
+        sizes: OwnSizes,
+        alloc: impl FnMut((&'static str, usize)) -> Result<BufferId>,
+    ) -> Result<Own> {
         let [gate, up, partials, layers, tails, counts] = sizes.buffers().map(alloc);
-        let (gate, up, partials, layers, tails, counts) = (gate?, up?, partials?, layers?, tails?, counts?);
-        Ok(Own { gate, up, partials, partial_floats: sizes.partial_floats, layers, tails, counts, sizes })
+        let (gate, up, partials, layers, tails, counts) =
+            (gate?, up?, partials?, layers?, tails?, counts?);
+        Ok(Own {
+            gate,
+            up,
+            partials,
+            partial_floats: sizes.partial_floats,
+            layers,
+            tails,
+            counts,
+            sizes,
+        })
     }
 }
 
@@ -168,7 +189,9 @@ impl Places<'_> {
             match op {
                 Op::Embed { .. } => out.push(self.embed(op, bucket)?),
                 Op::Norm { .. } => out.push(self.norm(op, prepare, read_later, bucket)),
-                Op::Prepare { input, act, rows } => out.push(self.prepare(*input, act, *rows, bucket)),
+                Op::Prepare { input, act, rows } => {
+                    out.push(self.prepare(*input, act, *rows, bucket))
+                }
                 Op::Linear { jobs, rows } => {
                     let norm = self.norm_behind(jobs, *rows, rest, bucket);
                     for job in jobs {
@@ -181,19 +204,28 @@ impl Places<'_> {
                         end += dispatches;
                     }
                     let all = *rows == RowSet::All;
-                    end += (all && self.finish_rope(&mut out[before..], jobs, rest.first(), bucket)?) as usize;
+                    end += (all
+                        && self.finish_rope(&mut out[before..], jobs, rest.first(), bucket)?)
+                        as usize;
                 }
                 Op::GateUp { act_gate, gate, act_up, up, out: result } => {
                     let jobs = [(*gate, *act_gate, self.own.gate), (*up, *act_up, self.own.up)];
                     for (weight, act, out_) in jobs {
-                        let call = self.linear(&LinearJob { weight, act, out: out_ }, RowSet::All, bucket, false)?;
+                        let call = self.linear(
+                            &LinearJob { weight, act, out: out_ },
+                            RowSet::All,
+                            bucket,
+                            false,
+                        )?;
                         put_beside(&mut out, before, call, label);
                     }
                     let cols = self.matrix(*gate).rows;
                     out.push(self.glu(*result, cols, prepare, read_later, bucket));
                 }
                 Op::Rope { .. } => out.push(self.rope(op, bucket)?),
-                Op::Attention { .. } => self.attention(op, prepare.as_ref(), read_later, bucket, &mut out)?,
+                Op::Attention { .. } => {
+                    self.attention(op, prepare.as_ref(), read_later, bucket, &mut out)?
+                }
                 Op::AttentionRest { .. } => out.push(self.attention_rest(op, bucket)?),
                 Op::Best { .. } => out.extend(self.best(op, bucket)),
                 Op::Commit { layers } => out.extend(self.commit(layers, bucket)?),
@@ -208,10 +240,29 @@ impl Places<'_> {
         Ok(out)
     }
 
-    pub(super) fn call(&self, shader: Shader, constants: Constants, push: Push, groups: [usize; 3], touches: Vec<Touch>) -> Call {
+    pub(super) fn call(
+        &self,
+        shader: Shader,
+        constants: Constants,
+        push: Push,
+        groups: [usize; 3],
+        touches: Vec<Touch>,
+    ) -> Call {
         let work = groups.iter().product::<usize>() as u64 * OTHER_WORK;
         let groups = groups.map(|g| g as u32);
-        Call { shader, constants, push, linear: None, tail: None, groups, touches, bytes: 0, work, label: "", of: 0..0 }
+        Call {
+            shader,
+            constants,
+            push,
+            linear: None,
+            tail: None,
+            groups,
+            touches,
+            bytes: 0,
+            work,
+            label: "",
+            of: 0..0,
+        }
     }
 
     fn embed(&self, op: &Op, bucket: Bucket) -> Result<Call> {
@@ -229,96 +280,37 @@ impl Places<'_> {
             (7, m.format.hadamard as u32),
         ];
         constants.extend(trellis_constants(m.format.code, [9, 10, 11]));
-        let push =
-            Push::new().at(m.codes).at(m.scales).at(self.at(*out)).at(self.at(self.step)).float(*scale).word(self.max_rows);
+        let push = Push::new()
+            .at(m.codes)
+            .at(m.scales)
+            .at(self.at(*out))
+            .at(self.at(self.step))
+            .float(*scale)
+            .word(self.max_rows);
         Ok(self.call(Shader::Embed, constants, push, [bucket.rows, 1, 1], vec![Touch::Write(*out)]))
     }
 
-    /// Threads of a workgroup that works on a row: as many subgroups as divide its blocks evenly, where there is such a number worth
-    /// having. Two or three blocks a subgroup were faster than one: fewer subgroups wait for each other.
-    fn row_threads(&self, cols: usize) -> u32 {
-        let blocks = cols.div_ceil(128) as u32;
-        let most = (1024.min(self.info.max_workgroup) / self.info.subgroup).min(self.info.max_subgroups);
-        let most = most.min(if blocks <= 64 { 16 } else { 32 }).min(blocks);
-        let even = (1..=most).rev().find(|n| blocks.is_multiple_of(*n)).unwrap_or(1);
-        (if 3 * even >= most { even } else { most }) * self.info.subgroup
-    }
-
-    fn row_call(&self, r: RowWork<'_>, bucket: Bucket) -> Call {
-        let int8 = r.prepare.is_some_and(|a| a.format.int8);
-        // A norm and a scale for the whole row want all of it; the rest is spread.
-        let spread = r.w.is_none() && !(int8 && r.prepare.is_some_and(|a| a.format.group == Group::Row));
-        let threads = if spread { 8 * self.info.subgroup.min(32) } else { self.row_threads(r.cols) };
-        let shares = if spread { r.cols.div_ceil(128 * (threads / self.info.subgroup) as usize) } else { 1 };
-        let constants = vec![
-            (0, threads),
-            (1, self.info.subgroup),
-            (2, threads),
-            (3, r.cols as u32),
-            (5, r.w.is_some() as u32),
-            (6, (r.rows == RowSet::Selected) as u32),
-            (7, r.prepare.is_some() as u32),
-            (8, r.prepare.is_some_and(|a| a.format.hadamard) as u32),
-            (9, int8 as u32),
-            (10, r.prepare.filter(|_| int8).map_or(0, |a| group(a.format.group))),
-            (11, r.glu as u32),
-            (12, r.merge.map_or(0, |m| m.head_dim as u32)),
-            (13, spread as u32),
-        ];
-        let at = |id: Option<BufferId>| id.map_or(0, |id| self.at(id));
-        let mut push = Push::new().at(self.at(r.x)).at(at(r.add)).at(at(r.w_add)).at(at(r.w)).at(at(r.z));
-        push = match r.prepare {
-            Some(a) => push.at(self.at(a.values)).at(self.at(a.scales)).at(self.at(a.sums)),
-            None => push.at(0).at(0).at(0),
-        };
-        let stride = r.cols * if int8 { 1 } else { 4 };
-        push = push.at(self.at(self.step)).float(r.eps).word(stride).word(self.max_rows);
-        push = push.word(r.merge.map_or(0, |m| m.window)).word(r.merge.map_or(0, |m| m.slots));
-        let mut touches = vec![Touch::Read(r.x)];
-        touches.extend(r.add.map(Touch::Read));
-        touches.extend(r.z.map(Touch::Write));
-        if r.add.is_some() && !r.glu && r.rows == RowSet::All {
-            touches.push(Touch::Write(r.x));
-        }
-        if let Some(a) = r.prepare {
-            touches.extend([a.values, a.scales, a.sums].map(Touch::Write));
-        }
-        self.call(Shader::Row, constants, push, [bucket.of(r.rows), shares, 1], touches)
-    }
-
-    pub(super) fn norm(&self, op: &Op, prepare: Option<Act>, read_later: bool, bucket: Bucket) -> Call {
-        let Op::Norm { x, add, w, eps, dim, out, rows } = op else { unreachable!() };
-        let z = (prepare.is_none() || read_later || *rows == RowSet::Selected).then_some(*out);
-        let (add, w_add) = (add.map(|a| a.0), add.map(|a| a.1));
-        let prepare = prepare.as_ref();
-        let work =
-            RowWork { x: *x, add, w_add, w: Some(*w), z, prepare, cols: *dim, eps: *eps, rows: *rows, glu: false, merge: None };
-        self.row_call(work, bucket)
-    }
-
-    fn prepare(&self, input: BufferId, act: &Act, rows: RowSet, bucket: Bucket) -> Call {
-        let (add, w_add, w, z) = (None, None, None, None);
-        let work =
-            RowWork { x: input, add, w_add, w, z, prepare: Some(act), cols: act.cols, eps: 0.0, rows, glu: false, merge: None };
-        self.row_call(work, bucket)
-    }
-
-    fn glu(&self, out: BufferId, cols: usize, prepare: Option<Act>, read_later: bool, bucket: Bucket) -> Call {
-        let z = (prepare.is_none() || read_later).then_some(out);
-        let (x, add, prepare) = (self.own.gate, Some(self.own.up), prepare.as_ref());
-        let work =
-            RowWork { x, add, w_add: None, w: None, z, prepare, cols, eps: 0.0, rows: RowSet::All, glu: true, merge: None };
-        self.row_call(work, bucket)
-    }
-
     pub(super) fn rope(&self, op: &Op, bucket: Bucket) -> Result<Call> {
-        let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else { unreachable!() };
-        let constants = vec![(0, self.info.subgroup), (1, self.info.subgroup), (2, kv.head_dim as u32), (3, kv_code(kv))];
-        let push = [*q, *k, *v, *q_norm, *k_norm, *rope_table, kv.scratch_k, kv.scratch_v, self.step];
+        let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else {
+            unreachable!()
+        };
+        let constants = vec![
+            (0, self.info.subgroup),
+            (1, self.info.subgroup),
+            (2, kv.head_dim as u32),
+            (3, kv_code(kv)),
+        ];
+        let push =
+            [*q, *k, *v, *q_norm, *k_norm, *rope_table, kv.scratch_k, kv.scratch_v, self.step];
         let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
         let push = push.float(*eps).word(*n_heads).word(kv.n_kv_heads).word(self.max_rows);
-        let touches =
-            vec![Touch::Write(*q), Touch::Write(*k), Touch::Read(*v), Touch::Write(kv.scratch_k), Touch::Write(kv.scratch_v)];
+        let touches = vec![
+            Touch::Write(*q),
+            Touch::Write(*k),
+            Touch::Read(*v),
+            Touch::Write(kv.scratch_k),
+            Touch::Write(kv.scratch_v),
+        ];
         let groups = [n_heads + 2 * kv.n_kv_heads, bucket.rows, 1];
         Ok(self.call(Shader::Rope, constants, push, groups, touches))
     }
@@ -338,20 +330,35 @@ impl Places<'_> {
             "the GPU kernels take head dimensions of 16 to 256 that are powers of two, not {dim}"
         );
         // Pages of a row: all of them, or those that a window can touch.
-        let slots = kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
+        let slots =
+            kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
         let floats = bucket.rows * n_heads * slots * (dim + 2);
         let split = bucket.rows <= SPLIT_ROWS && floats <= self.own.partial_floats;
         // Rows of a block: as many as the shared memory holds queries and exponentials for.
-        let shared = |rows: usize| rows * gq * (dim + PAGE + 32) * 4 + rows * PAGE * 2 + kv.scales() * PAGE * 4;
+        let shared = |rows: usize| {
+            rows * gq * (dim + PAGE + 32) * 4 + rows * PAGE * 2 + kv.scales() * PAGE * 4
+        };
         let fits = |rows: usize| shared(rows) <= self.info.max_shared.min(48 << 10) as usize;
         // Fewer rows a block keep more of a large device busy while there are few pages.
-        let busy = |rows: usize| kv.n_kv_heads * bucket.rows.div_ceil(rows) * if split { slots } else { 1 } >= self.info.busy;
+        let busy = |rows: usize| {
+            kv.n_kv_heads * bucket.rows.div_ceil(rows) * if split { slots } else { 1 }
+                >= self.info.busy
+        };
         let most = if bucket.mixed { 1 } else { bucket.rows.clamp(1, self.block_rows) };
-        let rows: Vec<usize> = [8, 4, 2, 1].into_iter().filter(|r| *r <= most && r * gq <= 16 && fits(*r)).collect();
+        let rows: Vec<usize> =
+            [8, 4, 2, 1].into_iter().filter(|r| *r <= most && r * gq <= 16 && fits(*r)).collect();
         let rows = rows.iter().find(|r| busy(**r)).or(rows.last()).copied();
-        let Some(rows) = rows else { bail!("{gq} query heads of {dim} channels do not fit the GPU's shared memory") };
-        let constants =
-            vec![(1, self.info.subgroup), (2, dim as u32), (3, gq as u32), (4, rows as u32), (5, kv_code(kv)), (6, split as u32)];
+        let Some(rows) = rows else {
+            bail!("{gq} query heads of {dim} channels do not fit the GPU's shared memory")
+        };
+        let constants = vec![
+            (1, self.info.subgroup),
+            (2, dim as u32),
+            (3, gq as u32),
+            (4, rows as u32),
+            (5, kv_code(kv)),
+            (6, split as u32),
+        ];
         let target = if split { self.own.partials } else { *out };
         let push = [*q, target, kv.k, kv.v, kv.scratch_k, kv.scratch_v, self.step];
         let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
@@ -359,9 +366,15 @@ impl Places<'_> {
         let push = push.float(*scale).word(kv.n_kv_heads).word(kv.pages.count).word(kv.all_pages());
         let push = push.word(window).word(self.max_rows).word(slots).word(0).at(0);
         // Rows of a block may look at pages apart by one.
-        let pages = if split { slots + (kv.pages.window.is_some() && rows > 1) as usize } else { 1 };
+        let pages =
+            if split { slots + (kv.pages.window.is_some() && rows > 1) as usize } else { 1 };
         let groups = [kv.n_kv_heads, bucket.rows.div_ceil(rows), pages];
-        let touches = vec![Touch::Read(*q), Touch::Read(kv.scratch_k), Touch::Read(kv.scratch_v), Touch::Write(target)];
+        let touches = vec![
+            Touch::Read(*q),
+            Touch::Read(kv.scratch_k),
+            Touch::Read(kv.scratch_v),
+            Touch::Write(target),
+        ];
         let mut call = self.call(Shader::Attention, constants, push, groups, touches);
         call.work = 2 * (bucket.rows * slots * PAGE * n_heads * dim) as u64;
         if split {
@@ -369,7 +382,19 @@ impl Places<'_> {
             let joins = self.can_join(prepare, groups, rows, gq * dim, bucket);
             let merge = Some(Merge { head_dim: dim, window, slots: if joins { 0 } else { slots } });
             let (add, w_add, w, cols, rows) = (None, None, None, n_heads * dim, RowSet::All);
-            let work = RowWork { x: target, add, w_add, w, z, prepare, cols, eps: 0.0, rows, glu: false, merge };
+            let work = RowWork {
+                x: target,
+                add,
+                w_add,
+                w,
+                z,
+                prepare,
+                cols,
+                eps: 0.0,
+                rows,
+                glu: false,
+                merge,
+            };
             let merge = self.row_call(work, bucket);
             if joins {
                 self.finish_join(&mut call, merge);
@@ -395,21 +420,45 @@ impl Places<'_> {
         );
         let push = [*q, *out, kv.k, kv.v, kv.scratch_k, kv.scratch_v, self.step];
         let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
-        let push = push.float(*scale).word(*n_heads).word(kv.n_kv_heads).word(kv.pages.count).word(kv.all_pages());
+        let push = push
+            .float(*scale)
+            .word(*n_heads)
+            .word(kv.n_kv_heads)
+            .word(kv.pages.count)
+            .word(kv.all_pages());
         let push = push.word(self.max_rows);
-        let touches = vec![Touch::Read(*q), Touch::Read(kv.scratch_k), Touch::Read(kv.scratch_v), Touch::Write(*out)];
+        let touches = vec![
+            Touch::Read(*q),
+            Touch::Read(kv.scratch_k),
+            Touch::Read(kv.scratch_v),
+            Touch::Write(*out),
+        ];
         let constants = vec![(2, dim as u32), (5, kv_code(kv))];
         let groups = [*n_heads, bucket.rows, 1];
-        Ok(self.call(Shader::AttentionRest, constants, push.word(taken.lag).word(taken.share), groups, touches))
+        Ok(self.call(
+            Shader::AttentionRest,
+            constants,
+            push.word(taken.lag).word(taken.share),
+            groups,
+            touches,
+        ))
     }
 
     fn best(&self, op: &Op, bucket: Bucket) -> [Call; 2] {
         let Op::Best { logits, vocab, maxima, lists } = op else { unreachable!() };
         [0, 1].map(|stage| {
-            let push = [*logits, *maxima, *lists, self.step].into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
+            let push = [*logits, *maxima, *lists, self.step]
+                .into_iter()
+                .fold(Push::new(), |p, id| p.at(self.at(id)));
             let touches = vec![Touch::Read(*logits), Touch::Write(*maxima), Touch::Write(*lists)];
             let constants = vec![(1, stage), (2, best::MOST as u32)];
-            self.call(Shader::Best, constants, push.word(*vocab), [best::CHUNKS, bucket.selected, 1], touches)
+            self.call(
+                Shader::Best,
+                constants,
+                push.word(*vocab),
+                [best::CHUNKS, bucket.selected, 1],
+                touches,
+            )
         })
     }
 
@@ -418,33 +467,11 @@ impl Places<'_> {
         let constants = vec![(0, 64), (1, kv_code(first))];
         let push = Push::new().at(self.at(self.own.layers)).at(self.at(self.step));
         let push = push.word(first.n_kv_heads).word(first.head_dim).word(self.max_rows);
-        let touches = layers.iter().flat_map(|kv| [Touch::Write(kv.k), Touch::Write(kv.v)]).collect();
+        let touches =
+            layers.iter().flat_map(|kv| [Touch::Write(kv.k), Touch::Write(kv.v)]).collect();
         let groups = [bucket.path, first.n_kv_heads, layers.len()];
         Ok(Some(self.call(Shader::Commit, constants, push, groups, touches)))
     }
-}
-
-/// What `row.comp` does with a row.
-struct RowWork<'a> {
-    x: BufferId,
-    add: Option<BufferId>,
-    w_add: Option<BufferId>,
-    w: Option<BufferId>,
-    z: Option<BufferId>,
-    prepare: Option<&'a Act>,
-    cols: usize,
-    eps: f32,
-    rows: RowSet,
-    glu: bool,
-    merge: Option<Merge>,
-}
-
-/// Page partials of attention to be joined.
-#[derive(Clone, Copy)]
-struct Merge {
-    head_dim: usize,
-    window: usize,
-    slots: usize,
 }
 
 /// `KV` of `kv.glsl`.
@@ -465,32 +492,7 @@ fn group(group: Group) -> u32 {
 }
 
 pub(super) fn trellis_constants(code: Code, [step, weights, multiplier]: [u32; 3]) -> Constants {
-    Trellis::of(code).map_or_else(Vec::new, |t| vec![(step, t.step), (weights, t.weights as u32), (multiplier, t.multiplier)])
-}
-
-/// What the result of `op` is prepared as right behind it: a norm, a gate or attention and the rounding
-/// of its result are one call where that is possible.
-pub(super) fn prepared(op: &Op, rest: &[Dispatch]) -> Option<Act> {
-    let Some(Op::Prepare { input, act, rows: prepared }) = rest.first().map(|d| &d.op) else { return None };
-    let (out, rows) = match op {
-        Op::Norm { out, rows, .. } => (out, *rows),
-        Op::GateUp { out, .. } | Op::Attention { out, .. } => (out, RowSet::All),
-        _ => return None,
-    };
-    (input == out && *prepared == rows).then_some(*act)
-}
-
-/// Whether a later operation reads `buffer` before another one writes it anew.
-pub(super) fn reads_before_write<'a>(mut rest: impl Iterator<Item = &'a Dispatch>, buffer: Option<BufferId>) -> bool {
-    let Some(buffer) = buffer else { return false };
-    rest.find_map(|d| {
-        let reads = match &d.op {
-            Op::Prepare { input, .. } => *input == buffer,
-            Op::Linear { jobs, .. } => jobs.iter().any(|j| j.act.values == buffer),
-            Op::GateUp { act_gate, act_up, .. } => act_gate.values == buffer || act_up.values == buffer,
-            _ => false,
-        };
-        (reads || d.op.outputs().contains(&buffer)).then_some(reads)
+    Trellis::of(code).map_or_else(Vec::new, |t| {
+        vec![(step, t.step), (weights, t.weights as u32), (multiplier, t.multiplier)]
     })
-    .unwrap_or(false)
 }

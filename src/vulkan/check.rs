@@ -1,16 +1,24 @@
-//! `--check`: after each kernel call the scalar twin runs on the same inputs, and the first output beyond tolerance is an error.
+//! `--check`: after each kernel call the scalar twin runs on the same inputs, and the first output
+//! beyond tolerance is an error.
 //!
-//! Calls run as a plan would record them, fused where they are fused, but with everything before them done. A mirror on the host holds
-//! what the device's buffers hold. The twins run on the mirror; what they wrote is compared with what the device wrote; then the
-//! mirror takes the device's numbers, so that no difference adds to the next and a run gives the text that it gives unchecked.
+//! Calls run as a plan would record them, fused where they are fused, but with everything before
+//! them done. A mirror on the host holds what the device's buffers hold. The twins run on the
+//! mirror; what they wrote is compared with what the device wrote; then the mirror takes the
+//! device's numbers, so that no difference adds to the next and a run gives the text that it gives
+//! unchecked.
 
 use super::call::{Bucket, Call};
-use super::compare::{Difference, Grid, Rule, first_difference, first_q8_difference, first_wrong_code, typed};
+use super::compare::{
+    Difference, Grid, Rule, first_difference, first_q8_difference, first_wrong_code, typed,
+};
 use super::executor::VulkanExecutor;
 use super::outputs::{Holds, Output, outputs, unrounded};
 use crate::compute::memory::Buffers;
 use crate::compute::step::StepView;
-use crate::compute::{BufferId, Dispatch, Executor, KvFormat, Op, Part, Plan, PlanId, StepLayout, WeightId, best, reference};
+use crate::compute::{
+    BufferId, Dispatch, Executor, KvFormat, Op, Part, Plan, PlanId, StepLayout, WeightId, best,
+    reference,
+};
 use crate::tensor::Matrix;
 use anyhow::{Result, bail, ensure};
 use std::collections::{HashMap, HashSet};
@@ -60,7 +68,12 @@ impl CheckedExecutor {
     pub fn new(gpu: VulkanExecutor) -> Self {
         let spoil = std::env::var(SPOIL).ok().and_then(|v| {
             let n: Vec<usize> = v.split(',').filter_map(|n| n.parse().ok()).collect();
-            (n.len() == 4).then(|| Spoil { dispatch: n[0], output: n[1], word: n[2], mask: n[3] as u32 })
+            (n.len() == 4).then(|| Spoil {
+                dispatch: n[0],
+                output: n[1],
+                word: n[2],
+                mask: n[3] as u32,
+            })
         });
         CheckedExecutor {
             gpu,
@@ -98,20 +111,35 @@ impl CheckedExecutor {
     }
 
     /// Runs the dispatches `of` on both sides, which share `calls`, and compares.
-    fn run_group(&mut self, recorded: &Recorded, of: Range<usize>, calls: &[Call], step: &StepView<'_>) -> Result<()> {
+    fn run_group(
+        &mut self,
+        recorded: &Recorded,
+        of: Range<usize>,
+        calls: &[Call],
+        step: &StepView<'_>,
+    ) -> Result<()> {
         let dispatches = &recorded.dispatches[of.clone()];
         self.refuse_stale(dispatches, of.start)?;
         let mut all: Vec<(usize, Output)> = Vec::new();
         for i in of.clone() {
-            let list = outputs(&recorded.dispatches[i].op, &self.canonical, recorded.layout.max_rows, i > of.start);
+            let list = outputs(
+                &recorded.dispatches[i].op,
+                &self.canonical,
+                recorded.layout.max_rows,
+                i > of.start,
+            );
             // What a later dispatch of the group writes over is not there to be compared.
             all.retain(|(_, before)| list.iter().all(|output| output.id != before.id));
             all.extend(list.into_iter().map(|output| (i, output)));
         }
         // Where there are no calls there is nothing to write, and the twins must not write either.
         let is_written = |id| calls.is_empty() || calls.iter().any(|call| call.writes(id));
-        let (written, left): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, output)| is_written(output.id));
-        let before = left.iter().map(|(_, o)| Ok((o.id, self.mirror_bytes(o.id)?))).collect::<Result<Vec<_>>>()?;
+        let (written, left): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(_, output)| is_written(output.id));
+        let before = left
+            .iter()
+            .map(|(_, o)| Ok((o.id, self.mirror_bytes(o.id)?)))
+            .collect::<Result<Vec<_>>>()?;
         if !calls.is_empty() {
             self.gpu.run_calls(calls)?;
         }
@@ -127,7 +155,10 @@ impl CheckedExecutor {
             if let Some(difference) = self.compare(output, &recorded.dispatches[*i].op, &device)? {
                 let Dispatch { label, layer, .. } = &recorded.dispatches[*i];
                 let layer = layer.map_or(String::new(), |l| format!(" of layer {l}"));
-                bail!("dispatch {i}, `{label}`{layer}, differs from its twin in {}: {difference}", output.name);
+                bail!(
+                    "dispatch {i}, `{label}`{layer}, differs from its twin in {}: {difference}",
+                    output.name
+                );
             }
         }
         for (id, bytes) in device {
@@ -141,13 +172,23 @@ impl CheckedExecutor {
         Ok(())
     }
 
-    /// Fails where dispatches read what others have left out: the twins could not tell, they read the same.
+    /// Fails where dispatches read what others have left out: the twins could not tell, they read
+    /// the same.
     fn refuse_stale(&self, dispatches: &[Dispatch], first: usize) -> Result<()> {
         let mut made = HashSet::new();
         for (i, dispatch) in dispatches.iter().enumerate() {
-            if let Some(id) = dispatch.op.inputs().into_iter().find(|id| self.stale.contains(id) && !made.contains(id)) {
+            if let Some(id) = dispatch
+                .op
+                .inputs()
+                .into_iter()
+                .find(|id| self.stale.contains(id) && !made.contains(id))
+            {
                 let i = first + i;
-                bail!("dispatch {i}, `{}`, reads the buffer `{}`, which was left out", dispatch.label, self.labels[&id]);
+                bail!(
+                    "dispatch {i}, `{}`, reads the buffer `{}`, which was left out",
+                    dispatch.label,
+                    self.labels[&id]
+                );
             }
             made.extend(dispatch.op.outputs());
         }
@@ -157,7 +198,11 @@ impl CheckedExecutor {
     /// Applies the fault that tests asked for.
     fn turn_over(&mut self, written: &[(usize, Output)]) -> Result<()> {
         let Some(spoil) = self.spoil else { return Ok(()) };
-        let Some((_, output)) = written.iter().filter(|(i, _)| *i == spoil.dispatch).nth(spoil.output) else { return Ok(()) };
+        let Some((_, output)) =
+            written.iter().filter(|(i, _)| *i == spoil.dispatch).nth(spoil.output)
+        else {
+            return Ok(());
+        };
         let mut word = [0; 4];
         self.gpu.read(output.id, 4 * spoil.word, &mut word)?;
         let word = u32::from_le_bytes(word) ^ spoil.mask;
@@ -165,45 +210,71 @@ impl CheckedExecutor {
     }
 
     /// The first difference beyond what the output is held to.
-    fn compare(&self, output: &Output, op: &Op, device: &HashMap<BufferId, Vec<u8>>) -> Result<Option<Difference>> {
+    fn compare(
+        &self,
+        output: &Output,
+        op: &Op,
+        device: &HashMap<BufferId, Vec<u8>>,
+    ) -> Result<Option<Difference>> {
         let (bytes, twin) = (&device[&output.id], self.mirror_bytes(output.id)?);
         Ok(match output.holds {
             Holds::F32(grid, rule) => first_difference::<f32>(bytes, &twin, grid, rule),
             Holds::F16(grid, rule) => first_difference::<half::f16>(bytes, &twin, grid, rule),
             Holds::Codes { near } => {
-                let Op::Prepare { input, act, .. } = op else { unreachable!("only preparation makes codes") };
+                let Op::Prepare { input, act, .. } = op else {
+                    unreachable!("only preparation makes codes")
+                };
                 let (codes, wanted): (Vec<i8>, Vec<i8>) = (typed(bytes), typed(&twin));
                 let input: Vec<f32> = typed(&self.mirror_bytes(*input)?);
-                first_wrong_code(&codes, &wanted, act.cols, |row| unrounded(&input[row * act.cols..][..act.cols], act, near))
+                first_wrong_code(&codes, &wanted, act.cols, |row| {
+                    unrounded(&input[row * act.cols..][..act.cols], act, near)
+                })
             }
             // Codes may differ from the twin's, so it is the device's own that are added up.
             Holds::Sums { codes, cols, groups } => {
                 let codes: Vec<i8> = typed(&device[&codes]);
-                let sums = codes.chunks_exact(cols / groups).map(|group| group.iter().map(|c| *c as i32).sum::<i32>());
+                let sums = codes
+                    .chunks_exact(cols / groups)
+                    .map(|group| group.iter().map(|c| *c as i32).sum::<i32>());
                 let (mut wanted, sums): (Vec<i32>, Vec<i32>) = (typed(bytes), sums.collect());
                 let n = wanted.len().min(sums.len());
                 wanted[..n].copy_from_slice(&sums[..n]);
-                first_difference::<i32>(bytes, bytemuck::cast_slice(&wanted), Grid::rows(groups), Rule::Same)
+                first_difference::<i32>(
+                    bytes,
+                    bytemuck::cast_slice(&wanted),
+                    Grid::rows(groups),
+                    Rule::Same,
+                )
             }
-            Holds::Q8 { grid, codes, exact } => first_q8_difference(bytes, &twin, grid, codes, exact),
+            Holds::Q8 { grid, codes, exact } => {
+                first_q8_difference(bytes, &twin, grid, codes, exact)
+            }
             Holds::Lists => {
                 let (lists, wanted): (Vec<u32>, Vec<u32>) = (typed(bytes), typed(&twin));
                 let pairs = lists.chunks_exact(best::WORDS).zip(wanted.chunks_exact(best::WORDS));
                 let differ = |(a, b): (&[u32], &[u32])| a != b && best::parse(a) != best::parse(b);
                 let row = pairs.map(differ).position(|d| d);
-                row.map(|row| Difference { row, column: 0, words: "a list of other tokens or logits".into() })
+                row.map(|row| Difference {
+                    row,
+                    column: 0,
+                    words: "a list of other tokens or logits".into(),
+                })
             }
         })
     }
 
-    /// Fails if a kernel has changed what it should not have: the mirror was compared with everything else already.
+    /// Fails if a kernel has changed what it should not have: the mirror was compared with
+    /// everything else already.
     fn refuse_strays(&mut self) -> Result<()> {
         let mut ids: Vec<BufferId> = self.labels.keys().copied().collect();
         ids.sort_unstable_by_key(|id| id.0);
         for id in ids {
             let (device, mirror) = (self.device_bytes(id)?, self.mirror_bytes(id)?);
             if let Some(at) = device.iter().zip(&mirror).position(|(a, b)| a != b) {
-                bail!("a kernel changed byte {at} of the buffer `{}`, which it should not have", self.labels[&id]);
+                bail!(
+                    "a kernel changed byte {at} of the buffer `{}`, which it should not have",
+                    self.labels[&id]
+                );
             }
         }
         Ok(())

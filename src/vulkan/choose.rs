@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 /// Which device is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// The best GPU; never a driver that computes on the processor, unless [`ALLOW_CPU_DRIVER`] says so.
+    /// The best GPU; never a driver that computes on the processor, unless [`ALLOW_CPU_DRIVER`]
+    /// says so.
     Best,
     /// This one, whatever it is.
     Index(usize),
@@ -54,9 +55,13 @@ fn pick(devices: &[DeviceInfo], choice: Choice, allow_cpu: bool) -> Result<&Devi
                 None if devices.is_empty() => no_driver("no Vulkan device on this machine".into()),
                 None => Fault::new(
                     Kind::Device,
-                    "the only Vulkan driver here computes on the processor, slower than this program's own kernels",
+                    "the only Vulkan driver here computes on the processor, slower than this \
+                        program's own kernels",
                 )
-                .help("install the GPU's Vulkan driver, use --device cpu, or name the driver with --device vulkan:0")
+                .help(
+                    "install the GPU's Vulkan driver, use --device cpu, or name the driver with \
+                    --device vulkan:0",
+                )
                 .into(),
             })
         }
@@ -102,7 +107,8 @@ pub mod tests {
         }
     }
 
-    /// What a laptop with everything has: a driver on the processor, a GPU in it with much memory, two boards.
+    /// What a laptop with everything has: a driver on the processor, a GPU in it with much memory,
+    /// two boards.
     fn all() -> Vec<DeviceInfo> {
         vec![
             DeviceInfo { is_cpu: true, ..device(0, "llvmpipe", 64 * GB) },
@@ -130,9 +136,20 @@ pub mod tests {
         }
         let (code, words) = refused(&devices, Choice::Best);
         assert_eq!(code, 4);
-        assert!(words.contains("computes on the processor") && words.contains("--device vulkan:0"), "{words}");
-        assert_eq!(pick(&devices, Choice::Best, true).unwrap().name, "llvmpipe", "tests may ask for it");
-        assert_eq!(pick(&all(), Choice::Best, true).unwrap().name, "board", "but a GPU is still better");
+        assert!(
+            words.contains("computes on the processor") && words.contains("--device vulkan:0"),
+            "{words}"
+        );
+        assert_eq!(
+            pick(&devices, Choice::Best, true).unwrap().name,
+            "llvmpipe",
+            "tests may ask for it"
+        );
+        assert_eq!(
+            pick(&all(), Choice::Best, true).unwrap().name,
+            "board",
+            "but a GPU is still better"
+        );
         assert!(refused(&[], Choice::Best).1.contains("no Vulkan device"));
     }
 
@@ -143,7 +160,10 @@ pub mod tests {
             assert_eq!(pick(&devices, Choice::Index(index), false).unwrap().index, index);
         }
         let (code, words) = refused(&devices, Choice::Index(4));
-        assert_eq!((code, words.as_str()), (4, "there is no Vulkan device 4: 4 found; help: gemma devices lists them"));
+        assert_eq!(
+            (code, words.as_str()),
+            (4, "there is no Vulkan device 4: 4 found; help: gemma devices lists them")
+        );
     }
 
     #[test]
@@ -151,12 +171,20 @@ pub mod tests {
         let mut devices = all();
         devices[3].missing = vec!["int8 in shaders"];
         assert_eq!(pick(&devices, Choice::Best, false).unwrap().name, "old board");
-        for missing in [&["int8 in shaders"][..], &["f16 in shaders"], &["Vulkan 1.3"], &["8-bit storage", "subgroup shuffles"]] {
+        for missing in [
+            &["int8 in shaders"][..],
+            &["f16 in shaders"],
+            &["Vulkan 1.3"],
+            &["8-bit storage", "subgroup shuffles"],
+        ] {
             let lacking = [DeviceInfo { missing: missing.to_vec(), ..device(0, "relic", GB) }];
             for choice in [Choice::Best, Choice::Index(0)] {
                 let (code, words) = refused(&lacking, choice);
                 assert_eq!(code, 4);
-                assert!(words.starts_with(&format!("relic lacks {}; help: ", missing.join(", "))), "{words}");
+                assert!(
+                    words.starts_with(&format!("relic lacks {}; help: ", missing.join(", "))),
+                    "{words}"
+                );
                 assert!(words.contains("--device cpu"), "{words}");
             }
         }

@@ -18,7 +18,8 @@ pub const EXPONENTIALS: f32 = 2e-5;
 /// Products of whole rows of floats: thousands of terms of both signs.
 pub const PRODUCTS: f32 = 2e-5;
 
-/// How numbers lie: `[outer, heads, dim / block, rows, block]`. What counts as a row is `(outer, rows)`, as a column `(heads, dim)`.
+/// How numbers lie: `[outer, heads, dim / block, rows, block]`. What counts as a row is `(outer,
+/// rows)`, as a column `(heads, dim)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     pub heads: usize,
@@ -106,8 +107,15 @@ pub fn typed<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
     values
 }
 
-/// The first code or scale of an int8 cache that is not its twin's, or further off than a rounding where they need not be exact.
-pub fn first_q8_difference(device: &[u8], twin: &[u8], grid: Grid, codes: usize, exact: bool) -> Option<Difference> {
+/// The first code or scale of an int8 cache that is not its twin's, or further off than a rounding
+/// where they need not be exact.
+pub fn first_q8_difference(
+    device: &[u8],
+    twin: &[u8],
+    grid: Grid,
+    codes: usize,
+    exact: bool,
+) -> Option<Difference> {
     if device == twin {
         return None;
     }
@@ -126,7 +134,12 @@ pub fn first_q8_difference(device: &[u8], twin: &[u8], grid: Grid, codes: usize,
 }
 
 /// The first number of `device` that `rule` does not allow beside that of `twin`.
-pub fn first_difference<T: Number>(device: &[u8], twin: &[u8], grid: Grid, rule: Rule) -> Option<Difference> {
+pub fn first_difference<T: Number>(
+    device: &[u8],
+    twin: &[u8],
+    grid: Grid,
+    rule: Rule,
+) -> Option<Difference> {
     if device == twin {
         return None;
     }
@@ -140,7 +153,9 @@ pub fn first_difference<T: Number>(device: &[u8], twin: &[u8], grid: Grid, rule:
         _ if bytemuck::bytes_of(&a) == bytemuck::bytes_of(&b) => false,
         Rule::Same => true,
         // Written so that what is no number is far from everything but itself.
-        Rule::Near(share) => !((a.value() - b.value()).abs() <= share * largest[grid.row(i)] || a.is_next_to(b)),
+        Rule::Near(share) => {
+            !((a.value() - b.value()).abs() <= share * largest[grid.row(i)] || a.is_next_to(b))
+        }
     };
     let at = (0..twin.len()).find(|i| far(*i, device[*i], twin[*i]))?;
     let (row, column) = (grid.row(at), grid.column(at));
@@ -148,14 +163,23 @@ pub fn first_difference<T: Number>(device: &[u8], twin: &[u8], grid: Grid, rule:
         Rule::Same => String::new(),
         Rule::Near(share) => format!(", where {:.1e} apart would do", share * largest[row]),
     };
-    Some(Difference { row, column, words: format!("{:?} instead of {:?}{limit}", device[at], twin[at]) })
+    Some(Difference {
+        row,
+        column,
+        words: format!("{:?} instead of {:?}{limit}", device[at], twin[at]),
+    })
 }
 
 /// The first int8 code of `device`, `[rows, cols]`, that is no rounding of what the twin rounded.
 ///
-/// Codes that differ from the twin's are right only where the unrounded number lies near the middle between the two. `exact` gives a row's
-/// unrounded codes, and how far off each may be.
-pub fn first_wrong_code(device: &[i8], twin: &[i8], cols: usize, exact: impl Fn(usize) -> Vec<(f32, f32)>) -> Option<Difference> {
+/// Codes that differ from the twin's are right only where the unrounded number lies near the middle
+/// between the two. `exact` gives a row's unrounded codes, and how far off each may be.
+pub fn first_wrong_code(
+    device: &[i8],
+    twin: &[i8],
+    cols: usize,
+    exact: impl Fn(usize) -> Vec<(f32, f32)>,
+) -> Option<Difference> {
     let rows = device.chunks_exact(cols).zip(twin.chunks_exact(cols)).enumerate();
     for (row, (device, twin)) in rows.filter(|(_, (a, b))| a != b) {
         let exact = exact(row);
@@ -165,7 +189,10 @@ pub fn first_wrong_code(device: &[i8], twin: &[i8], cols: usize, exact: impl Fn(
             device[*c] != twin[*c] && !near
         };
         if let Some(column) = (0..cols).find(wrong) {
-            let words = format!("code {} instead of {}, {} unrounded", device[column], twin[column], exact[column].0);
+            let words = format!(
+                "code {} instead of {}, {} unrounded",
+                device[column], twin[column], exact[column].0
+            );
             return Some(Difference { row, column, words });
         }
     }
@@ -188,7 +215,10 @@ mod tests {
         assert_eq!(near(&[1.00002, 2.0, 3.0, 1e-9, 0.0, 0.0], &twin, 3), None);
         let found = near(&[1.0, 2.0, 3.0, 1e-9, 1e-13, 0.0], &twin, 3).unwrap();
         assert_eq!((found.row, found.column), (1, 1), "a row of small numbers has a small limit");
-        assert_eq!(found.to_string(), "row 1, column 1: 1e-13 instead of 0.0, where 1.0e-14 apart would do");
+        assert_eq!(
+            found.to_string(),
+            "row 1, column 1: 1e-13 instead of 0.0, where 1.0e-14 apart would do"
+        );
         assert!(near(&[f32::NAN, 2.0, 3.0], &twin[..3], 3).is_some());
         assert!(near(&[1.0], &[f32::NAN], 1).is_some());
         assert_eq!(near(&[f32::NAN], &[f32::NAN], 1), None);
@@ -198,9 +228,21 @@ mod tests {
     fn the_same_means_the_same_bits() {
         let bytes = bytemuck::bytes_of::<f32>;
         let next = f32::from_bits(1f32.to_bits() + 1);
-        assert!(first_difference::<f32>(bytes(&next), bytes(&1.0), Grid::rows(1), Rule::Same).is_some());
-        let (a, b) = ([f16::from_f32(1.0), f16::from_f32(8.0)], [f16::from_bits(0x3c01), f16::from_f32(8.0)]);
-        let halves = |rule| first_difference::<f16>(bytemuck::cast_slice(&a), bytemuck::cast_slice(&b), Grid::rows(2), rule);
+        assert!(
+            first_difference::<f32>(bytes(&next), bytes(&1.0), Grid::rows(1), Rule::Same).is_some()
+        );
+        let (a, b) = (
+            [f16::from_f32(1.0), f16::from_f32(8.0)],
+            [f16::from_bits(0x3c01), f16::from_f32(8.0)],
+        );
+        let halves = |rule| {
+            first_difference::<f16>(
+                bytemuck::cast_slice(&a),
+                bytemuck::cast_slice(&b),
+                Grid::rows(2),
+                rule,
+            )
+        };
         assert_eq!(halves(Rule::Near(1e-6)), None, "the next half is a rounding the other way");
         assert_eq!(halves(Rule::Same).unwrap().words, "1.0 instead of 1.0009766");
     }
@@ -210,11 +252,16 @@ mod tests {
         // [2 heads, 3 blocks of 4 channels, 5 rows, 4 channels], three times.
         let grid = Grid { heads: 2, dim: 12, block: 4, rows: 5 };
         let mut seen = std::collections::HashSet::new();
-        for (outer, head, part, row, e) in
-            (0..3).flat_map(|o| (0..2).flat_map(move |h| (0..3).flat_map(move |p| (0..20).map(move |i| (o, h, p, i / 4, i % 4)))))
-        {
+        for (outer, head, part, row, e) in (0..3).flat_map(|o| {
+            (0..2).flat_map(move |h| {
+                (0..3).flat_map(move |p| (0..20).map(move |i| (o, h, p, i / 4, i % 4)))
+            })
+        }) {
             let index = (((outer * 2 + head) * 3 + part) * 5 + row) * 4 + e;
-            assert_eq!((grid.row(index), grid.column(index)), (outer * 5 + row, head * 12 + part * 4 + e));
+            assert_eq!(
+                (grid.row(index), grid.column(index)),
+                (outer * 5 + row, head * 12 + part * 4 + e)
+            );
             seen.insert((grid.row(index), grid.column(index)));
         }
         assert_eq!(seen.len(), 360);

@@ -57,7 +57,11 @@ pub fn end(calls: &[Size], from: Cut, room: f64) -> Cut {
         // No part is smaller than a workgroup.
         let fit = (room / size.work as f64 * f64::from(size.parts)).floor().max(1.0);
         let part = at.part.saturating_add(fit as u32);
-        return if part < size.parts { Cut { part, ..at } } else { Cut { call: at.call + 1, part: 0 } };
+        return if part < size.parts {
+            Cut { part, ..at }
+        } else {
+            Cut { call: at.call + 1, part: 0 }
+        };
     }
     at
 }
@@ -68,7 +72,10 @@ fn total(calls: &[Size]) -> f64 {
 
 /// Multiply-adds from one place to another.
 pub fn work_between(calls: &[Size], from: Cut, to: Cut) -> f64 {
-    let left = |at: Cut| calls.get(at.call).map_or(0.0, |c| c.left(at.part)) + total(calls.get(at.call + 1..).unwrap_or(&[]));
+    let left = |at: Cut| {
+        calls.get(at.call).map_or(0.0, |c| c.left(at.part))
+            + total(calls.get(at.call + 1..).unwrap_or(&[]))
+    };
     left(from) - left(to)
 }
 
@@ -93,7 +100,9 @@ pub fn cut(calls: &[Size], seconds: f64) -> Vec<Cut> {
 pub fn is_stale(old: &[Cut], new: &[Cut], calls: &[Size], seconds: f64) -> bool {
     let each = seconds / total(calls).max(1.0);
     // What cannot be divided further stays as it is.
-    let is_long = |(from, to)| work_between(calls, from, to) * each > LIMIT * 1.001 && end(calls, from, 0.0) != to;
+    let is_long = |(from, to)| {
+        work_between(calls, from, to) * each > LIMIT * 1.001 && end(calls, from, 0.0) != to
+    };
     old.is_empty() || pieces(old).any(is_long) || old.len() >= 4 * new.len()
 }
 
@@ -123,7 +132,9 @@ impl Feeler {
     /// Takes note of a piece that has run.
     pub fn learn(&mut self, work: f64, seconds: f64) {
         self.largest = self.largest.max(work);
-        if work >= TELLS * LIMIT / self.guess || self.slowest.is_some_and(|each| seconds > work * each) {
+        if work >= TELLS * LIMIT / self.guess
+            || self.slowest.is_some_and(|each| seconds > work * each)
+        {
             self.slowest = Some(self.slowest.unwrap_or(0.0).max(seconds / work.max(1.0)));
         }
     }
@@ -135,10 +146,13 @@ mod tests {
 
     /// Calls of a layer of Gemma 3 27B, in multiply-adds per row: norm; q, k and v; attention;
     /// output; gate and up; down; norms.
-    const LAYER: [u64; 7] = [5_000, 44_000_000, 2_000_000, 22_000_000, 231_000_000, 116_000_000, 100_000];
+    const LAYER: [u64; 7] =
+        [5_000, 44_000_000, 2_000_000, 22_000_000, 231_000_000, 116_000_000, 100_000];
 
     fn pass(rows: u64) -> Vec<Size> {
-        (0..62).flat_map(|_| LAYER.map(|w| Size { work: w * rows, parts: 1 + (w / 100_000) as u32 })).collect()
+        (0..62)
+            .flat_map(|_| LAYER.map(|w| Size { work: w * rows, parts: 1 + (w / 100_000) as u32 }))
+            .collect()
     }
 
     /// Runs passes on a device that needs `compute` seconds a multiply-add and `memory` seconds to
@@ -160,7 +174,8 @@ mod tests {
                     if is_stale(&old, &new, &calls, took) { new } else { old }
                 }
                 None => {
-                    let (mut feeler, mut at, mut ends) = (Feeler::new(slowest), Cut::default(), Vec::new());
+                    let (mut feeler, mut at, mut ends) =
+                        (Feeler::new(slowest), Cut::default(), Vec::new());
                     while at.call < calls.len() {
                         let next = end(&calls, at, feeler.room());
                         feeler.learn(work_between(&calls, at, next), seconds(at, next));
@@ -186,9 +201,14 @@ mod tests {
         for passes in [&[128, 128, 1, 1, 8, 32, 128][..], &[1, 1, 16, 128, 128], &[2, 512, 512]] {
             // An H200, a 780M with its fastest and its slowest codes, and ones that are 50 times
             // slower than that.
-            for (compute, memory) in [(5e-15, 4e-3), (1.4e-13, 0.19), (2.8e-12, 0.19), (7e-12, 9.4), (1.4e-10, 9.4)] {
+            for (compute, memory) in
+                [(5e-15, 4e-3), (1.4e-13, 0.19), (2.8e-12, 0.19), (7e-12, 9.4), (1.4e-10, 9.4)]
+            {
                 let (longest, _) = run(compute, memory, passes);
-                assert!(longest <= LIMIT * 1.001, "{longest} s at {compute} s a multiply-add, passes of {passes:?} rows");
+                assert!(
+                    longest <= LIMIT * 1.001,
+                    "{longest} s at {compute} s a multiply-add, passes of {passes:?} rows"
+                );
             }
         }
     }
@@ -226,10 +246,19 @@ mod tests {
         assert_eq!(cut(&calls, 102.0 * LIMIT / 80.0), [at(1, 0), at(1, 3), at(3, 0)]);
         let smallest = cut(&calls, 102.0 * LIMIT / 3.0);
         assert_eq!(smallest, [at(1, 0), at(1, 1), at(1, 2), at(1, 3), at(2, 0), at(3, 0)]);
-        assert!(!is_stale(&smallest, &smallest, &calls, 102.0 * LIMIT / 3.0), "it would be cut anew for ever");
-        assert_eq!(pieces(&smallest).map(|(from, to)| work_between(&calls, from, to)).sum::<f64>(), 102.0);
+        assert!(
+            !is_stale(&smallest, &smallest, &calls, 102.0 * LIMIT / 3.0),
+            "it would be cut anew for ever"
+        );
+        assert_eq!(
+            pieces(&smallest).map(|(from, to)| work_between(&calls, from, to)).sum::<f64>(),
+            102.0
+        );
         assert_eq!(cut(&[], 1.0), [at(0, 0)]);
         assert_eq!(cut(&[Size { work: 0, parts: 1 }; 2], 0.0), [at(2, 0)]);
-        assert!(is_stale(&[], &[at(3, 0)], &calls, 0.1), "a pass that felt its way is not recorded whole");
+        assert!(
+            is_stale(&[], &[at(3, 0)], &calls, 0.1),
+            "a pass that felt its way is not recorded whole"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Devices: what there is, what each can do, which one is taken. Probed once; nothing is used that was not asked about.
+//! Devices: what there is, what each can do, which one is taken. Probed once; nothing is used that
+//! was not asked about.
 
 use super::choose::{Choice, choose};
 use super::matrix::{self, MatrixShape};
@@ -15,8 +16,9 @@ pub const ALLOW_CPU_DRIVER: &str = "GEMMA_VULKAN_CPU";
 /// Environment variable that caps the bytes that a device says are free: for tests.
 pub const MEMORY: &str = "GEMMA_VULKAN_MEMORY";
 
-/// Environment variable: `graphics` takes the queue that the desktop draws with, which some drivers run faster. Otherwise a queue for
-/// computing alone is taken where there is one, which the desktop disturbs less.
+/// Environment variable: `graphics` takes the queue that the desktop draws with, which some drivers
+/// run faster. Otherwise a queue for computing alone is taken where there is one, which the desktop
+/// disturbs less.
 pub const QUEUE: &str = "GEMMA_VULKAN_QUEUE";
 
 /// What one device is and can do.
@@ -34,7 +36,8 @@ pub struct DeviceInfo {
     pub api: (u32, u32),
     /// Lanes of a subgroup, as kernels will be told.
     pub subgroup: u32,
-    /// Whether kernels can ask for that number; where there is no other, as on AMD's GCN, they need not.
+    /// Whether kernels can ask for that number; where there is no other, as on AMD's GCN, they need
+    /// not.
     pub asks_subgroup: bool,
     pub max_shared: u32,
     pub max_workgroup: u32,
@@ -67,7 +70,8 @@ impl DeviceInfo {
         self.available.unwrap_or(self.memory)
     }
 
-    /// Rows of one prefill pass: fewer where the memory is the processor's too, and where a pass would take long.
+    /// Rows of one prefill pass: fewer where the memory is the processor's too, and where a pass
+    /// would take long.
     pub fn max_rows(&self) -> usize {
         if self.is_integrated || self.is_cpu { 128 } else { 512 }
     }
@@ -86,8 +90,9 @@ struct Loaded {
     validation: Option<Validation>,
 }
 
-/// Kept until the process ends. With the last instance its drivers and layers would be unloaded, and threads that used them crash at
-/// their end: some leave a destructor with each. An instance also takes a tenth of a second to make.
+/// Kept until the process ends. With the last instance its drivers and layers would be unloaded,
+/// and threads that used them crash at their end: some leave a destructor with each. An instance
+/// also takes a tenth of a second to make.
 static LOADED: Mutex<Option<&'static Loaded>> = Mutex::new(None);
 
 impl Drop for Vulkan {
@@ -99,7 +104,10 @@ impl Drop for Vulkan {
 
 pub(super) fn no_driver(what: String) -> anyhow::Error {
     Fault::new(Kind::Device, what)
-        .help("install a Vulkan driver (Debian: mesa-vulkan-drivers and libvulkan1), or use --device cpu")
+        .help(
+            "install a Vulkan driver (Debian: mesa-vulkan-drivers and libvulkan1), or use \
+            --device cpu",
+        )
         .into()
 }
 
@@ -111,9 +119,13 @@ pub(super) fn is_set(name: &str) -> bool {
 impl Loaded {
     fn new() -> Result<Loaded> {
         // SAFETY: loading the system's own Vulkan loader runs its initialisers, nothing else.
-        let entry = unsafe { Entry::load() }.map_err(|e| no_driver(format!("no Vulkan library on this machine: {e}")))?;
+        let entry = unsafe { Entry::load() }
+            .map_err(|e| no_driver(format!("no Vulkan library on this machine: {e}")))?;
         let name = c"gemma";
-        let app = vk::ApplicationInfo::default().application_name(name).engine_name(name).api_version(vk::API_VERSION_1_3);
+        let app = vk::ApplicationInfo::default()
+            .application_name(name)
+            .engine_name(name)
+            .api_version(vk::API_VERSION_1_3);
         let mut wanted = validation::Wanted::of_environment();
         let info = vk::InstanceCreateInfo::default().application_info(&app);
         // SAFETY: all pointers of `info` outlive the call.
@@ -137,7 +149,8 @@ impl Vulkan {
 
     fn physical(&self) -> Result<Vec<vk::PhysicalDevice>> {
         // SAFETY: the instance is alive.
-        unsafe { self.instance.enumerate_physical_devices() }.map_err(|e| no_driver(format!("no Vulkan device answers: {e}")))
+        unsafe { self.instance.enumerate_physical_devices() }
+            .map_err(|e| no_driver(format!("no Vulkan device answers: {e}")))
     }
 
     /// All devices, usable or not.
@@ -165,13 +178,16 @@ impl Vulkan {
         let extensions = self.extensions(device);
         let has = |name: &CStr| extensions.iter().any(|e| e == name);
         let mut missing = Vec::new();
-        let asks_subgroup = subgroup.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE);
+        let asks_subgroup =
+            subgroup.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE);
         if api < vk::API_VERSION_1_3 {
             missing.push("Vulkan 1.3");
         } else {
             missing = self.missing_features(device);
             let ops = vk::SubgroupFeatureFlags::BASIC | vk::SubgroupFeatureFlags::SHUFFLE;
-            if !basic.supported_operations.contains(ops) || !basic.supported_stages.contains(vk::ShaderStageFlags::COMPUTE) {
+            if !basic.supported_operations.contains(ops)
+                || !basic.supported_stages.contains(vk::ShaderStageFlags::COMPUTE)
+            {
                 missing.push("subgroup shuffles");
             }
             if !asks_subgroup && subgroup.min_subgroup_size != subgroup.max_subgroup_size {
@@ -181,23 +197,33 @@ impl Vulkan {
         let is_integrated = kind == vk::PhysicalDeviceType::INTEGRATED_GPU;
         let families = self.queue_families(device);
         let draws = |family: u32| families[family as usize].contains(vk::QueueFlags::GRAPHICS);
-        let (memory, available) = self.memory(device, is_integrated, has(ash::ext::memory_budget::NAME));
+        let (memory, available) =
+            self.memory(device, is_integrated, has(ash::ext::memory_budget::NAME));
         DeviceInfo {
             index,
             name,
-            driver: format!("{} {}", text(&driver.driver_name), text(&driver.driver_info)).trim().to_owned(),
+            driver: format!("{} {}", text(&driver.driver_name), text(&driver.driver_info))
+                .trim()
+                .to_owned(),
             is_cpu: kind == vk::PhysicalDeviceType::CPU,
             is_integrated,
             api: (vk::api_version_major(api), vk::api_version_minor(api)),
-            subgroup: 32.clamp(subgroup.min_subgroup_size.max(1), subgroup.max_subgroup_size.max(1)),
+            subgroup: 32
+                .clamp(subgroup.min_subgroup_size.max(1), subgroup.max_subgroup_size.max(1)),
             asks_subgroup,
             max_shared: limits.max_compute_shared_memory_size,
-            max_workgroup: limits.max_compute_work_group_invocations.min(limits.max_compute_work_group_size[0]),
+            max_workgroup: limits
+                .max_compute_work_group_invocations
+                .min(limits.max_compute_work_group_size[0]),
             max_subgroups: subgroup.max_compute_workgroup_subgroups.max(1),
             max_allocation: three.max_memory_allocation_size,
             memory,
             available,
-            timestamp_ns: if limits.timestamp_compute_and_graphics == vk::TRUE { limits.timestamp_period } else { 0.0 },
+            timestamp_ns: if limits.timestamp_compute_and_graphics == vk::TRUE {
+                limits.timestamp_period
+            } else {
+                0.0
+            },
             // Vulkan does not count processors: boards have tens to hundreds, the others a few.
             busy: if kind == vk::PhysicalDeviceType::DISCRETE_GPU { 256 } else { 16 },
             offers_matrices: missing.is_empty() && has(khr::cooperative_matrix::NAME),
@@ -217,7 +243,8 @@ impl Vulkan {
 
     fn extensions(&self, device: vk::PhysicalDevice) -> Vec<std::ffi::CString> {
         // SAFETY: the device belongs to this instance.
-        let list = unsafe { self.instance.enumerate_device_extension_properties(device) }.unwrap_or_default();
+        let list = unsafe { self.instance.enumerate_device_extension_properties(device) }
+            .unwrap_or_default();
         list.iter().filter_map(|e| e.extension_name_as_c_str().ok().map(CStr::to_owned)).collect()
     }
 
@@ -225,7 +252,10 @@ impl Vulkan {
         let mut v11 = vk::PhysicalDeviceVulkan11Features::default();
         let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
         let mut v13 = vk::PhysicalDeviceVulkan13Features::default();
-        let mut f = vk::PhysicalDeviceFeatures2::default().push_next(&mut v11).push_next(&mut v12).push_next(&mut v13);
+        let mut f = vk::PhysicalDeviceFeatures2::default()
+            .push_next(&mut v11)
+            .push_next(&mut v12)
+            .push_next(&mut v13);
         // SAFETY: the device is one of 1.3, which knows these structs.
         unsafe { self.instance.get_physical_device_features2(device, &mut f) };
         lacking_features(&f.features, &v11, &v12, &v13)
@@ -241,28 +271,41 @@ impl Vulkan {
     /// Shapes of the int8 matrices that a device multiplies; none where it offers no matrices.
     pub fn matrix_shapes(&self, info: &DeviceInfo) -> Result<Vec<MatrixShape>> {
         let physical = self.physical()?;
-        let device = physical.get(info.index).with_context(|| no_driver(format!("{} is gone", info.name)))?;
+        let device = physical
+            .get(info.index)
+            .with_context(|| no_driver(format!("{} is gone", info.name)))?;
         Ok(if info.offers_matrices { self.int8_shapes(*device) } else { Vec::new() })
     }
 
     fn int8_shapes(&self, device: vk::PhysicalDevice) -> Vec<MatrixShape> {
         let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
         let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
-        let mut f = vk::PhysicalDeviceFeatures2::default().push_next(&mut v12).push_next(&mut matrices);
+        let mut f =
+            vk::PhysicalDeviceFeatures2::default().push_next(&mut v12).push_next(&mut matrices);
         // SAFETY: the device offers the extension.
         unsafe { self.instance.get_physical_device_features2(device, &mut f) };
-        let wanted = [matrices.cooperative_matrix, v12.vulkan_memory_model, v12.vulkan_memory_model_device_scope];
+        let wanted = [
+            matrices.cooperative_matrix,
+            v12.vulkan_memory_model,
+            v12.vulkan_memory_model_device_scope,
+        ];
         if wanted.contains(&vk::FALSE) {
             return Vec::new();
         }
         let query = khr::cooperative_matrix::Instance::new(&self.loaded.entry, self.instance);
         // SAFETY: the device offers the extension.
-        let shapes = unsafe { query.get_physical_device_cooperative_matrix_properties(device) }.unwrap_or_default();
+        let shapes = unsafe { query.get_physical_device_cooperative_matrix_properties(device) }
+            .unwrap_or_default();
         matrix::int8_shapes(&shapes)
     }
 
     /// Bytes that kernels read fast, and what of them is free, where the driver says.
-    fn memory(&self, device: vk::PhysicalDevice, is_integrated: bool, has_budget: bool) -> (u64, Option<u64>) {
+    fn memory(
+        &self,
+        device: vk::PhysicalDevice,
+        is_integrated: bool,
+        has_budget: bool,
+    ) -> (u64, Option<u64>) {
         let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
         let mut p = vk::PhysicalDeviceMemoryProperties2::default();
         if has_budget {
@@ -274,8 +317,11 @@ impl Vulkan {
         let heaps: Vec<Heap> = (0..properties.memory_heap_count as usize)
             .map(|i| Heap {
                 bytes: properties.memory_heaps[i].size,
-                is_local: properties.memory_heaps[i].flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL),
-                free: has_budget.then(|| budget.heap_budget[i].saturating_sub(budget.heap_usage[i])),
+                is_local: properties.memory_heaps[i]
+                    .flags
+                    .contains(vk::MemoryHeapFlags::DEVICE_LOCAL),
+                free: has_budget
+                    .then(|| budget.heap_budget[i].saturating_sub(budget.heap_usage[i])),
             })
             .collect();
         let (bytes, mut free) = fast_memory(&heaps, is_integrated);
@@ -295,14 +341,19 @@ struct Heap {
     free: Option<u64>,
 }
 
-/// Bytes that kernels read fast, and what of them is free: of a GPU in the processor all heaps, which are parts of the same memory
-/// whatever their driver calls local to the device; of a board the largest heap of its own.
+/// Bytes that kernels read fast, and what of them is free: of a GPU in the processor all heaps,
+/// which are parts of the same memory whatever their driver calls local to the device; of a board
+/// the largest heap of its own.
 fn fast_memory(heaps: &[Heap], is_integrated: bool) -> (u64, Option<u64>) {
     if is_integrated {
         let free = heaps.iter().map(|h| h.free).sum::<Option<u64>>().filter(|_| !heaps.is_empty());
         return (heaps.iter().map(|h| h.bytes).sum(), free);
     }
-    heaps.iter().filter(|h| h.is_local).max_by_key(|h| h.bytes).map_or((0, None), |h| (h.bytes, h.free))
+    heaps
+        .iter()
+        .filter(|h| h.is_local)
+        .max_by_key(|h| h.bytes)
+        .map_or((0, None), |h| (h.bytes, h.free))
 }
 
 type Features = (
@@ -396,14 +447,19 @@ impl Gpu {
         }
         let physical = vulkan.physical()?[info.index];
         let instance = &vulkan.instance;
-        let family = queue_family(&vulkan.queue_families(physical), wants_graphics())
-            .ok_or_else(|| Fault::new(Kind::Device, format!("{} has no compute queue", info.name)))?;
+        let family =
+            queue_family(&vulkan.queue_families(physical), wants_graphics()).ok_or_else(|| {
+                Fault::new(Kind::Device, format!("{} has no compute queue", info.name))
+            })?;
         let priority = [1.0];
-        let queues = [vk::DeviceQueueCreateInfo::default().queue_family_index(family).queue_priorities(&priority)];
+        let queues = [vk::DeviceQueueCreateInfo::default()
+            .queue_family_index(family)
+            .queue_priorities(&priority)];
         let (core, mut v11, mut v12, mut v13) = needed();
         let shapes = if matrices { vulkan.matrix_shapes(&info)? } else { Vec::new() };
         let matrices = matrix::best_shape(&shapes);
-        let mut feature = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+        let mut feature =
+            vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
         let extensions = [khr::cooperative_matrix::NAME.as_ptr()];
         let mut create = vk::DeviceCreateInfo::default();
         if matrices.is_some() {
@@ -418,15 +474,28 @@ impl Gpu {
             .push_next(&mut v12)
             .push_next(&mut v13);
         // SAFETY: every pointer of `create` outlives the call; the features were found present.
-        let device = unsafe { instance.create_device(physical, &create, None) }
-            .with_context(|| Fault::new(Kind::Device, format!("{} cannot be opened", info.name)).help("use --device cpu"))?;
+        let device =
+            unsafe { instance.create_device(physical, &create, None) }.with_context(|| {
+                Fault::new(Kind::Device, format!("{} cannot be opened", info.name))
+                    .help("use --device cpu")
+            })?;
         // SAFETY: the queue was asked for above.
         let queue = unsafe { device.get_device_queue(family, 0) };
         // SAFETY: the device belongs to this instance.
         let memory_types = unsafe { instance.get_physical_device_memory_properties(physical) };
         let queue = Mutex::new(queue);
         let requested = Requested::default();
-        Ok(Arc::new(Gpu { device, physical, info, matrices, queue, family, memory_types, requested, vulkan }))
+        Ok(Arc::new(Gpu {
+            device,
+            physical,
+            info,
+            matrices,
+            queue,
+            family,
+            memory_types,
+            requested,
+            vulkan,
+        }))
     }
 
     /// The queue, while nobody else submits.
@@ -450,11 +519,17 @@ fn wants_graphics() -> bool {
     std::env::var(QUEUE).is_ok_and(|v| v == "graphics")
 }
 
-/// The first queue family that computes, of those with graphics or of those without, as wanted; any where there is none such.
+/// The first queue family that computes, of those with graphics or of those without, as wanted; any
+/// where there is none such.
 fn queue_family(families: &[vk::QueueFlags], graphics: bool) -> Option<u32> {
     let computes = |f: &vk::QueueFlags| f.contains(vk::QueueFlags::COMPUTE);
-    let wanted = |f: &vk::QueueFlags| computes(f) && f.contains(vk::QueueFlags::GRAPHICS) == graphics;
-    families.iter().position(wanted).or_else(|| families.iter().position(computes)).map(|i| i as u32)
+    let wanted =
+        |f: &vk::QueueFlags| computes(f) && f.contains(vk::QueueFlags::GRAPHICS) == graphics;
+    families
+        .iter()
+        .position(wanted)
+        .or_else(|| families.iter().position(computes))
+        .map(|i| i as u32)
 }
 
 /// How an error begins that says that a device was lost.
@@ -470,55 +545,33 @@ pub fn failed(what: &str, error: vk::Result) -> anyhow::Error {
     match error {
         vk::Result::ERROR_DEVICE_LOST => Fault::new(Kind::Device, format!("{LOST} while {what}"))
             .help(
-                "try again; if it happens again, the system's log says why (sudo dmesg; `timeout` means that the driver took \
-                 a long pass for a hang): update the driver, or use --device cpu",
+                "try again; if it happens again, the system's log says why (sudo dmesg; `timeout` \
+                 means that the driver took a long pass for a hang): update the driver, or use \
+                 --device cpu",
             )
             .into(),
         vk::Result::ERROR_OUT_OF_DEVICE_MEMORY | vk::Result::ERROR_OUT_OF_HOST_MEMORY => {
             Fault::new(Kind::Memory, format!("out of memory while {what}"))
-                .help("lower --ctx-size, use a smaller model (gemma quantize --target-size), or --device cpu")
+                .help(
+                    "lower --ctx-size, use a smaller model (gemma quantize --target-size), or \
+                    --device cpu",
+                )
                 .into()
         }
-        other => Fault::new(Kind::Device, format!("the GPU driver failed while {what}: {other}")).help("use --device cpu").into(),
+        other => Fault::new(
+            Kind::Device,
+            format!(
+                "the GPU driver failed while {what}: \
+            {other}"
+            ),
+        )
+        .help(
+            "use \
+            --device cpu",
+        )
+        .into(),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_of_a_gpu_in_the_processor_is_counted_whole() {
-        let heap = |bytes, is_local, free| Heap { bytes, is_local, free };
-        // RADV shows a third of an APU's memory as not local to the device.
-        let apu = [heap(6, false, Some(5)), heap(11, true, Some(9))];
-        assert_eq!(fast_memory(&apu, true), (17, Some(14)));
-        assert_eq!(fast_memory(&apu.map(|h| Heap { free: None, ..h }), true), (17, None));
-        // A board's window of memory that the host sees is part of the large heap or beside it; the host's own is not the board's.
-        let board = [heap(24, true, Some(20)), heap(48, false, Some(40)), heap(1, true, Some(1))];
-        assert_eq!(fast_memory(&board, false), (24, Some(20)));
-        assert_eq!(fast_memory(&[], true), (0, None));
-    }
-
-    #[test]
-    fn a_queue_with_or_without_graphics_is_taken_as_wanted() {
-        let [graphics, compute, copies] =
-            [vk::QueueFlags::GRAPHICS | vk::QueueFlags::COMPUTE, vk::QueueFlags::COMPUTE, vk::QueueFlags::TRANSFER];
-        assert_eq!(queue_family(&[copies, graphics, compute], false), Some(2));
-        assert_eq!(queue_family(&[copies, graphics, compute], true), Some(1));
-        assert_eq!(queue_family(&[graphics], false), Some(0));
-        assert_eq!(queue_family(&[compute], true), Some(0));
-        assert_eq!(queue_family(&[copies], false), None);
-    }
-
-    #[test]
-    fn every_feature_that_a_driver_lacks_is_named() {
-        let (core, v11, v12, v13) = needed();
-        assert_eq!(lacking_features(&core, &v11, &v12, &v13), [""; 0]);
-        assert_eq!(lacking_features(&core, &v11, &v12.shader_int8(false), &v13), ["int8 in shaders"]);
-        assert_eq!(lacking_features(&core, &v11, &v12.shader_float16(false), &v13), ["f16 in shaders"]);
-        assert_eq!(lacking_features(&core.shader_int16(false), &v11, &v12, &v13), ["16-bit integers in shaders"]);
-        assert_eq!(lacking_features(&core, &Default::default(), &v12, &v13), ["16-bit storage"]);
-        assert_eq!(lacking_features(&Default::default(), &v11, &Default::default(), &Default::default()).len(), 14);
-    }
-}
+mod tests;

@@ -1,8 +1,10 @@
-//! Runs plans on a Vulkan device. A plan is recorded once per bucket of rows; a run is one submission, or several (`cut`).
+//! Runs plans on a Vulkan device. A plan is recorded once per bucket of rows; a run is one
+//! submission, or several (`cut`).
 
 mod commands;
 mod pieces;
 mod speed;
+mod staging;
 
 use super::barrier::{barrier, host_barrier};
 use super::call::{Bucket, Call, Own, Places};
@@ -20,7 +22,8 @@ use super::timing::Timing;
 use super::upload::Uploader;
 use crate::compute::dry::Pieces;
 use crate::compute::{
-    BufferId, Dispatch, Executor, KernelTime, KvFormat, LoadJob, Loading, Op, Part, Plan, PlanId, StepLayout, WeightId,
+    BufferId, Dispatch, Executor, KernelTime, KvFormat, LoadJob, Loading, Op, Part, Plan, PlanId,
+    StepLayout, WeightId,
 };
 use crate::tensor::{Matrix, StoredMatrix};
 use anyhow::{Context, Result, ensure};
@@ -34,8 +37,9 @@ use std::time::Instant;
 
 /// Most bytes that `vkCmdUpdateBuffer` takes at a time.
 const UPDATE: usize = 65536;
-/// Most rows that one workgroup takes of attention, whose keys are read once for all of them, and of layers with trellis codes. Drivers on
-/// the processor compile kernels of many rows for ten seconds and up to a minute each, and gain little by them.
+/// Most rows that one workgroup takes of attention, whose keys are read once for all of them, and
+/// of layers with trellis codes. Drivers on the processor compile kernels of many rows for ten
+/// seconds and up to a minute each, and gain little by them.
 pub const BLOCK_ROWS: usize = 8;
 const BLOCK_ROWS_OF_CPU: usize = 2;
 
@@ -84,7 +88,8 @@ pub struct VulkanExecutor {
     timing: Option<Timing>,
     uploader: Option<Uploader>,
     readback: Block,
-    /// Results of the plan that was started: apart from `readback`, which other reads may use meanwhile.
+    /// Results of the plan that was started: apart from `readback`, which other reads may use
+    /// meanwhile.
     results: Block,
     started: Option<Started>,
     weights: Arena,
@@ -160,12 +165,14 @@ impl VulkanExecutor {
         }
     }
 
-    /// Takes blocks of rows as large as on a GPU, also where they are kept small: for tests of the kernels.
+    /// Takes blocks of rows as large as on a GPU, also where they are kept small: for tests of the
+    /// kernels.
     pub fn with_large_blocks(self) -> Self {
         VulkanExecutor { block_rows: BLOCK_ROWS, ..self }
     }
 
-    /// Says what will be loaded and allocated, as a dry run counted it: then no memory is taken in vain.
+    /// Says what will be loaded and allocated, as a dry run counted it: then no memory is taken in
+    /// vain.
     pub fn expect(&mut self, pieces: &Pieces) {
         self.weights.expect(&pieces.weights);
         self.buffers.expect(&pieces.buffers);
@@ -174,7 +181,8 @@ impl VulkanExecutor {
     /// Buffers beside those of the plans: those of the plan before, where they do.
     fn own(&mut self, plan: &Plan, layout: StepLayout) -> Result<Own> {
         let old = self.own.map(|own| own.sizes);
-        let sizes = OwnSizes::of(plan, layout, |w| self.matrices[w.0 as usize].rows).and(old.unwrap_or_default());
+        let sizes = OwnSizes::of(plan, layout, |w| self.matrices[w.0 as usize].rows)
+            .and(old.unwrap_or_default());
         if let Some(own) = self.own.filter(|own| own.sizes == sizes) {
             return Ok(own);
         }
@@ -206,7 +214,10 @@ impl VulkanExecutor {
     fn kernels(&self, calls: &[Call]) -> Result<(vk::PipelineLayout, Vec<vk::Pipeline>)> {
         let mut made = pipeline::lock(&self.pipelines);
         made.prepare(calls.iter().map(|call| (call.shader, &call.constants)))?;
-        let kernels = calls.iter().map(|call| made.get(call.shader, &call.constants)).collect::<Result<_>>()?;
+        let kernels = calls
+            .iter()
+            .map(|call| made.get(call.shader, &call.constants))
+            .collect::<Result<_>>()?;
         made.save();
         Ok((made.layout, kernels))
     }
@@ -215,7 +226,9 @@ impl VulkanExecutor {
     pub(super) fn calls_of(&mut self, plan: PlanId, bucket: Bucket) -> Result<Vec<Call>> {
         let mut calls = self.calls(plan, bucket, true)?;
         let own = self.own.expect("made when the first plan was recorded");
-        let Some(new) = self.tails.place(&mut calls, own.sizes.tails, self.addresses[own.tails.0 as usize]) else {
+        let Some(new) =
+            self.tails.place(&mut calls, own.sizes.tails, self.addresses[own.tails.0 as usize])
+        else {
             return self.calls(plan, bucket, false);
         };
         new.iter().try_for_each(|(at, bytes)| self.write(own.tails, *at, bytes))?;
@@ -253,57 +266,6 @@ impl VulkanExecutor {
         self.queue.wait(done)
     }
 
-    /// Puts the small writes with `then` behind them into the next submission.
-    ///
-    /// The writes' bytes lie in the command buffer, and a barrier keeps them behind what was submitted before: what is written for one
-    /// pass can be prepared while the pass before it still runs.
-    fn stage(&mut self, then: Option<vk::CommandBuffer>) -> Result<()> {
-        let pending = std::mem::take(&mut self.pending);
-        if pending.is_empty() && then.is_none() {
-            return Ok(());
-        }
-        let targets: Vec<(vk::Buffer, u64, &[u8])> = pending
-            .iter()
-            .map(|(id, offset, bytes)| {
-                let span = &self.spans[id.0 as usize];
-                (self.block(span).buffer, span.offset + *offset as u64, &bytes[..])
-            })
-            .collect();
-        self.queue.stage(
-            |device, commands| {
-                barrier(device, commands);
-                let mut written: Vec<(vk::Buffer, u64, u64)> = Vec::new();
-                for (buffer, offset, bytes) in targets {
-                    let end = offset + bytes.len() as u64;
-                    // Of two writes to one place the later one must win.
-                    if written.iter().any(|(other, from, to)| *other == buffer && *from < end && offset < *to) {
-                        barrier(device, commands);
-                        written.clear();
-                    }
-                    written.push((buffer, offset, end));
-                    for (i, part) in bytes.chunks(UPDATE).enumerate() {
-                        // SAFETY: `write` checked the bounds; sizes are multiples of 4.
-                        unsafe { device.cmd_update_buffer(commands, buffer, offset + (i * UPDATE) as u64, part) };
-                    }
-                }
-                barrier(device, commands);
-            },
-            then,
-        )
-    }
-
-    /// Fills fresh memory with zeros.
-    fn clear(&mut self, span: Span) -> Result<()> {
-        let buffer = self.block(&span).buffer;
-        // SAFETY: the span lies inside its block.
-        let cleared = |device: &ash::Device, commands| unsafe {
-            device.cmd_fill_buffer(commands, buffer, span.offset, span.bytes, 0);
-            barrier(device, commands);
-        };
-        // Goes out with the next submission: a model has hundreds of buffers.
-        self.queue.stage(cleared, None)
-    }
-
     pub fn info(&self) -> &super::device::DeviceInfo {
         &self.gpu.info
     }
@@ -312,19 +274,27 @@ impl VulkanExecutor {
     pub fn weight_bytes(&mut self, id: WeightId) -> Result<[Vec<u8>; 2]> {
         let m = self.matrices[id.0 as usize];
         let scales = 2 * m.rows * m.format.row_scales(m.cols);
-        let mut parts = [(m.codes, vec![0; m.bytes as usize - scales]), (m.scales, vec![0; scales])];
+        let mut parts =
+            [(m.codes, vec![0; m.bytes as usize - scales]), (m.scales, vec![0; scales])];
         for (address, bytes) in &mut parts {
             let holds = |b: &&Block| (b.address..b.address + b.size).contains(address);
             let block = self.weights.blocks.iter().find(holds).context("no such matrix")?;
             let (from, start) = (block.buffer, *address - block.address);
             for (i, part) in bytes.chunks_mut(READBACK as usize).enumerate() {
-                read_back(&mut self.queue, from, start + i as u64 * READBACK, &self.readback, part)?;
+                read_back(
+                    &mut self.queue,
+                    from,
+                    start + i as u64 * READBACK,
+                    &self.readback,
+                    part,
+                )?;
             }
         }
         Ok(parts.map(|(_, bytes)| bytes))
     }
 
-    /// Bytes of memory asked of the device, arenas and whatever lies beside them: now, and at most so far.
+    /// Bytes of memory asked of the device, arenas and whatever lies beside them: now, and at most
+    /// so far.
     pub fn requested(&self) -> (u64, u64) {
         self.gpu.requested.bytes()
     }
@@ -358,9 +328,16 @@ impl Executor for VulkanExecutor {
 
     fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
         let uploader = self.uploader.get_or_insert_with(|| Uploader::new(&self.gpu));
-        let loaded = uploader.load(jobs, &mut self.weights, &mut self.queue, &self.pipelines, &mut self.loading);
+        let loaded = uploader.load(
+            jobs,
+            &mut self.weights,
+            &mut self.queue,
+            &self.pipelines,
+            &mut self.loading,
+        );
         if loaded.is_err() {
-            // What is on its way still reads staging memory. Only what was sent is waited for: a lost device takes no more.
+            // What is on its way still reads staging memory. Only what was sent is waited for: a
+            // lost device takes no more.
             let _ = self.queue.wait(self.queue.upcoming() - 1);
             self.uploader = None;
         }
@@ -376,8 +353,15 @@ impl Executor for VulkanExecutor {
 
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
         let span = self.spans[buffer.0 as usize];
-        ensure!((offset + bytes.len()) as u64 <= span.bytes, "write of {} bytes at {offset} leaves the buffer", bytes.len());
-        ensure!(offset.is_multiple_of(4) && bytes.len().is_multiple_of(4), "writes go by whole words");
+        ensure!(
+            (offset + bytes.len()) as u64 <= span.bytes,
+            "write of {} bytes at {offset} leaves the buffer",
+            bytes.len()
+        );
+        ensure!(
+            offset.is_multiple_of(4) && bytes.len().is_multiple_of(4),
+            "writes go by whole words"
+        );
         if let Some(step) = self.steps.get_mut(&buffer) {
             step[offset..offset + bytes.len()].copy_from_slice(bytes);
         }
@@ -391,7 +375,11 @@ impl Executor for VulkanExecutor {
 
     fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let span = self.spans[buffer.0 as usize];
-        ensure!((offset + bytes.len()) as u64 <= span.bytes, "read of {} bytes at {offset} leaves the buffer", bytes.len());
+        ensure!(
+            (offset + bytes.len()) as u64 <= span.bytes,
+            "read of {} bytes at {offset} leaves the buffer",
+            bytes.len()
+        );
         self.stage(None)?;
         let from = self.block(&span).buffer;
         for (i, part) in bytes.chunks_mut(READBACK as usize).enumerate() {
@@ -411,7 +399,12 @@ impl Executor for VulkanExecutor {
             drop(uploader);
             self.loading.moving += start.elapsed().as_secs_f64();
         }
-        self.plans.push(Recorded { dispatches: plan.dispatches, step, layout, passes: HashMap::new() });
+        self.plans.push(Recorded {
+            dispatches: plan.dispatches,
+            step,
+            layout,
+            passes: HashMap::new(),
+        });
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
 
@@ -456,8 +449,10 @@ impl Executor for VulkanExecutor {
             let span = self.spans[buffer.0 as usize];
             ensure!(bytes as u64 <= span.bytes, "a result of {bytes} bytes leaves the buffer");
             let (from, to) = (self.block(&span).buffer, self.results.buffer);
-            let copy = vk::BufferCopy { src_offset: span.offset, dst_offset: 0, size: bytes as u64 };
-            // SAFETY: both ranges were checked; whoever read the results before has waited for them.
+            let copy =
+                vk::BufferCopy { src_offset: span.offset, dst_offset: 0, size: bytes as u64 };
+            // SAFETY: both ranges were checked; whoever read the results before has waited for
+            // them.
             let copied = |device: &ash::Device, commands| unsafe {
                 device.cmd_copy_buffer(commands, from, to, &[copy]);
                 host_barrier(device, commands);
@@ -471,7 +466,8 @@ impl Executor for VulkanExecutor {
 
     fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
         let started = self.started.take().context("no plan was started")?;
-        // Where the device is done before anybody waits for it, the time says only that the pass took no longer.
+        // Where the device is done before anybody waits for it, the time says only that the pass
+        // took no longer.
         let waits = !self.queue.is_done(started.submission);
         self.queue.wait(started.submission).map_err(|e| explained(e, started.rows))?;
         let clock = started.at.elapsed().as_secs_f64();
@@ -480,7 +476,10 @@ impl Executor for VulkanExecutor {
         if waits || pass.seconds.is_none_or(|known| seconds < known) {
             let work: f64 = pass.sizes.iter().map(|s| s.work as f64).sum();
             self.slowest = Some(self.slowest.unwrap_or(0.0).max(seconds / work.max(1.0)));
-            let pass = self.plans[started.plan.0 as usize].passes.get_mut(&started.bucket).expect("it was started");
+            let pass = self.plans[started.plan.0 as usize]
+                .passes
+                .get_mut(&started.bucket)
+                .expect("it was started");
             (pass.seconds, pass.spent) = (Some(seconds), 0.0);
         }
         if self.timing.is_some() {
@@ -489,7 +488,9 @@ impl Executor for VulkanExecutor {
         }
         match result {
             None => Ok(()),
-            Some((buffer, bytes)) if started.result.is_some_and(|(id, n)| id == buffer && bytes.len() <= n) => {
+            Some((buffer, bytes))
+                if started.result.is_some_and(|(id, n)| id == buffer && bytes.len() <= n) =>
+            {
                 // SAFETY: the copy is done: it went out with the plan.
                 bytes.copy_from_slice(unsafe { self.results.bytes(0, bytes.len()) });
                 Ok(())
@@ -530,7 +531,12 @@ impl Executor for VulkanExecutor {
     fn start_profile(&mut self) {
         // Commands with time stamps are recorded anew.
         if self.queue.wait_all().is_ok() {
-            for commands in self.plans.iter_mut().flat_map(|p| p.passes.drain()).flat_map(|(_, pass)| pass.pieces) {
+            for commands in self
+                .plans
+                .iter_mut()
+                .flat_map(|p| p.passes.drain())
+                .flat_map(|(_, pass)| pass.pieces)
+            {
                 self.queue.free(commands);
             }
             self.timing = Timing::new(&self.gpu).ok();

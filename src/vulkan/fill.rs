@@ -1,4 +1,5 @@
-//! Which bytes of which matrices go into a staging block together, and the threads that read them there.
+//! Which bytes of which matrices go into a staging block together, and the threads that read them
+//! there.
 
 use super::memory::Block;
 use super::queue::Timeline;
@@ -15,7 +16,8 @@ const READ: usize = 1 << 20;
 /// What a part begins at a multiple of.
 const ALIGN: usize = 256;
 
-/// A source that is to be read from its beginning on: so many bytes, cut at multiples of `unit` alone.
+/// A source that is to be read from its beginning on: so many bytes, cut at multiples of `unit`
+/// alone.
 pub struct Stream<'a> {
     /// The matrix it belongs to, and whether it is that one's scales.
     pub job: usize,
@@ -71,7 +73,8 @@ struct State {
     next: usize,
     /// Tasks of each fill that are not done.
     left: Vec<usize>,
-    /// Submission that took what each fill since the ring's beginning held, and how many of these are done.
+    /// Submission that took what each fill since the ring's beginning held, and how many of these
+    /// are done.
     taken: Vec<u64>,
     done: usize,
     /// Staging blocks that are there.
@@ -111,7 +114,8 @@ impl<'a> Filling<'a> {
             let before = tasks.len();
             for part in parts {
                 for start in (0..part.bytes).step_by(READ) {
-                    let (from, at, bytes) = (part.from + start, part.at + start, READ.min(part.bytes - start));
+                    let (from, at, bytes) =
+                        (part.from + start, part.at + start, READ.min(part.bytes - start));
                     tasks.push(Task { fill, part: Part { stream: part.stream, from, bytes, at } });
                 }
             }
@@ -120,7 +124,15 @@ impl<'a> Filling<'a> {
         let there = blocks.iter().filter(|b| b.get().is_some()).count();
         let first = taken.len();
         let done = first.saturating_sub(RING);
-        let state = Mutex::new(State { next: 0, left, taken, done, blocks: there, failed: None, stop: false });
+        let state = Mutex::new(State {
+            next: 0,
+            left,
+            taken,
+            done,
+            blocks: there,
+            failed: None,
+            stop: false,
+        });
         let [room, complete, sent] = [(); 3].map(|()| Condvar::new());
         Filling { streams, tasks, blocks, timeline, first, state, room, complete, sent }
     }
@@ -153,7 +165,8 @@ impl<'a> Filling<'a> {
         }
     }
 
-    /// Reads until nothing is left to read. Returns the seconds of reading, and of waiting for room.
+    /// Reads until nothing is left to read. Returns the seconds of reading, and of waiting for
+    /// room.
     pub fn read(&self) -> [f64; 2] {
         let _last = Stop { filling: self, only_panics: true };
         let [mut reading, mut waiting] = [0.0; 2];
@@ -177,7 +190,8 @@ impl<'a> Filling<'a> {
         [reading, waiting + lap()]
     }
 
-    /// Waits for one submission after the other and makes room where it is done: by one thread, since drivers are slow where many ask.
+    /// Waits for one submission after the other and makes room where it is done: by one thread,
+    /// since drivers are slow where many ask.
     pub fn release(&self) {
         let _last = Stop { filling: self, only_panics: true };
         let mut state = self.lock();
@@ -202,9 +216,11 @@ impl<'a> Filling<'a> {
     }
 
     fn read_one(&self, task: &Task) -> Result<()> {
-        let block = self.blocks[(self.first + task.fill) % RING].get().expect("begun once its block was there");
-        // SAFETY: the submission that used these bytes before is done, the next one comes when the fill is complete, and tasks
-        // share no bytes.
+        let block = self.blocks[(self.first + task.fill) % RING]
+            .get()
+            .expect("begun once its block was there");
+        // SAFETY: the submission that used these bytes before is done, the next one comes when the
+        // fill is complete, and tasks share no bytes.
         let to = unsafe { block.bytes(task.part.at as u64, task.part.bytes) };
         self.streams[task.part.stream].source.read_at(task.part.from, to)
     }
@@ -274,11 +290,25 @@ mod tests {
     #[test]
     fn blocks_hold_whole_units_of_every_stream_in_order() {
         let source: &dyn Source = &&[][..];
-        let sizes = [(3 * STAGE + 500, 100), (12, 12), (0, 1), (STAGE - 1000, 1), (5 << 20, 5 << 20), (700, 7), (STAGE, STAGE)];
+        let sizes = [
+            (3 * STAGE + 500, 100),
+            (12, 12),
+            (0, 1),
+            (STAGE - 1000, 1),
+            (5 << 20, 5 << 20),
+            (700, 7),
+            (STAGE, STAGE),
+        ];
         let streams: Vec<Stream<'_>> = sizes
             .iter()
             .enumerate()
-            .map(|(job, (bytes, unit))| Stream { job, scales: false, source, bytes: *bytes / unit * unit, unit: *unit })
+            .map(|(job, (bytes, unit))| Stream {
+                job,
+                scales: false,
+                source,
+                bytes: *bytes / unit * unit,
+                unit: *unit,
+            })
             .collect();
         let fills = cut(&streams).unwrap();
         let mut read = vec![0; streams.len()];
@@ -288,13 +318,19 @@ mod tests {
                 assert!(part.at >= end && part.at % ALIGN == 0 && part.at + part.bytes <= STAGE);
                 assert!(part.bytes % streams[part.stream].unit == 0 && part.bytes > 0);
                 assert_eq!(part.from, read[part.stream]);
-                assert!(read[part.stream + 1..].iter().all(|n| *n == 0), "streams come one after the other");
+                assert!(
+                    read[part.stream + 1..].iter().all(|n| *n == 0),
+                    "streams come one after the other"
+                );
                 read[part.stream] += part.bytes;
                 end = part.at + part.bytes;
             }
         }
         assert_eq!(read, streams.iter().map(|s| s.bytes).collect::<Vec<_>>());
         assert!(fills.len() <= 8, "{} blocks", fills.len());
-        assert!(cut(&[Stream { job: 0, scales: false, source, bytes: STAGE + 1, unit: STAGE + 1 }]).is_err());
+        assert!(
+            cut(&[Stream { job: 0, scales: false, source, bytes: STAGE + 1, unit: STAGE + 1 }])
+                .is_err()
+        );
     }
 }

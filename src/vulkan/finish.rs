@@ -1,12 +1,12 @@
 //! What the last workgroups of a call do beside it, so that a dispatch is saved: rotation of heads,
 //! joining of pages, norms.
 //!
-//! A dispatch that waits for the one before costs some microseconds whatever it does, several times a
-//! layer. Where a piece of work needs a piece of the output only (a head, a block of rows of
-//! attention), the last workgroup to store into that piece goes on with it. The norm of a row needs all
-//! of the row: where there are one or two, the last workgroup of all does it.
-//! Gate times up is left out: tried both ways on an H200 (the last workgroup of a block, or one workgroup a group of both matrices), it
-//! slowed the products by more than the dispatch that it saved.
+//! A dispatch that waits for the one before costs some microseconds whatever it does, several times
+//! a layer. Where a piece of work needs a piece of the output only (a head, a block of rows of
+//! attention), the last workgroup to store into that piece goes on with it. The norm of a row needs
+//! all of the row: where there are one or two, the last workgroup of all does it. Gate times up is
+//! left out: tried both ways on an H200 (the last workgroup of a block, or one workgroup a group of
+//! both matrices), it slowed the products by more than the dispatch that it saved.
 
 use super::call::{Bucket, Call, Places, Touch, prepared, reads_before_write};
 use super::footprint::COUNTS;
@@ -31,7 +31,8 @@ pub const TAIL: usize = 128;
 const LINEAR_TAIL: usize = 120;
 const ATTENTION_TAIL: usize = 88;
 
-/// What a call's last workgroups do: lies in memory of the executor's own, and the call is told where.
+/// What a call's last workgroups do: lies in memory of the executor's own, and the call is told
+/// where.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tail {
     /// Arguments of the call that is saved, then the address of the counters.
@@ -41,7 +42,8 @@ pub struct Tail {
 }
 
 impl Places<'_> {
-    /// The arguments of `saved` as what follows a call that takes their address at byte `at` of its push constants.
+    /// The arguments of `saved` as what follows a call that takes their address at byte `at` of its
+    /// push constants.
     fn tail(&self, saved: &Call, at: usize) -> Tail {
         let mut bytes = saved.push.bytes().to_vec();
         bytes.resize(bytes.len().next_multiple_of(8), 0);
@@ -56,8 +58,8 @@ impl Places<'_> {
         call.touches.push(Touch::Write(self.own.counts));
     }
 
-    /// Lets the linear layers `calls`, of `jobs`, do the rotation `next` too, if that is what follows and
-    /// they can: each of them that of its own heads.
+    /// Lets the linear layers `calls`, of `jobs`, do the rotation `next` too, if that is what
+    /// follows and they can: each of them that of its own heads.
     pub(super) fn finish_rope(
         &self,
         calls: &mut [Call],
@@ -65,7 +67,9 @@ impl Places<'_> {
         next: Option<&Dispatch>,
         bucket: Bucket,
     ) -> Result<bool> {
-        let Some(Dispatch { op: op @ Op::Rope { q, k, v, n_heads, kv, .. }, .. }) = next else { return Ok(false) };
+        let Some(Dispatch { op: op @ Op::Rope { q, k, v, n_heads, kv, .. }, .. }) = next else {
+            return Ok(false);
+        };
         let outs: Vec<BufferId> = jobs.iter().map(|job| job.out).collect();
         let fits = |call: &Call| {
             let units = call.groups[0] as usize * (n_heads + 2 * kv.n_kv_heads);
@@ -79,10 +83,12 @@ impl Places<'_> {
         let mut first = 0;
         for call in calls {
             call.constants.push((11, 1));
-            call.constants.extend([(12, 2), (13, 3)].map(|(id, of)| (id, rope.constant(of).unwrap_or(0))));
+            call.constants
+                .extend([(12, 2), (13, 3)].map(|(id, of)| (id, rope.constant(of).unwrap_or(0))));
             call.constants.push((26, first as u32));
             call.tail = Some(self.tail(&rope, LINEAR_TAIL));
-            let written = outs.iter().enumerate().filter(|(_, out)| call.writes(**out)).map(|(i, _)| i);
+            let written =
+                outs.iter().enumerate().filter(|(_, out)| call.writes(**out)).map(|(i, _)| i);
             let written: Vec<usize> = written.collect();
             first += written.len();
             let kept = [None, Some(kv.scratch_k), Some(kv.scratch_v)];
@@ -93,8 +99,8 @@ impl Places<'_> {
         Ok(true)
     }
 
-    /// The norm of what `jobs` give and the preparation of its result, if that is what follows and a
-    /// workgroup of theirs may do it; and how many dispatches that is.
+    /// The norm of what `jobs` give and the preparation of its result, if that is what follows and
+    /// a workgroup of theirs may do it; and how many dispatches that is.
     pub(super) fn norm_behind(
         &self,
         jobs: &[LinearJob],
@@ -103,9 +109,12 @@ impl Places<'_> {
         bucket: Bucket,
     ) -> Option<(Call, usize)> {
         let ([job], [Dispatch { op, .. }, rest @ ..]) = (jobs, rest) else { return None };
-        let Op::Norm { add: Some((added, _)), dim, out, rows: RowSet::All, .. } = op else { return None };
+        let Op::Norm { add: Some((added, _)), dim, out, rows: RowSet::All, .. } = op else {
+            return None;
+        };
         // The row lies in shared memory, beside what the workgroup has there anyway.
-        let fits = dim * 4 + NORM_SHARED <= self.info.max_shared as usize && bucket.rows <= WHOLE_ROWS;
+        let fits =
+            dim * 4 + NORM_SHARED <= self.info.max_shared as usize && bucket.rows <= WHOLE_ROWS;
         if !(self.finish && fits && *added == job.out && rows == RowSet::All) {
             return None;
         }
@@ -129,19 +138,34 @@ impl Places<'_> {
         true
     }
 
-    /// Whether attention over split pages, in these workgroups of `rows` rows, can do the join too, and the
-    /// preparation of `act` if there is one; `width` channels belong to a kv head.
-    pub(super) fn can_join(&self, act: Option<&Act>, groups: [usize; 3], rows: usize, width: usize, bucket: Bucket) -> bool {
+    /// Whether attention over split pages, in these workgroups of `rows` rows, can do the join too,
+    /// and the preparation of `act` if there is one; `width` channels belong to a kv head.
+    pub(super) fn can_join(
+        &self,
+        act: Option<&Act>,
+        groups: [usize; 3],
+        rows: usize,
+        width: usize,
+        bucket: Bucket,
+    ) -> bool {
         // A scale of the whole row wants all heads, and the last workgroup of all rounds its rows.
-        let few = rows <= WHOLE_ROWS || !act.is_some_and(|a| a.format.int8 && a.format.group == Group::Row);
+        let few = rows <= WHOLE_ROWS
+            || !act.is_some_and(|a| a.format.int8 && a.format.group == Group::Row);
         let counters = groups[1] * (groups[0] + 1);
-        self.finish && few && width.is_multiple_of(BLOCK) && bucket.rows <= ROWS && counters <= COUNTS
+        self.finish
+            && few
+            && width.is_multiple_of(BLOCK)
+            && bucket.rows <= ROWS
+            && counters <= COUNTS
     }
 
     /// Lets attention `call` do the join `merge` too, whose `slots` the call itself is told.
     pub(super) fn finish_join(&self, call: &mut Call, merge: Call) {
         call.constants.push((7, 1));
-        call.constants.extend([(8, 8), (9, 9), (10, 10), (11, 3)].map(|(id, of)| (id, merge.constant(of).unwrap_or(0))));
+        call.constants.extend(
+            [(8, 8), (9, 9), (10, 10), (11, 3)]
+                .map(|(id, of)| (id, merge.constant(of).unwrap_or(0))),
+        );
         self.take_over(call, merge, ATTENTION_TAIL);
     }
 }
@@ -153,9 +177,14 @@ pub struct Tails {
 }
 
 impl Tails {
-    /// Tells each call where its tail lies, in memory for `room` of them at `base`. Returns what has to be written there first, with its
-    /// offset; `None` if there is no room for all.
-    pub fn place(&mut self, calls: &mut [Call], room: usize, base: u64) -> Option<Vec<(usize, Vec<u8>)>> {
+    /// Tells each call where its tail lies, in memory for `room` of them at `base`. Returns what
+    /// has to be written there first, with its offset; `None` if there is no room for all.
+    pub fn place(
+        &mut self,
+        calls: &mut [Call],
+        room: usize,
+        base: u64,
+    ) -> Option<Vec<(usize, Vec<u8>)>> {
         let mut new = Vec::new();
         for call in calls {
             let Some(tail) = call.tail.take() else { continue };
@@ -186,7 +215,19 @@ mod tests {
         let (shader, push) = (Shader::Linear, Push::new().at(0));
         let tail = Some(Tail { bytes: vec![tail; 16], at: 0 });
         let (constants, touches, groups) = (Vec::new(), Vec::new(), [1; 3]);
-        Call { shader, constants, push, linear: None, tail, groups, touches, bytes: 0, work: 0, label: "", of: 0..1 }
+        Call {
+            shader,
+            constants,
+            push,
+            linear: None,
+            tail,
+            groups,
+            touches,
+            bytes: 0,
+            work: 0,
+            label: "",
+            of: 0..1,
+        }
     }
 
     #[test]
@@ -195,9 +236,13 @@ mod tests {
         let mut calls = [call(1), call(2), call(1)];
         let new = tails.place(&mut calls, 3, 4096).unwrap();
         assert_eq!(new, [(0, vec![1; 16]), (TAIL, vec![2; 16])]);
-        let addresses = calls.each_ref().map(|c| u64::from_le_bytes(c.push.bytes().try_into().unwrap()));
+        let addresses =
+            calls.each_ref().map(|c| u64::from_le_bytes(c.push.bytes().try_into().unwrap()));
         assert_eq!(addresses, [4096, 4096 + TAIL as u64, 4096]);
         assert_eq!(tails.place(&mut [call(3), call(4)], 3, 4096), None);
-        assert_eq!(tails.place(&mut [call(4), call(2)], 3, 4096), Some(vec![(2 * TAIL, vec![4; 16])]));
+        assert_eq!(
+            tails.place(&mut [call(4), call(2)], 3, 4096),
+            Some(vec![(2 * TAIL, vec![4; 16])])
+        );
     }
 }

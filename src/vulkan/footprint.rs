@@ -10,12 +10,14 @@ use crate::compute::{KvFormat, Op, Plan, StepLayout, WeightId};
 use crate::tensor::Format;
 use anyhow::Result;
 
-/// Bytes beside the arenas: staging while weights are loaded, and what comes back. Where a device has memory of its own half of it
-/// and more is host memory, which leaves room for what the driver takes for itself.
+/// Bytes beside the arenas: staging while weights are loaded, and what comes back. Where a device
+/// has memory of its own half of it and more is host memory, which leaves room for what the driver
+/// takes for itself.
 pub const STAGING: u64 = upload::STAGING + READBACK + RESULTS;
 /// Bytes that come back at a time.
 pub const READBACK: u64 = 8 << 20;
-/// Bytes of a pass's results that are copied behind it in the same submission: lists of the best tokens of many rows.
+/// Bytes of a pass's results that are copied behind it in the same submission: lists of the best
+/// tokens of many rows.
 pub const RESULTS: u64 = 1 << 20;
 /// Room for partial results of attention.
 const PARTIALS: usize = 64 << 20;
@@ -50,10 +52,14 @@ impl OwnSizes {
         sizes.tails = 2 * plan.dispatches.iter().filter(|d| tail(&d.op)).count();
         for op in plan.dispatches.iter().map(|d| &d.op) {
             match op {
-                Op::GateUp { gate, .. } => sizes.gate = sizes.gate.max(layout.max_rows * rows_of(*gate) * 4),
-                // One row needs a partial for every page; more rows are split only as far as there is room.
+                Op::GateUp { gate, .. } => {
+                    sizes.gate = sizes.gate.max(layout.max_rows * rows_of(*gate) * 4)
+                }
+                // One row needs a partial for every page; more rows are split only as far as there
+                // is room.
                 Op::Attention { n_heads, kv, .. } => {
-                    let floats = n_heads * (kv.pages.count.next_power_of_two() + 1) * (kv.head_dim + 2);
+                    let floats =
+                        n_heads * (kv.pages.count.next_power_of_two() + 1) * (kv.head_dim + 2);
                     sizes.partial_floats = sizes.partial_floats.max(floats);
                     attentions += 1;
                 }
@@ -77,7 +83,8 @@ impl OwnSizes {
 
     /// Label and bytes of each, in the order of allocation.
     pub fn buffers(self) -> [(&'static str, usize); 6] {
-        let (partials, layers, tails) = (self.partial_floats * 4, self.layers * 40, self.tails * TAIL);
+        let (partials, layers, tails) =
+            (self.partial_floats * 4, self.layers * 40, self.tails * TAIL);
         [
             ("gate", self.gate),
             ("up", self.gate),
@@ -89,7 +96,8 @@ impl OwnSizes {
     }
 }
 
-/// Sizes of the blocks that a device is asked for where these pieces are foreseen: of weights, then of buffers.
+/// Sizes of the blocks that a device is asked for where these pieces are foreseen: of weights, then
+/// of buffers.
 pub fn blocks(pieces: &Pieces, device: &DeviceInfo) -> [Vec<u64>; 2] {
     [&pieces.weights, &pieces.buffers].map(|pieces| {
         let mut cuts = Cuts::default();
@@ -117,7 +125,13 @@ impl VulkanFootprint {
 }
 
 impl Footprint for VulkanFootprint {
-    fn weight(&mut self, label: &str, format: Format, rows: usize, cols: usize) -> Result<Vec<u64>> {
+    fn weight(
+        &mut self,
+        label: &str,
+        format: Format,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Vec<u64>> {
         format.check_cols(cols)?;
         self.rows.push(rows);
         let pieces = sizes(format, rows, cols)?.map(rounded);
@@ -132,7 +146,8 @@ impl Footprint for VulkanFootprint {
     }
 
     fn recorded(&mut self, plan: &Plan, layout: StepLayout) -> Result<Vec<u64>> {
-        let needed = OwnSizes::of(plan, layout, |w| self.rows[w.0 as usize]).and(self.own.unwrap_or_default());
+        let needed = OwnSizes::of(plan, layout, |w| self.rows[w.0 as usize])
+            .and(self.own.unwrap_or_default());
         if self.own == Some(needed) {
             return Ok(Vec::new());
         }

@@ -17,7 +17,9 @@ impl Hazards {
         let clash = call.touches.iter().any(|t| match t {
             Touch::Read(id) => self.written.contains(id) || self.shared.contains(id),
             Touch::Share(id) => self.written.contains(id) || self.read.contains(id),
-            Touch::Write(id) => [&self.written, &self.read, &self.shared].iter().any(|ids| ids.contains(id)),
+            Touch::Write(id) => {
+                [&self.written, &self.read, &self.shared].iter().any(|ids| ids.contains(id))
+            }
         });
         if clash {
             self.read.clear();
@@ -47,7 +49,19 @@ mod tests {
         let call = |touches: &[Touch]| {
             let (shader, push, touches) = (Shader::Linear, Push::new(), touches.to_vec());
             let (constants, groups) = (Vec::new(), [1; 3]);
-            Call { shader, constants, push, linear: None, tail: None, groups, touches, bytes: 0, work: 0, label: "", of: 0..1 }
+            Call {
+                shader,
+                constants,
+                push,
+                linear: None,
+                tail: None,
+                groups,
+                touches,
+                bytes: 0,
+                work: 0,
+                label: "",
+                of: 0..1,
+            }
         };
         let steps: [(&[Touch], bool); 8] = [
             (&[Touch::Write(a)], false),

@@ -1,9 +1,11 @@
 //! How weights lie in device memory.
 //!
-//! A row of integer codes is cut into *steps* of W columns, a lane's work at a time: the group where there is one, else 64 columns of
-//! i2 and 32 of the others. Eight lanes share a row. Their eight steps lie together, cut in pieces of 16 bytes (8 where a step has no
-//! more), a piece of each lane beside those of the others, so that loads of neighbouring lanes touch neighbouring bytes. Trellis
-//! codes do the same with tiles in place of steps and a row of tiles in place of a row. Scales stay `[rows, groups]`.
+//! A row of integer codes is cut into *steps* of W columns, a lane's work at a time: the group
+//! where there is one, else 64 columns of i2 and 32 of the others. Eight lanes share a row. Their
+//! eight steps lie together, cut in pieces of 16 bytes (8 where a step has no more), a piece of
+//! each lane beside those of the others, so that loads of neighbouring lanes touch neighbouring
+//! bytes. Trellis codes do the same with tiles in place of steps and a row of tiles in place of a
+//! row. Scales stay `[rows, groups]`.
 
 use crate::tensor::trellis::{TILE, Trellis};
 use crate::tensor::{Code, Format, Group};
@@ -55,7 +57,10 @@ impl Packing {
         if !format.code.is_integer() {
             return Ok(None);
         }
-        ensure!(cols.is_multiple_of(16), "the GPU kernels take integer codes in multiples of 16 columns, not {cols}");
+        ensure!(
+            cols.is_multiple_of(16),
+            "the GPU kernels take integer codes in multiples of 16 columns, not {cols}"
+        );
         if let Some(trellis) = Trellis::of(format.code) {
             let (steps, step_words) = (cols / TILE, trellis.tile_bytes() / 4);
             let (rows, from_bytes) = (rows.div_ceil(TILE), TILE * format.row_bytes(cols));
@@ -67,7 +72,13 @@ impl Packing {
             (Group::Row, _) => 32,
         };
         let step_words = width * format.code.bits_of_two() / 64;
-        Ok(Some(Packing { width, steps: cols.div_ceil(width), step_words, rows, from_bytes: format.row_bytes(cols) }))
+        Ok(Some(Packing {
+            width,
+            steps: cols.div_ceil(width),
+            step_words,
+            rows,
+            from_bytes: format.row_bytes(cols),
+        }))
     }
 
     pub fn row_words(&self) -> usize {

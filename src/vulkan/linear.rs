@@ -28,8 +28,8 @@ const HEAD_SHARED: usize = 8 << 10;
 /// Teams of a workgroup whose last one has a row to normalise: more of them have less of it each.
 const NORM_TEAMS: u32 = 8;
 
-/// A kernel of a linear layer: its shader and constants, and how many rows of activations and of the
-/// matrix a workgroup takes.
+/// A kernel of a linear layer: its shader and constants, and how many rows of activations and of
+/// the matrix a workgroup takes.
 struct Shape {
     shader: Shader,
     constants: Constants,
@@ -39,13 +39,25 @@ struct Shape {
 
 impl Places<'_> {
     /// The call of one linear layer, whose last workgroup may have a norm to do.
-    pub(super) fn linear(&self, job: &LinearJob, rows: RowSet, bucket: Bucket, norm: bool) -> Result<Call> {
+    pub(super) fn linear(
+        &self,
+        job: &LinearJob,
+        rows: RowSet,
+        bucket: Bucket,
+        norm: bool,
+    ) -> Result<Call> {
         let (m, act) = (self.matrix(job.weight), &job.act);
         let selected = (rows == RowSet::Selected) as u32;
         let live = bucket.of(rows);
         let step = self.at(self.step);
-        let touches = vec![Touch::Read(act.values), Touch::Read(act.scales), Touch::Read(act.sums), Touch::Write(job.out)];
-        let (values, sx, sums, out) = (self.at(act.values), self.at(act.scales), self.at(act.sums), self.at(job.out));
+        let touches = vec![
+            Touch::Read(act.values),
+            Touch::Read(act.scales),
+            Touch::Read(act.sums),
+            Touch::Write(job.out),
+        ];
+        let (values, sx, sums, out) =
+            (self.at(act.values), self.at(act.scales), self.at(act.sums), self.at(job.out));
         let packing = Packing::of(m.format, m.rows, m.cols)?;
         let shape = match &packing {
             None => self.float_shape(m.format, live, norm),
@@ -61,7 +73,10 @@ impl Places<'_> {
         let mut constants = shape.constants;
         constants.push((8, selected));
         if packing.is_some() {
-            constants.extend([(4, code_number(m.format.code)), (6, (m.format.group != Group::Row) as u32)]);
+            constants.extend([
+                (4, code_number(m.format.code)),
+                (6, (m.format.group != Group::Row) as u32),
+            ]);
         }
         let args = LinearPush {
             main: MatrixPush { codes: m.codes, scales: m.scales, out },
@@ -110,12 +125,21 @@ impl Places<'_> {
     }
 
     /// By dot products: any integer codes, any number of rows.
-    fn dot_shape(&self, format: Format, rows: usize, cols: usize, p: &Packing, live: usize, norm: bool) -> Shape {
+    fn dot_shape(
+        &self,
+        format: Format,
+        rows: usize,
+        cols: usize,
+        p: &Packing,
+        live: usize,
+        norm: bool,
+    ) -> Shape {
         let sg = self.info.subgroup;
         // Fewer lanes have more parts each to keep, and less room for rows; so has a step of 2-bit
         // codes with its many columns.
         let block = live.clamp(1, if sg >= 32 && format.code != Code::I2 { 16 } else { 8 });
-        // Loads in flight hide latency; sums of up to 64 (row, activation) pairs are kept by a subgroup.
+        // Loads in flight hide latency; sums of up to 64 (row, activation) pairs are kept by a
+        // subgroup.
         let (each, rounds) = match block {
             1 => (2, 3),
             2 => (2, 2),
@@ -129,7 +153,15 @@ impl Places<'_> {
         let rounds = if format.group != Group::Row { (rounds * lanes / 32).max(1) } else { rounds };
         let teams = if norm { NORM_TEAMS } else { 4 };
         let threads = teams * lanes;
-        let constants = vec![(0, threads), (1, sg), (2, block as u32), (3, each), (5, p.width as u32), (7, rounds), (9, threads)];
+        let constants = vec![
+            (0, threads),
+            (1, sg),
+            (2, block as u32),
+            (3, each),
+            (5, p.width as u32),
+            (7, rounds),
+            (9, threads),
+        ];
         Shape { shader: Shader::Linear, constants, block, rows: (teams * each) as usize }
     }
 
@@ -149,10 +181,12 @@ impl Places<'_> {
         // Bytes of shared memory: of a subgroup, and of the activations.
         let row = chunk + 16;
         let planes = Trellis::of(format.code).map_or(1, |t| 3 - t.weights);
-        let own = (planes * MATRIX_BLOCK * row).max(MATRIX_BLOCK * nn * 4) + grouped as usize * 4 * (MATRIX_BLOCK + block);
+        let own = (planes * MATRIX_BLOCK * row).max(MATRIX_BLOCK * nn * 4)
+            + grouped as usize * 4 * (MATRIX_BLOCK + block);
         let (beside, each) = if many { (block * row, own) } else { (0, own + block * row) };
         let most = (info.max_shared as usize).saturating_sub(HEAD_SHARED + beside) / each;
-        let most = most.min(info.max_workgroup as usize / sg).min(info.max_subgroups as usize).min(8);
+        let most =
+            most.min(info.max_workgroup as usize / sg).min(info.max_subgroups as usize).min(8);
         let chunks = cols.div_ceil(chunk);
         let subgroups = match most {
             0 => return None,
@@ -171,7 +205,12 @@ impl Places<'_> {
         constants.extend([(5, p.width as u32), (7, many as u32), (9, threads)]);
         constants.extend([(14, device.m), (15, device.n), (16, device.k)]);
         constants.extend(trellis_constants(format.code, [17, 18, 19]));
-        Some(Shape { shader, constants, block, rows: MATRIX_BLOCK * if many { subgroups } else { 1 } })
+        Some(Shape {
+            shader,
+            constants,
+            block,
+            rows: MATRIX_BLOCK * if many { subgroups } else { 1 },
+        })
     }
 
     /// By matrix instructions whose elements lie in known places, where the device and the matrix
@@ -180,7 +219,8 @@ impl Places<'_> {
         // Groups are loaded four by four.
         let fits = format.code == Code::I4 && p.width == 32 && cols.is_multiple_of(128);
         let i = self.info;
-        let room = i.max_workgroup >= THREADS && i.max_subgroups >= THREADS / 32 && i.max_shared >= SHARED;
+        let room =
+            i.max_workgroup >= THREADS && i.max_subgroups >= THREADS / 32 && i.max_shared >= SHARED;
         if !(self.known_elements && fits && room) || live < MATRIX_ROWS {
             return None;
         }
@@ -193,24 +233,40 @@ impl Places<'_> {
         // A walk over all of a row meets each of its 32 parts.
         if live > FEW_ROWS && p.steps >= 32 {
             let (tiles, row_tiles, beside, threads) = (4, 2, 2, THREADS / 2);
-            let constants = vec![(0, threads), (2, tiles), (3, row_tiles), (7, beside), (9, threads), (10, 1)];
+            let constants =
+                vec![(0, threads), (2, tiles), (3, row_tiles), (7, beside), (9, threads), (10, 1)];
             let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * row_tiles * beside);
-            return Some(Shape { shader: Shader::LinearMany, constants, block: block as usize, rows: rows as usize });
+            return Some(Shape {
+                shader: Shader::LinearMany,
+                constants,
+                block: block as usize,
+                rows: rows as usize,
+            });
         }
-        // Sums of groups are kept for each element of a tile: with twice as many, fewer subgroups fit.
-        let (tiles, row_tiles, ahead) = if live <= 8 { (1, 2, 1) } else { (2, if grouped { 1 } else { 2 }, 1) };
+        // Sums of groups are kept for each element of a tile: with twice as many, fewer subgroups
+        // fit.
+        let (tiles, row_tiles, ahead) =
+            if live <= 8 { (1, 2, 1) } else { (2, if grouped { 1 } else { 2 }, 1) };
         let constants = vec![(0, THREADS), (2, tiles), (3, row_tiles), (7, ahead), (9, THREADS)];
         let rows = 16 * row_tiles * (THREADS / 256);
-        Some(Shape { shader: Shader::LinearFew, constants, block: 8 * tiles as usize, rows: rows as usize })
+        Some(Shape {
+            shader: Shader::LinearFew,
+            constants,
+            block: 8 * tiles as usize,
+            rows: rows as usize,
+        })
     }
 }
 
-/// Adds a linear layer of the operation `label`, whose calls begin at `begin`: to the call before it if that is on the same activations and
-/// of the same format, since a few large dispatches do more than many small ones.
+/// Adds a linear layer of the operation `label`, whose calls begin at `begin`: to the call before
+/// it if that is on the same activations and of the same format, since a few large dispatches do
+/// more than many small ones.
 pub(super) fn put_beside(calls: &mut Vec<Call>, begin: usize, mut call: Call, label: &'static str) {
     call.label = label;
     if let Some((args, _)) = call.linear
-        && let Some(last) = calls[begin..].last_mut().filter(|l| (l.shader, &l.constants) == (call.shader, &call.constants))
+        && let Some(last) = calls[begin..]
+            .last_mut()
+            .filter(|l| (l.shader, &l.constants) == (call.shader, &call.constants))
         && let Some((beside, _)) = &mut last.linear
         && beside.put_beside(&args)
     {

@@ -10,7 +10,9 @@ use super::matrix::{self, MatrixShape};
 use super::pipeline::Shader;
 use crate::checkpoint::gguf::Kind;
 use crate::compute::dry::Dry;
-use crate::compute::{BufferId, Dispatch, Executor, KvFormat, Op, Part, Plan, PlanId, StepLayout, WeightId};
+use crate::compute::{
+    BufferId, Dispatch, Executor, KvFormat, Op, Part, Plan, PlanId, StepLayout, WeightId,
+};
 use crate::tensor::{Code, Format, Matrix};
 use anyhow::{Context, Result};
 
@@ -102,9 +104,11 @@ impl Listing {
             bytes: 0,
             count: 1,
         };
-        let codes = [Code::I8, Code::I4, Code::I2, Code::I8a, Code::T2].map(|code| vec![(4, code_number(code))]);
+        let codes = [Code::I8, Code::I4, Code::I2, Code::I8a, Code::T2]
+            .map(|code| vec![(4, code_number(code))]);
         let repack = codes.into_iter().map(|constants| of(Shader::Repack, constants));
-        let unpack = (0..64).filter_map(Kind::of).map(|kind| of(Shader::Unpack, vec![(4, kind.number())]));
+        let unpack =
+            (0..64).filter_map(Kind::of).map(|kind| of(Shader::Unpack, vec![(4, kind.number())]));
         repack.chain(unpack).chain([of(Shader::Read, Vec::new())]).collect()
     }
 
@@ -114,10 +118,12 @@ impl Listing {
             Op::GateUp { gate, up, .. } => vec![(*gate, own.gate), (*up, own.up)],
             _ => Vec::new(),
         });
-        let matrices = jobs.filter(|(_, out)| call.touches.contains(&Touch::Write(*out))).map(|(weight, _)| {
-            let m = &self.matrices[weight.0 as usize];
-            (m.format, m.rows, m.cols)
-        });
+        let matrices = jobs.filter(|(_, out)| call.touches.contains(&Touch::Write(*out))).map(
+            |(weight, _)| {
+                let m = &self.matrices[weight.0 as usize];
+                (m.format, m.rows, m.cols)
+            },
+        );
         Listed {
             shader: call.shader.file(),
             constants: call.constants.clone(),
@@ -148,10 +154,18 @@ impl Executor for Listing {
     fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
         let (format, rows, cols) = (matrix.format, matrix.rows, matrix.cols);
         let packing = Packing::of(format, rows, cols)?;
-        let codes = packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
+        let codes =
+            packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
         let bytes = (codes + 2 * rows * format.row_scales(cols)) as u64;
         let codes = (self.matrices.len() as u64 + 1) << 48;
-        self.matrices.push(DeviceMatrix { format, rows, cols, codes, scales: codes + (1 << 47), bytes });
+        self.matrices.push(DeviceMatrix {
+            format,
+            rows,
+            cols,
+            codes,
+            scales: codes + (1 << 47),
+            bytes,
+        });
         self.dry.load(label, part, matrix)
     }
 
@@ -165,7 +179,8 @@ impl Executor for Listing {
 
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
         let old = self.own.map(|own| own.sizes);
-        let sizes = OwnSizes::of(&plan, layout, |w| self.matrices[w.0 as usize].rows).and(old.unwrap_or_default());
+        let sizes = OwnSizes::of(&plan, layout, |w| self.matrices[w.0 as usize].rows)
+            .and(old.unwrap_or_default());
         self.own = Some(Own::of(sizes, |(label, bytes)| self.alloc(label, bytes))?);
         self.plans.push((plan, step, layout));
         Ok(PlanId(self.plans.len() as u32 - 1))
@@ -208,12 +223,20 @@ mod tests {
             "query_pre_attn_scalar": 64, "vocab_size": 512, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
             "max_position_embeddings": 512,
         });
-        let (linear, table): (Format, Format) = (format.parse().unwrap(), "i8-row".parse().unwrap());
+        let (linear, table): (Format, Format) =
+            (format.parse().unwrap(), "i8-row".parse().unwrap());
         let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
         let weights = Weights::synthetic(Config::from_json(&config).unwrap(), format, 1);
-        let mut listing =
-            Listing::new(&DeviceInfo { offers_matrices: true, max_shared: 64 << 10, ..device(0, "board", 1 << 34) }, shapes);
-        let options = ForwardOptions { context: 256, kv: KvFormat::F16, max_rows: 512, sequences: 1 };
+        let mut listing = Listing::new(
+            &DeviceInfo {
+                offers_matrices: true,
+                max_shared: 64 << 10,
+                ..device(0, "board", 1 << 34)
+            },
+            shapes,
+        );
+        let options =
+            ForwardOptions { context: 256, kv: KvFormat::F16, max_rows: 512, sequences: 1 };
         let model = forward::load(&weights, &mut listing, options).unwrap();
         listing.calls(model.pass, Bucket::holding(rows, rows, 0, 1, false)).unwrap()
     }
@@ -228,7 +251,8 @@ mod tests {
                 let work: u64 = linear.map(|call| call.count as u64 * call.work).sum();
                 assert_eq!(work as usize, rows * (2 * layer + 512 * 1024), "{format}, {rows} rows");
                 for call in &calls {
-                    let file = format!("{}/shaders/{}.comp", env!("CARGO_MANIFEST_DIR"), call.shader);
+                    let file =
+                        format!("{}/shaders/{}.comp", env!("CARGO_MANIFEST_DIR"), call.shader);
                     assert!(std::path::Path::new(&file).is_file(), "{file}");
                 }
             }
@@ -239,10 +263,16 @@ mod tests {
     fn kernels_are_those_of_the_shapes_that_a_device_multiplies() {
         let shaders = |shapes: &[MatrixShape]| -> Vec<String> {
             let calls = pass("i4-g32", shapes, 16);
-            let linear = calls.into_iter().filter(|call| call.matrices.iter().any(|m| m.0 == Format::I4_G32));
+            let linear = calls
+                .into_iter()
+                .filter(|call| call.matrices.iter().any(|m| m.0 == Format::I4_G32));
             linear.map(|call| call.shader).collect()
         };
         assert!(shaders(&[]).iter().all(|shader| shader == "linear"), "{:?}", shaders(&[]));
-        assert!(shaders(&[matrix::SHAPE]).iter().all(|shader| shader == "linear_few"), "{:?}", shaders(&[matrix::SHAPE]));
+        assert!(
+            shaders(&[matrix::SHAPE]).iter().all(|shader| shader == "linear_few"),
+            "{:?}",
+            shaders(&[matrix::SHAPE])
+        );
     }
 }

@@ -30,10 +30,15 @@ impl std::fmt::Display for MatrixShape {
 pub fn int8_shapes(list: &[vk::CooperativeMatrixPropertiesKHR<'_>]) -> Vec<MatrixShape> {
     let mut shapes = Vec::new();
     for s in list {
-        let types = [(s.a_type, vk::ComponentTypeKHR::SINT8), (s.b_type, vk::ComponentTypeKHR::SINT8)];
-        let sums = [(s.c_type, vk::ComponentTypeKHR::SINT32), (s.result_type, vk::ComponentTypeKHR::SINT32)];
+        let types =
+            [(s.a_type, vk::ComponentTypeKHR::SINT8), (s.b_type, vk::ComponentTypeKHR::SINT8)];
+        let sums = [
+            (s.c_type, vk::ComponentTypeKHR::SINT32),
+            (s.result_type, vk::ComponentTypeKHR::SINT32),
+        ];
         let shape = MatrixShape { m: s.m_size, n: s.n_size, k: s.k_size };
-        let fits = types.iter().chain(&sums).all(|(has, wanted)| has == wanted) && s.scope == vk::ScopeKHR::SUBGROUP;
+        let fits = types.iter().chain(&sums).all(|(has, wanted)| has == wanted)
+            && s.scope == vk::ScopeKHR::SUBGROUP;
         if fits && !shapes.contains(&shape) {
             shapes.push(shape);
         }
@@ -44,15 +49,25 @@ pub fn int8_shapes(list: &[vk::CooperativeMatrixPropertiesKHR<'_>]) -> Vec<Matri
 /// The one of a device's shapes that kernels multiply by: the one that some are written for, else
 /// the largest of those that 16 matrix rows and chunks of columns are cut into.
 pub fn best_shape(shapes: &[MatrixShape]) -> Option<MatrixShape> {
-    let usable = |s: &&MatrixShape| [8, 16].contains(&s.m) && [8, 16].contains(&s.n) && [8, 16, 32].contains(&s.k);
-    shapes.iter().copied().find(|s| *s == SHAPE).or_else(|| shapes.iter().filter(usable).max_by_key(|s| s.m * s.n * s.k).copied())
+    let usable = |s: &&MatrixShape| {
+        [8, 16].contains(&s.m) && [8, 16].contains(&s.n) && [8, 16, 32].contains(&s.k)
+    };
+    shapes
+        .iter()
+        .copied()
+        .find(|s| *s == SHAPE)
+        .or_else(|| shapes.iter().filter(usable).max_by_key(|s| s.m * s.n * s.k).copied())
 }
 
 /// Lanes of a subgroup and elements of a product that each has.
 const PRODUCT: (usize, usize) = (32, 4);
 
 /// Runs `matrix_probe.comp`, whose results go to `block`.
-pub fn are_as_expected(queue: &mut Queue, pipelines: &mut Pipelines, block: &Block) -> Result<bool> {
+pub fn are_as_expected(
+    queue: &mut Queue,
+    pipelines: &mut Pipelines,
+    block: &Block,
+) -> Result<bool> {
     let pipeline = pipelines.get(Shader::MatrixProbe, &Vec::new())?;
     let (layout, push) = (pipelines.layout, Push::new().at(block.address));
     // SAFETY: the block holds the results and lives until they are there.
@@ -93,8 +108,16 @@ mod tests {
             scope: vk::ScopeKHR::SUBGROUP,
             ..Default::default()
         };
-        let block = vk::CooperativeMatrixPropertiesKHR { scope: vk::ScopeKHR::WORKGROUP, ..of(64, T::SINT8, T::SINT32) };
-        let list = [of(16, T::FLOAT16, T::FLOAT32), of(16, T::SINT8, T::SINT32), of(16, T::SINT8, T::SINT32), block];
+        let block = vk::CooperativeMatrixPropertiesKHR {
+            scope: vk::ScopeKHR::WORKGROUP,
+            ..of(64, T::SINT8, T::SINT32)
+        };
+        let list = [
+            of(16, T::FLOAT16, T::FLOAT32),
+            of(16, T::SINT8, T::SINT32),
+            of(16, T::SINT8, T::SINT32),
+            block,
+        ];
         assert_eq!(int8_shapes(&list), [SHAPE]);
         assert_eq!(SHAPE.to_string(), "16x8x32");
         assert_eq!(int8_shapes(&[of(16, T::UINT8, T::SINT32)]), []);
@@ -103,7 +126,8 @@ mod tests {
     #[test]
     fn the_best_of_a_devices_shapes_is_taken() {
         let of = |(m, n, k)| MatrixShape { m, n, k };
-        let best = |list: &[(u32, u32, u32)]| best_shape(&list.iter().map(|s| of(*s)).collect::<Vec<_>>());
+        let best =
+            |list: &[(u32, u32, u32)]| best_shape(&list.iter().map(|s| of(*s)).collect::<Vec<_>>());
         assert_eq!(best(&[(16, 16, 32), (16, 8, 32)]), Some(SHAPE));
         assert_eq!(best(&[(8, 8, 8), (16, 16, 16)]), Some(of((16, 16, 16))));
         assert_eq!(best(&[(8, 16, 32), (32, 32, 32)]), Some(of((8, 16, 32))));

@@ -1,4 +1,5 @@
-//! Device memory: two arenas (weights, buffers) of large blocks that pieces are cut from, and host memory that both sides see.
+//! Device memory: two arenas (weights, buffers) of large blocks that pieces are cut from, and host
+//! memory that both sides see.
 
 use super::device::{DeviceInfo, Gpu, failed};
 use crate::error::{Fault, Kind};
@@ -47,11 +48,13 @@ impl Requested {
 
 // SAFETY: the mapping is plain memory; who touches it when is the executor's business.
 unsafe impl Send for Block {}
-// SAFETY: as above: what changes the mapping through a shared block is unsafe and says when it may be called.
+// SAFETY: as above: what changes the mapping through a shared block is unsafe and says when it may
+// be called.
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Memory of the device alone, or memory that the host sees too (and reads fast, if it is to be read).
+    /// Memory of the device alone, or memory that the host sees too (and reads fast, if it is to be
+    /// read).
     pub fn new(gpu: &Arc<Gpu>, what: &str, size: u64, kind: Place) -> Result<Block> {
         let usage = vk::BufferUsageFlags::STORAGE_BUFFER
             | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
@@ -64,11 +67,14 @@ impl Block {
         let buffer = unsafe { device.create_buffer(&info, None) }.map_err(|e| failed(what, e))?;
         // SAFETY: the buffer was made above.
         let needs = unsafe { device.get_buffer_memory_requirements(buffer) };
-        let mut flags = vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
+        let mut flags =
+            vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
         let mut last = vk::Result::ERROR_OUT_OF_DEVICE_MEMORY;
         for index in kind.types(&gpu.memory_types, needs.memory_type_bits) {
-            let allocate =
-                vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(index).push_next(&mut flags);
+            let allocate = vk::MemoryAllocateInfo::default()
+                .allocation_size(needs.size)
+                .memory_type_index(index)
+                .push_next(&mut flags);
             // SAFETY: the type is one that the buffer may live in.
             match unsafe { device.allocate_memory(&allocate, None) } {
                 Ok(memory) => {
@@ -86,7 +92,10 @@ impl Block {
             vk::Result::ERROR_OUT_OF_DEVICE_MEMORY | vk::Result::ERROR_OUT_OF_HOST_MEMORY => {
                 let what = format!("{} has no room for {what}: {size} bytes more", gpu.info.name);
                 Err(Fault::new(Kind::Memory, what)
-                    .help("give fewer --gpu-layers, lower --ctx-size, use a smaller model (gemma quantize --target-size), or --device cpu")
+                    .help(
+                        "give fewer --gpu-layers, lower --ctx-size, use a smaller model (gemma \
+                        quantize --target-size), or --device cpu",
+                    )
                     .into())
             }
             other => Err(failed(what, other)),
@@ -101,7 +110,8 @@ impl Block {
             let info = vk::BufferDeviceAddressInfo::default().buffer(self.buffer);
             self.address = device.get_buffer_device_address(&info);
             if map {
-                let at = device.map_memory(self.memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty());
+                let at =
+                    device.map_memory(self.memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty());
                 self.host = at.map_err(|e| failed(what, e))?.cast();
             }
         }
@@ -136,7 +146,8 @@ impl Drop for Block {
 pub enum Place {
     /// Fast for the device.
     Device,
-    /// Written by the host, much of it by the system's copies out of files, which are at their best with cached memory; read by the device.
+    /// Written by the host, much of it by the system's copies out of files, which are at their best
+    /// with cached memory; read by the device.
     Upload,
     /// Written by the device, read by the host.
     Readback,
@@ -156,8 +167,11 @@ impl Place {
         for wish in wishes {
             for (i, t) in types.iter().enumerate() {
                 let fits = allowed >> i & 1 == 1 && t.property_flags.contains(wish);
-                // Memory of other purposes, such as protected memory, has flags that nobody asked for here.
-                let plain = !t.property_flags.intersects(F::PROTECTED | F::LAZILY_ALLOCATED | F::DEVICE_COHERENT_AMD);
+                // Memory of other purposes, such as protected memory, has flags that nobody asked
+                // for here.
+                let plain = !t
+                    .property_flags
+                    .intersects(F::PROTECTED | F::LAZILY_ALLOCATED | F::DEVICE_COHERENT_AMD);
                 if fits && plain && !list.contains(&(i as u32)) {
                     list.push(i as u32);
                 }
@@ -195,7 +209,8 @@ pub fn check_piece(device: &DeviceInfo, what: &str, bytes: u64) -> Result<()> {
     if bytes <= most {
         return Ok(());
     }
-    let what = format!("{what} takes {bytes} bytes, {} gives at most {most} at a time", device.name);
+    let what =
+        format!("{what} takes {bytes} bytes, {} gives at most {most} at a time", device.name);
     Err(Fault::new(Kind::Memory, what).help("lower --ctx-size, or use --device cpu").into())
 }
 
@@ -211,7 +226,8 @@ fn blocks_for(pieces: &[u64], most: u64) -> VecDeque<u64> {
     blocks
 }
 
-/// Which block a piece comes from, and how large new blocks are: what an arena does, without its memory.
+/// Which block a piece comes from, and how large new blocks are: what an arena does, without its
+/// memory.
 #[derive(Clone, Debug, Default)]
 pub struct Cuts {
     /// Sizes of the blocks so far.
@@ -226,8 +242,8 @@ pub struct Cuts {
 }
 
 impl Cuts {
-    /// Says which pieces will be asked for, in this order, of a device that gives at most `most` bytes at a time: then no byte is
-    /// allocated in vain.
+    /// Says which pieces will be asked for, in this order, of a device that gives at most `most`
+    /// bytes at a time: then no byte is allocated in vain.
     pub fn expect(&mut self, pieces: &[u64], most: u64) {
         self.expected = blocks_for(pieces, BLOCK.min(most));
         self.foreseen = true;
@@ -238,7 +254,8 @@ impl Cuts {
         if self.blocks.last().is_some_and(|size| self.taken + bytes <= *size) {
             return None;
         }
-        // Small models get small blocks: the first ones grow by doubling. What was not foreseen gets what it takes.
+        // Small models get small blocks: the first ones grow by doubling. What was not foreseen
+        // gets what it takes.
         let step = || match self.foreseen {
             true => bytes,
             false => self.total.next_power_of_two().clamp(1 << 22, BLOCK).min(most),
@@ -246,7 +263,8 @@ impl Cuts {
         Some(self.expected.front().copied().unwrap_or_else(step).max(bytes))
     }
 
-    /// Takes a piece from the last block, or from the one that was just opened for it. Returns block and offset.
+    /// Takes a piece from the last block, or from the one that was just opened for it. Returns
+    /// block and offset.
     pub fn take(&mut self, bytes: u64, opened: Option<u64>) -> (usize, u64) {
         if let Some(size) = opened {
             self.expected.pop_front();
@@ -297,7 +315,13 @@ impl Arena {
             self.blocks.push(Block::new(&self.gpu, what, size, Place::Device)?);
         }
         let (block, offset) = self.cuts.take(bytes, opens);
-        Ok(Span { arena: self.kind, block, offset, bytes, address: self.blocks[block].address + offset })
+        Ok(Span {
+            arena: self.kind,
+            block,
+            offset,
+            bytes,
+            address: self.blocks[block].address + offset,
+        })
     }
 }
 
@@ -312,13 +336,20 @@ mod tests {
         let cut = |pieces: &[u64], foreseen: &[u64]| {
             let mut cuts = Cuts::default();
             cuts.expect(foreseen, 100);
-            let places: Vec<(usize, u64)> = pieces.iter().map(|p| cuts.take(*p, cuts.opens(*p, 100))).collect();
+            let places: Vec<(usize, u64)> =
+                pieces.iter().map(|p| cuts.take(*p, cuts.opens(*p, 100))).collect();
             (cuts.blocks, places)
         };
         let all = [40, 60, 1, 250, 30];
-        assert_eq!(cut(&all, &all), (vec![100, 1, 250, 30], vec![(0, 0), (0, 40), (1, 0), (2, 0), (3, 0)]));
+        assert_eq!(
+            cut(&all, &all),
+            (vec![100, 1, 250, 30], vec![(0, 0), (0, 40), (1, 0), (2, 0), (3, 0)])
+        );
         // What nobody foresaw takes no block of a size that it does not need.
-        assert_eq!(cut(&[40, 60, 7, 9], &[40, 60]), (vec![100, 7, 9], vec![(0, 0), (0, 40), (1, 0), (2, 0)]));
+        assert_eq!(
+            cut(&[40, 60, 7, 9], &[40, 60]),
+            (vec![100, 7, 9], vec![(0, 0), (0, 40), (1, 0), (2, 0)])
+        );
     }
 
     #[test]

@@ -21,7 +21,8 @@ pub enum Holds {
         cols: usize,
         groups: usize,
     },
-    /// An int8 cache: codes as the grid says, then f16 scales; `exact`, or rounded from floats that may be off.
+    /// An int8 cache: codes as the grid says, then f16 scales; `exact`, or rounded from floats that
+    /// may be off.
     Q8 {
         grid: Grid,
         codes: usize,
@@ -43,7 +44,8 @@ fn floats(id: BufferId, name: &'static str, width: usize, rule: Rule) -> Output 
     Output { id, name, holds: Holds::F32(Grid::rows(width), rule) }
 }
 
-/// The buffers that an operation writes. `fused`: in one call with what makes its input, whose differences it inherits.
+/// The buffers that an operation writes. `fused`: in one call with what makes its input, whose
+/// differences it inherits.
 pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: bool) -> Vec<Output> {
     match op {
         Op::Embed { table, out, .. } => {
@@ -52,7 +54,8 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
             vec![floats(*out, "the embeddings", table.cols, rule)]
         }
         Op::Norm { x, add, out, dim, rows, .. } => {
-            let written = (add.is_some() && *rows == RowSet::All).then(|| floats(*x, "the residual", *dim, Rule::Near(SUMS)));
+            let written = (add.is_some() && *rows == RowSet::All)
+                .then(|| floats(*x, "the residual", *dim, Rule::Near(SUMS)));
             written.into_iter().chain([floats(*out, "the norm", *dim, Rule::Near(SUMS))]).collect()
         }
         Op::Prepare { act, .. } => prepared(act, fused),
@@ -64,13 +67,24 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
             jobs.iter().map(job).collect()
         }
         Op::GateUp { gate, out, .. } => {
-            vec![floats(*out, "the gated products", weights[gate.0 as usize].rows, Rule::Near(EXPONENTIALS))]
+            vec![floats(
+                *out,
+                "the gated products",
+                weights[gate.0 as usize].rows,
+                Rule::Near(EXPONENTIALS),
+            )]
         }
         Op::Rope { q, k, kv, n_heads, .. } => {
-            let keys = Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.key_block, rows: max_rows };
+            let keys = Grid {
+                heads: kv.n_kv_heads,
+                dim: kv.head_dim,
+                block: kv.key_block,
+                rows: max_rows,
+            };
             let values = Grid::rows(kv.n_kv_heads * kv.head_dim);
             // Alone, values are rounded at most, in a direction that Vulkan leaves to the driver.
-            let [turned, copied] = if fused { [PRODUCTS + SUMS, PRODUCTS] } else { [SUMS, 0.0] }.map(Rule::Near);
+            let [turned, copied] =
+                if fused { [PRODUCTS + SUMS, PRODUCTS] } else { [SUMS, 0.0] }.map(Rule::Near);
             vec![
                 floats(*q, "the queries", n_heads * kv.head_dim, turned),
                 floats(*k, "the keys", kv.n_kv_heads * kv.head_dim, turned),
@@ -82,15 +96,29 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
             vec![floats(*out, "the attention", n_heads * kv.head_dim, Rule::Near(EXPONENTIALS))]
         }
         Op::AttentionRest { out, kv, n_heads, .. } => {
-            vec![floats(*out, "the undivided attention", n_heads * (kv.head_dim + 2), Rule::Near(EXPONENTIALS))]
+            vec![floats(
+                *out,
+                "the undivided attention",
+                n_heads * (kv.head_dim + 2),
+                Rule::Near(EXPONENTIALS),
+            )]
         }
         Op::Best { maxima, lists, .. } => {
             let lists = Output { id: *lists, name: "the lists", holds: Holds::Lists };
-            vec![floats(*maxima, "the largest of the chunks", crate::compute::best::CHUNKS, Rule::Same), lists]
+            vec![
+                floats(
+                    *maxima,
+                    "the largest of the chunks",
+                    crate::compute::best::CHUNKS,
+                    Rule::Same,
+                ),
+                lists,
+            ]
         }
         Op::Commit { layers } => {
             let both = |kv: &KvLayer| {
-                let values = Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.head_dim, rows: PAGE };
+                let values =
+                    Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.head_dim, rows: PAGE };
                 let keys = Grid { block: kv.key_block, ..values };
                 let all = kv.all_pages() * PAGE;
                 let keys = cached(kv, kv.k, "the cached keys", all, keys, Rule::Same);
@@ -101,8 +129,8 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
     }
 }
 
-/// Integer sums are exact, and what they are multiplied by is rounded the same everywhere; with a scale a group, or a smallest value
-/// to add, floats are added up.
+/// Integer sums are exact, and what they are multiplied by is rounded the same everywhere; with a
+/// scale a group, or a smallest value to add, floats are added up.
 fn product_rule(matrix: &Matrix<'_>) -> Rule {
     match matrix.format.code {
         Code::F32 | Code::Bf16 => Rule::Near(PRODUCTS),
@@ -113,11 +141,22 @@ fn product_rule(matrix: &Matrix<'_>) -> Rule {
 }
 
 /// Keys or values of so many positions.
-fn cached(kv: &KvLayer, id: BufferId, name: &'static str, positions: usize, grid: Grid, rule: Rule) -> Output {
+fn cached(
+    kv: &KvLayer,
+    id: BufferId,
+    name: &'static str,
+    positions: usize,
+    grid: Grid,
+    rule: Rule,
+) -> Output {
     let holds = match kv.format {
         KvFormat::F32 => Holds::F32(grid, rule),
         KvFormat::F16 => Holds::F16(grid, rule),
-        KvFormat::Q8 => Holds::Q8 { grid, codes: positions * kv.n_kv_heads * kv.head_dim, exact: rule == Rule::Same },
+        KvFormat::Q8 => Holds::Q8 {
+            grid,
+            codes: positions * kv.n_kv_heads * kv.head_dim,
+            exact: rule == Rule::Same,
+        },
     };
     Output { id, name, holds }
 }
@@ -132,15 +171,21 @@ fn prepared(act: &Act, fused: bool) -> Vec<Output> {
     vec![
         Output { id: act.values, name: "the codes", holds: Holds::Codes { near } },
         floats(act.scales, "the scales", groups, Rule::Near(near)),
-        Output { id: act.sums, name: "the sums", holds: Holds::Sums { codes: act.values, cols: act.cols, groups } },
+        Output {
+            id: act.sums,
+            name: "the sums",
+            holds: Holds::Sums { codes: act.values, cols: act.cols, groups },
+        },
     ]
 }
 
-/// The codes of a row before they are rounded, each with how far off it may be where `input` is right to a share `near` of its largest.
+/// The codes of a row before they are rounded, each with how far off it may be where `input` is
+/// right to a share `near` of its largest.
 pub fn unrounded(input: &[f32], act: &Act, near: f32) -> Vec<(f32, f32)> {
     let mut row = input.to_vec();
     rotate_input(&mut row, act.format);
-    // A rotated number is a sum of 128, each of them off; and so is the largest of a group, which all are divided by.
+    // A rotated number is a sum of 128, each of them off; and so is the largest of a group, which
+    // all are divided by.
     let terms = if act.format.hadamard { (hadamard::WIDTH as f32).sqrt() } else { 1.0 };
     let off = 2.0 * near * terms * math::max_abs(input);
     let mut out = Vec::with_capacity(row.len());

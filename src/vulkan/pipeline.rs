@@ -1,4 +1,5 @@
-//! Kernels as the driver has them: committed SPIR-V, specialised for shape and device, compiled once and kept on disk.
+//! Kernels as the driver has them: committed SPIR-V, specialised for shape and device, compiled
+//! once and kept on disk.
 
 use super::choose::Choice;
 use super::device::{Gpu, failed};
@@ -83,7 +84,8 @@ pub type Constants = Vec<(u32, u32)>;
 /// Bytes of push constants that every kernel may use: what Vulkan guarantees.
 pub const PUSH: usize = 128;
 
-/// Compiled kernels of a device, made when first asked for; whoever works on the device shares them.
+/// Compiled kernels of a device, made when first asked for; whoever works on the device shares
+/// them.
 pub struct Pipelines {
     gpu: Arc<Gpu>,
     pub layout: vk::PipelineLayout,
@@ -97,7 +99,8 @@ pub struct Pipelines {
     fresh: bool,
 }
 
-/// Those of the devices that are open, so that a draft model beside its target neither opens the device again nor compiles again.
+/// Those of the devices that are open, so that a draft model beside its target neither opens the
+/// device again nor compiles again.
 static OPEN: Mutex<Vec<Weak<Mutex<Pipelines>>>> = Mutex::new(Vec::new());
 
 /// The shaders of this build, in words: the SHA-256 of each.
@@ -125,7 +128,9 @@ pub fn lock(pipelines: &Mutex<Pipelines>) -> MutexGuard<'_, Pipelines> {
 
 impl Pipelines {
     fn new(gpu: &Arc<Gpu>) -> Result<Pipelines> {
-        let push = [vk::PushConstantRange::default().stage_flags(vk::ShaderStageFlags::COMPUTE).size(PUSH as u32)];
+        let push = [vk::PushConstantRange::default()
+            .stage_flags(vk::ShaderStageFlags::COMPUTE)
+            .size(PUSH as u32)];
         let info = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&push);
         let file = cache_file(gpu);
         // The driver checks the header itself and ignores what is not its own.
@@ -134,10 +139,14 @@ impl Pipelines {
         let device = &gpu.device;
         // SAFETY: plain objects of this device, destroyed by `drop`.
         unsafe {
-            let layout = device.create_pipeline_layout(&info, None).map_err(|e| failed("preparing kernels", e))?;
+            let layout = device
+                .create_pipeline_layout(&info, None)
+                .map_err(|e| failed("preparing kernels", e))?;
             let cache = device
                 .create_pipeline_cache(&cache_info, None)
-                .or_else(|_| device.create_pipeline_cache(&vk::PipelineCacheCreateInfo::default(), None))
+                .or_else(|_| {
+                    device.create_pipeline_cache(&vk::PipelineCacheCreateInfo::default(), None)
+                })
                 .map_err(|e| failed("preparing kernels", e))?;
             Ok(Pipelines {
                 gpu: gpu.clone(),
@@ -170,17 +179,25 @@ impl Pipelines {
             return Ok(*pipeline);
         }
         let module = self.module(shader)?;
-        let pipeline = self.compile(module, shader, constants, vk::PipelineCreateFlags::DISPATCH_BASE)?;
+        let pipeline =
+            self.compile(module, shader, constants, vk::PipelineCreateFlags::DISPATCH_BASE)?;
         self.divisible.insert((shader, constants.clone()), pipeline);
         self.fresh = true;
         Ok(pipeline)
     }
 
-    /// Compiles those of the kernels that are not there yet, by all threads: the first start on a device waits for dozens.
-    pub fn prepare<'a>(&mut self, kernels: impl Iterator<Item = (Shader, &'a Constants)>) -> Result<()> {
+    /// Compiles those of the kernels that are not there yet, by all threads: the first start on a
+    /// device waits for dozens.
+    pub fn prepare<'a>(
+        &mut self,
+        kernels: impl Iterator<Item = (Shader, &'a Constants)>,
+    ) -> Result<()> {
         let missing: HashSet<(Shader, &Constants)> =
             kernels.filter(|(s, c)| !self.made.contains_key(&(*s, (*c).clone()))).collect();
-        let missing = missing.into_iter().map(|(shader, c)| Ok((self.module(shader)?, shader, c))).collect::<Result<Vec<_>>>()?;
+        let missing = missing
+            .into_iter()
+            .map(|(shader, c)| Ok((self.module(shader)?, shader, c)))
+            .collect::<Result<Vec<_>>>()?;
         let one = |(module, shader, constants): (_, _, &Constants)| {
             self.compile(module, shader, constants, vk::PipelineCreateFlags::empty())
                 .map(|pipeline| ((shader, constants.clone()), pipeline))
@@ -198,10 +215,12 @@ impl Pipelines {
         if let Some(module) = self.modules.get(&shader) {
             return Ok(*module);
         }
-        let words: Vec<u32> = shader.code().as_chunks().0.iter().map(|w| u32::from_le_bytes(*w)).collect();
+        let words: Vec<u32> =
+            shader.code().as_chunks().0.iter().map(|w| u32::from_le_bytes(*w)).collect();
         let info = vk::ShaderModuleCreateInfo::default().code(&words);
         // SAFETY: SPIR-V made and validated by scripts/build-shaders.sh.
-        let module = unsafe { self.gpu.device.create_shader_module(&info, None) }.map_err(|e| failed("loading a kernel", e))?;
+        let module = unsafe { self.gpu.device.create_shader_module(&info, None) }
+            .map_err(|e| failed("loading a kernel", e))?;
         self.modules.insert(shader, module);
         Ok(module)
     }
@@ -216,12 +235,18 @@ impl Pipelines {
         let entries: Vec<vk::SpecializationMapEntry> = constants
             .iter()
             .enumerate()
-            .map(|(i, (id, _))| vk::SpecializationMapEntry { constant_id: *id, offset: 4 * i as u32, size: 4 })
+            .map(|(i, (id, _))| vk::SpecializationMapEntry {
+                constant_id: *id,
+                offset: 4 * i as u32,
+                size: 4,
+            })
             .collect();
         let values: Vec<u32> = constants.iter().map(|(_, value)| *value).collect();
-        let special = vk::SpecializationInfo::default().map_entries(&entries).data(bytemuck::cast_slice(&values));
-        let mut subgroup =
-            vk::PipelineShaderStageRequiredSubgroupSizeCreateInfo::default().required_subgroup_size(self.gpu.info.subgroup);
+        let special = vk::SpecializationInfo::default()
+            .map_entries(&entries)
+            .data(bytemuck::cast_slice(&values));
+        let mut subgroup = vk::PipelineShaderStageRequiredSubgroupSizeCreateInfo::default()
+            .required_subgroup_size(self.gpu.info.subgroup);
         let mut stage = vk::PipelineShaderStageCreateInfo::default()
             .stage(vk::ShaderStageFlags::COMPUTE)
             .flags(vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS)
@@ -231,18 +256,25 @@ impl Pipelines {
         if self.gpu.info.asks_subgroup {
             stage = stage.push_next(&mut subgroup);
         }
-        let info = [vk::ComputePipelineCreateInfo::default().flags(flags).stage(stage).layout(self.layout)];
-        // SAFETY: module, layout and cache are alive, the cache is the driver's to lock; pointers of `info` outlive the call.
+        let info = [vk::ComputePipelineCreateInfo::default()
+            .flags(flags)
+            .stage(stage)
+            .layout(self.layout)];
+        // SAFETY: module, layout and cache are alive, the cache is the driver's to lock; pointers
+        // of `info` outlive the call.
         let made = unsafe { self.gpu.device.create_compute_pipelines(self.cache, &info, None) };
         Ok(made.map_err(|(_, e)| failed(&format!("compiling the kernel {shader:?}"), e))?[0])
     }
 
-    /// Writes the cache file, whole or not at all. Failing to is no failure: the next start compiles again.
+    /// Writes the cache file, whole or not at all. Failing to is no failure: the next start
+    /// compiles again.
     pub fn save(&mut self) {
         let Some(file) = self.file.as_ref().filter(|_| self.fresh) else { return };
         self.fresh = false;
         // SAFETY: the cache is alive.
-        let Ok(bytes) = (unsafe { self.gpu.device.get_pipeline_cache_data(self.cache) }) else { return };
+        let Ok(bytes) = (unsafe { self.gpu.device.get_pipeline_cache_data(self.cache) }) else {
+            return;
+        };
         let _ = write_whole(file, &bytes);
     }
 }
@@ -253,7 +285,10 @@ impl Drop for Pipelines {
         let device = &self.gpu.device;
         // SAFETY: every executor waits for the device before it lets go of its kernels.
         unsafe {
-            self.made.values().chain(self.divisible.values()).for_each(|p| device.destroy_pipeline(*p, None));
+            self.made
+                .values()
+                .chain(self.divisible.values())
+                .for_each(|p| device.destroy_pipeline(*p, None));
             self.modules.values().for_each(|m| device.destroy_shader_module(*m, None));
             device.destroy_pipeline_cache(self.cache, None);
             device.destroy_pipeline_layout(self.layout, None);

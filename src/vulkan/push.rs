@@ -44,9 +44,13 @@ pub struct ActPush {
 impl LinearPush {
     /// Takes in the matrix of another call on the same activations, if there is room.
     pub fn put_beside(&mut self, other: &LinearPush) -> bool {
-        let same = (self.act, self.step, self.steps, self.stride) == (other.act, other.step, other.steps, other.stride);
+        let same = (self.act, self.step, self.steps, self.stride)
+            == (other.act, other.step, other.steps, other.stride);
         let free = self.more_n.iter().position(|n| *n == 0);
-        let (true, Some(i), Ok(n), [0, 0]) = (same, free, u16::try_from(other.n), other.more_n) else { return false };
+        let (true, Some(i), Ok(n), [0, 0]) = (same, free, u16::try_from(other.n), other.more_n)
+        else {
+            return false;
+        };
         self.more_n[i] = n;
         self.more[i] = other.main;
         true
@@ -74,7 +78,11 @@ impl Push {
     }
 
     fn put<const N: usize>(mut self, value: [u8; N]) -> Push {
-        assert!(self.len.is_multiple_of(N) && self.len + N <= PUSH, "push constants: {N} bytes at {}", self.len);
+        assert!(
+            self.len.is_multiple_of(N) && self.len + N <= PUSH,
+            "push constants: {N} bytes at {}",
+            self.len
+        );
         self.bytes[self.len..][..N].copy_from_slice(&value);
         self.len += N;
         self

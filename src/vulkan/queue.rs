@@ -6,10 +6,11 @@ use ash::vk;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Command buffers for what changes from run to run; one is written while others wait or run. A round takes three: what a commit is
-/// told, what a pass is told, and the copy of what it gives.
+/// Command buffers for what changes from run to run; one is written while others wait or run. A
+/// round takes three: what a commit is told, what a pass is told, and the copy of what it gives.
 const RING: usize = 8;
-/// Longest wait for one submission. Every one is cut to take far less; but a driver on the processor compiles kernels when they are first run.
+/// Longest wait for one submission. Every one is cut to take far less; but a driver on the
+/// processor compiles kernels when they are first run.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PATIENCE_WITH_CPU: Duration = Duration::from_secs(900);
 
@@ -26,16 +27,21 @@ impl Timeline {
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         let patience = if self.gpu.info.is_cpu { PATIENCE_WITH_CPU } else { PATIENCE };
         // SAFETY: the semaphore is alive.
-        unsafe { self.gpu.device.wait_semaphores(&info, patience.as_nanos() as u64) }.map_err(|e| match e {
-            vk::Result::TIMEOUT => failed("waiting for one pass", vk::Result::ERROR_DEVICE_LOST),
-            e => failed("running kernels", e),
+        unsafe { self.gpu.device.wait_semaphores(&info, patience.as_nanos() as u64) }.map_err(|e| {
+            match e {
+                vk::Result::TIMEOUT => {
+                    failed("waiting for one pass", vk::Result::ERROR_DEVICE_LOST)
+                }
+                e => failed("running kernels", e),
+            }
         })
     }
 }
 
 impl Drop for Timeline {
     fn drop(&mut self) {
-        // SAFETY: the queue, which holds it as long as anything is in flight, waited before it let go.
+        // SAFETY: the queue, which holds it as long as anything is in flight, waited before it let
+        // go.
         unsafe { self.gpu.device.destroy_semaphore(self.semaphore, None) };
     }
 }
@@ -69,7 +75,8 @@ impl Queue {
                 .queue_family_index(gpu.family)
                 .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
             let pool = device.create_command_pool(&info, None).map_err(|e| failed(what, e))?;
-            let mut kind = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+            let mut kind =
+                vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
             let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
             let semaphore = device.create_semaphore(&info, None).map_err(|e| failed(what, e))?;
             let timeline = Arc::new(Timeline { gpu: gpu.clone(), semaphore });
@@ -94,9 +101,12 @@ impl Queue {
 
     /// A command buffer that lives as long as the queue.
     pub fn allocate(&self) -> Result<vk::CommandBuffer> {
-        let info = vk::CommandBufferAllocateInfo::default().command_pool(self.pool).command_buffer_count(1);
+        let info = vk::CommandBufferAllocateInfo::default()
+            .command_pool(self.pool)
+            .command_buffer_count(1);
         // SAFETY: the pool is used by this thread alone: `&self` is not shared between threads.
-        let made = unsafe { self.gpu.device.allocate_command_buffers(&info) }.map_err(|e| failed("recording", e))?;
+        let made = unsafe { self.gpu.device.allocate_command_buffers(&info) }
+            .map_err(|e| failed("recording", e))?;
         Ok(made[0])
     }
 
@@ -107,11 +117,17 @@ impl Queue {
     }
 
     /// Records into `commands` what `record` says.
-    pub fn record(&self, commands: vk::CommandBuffer, record: impl FnOnce(&ash::Device, vk::CommandBuffer)) -> Result<()> {
+    pub fn record(
+        &self,
+        commands: vk::CommandBuffer,
+        record: impl FnOnce(&ash::Device, vk::CommandBuffer),
+    ) -> Result<()> {
         let device = &self.gpu.device;
         // SAFETY: the buffer is not in use; everything that `record` names is alive.
         unsafe {
-            device.begin_command_buffer(commands, &vk::CommandBufferBeginInfo::default()).map_err(|e| failed("recording", e))?;
+            device
+                .begin_command_buffer(commands, &vk::CommandBufferBeginInfo::default())
+                .map_err(|e| failed("recording", e))?;
             record(device, commands);
             device.end_command_buffer(commands).map_err(|e| failed("recording", e))
         }
@@ -123,8 +139,13 @@ impl Queue {
         self.flush()
     }
 
-    /// Records `record`, for the next submission to begin with, and `then` behind it. What went out before may still run.
-    pub fn stage(&mut self, record: impl FnOnce(&ash::Device, vk::CommandBuffer), then: Option<vk::CommandBuffer>) -> Result<()> {
+    /// Records `record`, for the next submission to begin with, and `then` behind it. What went out
+    /// before may still run.
+    pub fn stage(
+        &mut self,
+        record: impl FnOnce(&ash::Device, vk::CommandBuffer),
+        then: Option<vk::CommandBuffer>,
+    ) -> Result<()> {
         let slot = self.next;
         if self.used[slot] > self.count {
             self.flush()?;
@@ -157,16 +178,22 @@ impl Queue {
         if self.lose_after.is_some_and(|n| self.count >= n) {
             return Err(failed("running kernels", vk::Result::ERROR_DEVICE_LOST));
         }
-        let list: Vec<_> =
-            self.staged.drain(..).map(|commands| vk::CommandBufferSubmitInfo::default().command_buffer(commands)).collect();
+        let list: Vec<_> = self
+            .staged
+            .drain(..)
+            .map(|commands| vk::CommandBufferSubmitInfo::default().command_buffer(commands))
+            .collect();
         let signal = [vk::SemaphoreSubmitInfo::default()
             .semaphore(self.timeline.semaphore)
             .value(self.count + 1)
             .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
-        let submit = [vk::SubmitInfo2::default().command_buffer_infos(&list).signal_semaphore_infos(&signal)];
+        let submit = [vk::SubmitInfo2::default()
+            .command_buffer_infos(&list)
+            .signal_semaphore_infos(&signal)];
         let queue = self.gpu.queue();
         // SAFETY: the command buffers are recorded and not in use; the queue is held.
-        unsafe { self.gpu.device.queue_submit2(*queue, &submit, vk::Fence::null()) }.map_err(|e| failed("running kernels", e))?;
+        unsafe { self.gpu.device.queue_submit2(*queue, &submit, vk::Fence::null()) }
+            .map_err(|e| failed("running kernels", e))?;
         self.count += 1;
         Ok(self.count)
     }
@@ -174,7 +201,8 @@ impl Queue {
     /// Whether a submission is done, or will never be.
     pub fn is_done(&self, submission: u64) -> bool {
         // SAFETY: the semaphore is alive.
-        unsafe { self.gpu.device.get_semaphore_counter_value(self.timeline.semaphore) }.map_or(true, |count| count >= submission)
+        unsafe { self.gpu.device.get_semaphore_counter_value(self.timeline.semaphore) }
+            .map_or(true, |count| count >= submission)
     }
 
     /// Waits until a submission is done.
@@ -197,7 +225,8 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         let _queue = self.gpu.queue();
-        // SAFETY: nobody submits, and nothing is in flight after the wait (or the device is lost, and nothing ever will be).
+        // SAFETY: nobody submits, and nothing is in flight after the wait (or the device is lost,
+        // and nothing ever will be).
         unsafe {
             let _ = self.gpu.device.device_wait_idle();
             self.gpu.device.destroy_command_pool(self.pool, None);

@@ -18,9 +18,12 @@ pub struct Timing {
 
 impl Timing {
     pub fn new(gpu: &Arc<Gpu>) -> Result<Timing> {
-        let info = vk::QueryPoolCreateInfo::default().query_type(vk::QueryType::TIMESTAMP).query_count(MOST);
+        let info = vk::QueryPoolCreateInfo::default()
+            .query_type(vk::QueryType::TIMESTAMP)
+            .query_count(MOST);
         // SAFETY: a plain object of this device, destroyed by `drop`.
-        let pool = unsafe { gpu.device.create_query_pool(&info, None) }.map_err(|e| failed("preparing time stamps", e))?;
+        let pool = unsafe { gpu.device.create_query_pool(&info, None) }
+            .map_err(|e| failed("preparing time stamps", e))?;
         Ok(Timing { gpu: gpu.clone(), pool, times: Vec::new() })
     }
 
@@ -38,7 +41,12 @@ impl Timing {
     pub fn stamp(&self, commands: vk::CommandBuffer, i: usize) {
         // SAFETY: `commands` is being recorded.
         unsafe {
-            self.gpu.device.cmd_write_timestamp2(commands, vk::PipelineStageFlags2::ALL_COMMANDS, self.pool, i as u32);
+            self.gpu.device.cmd_write_timestamp2(
+                commands,
+                vk::PipelineStageFlags2::ALL_COMMANDS,
+                self.pool,
+                i as u32,
+            );
         }
     }
 
@@ -50,10 +58,12 @@ impl Timing {
         unsafe { self.gpu.device.get_query_pool_results(self.pool, 0, &mut stamps, flags) }
             .map_err(|e| failed("reading time stamps", e))?;
         for (call, pair) in calls.iter().zip(stamps.windows(2)) {
-            let seconds = pair[1].saturating_sub(pair[0]) as f64 * self.gpu.info.timestamp_ns as f64 * 1e-9;
+            let seconds =
+                pair[1].saturating_sub(pair[0]) as f64 * self.gpu.info.timestamp_ns as f64 * 1e-9;
             // Only linear layers of int8 have these push constants; their work is multiply-adds.
             let macs = if call.linear.is_some() { call.work } else { 0 };
-            KernelTime { label: call.label, calls: 1, seconds, bytes: call.bytes, macs }.add_to(&mut self.times);
+            KernelTime { label: call.label, calls: 1, seconds, bytes: call.bytes, macs }
+                .add_to(&mut self.times);
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! Weights from where they are stored to the device: threads read them into a ring of staging blocks, and the device unpacks one
-//! block while others are read. On a device with memory of its own a block is copied there first, since kernels read over the bus
-//! in no good order.
+//! Weights from where they are stored to the device: threads read them into a ring of staging
+//! blocks, and the device unpacks one block while others are read. On a device with memory of its
+//! own a block is copied there first, since kernels read over the bus in no good order.
 
 use super::barrier::{barrier, copied_barrier};
 use super::device::Gpu;
@@ -52,10 +52,13 @@ impl<'a> Plan<'a> {
         let LoadJob { label, matrix, .. } = job;
         let m = &matrix;
         m.format.check_cols(m.cols).with_context(|| format!("loading {label}"))?;
-        let packing = Packing::of(m.format, m.rows, m.cols).with_context(|| format!("loading {label}"))?;
+        let packing =
+            Packing::of(m.format, m.rows, m.cols).with_context(|| format!("loading {label}"))?;
         let (kernel, row_bytes) = match (m.coding, packing) {
             (Coding::Canonical, None) => (None, m.format.row_bytes(m.cols)),
-            (Coding::Canonical, Some(p)) => (Some((Shader::Repack, vec![(4, code_number(m.format.code))])), p.from_bytes),
+            (Coding::Canonical, Some(p)) => {
+                (Some((Shader::Repack, vec![(4, code_number(m.format.code))])), p.from_bytes)
+            }
             (Coding::Blocks { number, weights, bytes }, _) => {
                 (Some((Shader::Unpack, vec![(4, number)])), m.cols / weights * bytes)
             }
@@ -70,7 +73,13 @@ impl<'a> Plan<'a> {
         let unit = if m.code_bytes().is_multiple_of(unit) { unit } else { 1 };
         let codes = Stream { job, scales: false, source: &*m.codes, bytes: m.code_bytes(), unit };
         let scales = m.scales.as_deref();
-        let scales = scales.map(|source| Stream { job, scales: true, source, bytes: m.scale_bytes(), unit: 2 });
+        let scales = scales.map(|source| Stream {
+            job,
+            scales: true,
+            source,
+            bytes: m.scale_bytes(),
+            unit: 2,
+        });
         [Some(codes), scales].into_iter().flatten()
     }
 
@@ -86,7 +95,8 @@ impl<'a> Plan<'a> {
 
     fn loaded(&self, [codes, scales]: [Room; 2]) -> DeviceMatrix {
         let StoredMatrix { format, rows, cols, .. } = self.matrix;
-        let code_bytes = self.packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
+        let code_bytes =
+            self.packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
         let bytes = (code_bytes + 2 * rows * format.row_scales(cols)) as u64;
         DeviceMatrix { format, rows, cols, codes: codes.address, scales: scales.address, bytes }
     }
@@ -98,24 +108,42 @@ impl<'a> Plan<'a> {
         if let (Coding::Canonical, Some(p)) = (self.matrix.coding, self.packing) {
             let to = codes.address + (4 * first * p.row_words()) as u64;
             let words = rows * p.row_words();
-            let push = Push::new().at(from).at(to).word(words).word(p.row_words()).word(p.step_words).word(p.from_bytes);
+            let push = Push::new()
+                .at(from)
+                .at(to)
+                .word(words)
+                .word(p.row_words())
+                .word(p.step_words)
+                .word(p.from_bytes);
             return (push, words);
         }
-        let Coding::Blocks { weights, .. } = self.matrix.coding else { unreachable!("floats in our form are only copied") };
+        let Coding::Blocks { weights, .. } = self.matrix.coding else {
+            unreachable!("floats in our form are only copied")
+        };
         let (to, invocations) = match self.packing {
             Some(p) => (4 * first * p.row_words(), rows * cols / weights),
             None if weights == 1 => (first * format.row_bytes(cols), rows * cols),
             None => (first * format.row_bytes(cols), rows * cols / 8),
         };
         let to_scales = scales.address + (2 * first * format.row_scales(cols)) as u64;
-        let push = Push::new().at(from).at(codes.address + to as u64).at(to_scales).word(invocations).word(cols / weights);
+        let push = Push::new()
+            .at(from)
+            .at(codes.address + to as u64)
+            .at(to_scales)
+            .word(invocations)
+            .word(cols / weights);
         (push, invocations)
     }
 }
 
 impl Uploader {
     pub fn new(gpu: &Arc<Gpu>) -> Uploader {
-        Uploader { gpu: gpu.clone(), stages: Default::default(), copies: Default::default(), taken: Vec::new() }
+        Uploader {
+            gpu: gpu.clone(),
+            stages: Default::default(),
+            copies: Default::default(),
+            taken: Vec::new(),
+        }
     }
 
     /// Loads matrices, each as the kernels like it. The last of them may still be on their way.
@@ -129,14 +157,22 @@ impl Uploader {
     ) -> Result<Vec<DeviceMatrix>> {
         let start = Instant::now();
         let plans = jobs.into_iter().map(Plan::of).collect::<Result<Vec<_>>>()?;
-        let streams: Vec<Stream<'_>> = plans.iter().enumerate().flat_map(|(job, plan)| plan.streams(job)).collect();
+        let streams: Vec<Stream<'_>> =
+            plans.iter().enumerate().flat_map(|(job, plan)| plan.streams(job)).collect();
         let fills = cut(&streams)?;
         let timeline = queue.timeline();
-        let filling = Filling::new(&streams, &fills, &self.stages, &timeline, std::mem::take(&mut self.taken));
+        let filling = Filling::new(
+            &streams,
+            &fills,
+            &self.stages,
+            &timeline,
+            std::mem::take(&mut self.taken),
+        );
         let first = filling.first();
         let (gpu, stages, copies) = (&self.gpu, &self.stages, &mut self.copies);
         let matrices = std::thread::scope(|scope| {
-            let readers: Vec<_> = (0..filling.threads()).map(|_| scope.spawn(|| filling.read())).collect();
+            let readers: Vec<_> =
+                (0..filling.threads()).map(|_| scope.spawn(|| filling.read())).collect();
             scope.spawn(|| filling.release());
             // A driver takes its time to hand out gigabytes.
             let (places, placed) = mpsc::channel();
@@ -150,7 +186,8 @@ impl Uploader {
                     }
                 }
             });
-            let place = || placed.recv().context("the thread that takes device memory has stopped")?;
+            let place =
+                || placed.recv().context("the thread that takes device memory has stopped")?;
             let stop = filling.stop_at_end();
             let prepare = Instant::now();
             for i in 0..RING {
@@ -175,7 +212,8 @@ impl Uploader {
                 filling.wait(i)?;
                 let at = (first + i) % RING;
                 let stage = stages[at].get().expect("made above");
-                let send = Sending { plans, streams: &streams, rooms: &rooms, kernels: &kernels, stage };
+                let send =
+                    Sending { plans, streams: &streams, rooms: &rooms, kernels: &kernels, stage };
                 let is_last = i + 1 == fills.len();
                 let submission = queue.once(|device, commands| {
                     send.record(device, commands, fill, copies[at].as_ref());
@@ -196,7 +234,9 @@ impl Uploader {
                 times.reading += reading / threads;
                 times.waiting += waiting / threads;
             }
-            Ok::<_, anyhow::Error>(plans.iter().zip(rooms).map(|(plan, rooms)| plan.loaded(rooms)).collect())
+            Ok::<_, anyhow::Error>(
+                plans.iter().zip(rooms).map(|(plan, rooms)| plan.loaded(rooms)).collect(),
+            )
         })?;
         self.taken = filling.into_taken();
         times.moving += start.elapsed().as_secs_f64();
@@ -213,8 +253,15 @@ struct Kernels {
 impl Kernels {
     fn of(plans: &[Plan<'_>], pipelines: &Mutex<Pipelines>) -> Result<Kernels> {
         let mut made = pipeline::lock(pipelines);
-        made.prepare(plans.iter().filter_map(|plan| plan.kernel.as_ref()).map(|(shader, constants)| (*shader, constants)))?;
-        let get = |plan: &Plan<'_>| plan.kernel.as_ref().map(|(shader, constants)| made.get(*shader, constants)).transpose();
+        made.prepare(
+            plans
+                .iter()
+                .filter_map(|plan| plan.kernel.as_ref())
+                .map(|(shader, constants)| (*shader, constants)),
+        )?;
+        let get = |plan: &Plan<'_>| {
+            plan.kernel.as_ref().map(|(shader, constants)| made.get(*shader, constants)).transpose()
+        };
         Ok(Kernels { of: plans.iter().map(get).collect::<Result<_>>()?, layout: made.layout })
     }
 }
@@ -230,20 +277,35 @@ struct Sending<'a> {
 }
 
 impl Sending<'_> {
-    /// Parts share neither what they read nor what they write: nothing waits for anything but a kernel for its copy.
-    fn record(&self, device: &ash::Device, commands: vk::CommandBuffer, fill: &[Part], copy: Option<&Block>) {
+    /// Parts share neither what they read nor what they write: nothing waits for anything but a
+    /// kernel for its copy.
+    fn record(
+        &self,
+        device: &ash::Device,
+        commands: vk::CommandBuffer,
+        fill: &[Part],
+        copy: Option<&Block>,
+    ) {
         let mut regions = Vec::new();
         for part in fill {
             let stream = &self.streams[part.stream];
             let (plan, rooms) = (&self.plans[stream.job], &self.rooms[stream.job]);
             if plan.kernel.is_some() && !stream.scales {
                 let at = part.at as u64;
-                regions.push(vk::BufferCopy { src_offset: at, dst_offset: at, size: part.bytes as u64 });
+                regions.push(vk::BufferCopy {
+                    src_offset: at,
+                    dst_offset: at,
+                    size: part.bytes as u64,
+                });
                 continue;
             }
             let to = &rooms[stream.scales as usize];
             let dst_offset = to.offset + part.from as u64;
-            let region = [vk::BufferCopy { src_offset: part.at as u64, dst_offset, size: part.bytes as u64 }];
+            let region = [vk::BufferCopy {
+                src_offset: part.at as u64,
+                dst_offset,
+                size: part.bytes as u64,
+            }];
             // SAFETY: the span has room for all of the stream, the stage for the part.
             unsafe { device.cmd_copy_buffer(commands, self.stage.buffer, to.buffer, &region) };
         }
@@ -251,21 +313,32 @@ impl Sending<'_> {
             return;
         }
         if let Some(copy) = copy {
-            // SAFETY: both blocks are of one size, and nothing uses the copy: what did is done, as the stage is free.
+            // SAFETY: both blocks are of one size, and nothing uses the copy: what did is done, as
+            // the stage is free.
             unsafe { device.cmd_copy_buffer(commands, self.stage.buffer, copy.buffer, &regions) };
             copied_barrier(device, commands);
         }
         let base = copy.unwrap_or(self.stage).address;
         for part in fill {
             let stream = &self.streams[part.stream];
-            let Some(pipeline) = self.kernels.of[stream.job].filter(|_| !stream.scales) else { continue };
-            let (push, invocations) = self.plans[stream.job].push(part, base + part.at as u64, self.rooms[stream.job]);
+            let Some(pipeline) = self.kernels.of[stream.job].filter(|_| !stream.scales) else {
+                continue;
+            };
+            let (push, invocations) =
+                self.plans[stream.job].push(part, base + part.at as u64, self.rooms[stream.job]);
             let groups = invocations.div_ceil(256) as u32;
             let across = groups.min(4096);
-            // SAFETY: pipeline and memory live as long as the executor, which waits before it drops them.
+            // SAFETY: pipeline and memory live as long as the executor, which waits before it drops
+            // them.
             unsafe {
                 device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
-                device.cmd_push_constants(commands, self.kernels.layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
+                device.cmd_push_constants(
+                    commands,
+                    self.kernels.layout,
+                    vk::ShaderStageFlags::COMPUTE,
+                    0,
+                    push.bytes(),
+                );
                 device.cmd_dispatch(commands, across, groups.div_ceil(across), 1);
             }
         }

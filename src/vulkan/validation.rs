@@ -1,4 +1,5 @@
-//! The validation layers, for tests: what they say is printed and counted, and whoever asked for them fails if there was anything.
+//! The validation layers, for tests: what they say is printed and counted, and whoever asked for
+//! them fails if there was anything.
 
 use super::device::is_set;
 use ash::{Entry, Instance, ext, vk};
@@ -30,20 +31,27 @@ pub struct Wanted {
 }
 
 /// Accesses of commands to memory, beside what calls alone show.
-static SYNCHRONISATION: [vk::ValidationFeatureEnableEXT; 1] = [vk::ValidationFeatureEnableEXT::SYNCHRONIZATION_VALIDATION];
+static SYNCHRONISATION: [vk::ValidationFeatureEnableEXT; 1] =
+    [vk::ValidationFeatureEnableEXT::SYNCHRONIZATION_VALIDATION];
 
 impl Wanted {
     pub fn of_environment() -> Wanted {
-        let features = vk::ValidationFeaturesEXT::default().enabled_validation_features(&SYNCHRONISATION);
+        let features =
+            vk::ValidationFeaturesEXT::default().enabled_validation_features(&SYNCHRONISATION);
         let extensions = [ext::debug_utils::NAME.as_ptr()];
         Wanted { on: is_set(VALIDATE), layers: [LAYER.as_ptr()], extensions, features }
     }
 
-    pub fn add_to<'a>(&'a mut self, info: vk::InstanceCreateInfo<'a>) -> vk::InstanceCreateInfo<'a> {
+    pub fn add_to<'a>(
+        &'a mut self,
+        info: vk::InstanceCreateInfo<'a>,
+    ) -> vk::InstanceCreateInfo<'a> {
         if !self.on {
             return info;
         }
-        info.enabled_layer_names(&self.layers).enabled_extension_names(&self.extensions).push_next(&mut self.features)
+        info.enabled_layer_names(&self.layers)
+            .enabled_extension_names(&self.extensions)
+            .push_next(&mut self.features)
     }
 
     /// Listens to what the layers say of an instance.
@@ -58,8 +66,10 @@ impl Wanted {
             .pfn_user_callback(Some(complain))
             .user_data((&raw const COMPLAINTS).cast_mut().cast());
         let functions = ext::debug_utils::Instance::new(entry, instance);
-        // SAFETY: the extension is on; the messenger lives as long as the instance, and what it counts in as long as the process.
-        unsafe { functions.create_debug_utils_messenger(&info, None) }.expect("a messenger for the tests");
+        // SAFETY: the extension is on; the messenger lives as long as the instance, and what it
+        // counts in as long as the process.
+        unsafe { functions.create_debug_utils_messenger(&info, None) }
+            .expect("a messenger for the tests");
         Some(Validation(&COMPLAINTS))
     }
 }
@@ -76,7 +86,10 @@ impl Validation {
     /// If there was a complaint, and nothing has failed already.
     pub fn enforce(&self) {
         let n = self.0.swap(0, Ordering::Relaxed);
-        assert!(n == 0 || std::thread::panicking(), "{n} complaints of the Vulkan validation layers, see above");
+        assert!(
+            n == 0 || std::thread::panicking(),
+            "{n} complaints of the Vulkan validation layers, see above"
+        );
     }
 }
 
@@ -88,7 +101,8 @@ unsafe extern "system" fn complain(
     complaints: *mut c_void,
 ) -> vk::Bool32 {
     // SAFETY: the layer hands over a message that lives as long as the call.
-    let text = unsafe { data.as_ref().and_then(|d| d.message_as_c_str()) }.map_or(Cow::from("?"), CStr::to_string_lossy);
+    let text = unsafe { data.as_ref().and_then(|d| d.message_as_c_str()) }
+        .map_or(Cow::from("?"), CStr::to_string_lossy);
     let _ = writeln!(std::io::stderr(), "Vulkan validation: {text}");
     // SAFETY: `watch` handed over the counter, which lives as long as the process.
     unsafe { &*complaints.cast::<AtomicUsize>() }.fetch_add(1, Ordering::Relaxed);
@@ -103,7 +117,10 @@ mod tests {
     fn a_complaint_is_counted_and_fails() {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let data = vk::DebugUtilsMessengerCallbackDataEXT::default().message(c"made up for a test");
-        let (severity, kind) = (vk::DebugUtilsMessageSeverityFlagsEXT::ERROR, vk::DebugUtilsMessageTypeFlagsEXT::VALIDATION);
+        let (severity, kind) = (
+            vk::DebugUtilsMessageSeverityFlagsEXT::ERROR,
+            vk::DebugUtilsMessageTypeFlagsEXT::VALIDATION,
+        );
         let validation = Validation(&COUNT);
         validation.enforce();
         // SAFETY: message and counter outlive the call.

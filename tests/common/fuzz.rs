@@ -1,4 +1,5 @@
-//! Mutation for parsers of foreign bytes: deterministic, a few thousand rounds in the tests, GEMMA_FUZZ_SECONDS of them by hand.
+//! Mutation for parsers of foreign bytes: deterministic, a few thousand rounds in the tests,
+//! GEMMA_FUZZ_SECONDS of them by hand.
 
 #![allow(dead_code)]
 
@@ -7,9 +8,11 @@ use rand::{Rng, SeedableRng};
 use std::time::{Duration, Instant};
 
 /// Values that arithmetic goes wrong at.
-const EDGES: [u32; 12] = [0, 1, 3, 4, 0x7f, 0xff, 0xffff, 0x1_0000, 0x7fff_ffff, 0x8000_0000, 0xffff_fff8, u32::MAX];
+const EDGES: [u32; 12] =
+    [0, 1, 3, 4, 0x7f, 0xff, 0xffff, 0x1_0000, 0x7fff_ffff, 0x8000_0000, 0xffff_fff8, u32::MAX];
 
-/// One of the seeds, changed in a few places: bits, words, counts, cuts, pieces moved, repeated or taken from another seed.
+/// One of the seeds, changed in a few places: bits, words, counts, cuts, pieces moved, repeated or
+/// taken from another seed.
 fn mutate(rng: &mut SmallRng, seeds: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = seeds[rng.random_range(0..seeds.len())].clone();
     for _ in 0..rng.random_range(1..=6) {
@@ -51,15 +54,25 @@ fn mutate(rng: &mut SmallRng, seeds: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Gives `target` mutated seeds; it returns whether it accepted them. Panics are findings. Returns rounds and acceptances.
-pub fn run(name: &str, seeds: &[Vec<u8>], rounds: u64, target: &mut dyn FnMut(&[u8]) -> bool) -> (u64, u64) {
-    let limit = std::env::var("GEMMA_FUZZ_SECONDS").ok().map(|s| Duration::from_secs(s.parse().expect("a number of seconds")));
+/// Gives `target` mutated seeds; it returns whether it accepted them. Panics are findings. Returns
+/// rounds and acceptances.
+pub fn run(
+    name: &str,
+    seeds: &[Vec<u8>],
+    rounds: u64,
+    target: &mut dyn FnMut(&[u8]) -> bool,
+) -> (u64, u64) {
+    let limit = std::env::var("GEMMA_FUZZ_SECONDS")
+        .ok()
+        .map(|s| Duration::from_secs(s.parse().expect("a number of seconds")));
     let (start, mut done, mut accepted) = (Instant::now(), 0, 0);
     while limit.map_or(done < rounds, |limit| start.elapsed() < limit) {
         // Each round has a seed of its own, so that a finding can be repeated alone.
         let bytes = mutate(&mut SmallRng::seed_from_u64(done), seeds);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| target(&bytes)));
-        accepted += outcome.unwrap_or_else(|_| panic!("{name}: round {done} of {} bytes", bytes.len())) as u64;
+        accepted += outcome
+            .unwrap_or_else(|_| panic!("{name}: round {done} of {} bytes", bytes.len()))
+            as u64;
         done += 1;
     }
     eprintln!("{name}: {done} rounds, {accepted} accepted, {:.0} s", start.elapsed().as_secs_f64());

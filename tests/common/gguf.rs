@@ -1,4 +1,5 @@
-//! A second writer of GGUF files, which shares no line with the program's own and can also write what is wrong.
+//! A second writer of GGUF files, which shares no line with the program's own and can also write
+//! what is wrong.
 
 #![allow(dead_code)]
 
@@ -47,8 +48,12 @@ impl Val {
             Val::Bool(v) => (7, vec![*v as u8]),
             Val::Str(v) => (8, string(v)),
             Val::Strs(v) => (9, array(8, v.len(), v.iter().flat_map(|s| string(s)).collect())),
-            Val::F32s(v) => (9, array(6, v.len(), v.iter().flat_map(|x| x.to_le_bytes()).collect())),
-            Val::I32s(v) => (9, array(5, v.len(), v.iter().flat_map(|x| x.to_le_bytes()).collect())),
+            Val::F32s(v) => {
+                (9, array(6, v.len(), v.iter().flat_map(|x| x.to_le_bytes()).collect()))
+            }
+            Val::I32s(v) => {
+                (9, array(5, v.len(), v.iter().flat_map(|x| x.to_le_bytes()).collect()))
+            }
             Val::Raw(kind, v) => (*kind, v.clone()),
         }
     }
@@ -75,7 +80,13 @@ pub struct File {
 
 impl Default for File {
     fn default() -> Self {
-        File { version: 3, alignment: 32, keys: Vec::new(), tensors: Vec::new(), offsets: Vec::new() }
+        File {
+            version: 3,
+            alignment: 32,
+            keys: Vec::new(),
+            tensors: Vec::new(),
+            offsets: Vec::new(),
+        }
     }
 }
 
@@ -147,7 +158,8 @@ pub fn blocks(kind: u32, m: &Matrix<'_>) -> Vec<u8> {
             out.extend(scale.to_le_bytes());
             let code = |j: usize| m.code(row, 32 * group + j);
             match kind {
-                Q4_0 => out.extend((0..16).map(|j| (code(j) + 8) as u8 | ((code(j + 16) + 8) as u8) << 4)),
+                Q4_0 => out
+                    .extend((0..16).map(|j| (code(j) + 8) as u8 | ((code(j + 16) + 8) as u8) << 4)),
                 Q8_0 => out.extend((0..32).map(|j| code(j) as i8 as u8)),
                 other => panic!("type {other} is no block"),
             }
@@ -216,7 +228,8 @@ pub fn keys(d: &Dims) -> Vec<(String, Val)> {
 
 /// The keys of a tokenizer, as converters make them of a `tokenizer.json`: `vocab` pieces.
 pub fn tokenizer_keys(json: &Json, vocab: usize) -> Vec<(String, Val)> {
-    let (mut tokens, mut scores, mut types) = (vec![String::new(); vocab], vec![-1e6f32; vocab], vec![5; vocab]);
+    let (mut tokens, mut scores, mut types) =
+        (vec![String::new(); vocab], vec![-1e6f32; vocab], vec![5; vocab]);
     for (piece, id) in json["model"]["vocab"].as_object().unwrap() {
         let id = id.as_u64().unwrap() as usize;
         let byte = piece.len() == 6 && piece.starts_with("<0x") && piece.ends_with('>');
@@ -224,7 +237,8 @@ pub fn tokenizer_keys(json: &Json, vocab: usize) -> Vec<(String, Val)> {
     }
     let id_of = |piece: &str| json["model"]["vocab"][piece].as_u64().unwrap() as usize;
     for added in json["added_tokens"].as_array().unwrap() {
-        let (id, content) = (added["id"].as_u64().unwrap() as usize, added["content"].as_str().unwrap());
+        let (id, content) =
+            (added["id"].as_u64().unwrap() as usize, added["content"].as_str().unwrap());
         let special = added["special"] == true || content.starts_with("<unused");
         tokens[id] = if special { content.into() } else { content.replace('▁', " ") };
         types[id] = if content == "<unk>" {
@@ -262,7 +276,8 @@ pub fn tokenizer_keys(json: &Json, vocab: usize) -> Vec<(String, Val)> {
     ]
 }
 
-/// A whole model; `matrix` gives the type and bytes of each matrix by its index among the model's tensors.
+/// A whole model; `matrix` gives the type and bytes of each matrix by its index among the model's
+/// tensors.
 pub fn file(model: &TinyModel, matrix: impl Fn(usize) -> (u32, Vec<u8>)) -> File {
     let mut file = File { keys: keys(&model.dims), ..File::default() };
     for (i, (name, shape, values)) in model.tensors.iter().enumerate() {

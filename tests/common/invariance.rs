@@ -8,7 +8,8 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
 use gemma::draft::{
-    CostCurve, DraftContext, DraftOptions, Drafter, Lm, Mixing, NoDraft, Paced, Proposal, Stack, Table, TreeSize,
+    CostCurve, DraftContext, DraftOptions, Drafter, Lm, Mixing, NoDraft, Paced, Proposal, Stack,
+    Table, TreeSize,
 };
 use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree};
 use gemma::sampler::{Mask, Rule, Sampler, SamplerConfig};
@@ -31,7 +32,14 @@ pub struct Case {
 
 impl Case {
     pub fn new(prompt: &[Token], config: SamplerConfig) -> Self {
-        Case { prompt: prompt.to_vec(), config, max_tokens: 60, stop_ids: Vec::new(), patience: usize::MAX, rule: None }
+        Case {
+            prompt: prompt.to_vec(),
+            config,
+            max_tokens: 60,
+            stop_ids: Vec::new(),
+            patience: usize::MAX,
+            rule: None,
+        }
     }
 }
 
@@ -77,21 +85,28 @@ pub fn run(timeline: &mut Timeline, drafter: &mut dyn Drafter, case: &Case) -> (
     let mut history = case.prompt.clone();
     let mut heard = Vec::new();
     let mut stats = Stats::default();
-    let limits = Limits { max_tokens: case.max_tokens, stop_ids: &case.stop_ids, interrupt: &AtomicBool::new(false) };
+    let limits = Limits {
+        max_tokens: case.max_tokens,
+        stop_ids: &case.stop_ids,
+        interrupt: &AtomicBool::new(false),
+    };
     let mut listen = |event| {
         if let Event::Token(token) = event {
             heard.push(token);
         }
         if heard.len() >= case.patience { Flow::Stop } else { Flow::Continue }
     };
-    let stop = generate(timeline, drafter, &sampler, &mut history, &limits, &mut stats, &mut listen).unwrap();
+    let stop =
+        generate(timeline, drafter, &sampler, &mut history, &limits, &mut stats, &mut listen)
+            .unwrap();
     assert_eq!(history[case.prompt.len()..], heard);
     assert_eq!(stats.tokens, heard.len() as u64);
     assert_eq!(stats.lengths.iter().sum::<u64>(), stats.passes);
     (Text { history, heard, stop }, stats)
 }
 
-/// Picks what the target will pick, by asking a second target; or, if told to lie, everything but that.
+/// Picks what the target will pick, by asking a second target; or, if told to lie, everything but
+/// that.
 pub struct Oracle {
     target: Timeline,
     lie: bool,
@@ -136,7 +151,10 @@ impl Drafter for Random {
 
     fn propose(&mut self, _: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
         let mut next = |n: usize| {
-            self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            self.state = self
+                .state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (self.state >> 33) as usize % n
         };
         for _ in 0..next(80) {
@@ -177,14 +195,20 @@ pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, B
         ("target as model", Box::new(Stack::of_model("self", target()))),
         ("model and ngram", both()),
         ("model and ngram chain", paced(both(), TreeSize::Chain, None)),
-        ("model and ngram by the clock", { Box::new(Paced::new(both(), CostCurve::guess(), DraftOptions::default(), true)) }),
+        ("model and ngram by the clock", {
+            Box::new(Paced::new(both(), CostCurve::guess(), DraftOptions::default(), true))
+        }),
         ("untaught", mixed(false, 0.0, true)),
         ("without noise", mixed(true, 0.05, false)),
     ]
 }
 
 /// Runs a case with every drafter; returns the text and the statistics by drafter.
-pub fn check(target: Factory<'_>, draft: Factory<'_>, case: &Case) -> (Text, Vec<(&'static str, Stats)>) {
+pub fn check(
+    target: Factory<'_>,
+    draft: Factory<'_>,
+    case: &Case,
+) -> (Text, Vec<(&'static str, Stats)>) {
     let mut figures = Vec::new();
     let mut plain = None;
     for (name, mut drafter) in drafters(target, draft) {

@@ -1,4 +1,5 @@
-//! Tiny random Gemma 3 checkpoints in every form that files in the wild have. The same seed gives the same weights in all.
+//! Tiny random Gemma 3 checkpoints in every form that files in the wild have. The same seed gives
+//! the same weights in all.
 
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
@@ -16,7 +17,8 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// Shape of a model; `Default` is the smallest with every feature: grouped heads, an odd window, local and global layers.
+/// Shape of a model; `Default` is the smallest with every feature: grouped heads, an odd window,
+/// local and global layers.
 #[derive(Clone, Debug)]
 pub struct Dims {
     pub n_layers: usize,
@@ -33,7 +35,17 @@ pub struct Dims {
 
 impl Default for Dims {
     fn default() -> Self {
-        Dims { n_layers: 4, dim: 128, ffn_dim: 256, n_heads: 4, n_kv_heads: 2, head_dim: 32, vocab: 160, window: 13, pattern: 3 }
+        Dims {
+            n_layers: 4,
+            dim: 128,
+            ffn_dim: 256,
+            n_heads: 4,
+            n_kv_heads: 2,
+            head_dim: 32,
+            vocab: 160,
+            window: 13,
+            pattern: 3,
+        }
     }
 }
 
@@ -44,7 +56,8 @@ pub enum Form {
     TextV4,
     /// `Gemma3ForCausalLM`, transformers 5: `rope_parameters`, `layer_types`, `dtype`
     TextV5,
-    /// `Gemma3ForConditionalGeneration` as on the hub: `language_model.model.`, `text_config`, a vision tower
+    /// `Gemma3ForConditionalGeneration` as on the hub: `language_model.model.`, `text_config`, a
+    /// vision tower
     Multimodal,
     /// The same saved with its names in memory: `model.language_model.`, transformers 5
     MultimodalV5,
@@ -53,7 +66,8 @@ pub enum Form {
 }
 
 impl Form {
-    pub const ALL: [Form; 5] = [Form::TextV4, Form::TextV5, Form::Multimodal, Form::MultimodalV5, Form::Bare];
+    pub const ALL: [Form; 5] =
+        [Form::TextV4, Form::TextV5, Form::Multimodal, Form::MultimodalV5, Form::Bare];
 
     pub fn prefix(self) -> &'static str {
         match self {
@@ -84,7 +98,9 @@ impl TinyModel {
         let (q, kv) = (d.n_heads * d.head_dim, d.n_kv_heads * d.head_dim);
         let mut add = |name: String, shape: &[usize]| {
             let limit = if shape.len() == 1 { 0.25 } else { (3.0 / shape[1] as f32).sqrt() };
-            let values = (0..shape.iter().product()).map(|_| exact(rng.random_range(-limit..limit))).collect();
+            let values = (0..shape.iter().product())
+                .map(|_| exact(rng.random_range(-limit..limit)))
+                .collect();
             tensors.push((name, shape.to_vec(), values));
         };
         add("embed_tokens.weight".into(), &[d.vocab, d.dim]);
@@ -126,7 +142,9 @@ impl TinyModel {
         });
         let v5 = matches!(form, Form::TextV5 | Form::MultimodalV5);
         let extra = if v5 {
-            let kind = |i: usize| if i.is_multiple_of(d.pattern) { "full_attention" } else { "sliding_attention" };
+            let kind = |i: usize| {
+                if i.is_multiple_of(d.pattern) { "full_attention" } else { "sliding_attention" }
+            };
             json!({
                 "dtype": "bfloat16",
                 "layer_types": (1..=d.n_layers).map(kind).collect::<Vec<_>>(),
@@ -141,7 +159,10 @@ impl TinyModel {
         merge(&mut text, &extra);
         match form {
             Form::TextV4 | Form::TextV5 | Form::Bare => {
-                merge(&mut text, &json!({"architectures": ["Gemma3ForCausalLM"], "bos_token_id": 2, "eos_token_id": [1, 106]}));
+                merge(
+                    &mut text,
+                    &json!({"architectures": ["Gemma3ForCausalLM"], "bos_token_id": 2, "eos_token_id": [1, 106]}),
+                );
                 text
             }
             Form::Multimodal | Form::MultimodalV5 => json!({
@@ -156,25 +177,31 @@ impl TinyModel {
     pub fn named(&self, form: Form) -> Vec<Named> {
         let mut out: Vec<Named> = Vec::new();
         let vision = match form {
-            Form::Multimodal => {
-                Some(["vision_tower.vision_model.post_layernorm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"])
-            }
-            Form::MultimodalV5 => {
-                Some(["model.vision_tower.post_layernorm.weight", "model.multi_modal_projector.mm_soft_emb_norm.weight"])
-            }
+            Form::Multimodal => Some([
+                "vision_tower.vision_model.post_layernorm.weight",
+                "multi_modal_projector.mm_soft_emb_norm.weight",
+            ]),
+            Form::MultimodalV5 => Some([
+                "model.vision_tower.post_layernorm.weight",
+                "model.multi_modal_projector.mm_soft_emb_norm.weight",
+            ]),
             _ => None,
         };
-        out.extend(vision.into_iter().flatten().map(|name| (name.to_string(), vec![8], vec![0.5; 8])));
         out.extend(
-            self.tensors.iter().map(|(name, shape, values)| (format!("{}{name}", form.prefix()), shape.clone(), values.clone())),
+            vision.into_iter().flatten().map(|name| (name.to_string(), vec![8], vec![0.5; 8])),
         );
+        out.extend(self.tensors.iter().map(|(name, shape, values)| {
+            (format!("{}{name}", form.prefix()), shape.clone(), values.clone())
+        }));
         out
     }
 
-    /// Writes a whole directory: `model.safetensors`, or `shards` files with an index where that is more than one.
+    /// Writes a whole directory: `model.safetensors`, or `shards` files with an index where that is
+    /// more than one.
     pub fn write(&self, dir: &Path, form: Form, dtype: Dtype, shards: usize) {
         write_model(dir, &self.config(form), &self.named(form), dtype, shards);
-        let generation = json!({"do_sample": true, "eos_token_id": [1, 106], "top_k": 64, "top_p": 0.95});
+        let generation =
+            json!({"do_sample": true, "eos_token_id": [1, 106], "top_k": 64, "top_p": 0.95});
         fs::write(dir.join("generation_config.json"), generation.to_string()).unwrap();
     }
 }

@@ -35,7 +35,8 @@ pub fn tokenizer(other: bool) -> Tokenizer {
     if other {
         pieces.swap(END - 1, END - 2);
     }
-    let vocab: serde_json::Map<String, Value> = pieces.iter().enumerate().map(|(i, p)| (p.clone(), i.into())).collect();
+    let vocab: serde_json::Map<String, Value> =
+        pieces.iter().enumerate().map(|(i, p)| (p.clone(), i.into())).collect();
     let added: Vec<Value> = CONTROL
         .iter()
         .enumerate()
@@ -71,7 +72,8 @@ pub fn file(tokenizer: &Tokenizer) -> Value {
     }
     let sha256: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
     let tokens = tokens();
-    let steps: Vec<u32> = std::iter::once(tokens[0]).chain(tokens.windows(2).map(|w| w[1] - w[0])).collect();
+    let steps: Vec<u32> =
+        std::iter::once(tokens[0]).chain(tokens.windows(2).map(|w| w[1] - w[0])).collect();
     json!({"tokenizer": {"first": FIRST, "end": END, "sha256": sha256, "control": {"<bos>": 2}}, "parts": 2, "steps": steps})
 }
 

@@ -34,7 +34,8 @@ impl Run {
         self
     }
 
-    /// Asserts a failure with this code, nothing on standard output, and messages that name all of `words`.
+    /// Asserts a failure with this code, nothing on standard output, and messages that name all of
+    /// `words`.
     #[track_caller]
     pub fn fails(self, code: i32, words: &[&str]) -> Self {
         assert_eq!((self.code, self.text()), (code, ""), "{}", self.err);
@@ -55,7 +56,11 @@ pub fn code(status: ExitStatus) -> i32 {
 /// `program` in `dir`, without this machine's settings, caches and terminal.
 pub fn command(program: &str, dir: &Path) -> Command {
     let mut command = Command::new(program);
-    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", dir).env("TERM", "xterm");
+    command
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .env("HOME", dir)
+        .env("TERM", "xterm");
     // Mesa's driver on the processor compiles kernels for many seconds: those may be shared.
     command.env("MESA_SHADER_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/mesa"));
     // Runs of other tests may use the same driver meanwhile.
@@ -63,7 +68,8 @@ pub fn command(program: &str, dir: &Path) -> Command {
     // What one run learns must not reach another.
     command.env("GEMMA_DRAFT_MEMORY", "off");
     command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Shells start what runs in the background with Ctrl-C ignored, and processes below inherit that.
+    // Shells start what runs in the background with Ctrl-C ignored, and processes below inherit
+    // that.
     use std::os::unix::process::CommandExt;
     // SAFETY: `signal` may be called between fork and exec; SIG_DFL installs no code.
     unsafe {
@@ -86,7 +92,11 @@ pub fn wait(mut command: Command, input: &[u8]) -> Run {
         scope.spawn(move || stdin.map(|mut pipe| pipe.write_all(input)));
         child.wait_with_output().unwrap()
     });
-    Run { code: code(output.status), out: output.stdout, err: String::from_utf8(output.stderr).unwrap() }
+    Run {
+        code: code(output.status),
+        out: output.stdout,
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
 }
 
 /// The binary in `dir` with these arguments and this on standard input (nothing: `</dev/null`).

@@ -1,4 +1,5 @@
-//! A model made of a hash: logits are a pure function of the token path, and every rule of the trait is asserted.
+//! A model made of a hash: logits are a pure function of the token path, and every rule of the
+//! trait is asserted.
 
 #![allow(dead_code)]
 
@@ -19,7 +20,8 @@ pub struct Toy {
     pub order: usize,
     /// Spread of the logits.
     pub spread: f32,
-    /// How far logits are from those of a model of another seed: 0 is the target itself, 1 knows nothing of it.
+    /// How far logits are from those of a model of another seed: 0 is the target itself, 1 knows
+    /// nothing of it.
     pub error: f32,
     /// Tokens that can be taken back.
     pub slack: usize,
@@ -72,7 +74,9 @@ impl Toy {
 
     fn logits(&self, path: &[Token], out: &mut Vec<f32>) {
         let recent = &path[path.len().saturating_sub(self.order)..];
-        let state = recent.iter().fold(self.seed, |h, &t| mix(h ^ (t as u64 + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93)));
+        let state = recent
+            .iter()
+            .fold(self.seed, |h, &t| mix(h ^ (t as u64 + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93)));
         let heavy = |x: u64| -(-unit(x).max(1e-12).ln()).ln() as f32;
         out.extend((0..self.vocab as u64).map(|token| {
             let own = heavy(state ^ token << 32);
@@ -131,7 +135,13 @@ impl Engine for Several {
         self.own_mut().forward(tree, rows, out)
     }
 
-    fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()> {
+    fn forward_more(
+        &mut self,
+        tree: &TokenTree,
+        first_new: usize,
+        rows: Rows,
+        out: &mut Scores,
+    ) -> Result<()> {
         self.own_mut().forward_more(tree, first_new, rows, out)
     }
 
@@ -175,14 +185,21 @@ impl Engine for Several {
 impl ToyEngine {
     fn pass(&mut self, tree: &TokenTree, first: usize, rows: Rows, out: &mut Scores) {
         assert!(self.begun.is_none(), "a pass that was begun is finished first");
-        assert!(first < tree.len() && tree.len() <= self.toy.max_rows, "{} rows from {first}", tree.len());
+        assert!(
+            first < tree.len() && tree.len() <= self.toy.max_rows,
+            "{} rows from {first}",
+            tree.len()
+        );
         assert_eq!(tree.tokens.len(), tree.parent.len());
         assert_eq!(tree.parent[0], None);
         for node in 1..tree.len() {
             let parent = tree.parent[node].expect("only the root has no parent");
             assert!((parent as usize) < node, "parents come first");
         }
-        assert!(tree.tokens.iter().all(|&t| (t as usize) < self.toy.vocab), "tokens of the vocabulary");
+        assert!(
+            tree.tokens.iter().all(|&t| (t as usize) < self.toy.vocab),
+            "tokens of the vocabulary"
+        );
         let deepest = tree.depths().into_iter().max().unwrap() as usize;
         assert!(self.committed.len() + deepest < self.toy.context, "positions of the context");
         out.vocab = self.toy.vocab;
@@ -228,9 +245,18 @@ impl Engine for ToyEngine {
         Ok(())
     }
 
-    fn forward_more(&mut self, tree: &TokenTree, first_new: usize, rows: Rows, out: &mut Scores) -> Result<()> {
+    fn forward_more(
+        &mut self,
+        tree: &TokenTree,
+        first_new: usize,
+        rows: Rows,
+        out: &mut Scores,
+    ) -> Result<()> {
         assert_eq!(first_new, self.last.len(), "the whole last tree comes first");
-        assert!(tree.tokens.starts_with(&self.last.tokens) && tree.parent.starts_with(&self.last.parent));
+        assert!(
+            tree.tokens.starts_with(&self.last.tokens)
+                && tree.parent.starts_with(&self.last.parent)
+        );
         self.pass(tree, first_new, rows, out);
         Ok(())
     }
@@ -256,7 +282,10 @@ impl Engine for ToyEngine {
     fn commit(&mut self, path: &[u32]) -> Result<()> {
         assert!(self.begun.is_none(), "a pass that was begun is finished first");
         assert_eq!(path[0], 0, "a path begins at the root");
-        assert!(path.windows(2).all(|w| self.last.parent[w[1] as usize] == Some(w[0])), "each the parent of the next");
+        assert!(
+            path.windows(2).all(|w| self.last.parent[w[1] as usize] == Some(w[0])),
+            "each the parent of the next"
+        );
         self.committed.extend(path.iter().map(|&node| self.last.tokens[node as usize]));
         self.furthest = self.furthest.max(self.committed.len());
         self.last.clear();

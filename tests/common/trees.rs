@@ -27,7 +27,8 @@ pub fn one_by_one(engine: &mut PlannedEngine, path: &[u32]) -> Vec<u32> {
     node_by_node(engine, &TokenTree::chain(path)).pop().unwrap()
 }
 
-/// The logits of each node, its path decoded token by token; leaves the engine where it was. Paths share what they have in common.
+/// The logits of each node, its path decoded token by token; leaves the engine where it was. Paths
+/// share what they have in common.
 pub fn node_by_node(engine: &mut PlannedEngine, tree: &TokenTree) -> Vec<Vec<u32>> {
     let mut paths: Vec<Vec<u32>> = Vec::new();
     for (node, parent) in tree.parent.iter().enumerate() {
@@ -35,13 +36,16 @@ pub fn node_by_node(engine: &mut PlannedEngine, tree: &TokenTree) -> Vec<Vec<u32
         path.push(node as u32);
         paths.push(path);
     }
-    let (start, mut out, mut scores) = (engine.position(), vec![Vec::new(); tree.len()], Scores::default());
+    let (start, mut out, mut scores) =
+        (engine.position(), vec![Vec::new(); tree.len()], Scores::default());
     paths.sort_unstable();
     // In this order every path is its parent's and one token more.
     for path in &paths {
         let node = path[path.len() - 1];
         engine.truncate(start + path.len() - 1).unwrap();
-        engine.forward(&TokenTree::root(tree.tokens[node as usize]), Rows::All, &mut scores).unwrap();
+        engine
+            .forward(&TokenTree::root(tree.tokens[node as usize]), Rows::All, &mut scores)
+            .unwrap();
         engine.commit(&[0]).unwrap();
         out[node as usize] = bits(scores.row(0));
     }
@@ -53,14 +57,24 @@ pub fn random_tree(rng: &mut SmallRng, rows: usize) -> TokenTree {
     let mut tree = TokenTree::root(rng.random_range(0..VOCAB));
     let lean = rng.random_range(0.0..1.0);
     while tree.len() < rows {
-        let parent = if rng.random_bool(lean) { tree.len() as u32 - 1 } else { rng.random_range(0..tree.len() as u32) };
+        let parent = if rng.random_bool(lean) {
+            tree.len() as u32 - 1
+        } else {
+            rng.random_range(0..tree.len() as u32)
+        };
         tree.push(parent, rng.random_range(0..VOCAB));
     }
     tree
 }
 
 /// Compares every node of a random tree at `position` with one-by-one decoding on a second engine.
-pub fn check_tree(a: &mut PlannedEngine, b: &mut PlannedEngine, tokens: &[u32], rng: &mut SmallRng, what: &str) {
+pub fn check_tree(
+    a: &mut PlannedEngine,
+    b: &mut PlannedEngine,
+    tokens: &[u32],
+    rng: &mut SmallRng,
+    what: &str,
+) {
     for e in [&mut *a, &mut *b] {
         e.truncate(0).unwrap();
         prefill(e, tokens, rng);
@@ -85,7 +99,8 @@ pub fn check_tree(a: &mut PlannedEngine, b: &mut PlannedEngine, tokens: &[u32], 
     }
 }
 
-/// Rounds of random trees of several sequences in one pass, against engines that have one sequence each, from histories of these lengths.
+/// Rounds of random trees of several sequences in one pass, against engines that have one sequence
+/// each, from histories of these lengths.
 #[allow(dead_code)]
 pub fn check_sequences(
     shared: &mut PlannedEngine,
@@ -103,14 +118,19 @@ pub fn check_sequences(
     let (mut together, mut scores) = (Scores::default(), Scores::default());
     for round in 0..8 {
         // Some of them, in any order.
-        let mut order: Vec<usize> = (0..lengths.len()).filter(|_| round == 0 || rng.random_bool(0.7)).collect();
+        let mut order: Vec<usize> =
+            (0..lengths.len()).filter(|_| round == 0 || rng.random_bool(0.7)).collect();
         let turn = round % order.len().max(1);
         order.rotate_left(turn);
         let trees: Vec<_> = order
             .iter()
             .map(|_| {
                 let rows = [1, rng.random_range(1..=9)][round % 2];
-                if round % 4 == 3 { TokenTree::chain(&tokens(rng, rows)) } else { random_tree(rng, rows) }
+                if round % 4 == 3 {
+                    TokenTree::chain(&tokens(rng, rows))
+                } else {
+                    random_tree(rng, rows)
+                }
             })
             .collect();
         if order.is_empty() {
@@ -123,7 +143,10 @@ pub fn check_sequences(
             let own = together.split_last(tree.len());
             alone[sequence].forward(tree, Rows::All, &mut scores).unwrap();
             for node in 0..tree.len() {
-                let at = format!("{what}, round {round}, sequence {sequence}, node {node} of {}", tree.len());
+                let at = format!(
+                    "{what}, round {round}, sequence {sequence}, node {node} of {}",
+                    tree.len()
+                );
                 assert_eq!(bits(own.row(node)), bits(scores.row(node)), "{at}");
             }
             // Accept a path; of some nothing is accepted.
@@ -138,12 +161,17 @@ pub fn check_sequences(
             }
         }
         assert_eq!(together.rows(), 0);
-        shared.commit_each(&paths.iter().map(|(s, path)| (*s, &path[..])).collect::<Vec<_>>()).unwrap();
+        shared
+            .commit_each(&paths.iter().map(|(s, path)| (*s, &path[..])).collect::<Vec<_>>())
+            .unwrap();
     }
     for (sequence, alone) in alone.iter_mut().enumerate() {
         shared.select(sequence);
         assert_eq!(shared.position(), alone.position());
-        assert!(shared.visible_cache().unwrap() == alone.visible_cache().unwrap(), "{what}, sequence {sequence}");
+        assert!(
+            shared.visible_cache().unwrap() == alone.visible_cache().unwrap(),
+            "{what}, sequence {sequence}"
+        );
     }
 }
 

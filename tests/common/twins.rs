@@ -1,9 +1,12 @@
-//! Single operations on a Vulkan device whose every result is held to the scalar twin: made-up inputs, matrices and steps.
+//! Single operations on a Vulkan device whose every result is held to the scalar twin: made-up
+//! inputs, matrices and steps.
 
 #![allow(dead_code)]
 
 use gemma::compute::step::{NO_PARENT, StepView, roots};
-use gemma::compute::{Act, ActFormat, BufferId, Dispatch, Executor, LinearJob, Op, Part, Plan, StepLayout, WeightId};
+use gemma::compute::{
+    Act, ActFormat, BufferId, Dispatch, Executor, LinearJob, Op, Part, Plan, StepLayout, WeightId,
+};
 use gemma::tensor::{Code, Format, Matrix};
 use gemma::vulkan::{CheckedExecutor, VulkanExecutor};
 use half::{bf16, f16};
@@ -83,7 +86,8 @@ impl Twins {
     }
 
     pub fn fill_halves(&mut self, id: BufferId, n: usize) {
-        let values: Vec<f16> = (0..n).map(|_| f16::from_f32(self.rng.random_range(-1f32..1.0))).collect();
+        let values: Vec<f16> =
+            (0..n).map(|_| f16::from_f32(self.rng.random_range(-1f32..1.0))).collect();
         self.exec.write(id, 0, bytemuck::cast_slice(&values)).unwrap();
     }
 
@@ -91,20 +95,39 @@ impl Twins {
     pub fn matrix(&mut self, format: Format, rows: usize, cols: usize) -> WeightId {
         let rng = &mut self.rng;
         let codes: Vec<u8> = match format.code {
-            Code::F32 => (0..rows * cols).flat_map(|_| rng.random_range(-1f32..1.0).to_le_bytes()).collect(),
-            Code::Bf16 => (0..rows * cols).flat_map(|_| bf16::from_f32(rng.random_range(-1f32..1.0)).to_le_bytes()).collect(),
-            _ => (0..format.stored_rows(rows) * format.row_bytes(cols)).map(|_| rng.random()).collect(),
+            Code::F32 => {
+                (0..rows * cols).flat_map(|_| rng.random_range(-1f32..1.0).to_le_bytes()).collect()
+            }
+            Code::Bf16 => (0..rows * cols)
+                .flat_map(|_| bf16::from_f32(rng.random_range(-1f32..1.0)).to_le_bytes())
+                .collect(),
+            _ => (0..format.stored_rows(rows) * format.row_bytes(cols))
+                .map(|_| rng.random())
+                .collect(),
         };
-        let scales: Vec<f16> =
-            (0..rows * format.row_scales(cols)).map(|_| f16::from_f32(rng.random_range(-0.05f32..0.05))).collect();
-        self.exec.load("matrix", Part::Layer(0), &Matrix::new(format, rows, cols, codes, scales).unwrap()).unwrap()
+        let scales: Vec<f16> = (0..rows * format.row_scales(cols))
+            .map(|_| f16::from_f32(rng.random_range(-0.05f32..0.05)))
+            .collect();
+        self.exec
+            .load(
+                "matrix",
+                Part::Layer(0),
+                &Matrix::new(format, rows, cols, codes, scales).unwrap(),
+            )
+            .unwrap()
     }
 
     /// Room for prepared activations.
     pub fn act(&mut self, format: Format, cols: usize) -> Act {
         let format = ActFormat::for_weights(format);
         let groups = format.groups(cols).max(1);
-        Act { format, cols, values: self.rows(cols), scales: self.rows(groups), sums: self.rows(groups) }
+        Act {
+            format,
+            cols,
+            values: self.rows(cols),
+            scales: self.rows(groups),
+            sums: self.rows(groups),
+        }
     }
 
     /// Prepared activations, filled.
@@ -115,8 +138,10 @@ impl Twins {
             self.fill(act.values, self.layout.max_rows * cols);
             return act;
         }
-        let codes: Vec<i8> = (0..self.layout.max_rows * cols).map(|_| self.rng.random_range(-127..=127)).collect();
-        let sums: Vec<i32> = codes.chunks(cols / groups).map(|g| g.iter().map(|c| *c as i32).sum()).collect();
+        let codes: Vec<i8> =
+            (0..self.layout.max_rows * cols).map(|_| self.rng.random_range(-127..=127)).collect();
+        let sums: Vec<i32> =
+            codes.chunks(cols / groups).map(|g| g.iter().map(|c| *c as i32).sum()).collect();
         let scales: Vec<f32> = sums.iter().map(|_| self.rng.random_range(0.001f32..0.1)).collect();
         self.exec.write(act.values, 0, bytemuck::cast_slice(&codes)).unwrap();
         self.exec.write(act.sums, 0, bytemuck::cast_slice(&sums)).unwrap();
@@ -126,12 +151,17 @@ impl Twins {
 
     /// A product of random activations with a random matrix of `[n, cols]`.
     pub fn job(&mut self, format: Format, n: usize, cols: usize) -> LinearJob {
-        LinearJob { act: self.filled_act(format, cols), weight: self.matrix(format, n, cols), out: self.rows(n) }
+        LinearJob {
+            act: self.filled_act(format, cols),
+            weight: self.matrix(format, n, cols),
+            out: self.rows(n),
+        }
     }
 
     /// Runs `ops` for each of `steps`; they must give what their twins give.
     pub fn run(&mut self, what: &str, ops: Vec<Op>, steps: impl IntoIterator<Item = Step>) {
-        let dispatches = ops.into_iter().map(|op| Dispatch { op, label: "op", layer: None }).collect();
+        let dispatches =
+            ops.into_iter().map(|op| Dispatch { op, label: "op", layer: None }).collect();
         let plan = self.exec.record(Plan { dispatches }, self.step, self.layout).unwrap();
         for step in steps {
             self.write_step(step);
@@ -150,7 +180,11 @@ impl Twins {
                 parents.push(NO_PARENT);
                 positions.push((s.base + 37 * nth) as u32);
             } else {
-                let parent = if s.tree { self.rng.random_range(root + (row - root) / 2..row) } else { row - 1 };
+                let parent = if s.tree {
+                    self.rng.random_range(root + (row - root) / 2..row)
+                } else {
+                    row - 1
+                };
                 parents.push(parent as u32);
                 positions.push(positions[parent] + 1);
             }
@@ -188,5 +222,9 @@ impl Twins {
 
 /// Steps of every number of rows, some behind rows of an earlier pass.
 pub fn every_row_count() -> impl Iterator<Item = Step> {
-    ROWS.into_iter().map(|live| Step { live, first: if live % 3 == 0 { 4 } else { 0 }, ..Step::default() })
+    ROWS.into_iter().map(|live| Step {
+        live,
+        first: if live % 3 == 0 { 4 } else { 0 },
+        ..Step::default()
+    })
 }

@@ -7,11 +7,13 @@ use gemma::vulkan::validation::{VALIDATE, is_installed};
 use gemma::vulkan::{ALLOW_CPU_DRIVER, Choice, VulkanExecutor};
 use std::sync::Once;
 
-/// What opens the device, if there is one; a driver on the processor will do. Where the validation layers are installed they watch over
-/// it, and a complaint fails the test when the device is closed; commands that the test starts inherit that.
+/// What opens the device, if there is one; a driver on the processor will do. Where the validation
+/// layers are installed they watch over it, and a complaint fails the test when the device is
+/// closed; commands that the test starts inherit that.
 pub fn device() -> Option<impl Fn() -> VulkanExecutor> {
     static ENVIRONMENT: Once = Once::new();
-    // SAFETY: this happens once, before any other thread of the tests asks for the device and so for variables.
+    // SAFETY: this happens once, before any other thread of the tests asks for the device and so
+    // for variables.
     ENVIRONMENT.call_once(|| unsafe {
         std::env::set_var(ALLOW_CPU_DRIVER, "1");
         if is_installed() && std::env::var_os(VALIDATE).is_none() {
@@ -24,7 +26,9 @@ pub fn device() -> Option<impl Fn() -> VulkanExecutor> {
             let _ = &first;
             VulkanExecutor::open(Choice::Best).unwrap()
         }),
-        Err(e) if std::env::var_os("GEMMA_REQUIRE_GPU").is_some_and(|v| v == "1") => panic!("no Vulkan device: {e:#}"),
+        Err(e) if std::env::var_os("GEMMA_REQUIRE_GPU").is_some_and(|v| v == "1") => {
+            panic!("no Vulkan device: {e:#}")
+        }
         Err(e) => {
             eprintln!("SKIPPED, no Vulkan device: {e:#}");
             None
@@ -42,7 +46,8 @@ pub fn config_of(n_layers: usize, pattern: usize, window: usize) -> Config {
     config_with(n_layers, pattern, window, 128, 256)
 }
 
-/// One layer whose rows have more groups than kernels of linear layers have parts, not as many in each.
+/// One layer whose rows have more groups than kernels of linear layers have parts, not as many in
+/// each.
 pub fn wide_config() -> Config {
     config_with(1, 1, 70, 1280, 2304)
 }
@@ -52,7 +57,13 @@ pub fn large_config() -> Config {
     config_with(3, 3, 70, 1280, 2304)
 }
 
-fn config_with(n_layers: usize, pattern: usize, window: usize, dim: usize, ffn_dim: usize) -> Config {
+fn config_with(
+    n_layers: usize,
+    pattern: usize,
+    window: usize,
+    dim: usize,
+    ffn_dim: usize,
+) -> Config {
     let json = serde_json::json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
         "hidden_size": dim, "intermediate_size": ffn_dim, "num_hidden_layers": n_layers,

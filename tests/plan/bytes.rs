@@ -61,7 +61,12 @@ fn near(planned: u64, taken: u64, what: &str) {
 /// 27B with fewer and narrower layers.
 fn config() -> Config {
     let mut json = Shape::B27.config();
-    for (key, value) in [("hidden_size", 1024), ("intermediate_size", 4096), ("num_hidden_layers", 6), ("vocab_size", 8192)] {
+    for (key, value) in [
+        ("hidden_size", 1024),
+        ("intermediate_size", 4096),
+        ("num_hidden_layers", 6),
+        ("vocab_size", 8192),
+    ] {
         json[key] = value.into();
     }
     json["num_attention_heads"] = 8.into();
@@ -71,7 +76,8 @@ fn config() -> Config {
 
 /// The recipes of 27B; the sizes that they aim at are made smaller in proportion.
 fn recipes() -> Vec<(String, Formats)> {
-    let inline = |weights: &str| Formats { weights: Some(weights.parse().unwrap()), ..Formats::default() };
+    let inline =
+        |weights: &str| Formats { weights: Some(weights.parse().unwrap()), ..Formats::default() };
     let named = ["seed", "int4", "9gb", "10gb", "12gb"];
     let named = named.map(|name| (name.to_owned(), Formats::of_recipe(name)));
     std::iter::once(("i4-g32".to_owned(), inline("i4-g32"))).chain(named).collect()
@@ -80,9 +86,13 @@ fn recipes() -> Vec<(String, Formats)> {
 /// The recipe for a model of fewer weights.
 fn scaled(name: &str, formats: &Formats, directory: &std::path::Path) -> Formats {
     let Some(gb) = name.strip_suffix("gb") else { return formats.clone() };
-    let text = std::fs::read_to_string(format!("{}/quant/{name}.toml", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let text = std::fs::read_to_string(format!("{}/quant/{name}.toml", env!("CARGO_MANIFEST_DIR")))
+        .unwrap();
     let bytes = gb.parse::<u64>().unwrap() * 1_000_000_000 / 27_009 * 110;
-    let text = text.replace(&format!("target-size = \"{gb}GB\""), &format!("target-size = \"{}MB\"", bytes / 1_000_000));
+    let text = text.replace(
+        &format!("target-size = \"{gb}GB\""),
+        &format!("target-size = \"{}MB\"", bytes / 1_000_000),
+    );
     let path = directory.join(format!("{name}.toml"));
     std::fs::write(&path, text).unwrap();
     Formats::of_recipe(path.to_str().unwrap())
@@ -92,12 +102,19 @@ fn task(weights: &Weights, context: usize) -> Task<'_> {
     Task { weights, context, kv: KvFormat::F16, sequences: 1, npu: false }
 }
 
-/// Runs a test in a process of its own, where nothing else allocates: this one, started again for that one test.
+/// Runs a test in a process of its own, where nothing else allocates: this one, started again for
+/// that one test.
 #[track_caller]
 fn alone(test: &str) {
     let test = format!("bytes::{test}");
-    let out = Command::new(std::env::current_exe().unwrap()).args(["--exact", &test, "--ignored"]).output().unwrap();
-    assert!(out.status.success() && String::from_utf8_lossy(&out.stdout).contains("1 passed"), "{out:?}");
+    let out = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &test, "--ignored"])
+        .output()
+        .unwrap();
+    assert!(
+        out.status.success() && String::from_utf8_lossy(&out.stdout).contains("1 passed"),
+        "{out:?}"
+    );
 }
 
 #[test]
@@ -114,7 +131,8 @@ fn a_device_is_asked_for_what_was_planned() {
 }
 
 #[test]
-#[ignore = "counts all allocations of its process: a_processor_takes_what_was_planned runs it alone"]
+#[ignore = "counts all allocations of its process: a_processor_takes_what_was_planned runs it \
+    alone"]
 fn allocations() {
     let directory = tempfile::tempdir().unwrap();
     for (name, formats) in recipes() {
@@ -122,17 +140,25 @@ fn allocations() {
         let planned = task(&weights, 3000).measure(None, 0).unwrap().cpu;
         let before = LIVE.load(Ordering::SeqCst);
         let exec = CpuExecutor::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
-        let engine = PlannedEngine::new(&weights, Box::new(exec), EngineOptions { context: 3000, kv: KvFormat::F16 }).unwrap();
+        let engine = PlannedEngine::new(
+            &weights,
+            Box::new(exec),
+            EngineOptions { context: 3000, kv: KvFormat::F16 },
+        )
+        .unwrap();
         let taken = LIVE.load(Ordering::SeqCst) - before;
         near(planned.need.total(), taken as u64, &name);
         drop(engine);
         if name == "i4-g32" {
             // Of several texts each has a context.
-            let planned = Task { sequences: 5, ..task(&weights, 3000) }.measure(None, 0).unwrap().cpu;
+            let planned =
+                Task { sequences: 5, ..task(&weights, 3000) }.measure(None, 0).unwrap().cpu;
             let before = LIVE.load(Ordering::SeqCst);
-            let exec = CpuExecutor::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
+            let exec =
+                CpuExecutor::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
             let options = EngineOptions { context: 3000, kv: KvFormat::F16 };
-            let engine = PlannedEngine::for_sequences(&weights, Box::new(exec), options, 5).unwrap();
+            let engine =
+                PlannedEngine::for_sequences(&weights, Box::new(exec), options, 5).unwrap();
             near(planned.need.total(), (LIVE.load(Ordering::SeqCst) - before) as u64, "five texts");
             drop(engine);
         }
@@ -146,7 +172,8 @@ fn info() -> DeviceInfo {
 }
 
 #[test]
-#[ignore = "the device's count is the process's: a_device_is_asked_for_what_was_planned runs it alone"]
+#[ignore = "the device's count is the process's: a_device_is_asked_for_what_was_planned runs it \
+    alone"]
 fn device_allocations() {
     let (info, directory) = (info(), tempfile::tempdir().unwrap());
     for (name, formats) in recipes().into_iter().filter(|(name, _)| name != "12gb") {
@@ -155,16 +182,25 @@ fn device_allocations() {
         // The last one is closed by now, so that what it asked for no longer counts.
         let mut exec = VulkanExecutor::open(Choice::Best).unwrap();
         exec.expect(&planned.pieces);
-        let options = ForwardOptions { context: 3000, kv: KvFormat::F16, max_rows: exec.max_rows(), sequences: 1 };
+        let options = ForwardOptions {
+            context: 3000,
+            kv: KvFormat::F16,
+            max_rows: exec.max_rows(),
+            sequences: 1,
+        };
         forward::load(&weights, &mut exec, options).unwrap();
         // Staging is given back once all weights are there.
         let (live, peak) = exec.requested();
         near(planned.gpu.need.total(), peak, &name);
-        assert!(live < peak && live >= planned.gpu.need.total() - planned.gpu.need.staging, "{name}: {live} of {peak}");
+        assert!(
+            live < peak && live >= planned.gpu.need.total() - planned.gpu.need.staging,
+            "{name}: {live} of {peak}"
+        );
     }
 }
 
-/// The processor's executor, whose buffers are real, and which counts matrices by the rule that packs them.
+/// The processor's executor, whose buffers are real, and which counts matrices by the rule that
+/// packs them.
 struct Untouched {
     inner: CpuExecutor,
     weights: u64,
@@ -245,7 +281,8 @@ fn laptop() -> DeviceInfo {
     }
 }
 
-/// 27B: the processor's buffers are really allocated, where the context is short; the device's blocks are cut as an arena would.
+/// 27B: the processor's buffers are really allocated, where the context is short; the device's
+/// blocks are cut as an arena would.
 #[test]
 fn the_27b_shape_takes_what_was_planned() {
     let config = Config::from_json(&Shape::B27.config()).unwrap();
@@ -258,16 +295,25 @@ fn the_27b_shape_takes_what_was_planned() {
                 let planned: Layout = task.measure(None, 0).unwrap();
                 let inner = CpuExecutor::new(CpuOptions::default()).unwrap();
                 let mut exec = Untouched { inner, weights: 0, matrices: 0 };
-                let options = ForwardOptions { context, kv: KvFormat::F16, max_rows: exec.max_rows(), sequences: 1 };
+                let options = ForwardOptions {
+                    context,
+                    kv: KvFormat::F16,
+                    max_rows: exec.max_rows(),
+                    sequences: 1,
+                };
                 forward::load(&weights, &mut exec, options).unwrap();
                 let (packed, buffers) = exec.memory();
                 near(planned.cpu.need.total(), packed + buffers, &what);
             }
 
             let planned = task.measure(Some(&laptop()), 62).unwrap();
-            let [weights, buffers] = blocks(&planned.pieces, &laptop()).map(|b| b.iter().sum::<u64>());
+            let [weights, buffers] =
+                blocks(&planned.pieces, &laptop()).map(|b| b.iter().sum::<u64>());
             near(planned.gpu.need.total(), weights + buffers + planned.gpu.need.staging, &what);
-            assert!(blocks(&planned.pieces, &laptop()).iter().flatten().all(|block| *block <= 4 << 30), "{what}");
+            assert!(
+                blocks(&planned.pieces, &laptop()).iter().flatten().all(|block| *block <= 4 << 30),
+                "{what}"
+            );
         }
     }
 }

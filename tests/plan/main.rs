@@ -1,4 +1,5 @@
-//! `gemma plan` and `--gpu-layers`: what is planned is what is taken, and what does not fit is refused or goes elsewhere.
+//! `gemma plan` and `--gpu-layers`: what is planned is what is taken, and what does not fit is
+//! refused or goes elsewhere.
 
 mod bytes;
 #[path = "../common/mod.rs"]
@@ -26,10 +27,15 @@ fn number(value: &Value, path: &str) -> u64 {
 
 /// A plan of the 27B shape, and whether its exit code says what it says of memory.
 fn plan_27b(more: &[&str]) -> Value {
-    let out =
-        gemma(&[&["plan", "--synthetic", "27b", "-d", "cpu", "--bandwidth", "75", "--json"], more].concat()).output().unwrap();
+    let out = gemma(
+        &[&["plan", "--synthetic", "27b", "-d", "cpu", "--bandwidth", "75", "--json"], more]
+            .concat(),
+    )
+    .output()
+    .unwrap();
     let plan: Value = serde_json::from_slice(&out.stdout).unwrap();
-    // Whether it fits depends on the machine; the plan is printed all the same, and the exit code says so.
+    // Whether it fits depends on the machine; the plan is printed all the same, and the exit code
+    // says so.
     assert_eq!(out.status.code(), Some(if plan["fits"] == true { 0 } else { 5 }));
     assert_eq!(plan["fits"] == true, out.stderr.is_empty() && plan["misfit"].is_null());
     plan
@@ -40,14 +46,26 @@ const MIB: u64 = 1 << 20;
 
 #[test]
 fn keys_and_values_of_27b_are_counted_by_window() {
-    for (context, gib) in [(1000u64, None), (2048, None), (8192, Some(1.0)), (32_768, Some(2.9)), (131_072, Some(10.4))] {
+    for (context, gib) in [
+        (1000u64, None),
+        (2048, None),
+        (8192, Some(1.0)),
+        (32_768, Some(2.9)),
+        (131_072, Some(10.4)),
+    ] {
         let plan = plan_27b(&["-c", &context.to_string()]);
-        // A page holds 256 positions of 16 heads and 128 channels, keys and values in f16; rings hold the window, slack and a pass.
+        // A page holds 256 positions of 16 heads and 128 channels, keys and values in f16; rings
+        // hold the window, slack and a pass.
         let page = 2 * 256 * 16 * 128 * 2;
         let (all, ring) = (context.div_ceil(256), (1024 + 256 + 128u64).div_ceil(256) + 1);
         let scratch = 62 * 2 * 128 * 16 * 128 * 2;
-        assert_eq!(number(&plan, "/cpu/bytes/kv"), (10 * all + 52 * all.min(ring)) * page + scratch, "{context}");
-        // What queries can see: 8 KiB a layer and token, so 416 MiB of windows and 80 KiB for each token of the context.
+        assert_eq!(
+            number(&plan, "/cpu/bytes/kv"),
+            (10 * all + 52 * all.min(ring)) * page + scratch,
+            "{context}"
+        );
+        // What queries can see: 8 KiB a layer and token, so 416 MiB of windows and 80 KiB for each
+        // token of the context.
         let part = |name: &str| number(&plan, &format!("/cpu/kv/{name}"));
         let seen = part("global") + part("window");
         assert_eq!(seen, number(&plan, "/cpu/read_by_a_pass/kv_when_full"));
@@ -59,10 +77,17 @@ fn keys_and_values_of_27b_are_counted_by_window() {
         assert_eq!(seen + part("slack") + part("scratch"), number(&plan, "/cpu/bytes/kv"));
         let pass = number(&plan, "/cpu/bytes/weights") as f64 / 75e6;
         assert!((plan["predicted"]["ms_per_pass"].as_f64().unwrap() - pass).abs() < 1e-6 * pass);
-        assert_eq!((&plan["memory_speed"]["cpu"]["how"], &plan["gpu"]), (&"given".into(), &Value::Null));
-        let [low, high] = [0, 1].map(|i| plan["predicted"]["tokens_per_s_drafted"][i].as_f64().unwrap());
+        assert_eq!(
+            (&plan["memory_speed"]["cpu"]["how"], &plan["gpu"]),
+            (&"given".into(), &Value::Null)
+        );
+        let [low, high] =
+            [0, 1].map(|i| plan["predicted"]["tokens_per_s_drafted"][i].as_f64().unwrap());
         let full = pass + seen as f64 / 75e6;
-        assert!((low - 1.8e3 / full).abs() < 1e-6 && (high - 3.9e3 / pass).abs() < 1e-6, "{low} {high}");
+        assert!(
+            (low - 1.8e3 / full).abs() < 1e-6 && (high - 3.9e3 / pass).abs() < 1e-6,
+            "{low} {high}"
+        );
     }
 }
 
@@ -72,11 +97,15 @@ fn recipes_are_settled_for_made_up_weights_and_contexts_are_compared() {
         let plan = plan_27b(&["--recipe", recipe, "-c", "8192"]);
         let bytes = number(&plan, "/model/bytes") as f64 / 1e9;
         assert!(bytes <= gb && bytes > 0.995 * gb, "{recipe}: {bytes}");
-        let contexts: Vec<u64> = plan["contexts"].as_array().unwrap().iter().map(|c| number(c, "/context")).collect();
+        let contexts: Vec<u64> =
+            plan["contexts"].as_array().unwrap().iter().map(|c| number(c, "/context")).collect();
         assert_eq!(contexts, [2048, 8192, 32_768, 131_072]);
         let here = &plan["contexts"][1];
         assert_eq!(number(here, "/total"), number(&plan, "/cpu/total"));
-        assert_eq!((number(here, "/kv_bytes"), &here["fits"]), (number(&plan, "/cpu/bytes/kv"), &plan["fits"]));
+        assert_eq!(
+            (number(here, "/kv_bytes"), &here["fits"]),
+            (number(&plan, "/cpu/bytes/kv"), &plan["fits"])
+        );
     }
 }
 
@@ -89,7 +118,13 @@ fn an_npu_that_was_asked_for_is_counted_with_its_copy() {
         let (copy, npu) = (80 * KIB * context, number(&plan, "/npu/bytes"));
         assert!(npu >= copy && npu < copy + copy / 100 + 8 * MIB, "{npu}, {copy}");
         let of = |context: u64| {
-            plan["contexts"].as_array().unwrap().iter().find(|c| number(c, "/context") == context).unwrap().clone()
+            plan["contexts"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|c| number(c, "/context") == context)
+                .unwrap()
+                .clone()
         };
         assert_eq!(number(&of(context), "/total"), number(&plan, "/cpu/total") + npu);
     }
@@ -101,17 +136,25 @@ fn an_npu_that_was_asked_for_is_counted_with_its_copy() {
 
 #[test]
 fn the_text_of_a_plan_fits_a_terminal() {
-    for more in
-        [&["--synthetic", "270m", "-d", "cpu", "--npu", "force"][..], &["bundled", "-d", "cpu"], &["270m", "-d", "vulkan"]]
-    {
+    for more in [
+        &["--synthetic", "270m", "-d", "cpu", "--npu", "force"][..],
+        &["bundled", "-d", "cpu"],
+        &["270m", "-d", "vulkan"],
+    ] {
         if more.contains(&"vulkan") && device().is_none() {
             continue;
         }
         let out = gemma(&[&["plan", "--bandwidth", "75"], more].concat()).output().unwrap();
         let text = String::from_utf8(out.stdout).unwrap();
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        let parts =
-            ["model ", "fits yes: ", "speed about ", "tok/s plain; ", "if yours are like our test texts", "75.0 GB/s (given)"];
+        let parts = [
+            "model ",
+            "fits yes: ",
+            "speed about ",
+            "tok/s plain; ",
+            "if yours are like our test texts",
+            "75.0 GB/s (given)",
+        ];
         for part in parts.into_iter().chain(["predicted, not measured", "prompt ", "context "]) {
             assert!(words.contains(part.trim_end()), "no {part:?} in {text}");
         }
@@ -139,10 +182,17 @@ fn models_are_planned_by_name_before_they_are_here() {
     // Google's file of 27B has 17.2 GB; of 32 GB 24 are taken to be free.
     for name in ["27b", "gemma3:27b", "google/gemma-3-27b-it-qat-q4_0-gguf"] {
         let plan = json(elsewhere("32GB", &[name, "--json"]).args(["-c", "4096"]));
-        assert_eq!((number(&plan, "/cpu/free"), number(&plan, "/machine_memory")), (24_000_000_000, 32_000_000_000), "{name}");
+        assert_eq!(
+            (number(&plan, "/cpu/free"), number(&plan, "/machine_memory")),
+            (24_000_000_000, 32_000_000_000),
+            "{name}"
+        );
         assert_eq!((number(&plan, "/model/bytes") + 50_000_000) / 100_000_000, 172, "{name}");
         let reading = &plan["predicted"]["prompt"];
-        assert!(number(reading, "/tokens") == 4000 && reading["seconds"].as_f64().unwrap() > 0.0, "{reading}");
+        assert!(
+            number(reading, "/tokens") == 4000 && reading["seconds"].as_f64().unwrap() > 0.0,
+            "{reading}"
+        );
     }
     let plan = json(elsewhere("32GB", &["27b", "--recipe", "9gb", "--json"]).args(["-c", "4096"]));
     assert!(number(&plan, "/model/bytes") <= 9_000_000_000);
@@ -157,14 +207,25 @@ fn models_are_planned_by_name_before_they_are_here() {
 fn what_does_not_fit_names_the_largest_that_does() {
     let said = |memory: &str, args: &[&str]| {
         let out = elsewhere(memory, args).assert().code(5).get_output().clone();
-        let (text, error) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
-        assert!(text.contains("\nfits       no: ") && !text.contains("\nspeed") && !text.contains("\nprompt"), "{text}");
+        let (text, error) =
+            (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+        assert!(
+            text.contains("\nfits       no: ")
+                && !text.contains("\nspeed")
+                && !text.contains("\nprompt"),
+            "{text}"
+        );
         error
     };
     // The original has 54 GB.
     let error = said("32GB", &["google/gemma-3-27b-it"]);
     assert!(error.contains("hf download google/gemma-3-27b-it-qat-q4_0-gguf"), "{error}");
-    let size = error.split("--target-size ").nth(1).and_then(|rest| rest.split("GB").next()).unwrap().trim();
+    let size = error
+        .split("--target-size ")
+        .nth(1)
+        .and_then(|rest| rest.split("GB").next())
+        .unwrap()
+        .trim();
     // What is named fits, and not much more would.
     let gb: f64 = size.parse().unwrap();
     assert!((18.0..24.0).contains(&gb), "{error}");
@@ -173,7 +234,8 @@ fn what_does_not_fit_names_the_largest_that_does() {
     // With fewer tokens it fits.
     let error = said("32GB", &["27b", "-c", "131072"]);
     assert!(error.contains("it fits with --ctx-size "), "{error}");
-    let context = error.split("--ctx-size ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    let context =
+        error.split("--ctx-size ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
     elsewhere("32GB", &["27b", "-c", context]).assert().success();
     // No recipe makes 27B small enough for this one, but a smaller Gemma fits.
     let error = said("8GB", &["27b"]);
@@ -187,14 +249,22 @@ fn without_a_model_the_sizes_that_fit_are_listed() {
         let rows = json["sizes"].as_array().unwrap().clone();
         let fits = |model: &str, recipe: &str| {
             let row = rows.iter().find(|r| r["model"] == model && r["recipe"] == recipe).unwrap();
-            // A speed is given where it fits, and only there: the weights, and no more than the keys and values, are read.
+            // A speed is given where it fits, and only there: the weights, and no more than the
+            // keys and values, are read.
             let speed = row["tokens_per_s_plain"].as_f64();
             assert_eq!(row["fits"], speed.is_some());
             let bound = 60e9 / number(row, "/bytes") as f64;
             assert!(speed.is_none_or(|s| s < bound && s > 0.5 * bound), "{row}");
             row["fits"] == true
         };
-        let all = [("27b", "bf16"), ("27b", "q4_0"), ("27b", "9gb"), ("12b", "q4_0"), ("4b", "q4_0"), ("270m", "bf16")];
+        let all = [
+            ("27b", "bf16"),
+            ("27b", "q4_0"),
+            ("27b", "9gb"),
+            ("12b", "q4_0"),
+            ("4b", "q4_0"),
+            ("270m", "bf16"),
+        ];
         all.map(|(model, recipe)| fits(model, recipe))
     };
     assert_eq!(sizes("128GB"), [true; 6]);
@@ -203,10 +273,18 @@ fn without_a_model_the_sizes_that_fit_are_listed() {
     assert_eq!(sizes("8GB"), [false, false, false, false, true, true]);
     let out = elsewhere("32GB", &[]).assert().success().get_output().stdout.clone();
     let text = String::from_utf8(out).unwrap();
-    assert!(text.contains("hf download google/gemma-3-27b-it-qat-q4_0-gguf") && text.contains("tok/s"), "{text}");
+    assert!(
+        text.contains("hf download google/gemma-3-27b-it-qat-q4_0-gguf") && text.contains("tok/s"),
+        "{text}"
+    );
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     // What is about one model wants one; another machine's GPU is unknown.
-    for wrong in [&["--recipe", "9gb"][..], &["--parallel", "4"], &["27b", "-d", "vulkan"], &["27b", "--gpu-layers", "all"]] {
+    for wrong in [
+        &["--recipe", "9gb"][..],
+        &["--parallel", "4"],
+        &["27b", "-d", "vulkan"],
+        &["27b", "--gpu-layers", "all"],
+    ] {
         elsewhere("32GB", wrong).assert().code(2);
     }
     elsewhere("32", &["27b"]).assert().code(2);
@@ -215,18 +293,31 @@ fn without_a_model_the_sizes_that_fit_are_listed() {
 #[test]
 fn what_is_planned_is_what_a_run_takes() {
     let places: &[&[&str]] = match device() {
-        Some(_) => &[&["-d", "cpu"], &["-d", "vulkan"], &["--gpu-layers", "5"], &["-d", "vulkan", "--gpu-layers", "0"]],
+        Some(_) => &[
+            &["-d", "cpu"],
+            &["-d", "vulkan"],
+            &["--gpu-layers", "5"],
+            &["-d", "vulkan", "--gpu-layers", "0"],
+        ],
         None => &[&["-d", "cpu"]],
     };
     for place in places {
         let plan = json(gemma(&["plan", "bundled", "--json", "-c", "700"]).args(*place));
-        let run = ["generate", "--raw", "The", "-n", "2", "-c", "700", "--draft", "off", "--format", "json"];
+        let run = [
+            "generate", "--raw", "The", "-n", "2", "-c", "700", "--draft", "off", "--format",
+            "json",
+        ];
         let run = json(gemma(&run).args(*place));
         for part in ["weights", "kv", "activations"] {
             let side = |side: &str| plan[side]["bytes"][part].as_u64().unwrap_or(0);
-            assert_eq!(side("gpu") + side("cpu"), number(&run, &format!("/memory/{part}")), "{part}, {place:?}");
+            assert_eq!(
+                side("gpu") + side("cpu"),
+                number(&run, &format!("/memory/{part}")),
+                "{part}, {place:?}"
+            );
         }
-        let layers: Vec<u64> = ["gpu", "cpu"].iter().map(|s| plan[s]["layers"].as_u64().unwrap_or(0)).collect();
+        let layers: Vec<u64> =
+            ["gpu", "cpu"].iter().map(|s| plan[s]["layers"].as_u64().unwrap_or(0)).collect();
         assert_eq!(layers.iter().sum::<u64>(), number(&plan, "/model/layers"), "{place:?}");
         assert_eq!(layers[0] == 5, place == &["--gpu-layers", "5"], "{place:?}");
     }
@@ -241,12 +332,19 @@ fn a_split_is_said_and_no_drafter_changes_its_text() {
         let args = ["generate", "--raw", "The", "-n", "40", "--seed", "7", "--gpu-layers", "5"];
         let out = gemma(&args).args(draft).assert().success().get_output().clone();
         let said = String::from_utf8(out.stderr).unwrap();
-        assert!(said.contains("5 of 12 layers and the head") && said.contains("predicted at most"), "{said}");
+        assert!(
+            said.contains("5 of 12 layers and the head") && said.contains("predicted at most"),
+            "{said}"
+        );
         out.stdout
     };
     let plain = run(&["--draft", "off"]);
     assert!(!plain.is_empty());
-    for draft in [&["--draft", "ngram"][..], &["--draft", "bundled"], &["--draft", "bundled", "--draft-tree", "9"]] {
+    for draft in [
+        &["--draft", "ngram"][..],
+        &["--draft", "bundled"],
+        &["--draft", "bundled", "--draft-tree", "9"],
+    ] {
         assert!(run(draft) == plain, "{draft:?}");
     }
 }
@@ -258,7 +356,8 @@ fn what_does_not_fit_is_refused_where_it_was_asked_for() {
     }
     let run = |args: &[&str], memory: &str| {
         let mut command = gemma(&["generate", "--raw", "The", "-n", "1", "--draft", "off"]);
-        let out = command.args(args).env(MEMORY, memory).assert().code(5).get_output().stderr.clone();
+        let out =
+            command.args(args).env(MEMORY, memory).assert().code(5).get_output().stderr.clone();
         String::from_utf8(out).unwrap()
     };
     // 5 of 12 layers fit, and the help says so.
@@ -266,12 +365,25 @@ fn what_does_not_fit_is_refused_where_it_was_asked_for() {
     let memory = number(&plan, "/gpu/total").to_string();
     for wish in ["all", "99", "6"] {
         let said = run(&["-d", "vulkan", "-c", "64", "--gpu-layers", wish], &memory);
-        assert!(said.contains("for weights") && said.contains("help: give --gpu-layers 5 or auto"), "{wish}: {said}");
+        assert!(
+            said.contains("for weights") && said.contains("help: give --gpu-layers 5 or auto"),
+            "{wish}: {said}"
+        );
     }
     let said = run(&["-d", "vulkan"], "100000000");
-    assert!(said.contains("not even one layer") && said.contains("help: ") && said.contains("--device cpu"), "{said}");
-    let auto = json(gemma(&["plan", "bundled", "--json", "-c", "64", "-d", "vulkan"]).env(MEMORY, &memory));
-    assert_eq!((number(&auto, "/gpu/layers"), number(&auto, "/gpu/free")), (5, memory.parse().unwrap()));
+    assert!(
+        said.contains("not even one layer")
+            && said.contains("help: ")
+            && said.contains("--device cpu"),
+        "{said}"
+    );
+    let auto = json(
+        gemma(&["plan", "bundled", "--json", "-c", "64", "-d", "vulkan"]).env(MEMORY, &memory),
+    );
+    assert_eq!(
+        (number(&auto, "/gpu/layers"), number(&auto, "/gpu/free")),
+        (5, memory.parse().unwrap())
+    );
     assert!(number(&auto, "/largest_context") >= 64);
 }
 
@@ -281,8 +393,16 @@ fn auto_splits_what_is_too_large_and_leaves_what_does_not_fit_at_all() {
         return;
     }
     let plan = |memory: &str| {
-        let out = gemma(&["plan", "--synthetic", "270m", "--json"]).env(MEMORY, memory).assert().success().get_output().clone();
-        (serde_json::from_slice::<Value>(&out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
+        let out = gemma(&["plan", "--synthetic", "270m", "--json"])
+            .env(MEMORY, memory)
+            .assert()
+            .success()
+            .get_output()
+            .clone();
+        (
+            serde_json::from_slice::<Value>(&out.stdout).unwrap(),
+            String::from_utf8(out.stderr).unwrap(),
+        )
     };
     let (none, said) = plan("300000000");
     assert_eq!((&none["device"], &none["gpu"]), (&"cpu".into(), &Value::Null));
@@ -297,10 +417,15 @@ fn auto_goes_on_where_a_device_fails() {
     if device().is_none() {
         return;
     }
-    let bench = ["bench", "--synthetic", "270m", "--only", "decode", "--tg", "1", "--repetitions", "1"];
+    let bench =
+        ["bench", "--synthetic", "270m", "--only", "decode", "--tg", "1", "--repetitions", "1"];
     let out = gemma(&bench).env(LOSE_AFTER, "2").assert().success().get_output().clone();
-    let (said, report) = (String::from_utf8(out.stderr).unwrap(), String::from_utf8(out.stdout).unwrap());
-    assert!(said.contains("lost") && said.contains("instead: all layers on the processor"), "{said}");
+    let (said, report) =
+        (String::from_utf8(out.stderr).unwrap(), String::from_utf8(out.stdout).unwrap());
+    assert!(
+        said.contains("lost") && said.contains("instead: all layers on the processor"),
+        "{said}"
+    );
     assert!(report.contains("cpu: "), "{report}");
     gemma(&bench).args(["-d", "vulkan"]).env(LOSE_AFTER, "2").assert().code(4);
 }
@@ -310,7 +435,22 @@ fn a_split_that_loses_its_gpu_is_exit_4_and_keeps_the_text_so_far() {
     if device().is_none() {
         return;
     }
-    let run = || gemma(&["generate", "--raw", "The", "-n", "40", "--seed", "7", "--gpu-layers", "5", "--draft", "off", "-q"]);
+    let run = || {
+        gemma(&[
+            "generate",
+            "--raw",
+            "The",
+            "-n",
+            "40",
+            "--seed",
+            "7",
+            "--gpu-layers",
+            "5",
+            "--draft",
+            "off",
+            "-q",
+        ])
+    };
     let whole = run().assert().success().get_output().stdout.clone();
     let (mut kept, mut early) = (0, 0);
     for after in [10, 30, 60, 80, 100, 160] {
@@ -325,5 +465,8 @@ fn a_split_that_loses_its_gpu_is_exit_4_and_keeps_the_text_so_far() {
         kept += !out.stdout.is_empty() as usize;
         early += out.stdout.is_empty() as usize;
     }
-    assert!(kept > 0 && early > 0, "{kept} losses while writing, {early} before: the moments tried miss a case");
+    assert!(
+        kept > 0 && early > 0,
+        "{kept} losses while writing, {early} before: the moments tried miss a case"
+    );
 }

@@ -10,9 +10,10 @@
 //! | Q4_K, Q5_K | 256 | 144, 176 | d s q - m t, with 6-bit s and t for each 32 weights |
 //! | Q6_K | 256 | 210 | d s (q - 32), with int8 s for each 16 weights |
 //!
-//! d and m are f16. Q4_0 and Q8_0 hold exactly what our `i4-g32` and `i8-g32` do, only in another order; the others have no
-//! equal among our formats and are decoded: exactly to f32, or to the nearest bf16 where a whole matrix is loaded, which takes
-//! half the room and adds an error some thousand times below that of the type.
+//! d and m are f16. Q4_0 and Q8_0 hold exactly what our `i4-g32` and `i8-g32` do, only in another
+//! order; the others have no equal among our formats and are decoded: exactly to f32, or to the
+//! nearest bf16 where a whole matrix is loaded, which takes half the room and adds an error some
+//! thousand times below that of the type.
 //! Source: ggml-org/ggml, ggml-common.h (layouts) and ggml-quants.c (meaning).
 
 use crate::checkpoint::Dtype;
@@ -147,19 +148,32 @@ impl Kind {
         Coding::Blocks { number: self.number(), weights: self.weights(), bytes: self.bytes() }
     }
 
-    /// Blocks to floats, exactly as ggml computes them (multiplications and subtractions in f32, none fused).
+    /// Blocks to floats, exactly as ggml computes them (multiplications and subtractions in f32,
+    /// none fused).
     pub fn decode(self, data: &[u8], out: &mut [f32]) {
         assert_eq!(data.len(), self.bytes_of(out.len()), "{self} of {} weights", out.len());
         let blocks = data.chunks_exact(self.bytes()).zip(out.chunks_exact_mut(self.weights()));
         match self {
-            Kind::F32 => blocks.for_each(|(b, o)| o[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+            Kind::F32 => {
+                blocks.for_each(|(b, o)| o[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            }
             Kind::F16 => blocks.for_each(|(b, o)| o[0] = float(b, 0)),
-            Kind::Bf16 => blocks.for_each(|(b, o)| o[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32()),
-            Kind::Q4_0 => blocks.for_each(|(b, o)| small(&b[2..], None, o, |q| (q as i32 - 8) as f32 * float(b, 0))),
-            Kind::Q4_1 => blocks.for_each(|(b, o)| small(&b[4..], None, o, |q| q as f32 * float(b, 0) + float(b, 2))),
-            Kind::Q5_0 => blocks.for_each(|(b, o)| small(&b[6..], Some(&b[2..6]), o, |q| (q as i32 - 16) as f32 * float(b, 0))),
+            Kind::Bf16 => {
+                blocks.for_each(|(b, o)| o[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32())
+            }
+            Kind::Q4_0 => blocks.for_each(|(b, o)| {
+                small(&b[2..], None, o, |q| (q as i32 - 8) as f32 * float(b, 0))
+            }),
+            Kind::Q4_1 => blocks.for_each(|(b, o)| {
+                small(&b[4..], None, o, |q| q as f32 * float(b, 0) + float(b, 2))
+            }),
+            Kind::Q5_0 => blocks.for_each(|(b, o)| {
+                small(&b[6..], Some(&b[2..6]), o, |q| (q as i32 - 16) as f32 * float(b, 0))
+            }),
             Kind::Q5_1 => {
-                blocks.for_each(|(b, o)| small(&b[8..], Some(&b[4..8]), o, |q| q as f32 * float(b, 0) + float(b, 2)));
+                blocks.for_each(|(b, o)| {
+                    small(&b[8..], Some(&b[4..8]), o, |q| q as f32 * float(b, 0) + float(b, 2))
+                });
             }
             Kind::Q8_0 => blocks.for_each(|(b, o)| {
                 let d = float(b, 0);
@@ -171,17 +185,32 @@ impl Kind {
         }
     }
 
-    /// Rows as a matrix: to the bit where a format of ours allows that, else the nearest bf16. Codes go to the memory of `codes`, whose
-    /// contents do not matter: fresh memory costs more time than conversion.
-    pub fn matrix(self, rows: usize, cols: usize, data: &[u8], threads: usize, mut codes: Vec<u8>) -> Result<Matrix<'static>> {
-        anyhow::ensure!(data.len() == rows * self.bytes_of(cols), "{self} [{rows}, {cols}] is not of {} bytes", data.len());
+    /// Rows as a matrix: to the bit where a format of ours allows that, else the nearest bf16.
+    /// Codes go to the memory of `codes`, whose contents do not matter: fresh memory costs more
+    /// time than conversion.
+    pub fn matrix(
+        self,
+        rows: usize,
+        cols: usize,
+        data: &[u8],
+        threads: usize,
+        mut codes: Vec<u8>,
+    ) -> Result<Matrix<'static>> {
+        anyhow::ensure!(
+            data.len() == rows * self.bytes_of(cols),
+            "{self} [{rows}, {cols}] is not of {} bytes",
+            data.len()
+        );
         let n = rows * cols;
         match self {
             Kind::Q4_0 | Kind::Q8_0 => {
-                let (format, width) = if self == Kind::Q4_0 { (Format::I4_G32, 16) } else { (Format::I8_G32, 32) };
+                let (format, width) =
+                    if self == Kind::Q4_0 { (Format::I4_G32, 16) } else { (Format::I8_G32, 32) };
                 codes.resize(n / 32 * width, 0);
                 spread(data, self.bytes(), &mut codes, width, threads, |blocks, codes| {
-                    for (block, codes) in blocks.chunks_exact(self.bytes()).zip(codes.chunks_exact_mut(width)) {
+                    for (block, codes) in
+                        blocks.chunks_exact(self.bytes()).zip(codes.chunks_exact_mut(width))
+                    {
                         match self {
                             Kind::Q4_0 => interleave(&block[2..], codes),
                             _ => codes.copy_from_slice(&block[2..]),
@@ -194,21 +223,35 @@ impl Kind {
             }
             _ => {
                 codes.resize(2 * n, 0);
-                spread(data, self.bytes(), &mut codes, 2 * self.weights(), threads, |blocks, codes| {
-                    let mut values = [0f32; 256];
-                    let values = &mut values[..self.weights()];
-                    for (block, codes) in blocks.chunks_exact(self.bytes()).zip(codes.chunks_exact_mut(2 * self.weights())) {
-                        self.decode(block, values);
-                        let codes = codes.as_chunks_mut::<2>().0;
-                        codes.iter_mut().zip(&*values).for_each(|(code, v)| *code = bf16::from_f32(*v).to_le_bytes());
-                    }
-                });
+                spread(
+                    data,
+                    self.bytes(),
+                    &mut codes,
+                    2 * self.weights(),
+                    threads,
+                    |blocks, codes| {
+                        let mut values = [0f32; 256];
+                        let values = &mut values[..self.weights()];
+                        for (block, codes) in blocks
+                            .chunks_exact(self.bytes())
+                            .zip(codes.chunks_exact_mut(2 * self.weights()))
+                        {
+                            self.decode(block, values);
+                            let codes = codes.as_chunks_mut::<2>().0;
+                            codes
+                                .iter_mut()
+                                .zip(&*values)
+                                .for_each(|(code, v)| *code = bf16::from_f32(*v).to_le_bytes());
+                        }
+                    },
+                );
                 Matrix::new(Format::BF16, rows, cols, codes, Vec::new())
             }
         }
     }
 
-    /// Rows of a matrix of ours as blocks: those of [`Kind::format`] and, with each scale repeated, those of wider groups.
+    /// Rows of a matrix of ours as blocks: those of [`Kind::format`] and, with each scale repeated,
+    /// those of wider groups.
     pub fn encode(self, matrix: &Matrix<'_>, rows: Range<usize>) -> Vec<u8> {
         let blocks = matrix.cols / self.weights();
         let mut out = Vec::with_capacity(rows.len() * self.bytes_of(matrix.cols));
@@ -231,7 +274,14 @@ impl Kind {
 }
 
 /// Cuts input and output at the same blocks and works on the pieces side by side.
-fn spread(data: &[u8], block: usize, out: &mut [u8], width: usize, threads: usize, work: impl Fn(&[u8], &mut [u8]) + Sync) {
+fn spread(
+    data: &[u8],
+    block: usize,
+    out: &mut [u8],
+    width: usize,
+    threads: usize,
+    work: impl Fn(&[u8], &mut [u8]) + Sync,
+) {
     let blocks = data.len() / block;
     let each = blocks.div_ceil(threads.max(1)).max(RUN / 32);
     std::thread::scope(|scope| {
@@ -274,14 +324,18 @@ fn small(low: &[u8], high: Option<&[u8]>, out: &mut [f32], value: impl Fn(u8) ->
     }
 }
 
-/// 256 weights of 4 bits, with a fifth in `high`; scales and minima of 6 bits are packed into bytes 4..16.
+/// 256 weights of 4 bits, with a fifth in `high`; scales and minima of 6 bits are packed into bytes
+/// 4..16.
 fn k45(block: &[u8], low: &[u8], high: Option<&[u8]>, out: &mut [f32]) {
     let (d, m) = (float(block, 0), float(block, 2));
     let packed = &block[4..16];
     for (group, out) in out.chunks_exact_mut(32).enumerate() {
         let (scale, min) = match group {
             0..4 => (packed[group] & 63, packed[group + 4] & 63),
-            _ => (packed[group + 4] & 15 | packed[group - 4] >> 6 << 4, packed[group + 4] >> 4 | packed[group] >> 6 << 4),
+            _ => (
+                packed[group + 4] & 15 | packed[group - 4] >> 6 << 4,
+                packed[group + 4] >> 4 | packed[group] >> 6 << 4,
+            ),
         };
         let (scale, min) = (d * scale as f32, m * min as f32);
         let low = &low[group / 2 * 32..][..32];
@@ -300,7 +354,8 @@ fn k6(block: &[u8], out: &mut [f32]) {
     for (i, out) in out.chunks_exact_mut(16).enumerate() {
         let (half, quarter, j) = (i / 8, i / 2 % 4, i % 2 * 16);
         let scale = d * scales[i] as i8 as f32;
-        let (low, high) = (&lows[64 * half + 32 * (quarter % 2) + j..][..16], &highs[32 * half + j..][..16]);
+        let (low, high) =
+            (&lows[64 * half + 32 * (quarter % 2) + j..][..16], &highs[32 * half + j..][..16]);
         let (low_shift, high_shift) = (4 * (quarter / 2), 2 * quarter);
         for ((o, low), high) in out.iter_mut().zip(low).zip(high) {
             let code = low >> low_shift & 15 | (high >> high_shift & 3) << 4;

@@ -1,7 +1,9 @@
-//! The header of a GGUF file: magic, version, metadata, tensor list; then the data, each tensor at a multiple of the alignment.
+//! The header of a GGUF file: magic, version, metadata, tensor list; then the data, each tensor at
+//! a multiple of the alignment.
 //!
-//! Nothing in the file is believed: every count is held against the bytes that are left before anything is allocated for it, and
-//! every tensor must lie inside the file and apart from the others. Spec: github.com/ggml-org/ggml, docs/gguf.md.
+//! Nothing in the file is believed: every count is held against the bytes that are left before
+//! anything is allocated for it, and every tensor must lie inside the file and apart from the
+//! others. Spec: github.com/ggml-org/ggml, docs/gguf.md.
 
 use super::block::Kind;
 use super::metadata::{Metadata, Value};
@@ -36,7 +38,8 @@ pub struct Entry {
 }
 
 fn damaged(file: &str, what: impl Display) -> Fault {
-    Fault::model(format!("{file}: {what}")).help("the file is damaged or was not fully downloaded: fetch it again")
+    Fault::model(format!("{file}: {what}"))
+        .help("the file is damaged or was not fully downloaded: fetch it again")
 }
 
 /// An unsigned number, cut to what i64 holds.
@@ -55,11 +58,15 @@ impl<'a> Reader<'a> {
     fn take(&mut self, n: usize, what: &str) -> Result<&'a [u8], Fault> {
         let part = self.at.checked_add(n).and_then(|end| self.bytes.get(self.at..end));
         let Some(part) = part else {
-            return Err(damaged(self.file, format!("ends at byte {} inside {what}: it is truncated", self.bytes.len())));
+            return Err(damaged(
+                self.file,
+                format!("ends at byte {} inside {what}: it is truncated", self.bytes.len()),
+            ));
         };
         self.at += n;
         if self.at > MAX_HEADER {
-            let what = format!("its header is longer than {MAX_HEADER} bytes, which is not believed");
+            let what =
+                format!("its header is longer than {MAX_HEADER} bytes, which is not believed");
             return Err(damaged(self.file, what));
         }
         Ok(part)
@@ -82,7 +89,10 @@ impl<'a> Reader<'a> {
         let n = self.u64(what)?;
         let room = (self.bytes.len() - self.at) / least;
         if n > room as u64 {
-            return Err(damaged(self.file, format!("claims {n} {what}, for which it is too short")));
+            return Err(damaged(
+                self.file,
+                format!("claims {n} {what}, for which it is too short"),
+            ));
         }
         Ok(n as usize)
     }
@@ -118,7 +128,9 @@ impl<'a> Reader<'a> {
             10 => Value::Int(cut(self.array(&what)?)),
             11 => Value::Int(self.u64(&what)? as i64),
             12 => Value::Float(f64::from_le_bytes(self.array(&what)?)),
-            other => return Err(damaged(self.file, format!("`{key}` has the unknown type {other}"))),
+            other => {
+                return Err(damaged(self.file, format!("`{key}` has the unknown type {other}")));
+            }
         };
         Ok(value)
     }
@@ -131,8 +143,16 @@ impl<'a> Reader<'a> {
             2 | 3 => 2,
             4..=6 => 4,
             8 | 10..=12 => 8,
-            9 => return Err(damaged(self.file, format!("`{key}` is a list of lists")).help("no Gemma model has one")),
-            other => return Err(damaged(self.file, format!("`{key}` is a list of the unknown type {other}"))),
+            9 => {
+                return Err(damaged(self.file, format!("`{key}` is a list of lists"))
+                    .help("no Gemma model has one"));
+            }
+            other => {
+                return Err(damaged(
+                    self.file,
+                    format!("`{key}` is a list of the unknown type {other}"),
+                ));
+            }
         };
         let n = self.count(least, &format!("elements of `{key}`"))?;
         if kind == 8 {
@@ -142,14 +162,26 @@ impl<'a> Reader<'a> {
         Ok(match kind {
             0 | 7 => Value::Ints(bytes.iter().map(|b| i64::from(*b)).collect()),
             1 => Value::Ints(bytes.iter().map(|b| i64::from(*b as i8)).collect()),
-            2 => Value::Ints(bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b).into()).collect()),
-            3 => Value::Ints(bytes.as_chunks().0.iter().map(|b| i16::from_le_bytes(*b).into()).collect()),
-            4 => Value::Ints(bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b).into()).collect()),
-            5 => Value::Ints(bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect()),
+            2 => Value::Ints(
+                bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b).into()).collect(),
+            ),
+            3 => Value::Ints(
+                bytes.as_chunks().0.iter().map(|b| i16::from_le_bytes(*b).into()).collect(),
+            ),
+            4 => Value::Ints(
+                bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b).into()).collect(),
+            ),
+            5 => Value::Ints(
+                bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect(),
+            ),
             10 => Value::Ints(bytes.as_chunks().0.iter().map(|b| cut(*b)).collect()),
             11 => Value::Ints(bytes.as_chunks().0.iter().map(|b| i64::from_le_bytes(*b)).collect()),
-            6 => Value::Floats(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
-            _ => Value::Floats(bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b) as f32).collect()),
+            6 => Value::Floats(
+                bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            ),
+            _ => Value::Floats(
+                bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b) as f32).collect(),
+            ),
         })
     }
 
@@ -164,21 +196,27 @@ impl<'a> Reader<'a> {
         let mut shape = Vec::new();
         for _ in 0..n_dims {
             let n = self.u64("the list of tensors")?;
-            shape.insert(0, usize::try_from(n).map_err(|_| bad(format!("has a dimension of {n}")))?);
+            shape
+                .insert(0, usize::try_from(n).map_err(|_| bad(format!("has a dimension of {n}")))?);
         }
         let kind = self.u32("the list of tensors")?;
         let offset = self.u64("the list of tensors")?;
         let Some(kind) = Kind::of(kind) else {
             let stored = Kind::foreign(kind).map_or_else(|| format!("type {kind}"), str::to_owned);
-            let what = format!("{}: tensor `{name}` is stored as {stored}, which cannot be read", self.file);
+            let what = format!(
+                "{}: tensor `{name}` is stored as {stored}, which cannot be read",
+                self.file
+            );
             return Err(Fault::model(what).help(format!("use a file of {}", Kind::names())));
         };
         let cols = shape[shape.len() - 1];
         if shape.contains(&0) || !cols.is_multiple_of(kind.weights()) {
             return Err(bad(format!("has the shape {shape:?}, which {kind} cannot cut")));
         }
-        let bytes =
-            shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).and_then(|n| (n / kind.weights()).checked_mul(kind.bytes()));
+        let bytes = shape
+            .iter()
+            .try_fold(1usize, |n, d| n.checked_mul(*d))
+            .and_then(|n| (n / kind.weights()).checked_mul(kind.bytes()));
         let end = bytes.and_then(|n| usize::try_from(offset).ok()?.checked_add(n));
         match end {
             Some(end) => Ok(Entry { name, kind, shape, range: offset as usize..end }),
@@ -187,7 +225,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Reads and checks the header of a whole file. `file` is only named in errors. Tensors come in the order of their data.
+/// Reads and checks the header of a whole file. `file` is only named in errors. Tensors come in the
+/// order of their data.
 pub fn parse(file: &str, bytes: &[u8]) -> Result<(Metadata, Vec<Entry>)> {
     Ok(read(&mut Reader { file, bytes, at: 0 })?)
 }
@@ -201,11 +240,16 @@ fn read(r: &mut Reader<'_>) -> Result<(Metadata, Vec<Entry>), Fault> {
     match r.u32("the version")? {
         2 | VERSION => {}
         v if v.swap_bytes() <= 0xffff => {
-            return Err(Fault::model(format!("{}: a big-endian GGUF file", r.file)).help("convert it on a little-endian machine"));
+            return Err(Fault::model(format!("{}: a big-endian GGUF file", r.file))
+                .help("convert it on a little-endian machine"));
         }
         v => {
             let help = "convert the model again with a current llama.cpp";
-            return Err(Fault::model(format!("{}: version {v} of GGUF; 2 and 3 can be read", r.file)).help(help));
+            return Err(Fault::model(format!(
+                "{}: version {v} of GGUF; 2 and 3 can be read",
+                r.file
+            ))
+            .help(help));
         }
     }
     // 8 bytes of name length, 1 of name, 4 of dimensions, 8 for one, 4 of type, 8 of offset.
@@ -232,20 +276,34 @@ fn read(r: &mut Reader<'_>) -> Result<(Metadata, Vec<Entry>), Fault> {
     let alignment = match metadata.get(ALIGNMENT_KEY) {
         None => ALIGNMENT,
         Some(Value::Int(n)) if (1..=1 << 20).contains(n) && n.count_ones() == 1 => *n as usize,
-        Some(other) => return Err(damaged(r.file, format!("`{ALIGNMENT_KEY}` is {other:?}, not a power of two"))),
+        Some(other) => {
+            return Err(damaged(
+                r.file,
+                format!("`{ALIGNMENT_KEY}` is {other:?}, not a power of two"),
+            ));
+        }
     };
     place(r.file, &mut entries, r.at.next_multiple_of(alignment), alignment, r.bytes.len())?;
     Ok((metadata, entries))
 }
 
 /// Ranges from the start of the data to ranges of the file, sorted, apart and inside.
-fn place(file: &str, entries: &mut [Entry], start: usize, alignment: usize, len: usize) -> Result<(), Fault> {
+fn place(
+    file: &str,
+    entries: &mut [Entry],
+    start: usize,
+    alignment: usize,
+    len: usize,
+) -> Result<(), Fault> {
     entries.sort_by_key(|e| (e.range.start, e.range.end));
     let mut end = start;
     for entry in entries {
         let bad = |what: String| damaged(file, format!("tensor `{}` {what}", entry.name));
         if !entry.range.start.is_multiple_of(alignment) {
-            return Err(bad(format!("begins at byte {} of the data, which is not a multiple of {alignment}", entry.range.start)));
+            return Err(bad(format!(
+                "begins at byte {} of the data, which is not a multiple of {alignment}",
+                entry.range.start
+            )));
         }
         let range = start.checked_add(entry.range.start).zip(start.checked_add(entry.range.end));
         let Some((first, last)) = range.filter(|r| r.1 <= len) else {

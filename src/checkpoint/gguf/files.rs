@@ -23,28 +23,35 @@ pub struct Model {
     pub tensors: Vec<(usize, Entry)>,
 }
 
-/// The GGUF file that `path` means: itself, or the only model in the directory; `None` where it means something else.
+/// The GGUF file that `path` means: itself, or the only model in the directory; `None` where it
+/// means something else.
 pub fn find(path: &Path) -> Result<Option<PathBuf>> {
     if path.is_file() {
         let named = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
         return Ok((named || begins_as_gguf(path)).then(|| path.to_owned()));
     }
     let Ok(entries) = fs::read_dir(path) else { return Ok(None) };
-    let mut names: Vec<String> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
+    let mut names: Vec<String> =
+        entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
     if names.iter().any(|n| n.ends_with(".safetensors")) {
         return Ok(None);
     }
     names.sort();
     // The vision tower comes in a file of its own; of a split model the first part is enough.
-    let is_model = |n: &String| n.ends_with(".gguf") && !n.contains("mmproj") && part_of(n).is_none_or(|p| p.number == 1);
+    let is_model = |n: &String| {
+        n.ends_with(".gguf") && !n.contains("mmproj") && part_of(n).is_none_or(|p| p.number == 1)
+    };
     let models: Vec<&String> = names.iter().filter(|n| is_model(n)).collect();
     match models[..] {
         [] => Ok(None),
         [only] => Ok(Some(path.join(only))),
         _ => {
             let what = format!("{} holds {} models", path.display(), models.len());
-            let paths: Vec<String> = models.iter().map(|n| format!("\n  {}", path.join(n).display())).collect();
-            Err(Fault::model(what).help(format!("give the path of one of them:{}", paths.concat())).into())
+            let paths: Vec<String> =
+                models.iter().map(|n| format!("\n  {}", path.join(n).display())).collect();
+            Err(Fault::model(what)
+                .help(format!("give the path of one of them:{}", paths.concat()))
+                .into())
         }
     }
 }
@@ -66,7 +73,9 @@ fn part_of(name: &str) -> Option<Part<'_>> {
     let rest = name.strip_suffix(".gguf")?;
     let (rest, count) = rest.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;
-    let parse = |s: &str| (s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit())).then(|| s.parse().ok()).flatten();
+    let parse = |s: &str| {
+        (s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit())).then(|| s.parse().ok()).flatten()
+    };
     let (number, count) = (parse(number)?, parse(count)?);
     (1..=count).contains(&number).then_some(Part { stem, number, count })
 }
@@ -89,14 +98,26 @@ pub fn open(path: &Path) -> Result<Model> {
     let count = metadata.int("split.count").unwrap_or(0);
     if count > 1 {
         let Some(part) = part_of(&name).filter(|p| p.count as i64 == count) else {
-            let what = format!("is one of {count} parts, but is not called -0000N-of-{count:05}.gguf");
-            return Err(bad(what).help("give all parts the names they were published with, in one directory").into());
+            let what =
+                format!("is one of {count} parts, but is not called -0000N-of-{count:05}.gguf");
+            return Err(bad(what)
+                .help("give all parts the names they were published with, in one directory")
+                .into());
         };
-        model.names = (1..=part.count).map(|i| format!("{}-{i:05}-of-{:05}.gguf", part.stem, part.count)).collect();
-        let missing: Vec<&String> = model.names.iter().filter(|n| !model.store.contains(n)).collect();
+        model.names = (1..=part.count)
+            .map(|i| format!("{}-{i:05}-of-{:05}.gguf", part.stem, part.count))
+            .collect();
+        let missing: Vec<&String> =
+            model.names.iter().filter(|n| !model.store.contains(n)).collect();
         if let Some(first) = missing.first() {
-            let what = format!("{} is missing; {} of {count} parts are not there", model.store.display(first), missing.len());
-            return Err(Fault::model(what).help("the download is incomplete: fetch all parts").into());
+            let what = format!(
+                "{} is missing; {} of {count} parts are not there",
+                model.store.display(first),
+                missing.len()
+            );
+            return Err(Fault::model(what)
+                .help("the download is incomplete: fetch all parts")
+                .into());
         }
     }
     let mut seen = HashMap::new();
@@ -105,14 +126,24 @@ pub fn open(path: &Path) -> Result<Model> {
         let bytes = model.store.map(name)?;
         let (metadata, tensors) = container::parse(&shown, &bytes)?;
         let number = metadata.int("split.no").unwrap_or(0);
-        if model.names.len() > 1 && (metadata.int("split.count"), number) != (Some(count), i as i64) {
-            let what = format!("{shown} says that it is part {} of {}", number + 1, metadata.int("split.count").unwrap_or(1));
-            return Err(Fault::model(what).help("the parts are of different exports: fetch all again").into());
+        if model.names.len() > 1 && (metadata.int("split.count"), number) != (Some(count), i as i64)
+        {
+            let what = format!(
+                "{shown} says that it is part {} of {}",
+                number + 1,
+                metadata.int("split.count").unwrap_or(1)
+            );
+            return Err(Fault::model(what)
+                .help("the parts are of different exports: fetch all again")
+                .into());
         }
         for tensor in tensors {
             if let Some(other) = seen.insert(tensor.name.clone(), i) {
-                let what = format!("{shown}: tensor `{}` is also in {}", tensor.name, model.names[other]);
-                return Err(Fault::model(what).help("the parts are of different exports: fetch all again").into());
+                let what =
+                    format!("{shown}: tensor `{}` is also in {}", tensor.name, model.names[other]);
+                return Err(Fault::model(what)
+                    .help("the parts are of different exports: fetch all again")
+                    .into());
             }
             model.tensors.push((i, tensor));
         }
@@ -121,7 +152,9 @@ pub fn open(path: &Path) -> Result<Model> {
             model.metadata = metadata;
         }
     }
-    if let Some(n) = model.metadata.int("split.tensors.count").filter(|n| *n != model.tensors.len() as i64) {
+    if let Some(n) =
+        model.metadata.int("split.tensors.count").filter(|n| *n != model.tensors.len() as i64)
+    {
         let what = format!("the parts should hold {n} tensors, not {}", model.tensors.len());
         return Err(bad(what).help("the parts are of different exports: fetch all again").into());
     }

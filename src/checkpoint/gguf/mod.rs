@@ -1,4 +1,5 @@
-//! GGUF, the files of llama.cpp: container and block types. What its keys and tensors mean to Gemma is `gemma/gguf`'s matter.
+//! GGUF, the files of llama.cpp: container and block types. What its keys and tensors mean to Gemma
+//! is `gemma/gguf`'s matter.
 
 pub mod block;
 pub mod container;

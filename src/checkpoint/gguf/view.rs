@@ -1,5 +1,5 @@
-//! A GGUF model behind the door that all checkpoints share: it looks like a Hugging Face directory once someone who knows the
-//! model has said how.
+//! A GGUF model behind the door that all checkpoints share: it looks like a Hugging Face directory
+//! once someone who knows the model has said how.
 
 use super::{Kind, Metadata, files};
 use crate::checkpoint::header::Entry;
@@ -21,7 +21,8 @@ pub struct Presentation<'a> {
     pub config: serde_json::Value,
     /// The name by which a tensor shall be known; `None` keeps the file's.
     pub rename: &'a dyn Fn(&str) -> Option<String>,
-    /// Whether a tensor, by the file's name, holds 1 more than it means. Such tensors are held in memory.
+    /// Whether a tensor, by the file's name, holds 1 more than it means. Such tensors are held in
+    /// memory.
     pub plus_one: &'a dyn Fn(&str) -> bool,
     /// Files that a directory would have beside its weights, made when they are asked for.
     pub files: Vec<(&'static str, Make)>,
@@ -43,7 +44,9 @@ impl Gguf {
     }
 
     pub fn side_file(&self, name: &str) -> Result<Option<Cow<'_, [u8]>>> {
-        let Some((_, make, made)) = self.files.iter().find(|(n, ..)| *n == name) else { return Ok(None) };
+        let Some((_, make, made)) = self.files.iter().find(|(n, ..)| *n == name) else {
+            return Ok(None);
+        };
         if made.get().is_none() {
             let bytes = make(&self.metadata)?;
             // Someone else may have been faster, with the same bytes.
@@ -93,23 +96,34 @@ impl Checkpoint {
         self.metadata().filter(|_| self.config.is_null())
     }
 
-    /// Puts on another face: from here on it looks like a directory with this configuration, these names and these files.
+    /// Puts on another face: from here on it looks like a directory with this configuration, these
+    /// names and these files.
     pub fn present(mut self, how: Presentation<'_>) -> Result<Checkpoint> {
         let Some(gguf) = &mut self.gguf else { anyhow::bail!("{} is not a GGUF model", self.name) };
-        gguf.files = how.files.into_iter().map(|(name, make)| (name, make, OnceLock::new())).collect();
+        gguf.files =
+            how.files.into_iter().map(|(name, make)| (name, make, OnceLock::new())).collect();
         let mut made: Vec<u8> = Vec::new();
         for (i, (shard, entry)) in self.raw.iter_mut().enumerate() {
             if (how.plus_one)(&entry.name) {
                 if let Some(kind) = gguf.block(&entry.name) {
-                    let what = format!("{}: tensor `{}` is stored as {kind}; norms are F32", self.name, entry.name);
-                    return Err(Fault::model(what).help("the file was made wrongly: fetch or convert the model again").into());
+                    let what = format!(
+                        "{}: tensor `{}` is stored as {kind}; norms are F32",
+                        self.name, entry.name
+                    );
+                    return Err(Fault::model(what)
+                        .help("the file was made wrongly: fetch or convert the model again")
+                        .into());
                 }
-                let view =
-                    TensorView { dtype: entry.dtype, shape: &entry.shape, data: &self.shards[*shard][entry.range.clone()] };
+                let view = TensorView {
+                    dtype: entry.dtype,
+                    shape: &entry.shape,
+                    data: &self.shards[*shard][entry.range.clone()],
+                };
                 let start = made.len();
                 // Exact where what is meant lies above -1/2.
                 made.extend(view.to_f32()?.iter().flat_map(|v| (v - 1.0).to_le_bytes()));
-                (*shard, entry.dtype, entry.range) = (self.shards.len(), Dtype::F32, start..made.len());
+                (*shard, entry.dtype, entry.range) =
+                    (self.shards.len(), Dtype::F32, start..made.len());
             }
             let Some(name) = (how.rename)(&entry.name) else { continue };
             if let Some(kind) = gguf.blocks.remove(&entry.name) {
@@ -117,9 +131,12 @@ impl Checkpoint {
             }
             self.by_name.remove(&entry.name);
             if self.by_name.insert(name.clone(), i).is_some() {
-                return Err(Fault::model(format!("{}: more than one tensor serves as `{name}`", self.name))
-                    .help("the file was made wrongly: fetch or convert the model again")
-                    .into());
+                return Err(Fault::model(format!(
+                    "{}: more than one tensor serves as `{name}`",
+                    self.name
+                ))
+                .help("the file was made wrongly: fetch or convert the model again")
+                .into());
             }
             entry.name = name;
         }

@@ -1,4 +1,5 @@
-//! The header of a GGUF file to be written; the data follows in the order of the tensors, each padded to the alignment.
+//! The header of a GGUF file to be written; the data follows in the order of the tensors, each
+//! padded to the alignment.
 
 use super::block::Kind;
 use super::container::{ALIGNMENT, MAGIC, VERSION};

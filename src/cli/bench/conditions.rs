@@ -1,4 +1,5 @@
-//! Under which conditions a run measured: when, how it was called, and whether the machine did something else meanwhile.
+//! Under which conditions a run measured: when, how it was called, and whether the machine did
+//! something else meanwhile.
 
 use super::report::Report;
 use crate::util::shell::quoted;
@@ -28,7 +29,8 @@ pub fn now() -> String {
 
 fn utc(seconds: u64) -> String {
     let (days, minutes) = (seconds / 86_400, seconds / 60 % 1440);
-    // Years that begin in March, in eras of 400 of them (H. Hinnant, "chrono-compatible low-level date algorithms").
+    // Years that begin in March, in eras of 400 of them (H. Hinnant, "chrono-compatible low-level
+    // date algorithms").
     let shifted = days + 719_468;
     let (era, day) = (shifted / 146_097, shifted % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -39,28 +41,37 @@ fn utc(seconds: u64) -> String {
     format!("{:04}-{month:02}-{day:02} {:02}:{:02}", era * 400 + year, minutes / 60, minutes % 60)
 }
 
-/// Processes that ran or wanted to, on average over the last minute; `None` where the system does not say.
+/// Processes that ran or wanted to, on average over the last minute; `None` where the system does
+/// not say.
 pub fn load_average() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
 }
 
-/// What makes the figures doubtful, in sentences. The rule: a machine is busy if its load average before the run was above
-/// its number of cores, or if repetitions of one test differ by more than 10 %.
+/// What makes the figures doubtful, in sentences. The rule: a machine is busy if its load average
+/// before the run was above its number of cores, or if repetitions of one test differ by more than
+/// 10 %.
 pub fn doubts(report: &Report, load: Option<f64>, cores: usize) -> Vec<String> {
     let mut doubts = Vec::new();
     if let Some(load) = load.filter(|load| *load > cores as f64) {
         doubts.push(format!(
-            "The load average was {load:.1} on {cores} cores before the run: other programs take time from it. Repeat it when they \
-             are done."
+            "The load average was {load:.1} on {cores} cores before the run: other programs take \
+             time from it. Repeat it when they are done."
         ));
     }
     // Pairs of texts differ by what they say.
-    let disturbed = |row: &&super::report::Row| row.unit != "x" && row.figure.max > SPREAD * row.figure.min;
-    let names: Vec<&str> = report.results.iter().filter(disturbed).map(|row| row.name.as_str()).collect();
+    let disturbed =
+        |row: &&super::report::Row| row.unit != "x" && row.figure.max > SPREAD * row.figure.min;
+    let names: Vec<&str> =
+        report.results.iter().filter(disturbed).map(|row| row.name.as_str()).collect();
     if let Some((first, more)) = names.split_first() {
-        let more = if more.is_empty() { String::new() } else { format!(" and of {} other tests", more.len()) };
+        let more = if more.is_empty() {
+            String::new()
+        } else {
+            format!(" and of {} other tests", more.len())
+        };
         doubts.push(format!(
-            "Repetitions of {first}{more} differ by more than 10 %: the machine did something else meanwhile, or changed its clock."
+            "Repetitions of {first}{more} differ by more than 10 %: the machine did something else \
+                meanwhile, or changed its clock."
         ));
     }
     if let Some(text) = &report.text {
@@ -68,8 +79,8 @@ pub fn doubts(report: &Report, load: Option<f64>, cores: usize) -> Vec<String> {
         let tokens = text.acceptance.tokens / texts.max(1);
         if texts > 0 && tokens < LONG_ENOUGH {
             doubts.push(format!(
-                "The texts have {tokens} tokens on average, too few to judge drafts by: they learn as a text goes on. Give \
-                 --text-tokens 128 or more, or other --prompts."
+                "The texts have {tokens} tokens on average, too few to judge drafts by: they learn \
+                 as a text goes on. Give --text-tokens 128 or more, or other --prompts."
             ));
         }
     }
@@ -104,8 +115,10 @@ mod tests {
             figure: Figure::of(runs.to_vec()),
             ..Row::default()
         };
-        let mut report =
-            Report { results: vec![row("tg8", "tok/s", &[10.0, 10.9]), row("texts", "x", &[1.0, 3.0])], ..Report::default() };
+        let mut report = Report {
+            results: vec![row("tg8", "tok/s", &[10.0, 10.9]), row("texts", "x", &[1.0, 3.0])],
+            ..Report::default()
+        };
         assert_eq!(doubts(&report, Some(2.0), 2), Vec::<String>::new());
         assert_eq!(doubts(&report, None, 2).len(), 0);
         assert!(doubts(&report, Some(2.1), 2)[0].contains("load average was 2.1 on 2 cores"));
@@ -117,7 +130,9 @@ mod tests {
             acceptance: Acceptance { tokens, ..Acceptance::default() },
             ..Text::default()
         };
-        let quiet = |tokens| doubts(&Report { text: Some(text(tokens)), ..Report::default() }, None, 1).is_empty();
+        let quiet = |tokens| {
+            doubts(&Report { text: Some(text(tokens)), ..Report::default() }, None, 1).is_empty()
+        };
         assert!(quiet(6 * LONG_ENOUGH) && !quiet(6 * LONG_ENOUGH - 6));
     }
 }

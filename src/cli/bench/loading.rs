@@ -9,8 +9,8 @@ use crate::util::units::digits3;
 use anyhow::{Context, Result};
 use std::time::Instant;
 
-/// A load that took `seconds`, beside its bound: the longer of reading the files as the system has them now, by all threads into
-/// memory, and of sending the weights to the device.
+/// A load that took `seconds`, beside its bound: the longer of reading the files as the system has
+/// them now, by all threads into memory, and of sending the weights to the device.
 pub fn row(weights: &Weights, engine: &mut dyn Engine, seconds: f64) -> Result<Row> {
     let checkpoint = weights.checkpoint().context("a made-up model is not loaded from anywhere")?;
     let start = Instant::now();
@@ -22,15 +22,24 @@ pub fn row(weights: &Weights, engine: &mut dyn Engine, seconds: f64) -> Result<R
         name: "load".into(),
         unit: "ms".into(),
         figure: Figure::of(vec![1e3 * seconds]),
-        note: note(seconds, bytes, reading, sending) + &engine.loading().map_or_else(String::new, |l| parts(&l)),
+        note: note(seconds, bytes, reading, sending)
+            + &engine.loading().map_or_else(String::new, |l| parts(&l)),
         pass: None,
     })
 }
 
 fn note(seconds: f64, bytes: u64, reading: f64, sending: f64) -> String {
     let bound = reading.max(sending);
-    let files = format!("reading the {} GB of files {} ms", digits3(bytes as f64 / 1e9), digits3(1e3 * reading));
-    let device = if sending > 0.0 { format!(", sending to the device {} ms", digits3(1e3 * sending)) } else { String::new() };
+    let files = format!(
+        "reading the {} GB of files {} ms",
+        digits3(bytes as f64 / 1e9),
+        digits3(1e3 * reading)
+    );
+    let device = if sending > 0.0 {
+        format!(", sending to the device {} ms", digits3(1e3 * sending))
+    } else {
+        String::new()
+    };
     format!("{} times the bound: {files}{device}", digits3(seconds / bound))
 }
 
@@ -39,7 +48,8 @@ fn parts(l: &Loading) -> String {
     let [opening, moving, preparing, reading, waiting] =
         [l.opening, l.moving, l.preparing, l.reading, l.waiting].map(|s| digits3(1e3 * s));
     format!(
-        "; opening the device {opening} ms, moving {moving} ms: preparing meanwhile {preparing} ms, each thread reading {reading} ms and waiting for the device {waiting} ms"
+        "; opening the device {opening} ms, moving {moving} ms: preparing meanwhile {preparing} \
+            ms, each thread reading {reading} ms and waiting for the device {waiting} ms"
     )
 }
 
@@ -50,7 +60,10 @@ mod tests {
     #[test]
     fn the_slower_of_reading_and_sending_bounds_a_load() {
         let told = note(3.0, 2_000_000_000, 2.0, 0.5);
-        assert!(told.starts_with("1.50 times the bound: reading the 2.00 GB of files 2000 ms, sending"), "{told}");
+        assert!(
+            told.starts_with("1.50 times the bound: reading the 2.00 GB of files 2000 ms, sending"),
+            "{told}"
+        );
         assert!(note(3.0, 2_000_000_000, 0.5, 2.0).starts_with("1.50 times"));
         assert!(!note(3.0, 2_000_000_000, 2.0, 0.0).contains("device"));
     }

@@ -25,7 +25,8 @@ impl Figure {
             0 => 0.0,
             _ => (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0,
         };
-        let (min, max) = (sorted.first().copied().unwrap_or(0.0), sorted.last().copied().unwrap_or(0.0));
+        let (min, max) =
+            (sorted.first().copied().unwrap_or(0.0), sorted.last().copied().unwrap_or(0.0));
         Figure { median, min, max, runs }
     }
 
@@ -33,8 +34,12 @@ impl Figure {
     pub fn quartiles(&self) -> [f64; 2] {
         let mut sorted = self.runs.clone();
         sorted.sort_by(f64::total_cmp);
-        let at =
-            |share: f64| sorted.get((share * sorted.len().saturating_sub(1) as f64).round() as usize).copied().unwrap_or(0.0);
+        let at = |share: f64| {
+            sorted
+                .get((share * sorted.len().saturating_sub(1) as f64).round() as usize)
+                .copied()
+                .unwrap_or(0.0)
+        };
         [at(0.25), at(0.75)]
     }
 
@@ -48,13 +53,15 @@ impl Figure {
 pub fn tokens(vocab: usize, n: usize) -> Vec<Token> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((state >> 33) % vocab as u64) as Token
     };
     std::iter::repeat_with(next).take(n).collect()
 }
 
-/// Evaluates and commits `tokens`, in passes as large as the engine takes. Returns the seconds taken.
+/// Evaluates and commits `tokens`, in passes as large as the engine takes. Returns the seconds
+/// taken.
 pub fn prefill(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -> Result<f64> {
     let start = Instant::now();
     for chunk in tokens.chunks(engine.max_rows()) {
@@ -66,7 +73,12 @@ pub fn prefill(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -
 }
 
 /// Generates `n` tokens one by one, sampling included. Returns the seconds taken.
-pub fn decode(engine: &mut dyn Engine, sampler: &Sampler, n: usize, scores: &mut Scores) -> Result<f64> {
+pub fn decode(
+    engine: &mut dyn Engine,
+    sampler: &Sampler,
+    n: usize,
+    scores: &mut Scores,
+) -> Result<f64> {
     let mut token = 0;
     let start = Instant::now();
     for _ in 0..n {
@@ -77,8 +89,14 @@ pub fn decode(engine: &mut dyn Engine, sampler: &Sampler, n: usize, scores: &mut
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Checks a line of `rows` tokens, every row's logits sampled, and takes nothing of it. Returns the seconds taken.
-pub fn verify(engine: &mut dyn Engine, sampler: &Sampler, rows: usize, scores: &mut Scores) -> Result<f64> {
+/// Checks a line of `rows` tokens, every row's logits sampled, and takes nothing of it. Returns the
+/// seconds taken.
+pub fn verify(
+    engine: &mut dyn Engine,
+    sampler: &Sampler,
+    rows: usize,
+    scores: &mut Scores,
+) -> Result<f64> {
     let tree = TokenTree::chain(&tokens(engine.vocab(), rows));
     let start = Instant::now();
     engine.forward(&tree, Rows::All, scores)?;
@@ -110,7 +128,10 @@ mod tests {
         assert_eq!((rate.min, rate.max), (2.0, 4.0));
         assert_eq!(Figure::of(Vec::new()), Figure::default());
         assert_eq!(Figure::of((0..9).rev().map(f64::from).collect()).quartiles(), [2.0, 6.0]);
-        assert_eq!((Figure::of(vec![3.0]).quartiles(), Figure::default().quartiles()), ([3.0; 2], [0.0; 2]));
+        assert_eq!(
+            (Figure::of(vec![3.0]).quartiles(), Figure::default().quartiles()),
+            ([3.0; 2], [0.0; 2])
+        );
     }
 
     #[test]

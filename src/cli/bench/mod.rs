@@ -31,7 +31,8 @@ use measure::Figure;
 use report::{Kernel, Machine, Report, Row};
 use std::path::{Path, PathBuf};
 
-/// Prefill, decode, the cost of a pass by its rows, plain against speculative text, and each kernel's bandwidth.
+/// Prefill, decode, the cost of a pass by its rows, plain against speculative text, and each
+/// kernel's bandwidth.
 #[derive(Debug, Args)]
 pub struct Bench {
     /// Made-up weights in the shape of a Gemma 3
@@ -176,18 +177,26 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     }
     let rows = options.rows.iter().chain(&options.kernel_rows);
     if rows.chain([&options.repetitions, &options.pp, &options.tg]).any(|n| *n == 0) {
-        return Err(Fault::usage("--repetitions, --rows, --kernel-rows, --pp and --tg must be above 0").into());
+        return Err(Fault::usage(
+            "--repetitions, --rows, --kernel-rows, --pp and --tg must be above 0",
+        )
+        .into());
     }
     let asked = options.model.settled()?;
     let model = match options.synthetic {
         Some(_) if options.only.contains(&Test::Load) => {
-            return Err(Fault::usage("made-up weights are not loaded from files: --only load needs --model").into());
+            return Err(Fault::usage(
+                "made-up weights are not loaded from files: --only load needs --model",
+            )
+            .into());
         }
         Some(_) => None,
         None => Some(Model::open(asked.model.as_deref(), ui)?),
     };
-    let made_up = options.synthetic.map(|shape| shape.weights(&options.formats.settled())).transpose()?;
-    let weights = model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).expect("one of both is there");
+    let made_up =
+        options.synthetic.map(|shape| shape.weights(&options.formats.settled())).transpose()?;
+    let weights =
+        model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).expect("one of both is there");
     let name = options
         .synthetic
         .map(|s| format!("synthetic {}", s.name()))
@@ -200,7 +209,9 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let most_rows = options.rows.iter().chain(&options.kernel_rows).max().copied().unwrap_or(1);
     let needed = options.pp.max(deepest + options.tg.max(most_rows) + 1);
     let context = match asked.run.context {
-        AutoOr::N(n) if n < needed => return Err(Fault::usage(format!("these tests need --ctx-size {needed}")).into()),
+        AutoOr::N(n) if n < needed => {
+            return Err(Fault::usage(format!("these tests need --ctx-size {needed}")).into());
+        }
         AutoOr::N(n) => n,
         AutoOr::Auto => needed,
     };
@@ -231,7 +242,13 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     if options.only.contains(&Test::Load) {
         report.results.push(loading::row(weights, engine, loaded.seconds)?);
     }
-    let mut bench = Runner { engine, options, ui, scores: Scores::default(), sampler: Sampler::new(sampling())? };
+    let mut bench = Runner {
+        engine,
+        options,
+        ui,
+        scores: Scores::default(),
+        sampler: Sampler::new(sampling())?,
+    };
     bench.all(&mut report)?;
     npu::say(loaded.engine.assist().as_ref(), ui);
     drop(loaded);
@@ -246,7 +263,12 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
 }
 
 /// Prints a run's figures, and draws them where that was asked for.
-fn show(report: &Report, old: Option<&Report>, options: &Bench, page: Option<Writer>) -> Result<u8> {
+fn show(
+    report: &Report,
+    old: Option<&Report>,
+    options: &Bench,
+    page: Option<Writer>,
+) -> Result<u8> {
     print(&match options.format() {
         Output::Md => report.markdown(old),
         Output::Csv => report.csv(),
@@ -280,23 +302,31 @@ fn sampling() -> SamplerConfig {
 
 fn read_report(path: &Path) -> Result<Report> {
     let text = read_file(path)?;
-    serde_json::from_str(&text)
-        .with_context(|| Fault::model(format!("{} is not a result of gemma bench --format json", path.display())))
+    serde_json::from_str(&text).with_context(|| {
+        Fault::model(format!("{} is not a result of gemma bench --format json", path.display()))
+    })
 }
 
 /// The formats that occur, the largest share first.
 fn formats(weights: &Weights) -> Result<String> {
     let mut found: Vec<(String, u64)> = Vec::new();
-    for (role, layer) in weights.roles().into_iter().filter(|(role, layer)| role.is_matrix() && *layer == 0) {
+    for (role, layer) in
+        weights.roles().into_iter().filter(|(role, layer)| role.is_matrix() && *layer == 0)
+    {
         let matrix = weights.shape(role, layer)?;
-        let (name, bytes) = (matrix.format.to_string(), matrix.format.bytes(matrix.rows, matrix.cols) as u64);
+        let (name, bytes) =
+            (matrix.format.to_string(), matrix.format.bytes(matrix.rows, matrix.cols) as u64);
         match found.iter_mut().find(|(n, _)| *n == name) {
             Some((_, sum)) => *sum += bytes,
             None => found.push((name, bytes)),
         }
     }
     let names: Vec<String> = found.into_iter().map(|(name, _)| name).collect();
-    Ok(format!("{}, {:.2} bits per weight", names.join(" and "), Size::of(weights)?.bits_per_weight()))
+    Ok(format!(
+        "{}, {:.2} bits per weight",
+        names.join(" and "),
+        Size::of(weights)?.bits_per_weight()
+    ))
 }
 
 /// Measures on one engine.
@@ -336,7 +366,11 @@ impl Runner<'_> {
     }
 
     /// Repeats a timing, the first one for warmth alone.
-    fn repeat(&mut self, label: &str, mut once: impl FnMut(&mut Self) -> Result<f64>) -> Result<Figure> {
+    fn repeat(
+        &mut self,
+        label: &str,
+        mut once: impl FnMut(&mut Self) -> Result<f64>,
+    ) -> Result<Figure> {
         let bar = self.ui.bar(label, self.options.repetitions as u64 + 1);
         let mut runs = Vec::new();
         for run in 0..=self.options.repetitions {
@@ -367,7 +401,12 @@ impl Runner<'_> {
             b.engine.truncate(0)?;
             measure::prefill(b.engine, &tokens, &mut b.scores)
         })?;
-        Ok(Row { name: format!("pp{n}"), unit: "tok/s".into(), figure: seconds.map(|s| n as f64 / s), ..Row::default() })
+        Ok(Row {
+            name: format!("pp{n}"),
+            unit: "tok/s".into(),
+            figure: seconds.map(|s| n as f64 / s),
+            ..Row::default()
+        })
     }
 
     fn decode(&mut self, depth: usize, machine: &Machine, weights: u64) -> Result<Row> {
@@ -384,13 +423,20 @@ impl Runner<'_> {
             false => format!("{} GB/s, {share:.0} % of memory", digits3(gb_per_s)),
         };
         let figure = seconds.map(|s| n as f64 / s);
-        Ok(Row { name: format!("tg{n}{}", at(depth)), unit: "tok/s".into(), figure, note, pass: None })
+        Ok(Row {
+            name: format!("tg{n}{}", at(depth)),
+            unit: "tok/s".into(),
+            figure,
+            note,
+            pass: None,
+        })
     }
 
     /// All sizes in turn in each repetition, so that a drift of the machine meets them alike.
     fn verify(&mut self, depth: usize) -> Result<Vec<Row>> {
         self.fill(depth)?;
-        let sizes: Vec<usize> = self.options.rows.iter().copied().filter(|m| *m <= self.engine.max_rows()).collect();
+        let sizes: Vec<usize> =
+            self.options.rows.iter().copied().filter(|m| *m <= self.engine.max_rows()).collect();
         let mut runs = vec![Vec::new(); sizes.len()];
         self.repeat("verify", |b| {
             for (runs, rows) in runs.iter_mut().zip(&sizes) {
@@ -403,7 +449,8 @@ impl Runner<'_> {
         let row = |(rows, figure): (&usize, Figure)| Row {
             name: format!("verify {}{}", report::of_rows(*rows), at(depth)),
             unit: "ms".into(),
-            note: one.map_or(String::new(), |one| format!("c({rows}) = {:.2}", figure.median / one)),
+            note: one
+                .map_or(String::new(), |one| format!("c({rows}) = {:.2}", figure.median / one)),
             figure: figure.map(|s| s * 1e3),
             pass: Some(report::PassSize { rows: *rows, depth }),
         };
@@ -414,7 +461,10 @@ impl Runner<'_> {
     fn kernels(&mut self, rows: usize) -> Result<Vec<Kernel>> {
         let most = self.engine.max_rows();
         if rows > most {
-            return Err(Fault::usage(format!("--kernel-rows {rows}: a pass has at most {most} rows here")).into());
+            return Err(Fault::usage(format!(
+                "--kernel-rows {rows}: a pass has at most {most} rows here"
+            ))
+            .into());
         }
         let passes = self.options.tg;
         self.fill(self.options.depth[0])?;
@@ -433,7 +483,10 @@ impl Runner<'_> {
         let mut kernels: Vec<Kernel> = self.engine.profile().into_iter().map(kernel).collect();
         kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
         let read = kernels.iter().map(|k| k.bytes).sum();
-        self.ui.detail(1, format!("{} read in {passes} passes over {}", bytes(read), report::of_rows(rows)));
+        self.ui.detail(
+            1,
+            format!("{} read in {passes} passes over {}", bytes(read), report::of_rows(rows)),
+        );
         Ok(kernels)
     }
 }

@@ -1,9 +1,10 @@
 //! `gemma bench --replay`: how many tokens a pass would bring, on texts that are there already.
 //!
-//! With verification by equality the accepted path of greedy text depends on the tree and the text alone, so a transcript of the
-//! target's own tells the tokens per pass exactly, and other people's text how hard it is to guess. No target is needed. What a
-//! target would say of a row is not known but for the token that came: that alone feeds the table, where a real target gives eight
-//! tokens of every row. Nothing depends on the clock.
+//! With verification by equality the accepted path of greedy text depends on the tree and the text
+//! alone, so a transcript of the target's own tells the tokens per pass exactly, and other people's
+//! text how hard it is to guess. No target is needed. What a target would say of a row is not known
+//! but for the token that came: that alone feeds the table, where a real target gives eight tokens
+//! of every row. Nothing depends on the clock.
 
 use super::Bench;
 use super::measure::processor_seconds;
@@ -11,7 +12,9 @@ use super::transcripts::{self, Transcript};
 use crate::cli::table::markdown;
 use crate::cli::ui::Ui;
 use crate::decode::{Stats, Verdict};
-use crate::draft::{DraftContext, Drafter, Figures, Lm, Memory, Pass, Proposal, Stack, Table, TreeSize, Verified};
+use crate::draft::{
+    DraftContext, Drafter, Figures, Lm, Memory, Pass, Proposal, Stack, Table, TreeSize, Verified,
+};
 use crate::engine::{Scores, TokenTree};
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Tokenizer};
@@ -41,16 +44,19 @@ const DEPTHS: usize = 4;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Replay")]
 pub struct ReplayOptions {
-    /// Replay transcripts, as JSON lines, instead of running a model (repeatable): tokens per pass that the drafts would bring
+    /// Replay transcripts, as JSON lines, instead of running a model (repeatable): tokens per pass
+    /// that the drafts would bring
     ///
-    /// A line is {"prompt", "answer"}, {"messages"}, {"text"} or {"prompt_ids", "answer_ids"}, with "category" and "id". The trees
-    /// have 15 nodes unless --draft-tree says otherwise. For text that a target made at temperature 0 the figure is what that target
-    /// would have had; for other text it says how hard the text is to guess. Of a row only the token that came is known, so the table
-    /// learns less than from a running target. What is learnt from one transcript helps with the next, as from one prompt to the next;
-    /// --draft-memory DIR/ keeps it.
+    /// A line is {"prompt", "answer"}, {"messages"}, {"text"} or {"prompt_ids", "answer_ids"}, with
+    /// "category" and "id". The trees have 15 nodes unless --draft-tree says otherwise. For text
+    /// that a target made at temperature 0 the figure is what that target would have had; for other
+    /// text it says how hard the text is to guess. Of a row only the token that came is known, so
+    /// the table learns less than from a running target. What is learnt from one transcript helps
+    /// with the next, as from one prompt to the next; --draft-memory DIR/ keeps it.
     #[arg(long, value_name = "FILE")]
     pub replay: Vec<PathBuf>,
-    /// Directory whose tokenizer.json transcripts, and prompts of the text test, are read with [default: the model's]
+    /// Directory whose tokenizer.json transcripts, and prompts of the text test, are read with
+    /// [default: the model's]
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
     /// Most tokens guessed of one answer
@@ -86,7 +92,8 @@ pub struct Report {
     pub tree: String,
     /// Time of drafting, for information: nothing depends on it.
     draft_ms_per_pass: f64,
-    /// Processor time of a round in the middle, and of one in twenty: less than that is luck, more is a busy machine.
+    /// Processor time of a round in the middle, and of one in twenty: less than that is luck, more
+    /// is a busy machine.
     draft_cpu_ms: [f64; 2],
     /// Passes of the draft model in a round, and rows of all of them.
     draft_work: [f64; 2],
@@ -115,7 +122,8 @@ pub struct Category {
     pub high: f64,
     /// What the nodes' chances promised.
     predicted: f64,
-    /// Drafted and accepted nodes; by depth below the root, and by the source that spoke most for them.
+    /// Drafted and accepted nodes; by depth below the root, and by the source that spoke most for
+    /// them.
     pub by_depth: Vec<[u64; 2]>,
     pub by_source: BTreeMap<String, [u64; 2]>,
 }
@@ -138,7 +146,9 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
     };
     let (tokenizer, template) = match (&replay.tokenizer, &model) {
         (Some(dir), _) => (read_tokenizer(dir)?, ChatTemplate::built_in()),
-        (None, Some(model)) => (model.tokenizer(ui)?, ChatTemplate::from_checkpoint(model.checkpoint())?),
+        (None, Some(model)) => {
+            (model.tokenizer(ui)?, ChatTemplate::from_checkpoint(model.checkpoint())?)
+        }
         (None, None) => unreachable!("a model is opened where no tokenizer is named"),
     };
     let mut texts = Vec::new();
@@ -150,10 +160,14 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
         return Err(Fault::model("there is nothing to replay in these files").into());
     }
     let wants = |part| replay.sources.contains(&part);
-    let (lm, name, identity) =
-        if wants(Part::Model) { draft_model(options, &tokenizer, &texts, ui)? } else { (None, None, [0; 32]) };
+    let (lm, name, identity) = if wants(Part::Model) {
+        draft_model(options, &tokenizer, &texts, ui)?
+    } else {
+        (None, None, [0; 32])
+    };
     let mixing = options.mixing();
-    let mut stack = Stack::new("mixed", lm, wants(Part::Context), wants(Part::Table).then(Table::new), mixing);
+    let mut stack =
+        Stack::new("mixed", lm, wants(Part::Context), wants(Part::Table).then(Table::new), mixing);
     if let Some(directory) = options.draft.draft_memory.directory(false)
         && let Err(why) = stack.remember(Memory::new(&directory, tokenizer.sha256(), identity))
     {
@@ -168,7 +182,12 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
     for text in &texts {
         let tally = one(&mut stack, text, &sampler, shape, tokenizer.vocab())?;
         let (id, category) = (text.id.clone(), text.category.clone());
-        records.push(Record { id, category, tokens: text.answer.len() as u64, passes: tally.stats.passes });
+        records.push(Record {
+            id,
+            category,
+            tokens: text.answer.len() as u64,
+            passes: tally.stats.passes,
+        });
         all.entry(&text.category).or_default().push(tally);
         bar.inc(1);
     }
@@ -176,11 +195,13 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
     stack.save()?;
     let time: Duration = all.values().flatten().map(|t| t.time).sum();
     let passes: u64 = records.iter().map(|r| r.passes).sum();
-    let mut rounds: Vec<f64> = all.values().flatten().flat_map(|t| &t.rounds).map(|s| 1e3 * s).collect();
+    let mut rounds: Vec<f64> =
+        all.values().flatten().flat_map(|t| &t.rounds).map(|s| 1e3 * s).collect();
     rounds.sort_by(f64::total_cmp);
     let mut figures = Figures::default();
     stack.figures(&mut figures);
-    let mut categories: Vec<Category> = all.iter().map(|(name, tallies)| category(name, tallies)).collect();
+    let mut categories: Vec<Category> =
+        all.iter().map(|(name, tallies)| category(name, tallies)).collect();
     if categories.len() > 1 {
         categories.push(category("all", &all.values().flatten().cloned().collect::<Vec<_>>()));
     }
@@ -189,7 +210,11 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
         version: env!("CARGO_PKG_VERSION"),
         tokenizer_sha256: hex(tokenizer.sha256()),
         draft: name,
-        sources: replay.sources.iter().filter_map(|s| Some(s.to_possible_value()?.get_name().to_owned())).collect(),
+        sources: replay
+            .sources
+            .iter()
+            .filter_map(|s| Some(s.to_possible_value()?.get_name().to_owned()))
+            .collect(),
         mixing: format!("{mixing:?}"),
         tree: shape.to_string(),
         draft_ms_per_pass: 1e3 * time.as_secs_f64() / passes as f64,
@@ -202,7 +227,8 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
 
 pub fn read_tokenizer(dir: &std::path::Path) -> Result<Tokenizer> {
     let path = if dir.is_dir() { dir.join("tokenizer.json") } else { dir.to_path_buf() };
-    let bytes = std::fs::read(&path).with_context(|| Fault::model(format!("cannot read {}", path.display())))?;
+    let bytes = std::fs::read(&path)
+        .with_context(|| Fault::model(format!("cannot read {}", path.display())))?;
     Tokenizer::from_bytes(&bytes).with_context(|| format!("reading {}", path.display()))
 }
 
@@ -210,20 +236,34 @@ pub fn read_tokenizer(dir: &std::path::Path) -> Result<Tokenizer> {
 type Drafts = (Option<Lm>, Option<String>, [u8; 32]);
 
 /// The draft model, with room for the longest text as far as it goes.
-fn draft_model(options: &Bench, tokenizer: &Tokenizer, texts: &[Transcript], ui: &Ui) -> Result<Drafts> {
-    let remedy = "leave `model` out of --sources, or name a draft model of the same tokenizer with --draft";
+fn draft_model(
+    options: &Bench,
+    tokenizer: &Tokenizer,
+    texts: &[Transcript],
+    ui: &Ui,
+) -> Result<Drafts> {
+    let remedy =
+        "leave `model` out of --sources, or name a draft model of the same tokenizer with --draft";
     let (asked, drafting) = (options.model.run.settled()?, options.draft.settled()?);
     let found = Partner::named(&drafting.source, tokenizer, f32::INFINITY)?;
     let partner = found
         .ok_or_else(|| Fault::usage("--draft does not name a draft model").help(remedy))?
-        .map_err(|why| Fault::model(format!("the draft model cannot draft for this tokenizer: {why}")).help(remedy))?;
+        .map_err(|why| {
+            Fault::model(format!("the draft model cannot draft for this tokenizer: {why}"))
+                .help(remedy)
+        })?;
     let (name, identity) = (partner.name(), partner.fingerprint()?);
     let longest = texts.iter().map(|t| t.prompt.len() + t.answer.len()).max().unwrap_or(0) + 1;
     let context = match asked.context {
         AutoOr::N(n) => n,
         AutoOr::Auto => longest,
     };
-    let run = RunOptions { device: Device::Cpu, gpu_layers: GpuLayers::Auto, kv: partner.kv(asked.kv), ..asked };
+    let run = RunOptions {
+        device: Device::Cpu,
+        gpu_layers: GpuLayers::Auto,
+        kv: partner.kv(asked.kv),
+        ..asked
+    };
     let (pool, room) = (load::pool(&run)?, Room::of(partner.context(context)));
     let loaded = load::load(&partner.weights, "draft model", &run, room, &pool, ui)?;
     Ok((Some(Lm::new("model", partner.engine(loaded.engine)?)), Some(name), identity))
@@ -273,7 +313,13 @@ impl std::fmt::Display for Shape {
 }
 
 /// Replays one transcript, round by round.
-fn one(stack: &mut Stack, text: &Transcript, sampler: &Sampler, shape: Shape, vocab: usize) -> Result<Tally> {
+fn one(
+    stack: &mut Stack,
+    text: &Transcript,
+    sampler: &Sampler,
+    shape: Shape,
+    vocab: usize,
+) -> Result<Tally> {
     let mut tally = Tally::default();
     let mut history = text.prompt.clone();
     let mut left = &text.answer[..];
@@ -290,7 +336,11 @@ fn one(stack: &mut Stack, text: &Transcript, sampler: &Sampler, shape: Shape, vo
             chain: shape.chain,
             pace: None,
             last_pass: None,
-            verified: scored.as_ref().map(|(position, tree, scores)| Verified { position: *position, tree, scores }),
+            verified: scored.as_ref().map(|(position, tree, scores)| Verified {
+                position: *position,
+                tree,
+                scores,
+            }),
         };
         let root = ctx.root();
         proposal.reset(root);
@@ -302,7 +352,9 @@ fn one(stack: &mut Stack, text: &Transcript, sampler: &Sampler, shape: Shape, vo
         let next = left[path.len() - 1];
         tally.predicted += 1.0 + proposal.expected() as f64;
         let mut scores = Scores { best: vec![Vec::new(); proposal.len()], ..Scores::default() };
-        path.iter().zip(left).for_each(|(&node, &token)| scores.best[node as usize].push((token, 0.0)));
+        path.iter()
+            .zip(left)
+            .for_each(|(&node, &token)| scores.best[node as usize].push((token, 0.0)));
         scored = Some((history.len(), proposal.tree.clone(), scores));
         let taken = path.len();
         tally.stats.round(&proposal, &Verdict { path, next }, Duration::ZERO, Pass::default());
@@ -315,7 +367,8 @@ fn one(stack: &mut Stack, text: &Transcript, sampler: &Sampler, shape: Shape, vo
 fn category(name: &str, tallies: &[Tally]) -> Category {
     let mut sum = Stats::default();
     tallies.iter().for_each(|t| sum.add_rounds(&t.stats));
-    let runs: Vec<(u64, u64)> = tallies.iter().map(|t| (t.stats.committed(), t.stats.passes)).collect();
+    let runs: Vec<(u64, u64)> =
+        tallies.iter().map(|t| (t.stats.committed(), t.stats.passes)).collect();
     let (low, high) = interval(&runs);
     Category {
         name: name.to_owned(),
@@ -327,11 +380,16 @@ fn category(name: &str, tallies: &[Tally]) -> Category {
         high,
         predicted: tallies.iter().map(|t| t.predicted).sum::<f64>() / sum.passes.max(1) as f64,
         by_depth: sum.by_depth.iter().map(|t| [t.drafted, t.accepted]).collect(),
-        by_source: sum.by_source.iter().map(|(name, t)| ((*name).to_owned(), [t.drafted, t.accepted])).collect(),
+        by_source: sum
+            .by_source
+            .iter()
+            .map(|(name, t)| ((*name).to_owned(), [t.drafted, t.accepted]))
+            .collect(),
     }
 }
 
-/// Bootstrap over records: the bounds that leave out 2.5 % of the resampled ratios on each side. The same each time.
+/// Bootstrap over records: the bounds that leave out 2.5 % of the resampled ratios on each side.
+/// The same each time.
 fn interval(runs: &[(u64, u64)]) -> (f64, f64) {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let mut ratios: Vec<f64> = (0..RESAMPLES)
@@ -351,8 +409,9 @@ fn interval(runs: &[(u64, u64)]) -> (f64, f64) {
 impl Report {
     pub fn markdown(&self) -> String {
         let out = format!(
-            "Replay, {}, sources {}, draft model {}; drafting of a round takes {:.2} ms, {:.2} of the processor in the middle and {:.2} in \
-             the least twentieth, and {:.1} passes over {:.1} rows\n\n",
+            "Replay, {}, sources {}, draft model {}; drafting of a round takes {:.2} ms, {:.2} of \
+             the processor in the middle and {:.2} in the least twentieth, and {:.1} passes over \
+             {:.1} rows\n\n",
             self.tree,
             self.sources.join(" + "),
             self.draft.as_deref().unwrap_or("none"),
@@ -362,16 +421,28 @@ impl Report {
             self.draft_work[0],
             self.draft_work[1]
         );
-        let mut head: Vec<String> = ["text", "records", "tokens", "tokens/pass", "95 %", "predicted"].map(String::from).to_vec();
+        let mut head: Vec<String> =
+            ["text", "records", "tokens", "tokens/pass", "95 %", "predicted"]
+                .map(String::from)
+                .to_vec();
         head.extend((1..=DEPTHS).map(|d| format!("depth {d}")));
         head.push("tokens/pass by source".into());
         let mut table = vec![head];
         for c in &self.categories {
-            let mut row = vec![c.name.clone(), c.records.to_string(), c.tokens.to_string(), format!("{:.2}", c.tau)];
+            let mut row = vec![
+                c.name.clone(),
+                c.records.to_string(),
+                c.tokens.to_string(),
+                format!("{:.2}", c.tau),
+            ];
             row.extend([format!("{:.2}-{:.2}", c.low, c.high), format!("{:.2}", c.predicted)]);
             // Share of all passes that got this deep.
-            row.extend((0..DEPTHS).map(|d| format!("{:.2}", c.by_depth.get(d).map_or(0.0, |t| t[1] as f64) / c.passes as f64)));
-            let part = |(name, t): (&String, &[u64; 2])| format!("{name} {:.2}", t[1] as f64 / c.passes as f64);
+            row.extend((0..DEPTHS).map(|d| {
+                format!("{:.2}", c.by_depth.get(d).map_or(0.0, |t| t[1] as f64) / c.passes as f64)
+            }));
+            let part = |(name, t): (&String, &[u64; 2])| {
+                format!("{name} {:.2}", t[1] as f64 / c.passes as f64)
+            };
             row.push(c.by_source.iter().map(part).collect::<Vec<_>>().join(", "));
             table.push(row);
         }
@@ -382,7 +453,9 @@ impl Report {
         let mut out = String::from("category,records,tokens,passes,tau,low,high,predicted\n");
         for c in &self.categories {
             let Category { name, records, tokens, passes, tau, low, high, predicted, .. } = c;
-            out += &format!("{name},{records},{tokens},{passes},{tau:.4},{low:.4},{high:.4},{predicted:.4}\n");
+            out += &format!(
+                "{name},{records},{tokens},{passes},{tau:.4},{low:.4},{high:.4},{predicted:.4}\n"
+            );
         }
         out
     }
@@ -414,7 +487,10 @@ mod tests {
         };
         let texts = (0..30).map(|i| text(if i % 3 == 0 { "a" } else { "b" }, i)).collect();
         let kept: Vec<_> = spread(texts, Some(5)).into_iter().map(|t| (t.category, t.id)).collect();
-        assert_eq!(kept.iter().filter(|t| t.0 == "a").map(|t| t.1.as_str()).collect::<Vec<_>>(), ["3", "9", "15", "21", "27"]);
+        assert_eq!(
+            kept.iter().filter(|t| t.0 == "a").map(|t| t.1.as_str()).collect::<Vec<_>>(),
+            ["3", "9", "15", "21", "27"]
+        );
         assert_eq!(kept.iter().filter(|t| t.0 == "b").count(), 5);
     }
 
@@ -425,8 +501,20 @@ mod tests {
         let sampler = Sampler::new(SamplerConfig::default()).unwrap();
         let replay = |answer: Vec<u32>| {
             let mut stack = Stack::of_text();
-            let text = Transcript { id: "1".into(), category: "x".into(), prompt: [&[2], &noise[..]].concat(), answer };
-            let tally = one(&mut stack, &text, &sampler, Shape { nodes: 15, chain: false, depth: 99 }, 9999).unwrap();
+            let text = Transcript {
+                id: "1".into(),
+                category: "x".into(),
+                prompt: [&[2], &noise[..]].concat(),
+                answer,
+            };
+            let tally = one(
+                &mut stack,
+                &text,
+                &sampler,
+                Shape { nodes: 15, chain: false, depth: 99 },
+                9999,
+            )
+            .unwrap();
             assert_eq!(tally.stats.committed(), text.answer.len() as u64);
             tally.stats.accepted_length()
         };

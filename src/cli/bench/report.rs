@@ -43,9 +43,15 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// `device_speed` is the device's own reading speed in bytes a second, where it has memory of its own.
+    /// `device_speed` is the device's own reading speed in bytes a second, where it has memory of
+    /// its own.
     pub fn new(cpu: Cpu, device: String, threads: usize, device_speed: Option<f64>) -> Self {
-        Machine { cpu: cpu.name, threads, device, read_gb_per_s: device_speed.map_or(cpu.read_gb_per_s, |c| c / 1e9) }
+        Machine {
+            cpu: cpu.name,
+            threads,
+            device,
+            read_gb_per_s: device_speed.map_or(cpu.read_gb_per_s, |c| c / 1e9),
+        }
     }
 }
 
@@ -122,8 +128,9 @@ pub struct TextKind {
     /// Median tokens a second.
     pub plain: f64,
     pub drafted: f64,
-    /// Drafted over plain speed of each pair of runs: one prompt both ways, one right after the other. What is shown as
-    /// the ratio is the median of these, which is not the ratio of the two medians above.
+    /// Drafted over plain speed of each pair of runs: one prompt both ways, one right after the
+    /// other. What is shown as the ratio is the median of these, which is not the ratio of the two
+    /// medians above.
     pub ratio: Figure,
     /// The same by processor time of this process: what other programs do hardly changes it.
     #[serde(default)]
@@ -137,7 +144,8 @@ pub struct Acceptance {
     pub passes: u64,
     /// That they brought, the target's own among them.
     pub tokens: u64,
-    /// Drafted and accepted nodes; by depth below the root, and by the source that spoke most for them.
+    /// Drafted and accepted nodes; by depth below the root, and by the source that spoke most for
+    /// them.
     pub by_depth: Vec<[u64; 2]>,
     pub by_source: BTreeMap<String, [u64; 2]>,
 }
@@ -148,7 +156,11 @@ impl Acceptance {
             passes: stats.passes,
             tokens: stats.committed(),
             by_depth: stats.by_depth.iter().map(|t| [t.drafted, t.accepted]).collect(),
-            by_source: stats.by_source.iter().map(|(name, t)| ((*name).to_owned(), [t.drafted, t.accepted])).collect(),
+            by_source: stats
+                .by_source
+                .iter()
+                .map(|(name, t)| ((*name).to_owned(), [t.drafted, t.accepted]))
+                .collect(),
         }
     }
 }
@@ -186,14 +198,16 @@ pub fn of_rows(rows: usize) -> String {
 }
 
 /// What the ratio is, under every table that has one.
-pub const RATIO: &str = "Ratio: tokens a second with drafts over those without, of one prompt both ways, one right after the other; the \
-                         median over all such pairs, and the range that half of them lie in.";
+pub const RATIO: &str = "Ratio: tokens a second with drafts over those without, of one prompt both \
+                         ways, one right after the other; the median over all such pairs, and the \
+                         range that half of them lie in.";
 
 impl Report {
     /// Tables of at most 100 columns; with an older run, what became of its figures.
     pub fn markdown(&self, old: Option<&Report>) -> String {
         let mut out = self.heading();
-        let tests: Vec<&Row> = self.results.iter().filter(|row| self.text.is_none() || row.unit != "x").collect();
+        let tests: Vec<&Row> =
+            self.results.iter().filter(|row| self.text.is_none() || row.unit != "x").collect();
         let table = match old {
             Some(old) => compared(&tests, old),
             None => plain(&tests),
@@ -221,10 +235,19 @@ impl Report {
         let (m, model) = (&self.machine, &self.model);
         let (weights, kv) = (bytes(model.weights), bytes(model.kv));
         // The processor's own description has them already.
-        let threads = if m.device.contains(" threads") { String::new() } else { format!(", {} threads", m.threads) };
+        let threads = if m.device.contains(" threads") {
+            String::new()
+        } else {
+            format!(", {} threads", m.threads)
+        };
         let mut lines = vec![
             format!("{} ({}; {weights} weights, {kv} keys and values)", model.name, model.formats),
-            format!("on {}, {}{threads}, memory {} GB/s", m.device, m.cpu, digits3(m.read_gb_per_s)),
+            format!(
+                "on {}, {}{threads}, memory {} GB/s",
+                m.device,
+                m.cpu,
+                digits3(m.read_gb_per_s)
+            ),
             format!(
                 "gemma {}{}",
                 self.version,
@@ -249,7 +272,11 @@ impl Report {
 
     fn kernel_table(&self, rows: usize, kernels: &[&Kernel]) -> Vec<Vec<String>> {
         let total: f64 = kernels.iter().map(|k| k.seconds).sum();
-        let passes = if rows == 1 { "kernel (decode)".into() } else { format!("kernel ({})", of_rows(rows)) };
+        let passes = if rows == 1 {
+            "kernel (decode)".into()
+        } else {
+            format!("kernel ({})", of_rows(rows))
+        };
         let head = [&passes, "calls", "ms", "% of time", "GB/s", "% of memory speed"];
         let mut table = vec![head.map(String::from).to_vec()];
         for k in kernels {
@@ -258,7 +285,14 @@ impl Report {
                 0 => (String::new(), String::new()),
                 _ => (digits3(k.gb_per_s()), percent(k.gb_per_s() / self.machine.read_gb_per_s)),
             };
-            let row = [k.label.clone(), k.calls.to_string(), digits3(k.seconds * 1e3), percent(k.seconds / total), speed, share];
+            let row = [
+                k.label.clone(),
+                k.calls.to_string(),
+                digits3(k.seconds * 1e3),
+                percent(k.seconds / total),
+                speed,
+                share,
+            ];
             table.push(row.to_vec());
         }
         table
@@ -271,10 +305,17 @@ impl Report {
         for row in &self.results {
             let (f, note) = (&row.figure, quoted(&row.note));
             let (name, unit) = (quoted(&row.name), &row.unit);
-            out += &format!("test,{name},{unit},{},{},{},{},{note}\n", f.median, f.min, f.max, f.runs.len());
+            out += &format!(
+                "test,{name},{unit},{},{},{},{},{note}\n",
+                f.median,
+                f.min,
+                f.max,
+                f.runs.len()
+            );
         }
         for k in &self.kernels {
-            let note = format!("{} calls in {} s; passes of {}", k.calls, k.seconds, of_rows(k.rows));
+            let note =
+                format!("{} calls in {} s; passes of {}", k.calls, k.seconds, of_rows(k.rows));
             let (speed, note) = (k.gb_per_s(), quoted(&note));
             out += &format!("kernel,{},GB/s,{speed},{speed},{speed},1,{note}\n", quoted(&k.label));
         }
@@ -286,11 +327,23 @@ impl Report {
 const COLUMNS: usize = 100;
 
 fn plain(rows: &[&Row]) -> Vec<Vec<String>> {
-    let mut table = vec![["test", "median", "unit", "min", "max", "runs", ""].map(String::from).to_vec()];
+    let mut table =
+        vec![["test", "median", "unit", "min", "max", "runs", ""].map(String::from).to_vec()];
     for row in rows {
         let f = &row.figure;
         let [median, min, max] = [f.median, f.min, f.max].map(digits3);
-        table.push([row.name.clone(), median, row.unit.clone(), min, max, f.runs.len().to_string(), row.note.clone()].to_vec());
+        table.push(
+            [
+                row.name.clone(),
+                median,
+                row.unit.clone(),
+                min,
+                max,
+                f.runs.len().to_string(),
+                row.note.clone(),
+            ]
+            .to_vec(),
+        );
     }
     table
 }
@@ -299,14 +352,18 @@ fn compared(rows: &[&Row], old: &Report) -> Vec<Vec<String>> {
     let mut table = vec![["test", "median", "unit", "before", "change"].map(String::from).to_vec()];
     for row in rows {
         let [before, change] = change(row, old);
-        table.push([row.name.clone(), digits3(row.figure.median), row.unit.clone(), before, change].to_vec());
+        table.push(
+            [row.name.clone(), digits3(row.figure.median), row.unit.clone(), before, change]
+                .to_vec(),
+        );
     }
     table
 }
 
 /// The text test by kinds of prompt.
 fn texts(text: &Text, old: Option<&Text>) -> Vec<Vec<String>> {
-    let head = ["prompts", "texts", "plain tok/s", "drafted tok/s", "tok/pass", "ratio", "half of them"];
+    let head =
+        ["prompts", "texts", "plain tok/s", "drafted tok/s", "tok/pass", "ratio", "half of them"];
     let mut table = vec![head.map(String::from).to_vec()];
     if old.is_some() {
         table[0].push("before".into());
@@ -314,9 +371,12 @@ fn texts(text: &Text, old: Option<&Text>) -> Vec<Vec<String>> {
     for kind in text.rows() {
         let [low, high] = kind.ratio.quartiles();
         let [plain, drafted] = [kind.plain, kind.drafted].map(digits3);
-        let (pass, ratio) = (format!("{:.2}", kind.tokens_per_pass), format!("{:.2}", kind.ratio.median));
+        let (pass, ratio) =
+            (format!("{:.2}", kind.tokens_per_pass), format!("{:.2}", kind.ratio.median));
         let range = format!("{low:.2} to {high:.2}");
-        let mut row = [kind.kind.clone(), kind.prompts.to_string(), plain, drafted, pass, ratio, range].to_vec();
+        let mut row =
+            [kind.kind.clone(), kind.prompts.to_string(), plain, drafted, pass, ratio, range]
+                .to_vec();
         if let Some(old) = old {
             let before = old.rows().find(|before| before.kind == kind.kind);
             row.push(before.map_or(String::new(), |before| format!("{:.2}", before.ratio.median)));
@@ -326,7 +386,8 @@ fn texts(text: &Text, old: Option<&Text>) -> Vec<Vec<String>> {
     table
 }
 
-/// The older median, and how much faster or slower it is now; `same` where the ranges of both runs overlap.
+/// The older median, and how much faster or slower it is now; `same` where the ranges of both runs
+/// overlap.
 pub fn change(row: &Row, old: &Report) -> [String; 2] {
     let Some(before) = old.results.iter().find(|o| o.name == row.name && o.unit == row.unit) else {
         return [String::new(), String::new()];
@@ -336,8 +397,13 @@ pub fn change(row: &Row, old: &Report) -> [String; 2] {
         _ if a.min <= b.max && b.min <= a.max => "same".to_owned(),
         (now, before) if now > 0.0 && before > 0.0 => {
             // Times are better when they are smaller.
-            let faster = if row.unit == "ms" || row.unit == "s" { before / now } else { now / before };
-            if faster >= 1.0 { format!("{faster:.2} x faster") } else { format!("{:.2} x slower", 1.0 / faster) }
+            let faster =
+                if row.unit == "ms" || row.unit == "s" { before / now } else { now / before };
+            if faster >= 1.0 {
+                format!("{faster:.2} x faster")
+            } else {
+                format!("{:.2} x slower", 1.0 / faster)
+            }
         }
         _ => String::new(),
     };
@@ -355,7 +421,14 @@ mod tests {
             figure: Figure::of(vec![median - 1.0, median, median + 1.0]),
             ..Row::default()
         };
-        let kernel = Kernel { label: "qkv".into(), rows: 1, calls: 2, seconds: 0.5, bytes: 1_000_000_000, ..Kernel::default() };
+        let kernel = Kernel {
+            label: "qkv".into(),
+            rows: 1,
+            calls: 2,
+            seconds: 0.5,
+            bytes: 1_000_000_000,
+            ..Kernel::default()
+        };
         let machine = Machine { read_gb_per_s: 4.0, ..Machine::default() };
         Report { v: 1, machine, results: vec![row], kernels: vec![kernel], ..Report::default() }
     }
@@ -368,8 +441,14 @@ mod tests {
         assert!(report(10.5).markdown(Some(&report(10.0))).contains(" same |"));
         let mut times = [report(10.0), report(25.0)];
         times.iter_mut().for_each(|report| report.results[0].unit = "ms".into());
-        assert!(times[0].markdown(Some(&times[1])).contains("2.50 x faster |"), "less time is faster");
-        assert!(text.contains("| 2.00 |                50 |"), "kernel speed and share of the roof: {text}");
+        assert!(
+            times[0].markdown(Some(&times[1])).contains("2.50 x faster |"),
+            "less time is faster"
+        );
+        assert!(
+            text.contains("| 2.00 |                50 |"),
+            "kernel speed and share of the roof: {text}"
+        );
     }
 
     #[test]
@@ -388,8 +467,15 @@ mod tests {
         let eight = Kernel { rows: 8, seconds: 0.25, ..report.kernels[0].clone() };
         report.kernels.push(eight);
         let text = report.markdown(None);
-        assert!(text.contains("| kernel (decode) |") && text.contains("| kernel (8 rows) |"), "{text}");
-        assert_eq!(text.matches("|       100 |").count(), 2, "shares are of passes of one size: {text}");
+        assert!(
+            text.contains("| kernel (decode) |") && text.contains("| kernel (8 rows) |"),
+            "{text}"
+        );
+        assert_eq!(
+            text.matches("|       100 |").count(),
+            2,
+            "shares are of passes of one size: {text}"
+        );
         let older = r#"{"label": "qkv", "calls": 2, "seconds": 0.5, "bytes": 4}"#;
         let kernel: Kernel = serde_json::from_str(older).unwrap();
         assert_eq!((kernel.rows, kernel.passes, kernel.macs), (1, 0, 0));
@@ -408,7 +494,11 @@ mod tests {
         };
         report.results.push(row("verify 32 rows @ d131072", "ms", "c(32) = 12.34"));
         report.results.push(row("tg128 @ d131072", "tok/s", "1234 GB/s, 100 % of memory"));
-        report.results.push(row("drafted / plain, how-to", "x", &"words of a long note ".repeat(8)));
+        report.results.push(row(
+            "drafted / plain, how-to",
+            "x",
+            &"words of a long note ".repeat(8),
+        ));
         let ratio = Figure::of(vec![10.5, 12.25]);
         let kind = TextKind {
             kind: "random words".into(),

@@ -27,11 +27,16 @@ const PROMPTS: &[(&str, &str)] = &[
     ("question", "What is photosynthesis, and why does it matter?"),
     ("how-to", "Give me five tips for writing clear documentation."),
     ("code", "Write a Python function that counts the words in a file, with a docstring."),
-    ("arithmetic", "A shop sells pens at 3 dollars each. Tom buys 4 pens and pays with 20 dollars. How much does he get back?"),
+    (
+        "arithmetic",
+        "A shop sells pens at 3 dollars each. Tom buys 4 pens and pays with 20 dollars. How much \
+            does he get back?",
+    ),
     (
         "summary",
-        "Summarise: The harbour was rebuilt after the storm. The new harbour wall is two metres higher than the old harbour wall, and the \
-         lighthouse was moved to the end of the new harbour wall.",
+        "Summarise: The harbour was rebuilt after the storm. The new harbour wall is two metres \
+         higher than the old harbour wall, and the lighthouse was moved to the end of the new \
+         harbour wall.",
     ),
 ];
 
@@ -43,7 +48,8 @@ struct Prompt {
     tokens: Vec<Token>,
 }
 
-/// One row per kind of prompt and one for all: drafted over plain speed, pair by pair. And the same for plots.
+/// One row per kind of prompt and one for all: drafted over plain speed, pair by pair. And the same
+/// for plots.
 pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(Vec<Row>, Text)> {
     let tokenizer = match &options.replay.tokenizer {
         Some(directory) => super::replay::read_tokenizer(directory)?,
@@ -55,15 +61,19 @@ pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(
     let longest = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(0);
     let context = longest + options.text_tokens + 1;
     // A stand-in for a target may take several positions for a token.
-    let room = context * ReducedVocabulary::of(model.checkpoint(), model.config().vocab)?.map_or(1, |v| v.most_parts());
+    let room = context
+        * ReducedVocabulary::of(model.checkpoint(), model.config().vocab)?
+            .map_or(1, |v| v.most_parts());
     let mut first = session.load(Room::of(room), ui)?;
     first.engine = Partner::stand_in(model.checkpoint(), tokenizer, first.engine)?;
     let passes = Passes::measured(&mut first)?;
-    let drafted = Target { session: &session, context, passes: &passes, pool: &first.pool, remembers: false };
+    let drafted =
+        Target { session: &session, context, passes: &passes, pool: &first.pool, remembers: false };
     let mut target = Timeline::new(first.engine);
     let chosen = DraftingOptions { mixing: options.mixing(), ..options.draft.settled()? };
     let sampler =
-        Sampler::new(SamplerConfig { temperature: options.temp, seed: 1, ..super::sampling() })?.usable(tokenizer.vocab());
+        Sampler::new(SamplerConfig { temperature: options.temp, seed: 1, ..super::sampling() })?
+            .usable(tokenizer.vocab());
     let stops = &session.stop_ids;
     let bar = ui.bar("text", (prompts.len() * options.repetitions) as u64);
     let mut kinds: BTreeMap<&str, Vec<Pair>> = BTreeMap::new();
@@ -78,11 +88,20 @@ pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(
             let mut ways: [Option<Way>; 2] = [None, None];
             // Both ways in turn, and each first as often as the other.
             for way in if (i + repetition) % 2 == 0 { [0, 1] } else { [1, 0] } {
-                let drafter = if way == 0 { &mut NoDraft as &mut dyn Drafter } else { drafting.drafter.as_mut() };
-                ways[way] = Some(once(&mut target, drafter, &sampler, prompt, stops, options.text_tokens)?);
+                let drafter = if way == 0 {
+                    &mut NoDraft as &mut dyn Drafter
+                } else {
+                    drafting.drafter.as_mut()
+                };
+                ways[way] =
+                    Some(once(&mut target, drafter, &sampler, prompt, stops, options.text_tokens)?);
             }
             let [Some(plain), Some(drafted)] = ways else { unreachable!("both ways were gone") };
-            ensure!(plain.text == drafted.text, "drafts changed the text of a {} prompt: this is a bug", prompt.kind);
+            ensure!(
+                plain.text == drafted.text,
+                "drafts changed the text of a {} prompt: this is a bug",
+                prompt.kind
+            );
             if plain.stats.tokens > 1 {
                 rounds.add_rounds(&drafted.stats);
                 kinds.entry(&prompt.kind).or_default().push(Pair::of(&plain, &drafted));
@@ -94,15 +113,21 @@ pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(
     }
     bar.finish_and_clear();
     let all: Vec<Pair> = kinds.values().flatten().copied().collect();
-    let mut rows: Vec<Row> = kinds.iter().map(|(kind, pairs)| row(kind, pairs, options.repetitions)).collect();
+    let mut rows: Vec<Row> =
+        kinds.iter().map(|(kind, pairs)| row(kind, pairs, options.repetitions)).collect();
     rows.push(row("all", &all, options.repetitions));
     let text = Text {
         temperature: options.temp,
         tokens: options.text_tokens,
         runs: options.repetitions,
-        drafts: disabled
-            .map_or_else(|| format!("--draft {}", options.draft.draft), |why| format!("--draft {} ({why})", options.draft.draft)),
-        kinds: kinds.iter().map(|(kind, pairs)| text_kind(kind, pairs, options.repetitions)).collect(),
+        drafts: disabled.map_or_else(
+            || format!("--draft {}", options.draft.draft),
+            |why| format!("--draft {} ({why})", options.draft.draft),
+        ),
+        kinds: kinds
+            .iter()
+            .map(|(kind, pairs)| text_kind(kind, pairs, options.repetitions))
+            .collect(),
         all: Some(text_kind("all", &all, options.repetitions)),
         acceptance: Acceptance::of(&rounds),
     };
@@ -163,16 +188,19 @@ fn text_kind(kind: &str, pairs: &[Pair], repetitions: usize) -> TextKind {
 }
 
 fn row(kind: &str, pairs: &[Pair], repetitions: usize) -> Row {
-    let TextKind { plain, drafted, ratio, by_processor, tokens_per_pass, .. } = text_kind(kind, pairs, repetitions);
-    let (plain, drafted, whole) = (digits3(plain), digits3(drafted), figure(pairs, |p| p.whole).median);
+    let TextKind { plain, drafted, ratio, by_processor, tokens_per_pass, .. } =
+        text_kind(kind, pairs, repetitions);
+    let (plain, drafted, whole) =
+        (digits3(plain), digits3(drafted), figure(pairs, |p| p.whole).median);
     let [low, high] = ratio.quartiles();
     Row {
         name: format!("drafted / plain, {kind}"),
         unit: "x".into(),
         figure: ratio,
         note: format!(
-            "half of the pairs {low:.2} to {high:.2}; plain {plain} tok/s, drafted {drafted}, {tokens_per_pass:.2} tok/pass; with \
-             the prompt {whole:.2} x, {:.2} x by processor time",
+            "half of the pairs {low:.2} to {high:.2}; plain {plain} tok/s, drafted {drafted}, \
+             {tokens_per_pass:.2} tok/pass; with the prompt {whole:.2} x, {:.2} x by processor \
+             time",
             by_processor.median
         ),
         pass: None,
@@ -194,8 +222,20 @@ fn once(
     let mut drafter = Watched { inner: drafter, since: 0.0 };
     // The other way has read the same prompt just before.
     target.clear()?;
-    decode::generate(target, &mut drafter, sampler, &mut history, &limits, &mut stats, &mut |_| Flow::Continue)?;
-    Ok(Way { text: history.split_off(prompt.tokens.len()), stats, busy: processor_seconds() - drafter.since })
+    decode::generate(
+        target,
+        &mut drafter,
+        sampler,
+        &mut history,
+        &limits,
+        &mut stats,
+        &mut |_| Flow::Continue,
+    )?;
+    Ok(Way {
+        text: history.split_off(prompt.tokens.len()),
+        stats,
+        busy: processor_seconds() - drafter.since,
+    })
 }
 
 /// A drafter that notes the processor's time when the prompt is read and decoding begins.
@@ -223,7 +263,12 @@ impl Drafter for Watched<'_> {
         self.inner.propose(ctx, out)
     }
 
-    fn meanwhile(&mut self, ctx: &DraftContext<'_>, proposal: &Proposal, more: &mut dyn FnMut() -> bool) -> Result<()> {
+    fn meanwhile(
+        &mut self,
+        ctx: &DraftContext<'_>,
+        proposal: &Proposal,
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
         self.inner.meanwhile(ctx, proposal, more)
     }
 
@@ -232,12 +277,16 @@ impl Drafter for Watched<'_> {
     }
 }
 
-/// The built-in prompts, or every n-th of each file of `{"category": ..., "turns": [...]}` or `{"prompt": ...}` lines.
+/// The built-in prompts, or every n-th of each file of `{"category": ..., "turns": [...]}` or
+/// `{"prompt": ...}` lines.
 fn prompts(model: &Model, options: &Bench, tokenizer: &Tokenizer) -> Result<Vec<Prompt>> {
     let template = ChatTemplate::from_checkpoint(model.checkpoint())?;
     let encode = |kind: &str, text: &str| -> Result<Prompt> {
         let messages = [Message { role: "user".into(), content: text.into() }];
-        Ok(Prompt { kind: kind.into(), tokens: template.encode(tokenizer, &messages, None, Special::AsText, None)? })
+        Ok(Prompt {
+            kind: kind.into(),
+            tokens: template.encode(tokenizer, &messages, None, Special::AsText, None)?,
+        })
     };
     if options.prompts.is_empty() {
         return PROMPTS.iter().map(|(kind, text)| encode(kind, text)).collect();
@@ -255,11 +304,14 @@ fn prompts(model: &Model, options: &Bench, tokenizer: &Tokenizer) -> Result<Vec<
         // Evenly spread over the file, which is often sorted by category.
         let n = options.prompt_count.div_ceil(options.prompts.len()).min(fitting.len());
         let total = fitting.len();
-        let chosen = fitting.into_iter().enumerate().filter(|(i, _)| (i + 1) * n / total > i * n / total);
+        let chosen =
+            fitting.into_iter().enumerate().filter(|(i, _)| (i + 1) * n / total > i * n / total);
         out.extend(chosen.map(|(_, prompt)| prompt));
     }
     if out.is_empty() {
-        return Err(Fault::model("no prompt fits the model's context").help("give shorter prompts").into());
+        return Err(Fault::model("no prompt fits the model's context")
+            .help("give shorter prompts")
+            .into());
     }
     Ok(out)
 }
@@ -274,7 +326,8 @@ fn read(path: &Path) -> Result<Vec<(String, String)>> {
             Fault::model(what).help(r#"each line is {"prompt": "..."}, or has "turns""#)
         };
         let value: serde_json::Value = serde_json::from_str(line).with_context(bad)?;
-        let prompt = value["turns"][0].as_str().or_else(|| value["prompt"].as_str()).with_context(bad)?;
+        let prompt =
+            value["turns"][0].as_str().or_else(|| value["prompt"].as_str()).with_context(bad)?;
         out.push((value["category"].as_str().unwrap_or("prompt").to_owned(), prompt.to_owned()));
     }
     Ok(out)

@@ -20,12 +20,22 @@ pub struct Transcript {
 const EXPECTED: &str = r#"a line is {"prompt": "...", "answer": "..."}, {"messages": [{"role", "content"}, ...]}, {"text": "..."} or
 {"prompt_ids": [...], "answer_ids": [...]}, with "category" and "id" where wanted"#;
 
-/// Reads a file. Of `messages` each answer is a transcript, what was said before it its prompt; a `text` is guessed from its
-/// first token on. Answers are cut to `longest` tokens.
-pub fn read(path: &Path, tokenizer: &Tokenizer, template: &ChatTemplate, longest: usize) -> Result<Vec<Transcript>> {
+/// Reads a file. Of `messages` each answer is a transcript, what was said before it its prompt; a
+/// `text` is guessed from its first token on. Answers are cut to `longest` tokens.
+pub fn read(
+    path: &Path,
+    tokenizer: &Tokenizer,
+    template: &ChatTemplate,
+    longest: usize,
+) -> Result<Vec<Transcript>> {
     let mut out = Vec::new();
-    for (i, line) in read_file(path)?.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let bad = || Fault::model(format!("{}, line {} is not a transcript", path.display(), i + 1)).help(EXPECTED);
+    for (i, line) in
+        read_file(path)?.lines().enumerate().filter(|(_, line)| !line.trim().is_empty())
+    {
+        let bad = || {
+            Fault::model(format!("{}, line {} is not a transcript", path.display(), i + 1))
+                .help(EXPECTED)
+        };
         let value: Value = serde_json::from_str(line).with_context(bad)?;
         let parts = parts(&value, tokenizer, template).with_context(bad)?.with_context(bad)?;
         let category = value["category"].as_str().unwrap_or("text").to_owned();
@@ -34,12 +44,15 @@ pub fn read(path: &Path, tokenizer: &Tokenizer, template: &ChatTemplate, longest
             Value::String(id) => id.clone(),
             id => id.to_string(),
         };
-        out.extend(parts.into_iter().filter(|(prompt, answer)| !prompt.is_empty() && !answer.is_empty()).map(
-            |(prompt, mut answer)| {
-                answer.truncate(longest);
-                Transcript { id: id.clone(), category: category.clone(), prompt, answer }
-            },
-        ));
+        out.extend(
+            parts
+                .into_iter()
+                .filter(|(prompt, answer)| !prompt.is_empty() && !answer.is_empty())
+                .map(|(prompt, mut answer)| {
+                    answer.truncate(longest);
+                    Transcript { id: id.clone(), category: category.clone(), prompt, answer }
+                }),
+        );
     }
     Ok(out)
 }
@@ -48,7 +61,9 @@ type Parts = Vec<(Vec<Token>, Vec<Token>)>;
 
 fn parts(value: &Value, tokenizer: &Tokenizer, template: &ChatTemplate) -> Result<Option<Parts>> {
     let ids = |key: &str| -> Option<Vec<Token>> {
-        let known = |id: &Value| id.as_u64().filter(|id| (*id as usize) < tokenizer.vocab()).map(|id| id as Token);
+        let known = |id: &Value| {
+            id.as_u64().filter(|id| (*id as usize) < tokenizer.vocab()).map(|id| id as Token)
+        };
         value[key].as_array()?.iter().map(known).collect()
     };
     if let (Some(prompt), Some(answer)) = (ids("prompt_ids"), ids("answer_ids")) {
@@ -62,13 +77,17 @@ fn parts(value: &Value, tokenizer: &Tokenizer, template: &ChatTemplate) -> Resul
         };
         return Ok(Some(vec![(prompt, tokens)]));
     }
-    let message = |role: &str, content: &str| Message { role: role.to_owned(), content: content.to_owned() };
+    let message =
+        |role: &str, content: &str| Message { role: role.to_owned(), content: content.to_owned() };
     let messages = if let Some(list) = value["messages"].as_array() {
         let read = |m: &Value| Some(message(m["role"].as_str()?, m["content"].as_str()?));
         list.iter().map(read).collect::<Option<Vec<_>>>()
     } else {
         let answer = value["answer"].as_str().or_else(|| value["reference"].as_str());
-        value["prompt"].as_str().zip(answer).map(|(p, a)| vec![message("user", p), message("assistant", a)])
+        value["prompt"]
+            .as_str()
+            .zip(answer)
+            .map(|(p, a)| vec![message("user", p), message("assistant", a)])
     };
     let Some(messages) = messages else { return Ok(None) };
     let end = tokenizer.id("<end_of_turn>");

@@ -87,13 +87,20 @@ impl Line {
             ("system", text) => Line::System(Some(text.to_owned())),
             ("stats", "") => Line::Stats,
             ("quit" | "exit" | "bye", "") => Line::Quit,
-            ("save" | "load", "") => Line::Wrong(format!("/{name} needs a file: /{name} talk.json")),
+            ("save" | "load", "") => {
+                Line::Wrong(format!("/{name} needs a file: /{name} talk.json"))
+            }
             ("save", file) => Line::Save(file.into()),
             ("load", file) => Line::Load(file.into()),
-            ("help" | "?" | "reset" | "clear" | "undo" | "retry" | "stats" | "quit" | "exit" | "bye", _) => {
-                Line::Wrong(format!("/{name} takes no arguments"))
-            }
-            _ => Line::Wrong(format!("there is no command /{name}: /help lists the commands, // begins a message with a slash")),
+            (
+                "help" | "?" | "reset" | "clear" | "undo" | "retry" | "stats" | "quit" | "exit"
+                | "bye",
+                _,
+            ) => Line::Wrong(format!("/{name} takes no arguments")),
+            _ => Line::Wrong(format!(
+                "there is no command /{name}: /help lists the commands, // begins a message with a \
+                    slash"
+            )),
         }
     }
 }
@@ -108,7 +115,10 @@ mod tests {
             ("  ", Line::Nothing),
             (" hello /help ", Line::Message("hello /help".into())),
             ("//etc is a directory", Line::Message("/etc is a directory".into())),
-            ("\"\"\"\n/help\n\nis a command\n\"\"\"", Line::Message("/help\n\nis a command".into())),
+            (
+                "\"\"\"\n/help\n\nis a command\n\"\"\"",
+                Line::Message("/help\n\nis a command".into()),
+            ),
             ("\"\"\"\"\"\"", Line::Nothing),
             ("/help", Line::Help),
             ("/reset ", Line::Reset),
@@ -150,8 +160,15 @@ mod tests {
     fn the_help_is_indented_fits_a_terminal_and_names_every_command() {
         assert!(HELP.starts_with("  /help"), "{HELP}");
         assert!(HELP.lines().all(|line| line.chars().count() <= 80), "{HELP}");
-        for word in HELP.split([' ', ',', ';']).filter(|word| word.starts_with('/') && word.len() > 2) {
-            assert!(!matches!(Line::parse(&format!("{word} x")), Line::Wrong(what) if what.contains("no command")), "{word}");
+        for word in
+            HELP.split([' ', ',', ';']).filter(|word| word.starts_with('/') && word.len() > 2)
+        {
+            assert!(
+                !matches!(Line::parse(&format!("{word} \
+                    x")), Line::Wrong(what) if what.contains("no \
+                    command")),
+                "{word}"
+            );
         }
     }
 }

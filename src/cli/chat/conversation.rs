@@ -1,7 +1,8 @@
 //! A conversation as messages and as tokens.
 //!
-//! The tokens of an answer stay as the model gave them: cut anew by the tokenizer, or trimmed by the template, they might differ from
-//! what the cache holds, and all that follows would have to be read again.
+//! The tokens of an answer stay as the model gave them: cut anew by the tokenizer, or trimmed by
+//! the template, they might differ from what the cache holds, and all that follows would have to be
+//! read again.
 
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Message, Special, Tokenizer};
@@ -17,7 +18,8 @@ pub struct Conversation<'a> {
     turns: Vec<Turn>,
     /// The oldest turns that the model no longer sees, to make room for new ones.
     unseen: usize,
-    /// All that the model sees, up to the last answer's last token, as far as [`Turn::end`] says so.
+    /// All that the model sees, up to the last answer's last token, as far as [`Turn::end`] says
+    /// so.
     tokens: Vec<Token>,
 }
 
@@ -26,26 +28,37 @@ pub struct Conversation<'a> {
 struct Turn {
     user: String,
     assistant: String,
-    /// How many of the conversation's tokens there were at the answer's end. `None` where they are not the model's own: the
-    /// turn was read from a file, or what stands before it has changed.
+    /// How many of the conversation's tokens there were at the answer's end. `None` where they are
+    /// not the model's own: the turn was read from a file, or what stands before it has changed.
     end: Option<usize>,
 }
 
 impl<'a> Conversation<'a> {
     pub fn new(template: ChatTemplate, tokenizer: &'a Tokenizer, system: Option<String>) -> Self {
-        Conversation { template, tokenizer, system, turns: Vec::new(), unseen: 0, tokens: Vec::new() }
+        Conversation {
+            template,
+            tokenizer,
+            system,
+            turns: Vec::new(),
+            unseen: 0,
+            tokens: Vec::new(),
+        }
     }
 
-    /// The tokens up to where the model answers `text`; nothing is kept of it before [`answered`](Self::answered).
+    /// The tokens up to where the model answers `text`; nothing is kept of it before
+    /// [`answered`](Self::answered).
     pub fn ask(&self, text: &str) -> Result<Vec<Token>> {
         let seen = &self.turns[self.unseen..];
         let fresh = self.encode(seen, text)?;
         let Some((last, before)) = seen.split_last() else { return Ok(fresh) };
         let Some(tokens) = last.end.map(|end| &self.tokens[..end]) else { return Ok(fresh) };
-        // As the template and the tokenizer have it, the last answer begins where its prompt ends, and a control token ends it.
+        // As the template and the tokenizer have it, the last answer begins where its prompt ends,
+        // and a control token ends it.
         let prompt = self.encode(before, &last.user)?;
         let behind = fresh.strip_prefix(&prompt[..]);
-        let rest = behind.and_then(|behind| Some(&behind[behind.iter().position(|token| self.tokenizer.is_control(*token))?..]));
+        let rest = behind.and_then(|behind| {
+            Some(&behind[behind.iter().position(|token| self.tokenizer.is_control(*token))?..])
+        });
         Ok(rest.map_or(fresh.clone(), |rest| [tokens, rest].concat()))
     }
 
@@ -55,18 +68,35 @@ impl<'a> Conversation<'a> {
     }
 
     fn encode(&self, turns: &[Turn], text: &str) -> Result<Vec<Token>> {
-        let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
-        let pair = |turn: &Turn| [message("user", &turn.user), message("assistant", &turn.assistant)];
-        let messages: Vec<Message> = turns.iter().flat_map(pair).chain([message("user", text)]).collect();
-        self.template.encode(self.tokenizer, &messages, self.system.as_deref(), Special::AsText, None)
+        let message =
+            |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let pair =
+            |turn: &Turn| [message("user", &turn.user), message("assistant", &turn.assistant)];
+        let messages: Vec<Message> =
+            turns.iter().flat_map(pair).chain([message("user", text)]).collect();
+        self.template.encode(
+            self.tokenizer,
+            &messages,
+            self.system.as_deref(),
+            Special::AsText,
+            None,
+        )
     }
 
-    /// Keeps a message and its answer. `history` is what [`ask`](Self::ask) gave and the answer's tokens.
+    /// Keeps a message and its answer. `history` is what [`ask`](Self::ask) gave and the answer's
+    /// tokens.
     pub fn answered(&mut self, text: &str, answer: &str, history: Vec<Token>) {
         // An answer's tokens that do not follow the earlier ones as they were make those unknown.
         let seen = history.iter().zip(&self.tokens).take_while(|(new, old)| new == old).count();
-        self.turns.iter_mut().filter(|turn| turn.end.is_some_and(|end| end > seen)).for_each(|turn| turn.end = None);
-        self.turns.push(Turn { user: text.into(), assistant: answer.into(), end: Some(history.len()) });
+        self.turns
+            .iter_mut()
+            .filter(|turn| turn.end.is_some_and(|end| end > seen))
+            .for_each(|turn| turn.end = None);
+        self.turns.push(Turn {
+            user: text.into(),
+            assistant: answer.into(),
+            end: Some(history.len()),
+        });
         self.tokens = history;
     }
 
@@ -85,8 +115,8 @@ impl<'a> Conversation<'a> {
         Some(turn.user)
     }
 
-    /// Leaves the oldest message that the model sees and its answer out of all prompts to come; `false` where there is
-    /// none. They stay a part of what is saved.
+    /// Leaves the oldest message that the model sees and its answer out of all prompts to come;
+    /// `false` where there is none. They stay a part of what is saved.
     pub fn leave_out_oldest(&mut self) -> bool {
         let some = self.unseen < self.turns.len();
         self.unseen += some as usize;
@@ -110,23 +140,39 @@ impl<'a> Conversation<'a> {
         self.forget_tokens();
     }
 
-    /// Takes over the messages of a file, its instructions included, and returns a last message that has no answer yet.
+    /// Takes over the messages of a file, its instructions included, and returns a last message
+    /// that has no answer yet.
     pub fn load(&mut self, messages: Vec<Message>) -> Result<Option<String>> {
-        let bad = |what: &str| Fault::model(what).help("a conversation is [system,] user, assistant, user, assistant, ...");
+        let bad = |what: &str| {
+            Fault::model(what)
+                .help("a conversation is [system,] user, assistant, user, assistant, ...")
+        };
         let mut messages = messages.into_iter().peekable();
-        let system = messages.next_if(|message| message.role == "system").map(|message| message.content);
+        let system =
+            messages.next_if(|message| message.role == "system").map(|message| message.content);
         let mut turns = Vec::new();
         let mut open = None;
         while let Some(message) = messages.next() {
             if message.role != "user" {
-                return Err(bad(&format!("a message of role {:?} stands where a user's is expected", message.role)).into());
+                return Err(bad(&format!(
+                    "a message of role {:?} stands where a user's is expected",
+                    message.role
+                ))
+                .into());
             }
             match messages.next() {
                 Some(answer) if matches!(answer.role.as_str(), "assistant" | "model") => {
-                    turns.push(Turn { user: message.content, assistant: answer.content, end: None });
+                    turns.push(Turn {
+                        user: message.content,
+                        assistant: answer.content,
+                        end: None,
+                    });
                 }
                 Some(other) => {
-                    let what = format!("a message of role {:?} stands where an answer is expected", other.role);
+                    let what = format!(
+                        "a message of role {:?} stands where an answer is expected",
+                        other.role
+                    );
                     return Err(bad(&what).into());
                 }
                 None => open = Some(message.content),
@@ -171,30 +217,40 @@ mod tests {
     #[test]
     fn a_prompt_begins_with_all_that_was_said_as_it_was_said() {
         let file = bundled::target().unwrap();
-        let tokenizer = Tokenizer::from_bytes(&file.side_file("tokenizer.json").unwrap().unwrap()).unwrap();
+        let tokenizer =
+            Tokenizer::from_bytes(&file.side_file("tokenizer.json").unwrap().unwrap()).unwrap();
         let template = ChatTemplate::from_checkpoint(&file).unwrap();
         let mut talk = Conversation::new(template.clone(), &tokenizer, Some("Be brief.".into()));
         let first = talk.ask("Hi").unwrap();
         // An answer cut letter by letter, with blanks around it that a template trims.
-        let answer: Vec<Token> =
-            " He llo ".chars().flat_map(|c| tokenizer.encode(&c.to_string(), Special::AsText).unwrap()).collect();
+        let answer: Vec<Token> = " He llo "
+            .chars()
+            .flat_map(|c| tokenizer.encode(&c.to_string(), Special::AsText).unwrap())
+            .collect();
         let history = [&first[..], &answer[..]].concat();
         talk.answered("Hi", " He llo ", history.clone());
         assert_eq!(talk.ask("And?").unwrap(), talk.ask("And?").unwrap(), "asking keeps nothing");
         let second = talk.ask("And?").unwrap();
         assert!(second.starts_with(&history) && second.len() > history.len());
         // Behind the answer all is as the template has it.
-        let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let message =
+            |role: &str, content: &str| Message { role: role.into(), content: content.into() };
         let messages = [message("user", "Hi"), message("assistant", "x"), message("user", "And?")];
-        let plain = template.encode(&tokenizer, &messages, Some("Be brief."), Special::AsText, None).unwrap();
-        let end = plain.iter().skip(first.len()).position(|t| tokenizer.is_control(*t)).unwrap() + first.len();
+        let plain = template
+            .encode(&tokenizer, &messages, Some("Be brief."), Special::AsText, None)
+            .unwrap();
+        let end = plain.iter().skip(first.len()).position(|t| tokenizer.is_control(*t)).unwrap()
+            + first.len();
         assert_eq!(second[history.len()..], plain[end..]);
         // And so on, whatever earlier answers were cut into.
         let history = [&second[..], &answer[..]].concat();
         talk.answered("And?", " He llo ", history.clone());
         let third = talk.ask("So?").unwrap();
         // The answer's end, the question's two marks, and the next answer's beginning.
-        assert!(third.starts_with(&history) && third[history.len()..].iter().filter(|t| tokenizer.is_control(**t)).count() == 4);
+        assert!(
+            third.starts_with(&history)
+                && third[history.len()..].iter().filter(|t| tokenizer.is_control(**t)).count() == 4
+        );
         assert_eq!(talk.to_json().unwrap().matches("\"role\"").count(), 5);
         talk.reset();
         assert_eq!(talk.ask("Hi").unwrap(), first);
@@ -204,12 +260,15 @@ mod tests {
     /// A conversation of three answers, and what it asked for before each.
     fn three<'a>(tokenizer: &'a Tokenizer) -> (Conversation<'a>, Vec<Vec<Token>>) {
         let file = bundled::target().unwrap();
-        let mut talk = Conversation::new(ChatTemplate::from_checkpoint(&file).unwrap(), tokenizer, None);
+        let mut talk =
+            Conversation::new(ChatTemplate::from_checkpoint(&file).unwrap(), tokenizer, None);
         let mut prompts = Vec::new();
         for text in ["one", "two", "three"] {
             let prompt = talk.ask(text).unwrap();
-            let answer: Vec<Token> =
-                "yes".chars().flat_map(|c| tokenizer.encode(&c.to_string(), Special::AsText).unwrap()).collect();
+            let answer: Vec<Token> = "yes"
+                .chars()
+                .flat_map(|c| tokenizer.encode(&c.to_string(), Special::AsText).unwrap())
+                .collect();
             talk.answered(text, "yes", [&prompt[..], &answer].concat());
             prompts.push(prompt);
         }
@@ -242,9 +301,13 @@ mod tests {
         assert!(less.len() < whole.len());
         // What is left is what a conversation of the two others would be.
         let mut later = Conversation::new(talk.template.clone(), &tokenizer, None);
-        let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let message =
+            |role: &str, content: &str| Message { role: role.into(), content: content.into() };
         let pair = |text| [message("user", text), message("assistant", "yes")];
-        assert_eq!(later.load(["two", "three"].into_iter().flat_map(pair).collect()).unwrap(), None);
+        assert_eq!(
+            later.load(["two", "three"].into_iter().flat_map(pair).collect()).unwrap(),
+            None
+        );
         assert_eq!(less, later.ask("four").unwrap());
         assert!(talk.leave_out_oldest() && talk.leave_out_oldest() && !talk.leave_out_oldest());
         assert_eq!(talk.ask("four").unwrap().len(), talk.alone("four").unwrap());
@@ -261,12 +324,15 @@ mod tests {
         assert_ne!(with, before);
         let saved: Vec<serde_json::Value> = serde_json::from_str(&talk.to_json().unwrap()).unwrap();
         let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
-        let messages: Vec<Message> =
-            saved.iter().map(|m| Message { role: text(&m["role"]), content: text(&m["content"]) }).collect();
+        let messages: Vec<Message> = saved
+            .iter()
+            .map(|m| Message { role: text(&m["role"]), content: text(&m["content"]) })
+            .collect();
         let mut other = Conversation::new(talk.template.clone(), &tokenizer, None);
         assert_eq!(other.load(messages.clone()).unwrap(), None);
         assert_eq!(other.ask("four").unwrap(), with);
-        // A message without an answer is what to answer next; other orders are refused and change nothing.
+        // A message without an answer is what to answer next; other orders are refused and change
+        // nothing.
         assert_eq!(other.load(messages[..2].to_vec()).unwrap().as_deref(), Some("one"));
         for wrong in [&messages[2..], &[], &[messages[1].clone(), messages[3].clone()]] {
             assert!(other.load(wrong.to_vec()).is_err());

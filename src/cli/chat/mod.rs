@@ -1,5 +1,5 @@
-//! `gemma chat`: a conversation at a terminal. What was said stays in the cache, so that an answer waits for the newest
-//! message only.
+//! `gemma chat`: a conversation at a terminal. What was said stays in the cache, so that an answer
+//! waits for the newest message only.
 
 mod command;
 mod conversation;
@@ -37,8 +37,9 @@ use wrap::Wrap;
 
 /// A conversation at the terminal; the model remembers what was said before.
 ///
-/// Type a message, or /help for the commands. Ctrl-C stops an answer and keeps the conversation; at the prompt it drops the
-/// line. Ctrl-D or /quit leaves. There is no history file; /save keeps a conversation, and --draft-memory fragments of it.
+/// Type a message, or /help for the commands. Ctrl-C stops an answer and keeps the conversation; at
+/// the prompt it drops the line. Ctrl-D or /quit leaves. There is no history file; /save keeps a
+/// conversation, and --draft-memory fragments of it.
 #[derive(Debug, Args)]
 pub struct Chat {
     /// The first message; the conversation goes on from its answer
@@ -63,14 +64,23 @@ pub struct Chat {
 /// Positions that a conversation gets where nobody says how many.
 const CONTEXT: usize = 8192;
 
-/// An answer is begun with at least this part of the context free for it, as long as there are older turns to leave out.
+/// An answer is begun with at least this part of the context free for it, as long as there are
+/// older turns to leave out.
 const ANSWER_PART: usize = 8;
 
 pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
-        let fault = Fault::usage("gemma chat is a conversation at a terminal, and standard input or output is not a terminal");
-        return Err(fault.help("gemma generate answers one prompt, and with --batch many: echo 'Hello' | gemma generate").into());
+        let fault = Fault::usage(
+            "gemma chat is a conversation at a terminal, and standard input or output is not a \
+                terminal",
+        );
+        return Err(fault
+            .help(
+                "gemma generate answers one prompt, and with --batch many: echo \
+            'Hello' | gemma generate",
+            )
+            .into());
     }
     if options.sampling.stop.iter().any(String::is_empty) {
         return Err(Fault::usage("--stop: an empty text would end every answer at once").into());
@@ -86,7 +96,8 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
         Ok(sampler.usable(tokenizer.vocab()).ban(banned.iter().copied()))
     };
     let context = session.context(CONTEXT, ui);
-    let Started { target, drafts: drafting, costs, .. } = session.start(context, &drafting, true, ui)?;
+    let Started { target, drafts: drafting, costs, .. } =
+        session.start(context, &drafting, true, ui)?;
     let template = ChatTemplate::from_checkpoint(session.model.checkpoint())?;
     // Nobody at a terminal wants an answer cut off that did not ask for it.
     let max_tokens = match typed.source("max-tokens") {
@@ -176,7 +187,9 @@ impl Talk<'_> {
                 self.say("(the conversation is forgotten)")
             }
             Line::Undo => match self.talk.undo() {
-                Some(text) => self.say(&format!("(forgotten: {:?} and its answer)", shortened(&text))),
+                Some(text) => {
+                    self.say(&format!("(forgotten: {:?} and its answer)", shortened(&text)))
+                }
                 None => self.say("(there is nothing to undo)"),
             },
             Line::Retry => self.retry(),
@@ -187,7 +200,11 @@ impl Talk<'_> {
             Line::System(Some(text)) => {
                 let some = text != "-";
                 self.talk.set_system(some.then_some(text));
-                self.say(if some { "(these instructions hold from here on)" } else { "(no instructions from here on)" })
+                self.say(if some {
+                    "(these instructions hold from here on)"
+                } else {
+                    "(no instructions from here on)"
+                })
             }
             Line::Save(file) => self.save(&file),
             Line::Load(file) => self.load(&file),
@@ -206,10 +223,15 @@ impl Talk<'_> {
         self.say(&format!("(saved as {})", file.display()))
     }
 
-    /// Goes on with the conversation in a file, and answers its last message where that has no answer yet.
+    /// Goes on with the conversation in a file, and answers its last message where that has no
+    /// answer yet.
     fn load(&mut self, file: &Path) -> Result<()> {
         let open = self.talk.load(prompt::read_messages(file)?)?;
-        self.say(&format!("({} messages with their answers from {})", self.talk.turns(), file.display()))?;
+        self.say(&format!(
+            "({} messages with their answers from {})",
+            self.talk.turns(),
+            file.display()
+        ))?;
         match open {
             Some(text) => {
                 self.ui.line(&format!("> {}", clean(&text)));
@@ -222,10 +244,14 @@ impl Talk<'_> {
     /// Answers the last message again. The old answer is kept where nothing comes of the new one.
     fn retry(&mut self) -> Result<()> {
         let before = self.talk.clone();
-        let Some(text) = self.talk.undo() else { return self.say("(there is no message to answer again)") };
+        let Some(text) = self.talk.undo() else {
+            return self.say("(there is no message to answer again)");
+        };
         let config = self.sampler.config();
         if config.temperature == 0.0 {
-            self.say("(at temperature 0 the answer stays the same; gemma chat --temp 0.7 gives others)")?;
+            self.say(
+                "(at temperature 0 the answer stays the same; gemma chat --temp 0.7 gives others)",
+            )?;
         }
         self.sampler = (self.reseeded)(config.seed.wrapping_add(1))?;
         let result = self.answer(&text);
@@ -249,7 +275,8 @@ impl Talk<'_> {
         let mut history = self.talk.ask(text)?;
         let (before, mut left_out) = (self.talk.clone(), 0);
         if history.len() > most {
-            // Half of what the message leaves free, so that not every one from here on has all of its prompt read anew.
+            // Half of what the message leaves free, so that not every one from here on has all of
+            // its prompt read anew.
             let alone = self.talk.alone(text)?;
             let enough = alone + most.saturating_sub(alone) / 2;
             while history.len() > enough && self.talk.leave_out_oldest() {
@@ -260,8 +287,13 @@ impl Talk<'_> {
         if history.len() >= context {
             self.talk = before;
             let (have, most) = (thousands(history.len() as u64), thousands(context as u64));
-            let fault = Fault::new(Kind::Context, format!("the message takes {have} tokens, and the context holds {most}"));
-            return Err(fault.help("say it in less, or begin gemma chat with a larger --ctx-size").into());
+            let fault = Fault::new(
+                Kind::Context,
+                format!("the message takes {have} tokens, and the context holds {most}"),
+            );
+            return Err(fault
+                .help("say it in less, or begin gemma chat with a larger --ctx-size")
+                .into());
         }
         let what = match left_out {
             0 => return Ok(history),
@@ -269,7 +301,8 @@ impl Talk<'_> {
             n => format!("{n} messages and their answers"),
         };
         self.ui.line(&format!(
-            "(the context of {} tokens is full: the model no longer sees the oldest {what}; /save writes them all)",
+            "(the context of {} tokens is full: the model no longer sees the oldest {what}; /save \
+                writes them all)",
             thousands(context as u64)
         ));
         Ok(history)
@@ -279,31 +312,44 @@ impl Talk<'_> {
     fn stream_answer(&mut self, text: &str, mut history: Vec<Token>) -> Result<()> {
         let (prompt, context) = (history.len(), self.target.engine().context());
         self.interrupt.reset();
-        let limits = Limits { max_tokens: self.max_tokens, stop_ids: self.stop_ids, interrupt: self.interrupt.flag() };
+        let limits = Limits {
+            max_tokens: self.max_tokens,
+            stop_ids: self.stop_ids,
+            interrupt: self.interrupt.flag(),
+        };
         let mut wrap = Wrap::new(terminal::columns());
-        let (mut stream, mut answer, mut stats) = ((self.stream)(), String::new(), Stats::default());
+        let (mut stream, mut answer, mut stats) =
+            ((self.stream)(), String::new(), Stats::default());
         let bar = self.ui.bar("reading", prompt as u64);
         let mut failure = None;
         let (target, drafter) = (&mut self.target, self.drafting.drafter.as_mut());
-        let stop = decode::generate(target, drafter, &self.sampler, &mut history, &limits, &mut stats, &mut |event| {
-            match event {
-                Event::Prefill(done, _) => bar.set_position(done as u64),
-                Event::Token(token) => {
-                    bar.finish_and_clear();
-                    let piece = stream.push(token);
-                    answer.push_str(piece);
-                    match show(&mut wrap, piece) {
-                        Ok(()) if stream.is_stopped() => return Flow::Stop,
-                        Ok(()) => {}
-                        Err(e) => {
-                            failure = Some(e);
-                            return Flow::Stop;
+        let stop = decode::generate(
+            target,
+            drafter,
+            &self.sampler,
+            &mut history,
+            &limits,
+            &mut stats,
+            &mut |event| {
+                match event {
+                    Event::Prefill(done, _) => bar.set_position(done as u64),
+                    Event::Token(token) => {
+                        bar.finish_and_clear();
+                        let piece = stream.push(token);
+                        answer.push_str(piece);
+                        match show(&mut wrap, piece) {
+                            Ok(()) if stream.is_stopped() => return Flow::Stop,
+                            Ok(()) => {}
+                            Err(e) => {
+                                failure = Some(e);
+                                return Flow::Stop;
+                            }
                         }
                     }
                 }
-            }
-            Flow::Continue
-        });
+                Flow::Continue
+            },
+        );
         bar.finish_and_clear();
         let rest = stream.finish();
         answer.push_str(rest);
@@ -318,9 +364,10 @@ impl Talk<'_> {
             Stop::Interrupt | Stop::Receiver => FinishReason::Interrupted,
         };
         match finish {
-            FinishReason::Length if history.len() >= context => {
-                self.ui.line("(the context is full; the next message has the oldest ones left out, /reset forgets all)")
-            }
+            FinishReason::Length if history.len() >= context => self.ui.line(
+                "(the context is full; the next message has the oldest ones left out, \
+                    /reset forgets all)",
+            ),
             FinishReason::Length => self.ui.line("(cut off by --max-tokens)"),
             FinishReason::Interrupted => self.ui.line("(stopped)"),
             _ => {}
@@ -336,7 +383,9 @@ impl Talk<'_> {
 
     /// The last answer's figures.
     fn stats(&self) -> Result<()> {
-        let Some((stats, usage, finish_reason)) = &self.last else { return self.say("(there is no answer yet)") };
+        let Some((stats, usage, finish_reason)) = &self.last else {
+            return self.say("(there is no answer yet)");
+        };
         let mut figures = Figures::default();
         self.drafting.drafter.figures(&mut figures);
         let engine = self.target.engine();
@@ -349,15 +398,24 @@ impl Talk<'_> {
             timings: stats::timings(stats, 0.0),
             draft: stats::draft(stats, &figures, self.talk.position(), disabled),
             sampling: stats::sampling(self.sampler.config(), self.max_tokens),
-            memory: Memory { weights: memory.weights, kv: memory.kv, activations: memory.activations },
+            memory: Memory {
+                weights: memory.weights,
+                kv: memory.kv,
+                activations: memory.activations,
+            },
             device: engine.describe(),
             ..Record::default()
         };
-        let (tokens, context) = (thousands(self.talk.position() as u64), thousands(engine.context() as u64));
+        let (tokens, context) =
+            (thousands(self.talk.position() as u64), thousands(engine.context() as u64));
         let line = stats::line(&record, stats, self.threads)?;
         let columns = terminal::columns();
         self.ui.line(&wrapped(
-            &format!("conversation: {tokens} of {context} tokens; {} tokens of the last prompt were read", stats.prefilled),
+            &format!(
+                "conversation: {tokens} of {context} tokens; {} tokens of the last prompt \
+                were read",
+                stats.prefilled
+            ),
             columns,
         ));
         self.ui.line(&wrapped(&line, columns));

@@ -1,4 +1,5 @@
-//! The terminal's own state: its width, what it echoes, and how it is left when a signal ends the process.
+//! The terminal's own state: its width, what it echoes, and how it is left when a signal ends the
+//! process.
 
 use anyhow::{Context, Result};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
@@ -33,16 +34,18 @@ impl Drop for Unechoed {
     }
 }
 
-/// Puts the terminal back as it is now before SIGTERM, SIGHUP or SIGQUIT ends the process. The line editor and
-/// [`Unechoed`] change its modes, and a signal's default action runs no destructor.
+/// Puts the terminal back as it is now before SIGTERM, SIGHUP or SIGQUIT ends the process. The line
+/// editor and [`Unechoed`] change its modes, and a signal's default action runs no destructor.
 pub fn restore_at_signals() -> Result<()> {
     let before = tcgetattr(stdin()).context("reading the terminal's modes")?;
-    let mut signals = Signals::new([SIGTERM, SIGHUP, SIGQUIT]).context("installing signal handlers")?;
+    let mut signals =
+        Signals::new([SIGTERM, SIGHUP, SIGQUIT]).context("installing signal handlers")?;
     let watch = move || {
         for signal in signals.forever() {
             if in_foreground() {
                 let _ = tcsetattr(stdin(), OptionalActions::Now, &before);
-                // The line editor had bracketed paste switched on, and stands in the middle of a line.
+                // The line editor had bracketed paste switched on, and stands in the middle of a
+                // line.
                 let _ = stderr().write_all(b"\x1b[?2004l\r\n");
             }
             // It ends the process as it would have ended without a handler.
@@ -53,7 +56,8 @@ pub fn restore_at_signals() -> Result<()> {
     Ok(())
 }
 
-/// Whether the terminal is this process's to change: one in the background would be stopped for trying.
+/// Whether the terminal is this process's to change: one in the background would be stopped for
+/// trying.
 fn in_foreground() -> bool {
     // SAFETY: neither call takes a pointer; a terminal that is gone makes the first return -1.
     unsafe { libc::tcgetpgrp(libc::STDIN_FILENO) == libc::getpgrp() }

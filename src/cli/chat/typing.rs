@@ -5,7 +5,10 @@ use crate::cli::ui::Ui;
 use anyhow::{Context, Result};
 use rustyline::error::ReadlineError;
 use rustyline::history::MemHistory;
-use rustyline::{Cmd, ConditionalEventHandler, Config, Editor, Event, EventContext, EventHandler, KeyEvent, RepeatCount};
+use rustyline::{
+    Cmd, ConditionalEventHandler, Config, Editor, Event, EventContext, EventHandler, KeyEvent,
+    RepeatCount,
+};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -24,7 +27,13 @@ pub struct Prompt {
 struct Noting(Arc<Mutex<String>>);
 
 impl ConditionalEventHandler for Noting {
-    fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
+    fn handle(
+        &self,
+        _: &Event,
+        _: RepeatCount,
+        _: bool,
+        context: &EventContext<'_>,
+    ) -> Option<Cmd> {
         if let Ok(mut dropped) = self.0.lock() {
             context.line().clone_into(&mut dropped);
         }
@@ -36,9 +45,13 @@ impl ConditionalEventHandler for Noting {
 impl Prompt {
     pub fn new() -> Result<Prompt> {
         let config = Config::builder().auto_add_history(true).build();
-        let mut editor = Editor::with_history(config, MemHistory::new()).context("preparing the terminal")?;
+        let mut editor =
+            Editor::with_history(config, MemHistory::new()).context("preparing the terminal")?;
         let dropped = Arc::new(Mutex::new(String::new()));
-        editor.bind_sequence(KeyEvent::ctrl('C'), EventHandler::Conditional(Box::new(Noting(dropped.clone()))));
+        editor.bind_sequence(
+            KeyEvent::ctrl('C'),
+            EventHandler::Conditional(Box::new(Noting(dropped.clone()))),
+        );
         Ok(Prompt { editor, dropped, interrupted: None })
     }
 
@@ -77,10 +90,14 @@ impl Prompt {
         let _ = self.editor.add_history_entry(text);
     }
 
-    /// Begins a new line and keeps the dropped one in the history. Whether to leave: an empty prompt says how, and leaves
-    /// at the second Ctrl-C in a row.
+    /// Begins a new line and keeps the dropped one in the history. Whether to leave: an empty
+    /// prompt says how, and leaves at the second Ctrl-C in a row.
     fn drop_line(&mut self, begun: String, ui: &Ui) -> bool {
-        let line = self.dropped.lock().map(|mut dropped| std::mem::take(&mut *dropped)).unwrap_or_default();
+        let line = self
+            .dropped
+            .lock()
+            .map(|mut dropped| std::mem::take(&mut *dropped))
+            .unwrap_or_default();
         if !line.trim().is_empty() {
             self.remember(&line);
         }

@@ -7,7 +7,8 @@ pub struct Wrap {
     /// Columns of the terminal; 0 where they are unknown, and nothing is broken.
     width: usize,
     column: usize,
-    /// The word that the line ends with, and its columns: it moves to the next line if it does not fit.
+    /// The word that the line ends with, and its columns: it moves to the next line if it does not
+    /// fit.
     word: String,
     columns: usize,
     line: Line,
@@ -19,7 +20,8 @@ enum Line {
     /// So many back quotes from its start on.
     Begun(usize),
     Text,
-    /// Between fences: code stays as it is. So many back quotes from the start of the line on; `None` behind anything else.
+    /// Between fences: code stays as it is. So many back quotes from the start of the line on;
+    /// `None` behind anything else.
     Code(Option<usize>),
 }
 
@@ -28,8 +30,9 @@ impl Wrap {
         Wrap { width, column: 0, word: String::new(), columns: 0, line: Line::Begun(0) }
     }
 
-    /// The window has this many columns from here on. What it makes of the line that was begun is its own affair: the
-    /// next word is placed as if the terminal had broken that line at its new width.
+    /// The window has this many columns from here on. What it makes of the line that was begun is
+    /// its own affair: the next word is placed as if the terminal had broken that line at its new
+    /// width.
     pub fn resize(&mut self, width: usize) {
         if width == self.width {
             return;
@@ -42,8 +45,9 @@ impl Wrap {
         }
     }
 
-    /// What to send for the next piece of text: the piece with line breaks in it, and a word that was already sent taken
-    /// back. Blanks at the end of a full line are left out: they would stand on a line of their own.
+    /// What to send for the next piece of text: the piece with line breaks in it, and a word that
+    /// was already sent taken back. Blanks at the end of a full line are left out: they would stand
+    /// on a line of their own.
     pub fn push(&mut self, piece: &str) -> String {
         let mut out = String::with_capacity(piece.len());
         for c in piece.chars() {
@@ -134,7 +138,11 @@ mod tests {
                     continue;
                 }
                 rest = &rest[c.len_utf8()..];
-                if c == '\n' { lines.push(String::new()) } else { lines.last_mut().unwrap().push(c) }
+                if c == '\n' {
+                    lines.push(String::new())
+                } else {
+                    lines.last_mut().unwrap().push(c)
+                }
             }
         }
         lines
@@ -144,17 +152,25 @@ mod tests {
     fn lines_end_between_words_however_the_text_arrives() {
         let text = "the quick brown fox jumps over\nthe lazy dog";
         for each in [1, 2, 3, 7, 100] {
-            assert_eq!(shown(text, 12, each), ["the quick ", "brown fox ", "jumps over", "the lazy dog"], "{each}");
+            assert_eq!(
+                shown(text, 12, each),
+                ["the quick ", "brown fox ", "jumps over", "the lazy dog"],
+                "{each}"
+            );
         }
     }
 
-    /// A blank behind the last column would be shown on the next line, and the break before the next word would leave an
-    /// empty line.
+    /// A blank behind the last column would be shown on the next line, and the break before the
+    /// next word would leave an empty line.
     #[test]
     fn a_line_that_fills_the_width_is_followed_by_no_empty_line() {
         for each in [1, 2, 5, 100] {
             assert_eq!(shown("quick brow nothing", 10, each), ["quick brow", "nothing"], "{each}");
-            assert_eq!(shown("quick brow  \nnothing", 10, each), ["quick brow", "nothing"], "{each}");
+            assert_eq!(
+                shown("quick brow  \nnothing", 10, each),
+                ["quick brow", "nothing"],
+                "{each}"
+            );
             assert_eq!(shown("quick bro nothing", 10, each), ["quick bro ", "nothing"], "{each}");
             assert_eq!(shown("quick brow\nnothing", 10, each), ["quick brow", "nothing"], "{each}");
             assert_eq!(shown("quick brow\tnothing", 10, each), ["quick brow", "nothing"], "{each}");
@@ -174,7 +190,11 @@ mod tests {
 
     #[test]
     fn what_has_no_end_is_left_to_the_terminal() {
-        assert_eq!(shown("aaaaaaaaaaaaaaa bb cc", 10, 4), ["aaaaaaaaaaaaaaa bb ", "cc"], "the terminal has broken it after ten");
+        assert_eq!(
+            shown("aaaaaaaaaaaaaaa bb cc", 10, 4),
+            ["aaaaaaaaaaaaaaa bb ", "cc"],
+            "the terminal has broken it after ten"
+        );
         assert_eq!(shown("one two three", 0, 5), ["one two three"]);
     }
 

@@ -40,12 +40,14 @@ pub fn checks(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
                 return vec![no_gpu(asked, "")];
             }
             let mut checks = vec![without_gpu(driver(&e.to_string(), fault_of(e), &boards))];
-            checks.extend(nodes.iter().filter(|n| n.is_refused()).map(|n| without_gpu(n.refused())));
+            checks
+                .extend(nodes.iter().filter(|n| n.is_refused()).map(|n| without_gpu(n.refused())));
             return checks;
         }
     };
     let list = found.as_deref().unwrap_or_default();
-    let names: Vec<String> = list.iter().map(|d| format!("vulkan:{} {} ({})", d.index, d.name, d.driver)).collect();
+    let names: Vec<String> =
+        list.iter().map(|d| format!("vulkan:{} {} ({})", d.index, d.name, d.driver)).collect();
     let mut checks = Vec::new();
     match chosen {
         Ok(device) => {
@@ -60,7 +62,10 @@ pub fn checks(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
             } else {
                 checks.push(Check::pass(
                     "gpu",
-                    format!("vulkan:{} {}, Vulkan {}.{}", device.index, device.name, device.api.0, device.api.1),
+                    format!(
+                        "vulkan:{} {}, Vulkan {}.{}",
+                        device.index, device.name, device.api.0, device.api.1
+                    ),
                 ));
                 checks.push(queue(device));
                 checks.push(watchdog(machine));
@@ -70,12 +75,18 @@ pub fn checks(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
             let tried = trial(&machine.verdict(device), device);
             checks.push(if tried.status == Status::Fail { without_gpu(tried) } else { tried });
         }
-        Err(_) if nothing && choice == Choice::Best => checks.push(no_gpu(asked, &names.join("; "))),
+        Err(_) if nothing && choice == Choice::Best => {
+            checks.push(no_gpu(asked, &names.join("; ")))
+        }
         Err(why) => {
             // Where a node is closed to this user, drivers just do not list the device.
             let refused: Vec<&Node> = nodes.iter().filter(|n| n.is_refused()).collect();
             let fault = fault_of(&why);
-            let seen = if names.is_empty() { why.to_string() } else { format!("{why} (found: {})", names.join("; ")) };
+            let seen = if names.is_empty() {
+                why.to_string()
+            } else {
+                format!("{why} (found: {})", names.join("; "))
+            };
             if refused.is_empty() {
                 checks.push(without_gpu(driver(&seen, fault, &boards)));
             } else {
@@ -90,7 +101,10 @@ pub fn checks(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
         }
     }
     let opened = chosen_is_gpu(list, choice);
-    checks.extend(permissions(&nodes, opened).map(|check| if check.status == Status::Fail { without_gpu(check) } else { check }));
+    checks.extend(
+        permissions(&nodes, opened)
+            .map(|check| if check.status == Status::Fail { without_gpu(check) } else { check }),
+    );
     checks
 }
 
@@ -103,8 +117,16 @@ fn no_gpu(asked: &Asked<'_>, others: &str) -> Check {
     let others = if others.is_empty() { String::new() } else { format!(" (found: {others})") };
     let found = format!("no GPU is on the bus{others}");
     match asked.needs_gpu() {
-        true => Check::fail("vulkan", Kind::Device, found, "use --device cpu, and leave --gpu-layers out"),
-        false => Check::pass("vulkan", format!("{found}, and none is needed: the processor computes everything")),
+        true => Check::fail(
+            "vulkan",
+            Kind::Device,
+            found,
+            "use --device cpu, and leave --gpu-layers out",
+        ),
+        false => Check::pass(
+            "vulkan",
+            format!("{found}, and none is needed: the processor computes everything"),
+        ),
     }
 }
 
@@ -121,15 +143,38 @@ fn driver(found: &str, fault: Option<&Fault>, boards: &[Board]) -> Check {
             check(&format!("no GPU is on the bus that this program knows; {other}")).typing(mesa)
         }
         [board, ..] if board.driver.is_none() => check(&format!(
-            "the {} graphics at {} have no kernel driver: load it, and see why it did not load itself:",
+            "the {} graphics at {} have no kernel driver: load it, and see why it did not load \
+                itself:",
             board.name, board.slot
         ))
-        .typing([format!("sudo modprobe {}", board.module), format!("sudo dmesg | grep -i {}", board.module)]),
-        [board, ..] if board.module == "nvidia" => {
-            check("NVIDIA's own driver brings its Vulkan driver (containers: NVIDIA_DRIVER_CAPABILITIES must name graphics):")
-                .typing(["sudo apt install nvidia-driver  # Debian", "sudo ubuntu-drivers install  # Ubuntu"])
-        }
-        [board, ..] => check(&format!("install the loader and Mesa's driver for the {} graphics:", board.name)).typing(mesa),
+        .typing([
+            format!(
+                "sudo modprobe \
+            {}",
+                board.module
+            ),
+            format!(
+                "sudo dmesg | grep -i \
+            {}",
+                board.module
+            ),
+        ]),
+        [board, ..] if board.module == "nvidia" => check(
+            "NVIDIA's own driver brings its Vulkan driver (containers: \
+                NVIDIA_DRIVER_CAPABILITIES must name graphics):",
+        )
+        .typing([
+            "sudo apt install nvidia-driver  # \
+                    Debian",
+            "sudo ubuntu-drivers install  \
+                    # Ubuntu",
+        ]),
+        [board, ..] => check(&format!(
+            "install the loader and Mesa's driver for the {} \
+            graphics:",
+            board.name
+        ))
+        .typing(mesa),
     }
 }
 
@@ -149,7 +194,9 @@ fn boards(machine: &dyn Machine) -> Vec<Board> {
         // Class 03: display controllers.
         of("class")?.starts_with("0x03").then_some(())?;
         let driver = machine.root().join(format!("sys/bus/pci/devices/{slot}/driver"));
-        let driver = std::fs::read_link(driver).ok().and_then(|d| d.file_name()?.to_str().map(str::to_owned));
+        let driver = std::fs::read_link(driver)
+            .ok()
+            .and_then(|d| d.file_name()?.to_str().map(str::to_owned));
         Some(Board { slot, name, module, driver })
     };
     machine.list("sys/bus/pci/devices").into_iter().filter_map(one).collect()
@@ -171,7 +218,8 @@ impl Node {
     fn refused(&self) -> Check {
         let why = self.error.as_ref().map_or(String::new(), |e| format!(": {e}"));
         let remedy = format!(
-            "it belongs to the group {}: join it, then log out and in again (containers: --group-add {})",
+            "it belongs to the group {}: join it, then log out and in again (containers: \
+                --group-add {})",
             self.group, self.group
         );
         Check::fail("permissions", Kind::Device, format!("{}{why}", self.path), remedy)
@@ -184,7 +232,11 @@ fn render_nodes(machine: &dyn Machine) -> Vec<Node> {
     names
         .map(|name| {
             let path = machine.root().join("dev/dri").join(&name);
-            Node { error: machine.open(&path).err(), group: group_of(machine, &path), path: format!("/dev/dri/{name}") }
+            Node {
+                error: machine.open(&path).err(),
+                group: group_of(machine, &path),
+                path: format!("/dev/dri/{name}"),
+            }
         })
         .collect()
 }
@@ -215,8 +267,12 @@ fn permissions(nodes: &[Node], opened: bool) -> Option<Check> {
         (None, Some(node)) => {
             let why = node.error.as_ref().map_or(String::new(), |e| e.to_string());
             Some(
-                Check::warn("permissions", format!("{}: {why}", node.path), "see what the kernel says of it:")
-                    .typing(["sudo dmesg | grep -i drm"]),
+                Check::warn(
+                    "permissions",
+                    format!("{}: {why}", node.path),
+                    "see what the kernel says of it:",
+                )
+                .typing(["sudo dmesg | grep -i drm"]),
             )
         }
         (None, None) => None,
@@ -238,7 +294,8 @@ const LOCKUP: [(u32, i64); 2] = [(7, 2000), (0, 10_000)];
 
 /// After what time the kernel would take a pass for a hang, against the time that one is given.
 fn watchdog(machine: &dyn Machine) -> Check {
-    let bound = format!("passes go out in pieces that are estimated to take at most {LIMIT} s each");
+    let bound =
+        format!("passes go out in pieces that are estimated to take at most {LIMIT} s each");
     let Some(setting) = machine.read("sys/module/amdgpu/parameters/lockup_timeout") else {
         return Check::pass("gpu watchdog", bound);
     };
@@ -248,20 +305,25 @@ fn watchdog(machine: &dyn Machine) -> Check {
     // One number for all queues, or those of graphics, computing, copies and video: 0 stands for
     // the default, a negative one for no limit.
     let given: Vec<i64> = setting.split(',').filter_map(|n| n.trim().parse().ok()).collect();
-    let timeouts = given.iter().take(2).map(|ms| if *ms == 0 { default } else { *ms }).filter(|ms| *ms > 0);
+    let timeouts =
+        given.iter().take(2).map(|ms| if *ms == 0 { default } else { *ms }).filter(|ms| *ms > 0);
     let unlimited = !given.is_empty() && given.iter().take(2).all(|ms| *ms < 0);
     let shortest = timeouts.min().unwrap_or(default);
     if unlimited {
-        return Check::pass("gpu watchdog", format!("off (amdgpu.lockup_timeout={setting}); {bound}"));
+        return Check::pass(
+            "gpu watchdog",
+            format!("off (amdgpu.lockup_timeout={setting}); {bound}"),
+        );
     }
     let seconds = shortest as f64 / 1000.0;
     let found = format!("amdgpu takes what runs for {seconds} s for a hang; {bound}");
     if seconds >= 5.0 * LIMIT {
         return Check::pass("gpu watchdog", found);
     }
-    let remedy =
-        "amdgpu.lockup_timeout is so short that a long prompt may lose the GPU: take it out, and restart; where it is set:";
-    Check::warn("gpu watchdog", found, remedy).typing(["grep -rs lockup_timeout /etc/modprobe.d /etc/default/grub /proc/cmdline"])
+    let remedy = "amdgpu.lockup_timeout is so short that a long prompt may lose the GPU: take it \
+        out, and restart; where it is set:";
+    Check::warn("gpu watchdog", found, remedy)
+        .typing(["grep -rs lockup_timeout /etc/modprobe.d /etc/default/grub /proc/cmdline"])
 }
 
 /// What came of the driver's trial.
@@ -272,73 +334,128 @@ fn trial(verdict: &Verdict, device: &DeviceInfo) -> Check {
         shapes => format!("int8 matrices of {}", shapes.join(", ")),
     };
     match (verdict.allows, verdict.note(device)) {
-        (Use::NotAtAll, Some(note)) => Check::fail("gpu driver", Kind::Device, note, verdict.remedy()),
+        (Use::NotAtAll, Some(note)) => {
+            Check::fail("gpu driver", Kind::Device, note, verdict.remedy())
+        }
         (_, Some(note)) => Check::warn("gpu driver", note, verdict.remedy()),
-        (_, None) => Check::pass("gpu driver", format!("came through a trial in a process of its own; {shapes}")),
+        (_, None) => Check::pass(
+            "gpu driver",
+            format!("came through a trial in a process of its own; {shapes}"),
+        ),
     }
 }
 
 /// The memory that the device offers, against what the smallest 27B takes.
 fn heap(machine: &dyn Machine, device: &DeviceInfo) -> Check {
     let (all, free) = (device.memory, device.free());
-    let found = format!("{} in all, {} free, at most {} at a time", bytes(all), bytes(free), bytes(device.max_allocation));
+    let found = format!(
+        "{} in all, {} free, at most {} at a time",
+        bytes(all),
+        bytes(free),
+        bytes(device.max_allocation)
+    );
     let need = bytes(SMALLEST_27B);
     if free >= SMALLEST_27B {
         return Check::pass("gpu memory", found);
     }
     if all >= SMALLEST_27B {
         let remedy = format!(
-            "Gemma 3 27B at 9 GB takes {need}: close what holds the rest, or some layers run on the processor; who has the GPU open:"
+            "Gemma 3 27B at 9 GB takes {need}: close what holds the rest, or some layers run on \
+                the processor; who has the GPU open:"
         );
-        return Check::warn("gpu memory", found, remedy).typing(["sudo fuser -v /dev/dri/renderD*"]);
+        return Check::warn("gpu memory", found, remedy)
+            .typing(["sudo fuser -v /dev/dri/renderD*"]);
     }
     if !device.is_integrated {
-        let remedy =
-            format!("Gemma 3 27B at 9 GB takes {need}: the layers that do not fit run on the processor; how many, and how fast:");
+        let remedy = format!(
+            "Gemma 3 27B at 9 GB takes {need}: the layers that do not fit run on the processor; \
+                how many, and how fast:"
+        );
         return Check::warn("gpu memory", found, remedy).typing(["gemma plan 27b --recipe 9gb"]);
     }
-    let remedy = format!("less than the {need} that Gemma 3 27B takes at 9 GB, so layers go to the processor");
+    let remedy = format!(
+        "less than the {need} that Gemma 3 27B takes at 9 GB, so layers go to the processor"
+    );
     let total = machine.memory("MemTotal").unwrap_or(0);
     // More than three quarters would leave the system too little.
     if total / 4 * 3 <= all {
-        return Check::warn("gpu memory", found, format!("{remedy}; the machine has too little memory to give the GPU more"));
+        return Check::warn(
+            "gpu memory",
+            found,
+            format!("{remedy}; the machine has too little memory to give the GPU more"),
+        );
     }
     let pages = total / 4 * 3 / PAGE;
-    Check::warn("gpu memory", found, format!("{remedy}: let graphics have three quarters of the memory, and restart"))
-        .typing(pages_limit(pages))
+    Check::warn(
+        "gpu memory",
+        found,
+        format!("{remedy}: let graphics have three quarters of the memory, and restart"),
+    )
+    .typing(pages_limit(pages))
 }
 
 /// Lets the kernel hand out so many pages to graphics.
 fn pages_limit(pages: u64) -> Vec<String> {
     vec![
-        format!("echo 'options ttm pages_limit={pages} page_pool_size={pages}' | sudo tee /etc/modprobe.d/gemma-ttm.conf"),
+        format!(
+            "echo 'options ttm pages_limit={pages} page_pool_size={pages}' | sudo tee \
+                /etc/modprobe.d/gemma-ttm.conf"
+        ),
         "sudo update-initramfs -u  # Fedora: sudo dracut -f".into(),
     ]
 }
 
 /// What the kernel lets AMD's graphics have of the machine's memory.
 fn gtt(machine: &dyn Machine, device: &DeviceInfo) -> Option<Check> {
-    let cards = machine.list("sys/class/drm").into_iter().filter(|name| name.starts_with("card") && !name.contains('-'));
+    let cards = machine
+        .list("sys/class/drm")
+        .into_iter()
+        .filter(|name| name.starts_with("card") && !name.contains('-'));
     let number = |path: String| machine.read(&path)?.parse::<i64>().ok();
-    let card = cards.into_iter().find(|card| number(format!("sys/class/drm/{card}/device/mem_info_gtt_total")).is_some())?;
-    let of = |file: &str| number(format!("sys/class/drm/{card}/device/{file}")).unwrap_or(0).max(0) as u64;
-    let (vram, gtt, used) = (of("mem_info_vram_total"), of("mem_info_gtt_total"), of("mem_info_gtt_used"));
+    let card = cards
+        .into_iter()
+        .find(|card| number(format!("sys/class/drm/{card}/device/mem_info_gtt_total")).is_some())?;
+    let of = |file: &str| {
+        number(format!("sys/class/drm/{card}/device/{file}")).unwrap_or(0).max(0) as u64
+    };
+    let (vram, gtt, used) =
+        (of("mem_info_vram_total"), of("mem_info_gtt_total"), of("mem_info_gtt_used"));
     let limit = number("sys/module/amdgpu/parameters/gttsize".into()).filter(|mib| *mib >= 0);
-    let pages =
-        number("sys/module/ttm/parameters/pages_limit".into()).filter(|pages| *pages > 0).map(|pages| pages as u64 * PAGE);
+    let pages = number("sys/module/ttm/parameters/pages_limit".into())
+        .filter(|pages| *pages > 0)
+        .map(|pages| pages as u64 * PAGE);
     let pages_text = pages.map_or(String::new(), |p| format!(", ttm.pages_limit {}", bytes(p)));
-    let found = format!("{card}: {} VRAM, {} GTT ({} used){pages_text}", bytes(vram), bytes(gtt), bytes(used));
+    let found = format!(
+        "{card}: {} VRAM, {} GTT ({} used){pages_text}",
+        bytes(vram),
+        bytes(gtt),
+        bytes(used)
+    );
     let total = machine.memory("MemTotal").unwrap_or(0);
     // By default graphics may have half of the memory.
     let half = total / 2;
     match limit {
         Some(mib) if device.is_integrated && (mib as u64) << 20 < half => Some(
-            Check::warn("gtt", format!("{found}, amdgpu.gttsize={mib}"), "this option holds graphics below the usual half of the memory: take it out, and restart; where it is set:")
-                .typing(["grep -rs gttsize /etc/modprobe.d /etc/default/grub /proc/cmdline"]),
+            Check::warn(
+                "gtt",
+                format!(
+                    "{found}, \
+                amdgpu.gttsize={mib}"
+                ),
+                "this option holds \
+                graphics below the usual half of the memory: take it out, and restart; where it is \
+                set:",
+            )
+            .typing(["grep -rs gttsize /etc/modprobe.d /etc/default/grub /proc/cmdline"]),
         ),
         _ if device.is_integrated && pages.is_some_and(|p| p < half) => Some(
-            Check::warn("gtt", found, "ttm.pages_limit holds graphics below the usual half of the memory: take it out or raise it, and restart; where it is set:")
-                .typing(["grep -rs pages_limit /etc/modprobe.d /etc/default/grub /proc/cmdline"]),
+            Check::warn(
+                "gtt",
+                found,
+                "ttm.pages_limit holds graphics below the usual half of the \
+                memory: take it out or raise it, and restart; where it is set:",
+            )
+            .typing(["grep -rs pages_limit /etc/modprobe.d /etc/default/grub /proc/cmdline"]),
         ),
         _ => Some(Check::pass("gtt", found)),
     }
@@ -354,10 +471,19 @@ pub fn fits(
     available: Option<u64>,
     ui: &Ui,
 ) -> Result<Check> {
-    let task = Task { weights, context, kv: load::kv_format(weights, run.kv)?, sequences: 1, npu: run.npu.is_asked() };
+    let task = Task {
+        weights,
+        context,
+        kv: load::kv_format(weights, run.kv)?,
+        sequences: 1,
+        npu: run.npu.is_asked(),
+    };
     let devices = || match found {
         Ok(list) => Ok(list.clone()),
-        Err(e) => Err(fault_of(e).cloned().unwrap_or_else(|| Fault::new(Kind::Device, e.to_string())).into()),
+        Err(e) => Err(fault_of(e)
+            .cloned()
+            .unwrap_or_else(|| Fault::new(Kind::Device, e.to_string()))
+            .into()),
     };
     let placement = placement::candidates_among(&task, run, devices, ui)?.swap_remove(0);
     placement::check_memory(&placement, available)?;
@@ -367,7 +493,8 @@ pub fn fits(
         true => Check::warn(
             name,
             described,
-            "layers on the processor slow the others down: lower --ctx-size or --kv q8, or quantise further",
+            "layers on the processor slow the others down: lower --ctx-size or --kv q8, or \
+                quantise further",
         ),
         false => Check::pass(name, described),
     })

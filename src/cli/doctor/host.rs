@@ -61,7 +61,8 @@ pub trait Machine {
     /// Names in a directory below the root, sorted.
     fn list(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.root().join(path)).into_iter().flatten();
-        let mut names: Vec<String> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
+        let mut names: Vec<String> =
+            entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
         names.sort();
         names
     }
@@ -79,13 +80,19 @@ pub trait Machine {
     /// A field of /proc/meminfo in bytes.
     fn memory(&self, field: &str) -> Option<u64> {
         let text = self.read("proc/meminfo")?;
-        let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':').map(str::to_owned))?;
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':').map(str::to_owned))?;
         Some(value.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
     }
 
     /// The NPU's part of it.
     fn npu(&self) -> System {
-        System { root: self.root().to_owned(), arrays: manifest::directories(), locked: self.locked() }
+        System {
+            root: self.root().to_owned(),
+            arrays: manifest::directories(),
+            locked: self.locked(),
+        }
     }
 }
 

@@ -12,16 +12,19 @@ pub fn processor(machine: &dyn Machine) -> Check {
         line.split_once(':').map(|(_, name)| name.trim().to_owned())
     });
     let name = name.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
-    let (threads, best) = (machine.threads(), machine.instruction_sets().pop().unwrap_or(Isa::Scalar));
+    let (threads, best) =
+        (machine.threads(), machine.instruction_sets().pop().unwrap_or(Isa::Scalar));
     let plural = if threads == 1 { "" } else { "s" };
     match best {
         Isa::Scalar => Check::warn(
             "processor",
             format!("{name}, {threads} thread{plural}, neither AVX2 nor AVX-512"),
-            "drafts, and layers that no GPU takes, run several times slower than on a processor with AVX2; in a virtual machine pass the \
-             host's processor through (QEMU: -cpu host)",
+            "drafts, and layers that no GPU takes, run several times slower than on a processor \
+             with AVX2; in a virtual machine pass the host's processor through (QEMU: -cpu host)",
         ),
-        Isa::Avx2 | Isa::Avx512Vnni => Check::pass("processor", format!("{name}, {threads} thread{plural}, uses {best}")),
+        Isa::Avx2 | Isa::Avx512Vnni => {
+            Check::pass("processor", format!("{name}, {threads} thread{plural}, uses {best}"))
+        }
     }
 }
 
@@ -36,7 +39,9 @@ pub fn trials(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
         Device::Vulkan(choice) => choice,
         Device::Auto => Choice::Best,
     };
-    let Some(device) = found.as_ref().ok().and_then(|list| choose(list, choice).ok()) else { return checks };
+    let Some(device) = found.as_ref().ok().and_then(|list| choose(list, choice).ok()) else {
+        return checks;
+    };
     checks.push(match machine.trial(Some(device)) {
         Ok(what) => Check::pass("kernels, gpu", what),
         Err(e) => {
@@ -46,7 +51,10 @@ pub fn trials(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
             let gives_way = !asked.needs_gpu() && check.code != 1;
             let check = if gives_way { check.only_warns() } else { check };
             let remedy = "update the GPU's driver, or use --device cpu";
-            let remedy = if check.status == Status::Warn { "the processor is used instead; " } else { "" }.to_owned() + remedy;
+            let remedy =
+                if check.status == Status::Warn { "the processor is used instead; " } else { "" }
+                    .to_owned()
+                    + remedy;
             Check { remedy: Some(remedy), ..check }
         }
     });

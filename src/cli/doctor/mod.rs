@@ -83,7 +83,14 @@ pub struct Check {
 
 impl Check {
     fn pass(name: &'static str, found: impl Into<String>) -> Check {
-        Check { name, status: Status::Pass, found: found.into(), remedy: None, commands: Vec::new(), code: 0 }
+        Check {
+            name,
+            status: Status::Pass,
+            found: found.into(),
+            remedy: None,
+            commands: Vec::new(),
+            code: 0,
+        }
     }
 
     fn warn(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
@@ -91,7 +98,12 @@ impl Check {
     }
 
     /// What `generate` would stop with.
-    fn fail(name: &'static str, kind: Kind, found: impl Into<String>, remedy: impl Into<String>) -> Check {
+    fn fail(
+        name: &'static str,
+        kind: Kind,
+        found: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Check {
         Check { status: Status::Fail, code: kind.exit_code(), ..Check::warn(name, found, remedy) }
     }
 
@@ -145,7 +157,8 @@ pub fn run(options: &Doctor, ui: &Ui) -> Result<u8> {
     print(&match options.json {
         true => format!("{:#}\n", report(&checks, sizes.as_ref())),
         false => {
-            ui.verdicts(&text(&checks, columns)) + &sizes.map_or(String::new(), |sizes| format!("\n{}", sizes.text(columns)))
+            ui.verdicts(&text(&checks, columns))
+                + &sizes.map_or(String::new(), |sizes| format!("\n{}", sizes.text(columns)))
         }
     })?;
     Ok(exit_code(&checks))
@@ -180,11 +193,17 @@ fn model(machine: &dyn Machine, asked: &Asked<'_>, found: &host::Found, ui: &Ui)
         model.tokenizer(ui)?;
         let (run, size) = (&asked.options.run, Size::of(&model.weights)?);
         let context = load::context(run.context, 4096, model.config(), ui);
-        gpu::fits("model", &model.weights, context, run, found, machine.memory("MemAvailable"), ui).map(|mut check| {
-            let about = format!("{}, {} at {:.2} bits per weight", model.name, bytes(size.bytes), size.bits_per_weight());
-            check.found = format!("{about}: {}", check.found);
-            check
-        })
+        gpu::fits("model", &model.weights, context, run, found, machine.memory("MemAvailable"), ui)
+            .map(|mut check| {
+                let about = format!(
+                    "{}, {} at {:.2} bits per weight",
+                    model.name,
+                    bytes(size.bytes),
+                    size.bits_per_weight()
+                );
+                check.found = format!("{about}: {}", check.found);
+                check
+            })
     };
     judge().unwrap_or_else(|e| Check::error("model", &e))
 }
@@ -212,7 +231,12 @@ const INDENT: usize = 20;
 fn text(checks: &[Check], columns: usize) -> String {
     let mut out = String::new();
     for check in checks {
-        out += &paragraph_in(&format!("{}  {}", check.status.name(), check.name), INDENT, &check.found, columns);
+        out += &paragraph_in(
+            &format!("{}  {}", check.status.name(), check.name),
+            INDENT,
+            &check.found,
+            columns,
+        );
         if let Some(remedy) = &check.remedy {
             out += &paragraph_in("", INDENT, &format!("-> {remedy}"), columns);
         }
@@ -222,7 +246,11 @@ fn text(checks: &[Check], columns: usize) -> String {
     let verdict = match (fail, warn) {
         (0, 0) => "nothing stands in the way of a run".to_owned(),
         (0, n) => format!("a run would work, with {n} warning{}", if n == 1 { "" } else { "s" }),
-        (n, _) => format!("a run would stop: {n} failure{}, exit code {}", if n == 1 { "" } else { "s" }, exit_code(checks)),
+        (n, _) => format!(
+            "a run would stop: {n} failure{}, exit code {}",
+            if n == 1 { "" } else { "s" },
+            exit_code(checks)
+        ),
     };
     out + &format!("\n{verdict}\n")
 }

@@ -12,7 +12,8 @@ pub const SMALLEST_27B: u64 = 10_300_000_000;
 const ROOM: u64 = 100_000_000;
 
 pub fn memory(machine: &dyn Machine) -> Check {
-    let (Some(total), Some(free)) = (machine.memory("MemTotal"), machine.memory("MemAvailable")) else {
+    let (Some(total), Some(free)) = (machine.memory("MemTotal"), machine.memory("MemAvailable"))
+    else {
         return Check::warn(
             "memory",
             "unknown: /proc/meminfo cannot be read",
@@ -27,14 +28,18 @@ pub fn memory(machine: &dyn Machine) -> Check {
             "memory",
             found,
             format!(
-                "Gemma 3 27B at 9 GB takes {need}: close other programs (who holds most: below); smaller models may fit as it is"
+                "Gemma 3 27B at 9 GB takes {need}: close other programs (who holds most: below); \
+                    smaller models may fit as it is"
             ),
         )
         .typing(["ps -eo rss,comm --sort=-rss | head"]),
         (false, _) => Check::warn(
             "memory",
             found,
-            format!("too little for Gemma 3 27B, which takes {need} at 9 GB: take a smaller model; which ones fit:"),
+            format!(
+                "too little for Gemma 3 27B, which takes {need} at 9 GB: take a smaller model; \
+                which ones fit:"
+            ),
         )
         .typing(["gemma plan"]),
     }
@@ -46,14 +51,18 @@ pub fn swap(machine: &dyn Machine) -> Option<Check> {
     let (total, all, free) = (of("MemTotal")?, of("SwapTotal")?, of("SwapFree")?);
     let used = all.saturating_sub(free);
     if all == 0 {
-        return Some(Check::pass("swap", "none: a model that does not fit is refused before it is loaded"));
+        return Some(Check::pass(
+            "swap",
+            "none: a model that does not fit is refused before it is loaded",
+        ));
     }
     let found = format!("{} of {} in use", bytes(used), bytes(all));
     if used < total / 4 {
         return Some(Check::pass("swap", found));
     }
-    let remedy = "memory was short: programs that come back from there take it again, and weights that go there make each token \
-                  take seconds. Close what is not needed; who lies there:";
+    let remedy = "memory was short: programs that come back from there take it again, and weights \
+                  that go there make each token take seconds. Close what is not needed; who lies \
+                  there:";
     let command = "grep -H VmSwap /proc/[0-9]*/status | sort -k2 -n | tail";
     Some(Check::warn("swap", found, remedy).typing([command]))
 }
@@ -66,8 +75,12 @@ pub fn directories(machine: &dyn Machine) -> Vec<Check> {
         .map(|directory| {
             let (purpose, without) = (directory.purpose, directory.without);
             let Some(path) = directory.path else {
-                return Check::warn("disk", format!("no place for {purpose}: HOME is not set"), without)
-                    .typing(["export HOME=/path/of/yours"]);
+                return Check::warn(
+                    "disk",
+                    format!("no place for {purpose}: HOME is not set"),
+                    without,
+                )
+                .typing(["export HOME=/path/of/yours"]);
             };
             let shown = path.display();
             match machine.room(&path) {
@@ -79,9 +92,14 @@ pub fn directories(machine: &dyn Machine) -> Vec<Check> {
                 )
                 .typing([format!("sudo install -d -o \"$USER\" '{shown}'")]),
                 Ok((free, true)) if free < ROOM => {
-                    let remedy = format!("{without}; make room ({} or more): what takes it:", bytes(ROOM));
-                    Check::warn("disk", format!("{shown} ({purpose}): only {} free", bytes(free)), remedy)
-                        .typing([format!("du -xh --max-depth=2 '{shown}' | sort -h | tail")])
+                    let remedy =
+                        format!("{without}; make room ({} or more): what takes it:", bytes(ROOM));
+                    Check::warn(
+                        "disk",
+                        format!("{shown} ({purpose}): only {} free", bytes(free)),
+                        remedy,
+                    )
+                    .typing([format!("du -xh --max-depth=2 '{shown}' | sort -h | tail")])
                 }
                 Ok((free, true)) => {
                     let (files, size) = machine.contents(&path);
@@ -89,8 +107,13 @@ pub fn directories(machine: &dyn Machine) -> Vec<Check> {
                     let Some(private) = directory.private.filter(|_| files > 0) else {
                         return Check::pass("disk", format!("{shown} ({purpose}): {free}"));
                     };
-                    let held = format!("{} in {files} file{}", bytes(size), if files == 1 { "" } else { "s" });
-                    let found = format!("{shown} ({purpose}): {held}, {free}; {private}. To clear it:");
+                    let held = format!(
+                        "{} in {files} file{}",
+                        bytes(size),
+                        if files == 1 { "" } else { "s" }
+                    );
+                    let found =
+                        format!("{shown} ({purpose}): {held}, {free}; {private}. To clear it:");
                     Check::pass("disk", found).typing([format!("rm -r '{shown}'")])
                 }
             }

@@ -1,5 +1,7 @@
 //! Machines that are played: each with one thing wrong.
 
+mod fake;
+
 use super::host::{Directory, Found, Machine};
 use super::*;
 use crate::cli::args::Cli;
@@ -11,179 +13,12 @@ use crate::runtime::driver::{Use, Verdict};
 use crate::runtime::testing::{gpu as made_up_gpu, laptop_gpu};
 use crate::vulkan::DeviceInfo;
 use clap::Parser;
+use fake::Fake;
 use std::cell::RefCell;
 use std::io;
 use std::path::{Path, PathBuf};
 
 const GB: u64 = 1_000_000_000;
-
-/// A laptop with a Radeon 780M and 32 GB on which nothing is wrong.
-struct Fake {
-    root: tempfile::TempDir,
-    devices: Result<Vec<DeviceInfo>, Fault>,
-    refused: bool,
-    locked: u64,
-    room: (u64, bool),
-    kept: (usize, u64),
-    isa: Vec<Isa>,
-    trial: Result<(), Fault>,
-    tried: RefCell<Vec<String>>,
-    verdict: Verdict,
-}
-
-impl Fake {
-    fn laptop() -> Fake {
-        let fake = Fake {
-            root: tempfile::tempdir().unwrap(),
-            devices: Ok(vec![laptop_gpu()]),
-            refused: false,
-            locked: 8 << 20,
-            room: (50 * GB, true),
-            kept: (0, 0),
-            isa: vec![Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni],
-            trial: Ok(()),
-            tried: RefCell::default(),
-            verdict: Verdict { allows: Use::Whole, why: None, shapes: vec!["16x16x16".into()], file: None },
-        };
-        fake.put("proc/meminfo", "MemTotal: 32000000 kB\nMemFree: 1 kB\nMemAvailable: 28000000 kB\n");
-        fake.put("proc/cpuinfo", "processor : 0\nmodel name : AMD Ryzen 7 7840HS\n");
-        fake.put("etc/group", "root:x:0:\nvideo:x:44:\n");
-        fake.put("dev/dri/renderD128", "");
-        fake.put("sys/bus/pci/devices/0000:c5:00.0/vendor", "0x1002\n");
-        fake.put("sys/bus/pci/devices/0000:c5:00.0/class", "0x030000\n");
-        fake.link("sys/bus/pci/devices/0000:c5:00.0/driver", "../../../bus/pci/drivers/amdgpu");
-        fake.put("sys/class/drm/card1/device/mem_info_vram_total", "536870912\n");
-        fake.put("sys/class/drm/card1/device/mem_info_gtt_total", "16384000000\n");
-        fake.put("sys/class/drm/card1/device/power_dpm_force_performance_level", "auto\n");
-        fake.put("sys/module/amdgpu/parameters/gttsize", "-1\n");
-        fake.put("sys/module/ttm/parameters/pages_limit", "4000000\n");
-        fake.put("sys/module/amdgpu/parameters/lockup_timeout", "\n");
-        fake.put("proc/sys/kernel/osrelease", "6.12.48+deb13-amd64\n");
-        fake.put("sys/firmware/acpi/platform_profile", "balanced\n");
-        fake.put("sys/firmware/acpi/platform_profile_choices", "low-power balanced performance\n");
-        fake.cpufreq("amd-pstate-epp", "powersave", Some("balance_performance"));
-        fake.put("sys/class/power_supply/BAT0/type", "Battery\n");
-        fake.put("sys/class/power_supply/BAT0/status", "Charging\n");
-        fake
-    }
-
-    fn put(&self, path: &str, text: &str) {
-        let path = self.root.path().join(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
-    }
-
-    fn link(&self, path: &str, to: &str) {
-        std::os::unix::fs::symlink(to, self.root.path().join(path)).unwrap();
-    }
-
-    fn remove(&self, path: &str) {
-        let path = self.root.path().join(path);
-        if path.is_dir() { std::fs::remove_dir_all(path).unwrap() } else { std::fs::remove_file(path).unwrap() }
-    }
-
-    fn cpufreq(&self, driver: &str, governor: &str, preference: Option<&str>) {
-        let at = "sys/devices/system/cpu/cpu0/cpufreq";
-        self.put(&format!("{at}/scaling_driver"), driver);
-        self.put(&format!("{at}/scaling_governor"), governor);
-        if let Some(preference) = preference {
-            self.put(&format!("{at}/energy_performance_preference"), preference);
-        }
-    }
-
-    /// An NPU with its node.
-    fn npu(&self) {
-        for (file, text) in [("vendor", "0x1022"), ("device", "0x1502"), ("revision", "0x00")] {
-            self.put(&format!("sys/class/accel/accel0/device/{file}"), text);
-        }
-        self.put("dev/accel/accel0", "");
-    }
-
-    fn examine(&self, options: &[&str]) -> Vec<Check> {
-        let typed = Cli::parse_from([&["gemma", "doctor"], options].concat());
-        let super::super::args::Command::Doctor(doctor) = typed.command else { unreachable!() };
-        let model = doctor.model.settled().unwrap();
-        let asked = Asked { options: &model };
-        let checks = examine(self, &asked, &self.vulkan(), &Ui::plain());
-        // Whatever is wrong, the words fit a terminal, and each thing wrong has something to do
-        // about it.
-        let fits = |checks: &[Check], columns: usize| {
-            let shown = text(checks, columns);
-            assert!(shown.lines().all(|l| l.chars().count() <= columns || l.contains('\'')), "{shown}");
-        };
-        fits(&checks, COLUMNS);
-        // A path in a command may be longer than a narrow line.
-        let without: Vec<Check> = checks.iter().map(|c| Check { commands: Vec::new(), ..c.clone() }).collect();
-        fits(&without, 60);
-        for check in &checks {
-            assert_eq!(check.status == Status::Pass, check.remedy.is_none(), "{check:?}");
-            assert_eq!(check.status == Status::Fail, check.code != 0, "{check:?}");
-        }
-        checks
-    }
-}
-
-impl Machine for Fake {
-    fn root(&self) -> &Path {
-        self.root.path()
-    }
-
-    fn vulkan(&self) -> Found {
-        self.devices.clone().map_err(Into::into)
-    }
-
-    fn open(&self, node: &Path) -> io::Result<()> {
-        assert!(node.exists());
-        if self.refused { Err(io::Error::from_raw_os_error(libc::EACCES)) } else { Ok(()) }
-    }
-
-    fn verdict(&self, _: &DeviceInfo) -> Verdict {
-        self.verdict.clone()
-    }
-
-    fn locked(&self) -> u64 {
-        self.locked
-    }
-
-    fn room(&self, directory: &Path) -> io::Result<(u64, bool)> {
-        assert!(directory.ends_with("gemma"));
-        Ok(self.room)
-    }
-
-    fn contents(&self, _: &Path) -> (usize, u64) {
-        self.kept
-    }
-
-    fn directories(&self) -> Vec<Directory> {
-        let of = |purpose, private| Directory {
-            purpose,
-            path: Some("/home/me/.cache/gemma".into()),
-            without: "each run compiles them",
-            private,
-        };
-        vec![of("kernels", None), of("what drafts have learnt", Some("fragments of prompts"))]
-    }
-
-    fn threads(&self) -> usize {
-        16
-    }
-
-    fn instruction_sets(&self) -> Vec<Isa> {
-        self.isa.clone()
-    }
-
-    fn trial(&self, device: Option<&DeviceInfo>) -> Result<String> {
-        self.tried.borrow_mut().push(device.map_or("cpu".into(), |d| d.name.clone()));
-        if device.is_some() {
-            self.trial.clone()?;
-        }
-        Ok("as it should be".into())
-    }
-
-    fn npu(&self) -> System {
-        System { root: self.root().to_owned(), arrays: vec![PathBuf::from("/nowhere")], locked: self.locked }
-    }
-}
 
 #[track_caller]
 fn find<'a>(checks: &'a [Check], name: &str) -> &'a Check {
@@ -194,7 +29,12 @@ fn find<'a>(checks: &'a [Check], name: &str) -> &'a Check {
 #[track_caller]
 fn is(checks: &[Check], name: &str, status: Status, words: &[&str]) {
     let check = find(checks, name);
-    let said = format!("{} {} {}", check.found, check.remedy.as_deref().unwrap_or(""), check.commands.join("\n"));
+    let said = format!(
+        "{} {} {}",
+        check.found,
+        check.remedy.as_deref().unwrap_or(""),
+        check.commands.join("\n")
+    );
     assert_eq!(check.status, status, "{check:#?}");
     for word in words {
         assert!(said.contains(word), "no {word:?} in {check:#?}");
@@ -206,13 +46,26 @@ fn a_machine_with_nothing_wrong_passes_everything() {
     let fake = Fake::laptop();
     let checks = fake.examine(&[]);
     assert!(checks.iter().all(|c| c.status == Status::Pass), "{checks:#?}");
-    assert_eq!((exit_code(&checks), fake.tried.take()), (0, vec!["cpu".to_owned(), "AMD Radeon 780M".into()]));
+    assert_eq!(
+        (exit_code(&checks), fake.tried.take()),
+        (0, vec!["cpu".to_owned(), "AMD Radeon 780M".into()])
+    );
     assert!(text(&checks, COLUMNS).ends_with("nothing stands in the way of a run\n"));
     let names: Vec<&str> = checks.iter().map(|c| c.name).collect();
-    for name in
-        ["processor", "memory", "vulkan", "gpu", "gpu memory", "gtt", "permissions", "kernels, cpu", "kernels, gpu", "npu"]
-            .into_iter()
-            .chain(["gpu queue", "gpu watchdog", "gpu driver"])
+    for name in [
+        "processor",
+        "memory",
+        "vulkan",
+        "gpu",
+        "gpu memory",
+        "gtt",
+        "permissions",
+        "kernels, cpu",
+        "kernels, gpu",
+        "npu",
+    ]
+    .into_iter()
+    .chain(["gpu queue", "gpu watchdog", "gpu driver"])
     {
         assert!(names.contains(&name), "{names:?}");
     }
@@ -220,19 +73,36 @@ fn a_machine_with_nothing_wrong_passes_everything() {
         assert!(names.contains(&name), "{names:?}");
     }
     let json = report(&checks, None);
-    assert_eq!((&json["fail"], &json["warn"], json["pass"].as_u64()), (&0.into(), &0.into(), Some(checks.len() as u64)));
-    assert_eq!((&json["checks"][0]["status"], &json["checks"][0]["remedy"]), (&"PASS".into(), &Value::Null));
+    assert_eq!(
+        (&json["fail"], &json["warn"], json["pass"].as_u64()),
+        (&0.into(), &0.into(), Some(checks.len() as u64))
+    );
+    assert_eq!(
+        (&json["checks"][0]["status"], &json["checks"][0]["remedy"]),
+        (&"PASS".into(), &Value::Null)
+    );
 }
 
 #[test]
 fn without_a_vulkan_loader_only_a_run_that_asks_for_a_gpu_stops() {
-    let no_loader = Fault::new(Kind::Device, "no Vulkan library on this machine: libvulkan.so.1").help("install a Vulkan driver");
+    let no_loader = Fault::new(Kind::Device, "no Vulkan library on this machine: libvulkan.so.1")
+        .help("install a Vulkan driver");
     let fake = Fake { devices: Err(no_loader), ..Fake::laptop() };
-    let install = ["libvulkan.so.1", "AMD", "sudo apt install libvulkan1 mesa-vulkan-drivers", "sudo dnf install vulkan-loader"];
+    let install = [
+        "libvulkan.so.1",
+        "AMD",
+        "sudo apt install libvulkan1 mesa-vulkan-drivers",
+        "sudo dnf install vulkan-loader",
+    ];
     let checks = fake.examine(&[]);
     is(&checks, "vulkan", Status::Warn, &install);
     assert_eq!((exit_code(&checks), fake.tried.take()), (0, vec!["cpu".to_owned()]));
-    for options in [&["-d", "vulkan"][..], &["-d", "vulkan:0"], &["--gpu-layers", "all"], &["--gpu-layers", "4"]] {
+    for options in [
+        &["-d", "vulkan"][..],
+        &["-d", "vulkan:0"],
+        &["--gpu-layers", "all"],
+        &["--gpu-layers", "4"],
+    ] {
         let checks = fake.examine(options);
         is(&checks, "vulkan", Status::Fail, &install);
         assert_eq!(exit_code(&checks), 4, "{options:?}");
@@ -249,13 +119,23 @@ fn without_a_vulkan_loader_only_a_run_that_asks_for_a_gpu_stops() {
     fake.link("sys/bus/pci/devices/0000:c5:00.0/driver", "../drivers/nvidia");
     is(&fake.examine(&[]), "vulkan", Status::Warn, &["NVIDIA", "sudo apt install nvidia-driver"]);
     fake.remove("sys/bus/pci/devices/0000:c5:00.0");
-    is(&fake.examine(&[]), "vulkan", Status::Warn, &["no GPU is on the bus", "mesa-vulkan-drivers"]);
+    is(
+        &fake.examine(&[]),
+        "vulkan",
+        Status::Warn,
+        &["no GPU is on the bus", "mesa-vulkan-drivers"],
+    );
     // With no node either there is nothing that a driver could serve.
     fake.remove("dev/dri");
     let checks = fake.examine(&[]);
     is(&checks, "vulkan", Status::Pass, &["no GPU is on the bus", "the processor computes"]);
     assert!(find(&checks, "vulkan").commands.is_empty());
-    is(&fake.examine(&["-d", "vulkan"]), "vulkan", Status::Fail, &["no GPU is on the bus", "--device cpu"]);
+    is(
+        &fake.examine(&["-d", "vulkan"]),
+        "vulkan",
+        Status::Fail,
+        &["no GPU is on the bus", "--device cpu"],
+    );
 }
 
 #[test]
@@ -267,14 +147,21 @@ fn a_node_that_may_not_be_opened_is_named_with_its_group() {
         &checks,
         "permissions",
         Status::Warn,
-        &["/dev/dri/renderD128", "ermission denied", "sudo usermod -aG render \"$USER\"", "log out"],
+        &[
+            "/dev/dri/renderD128",
+            "ermission denied",
+            "sudo usermod -aG render \"$USER\"",
+            "log out",
+        ],
     );
     is(&checks, "vulkan", Status::Warn, &["may not be opened"]);
     let checks = fake.examine(&["-d", "vulkan"]);
     is(&checks, "permissions", Status::Fail, &[]);
     assert_eq!(exit_code(&checks), 4);
     // The group is that of the node.
-    let id = std::os::unix::fs::MetadataExt::gid(&std::fs::metadata(fake.root.path().join("dev/dri/renderD128")).unwrap());
+    let id = std::os::unix::fs::MetadataExt::gid(
+        &std::fs::metadata(fake.root.path().join("dev/dri/renderD128")).unwrap(),
+    );
     fake.put("etc/group", &format!("other:x:{}:\ngraphics:x:{id}:me\n", id + 1));
     is(&fake.examine(&[]), "permissions", Status::Warn, &["sudo usermod -aG graphics \"$USER\""]);
     // A driver that opens the GPU by nodes of its own needs none of these.
@@ -284,24 +171,38 @@ fn a_node_that_may_not_be_opened_is_named_with_its_group() {
 
 #[test]
 fn a_driver_on_the_processor_alone_is_no_gpu() {
-    let lavapipe = || DeviceInfo { is_cpu: true, is_integrated: false, ..made_up_gpu("llvmpipe", 24 * GB) };
+    let lavapipe =
+        || DeviceInfo { is_cpu: true, is_integrated: false, ..made_up_gpu("llvmpipe", 24 * GB) };
     let fake = Fake { devices: Ok(vec![lavapipe()]), ..Fake::laptop() };
     let checks = fake.examine(&[]);
-    is(&checks, "vulkan", Status::Warn, &["computes on the processor", "llvmpipe", "sudo apt install"]);
+    is(
+        &checks,
+        "vulkan",
+        Status::Warn,
+        &["computes on the processor", "llvmpipe", "sudo apt install"],
+    );
     assert_eq!((exit_code(&checks), fake.tried.take()), (0, vec!["cpu".to_owned()]));
     assert_eq!(exit_code(&fake.examine(&["-d", "vulkan"])), 4);
     // By name it is taken, and that it is slow is said.
     let checks = fake.examine(&["-d", "vulkan:0"]);
     is(&checks, "gpu", Status::Warn, &["computes on the processor"]);
     assert_eq!(exit_code(&checks), 0);
-    let relic =
-        Fake { devices: Ok(vec![DeviceInfo { missing: vec!["int8 in shaders"], ..made_up_gpu("relic", GB) }]), ..Fake::laptop() };
+    let relic = Fake {
+        devices: Ok(vec![DeviceInfo {
+            missing: vec!["int8 in shaders"],
+            ..made_up_gpu("relic", GB)
+        }]),
+        ..Fake::laptop()
+    };
     is(&relic.examine(&[]), "vulkan", Status::Warn, &["relic lacks int8 in shaders"]);
 }
 
 #[test]
 fn a_tiny_heap_is_said_with_what_makes_it_larger() {
-    let tiny = |memory| Fake { devices: Ok(vec![made_up_gpu("AMD Radeon 780M", memory)]), ..Fake::laptop() };
+    let tiny = |memory| Fake {
+        devices: Ok(vec![made_up_gpu("AMD Radeon 780M", memory)]),
+        ..Fake::laptop()
+    };
     // Three quarters of 32.8 GB, in pages of 4 KiB.
     let pages = 32_000_000u64 * 1024 / 4 * 3 / 4096;
     let fake = tiny(2 * GB);
@@ -317,7 +218,12 @@ fn a_tiny_heap_is_said_with_what_makes_it_larger() {
     is(&checks, "gpu memory", Status::Warn, &["too little memory"]);
     is(&checks, "memory", Status::Warn, &["too little for Gemma 3 27B", "gemma plan"]);
     let full = DeviceInfo { available: Some(GB), ..made_up_gpu("AMD Radeon 780M", 21 * GB) };
-    is(&Fake { devices: Ok(vec![full]), ..Fake::laptop() }.examine(&[]), "gpu memory", Status::Warn, &["1.00 GB free", "fuser"]);
+    is(
+        &Fake { devices: Ok(vec![full]), ..Fake::laptop() }.examine(&[]),
+        "gpu memory",
+        Status::Warn,
+        &["1.00 GB free", "fuser"],
+    );
     let board = DeviceInfo { is_integrated: false, ..made_up_gpu("board", 8 * GB) };
     is(
         &Fake { devices: Ok(vec![board]), ..Fake::laptop() }.examine(&[]),
@@ -327,22 +233,39 @@ fn a_tiny_heap_is_said_with_what_makes_it_larger() {
     );
     let fake = Fake::laptop();
     fake.put("sys/module/amdgpu/parameters/gttsize", "4096\n");
-    is(&fake.examine(&[]), "gtt", Status::Warn, &["amdgpu.gttsize=4096", "grep -rs gttsize /etc/modprobe.d"]);
+    is(
+        &fake.examine(&[]),
+        "gtt",
+        Status::Warn,
+        &["amdgpu.gttsize=4096", "grep -rs gttsize /etc/modprobe.d"],
+    );
     fake.put("sys/module/amdgpu/parameters/gttsize", "-1\n");
     fake.put("sys/module/ttm/parameters/pages_limit", "1000000\n");
-    is(&fake.examine(&[]), "gtt", Status::Warn, &["ttm.pages_limit 4.10 GB", "grep -rs pages_limit"]);
+    is(
+        &fake.examine(&[]),
+        "gtt",
+        Status::Warn,
+        &["ttm.pages_limit 4.10 GB", "grep -rs pages_limit"],
+    );
 }
 
 #[test]
 fn how_the_gpu_is_driven_is_said() {
     let fake = Fake::laptop();
     let checks = fake.examine(&[]);
-    is(&checks, "gpu queue", Status::Pass, &["for computing alone", "GEMMA_VULKAN_QUEUE=graphics", "subgroups of 32"]);
+    is(
+        &checks,
+        "gpu queue",
+        Status::Pass,
+        &["for computing alone", "GEMMA_VULKAN_QUEUE=graphics", "subgroups of 32"],
+    );
     is(&checks, "gpu watchdog", Status::Pass, &["10 s", "0.2 s"]);
     is(&checks, "gpu driver", Status::Pass, &["came through", "int8 matrices of 16x16x16"]);
-    let drawing = Fake { devices: Ok(vec![DeviceInfo { draws: true, ..laptop_gpu() }]), ..Fake::laptop() };
+    let drawing =
+        Fake { devices: Ok(vec![DeviceInfo { draws: true, ..laptop_gpu() }]), ..Fake::laptop() };
     is(&drawing.examine(&[]), "gpu queue", Status::Pass, &["also draws"]);
-    let plain = Fake { verdict: Verdict { shapes: Vec::new(), ..fake.verdict.clone() }, ..Fake::laptop() };
+    let plain =
+        Fake { verdict: Verdict { shapes: Vec::new(), ..fake.verdict.clone() }, ..Fake::laptop() };
     is(&plain.examine(&[]), "gpu driver", Status::Pass, &["lists no int8 matrices"]);
 }
 
@@ -353,11 +276,22 @@ fn a_watchdog_is_read_as_the_kernel_reads_it() {
         fake.put("sys/module/amdgpu/parameters/lockup_timeout", setting);
         fake.examine(&[])
     };
-    for (setting, words) in [("0", "10 s"), ("2000", "2 s"), ("5000,3000,1,1", "3 s"), ("-1", "off"), ("-1,4000", "4 s")] {
+    for (setting, words) in [
+        ("0", "10 s"),
+        ("2000", "2 s"),
+        ("5000,3000,1,1", "3 s"),
+        ("-1", "off"),
+        ("-1,4000", "4 s"),
+    ] {
         is(&with(setting), "gpu watchdog", Status::Pass, &[words, "0.2 s"]);
     }
     for setting in ["500", "10000,900,10000,10000"] {
-        is(&with(setting), "gpu watchdog", Status::Warn, &["may lose the GPU", "grep -rs lockup_timeout /etc/modprobe.d"]);
+        is(
+            &with(setting),
+            "gpu watchdog",
+            Status::Warn,
+            &["may lose the GPU", "grep -rs lockup_timeout /etc/modprobe.d"],
+        );
     }
     fake.put("proc/sys/kernel/osrelease", "7.0.3-arch1\n");
     is(&with(""), "gpu watchdog", Status::Pass, &["2 s", "0.2 s"]);
@@ -393,7 +327,10 @@ fn a_driver_that_did_not_come_through_its_trial_is_said_with_what_makes_another(
 #[test]
 fn a_model_is_placed_as_a_run_would_place_it() {
     let shape = crate::runtime::shapes::Shape::B4;
-    let formats = crate::runtime::shapes::Formats { weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
+    let formats = crate::runtime::shapes::Formats {
+        weights: Some("i4-g32".parse().unwrap()),
+        ..Default::default()
+    };
     let weights = shape.weights(&formats).unwrap();
     let judge = |memory: u64, options: &[&str], available: u64| {
         let typed = Cli::parse_from([&["gemma", "doctor"], options].concat());
@@ -406,11 +343,16 @@ fn a_model_is_placed_as_a_run_would_place_it() {
     assert_eq!(judge(8 * GB, &[], 16 * GB).status, Status::Pass);
     let split = judge(3 * GB / 2, &[], 16 * GB);
     assert!(split.status == Status::Warn && split.found.contains("of 34 layers"), "{split:?}");
-    for (memory, options, available) in
-        [(3 * GB / 2, &["--gpu-layers", "all"][..], 16 * GB), (GB / 8, &["-d", "vulkan"], 16 * GB), (8 * GB, &["-d", "cpu"], GB)]
-    {
+    for (memory, options, available) in [
+        (3 * GB / 2, &["--gpu-layers", "all"][..], 16 * GB),
+        (GB / 8, &["-d", "vulkan"], 16 * GB),
+        (8 * GB, &["-d", "cpu"], GB),
+    ] {
         let check = judge(memory, options, available);
-        assert!(check.status == Status::Fail && check.code == 5 && check.remedy.is_some(), "{check:?}");
+        assert!(
+            check.status == Status::Fail && check.code == 5 && check.remedy.is_some(),
+            "{check:?}"
+        );
     }
 }
 
@@ -418,7 +360,12 @@ fn a_model_is_placed_as_a_run_would_place_it() {
 fn a_gpu_that_fails_or_computes_wrongly_is_found_out() {
     let lost = Fault::new(Kind::Device, "the GPU was lost while computing");
     let fake = Fake { trial: Err(lost), ..Fake::laptop() };
-    is(&fake.examine(&[]), "kernels, gpu", Status::Warn, &["lost", "the processor is used instead", "--device cpu"]);
+    is(
+        &fake.examine(&[]),
+        "kernels, gpu",
+        Status::Warn,
+        &["lost", "the processor is used instead", "--device cpu"],
+    );
     assert_eq!(exit_code(&fake.examine(&["-d", "vulkan"])), 4);
 }
 
@@ -428,7 +375,12 @@ fn little_locked_memory_matters_to_an_npu_alone() {
     is(&fake.examine(&[]), "locked memory", Status::Pass, &["only an NPU"]);
     fake.npu();
     let checks = fake.examine(&[]);
-    is(&checks, "locked memory", Status::Warn, &["8.39 MB", "ulimit -l unlimited", "/etc/security/limits.d/90-memlock.conf"]);
+    is(
+        &checks,
+        "locked memory",
+        Status::Warn,
+        &["8.39 MB", "ulimit -l unlimited", "/etc/security/limits.d/90-memlock.conf"],
+    );
     is(&checks, "npu", Status::Warn, &["/dev/accel/accel0", "goes on without"]);
     is(&checks, "npu array", Status::Warn, &["build.sh"]);
     assert_eq!(exit_code(&checks), 0);
@@ -451,7 +403,12 @@ fn what_saves_power_is_said() {
     fake.put("sys/class/power_supply/BAT0/status", "Discharging\n");
     fake.put("sys/class/drm/card1/device/power_dpm_force_performance_level", "low\n");
     let checks = fake.examine(&[]);
-    is(&checks, "power profile", Status::Warn, &["powerprofilesctl set performance", "tee /sys/firmware/acpi/platform_profile"]);
+    is(
+        &checks,
+        "power profile",
+        Status::Warn,
+        &["powerprofilesctl set performance", "tee /sys/firmware/acpi/platform_profile"],
+    );
     is(&checks, "cpu frequency", Status::Warn, &["echo balance_performance"]);
     is(&checks, "power supply", Status::Warn, &["plug"]);
     is(
@@ -466,9 +423,10 @@ fn what_saves_power_is_said() {
     is(&old.examine(&[]), "cpu frequency", Status::Warn, &["echo schedutil"]);
     // A server says nothing of all this.
     old.remove("sys");
-    assert!(
-        !old.examine(&[]).iter().any(|c| matches!(c.name, "power profile" | "cpu frequency" | "power supply" | "gpu clocks"))
-    );
+    assert!(!old.examine(&[]).iter().any(|c| matches!(
+        c.name,
+        "power profile" | "cpu frequency" | "power supply" | "gpu clocks"
+    )));
 }
 
 #[test]
@@ -493,7 +451,11 @@ fn swap_in_use_and_what_is_kept_of_prompts_are_said() {
     let checks = fake.examine(&[]);
     is(&checks, "swap", Status::Pass, &["1.02 GB of 16.4 GB in use"]);
     let kept = checks.iter().find(|c| c.found.contains("drafts")).unwrap();
-    assert!(kept.found.contains("24.0 MB in 2 files") && kept.commands == ["rm -r '/home/me/.cache/gemma'"], "{kept:?}");
+    assert!(
+        kept.found.contains("24.0 MB in 2 files")
+            && kept.commands == ["rm -r '/home/me/.cache/gemma'"],
+        "{kept:?}"
+    );
     fake.put("proc/meminfo", &memory("SwapTotal: 16000000 kB\nSwapFree: 2000000 kB\n"));
     is(&fake.examine(&[]), "swap", Status::Warn, &["14.3 GB of 16.4 GB", "VmSwap"]);
     fake.put("proc/meminfo", &memory("SwapTotal: 0 kB\nSwapFree: 0 kB\n"));

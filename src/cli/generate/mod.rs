@@ -31,7 +31,9 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     if typed.print_config {
         let model = Model::open(options.model.model.as_deref(), ui)?;
-        let (_, resolved) = options.sampling.resolve(|name| typed.source(name), &Generation::of(model.checkpoint())?);
+        let (_, resolved) = options
+            .sampling
+            .resolve(|name| typed.source(name), &Generation::of(model.checkpoint())?);
         output::print(&typed.config(&resolved))?;
         return Ok(0);
     }
@@ -39,7 +41,10 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
         return batch::run(options, from, typed);
     }
     if options.batch.parallel > 1 && typed.source("parallel") == Source::Flag {
-        return Err(Fault::usage("--parallel answers several records of a batch at once, and there is no --batch").into());
+        return Err(Fault::usage(
+            "--parallel answers several records of a batch at once, and there is no --batch",
+        )
+        .into());
     }
     if options.sampling.stop.iter().any(String::is_empty) {
         return Err(Fault::usage("--stop: an empty text would end everything at once").into());
@@ -48,14 +53,21 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     let said = prompt::gather(&options.input, &options.chat)?;
     let source = options.grammar.source()?;
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
-    let output = Output::open(options.output.output.as_ref(), options.output.format(), options.output.newline)?;
+    let output = Output::open(
+        options.output.output.as_ref(),
+        options.output.format(),
+        options.output.newline,
+    )?;
     let stats_file = options.output.stats_file.as_ref().map(Destination::open).transpose()?;
     let session = Session::open(&model, ui)?;
     let history = prompt::encode(&said, &options.chat, &session, model.run.context, ui)?;
-    let (config, resolved) = options.sampling.resolve(|name| typed.source(name), &session.generation);
+    let (config, resolved) =
+        options.sampling.resolve(|name| typed.source(name), &session.generation);
     let mut constraints = Constraints::new(&session.tokenizer, &session.stop_ids);
-    let grammar = source.map(|source| constraints.get(&source, options.sampling.ignore_eos)).transpose()?;
-    Run { options, ui, session: &session, drafting, config, resolved, grammar }.go(history, output, stats_file)
+    let grammar =
+        source.map(|source| constraints.get(&source, options.sampling.ignore_eos)).transpose()?;
+    Run { options, ui, session: &session, drafting, config, resolved, grammar }
+        .go(history, output, stats_file)
 }
 
 /// One generation, everything decided.
@@ -70,7 +82,12 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn go(&self, mut history: Vec<Token>, mut output: Output, stats_file: Option<Writer>) -> Result<u8> {
+    fn go(
+        &self,
+        mut history: Vec<Token>,
+        mut output: Output,
+        stats_file: Option<Writer>,
+    ) -> Result<u8> {
         let (options, session, ui) = (self.options, self.session, self.ui);
         for (name, value, source) in &self.resolved {
             ui.detail(2, format!("{name} = {value}  # {source}"));
@@ -80,20 +97,31 @@ impl Run<'_> {
         let started = session.start(context, &self.drafting, true, ui)?;
         let Started { mut target, load_seconds, drafts: mut drafting, costs } = started;
         let constrained = Constrained::new(self.grammar.as_ref(), history.len());
-        let mut sampler = constrained.sampler(Sampler::new(self.config.clone())?.usable(session.tokenizer.vocab()));
+        let mut sampler = constrained
+            .sampler(Sampler::new(self.config.clone())?.usable(session.tokenizer.vocab()));
         if options.sampling.ignore_eos {
             sampler = sampler.ban(session.stop_ids.iter().copied());
         }
 
         let interrupt = Interrupt::watch()?;
-        let limits = Limits { max_tokens: options.sampling.max_tokens, stop_ids: &session.stop_ids, interrupt: interrupt.flag() };
+        let limits = Limits {
+            max_tokens: options.sampling.max_tokens,
+            stop_ids: &session.stop_ids,
+            interrupt: interrupt.flag(),
+        };
         let prompt_tokens = history.len();
         let mut stats = Stats::default();
         let mut stream = TextStream::new(&session.tokenizer, &options.sampling.stop);
         let mut failure = None;
         let bar = ui.bar("reading", prompt_tokens as u64);
-        let stop =
-            decode::generate(&mut target, drafting.drafter.as_mut(), &sampler, &mut history, &limits, &mut stats, &mut |event| {
+        let stop = decode::generate(
+            &mut target,
+            drafting.drafter.as_mut(),
+            &sampler,
+            &mut history,
+            &limits,
+            &mut stats,
+            &mut |event| {
                 match event {
                     Event::Prefill(done, _) => bar.set_position(done as u64),
                     Event::Token(token) => {
@@ -109,7 +137,8 @@ impl Run<'_> {
                     }
                 }
                 Flow::Continue
-            });
+            },
+        );
         bar.finish_and_clear();
         if let Some(error) = failure {
             return Err(error);
@@ -140,7 +169,11 @@ impl Run<'_> {
             timings: stats::timings(&stats, load_seconds),
             draft: stats::draft(&stats, &figures, history.len(), disabled_reason),
             sampling: stats::sampling(&self.config, options.sampling.max_tokens),
-            memory: super::record::Memory { weights: memory.weights, kv: memory.kv, activations: memory.activations },
+            memory: super::record::Memory {
+                weights: memory.weights,
+                kv: memory.kv,
+                activations: memory.activations,
+            },
             device: engine.describe(),
             npu: engine.assist(),
             model: super::record::Model {
@@ -163,7 +196,10 @@ impl Run<'_> {
         }
         if finish_reason == FinishReason::Length && self.ui.is_terminal() && !self.ui.is_quiet() {
             self.ui.line(&match completion_tokens < options.sampling.max_tokens {
-                true => format!("(cut off: the context of {} positions is full)", thousands(context as u64)),
+                true => format!(
+                    "(cut off: the context of {} positions is full)",
+                    thousands(context as u64)
+                ),
                 false => "(cut off by --max-tokens)".to_owned(),
             });
         }
@@ -183,7 +219,10 @@ impl Run<'_> {
             how @ (StatsFormat::Auto | StatsFormat::Text) => {
                 self.ui.line(&stats::brief(record));
                 if how == StatsFormat::Text || self.ui.is_verbose() {
-                    self.ui.line(&wrapped(&stats::line(record, stats, self.session.run.threads)?, COLUMNS));
+                    self.ui.line(&wrapped(
+                        &stats::line(record, stats, self.session.run.threads)?,
+                        COLUMNS,
+                    ));
                     let more = stats::draft_line(&record.draft, record.timings.decode_tps);
                     more.iter().for_each(|line| self.ui.line(&wrapped(line, COLUMNS)));
                 }

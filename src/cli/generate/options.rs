@@ -2,7 +2,9 @@
 
 use super::batch::place::Shard;
 use crate::cli::destination::Destination;
-use crate::cli::options::{ChatOptions, DraftArgs, GrammarOptions, InputOptions, ModelArgs, SamplingOptions, UiOptions};
+use crate::cli::options::{
+    ChatOptions, DraftArgs, GrammarOptions, InputOptions, ModelArgs, SamplingOptions, UiOptions,
+};
 use crate::cli::output::Format;
 use clap::{Args, ValueEnum, ValueHint};
 use std::path::PathBuf;
@@ -37,17 +39,19 @@ pub struct BatchOptions {
     ///
     /// Each line of input is a record, and gets one line of output, in the same order.
     ///
-    /// A record is {"prompt": ...} or {"messages": [...]}, with an "id" and any of max_tokens, temperature, top_k, top_p, min_p,
-    /// repeat_penalty, seed, stop, system, prefill, raw, json_schema, grammar, regex, response_format; or a line of OpenAI's batches, which
-    /// is answered in kind. Blank lines are passed over. A record that fails has an error for an answer, and the others go on. A record without a seed gets one from --seed (0 where
-    /// not given) and its id. --ctx-size auto is 4096 here.
+    /// A record is {"prompt": ...} or {"messages": [...]}, with an "id" and any of max_tokens,
+    /// temperature, top_k, top_p, min_p, repeat_penalty, seed, stop, system, prefill, raw,
+    /// json_schema, grammar, regex, response_format; or a line of OpenAI's batches, which is
+    /// answered in kind. Blank lines are passed over. A record that fails has an error for an
+    /// answer, and the others go on. A record without a seed gets one from --seed (0 where not
+    /// given) and its id. --ctx-size auto is 4096 here.
     #[arg(long, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-")]
     pub batch: Option<PathBuf>,
     /// Write answers to a file, and go on where it ends
     ///
-    /// Answers that the file holds are kept, and failures and what is missing are asked. A file that
-    /// holds anything but answers of a batch is refused and left alone. One run at a time writes to
-    /// it. An answer takes the place of the failure before it.
+    /// Answers that the file holds are kept, and failures and what is missing are asked. A file
+    /// that holds anything but answers of a batch is refused and left alone. One run at a time
+    /// writes to it. An answer takes the place of the failure before it.
     #[arg(long, value_name = "OUT", requires = "batch", value_hint = ValueHint::FilePath)]
     pub resume: Option<Destination>,
     /// Answer every N-th record, from the I-th on: for N processes that share a batch
@@ -55,8 +59,9 @@ pub struct BatchOptions {
     pub shard: Option<Shard>,
     /// Answer N records of a batch at once
     ///
-    /// The answers and their order are the same, and they come sooner: a pass reads the weights once for all of them. Each takes memory
-    /// for a context of its own. Guesses come from the texts themselves (--draft ngram), and a draft model is not asked.
+    /// The answers and their order are the same, and they come sooner: a pass reads the weights
+    /// once for all of them. Each takes memory for a context of its own. Guesses come from the
+    /// texts themselves (--draft ngram), and a draft model is not asked.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub parallel: u16,
     /// Exit with code 6, once all is done, if records failed
@@ -83,7 +88,8 @@ pub struct OutputOptions {
     pub newline: bool,
     /// Print figures: auto, text, json or off
     ///
-    /// Figures go to standard error. auto prints one line where standard error is a terminal, and all figures with -v.
+    /// Figures go to standard error. auto prints one line where standard error is a terminal, and
+    /// all figures with -v.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = StatsFormat::Auto)]
     pub stats: StatsFormat,
     /// Write the figures to a file, as JSON

@@ -15,7 +15,8 @@ pub struct ChatOptions {
     pub system_file: Option<PathBuf>,
     /// A conversation as JSON, before the prompt
     ///
-    /// The file holds an array of {"role": ..., "content": ...}; the prompt, if any, is added as the last turn of the user.
+    /// The file holds an array of {"role": ..., "content": ...}; the prompt, if any, is added as
+    /// the last turn of the user.
     #[arg(long, value_name = "FILE")]
     pub messages: Option<PathBuf>,
     /// Continue the text as it is, without a chat template

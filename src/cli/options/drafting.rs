@@ -12,10 +12,12 @@ use clap::Args;
 pub struct DraftArgs {
     /// Source of guesses: auto, off, ngram, or a model
     ///
-    /// auto is the bundled draft model that shares the model's tokenizer (the demo's or Gemma 3's), mixed with what followed the last time
-    /// the text ended like this, and with what the model found likely the last time after the same tokens (see --draft-memory). ngram
-    /// is the latter two alone, bundled refuses to run without a bundled draft model, and off decodes without drafts. A model is a
-    /// directory, a GGUF file or an id as for --model; it needs the same tokenizer, or a part of it.
+    /// auto is the bundled draft model that shares the model's tokenizer (the demo's or Gemma 3's),
+    /// mixed with what followed the last time the text ended like this, and with what the model
+    /// found likely the last time after the same tokens (see --draft-memory). ngram is the latter
+    /// two alone, bundled refuses to run without a bundled draft model, and off decodes without
+    /// drafts. A model is a directory, a GGUF file or an id as for --model; it needs the same
+    /// tokenizer, or a part of it.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub draft: String,
     /// How many tokens ahead to guess at most
@@ -24,23 +26,26 @@ pub struct DraftArgs {
     /// Shape of the guesses: auto, chain (one line), or the number of nodes of a tree
     #[arg(long, value_name = "auto|chain|N", default_value = "auto", value_parser = tree)]
     pub draft_tree: TreeSize,
-    /// Where drafting keeps what it learns of a model for the next run: auto, on, off, or a directory with a slash in it
+    /// Where drafting keeps what it learns of a model for the next run: auto, on, off, or a
+    /// directory with a slash in it
     ///
-    /// The table of what the model found likely after which tokens makes later texts come sooner, and never changes them. `on` keeps it
-    /// in $XDG_STATE_HOME/gemma/draft-memory (~/.local/state without that variable), at most 12 MB for each model, readable by its owner
-    /// alone. It holds fragments of prompts and answers: take `off` where those must leave no trace. auto is `on` for generate and chat,
-    /// and `off` for bench.
+    /// The table of what the model found likely after which tokens makes later texts come sooner,
+    /// and never changes them. `on` keeps it in $XDG_STATE_HOME/gemma/draft-memory (~/.local/state
+    /// without that variable), at most 12 MB for each model, readable by its owner alone. It holds
+    /// fragments of prompts and answers: take `off` where those must leave no trace. auto is `on`
+    /// for generate and chat, and `off` for bench.
     #[arg(long, value_name = "auto|on|off|DIR/", default_value = "auto")]
     pub draft_memory: MemoryPlace,
     /// Where the draft model runs: auto, cpu, vulkan or vulkan:N
     ///
-    /// auto is the processor, which is free while a GPU checks guesses; a draft model of more than 200 MB goes to a discrete GPU that has
-    /// room for all of it beside the model.
+    /// auto is the processor, which is free while a GPU checks guesses; a draft model of more than
+    /// 200 MB goes to a discrete GPU that has room for all of it beside the model.
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub draft_device: String,
     /// Guess further while the model's device checks the last guesses: auto, on or off
     ///
-    /// auto does so where the model and its draft model run on devices of their own, for as long as that is measured to pay.
+    /// auto does so where the model and its draft model run on devices of their own, for as long as
+    /// that is measured to pay.
     #[arg(long, value_enum, value_name = "auto|on|off", default_value_t = DraftAhead::Auto)]
     pub draft_ahead: DraftAhead,
 }

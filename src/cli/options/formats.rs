@@ -14,15 +14,19 @@ pub struct FormatArgs {
     pub format_embedding: Option<Format>,
     /// Formats of q4_0, bf16 or a recipe of gemma quantize
     ///
-    /// q4_0 is what Google's 4-bit GGUF files have, bf16 Google's original checkpoints; the recipes are
-    /// seed, int4, 9gb, 10gb, 12gb, or a file. This goes instead of the two options above.
+    /// q4_0 is what Google's 4-bit GGUF files have, bf16 Google's original checkpoints; the recipes
+    /// are seed, int4, 9gb, 10gb, 12gb, or a file. This goes instead of the two options above.
     #[arg(long, value_name = "RECIPE", conflicts_with_all = ["format_weights", "format_embedding"])]
     pub recipe: Option<String>,
 }
 
 impl FormatArgs {
     pub fn settled(&self) -> Formats {
-        Formats { weights: self.format_weights, embedding: self.format_embedding, recipe: self.recipe.clone() }
+        Formats {
+            weights: self.format_weights,
+            embedding: self.format_embedding,
+            recipe: self.recipe.clone(),
+        }
     }
 }
 

@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 pub struct GrammarOptions {
     /// Answer with JSON that fits a schema
     ///
-    /// The answer has every key and value that the JSON Schema asks for, and no white space but one space behind `,` and `:`. A keyword
-    /// that is not supported is refused, not passed over. What the schema leaves no choice about is guessed at no cost. An answer that
-    /// --max-tokens cuts off before it is complete is a failure with exit code 8. The grammar describes what is generated; --prefill
-    /// comes before it.
+    /// The answer has every key and value that the JSON Schema asks for, and no white space but one
+    /// space behind `,` and `:`. A keyword that is not supported is refused, not passed over. What
+    /// the schema leaves no choice about is guessed at no cost. An answer that --max-tokens cuts
+    /// off before it is complete is a failure with exit code 8. The grammar describes what is
+    /// generated; --prefill comes before it.
     #[arg(long, value_name = "SCHEMA|@FILE", conflicts_with_all = ["grammar", "regex"])]
     pub json_schema: Option<String>,
     /// Answer with text that follows the grammar in FILE (llguidance's variant of Lark's notation)

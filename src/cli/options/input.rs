@@ -9,8 +9,9 @@ use std::path::PathBuf;
 pub struct InputOptions {
     /// The prompt, in quotes; `-` stands for standard input
     ///
-    /// Files (-f, in order), then piped standard input, then PROMPT are joined by blank lines. An argument `-` puts standard
-    /// input exactly there. One final line break of a file or of standard input is dropped.
+    /// Files (-f, in order), then piped standard input, then PROMPT are joined by blank lines. An
+    /// argument `-` puts standard input exactly there. One final line break of a file or of
+    /// standard input is dropped.
     #[arg(value_name = "PROMPT")]
     pub words: Vec<String>,
     /// The prompt, as an option

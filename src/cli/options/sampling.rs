@@ -33,8 +33,8 @@ pub struct SamplingOptions {
     pub repeat_penalty: Option<f32>,
     /// Repeat a text that was sampled [default: random]
     ///
-    /// The same model, kind of device and seed give the same text, whatever --draft and its like say. The seed of a text is part of its
-    /// figures.
+    /// The same model, kind of device and seed give the same text, whatever --draft and its like
+    /// say. The seed of a text is part of its figures.
     #[arg(long, value_name = "N", value_parser = seed)]
     pub seed: Option<u64>,
     /// Always take the likeliest token, as with --temp 0
@@ -52,18 +52,24 @@ pub struct SamplingOptions {
 pub type Resolved = (&'static str, String, Source);
 
 impl SamplingOptions {
-    /// Flags, environment and files first, then the model's generation_config.json, then what is built in.
-    pub fn resolve(&self, source: impl Fn(&str) -> Source, model: &Generation) -> (SamplerConfig, Vec<Resolved>) {
+    /// Flags, environment and files first, then the model's generation_config.json, then what is
+    /// built in.
+    pub fn resolve(
+        &self,
+        source: impl Fn(&str) -> Source,
+        model: &Generation,
+    ) -> (SamplerConfig, Vec<Resolved>) {
         let mut resolved = Vec::new();
-        let mut pick = |name: &'static str, given: Option<f64>, model: Option<f64>, built_in: f64| {
-            let (value, from) = match (given, model) {
-                (Some(value), _) => (value, source(name)),
-                (None, Some(value)) => (value, Source::Model),
-                (None, None) => (built_in, Source::BuiltIn),
+        let mut pick =
+            |name: &'static str, given: Option<f64>, model: Option<f64>, built_in: f64| {
+                let (value, from) = match (given, model) {
+                    (Some(value), _) => (value, source(name)),
+                    (None, Some(value)) => (value, Source::Model),
+                    (None, None) => (built_in, Source::BuiltIn),
+                };
+                resolved.push((name, value.to_string(), from));
+                value
             };
-            resolved.push((name, value.to_string(), from));
-            value
-        };
         let wide = |x: Option<f32>| x.map(decimal);
         let whole = |x: Option<usize>| x.map(|x| x as f64);
         let mut config = SamplerConfig {
@@ -71,7 +77,12 @@ impl SamplingOptions {
             top_k: pick("top-k", whole(self.top_k), whole(model.top_k), 64.0) as usize,
             top_p: pick("top-p", wide(self.top_p), wide(model.top_p), 0.95) as f32,
             min_p: pick("min-p", wide(self.min_p), wide(model.min_p), 0.0) as f32,
-            repeat_penalty: pick("repeat-penalty", wide(self.repeat_penalty), wide(model.repeat_penalty), 1.0) as f32,
+            repeat_penalty: pick(
+                "repeat-penalty",
+                wide(self.repeat_penalty),
+                wide(model.repeat_penalty),
+                1.0,
+            ) as f32,
             seed: self.seed.unwrap_or_else(random_seed),
         };
         if self.greedy {
@@ -87,11 +98,14 @@ fn random_seed() -> u64 {
 }
 
 fn tokens(text: &str) -> Result<usize, String> {
-    text.parse().map_err(|_| "expected a number of tokens, from 0 on; by default there are 512".into())
+    text.parse()
+        .map_err(|_| "expected a number of tokens, from 0 on; by default there are 512".into())
 }
 
 fn seed(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("expected a whole number from 0 to {}; without --seed it is random", u64::MAX))
+    text.parse().map_err(|_| {
+        format!("expected a whole number from 0 to {}; without --seed it is random", u64::MAX)
+    })
 }
 
 /// A number between bounds, both included.
@@ -103,9 +117,15 @@ fn number<const LOW: i32, const HIGH: i32>(text: &str) -> Result<f32, String> {
 }
 
 fn share(text: &str) -> Result<f32, String> {
-    number::<0, 1>(text).ok().filter(|p| *p > 0.0).ok_or_else(|| "expected a number above 0, at most 1".into())
+    number::<0, 1>(text)
+        .ok()
+        .filter(|p| *p > 0.0)
+        .ok_or_else(|| "expected a number above 0, at most 1".into())
 }
 
 fn positive(text: &str) -> Result<f32, String> {
-    number::<0, 100>(text).ok().filter(|x| *x > 0.0).ok_or_else(|| "expected a number above 0, at most 100".into())
+    number::<0, 100>(text)
+        .ok()
+        .filter(|x| *x > 0.0)
+        .ok_or_else(|| "expected a number above 0, at most 100".into())
 }

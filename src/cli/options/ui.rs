@@ -15,7 +15,8 @@ pub struct UiOptions {
     /// Show progress bars; auto does on a terminal, until the first token
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = OnTerminal::Auto)]
     pub progress: OnTerminal,
-    /// Use colours; auto does on a terminal, unless NO_COLOR, CLICOLOR=0 or TERM=dumb says otherwise
+    /// Use colours; auto does on a terminal, unless NO_COLOR, CLICOLOR=0 or TERM=dumb says
+    /// otherwise
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Colour::Auto)]
     pub color: Colour,
     /// Print each option's value and where it came from, in the form of gemma.toml, and stop

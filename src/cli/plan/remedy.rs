@@ -34,25 +34,38 @@ impl Misfit<'_> {
         let mut ways = Vec::new();
         // Fewer positions than a chat takes are no way out.
         if let Some(context) = self.largest_context.filter(|n| *n >= 1024) {
-            ways.push(format!("it fits with --ctx-size {context} ({} tokens)", thousands(context as u64)));
+            ways.push(format!(
+                "it fits with --ctx-size {context} ({} tokens)",
+                thousands(context as u64)
+            ));
         }
         let own = Size::of(self.task.weights)?.bytes;
-        let smaller = |page: &str, bytes_of: u64| format!("{page} ({}) fits: hf download {page}", bytes(bytes_of));
+        let smaller = |page: &str, bytes_of: u64| {
+            format!("{page} ({}) fits: hf download {page}", bytes(bytes_of))
+        };
         if let Some(shape) = self.shape {
-            let rows = sizes.rows.iter().filter(|row| row.shape == shape && row.fits() && row.bytes < own);
+            let rows =
+                sizes.rows.iter().filter(|row| row.shape == shape && row.fits() && row.bytes < own);
             let of_google = rows.filter_map(|row| Some((row.bytes, shape.page(row.recipe)?))).max();
             ways.extend(of_google.map(|(bytes, page)| smaller(&page, bytes)));
         }
         if let Some(size) = self.target_size(host, run)? {
-            ways.push(format!("quantise the original checkpoint: gemma quantize SRC DST --target-size {size}"));
+            ways.push(format!(
+                "quantise the original checkpoint: gemma quantize SRC DST --target-size {size}"
+            ));
         }
         if ways.is_empty()
             && let Some((row, page)) = sizes.best()
         {
-            ways.push(format!("no recipe makes this model small enough; {}", smaller(&page, row.bytes)));
+            ways.push(format!(
+                "no recipe makes this model small enough; {}",
+                smaller(&page, row.bytes)
+            ));
         }
         if ways.is_empty() {
-            ways.push("close other programs: no Gemma 3 fits into the memory that is free".to_owned());
+            ways.push(
+                "close other programs: no Gemma 3 fits into the memory that is free".to_owned(),
+            );
         }
         Ok(ways.join("; or "))
     }
@@ -73,10 +86,16 @@ impl Misfit<'_> {
             }
             let recipe = Recipe::load(FOR_SIZES)?.with_target(size)?;
             // Below the smallest size of this shape there is no plan.
-            let Ok(weights) = settled(self.task.weights.config().clone(), &recipe) else { return Ok(None) };
+            let Ok(weights) = settled(self.task.weights.config().clone(), &recipe) else {
+                return Ok(None);
+            };
             let kv = load::kv_format(&weights, run.kv)?;
             if host.fitting(&Task { weights: &weights, kv, ..self.task }).is_some() {
-                let text = if step == STEPS[0] { format!("{:.1}GB", size as f64 / 1e9) } else { format!("{}MB", size / step) };
+                let text = if step == STEPS[0] {
+                    format!("{:.1}GB", size as f64 / 1e9)
+                } else {
+                    format!("{}MB", size / step)
+                };
                 return Ok(Some(text));
             }
             size -= (size / 40).max(step);

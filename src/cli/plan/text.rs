@@ -17,7 +17,9 @@ const INDENT: usize = 11;
 /// Bytes of everything that a placement takes, whoever has them.
 fn total(placement: &Placement) -> u64 {
     let layout = &placement.layout;
-    [layout.gpu.need.total(), layout.cpu.need.total(), layout.npu].into_iter().fold(0, u64::saturating_add)
+    [layout.gpu.need.total(), layout.cpu.need.total(), layout.npu]
+        .into_iter()
+        .fold(0, u64::saturating_add)
 }
 
 impl Report<'_> {
@@ -107,12 +109,20 @@ impl Report<'_> {
         let count = |n: usize| thousands(n as u64);
         let say = |label: &str, text: &str| paragraph_in(label, INDENT, text, columns);
         let (size, bits) = (bytes(self.size.bytes), self.size.bits_per_weight());
-        let mut text = say("model", &format!("{}: {all} layers, {size} at {bits:.2} bits per weight", self.name));
+        let mut text = say(
+            "model",
+            &format!("{}: {all} layers, {size} at {bits:.2} bits per weight", self.name),
+        );
         text += &say("fits", &self.verdict());
         if self.misfit.is_none() {
             text += &say("speed", &self.speed(options));
-            text +=
-                &say("", &format!("predicted, not measured: memory read at full speed, {}", self.speeds.basis(&self.predicted)));
+            text += &say(
+                "",
+                &format!(
+                    "predicted, not measured: memory read at full speed, {}",
+                    self.speeds.basis(&self.predicted)
+                ),
+            );
             text += &say("prompt", &self.prompt());
         }
         text += &say("placement", &self.placement.describe());
@@ -120,9 +130,19 @@ impl Report<'_> {
             let sizes = blocks(&self.placement.layout.pieces, device).concat();
             let (n, most) = (sizes.len(), bytes(sizes.iter().copied().max().unwrap_or(0)));
             let limit = bytes(device.max_allocation);
-            text += &say("", &format!("in {n} allocations of at most {most}, where the driver gives up to {limit} at a time"));
+            text += &say(
+                "",
+                &format!(
+                    "in {n} allocations of at most {most}, where the driver gives up to {limit} at \
+                        a time"
+                ),
+            );
         }
-        let chosen = if options.model.run.ctx_size == AutoOr::Auto { " (--ctx-size sets others)" } else { "" };
+        let chosen = if options.model.run.ctx_size == AutoOr::Auto {
+            " (--ctx-size sets others)"
+        } else {
+            ""
+        };
         let each = match self.task.sequences {
             1 => String::new(),
             n => format!(" for each of {n} texts"),
@@ -130,8 +150,8 @@ impl Report<'_> {
         text += &say(
             "context",
             &format!(
-                "{} tokens{each}{chosen}, keys and values in {}: {global} layers keep all of them, {} layers the last {} and room for a \
-                 pass",
+                "{} tokens{each}{chosen}, keys and values in {}: {global} layers keep all of them, \
+                 {} layers the last {} and room for a pass",
                 count(self.task.context),
                 self.kv(),
                 all - global,
@@ -144,7 +164,8 @@ impl Report<'_> {
             (None, n) => say(
                 "npu",
                 &format!(
-                    "{} of the processor's memory for its own copy of the global layers' pages, queries and results",
+                    "{} of the processor's memory for its own copy of the global layers' pages, \
+                        queries and results",
                     bytes(n)
                 ),
             ),
@@ -163,15 +184,17 @@ impl Report<'_> {
             let up_to = largest.map_or(String::new(), |n| format!(", up to {n} tokens of context"));
             return format!("yes: {}{up_to}", self.taken().join(", "));
         };
-        let less = largest.map_or(String::new(), |n| format!("; it would with at most {n} tokens of context"));
+        let less = largest
+            .map_or(String::new(), |n| format!("; it would with at most {n} tokens of context"));
         format!("no: {why}{less}")
     }
 
     /// `11.3 GB of 24.6 GB free`, for each memory that is taken from.
     fn taken(&self) -> Vec<String> {
         let (gpu, cpu) = (&self.placement.layout.gpu.need, &self.placement.layout.cpu.need);
-        let of =
-            |need: u64, free: Option<u64>| format!("{} of {} free", bytes(need), free.map_or("an unknown amount".into(), bytes));
+        let of = |need: u64, free: Option<u64>| {
+            format!("{} of {} free", bytes(need), free.map_or("an unknown amount".into(), bytes))
+        };
         let machine = match self.elsewhere {
             Some(all) => format!(" in a machine of {}", bytes(all)),
             None => String::new(),
@@ -180,20 +203,29 @@ impl Report<'_> {
             None => vec![of(total(&self.placement), self.available) + &machine],
             // One memory for both.
             Some(d) if d.is_integrated || d.is_cpu => {
-                let free = self.available.map(|available| available.min(d.free().saturating_add(cpu.total())));
+                let free = self
+                    .available
+                    .map(|available| available.min(d.free().saturating_add(cpu.total())));
                 vec![of(total(&self.placement), free)]
             }
             Some(d) => {
                 let host = cpu.total().saturating_add(self.placement.layout.npu);
-                let beside = (host > 0).then(|| format!("{} for the processor", of(host, self.available)));
-                std::iter::once(format!("{} on {}", of(gpu.total(), Some(d.free())), d.name)).chain(beside).collect()
+                let beside =
+                    (host > 0).then(|| format!("{} for the processor", of(host, self.available)));
+                std::iter::once(format!("{} on {}", of(gpu.total(), Some(d.free())), d.name))
+                    .chain(beside)
+                    .collect()
             }
         }
     }
 
     fn speed(&self, options: &Plan) -> String {
         let ([full, empty], [low, high]) = (self.predicted.passes_per_s, self.drafted_per_s());
-        let plain = if empty < 1.1 * full { about(full) } else { format!("{} (context full) to {}", about(full), about(empty)) };
+        let plain = if empty < 1.1 * full {
+            about(full)
+        } else {
+            format!("{} (context full) to {}", about(full), about(empty))
+        };
         let of_each = if self.task.sequences > 1 { " for each text" } else { "" };
         let [least, most] = self.drafted;
         let drafts = match options.tokens_per_pass == DRAFTED {
@@ -201,7 +233,8 @@ impl Report<'_> {
             false => format!("if a pass brings {least} to {most} tokens"),
         };
         format!(
-            "about {plain} tok/s plain{of_each}; {} to {} with drafts, {drafts}, less what checking them costs",
+            "about {plain} tok/s plain{of_each}; {} to {} with drafts, {drafts}, less what \
+                checking them costs",
             about(low),
             about(high)
         )
@@ -235,9 +268,12 @@ impl Report<'_> {
             sides.push(("cpu".to_owned(), cpu, self.available));
         }
         let row = |name: &str, cell: &dyn Fn(&Share) -> String| -> Vec<String> {
-            std::iter::once(name.to_owned()).chain(sides.iter().map(|(_, share, _)| cell(share))).collect()
+            std::iter::once(name.to_owned())
+                .chain(sides.iter().map(|(_, share, _)| cell(share)))
+                .collect()
         };
-        let mut table = vec![std::iter::once(String::new()).chain(sides.iter().map(|s| s.0.clone())).collect()];
+        let mut table =
+            vec![std::iter::once(String::new()).chain(sides.iter().map(|s| s.0.clone())).collect()];
         table.push(row("layers", &|s| s.layers.to_string()));
         table.push(row("weights", &|s| bytes(s.need.weights)));
         table.push(row("keys and values", &|s| bytes(s.need.kv)));
@@ -247,7 +283,9 @@ impl Report<'_> {
         table.push(row("activations", &|s| bytes(s.need.activations)));
         table.push(row("while loading", &|s| bytes(s.need.staging)));
         table.push(row("in all", &|s| bytes(s.need.total())));
-        table.push(std::iter::once("free".to_owned()).chain(sides.iter().map(|s| free(s.2))).collect());
+        table.push(
+            std::iter::once("free".to_owned()).chain(sides.iter().map(|s| free(s.2))).collect(),
+        );
         markdown(&table)
     }
 
@@ -265,7 +303,13 @@ impl Report<'_> {
                 cell(other.placement.as_ref().map(|p| bytes(total(p)))),
                 cell(layout.map(|l| l.gpu.layers.to_string())),
                 if other.fits { "yes" } else { "no" }.into(),
-                cell(other.placement.as_ref().filter(|_| other.fits).map(|p| digits3(self.speeds.predict(p).passes_per_s[0]))),
+                cell(
+                    other
+                        .placement
+                        .as_ref()
+                        .filter(|_| other.fits)
+                        .map(|p| digits3(self.speeds.predict(p).passes_per_s[0])),
+                ),
             ]);
         }
         markdown(&table)
@@ -298,6 +342,9 @@ mod tests {
     #[test]
     fn predictions_are_rounded_as_people_say_them() {
         assert_eq!([3.87, 15.6, 137.4, 2204.0].map(about), ["3.9", "16", "140", "2200"]);
-        assert_eq!([0.2, 45.4, 200.0, 9000.0].map(duration), ["1 second", "45 seconds", "3 minutes", "2.5 hours"]);
+        assert_eq!(
+            [0.2, 45.4, 200.0, 9000.0].map(duration),
+            ["1 second", "45 seconds", "3 minutes", "2.5 hours"]
+        );
     }
 }

@@ -13,7 +13,10 @@ use crate::error::Fault;
 use crate::gemma::{Role, Special, Weights};
 use crate::quant::allocate::prior;
 use crate::quant::recipe::{FOR_SIZES, nearest_to, parse_size};
-use crate::quant::{self, Aim, Calibrated, Importance, Nearest, Options, Plan, Recipe, Solver, calibrate, estimate, unfinished};
+use crate::quant::{
+    self, Aim, Calibrated, Importance, Nearest, Options, Plan, Recipe, Solver, calibrate, estimate,
+    unfinished,
+};
 use crate::runtime::find;
 use crate::runtime::model::tokenizer_of;
 use crate::runtime::processor::default_threads;
@@ -29,7 +32,8 @@ use text::figure;
 
 /// Tokens of a window of calibration text.
 const WINDOW: usize = 1024;
-/// Windows of the survey of sensitivities, most tokens of it, and most bytes of the copies that it carries.
+/// Windows of the survey of sensitivities, most tokens of it, and most bytes of the copies that it
+/// carries.
 const SURVEY_WINDOW: usize = 256;
 const SURVEY_TOKENS: usize = 2048;
 const SURVEY_BYTES: usize = 3 << 29;
@@ -48,22 +52,27 @@ pub struct Quantize {
     /// List the built-in recipes with what each makes of every size of Gemma 3, and stop
     #[arg(long, conflicts_with_all = ["source", "destination"])]
     pub list: bool,
-    /// Which format each tensor gets: seed, int4, 9gb, 10gb, 12gb (see --list) or a TOML file [default: int4]
+    /// Which format each tensor gets: seed, int4, 9gb, 10gb, 12gb (see --list) or a TOML file
+    /// [default: int4]
     #[arg(long, value_name = "NAME|PATH", conflicts_with_all = ["linear", "embedding"])]
     pub recipe: Option<String>,
-    /// Choose formats so that the whole directory takes at most this: 9.5GB, or 4.5bpw for bits per weight
+    /// Choose formats so that the whole directory takes at most this: 9.5GB, or 4.5bpw for bits per
+    /// weight
     #[arg(long, value_name = "SIZE", value_parser = aim, conflicts_with_all = ["linear", "embedding"])]
     pub target_size: Option<Aim>,
-    /// Instead of a recipe: format of the linear layers, such as i4-g32 or i4-row+h128 [default: i4-g32]
+    /// Instead of a recipe: format of the linear layers, such as i4-g32 or i4-row+h128 [default:
+    /// i4-g32]
     #[arg(long, value_name = "FORMAT", alias = "format-weights", value_parser = format)]
     pub linear: Option<Format>,
     /// Instead of a recipe: format of the embedding table and the output head [default: i8-row]
     #[arg(long, value_name = "FORMAT", alias = "format-embedding", value_parser = format)]
     pub embedding: Option<Format>,
-    /// Make a directory for this program, or one file that llama.cpp reads too [default: gguf where DST ends so]
+    /// Make a directory for this program, or one file that llama.cpp reads too [default: gguf where
+    /// DST ends so]
     #[arg(long, value_enum, value_name = "KIND")]
     pub format: Option<Container>,
-    /// Read this text and solve each matrix for the inputs it will meet: a file, the built-in text, or none
+    /// Read this text and solve each matrix for the inputs it will meet: a file, the built-in text,
+    /// or none
     #[arg(long, value_name = "FILE|builtin|none", default_value = "none")]
     pub calibrate: String,
     /// Use at most this many tokens of that text; more are better and slower
@@ -124,16 +133,25 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     }
     if let Some(kind) = &options.kind {
         let help = match nearest_to(kind) {
-            Some(nearest) => format!("{kind} is a name of llama.cpp's; the nearest here is {nearest}"),
+            Some(nearest) => {
+                format!("{kind} is a name of llama.cpp's; the nearest here is {nearest}")
+            }
             None => format!("a recipe is an option: --recipe {kind} (gemma quantize --list)"),
         };
-        return Err(Fault::usage(format!("gemma quantize takes SRC and DST, and {kind} is one too many")).help(help).into());
+        return Err(Fault::usage(format!(
+            "gemma quantize takes SRC and DST, and {kind} is one too many"
+        ))
+        .help(help)
+        .into());
     }
     let find::Source::Directory(path) = find::find(options.source.as_deref())? else {
         return Err(Fault::usage("gemma quantize needs a source model").into());
     };
     let recipe = recipe(options)?;
-    let source = Weights::open(Checkpoint::open(&path).with_context(|| format!("cannot open the model {}", path.display()))?)?;
+    let source = Weights::open(
+        Checkpoint::open(&path)
+            .with_context(|| format!("cannot open the model {}", path.display()))?,
+    )?;
     source.notes().iter().for_each(|note| ui.note(note));
     let how = Options {
         threads: options.threads.map_or_else(default_threads, usize::from),
@@ -158,7 +176,9 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
             match survey(&source, run, &interrupt, &stage, how.threads, ui) {
                 Err(_) if interrupt.exit_code().is_some() => {
                     let _ = announced.join();
-                    ui.note("interrupted while sensitivities were measured: nothing is written yet");
+                    ui.note(
+                        "interrupted while sensitivities were measured: nothing is written yet",
+                    );
                     return Ok(interrupt.exit_code().unwrap_or(1));
                 }
                 found => Some(found?),
@@ -168,7 +188,9 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     };
     let plan = {
         let solver: &dyn Solver = calibrated.as_ref().map_or(&nearest, |(solver, _)| solver);
-        let known = |role, layer| measured.as_ref().and_then(|m| m.get(&(role, layer))).copied().unwrap_or(0.0);
+        let known = |role, layer| {
+            measured.as_ref().and_then(|m| m.get(&(role, layer))).copied().unwrap_or(0.0)
+        };
         let importance = match measured {
             Some(_) => Importance::Measured(&known),
             None => Importance::Relative(&prior),
@@ -177,7 +199,13 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     };
     if options.dry_run {
         let int4 = Recipe::load("int4")?;
-        let int4 = Plan::new(&source, &int4, &Options { memory: None, ..how }, &nearest, Importance::Relative(&prior));
+        let int4 = Plan::new(
+            &source,
+            &int4,
+            &Options { memory: None, ..how },
+            &nearest,
+            Importance::Relative(&prior),
+        );
         let seconds = estimate::seconds(&plan, &how)?;
         let int4_kld = int4.ok().and_then(|plan| plan.predicted_kld);
         print(&text::describe(&plan, seconds, how.threads, calibrated.is_some(), int4_kld))?;
@@ -217,7 +245,9 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     match (&result, unfinished(destination)) {
         (Err(_), Some(left)) => {
             let (done, all, path) = (left.done, plan.layout.entries.len(), left.path.display());
-            ui.note(format!("{done} of {all} tensors are kept in {path}: the same command goes on from there"));
+            ui.note(format!(
+                "{done} of {all} tensors are kept in {path}: the same command goes on from there"
+            ));
         }
         (Err(_), None) if interrupt.exit_code().is_some() => {
             ui.note("interrupted before the first tensor was done: nothing is kept");
@@ -232,7 +262,10 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     if let Some((solver, _)) = &mut calibrated {
         solver.notes().iter().for_each(|note| ui.note(note));
         for (role, layer, loss) in solver.losses() {
-            ui.detail(1, format!("{}: output error {}", role.short_name(*layer), figure(loss.sqrt())));
+            ui.detail(
+                1,
+                format!("{}: output error {}", role.short_name(*layer), figure(loss.sqrt())),
+            );
         }
         if !how.gguf {
             measured = Some(solver.divergence(&Weights::open(Checkpoint::open(destination)?)?)?);
@@ -266,8 +299,20 @@ fn calibration<'a>(
             .into());
     }
     let window = WINDOW.min(source.config().max_position);
-    let text = calibrate::Text::cut(&run, source.config().bos, window, (options.calibrate_tokens / window).max(1))?;
-    ui.detail(1, format!("calibrating on {} of {} tokens", thousands(text.tokens.len() as u64), thousands(run.len() as u64)));
+    let text = calibrate::Text::cut(
+        &run,
+        source.config().bos,
+        window,
+        (options.calibrate_tokens / window).max(1),
+    )?;
+    ui.detail(
+        1,
+        format!(
+            "calibrating on {} of {} tokens",
+            thousands(text.tokens.len() as u64),
+            thousands(run.len() as u64)
+        ),
+    );
     Ok(Some((Calibrated::new(source, text, threads)?, run)))
 }
 
@@ -295,17 +340,29 @@ fn survey(
     let found = pool.install(|| calibrate::survey(source, &text, 1, &mut { heard }))?;
     bar.finish_and_clear();
     for s in &found {
-        ui.detail(2, format!("{}: {} nats per unit of relative error", s.role.short_name(s.layer), figure(s.divergence)));
+        ui.detail(
+            2,
+            format!(
+                "{}: {} nats per unit of relative error",
+                s.role.short_name(s.layer),
+                figure(s.divergence)
+            ),
+        );
     }
     Ok(found.into_iter().map(|s| ((s.role, s.layer), s.divergence)).collect())
 }
 
 fn recipe(options: &Quantize) -> Result<Recipe> {
     if options.linear.is_some() || options.embedding.is_some() {
-        let (linear, embedding) = (options.linear.unwrap_or(Format::I4_G32), options.embedding.unwrap_or(Format::I8_ROW));
+        let (linear, embedding) =
+            (options.linear.unwrap_or(Format::I4_G32), options.embedding.unwrap_or(Format::I8_ROW));
         return Ok(Recipe::inline(linear, embedding));
     }
-    let name = options.recipe.as_deref().unwrap_or(if options.target_size.is_some() { FOR_SIZES } else { "int4" });
+    let name = options.recipe.as_deref().unwrap_or(if options.target_size.is_some() {
+        FOR_SIZES
+    } else {
+        "int4"
+    });
     match options.target_size {
         Some(size) => Recipe::load(name)?.with_target(size),
         None => Recipe::load(name),

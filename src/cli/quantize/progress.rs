@@ -1,4 +1,5 @@
-//! What a conversion says while it runs: a bar on a terminal, lines elsewhere, and what a first Ctrl-C does.
+//! What a conversion says while it runs: a bar on a terminal, lines elsewhere, and what a first
+//! Ctrl-C does.
 
 use crate::cli::options::UiOptions;
 use crate::cli::signals::Interrupt;
@@ -33,16 +34,20 @@ impl Stage {
         }
     }
 
-    /// From here on the first Ctrl-C says at once what it does. `whole`: matrices are solved as a whole, not by rows. The
-    /// thread ends once that is said.
+    /// From here on the first Ctrl-C says at once what it does. `whole`: matrices are solved as a
+    /// whole, not by rows. The thread ends once that is said.
     pub fn watch(&self, options: &UiOptions, whole: bool) -> Result<(Interrupt, JoinHandle<()>)> {
         let (stage, options) = (self.clone(), options.clone());
         Interrupt::watch_saying(move || {
             let (bar, tensor) = stage.0.lock().map(|stage| stage.clone()).unwrap_or_default();
             let what = match (whole, tensor.as_str()) {
                 (_, "") => "stopping at the next step; Ctrl-C again stops now".to_owned(),
-                (true, name) => format!("finishing {name}; Ctrl-C again stops now (that tensor is redone)"),
-                (false, _) => "stopping when the rows in work are done; Ctrl-C again stops now".to_owned(),
+                (true, name) => {
+                    format!("finishing {name}; Ctrl-C again stops now (that tensor is redone)")
+                }
+                (false, _) => {
+                    "stopping when the rows in work are done; Ctrl-C again stops now".to_owned()
+                }
             };
             let say = || Ui::new(&options).note(what);
             match bar {
@@ -68,7 +73,13 @@ pub struct Meter<'a> {
 
 impl<'a> Meter<'a> {
     /// `weights` in all, of which `resumed` tensors are found done.
-    pub fn new(ui: &'a Ui, stage: &'a Stage, n_layers: usize, weights: u64, resumed: usize) -> Meter<'a> {
+    pub fn new(
+        ui: &'a Ui,
+        stage: &'a Stage,
+        n_layers: usize,
+        weights: u64,
+        resumed: usize,
+    ) -> Meter<'a> {
         let (bar, now) = (ui.percent_bar("quantising", weights), Instant::now());
         stage.show(&bar);
         Meter { ui, bar, n_layers, resumed, found: 0, start: now, said: now, stage }
@@ -92,11 +103,23 @@ impl<'a> Meter<'a> {
         }
         if let Some(error) = p.error {
             let target = entry.target;
-            let error = if error > 0.0 { format!("relative error {error:.4}") } else { "copied".to_owned() };
-            self.bar.suspend(|| self.ui.detail(1, format!("{}: {target}, {}, {error}", entry.name, bytes(entry.bytes()))));
+            let error = if error > 0.0 {
+                format!("relative error {error:.4}")
+            } else {
+                "copied".to_owned()
+            };
+            self.bar.suspend(|| {
+                self.ui.detail(
+                    1,
+                    format!("{}: {target}, {}, {error}", entry.name, bytes(entry.bytes())),
+                )
+            });
         }
         let layer_done = p.error.is_some() && Role::LAYER.last() == Some(&entry.role);
-        if self.bar.is_hidden() && !self.ui.is_quiet() && (layer_done || self.said.elapsed() > SILENCE) {
+        if self.bar.is_hidden()
+            && !self.ui.is_quiet()
+            && (layer_done || self.said.elapsed() > SILENCE)
+        {
             self.ui.line(&self.line(entry, p));
             self.said = Instant::now();
         }
@@ -117,7 +140,11 @@ impl<'a> Meter<'a> {
     fn line(&self, entry: &Entry, p: &Progress<'_>) -> String {
         let (passed, fresh) = (self.start.elapsed().as_secs_f64(), p.done - self.found);
         let left = if fresh > 0 { passed * (p.total - p.done) as f64 / fresh as f64 } else { 0.0 };
-        let left = if p.done < p.total { format!(", about {} left", duration(left)) } else { String::new() };
+        let left = if p.done < p.total {
+            format!(", about {} left", duration(left))
+        } else {
+            String::new()
+        };
         let percent = 100.0 * p.done as f64 / p.total.max(1) as f64;
         format!("{}: {percent:.0} % done after {}{left}", self.label(entry), duration(passed))
     }

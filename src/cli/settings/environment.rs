@@ -6,7 +6,8 @@ use clap::Arg;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Beginnings of names that are for this program's own tests.
-const OF_TESTS: [&str; 5] = ["GEMMA_FAIL_", "GEMMA_FUZZ_", "GEMMA_REQUIRE_", "GEMMA_TEST_", "GEMMA_VULKAN_"];
+const OF_TESTS: [&str; 5] =
+    ["GEMMA_FAIL_", "GEMMA_FUZZ_", "GEMMA_REQUIRE_", "GEMMA_TEST_", "GEMMA_VULKAN_"];
 
 /// `max-tokens` as `GEMMA_MAX_TOKENS`.
 pub fn name(long: &str) -> String {
@@ -22,13 +23,20 @@ pub fn set(arg: &Arg) -> Option<String> {
 
 /// What to say of variables that look like settings and set nothing.
 pub fn unknown(all: &BTreeMap<String, Options>) -> Vec<String> {
-    let known: BTreeSet<String> = all.values().flat_map(|options| options.keys()).map(|long| name(long)).collect();
+    let known: BTreeSet<String> =
+        all.values().flat_map(|options| options.keys()).map(|long| name(long)).collect();
     let is_set = |(_, value): &(_, std::ffi::OsString)| !value.is_empty();
     let names = std::env::vars_os().filter(is_set).filter_map(|(name, _)| name.into_string().ok());
-    let is_ours = |name: &str| name.starts_with("GEMMA_") && !OF_TESTS.iter().any(|begin| name.starts_with(begin));
+    let is_ours = |name: &str| {
+        name.starts_with("GEMMA_") && !OF_TESTS.iter().any(|begin| name.starts_with(begin))
+    };
     let say = |name: String| {
-        let meant = nearest(&name, known.iter().map(String::as_str)).map(|meant| format!("; did you mean {meant}?"));
-        format!("the environment's {name} is passed over: there is no such option{}", meant.unwrap_or_default())
+        let meant = nearest(&name, known.iter().map(String::as_str))
+            .map(|meant| format!("; did you mean {meant}?"));
+        format!(
+            "the environment's {name} is passed over: there is no such option{}",
+            meant.unwrap_or_default()
+        )
     };
     names.filter(|name| is_ours(name) && !known.contains(name)).map(say).collect()
 }

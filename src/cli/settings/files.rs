@@ -25,7 +25,8 @@ use toml::de::DeTable;
 const LONGEST: u64 = 1 << 20;
 
 /// Options that say what one run works on, and whether it stops or starts again. No file sets them.
-pub const ONE_RUN: [&str; 7] = ["print-config", "restart", "allow-requantize", "batch", "resume", "shard", "from"];
+pub const ONE_RUN: [&str; 7] =
+    ["print-config", "restart", "allow-requantize", "batch", "resume", "shard", "from"];
 
 /// A file of settings.
 pub struct File {
@@ -90,7 +91,9 @@ fn read_text(path: &Path) -> Result<Option<String>> {
         Err(error) if absent.contains(&error.kind()) => return Ok(None),
         Err(error) => return Err(error).with_context(what),
         // A pipe or a device may have no end.
-        Ok(meta) if !meta.is_file() => return Err(Fault::usage(format!("{shown} is not a regular file")).into()),
+        Ok(meta) if !meta.is_file() => {
+            return Err(Fault::usage(format!("{shown} is not a regular file")).into());
+        }
         Ok(_) => {}
     }
     let mut text = String::new();
@@ -126,27 +129,41 @@ impl File {
     }
 
     /// Whether this file may set that option to this value.
-    fn check(&self, section: &str, key: &str, value: &toml::Value, option: Option<&Arg>, all: &[&str]) -> Result<()> {
+    fn check(
+        &self,
+        section: &str,
+        key: &str,
+        value: &toml::Value,
+        option: Option<&Arg>,
+        all: &[&str],
+    ) -> Result<()> {
         let place = || self.place(section, key);
         let Some(option) = option else {
             let fault = Fault::usage(format!("{}: there is no option `{key}`", place()));
             let help = match nearest(&key.replace('_', "-"), all.iter().copied()) {
                 Some(meant) => format!("did you mean {meant}?"),
-                None => "keys are the long options without dashes in front, such as max-tokens".into(),
+                None => {
+                    "keys are the long options without dashes in front, such as max-tokens".into()
+                }
             };
             return Err(fault.help(help).into());
         };
         if ONE_RUN.contains(&key) {
-            let what = format!("{}: `{key}` can only be given as a flag or in the environment", place());
+            let what =
+                format!("{}: `{key}` can only be given as a flag or in the environment", place());
             return Err(Fault::usage(what).into());
         }
         let texts = match value {
             toml::Value::Array(values) => values.as_slice(),
             value => std::slice::from_ref(value),
         };
-        if !self.is_users_own && texts.iter().any(|text| reaches_out(option, text.as_str().unwrap_or_default())) {
+        if !self.is_users_own
+            && texts.iter().any(|text| reaches_out(option, text.as_str().unwrap_or_default()))
+        {
             let what = format!("{}: `{key}` would load code or write a file here", place());
-            let own = users_own().map(|path| format!(", or set it in {}", path.display())).unwrap_or_default();
+            let own = users_own()
+                .map(|path| format!(", or set it in {}", path.display()))
+                .unwrap_or_default();
             let flag = format!("give --{key} as a flag or in the environment{own}");
             let help = format!("a file in the working directory must not do that: {flag}");
             return Err(Fault::usage(what).help(help).into());
@@ -164,7 +181,8 @@ pub fn arguments(
     all: &BTreeMap<String, Options>,
 ) -> Result<(Vec<OsString>, BTreeMap<String, PathBuf>)> {
     let mine = &all[command];
-    let names = |options: &'_ Options| options.keys().map(|name| name.to_owned()).collect::<Vec<String>>();
+    let names =
+        |options: &'_ Options| options.keys().map(|name| name.to_owned()).collect::<Vec<String>>();
     let everyones: Vec<String> = all.values().flat_map(names).collect();
     let (mut given, mut origins) = (Vec::new(), BTreeMap::new());
     for file in files {
@@ -173,7 +191,8 @@ pub fn arguments(
         for (key, value) in &file.table {
             if let toml::Value::Table(section) = value {
                 let Some(options) = all.get(key) else {
-                    let fault = Fault::usage(format!("{}: [{key}] is not a command", file.place("", key)));
+                    let fault =
+                        Fault::usage(format!("{}: [{key}] is not a command", file.place("", key)));
                     let meant = nearest(key, all.keys().map(String::as_str));
                     return Err(match meant {
                         Some(meant) => fault.help(format!("did you mean [{meant}]?")).into(),
@@ -188,7 +207,8 @@ pub fn arguments(
                     sections.insert(0, section);
                 }
             } else {
-                let option = mine.get(key).or_else(|| all.values().find_map(|options| options.get(key)));
+                let option =
+                    mine.get(key).or_else(|| all.values().find_map(|options| options.get(key)));
                 let every: Vec<&str> = everyones.iter().map(String::as_str).collect();
                 file.check("", key, value, option, &every)?;
             }
@@ -200,7 +220,12 @@ pub fn arguments(
             if is_given || origins.contains_key(long) {
                 continue;
             }
-            let wrong = || Fault::usage(format!("{}: `{key}` has a value of a wrong type", file.path.display()));
+            let wrong = || {
+                Fault::usage(format!(
+                    "{}: `{key}` has a value of a wrong type",
+                    file.path.display()
+                ))
+            };
             given.extend(as_arguments(long, arg, value).with_context(wrong)?);
             origins.insert(long.to_owned(), file.path.clone());
         }
@@ -219,8 +244,12 @@ fn as_arguments(key: &str, arg: &Arg, value: &toml::Value) -> Option<Vec<OsStrin
     };
     let one = |v: &toml::Value| scalar(v).map(|v| OsString::from(format!("--{key}={v}")));
     match (arg.get_action(), value) {
-        (ArgAction::SetTrue, toml::Value::Boolean(on)) => Some(if *on { vec![format!("--{key}").into()] } else { Vec::new() }),
-        (ArgAction::Count, toml::Value::Integer(n)) => Some(vec![format!("--{key}").into(); (*n).clamp(0, 9) as usize]),
+        (ArgAction::SetTrue, toml::Value::Boolean(on)) => {
+            Some(if *on { vec![format!("--{key}").into()] } else { Vec::new() })
+        }
+        (ArgAction::Count, toml::Value::Integer(n)) => {
+            Some(vec![format!("--{key}").into(); (*n).clamp(0, 9) as usize])
+        }
         (ArgAction::SetTrue | ArgAction::Count, _) => None,
         (ArgAction::Append, toml::Value::Array(values)) => values.iter().map(one).collect(),
         (_, value) => one(value).map(|v| vec![v]),
@@ -267,7 +296,9 @@ mod tests {
         let root = definition();
         let mut writing = Vec::new();
         for arg in root.get_subcommands().flat_map(|c| c.get_arguments()) {
-            let (Some(long), kind) = (arg.get_long(), arg.get_value_parser().type_id()) else { continue };
+            let (Some(long), kind) = (arg.get_long(), arg.get_value_parser().type_id()) else {
+                continue;
+            };
             if kind == TypeId::of::<Destination>() {
                 writing.push(long);
             } else if kind == TypeId::of::<PathBuf>() || kind == TypeId::of::<String>() {

@@ -10,7 +10,8 @@ pub const PROBE_BYTES: usize = 256 << 20;
 /// Passes over the buffer; the median one counts.
 const PASSES: usize = 7;
 
-/// GB/s (1e9 bytes) at which the pool's threads together read a buffer of about `bytes`, each its own part.
+/// GB/s (1e9 bytes) at which the pool's threads together read a buffer of about `bytes`, each its
+/// own part.
 pub fn read_bandwidth(pool: &Pool, bytes: usize) -> f64 {
     let words = (bytes / 8).max(pool.threads() * 1024);
     let buffer = Lines::zeroed(words * 8);

@@ -1,4 +1,5 @@
-//! Runs plans on the CPU. Workers walk the dispatch list together; a barrier stands only where one needs another's rows.
+//! Runs plans on the CPU. Workers walk the dispatch list together; a barrier stands only where one
+//! needs another's rows.
 
 use super::attention::{self, Attention, MAX_SLOTS, Work};
 use super::bandwidth::{PROBE_BYTES, read_bandwidth};
@@ -8,7 +9,9 @@ use super::pool::{Pool, Worker};
 use super::rows;
 use crate::compute::executor::{Executor, KernelTime};
 use crate::compute::memory::Buffers;
-use crate::compute::plan::{Act, BufferId, Dispatch, KvFormat, Op, Part, Plan, PlanId, RowSet, WeightId};
+use crate::compute::plan::{
+    Act, BufferId, Dispatch, KvFormat, Op, Part, Plan, PlanId, RowSet, WeightId,
+};
 use crate::compute::reference;
 use crate::compute::step::{StepLayout, StepView};
 use crate::kv::PAGE;
@@ -18,7 +21,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Rows of one prefill pass: enough that the weights are read rarely, few enough that activations stay in cache.
+/// Rows of one prefill pass: enough that the weights are read rarely, few enough that activations
+/// stay in cache.
 pub const MAX_ROWS: usize = 128;
 
 /// How to run on the CPU.
@@ -63,8 +67,8 @@ impl CpuExecutor {
         Ok(Self::on(Arc::new(Pool::new(options.threads.max(1))?), options))
     }
 
-    /// An executor on threads that others use too, in turn: a target and its drafter never compete for cores.
-    /// `options.threads` is the pool's.
+    /// An executor on threads that others use too, in turn: a target and its drafter never compete
+    /// for cores. `options.threads` is the pool's.
     pub fn on(pool: Arc<Pool>, options: CpuOptions) -> Self {
         CpuExecutor {
             isa: options.isa.unwrap_or_else(Isa::detect),
@@ -85,9 +89,9 @@ impl CpuExecutor {
         let bytes: usize = match op {
             Op::Linear { jobs, .. } => jobs.iter().map(|j| weight(&j.weight)).sum(),
             Op::GateUp { gate, up, .. } => weight(gate) + weight(up),
-            Op::Attention { kv, .. } => {
-                bases(step).map(|b| (b - kv.pages.first_visible(b).min(b)) * kv.bytes_per_position()).sum()
-            }
+            Op::Attention { kv, .. } => bases(step)
+                .map(|b| (b - kv.pages.first_visible(b).min(b)) * kv.bytes_per_position())
+                .sum(),
             Op::AttentionRest { kv, taken, .. } => {
                 bases(step).map(|b| (b - taken.pages(b) * PAGE) * kv.bytes_per_position()).sum()
             }
@@ -104,7 +108,9 @@ impl CpuExecutor {
         };
         let sum: usize = match op {
             Op::Linear { jobs, rows } => jobs.iter().map(|j| macs(&j.weight, &j.act, *rows)).sum(),
-            Op::GateUp { act_gate, gate, act_up, up, .. } => macs(gate, act_gate, RowSet::All) + macs(up, act_up, RowSet::All),
+            Op::GateUp { act_gate, gate, act_up, up, .. } => {
+                macs(gate, act_gate, RowSet::All) + macs(up, act_up, RowSet::All)
+            }
             _ => 0,
         };
         sum as u64
@@ -112,7 +118,8 @@ impl CpuExecutor {
 
     /// One dispatch, this worker's share.
     fn execute(&self, op: &Op, layout: StepLayout, step: &StepView<'_>, worker: &Worker) {
-        let share = |n: usize| worker.index * n / worker.count..(worker.index + 1) * n / worker.count;
+        let share =
+            |n: usize| worker.index * n / worker.count..(worker.index + 1) * n / worker.count;
         let my_rows = |set: RowSet| {
             let live = step.live(set);
             let part = share(live.len());
@@ -123,7 +130,8 @@ impl CpuExecutor {
                 let table = &self.packed[table.0 as usize];
                 for r in my_rows(RowSet::All) {
                     // SAFETY: each row belongs to one worker.
-                    let out: &mut [f32] = unsafe { self.buffers.slice_mut(*out, r * table.cols(), table.cols()) };
+                    let out: &mut [f32] =
+                        unsafe { self.buffers.slice_mut(*out, r * table.cols(), table.cols()) };
                     table.dequantize_row(step.tokens[r] as usize, out);
                     out.iter_mut().for_each(|v| *v *= scale);
                 }
@@ -131,23 +139,45 @@ impl CpuExecutor {
             Op::Norm { rows, .. } => my_rows(*rows).for_each(|r| self.norm(op, step, r)),
             Op::Prepare { input, act, rows } => {
                 let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());
-                my_rows(*rows).for_each(|r| rows::prepare(self.isa, &self.buffers, *input, act, r, &mut spare));
+                my_rows(*rows).for_each(|r| {
+                    rows::prepare(self.isa, &self.buffers, *input, act, r, &mut spare)
+                });
             }
             Op::Rope { kv, .. } => {
                 let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());
                 for r in step.live(RowSet::All) {
-                    rows::rope(self.isa, &self.buffers, op, layout.max_rows, r, share(kv.n_kv_heads), &mut spare);
+                    rows::rope(
+                        self.isa,
+                        &self.buffers,
+                        op,
+                        layout.max_rows,
+                        r,
+                        share(kv.n_kv_heads),
+                        &mut spare,
+                    );
                 }
             }
             Op::Linear { jobs, rows } => {
                 let live = step.live(*rows);
                 for job in jobs.iter().filter(|_| !live.is_empty()) {
                     let matrix = &self.packed[job.weight.0 as usize];
-                    // SAFETY: activations were written before the last barrier; tiles are disjoint columns of the output.
+                    // SAFETY: activations were written before the last barrier; tiles are disjoint
+                    // columns of the output.
                     unsafe {
                         let act = reference::act_view(&self.buffers, &job.act, live.clone());
-                        let out: *mut f32 = self.buffers.part(job.out, live.start * matrix.rows(), live.len() * matrix.rows());
-                        linear::linear(self.isa, matrix, &act, share(matrix.tiles()), out, matrix.rows());
+                        let out: *mut f32 = self.buffers.part(
+                            job.out,
+                            live.start * matrix.rows(),
+                            live.len() * matrix.rows(),
+                        );
+                        linear::linear(
+                            self.isa,
+                            matrix,
+                            &act,
+                            share(matrix.tiles()),
+                            out,
+                            matrix.rows(),
+                        );
                     }
                 }
             }
@@ -158,13 +188,25 @@ impl CpuExecutor {
                 unsafe {
                     let act_gate = reference::act_view(&self.buffers, act_gate, live.clone());
                     let act_up = reference::act_view(&self.buffers, act_up, live.clone());
-                    let out: *mut f32 = self.buffers.part(*out, live.start * gate.rows(), live.len() * gate.rows());
+                    let out: *mut f32 =
+                        self.buffers.part(*out, live.start * gate.rows(), live.len() * gate.rows());
                     let tiles = share(gate.tiles());
-                    linear::gate_up(self.isa, gate, &act_gate, up, &act_up, tiles, out, gate.rows());
+                    linear::gate_up(
+                        self.isa,
+                        gate,
+                        &act_gate,
+                        up,
+                        &act_up,
+                        tiles,
+                        out,
+                        gate.rows(),
+                    );
                 }
             }
-            Op::Attention { q, out, n_heads, scale, kv } | Op::AttentionRest { q, out, n_heads, scale, kv, .. } => {
-                let taken = if let Op::AttentionRest { taken, .. } = op { Some(*taken) } else { None };
+            Op::Attention { q, out, n_heads, scale, kv }
+            | Op::AttentionRest { q, out, n_heads, scale, kv, .. } => {
+                let taken =
+                    if let Op::AttentionRest { taken, .. } = op { Some(*taken) } else { None };
                 let call = Attention {
                     buffers: &self.buffers,
                     kv,
@@ -196,13 +238,23 @@ impl CpuExecutor {
     fn norm(&self, op: &Op, step: &StepView<'_>, r: usize) {
         let Op::Norm { x, add, w, eps, dim, out, rows } = op else { unreachable!() };
         let from = reference::source_row(*rows, step, r);
-        // SAFETY: a row belongs to one worker; with `Selected` several rows may read one x, and then none writes it.
+        // SAFETY: a row belongs to one worker; with `Selected` several rows may read one x, and
+        // then none writes it.
         unsafe {
-            let add = add.map(|(y, w)| (self.buffers.slice(y, from * dim, *dim), self.buffers.slice(w, 0, *dim)));
+            let add = add.map(|(y, w)| {
+                (self.buffers.slice(y, from * dim, *dim), self.buffers.slice(w, 0, *dim))
+            });
             let w = self.buffers.slice(*w, 0, *dim);
             let out = self.buffers.slice_mut(*out, r * dim, *dim);
             match rows {
-                RowSet::All => rows::norm(self.isa, self.buffers.slice_mut(*x, from * dim, *dim), add, w, *eps, out),
+                RowSet::All => rows::norm(
+                    self.isa,
+                    self.buffers.slice_mut(*x, from * dim, *dim),
+                    add,
+                    w,
+                    *eps,
+                    out,
+                ),
                 RowSet::Selected => {
                     let mut x = self.buffers.slice(*x, from * dim, *dim).to_vec();
                     rows::norm(self.isa, &mut x, add, w, *eps, out);
@@ -218,16 +270,20 @@ impl CpuExecutor {
             for (i, dispatch) in list.iter().enumerate() {
                 self.execute(&dispatch.op, recorded.layout, step, worker);
                 let next = list.get(i + 1);
-                let together = next.is_some_and(|n| dispatch.is_row_local() && n.is_row_local() && dispatch.rows() == n.rows());
+                let together = next.is_some_and(|n| {
+                    dispatch.is_row_local() && n.is_row_local() && dispatch.rows() == n.rows()
+                });
                 if next.is_some() && !together {
                     worker.barrier();
                 }
                 if let (0, Some(profile)) = (worker.index, &self.profile) {
                     let now = Instant::now();
-                    let (bytes, macs) = (self.bytes_read(&dispatch.op, step), self.macs(&dispatch.op, step));
+                    let (bytes, macs) =
+                        (self.bytes_read(&dispatch.op, step), self.macs(&dispatch.op, step));
                     let mut profile = profile.lock().unwrap_or_else(|e| e.into_inner());
                     let seconds = (now - since).as_secs_f64();
-                    KernelTime { label: dispatch.label, calls: 1, seconds, bytes, macs }.add_to(&mut profile);
+                    KernelTime { label: dispatch.label, calls: 1, seconds, bytes, macs }
+                        .add_to(&mut profile);
                     since = now;
                 }
             }
@@ -235,12 +291,20 @@ impl CpuExecutor {
     }
 
     /// Each dispatch alone, then its twin on the same inputs; the first difference is an error.
-    fn run_checked(&self, recorded: &Recorded, step: &StepView<'_>, canonical: &[Matrix<'static>]) -> Result<()> {
+    fn run_checked(
+        &self,
+        recorded: &Recorded,
+        step: &StepView<'_>,
+        canonical: &[Matrix<'static>],
+    ) -> Result<()> {
         for dispatch in &recorded.dispatches {
             let outputs = dispatch.op.outputs();
             // SAFETY: nothing runs between the pool's calls.
             let copy = || -> Vec<Vec<u8>> {
-                outputs.iter().map(|id| unsafe { self.buffers.slice(*id, 0, self.buffers.len(*id)) }.to_vec()).collect()
+                outputs
+                    .iter()
+                    .map(|id| unsafe { self.buffers.slice(*id, 0, self.buffers.len(*id)) }.to_vec())
+                    .collect()
             };
             let before = copy();
             self.pool.run(&|worker| self.execute(&dispatch.op, recorded.layout, step, worker));
@@ -253,7 +317,11 @@ impl CpuExecutor {
             for (which, (twin, fast)) in copy().iter().zip(&fast).enumerate() {
                 if let Some(at) = twin.iter().zip(fast).position(|(a, b)| a != b) {
                     let layer = dispatch.layer.map_or(String::new(), |l| format!(" of layer {l}"));
-                    bail!("kernel `{}`{layer} differs from its twin first at byte {at} of output {which}", dispatch.label);
+                    bail!(
+                        "kernel `{}`{layer} differs from its twin first at byte {at} of output \
+                            {which}",
+                        dispatch.label
+                    );
                 }
             }
         }
@@ -267,7 +335,11 @@ fn bases(step: &StepView<'_>) -> impl Iterator<Item = usize> {
 }
 
 /// This worker's (kv head, slots) pairs: blocks as large as keeps every worker busy.
-fn attention_tasks(heads: usize, slots: usize, worker: &Worker) -> impl Iterator<Item = (usize, Range<usize>)> {
+fn attention_tasks(
+    heads: usize,
+    slots: usize,
+    worker: &Worker,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
     let mut size = MAX_SLOTS;
     while size > 1 && heads * slots.div_ceil(size) < 2 * worker.count {
         size /= 2;
@@ -279,7 +351,8 @@ fn attention_tasks(heads: usize, slots: usize, worker: &Worker) -> impl Iterator
     })
 }
 
-/// Channels of a key that lie together: two int8 codes are multiplied with two channels of a query at once.
+/// Channels of a key that lie together: two int8 codes are multiplied with two channels of a query
+/// at once.
 pub fn key_block(format: KvFormat) -> usize {
     if format == KvFormat::Q8 { 2 } else { 1 }
 }
@@ -316,7 +389,8 @@ impl Executor for CpuExecutor {
     }
 
     fn lend(&self, buffer: BufferId, bytes: usize) -> Option<&[u8]> {
-        // SAFETY: writers exist only inside `run` and `write`, which borrow the executor exclusively.
+        // SAFETY: writers exist only inside `run` and `write`, which borrow the executor
+        // exclusively.
         Some(unsafe { self.buffers.slice(buffer, 0, bytes) })
     }
 
@@ -328,7 +402,9 @@ impl Executor for CpuExecutor {
     fn run(&mut self, plan: PlanId) -> Result<()> {
         let recorded = &self.plans[plan.0 as usize];
         // SAFETY: no kernel writes the step buffer.
-        let step = recorded.layout.view(unsafe { self.buffers.slice(recorded.step, 0, recorded.layout.words()) });
+        let step = recorded
+            .layout
+            .view(unsafe { self.buffers.slice(recorded.step, 0, recorded.layout.words()) });
         match &self.canonical {
             Some(canonical) => self.run_checked(recorded, &step, canonical),
             None => {
@@ -355,6 +431,8 @@ impl Executor for CpuExecutor {
     }
 
     fn profile(&self) -> Vec<KernelTime> {
-        self.profile.as_ref().map_or_else(Vec::new, |p| p.lock().unwrap_or_else(|e| e.into_inner()).clone())
+        self.profile
+            .as_ref()
+            .map_or_else(Vec::new, |p| p.lock().unwrap_or_else(|e| e.into_inner()).clone())
     }
 }

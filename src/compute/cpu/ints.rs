@@ -1,4 +1,5 @@
-//! Integers in vectors, for int8 keys and values: sixteen exact sums of products of pairs, whatever the instruction set.
+//! Integers in vectors, for int8 keys and values: sixteen exact sums of products of pairs, whatever
+//! the instruction set.
 
 use super::simd::Scalar;
 
@@ -13,7 +14,8 @@ pub trait Ints: Copy {
     /// # Safety
     /// 32 readable bytes at `p`.
     unsafe fn load_pairs(p: *const i8) -> Self::Pairs;
-    /// Adds `keys[i].0 * query.0 + keys[i].1 * query.1` to sum i; the query's halves are i16, the first one low.
+    /// Adds `keys[i].0 * query.0 + keys[i].1 * query.1` to sum i; the query's halves are i16, the
+    /// first one low.
     fn add_pairs(sums: Self::Sums, keys: Self::Pairs, query: i32) -> Self::Sums;
     /// The sums as floats, nearest even.
     fn floats(sums: Self::Sums) -> Self;
@@ -56,8 +58,8 @@ mod x86 {
     use crate::compute::cpu::simd::{Avx2, Avx512};
     use std::arch::x86_64::*;
 
-    // SAFETY (of every block below): these types are used only inside functions compiled for their instruction set and
-    // called after it was detected; pointers are the caller's promise.
+    // SAFETY (of every block below): these types are used only inside functions compiled for their
+    // instruction set and called after it was detected; pointers are the caller's promise.
     impl Ints for Avx2 {
         type Sums = [__m256i; 2];
         type Pairs = [__m256i; 2];
@@ -84,7 +86,8 @@ mod x86 {
         #[inline(always)]
         unsafe fn load_i8(p: *const i8) -> Self {
             unsafe {
-                let half = |i| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(i).cast())));
+                let half =
+                    |i| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(i).cast())));
                 Avx2(half(0), half(8))
             }
         }

@@ -22,7 +22,10 @@ impl Isa {
 
     /// All that this machine has, slowest first.
     pub fn all_supported() -> Vec<Isa> {
-        [Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni].into_iter().filter(|isa| isa.is_supported()).collect()
+        [Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni]
+            .into_iter()
+            .filter(|isa| isa.is_supported())
+            .collect()
     }
 
     /// True where this machine has the instructions.
@@ -30,7 +33,11 @@ impl Isa {
         match self {
             Isa::Scalar => true,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c"),
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => {
                 Isa::Avx2.is_supported()
@@ -51,7 +58,10 @@ impl FromStr for Isa {
 
     fn from_str(text: &str) -> Result<Isa, String> {
         let known = [Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni];
-        let isa = known.into_iter().find(|isa| isa.to_string() == text).ok_or("expected scalar, avx2 or avx512-vnni")?;
+        let isa = known
+            .into_iter()
+            .find(|isa| isa.to_string() == text)
+            .ok_or("expected scalar, avx2 or avx512-vnni")?;
         if isa.is_supported() { Ok(isa) } else { Err(format!("this machine has no {isa}")) }
     }
 }

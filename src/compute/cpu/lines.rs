@@ -1,5 +1,5 @@
-//! Memory for weights: aligned to cache lines, on huge pages where the system offers them (fewer address translations, and the
-//! hardware prefetcher need not stop every 4 KB).
+//! Memory for weights: aligned to cache lines, on huge pages where the system offers them (fewer
+//! address translations, and the hardware prefetcher need not stop every 4 KB).
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -23,7 +23,8 @@ const HUGE_PAGE: usize = 2 << 20;
 impl Lines {
     fn layout(len: usize) -> Layout {
         let align = if len >= HUGE_PAGE { HUGE_PAGE } else { ALIGN };
-        Layout::from_size_align(len, align).expect("a matrix in memory has no more than isize::MAX bytes")
+        Layout::from_size_align(len, align)
+            .expect("a matrix in memory has no more than isize::MAX bytes")
     }
 
     /// `len` zero bytes, every page of them touched.
@@ -33,10 +34,13 @@ impl Lines {
         }
         let layout = Self::layout(len);
         // SAFETY: the layout is not empty.
-        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
+        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
+            handle_alloc_error(layout)
+        };
         #[cfg(target_os = "linux")]
         if len >= HUGE_PAGE {
-            // SAFETY: the range was just allocated and starts on a page. The advice may be refused; then pages stay small.
+            // SAFETY: the range was just allocated and starts on a page. The advice may be refused;
+            // then pages stay small.
             unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
         }
         // SAFETY: `len` bytes were allocated.

@@ -1,4 +1,5 @@
-//! The CPU executor: packed weights, one thread pool, kernels picked for the instruction set found at run time.
+//! The CPU executor: packed weights, one thread pool, kernels picked for the instruction set found
+//! at run time.
 
 pub mod attention;
 pub mod bandwidth;

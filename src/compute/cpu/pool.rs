@@ -1,7 +1,8 @@
 //! Persistent worker threads that run one closure together and meet at barriers.
 //!
-//! Waiting spins for some microseconds (the usual gap between two kernels), then yields (the machine may be shared), then parks
-//! (nothing burns power between tokens). A panic in one worker releases the others from their barriers and reaches the caller.
+//! Waiting spins for some microseconds (the usual gap between two kernels), then yields (the
+//! machine may be shared), then parks (nothing burns power between tokens). A panic in one worker
+//! releases the others from their barriers and reaches the caller.
 
 use anyhow::{Context, Result, ensure};
 use std::any::Any;
@@ -12,8 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long a waiter spins before it offers its core to others. Short: on a busy machine the one it waits for may stand in line
-/// for this very core (with 20 us, passes of small layers took 3 times as long beside other programs).
+/// How long a waiter spins before it offers its core to others. Short: on a busy machine the one it
+/// waits for may stand in line for this very core (with 20 us, passes of small layers took 3 times
+/// as long beside other programs).
 const SPIN: Duration = Duration::from_micros(4);
 /// How long it spins and yields before it sleeps.
 const YIELD: Duration = Duration::from_micros(150);
@@ -53,10 +55,11 @@ struct Shared {
     seats: Vec<Seat>,
 }
 
-// SAFETY: `job` is written by the caller of `run` only while all workers wait for the next epoch, and read by them only after
-// an acquiring load of `epoch` that saw the caller's releasing store.
+// SAFETY: `job` is written by the caller of `run` only while all workers wait for the next epoch,
+// and read by them only after an acquiring load of `epoch` that saw the caller's releasing store.
 unsafe impl Sync for Shared {}
-// SAFETY: the job pointer is only ever followed while `run` keeps the closure, which is `Sync`, alive.
+// SAFETY: the job pointer is only ever followed while `run` keeps the closure, which is `Sync`,
+// alive.
 unsafe impl Send for Shared {}
 
 /// Where one worker sleeps.
@@ -85,7 +88,8 @@ impl Pool {
             stop: AtomicBool::new(false),
             seats: (0..threads).map(|_| Seat::default()).collect(),
         });
-        let mut pool = Pool { shared, threads: Vec::with_capacity(threads - 1), turn: Mutex::new(()) };
+        let mut pool =
+            Pool { shared, threads: Vec::with_capacity(threads - 1), turn: Mutex::new(()) };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let handle = thread::Builder::new()
@@ -103,17 +107,21 @@ impl Pool {
         self.shared.seats.len()
     }
 
-    /// Runs `f` once on every worker and returns when all have finished. Panics with the first panic of any worker.
-    /// Calls from several threads take turns; a call from inside `f` would wait for itself forever.
+    /// Runs `f` once on every worker and returns when all have finished. Panics with the first
+    /// panic of any worker. Calls from several threads take turns; a call from inside `f` would
+    /// wait for itself forever.
     pub fn run(&self, f: &(dyn Fn(&Worker<'_>) + Sync)) {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
         let count = self.threads();
         if count > 1 {
             *lock(&shared.seats[0].thread) = Some(thread::current());
-            // SAFETY: all workers wait for the next epoch, so none reads the cell. The lifetime is erased, but `run` returns
-            // (or unwinds) only after every worker has finished with `f`.
-            unsafe { *shared.job.get() = Some(std::mem::transmute::<*const (dyn Fn(&Worker<'_>) + Sync + '_), Job>(f)) };
+            // SAFETY: all workers wait for the next epoch, so none reads the cell. The lifetime is
+            // erased, but `run` returns (or unwinds) only after every worker has finished with `f`.
+            unsafe {
+                *shared.job.get() =
+                    Some(std::mem::transmute::<*const (dyn Fn(&Worker<'_>) + Sync + '_), Job>(f))
+            };
             shared.running.store(count - 1, Ordering::Relaxed);
             shared.epoch.fetch_add(1, Ordering::Release);
             shared.wake();
@@ -141,7 +149,8 @@ impl Drop for Pool {
 }
 
 impl Worker<'_> {
-    /// Waits until every worker of the run has come here. What each wrote before is visible to all after.
+    /// Waits until every worker of the run has come here. What each wrote before is visible to all
+    /// after.
     pub fn barrier(&self) {
         if self.count == 1 {
             return;
@@ -178,8 +187,9 @@ impl Shared {
                 return;
             }
             seen += 1;
-            // SAFETY: the epoch was seen with acquire, so the write of the job happened before; `run` keeps the closure alive
-            // until `running` reaches zero, which this thread's share of does not happen before `call` returns.
+            // SAFETY: the epoch was seen with acquire, so the write of the job happened before;
+            // `run` keeps the closure alive until `running` reaches zero, which this thread's share
+            // of does not happen before `call` returns.
             if let Some(job) = unsafe { *self.job.get() } {
                 // SAFETY: as above.
                 self.call(unsafe { &*job }, index);
@@ -228,7 +238,8 @@ impl Shared {
         let seat = &self.seats[index];
         loop {
             seat.asleep.store(true, Ordering::Relaxed);
-            // Either this thread sees the condition now, or the waker (which fences after making it true) sees `asleep`.
+            // Either this thread sees the condition now, or the waker (which fences after making it
+            // true) sees `asleep`.
             fence(Ordering::SeqCst);
             if done() {
                 seat.asleep.store(false, Ordering::Relaxed);
@@ -278,7 +289,8 @@ mod tests {
                 pool.run(&|worker| {
                     assert_eq!(worker.count, threads);
                     for phase in 0..3 {
-                        // Relaxed on purpose: the barrier alone must make the neighbours' writes visible.
+                        // Relaxed on purpose: the barrier alone must make the neighbours' writes
+                        // visible.
                         slots[worker.index].store(round * 10 + phase, Ordering::Relaxed);
                         worker.barrier();
                         for slot in &slots {
@@ -343,7 +355,9 @@ mod tests {
     fn shares_cover_everything_once() {
         let pool = Pool::new(3).unwrap();
         let seen: Vec<AtomicUsize> = (0..10).map(|_| AtomicUsize::new(0)).collect();
-        pool.run(&|worker| worker.share(10).for_each(|i| _ = seen[i].fetch_add(1, Ordering::Relaxed)));
+        pool.run(&|worker| {
+            worker.share(10).for_each(|i| _ = seen[i].fetch_add(1, Ordering::Relaxed))
+        });
         assert!(seen.iter().all(|n| n.load(Ordering::Relaxed) == 1));
     }
 }

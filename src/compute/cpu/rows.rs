@@ -1,5 +1,5 @@
-//! The row-local kernels in vectors. Norms are the twin's own code, compiled for each instruction set; preparation and rotation
-//! are written out, with the twin's operations in the twin's order.
+//! The row-local kernels in vectors. Norms are the twin's own code, compiled for each instruction
+//! set; preparation and rotation are written out, with the twin's operations in the twin's order.
 
 use super::simd::{Element, Lanes, for_each_isa};
 use crate::compute::memory::Buffers;
@@ -16,7 +16,13 @@ for_each_isa! {
 }
 
 #[inline(always)]
-fn norm_body<L: Lanes>(x: &mut [f32], add: Option<(&[f32], &[f32])>, w: &[f32], eps: f32, out: &mut [f32]) {
+fn norm_body<L: Lanes>(
+    x: &mut [f32],
+    add: Option<(&[f32], &[f32])>,
+    w: &[f32],
+    eps: f32,
+    out: &mut [f32],
+) {
     rows::norm(x, add, w, eps, out);
 }
 
@@ -26,7 +32,13 @@ for_each_isa! {
 }
 
 #[inline(always)]
-fn prepare_body<L: Lanes>(buffers: &Buffers, input: BufferId, act: &Act, row: usize, spare: &mut Vec<f32>) {
+fn prepare_body<L: Lanes>(
+    buffers: &Buffers,
+    input: BufferId,
+    act: &Act,
+    row: usize,
+    spare: &mut Vec<f32>,
+) {
     let cols = act.cols;
     // SAFETY: one thread prepares one row; the input is not written by this op.
     let input: &[f32] = unsafe { buffers.slice(input, row * cols, cols) };
@@ -53,7 +65,8 @@ fn prepare_body<L: Lanes>(buffers: &Buffers, input: BufferId, act: &Act, row: us
     };
     let width = cols / groups;
     for g in 0..groups {
-        (scales[g], sums[g]) = quantize_group::<L>(&input[g * width..][..width], &mut codes[g * width..][..width]);
+        (scales[g], sums[g]) =
+            quantize_group::<L>(&input[g * width..][..width], &mut codes[g * width..][..width]);
     }
 }
 
@@ -61,7 +74,11 @@ fn prepare_body<L: Lanes>(buffers: &Buffers, input: BufferId, act: &Act, row: us
 #[inline(always)]
 fn transform<L: Lanes>(input: &[f32], out: &mut [f32]) {
     const VECTORS: usize = hadamard::WIDTH / LANES;
-    let blocks = input.as_chunks::<{ hadamard::WIDTH }>().0.iter().zip(out.as_chunks_mut::<{ hadamard::WIDTH }>().0);
+    let blocks = input
+        .as_chunks::<{ hadamard::WIDTH }>()
+        .0
+        .iter()
+        .zip(out.as_chunks_mut::<{ hadamard::WIDTH }>().0);
     for (block, (from, to)) in blocks.enumerate() {
         let mut v = [L::zero(); VECTORS];
         for (i, v) in v.iter_mut().enumerate() {
@@ -113,14 +130,24 @@ fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8]) -> (f32, i32) {
 }
 
 for_each_isa! {
-    /// [`Op::Rope`] for some heads of one row: `heads` counts kv heads, each with the query heads that share it. Threads split
-    /// heads, not rows: neighbouring rows of scratch keys lie in one cache line. `spare` is the thread's own memory.
+    /// [`Op::Rope`] for some heads of one row: `heads` counts kv heads, each with the query heads
+    /// that share it. Threads split heads, not rows: neighbouring rows of scratch keys lie in one
+    /// cache line. `spare` is the thread's own memory.
     pub fn rope(buffers: &Buffers, op: &Op, max_rows: usize, row: usize, heads: Range<usize>, spare: &mut Vec<f32>) = rope_body
 }
 
 #[inline(always)]
-fn rope_body<L: Lanes>(buffers: &Buffers, op: &Op, max_rows: usize, row: usize, heads: Range<usize>, spare: &mut Vec<f32>) {
-    let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else { unreachable!() };
+fn rope_body<L: Lanes>(
+    buffers: &Buffers,
+    op: &Op,
+    max_rows: usize,
+    row: usize,
+    heads: Range<usize>,
+    spare: &mut Vec<f32>,
+) {
+    let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else {
+        unreachable!()
+    };
     let (dim, n_kv) = (kv.head_dim, kv.n_kv_heads);
     let group = n_heads / n_kv;
     if heads.is_empty() {
@@ -130,7 +157,11 @@ fn rope_body<L: Lanes>(buffers: &Buffers, op: &Op, max_rows: usize, row: usize, 
     unsafe {
         let (cos, sin) = buffers.slice::<f32>(*rope_table, row * dim, dim).split_at(dim / 2);
         let (q_norm, k_norm) = (buffers.slice(*q_norm, 0, dim), buffers.slice(*k_norm, 0, dim));
-        let queries = buffers.slice_mut::<f32>(*q, (row * n_heads + heads.start * group) * dim, heads.len() * group * dim);
+        let queries = buffers.slice_mut::<f32>(
+            *q,
+            (row * n_heads + heads.start * group) * dim,
+            heads.len() * group * dim,
+        );
         for head in queries.chunks_exact_mut(dim) {
             rows::norm_rope(head, q_norm, *eps, cos, sin);
         }
@@ -142,20 +173,31 @@ fn rope_body<L: Lanes>(buffers: &Buffers, op: &Op, max_rows: usize, row: usize, 
         let values: &[f32] = buffers.slice(*v, at, heads.len() * dim);
         if kv.format == KvFormat::Q8 {
             for (h, head) in heads.enumerate() {
-                store_codes::<L>(buffers, kv, [&keys[h * dim..][..dim], &values[h * dim..][..dim]], max_rows, (row, head));
+                store_codes::<L>(
+                    buffers,
+                    kv,
+                    [&keys[h * dim..][..dim], &values[h * dim..][..dim]],
+                    max_rows,
+                    (row, head),
+                );
             }
             return;
         }
         let (column, to) = ((kv.scratch_k, heads.start * dim * max_rows + row), (kv.scratch_v, at));
         match kv.format {
-            KvFormat::F32 => store_row::<L, f32>(buffers, keys, values, column, to, max_rows, spare),
-            KvFormat::F16 => store_row::<L, f16>(buffers, keys, values, column, to, max_rows, spare),
+            KvFormat::F32 => {
+                store_row::<L, f32>(buffers, keys, values, column, to, max_rows, spare)
+            }
+            KvFormat::F16 => {
+                store_row::<L, f16>(buffers, keys, values, column, to, max_rows, spare)
+            }
             KvFormat::Q8 => {}
         }
     }
 }
 
-/// Rounds keys and values to the cache's format: keys down a column with `max_rows` elements between them, values in a row.
+/// Rounds keys and values to the cache's format: keys down a column with `max_rows` elements
+/// between them, values in a row.
 ///
 /// # Safety
 /// Nobody else touches that column and that row.
@@ -204,27 +246,37 @@ unsafe fn store_codes<L: Lanes>(
     let mut codes = [0i8; MAX_HEAD_DIM];
     assert!(dim <= MAX_HEAD_DIM && group.is_multiple_of(LANES) && kv.key_block == 2);
     for (id, values) in [(kv.scratch_k, key), (kv.scratch_v, value)] {
-        for (g, (values, codes)) in values.chunks_exact(group).zip(codes.chunks_exact_mut(group)).enumerate() {
+        for (g, (values, codes)) in
+            values.chunks_exact(group).zip(codes.chunks_exact_mut(group)).enumerate()
+        {
             let mut most = L::zero();
             let load = |i| unsafe { L::load(values.as_ptr().add(i)) };
             (0..group).step_by(LANES).for_each(|i| most = most.max_abs(load(i)));
             let mut lanes = [0f32; LANES];
             // SAFETY (here, above and below): a group is whole vectors.
             unsafe { most.store(lanes.as_mut_ptr()) };
-            let scale = q8::scale_of(lanes.into_iter().fold(0.0, |m: f32, v| if v > m { v } else { m }));
+            let scale =
+                q8::scale_of(lanes.into_iter().fold(0.0, |m: f32, v| if v > m { v } else { m }));
             let inv = L::splat(q8::inverse(scale));
-            (0..group).step_by(LANES).for_each(|i| unsafe { load(i).mul(inv).store_i8(codes.as_mut_ptr().add(i)) });
+            (0..group)
+                .step_by(LANES)
+                .for_each(|i| unsafe { load(i).mul(inv).store_i8(codes.as_mut_ptr().add(i)) });
             // SAFETY: passed on to the caller.
-            unsafe { buffers.slice_mut(id, kv.scratch_scale_at(max_rows, head, g, row), 1)[0] = scale };
+            unsafe {
+                buffers.slice_mut(id, kv.scratch_scale_at(max_rows, head, g, row), 1)[0] = scale
+            };
         }
         // SAFETY: passed on to the caller.
         unsafe {
             if id == kv.scratch_v {
-                buffers.slice_mut(id, (row * kv.n_kv_heads + head) * dim, dim).copy_from_slice(&codes[..dim]);
+                buffers
+                    .slice_mut(id, (row * kv.n_kv_heads + head) * dim, dim)
+                    .copy_from_slice(&codes[..dim]);
                 continue;
             }
             // Pairs of channels, with `max_rows` pairs between them.
-            let column: *mut [i8; 2] = buffers.part(id, head * dim / 2 * max_rows + row, (dim / 2 - 1) * max_rows + 1);
+            let column: *mut [i8; 2] =
+                buffers.part(id, head * dim / 2 * max_rows + row, (dim / 2 - 1) * max_rows + 1);
             for (d, pair) in codes[..dim].as_chunks::<2>().0.iter().enumerate() {
                 *column.add(d * max_rows) = *pair;
             }

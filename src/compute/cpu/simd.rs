@@ -1,12 +1,14 @@
 //! Sixteen f32 lanes on each instruction set, for kernels written once and compiled for all.
 //!
-//! Every method is one IEEE operation a lane, so the instruction set never changes a bit of a result.
+//! Every method is one IEEE operation a lane, so the instruction set never changes a bit of a
+//! result.
 
 use super::Isa;
 use super::ints::Ints;
 use half::f16;
 
-/// Sixteen lanes. Implementations are zero-cost only inside a function compiled for their instruction set.
+/// Sixteen lanes. Implementations are zero-cost only inside a function compiled for their
+/// instruction set.
 pub trait Lanes: Ints {
     const ISA: Isa;
     fn zero() -> Self;
@@ -26,7 +28,8 @@ pub trait Lanes: Ints {
     fn mul(self, b: Self) -> Self;
     /// The larger of `self` and `|b|`, lane by lane; neither is NaN.
     fn max_abs(self, b: Self) -> Self;
-    /// One stage of a Hadamard inside the vector: lane i becomes `x[i] + x[i ^ HALF]`, or `x[i ^ HALF] - x[i]` where i has that bit.
+    /// One stage of a Hadamard inside the vector: lane i becomes `x[i] + x[i ^ HALF]`, or `x[i ^
+    /// HALF] - x[i]` where i has that bit.
     fn butterfly<const HALF: usize>(self) -> Self;
     /// Changes the sign of lane i where bit i is set.
     fn flip(self, signs: u16) -> Self;
@@ -123,7 +126,9 @@ impl Lanes for Scalar {
     }
     #[inline(always)]
     fn flip(self, signs: u16) -> Self {
-        Scalar(std::array::from_fn(|i| f32::from_bits(self.0[i].to_bits() ^ (signs as u32 >> i & 1) << 31)))
+        Scalar(std::array::from_fn(|i| {
+            f32::from_bits(self.0[i].to_bits() ^ (signs as u32 >> i & 1) << 31)
+        }))
     }
     #[inline(always)]
     fn butterfly<const HALF: usize>(self) -> Self {
@@ -160,8 +165,8 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub struct Avx512(pub(in crate::compute::cpu) __m512);
 
-    // SAFETY (of every block below): these types are used only inside functions compiled for their instruction set and
-    // called after it was detected; pointers are the caller's promise.
+    // SAFETY (of every block below): these types are used only inside functions compiled for their
+    // instruction set and called after it was detected; pointers are the caller's promise.
     impl Lanes for Avx2 {
         const ISA: Isa = Isa::Avx2;
         #[inline(always)]
@@ -178,7 +183,12 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn load_f16(p: *const f16) -> Self {
-            unsafe { Avx2(_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))) }
+            unsafe {
+                Avx2(
+                    _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+                    _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast())),
+                )
+            }
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
@@ -203,17 +213,23 @@ mod x86 {
         fn max_abs(self, b: Self) -> Self {
             unsafe {
                 let sign = _mm256_set1_ps(-0.0);
-                Avx2(_mm256_max_ps(self.0, _mm256_andnot_ps(sign, b.0)), _mm256_max_ps(self.1, _mm256_andnot_ps(sign, b.1)))
+                Avx2(
+                    _mm256_max_ps(self.0, _mm256_andnot_ps(sign, b.0)),
+                    _mm256_max_ps(self.1, _mm256_andnot_ps(sign, b.1)),
+                )
             }
         }
         #[inline(always)]
         fn flip(self, signs: u16) -> Self {
             unsafe {
                 let bits = _mm256_set1_epi32(signs as i32);
-                let low = _mm256_sllv_epi32(bits, _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24));
-                let high = _mm256_sllv_epi32(bits, _mm256_setr_epi32(23, 22, 21, 20, 19, 18, 17, 16));
+                let low =
+                    _mm256_sllv_epi32(bits, _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24));
+                let high =
+                    _mm256_sllv_epi32(bits, _mm256_setr_epi32(23, 22, 21, 20, 19, 18, 17, 16));
                 let minus = _mm256_set1_ps(-0.0);
-                let one = |x, bits| _mm256_xor_ps(x, _mm256_and_ps(_mm256_castsi256_ps(bits), minus));
+                let one =
+                    |x, bits| _mm256_xor_ps(x, _mm256_and_ps(_mm256_castsi256_ps(bits), minus));
                 Avx2(one(self.0, low), one(self.1, high))
             }
         }
@@ -225,9 +241,18 @@ mod x86 {
                 }
                 let one = |x: __m256| {
                     let (partner, signs) = match HALF {
-                        4 => (_mm256_permute2f128_ps::<1>(x, x), _mm256_setr_ps(1., 1., 1., 1., -1., -1., -1., -1.)),
-                        2 => (_mm256_permute_ps::<0b01_00_11_10>(x), _mm256_setr_ps(1., 1., -1., -1., 1., 1., -1., -1.)),
-                        _ => (_mm256_permute_ps::<0b10_11_00_01>(x), _mm256_setr_ps(1., -1., 1., -1., 1., -1., 1., -1.)),
+                        4 => (
+                            _mm256_permute2f128_ps::<1>(x, x),
+                            _mm256_setr_ps(1., 1., 1., 1., -1., -1., -1., -1.),
+                        ),
+                        2 => (
+                            _mm256_permute_ps::<0b01_00_11_10>(x),
+                            _mm256_setr_ps(1., 1., -1., -1., 1., 1., -1., -1.),
+                        ),
+                        _ => (
+                            _mm256_permute_ps::<0b10_11_00_01>(x),
+                            _mm256_setr_ps(1., -1., 1., -1., 1., -1., 1., -1.),
+                        ),
                     };
                     _mm256_fmadd_ps(x, signs, partner)
                 };
@@ -237,9 +262,13 @@ mod x86 {
         #[inline(always)]
         unsafe fn store_i8(self, p: *mut i8) {
             unsafe {
-                let words = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
+                let words =
+                    _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
                 let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
-                let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+                let bytes = _mm_packs_epi16(
+                    _mm256_castsi256_si128(words),
+                    _mm256_extracti128_si256::<1>(words),
+                );
                 _mm_storeu_si128(p.cast(), bytes);
             }
         }
@@ -247,7 +276,10 @@ mod x86 {
         unsafe fn store_f16(self, p: *mut f16) {
             unsafe {
                 _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
-                _mm_storeu_si128(p.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1));
+                _mm_storeu_si128(
+                    p.add(8).cast(),
+                    _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1),
+                );
             }
         }
     }
@@ -294,7 +326,12 @@ mod x86 {
         fn flip(self, signs: u16) -> Self {
             unsafe {
                 let x = _mm512_castps_si512(self.0);
-                Avx512(_mm512_castsi512_ps(_mm512_mask_xor_epi32(x, signs, x, _mm512_set1_epi32(i32::MIN))))
+                Avx512(_mm512_castsi512_ps(_mm512_mask_xor_epi32(
+                    x,
+                    signs,
+                    x,
+                    _mm512_set1_epi32(i32::MIN),
+                )))
             }
         }
         #[inline(always)]
@@ -316,12 +353,15 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_f16(self, p: *mut f16) {
-            unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
+            unsafe {
+                _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0))
+            }
         }
     }
 }
 
-/// Defines `fn $name(isa, args)` that runs the always-inlined generic `$body::<L>` compiled for the instruction set.
+/// Defines `fn $name(isa, args)` that runs the always-inlined generic `$body::<L>` compiled for the
+/// instruction set.
 macro_rules! for_each_isa {
     ($(#[$doc:meta])* pub fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*
@@ -337,7 +377,8 @@ macro_rules! for_each_isa {
                 $body::<$crate::compute::cpu::simd::Avx2>($($arg),*)
             }
             match isa {
-                // SAFETY: `Isa` values other than `Scalar` exist only on processors where they were detected.
+                // SAFETY: `Isa` values other than `Scalar` exist only on processors where they were
+                // detected.
                 #[cfg(target_arch = "x86_64")]
                 $crate::compute::cpu::Isa::Avx512Vnni => unsafe { avx512($($arg),*) },
                 // SAFETY: as above.

@@ -1,4 +1,5 @@
-//! Twin of the attention kernel: one query head at a time, straight from the definition of page partials.
+//! Twin of the attention kernel: one query head at a time, straight from the definition of page
+//! partials.
 
 use super::q8;
 use crate::compute::memory::Buffers;
@@ -8,7 +9,8 @@ use crate::kv::PAGE;
 use crate::tensor::math::{self, LANES};
 use half::f16;
 
-/// Softmax attention over one page, not yet divided: `o / l` with maximum `m` is the page's own attention.
+/// Softmax attention over one page, not yet divided: `o / l` with maximum `m` is the page's own
+/// attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Partial {
     pub m: f32,
@@ -16,7 +18,8 @@ pub struct Partial {
     pub o: Vec<f32>, // [head_dim]
 }
 
-/// Joins the next page's partial into a running one. Pages are joined in page order, always by this function.
+/// Joins the next page's partial into a running one. Pages are joined in page order, always by this
+/// function.
 #[inline(always)]
 pub fn merge(m: &mut f32, l: &mut f32, o: &mut [f32], page: (f32, f32, &[f32])) {
     let (pm, pl, po) = page;
@@ -47,7 +50,9 @@ impl Seen<'_> {
         unsafe {
             match self.kv.format {
                 KvFormat::F32 => self.buffers.slice::<f32>(id, index, 1)[0],
-                KvFormat::F16 => f16::from_bits(self.buffers.slice::<u16>(id, index, 1)[0]).to_f32(),
+                KvFormat::F16 => {
+                    f16::from_bits(self.buffers.slice::<u16>(id, index, 1)[0]).to_f32()
+                }
                 KvFormat::Q8 => self.buffers.slice::<i8>(id, index, 1)[0] as f32,
             }
         }
@@ -64,14 +69,19 @@ impl Seen<'_> {
     fn key(&self, p: usize, d: usize) -> f32 {
         match self.place(p) {
             Ok(page) => self.element(self.kv.k, self.kv.key_at(page, self.head, d, p % PAGE)),
-            Err(row) => self.element(self.kv.scratch_k, self.kv.scratch_key_at(self.max_rows, self.head, d, row)),
+            Err(row) => self.element(
+                self.kv.scratch_k,
+                self.kv.scratch_key_at(self.max_rows, self.head, d, row),
+            ),
         }
     }
 
     fn value(&self, p: usize, d: usize) -> f32 {
         let (heads, dim) = (self.kv.n_kv_heads, self.kv.head_dim);
         match self.place(p) {
-            Ok(page) => self.element(self.kv.v, ((page * heads + self.head) * PAGE + p % PAGE) * dim + d),
+            Ok(page) => {
+                self.element(self.kv.v, ((page * heads + self.head) * PAGE + p % PAGE) * dim + d)
+            }
             Err(row) => self.element(self.kv.scratch_v, (row * heads + self.head) * dim + d),
         }
     }
@@ -90,12 +100,17 @@ impl Seen<'_> {
     fn scores(&self, q: &[f32], visible: std::ops::Range<usize>, scale: f32) -> Vec<f32> {
         if self.kv.format != KvFormat::Q8 {
             return visible
-                .map(|p| q.iter().enumerate().fold(0.0, |acc, (d, q)| q.mul_add(self.key(p, d), acc)) * scale)
+                .map(|p| {
+                    q.iter().enumerate().fold(0.0, |acc, (d, q)| q.mul_add(self.key(p, d), acc))
+                        * scale
+                })
                 .collect();
         }
         let mut codes = vec![0i16; q.len()];
         let scale = q8::quantize_query(q, &mut codes) * scale;
-        let scales = |p| (0..self.kv.scales()).map(move |g| self.scale([self.kv.k, self.kv.scratch_k], p, g));
+        let scales = |p| {
+            (0..self.kv.scales()).map(move |g| self.scale([self.kv.k, self.kv.scratch_k], p, g))
+        };
         visible.map(|p| q8::dot(&codes, |d| self.key(p, d) as i8, scales(p)) * scale).collect()
     }
 
@@ -112,7 +127,8 @@ impl Seen<'_> {
     }
 }
 
-/// Attention of one (row, head): `q` is `[head_dim]`, `path` holds the rows of the root ... row itself.
+/// Attention of one (row, head): `q` is `[head_dim]`, `path` holds the rows of the root ... row
+/// itself.
 pub fn attend(
     buffers: &Buffers,
     kv: &KvLayer,
@@ -141,7 +157,15 @@ pub fn partial(
     first: usize,
 ) -> Partial {
     let root = path[0] as usize;
-    let seen = Seen { buffers, kv, max_rows, sequence: step.sequences[root] as usize, base: step.base(root), head, path };
+    let seen = Seen {
+        buffers,
+        kv,
+        max_rows,
+        sequence: step.sequences[root] as usize,
+        base: step.base(root),
+        head,
+        path,
+    };
     let position = position(step, path);
     let mut total: Option<Partial> = None;
     for page in first / PAGE..=position / PAGE {
@@ -160,7 +184,12 @@ fn position(step: &StepView<'_>, path: &[u32]) -> usize {
     step.base(path[0] as usize) + path.len() - 1
 }
 
-fn page_partial(seen: &Seen<'_>, q: &[f32], scale: f32, visible: std::ops::Range<usize>) -> Partial {
+fn page_partial(
+    seen: &Seen<'_>,
+    q: &[f32],
+    scale: f32,
+    visible: std::ops::Range<usize>,
+) -> Partial {
     let scores = seen.scores(q, visible.clone(), scale);
     let m = scores.iter().fold(f32::NEG_INFINITY, |m, s| if *s > m { *s } else { m });
     let mut lanes = [0f32; LANES];

@@ -1,5 +1,5 @@
-//! The scalar twin of every kernel, on the executor's own buffers, one row after the other. Slow and plain on purpose:
-//! `--check` and the tests hold the fast kernels to these, bit for bit.
+//! The scalar twin of every kernel, on the executor's own buffers, one row after the other. Slow
+//! and plain on purpose: `--check` and the tests hold the fast kernels to these, bit for bit.
 
 pub mod attention;
 pub mod linear;
@@ -16,15 +16,23 @@ use crate::tensor::{Matrix, math};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-/// The whole of `op`, run by its definition. `weights` are the canonical matrices by [`super::WeightId`].
-pub fn run(op: &Op, buffers: &Buffers, weights: &[Matrix<'static>], layout: StepLayout, step: &StepView<'_>) {
-    // SAFETY (of every block below): the executor calls this with no kernel in flight, and one op reads and writes disjoint
-    // buffers except where it works in place, row by row.
+/// The whole of `op`, run by its definition. `weights` are the canonical matrices by
+/// [`super::WeightId`].
+pub fn run(
+    op: &Op,
+    buffers: &Buffers,
+    weights: &[Matrix<'static>],
+    layout: StepLayout,
+    step: &StepView<'_>,
+) {
+    // SAFETY (of every block below): the executor calls this with no kernel in flight, and one op
+    // reads and writes disjoint buffers except where it works in place, row by row.
     match op {
         Op::Embed { table, scale, out } => {
             let table = &weights[table.0 as usize];
             for r in step.live(RowSet::All) {
-                let out: &mut [f32] = unsafe { buffers.slice_mut(*out, r * table.cols, table.cols) };
+                let out: &mut [f32] =
+                    unsafe { buffers.slice_mut(*out, r * table.cols, table.cols) };
                 table.dequantize_row(step.tokens[r] as usize, out);
                 out.iter_mut().for_each(|v| *v *= scale);
             }
@@ -33,7 +41,9 @@ pub fn run(op: &Op, buffers: &Buffers, weights: &[Matrix<'static>], layout: Step
             let w: &[f32] = unsafe { buffers.slice(*w, 0, *dim) };
             for r in step.live(*rows) {
                 let from = source_row(*rows, step, r);
-                let add = add.map(|(y, w)| unsafe { (buffers.slice(y, from * dim, *dim), buffers.slice(w, 0, *dim)) });
+                let add = add.map(|(y, w)| unsafe {
+                    (buffers.slice(y, from * dim, *dim), buffers.slice(w, 0, *dim))
+                });
                 let x: &mut [f32] = unsafe { buffers.slice_mut(*x, from * dim, *dim) };
                 let out = unsafe { buffers.slice_mut(*out, r * dim, *dim) };
                 match rows {
@@ -42,12 +52,16 @@ pub fn run(op: &Op, buffers: &Buffers, weights: &[Matrix<'static>], layout: Step
                 }
             }
         }
-        Op::Prepare { input, act, rows } => step.live(*rows).for_each(|r| prepare(buffers, *input, act, r)),
+        Op::Prepare { input, act, rows } => {
+            step.live(*rows).for_each(|r| prepare(buffers, *input, act, r))
+        }
         Op::Linear { jobs, rows } => {
             let live = step.live(*rows);
             for job in jobs {
                 let matrix = &weights[job.weight.0 as usize];
-                let out = unsafe { buffers.slice_mut(job.out, live.start * matrix.rows, live.len() * matrix.rows) };
+                let out = unsafe {
+                    buffers.slice_mut(job.out, live.start * matrix.rows, live.len() * matrix.rows)
+                };
                 linear::linear(matrix, &unsafe { act_view(buffers, &job.act, live.clone()) }, out);
             }
         }
@@ -58,12 +72,15 @@ pub fn run(op: &Op, buffers: &Buffers, weights: &[Matrix<'static>], layout: Step
             let mut u = g.clone();
             linear::linear(gate, &unsafe { act_view(buffers, act_gate, live.clone()) }, &mut g);
             linear::linear(up, &unsafe { act_view(buffers, act_up, live.clone()) }, &mut u);
-            let out: &mut [f32] = unsafe { buffers.slice_mut(*out, live.start * gate.rows, g.len()) };
+            let out: &mut [f32] =
+                unsafe { buffers.slice_mut(*out, live.start * gate.rows, g.len()) };
             for ((o, g), u) in out.iter_mut().zip(g).zip(u) {
                 *o = math::gelu_tanh(g) * u;
             }
         }
-        Op::Rope { .. } => step.live(RowSet::All).for_each(|r| rope(buffers, op, layout.max_rows, r)),
+        Op::Rope { .. } => {
+            step.live(RowSet::All).for_each(|r| rope(buffers, op, layout.max_rows, r))
+        }
         Op::Attention { q, out, n_heads, scale, kv } => {
             let mut path = vec![0u32; layout.max_rows];
             let dim = kv.head_dim;
@@ -73,7 +90,16 @@ pub fn run(op: &Op, buffers: &Buffers, weights: &[Matrix<'static>], layout: Step
                     let at = (r * n_heads + head) * dim;
                     let q = unsafe { buffers.slice(*q, at, dim) };
                     let kv_head = head / (n_heads / kv.n_kv_heads);
-                    let o = attention::attend(buffers, kv, layout.max_rows, step, q, kv_head, &path[..n], *scale);
+                    let o = attention::attend(
+                        buffers,
+                        kv,
+                        layout.max_rows,
+                        step,
+                        q,
+                        kv_head,
+                        &path[..n],
+                        *scale,
+                    );
                     unsafe { buffers.slice_mut(*out, at, dim) }.copy_from_slice(&o);
                 }
             }
@@ -88,15 +114,30 @@ pub fn run(op: &Op, buffers: &Buffers, weights: &[Matrix<'static>], layout: Step
                     let q = unsafe { buffers.slice(*q, at * dim, dim) };
                     let kv_head = head / (n_heads / kv.n_kv_heads);
                     let first = taken.pages(step.positions[r] as usize) * PAGE;
-                    let p = attention::partial(buffers, kv, layout.max_rows, step, q, kv_head, &path[..n], *scale, first);
-                    let out: &mut [f32] = unsafe { buffers.slice_mut(*out, at * (dim + 2), dim + 2) };
+                    let p = attention::partial(
+                        buffers,
+                        kv,
+                        layout.max_rows,
+                        step,
+                        q,
+                        kv_head,
+                        &path[..n],
+                        *scale,
+                        first,
+                    );
+                    let out: &mut [f32] =
+                        unsafe { buffers.slice_mut(*out, at * (dim + 2), dim + 2) };
                     out[..dim].copy_from_slice(&p.o);
                     (out[dim], out[dim + 1]) = (p.m, p.l);
                 }
             }
         }
-        Op::Best { logits, vocab, maxima, lists } => best(buffers, step, (*logits, *vocab), *maxima, *lists),
-        Op::Commit { layers } => layers.iter().for_each(|kv| commit(buffers, kv, layout.max_rows, step)),
+        Op::Best { logits, vocab, maxima, lists } => {
+            best(buffers, step, (*logits, *vocab), *maxima, *lists)
+        }
+        Op::Commit { layers } => {
+            layers.iter().for_each(|kv| commit(buffers, kv, layout.max_rows, step))
+        }
     }
 }
 
@@ -112,7 +153,11 @@ pub fn source_row(rows: RowSet, step: &StepView<'_>, r: usize) -> usize {
 ///
 /// # Safety
 /// Nobody writes them while the view lives.
-pub unsafe fn act_view<'a>(buffers: &'a Buffers, act: &Act, rows: std::ops::Range<usize>) -> ActView<'a> {
+pub unsafe fn act_view<'a>(
+    buffers: &'a Buffers,
+    act: &Act,
+    rows: std::ops::Range<usize>,
+) -> ActView<'a> {
     let groups = act.format.groups(act.cols);
     // SAFETY: passed on to the caller.
     unsafe {
@@ -120,9 +165,17 @@ pub unsafe fn act_view<'a>(buffers: &'a Buffers, act: &Act, rows: std::ops::Rang
             rows: rows.len(),
             cols: act.cols,
             values: if act.format.int8 {
-                ActValues::I8(buffers.slice(act.values, rows.start * act.cols, rows.len() * act.cols))
+                ActValues::I8(buffers.slice(
+                    act.values,
+                    rows.start * act.cols,
+                    rows.len() * act.cols,
+                ))
             } else {
-                ActValues::F32(buffers.slice(act.values, rows.start * act.cols, rows.len() * act.cols))
+                ActValues::F32(buffers.slice(
+                    act.values,
+                    rows.start * act.cols,
+                    rows.len() * act.cols,
+                ))
             },
             scales: buffers.slice(act.scales, rows.start * groups, rows.len() * groups),
             sums: buffers.slice(act.sums, rows.start * groups, rows.len() * groups),
@@ -158,7 +211,10 @@ pub fn prepare(buffers: &Buffers, input: BufferId, act: &Act, r: usize) {
         let sums: &mut [i32] = buffers.slice_mut(act.sums, r * groups, groups);
         let width = cols / groups;
         for g in 0..groups {
-            (scales[g], sums[g]) = rows::quantize_group(&input[g * width..][..width], &mut codes[g * width..][..width]);
+            (scales[g], sums[g]) = rows::quantize_group(
+                &input[g * width..][..width],
+                &mut codes[g * width..][..width],
+            );
         }
     }
 }
@@ -169,7 +225,9 @@ pub const MAX_HEAD_DIM: usize = 512;
 /// [`Op::Rope`] for one row.
 #[inline(always)]
 pub fn rope(buffers: &Buffers, op: &Op, max_rows: usize, r: usize) {
-    let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else { unreachable!() };
+    let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else {
+        unreachable!()
+    };
     let (dim, n_kv) = (kv.head_dim, kv.n_kv_heads);
     // SAFETY: one thread owns row r of q, k and of the scratch columns; the rest is read only.
     unsafe {
@@ -178,13 +236,20 @@ pub fn rope(buffers: &Buffers, op: &Op, max_rows: usize, r: usize) {
         let q_norm = buffers.slice(*q_norm, 0, dim);
         let k_norm = buffers.slice(*k_norm, 0, dim);
         for head in 0..*n_heads {
-            rows::norm_rope(buffers.slice_mut(*q, (r * n_heads + head) * dim, dim), q_norm, *eps, cos, sin);
+            rows::norm_rope(
+                buffers.slice_mut(*q, (r * n_heads + head) * dim, dim),
+                q_norm,
+                *eps,
+                cos,
+                sin,
+            );
         }
         for head in 0..n_kv {
             let key: &mut [f32] = buffers.slice_mut(*k, (r * n_kv + head) * dim, dim);
             rows::norm_rope(key, k_norm, *eps, cos, sin);
             let value: &[f32] = buffers.slice(*v, (r * n_kv + head) * dim, dim);
-            let (k_at, v_at) = (|d| kv.scratch_key_at(max_rows, head, d, r), (r * n_kv + head) * dim);
+            let (k_at, v_at) =
+                (|d| kv.scratch_key_at(max_rows, head, d, r), (r * n_kv + head) * dim);
             match kv.format {
                 KvFormat::F32 => {
                     let column: &[f32] = key;
@@ -201,12 +266,16 @@ pub fn rope(buffers: &Buffers, op: &Op, max_rows: usize, r: usize) {
                     let (mut codes, group) = ([0i8; MAX_HEAD_DIM], kv.format.group(dim));
                     for (id, values) in [(kv.scratch_k, &*key), (kv.scratch_v, value)] {
                         for (g, values) in values.chunks_exact(group).enumerate() {
-                            let scale = q8::quantize_group(values, &mut codes[g * group..][..group]);
-                            buffers.slice_mut(id, kv.scratch_scale_at(max_rows, head, g, r), 1)[0] = scale;
+                            let scale =
+                                q8::quantize_group(values, &mut codes[g * group..][..group]);
+                            buffers.slice_mut(id, kv.scratch_scale_at(max_rows, head, g, r), 1)
+                                [0] = scale;
                         }
                         match id == kv.scratch_k {
                             true => scatter(buffers, id, k_at, &codes[..dim]),
-                            false => buffers.slice_mut(id, v_at, dim).copy_from_slice(&codes[..dim]),
+                            false => {
+                                buffers.slice_mut(id, v_at, dim).copy_from_slice(&codes[..dim])
+                            }
                         }
                     }
                 }
@@ -220,7 +289,12 @@ pub fn rope(buffers: &Buffers, op: &Op, max_rows: usize, r: usize) {
 /// # Safety
 /// Nobody else touches those elements.
 #[inline(always)]
-unsafe fn scatter<T: bytemuck::Pod>(buffers: &Buffers, id: BufferId, at: impl Fn(usize) -> usize, column: &[T]) {
+unsafe fn scatter<T: bytemuck::Pod>(
+    buffers: &Buffers,
+    id: BufferId,
+    at: impl Fn(usize) -> usize,
+    column: &[T],
+) {
     for (d, value) in column.iter().enumerate() {
         // SAFETY: passed on to the caller.
         unsafe { buffers.slice_mut::<T>(id, at(d), 1)[0] = *value };
@@ -228,7 +302,13 @@ unsafe fn scatter<T: bytemuck::Pod>(buffers: &Buffers, id: BufferId, at: impl Fn
 }
 
 /// [`Op::Best`] for all selected rows.
-pub fn best(buffers: &Buffers, step: &StepView<'_>, logits: (BufferId, usize), maxima: BufferId, lists: BufferId) {
+pub fn best(
+    buffers: &Buffers,
+    step: &StepView<'_>,
+    logits: (BufferId, usize),
+    maxima: BufferId,
+    lists: BufferId,
+) {
     for r in step.live(RowSet::Selected) {
         // SAFETY: one thread works on the rows; the logits are not written by this op.
         unsafe {
@@ -253,7 +333,12 @@ pub fn commit(buffers: &Buffers, kv: &KvLayer, max_rows: usize, step: &StepView<
     }
 }
 
-fn commit_as<T: bytemuck::Pod>(buffers: &Buffers, kv: &KvLayer, max_rows: usize, step: &StepView<'_>) {
+fn commit_as<T: bytemuck::Pod>(
+    buffers: &Buffers,
+    kv: &KvLayer,
+    max_rows: usize,
+    step: &StepView<'_>,
+) {
     let (heads, dim) = (kv.n_kv_heads, kv.head_dim);
     for head in 0..heads {
         for row in step.path.iter().map(|row| *row as usize) {
@@ -262,10 +347,18 @@ fn commit_as<T: bytemuck::Pod>(buffers: &Buffers, kv: &KvLayer, max_rows: usize,
             // SAFETY: a commit runs alone on its layer; scratch and cache are different buffers.
             unsafe {
                 let from: &[T] = buffers.slice(kv.scratch_v, (row * heads + head) * dim, dim);
-                buffers.slice_mut::<T>(kv.v, ((page * heads + head) * PAGE + position % PAGE) * dim, dim).copy_from_slice(from);
+                buffers
+                    .slice_mut::<T>(
+                        kv.v,
+                        ((page * heads + head) * PAGE + position % PAGE) * dim,
+                        dim,
+                    )
+                    .copy_from_slice(from);
                 for d in 0..dim {
-                    let from: &[T] = buffers.slice(kv.scratch_k, kv.scratch_key_at(max_rows, head, d, row), 1);
-                    buffers.slice_mut::<T>(kv.k, kv.key_at(page, head, d, position % PAGE), 1)[0] = from[0];
+                    let from: &[T] =
+                        buffers.slice(kv.scratch_k, kv.scratch_key_at(max_rows, head, d, row), 1);
+                    buffers.slice_mut::<T>(kv.k, kv.key_at(page, head, d, position % PAGE), 1)[0] =
+                        from[0];
                 }
             }
         }
@@ -276,11 +369,18 @@ fn commit_scales(buffers: &Buffers, kv: &KvLayer, max_rows: usize, step: &StepVi
     for (head, group) in (0..kv.n_kv_heads).flat_map(|h| (0..kv.scales()).map(move |g| (h, g))) {
         for row in step.path.iter().map(|row| *row as usize) {
             let position = step.positions[row] as usize;
-            let to = kv.scale_at(kv.page(step.sequences[row] as usize, position / PAGE), head, group, position % PAGE);
+            let to = kv.scale_at(
+                kv.page(step.sequences[row] as usize, position / PAGE),
+                head,
+                group,
+                position % PAGE,
+            );
             let from = kv.scratch_scale_at(max_rows, head, group, row);
             for (cache, scratch) in [(kv.k, kv.scratch_k), (kv.v, kv.scratch_v)] {
                 // SAFETY: as above.
-                unsafe { buffers.slice_mut::<u16>(cache, to, 1)[0] = buffers.slice(scratch, from, 1)[0] };
+                unsafe {
+                    buffers.slice_mut::<u16>(cache, to, 1)[0] = buffers.slice(scratch, from, 1)[0]
+                };
             }
         }
     }

@@ -1,22 +1,24 @@
 //! Twins of the int8 cache: how keys, values and queries are rounded, and the score of one key.
 //!
-//! A key or value is rounded once, when its row is evaluated: uncommitted rows are read as they will be read from the cache. Codes
-//! of keys meet queries as integers. Those have 16 bits, so that what is lost is lost by the cache alone; any order sums them up
-//! exactly.
+//! A key or value is rounded once, when its row is evaluated: uncommitted rows are read as they
+//! will be read from the cache. Codes of keys meet queries as integers. Those have 16 bits, so that
+//! what is lost is lost by the cache alone; any order sums them up exactly.
 
 use half::f16;
 
 /// Largest code of a query.
 const QUERY_MAX: f32 = 32767.0;
 
-/// The scale of a group whose largest magnitude is `max`: a 127th of it, as an f16 that is no infinity.
+/// The scale of a group whose largest magnitude is `max`: a 127th of it, as an f16 that is no
+/// infinity.
 #[inline(always)]
 pub fn scale_of(max: f32) -> f16 {
     let scale = max / 127.0;
     f16::from_f32(if scale < 65504.0 { scale } else { 65504.0 })
 }
 
-/// What a value is multiplied by to become a code. Codes belong to the scale as stored, not to the one that was rounded to it.
+/// What a value is multiplied by to become a code. Codes belong to the scale as stored, not to the
+/// one that was rounded to it.
 #[inline(always)]
 pub fn inverse(scale: f16) -> f32 {
     if scale.to_f32() > 0.0 { 1.0 / scale.to_f32() } else { 0.0 }
@@ -43,13 +45,15 @@ pub fn quantize_query(q: &[f32], codes: &mut [i16]) -> f32 {
     max / QUERY_MAX
 }
 
-/// Dot product of a query's codes with a key's, `scales` one a group: a group's integers fit i32, and groups are joined in order.
+/// Dot product of a query's codes with a key's, `scales` one a group: a group's integers fit i32,
+/// and groups are joined in order.
 pub fn dot(query: &[i16], key: impl Fn(usize) -> i8, scales: impl Iterator<Item = f32>) -> f32 {
     let mut sum = 0f32;
     let scales: Vec<f32> = scales.collect();
     let group = query.len() / scales.len();
     for (g, scale) in scales.into_iter().enumerate() {
-        let whole: i32 = (g * group..(g + 1) * group).map(|d| query[d] as i32 * key(d) as i32).sum();
+        let whole: i32 =
+            (g * group..(g + 1) * group).map(|d| query[d] as i32 * key(d) as i32).sum();
         sum = scale.mul_add(whole as f32, sum);
     }
     sum
@@ -76,7 +80,10 @@ mod tests {
         let mut codes = [7i8; 4];
         assert_eq!((quantize_group(&[0.0; 4], &mut codes), codes), (f16::ZERO, [0; 4]));
         assert_eq!((quantize_group(&[1e-9; 4], &mut codes), codes), (f16::ZERO, [0; 4]));
-        assert_eq!((quantize_group(&[1e20, -1e20, 0.0, 1.0], &mut codes), codes), (f16::MAX, [127, -128, 0, 0]));
+        assert_eq!(
+            (quantize_group(&[1e20, -1e20, 0.0, 1.0], &mut codes), codes),
+            (f16::MAX, [127, -128, 0, 0])
+        );
         let mut query = [7i16; 3];
         assert_eq!((quantize_query(&[0.0; 3], &mut query), query), (0.0, [0; 3]));
         quantize_query(&[-2.0, 1.0, 2.0], &mut query);

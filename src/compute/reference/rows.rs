@@ -1,4 +1,5 @@
-//! Twins of the row-local kernels: plain functions on one row. The CPU executor compiles the same code for each vector width.
+//! Twins of the row-local kernels: plain functions on one row. The CPU executor compiles the same
+//! code for each vector width.
 
 use crate::compute::plan::ActFormat;
 use crate::tensor::{hadamard, math};
@@ -26,7 +27,8 @@ pub fn rotate_input(row: &mut [f32], format: ActFormat) {
     }
 }
 
-/// One group of activations to int8: `scale = max|v| / 127`, halves to even; returns the scale and the sum of the codes.
+/// One group of activations to int8: `scale = max|v| / 127`, halves to even; returns the scale and
+/// the sum of the codes.
 #[inline(always)]
 pub fn quantize_group(values: &[f32], codes: &mut [i8]) -> (f32, i32) {
     let max = math::max_abs(values);
@@ -44,14 +46,16 @@ pub fn quantize_group(values: &[f32], codes: &mut [i8]) -> (f32, i32) {
     (max / 127.0, sum)
 }
 
-/// RMSNorm of one head, then rotation of its halves by the row's angles (`cos` and `sin` are `[head_dim / 2]`).
+/// RMSNorm of one head, then rotation of its halves by the row's angles (`cos` and `sin` are
+/// `[head_dim / 2]`).
 #[inline(always)]
 pub fn norm_rope(head: &mut [f32], w: &[f32], eps: f32, cos: &[f32], sin: &[f32]) {
     let inv = math::inv_rms(head, eps);
     let half = head.len() / 2;
     let (a, b) = head.split_at_mut(half);
     // Equal lengths, said so that the loop has no bounds to check.
-    let (b, w_a, w_b, cos, sin) = (&mut b[..half], &w[..half], &w[half..][..half], &cos[..half], &sin[..half]);
+    let (b, w_a, w_b, cos, sin) =
+        (&mut b[..half], &w[..half], &w[half..][..half], &cos[..half], &sin[..half]);
     for i in 0..half {
         let x = (a[i] * inv) * (1.0 + w_a[i]);
         let y = (b[i] * inv) * (1.0 + w_b[i]);
@@ -70,7 +74,9 @@ mod tests {
         let mut codes = vec![0i8; 100];
         let (scale, sum) = quantize_group(&values, &mut codes);
         assert_eq!(sum, codes.iter().map(|c| *c as i32).sum::<i32>());
-        assert!(values.iter().zip(&codes).all(|(v, c)| (v - *c as f32 * scale).abs() <= scale * 0.5001));
+        assert!(
+            values.iter().zip(&codes).all(|(v, c)| (v - *c as f32 * scale).abs() <= scale * 0.5001)
+        );
         assert_eq!(quantize_group(&[0.0; 4], &mut codes[..4]), (0.0, 0));
     }
 

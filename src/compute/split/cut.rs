@@ -1,4 +1,5 @@
-//! A pass cut where its side changes: runs of dispatches, and between them the rows that the other side goes on with.
+//! A pass cut where its side changes: runs of dispatches, and between them the rows that the other
+//! side goes on with.
 
 use super::Side;
 use crate::compute::plan::{BufferId, Dispatch, RowSet};
@@ -15,8 +16,9 @@ pub enum Piece {
 
 /// Cuts a list of dispatches, each with its side.
 ///
-/// Before a pass both sides hold the same (what the caller wrote went to both). A buffer that one side has written since is copied
-/// when the other reads it: in front of the run of dispatches that does, since whatever wrote it ran before.
+/// Before a pass both sides hold the same (what the caller wrote went to both). A buffer that one
+/// side has written since is copied when the other reads it: in front of the run of dispatches that
+/// does, since whatever wrote it ran before.
 pub fn cut(list: Vec<(Side, Dispatch)>) -> Vec<Piece> {
     let mut pieces = Vec::new();
     // Buffers of which only one side has the newest rows.
@@ -36,7 +38,9 @@ pub fn cut(list: Vec<(Side, Dispatch)>) -> Vec<Piece> {
                     Use::Write(id) => (*id, false, true),
                     Use::Change(id) => (*id, true, true),
                 };
-                if let Some((_, rows)) = newest.get(&id).copied().filter(|(at, _)| read && *at != side) {
+                if let Some((_, rows)) =
+                    newest.get(&id).copied().filter(|(at, _)| read && *at != side)
+                {
                     pieces.push(Piece::Copy(id, rows, side));
                     newest.remove(&id);
                 }
@@ -78,8 +82,10 @@ mod tests {
             (Host, norm(0, 2, 4, Selected)),
             (Device, norm(4, 2, 5, All)),
         ];
-        let copies: Vec<Piece> = cut(list).into_iter().filter(|p| matches!(p, Piece::Copy(..))).collect();
-        // 0 was written in place on the device, 2 there as a result; 4 by the host for selected rows; 2 is still on both sides.
+        let copies: Vec<Piece> =
+            cut(list).into_iter().filter(|p| matches!(p, Piece::Copy(..))).collect();
+        // 0 was written in place on the device, 2 there as a result; 4 by the host for selected
+        // rows; 2 is still on both sides.
         let want = [(0, All, Host), (2, All, Host), (4, Selected, Device)];
         assert_eq!(copies, want.map(|(id, rows, side)| Piece::Copy(BufferId(id), rows, side)));
     }

@@ -1,11 +1,14 @@
-//! One model on two executors: the first layers and the head on a device, the other layers on the host.
+//! One model on two executors: the first layers and the head on a device, the other layers on the
+//! host.
 //!
-//! The head goes to the device with the first layer: it is the largest matrix, every pass reads all of it, and the lists of the best
-//! logits are made where the logits are. A table that serves as embedding and head is there with it; one that is only looked up
-//! stays on the host, where its rows cost nothing. So a pass crosses twice: the residual stream behind the device's layers, and the
-//! normed rows that the head reads. Activations that were prepared for a kernel never cross.
+//! The head goes to the device with the first layer: it is the largest matrix, every pass reads all
+//! of it, and the lists of the best logits are made where the logits are. A table that serves as
+//! embedding and head is there with it; one that is only looked up stays on the host, where its
+//! rows cost nothing. So a pass crosses twice: the residual stream behind the device's layers, and
+//! the normed rows that the head reads. Activations that were prepared for a kernel never cross.
 //!
-//! Buffers are allocated when the first plan that uses them is recorded, on the sides where it does.
+//! Buffers are allocated when the first plan that uses them is recorded, on the sides where it
+//! does.
 
 pub mod cut;
 
@@ -67,7 +70,12 @@ pub struct SplitExecutor {
 
 impl SplitExecutor {
     /// The first `on_device` of `layers` layers and the head go to `device`.
-    pub fn new(device: Box<dyn Executor>, host: Box<dyn Executor>, on_device: u16, layers: u16) -> SplitExecutor {
+    pub fn new(
+        device: Box<dyn Executor>,
+        host: Box<dyn Executor>,
+        on_device: u16,
+        layers: u16,
+    ) -> SplitExecutor {
         SplitExecutor {
             sides: [device, host],
             layers: [on_device.min(layers), layers],
@@ -104,7 +112,10 @@ impl SplitExecutor {
                 let cut = layers.len().min(self.layers[0] as usize);
                 let parts = [(Side::Device, &layers[..cut]), (Side::Host, &layers[cut..])];
                 for (side, layers) in parts.into_iter().filter(|p| !p.1.is_empty()) {
-                    out.push((side, Dispatch { op: Op::Commit { layers: layers.to_vec() }, ..dispatch.clone() }));
+                    out.push((
+                        side,
+                        Dispatch { op: Op::Commit { layers: layers.to_vec() }, ..dispatch.clone() },
+                    ));
                 }
                 continue;
             }
@@ -164,11 +175,19 @@ impl SplitExecutor {
     }
 
     /// The live rows of a buffer, from the other side to `to`.
-    fn copy(&mut self, id: BufferId, rows: std::ops::Range<usize>, max_rows: usize, to: Side) -> Result<()> {
+    fn copy(
+        &mut self,
+        id: BufferId,
+        rows: std::ops::Range<usize>,
+        max_rows: usize,
+        to: Side,
+    ) -> Result<()> {
         let buffer = &self.buffers[id.0 as usize];
         let width = buffer.bytes / max_rows;
         let (from, at) = (buffer.at[1 - to as usize], buffer.at[to as usize]);
-        let (Some(from), Some(at)) = (from, at) else { unreachable!("both sides use what crosses") };
+        let (Some(from), Some(at)) = (from, at) else {
+            unreachable!("both sides use what crosses")
+        };
         self.crossing.resize(rows.len() * width, 0);
         self.sides[1 - to as usize].read(from, rows.start * width, &mut self.crossing)?;
         self.sides[to as usize].write(at, rows.start * width, &self.crossing)
@@ -209,10 +228,16 @@ impl Executor for SplitExecutor {
         jobs.into_iter().zip(&sides).for_each(|(job, side)| parts[*side as usize].push(job));
         let mut own = Vec::with_capacity(2);
         for (side, jobs) in self.sides.iter_mut().zip(parts) {
-            own.push(if jobs.is_empty() { Vec::new() } else { side.load_stored(jobs)? }.into_iter());
+            own.push(
+                if jobs.is_empty() { Vec::new() } else { side.load_stored(jobs)? }.into_iter(),
+            );
         }
         let first = self.weights.len();
-        self.weights.extend(sides.into_iter().map(|side| (side, own[side as usize].next().expect("one for each job"))));
+        self.weights.extend(
+            sides
+                .into_iter()
+                .map(|side| (side, own[side as usize].next().expect("one for each job"))),
+        );
         Ok((first..self.weights.len()).map(|i| WeightId(i as u32)).collect())
     }
 
@@ -222,10 +247,15 @@ impl Executor for SplitExecutor {
 
     fn write(&mut self, id: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
         if let Some(words) = self.steps.get_mut(&id) {
-            bytemuck::cast_slice_mut::<u32, u8>(words)[offset..offset + bytes.len()].copy_from_slice(bytes);
+            bytemuck::cast_slice_mut::<u32, u8>(words)[offset..offset + bytes.len()]
+                .copy_from_slice(bytes);
         }
         let buffer = &mut self.buffers[id.0 as usize];
-        ensure!(offset + bytes.len() <= buffer.bytes, "write of {} bytes at {offset} leaves the buffer", bytes.len());
+        ensure!(
+            offset + bytes.len() <= buffer.bytes,
+            "write of {} bytes at {offset} leaves the buffer",
+            bytes.len()
+        );
         if buffer.at == [None; 2] {
             buffer.early.push((offset, bytes.to_vec()));
         }
@@ -237,7 +267,9 @@ impl Executor for SplitExecutor {
 
     fn read(&mut self, id: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let buffer = &self.buffers[id.0 as usize];
-        let home = [buffer.home, Side::Device, Side::Host].into_iter().find(|s| buffer.at[*s as usize].is_some());
+        let home = [buffer.home, Side::Device, Side::Host]
+            .into_iter()
+            .find(|s| buffer.at[*s as usize].is_some());
         let Some(home) = home else { anyhow::bail!("no plan uses the buffer `{}`", buffer.label) };
         let at = buffer.at[home as usize].expect("found above");
         self.sides[home as usize].read(at, offset, bytes)

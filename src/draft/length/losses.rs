@@ -1,5 +1,6 @@
-//! What drafting may cost a text, with a clock that only moves when something is computed: never more than 3 % of plain decoding, however
-//! steep the target's passes and however badly guesses come true.
+//! What drafting may cost a text, with a clock that only moves when something is computed: never
+//! more than 3 % of plain decoding, however steep the target's passes and however badly guesses
+//! come true.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -45,7 +46,8 @@ struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self) -> f64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 40) as f64 / (1 << 24) as f64
     }
 }
@@ -64,7 +66,8 @@ struct Case<'a> {
     claim: f32,
     /// How far measured times are off, at most.
     noise: f64,
-    /// What passes over several rows are first believed to cost beyond one row, as a share of what they do.
+    /// What passes over several rows are first believed to cost beyond one row, as a share of what
+    /// they do.
     belief: f32,
     /// Guesses that cost nothing, in front of the others.
     free: u32,
@@ -73,15 +76,20 @@ struct Case<'a> {
     seed: u64,
 }
 
-/// Speed over that of plain decoding for a text of `tokens`. `takes(length of the line, tokens so far, dice)` says how many of a line's
-/// tokens come true.
-fn speed(case: &Case<'_>, tokens: usize, takes: impl FnMut(usize, usize, &mut Dice) -> usize) -> f64 {
+/// Speed over that of plain decoding for a text of `tokens`. `takes(length of the line, tokens so
+/// far, dice)` says how many of a line's tokens come true.
+fn speed(
+    case: &Case<'_>,
+    tokens: usize,
+    takes: impl FnMut(usize, usize, &mut Dice) -> usize,
+) -> f64 {
     speed_in(case, tokens, takes, 0.0, |_, _| (1.0, 0.0))
 }
 
-/// The same where the first guess takes `once` seconds beside, and a pass as much longer as `weather(its rows, seconds so far)` says: so
-/// many times what it would take, and so many seconds. Time that has nothing to do with drafts does not belong to the speed: all of it is
-/// taken off but what slows plain decoding alike.
+/// The same where the first guess takes `once` seconds beside, and a pass as much longer as
+/// `weather(its rows, seconds so far)` says: so many times what it would take, and so many seconds.
+/// Time that has nothing to do with drafts does not belong to the speed: all of it is taken off but
+/// what slows plain decoding alike.
 fn speed_in(
     case: &Case<'_>,
     tokens: usize,
@@ -91,9 +99,11 @@ fn speed_in(
 ) -> f64 {
     let curve = CostCurve::new(case.points);
     let clock = Rc::new(Cell::new(0.0));
-    let believed: Vec<_> = case.points.iter().map(|(rows, cost)| (*rows, 1.0 + case.belief * (cost - 1.0))).collect();
+    let believed: Vec<_> =
+        case.points.iter().map(|(rows, cost)| (*rows, 1.0 + case.belief * (cost - 1.0))).collect();
     let believed = CostCurve::new(&believed);
-    let line = Line { clock: clock.clone(), level: case.level, claim: case.claim, once, free: case.free };
+    let line =
+        Line { clock: clock.clone(), level: case.level, claim: case.claim, once, free: case.free };
     let hands = clock.clone();
     let mut drafter = Paced::new(Box::new(line), believed.clone(), DraftOptions::default(), true)
         .timed_by(Box::new(move || hands.get()))
@@ -120,10 +130,13 @@ fn speed_in(
         drafter.propose(&ctx, &mut out).unwrap();
         drafter.meanwhile(&ctx, &out, &mut || false).unwrap();
         let (times, extra) = weather(out.len(), clock.get());
-        let time = curve.cost(out.len()) as f64 * (1.0 + case.noise * (2.0 * dice.roll() - 1.0)) * times + extra;
+        let time =
+            curve.cost(out.len()) as f64 * (1.0 + case.noise * (2.0 * dice.roll() - 1.0)) * times
+                + extra;
         clock.set(clock.get() + time);
         excused += extra;
-        last_pass = Some(Pass { rows: out.len(), time: Duration::from_secs_f64(time), ..Pass::default() });
+        last_pass =
+            Some(Pass { rows: out.len(), time: Duration::from_secs_f64(time), ..Pass::default() });
         let taken = takes(out.len() - 1, history.len(), &mut dice).min(out.len() - 1);
         history.extend(std::iter::repeat_n(1, taken));
         history.push(2);
@@ -141,7 +154,16 @@ fn cases() -> impl Iterator<Item = Case<'static>> {
     let levels = [0.0, 0.03, 0.2, 0.6];
     let all = CURVES.into_iter().flat_map(move |points| levels.map(|level| (points, level)));
     all.flat_map(|(points, level)| {
-        [0.3, 0.9].map(|claim| Case { points, level, claim, noise: 0.1, belief: 1.0, free: 0, ahead: Ahead::Never, seed: 1 })
+        [0.3, 0.9].map(|claim| Case {
+            points,
+            level,
+            claim,
+            noise: 0.1,
+            belief: 1.0,
+            free: 0,
+            ahead: Ahead::Never,
+            seed: 1,
+        })
     })
 }
 
@@ -185,8 +207,11 @@ fn prices_may_be_misjudged() {
 #[test]
 fn nor_is_one_that_changes_or_means_harm() {
     for case in cases() {
-        let switching =
-            |every: usize| move |most: usize, at: usize, _: &mut Dice| if (at / every).is_multiple_of(2) { most } else { 0 };
+        let switching = |every: usize| {
+            move |most: usize, at: usize, _: &mut Dice| {
+                if (at / every).is_multiple_of(2) { most } else { 0 }
+            }
+        };
         // Takes what is small, to lead on, and nothing of what is large.
         let spiteful = |most: usize, _: usize, _: &mut Dice| if most <= 3 { most } else { 0 };
         let mut good = 0;
@@ -212,25 +237,48 @@ fn nor_is_one_that_changes_or_means_harm() {
 
 #[test]
 fn what_pays_is_not_given_away() {
-    // A line of nine tokens of which each comes true in .8 of all cases would bring 4.3 tokens for 1.06 and 9 levels.
-    let case = |points, level| Case { points, level, claim: 0.8, noise: 0.1, belief: 1.0, free: 0, ahead: Ahead::Never, seed: 1 };
+    // A line of nine tokens of which each comes true in .8 of all cases would bring 4.3 tokens for
+    // 1.06 and 9 levels.
+    let case = |points, level| Case {
+        points,
+        level,
+        claim: 0.8,
+        noise: 0.1,
+        belief: 1.0,
+        free: 0,
+        ahead: Ahead::Never,
+        seed: 1,
+    };
     assert!(speed(&case(FLAT, 0.03), 1000, coins(0.8)) > 3.0);
     assert!(speed(&case(KNEE, 0.03), 1000, coins(0.8)) > 2.0);
     assert!(speed(&case(FLAT, 0.03), 1000, coins(0.5)) > 1.5);
     assert!(speed(&case(KNEE, 0.2), 1000, coins(0.6)) > 1.2);
 }
 
-/// A draft model whose guesses lie behind two free ones that come true: where it is dear and adds nothing, text is made as fast as without
-/// it, and where it adds enough, it is used.
+/// A draft model whose guesses lie behind two free ones that come true: where it is dear and adds
+/// nothing, text is made as fast as without it, and where it adds enough, it is used.
 #[test]
 fn a_dear_draft_model_has_to_add_to_what_is_free() {
     for points in [FLAT, KNEE] {
-        let case = |level| Case { points, level, claim: 0.9, noise: 0.1, belief: 1.0, free: 2, ahead: Ahead::Never, seed: 1 };
-        let two = |most: usize, _: usize, dice: &mut Dice| if dice.roll() < 0.8 { most.min(2) } else { 0 };
+        let case = |level| Case {
+            points,
+            level,
+            claim: 0.9,
+            noise: 0.1,
+            belief: 1.0,
+            free: 2,
+            ahead: Ahead::Never,
+            seed: 1,
+        };
+        let two = |most: usize, _: usize, dice: &mut Dice| {
+            if dice.roll() < 0.8 { most.min(2) } else { 0 }
+        };
         let alone = 2.6 / CostCurve::new(points).cost(3) as f64;
         let beside = mean(case(0.3), |case| speed(case, 400, two));
         assert!(beside > 0.96 * alone, "{beside:.3} instead of {alone:.3}: {points:?}");
-        let five = |most: usize, _: usize, dice: &mut Dice| if dice.roll() < 0.8 { most.min(5) } else { 0 };
+        let five = |most: usize, _: usize, dice: &mut Dice| {
+            if dice.roll() < 0.8 { most.min(5) } else { 0 }
+        };
         let used = mean(case(0.15), |case| speed(case, 400, five));
         assert!(used > 1.1 * alone, "{used:.3} instead of {alone:.3}: {points:?}");
     }
@@ -269,8 +317,19 @@ fn once_at(pass: usize, seconds: f64) -> impl FnMut(usize, f64) -> (f64, f64) {
 #[test]
 fn what_a_pass_or_a_draft_needs_once_is_not_paid_for_by_those_that_follow() {
     let cases = [(FLAT, 0.03, 0.8), (FLAT, 0.2, 0.7), (KNEE, 0.03, 0.8), (KNEE, 0.2, 0.7)];
-    for ((points, level, alpha), ahead) in cases.into_iter().flat_map(|case| [(case, Ahead::Never), (case, Ahead::Always)]) {
-        let case = Case { points, level, claim: alpha as f32, noise: 0.1, belief: 1.0, free: 0, ahead, seed: 1 };
+    for ((points, level, alpha), ahead) in
+        cases.into_iter().flat_map(|case| [(case, Ahead::Never), (case, Ahead::Always)])
+    {
+        let case = Case {
+            points,
+            level,
+            claim: alpha as f32,
+            noise: 0.1,
+            belief: 1.0,
+            free: 0,
+            ahead,
+            seed: 1,
+        };
         for tokens in [100, 800] {
             // One text of a hundred tokens is a matter of luck; of several the mean is not.
             let mean = |speed: &dyn Fn(&Case<'_>) -> f64| {
@@ -282,16 +341,41 @@ fn what_a_pass_or_a_draft_needs_once_is_not_paid_for_by_those_that_follow() {
             for seconds in [0.7, 3.0, 400.0] {
                 let still = |_: usize, _: f64| (1.0, 0.0);
                 let found = [
-                    ("kernels", warm, mean(&|case| speed_in(case, tokens, coins(alpha), 0.0, cold(seconds)))),
-                    ("kernels, no luck", late_warm, mean(&|case| speed_in(case, tokens, late(2, alpha), 0.0, cold(seconds)))),
-                    ("first draft", warm, mean(&|case| speed_in(case, tokens, coins(alpha), seconds, still))),
-                    ("first pass", warm, mean(&|case| speed_in(case, tokens, coins(alpha), 0.0, once_at(1, seconds)))),
-                    ("pass 20", warm, mean(&|case| speed_in(case, tokens, coins(alpha), 0.0, once_at(20, seconds)))),
+                    (
+                        "kernels",
+                        warm,
+                        mean(&|case| speed_in(case, tokens, coins(alpha), 0.0, cold(seconds))),
+                    ),
+                    (
+                        "kernels, no luck",
+                        late_warm,
+                        mean(&|case| speed_in(case, tokens, late(2, alpha), 0.0, cold(seconds))),
+                    ),
+                    (
+                        "first draft",
+                        warm,
+                        mean(&|case| speed_in(case, tokens, coins(alpha), seconds, still)),
+                    ),
+                    (
+                        "first pass",
+                        warm,
+                        mean(&|case| {
+                            speed_in(case, tokens, coins(alpha), 0.0, once_at(1, seconds))
+                        }),
+                    ),
+                    (
+                        "pass 20",
+                        warm,
+                        mean(&|case| {
+                            speed_in(case, tokens, coins(alpha), 0.0, once_at(20, seconds))
+                        }),
+                    ),
                 ];
                 for (what, warm, speed) in found {
                     assert!(
                         speed >= 0.85 * warm,
-                        "{what}: {speed:.3} instead of {warm:.3}: {points:?}, level {level}, {seconds} s once, {tokens} tokens, {ahead:?}"
+                        "{what}: {speed:.3} instead of {warm:.3}: {points:?}, level {level}, \
+                            {seconds} s once, {tokens} tokens, {ahead:?}"
                     );
                 }
             }
@@ -304,18 +388,39 @@ fn mean(case: Case<'_>, measure: impl Fn(&Case<'_>) -> f64) -> f64 {
     (0..12).map(|i| measure(&Case { seed: 1 + i * 0x9e37_79b9, ..case })).sum::<f64>() / 12.0
 }
 
-/// What this needs, each part of which the test notices: plain passes are timed when others are not what they were, all sizes follow them
-/// at once, a size follows its own passes once plain ones are as known, and what is booked stays near what is known.
+/// What this needs, each part of which the test notices: plain passes are timed when others are not
+/// what they were, all sizes follow them at once, a size follows its own passes once plain ones are
+/// as known, and what is booked stays near what is known.
 #[test]
 fn a_machine_that_is_slow_for_a_while_does_not_end_drafting() {
-    for (points, ahead) in [FLAT, KNEE].into_iter().flat_map(|points| [(points, Ahead::Never), (points, Ahead::Always)]) {
-        let case = Case { points, level: 0.03, claim: 0.8, noise: 0.1, belief: 1.0, free: 0, ahead, seed: 1 };
-        for (from, to, times) in [(0.0, 100.0, 2.0), (0.0, 100.0, 4.0), (20.0, 120.0, 2.0), (20.0, 120.0, 4.0)] {
+    for (points, ahead) in [FLAT, KNEE]
+        .into_iter()
+        .flat_map(|points| [(points, Ahead::Never), (points, Ahead::Always)])
+    {
+        let case = Case {
+            points,
+            level: 0.03,
+            claim: 0.8,
+            noise: 0.1,
+            belief: 1.0,
+            free: 0,
+            ahead,
+            seed: 1,
+        };
+        for (from, to, times) in
+            [(0.0, 100.0, 2.0), (0.0, 100.0, 4.0), (20.0, 120.0, 2.0), (20.0, 120.0, 4.0)]
+        {
             let share = mean(case, |case| {
-                let slow = |_: usize, clock: f64| (if (from..to).contains(&clock) { times } else { 1.0 }, 0.0);
+                let slow = |_: usize, clock: f64| {
+                    (if (from..to).contains(&clock) { times } else { 1.0 }, 0.0)
+                };
                 speed_in(case, 400, coins(0.8), 0.0, slow) / speed(case, 400, coins(0.8))
             });
-            assert!(share >= 0.88, "{share:.3} of the speed: {points:?}, {times} times slower from {from} to {to}, {ahead:?}");
+            assert!(
+                share >= 0.88,
+                "{share:.3} of the speed: {points:?}, {times} times slower from {from} to {to}, \
+                    {ahead:?}"
+            );
         }
     }
 }
@@ -324,23 +429,48 @@ fn a_machine_that_is_slow_for_a_while_does_not_end_drafting() {
 #[test]
 fn costs_that_were_measured_in_a_bad_moment_are_found_to_be_wrong() {
     for (belief, level, alpha, least) in [(0.0, 0.03, 0.9, 0.87), (10.0, 0.2, 0.6, 0.84)] {
-        let case =
-            Case { points: KNEE, level, claim: alpha as f32, noise: 0.1, belief: 1.0, free: 0, ahead: Ahead::Never, seed: 1 };
+        let case = Case {
+            points: KNEE,
+            level,
+            claim: alpha as f32,
+            noise: 0.1,
+            belief: 1.0,
+            free: 0,
+            ahead: Ahead::Never,
+            seed: 1,
+        };
         let share = mean(case, |case| {
             let wrong = Case { belief, ..*case };
             speed(&wrong, 1000, coins(alpha)) / speed(case, 1000, coins(alpha))
         });
-        assert!(share >= least, "{share:.3} of the speed where {belief} times the cost is believed");
+        assert!(
+            share >= least,
+            "{share:.3} of the speed where {belief} times the cost is believed"
+        );
     }
 }
 
 #[test]
 fn plain_decoding_that_was_timed_in_a_bad_moment_is_timed_again() {
-    // Passes over one row take four times as long until the text has got going: drafts that fail seem to pay ever after.
-    for (points, ahead) in [FLAT, KNEE].into_iter().flat_map(|points| [(points, Ahead::Never), (points, Ahead::Always)]) {
-        let case = Case { points, level: 0.03, claim: 0.8, noise: 0.1, belief: 1.0, free: 0, ahead, seed: 1 };
+    // Passes over one row take four times as long until the text has got going: drafts that fail
+    // seem to pay ever after.
+    for (points, ahead) in [FLAT, KNEE]
+        .into_iter()
+        .flat_map(|points| [(points, Ahead::Never), (points, Ahead::Always)])
+    {
+        let case = Case {
+            points,
+            level: 0.03,
+            claim: 0.8,
+            noise: 0.1,
+            belief: 1.0,
+            free: 0,
+            ahead,
+            seed: 1,
+        };
         let found = mean(case, |case| {
-            let slow = |rows: usize, clock: f64| (if rows == 1 && clock < 60.0 { 4.0 } else { 1.0 }, 0.0);
+            let slow =
+                |rows: usize, clock: f64| (if rows == 1 && clock < 60.0 { 4.0 } else { 1.0 }, 0.0);
             speed_in(case, 800, coins(0.0), 0.0, slow)
         });
         assert!(found >= 0.96, "{found:.3}: {points:?}, {ahead:?}");

@@ -1,8 +1,10 @@
-//! Drafting while the target's device works: the tree is grown on past what was submitted, where its outcome is likeliest to be.
+//! Drafting while the target's device works: the tree is grown on past what was submitted, where
+//! its outcome is likeliest to be.
 //!
-//! The token that the target adds to an accepted path is a node of the tree that was not submitted, if it is any. So the chance of such
-//! a node is the chance that the next round begins there. The likeliest are evaluated with what follows them; the next round that
-//! begins at one of them takes over its part of the tree and of the draft model's scratch, and waits for no pass to see it.
+//! The token that the target adds to an accepted path is a node of the tree that was not submitted,
+//! if it is any. So the chance of such a node is the chance that the next round begins there. The
+//! likeliest are evaluated with what follows them; the next round that begins at one of them takes
+//! over its part of the tree and of the draft model's scratch, and waits for no pass to see it.
 
 use anyhow::Result;
 
@@ -12,7 +14,8 @@ use crate::draft::{DraftContext, Proposal};
 
 /// Less likely nodes are not worth the power.
 const FAINTEST: f32 = 0.02;
-/// Share of the draft model's scratch that one round's work ahead may take: the rest is for what the next rounds go on with.
+/// Share of the draft model's scratch that one round's work ahead may take: the rest is for what
+/// the next rounds go on with.
 const PART: usize = 5;
 
 impl Stack {
@@ -26,7 +29,11 @@ impl Stack {
         for i in self.best(self.nodes.len()) {
             let node = &self.nodes[i as usize];
             let fits = node.depth < lm.left(ctx.history.len());
-            if node.row.is_none() && self.nodes[node.parent as usize].row.is_some() && fits && lm.knows(node.token) {
+            if node.row.is_none()
+                && self.nodes[node.parent as usize].row.is_some()
+                && fits
+                && lm.knows(node.token)
+            {
                 least = least.max(SHARE * node.chance);
                 if node.chance < least || chosen.len() == room {
                     break;
@@ -47,11 +54,13 @@ impl Stack {
         proposal: &Proposal,
         more: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
-        let current = self.asked == ctx.history.len() && self.nodes.first().is_some_and(|root| root.row.is_some());
+        let current = self.asked == ctx.history.len()
+            && self.nodes.first().is_some_and(|root| root.row.is_some());
         if !current || proposal.tree.tokens[0] != ctx.root() {
             return Ok(());
         }
-        let mut left = self.sources.lm.as_ref().map_or(0, |lm| lm.engine().max_rows().div_ceil(PART));
+        let mut left =
+            self.sources.lm.as_ref().map_or(0, |lm| lm.engine().max_rows().div_ceil(PART));
         while left > 0 && more() {
             let done = self.go_on(ctx, left)?;
             if done == 0 {
@@ -63,7 +72,8 @@ impl Stack {
         Ok(())
     }
 
-    /// Goes on from the tree of the last round, where the draft model has seen the end of the history in it already.
+    /// Goes on from the tree of the last round, where the draft model has seen the end of the
+    /// history in it already.
     pub(super) fn resume(&mut self, ctx: &DraftContext<'_>, asked: usize, matched: Match) -> bool {
         let worked = std::mem::take(&mut self.ahead);
         let found = self.find(ctx, asked);
@@ -92,11 +102,13 @@ impl Stack {
             let Some(parent) = parent else { continue };
             place[i] = Some(self.nodes.len() as u32);
             let depth = node.depth - base;
-            // The text has grown since: what it offers is asked for again where the draft model has said nothing.
+            // The text has grown since: what it offers is asked for again where the draft model has
+            // said nothing.
             let choice = node.choice.filter(|_| node.row.is_some());
             self.nodes.push(Node { parent, depth, choice, ..node });
         }
-        (self.nodes[0].own, self.nodes[0].chance, self.nodes[0].source, self.nodes[0].matched) = (1.0, 1.0, "", matched);
+        (self.nodes[0].own, self.nodes[0].chance, self.nodes[0].source, self.nodes[0].matched) =
+            (1.0, 1.0, "", matched);
         if let Some(automaton) = &self.sources.context {
             for i in 1..self.nodes.len() {
                 let before = self.nodes[self.nodes[i].parent as usize].matched;
@@ -113,7 +125,13 @@ mod tests {
 
     fn node(token: u32, parent: u32, depth: usize, row: Option<u32>) -> Node {
         let matched = Match::default();
-        Node { own: 0.5, chance: 0.5, source: "model", row, ..Node::new(token, parent, depth, matched) }
+        Node {
+            own: 0.5,
+            chance: 0.5,
+            source: "model",
+            row,
+            ..Node::new(token, parent, depth, matched)
+        }
     }
 
     #[test]
@@ -130,8 +148,12 @@ mod tests {
             node(6, 1, 2, Some(4)),
         ];
         stack.take_over(1, Match::default());
-        let shape: Vec<_> = stack.nodes.iter().map(|n| (n.token, n.parent, n.depth, n.row)).collect();
-        assert_eq!(shape, [(1, 0, 0, Some(1)), (3, 0, 1, Some(3)), (5, 1, 2, None), (6, 0, 1, Some(4))]);
+        let shape: Vec<_> =
+            stack.nodes.iter().map(|n| (n.token, n.parent, n.depth, n.row)).collect();
+        assert_eq!(
+            shape,
+            [(1, 0, 0, Some(1)), (3, 0, 1, Some(3)), (5, 1, 2, None), (6, 0, 1, Some(4))]
+        );
         assert_eq!((stack.nodes[0].chance, stack.nodes[0].source), (1.0, ""));
     }
 }

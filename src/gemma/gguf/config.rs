@@ -4,12 +4,14 @@ use super::{ARCHITECTURE, BOS, Metadata, PAD};
 use crate::checkpoint::gguf::Value as Stored;
 use serde_json::{Value, json};
 
-/// Layers of Gemma 3 4B, 12B and 27B, whose global positions are divided by 8; older files do not say so.
+/// Layers of Gemma 3 4B, 12B and 27B, whose global positions are divided by 8; older files do not
+/// say so.
 const SCALED: [i64; 3] = [34, 48, 62];
 /// Layers of 27B, whose attention scale is that of `dim / n_heads`; no key says so.
 pub const LAYERS_27B: i64 = 62;
 
-/// The shapes are checked by [`super::super::Config`] as those of any other file; here they only have to be there.
+/// The shapes are checked by [`super::super::Config`] as those of any other file; here they only
+/// have to be there.
 pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Result<Value, String> {
     let of = |key: &str| format!("{ARCHITECTURE}.{key}");
     let optional = |key: &str| match metadata.get(&of(key)) {
@@ -20,17 +22,21 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
     let needed = |key: &str| optional(key)?.ok_or_else(|| format!("`{}` is missing", of(key)));
     let float = |key: &str| metadata.float(&of(key));
 
-    let (layers, dim, heads) = (needed("block_count")?, needed("embedding_length")?, needed("attention.head_count")?);
+    let (layers, dim, heads) =
+        (needed("block_count")?, needed("embedding_length")?, needed("attention.head_count")?);
     let head_dim = match optional("attention.key_length")? {
         Some(n) => n,
-        None => dim.checked_div(heads).ok_or_else(|| format!("`{}` is 0", of("attention.head_count")))?,
+        None => dim
+            .checked_div(heads)
+            .ok_or_else(|| format!("`{}` is 0", of("attention.head_count")))?,
     };
     for key in ["attention.value_length", "rope.dimension_count"] {
         if let Some(n) = optional(key)?.filter(|n| *n != head_dim) {
             return Err(format!("`{}` is {n}, but heads have {head_dim}", of(key)));
         }
     }
-    let query = if layers == LAYERS_27B { dim.checked_div(heads).unwrap_or(head_dim) } else { head_dim };
+    let query =
+        if layers == LAYERS_27B { dim.checked_div(heads).unwrap_or(head_dim) } else { head_dim };
     let mut json = json!({
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
@@ -63,7 +69,10 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
         }
     }
     let everywhere = || -> Value { vec!["full_attention"; layers.clamp(0, 1024) as usize].into() };
-    match (optional("attention.sliding_window")?, metadata.get(&of("attention.sliding_window_pattern"))) {
+    match (
+        optional("attention.sliding_window")?,
+        metadata.get(&of("attention.sliding_window_pattern")),
+    ) {
         (None | Some(0), _) => json["layer_types"] = everywhere(),
         (Some(window), pattern) => {
             json["sliding_window"] = window.into();
@@ -71,10 +80,17 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
                 None => json["sliding_window_pattern"] = 6.into(),
                 Some(Stored::Int(n)) => json["sliding_window_pattern"] = (*n).into(),
                 Some(Stored::Ints(local)) => {
-                    let kind = |local: &i64| if *local != 0 { "sliding_attention" } else { "full_attention" };
+                    let kind = |local: &i64| {
+                        if *local != 0 { "sliding_attention" } else { "full_attention" }
+                    };
                     json["layer_types"] = local.iter().map(kind).collect();
                 }
-                Some(_) => return Err(format!("`{}` is neither a number nor a list", of("attention.sliding_window_pattern"))),
+                Some(_) => {
+                    return Err(format!(
+                        "`{}` is neither a number nor a list",
+                        of("attention.sliding_window_pattern")
+                    ));
+                }
             }
         }
     }
@@ -129,13 +145,22 @@ mod tests {
     fn what_27b_files_leave_out_is_known() {
         let c = read(&keys(62, 5376, 32, 128));
         assert_eq!((c.query_scale, c.eps), ((1.0 / 168f64.sqrt()) as f32, 1e-6));
-        assert_eq!((c.rope_global.factor, c.rope_global.theta, c.rope_local.theta), (8.0, 1e6, 1e4));
-        assert_eq!((0..62).filter(|i| c.is_global(*i)).collect::<Vec<_>>(), [5, 11, 17, 23, 29, 35, 41, 47, 53, 59]);
+        assert_eq!(
+            (c.rope_global.factor, c.rope_global.theta, c.rope_local.theta),
+            (8.0, 1e6, 1e4)
+        );
+        assert_eq!(
+            (0..62).filter(|i| c.is_global(*i)).collect::<Vec<_>>(),
+            [5, 11, 17, 23, 29, 35, 41, 47, 53, 59]
+        );
         assert_eq!((c.head_dim, c.eos.as_slice(), c.bos, c.tied), (128, &[1][..], 2, true));
         let c = read(&keys(34, 2560, 8, 256));
         assert_eq!((c.query_scale, c.rope_global.factor), (1.0 / 16.0, 8.0));
         let c = read(&keys(26, 1152, 4, 256));
-        assert_eq!((c.query_scale, c.rope_global.factor, c.rope_local.factor), (1.0 / 16.0, 1.0, 1.0));
+        assert_eq!(
+            (c.query_scale, c.rope_global.factor, c.rope_local.factor),
+            (1.0 / 16.0, 1.0, 1.0)
+        );
     }
 
     #[test]

@@ -11,7 +11,8 @@ use anyhow::{Context, Result};
 /// Every n-th layer sees all positions; llama.cpp takes no other pattern from every file.
 const PATTERN: usize = 6;
 
-/// All keys but those that depend on how the tensors are stored. Models that llama.cpp would compute otherwise are refused.
+/// All keys but those that depend on how the tensors are stored. Models that llama.cpp would
+/// compute otherwise are refused.
 pub fn keys(weights: &Weights) -> Result<Keys> {
     let c = weights.config();
     let checkpoint = weights.checkpoint().context("made-up weights have no files")?;
@@ -53,11 +54,16 @@ pub fn keys(weights: &Weights) -> Result<Keys> {
 
 /// Refuses what a GGUF file cannot say.
 fn check(c: &Config) -> Result<()> {
-    let scale = if c.n_layers == super::config::LAYERS_27B as usize { c.dim / c.n_heads } else { c.head_dim };
+    let scale = if c.n_layers == super::config::LAYERS_27B as usize {
+        c.dim / c.n_heads
+    } else {
+        c.head_dim
+    };
     let expected = (scale as f64).sqrt().recip() as f32;
     let what = if c.query_scale != expected {
         format!("its attention scale is {}, where llama.cpp computes {expected}", c.query_scale)
-    } else if (0..c.n_layers).any(|layer| c.is_global(layer) != (layer + 1).is_multiple_of(PATTERN)) {
+    } else if (0..c.n_layers).any(|layer| c.is_global(layer) != (layer + 1).is_multiple_of(PATTERN))
+    {
         format!("its global layers are not every {PATTERN}th")
     } else if (c.rope_local.theta, c.rope_local.factor) != (1e4, 1.0) {
         "its local layers rotate otherwise than Gemma 3's".into()
@@ -70,7 +76,13 @@ fn check(c: &Config) -> Result<()> {
 }
 
 fn sampling(generation: &Generation, keys: &mut Keys) {
-    let values = [generation.temperature, None, generation.top_p, generation.min_p, generation.repeat_penalty];
+    let values = [
+        generation.temperature,
+        None,
+        generation.top_p,
+        generation.min_p,
+        generation.repeat_penalty,
+    ];
     for ((_, key), value) in SAMPLING.iter().zip(values) {
         if let Some(value) = value {
             keys.f32(key, value);
@@ -85,9 +97,14 @@ fn tokenizer(checkpoint: &Checkpoint, c: &Config, keys: &mut Keys) -> Result<()>
     let name = "tokenizer.json";
     let Some(bytes) = checkpoint.side_file(name)? else {
         let what = format!("{} is missing", checkpoint.display(name));
-        return Err(Fault::model(what).help("a GGUF file holds its tokenizer: copy tokenizer.json from the model's page").into());
+        return Err(Fault::model(what)
+            .help("a GGUF file holds its tokenizer: copy tokenizer.json from the model's page")
+            .into());
     };
-    let unreadable = || Fault::model(format!("{} cannot be read", checkpoint.display(name))).help("download the file again");
+    let unreadable = || {
+        Fault::model(format!("{} cannot be read", checkpoint.display(name)))
+            .help("download the file again")
+    };
     let vocabulary = Vocabulary::of(&bytes, c.vocab).with_context(unreadable)?;
     keys.text(vocab::MODEL, "llama");
     keys.text("tokenizer.ggml.pre", "default");

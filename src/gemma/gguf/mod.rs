@@ -1,7 +1,8 @@
-//! GGUF as llama.cpp writes it for Gemma 3 (architecture `gemma3`): the only files that spell its keys and tensor names.
+//! GGUF as llama.cpp writes it for Gemma 3 (architecture `gemma3`): the only files that spell its
+//! keys and tensor names.
 //!
-//! [`present`] makes such a file look like a Hugging Face directory: configuration, tensor names, norms without the 1 that
-//! converters add to them, tokenizer, template.
+//! [`present`] makes such a file look like a Hugging Face directory: configuration, tensor names,
+//! norms without the 1 that converters add to them, tokenizer, template.
 //! Source: ggml-org/llama.cpp, convert_hf_to_gguf.py and gguf-py/gguf/constants.py.
 
 mod config;
@@ -67,7 +68,11 @@ fn role_of(name: &str) -> Option<(Role, usize)> {
         None => 0,
     };
     let whole = [Role::Embed, Role::FinalNorm, Role::Head];
-    Role::LAYER.into_iter().chain(whole).map(|role| (role, layer)).find(|(role, layer)| tensor_name(*role, *layer) == name)
+    Role::LAYER
+        .into_iter()
+        .chain(whole)
+        .map(|role| (role, layer))
+        .find(|(role, layer)| tensor_name(*role, *layer) == name)
 }
 
 /// Makes a GGUF checkpoint look like a Hugging Face directory; every other one stays as it is.
@@ -82,34 +87,47 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
                 .into());
         }
         other => {
-            let what = format!("{shown}: the model is {}", other.unwrap_or("of no stated architecture"));
-            return Err(Fault::model(what).help(format!("this program runs Gemma 3 (architecture {ARCHITECTURE})")).into());
+            let what =
+                format!("{shown}: the model is {}", other.unwrap_or("of no stated architecture"));
+            return Err(Fault::model(what)
+                .help(format!("this program runs Gemma 3 (architecture {ARCHITECTURE})"))
+                .into());
         }
     }
     let shape = |role| checkpoint.lookup(&tensor_name(role, 0)).map(|t| t.shape);
     let rows = shape(Role::Embed).and_then(|shape| shape.first().copied());
     let config = config::config(metadata, rows, shape(Role::Head).is_some()).map_err(|what| {
-        Fault::model(format!("{shown}: {what}")).help("the file was made wrongly: fetch or convert the model again")
+        Fault::model(format!("{shown}: {what}"))
+            .help("the file was made wrongly: fetch or convert the model again")
     })?;
-    let mut files: Vec<(&'static str, Make)> =
-        vec![("generation_config.json", generation_config), ("tokenizer_config.json", tokenizer_config)];
+    let mut files: Vec<(&'static str, Make)> = vec![
+        ("generation_config.json", generation_config),
+        ("tokenizer_config.json", tokenizer_config),
+    ];
     let mut notes = Vec::new();
     if vocab::is_there(metadata) {
         files.push(("tokenizer.json", vocab::tokenizer_json));
         notes.extend(vocab::repairs(metadata));
     }
     if metadata.bool(ADD_BOS) == Some(false) {
-        notes.push("the file asks for no BOS in front of prompts; there is one all the same: Gemma 3 was trained so".into());
+        notes.push(
+            "the file asks for no BOS in front of prompts; there is one all the same: Gemma \
+            3 was trained so"
+                .into(),
+        );
     }
-    let rename = |name: &str| role_of(name).map(|(role, layer)| super::weights::standard_name(role, layer));
+    let rename =
+        |name: &str| role_of(name).map(|(role, layer)| super::weights::standard_name(role, layer));
     let norm = |name: &str| role_of(name).is_some_and(|(role, _)| !role.is_matrix());
     checkpoint.present(Presentation { config, rename: &rename, plus_one: &norm, files, notes })
 }
 
-/// Tokens that end a text: what the file says, and Gemma's end of a turn where the vocabulary has it.
+/// Tokens that end a text: what the file says, and Gemma's end of a turn where the vocabulary has
+/// it.
 fn eos(metadata: &Metadata) -> Vec<i64> {
     let tokens = metadata.texts(vocab::TOKENS);
-    let turn = tokens.and_then(|t| (t.get(EOT.1 as usize)? == "<end_of_turn>").then_some(EOT.1 as i64));
+    let turn =
+        tokens.and_then(|t| (t.get(EOT.1 as usize)? == "<end_of_turn>").then_some(EOT.1 as i64));
     let mut eos = vec![metadata.int(EOS.0).unwrap_or(EOS.1 as i64)];
     eos.extend(metadata.int(EOT.0).into_iter().chain(turn));
     // Where the file names only the end of a turn, the end of the text still is one.
@@ -168,7 +186,13 @@ mod tests {
             assert_eq!(role_of(&tensor_name(role, 41)), Some((role, 41)));
         }
         assert_eq!(role_of("token_embd.weight"), Some((Role::Embed, 0)));
-        for name in ["blk.x.attn_q.weight", "blk.1.attn_q.bias", "blk.01.attn_q.weight", "rope_freqs.weight", ""] {
+        for name in [
+            "blk.x.attn_q.weight",
+            "blk.1.attn_q.bias",
+            "blk.01.attn_q.weight",
+            "rope_freqs.weight",
+            "",
+        ] {
             assert_eq!(role_of(name), None, "{name}");
         }
     }

@@ -1,8 +1,9 @@
-//! The tokenizer in a GGUF file: SentencePiece's pieces with their scores and types, to and from the `tokenizer.json` that
-//! Hugging Face makes of the same pieces.
+//! The tokenizer in a GGUF file: SentencePiece's pieces with their scores and types, to and from
+//! the `tokenizer.json` that Hugging Face makes of the same pieces.
 //!
-//! SentencePiece merges whichever neighbours give the piece of the highest score; `tokenizer.json` lists all such pairs in that
-//! order. Pairs of equal score stand by the lengths of their halves, the longer first, then by the piece's id.
+//! SentencePiece merges whichever neighbours give the piece of the highest score; `tokenizer.json`
+//! lists all such pairs in that order. Pairs of equal score stand by the lengths of their halves,
+//! the longer first, then by the piece's id.
 //! Source: huggingface/transformers, convert_slow_tokenizer.py (`generate_merges`).
 
 use super::Metadata;
@@ -18,7 +19,8 @@ pub const MODEL: &str = "tokenizer.ggml.model";
 pub const TOKENS: &str = "tokenizer.ggml.tokens";
 pub const SCORES: &str = "tokenizer.ggml.scores";
 pub const TYPES: &str = "tokenizer.ggml.token_type";
-/// Ours: the pairs, where scores alone would give others. llama.cpp reads them for other kinds of tokenizer only.
+/// Ours: the pairs, where scores alone would give others. llama.cpp reads them for other kinds of
+/// tokenizer only.
 pub const MERGES: &str = "tokenizer.ggml.merges";
 
 /// What a piece is.
@@ -40,24 +42,35 @@ pub fn is_there(metadata: &Metadata) -> bool {
     !matches!(metadata.text(MODEL), None | Some("none" | "no_vocab"))
 }
 
-/// Whether a converter takes this piece for a control token although the tokenizer's own file lists it among the others.
+/// Whether a converter takes this piece for a control token although the tokenizer's own file lists
+/// it among the others.
 pub fn is_placeholder(piece: &str) -> bool {
-    matches!(piece, "<mask>" | "<2mass>" | "[@BOS@]") || piece.starts_with("<unused") && piece.ends_with('>')
+    matches!(piece, "<mask>" | "<2mass>" | "[@BOS@]")
+        || piece.starts_with("<unused") && piece.ends_with('>')
 }
 
 /// The note about control tokens that the file takes for something else.
 pub fn repairs(metadata: &Metadata) -> Option<String> {
     let (tokens, types) = (metadata.texts(TOKENS)?, metadata.ints(TYPES)?);
-    let wrong: Vec<&str> =
-        KNOWN_IDS.into_iter().filter(|id| is_mistyped(tokens, types, *id)).map(|id| tokens[id].as_str()).collect();
+    let wrong: Vec<&str> = KNOWN_IDS
+        .into_iter()
+        .filter(|id| is_mistyped(tokens, types, *id))
+        .map(|id| tokens[id].as_str())
+        .collect();
     (!wrong.is_empty()).then(|| {
-        format!("the file marks {} as ordinary text; they are treated as the control tokens that they are", wrong.join(", "))
+        format!(
+            "the file marks {} as ordinary text; they are treated as the control tokens that \
+            they are",
+            wrong.join(", ")
+        )
     })
 }
 
 fn is_mistyped(tokens: &[String], types: &[i64], id: usize) -> bool {
     let named = tokens.get(id).is_some_and(|t| KNOWN_CONTROL.contains(&t.as_str()));
-    named && KNOWN_IDS.contains(&id) && types.get(id).is_some_and(|t| ![CONTROL, UNKNOWN].contains(t))
+    named
+        && KNOWN_IDS.contains(&id)
+        && types.get(id).is_some_and(|t| ![CONTROL, UNKNOWN].contains(t))
 }
 
 fn damaged(what: impl std::fmt::Display) -> Fault {
@@ -77,14 +90,23 @@ impl Pieces {
     fn read(metadata: &Metadata) -> Result<Pieces, Fault> {
         match metadata.text(MODEL) {
             Some("llama") => {}
-            other => return Err(damaged(format!("is of the kind {other:?}; Gemma's is \"llama\" (SentencePiece)"))),
+            other => {
+                return Err(damaged(format!(
+                    "is of the kind {other:?}; Gemma's is \"llama\" (SentencePiece)"
+                )));
+            }
         }
         let missing = |key: &str| damaged(format!("lacks `{key}`"));
         let tokens = metadata.texts(TOKENS).ok_or_else(|| missing(TOKENS))?;
         let scores = metadata.floats(SCORES).ok_or_else(|| missing(SCORES))?;
         let types = metadata.ints(TYPES).ok_or_else(|| missing(TYPES))?;
         if tokens.len() != scores.len() || tokens.len() != types.len() {
-            return Err(damaged(format!("has {} pieces, {} scores and {} types", tokens.len(), scores.len(), types.len())));
+            return Err(damaged(format!(
+                "has {} pieces, {} scores and {} types",
+                tokens.len(),
+                scores.len(),
+                types.len()
+            )));
         }
         if let Some((id, piece)) = tokens.iter().enumerate().find(|(_, t)| t.len() > LONGEST) {
             return Err(damaged(format!("has a piece of {} bytes (id {id})", piece.len())));
@@ -97,7 +119,11 @@ impl Pieces {
 
     /// Pieces as SentencePiece has them, of what converters make of those.
     fn new(tokens: &[String], scores: &[f32], types: &[i64]) -> Pieces {
-        let mut pieces = Pieces { texts: Vec::with_capacity(tokens.len()), scores: scores.to_vec(), types: types.to_vec() };
+        let mut pieces = Pieces {
+            texts: Vec::with_capacity(tokens.len()),
+            scores: scores.to_vec(),
+            types: types.to_vec(),
+        };
         for (id, token) in tokens.iter().enumerate() {
             if is_mistyped(tokens, types, id) {
                 pieces.types[id] = if token == "<unk>" { UNKNOWN } else { CONTROL };
@@ -122,7 +148,9 @@ impl Pieces {
         for (id, text) in self.texts.iter().enumerate() {
             let Some(text) = text else { continue };
             if let Some(other) = ids.insert(text.as_str(), id as u32) {
-                return Err(damaged(format!("has the piece {text:?} twice (ids {other} and {id})")));
+                return Err(damaged(format!(
+                    "has the piece {text:?} twice (ids {other} and {id})"
+                )));
             }
         }
         Ok(ids)
@@ -133,21 +161,34 @@ impl Pieces {
         // Score, characters of the halves, id, bytes of the left half.
         let mut pairs: Vec<(f32, u32, u32, u32, u32)> = Vec::new();
         for (id, text) in self.texts.iter().enumerate() {
-            let Some(text) = text.as_deref().filter(|_| [NORMAL, USER_DEFINED].contains(&self.types[id])) else { continue };
+            let Some(text) =
+                text.as_deref().filter(|_| [NORMAL, USER_DEFINED].contains(&self.types[id]))
+            else {
+                continue;
+            };
             let chars = text.chars().count() as u32;
             for (left, (at, _)) in text.char_indices().enumerate().skip(1) {
                 if ids.contains_key(&text[..at]) && ids.contains_key(&text[at..]) {
-                    pairs.push((self.scores[id], left as u32, chars - left as u32, id as u32, at as u32));
+                    pairs.push((
+                        self.scores[id],
+                        left as u32,
+                        chars - left as u32,
+                        id as u32,
+                        at as u32,
+                    ));
                 }
             }
         }
         pairs.sort_unstable_by(|a, b| {
             // -0 and 0 are one score here.
             let score = (b.0 + 0.0).total_cmp(&(a.0 + 0.0));
-            score.then_with(|| (Reverse(a.1), Reverse(a.2), a.3).cmp(&(Reverse(b.1), Reverse(b.2), b.3)))
+            score.then_with(|| {
+                (Reverse(a.1), Reverse(a.2), a.3).cmp(&(Reverse(b.1), Reverse(b.2), b.3))
+            })
         });
-        let halves =
-            |&(.., id, at): &(f32, u32, u32, u32, u32)| self.texts[id as usize].as_deref().map(|t| t.split_at(at as usize));
+        let halves = |&(.., id, at): &(f32, u32, u32, u32, u32)| {
+            self.texts[id as usize].as_deref().map(|t| t.split_at(at as usize))
+        };
         pairs.iter().filter_map(halves).collect()
     }
 
@@ -157,7 +198,9 @@ impl Pieces {
                 "normalized": false, "special": special})
         };
         let of = |(id, kind): (usize, &i64)| match *kind {
-            CONTROL | UNKNOWN => Some(added(id, !self.texts[id].as_deref().is_some_and(is_placeholder))),
+            CONTROL | UNKNOWN => {
+                Some(added(id, !self.texts[id].as_deref().is_some_and(is_placeholder)))
+            }
             USER_DEFINED => Some(added(id, false)),
             _ => None,
         };
@@ -195,7 +238,9 @@ struct Model<'a> {
 }
 
 fn vocab<S: Serializer>(pieces: &Pieces, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_map(pieces.texts.iter().enumerate().filter_map(|(id, text)| Some((text.as_deref()?, id))))
+    to.collect_map(
+        pieces.texts.iter().enumerate().filter_map(|(id, text)| Some((text.as_deref()?, id))),
+    )
 }
 
 /// `tokenizer.json` with the ids that SentencePiece gives.
@@ -207,12 +252,15 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
         Some(list) => list
             .iter()
             .map(|m| {
-                m.split_once(' ').ok_or_else(|| damaged(format!("has the merge {m:?}, which does not consist of two pieces")))
+                m.split_once(' ').ok_or_else(|| {
+                    damaged(format!("has the merge {m:?}, which does not consist of two pieces"))
+                })
             })
             .collect::<Result<_, _>>()?,
     };
     let named = |(key, default): (&str, u32)| {
-        let id = metadata.int(key).and_then(|id| usize::try_from(id).ok()).unwrap_or(default as usize);
+        let id =
+            metadata.int(key).and_then(|id| usize::try_from(id).ok()).unwrap_or(default as usize);
         pieces.texts.get(id).and_then(|t| t.as_deref()).map(|text| (id, text))
     };
     let post_processor = match named(super::BOS) {
@@ -280,13 +328,15 @@ struct Added {
     special: bool,
 }
 
-/// Scores of what converters look for in the text as it is, of padding, and of pieces that no merge gives.
+/// Scores of what converters look for in the text as it is, of padding, and of pieces that no merge
+/// gives.
 const ADDED_SCORE: f32 = -1000.0;
 const PADDING_SCORE: f32 = -10000.0;
 const SINGLE_SCORE: f32 = -1e6;
 
 impl Vocabulary {
-    /// `size` pieces; ids beyond are left out, holes are padding. Scores are the ranks of the merges.
+    /// `size` pieces; ids beyond are left out, holes are padding. Scores are the ranks of the
+    /// merges.
     pub fn of(tokenizer_json: &[u8], size: usize) -> Result<Vocabulary> {
         let source: Source = serde_json::from_slice(tokenizer_json)?;
         let mut out = Vocabulary {
@@ -301,7 +351,9 @@ impl Vocabulary {
             (out.scores[*id], out.types[*id]) = (SINGLE_SCORE, if byte { BYTE } else { NORMAL });
         }
         for added in source.added_tokens.iter().filter(|a| a.id < size) {
-            let control = added.special || is_placeholder(&added.content) || KNOWN_CONTROL.contains(&added.content.as_str());
+            let control = added.special
+                || is_placeholder(&added.content)
+                || KNOWN_CONTROL.contains(&added.content.as_str());
             let text = &added.content;
             out.tokens[added.id] = if control { text.clone() } else { text.replace('▁', " ") };
             out.types[added.id] = match control {
@@ -321,12 +373,19 @@ impl Vocabulary {
             }
         }
         let pieces = Pieces::new(&out.tokens, &out.scores, &out.types);
-        let same = |(ours, theirs): (&(&str, &str), &Merge)| *ours == (theirs.0.as_str(), theirs.1.as_str());
+        let same = |(ours, theirs): (&(&str, &str), &Merge)| {
+            *ours == (theirs.0.as_str(), theirs.1.as_str())
+        };
         let derived = pieces.merges(&pieces.ids()?);
-        if derived.len() != source.model.merges.len() || !derived.iter().zip(&source.model.merges).all(same) {
+        if derived.len() != source.model.merges.len()
+            || !derived.iter().zip(&source.model.merges).all(same)
+        {
             let spelled = |Merge(a, b): &Merge| match a.contains(' ') || b.contains(' ') {
                 true => {
-                    bail!("its merge of {a:?} and {b:?} has a space, which a GGUF file cannot tell from the one between them")
+                    bail!(
+                        "its merge of {a:?} and {b:?} has a space, which a GGUF file cannot tell \
+                            from the one between them"
+                    )
                 }
                 false => Ok(format!("{a} {b}")),
             };

@@ -1,7 +1,8 @@
 //! `tokenizer.json`, read straight into the parts of the `tokenizers` crate that Gemma needs.
 //!
-//! The crate's own reader buffers every value before it knows its type, which doubles the time for Gemma's 33 MB, and it panics
-//! on some damaged files. Here each part goes where it belongs at once, and what Gemma does not have is refused.
+//! The crate's own reader buffers every value before it knows its type, which doubles the time for
+//! Gemma's 33 MB, and it panics on some damaged files. Here each part goes where it belongs at
+//! once, and what Gemma does not have is refused.
 
 use super::piece_bytes;
 use crate::error::Fault;
@@ -17,12 +18,21 @@ use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
 const MAX_ID: u32 = 1 << 24;
 
 /// Gemma's control tokens. Some exports mark them as ordinary text, which breaks chat silently.
-pub const KNOWN_CONTROL: [&str; 8] =
-    ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"];
+pub const KNOWN_CONTROL: [&str; 8] = [
+    "<pad>",
+    "<eos>",
+    "<bos>",
+    "<unk>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<start_of_image>",
+    "<end_of_image>",
+];
 
 /// What a file says.
 pub struct Parts {
-    /// Without decoder and post-processor: bytes of pieces are simply joined, and a BOS is the caller's business.
+    /// Without decoder and post-processor: bytes of pieces are simply joined, and a BOS is the
+    /// caller's business.
     pub tokenizer: Tokenizer,
     /// Bytes of each piece, control tokens included; `[vocab]`, empty for holes.
     pub pieces: Vec<Box<[u8]>>,
@@ -68,7 +78,9 @@ impl<'de> Deserialize<'de> for Pieces {
                 let mut vocab = Vocab::new();
                 while let Some((piece, id)) = map.next_entry::<String, u32>()? {
                     if id >= MAX_ID {
-                        return Err(A::Error::custom(format_args!("piece {piece:?} has the id {id}")));
+                        return Err(A::Error::custom(format_args!(
+                            "piece {piece:?} has the id {id}"
+                        )));
                     }
                     vocab.insert(piece, id);
                 }
@@ -91,12 +103,17 @@ impl<'de> Deserialize<'de> for Merge {
                 f.write_str("two pieces")
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<Merge, E> {
-                let (a, b) = text.split_once(' ').ok_or_else(|| E::custom(format_args!("merge {text:?} has no space")))?;
+                let (a, b) = text
+                    .split_once(' ')
+                    .ok_or_else(|| E::custom(format_args!("merge {text:?} has no space")))?;
                 Ok(Merge(a.into(), b.into()))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Merge, A::Error> {
-                let two = (list.next_element()?, list.next_element()?, list.next_element::<String>()?);
-                let (Some(a), Some(b), None) = two else { return Err(A::Error::custom("a merge is of two pieces")) };
+                let two =
+                    (list.next_element()?, list.next_element()?, list.next_element::<String>()?);
+                let (Some(a), Some(b), None) = two else {
+                    return Err(A::Error::custom("a merge is of two pieces"));
+                };
                 Ok(Merge(a, b))
             }
         }
@@ -113,7 +130,10 @@ pub fn read(bytes: &[u8]) -> Result<Parts> {
         ("continuing_subword_prefix", &file.model.continuing_subword_prefix),
         ("end_of_word_suffix", &file.model.end_of_word_suffix),
     ] {
-        ensure!(value.as_ref().is_none_or(String::is_empty), foreign(format!("it has a {option}, which Gemma's has not")));
+        ensure!(
+            value.as_ref().is_none_or(String::is_empty),
+            foreign(format!("it has a {option}, which Gemma's has not"))
+        );
     }
     check_decoder(file.decoder.as_ref())?;
     let repaired = repair(&mut file.added_tokens, &file.model.vocab.0);
@@ -140,7 +160,8 @@ pub fn read(bytes: &[u8]) -> Result<Parts> {
 /// A tokenizer that is whole, and another family's.
 fn foreign(what: String) -> Fault {
     Fault::model(format!("tokenizer.json is not the tokenizer of a Gemma 3: {what}")).help(
-        "this is another model, or its tokenizer.json was replaced: copy it from the page of the Gemma 3 that the weights are of",
+        "this is another model, or its tokenizer.json was replaced: copy it from the page of the \
+            Gemma 3 that the weights are of",
     )
 }
 
@@ -184,7 +205,8 @@ fn repair(added: &mut Vec<AddedToken>, vocab: &Vocab) -> Vec<String> {
     repaired
 }
 
-/// Gemma's decoder puts spaces for `▁` and bytes for `<0x..>`; one that does something else means another kind of pieces.
+/// Gemma's decoder puts spaces for `▁` and bytes for `<0x..>`; one that does something else means
+/// another kind of pieces.
 fn check_decoder(decoder: Option<&Value>) -> Result<()> {
     let Some(decoder) = decoder else { return Ok(()) };
     let steps = decoder["decoders"].as_array().map_or(std::slice::from_ref(decoder), Vec::as_slice);

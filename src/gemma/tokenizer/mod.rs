@@ -24,7 +24,7 @@ pub enum Special {
 pub struct Tokenizer {
     // The crate keeps "control tokens are text" as a switch of the tokenizer itself.
     inner: Mutex<tokenizers::Tokenizer>,
-    pieces: Vec<Box<[u8]>>,           // [vocab]: empty for control tokens and holes
+    pieces: Vec<Box<[u8]>>, // [vocab]: empty for control tokens and holes
     control: BTreeMap<String, Token>, // by spelling
     control_starts: Vec<char>,
     sha256: [u8; 32],
@@ -39,23 +39,31 @@ impl Tokenizer {
             let sha256 = scope.spawn(|| <[u8; 32]>::from(Sha256::digest(bytes)));
             (file::read(bytes), sha256.join().expect("hashing does not fail"))
         });
-        let file::Parts { tokenizer: inner, mut pieces, repaired } = parts.map_err(|why| match fault_of(&why) {
-            Some(_) => why,
-            None => why.context(
-                Fault::model("tokenizer.json cannot be read").help("download the file again, or copy it from the original model"),
-            ),
-        })?;
-        let control: BTreeMap<_, _> =
-            inner.get_added_tokens_decoder().iter().filter(|(_, t)| t.special).map(|(id, t)| (t.content.clone(), *id)).collect();
+        let file::Parts { tokenizer: inner, mut pieces, repaired } =
+            parts.map_err(|why| match fault_of(&why) {
+                Some(_) => why,
+                None => why.context(
+                    Fault::model("tokenizer.json cannot be read")
+                        .help("download the file again, or copy it from the original model"),
+                ),
+            })?;
+        let control: BTreeMap<_, _> = inner
+            .get_added_tokens_decoder()
+            .iter()
+            .filter(|(_, t)| t.special)
+            .map(|(id, t)| (t.content.clone(), *id))
+            .collect();
         for id in control.values() {
             pieces[*id as usize] = Box::default();
         }
-        let mut control_starts: Vec<char> = control.keys().filter_map(|name| name.chars().next()).collect();
+        let mut control_starts: Vec<char> =
+            control.keys().filter_map(|name| name.chars().next()).collect();
         control_starts.dedup();
         let notes = match repaired.is_empty() {
             true => Vec::new(),
             false => vec![format!(
-                "the tokenizer marks {} as ordinary text; they are treated as the control tokens that they are",
+                "the tokenizer marks {} as ordinary text; they are treated as the control tokens \
+                    that they are",
                 repaired.join(", ")
             )],
         };
@@ -71,13 +79,21 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<Token>> {
         let mut inner = self.inner.lock().unwrap_or_else(|e| e.into_inner());
         inner.set_encode_special_tokens(special == Special::AsText);
-        let encoding = inner.encode_fast(text, false).map_err(|e| anyhow!("{e}")).context("tokenising")?;
+        let encoding =
+            inner.encode_fast(text, false).map_err(|e| anyhow!("{e}")).context("tokenising")?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The tokens of a text that goes through no template: behind exactly one BOS. Also says whether the text spelled it already.
-    pub fn encode_behind_bos(&self, text: &str, special: Special, bos: Token) -> Result<(Vec<Token>, bool)> {
-        let spelled = self.control.iter().find(|(_, id)| **id == bos).map(|(name, _)| name.as_str());
+    /// The tokens of a text that goes through no template: behind exactly one BOS. Also says
+    /// whether the text spelled it already.
+    pub fn encode_behind_bos(
+        &self,
+        text: &str,
+        special: Special,
+        bos: Token,
+    ) -> Result<(Vec<Token>, bool)> {
+        let spelled =
+            self.control.iter().find(|(_, id)| **id == bos).map(|(name, _)| name.as_str());
         let rest = spelled.map_or(text, |name| text.trim_start_matches(name));
         let mut tokens = vec![bos];
         tokens.extend(self.encode(rest, special)?);
@@ -130,12 +146,15 @@ impl Tokenizer {
         self.inner.lock().unwrap_or_else(|e| e.into_inner()).token_to_id(piece)
     }
 
-    /// Whether the ids of both mean the same, so that one model's tokens can be given to the other. Files of one family differ
-    /// at the end, where one may list padding or tokens for images, and in how they list the rest.
+    /// Whether the ids of both mean the same, so that one model's tokens can be given to the other.
+    /// Files of one family differ at the end, where one may list padding or tokens for images, and
+    /// in how they list the rest.
     pub fn agrees_with(&self, other: &Tokenizer) -> bool {
         const AT_THE_END: usize = 64;
         let n = self.pieces.len().min(other.pieces.len());
-        let control = |t: &Tokenizer| t.control.clone().into_iter().filter(|(_, id)| (*id as usize) < n).collect::<Vec<_>>();
+        let control = |t: &Tokenizer| {
+            t.control.clone().into_iter().filter(|(_, id)| (*id as usize) < n).collect::<Vec<_>>()
+        };
         self.sha256 == other.sha256
             || self.pieces.len().abs_diff(other.pieces.len()) <= AT_THE_END
                 && self.pieces[..n] == other.pieces[..n]
@@ -160,7 +179,8 @@ fn piece_bytes(piece: &str) -> Box<[u8]> {
     }
 }
 
-/// Tokens to text as they come: a character that is spread over several byte tokens is held back until it is whole.
+/// Tokens to text as they come: a character that is spread over several byte tokens is held back
+/// until it is whole.
 pub struct Detokenizer<'a> {
     tokenizer: &'a Tokenizer,
     held: Vec<u8>,
@@ -171,7 +191,8 @@ impl<'a> Detokenizer<'a> {
         Detokenizer { tokenizer, held: Vec::new() }
     }
 
-    /// The text that is complete with this token. Bytes that can never become a character turn into U+FFFD.
+    /// The text that is complete with this token. Bytes that can never become a character turn into
+    /// U+FFFD.
     pub fn push(&mut self, token: Token) -> String {
         self.held.extend_from_slice(self.tokenizer.bytes(token));
         let mut text = String::new();
@@ -220,7 +241,8 @@ pub(crate) mod tests {
         pieces.extend((0..256).map(|b| format!("<0x{b:02X}>")));
         pieces.extend("▁\n".chars().chain(' '..='~').filter(|c| *c != ' ').map(String::from));
         pieces.push("▁a".into());
-        let vocab: serde_json::Map<_, _> = pieces.iter().enumerate().map(|(i, p)| (p.clone(), i.into())).collect();
+        let vocab: serde_json::Map<_, _> =
+            pieces.iter().enumerate().map(|(i, p)| (p.clone(), i.into())).collect();
         let added: Vec<_> = (0..6)
             .map(|i| serde_json::json!({"id": i, "content": pieces[i], "special": i < 4, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}))
             .collect();
@@ -235,9 +257,13 @@ pub(crate) mod tests {
     #[test]
     fn any_text_survives_and_control_tokens_stay_text_unless_parsed() {
         let t = letters();
-        for text in
-            ["", "a b  c\n\n\td", "naïve 😀 — ok", "<end_of_turn> is text", "▁ is a character too".trim_start_matches('▁')]
-        {
+        for text in [
+            "",
+            "a b  c\n\n\td",
+            "naïve 😀 — ok",
+            "<end_of_turn> is text",
+            "▁ is a character too".trim_start_matches('▁'),
+        ] {
             assert_eq!(t.decode(&t.encode(text, Special::AsText).unwrap()), text);
         }
         let marker = t.id("<end_of_turn>").unwrap();
@@ -245,7 +271,11 @@ pub(crate) mod tests {
         // The fixture marks it as ordinary text, as some exports do; it is repaired.
         assert_eq!(t.encode("<end_of_turn>", Special::Parse).unwrap(), [marker]);
         assert!(t.is_control(marker) && t.token_bytes(marker).is_empty());
-        assert!(t.notes()[0].contains("<start_of_turn>, <end_of_turn> as ordinary text"), "{:?}", t.notes());
+        assert!(
+            t.notes()[0].contains("<start_of_turn>, <end_of_turn> as ordinary text"),
+            "{:?}",
+            t.notes()
+        );
     }
 
     #[test]
@@ -285,7 +315,9 @@ pub(crate) mod tests {
 
     #[test]
     fn a_damaged_file_is_a_model_fault() {
-        let model = |rest: &str| format!(r#"{{"model": {{"type": "BPE", "vocab": {{"a": 0, "b": 1}}, {rest}}}}}"#);
+        let model = |rest: &str| {
+            format!(r#"{{"model": {{"type": "BPE", "vocab": {{"a": 0, "b": 1}}, {rest}}}}}"#)
+        };
         for text in [
             "".to_string(),
             "{".into(),
@@ -293,7 +325,8 @@ pub(crate) mod tests {
             r#"{"model": {"type": "BPE"}}"#.into(),
             r#"{"model": {"type": "Unigram", "vocab": [["a", 0.5]]}}"#.into(),
             r#"{"model": {"vocab": {"a": 4294967295}, "merges": []}}"#.into(),
-            r#"{"model": {"vocab": {"a": 0}, "merges": []}, "decoder": {"type": "ByteLevel"}}"#.into(),
+            r#"{"model": {"vocab": {"a": 0}, "merges": []}, "decoder": {"type": "ByteLevel"}}"#
+                .into(),
             r#"{"model": {"vocab": {"a": 0}, "merges": []}, "normalizer": 5}"#.into(),
             model(r#""merges": [["a", "b"]]"#),
             model(r#""merges": [["a", "c"]]"#),

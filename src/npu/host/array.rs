@@ -1,7 +1,9 @@
-//! The array as the host model has it: shim channels that move bytes as their descriptors say, and cores that eat objects.
+//! The array as the host model has it: shim channels that move bytes as their descriptors say, and
+//! cores that eat objects.
 //!
-//! Nothing here knows what a command is meant to do. A stream that moves the wrong bytes gives wrong results, one that moves too few
-//! hangs, and what was moved too much waits for the next command, as on the device.
+//! Nothing here knows what a command is meant to do. A stream that moves the wrong bytes gives
+//! wrong results, one that moves too few hangs, and what was moved too much waits for the next
+//! command, as on the device.
 
 use super::Core;
 use crate::npu::layout::{OBJECT, PAIR, PAIRS, Shape};
@@ -95,22 +97,36 @@ pub struct Array {
 impl Array {
     pub fn new(shape: Shape, core: &mut dyn FnMut() -> Box<dyn Core>) -> Array {
         let mut seat = || Seat { core: core(), expects: Expects::Header, results: Vec::new() };
-        let lanes = (0..PAIRS).map(|_| Lane { seats: [seat(), seat()], input: Vec::new(), output: Vec::new() }).collect();
+        let lanes = (0..PAIRS)
+            .map(|_| Lane { seats: [seat(), seat()], input: Vec::new(), output: Vec::new() })
+            .collect();
         Array { shape, lanes, slots: Default::default(), flying: Vec::new() }
     }
 
     /// Runs a stream; `arguments` are the device addresses of the command's buffers.
-    pub fn run(&mut self, columns: usize, ops: &[Op], arguments: &[u64], memory: &mut dyn Memory) -> Result<(), Trouble> {
+    pub fn run(
+        &mut self,
+        columns: usize,
+        ops: &[Op],
+        arguments: &[u64],
+        memory: &mut dyn Memory,
+    ) -> Result<(), Trouble> {
         for op in ops {
             match *op {
                 Op::Tokens(channel) => within(channel.column, columns)?,
                 Op::Write(descriptor) => {
                     within(descriptor.column, columns)?;
-                    let busy = |(c, t): &(Channel, Task)| c.column == descriptor.column && t.id == descriptor.id;
+                    let busy = |(c, t): &(Channel, Task)| {
+                        c.column == descriptor.column && t.id == descriptor.id
+                    };
                     if self.flying.iter().any(busy) {
-                        return Err(Abort(format!("descriptor {} is written while its task is under way", descriptor.id)));
+                        return Err(Abort(format!(
+                            "descriptor {} is written while its task is under way",
+                            descriptor.id
+                        )));
                     }
-                    *self.slot(descriptor.column, descriptor.id) = Slot { descriptor: Some(descriptor), address: None };
+                    *self.slot(descriptor.column, descriptor.id) =
+                        Slot { descriptor: Some(descriptor), address: None };
                 }
                 Op::Patch { column, id, argument, offset } => {
                     within(column, columns)?;
@@ -137,8 +153,16 @@ impl Array {
         &mut self.lanes[channel.column as usize * 2 + channel.index as usize]
     }
 
-    fn push(&mut self, channel: Channel, id: u8, runs: usize, memory: &mut dyn Memory) -> Result<(), Trouble> {
-        let Slot { descriptor: Some(descriptor), address: Some(address) } = *self.slot(channel.column, id) else {
+    fn push(
+        &mut self,
+        channel: Channel,
+        id: u8,
+        runs: usize,
+        memory: &mut dyn Memory,
+    ) -> Result<(), Trouble> {
+        let Slot { descriptor: Some(descriptor), address: Some(address) } =
+            *self.slot(channel.column, id)
+        else {
             return Err(Abort(format!("descriptor {id} has no length or no address")));
         };
         if self.flying.iter().filter(|(c, _)| *c == channel).count() == 4 {
@@ -148,7 +172,10 @@ impl Array {
         if channel.direction == Direction::FromMemory {
             for at in task.addresses() {
                 let Some(bytes) = memory.read(at, descriptor.length) else {
-                    return Err(Abort(format!("{} bytes read at {at:#x}, where no buffer is", descriptor.length)));
+                    return Err(Abort(format!(
+                        "{} bytes read at {at:#x}, where no buffer is",
+                        descriptor.length
+                    )));
                 };
                 self.lane(channel).input.extend_from_slice(bytes);
             }
@@ -172,7 +199,10 @@ impl Array {
                 }
                 let bytes: Vec<u8> = lane.output.drain(..task.descriptor.length).collect();
                 if memory.write(at, &bytes).is_none() {
-                    return Err(Abort(format!("{} bytes written at {at:#x}, where no buffer is", bytes.len())));
+                    return Err(Abort(format!(
+                        "{} bytes written at {at:#x}, where no buffer is",
+                        bytes.len()
+                    )));
                 }
             }
         }
@@ -185,7 +215,8 @@ impl Task {
     /// Where each run begins: the step is taken anew after each round of iterations.
     fn addresses(self) -> impl Iterator<Item = u64> {
         let d = self.descriptor;
-        (0..self.runs).map(move |run| self.address.wrapping_add(((run % d.iterations) * d.step) as u64))
+        (0..self.runs)
+            .map(move |run| self.address.wrapping_add(((run % d.iterations) * d.step) as u64))
     }
 }
 

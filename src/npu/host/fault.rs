@@ -53,7 +53,10 @@ impl std::str::FromStr for Fault {
         let kind = FaultKind::ALL.iter().find(|(n, _)| *n == name).map(|(_, kind)| *kind);
         match (kind, from.parse()) {
             (Some(kind), Ok(from)) => Ok(Fault { kind, from }),
-            _ => Err(format!("expected KIND or KIND@COMMAND, a kind being one of {}", FaultKind::ALL.map(|k| k.0).join(", "))),
+            _ => Err(format!(
+                "expected KIND or KIND@COMMAND, a kind being one of {}",
+                FaultKind::ALL.map(|k| k.0).join(", ")
+            )),
         }
     }
 }
@@ -62,7 +65,11 @@ impl std::str::FromStr for Fault {
 pub(super) fn damage(buffers: &mut Buffers, results: u64) {
     for i in (0..4096u64).step_by(11) {
         let at = results + 4 * i;
-        let Some(value) = buffers.read(at, 4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))) else { return };
+        let Some(value) =
+            buffers.read(at, 4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes")))
+        else {
+            return;
+        };
         let _ = buffers.write(at, &(1.25 * value).to_le_bytes());
     }
 }

@@ -1,4 +1,5 @@
-//! The kernel's C++ source, compiled for the host as a shared library: the same functions that a core's program calls.
+//! The kernel's C++ source, compiled for the host as a shared library: the same functions that a
+//! core's program calls.
 
 use super::Core;
 use crate::npu::layout::Shape;
@@ -36,8 +37,10 @@ unsafe impl Sync for Library {}
 impl Library {
     /// Loads a library made from `npu-kernels/flash_partial.cc`.
     pub fn open(path: &Path) -> Result<Arc<Library>> {
-        let name = CString::new(path.as_os_str().as_encoded_bytes()).context("a path with a zero byte")?;
-        // SAFETY: a path that ends in zero. Loading runs the library's initialisers: the user named it as code to run.
+        let name =
+            CString::new(path.as_os_str().as_encoded_bytes()).context("a path with a zero byte")?;
+        // SAFETY: a path that ends in zero. Loading runs the library's initialisers: the user named
+        // it as code to run.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         ensure!(!handle.is_null(), "cannot load {}: {}", path.display(), last_error());
         let symbol = |name: &std::ffi::CStr| -> Result<*mut c_void> {
@@ -46,7 +49,8 @@ impl Library {
             ensure!(!at.is_null(), "{} has no function {}", path.display(), name.to_string_lossy());
             Ok(at)
         };
-        // SAFETY: the library was made from our source, which declares these functions and constants so.
+        // SAFETY: the library was made from our source, which declares these functions and
+        // constants so.
         unsafe {
             let word = |name| symbol(name).map(|at| at.cast::<u32>().read() as usize);
             let head_dim = word(c"flash_head_dim")?;
@@ -56,7 +60,8 @@ impl Library {
                 tile: std::mem::transmute::<*mut c_void, Take>(symbol(c"flash_tile")?),
                 end: std::mem::transmute::<*mut c_void, End>(symbol(c"flash_end")?),
                 state_bytes: word(c"flash_state_bytes")?,
-                shape: Shape::new(head_dim).with_context(|| format!("a kernel for heads of {head_dim} channels"))?,
+                shape: Shape::new(head_dim)
+                    .with_context(|| format!("a kernel for heads of {head_dim} channels"))?,
                 handle,
             }))
         }
@@ -66,7 +71,12 @@ impl Library {
     pub fn core(self: &Arc<Library>) -> Box<dyn Core> {
         let lines = |bytes: usize| vec![Line([0; 64]); bytes.div_ceil(64)];
         let (state, out) = (lines(self.state_bytes), lines(self.shape.out_bytes()));
-        Box::new(LibraryCore { code: self.clone(), state, object: lines(crate::npu::layout::OBJECT), out })
+        Box::new(LibraryCore {
+            code: self.clone(),
+            state,
+            object: lines(crate::npu::layout::OBJECT),
+            out,
+        })
     }
 }
 
@@ -74,7 +84,11 @@ fn last_error() -> String {
     // SAFETY: dlerror returns null or a string that ends in zero.
     unsafe {
         let text: *mut c_char = libc::dlerror();
-        if text.is_null() { "unknown".into() } else { std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned() }
+        if text.is_null() {
+            "unknown".into()
+        } else {
+            std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
+        }
     }
 }
 
@@ -113,13 +127,17 @@ impl Core for LibraryCore {
     fn query(&mut self, object: &[u8]) {
         let object = self.take(object);
         // SAFETY: an object, the state and a result, each as large as the function wants it.
-        unsafe { (self.code.query)(object, self.state.as_mut_ptr().cast(), self.out.as_mut_ptr().cast()) };
+        unsafe {
+            (self.code.query)(object, self.state.as_mut_ptr().cast(), self.out.as_mut_ptr().cast())
+        };
     }
 
     fn tile(&mut self, object: &[u8]) {
         let object = self.take(object);
         // SAFETY: as above.
-        unsafe { (self.code.tile)(object, self.state.as_mut_ptr().cast(), self.out.as_mut_ptr().cast()) };
+        unsafe {
+            (self.code.tile)(object, self.state.as_mut_ptr().cast(), self.out.as_mut_ptr().cast())
+        };
     }
 
     fn end(&mut self, out: &mut [u8]) {

@@ -1,7 +1,9 @@
-//! A model of the device on the host: the driver's rules (heap, buffer types, contexts, packets, states), the firmware's (it decodes the
-//! stream), and the array's ([`array`]). It proves what the host does; it says nothing of the silicon's speed or last bits.
+//! A model of the device on the host: the driver's rules (heap, buffer types, contexts, packets,
+//! states), the firmware's (it decodes the stream), and the array's ([`array`]). It proves what the
+//! host does; it says nothing of the silicon's speed or last bits.
 //!
-//! Memory is modelled as not coherent: the device sees what was synced to it, the host what was synced back.
+//! Memory is modelled as not coherent: the device sees what was synced to it, the host what was
+//! synced back.
 
 pub mod array;
 pub mod fault;
@@ -73,7 +75,8 @@ struct Buffers {
 }
 
 impl Buffers {
-    /// The buffer with these bytes, and where in it they are. Command packets are the driver's business: the array sees none.
+    /// The buffer with these bytes, and where in it they are. Command packets are the driver's
+    /// business: the array sees none.
     fn find(&self, address: u64, bytes: usize) -> Option<(u32, usize)> {
         self.list.iter().find_map(|(handle, b)| {
             let at = address.checked_sub(b.address)? as usize;
@@ -99,7 +102,8 @@ impl Memory for Buffers {
 struct Context {
     columns: usize,
     array: Option<Array>,
-    /// Number of the last command, and those that ran when they were handed in or will when they are waited for.
+    /// Number of the last command, and those that ran when they were handed in or will when they
+    /// are waited for.
     last: u64,
     waiting: Vec<(u64, u32)>,
 }
@@ -142,7 +146,8 @@ impl HostModelAccel {
 
     /// An xclbin for the model: the kernel of this shape on all columns.
     pub fn xclbin(shape: Shape) -> Vec<u8> {
-        let image = [IMAGE.as_slice(), &ABI.to_le_bytes(), &(shape.head_dim as u32).to_le_bytes()].concat();
+        let image =
+            [IMAGE.as_slice(), &ABI.to_le_bytes(), &(shape.head_dim as u32).to_le_bytes()].concat();
         xclbin::build(&xclbin::Partition { columns: MAX_COLUMNS, image: &image, kernel_id: 0x901 })
     }
 
@@ -171,7 +176,11 @@ impl HostModelAccel {
             _ => match self.run_stream(context, command, fault == Some(FaultKind::Wrong)) {
                 Ok(()) => State::Completed,
                 Err(trouble) => {
-                    let state = if matches!(trouble, Trouble::Hang(_)) { State::Timeout } else { State::Abort };
+                    let state = if matches!(trouble, Trouble::Hang(_)) {
+                        State::Timeout
+                    } else {
+                        State::Abort
+                    };
                     self.trouble = Some(trouble);
                     state
                 }
@@ -188,7 +197,8 @@ impl HostModelAccel {
         let packet: Vec<u32> = words(&self.buffers.list[&command].host);
         let command = Command::decode(&packet).map_err(|e| abort(e.to_string()))?;
         let stream = self.buffers.read(command.stream, 4 * command.words as usize);
-        let stream = words(stream.ok_or_else(|| abort("the stream lies in no device buffer".into()))?);
+        let stream =
+            words(stream.ok_or_else(|| abort("the stream lies in no device buffer".into()))?);
         let (columns, ops) = txn::decode(&stream).map_err(|e| abort(e.to_string()))?;
         let context = self.contexts.get_mut(&context).expect("checked when it was handed in");
         if columns > context.columns {
@@ -196,7 +206,8 @@ impl HostModelAccel {
         }
         let array = context.array.as_mut().ok_or_else(|| abort("no image was loaded".into()))?;
         array.run(columns, &ops, &command.arguments, &mut self.buffers)?;
-        if damage && let Some(results) = command.arguments.get(super::stream::ARG_RESULTS as usize) {
+        if damage && let Some(results) = command.arguments.get(super::stream::ARG_RESULTS as usize)
+        {
             fault::damage(&mut self.buffers, *results);
         }
         Ok(())
@@ -209,7 +220,11 @@ fn words(bytes: &[u8]) -> Vec<u32> {
 
 impl Accel for HostModelAccel {
     fn describe(&self) -> String {
-        let kernel = if self.options.compiled.is_some() { "the kernel's C++ source" } else { "the kernel's Rust twin" };
+        let kernel = if self.options.compiled.is_some() {
+            "the kernel's C++ source"
+        } else {
+            "the kernel's Rust twin"
+        };
         format!("host model with {kernel}")
     }
 
@@ -219,7 +234,8 @@ impl Accel for HostModelAccel {
 
     fn info(&mut self) -> Outcome<Info> {
         self.here("asking for the array")?;
-        let tile = |row_start, row_count| TileMetadata { row_start, row_count, ..TileMetadata::default() };
+        let tile =
+            |row_start, row_count| TileMetadata { row_start, row_count, ..TileMetadata::default() };
         let (shim, mem, core) = (tile(0, 1), tile(1, 1), tile(2, CORE_ROWS as u16));
         let metadata = AieMetadata { cols: 5, rows: 6, shim, mem, core, ..AieMetadata::default() };
         Ok(Info { metadata, firmware: FirmwareVersion { major: 1, minor: 5, patch: 0, build: 0 } })
@@ -235,7 +251,9 @@ impl Accel for HostModelAccel {
             BoKind::Heap if heap || bytes > HEAP_BYTES => return refuse(libc::EBUSY),
             BoKind::Heap => HEAP_ADDRESS,
             BoKind::Device if !heap => return refuse(libc::EINVAL),
-            BoKind::Device if self.buffers.heap_used + size > HEAP_BYTES => return refuse(libc::ENOMEM),
+            BoKind::Device if self.buffers.heap_used + size > HEAP_BYTES => {
+                return refuse(libc::ENOMEM);
+            }
             BoKind::Device => {
                 self.buffers.heap_used += size;
                 HEAP_ADDRESS + (self.buffers.heap_used - size) as u64
@@ -249,7 +267,9 @@ impl Accel for HostModelAccel {
         self.buffers.next += 1;
         // The heap itself is address space: device buffers have their own bytes.
         let held = if kind == BoKind::Heap { 0 } else { size };
-        self.buffers.list.insert(handle, Buffer { kind, address, host: vec![0; held], device: vec![0; held] });
+        self.buffers
+            .list
+            .insert(handle, Buffer { kind, address, host: vec![0; held], device: vec![0; held] });
         self.open.buffers.fetch_add(1, Ordering::SeqCst);
         Ok(Bo { handle, kind, bytes, address })
     }
@@ -266,7 +286,9 @@ impl Accel for HostModelAccel {
 
     fn sync(&mut self, bo: &Bo, direction: Sync, offset: usize, bytes: usize) -> Outcome<()> {
         self.here("syncing a buffer")?;
-        let Some(buffer) = self.buffers.list.get_mut(&bo.handle).filter(|b| offset + bytes <= b.host.len()) else {
+        let Some(buffer) =
+            self.buffers.list.get_mut(&bo.handle).filter(|b| offset + bytes <= b.host.len())
+        else {
             return Err(Errno::new(libc::EINVAL, "syncing a buffer"));
         };
         let range = offset..offset + bytes;
@@ -280,7 +302,9 @@ impl Accel for HostModelAccel {
     fn create_context(&mut self, tiles: u32) -> Outcome<u32> {
         self.here("creating a context")?;
         let refuse = |code| Err(Errno::new(code, "creating a context"));
-        if !self.buffers.list.values().any(|b| b.kind == BoKind::Heap) || !(tiles as usize).is_multiple_of(CORE_ROWS) {
+        if !self.buffers.list.values().any(|b| b.kind == BoKind::Heap)
+            || !(tiles as usize).is_multiple_of(CORE_ROWS)
+        {
             return refuse(libc::EINVAL);
         }
         let columns = tiles as usize / CORE_ROWS;
@@ -292,7 +316,8 @@ impl Accel for HostModelAccel {
         }
         let handle = self.next_context;
         self.next_context += 1;
-        self.contexts.insert(handle, Context { columns, array: None, last: 0, waiting: Vec::new() });
+        self.contexts
+            .insert(handle, Context { columns, array: None, last: 0, waiting: Vec::new() });
         self.open.contexts.fetch_add(1, Ordering::SeqCst);
         Ok(handle)
     }
@@ -300,11 +325,19 @@ impl Accel for HostModelAccel {
     fn configure(&mut self, context: u32, image: &Bo, _function: u8) -> Outcome<()> {
         self.here("loading the image")?;
         let refused = || Errno::new(libc::EINVAL, "loading the image");
-        let buffer = self.buffers.list.get(&image.handle).filter(|b| b.kind == BoKind::Device).ok_or_else(refused)?;
+        let buffer = self
+            .buffers
+            .list
+            .get(&image.handle)
+            .filter(|b| b.kind == BoKind::Device)
+            .ok_or_else(refused)?;
         let context = self.contexts.get_mut(&context).ok_or_else(refused)?;
         let (name, rest) = buffer.device.split_at_checked(IMAGE.len()).ok_or_else(refused)?;
-        let [abi, head_dim] = [0, 4].map(|at| u32::from_le_bytes(rest[at..at + 4].try_into().expect("four bytes")));
-        let shape = Shape::new(head_dim as usize).filter(|_| name == IMAGE && abi == ABI).ok_or_else(refused)?;
+        let [abi, head_dim] =
+            [0, 4].map(|at| u32::from_le_bytes(rest[at..at + 4].try_into().expect("four bytes")));
+        let shape = Shape::new(head_dim as usize)
+            .filter(|_| name == IMAGE && abi == ABI)
+            .ok_or_else(refused)?;
         let library = self.options.compiled.as_ref().filter(|l| l.shape == shape);
         if library.is_none() && self.options.compiled.is_some() {
             return Err(refused());
@@ -323,7 +356,8 @@ impl Accel for HostModelAccel {
     }
 
     fn execute(&mut self, context: u32, command: &Bo, buffers: &[u32]) -> Outcome<u64> {
-        let next = self.commands + self.contexts.values().map(|c| c.waiting.len() as u64).sum::<u64>();
+        let next =
+            self.commands + self.contexts.values().map(|c| c.waiting.len() as u64).sum::<u64>();
         match self.options.fault.filter(|f| f.hits(next)).map(|f| f.kind) {
             Some(FaultKind::Eio) => return Err(Errno::new(libc::EIO, "submitting a command")),
             Some(FaultKind::Enodev) => self.gone = true,
@@ -332,7 +366,9 @@ impl Accel for HostModelAccel {
         self.here("submitting a command")?;
         let refused = || Errno::new(libc::EINVAL, "submitting a command");
         let kind = self.buffers.list.get(&command.handle).map(|b| b.kind);
-        let known = buffers.iter().all(|h| self.buffers.list.get(h).is_some_and(|b| b.kind != BoKind::Command));
+        let known = buffers
+            .iter()
+            .all(|h| self.buffers.list.get(h).is_some_and(|b| b.kind != BoKind::Command));
         if kind != Some(BoKind::Command) || !known || command.bytes < command::BYTES {
             return Err(refused());
         }
@@ -355,7 +391,12 @@ impl Accel for HostModelAccel {
             return Err(refused());
         }
         // Commands of a context run in order.
-        let due: Vec<u32> = held.waiting.iter().filter(|(n, _)| *n <= number).map(|(_, command)| *command).collect();
+        let due: Vec<u32> = held
+            .waiting
+            .iter()
+            .filter(|(n, _)| *n <= number)
+            .map(|(_, command)| *command)
+            .collect();
         held.waiting.retain(|(n, _)| *n > number);
         due.into_iter().for_each(|command| self.run(context, command));
         Ok(())

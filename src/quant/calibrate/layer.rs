@@ -1,6 +1,8 @@
-//! One layer over many windows of text at once, in f32, cut open where the input of a linear layer appears.
+//! One layer over many windows of text at once, in f32, cut open where the input of a linear layer
+//! appears.
 //!
-//! Weights stay as they are stored and are decoded some rows at a time, so that a layer of 27B costs no memory of its own.
+//! Weights stay as they are stored and are decoded some rows at a time, so that a layer of 27B
+//! costs no memory of its own.
 
 use super::rows;
 use crate::gemma::{Angles, Config, Role, Weights};
@@ -59,7 +61,11 @@ impl Shape {
             (0..window).for_each(|position| angles.push(position, &mut out));
             out
         };
-        Shape { config: config.clone(), window, angles: Arc::new([table(config.rope_local), table(config.rope_global)]) }
+        Shape {
+            config: config.clone(),
+            window,
+            angles: Arc::new([table(config.rope_local), table(config.rope_global)]),
+        }
     }
 }
 
@@ -74,7 +80,8 @@ pub struct Layer<'a> {
 impl<'a> Layer<'a> {
     /// All of a layer as the source has it.
     pub fn open(weights: &'a Weights, shape: &Shape, index: usize) -> Result<Layer<'a>> {
-        let mut layer = Layer { shape: shape.clone(), index, matrices: HashMap::new(), norms: HashMap::new() };
+        let mut layer =
+            Layer { shape: shape.clone(), index, matrices: HashMap::new(), norms: HashMap::new() };
         for role in Role::LAYER {
             if role.is_matrix() {
                 layer.matrices.insert(role, weights.matrix(role, index)?);
@@ -94,8 +101,8 @@ impl<'a> Layer<'a> {
         &self.matrices[&role]
     }
 
-    /// Input of a stage, from the residual stream `x` `[tokens, dim]`: before the layer for the first two stages, between
-    /// attention and feed-forward for the others.
+    /// Input of a stage, from the residual stream `x` `[tokens, dim]`: before the layer for the
+    /// first two stages, between attention and feed-forward for the others.
     pub fn input(&self, stage: Stage, x: &[f32]) -> Vec<f32> {
         match stage {
             Stage::Qkv => self.norm(Role::InputNorm, x),
@@ -103,14 +110,18 @@ impl<'a> Layer<'a> {
             Stage::GateUp => self.norm(Role::PreFfnNorm, x),
             Stage::Down => {
                 let input = self.norm(Role::PreFfnNorm, x);
-                let (mut gate, up) = (self.linear(Role::Gate, &input), self.linear(Role::Up, &input));
-                gate.par_chunks_mut(ROW).zip(up.par_chunks(ROW)).for_each(|(gate, up)| rows::gate(gate, up));
+                let (mut gate, up) =
+                    (self.linear(Role::Gate, &input), self.linear(Role::Up, &input));
+                gate.par_chunks_mut(ROW)
+                    .zip(up.par_chunks(ROW))
+                    .for_each(|(gate, up)| rows::gate(gate, up));
                 gate
             }
         }
     }
 
-    /// Adds a block's output to the residual stream: attention's from the input of `O`, the feed-forward's from that of `Down`.
+    /// Adds a block's output to the residual stream: attention's from the input of `O`, the
+    /// feed-forward's from that of `Down`.
     pub fn add(&self, stage: Stage, input: &[f32], x: &mut [f32]) {
         let (role, norm) = match stage {
             Stage::Qkv | Stage::O => (Role::O, Role::PostAttnNorm),
@@ -134,7 +145,8 @@ impl<'a> Layer<'a> {
         linear(x, &self.matrices[&role])
     }
 
-    /// `[tokens, dim]` -> what the heads gather, `[tokens, n_heads * head_dim]`; each window by itself.
+    /// `[tokens, dim]` -> what the heads gather, `[tokens, n_heads * head_dim]`; each window by
+    /// itself.
     fn attended(&self, normed: &[f32]) -> Vec<f32> {
         let Config { n_heads, n_kv_heads, head_dim, .. } = self.shape.config;
         let (mut q, mut k) = (self.linear(Role::Q, normed), self.linear(Role::K, normed));
@@ -153,9 +165,23 @@ impl<'a> Layer<'a> {
                 let q = q.part(rows.clone(), cols..cols + head_dim);
                 let mut scores = vec![0.0; len * len];
                 let scale = self.shape.config.query_scale;
-                multiply(&mut scores, len, 0.0, scale, q, k.part(rows.clone(), kv.clone()).transposed());
+                multiply(
+                    &mut scores,
+                    len,
+                    0.0,
+                    scale,
+                    q,
+                    k.part(rows.clone(), kv.clone()).transposed(),
+                );
                 self.softmax(&mut scores);
-                multiply(&mut out[cols..], q_cols, 0.0, 1.0, View::of(&scores, len), v.part(rows.clone(), kv));
+                multiply(
+                    &mut out[cols..],
+                    q_cols,
+                    0.0,
+                    1.0,
+                    View::of(&scores, len),
+                    v.part(rows.clone(), kv),
+                );
             }
         });
         out
@@ -166,7 +192,11 @@ impl<'a> Layer<'a> {
         let len = self.shape.window;
         let config = &self.shape.config;
         for (row, scores) in scores.chunks_exact_mut(len).enumerate() {
-            let first = if config.is_global(self.index) { 0 } else { (row + 1).saturating_sub(config.window) };
+            let first = if config.is_global(self.index) {
+                0
+            } else {
+                (row + 1).saturating_sub(config.window)
+            };
             rows::softmax(&mut scores[first..=row]);
             scores[..first].fill(0.0);
             scores[row + 1..].fill(0.0);
@@ -207,8 +237,18 @@ pub fn linear(x: &[f32], matrix: &Matrix<'_>) -> Vec<f32> {
     for start in (0..rows).step_by(DECODE) {
         let n = DECODE.min(rows - start);
         let decoded = &mut decoded[..n * cols];
-        decoded.par_chunks_mut(cols).enumerate().for_each(|(i, row)| matrix.dequantize_row(start + i, row));
-        multiply(&mut out[start..], rows, 0.0, 1.0, View::of(x, cols), View::of(decoded, cols).transposed());
+        decoded
+            .par_chunks_mut(cols)
+            .enumerate()
+            .for_each(|(i, row)| matrix.dequantize_row(start + i, row));
+        multiply(
+            &mut out[start..],
+            rows,
+            0.0,
+            1.0,
+            View::of(x, cols),
+            View::of(decoded, cols).transposed(),
+        );
     }
     out
 }

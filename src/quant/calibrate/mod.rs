@@ -1,5 +1,6 @@
-//! Quantising with text: two copies of it run through the model layer by layer, one through the source's weights and one through
-//! those made so far. Each linear layer is solved for the inputs it will really meet, towards the outputs it should give.
+//! Quantising with text: two copies of it run through the model layer by layer, one through the
+//! source's weights and one through those made so far. Each linear layer is solved for the inputs
+//! it will really meet, towards the outputs it should give.
 
 mod layer;
 mod rows;
@@ -22,7 +23,8 @@ use std::ops::Range;
 /// Tokens that run through a layer at once: bounds the memory of what lies between two stages.
 pub const BATCH: usize = 2048;
 
-/// Weight of a table's lookup errors beside its errors as the output head, as a share of the mean second moment.
+/// Weight of a table's lookup errors beside its errors as the output head, as a share of the mean
+/// second moment.
 const LOOKUP: f32 = 0.3;
 
 /// Tokens on which the finished model is compared with its source.
@@ -63,7 +65,11 @@ struct Current<'a> {
 
 impl<'a> Calibrator<'a> {
     /// `formats` says what each matrix becomes; matrices that keep floats may be left out.
-    pub fn new(source: &'a Weights, text: Text, formats: HashMap<(Role, usize), Format>) -> Result<Calibrator<'a>> {
+    pub fn new(
+        source: &'a Weights,
+        text: Text,
+        formats: HashMap<(Role, usize), Format>,
+    ) -> Result<Calibrator<'a>> {
         let shape = Shape::new(source.config(), text.window);
         let original = embed(source.config(), &source.matrix(Role::Embed, 0)?, &text.tokens);
         let made = original.clone();
@@ -87,11 +93,18 @@ impl<'a> Calibrator<'a> {
         std::mem::take(&mut self.notes)
     }
 
-    /// Codes rows of a table that serves as the output head, `values` being `[rows, dim]` as the source has them.
-    pub fn table_rows(&mut self, role: Role, format: Format, mut values: Vec<f32>) -> Result<Solved> {
+    /// Codes rows of a table that serves as the output head, `values` being `[rows, dim]` as the
+    /// source has them.
+    pub fn table_rows(
+        &mut self,
+        role: Role,
+        format: Format,
+        mut values: Vec<f32>,
+    ) -> Result<Solved> {
         let dim = self.shape.config.dim;
         if self.head.is_none() {
-            let x = embed(&self.shape.config, &self.source.matrix(Role::Embed, 0)?, &self.text.tokens);
+            let x =
+                embed(&self.shape.config, &self.source.matrix(Role::Embed, 0)?, &self.text.tokens);
             let hidden = survey::final_hidden(self.source, &self.shape, &self.text, x)?;
             let mut inputs = Inputs::new(dim, false);
             inputs.add(None, &hidden, self.text.window);
@@ -105,7 +118,14 @@ impl<'a> Calibrator<'a> {
         if format.hadamard {
             values.par_chunks_mut(dim).for_each(hadamard::transform);
         }
-        solve_matrix(format, values.len() / dim, dim, values, self.head.as_deref().unwrap_or_default(), false)
+        solve_matrix(
+            format,
+            values.len() / dim,
+            dim,
+            values,
+            self.head.as_deref().unwrap_or_default(),
+            false,
+        )
     }
 
     /// Rows of the embedding table as they became: the text's tokens among them enter the stream.
@@ -122,13 +142,16 @@ impl<'a> Calibrator<'a> {
         }
     }
 
-    /// Codes one of a layer's matrices. Asked in the order of the forward pass, each answer handed back to [`Self::done`].
+    /// Codes one of a layer's matrices. Asked in the order of the forward pass, each answer handed
+    /// back to [`Self::done`].
     pub fn matrix(&mut self, role: Role, layer: usize) -> Result<Solved> {
         if !self.waiting.contains_key(&role) {
             let stage = Stage::of(role).context("tables are coded by rows")?;
             self.solve_stage(stage, layer)?;
         }
-        self.waiting.remove(&role).with_context(|| format!("no format is known for {}", role.short_name(layer)))
+        self.waiting
+            .remove(&role)
+            .with_context(|| format!("no format is known for {}", role.short_name(layer)))
     }
 
     /// What a matrix became, in this run or an earlier one.
@@ -140,14 +163,16 @@ impl<'a> Calibrator<'a> {
         Ok(())
     }
 
-    /// Mean KL divergence of the made model's next tokens from the source's, over some of the calibration text, in nats.
-    /// `made` is the whole model that was written.
+    /// Mean KL divergence of the made model's next tokens from the source's, over some of the
+    /// calibration text, in nats. `made` is the whole model that was written.
     pub fn divergence(&mut self, made: &Weights) -> Result<f64> {
         self.run_to((self.shape.config.n_layers, Half::Attention))?;
         // Windows from all over the text, whose kinds may stand one after the other.
         let size = self.text.window * self.shape.config.dim;
         let step = (self.text.tokens.len() / MEASURED).max(1);
-        let pick = |x: &[f32]| -> Vec<f32> { x.chunks_exact(size).step_by(step).flatten().copied().collect() };
+        let pick = |x: &[f32]| -> Vec<f32> {
+            x.chunks_exact(size).step_by(step).flatten().copied().collect()
+        };
         let (original, made_of_it) = (pick(&self.original), pick(&self.made));
         let head = made.matrix(if made.has_own_head() { Role::Head } else { Role::Embed }, 0)?;
         let ends = survey::Ends { weights: self.source, window: self.text.window };
@@ -183,7 +208,9 @@ impl<'a> Calibrator<'a> {
             let dim = self.shape.config.dim;
             for batch in self.text.batches() {
                 let part = batch.start * dim..batch.end * dim;
-                for (layer, x) in [(&current.original, &mut self.original), (&current.made, &mut self.made)] {
+                for (layer, x) in
+                    [(&current.original, &mut self.original), (&current.made, &mut self.made)]
+                {
                     let x = &mut x[part.clone()];
                     layer.add(stage, &layer.input(stage, x), x);
                 }
@@ -217,7 +244,8 @@ impl<'a> Calibrator<'a> {
         }
         let mut inputs = Some(inputs);
         for transformed in [false, true] {
-            let here: Vec<_> = jobs.iter().filter(|(_, format)| format.hadamard == transformed).collect();
+            let here: Vec<_> =
+                jobs.iter().filter(|(_, format)| format.hadamard == transformed).collect();
             let others_follow = !transformed && jobs.iter().any(|(_, format)| format.hadamard);
             let taken = match (here.is_empty(), others_follow) {
                 (true, _) => None,
@@ -233,7 +261,8 @@ impl<'a> Calibrator<'a> {
                 if transformed {
                     w.par_chunks_mut(cols).for_each(hadamard::transform);
                 }
-                self.waiting.insert(*role, solve_matrix(*format, matrix.rows, cols, w, &factors, true)?);
+                self.waiting
+                    .insert(*role, solve_matrix(*format, matrix.rows, cols, w, &factors, true)?);
             }
         }
         Ok(())

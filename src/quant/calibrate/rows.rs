@@ -1,5 +1,5 @@
-//! Row by row arithmetic of the calibration's forward pass, compiled for wide vectors where the machine has them. The same
-//! bits either way: [`math`] fixes the order of every sum.
+//! Row by row arithmetic of the calibration's forward pass, compiled for wide vectors where the
+//! machine has them. The same bits either way: [`math`] fixes the order of every sum.
 
 use crate::tensor::math;
 

@@ -1,5 +1,6 @@
-//! How much the end of the model minds noise in each of its matrices: one pass through the source that carries, beside the text
-//! itself, a copy of it for every matrix that was disturbed on the way.
+//! How much the end of the model minds noise in each of its matrices: one pass through the source
+//! that carries, beside the text itself, a copy of it for every matrix that was disturbed on the
+//! way.
 
 use super::layer::{Layer, Shape, linear, norm_rows};
 use super::{BATCH, Text, embed};
@@ -25,7 +26,12 @@ pub struct Sensitivity {
 }
 
 /// Disturbs each matrix in turn. `heard` is told the share done after each layer.
-pub fn survey(weights: &Weights, text: &Text, seed: u64, heard: &mut dyn FnMut(f64) -> Result<()>) -> Result<Vec<Sensitivity>> {
+pub fn survey(
+    weights: &Weights,
+    text: &Text,
+    seed: u64,
+    heard: &mut dyn FnMut(f64) -> Result<()>,
+) -> Result<Vec<Sensitivity>> {
     let config = weights.config();
     let shape = Shape::new(config, text.window);
     let table = weights.matrix(Role::Embed, 0)?;
@@ -42,7 +48,10 @@ pub fn survey(weights: &Weights, text: &Text, seed: u64, heard: &mut dyn FnMut(f
         let mut new = Vec::with_capacity(roles.len() * size);
         for role in &roles {
             let mut noisy = Layer::open(weights, &shape, index)?;
-            noisy.replace(*role, disturbed(noisy.matrix(*role), seed ^ (index as u64) << 8 ^ (*role as u64) << 32));
+            noisy.replace(
+                *role,
+                disturbed(noisy.matrix(*role), seed ^ (index as u64) << 8 ^ (*role as u64) << 32),
+            );
             let mut x = streams[..size].to_vec();
             noisy.forward(&mut x);
             new.extend(x);
@@ -57,9 +66,11 @@ pub fn survey(weights: &Weights, text: &Text, seed: u64, heard: &mut dyn FnMut(f
         heard((index + 1) as f64 / config.n_layers as f64)?;
     }
     let own_head = weights.has_own_head();
-    let noisy_head = if own_head { disturbed(&weights.matrix(Role::Head, 0)?, !seed) } else { noisy };
+    let noisy_head =
+        if own_head { disturbed(&weights.matrix(Role::Head, 0)?, !seed) } else { noisy };
     let (base, copies) = streams.split_at(size);
-    let mut ends: Vec<(&[f32], Option<&Matrix<'_>>)> = copies.chunks_exact(size).map(|x| (x, None)).collect();
+    let mut ends: Vec<(&[f32], Option<&Matrix<'_>>)> =
+        copies.chunks_exact(size).map(|x| (x, None)).collect();
     match own_head {
         true => {
             ends.push((base, Some(&noisy_head)));
@@ -81,13 +92,21 @@ fn disturbed(matrix: &Matrix<'_>, seed: u64) -> Matrix<'static> {
     values.par_chunks_mut(cols).enumerate().for_each(|(row, values)| {
         matrix.dequantize_row(row, values);
         let mean_square = math::sum_squares(values) / cols as f32;
-        // Uniform noise of the same variance as Gaussian noise: sums over many columns cannot tell them apart.
+        // Uniform noise of the same variance as Gaussian noise: sums over many columns cannot tell
+        // them apart.
         let limit = NOISE * (3.0 * mean_square).sqrt();
-        let mut random = SmallRng::seed_from_u64(seed ^ (row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut random =
+            SmallRng::seed_from_u64(seed ^ (row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         values.iter_mut().for_each(|v| *v += limit * (2.0 * random.random::<f32>() - 1.0));
     });
     let codes: Vec<u8> = bytemuck::cast_slice(&values).to_vec();
-    Matrix { format: Format::F32, rows: matrix.rows, cols, codes: codes.into(), scales: Vec::new().into() }
+    Matrix {
+        format: Format::F32,
+        rows: matrix.rows,
+        cols,
+        codes: codes.into(),
+        scales: Vec::new().into(),
+    }
 }
 
 /// A norm's stored weight plus 1.
@@ -96,7 +115,12 @@ fn final_norm(weights: &Weights) -> Result<Vec<f32>> {
 }
 
 /// What the head reads: `x` through all layers and the last norm.
-pub fn final_hidden(weights: &Weights, shape: &Shape, text: &Text, mut x: Vec<f32>) -> Result<Vec<f32>> {
+pub fn final_hidden(
+    weights: &Weights,
+    shape: &Shape,
+    text: &Text,
+    mut x: Vec<f32>,
+) -> Result<Vec<f32>> {
     let dim = weights.config().dim;
     for index in 0..weights.config().n_layers {
         let layer = Layer::open(weights, shape, index)?;
@@ -112,11 +136,18 @@ pub struct Ends<'a> {
 }
 
 impl Ends<'_> {
-    /// Mean KL divergence, in nats, of predictions from each of `streams` (through another head, where one is given) from those
-    /// that the source makes from `base`; all are residual streams behind the last layer, `[tokens, dim]`.
-    pub fn divergences(&self, base: &[f32], streams: &[(&[f32], Option<&Matrix<'_>>)]) -> Result<Vec<f64>> {
+    /// Mean KL divergence, in nats, of predictions from each of `streams` (through another head,
+    /// where one is given) from those that the source makes from `base`; all are residual streams
+    /// behind the last layer, `[tokens, dim]`.
+    pub fn divergences(
+        &self,
+        base: &[f32],
+        streams: &[(&[f32], Option<&Matrix<'_>>)],
+    ) -> Result<Vec<f64>> {
         let config = self.weights.config();
-        let head = self.weights.matrix(if self.weights.has_own_head() { Role::Head } else { Role::Embed }, 0)?;
+        let head = self
+            .weights
+            .matrix(if self.weights.has_own_head() { Role::Head } else { Role::Embed }, 0)?;
         let norm = final_norm(self.weights)?;
         let logits = |x: &[f32], head: &Matrix<'_>| linear(&norm_rows(x, &norm, config.eps), head);
         // Two sets of logits, within the bytes.
@@ -131,8 +162,12 @@ impl Ends<'_> {
             count += (0..part.len() / config.dim).filter(|row| counts(*row)).count();
             for (sum, (x, own)) in sums.iter_mut().zip(streams) {
                 let got = logits(&x[part.clone()], own.unwrap_or(&head));
-                let pairs = want.par_chunks(config.vocab).zip(got.par_chunks(config.vocab)).enumerate();
-                let each: Vec<f64> = pairs.filter(|(row, _)| counts(*row)).map(|(_, (p, q))| math::kl_divergence(p, q)).collect();
+                let pairs =
+                    want.par_chunks(config.vocab).zip(got.par_chunks(config.vocab)).enumerate();
+                let each: Vec<f64> = pairs
+                    .filter(|(row, _)| counts(*row))
+                    .map(|(_, (p, q))| math::kl_divergence(p, q))
+                    .collect();
                 *sum += each.iter().sum::<f64>();
             }
         }

@@ -5,8 +5,8 @@ use crate::tensor::Token;
 use anyhow::{Result, ensure};
 use std::ops::Range;
 
-/// Chats, documentation and code of this project's own writing, with control tokens as in Gemma's turns; made by
-/// `scripts/calibration_text.py`.
+/// Chats, documentation and code of this project's own writing, with control tokens as in Gemma's
+/// turns; made by `scripts/calibration_text.py`.
 pub const BUILT_IN: &str = include_str!("../../../quant/calibration.txt");
 
 /// Windows that each begin with BOS.
@@ -18,13 +18,19 @@ pub struct Text {
 }
 
 impl Text {
-    /// Cuts at most `windows` pieces out of a long run of tokens, spread evenly over it. A short run makes one short window.
+    /// Cuts at most `windows` pieces out of a long run of tokens, spread evenly over it. A short
+    /// run makes one short window.
     pub fn cut(run: &[Token], bos: Token, window: usize, windows: usize) -> Result<Text> {
-        ensure!(run.len() >= 2 && window >= 2 && windows > 0, "a text of {} tokens is too short to calibrate with", run.len());
+        ensure!(
+            run.len() >= 2 && window >= 2 && windows > 0,
+            "a text of {} tokens is too short to calibrate with",
+            run.len()
+        );
         let body = (window - 1).min(run.len());
         let n = windows.min(run.len() / body);
         let start = |i: usize| if n == 1 { 0 } else { i * (run.len() - body) / (n - 1) };
-        let piece = |i: usize| std::iter::once(bos).chain(run[start(i)..start(i) + body].iter().copied());
+        let piece =
+            |i: usize| std::iter::once(bos).chain(run[start(i)..start(i) + body].iter().copied());
         Ok(Text { tokens: (0..n).flat_map(piece).collect(), window: body + 1 })
     }
 

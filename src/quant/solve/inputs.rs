@@ -1,12 +1,13 @@
-//! What a linear layer's inputs look like: their second moments, plain and against what they would be in the source.
+//! What a linear layer's inputs look like: their second moments, plain and against what they would
+//! be in the source.
 
 use super::linalg::{add_gram, cholesky, mirror};
 use crate::tensor::hadamard;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Widest matrix of second moments; wider inputs are cut into equal blocks that are taken as independent. 21504 columns make
-/// three blocks of 7168, and a factorisation a ninth as long.
+/// Widest matrix of second moments; wider inputs are cut into equal blocks that are taken as
+/// independent. 21504 columns make three blocks of 7168, and a factorisation a ninth as long.
 const WIDEST: usize = 8192;
 
 /// Columns of a block, the last one of a width perhaps narrower.
@@ -42,7 +43,8 @@ pub struct Factor {
     pub cols: Range<usize>,
     /// `[n, n]`, lower triangular: `C C^T` are the damped second moments.
     pub c: Vec<f32>,
-    /// `[n, n]`: cross moments less plain ones; what the source's output lacks when it is fed what the model is fed.
+    /// `[n, n]`: cross moments less plain ones; what the source's output lacks when it is fed what
+    /// the model is fed.
     pub shift: Option<Vec<f32>>,
 }
 
@@ -63,8 +65,9 @@ impl Inputs {
         self.tokens
     }
 
-    /// Counts tokens: inputs in the source (if wanted) and in the model being made, `[tokens, cols]` each. Every `window`th
-    /// token from the first on is left out: it is the text's beginning, whose activations are like no other's.
+    /// Counts tokens: inputs in the source (if wanted) and in the model being made, `[tokens,
+    /// cols]` each. Every `window`th token from the first on is left out: it is the text's
+    /// beginning, whose activations are like no other's.
     pub fn add(&mut self, source: Option<&[f32]>, made: &[f32], window: usize) {
         let cols = self.cols;
         let tokens: Vec<usize> = (0..made.len() / cols).filter(|t| t % window != 0).collect();
@@ -81,15 +84,17 @@ impl Inputs {
         self.tokens += tokens.len();
     }
 
-    /// Adds `share` of the mean diagonal to the diagonal: an error that counts the same in every direction.
+    /// Adds `share` of the mean diagonal to the diagonal: an error that counts the same in every
+    /// direction.
     pub fn add_floor(&mut self, share: f32) {
         for block in &mut self.blocks {
             damp(&mut block.h, block.cols.len(), share);
         }
     }
 
-    /// Ready for weights that stand behind a Hadamard transform or not. The second value is a line for the log when damping had
-    /// to be raised; where nothing helps, columns are taken as independent.
+    /// Ready for weights that stand behind a Hadamard transform or not. The second value is a line
+    /// for the log when damping had to be raised; where nothing helps, columns are taken as
+    /// independent.
     pub fn factor(mut self, transformed: bool) -> (Vec<Factor>, Option<String>) {
         let mut note = None;
         let mut out = Vec::new();
@@ -107,7 +112,11 @@ impl Inputs {
             }
             let (c, tries) = factor(h, n);
             if tries > 0 {
-                let how = if tries < TRIES { format!("damping raised {tries} times") } else { "correlations ignored".into() };
+                let how = if tries < TRIES {
+                    format!("damping raised {tries} times")
+                } else {
+                    "correlations ignored".into()
+                };
                 note = Some(format!("columns {cols:?}: {how}"));
             }
             out.push(Factor { cols, c, shift: cross.filter(|_| tries < TRIES) });
@@ -116,7 +125,8 @@ impl Inputs {
     }
 }
 
-/// The factor of a damped matrix, and how often the damping was raised; the diagonal's after [`TRIES`].
+/// The factor of a damped matrix, and how often the damping was raised; the diagonal's after
+/// [`TRIES`].
 fn factor(h: Vec<f32>, n: usize) -> (Vec<f32>, usize) {
     let mut share = DAMPING;
     for tries in 0..TRIES {
@@ -141,7 +151,8 @@ fn damp(h: &mut [f32], n: usize, share: f32) {
     (0..n).for_each(|i| h[i * n + i] += add);
 }
 
-/// Mean of the finite entries of the diagonal; 1 where nothing was counted, so that a factor exists.
+/// Mean of the finite entries of the diagonal; 1 where nothing was counted, so that a factor
+/// exists.
 fn mean_diagonal(h: &[f32], n: usize) -> f32 {
     let sum: f64 = (0..n).map(|i| h[i * n + i] as f64).filter(|d| d.is_finite()).sum();
     if sum > 0.0 { (sum / n as f64) as f32 } else { 1.0 }
@@ -149,7 +160,8 @@ fn mean_diagonal(h: &[f32], n: usize) -> f32 {
 
 /// `T h T^T`: rows, then columns. `offset` is the first column's index, which the signs depend on.
 fn transform_both(h: &mut [f32], n: usize, offset: usize) {
-    let rows = |h: &mut [f32]| h.par_chunks_mut(n).for_each(|row| hadamard::transform_at(row, offset));
+    let rows =
+        |h: &mut [f32]| h.par_chunks_mut(n).for_each(|row| hadamard::transform_at(row, offset));
     rows(h);
     transpose(h, n);
     rows(h);
@@ -189,7 +201,10 @@ mod tests {
         let c = &factors[0].c;
         let back = product(View::of(c, cols), View::of(c, cols).transposed());
         let moment = |i: usize, j: usize| -> f64 {
-            (0..tokens).filter(|t| t % 200 != 0).map(|t| x[t * cols + i] as f64 * x[t * cols + j] as f64).sum()
+            (0..tokens)
+                .filter(|t| t % 200 != 0)
+                .map(|t| x[t * cols + i] as f64 * x[t * cols + j] as f64)
+                .sum()
         };
         let mean = (0..cols).map(|i| moment(i, i)).sum::<f64>() / cols as f64;
         for (i, j) in [(0, 0), (5, 3), (255, 255), (17, 200)] {

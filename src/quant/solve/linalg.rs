@@ -1,7 +1,9 @@
-//! Dense f32 algebra for the solver: products by the `gemm` crate, a blocked Cholesky factorisation, triangular solves.
+//! Dense f32 algebra for the solver: products by the `gemm` crate, a blocked Cholesky
+//! factorisation, triangular solves.
 //!
-//! Results depend neither on the number of threads nor on how often they are asked for: every product adds over its inner
-//! dimension in the library's one order, and threads only share out rows and columns of results.
+//! Results depend neither on the number of threads nor on how often they are asked for: every
+//! product adds over its inner dimension in the library's one order, and threads only share out
+//! rows and columns of results.
 
 use anyhow::{Result, bail};
 use rayon::prelude::*;
@@ -29,8 +31,14 @@ impl<'a> View<'a> {
 
     /// Some rows and columns of it.
     pub fn part(self, rows: Range<usize>, cols: Range<usize>) -> View<'a> {
-        assert!(rows.end <= self.rows && cols.end <= self.cols && rows.start <= rows.end && cols.start <= cols.end);
-        let start = (rows.start * self.row_stride + cols.start * self.col_stride).min(self.data.len());
+        assert!(
+            rows.end <= self.rows
+                && cols.end <= self.cols
+                && rows.start <= rows.end
+                && cols.start <= cols.end
+        );
+        let start =
+            (rows.start * self.row_stride + cols.start * self.col_stride).min(self.data.len());
         View { data: &self.data[start..], rows: rows.len(), cols: cols.len(), ..self }
     }
 
@@ -43,7 +51,8 @@ impl<'a> View<'a> {
     fn fits(&self) -> bool {
         self.rows == 0
             || self.cols == 0
-            || (self.rows - 1) * self.row_stride + (self.cols - 1) * self.col_stride < self.data.len()
+            || (self.rows - 1) * self.row_stride + (self.cols - 1) * self.col_stride
+                < self.data.len()
     }
 }
 
@@ -56,7 +65,8 @@ pub fn multiply(c: &mut [f32], stride: usize, keep: f32, factor: f32, a: View<'_
     assert!((a.rows - 1) * stride + b.cols <= c.len());
     let strides = |v: View<'_>| (v.col_stride as isize, v.row_stride as isize);
     let ((a_cs, a_rs), (b_cs, b_rs)) = (strides(a), strides(b));
-    // SAFETY: the three matrices lie inside their slices, as asserted above, and `c` is borrowed for this call alone.
+    // SAFETY: the three matrices lie inside their slices, as asserted above, and `c` is borrowed
+    // for this call alone.
     unsafe {
         gemm::gemm(
             a.rows,
@@ -91,8 +101,8 @@ pub fn product(a: View<'_>, b: View<'_>) -> Vec<f32> {
     c
 }
 
-/// `h += x^T y`, `h` being `[n, n]`, `x` and `y` `[rows, n]`. Of a symmetric product only the lower triangle is right
-/// until [`mirror`] copies it.
+/// `h += x^T y`, `h` being `[n, n]`, `x` and `y` `[rows, n]`. Of a symmetric product only the lower
+/// triangle is right until [`mirror`] copies it.
 pub fn add_gram(h: &mut [f32], n: usize, x: &[f32], y: &[f32], symmetric: bool) {
     let (x, y) = (View::of(x, n), View::of(y, n));
     for start in (0..n).step_by(4 * STEP) {
@@ -112,7 +122,8 @@ pub fn mirror(h: &mut [f32], n: usize) {
     }
 }
 
-/// Replaces the lower triangle of a symmetric positive definite `a` by `C` with `C C^T = a`, and clears the upper one.
+/// Replaces the lower triangle of a symmetric positive definite `a` by `C` with `C C^T = a`, and
+/// clears the upper one.
 ///
 /// Fails, with `a` destroyed, where a pivot is not positive.
 pub fn cholesky(a: &mut [f32], n: usize) -> Result<()> {
@@ -123,12 +134,16 @@ pub fn cholesky(a: &mut [f32], n: usize) -> Result<()> {
         let done = View::of(a, n).part(start..n, 0..start);
         let update = product(done, done.part(0..width, 0..start).transposed());
         if start > 0 {
-            a[start * n..].par_chunks_mut(n).zip(update.par_chunks(width)).for_each(|(row, update)| {
-                row[start..end].iter_mut().zip(update).for_each(|(a, u)| *a -= u);
-            });
+            a[start * n..].par_chunks_mut(n).zip(update.par_chunks(width)).for_each(
+                |(row, update)| {
+                    row[start..end].iter_mut().zip(update).for_each(|(a, u)| *a -= u);
+                },
+            );
         }
         let corner = cholesky_corner(a, n, start..end)?;
-        a[end * n..].par_chunks_mut(n).for_each(|row| solve_lower(&corner, width, &mut row[start..end]));
+        a[end * n..]
+            .par_chunks_mut(n)
+            .for_each(|row| solve_lower(&corner, width, &mut row[start..end]));
     }
     (0..n).for_each(|i| a[i * n + i + 1..(i + 1) * n].fill(0.0));
     Ok(())
@@ -200,7 +215,9 @@ pub fn solve(m: &mut [f32], c: &[f32], n: usize) {
             let corner = corner(c, n, start..end);
             m.par_chunks_mut(n).enumerate().for_each(|(r, row)| {
                 let row = &mut row[start..end];
-                row.iter_mut().zip(update.iter().skip(r * (end - start))).for_each(|(m, u)| *m -= u);
+                row.iter_mut()
+                    .zip(update.iter().skip(r * (end - start)))
+                    .for_each(|(m, u)| *m -= u);
                 match forward {
                     true => solve_lower(&corner, end - start, row),
                     false => solve_upper(&corner, end - start, row),

@@ -1,9 +1,11 @@
-//! From a matrix of floats and the moments of its inputs to codes: block-wise rounding with linear feedback (LDLQ, Chee et al.
-//! 2023, arXiv 2307.13304, in the form of QuIP#), on targets corrected for inputs that are themselves quantised.
+//! From a matrix of floats and the moments of its inputs to codes: block-wise rounding with linear
+//! feedback (LDLQ, Chee et al. 2023, arXiv 2307.13304, in the form of QuIP#), on targets corrected
+//! for inputs that are themselves quantised.
 //!
-//! With `C C^T` the inputs' second moments, the output error of a row is `|(w - q) C|^2`. Columns are coded from the last to
-//! the first, sixteen at a time; each block aims at its weights plus what the errors of later columns ask of it, so that only
-//! the block's own rounding error stays, weighted by its diagonal block of `C`.
+//! With `C C^T` the inputs' second moments, the output error of a row is `|(w - q) C|^2`. Columns
+//! are coded from the last to the first, sixteen at a time; each block aims at its weights plus
+//! what the errors of later columns ask of it, so that only the block's own rounding error stays,
+//! weighted by its diagonal block of `C`.
 
 mod inputs;
 pub mod linalg;
@@ -34,13 +36,16 @@ pub fn can_solve(format: Format, cols: usize) -> bool {
 /// A coded matrix and what the coding cost.
 pub struct Solved {
     pub matrix: Matrix<'static>,
-    /// Squared output error over squared output, on the calibration text: `|(w - q) C|^2 / |w C|^2`.
+    /// Squared output error over squared output, on the calibration text: `|(w - q) C|^2 / |w
+    /// C|^2`.
     pub loss: f64,
 }
 
-/// Codes `w` `[rows, cols]`, which is in the domain of the format: behind its Hadamard, if it has one, as `factors` are.
+/// Codes `w` `[rows, cols]`, which is in the domain of the format: behind its Hadamard, if it has
+/// one, as `factors` are.
 ///
-/// With `try_scales`, some rows decide by how much all scales differ from the data-free ones; without, each row is by itself.
+/// With `try_scales`, some rows decide by how much all scales differ from the data-free ones;
+/// without, each row is by itself.
 pub fn solve_matrix(
     format: Format,
     rows: usize,
@@ -62,23 +67,37 @@ pub fn solve_matrix(
     let run = code(format, rows, cols, w, &scales, factors)?;
     let refit = format.group == Group::Row;
     let stored: Vec<f32> = scales.iter().zip(&run.fits).map(|(s, fit)| s * fit.factor()).collect();
-    let (loss, power) = run.fits.iter().fold((0.0, 0.0), |(l, p), fit| (l + fit.loss(refit), p + fit.wanted));
-    Ok(Solved { matrix: run.encoder.finish(refit.then_some(&stored))?, loss: if power > 0.0 { loss / power } else { 0.0 } })
+    let (loss, power) =
+        run.fits.iter().fold((0.0, 0.0), |(l, p), fit| (l + fit.loss(refit), p + fit.wanted));
+    Ok(Solved {
+        matrix: run.encoder.finish(refit.then_some(&stored))?,
+        loss: if power > 0.0 { loss / power } else { 0.0 },
+    })
 }
 
-/// Moves the targets to where, on the inputs of the model being made, they give the source's outputs.
+/// Moves the targets to where, on the inputs of the model being made, they give the source's
+/// outputs.
 fn correct(w: &mut [f32], cols: usize, factors: &[Factor]) {
     for Factor { cols: at, c, shift } in factors {
         let (Some(shift), n) = (shift, at.len()) else { continue };
         let whole = View::of(w, cols);
         let mut m = product(whole.part(0..whole.rows, at.clone()), View::of(shift, n));
         solve(&mut m, c, n);
-        w.par_chunks_mut(cols).zip(m.par_chunks(n)).for_each(|(w, m)| w[at.clone()].iter_mut().zip(m).for_each(|(w, m)| *w += m));
+        w.par_chunks_mut(cols)
+            .zip(m.par_chunks(n))
+            .for_each(|(w, m)| w[at.clone()].iter_mut().zip(m).for_each(|(w, m)| *w += m));
     }
 }
 
 /// The multiple of the scales with the least loss on some rows, spread evenly.
-fn best_scale(format: Format, rows: usize, cols: usize, w: &[f32], scales: &[f32], factors: &[Factor]) -> Result<f32> {
+fn best_scale(
+    format: Format,
+    rows: usize,
+    cols: usize,
+    w: &[f32],
+    scales: &[f32],
+    factors: &[Factor],
+) -> Result<f32> {
     let n = SAMPLE.min(rows);
     let picked: Vec<usize> = (0..n).map(|i| i * rows / n).collect();
     let sample: Vec<f32> = picked.iter().flat_map(|r| &w[r * cols..][..cols]).copied().collect();
@@ -120,7 +139,14 @@ struct Run {
 }
 
 /// Codes all columns with feedback.
-fn code(format: Format, rows: usize, cols: usize, w: Vec<f32>, scales: &[f32], factors: &[Factor]) -> Result<Run> {
+fn code(
+    format: Format,
+    rows: usize,
+    cols: usize,
+    w: Vec<f32>,
+    scales: &[f32],
+    factors: &[Factor],
+) -> Result<Run> {
     let mut encoder = Encoder::new(format, rows, cols, scales.to_vec())?;
     let mut error = w; // weights, then weights less decoded codes
     let mut decoded = vec![0.0; rows * cols];
@@ -161,11 +187,13 @@ fn code_block(
                 && (start + BLOCK).is_multiple_of(width as usize)
             {
                 let group = start + BLOCK - width as usize;
-                let targets = group_targets(cols, offset, n, c, group..start + BLOCK, end, &feedback, error);
+                let targets =
+                    group_targets(cols, offset, n, c, group..start + BLOCK, end, &feedback, error);
                 encoder.begin_group((offset + group) / width as usize, &targets);
             }
             if start + BLOCK < end {
-                let behind = View::of(error, cols).part(0..rows, offset + start + BLOCK..offset + end);
+                let behind =
+                    View::of(error, cols).part(0..rows, offset + start + BLOCK..offset + end);
                 let part = View::of(c, n).part(start + BLOCK..end, start..start + BLOCK);
                 multiply(&mut feedback[at..], SPAN, 1.0, 1.0, behind, part);
             }
@@ -180,17 +208,20 @@ fn code_block(
                 true => encoder.encode(column / BLOCK, &targets, &mut codes),
                 false => encoder.encode_in_turn(column / BLOCK, &targets, &corner, &mut codes),
             }
-            error.par_chunks_mut(cols).zip(decoded.par_chunks_mut(cols)).enumerate().for_each(|(r, (error, decoded))| {
-                let codes = &codes[r * BLOCK..][..BLOCK];
-                decoded[column..][..BLOCK].copy_from_slice(codes);
-                error[column..][..BLOCK].iter_mut().zip(codes).for_each(|(e, q)| *e -= q);
-            });
+            error.par_chunks_mut(cols).zip(decoded.par_chunks_mut(cols)).enumerate().for_each(
+                |(r, (error, decoded))| {
+                    let codes = &codes[r * BLOCK..][..BLOCK];
+                    decoded[column..][..BLOCK].copy_from_slice(codes);
+                    error[column..][..BLOCK].iter_mut().zip(codes).for_each(|(e, q)| *e -= q);
+                },
+            );
         }
     }
 }
 
-/// What a group of columns aims at before any of it is coded, `[rows, group]`: the best guess at its scale's job. `feedback` holds
-/// what the columns behind the span, which ends at `end`, ask for.
+/// What a group of columns aims at before any of it is coded, `[rows, group]`: the best guess at
+/// its scale's job. `feedback` holds what the columns behind the span, which ends at `end`, ask
+/// for.
 fn group_targets(
     cols: usize,
     offset: usize,
@@ -202,10 +233,18 @@ fn group_targets(
     error: &[f32],
 ) -> Vec<f32> {
     let (width, rows, at) = (group.len(), error.len() / cols, group.start % SPAN);
-    let mut targets: Vec<f32> = feedback.chunks_exact(SPAN).flat_map(|row| &row[at..at + width]).copied().collect();
+    let mut targets: Vec<f32> =
+        feedback.chunks_exact(SPAN).flat_map(|row| &row[at..at + width]).copied().collect();
     if group.end < end {
         let behind = View::of(error, cols).part(0..rows, offset + group.end..offset + end);
-        multiply(&mut targets, width, 1.0, 1.0, behind, View::of(c, n).part(group.end..end, group.clone()));
+        multiply(
+            &mut targets,
+            width,
+            1.0,
+            1.0,
+            behind,
+            View::of(c, n).part(group.end..end, group.clone()),
+        );
     }
     let corner = corner(c, n, group.clone());
     targets.par_chunks_mut(width).enumerate().for_each(|(r, target)| {
@@ -216,7 +255,15 @@ fn group_targets(
 }
 
 /// Adds what columns `offset..offset + n` give to each row's fit.
-fn measure(cols: usize, offset: usize, n: usize, c: &[f32], error: &[f32], decoded: &[f32], fits: &mut [Fit]) {
+fn measure(
+    cols: usize,
+    offset: usize,
+    n: usize,
+    c: &[f32],
+    error: &[f32],
+    decoded: &[f32],
+    fits: &mut [Fit],
+) {
     let rows = fits.len();
     for start in (0..n).step_by(4 * SPAN) {
         let end = n.min(start + 4 * SPAN);

@@ -29,21 +29,34 @@ impl<'a> Host<'a> {
     /// This one.
     pub fn here(run: &'a RunOptions) -> Host<'a> {
         let ask = || Vulkan::open().and_then(|v| v.devices());
-        Host { found: LazyCell::new(Box::new(move || found(&ask()))), ..Host::bare(run, memory("MemAvailable")) }
+        Host {
+            found: LazyCell::new(Box::new(move || found(&ask()))),
+            ..Host::bare(run, memory("MemAvailable"))
+        }
     }
 
     /// This one, as somebody has already found it.
-    pub fn known(run: &'a RunOptions, devices: &Result<Vec<DeviceInfo>>, available: Option<u64>) -> Host<'a> {
+    pub fn known(
+        run: &'a RunOptions,
+        devices: &Result<Vec<DeviceInfo>>,
+        available: Option<u64>,
+    ) -> Host<'a> {
         let devices = found(devices);
         Host { found: LazyCell::new(Box::new(move || devices)), ..Host::bare(run, available) }
     }
 
     /// Another one, of so much memory.
     pub fn other(run: &'a RunOptions, memory: u64) -> Result<Host<'a>> {
-        let wants_gpu = matches!(run.device, Device::Vulkan(_)) || !matches!(run.gpu_layers, GpuLayers::Auto | GpuLayers::N(0));
+        let wants_gpu = matches!(run.device, Device::Vulkan(_))
+            || !matches!(run.gpu_layers, GpuLayers::Auto | GpuLayers::N(0));
         if wants_gpu {
             let fault = Fault::usage("--memory plans for another machine, whose GPU is not known");
-            return Err(fault.help("leave out --device and --gpu-layers: the plan is for the processor and its memory").into());
+            return Err(fault
+                .help(
+                    "leave out --device and --gpu-layers: the plan is for the \
+                processor and its memory",
+                )
+                .into());
         }
         Ok(Host { elsewhere: Some(memory), ..Host::bare(run, Some(memory - in_use(memory))) })
     }
@@ -73,7 +86,9 @@ impl<'a> Host<'a> {
 fn found(devices: &Result<Vec<DeviceInfo>>) -> Found {
     match devices {
         Ok(list) => Ok(list.clone()),
-        Err(e) => Err(fault_of(e).cloned().unwrap_or_else(|| Fault::new(Kind::Device, e.to_string()))),
+        Err(e) => {
+            Err(fault_of(e).cloned().unwrap_or_else(|| Fault::new(Kind::Device, e.to_string())))
+        }
     }
 }
 

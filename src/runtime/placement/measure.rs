@@ -28,7 +28,9 @@ pub struct Need {
 
 impl Need {
     pub fn total(&self) -> u64 {
-        [self.weights, self.kv, self.activations, self.staging].into_iter().fold(0, u64::saturating_add)
+        [self.weights, self.kv, self.activations, self.staging]
+            .into_iter()
+            .fold(0, u64::saturating_add)
     }
 }
 
@@ -61,7 +63,8 @@ impl KvParts {
         for kv in layers {
             let bytes = |positions: usize| (positions * kv.bytes_per_position()) as u64;
             let seen = kv.pages.window.map_or(context, |window| window.min(context));
-            let part = if kv.pages.window.is_some() { &mut parts.window } else { &mut parts.global };
+            let part =
+                if kv.pages.window.is_some() { &mut parts.window } else { &mut parts.global };
             *part += bytes(kv.sequences * seen);
             parts.slack += bytes(kv.sequences * (kv.pages.count * PAGE - seen));
             parts.scratch += bytes(rows);
@@ -154,9 +157,16 @@ impl Task<'_> {
 
     /// The share of the layers `layers` with these bytes of weights and buffers; `embeds` where a
     /// table that is only looked up would be.
-    fn share(&self, model: &Forward, layers: std::ops::Range<usize>, (weights, buffers): (u64, u64), embeds: bool) -> Share {
+    fn share(
+        &self,
+        model: &Forward,
+        layers: std::ops::Range<usize>,
+        (weights, buffers): (u64, u64),
+        embeds: bool,
+    ) -> Share {
         let kv: u64 = model.kv_bytes[layers.clone()].iter().sum();
-        let parts = KvParts::of(model.kv[layers.clone()].iter(), self.context, model.layout.max_rows);
+        let parts =
+            KvParts::of(model.kv[layers.clone()].iter(), self.context, model.layout.max_rows);
         let table = match self.weights.format(Role::Embed, 0) {
             Ok(format) if embeds && self.weights.has_own_head() => {
                 let [rows, cols] = Role::Embed.shape(self.weights.config());
@@ -168,7 +178,10 @@ impl Task<'_> {
             layers: layers.len(),
             need: Need { weights, kv, activations: buffers.saturating_sub(kv), staging: 0 },
             kv: parts,
-            reads: Reads { weights: weights.saturating_sub(table), kv_when_full: parts.global + parts.window },
+            reads: Reads {
+                weights: weights.saturating_sub(table),
+                kv_when_full: parts.global + parts.window,
+            },
         }
     }
 

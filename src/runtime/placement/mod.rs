@@ -34,9 +34,8 @@ impl std::str::FromStr for Device {
             Some(("vulkan", index)) if index.parse::<usize>().is_ok() => {
                 Ok(Device::Vulkan(Choice::Index(index.parse().expect("just parsed"))))
             }
-            _ => {
-                Err(Fault::usage(format!("unknown device `{device}`")).help("one of auto, cpu, vulkan, vulkan:0, vulkan:1, ..."))
-            }
+            _ => Err(Fault::usage(format!("unknown device `{device}`"))
+                .help("one of auto, cpu, vulkan, vulkan:0, vulkan:1, ...")),
         }
     }
 }
@@ -57,12 +56,15 @@ impl Placement {
         let (here, there) = (bytes(cpu.need.total()), bytes(gpu.need.total()));
         match &self.device {
             None => format!("all layers on the processor ({here})"),
-            Some(device) if cpu.layers == 0 => format!("all {} layers on {} ({there})", gpu.layers, device.name),
+            Some(device) if cpu.layers == 0 => {
+                format!("all {} layers on {} ({there})", gpu.layers, device.name)
+            }
             Some(device) => {
                 let all = gpu.layers + cpu.layers;
                 let name = &device.name;
                 format!(
-                    "{} of {all} layers and the head on {name} ({there}), {} on the processor ({here})",
+                    "{} of {all} layers and the head on {name} ({there}), {} on the processor \
+                        ({here})",
                     gpu.layers, cpu.layers
                 )
             }
@@ -78,7 +80,11 @@ const SMALL: u64 = 200_000_000;
 ///
 /// What is named is taken or refused. Under `auto` a GPU that is there but cannot serve is
 /// mentioned once.
-pub fn candidates(task: &Task<'_>, options: &RunOptions, listener: &dyn Listener) -> Result<Vec<Placement>> {
+pub fn candidates(
+    task: &Task<'_>,
+    options: &RunOptions,
+    listener: &dyn Listener,
+) -> Result<Vec<Placement>> {
     candidates_among(task, options, || Vulkan::open().and_then(|v| v.devices()), listener)
 }
 
@@ -145,7 +151,11 @@ pub fn roomy_gpu(task: &Task<'_>) -> Result<Option<usize>> {
     }
     let devices = Vulkan::open().and_then(|v| v.devices()).unwrap_or_default();
     let fits = |d: &&DeviceInfo| on_gpu(task, d, GpuLayers::All).is_ok();
-    Ok(ranked(&devices).into_iter().filter(|d| !d.is_integrated && !d.is_cpu).find(fits).map(|d| d.index))
+    Ok(ranked(&devices)
+        .into_iter()
+        .filter(|d| !d.is_integrated && !d.is_cpu)
+        .find(fits)
+        .map(|d| d.index))
 }
 
 fn on_cpu(task: &Task<'_>) -> Result<Placement> {
@@ -173,20 +183,32 @@ fn on_gpu(task: &Task<'_>, device: &DeviceInfo, wish: GpuLayers) -> Result<Place
         (_, true) => String::new(),
         (_, false) => format!("{layers} of {} layers: ", task.layers()),
     };
-    let what = format!("{what}{} do not fit into {} of free memory on {}", parts(need), bytes(device.free()), device.name);
+    let what = format!(
+        "{what}{} do not fit into {} of free memory on {}",
+        parts(need),
+        bytes(device.free()),
+        device.name
+    );
     let fewer = match (wish, task.most_layers(device)?) {
         (GpuLayers::Auto, _) | (_, None) => String::new(),
         (_, Some(most)) => format!("give --gpu-layers {} or auto, ", most.gpu.layers),
     };
-    let help = "lower --ctx-size, quantise the model further (gemma quantize --target-size), or use --device cpu";
+    let help = "lower --ctx-size, quantise the model further (gemma quantize --target-size), or \
+        use --device cpu";
     Err(Fault::new(Kind::Memory, what).help(format!("{fewer}{help}")).into())
 }
 
 /// The bytes of a side in words.
 fn parts(need: Need) -> String {
-    let staging = if need.staging > 0 { format!(" and {} for loading", bytes(need.staging)) } else { String::new() };
+    let staging = if need.staging > 0 {
+        format!(" and {} for loading", bytes(need.staging))
+    } else {
+        String::new()
+    };
     let (weights, kv, activations) = (bytes(need.weights), bytes(need.kv), bytes(need.activations));
-    format!("{weights} for weights, {kv} for keys and values, {activations} for activations{staging}")
+    format!(
+        "{weights} for weights, {kv} for keys and values, {activations} for activations{staging}"
+    )
 }
 
 /// Refuses what would drive the machine into swapping, before it does. `available` is what
@@ -203,10 +225,12 @@ pub fn check_memory(placement: &Placement, available: Option<u64>) -> Result<()>
         n => format!(", with {} for {what},", bytes(n)),
     };
     let others = with(gpu, "the GPU's layers") + &with(placement.layout.npu, "the NPU's copy");
-    let what = format!("{}{others} do not fit into {} of available memory", parts(need), bytes(available));
+    let what =
+        format!("{}{others} do not fit into {} of available memory", parts(need), bytes(available));
     Err(Fault::new(Kind::Memory, what)
         .help(
-            "gemma plan names the sizes that fit: quantise the model (gemma quantize), lower --ctx-size, or close other programs",
+            "gemma plan names the sizes that fit: quantise the model (gemma quantize), lower \
+                --ctx-size, or close other programs",
         )
         .into())
 }
@@ -256,16 +280,30 @@ mod tests {
     #[test]
     fn the_gpu_that_takes_most_layers_goes_first() {
         let shape = crate::runtime::shapes::Shape::B4;
-        let formats = crate::runtime::shapes::Formats { weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
+        let formats = crate::runtime::shapes::Formats {
+            weights: Some("i4-g32".parse().unwrap()),
+            ..Default::default()
+        };
         let weights = shape.weights(&formats).unwrap();
-        let task = Task { weights: &weights, context: 2048, kv: crate::compute::KvFormat::F16, sequences: 1, npu: false };
+        let task = Task {
+            weights: &weights,
+            context: 2048,
+            kv: crate::compute::KvFormat::F16,
+            sequences: 1,
+            npu: false,
+        };
         let chosen = |devices: &[DeviceInfo]| -> Vec<(usize, usize)> {
             let list = gpus(&task, devices, &Silence);
             list.iter().map(|p| (p.device.as_ref().unwrap().index, p.layout.gpu.layers)).collect()
         };
         // All fits on two: the discrete one is the better. A little fits on the third, nothing on
         // the fourth.
-        let devices = [device(0, true, 1 << 33), device(1, false, 3 << 29), device(2, false, 1 << 33), device(3, false, 1 << 28)];
+        let devices = [
+            device(0, true, 1 << 33),
+            device(1, false, 3 << 29),
+            device(2, false, 1 << 33),
+            device(3, false, 1 << 28),
+        ];
         let list = chosen(&devices);
         assert_eq!(list[..2], [(2, 34), (0, 34)]);
         assert!(list[2].0 == 1 && (1..34).contains(&list[2].1) && list.len() == 3, "{list:?}");
@@ -278,7 +316,10 @@ mod tests {
         assert_eq!(on_gpu(&task, &devices[1], GpuLayers::N(1)).unwrap().layout.gpu.layers, 1);
         let refused = on_gpu(&task, &devices[1], GpuLayers::N(layers + 1)).unwrap_err();
         let fault = crate::error::fault_of(&refused).unwrap();
-        assert!(fault.kind == Kind::Memory && fault.help.as_ref().unwrap().contains(&format!("--gpu-layers {layers} ")));
+        assert!(
+            fault.kind == Kind::Memory
+                && fault.help.as_ref().unwrap().contains(&format!("--gpu-layers {layers} "))
+        );
     }
 
     #[test]

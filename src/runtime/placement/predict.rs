@@ -69,7 +69,8 @@ impl Speeds {
     /// The same beside this GPU, or without one. What is not known of it is assumed.
     pub fn beside(self, device: Option<&DeviceInfo>) -> Speeds {
         let Speeds { cpu, gpu } = self;
-        let assumed = |d: &DeviceInfo| if d.is_integrated || d.is_cpu { cpu.gb_per_s } else { ASSUMED };
+        let assumed =
+            |d: &DeviceInfo| if d.is_integrated || d.is_cpu { cpu.gb_per_s } else { ASSUMED };
         let guessed = |d: &DeviceInfo| Speed { gb_per_s: assumed(d), how: "assumed" };
         Speeds { cpu, gpu: device.map(|d| gpu.unwrap_or_else(|| guessed(d))) }
     }
@@ -79,7 +80,11 @@ impl Speeds {
         let mut exec = driver::open(device, listener)?;
         let (rows, cols) = (8192, PROBE_BYTES / 4 / 8192);
         let codes = Cow::Owned(vec![0; PROBE_BYTES]);
-        exec.load("probe", Part::Head, &Matrix { format: Format::F32, rows, cols, codes, scales: Cow::Borrowed(&[]) })?;
+        exec.load(
+            "probe",
+            Part::Head,
+            &Matrix { format: Format::F32, rows, cols, codes, scales: Cow::Borrowed(&[]) },
+        )?;
         let layout = StepLayout { max_rows: 16 };
         let step = exec.alloc("step", layout.words() * 4)?;
         exec.record(Plan::default(), step, layout)?;
@@ -98,7 +103,8 @@ impl Speeds {
     /// A prediction in words, and what it rests on.
     pub fn describe(&self, p: &Prediction) -> String {
         format!(
-            "at most {} tok/s without drafts ({} ms a pass, {} ms when the context is full) at the full speed of memory: {}",
+            "at most {} tok/s without drafts ({} ms a pass, {} ms when the context is full) at the \
+                full speed of memory: {}",
             digits3(p.passes_per_s[1]),
             digits3(p.ms_per_pass),
             digits3(p.ms_per_pass_when_full),
@@ -110,8 +116,14 @@ impl Speeds {
     pub fn basis(&self, p: &Prediction) -> String {
         let speed = |s: Speed| format!("{} GB/s ({})", digits3(s.gb_per_s), s.how);
         // Memories from which nothing is read say nothing.
-        let parts = [("GPU", self.gpu.filter(|_| p.reads[0] > 0)), ("processor", Some(self.cpu).filter(|_| p.reads[1] > 0))];
-        let parts: Vec<String> = parts.into_iter().filter_map(|(name, s)| Some(format!("the {name}'s {}", speed(s?)))).collect();
+        let parts = [
+            ("GPU", self.gpu.filter(|_| p.reads[0] > 0)),
+            ("processor", Some(self.cpu).filter(|_| p.reads[1] > 0)),
+        ];
+        let parts: Vec<String> = parts
+            .into_iter()
+            .filter_map(|(name, s)| Some(format!("the {name}'s {}", speed(s?))))
+            .collect();
         parts.join(", ")
     }
 
@@ -121,7 +133,9 @@ impl Speeds {
             speed.map_or(0.0, |s| bytes as f64 / s.gb_per_s / 1e9)
         };
         let layout = &placement.layout;
-        let pass = |full| seconds(&layout.gpu, self.gpu, full) + seconds(&layout.cpu, Some(self.cpu), full);
+        let pass = |full| {
+            seconds(&layout.gpu, self.gpu, full) + seconds(&layout.cpu, Some(self.cpu), full)
+        };
         let [empty, full] = [pass(false), pass(true)];
         Prediction {
             ms_per_pass: empty * 1e3,
@@ -139,15 +153,34 @@ mod tests {
 
     #[test]
     fn each_side_reads_at_its_own_speed() {
-        let share = |weights, kv_when_full| Share { reads: Reads { weights, kv_when_full }, ..Share::default() };
-        let layout = Layout { gpu: share(6_000_000_000, 3_000_000_000), cpu: share(2_000_000_000, 0), ..Layout::default() };
+        let share = |weights, kv_when_full| Share {
+            reads: Reads { weights, kv_when_full },
+            ..Share::default()
+        };
+        let layout = Layout {
+            gpu: share(6_000_000_000, 3_000_000_000),
+            cpu: share(2_000_000_000, 0),
+            ..Layout::default()
+        };
         let speed = |gb_per_s| Speed { gb_per_s, how: "assumed" };
         let speeds = Speeds { cpu: speed(20.0), gpu: Some(speed(300.0)) };
         let p = speeds.predict(&Placement { device: None, layout });
-        assert!((p.ms_per_pass - 120.0).abs() < 1e-9 && (p.ms_per_pass_when_full - 130.0).abs() < 1e-9, "{p:?}");
-        assert!((p.passes_per_s[1] - 1.0 / 0.12).abs() < 1e-9 && (p.passes_per_s[0] - 1.0 / 0.13).abs() < 1e-9, "{p:?}");
+        assert!(
+            (p.ms_per_pass - 120.0).abs() < 1e-9 && (p.ms_per_pass_when_full - 130.0).abs() < 1e-9,
+            "{p:?}"
+        );
+        assert!(
+            (p.passes_per_s[1] - 1.0 / 0.12).abs() < 1e-9
+                && (p.passes_per_s[0] - 1.0 / 0.13).abs() < 1e-9,
+            "{p:?}"
+        );
         let said = speeds.describe(&p);
-        assert!(said.contains("120 ms") && said.contains("300 GB/s (assumed)") && said.contains("20.0 GB/s"), "{said}");
+        assert!(
+            said.contains("120 ms")
+                && said.contains("300 GB/s (assumed)")
+                && said.contains("20.0 GB/s"),
+            "{said}"
+        );
         let alone = Speeds { gpu: None, ..speeds }.describe(&Prediction { reads: [0, 1], ..p });
         assert!(!alone.contains("GPU"), "{alone}");
     }

@@ -52,7 +52,8 @@ impl Work {
         for (role, layer) in weights.roles() {
             if role.is_matrix() && role.is_layer() && layers.contains(&layer) {
                 let [rows, cols] = role.shape(config);
-                *work.linear.entry(weights.format(role, layer)?).or_default() += (rows * cols * tokens) as f64;
+                *work.linear.entry(weights.format(role, layer)?).or_default() +=
+                    (rows * cols * tokens) as f64;
             }
         }
         for layer in layers {
@@ -117,7 +118,12 @@ struct Small {
 
 impl Small {
     /// `[dim, ffn_dim, n_heads]`, with half as many heads of keys and values.
-    fn new([dim, ffn, heads]: [usize; 3], format: Format, kv: KvFormat, place: Box<dyn Executor>) -> Result<Small> {
+    fn new(
+        [dim, ffn, heads]: [usize; 3],
+        format: Format,
+        kv: KvFormat,
+        place: Box<dyn Executor>,
+    ) -> Result<Small> {
         let config = json!({
             "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
             "hidden_size": dim, "intermediate_size": ffn, "num_hidden_layers": 1, "sliding_window_pattern": 1,
@@ -128,8 +134,10 @@ impl Small {
         let table = |role| matches!(role, Role::Embed | Role::Head);
         let formats = |role| if table(role) { Format::I8_ROW } else { format };
         let weights = Weights::synthetic(Config::from_json(&config)?, formats, 1);
-        let matrices = weights.roles().into_iter().filter(|(role, _)| role.is_matrix() && role.is_layer());
-        let of_layer = matrices.map(|(role, _)| role.shape(weights.config()).iter().product::<usize>()).sum();
+        let matrices =
+            weights.roles().into_iter().filter(|(role, _)| role.is_matrix() && role.is_layer());
+        let of_layer =
+            matrices.map(|(role, _)| role.shape(weights.config()).iter().product::<usize>()).sum();
         let tokens: Vec<Token> = (0..ROWS as Token).collect();
         let options = EngineOptions { context: DEPTH + ROWS, kv };
         Ok(Small {
@@ -177,10 +185,14 @@ pub fn reading(
         Ok(Box::new(CpuExecutor::on(pool.clone(), CpuOptions { isa, ..CpuOptions::default() })))
     };
     let mut seconds = 0.0;
-    if let (Some(device), Some(listener)) = (placement.device.as_ref().filter(|_| n_gpu > 0), on_gpu) {
+    if let (Some(device), Some(listener)) =
+        (placement.device.as_ref().filter(|_| n_gpu > 0), on_gpu)
+    {
         let work = Work::of(task.weights, 0..n_gpu, tokens)?;
-        seconds += Rates::measure(work.linear.keys().copied(), task.kv, &|| Ok(Box::new(driver::open(device, listener)?)))?
-            .seconds(&work);
+        seconds += Rates::measure(work.linear.keys().copied(), task.kv, &|| {
+            Ok(Box::new(driver::open(device, listener)?))
+        })?
+        .seconds(&work);
     }
     if n_gpu < all {
         let work = Work::of(task.weights, n_gpu..all, tokens)?;
@@ -203,9 +215,13 @@ mod tests {
     fn work_is_counted_by_format_and_window() {
         let weights = weights("q4_0");
         let c = weights.config();
-        let matrices = c.n_layers * (c.dim * c.head_dim * (2 * c.n_heads + 2 * c.n_kv_heads) + 3 * c.dim * c.ffn_dim);
+        let matrices = c.n_layers
+            * (c.dim * c.head_dim * (2 * c.n_heads + 2 * c.n_kv_heads) + 3 * c.dim * c.ffn_dim);
         let work = Work::of(&weights, 0..c.n_layers, 1000).unwrap();
-        assert_eq!(work.linear.into_iter().collect::<Vec<_>>(), [(Format::I4_G32, (1000 * matrices) as f64)]);
+        assert_eq!(
+            work.linear.into_iter().collect::<Vec<_>>(),
+            [(Format::I4_G32, (1000 * matrices) as f64)]
+        );
         // A window of 512: 512 queries see 1 to 512 keys, 488 see 512; a global layer's see 1 to
         // 1000.
         let globals = (0..c.n_layers).filter(|l| c.is_global(*l)).count();
@@ -218,20 +234,27 @@ mod tests {
 
     #[test]
     fn seconds_follow_from_work_and_rates() {
-        let work = Work { linear: [(Format::I4_G32, 6e9), (Format::BF16, 1e9)].into(), attention: 1e9 };
-        let rates = Rates { linear: [(Format::I4_G32, 2e9), (Format::BF16, 5e8)].into(), attention: 1e9 };
+        let work =
+            Work { linear: [(Format::I4_G32, 6e9), (Format::BF16, 1e9)].into(), attention: 1e9 };
+        let rates =
+            Rates { linear: [(Format::I4_G32, 2e9), (Format::BF16, 5e8)].into(), attention: 1e9 };
         assert_eq!(rates.seconds(&work), 6.0);
     }
 
     #[test]
     fn a_processor_is_timed_and_a_gpu_only_if_it_may_be() {
         let weights = weights("q4_0");
-        let task = Task { weights: &weights, context: 2048, kv: KvFormat::F16, sequences: 1, npu: false };
+        let task =
+            Task { weights: &weights, context: 2048, kv: KvFormat::F16, sequences: 1, npu: false };
         let pool = Arc::new(Pool::new(2).unwrap());
         let here = Placement { device: None, layout: task.measure(None, 0).unwrap() };
         let found = reading(&task, &here, &pool, None, None).unwrap().unwrap();
         assert_eq!(found.tokens, DOCUMENT);
-        assert!(found.seconds > 0.0 && (found.tokens_per_s * found.seconds - DOCUMENT as f64).abs() < 1e-6, "{found:?}");
+        assert!(
+            found.seconds > 0.0
+                && (found.tokens_per_s * found.seconds - DOCUMENT as f64).abs() < 1e-6,
+            "{found:?}"
+        );
         let mut split = here.clone();
         split.layout.gpu = Share { layers: 4, ..Share::default() };
         assert_eq!(reading(&task, &split, &pool, None, None).unwrap(), None);

@@ -20,7 +20,13 @@ pub fn dispatch(
     // buffers.
     unsafe {
         device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
-        device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, call.push.bytes());
+        device.cmd_push_constants(
+            commands,
+            layout,
+            vk::ShaderStageFlags::COMPUTE,
+            0,
+            call.push.bytes(),
+        );
         device.cmd_dispatch(commands, call.groups[0], call.groups[1], call.groups[2]);
     }
 }
@@ -44,13 +50,25 @@ pub fn dispatch_part(
     // SAFETY: as above; all that is dispatched lies within the call.
     unsafe {
         device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
-        device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, call.push.bytes());
+        device.cmd_push_constants(
+            commands,
+            layout,
+            vk::ShaderStageFlags::COMPUTE,
+            0,
+            call.push.bytes(),
+        );
         device.cmd_dispatch_base(commands, base[0], base[1], base[2], count[0], count[1], count[2]);
     }
 }
 
 /// Copies bytes of a buffer from `start` on to where the host sees them, and waits for that.
-pub fn read_back(queue: &mut Queue, from: vk::Buffer, start: u64, through: &Block, bytes: &mut [u8]) -> Result<()> {
+pub fn read_back(
+    queue: &mut Queue,
+    from: vk::Buffer,
+    start: u64,
+    through: &Block,
+    bytes: &mut [u8],
+) -> Result<()> {
     let copy = vk::BufferCopy { src_offset: start, dst_offset: 0, size: bytes.len() as u64 };
     // SAFETY: the caller checked that the buffer holds the bytes, and they go through in one.
     let done = queue.once(|device, commands| unsafe {

@@ -67,7 +67,9 @@ impl VulkanExecutor {
             }
             self.queue.wait(pass.submission)?;
             seconds = pass.seconds;
-            let is_stale = |s: f64| watched && cut::is_stale(&pass.ends, &cut::cut(&pass.sizes, s), &pass.sizes, s);
+            let is_stale = |s: f64| {
+                watched && cut::is_stale(&pass.ends, &cut::cut(&pass.sizes, s), &pass.sizes, s)
+            };
             if !seconds.map_or(pass.ends.is_empty(), is_stale) {
                 return Ok(());
             }
@@ -77,8 +79,12 @@ impl VulkanExecutor {
         }
         let calls = self.calls_of(plan, bucket)?;
         let (layout, kernels) = self.kernels(&calls)?;
-        let sizes: Vec<Size> = calls.iter().map(|call| Size { work: call.work, parts: call.groups[axis(call.groups)] }).collect();
-        let mut recording = Recording { calls, sizes, layout, kernels, hazards: Hazards::default() };
+        let sizes: Vec<Size> = calls
+            .iter()
+            .map(|call| Size { work: call.work, parts: call.groups[axis(call.groups)] })
+            .collect();
+        let mut recording =
+            Recording { calls, sizes, layout, kernels, hazards: Hazards::default() };
         let pass = match seconds {
             _ if !watched => self.record_all(&mut recording, 0.0)?,
             Some(seconds) => self.record_all(&mut recording, seconds)?,
@@ -97,8 +103,12 @@ impl VulkanExecutor {
     /// Records a pass that is estimated to take `seconds`.
     fn record_all(&mut self, recording: &mut Recording, seconds: f64) -> Result<Pass> {
         let ends = cut::cut(&recording.sizes, seconds);
-        let works = cut::pieces(&ends).map(|(from, to)| cut::work_between(&recording.sizes, from, to)).collect();
-        let pieces = cut::pieces(&ends).map(|(from, to)| self.record_piece(recording, from, to)).collect::<Result<_>>()?;
+        let works = cut::pieces(&ends)
+            .map(|(from, to)| cut::work_between(&recording.sizes, from, to))
+            .collect();
+        let pieces = cut::pieces(&ends)
+            .map(|(from, to)| self.record_piece(recording, from, to))
+            .collect::<Result<_>>()?;
         Ok(Pass { pieces, works, ends, ..Pass::default() })
     }
 
@@ -113,7 +123,13 @@ impl VulkanExecutor {
             if to.call == recording.calls.len() {
                 // What was felt out is recorded whole when it runs again.
                 let ends = if from == Cut::default() { vec![to] } else { Vec::new() };
-                return Ok(Pass { pieces: vec![piece], works: vec![work], ends, spent, ..Pass::default() });
+                return Ok(Pass {
+                    pieces: vec![piece],
+                    works: vec![work],
+                    ends,
+                    spent,
+                    ..Pass::default()
+                });
             }
             let start = Instant::now();
             self.stage(Some(piece))?;
@@ -147,7 +163,12 @@ impl VulkanExecutor {
         self.made_up().map_or(pass.spent + by_the_clock, |m| m.each * work)
     }
 
-    fn record_piece(&mut self, recording: &mut Recording, from: Cut, to: Cut) -> Result<vk::CommandBuffer> {
+    fn record_piece(
+        &mut self,
+        recording: &mut Recording,
+        from: Cut,
+        to: Cut,
+    ) -> Result<vk::CommandBuffer> {
         let Recording { calls, sizes, layout, kernels, hazards } = recording;
         let divided = |i: usize| {
             let first = if i == from.call { from.part } else { 0 };
@@ -161,7 +182,8 @@ impl VulkanExecutor {
             let whole = (first, end) == (0, sizes[i].parts);
             let kernel = match whole {
                 true => kernels[i],
-                false => pipeline::lock(&self.pipelines).get_divisible(calls[i].shader, &calls[i].constants)?,
+                false => pipeline::lock(&self.pipelines)
+                    .get_divisible(calls[i].shader, &calls[i].constants)?,
             };
             parts.push((kernel, first, end, whole));
         }
@@ -177,7 +199,9 @@ impl VulkanExecutor {
                 }
                 match whole {
                     true => dispatch(device, commands, *layout, kernel, &calls[i]),
-                    false => dispatch_part(device, commands, *layout, kernel, &calls[i], first..end),
+                    false => {
+                        dispatch_part(device, commands, *layout, kernel, &calls[i], first..end)
+                    }
                 }
                 if let Some(timing) = timing.as_ref().filter(|_| end == sizes[i].parts) {
                     timing.stamp(commands, i + 1);
@@ -195,10 +219,12 @@ pub fn explained(error: anyhow::Error, rows: usize) -> anyhow::Error {
         return error;
     }
     let s = if rows == 1 { "" } else { "s" };
-    let estimate = format!("whose submissions were estimated to take at most {} s each", cut::LIMIT);
+    let estimate =
+        format!("whose submissions were estimated to take at most {} s each", cut::LIMIT);
     let what = format!("{LOST} in a pass over {rows} token{s}, {estimate}");
-    let help = "if the system's log (sudo dmesg) says `timeout`, the driver took the pass for a hang: close what else uses the GPU, \
-                or let it take longer (amdgpu.lockup_timeout=10000 on Linux's command line); if it says something else, update the \
-                driver; --device cpu does without the GPU";
+    let help = "if the system's log (sudo dmesg) says `timeout`, the driver took the pass for a \
+                hang: close what else uses the GPU, or let it take longer \
+                (amdgpu.lockup_timeout=10000 on Linux's command line); if it says something else, \
+                update the driver; --device cpu does without the GPU";
     error.context(Fault::new(Kind::Device, what).help(help))
 }

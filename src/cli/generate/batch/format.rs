@@ -33,7 +33,10 @@ impl Formats {
         given.extend(self.json_schema.map(Source::JsonSchema).map(Format::Grammar));
         given.extend(self.grammar.map(Source::Lark).map(Format::Grammar));
         given.extend(self.regex.map(Source::Regex).map(Format::Grammar));
-        ensure!(given.len() < 2, Fault::model("the record asks for its answer in more than one form"));
+        ensure!(
+            given.len() < 2,
+            Fault::model("the record asks for its answer in more than one form")
+        );
         Ok(given.pop())
     }
 }
@@ -43,11 +46,15 @@ fn response_format(format: &Value) -> Result<Format> {
         Some("text") => Ok(Format::Text),
         Some("json_object") => Ok(Format::Grammar(Source::json_object())),
         Some("json_schema") => {
-            let missing = || Fault::model("`response_format` has no json_schema.schema").help(EXAMPLE);
+            let missing =
+                || Fault::model("`response_format` has no json_schema.schema").help(EXAMPLE);
             let schema = format.pointer("/json_schema/schema").with_context(missing)?;
             Ok(Format::Grammar(Source::JsonSchema(schema.clone())))
         }
-        _ => bail!(Fault::model(format!("`response_format` is not one that is known: {format}")).help(EXAMPLE)),
+        _ => bail!(
+            Fault::model(format!("`response_format` is not one that is known: {format}"))
+                .help(EXAMPLE)
+        ),
     }
 }
 
@@ -67,11 +74,16 @@ mod tests {
         assert_eq!(one(json!({})).unwrap(), None);
         assert_eq!(one(json!({"response_format": null})).unwrap(), None);
         assert_eq!(one(json!({"response_format": {"type": "text"}})).unwrap(), Some(Format::Text));
-        let theirs =
-            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}}});
+        let theirs = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}}});
         assert_eq!(one(theirs).unwrap(), grammar(Source::JsonSchema(schema.clone())));
-        assert_eq!(one(json!({"json_schema": schema})).unwrap(), grammar(Source::JsonSchema(schema.clone())));
-        assert_eq!(one(json!({"response_format": {"type": "json_object"}})).unwrap(), grammar(Source::json_object()));
+        assert_eq!(
+            one(json!({"json_schema": schema})).unwrap(),
+            grammar(Source::JsonSchema(schema.clone()))
+        );
+        assert_eq!(
+            one(json!({"response_format": {"type": "json_object"}})).unwrap(),
+            grammar(Source::json_object())
+        );
         assert_eq!(one(json!({"regex": "a+"})).unwrap(), grammar(Source::Regex("a+".into())));
         for bad in [
             json!({"response_format": {"type": "xml"}}),

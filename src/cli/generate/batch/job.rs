@@ -141,8 +141,18 @@ const FIELDS: [&str; 20] = [
 ];
 /// Fields of an OpenAI body that name what is not asked here, or what is refused where it would
 /// change the answer.
-const PASSED_OVER: [&str; 10] =
-    ["model", "user", "metadata", "store", "service_tier", "stream_options", "n", "stream", "logprobs", "tools"];
+const PASSED_OVER: [&str; 10] = [
+    "model",
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "stream_options",
+    "n",
+    "stream",
+    "logprobs",
+    "tools",
+];
 
 /// The field that was probably meant.
 pub fn meant(unknown: &str) -> Option<&'static str> {
@@ -150,7 +160,8 @@ pub fn meant(unknown: &str) -> Option<&'static str> {
 }
 
 impl Line {
-    /// Reads the line with this number, the first being 1. Whatever is wrong with it becomes its failure.
+    /// Reads the line with this number, the first being 1. Whatever is wrong with it becomes its
+    /// failure.
     pub fn parse(bytes: &[u8], number: usize) -> Line {
         let line = |id: Value, kind, job: Result<(Job, Vec<String>)>| {
             let (job, unknown) = match job {
@@ -162,20 +173,31 @@ impl Line {
         let bad = |error: anyhow::Error| line(number.into(), Kind::Ours, Err(error));
         let value: Value = match serde_json::from_slice(bytes) {
             Ok(value @ Value::Object(_)) => value,
-            Ok(_) => return bad(Fault::model("the line is not a JSON object").help(EXAMPLE).into()),
-            Err(e) => return bad(Fault::model(format!("the line is not valid JSON: {e}")).help(EXAMPLE).into()),
+            Ok(_) => {
+                return bad(Fault::model("the line is not a JSON object").help(EXAMPLE).into());
+            }
+            Err(e) => {
+                return bad(Fault::model(format!("the line is not valid JSON: {e}"))
+                    .help(EXAMPLE)
+                    .into());
+            }
         };
         if let Some(id) = value.get("custom_id") {
-            let text = value.get("url").and_then(Value::as_str).is_some_and(|url| url.ends_with("/v1/completions"));
+            let text = value
+                .get("url")
+                .and_then(Value::as_str)
+                .is_some_and(|url| url.ends_with("/v1/completions"));
             let kind = if text { Kind::OpenAiText } else { Kind::OpenAiChat };
             return line(id.clone(), kind, openai(&value, text));
         }
-        let id = value.get("id").filter(|id| !id.is_null()).cloned().unwrap_or_else(|| number.into());
+        let id =
+            value.get("id").filter(|id| !id.is_null()).cloned().unwrap_or_else(|| number.into());
         line(id, Kind::Ours, job(value, &["id"]))
     }
 
-    /// The seed of a record that names none: it depends on nothing but the batch's seed and the record's id, so that it makes no
-    /// difference how a batch is cut. 53 bits: exact in every JSON reader.
+    /// The seed of a record that names none: it depends on nothing but the batch's seed and the
+    /// record's id, so that it makes no difference how a batch is cut. 53 bits: exact in every JSON
+    /// reader.
     pub fn seed(&self, base: u64) -> u64 {
         let mut hash = Sha256::new();
         hash.update(base.to_le_bytes());
@@ -192,20 +214,36 @@ fn job(value: Value, known: &[&str]) -> Result<(Job, Vec<String>)> {
     let wrong = || Fault::model("a field of the record has the wrong type").help(EXAMPLE);
     let fields: Fields = serde_json::from_value(value).with_context(wrong)?;
     let messages = fields.messages.unwrap_or_default();
-    let messages: Vec<Message> = messages.into_iter().map(|m| Message { role: m.role, content: m.content.text() }).collect();
+    let messages: Vec<Message> =
+        messages.into_iter().map(|m| Message { role: m.role, content: m.content.text() }).collect();
     let empty = fields.prompt.as_ref().is_none_or(|p| p.trim().is_empty());
     if messages.is_empty() && empty && fields.raw != Some(true) {
-        return Err(Fault::model("the record has neither a prompt nor messages").help(EXAMPLE).into());
+        return Err(Fault::model("the record has neither a prompt nor messages")
+            .help(EXAMPLE)
+            .into());
     }
     let stop = match fields.stop {
         None => Vec::new(),
         Some(OneOrMore::One(text)) => vec![text],
         Some(OneOrMore::More(texts)) => texts,
     };
-    ensure!(!stop.iter().any(String::is_empty), Fault::model("stop: an empty text would end everything at once"));
-    let unknown = fields.unknown.into_iter().map(|(name, _)| name).filter(|name| !known.contains(&name.as_str())).collect();
+    ensure!(
+        !stop.iter().any(String::is_empty),
+        Fault::model("stop: an empty text would end everything at once")
+    );
+    let unknown = fields
+        .unknown
+        .into_iter()
+        .map(|(name, _)| name)
+        .filter(|name| !known.contains(&name.as_str()))
+        .collect();
     let job = Job {
-        said: Said { system: fields.system, messages, text: fields.prompt, prefill: fields.prefill },
+        said: Said {
+            system: fields.system,
+            messages,
+            text: fields.prompt,
+            prefill: fields.prefill,
+        },
         raw: fields.raw,
         max_tokens: fields.max_tokens,
         stop,
@@ -218,13 +256,23 @@ fn job(value: Value, known: &[&str]) -> Result<(Job, Vec<String>)> {
 
 fn openai(line: &Value, text: bool) -> Result<(Job, Vec<String>)> {
     let url = line.get("url").and_then(Value::as_str);
-    let known = url.is_none_or(|u| u.ends_with("/v1/chat/completions") || u.ends_with("/v1/completions"));
-    ensure!(known, Fault::model(format!("there is no {} here", url.unwrap_or_default())).help("/v1/chat/completions is"));
+    let known =
+        url.is_none_or(|u| u.ends_with("/v1/chat/completions") || u.ends_with("/v1/completions"));
+    ensure!(
+        known,
+        Fault::model(format!("there is no {} here", url.unwrap_or_default()))
+            .help("/v1/chat/completions is")
+    );
     let body = line.get("body").context(Fault::model("the line has no body"))?.clone();
     // What would change the answer and cannot be done must not be passed over.
-    let asks = |name: &str, plain: Value| body.get(name).is_some_and(|v| !v.is_null() && *v != plain);
-    for (name, plain) in [("n", 1.into()), ("stream", false.into()), ("logprobs", false.into()), ("tools", Value::Array(vec![]))]
-    {
+    let asks =
+        |name: &str, plain: Value| body.get(name).is_some_and(|v| !v.is_null() && *v != plain);
+    for (name, plain) in [
+        ("n", 1.into()),
+        ("stream", false.into()),
+        ("logprobs", false.into()),
+        ("tools", Value::Array(vec![])),
+    ] {
         ensure!(!asks(name, plain), Fault::model(format!("`{name}` of the body is not supported")));
     }
     let (mut job, unknown) = job(body, &PASSED_OVER)?;
@@ -263,10 +311,15 @@ mod tests {
 
     #[test]
     fn records_of_both_kinds_are_read() {
-        let ours = line(r#"{"id": {"a": 1}, "prompt": "hi", "temp": 0.5, "stop": "x", "max_tokens": 3, "extra": []}"#);
+        let ours = line(
+            r#"{"id": {"a": 1}, "prompt": "hi", "temp": 0.5, "stop": "x", "max_tokens": 3, "extra": []}"#,
+        );
         assert_eq!((ours.id.to_string().as_str(), ours.kind.clone()), (r#"{"a":1}"#, Kind::Ours));
         let job = ours.job.unwrap();
-        assert_eq!((job.said.text.as_deref(), job.max_tokens, &job.stop[..]), (Some("hi"), Some(3), &["x".to_owned()][..]));
+        assert_eq!(
+            (job.said.text.as_deref(), job.max_tokens, &job.stop[..]),
+            (Some("hi"), Some(3), &["x".to_owned()][..])
+        );
         let config = job.sampling(&SamplerConfig::default(), 9);
         assert_eq!((config.temperature, config.seed), (0.5, 9));
 
@@ -278,7 +331,8 @@ mod tests {
         let job = theirs.job.unwrap();
         assert_eq!(job.said.messages, [Message { role: "user".into(), content: "hi".into() }]);
         assert_eq!(job.sampling(&SamplerConfig::default(), 9).seed, 4);
-        let text = line(r#"{"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "once"}}"#);
+        let text =
+            line(r#"{"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "once"}}"#);
         assert_eq!((text.kind.clone(), text.job.unwrap().raw), (Kind::OpenAiText, Some(true)));
     }
 
@@ -295,7 +349,11 @@ mod tests {
             (r#"{"custom_id": "c", "body": {"messages": []}}"#, r#""c""#, "neither"),
             (r#"{"custom_id": "c"}"#, r#""c""#, "no body"),
             (r#"{"custom_id": "c", "body": {"prompt": "a", "n": 2}}"#, r#""c""#, "`n`"),
-            (r#"{"custom_id": "c", "url": "/v1/embeddings", "body": {"prompt": "a"}}"#, r#""c""#, "/v1/embeddings"),
+            (
+                r#"{"custom_id": "c", "url": "/v1/embeddings", "body": {"prompt": "a"}}"#,
+                r#""c""#,
+                "/v1/embeddings",
+            ),
         ] {
             let line = line(text);
             let failure = line.job.unwrap_err();
@@ -307,12 +365,22 @@ mod tests {
     #[test]
     fn unknown_fields_are_named() {
         let with = |text: &str| line(text).unknown;
-        assert_eq!(with(r#"{"id": 1, "prompt": "a", "temprature": 0.5, "temp": 1, "max_completion_tokens": 3}"#), ["temprature"]);
         assert_eq!(
-            with(r#"{"custom_id": 1, "method": "POST", "body": {"prompt": "a", "model": "m", "best_of": 2}}"#),
+            with(
+                r#"{"id": 1, "prompt": "a", "temprature": 0.5, "temp": 1, "max_completion_tokens": 3}"#
+            ),
+            ["temprature"]
+        );
+        assert_eq!(
+            with(
+                r#"{"custom_id": 1, "method": "POST", "body": {"prompt": "a", "model": "m", "best_of": 2}}"#
+            ),
             ["best_of"]
         );
-        assert_eq!((meant("temprature"), meant("max_token"), meant("colour")), (Some("temperature"), Some("max_tokens"), None));
+        assert_eq!(
+            (meant("temprature"), meant("max_token"), meant("colour")),
+            (Some("temperature"), Some("max_tokens"), None)
+        );
         for field in FIELDS {
             let record = serde_json::json!({"prompt": "a", field: null}).to_string();
             assert_eq!(with(&record), [""; 0], "{field}");
@@ -321,7 +389,12 @@ mod tests {
 
     #[test]
     fn a_seed_comes_from_the_id_alone() {
-        let [a, b, c] = [r#"{"id": 1, "prompt": "x"}"#, r#"{"prompt": "y", "id": 1}"#, r#"{"id": "1", "prompt": "x"}"#].map(line);
+        let [a, b, c] = [
+            r#"{"id": 1, "prompt": "x"}"#,
+            r#"{"prompt": "y", "id": 1}"#,
+            r#"{"id": "1", "prompt": "x"}"#,
+        ]
+        .map(line);
         assert_eq!(a.seed(5), b.seed(5));
         assert!(a.seed(5) != c.seed(5) && a.seed(5) != a.seed(6));
         assert!(a.seed(5) < 1 << 53);

@@ -1,7 +1,8 @@
-//! `gemma generate --batch`: records in, a line out for each, in their order, from one loaded model.
+//! `gemma generate --batch`: records in, a line out for each, in their order, from one loaded
+//! model.
 //!
-//! What a record's text is depends on the record and the batch's seed alone, never on its neighbours, the shard, an interruption, or how
-//! many are answered at once.
+//! What a record's text is depends on the record and the batch's seed alone, never on its
+//! neighbours, the shard, an interruption, or how many are answered at once.
 
 pub mod format;
 pub mod held;
@@ -62,7 +63,10 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     let (sink, done) = place.open()?;
     let mut constraints = Constraints::new(&session.tokenizer, &session.stop_ids);
     // What is wrong with the options is said before the first record.
-    source.as_ref().map(|source| constraints.get(source, options.sampling.ignore_eos)).transpose()?;
+    source
+        .as_ref()
+        .map(|source| constraints.get(source, options.sampling.ignore_eos))
+        .transpose()?;
     let (mut config, _) = options.sampling.resolve(|name| typed.source(name), &session.generation);
     // Processes that share a batch must agree, and so must a run and its resumption.
     config.seed = options.sampling.seed.unwrap_or(0);
@@ -89,10 +93,13 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     if typed_in {
         ui.note("reading records from the terminal, a JSON object a line; Ctrl-D ends them");
     }
-    if let Some(survey) = (!done.is_empty()).then(|| survey(from, options.batch.shard, &done)).flatten() {
+    if let Some(survey) =
+        (!done.is_empty()).then(|| survey(from, options.batch.shard, &done)).flatten()
+    {
         ui.note(kept(options, survey));
     }
-    let mut records = Records::new(lines, options.batch.shard, done, sequences > 1, options.batch.strict, ui);
+    let mut records =
+        Records::new(lines, options.batch.shard, done, sequences > 1, options.batch.strict, ui);
     let bar = match place::count(from) {
         Some(records) => ui.bar("records", records),
         None => ui.spinner("answering records", !typed_in),
@@ -115,9 +122,14 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     if !ui.is_quiet() {
         let seconds = begin.elapsed().as_secs_f64();
         let rate = tokens as f64 / seconds.max(1e-9);
-        let n = if answered == 1 { "1 record".into() } else { format!("{} records", thousands(answered)) };
+        let n = if answered == 1 {
+            "1 record".into()
+        } else {
+            format!("{} records", thousands(answered))
+        };
         let (failures, tokens) = (thousands(failed), thousands(tokens));
-        let done = format!("{n}, {failures} failed, {tokens} tokens in {seconds:.1} s ({rate:.1} tok/s)");
+        let done =
+            format!("{n}, {failures} failed, {tokens} tokens in {seconds:.1} s ({rate:.1} tok/s)");
         ui.line(&match (answered, records.kept) {
             (_, 0) => done,
             (0, kept) => format!("nothing to do: all {} answers are kept", thousands(kept)),
@@ -133,9 +145,23 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
 /// How much an earlier run did.
 fn kept(options: &Generate, survey: Survey) -> String {
     let Survey { records, kept, failed } = survey;
-    let out = options.batch.resume.as_ref().map(|out| out.path().display().to_string()).unwrap_or_default();
-    let failed = if failed > 0 { format!(", {} of them failed before", thousands(failed)) } else { String::new() };
-    format!("{out}: {} of {} kept, {} to do{failed}", thousands(kept), thousands(records), thousands(records - kept))
+    let out = options
+        .batch
+        .resume
+        .as_ref()
+        .map(|out| out.path().display().to_string())
+        .unwrap_or_default();
+    let failed = if failed > 0 {
+        format!(", {} of them failed before", thousands(failed))
+    } else {
+        String::new()
+    };
+    format!(
+        "{out}: {} of {} kept, {} to do{failed}",
+        thousands(kept),
+        thousands(records),
+        thousands(records - kept)
+    )
 }
 
 /// A command that lists the failures of this batch.
@@ -148,9 +174,13 @@ fn failures_of(options: &Generate) -> String {
 /// Options that mean one prompt, and those that do not go together.
 fn check(options: &Generate, typed: &Typed) -> Result<()> {
     let (input, chat, output) = (&options.input, &options.chat, &options.output);
-    let one = !input.words.is_empty() || input.prompt.is_some() || !input.file.is_empty() || chat.messages.is_some();
+    let one = !input.words.is_empty()
+        || input.prompt.is_some()
+        || !input.file.is_empty()
+        || chat.messages.is_some();
     if one {
-        let fault = Fault::usage("--batch takes its prompts from records, and another prompt was given");
+        let fault =
+            Fault::usage("--batch takes its prompts from records, and another prompt was given");
         return Err(fault.help("gemma generate --batch prompts.jsonl >answers.jsonl").into());
     }
     if chat.raw && (chat.system.is_some() || chat.system_file.is_some()) {
@@ -164,15 +194,21 @@ fn check(options: &Generate, typed: &Typed) -> Result<()> {
         return Err(Fault::usage("--resume OUT names the output: it goes without --output").into());
     }
     if output.stats_file.is_some() {
-        return Err(Fault::usage("--stats-file is for single prompts: a batch's figures are in its replies").into());
+        return Err(Fault::usage(
+            "--stats-file is for single prompts: a batch's figures are in its replies",
+        )
+        .into());
     }
     if options.sampling.stop.iter().any(String::is_empty) {
         return Err(Fault::usage("--stop: an empty text would end everything at once").into());
     }
     if options.batch.parallel > 1 {
         if !matches!(options.draft.draft.as_str(), "auto" | "ngram" | "off") {
-            let fault = Fault::usage("a draft model drafts for one text: it does not go with --parallel");
-            return Err(fault.help("use --draft auto, ngram or off, or leave --parallel out").into());
+            let fault =
+                Fault::usage("a draft model drafts for one text: it does not go with --parallel");
+            return Err(fault
+                .help("use --draft auto, ngram or off, or leave --parallel out")
+                .into());
         }
         if options.model.run.npu.is_asked() {
             return Err(npu::for_one_text());
@@ -219,7 +255,10 @@ impl Batch<'_> {
         let mut chat = options.chat.clone();
         chat.raw = job.raw.unwrap_or(chat.raw);
         let mut said = job.said.clone();
-        if !chat.raw && said.system.is_none() && said.messages.first().is_none_or(|m| m.role != "system") {
+        if !chat.raw
+            && said.system.is_none()
+            && said.messages.first().is_none_or(|m| m.role != "system")
+        {
             said.system.clone_from(&self.system);
         }
         if said.prefill.is_none() {
@@ -234,13 +273,17 @@ impl Batch<'_> {
             Some(Format::Text) => None,
             Some(Format::Grammar(source)) => Some(source),
         };
-        let grammar = source.map(|source| self.constraints.borrow_mut().get(source, ignore_eos)).transpose()?;
+        let grammar = source
+            .map(|source| self.constraints.borrow_mut().get(source, ignore_eos))
+            .transpose()?;
         let constrained = Constrained::new(grammar.as_ref(), history.len());
-        let mut sampler = constrained.sampler(Sampler::new(config)?.usable(self.session.tokenizer.vocab()));
+        let mut sampler =
+            constrained.sampler(Sampler::new(config)?.usable(self.session.tokenizer.vocab()));
         if ignore_eos {
             sampler = sampler.ban(self.session.stop_ids.iter().copied());
         }
-        let stops = if job.stop.is_empty() { options.sampling.stop.clone() } else { job.stop.clone() };
+        let stops =
+            if job.stop.is_empty() { options.sampling.stop.clone() } else { job.stop.clone() };
         let max_tokens = job.max_tokens.unwrap_or(options.sampling.max_tokens);
         Ok(Prepared { history, sampler, constrained, seed, stops, max_tokens })
     }

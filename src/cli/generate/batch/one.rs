@@ -1,5 +1,5 @@
-//! A batch answered record by record. Records share the target's cache: what a prompt has in common with the one before it is not read
-//! again.
+//! A batch answered record by record. Records share the target's cache: what a prompt has in common
+//! with the one before it is not read again.
 
 use super::job::{Failure, Job};
 use super::records::{Next, Records, Replies};
@@ -14,7 +14,12 @@ use crate::runtime::drafting::Drafting;
 use anyhow::Result;
 use std::time::Duration;
 
-pub fn run(batch: &Batch<'_>, started: Started<Drafting>, records: &mut Records<'_>, replies: &mut Replies<'_>) -> Result<()> {
+pub fn run(
+    batch: &Batch<'_>,
+    started: Started<Drafting>,
+    records: &mut Records<'_>,
+    replies: &mut Replies<'_>,
+) -> Result<()> {
     let Started { target, drafts: drafting, costs, .. } = started;
     let mut one = One { batch, target, drafting };
     loop {
@@ -50,7 +55,8 @@ struct One<'a> {
 }
 
 impl One<'_> {
-    /// Answers one record; `None` if an interruption came first. What no other record would survive is an error.
+    /// Answers one record; `None` if an interruption came first. What no other record would survive
+    /// is an error.
     fn answer(&mut self, job: &Job, seed: u64) -> Result<Option<Result<Answer, Failure>>> {
         match self.generate(job, seed) {
             Ok(answer) => Ok(answer.map(Ok)),
@@ -60,9 +66,14 @@ impl One<'_> {
 
     fn generate(&mut self, job: &Job, seed: u64) -> Result<Option<Answer>> {
         let batch = self.batch;
-        let Prepared { mut history, sampler, constrained, seed, stops, max_tokens } = batch.prepare(job, seed)?;
+        let Prepared { mut history, sampler, constrained, seed, stops, max_tokens } =
+            batch.prepare(job, seed)?;
         let prompt_tokens = history.len();
-        let limits = Limits { max_tokens, stop_ids: &batch.session.stop_ids, interrupt: batch.interrupt.flag() };
+        let limits = Limits {
+            max_tokens,
+            stop_ids: &batch.session.stop_ids,
+            interrupt: batch.interrupt.flag(),
+        };
         let mut stream = TextStream::new(&batch.session.tokenizer, &stops);
         let (mut text, mut stats) = (String::new(), Stats::default());
         let on_event = &mut |event| {
@@ -75,11 +86,24 @@ impl One<'_> {
             Flow::Continue
         };
         let (target, drafter) = (&mut self.target, self.drafting.drafter.as_mut());
-        let stop = decode::generate(target, drafter, &sampler, &mut history, &limits, &mut stats, on_event)?;
+        let stop = decode::generate(
+            target,
+            drafter,
+            &sampler,
+            &mut history,
+            &limits,
+            &mut stats,
+            on_event,
+        )?;
         text.push_str(stream.finish());
         let completion_tokens = history.len() - prompt_tokens;
         let Some(finish_reason) = finish_reason(stop, stream.is_stopped()) else { return Ok(None) };
         constrained.check(&history, completion_tokens, stream.is_stopped())?;
-        Ok(Some(Answer { text, finish_reason, usage: Usage { prompt_tokens, completion_tokens }, seed }))
+        Ok(Some(Answer {
+            text,
+            finish_reason,
+            usage: Usage { prompt_tokens, completion_tokens },
+            seed,
+        }))
     }
 }

@@ -1,7 +1,7 @@
 //! `--parallel`: several records of a batch are answered at once and share the target's passes.
 //!
-//! A record that is answered makes place for the next one. Replies are written in the order of the records all the same, and say what they
-//! say alone.
+//! A record that is answered makes place for the next one. Replies are written in the order of the
+//! records all the same, and say what they say alone.
 
 use super::job::Line;
 use super::records::{Next, Records, Replies};
@@ -43,7 +43,8 @@ pub fn run(
     let Started { target, drafts: drafters, costs, .. } = started;
     let shared = Shared::new(costs.passes.costs.clone(), batch.drafting.limits(), true);
     let seats = drafters.iter().map(|_| None).collect();
-    let texts = Parallel::new(target, drafters, shared, &batch.session.stop_ids, batch.interrupt.flag());
+    let texts =
+        Parallel::new(target, drafters, shared, &batch.session.stop_ids, batch.interrupt.flag());
     let mut hall = Hall { batch, seats, texts };
     hall.answer_all(records, replies)?;
     let texts = &hall.texts;
@@ -99,7 +100,14 @@ impl Hall<'_> {
         };
         let stream = TextStream::new(&self.batch.session.tokenizer, &stops);
         let prompt = history.clone();
-        let seat = Seat { number, stream, text: String::new(), constrained, prompt_tokens: prompt.len(), seed };
+        let seat = Seat {
+            number,
+            stream,
+            text: String::new(),
+            constrained,
+            prompt_tokens: prompt.len(),
+            seed,
+        };
         match self.texts.admit(history, sampler, max_tokens) {
             Ok(Admitted::At(sequence)) => {
                 self.seats[sequence] = Some(seat);
@@ -127,7 +135,12 @@ impl Hall<'_> {
 
 impl Seat<'_> {
     /// Answers the record, unless an interruption came first.
-    fn end(mut self, history: &[Token], stop: Result<Stop>, replies: &mut Replies<'_>) -> Result<()> {
+    fn end(
+        mut self,
+        history: &[Token],
+        stop: Result<Stop>,
+        replies: &mut Replies<'_>,
+    ) -> Result<()> {
         self.text.push_str(self.stream.finish());
         let completion_tokens = history.len() - self.prompt_tokens;
         let usage = Usage { prompt_tokens: self.prompt_tokens, completion_tokens };
@@ -140,9 +153,10 @@ impl Seat<'_> {
         });
         match reason {
             Ok(None) => Ok(()),
-            Ok(Some(finish_reason)) => {
-                replies.answer(self.number, Ok(Answer { text: self.text, finish_reason, usage, seed: self.seed }))
-            }
+            Ok(Some(finish_reason)) => replies.answer(
+                self.number,
+                Ok(Answer { text: self.text, finish_reason, usage, seed: self.seed }),
+            ),
             Err(error) => replies.answer(self.number, Err(failure(error)?)),
         }
     }

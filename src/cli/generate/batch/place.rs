@@ -51,7 +51,11 @@ impl Lines {
     /// Opens a file, or standard input for `-`.
     pub fn open(path: &Path) -> Result<Lines> {
         if path == Path::new("-") {
-            return Ok(Lines { from: Box::new(BufReader::new(std::io::stdin())), name: "standard input".into(), number: 0 });
+            return Ok(Lines {
+                from: Box::new(BufReader::new(std::io::stdin())),
+                name: "standard input".into(),
+                number: 0,
+            });
         }
         let name = path.display().to_string();
         let file = File::open(path).with_context(|| Fault::model(format!("cannot read {name}")))?;
@@ -59,12 +63,16 @@ impl Lines {
         Ok(Lines { from: Box::new(BufReader::new(file)), name, number: 0 })
     }
 
-    /// The next line and its number. One that is longer than anything could use is cut, so that it is no JSON.
+    /// The next line and its number. One that is longer than anything could use is cut, so that it
+    /// is no JSON.
     pub fn take(&mut self) -> Result<Option<(usize, Vec<u8>)>> {
         loop {
             let mut line = Vec::new();
             let what = || Fault::model(format!("cannot read {}", self.name));
-            let read = (&mut self.from).take(LONGEST as u64).read_until(b'\n', &mut line).with_context(what)?;
+            let read = (&mut self.from)
+                .take(LONGEST as u64)
+                .read_until(b'\n', &mut line)
+                .with_context(what)?;
             if read == 0 {
                 return Ok(None);
             }
@@ -137,7 +145,11 @@ pub enum Place<'a> {
 impl Place<'_> {
     /// What `--output` or `--resume` says. A batch that would write into its own records is
     /// refused.
-    pub fn of<'a>(output: Option<&'a Destination>, resume: Option<&'a Destination>, from: &Path) -> Result<Place<'a>> {
+    pub fn of<'a>(
+        output: Option<&'a Destination>,
+        resume: Option<&'a Destination>,
+        from: &Path,
+    ) -> Result<Place<'a>> {
         let input = if from == Path::new("-") {
             std::io::stdin().as_fd().try_clone_to_owned().and_then(|own| File::from(own).metadata())
         } else {
@@ -146,7 +158,10 @@ impl Place<'_> {
         let (place, is_input) = match resume {
             Some(out) => {
                 let held = std::fs::metadata(out.path());
-                (Place::Resume(out), held.is_ok_and(|held| input.is_ok_and(|input| same_file(&held, &input))))
+                (
+                    Place::Resume(out),
+                    held.is_ok_and(|held| input.is_ok_and(|input| same_file(&held, &input))),
+                )
             }
             None => {
                 let writer = output.map_or_else(Writer::stdout, Destination::open)?;
@@ -155,9 +170,16 @@ impl Place<'_> {
             }
         };
         if is_input {
-            let name = if from == Path::new("-") { "standard input".into() } else { from.display().to_string() };
-            let fault = Fault::usage(format!("the answers would be written into the batch itself, {name}"));
-            return Err(fault.help("name another file for the answers: --batch prompts.jsonl -o answers.jsonl").into());
+            let name = if from == Path::new("-") {
+                "standard input".into()
+            } else {
+                from.display().to_string()
+            };
+            let fault =
+                Fault::usage(format!("the answers would be written into the batch itself, {name}"));
+            return Err(fault
+                .help("name another file for the answers: --batch prompts.jsonl -o answers.jsonl")
+                .into());
         }
         Ok(place)
     }

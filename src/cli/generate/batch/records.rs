@@ -72,7 +72,14 @@ pub enum Next {
 impl<'a> Records<'a> {
     /// `ahead`: whether [`next`](Self::next) can say that it would have to wait. `strict`: whether
     /// unknown fields are failures.
-    pub fn new(lines: Lines, shard: Option<Shard>, done: Done, ahead: bool, strict: bool, ui: &'a Ui) -> Records<'a> {
+    pub fn new(
+        lines: Lines,
+        shard: Option<Shard>,
+        done: Done,
+        ahead: bool,
+        strict: bool,
+        ui: &'a Ui,
+    ) -> Records<'a> {
         let from = if ahead { From::Thread(read_ahead(lines)) } else { From::Here(lines) };
         let (ids, unknown) = (Ids::default(), HashSet::new());
         Records { from, shard, done, nth: 0, kept: 0, ids, unknown, strict, ui }
@@ -97,7 +104,12 @@ impl<'a> Records<'a> {
         let mut line = Line::parse(&bytes, number);
         if let Some(other) = self.ids.insert(&line) {
             let twice = format!("lines {other} and {number} have the same id, {}", line.id);
-            self.ui.once("ids", format!("{twice}: they get the same seed, and --resume cannot tell their answers apart"));
+            self.ui.once(
+                "ids",
+                format!(
+                    "{twice}: they get the same seed, and --resume cannot tell their answers apart"
+                ),
+            );
         }
         line.failure = match self.done.take(&line.id) {
             Some(held) if !held.failed => {
@@ -141,7 +153,8 @@ pub struct Survey {
 /// Counts what is to do; `None` for a batch that can be read only once.
 pub fn survey(from: &Path, shard: Option<Shard>, done: &Done) -> Option<Survey> {
     super::place::count(from)?;
-    let (mut lines, mut done, mut survey) = (Lines::open(from).ok()?, done.clone(), Survey::default());
+    let (mut lines, mut done, mut survey) =
+        (Lines::open(from).ok()?, done.clone(), Survey::default());
     let mut nth = 0;
     while let Some((number, bytes)) = lines.take().ok()? {
         if shard.is_none_or(|shard| shard.has(nth)) {
@@ -155,7 +168,8 @@ pub fn survey(from: &Path, shard: Option<Shard>, done: &Done) -> Option<Survey> 
     Some(survey)
 }
 
-/// A thread that reads lines until nobody wants more. One that waits for input does not keep the process from its end.
+/// A thread that reads lines until nobody wants more. One that waits for input does not keep the
+/// process from its end.
 fn read_ahead(mut lines: Lines) -> Receiver<Result<(usize, Vec<u8>)>> {
     let (send, receive) = sync_channel(AHEAD);
     std::thread::spawn(move || {
@@ -213,7 +227,8 @@ impl<'a> Replies<'a> {
         Ok(())
     }
 
-    /// What was answered behind a record that was not is not written: a run that goes on from here asks again.
+    /// What was answered behind a record that was not is not written: a run that goes on from here
+    /// asks again.
     pub fn end(self) -> Replies<'a> {
         self.bar.finish_and_clear();
         self

@@ -1,6 +1,7 @@
 //! The line that answers a line.
 //!
-//! It holds nothing that differs from run to run, such as times: the same batch gives the same bytes.
+//! It holds nothing that differs from run to run, such as times: the same batch gives the same
+//! bytes.
 
 use super::job::{Failure, Kind, Line};
 use crate::cli::record::{FinishReason, Usage, VERSION};
@@ -76,7 +77,10 @@ fn openai(line: &Line, model: &str, answer: &Result<Answer, Failure>) -> Value {
             };
             let (object, content) = match line.kind {
                 Kind::OpenAiText => ("text_completion", ("text", json!(a.text))),
-                _ => ("chat.completion", ("message", json!({"role": "assistant", "content": a.text}))),
+                _ => (
+                    "chat.completion",
+                    ("message", json!({"role": "assistant", "content": a.text})),
+                ),
             };
             let choice = json!({"index": 0, content.0: content.1, "finish_reason": finish, "logprobs": null});
             let (prompt, completion) = (a.usage.prompt_tokens, a.usage.completion_tokens);
@@ -89,7 +93,8 @@ fn openai(line: &Line, model: &str, answer: &Result<Answer, Failure>) -> Value {
         Err(failure) => {
             let status = if failure.code == 1 { 500 } else { 400 };
             let error = json!({"message": failure.message, "type": "invalid_request_error", "param": null, "code": failure.code});
-            let response = json!({"status_code": status, "request_id": id, "body": {"error": error}});
+            let response =
+                json!({"status_code": status, "request_id": id, "body": {"error": error}});
             json!({"id": id, "custom_id": line.id, "response": response, "error": {"code": failure.code, "message": failure.message}})
         }
     }
@@ -185,7 +190,8 @@ mod tests {
         let usage = Usage { prompt_tokens: 3, completion_tokens: 2 };
         let text = "\u{e4}\u{1f600} \"quoted\"\\\n\u{1}".to_owned();
         let good = Ok(Answer { text, finish_reason: FinishReason::Length, usage, seed: 1 << 52 });
-        let bad = Err(Failure { code: 7, message: "too long".into(), help: Some("shorten it".into()) });
+        let bad =
+            Err(Failure { code: 7, message: "too long".into(), help: Some("shorten it".into()) });
         let records = [
             r#"{"id": "\u00e4", "prompt": "a"}"#,
             r#"{"id": {"a": [1, null]}, "prompt": "a"}"#,
@@ -193,7 +199,8 @@ mod tests {
             r#"{"custom_id": "c1", "body": {"prompt": "a"}}"#,
             r#"{"custom_id": 5, "url": "/v1/completions", "body": {"prompt": "a"}}"#,
         ];
-        for (record, answer) in records.iter().flat_map(|record| [(record, &good), (record, &bad)]) {
+        for (record, answer) in records.iter().flat_map(|record| [(record, &good), (record, &bad)])
+        {
             let record = Line::parse(record.as_bytes(), 9);
             let line = line(&record, "m", answer);
             let read = read(line.as_bytes()).unwrap_or_else(|| panic!("{line}"));

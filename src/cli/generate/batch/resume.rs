@@ -44,7 +44,9 @@ impl Growing {
         let name = place.path().display().to_string();
         let what = || Fault::usage(format!("--resume: cannot write {name}"));
         match std::fs::metadata(place.path()) {
-            Ok(meta) if !meta.is_file() => return Err(Fault::usage(format!("--resume: {name} is not a regular file")).into()),
+            Ok(meta) if !meta.is_file() => {
+                return Err(Fault::usage(format!("--resume: {name} is not a regular file")).into());
+            }
             // Says what is wrong with its directory.
             Err(_) => drop(place.open()?),
             Ok(_) => {}
@@ -55,10 +57,9 @@ impl Growing {
         let done = growing.read()?;
         let length = growing.file.metadata()?.len();
         if length > growing.end {
-            growing
-                .file
-                .set_len(growing.end)
-                .with_context(|| Fault::usage(format!("--resume: cannot write {}", growing.name)))?;
+            growing.file.set_len(growing.end).with_context(|| {
+                Fault::usage(format!("--resume: cannot write {}", growing.name))
+            })?;
         }
         Ok((growing, done))
     }
@@ -68,7 +69,10 @@ impl Growing {
         let name = &self.name;
         let foreign = |what: String| {
             let fault = Fault::usage(format!("--resume: {what}; nothing was written to it"));
-            fault.help("name the file that the interrupted run wrote with --resume, or one that is not there yet")
+            fault.help(
+                "name the file that the interrupted run wrote with --resume, or one that is \
+                not there yet",
+            )
         };
         let mut done = Done::default();
         let mut reader = BufReader::new(&self.file);
@@ -88,7 +92,10 @@ impl Growing {
                 if is_end && line.last() != Some(&b'\n') && self.is_cut_off(&line) {
                     break;
                 }
-                return Err(foreign(format!("line {number} of {name} is not an answer of a batch")).into());
+                return Err(foreign(format!(
+                    "line {number} of {name} is not an answer of a batch"
+                ))
+                .into());
             };
             let held = Held { at: self.end, len: line.len() as u64, failed: reply.failed };
             let queue = done.0.entry(reply.id.to_string()).or_default();
@@ -120,12 +127,16 @@ impl Growing {
             && old.len == line.len() as u64
         {
             let mut bytes = vec![0; line.len()];
-            self.file.read_exact_at(&mut bytes, old.at).with_context(|| format!("cannot read {}", self.name))?;
+            self.file
+                .read_exact_at(&mut bytes, old.at)
+                .with_context(|| format!("cannot read {}", self.name))?;
             if bytes == line.as_bytes() {
                 return Ok(());
             }
         }
-        self.file.write_all(line.as_bytes()).with_context(|| format!("cannot write to {}", self.name))?;
+        self.file
+            .write_all(line.as_bytes())
+            .with_context(|| format!("cannot write to {}", self.name))?;
         let new = Held { at: self.end, len: line.len() as u64, failed: false };
         self.moved.extend(failure.map(|old| (old, new)));
         self.end += new.len;
@@ -137,7 +148,8 @@ impl Growing {
         if self.moved.is_empty() {
             return self.file.sync_all().with_context(|| format!("cannot write to {}", self.name));
         }
-        let later: HashMap<u64, Held> = self.moved.iter().map(|(old, new)| (old.at, *new)).collect();
+        let later: HashMap<u64, Held> =
+            self.moved.iter().map(|(old, new)| (old.at, *new)).collect();
         let dropped: HashSet<u64> = self.moved.iter().map(|(_, new)| new.at).collect();
         // A place that a line leaves or gets; between two of them the file stays as it is.
         let mut edits: Vec<Held> = self.moved.iter().flat_map(|(old, new)| [*old, *new]).collect();
@@ -171,11 +183,14 @@ fn written(bytes: &[u8]) -> &[u8] {
 fn lock(path: &Path, name: &str) -> Result<File> {
     let what = || Fault::usage(format!("--resume: cannot write {name}"));
     loop {
-        let file = File::options().read(true).append(true).create(true).open(path).with_context(what)?;
+        let file =
+            File::options().read(true).append(true).create(true).open(path).with_context(what)?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 let fault = Fault::usage(format!("--resume: another run is writing {name}"));
-                return Err(fault.help("wait until it has ended, or give each run a file of its own").into());
+                return Err(fault
+                    .help("wait until it has ended, or give each run a file of its own")
+                    .into());
             }
             // A file system without locks is none of the user's faults.
             Ok(()) | Err(TryLockError::Error(_)) => {}
@@ -209,7 +224,9 @@ mod tests {
     fn reply(id: &str, text: &str, failed: bool) -> String {
         let error = if failed { r#"{"code":3,"message":"m","help":null}"# } else { "null" };
         let usage = r#"{"prompt_tokens":1,"completion_tokens":1}"#;
-        format!(r#"{{"v":1,"id":"{id}","text":"{text}","finish_reason":"stop","usage":{usage},"seed":1,"error":{error}}}"#) + "\n"
+        format!(
+            r#"{{"v":1,"id":"{id}","text":"{text}","finish_reason":"stop","usage":{usage},"seed":1,"error":{error}}}"#
+        ) + "\n"
     }
 
     fn open(path: &Path) -> Result<(Growing, Done)> {
@@ -220,19 +237,26 @@ mod tests {
     fn an_answer_takes_the_place_of_the_failure_before_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out");
-        let (a, b, c) = (reply("a", "one", false), reply("b", "", true), reply("c", "three", false));
+        let (a, b, c) =
+            (reply("a", "one", false), reply("b", "", true), reply("c", "three", false));
         fs::write(&path, format!("{a}{b}{c}{}", &b[..20])).unwrap();
         let (mut file, mut done) = open(&path).unwrap();
         assert!(!done.take(&"a".into()).unwrap().failed);
         let failure = done.take(&"b".into()).unwrap();
-        assert!(failure.failed && done.take(&"b".into()).is_none() && done.take(&"d".into()).is_none());
+        assert!(
+            failure.failed && done.take(&"b".into()).is_none() && done.take(&"d".into()).is_none()
+        );
         // The same failure again changes nothing.
         file.write(&b, Some(failure)).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{a}{b}{c}"));
         let (mended, d) = (reply("b", "two, at last", false), reply("d", "four", false));
         file.write(&mended, Some(failure)).unwrap();
         file.write(&d, None).unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), format!("{a}{b}{c}{mended}{d}"), "a killed run loses nothing");
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            format!("{a}{b}{c}{mended}{d}"),
+            "a killed run loses nothing"
+        );
         file.finish().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{a}{mended}{c}{d}"));
 

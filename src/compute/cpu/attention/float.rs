@@ -23,7 +23,8 @@ impl<E: Element> Stored for Floats<E> {
         columns: Range<usize>,
         out: &mut [f32],
     ) {
-        let stored: &[E] = unsafe { a.buffers.slice(keys.id, keys.codes, a.kv.head_dim * keys.stride) };
+        let stored: &[E] =
+            unsafe { a.buffers.slice(keys.id, keys.codes, a.kv.head_dim * keys.stride) };
         scores::<L, E, N>(q, stored, keys.stride, columns, out, a.scale);
     }
 
@@ -36,7 +37,8 @@ impl<E: Element> Stored for Floats<E> {
         cached: Range<usize>,
         out: &mut [f32],
     ) {
-        let stored: &[E] = unsafe { a.buffers.slice(values.id, values.codes, a.kv.head_dim * PAGE) };
+        let stored: &[E] =
+            unsafe { a.buffers.slice(values.id, values.codes, a.kv.head_dim * PAGE) };
         weigh_values::<L, E, N>(e, stored, a.kv.head_dim, cached, out);
     }
 
@@ -47,8 +49,8 @@ impl<E: Element> Stored for Floats<E> {
     }
 }
 
-/// Scaled dot products of `N` queries with the keys of `columns`, rounded out to whole vectors: `keys` is `[head_dim, stride]`,
-/// `out` is `[N, stride]`.
+/// Scaled dot products of `N` queries with the keys of `columns`, rounded out to whole vectors:
+/// `keys` is `[head_dim, stride]`, `out` is `[N, stride]`.
 #[inline(always)]
 fn scores<L: Lanes, E: Element, const N: usize>(
     q: &[&[f32]; N],
@@ -63,13 +65,18 @@ fn scores<L: Lanes, E: Element, const N: usize>(
     if columns.is_empty() {
         return;
     }
-    // Several vectors of keys at once, so that enough independent chains of multiply-adds are under way.
+    // Several vectors of keys at once, so that enough independent chains of multiply-adds are under
+    // way.
     while start < end {
         // SAFETY: the columns exist, checked above.
         start += LANES
             * match (end - start) / LANES {
-                4.. if fits::<L>(N, 4, 16) => unsafe { score_vectors::<L, E, N, 4>(q, keys, stride, start, out, scale) },
-                2.. if fits::<L>(N, 2, 16) => unsafe { score_vectors::<L, E, N, 2>(q, keys, stride, start, out, scale) },
+                4.. if fits::<L>(N, 4, 16) => unsafe {
+                    score_vectors::<L, E, N, 4>(q, keys, stride, start, out, scale)
+                },
+                2.. if fits::<L>(N, 2, 16) => unsafe {
+                    score_vectors::<L, E, N, 2>(q, keys, stride, start, out, scale)
+                },
                 _ => unsafe { score_vectors::<L, E, N, 1>(q, keys, stride, start, out, scale) },
             };
     }
@@ -92,7 +99,9 @@ unsafe fn score_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
     for d in 0..q[0].len() {
         // SAFETY: passed on to the caller; every query is as long as the first.
         unsafe {
-            let key: [L; B] = std::array::from_fn(|b| E::load::<L>(keys.as_ptr().add(d * stride + start + b * LANES)));
+            let key: [L; B] = std::array::from_fn(|b| {
+                E::load::<L>(keys.as_ptr().add(d * stride + start + b * LANES))
+            });
             for i in 0..N {
                 let q = L::splat(*q[i].get_unchecked(d));
                 for b in 0..B {
@@ -104,7 +113,9 @@ unsafe fn score_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
     for (i, acc) in acc.into_iter().enumerate() {
         for (b, acc) in acc.into_iter().enumerate() {
             // SAFETY: passed on to the caller.
-            unsafe { acc.mul(L::splat(scale)).store(out.as_mut_ptr().add(i * stride + start + b * LANES)) };
+            unsafe {
+                acc.mul(L::splat(scale)).store(out.as_mut_ptr().add(i * stride + start + b * LANES))
+            };
         }
     }
     B
@@ -119,15 +130,24 @@ fn weigh_values<L: Lanes, E: Element, const N: usize>(
     cached: Range<usize>,
     out: &mut [f32],
 ) {
-    assert!(cached.end <= PAGE && values.len() >= cached.end * dim && e.len() >= N * PAGE && out.len() >= N * dim);
+    assert!(
+        cached.end <= PAGE
+            && values.len() >= cached.end * dim
+            && e.len() >= N * PAGE
+            && out.len() >= N * dim
+    );
     assert!(dim.is_multiple_of(LANES));
     let mut d = 0;
     while d < dim {
         // SAFETY: positions, dimensions and slots are inside the slices, checked above.
         d += LANES
             * match (dim - d) / LANES {
-                4.. if fits::<L>(N, 4, 16) => unsafe { weigh_vectors::<L, E, N, 4>(e, values, dim, cached.clone(), d, out) },
-                2.. if fits::<L>(N, 2, 16) => unsafe { weigh_vectors::<L, E, N, 2>(e, values, dim, cached.clone(), d, out) },
+                4.. if fits::<L>(N, 4, 16) => unsafe {
+                    weigh_vectors::<L, E, N, 4>(e, values, dim, cached.clone(), d, out)
+                },
+                2.. if fits::<L>(N, 2, 16) => unsafe {
+                    weigh_vectors::<L, E, N, 2>(e, values, dim, cached.clone(), d, out)
+                },
                 _ => unsafe { weigh_vectors::<L, E, N, 1>(e, values, dim, cached.clone(), d, out) },
             };
     }
@@ -150,7 +170,8 @@ unsafe fn weigh_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
     for p in cached {
         // SAFETY: passed on to the caller.
         unsafe {
-            let value: [L; B] = std::array::from_fn(|b| E::load::<L>(values.as_ptr().add(p * dim + d + b * LANES)));
+            let value: [L; B] =
+                std::array::from_fn(|b| E::load::<L>(values.as_ptr().add(p * dim + d + b * LANES)));
             for i in 0..N {
                 let e = L::splat(*e.get_unchecked(i * PAGE + p));
                 for b in 0..B {

@@ -1,8 +1,10 @@
-//! Attention for several (row, head) pairs at once, so that keys and values are read once for all of them.
+//! Attention for several (row, head) pairs at once, so that keys and values are read once for all
+//! of them.
 //!
-//! A slot is one query: row `first + slot / group`, head `kv_head * group + slot % group`. Within a page each score is a
-//! chain of multiply-adds over the head dimension, and each output element one over positions in ascending order: exactly
-//! the twin's operations, whatever else shares the block.
+//! A slot is one query: row `first + slot / group`, head `kv_head * group + slot % group`. Within a
+//! page each score is a chain of multiply-adds over the head dimension, and each output element one
+//! over positions in ascending order: exactly the twin's operations, whatever else shares the
+//! block.
 
 mod float;
 mod q8;
@@ -32,7 +34,8 @@ pub struct Attention<'a> {
     pub out: BufferId,
     pub n_heads: usize,
     pub scale: f32,
-    /// The op is `AttentionRest`: rows begin behind the pages that are taken of them, and nothing is divided.
+    /// The op is `AttentionRest`: rows begin behind the pages that are taken of them, and nothing
+    /// is divided.
     pub taken: Option<Taken>,
 }
 
@@ -63,7 +66,8 @@ struct Part {
 trait Stored {
     /// Rounds queries where scores are made from rounded ones.
     fn take_queries<L: Lanes, const N: usize>(q: &[&[f32]; N], work: &mut q8::Work);
-    /// Scaled dot products with the keys of `columns`, rounded out to whole vectors; `out` is `[N, keys.stride]`.
+    /// Scaled dot products with the keys of `columns`, rounded out to whole vectors; `out` is `[N,
+    /// keys.stride]`.
     fn score<L: Lanes, const N: usize>(
         a: &Attention<'_>,
         q: &[&[f32]; N],
@@ -112,7 +116,8 @@ impl Attention<'_> {
 
     /// First position that a row at `position` attends.
     fn begin(&self, position: usize) -> usize {
-        self.taken.map_or(self.kv.pages.first_visible(position), |taken| taken.pages(position) * PAGE)
+        self.taken
+            .map_or(self.kv.pages.first_visible(position), |taken| taken.pages(position) * PAGE)
     }
 
     /// The keys or values of a physical page.
@@ -142,15 +147,20 @@ fn attend_body<L: Lanes>(a: &Attention<'_>, kv_head: usize, slots: Range<usize>,
     }
 }
 
-/// Whether sums of `n` queries times `b` vectors fit the registers, beside what they are made of; `wide` is how many do with 32 registers
-/// of a whole vector each. AVX2 has 16 of half a vector.
+/// Whether sums of `n` queries times `b` vectors fit the registers, beside what they are made of;
+/// `wide` is how many do with 32 registers of a whole vector each. AVX2 has 16 of half a vector.
 #[inline(always)]
 fn fits<L: Lanes>(n: usize, b: usize, wide: usize) -> bool {
     n * b <= if L::ISA == Isa::Avx2 { 4 } else { wide }
 }
 
 #[inline(always)]
-fn attend_in_blocks<L: Lanes, S: Stored>(a: &Attention<'_>, kv_head: usize, slots: Range<usize>, work: &mut Work) {
+fn attend_in_blocks<L: Lanes, S: Stored>(
+    a: &Attention<'_>,
+    kv_head: usize,
+    slots: Range<usize>,
+    work: &mut Work,
+) {
     let mut at = slots.start;
     while at < slots.end {
         // Queries of one sequence share a walk over its keys.
@@ -165,20 +175,29 @@ fn attend_in_blocks<L: Lanes, S: Stored>(a: &Attention<'_>, kv_head: usize, slot
 
 /// `N` slots from `first`; returns `N`.
 #[inline(always)]
-fn block<L: Lanes, S: Stored, const N: usize>(a: &Attention<'_>, kv_head: usize, first: usize, work: &mut Work) -> usize {
+fn block<L: Lanes, S: Stored, const N: usize>(
+    a: &Attention<'_>,
+    kv_head: usize,
+    first: usize,
+    work: &mut Work,
+) -> usize {
     let (kv, step, dim) = (a.kv, a.step, a.kv.head_dim);
     work.paths.resize(MAX_SLOTS * a.max_rows, 0);
     work.scratch.resize(MAX_SLOTS * a.max_rows, 0.0);
     work.scores.resize(MAX_SLOTS * PAGE, 0.0);
     work.page_o.resize(MAX_SLOTS * dim, 0.0);
     work.total_o.resize(MAX_SLOTS * dim, 0.0);
-    // SAFETY (of every block below): queries and caches are only read during attention, and each output belongs to one slot.
-    let q: [&[f32]; N] = std::array::from_fn(|i| unsafe { a.buffers.slice(a.q, a.at(kv_head, first + i), dim) });
+    // SAFETY (of every block below): queries and caches are only read during attention, and each
+    // output belongs to one slot.
+    let q: [&[f32]; N] =
+        std::array::from_fn(|i| unsafe { a.buffers.slice(a.q, a.at(kv_head, first + i), dim) });
     let root = step.roots[a.row(first)] as usize;
     let (base, sequence) = (step.base(root), step.sequences[root] as usize);
     let mut last = [0usize; N]; // position of each slot's row
     for i in 0..N {
-        last[i] = base + step.ancestors(a.row(first + i), &mut work.paths[i * a.max_rows..][..a.max_rows]) - 1;
+        last[i] = base
+            + step.ancestors(a.row(first + i), &mut work.paths[i * a.max_rows..][..a.max_rows])
+            - 1;
     }
     let begin: [usize; N] = last.map(|p| a.begin(p));
     let lowest = begin.into_iter().min().unwrap_or(0);
@@ -186,7 +205,14 @@ fn block<L: Lanes, S: Stored, const N: usize>(a: &Attention<'_>, kv_head: usize,
 
     let scratch_rows = a.row(first + N - 1) + 1;
     S::take_queries::<L, N>(&q, &mut work.q8);
-    S::score::<L, N>(a, &q, &work.q8, a.scratch_keys(kv_head), root..scratch_rows, &mut work.scratch);
+    S::score::<L, N>(
+        a,
+        &q,
+        &work.q8,
+        a.scratch_keys(kv_head),
+        root..scratch_rows,
+        &mut work.scratch,
+    );
 
     let (mut m, mut l) = ([0f32; N], [0f32; N]);
     let mut started = [false; N];
@@ -207,10 +233,12 @@ fn block<L: Lanes, S: Stored, const N: usize>(a: &Attention<'_>, kv_head: usize,
             }
             let path = &work.paths[i * a.max_rows..];
             for p in visible.start.max(base)..visible.end {
-                work.scores[i * PAGE + p - span.start] = work.scratch[i * a.max_rows + path[p - base] as usize];
+                work.scores[i * PAGE + p - span.start] =
+                    work.scratch[i * a.max_rows + path[p - base] as usize];
             }
             seen[i] = visible.start - span.start..visible.end - span.start;
-            (page_m[i], page_l[i]) = softmax(&mut work.scores[i * PAGE..][..PAGE], seen[i].clone(), cached.clone());
+            (page_m[i], page_l[i]) =
+                softmax(&mut work.scores[i * PAGE..][..PAGE], seen[i].clone(), cached.clone());
         }
         S::weigh::<L, N>(a, &work.scores, &mut work.q8, values, cached, &mut work.page_o);
         for i in 0..N {
@@ -220,7 +248,13 @@ fn block<L: Lanes, S: Stored, const N: usize>(a: &Attention<'_>, kv_head: usize,
             let o = &mut work.page_o[i * dim..][..dim];
             let path = &work.paths[i * a.max_rows..];
             for p in (seen[i].start + span.start).max(base)..seen[i].end + span.start {
-                S::add_value::<L>(a, work.scores[i * PAGE + p - span.start], kv_head, path[p - base] as usize, o);
+                S::add_value::<L>(
+                    a,
+                    work.scores[i * PAGE + p - span.start],
+                    kv_head,
+                    path[p - base] as usize,
+                    o,
+                );
             }
             let total = &mut work.total_o[i * dim..][..dim];
             if started[i] {
@@ -247,7 +281,8 @@ fn block<L: Lanes, S: Stored, const N: usize>(a: &Attention<'_>, kv_head: usize,
     N
 }
 
-/// Turns the scores of the `seen` part of a page into e^(s - max), zero elsewhere in `cached`; returns the maximum and the sum.
+/// Turns the scores of the `seen` part of a page into e^(s - max), zero elsewhere in `cached`;
+/// returns the maximum and the sum.
 #[inline(always)]
 fn softmax(scores: &mut [f32], seen: Range<usize>, cached: Range<usize>) -> (f32, f32) {
     if cached.start < seen.start {

@@ -1,4 +1,5 @@
-//! Attention's walks over int8 keys and values: keys meet 16-bit queries as integers, a value's scale is joined to its exponential.
+//! Attention's walks over int8 keys and values: keys meet 16-bit queries as integers, a value's
+//! scale is joined to its exponential.
 
 use super::{Attention, MAX_SLOTS, Part, Stored, fits};
 use crate::compute::cpu::simd::Lanes;
@@ -28,7 +29,8 @@ impl Stored for Codes {
             let mut codes = [0i16; MAX_HEAD_DIM];
             *factor = q8::quantize_query(q, &mut codes[..q.len()]);
             let pairs = codes[..q.len()].as_chunks::<2>().0;
-            work.queries.extend(pairs.iter().map(|[low, high]| *low as u16 as i32 | (*high as i32) << 16));
+            work.queries
+                .extend(pairs.iter().map(|[low, high]| *low as u16 as i32 | (*high as i32) << 16));
         }
     }
 
@@ -44,18 +46,29 @@ impl Stored for Codes {
         let (dim, stride) = (a.kv.head_dim, keys.stride);
         let (mut start, end) = (columns.start / LANES * LANES, columns.end.next_multiple_of(LANES));
         let codes: &[i8] = unsafe { a.buffers.slice(keys.id, keys.codes, dim * stride) };
-        let scales: &[f16] = unsafe { a.buffers.slice(keys.id, keys.scales, a.kv.scales() * stride) };
-        assert!(end <= stride && N * stride <= out.len() && work.queries.len() == N * dim / 2 && a.kv.key_block == 2);
+        let scales: &[f16] =
+            unsafe { a.buffers.slice(keys.id, keys.scales, a.kv.scales() * stride) };
+        assert!(
+            end <= stride
+                && N * stride <= out.len()
+                && work.queries.len() == N * dim / 2
+                && a.kv.key_block == 2
+        );
         if columns.is_empty() {
             return;
         }
-        let walk = Walk { codes, scales, stride, dim, group: a.kv.format.group(dim), scale: a.scale };
+        let walk =
+            Walk { codes, scales, stride, dim, group: a.kv.format.group(dim), scale: a.scale };
         while start < end {
             // SAFETY: the columns exist, checked above.
             start += LANES
                 * match (end - start) / LANES {
-                    4.. if fits::<L>(N, 4, 8) => unsafe { walk.vectors::<L, N, 4>(work, start, out) },
-                    2.. if fits::<L>(N, 2, 8) => unsafe { walk.vectors::<L, N, 2>(work, start, out) },
+                    4.. if fits::<L>(N, 4, 8) => unsafe {
+                        walk.vectors::<L, N, 4>(work, start, out)
+                    },
+                    2.. if fits::<L>(N, 2, 8) => unsafe {
+                        walk.vectors::<L, N, 2>(work, start, out)
+                    },
                     _ => unsafe { walk.vectors::<L, N, 1>(work, start, out) },
                 };
         }
@@ -73,7 +86,12 @@ impl Stored for Codes {
         let (dim, groups) = (a.kv.head_dim, a.kv.scales());
         let codes: &[i8] = unsafe { a.buffers.slice(values.id, values.codes, dim * PAGE) };
         let scales: &[f16] = unsafe { a.buffers.slice(values.id, values.scales, groups * PAGE) };
-        assert!(cached.end <= PAGE && e.len() >= N * PAGE && out.len() >= N * dim && dim.is_multiple_of(LANES));
+        assert!(
+            cached.end <= PAGE
+                && e.len() >= N * PAGE
+                && out.len() >= N * dim
+                && dim.is_multiple_of(LANES)
+        );
         work.weights.resize(work.weights.len().max(N * groups * PAGE), 0.0);
         for (i, g) in (0..N).flat_map(|i| (0..groups).map(move |g| (i, g))) {
             for p in (cached.start / LANES * LANES..cached.end).step_by(LANES) {
@@ -98,7 +116,9 @@ impl Stored for Codes {
                     2.. if fits::<L>(N, 2, 16) => unsafe {
                         weigh_vectors::<L, N, 2>(weights, codes, dim, group, cached.clone(), d, out)
                     },
-                    _ => unsafe { weigh_vectors::<L, N, 1>(weights, codes, dim, group, cached.clone(), d, out) },
+                    _ => unsafe {
+                        weigh_vectors::<L, N, 1>(weights, codes, dim, group, cached.clone(), d, out)
+                    },
                 };
         }
     }
@@ -106,7 +126,9 @@ impl Stored for Codes {
     #[inline(always)]
     fn add_value<L: Lanes>(a: &Attention<'_>, e: f32, kv_head: usize, row: usize, out: &mut [f32]) {
         let (dim, group) = (a.kv.head_dim, a.kv.format.group(a.kv.head_dim));
-        let codes: &[i8] = unsafe { a.buffers.slice(a.kv.scratch_v, (row * a.kv.n_kv_heads + kv_head) * dim, dim) };
+        let codes: &[i8] = unsafe {
+            a.buffers.slice(a.kv.scratch_v, (row * a.kv.n_kv_heads + kv_head) * dim, dim)
+        };
         assert!(out.len() == dim && dim.is_multiple_of(LANES));
         for d in (0..dim).step_by(LANES) {
             let at = a.kv.scratch_scale_at(a.max_rows, kv_head, d / group, row);
@@ -135,9 +157,15 @@ impl Walk<'_> {
     /// Scores of `B` vectors of keys; returns `B`.
     ///
     /// # Safety
-    /// Columns `start..start + 16 * B` exist in the keys and in `out`, and `work` holds `N` queries.
+    /// Columns `start..start + 16 * B` exist in the keys and in `out`, and `work` holds `N`
+    /// queries.
     #[inline(always)]
-    unsafe fn vectors<L: Lanes, const N: usize, const B: usize>(&self, work: &Work, start: usize, out: &mut [f32]) -> usize {
+    unsafe fn vectors<L: Lanes, const N: usize, const B: usize>(
+        &self,
+        work: &Work,
+        start: usize,
+        out: &mut [f32],
+    ) -> usize {
         let (pairs, stride) = (self.dim / 2, self.stride);
         let mut total = [[L::zero(); B]; N];
         for g in 0..self.dim / self.group {
@@ -146,7 +174,8 @@ impl Walk<'_> {
                 // SAFETY: passed on to the caller.
                 unsafe {
                     let at = self.codes.as_ptr().add((d * stride + start) * 2);
-                    let keys: [L::Pairs; B] = std::array::from_fn(|b| L::load_pairs(at.add(b * 2 * LANES)));
+                    let keys: [L::Pairs; B] =
+                        std::array::from_fn(|b| L::load_pairs(at.add(b * 2 * LANES)));
                     for i in 0..N {
                         let q = *work.queries.get_unchecked(i * pairs + d);
                         for b in 0..B {
@@ -157,7 +186,9 @@ impl Walk<'_> {
             }
             for b in 0..B {
                 // SAFETY: passed on to the caller.
-                let scale = unsafe { L::load_f16(self.scales.as_ptr().add(g * stride + start + b * LANES)) };
+                let scale = unsafe {
+                    L::load_f16(self.scales.as_ptr().add(g * stride + start + b * LANES))
+                };
                 for i in 0..N {
                     total[i][b] = scale.fma(L::floats(sums[i][b]), total[i][b]);
                 }
@@ -167,7 +198,9 @@ impl Walk<'_> {
             let scale = L::splat(work.factors[i] * self.scale);
             for (b, total) in total.into_iter().enumerate() {
                 // SAFETY: passed on to the caller.
-                unsafe { total.mul(scale).store(out.as_mut_ptr().add(i * stride + start + b * LANES)) };
+                unsafe {
+                    total.mul(scale).store(out.as_mut_ptr().add(i * stride + start + b * LANES))
+                };
             }
         }
         B
@@ -177,7 +210,8 @@ impl Walk<'_> {
 /// `B` vectors of the weighed sum of values, channels from `d`; returns `B`.
 ///
 /// # Safety
-/// `weights` is `[N, dim / group, PAGE]`, `codes` `[cached.end, dim]`, `out` `[N, dim]`, and d + 16 * B <= dim.
+/// `weights` is `[N, dim / group, PAGE]`, `codes` `[cached.end, dim]`, `out` `[N, dim]`, and d + 16
+/// * B <= dim.
 #[inline(always)]
 unsafe fn weigh_vectors<L: Lanes, const N: usize, const B: usize>(
     weights: &[f32],
@@ -194,7 +228,8 @@ unsafe fn weigh_vectors<L: Lanes, const N: usize, const B: usize>(
     for p in cached {
         // SAFETY: passed on to the caller.
         unsafe {
-            let value: [L; B] = std::array::from_fn(|b| L::load_i8(codes.as_ptr().add(p * dim + d + b * LANES)));
+            let value: [L; B] =
+                std::array::from_fn(|b| L::load_i8(codes.as_ptr().add(p * dim + d + b * LANES)));
             for i in 0..N {
                 for b in 0..B {
                     let weight = L::splat(*weights.get_unchecked(i * of_slot + of_group[b] + p));

@@ -1,9 +1,14 @@
-//! The kernels in AVX2: a tile is four vectors of 8 outputs, and `vpmaddubsw` multiplies each by 4 columns.
+//! The kernels in AVX2: a tile is four vectors of 8 outputs, and `vpmaddubsw` multiplies each by 4
+//! columns.
 //!
-//! `vpmaddubsw` adds pairs of products into i16 and would saturate. It never does here, with activations in -127..=127:
-//! - i4, stored as 0..=15: the two pairs of a step give at most 4 * 15 * 127 = 7620, those of four steps 30480;
-//! - i2, doubled to 0..=6: the four pairs of a step give at most 8 * 6 * 127 = 6096, those of five steps 30480;
-//! - i8: the unsigned side is |q| <= 128 and the activation takes q's sign, so a pair gives at most 2 * 128 * 127 = 32512.
+//! `vpmaddubsw` adds pairs of products into i16 and would saturate. It never does here, with
+//! activations in -127..=127:
+//! - i4, stored as 0..=15: the two pairs of a step give at most 4 * 15 * 127 = 7620, those of four
+//!   steps 30480;
+//! - i2, doubled to 0..=6: the four pairs of a step give at most 8 * 6 * 127 = 6096, those of five
+//!   steps 30480;
+//! - i8: the unsigned side is |q| <= 128 and the activation takes q's sign, so a pair gives at most
+//!   2 * 128 * 127 = 32512.
 
 use super::pack::LINE;
 use super::words_x86::Ymm;
@@ -36,10 +41,15 @@ fn unpack<const BITS: usize>(w: __m256i, part: usize) -> __m256i {
 /// Integer codes of `BITS` bits with `R` rows; see [`super::PanelFn`].
 ///
 /// # Safety
-/// The machine has the instructions; the panel and `acc` are as [`super::Panel`] and [`super::PanelFn`] say.
+/// The machine has the instructions; the panel and `acc` are as [`super::Panel`] and
+/// [`super::PanelFn`] say.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel: &Panel, acc: *mut f32) {
-    // SAFETY (of every block below): the caller's promises; together the two runs of rows are the panel's.
+pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
+    panel: &Panel,
+    acc: *mut f32,
+) {
+    // SAFETY (of every block below): the caller's promises; together the two runs of rows are the
+    // panel's.
     match R {
         7 => unsafe {
             ints_of_rows::<BITS, GROUPED, 4, true>(panel, 0, acc);
@@ -59,21 +69,33 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel
 /// As for [`ints`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn ints_of_rows<const BITS: usize, const GROUPED: bool, const R: usize, const FETCH: bool>(
+unsafe fn ints_of_rows<
+    const BITS: usize,
+    const GROUPED: bool,
+    const R: usize,
+    const FETCH: bool,
+>(
     panel: &Panel,
     row: usize,
     acc: *mut f32,
 ) {
     let acc = acc.wrapping_add(row * TILE);
-    // 16 registers hold the sums and what they are made from: the more rows, the fewer quarters of a tile at once.
+    // 16 registers hold the sums and what they are made from: the more rows, the fewer quarters of
+    // a tile at once.
     for quarter in (0..QUARTERS).step_by(quarters(R)) {
         match quarters(R) {
             // SAFETY: the caller's promises.
-            4 => unsafe { ints_in_quarters::<BITS, GROUPED, R, 4, FETCH>(panel, row, quarter, acc) },
+            4 => unsafe {
+                ints_in_quarters::<BITS, GROUPED, R, 4, FETCH>(panel, row, quarter, acc)
+            },
             // SAFETY: the caller's promises.
-            2 => unsafe { ints_in_quarters::<BITS, GROUPED, R, 2, FETCH>(panel, row, quarter, acc) },
+            2 => unsafe {
+                ints_in_quarters::<BITS, GROUPED, R, 2, FETCH>(panel, row, quarter, acc)
+            },
             // SAFETY: the caller's promises.
-            _ => unsafe { ints_in_quarters::<BITS, GROUPED, R, 1, FETCH>(panel, row, quarter, acc) },
+            _ => unsafe {
+                ints_in_quarters::<BITS, GROUPED, R, 1, FETCH>(panel, row, quarter, acc)
+            },
         }
     }
 }
@@ -87,7 +109,8 @@ const fn quarters(rows: usize) -> usize {
     }
 }
 
-/// Steps whose products are added up in 16 bits before they are widened: as many as cannot overflow, see above.
+/// Steps whose products are added up in 16 bits before they are widened: as many as cannot
+/// overflow, see above.
 const fn together(bits: usize) -> usize {
     match bits {
         8 => 1,
@@ -102,7 +125,13 @@ const fn together(bits: usize) -> usize {
 /// As for [`ints`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn ints_in_quarters<const BITS: usize, const GROUPED: bool, const R: usize, const Q: usize, const FETCH: bool>(
+unsafe fn ints_in_quarters<
+    const BITS: usize,
+    const GROUPED: bool,
+    const R: usize,
+    const Q: usize,
+    const FETCH: bool,
+>(
     panel: &Panel,
     row: usize,
     first: usize,
@@ -126,9 +155,11 @@ unsafe fn ints_in_quarters<const BITS: usize, const GROUPED: bool, const R: usiz
                 let mut packed = [_mm256_setzero_si256(); Q];
                 for (q, packed) in packed.iter_mut().enumerate() {
                     // SAFETY: the panel has this step.
-                    *packed = unsafe { _mm256_load_si256(data.add((first + q) * LANES * 4).cast()) };
+                    *packed =
+                        unsafe { _mm256_load_si256(data.add((first + q) * LANES * 4).cast()) };
                 }
-                // Part by part, so that an activation is spread once for all quarters and few vectors are alive.
+                // Part by part, so that an activation is spread once for all quarters and few
+                // vectors are alive.
                 for part in 0..parts {
                     let mut w = packed;
                     for w in &mut w {
@@ -136,7 +167,9 @@ unsafe fn ints_in_quarters<const BITS: usize, const GROUPED: bool, const R: usiz
                     }
                     for (r, pairs) in pairs.iter_mut().enumerate() {
                         // SAFETY: every row has the columns of this step.
-                        let x = unsafe { x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned() };
+                        let x = unsafe {
+                            x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned()
+                        };
                         let x = _mm256_set1_epi32(x);
                         for (pairs, w) in pairs.iter_mut().zip(w) {
                             let products = if BITS == 8 {
@@ -161,21 +194,33 @@ unsafe fn ints_in_quarters<const BITS: usize, const GROUPED: bool, const R: usiz
             for (q, sum) in sums.iter().enumerate() {
                 let place = acc.wrapping_add(r * TILE + q * LANES);
                 if GROUPED {
-                    // SAFETY: grouped panels come with scales and sums of rows and groups, and a line of weight scales in each
-                    // block; `acc` has R rows.
+                    // SAFETY: grouped panels come with scales and sums of rows and groups, and a
+                    // line of weight scales in each block; `acc` has R rows.
                     unsafe {
                         let sx = _mm256_set1_ps(*panel.sx.add((row + r) * panel.groups + block));
                         let offset = OFFSETS[3 - BITS.ilog2() as usize];
-                        let extra = _mm256_set1_epi32(offset * *panel.sums.add((row + r) * panel.groups + block));
-                        let scale = scales_of_eight(scales.add(q * LANES * 2), if BITS == 2 { 0.5 } else { 1.0 });
-                        let product = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(*sum, extra)), sx);
-                        _mm256_storeu_ps(place, _mm256_fmadd_ps(product, scale, _mm256_loadu_ps(place)));
+                        let extra = _mm256_set1_epi32(
+                            offset * *panel.sums.add((row + r) * panel.groups + block),
+                        );
+                        let scale = scales_of_eight(
+                            scales.add(q * LANES * 2),
+                            if BITS == 2 { 0.5 } else { 1.0 },
+                        );
+                        let product =
+                            _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(*sum, extra)), sx);
+                        _mm256_storeu_ps(
+                            place,
+                            _mm256_fmadd_ps(product, scale, _mm256_loadu_ps(place)),
+                        );
                     }
                 } else {
                     // SAFETY: `acc` has R rows.
                     unsafe {
                         let place = place.cast::<__m256i>();
-                        _mm256_storeu_si256(place, _mm256_add_epi32(_mm256_loadu_si256(place), *sum));
+                        _mm256_storeu_si256(
+                            place,
+                            _mm256_add_epi32(_mm256_loadu_si256(place), *sum),
+                        );
                     }
                 }
             }
@@ -237,7 +282,11 @@ pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut
 /// As for [`ints`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn floats_in_quarters<const BITS: usize, const R: usize, const Q: usize>(panel: &Panel, first: usize, acc: *mut f32) {
+unsafe fn floats_in_quarters<const BITS: usize, const R: usize, const Q: usize>(
+    panel: &Panel,
+    first: usize,
+    acc: *mut f32,
+) {
     let step_bytes = if BITS == 16 { LINE } else { 2 * LINE };
     let mut y = [[_mm256_setzero_ps(); Q]; R];
     let place = |r: usize, q: usize| acc.wrapping_add(r * TILE + (first + q) * LANES);
@@ -267,7 +316,9 @@ unsafe fn floats_in_quarters<const BITS: usize, const R: usize, const Q: usize>(
             };
             for (r, y) in y.iter_mut().enumerate() {
                 // SAFETY: every row has this column.
-                let x = _mm256_set1_ps(unsafe { panel.x.add(r * panel.x_stride).cast::<f32>().add(step).read() });
+                let x = _mm256_set1_ps(unsafe {
+                    panel.x.add(r * panel.x_stride).cast::<f32>().add(step).read()
+                });
                 y[q] = _mm256_fmadd_ps(w, x, y[q]);
             }
         }
@@ -285,7 +336,14 @@ unsafe fn floats_in_quarters<const BITS: usize, const R: usize, const Q: usize>(
 /// # Safety
 /// The machine has the instructions; `scales` is a line; `acc` has a row for each of `sx`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32) {
+pub unsafe fn finish(
+    scales: *const u8,
+    unit: f32,
+    offset: i32,
+    sx: &[f32],
+    sums: &[i32],
+    acc: *mut f32,
+) {
     for (r, (sx, sum)) in sx.iter().zip(sums).enumerate() {
         let (sx, extra) = (_mm256_set1_ps(*sx), _mm256_set1_epi32(offset.wrapping_mul(*sum)));
         for q in 0..QUARTERS {
@@ -294,7 +352,10 @@ pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums
                 let place = acc.add(r * TILE + q * LANES);
                 let exact = _mm256_sub_epi32(_mm256_loadu_si256(place.cast()), extra);
                 let scale = scales_of_eight(scales.add(q * LANES * 2), unit);
-                _mm256_storeu_ps(place, _mm256_mul_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(exact), sx), scale));
+                _mm256_storeu_ps(
+                    place,
+                    _mm256_mul_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(exact), sx), scale),
+                );
             }
         }
     }
@@ -305,7 +366,14 @@ pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums
 /// # Safety
 /// As for [`finish`], with two lines.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn finish_asymmetric(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32) {
+pub unsafe fn finish_asymmetric(
+    scales: *const u8,
+    unit: f32,
+    offset: i32,
+    sx: &[f32],
+    sums: &[i32],
+    acc: *mut f32,
+) {
     // SAFETY: the caller's promises.
     unsafe { scalar::finish_asymmetric(scales, unit, offset, sx, sums, acc) }
 }

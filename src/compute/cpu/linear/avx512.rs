@@ -1,7 +1,8 @@
 //! The kernels in AVX-512 with VNNI: `vpdpbusd` multiplies 16 outputs by 4 columns at once.
 //!
-//! Weights stay unsigned (q + offset) because the instruction wants one unsigned side; the sums of the activations, known in
-//! advance, take the offset out again. The activations of a row are 4-byte broadcasts that both halves of the tile share.
+//! Weights stay unsigned (q + offset) because the instruction wants one unsigned side; the sums of
+//! the activations, known in advance, take the offset out again. The activations of a row are
+//! 4-byte broadcasts that both halves of the tile share.
 
 use super::pack::LINE;
 use super::words_x86::Zmm;
@@ -30,10 +31,15 @@ fn unpack<const BITS: usize>(w: __m512i, part: usize) -> __m512i {
 /// Integer codes of `BITS` bits with `R` rows; see [`super::PanelFn`].
 ///
 /// # Safety
-/// The machine has the instructions; the panel and `acc` are as [`super::Panel`] and [`super::PanelFn`] say.
+/// The machine has the instructions; the panel and `acc` are as [`super::Panel`] and
+/// [`super::PanelFn`] say.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel: &Panel, acc: *mut f32) {
-    // With few rows one sum per output would wait for itself: `vpdpbusd` takes 5 cycles, and two start every cycle.
+pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
+    panel: &Panel,
+    acc: *mut f32,
+) {
+    // With few rows one sum per output would wait for itself: `vpdpbusd` takes 5 cycles, and two
+    // start every cycle.
     match (GROUPED, R) {
         // SAFETY: the caller's promises.
         (false, 1) => unsafe { ints_in_sets::<BITS, GROUPED, R, 4>(panel, acc) },
@@ -50,7 +56,15 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel
 /// As for [`ints`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn ints_in_sets<const BITS: usize, const GROUPED: bool, const R: usize, const SETS: usize>(panel: &Panel, acc: *mut f32) {
+unsafe fn ints_in_sets<
+    const BITS: usize,
+    const GROUPED: bool,
+    const R: usize,
+    const SETS: usize,
+>(
+    panel: &Panel,
+    acc: *mut f32,
+) {
     let parts = 8 / BITS;
     let step_cols = 4 * parts;
     let mut data = panel.data;
@@ -59,7 +73,9 @@ unsafe fn ints_in_sets<const BITS: usize, const GROUPED: bool, const R: usize, c
     if GROUPED {
         for (r, y) in y.iter_mut().enumerate() {
             // SAFETY: `acc` has R rows of two vectors.
-            *y = unsafe { [_mm512_loadu_ps(acc.add(r * TILE)), _mm512_loadu_ps(acc.add(r * TILE + 16))] };
+            *y = unsafe {
+                [_mm512_loadu_ps(acc.add(r * TILE)), _mm512_loadu_ps(acc.add(r * TILE + 16))]
+            };
         }
     }
     for block in 0..panel.blocks {
@@ -74,25 +90,38 @@ unsafe fn ints_in_sets<const BITS: usize, const GROUPED: bool, const R: usize, c
                 sums[0][r] = [start; 2];
             }
         }
-        let step = |data: *const u8, x: *const u8, first: usize, sums: &mut [[[__m512i; 2]; R]; SETS]| {
-            panel.fetch(data as usize - panel.data as usize, 2 * LINE);
-            // SAFETY: the panel has this step.
-            let w = unsafe { [_mm512_load_si512(data.cast()), _mm512_load_si512(data.add(LINE).cast())] };
-            for part in 0..parts {
-                let w = [unpack::<BITS>(w[0], part), unpack::<BITS>(w[1], part)];
-                for (r, sum) in sums[(first + part) % SETS].iter_mut().enumerate() {
-                    // SAFETY: every row has the columns of this step.
-                    let x = unsafe { x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned() };
-                    let x = _mm512_set1_epi32(x);
-                    *sum = [_mm512_dpbusd_epi32(sum[0], w[0], x), _mm512_dpbusd_epi32(sum[1], w[1], x)];
+        let step =
+            |data: *const u8, x: *const u8, first: usize, sums: &mut [[[__m512i; 2]; R]; SETS]| {
+                panel.fetch(data as usize - panel.data as usize, 2 * LINE);
+                // SAFETY: the panel has this step.
+                let w = unsafe {
+                    [_mm512_load_si512(data.cast()), _mm512_load_si512(data.add(LINE).cast())]
+                };
+                for part in 0..parts {
+                    let w = [unpack::<BITS>(w[0], part), unpack::<BITS>(w[1], part)];
+                    for (r, sum) in sums[(first + part) % SETS].iter_mut().enumerate() {
+                        // SAFETY: every row has the columns of this step.
+                        let x = unsafe {
+                            x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned()
+                        };
+                        let x = _mm512_set1_epi32(x);
+                        *sum = [
+                            _mm512_dpbusd_epi32(sum[0], w[0], x),
+                            _mm512_dpbusd_epi32(sum[1], w[1], x),
+                        ];
+                    }
                 }
-            }
-        };
+            };
         let unroll = (SETS / parts).max(1);
         let mut left = panel.steps;
         while left >= unroll {
             for u in 0..unroll {
-                step(data.wrapping_add(u * 2 * LINE), x.wrapping_add(u * step_cols), u * parts, &mut sums);
+                step(
+                    data.wrapping_add(u * 2 * LINE),
+                    x.wrapping_add(u * step_cols),
+                    u * parts,
+                    &mut sums,
+                );
             }
             data = data.wrapping_add(unroll * 2 * LINE);
             x = x.wrapping_add(unroll * step_cols);
@@ -128,7 +157,10 @@ unsafe fn ints_in_sets<const BITS: usize, const GROUPED: bool, const R: usize, c
                     // SAFETY: `acc` has R rows of two vectors.
                     unsafe {
                         let place = acc.add(r * TILE + half * 16).cast::<__m512i>();
-                        _mm512_storeu_si512(place, _mm512_add_epi32(_mm512_loadu_si512(place), *sum));
+                        _mm512_storeu_si512(
+                            place,
+                            _mm512_add_epi32(_mm512_loadu_si512(place), *sum),
+                        );
                     }
                 }
             }
@@ -153,7 +185,9 @@ unsafe fn ints_in_sets<const BITS: usize, const GROUPED: bool, const R: usize, c
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn line_of_scales(scales: *const u8, unit: f32) -> [__m512; 2] {
     // SAFETY: the caller's promise.
-    let halves = unsafe { [_mm256_loadu_si256(scales.cast()), _mm256_loadu_si256(scales.add(LINE / 2).cast())] };
+    let halves = unsafe {
+        [_mm256_loadu_si256(scales.cast()), _mm256_loadu_si256(scales.add(LINE / 2).cast())]
+    };
     halves.map(|half| _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(unit)))
 }
 
@@ -184,7 +218,9 @@ pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut
     let mut y = [[_mm512_setzero_ps(); 2]; R];
     for (r, y) in y.iter_mut().enumerate() {
         // SAFETY: `acc` has R rows of two vectors.
-        *y = unsafe { [_mm512_loadu_ps(acc.add(r * TILE)), _mm512_loadu_ps(acc.add(r * TILE + 16))] };
+        *y = unsafe {
+            [_mm512_loadu_ps(acc.add(r * TILE)), _mm512_loadu_ps(acc.add(r * TILE + 16))]
+        };
     }
     for step in 0..panel.steps {
         if (step * step_bytes).is_multiple_of(2 * LINE) {
@@ -202,7 +238,9 @@ pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut
         };
         for (r, y) in y.iter_mut().enumerate() {
             // SAFETY: every row has this column.
-            let x = _mm512_set1_ps(unsafe { panel.x.add(r * panel.x_stride).cast::<f32>().add(step).read() });
+            let x = _mm512_set1_ps(unsafe {
+                panel.x.add(r * panel.x_stride).cast::<f32>().add(step).read()
+            });
             *y = [_mm512_fmadd_ps(w[0], x, y[0]), _mm512_fmadd_ps(w[1], x, y[1])];
         }
     }
@@ -220,7 +258,14 @@ pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut
 /// # Safety
 /// The machine has the instructions; `scales` is a line; `acc` has a row for each of `sx`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32) {
+pub unsafe fn finish(
+    scales: *const u8,
+    unit: f32,
+    offset: i32,
+    sx: &[f32],
+    sums: &[i32],
+    acc: *mut f32,
+) {
     // SAFETY: the caller's promise.
     let scales = unsafe { line_of_scales(scales, unit) };
     for (r, (sx, sum)) in sx.iter().zip(sums).enumerate() {
@@ -230,7 +275,10 @@ pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums
             unsafe {
                 let place = acc.add(r * TILE + half * 16);
                 let exact = _mm512_sub_epi32(_mm512_loadu_si512(place.cast()), extra);
-                _mm512_storeu_ps(place, _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(exact), sx), *scale));
+                _mm512_storeu_ps(
+                    place,
+                    _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(exact), sx), *scale),
+                );
             }
         }
     }
@@ -241,7 +289,14 @@ pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums
 /// # Safety
 /// As for [`finish`], with two lines.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c")]
-pub unsafe fn finish_asymmetric(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32) {
+pub unsafe fn finish_asymmetric(
+    scales: *const u8,
+    unit: f32,
+    offset: i32,
+    sx: &[f32],
+    sums: &[i32],
+    acc: *mut f32,
+) {
     // SAFETY: the caller's promises.
     unsafe { scalar::finish_asymmetric(scales, unit, offset, sx, sums, acc) }
 }

@@ -1,12 +1,16 @@
 //! Linear layers: packed weights times a few rows of prepared activations.
 //!
-//! What is computed, bit for bit the same for every instruction set, row count and split of the tiles:
-//! - integer codes, one scale a row: `(sum q * x as f32 * sx) * (scale * unit)` with an exact integer sum;
-//! - integer codes, a scale a group: `y = fma(sum_g as f32 * sx_g, scale_g * unit, y)` over the groups in order, from 0;
+//! What is computed, bit for bit the same for every instruction set, row count and split of the
+//! tiles:
+//! - integer codes, one scale a row: `(sum q * x as f32 * sx) * (scale * unit)` with an exact
+//!   integer sum;
+//! - integer codes, a scale a group: `y = fma(sum_g as f32 * sx_g, scale_g * unit, y)` over the
+//!   groups in order, from 0;
 //! - float codes: `y = fma(w, x, y)` over the columns in order, from 0.
 //!
-//! A tile of 32 outputs is read in panels that fit the L1 cache. Each panel meets all rows, up to eight at a time, before the
-//! next one is read, and while it does, the next one is fetched: reading weights and multiplying overlap at any row count.
+//! A tile of 32 outputs is read in panels that fit the L1 cache. Each panel meets all rows, up to
+//! eight at a time, before the next one is read, and while it does, the next one is fetched:
+//! reading weights and multiplying overlap at any row count.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -53,7 +57,8 @@ pub enum ActValues<'a> {
     F32(&'a [f32]),
 }
 
-/// What a kernel reads: a run of group blocks (scales and steps) or of bare steps, and the activations that meet it.
+/// What a kernel reads: a run of group blocks (scales and steps) or of bare steps, and the
+/// activations that meet it.
 struct Panel {
     data: *const u8,
     /// Group blocks; 1 where the panel is a run of bare steps.
@@ -63,7 +68,8 @@ struct Panel {
     /// The first row's activations where the panel starts, and bytes from row to row.
     x: *const u8,
     x_stride: usize,
-    /// The first row's scale and sum of the panel's first group, and values from row to row. Only for group blocks.
+    /// The first row's scale and sum of the panel's first group, and values from row to row. Only
+    /// for group blocks.
     sx: *const f32,
     sums: *const i32,
     groups: usize,
@@ -86,10 +92,13 @@ impl Panel {
     }
 }
 
-/// Adds a panel's products with `R` rows to `acc[R][TILE]`: f32, or raw i32 sums where a row has one scale.
+/// Adds a panel's products with `R` rows to `acc[R][TILE]`: f32, or raw i32 sums where a row has
+/// one scale.
 type PanelFn = unsafe fn(panel: &Panel, acc: *mut f32);
-/// Turns `acc[rows][TILE]` from raw sums into products: line of scales, unit, offset, row scales, row sums, rows, acc.
-type FinishFn = unsafe fn(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32);
+/// Turns `acc[rows][TILE]` from raw sums into products: line of scales, unit, offset, row scales,
+/// row sums, rows, acc.
+type FinishFn =
+    unsafe fn(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32);
 /// `gate = gelu_tanh(gate) * up`, element by element.
 type GateFn = unsafe fn(gate: &mut [[f32; TILE]], up: &[[f32; TILE]]);
 
@@ -125,7 +134,12 @@ macro_rules! kernels_of {
             (Code::I2, Group::Cols(_)) => (by_rows!(ints, 2, true), OFFSETS[2]),
             // The bytes are those of i8 less 128.
             (Code::I8a, _) => {
-                return Kernels { panel: by_rows!(ints, 8, false), offset: OFFSETS[0] - 128, finish: finish_asymmetric, gate };
+                return Kernels {
+                    panel: by_rows!(ints, 8, false),
+                    offset: OFFSETS[0] - 128,
+                    finish: finish_asymmetric,
+                    gate,
+                };
             }
             (Code::T2, _) => (by_rows!(tiles, 0), 127),
             (Code::T25, _) => (by_rows!(tiles, 1), 127),
@@ -147,12 +161,20 @@ fn kernels(isa: Isa, format: Format) -> Kernels {
     }
 }
 
-/// Writes `out[r * out_stride + n]` = row r of `act` times weight row n, for all rows and all n of the tiles.
+/// Writes `out[r * out_stride + n]` = row r of `act` times weight row n, for all rows and all n of
+/// the tiles.
 ///
 /// # Safety
-/// `out` has `rows * out_stride` floats that can be written (the last row may end after its last output), and no other thread
-/// touches the columns of these tiles meanwhile.
-pub unsafe fn linear(isa: Isa, weights: &PackedMatrix, act: &ActView<'_>, tiles: Range<usize>, out: *mut f32, out_stride: usize) {
+/// `out` has `rows * out_stride` floats that can be written (the last row may end after its last
+/// output), and no other thread touches the columns of these tiles meanwhile.
+pub unsafe fn linear(
+    isa: Isa,
+    weights: &PackedMatrix,
+    act: &ActView<'_>,
+    tiles: Range<usize>,
+    out: *mut f32,
+    out_stride: usize,
+) {
     let kernels = kernels(isa, weights.format());
     check(weights, act, &tiles, out_stride);
     let mut sums = Sums::new();
@@ -191,7 +213,14 @@ pub unsafe fn gate_up(
         let next = gate.tile(if tile + 1 < tiles.end { tile + 1 } else { tile });
         for first in (0..act_up.rows).step_by(STRIP) {
             let rows = first..act_up.rows.min(first + STRIP);
-            let gates = gate_sums.multiply(&gate_kernels, gate, act_gate, tile, rows.clone(), up.tile(tile).as_ptr());
+            let gates = gate_sums.multiply(
+                &gate_kernels,
+                gate,
+                act_gate,
+                tile,
+                rows.clone(),
+                up.tile(tile).as_ptr(),
+            );
             let ups = up_sums.multiply(&up_kernels, up, act_up, tile, rows, next.as_ptr());
             // SAFETY: `kernels` checked that the machine has the instructions.
             unsafe { (gate_kernels.gate)(gates, ups) };
@@ -201,7 +230,8 @@ pub unsafe fn gate_up(
     }
 }
 
-/// Refuses activations that do not belong to the weights; everything the kernels read is inside what is checked here.
+/// Refuses activations that do not belong to the weights; everything the kernels read is inside
+/// what is checked here.
 fn check(weights: &PackedMatrix, act: &ActView<'_>, tiles: &Range<usize>, out_stride: usize) {
     let format = weights.format();
     let values = match (act.values, format.code.is_integer()) {
@@ -210,8 +240,15 @@ fn check(weights: &PackedMatrix, act: &ActView<'_>, tiles: &Range<usize>, out_st
         _ => panic!("{format} weights met activations of the wrong kind"),
     };
     let groups = act.rows * format.groups(weights.cols());
-    assert!(act.cols == weights.cols() && values >= act.rows * act.cols, "activations of {} columns", act.cols);
-    assert!(act.scales.len() >= groups && act.sums.len() >= groups, "activations lack scales or sums");
+    assert!(
+        act.cols == weights.cols() && values >= act.rows * act.cols,
+        "activations of {} columns",
+        act.cols
+    );
+    assert!(
+        act.scales.len() >= groups && act.sums.len() >= groups,
+        "activations lack scales or sums"
+    );
     assert!(tiles.end <= weights.tiles() && out_stride >= weights.rows().min(tiles.end * TILE));
 }
 
@@ -219,7 +256,14 @@ fn check(weights: &PackedMatrix, act: &ActView<'_>, tiles: &Range<usize>, out_st
 ///
 /// # Safety
 /// As for [`linear`].
-unsafe fn store(sums: &[[f32; TILE]], weights: &PackedMatrix, tile: usize, first: usize, out: *mut f32, out_stride: usize) {
+unsafe fn store(
+    sums: &[[f32; TILE]],
+    weights: &PackedMatrix,
+    tile: usize,
+    first: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
     let n = TILE.min(weights.rows() - tile * TILE);
     for (row, sums) in sums.iter().enumerate() {
         // SAFETY: inside the caller's `rows * out_stride` floats, as checked by `check`.
@@ -255,7 +299,8 @@ impl Sums {
         let (shape, bytes, n) = (weights.shape(), weights.tile(tile), rows.len());
         let acc = self.0.as_mut_ptr().cast::<[f32; TILE]>();
         self.0[..n].iter_mut().for_each(|sums| _ = sums.write([0.0; TILE]));
-        let grouped = shape.groups > 1 || (weights.format().code.is_integer() && weights.format().group != Group::Row);
+        let grouped = shape.groups > 1
+            || (weights.format().code.is_integer() && weights.format().group != Group::Row);
         if grouped {
             let per_panel = (PANEL / shape.block_bytes()).max(1);
             for group in (0..shape.groups).step_by(per_panel) {
@@ -298,8 +343,11 @@ impl Sums {
                 }
                 let (sx, sums) = (&act.scales[rows.clone()], &act.sums[rows]);
                 let unit = unit(weights.format());
-                // SAFETY: `bytes` starts with a line of scales; the kernel's instructions exist; `acc` has n rows.
-                unsafe { (kernels.finish)(bytes.as_ptr(), unit, kernels.offset, sx, sums, acc.cast()) };
+                // SAFETY: `bytes` starts with a line of scales; the kernel's instructions exist;
+                // `acc` has n rows.
+                unsafe {
+                    (kernels.finish)(bytes.as_ptr(), unit, kernels.offset, sx, sums, acc.cast())
+                };
             }
         }
         // SAFETY: the first n rows were written above.
@@ -326,7 +374,15 @@ struct PanelSpan {
 
 impl PanelSpan {
     /// Adds the panel's products with all rows, block by block, fetching the next panel meanwhile.
-    fn run(self, kernels: &Kernels, tile: &[u8], act: &ActView<'_>, rows: &Range<usize>, next: *const u8, acc: *mut [f32; TILE]) {
+    fn run(
+        self,
+        kernels: &Kernels,
+        tile: &[u8],
+        act: &ActView<'_>,
+        rows: &Range<usize>,
+        next: *const u8,
+        acc: *mut [f32; TILE],
+    ) {
         let data = tile[self.start..self.end].as_ptr();
         let ahead = if self.end < tile.len() { tile[self.end..].as_ptr() } else { next };
         let (x, size) = match act.values {
@@ -352,15 +408,24 @@ impl PanelSpan {
                 ahead: ahead.wrapping_add(share),
                 ahead_shift,
             };
-            // SAFETY: `check` saw that activations, scales and sums cover these rows; `data` covers the panel's steps; `acc` has
-            // a row for each of `rows`; the kernel's instructions exist.
+            // SAFETY: `check` saw that activations, scales and sums cover these rows; `data` covers
+            // the panel's steps; `acc` has a row for each of `rows`; the kernel's instructions
+            // exist.
             unsafe { (kernels.panel[to - from - 1])(&panel, acc.add(from).cast()) };
         }
     }
 }
 
-/// The last step of an i2 row of 16 n + 8 columns: the kernel reads 16 activations, of which the row has 8.
-fn half_step(kernels: &Kernels, shape: Shape, tile: &[u8], values: &[i8], rows: &Range<usize>, acc: *mut [f32; TILE]) {
+/// The last step of an i2 row of 16 n + 8 columns: the kernel reads 16 activations, of which the
+/// row has 8.
+fn half_step(
+    kernels: &Kernels,
+    shape: Shape,
+    tile: &[u8],
+    values: &[i8],
+    rows: &Range<usize>,
+    acc: *mut [f32; TILE],
+) {
     let cols = shape.group_cols;
     let data = tile[tile.len() - shape.step_bytes..].as_ptr();
     for row in rows.clone() {

@@ -1,6 +1,8 @@
-//! Weights in the order the kernels read them: one stream of 64-byte lines per tile of 32 output rows.
+//! Weights in the order the kernels read them: one stream of 64-byte lines per tile of 32 output
+//! rows.
 //!
-//! A *step* is what one pair of vectors holds. Dword `i` of the first line belongs to output row `i`, of the second to `16 + i`:
+//! A *step* is what one pair of vectors holds. Dword `i` of the first line belongs to output row
+//! `i`, of the second to `16 + i`:
 //!
 //! | code | lines a step | columns a step | bytes of a dword |
 //! |------|---|---|---|
@@ -12,8 +14,9 @@
 //! | f32 | 2 | 1 | the float |
 //! | bf16 | 1 | 1 | row i in the low half, row 16 + i in the high half |
 //!
-//! Integer codes come in blocks of one group: a line with the 32 scales (f16), another with the smallest values for i8a, then the
-//! steps. Rows past the end are zero bits, but for those that share a tile of trellis codes with rows that count.
+//! Integer codes come in blocks of one group: a line with the 32 scales (f16), another with the
+//! smallest values for i8a, then the steps. Rows past the end are zero bits, but for those that
+//! share a tile of trellis codes with rows that count.
 
 use super::super::isa::Isa;
 use super::super::lines::Lines;
@@ -41,7 +44,11 @@ impl PackedMatrix {
     /// Repacks a matrix; `isa` only decides how fast.
     pub fn pack(matrix: &Matrix<'_>, isa: Isa) -> PackedMatrix {
         assert!(isa.is_supported());
-        assert!(matrix.cols <= MAX_COLS || !matrix.format.code.is_integer(), "{} columns could overflow", matrix.cols);
+        assert!(
+            matrix.cols <= MAX_COLS || !matrix.format.code.is_integer(),
+            "{} columns could overflow",
+            matrix.cols
+        );
         let shape = Shape::new(matrix.format, matrix.cols);
         let mut lines = Lines::zeroed(Self::bytes_of(matrix.format, matrix.rows, matrix.cols));
         for (tile, bytes) in lines.bytes_mut().chunks_exact_mut(shape.tile_bytes()).enumerate() {
@@ -53,7 +60,9 @@ impl PackedMatrix {
             match isa {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the machine has the instructions, as asserted above.
-                Isa::Avx2 | Isa::Avx512Vnni => unsafe { pack_tile_avx2(matrix, shape, rows, bytes) },
+                Isa::Avx2 | Isa::Avx512Vnni => unsafe {
+                    pack_tile_avx2(matrix, shape, rows, bytes)
+                },
                 _ => pack_tile(matrix, shape, rows, bytes),
             }
         }
@@ -98,7 +107,8 @@ impl PackedMatrix {
         &self.lines.bytes()[tile * n..][..n]
     }
 
-    /// One row as the floats the model means, bit-equal to [`Matrix::dequantize_row`]. `out.len() == cols`.
+    /// One row as the floats the model means, bit-equal to [`Matrix::dequantize_row`]. `out.len()
+    /// == cols`.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows && out.len() == self.cols);
         let (shape, tile, lane) = (self.shape(), self.tile(row / TILE), row % TILE);
@@ -118,17 +128,27 @@ impl PackedMatrix {
                 }
             }
             Code::I8a => {
-                let [scale, min] =
-                    [0, LINE].map(|at| f16::from_le_bytes([tile[at + 2 * lane], tile[at + 2 * lane + 1]]).to_f32());
+                let [scale, min] = [0, LINE].map(|at| {
+                    f16::from_le_bytes([tile[at + 2 * lane], tile[at + 2 * lane + 1]]).to_f32()
+                });
                 for (step, columns) in out.chunks_mut(4).enumerate() {
                     let bytes = at(2 * LINE + step * shape.step_bytes + dword);
-                    columns.iter_mut().zip(bytes).for_each(|(o, q)| *o = (q as f32).mul_add(scale, min));
+                    columns
+                        .iter_mut()
+                        .zip(bytes)
+                        .for_each(|(o, q)| *o = (q as f32).mul_add(scale, min));
                 }
             }
             Code::T2 | Code::T25 | Code::T3 | Code::T4 => {
                 let scale = f16::from_le_bytes([tile[2 * lane], tile[2 * lane + 1]]).to_f32();
-                for (columns, step) in out.chunks_mut(shape.step_cols).zip(tile[LINE..].chunks_exact(shape.step_bytes)) {
-                    for (columns, codes) in columns.chunks_mut(trellis::TILE).zip(codes_of_step(self.format.code, step, lane)) {
+                for (columns, step) in
+                    out.chunks_mut(shape.step_cols).zip(tile[LINE..].chunks_exact(shape.step_bytes))
+                {
+                    for (columns, codes) in columns.chunks_mut(trellis::TILE).zip(codes_of_step(
+                        self.format.code,
+                        step,
+                        lane,
+                    )) {
                         columns.iter_mut().zip(codes).for_each(|(o, q)| *o = q as f32 * scale);
                     }
                 }
@@ -137,7 +157,10 @@ impl PackedMatrix {
                 let unit = if self.format.code == Code::I2 { 0.5 } else { 1.0 };
                 for (group, columns) in out.chunks_mut(shape.group_cols).enumerate() {
                     let block = group * shape.block_bytes();
-                    let scale = f16::from_le_bytes([tile[block + 2 * lane], tile[block + 2 * lane + 1]]).to_f32() * unit;
+                    let scale =
+                        f16::from_le_bytes([tile[block + 2 * lane], tile[block + 2 * lane + 1]])
+                            .to_f32()
+                            * unit;
                     for (step, columns) in columns.chunks_mut(shape.step_cols).enumerate() {
                         let bytes = at(block + LINE + step * shape.step_bytes + dword);
                         for (k, o) in columns.iter_mut().enumerate() {
@@ -168,7 +191,11 @@ pub fn code_of(code: Code, dword: [u8; 4], k: usize) -> i32 {
 
 /// The integers of a row in a step of trellis codes, sixteen columns at a time.
 #[inline(always)]
-pub fn codes_of_step(code: Code, step: &[u8], lane: usize) -> impl Iterator<Item = [i32; trellis::TILE]> {
+pub fn codes_of_step(
+    code: Code,
+    step: &[u8],
+    lane: usize,
+) -> impl Iterator<Item = [i32; trellis::TILE]> {
     let trellis = Trellis::of(code).unwrap_or_else(|| unreachable!("{code:?} is no trellis code"));
     let bits = trellis.row_bits() as usize;
     let segment = move |lane: usize, i: usize| -> u64 {
@@ -182,7 +209,8 @@ pub fn codes_of_step(code: Code, step: &[u8], lane: usize) -> impl Iterator<Item
     };
     // The row before it in its tile, which is half of the lanes.
     let before = lane / trellis::TILE * trellis::TILE + (lane + trellis::TILE - 1) % trellis::TILE;
-    (0..step.len() / (2 * LINE) * 32 / bits).map(move |i| trellis.decode(segment(before, i), segment(lane, i)))
+    (0..step.len() / (2 * LINE) * 32 / bits)
+        .map(move |i| trellis.decode(segment(before, i), segment(lane, i)))
 }
 
 /// Sizes inside a tile.
@@ -191,7 +219,8 @@ pub struct Shape {
     /// Columns and bytes of a step.
     pub step_cols: usize,
     pub step_bytes: usize,
-    /// Columns of a group (all of them where a row has one scale, and for floats), and groups in a row.
+    /// Columns of a group (all of them where a row has one scale, and for floats), and groups in a
+    /// row.
     pub group_cols: usize,
     pub groups: usize,
     /// Bytes in front of each group's steps: a line of scales, or nothing for floats.
@@ -226,7 +255,8 @@ impl Shape {
         }
     }
 
-    /// Steps of a group; only i2 with an odd multiple of 8 columns a row leaves the last one half empty.
+    /// Steps of a group; only i2 with an odd multiple of 8 columns a row leaves the last one half
+    /// empty.
     pub fn steps(self) -> usize {
         self.group_cols.div_ceil(self.step_cols)
     }
@@ -247,7 +277,12 @@ impl Shape {
 /// The machine has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn pack_tile_avx2(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, out: &mut [u8]) {
+unsafe fn pack_tile_avx2(
+    matrix: &Matrix<'_>,
+    shape: Shape,
+    rows: std::ops::Range<usize>,
+    out: &mut [u8],
+) {
     pack_tile(matrix, shape, rows, out);
 }
 
@@ -257,13 +292,17 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, ou
         let codes = matrix.row(row);
         match matrix.format.code {
             Code::F32 => {
-                for (step, code) in out.chunks_exact_mut(shape.step_bytes).zip(codes.as_chunks::<4>().0) {
+                for (step, code) in
+                    out.chunks_exact_mut(shape.step_bytes).zip(codes.as_chunks::<4>().0)
+                {
                     step[lane * 4..][..4].copy_from_slice(code);
                 }
             }
             Code::Bf16 => {
                 let place = lane % 16 * 4 + lane / 16 * 2;
-                for (step, code) in out.chunks_exact_mut(shape.step_bytes).zip(codes.as_chunks::<2>().0) {
+                for (step, code) in
+                    out.chunks_exact_mut(shape.step_bytes).zip(codes.as_chunks::<2>().0)
+                {
                     step[place..][..2].copy_from_slice(code);
                 }
             }
@@ -274,7 +313,9 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, ou
                 let [scale, min] = [0, 1].map(|i| matrix.row_scales(row)[i].to_le_bytes());
                 out[2 * lane..][..2].copy_from_slice(&scale);
                 out[LINE + 2 * lane..][..2].copy_from_slice(&min);
-                for (step, code) in out[2 * LINE..].chunks_exact_mut(shape.step_bytes).zip(codes.as_chunks::<4>().0) {
+                for (step, code) in
+                    out[2 * LINE..].chunks_exact_mut(shape.step_bytes).zip(codes.as_chunks::<4>().0)
+                {
                     step[lane * 4..][..4].copy_from_slice(code);
                 }
             }
@@ -292,10 +333,42 @@ fn pack_trellis(matrix: &Matrix<'_>, shape: Shape, rows: Range<usize>, out: &mut
     for (half, first) in rows.step_by(trellis::TILE).enumerate() {
         // Once for each code, so that all shifts are by constants.
         match matrix.format.code {
-            Code::T2 => pack_trellis_half(matrix, Code::T2, shape.step_cols, shape.step_bytes, first, half, steps),
-            Code::T25 => pack_trellis_half(matrix, Code::T25, shape.step_cols, shape.step_bytes, first, half, steps),
-            Code::T3 => pack_trellis_half(matrix, Code::T3, shape.step_cols, shape.step_bytes, first, half, steps),
-            Code::T4 => pack_trellis_half(matrix, Code::T4, shape.step_cols, shape.step_bytes, first, half, steps),
+            Code::T2 => pack_trellis_half(
+                matrix,
+                Code::T2,
+                shape.step_cols,
+                shape.step_bytes,
+                first,
+                half,
+                steps,
+            ),
+            Code::T25 => pack_trellis_half(
+                matrix,
+                Code::T25,
+                shape.step_cols,
+                shape.step_bytes,
+                first,
+                half,
+                steps,
+            ),
+            Code::T3 => pack_trellis_half(
+                matrix,
+                Code::T3,
+                shape.step_cols,
+                shape.step_bytes,
+                first,
+                half,
+                steps,
+            ),
+            Code::T4 => pack_trellis_half(
+                matrix,
+                Code::T4,
+                shape.step_cols,
+                shape.step_bytes,
+                first,
+                half,
+                steps,
+            ),
             code => unreachable!("{code:?} is no trellis code"),
         }
     }
@@ -323,7 +396,8 @@ fn pack_trellis_half(
                 (left, n) = (left << bits | value, n + bits);
                 if n >= 32 {
                     n -= 32;
-                    step[dword * 2 * LINE + place..][..4].copy_from_slice(&((left >> n) as u32).to_le_bytes());
+                    step[dword * 2 * LINE + place..][..4]
+                        .copy_from_slice(&((left >> n) as u32).to_le_bytes());
                     dword += 1;
                 }
             };
@@ -340,20 +414,31 @@ fn pack_trellis_half(
 
 /// Spreads one row of integer codes, a dword at a time, and its scales over a tile.
 #[inline(always)]
-fn pack_row(matrix: &Matrix<'_>, shape: Shape, row: usize, lane: usize, out: &mut [u8], reorder: impl Fn(u32) -> u32) {
+fn pack_row(
+    matrix: &Matrix<'_>,
+    shape: Shape,
+    row: usize,
+    lane: usize,
+    out: &mut [u8],
+    reorder: impl Fn(u32) -> u32,
+) {
     let codes = matrix.row(row).chunks(shape.steps() * 4);
-    for ((block, codes), scale) in out.chunks_exact_mut(shape.block_bytes()).zip(codes).zip(matrix.row_scales(row)) {
+    for ((block, codes), scale) in
+        out.chunks_exact_mut(shape.block_bytes()).zip(codes).zip(matrix.row_scales(row))
+    {
         let (head, steps) = block.split_at_mut(shape.head);
         head[lane * 2..][..2].copy_from_slice(&scale.to_le_bytes());
         let (dwords, rest) = codes.as_chunks::<4>();
         let mut steps = steps.chunks_exact_mut(shape.step_bytes);
         for (dword, step) in dwords.iter().zip(&mut steps) {
-            step[lane * 4..][..4].copy_from_slice(&reorder(u32::from_le_bytes(*dword)).to_le_bytes());
+            step[lane * 4..][..4]
+                .copy_from_slice(&reorder(u32::from_le_bytes(*dword)).to_le_bytes());
         }
         if let (Some(step), false) = (steps.next(), rest.is_empty()) {
             let mut dword = [0; 4];
             dword[..rest.len()].copy_from_slice(rest);
-            step[lane * 4..][..4].copy_from_slice(&reorder(u32::from_le_bytes(dword)).to_le_bytes());
+            step[lane * 4..][..4]
+                .copy_from_slice(&reorder(u32::from_le_bytes(dword)).to_le_bytes());
         }
     }
 }

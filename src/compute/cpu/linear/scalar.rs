@@ -1,4 +1,5 @@
-//! The kernels in plain Rust: what other machines run, and the simplest reading of the packed layout.
+//! The kernels in plain Rust: what other machines run, and the simplest reading of the packed
+//! layout.
 
 use super::pack::{LINE, code_of};
 use super::{Panel, TILE, trellis};
@@ -12,7 +13,10 @@ pub const OFFSETS: [i32; 3] = [0; 3];
 ///
 /// # Safety
 /// The panel and `acc` are as [`super::Panel`] and [`super::PanelFn`] say.
-pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel: &Panel, acc: *mut f32) {
+pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
+    panel: &Panel,
+    acc: *mut f32,
+) {
     let code = [Code::I2, Code::I4, Code::I8][BITS.ilog2() as usize - 1];
     let step_cols = 32 / BITS;
     let mut data = panel.data;
@@ -24,8 +28,12 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel
             for step in 0..panel.steps {
                 // SAFETY: the panel has `blocks * steps` steps of activations and weights.
                 let (x, dwords) = unsafe {
-                    let x = panel.x.add(r * panel.x_stride + (block * panel.steps + step) * step_cols);
-                    (std::slice::from_raw_parts(x.cast::<i8>(), step_cols), &*data.add(step * 2 * LINE).cast::<[[u8; 4]; TILE]>())
+                    let x =
+                        panel.x.add(r * panel.x_stride + (block * panel.steps + step) * step_cols);
+                    (
+                        std::slice::from_raw_parts(x.cast::<i8>(), step_cols),
+                        &*data.add(step * 2 * LINE).cast::<[[u8; 4]; TILE]>(),
+                    )
                 };
                 for (sum, dword) in sums.iter_mut().zip(dwords) {
                     for (k, x) in x.iter().enumerate() {
@@ -37,8 +45,11 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(panel
             let acc = unsafe { &mut *acc.add(r * TILE).cast::<[f32; TILE]>() };
             if GROUPED {
                 let unit = if BITS == 2 { 0.5 } else { 1.0 };
-                // SAFETY: grouped panels come with scales of rows and groups, and a line of weight scales in each block.
-                let (sx, scales) = unsafe { (*panel.sx.add(r * panel.groups + block), &*scales.cast::<[[u8; 2]; TILE]>()) };
+                // SAFETY: grouped panels come with scales of rows and groups, and a line of weight
+                // scales in each block.
+                let (sx, scales) = unsafe {
+                    (*panel.sx.add(r * panel.groups + block), &*scales.cast::<[[u8; 2]; TILE]>())
+                };
                 for ((y, sum), scale) in acc.iter_mut().zip(sums).zip(scales) {
                     *y = (sum as f32 * sx).mul_add(f16::from_le_bytes(*scale).to_f32() * unit, *y);
                 }
@@ -71,8 +82,13 @@ pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut
         let mut w = [0f32; TILE];
         for (lane, w) in w.iter_mut().enumerate() {
             // SAFETY: inside the step.
-            let dword =
-                unsafe { panel.data.add(step * step_bytes + if BITS == 16 { lane % 16 } else { lane } * 4).cast::<u32>().read() };
+            let dword = unsafe {
+                panel
+                    .data
+                    .add(step * step_bytes + if BITS == 16 { lane % 16 } else { lane } * 4)
+                    .cast::<u32>()
+                    .read()
+            };
             *w = f32::from_bits(match (BITS, lane < 16) {
                 (16, true) => dword << 16,
                 (16, false) => dword & 0xffff_0000,
@@ -96,10 +112,21 @@ pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut
 ///
 /// # Safety
 /// `scales` is a line; `acc` has a row for each of `sx`.
-pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32) {
+pub unsafe fn finish(
+    scales: *const u8,
+    unit: f32,
+    offset: i32,
+    sx: &[f32],
+    sums: &[i32],
+    acc: *mut f32,
+) {
     // SAFETY: 32 scales; only this function looks at `acc` now.
-    let (scales, acc) =
-        unsafe { (&*scales.cast::<[[u8; 2]; TILE]>(), std::slice::from_raw_parts_mut(acc.cast::<[f32; TILE]>(), sx.len())) };
+    let (scales, acc) = unsafe {
+        (
+            &*scales.cast::<[[u8; 2]; TILE]>(),
+            std::slice::from_raw_parts_mut(acc.cast::<[f32; TILE]>(), sx.len()),
+        )
+    };
     for ((acc, sx), sum) in acc.iter_mut().zip(sx).zip(sums) {
         for (y, scale) in acc.iter_mut().zip(scales) {
             let exact = (y.to_bits() as i32).wrapping_sub(offset.wrapping_mul(*sum));
@@ -108,15 +135,27 @@ pub unsafe fn finish(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums
     }
 }
 
-/// The same for i8a, whose scales are followed by a line of smallest values. Compiled again for each instruction set.
+/// The same for i8a, whose scales are followed by a line of smallest values. Compiled again for
+/// each instruction set.
 ///
 /// # Safety
 /// As for [`finish`], with two lines.
 #[inline(always)]
-pub unsafe fn finish_asymmetric(scales: *const u8, _unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32) {
+pub unsafe fn finish_asymmetric(
+    scales: *const u8,
+    _unit: f32,
+    offset: i32,
+    sx: &[f32],
+    sums: &[i32],
+    acc: *mut f32,
+) {
     // SAFETY: 32 scales and 32 smallest values; only this function looks at `acc` now.
-    let (lines, acc) =
-        unsafe { (&*scales.cast::<[[[u8; 2]; TILE]; 2]>(), std::slice::from_raw_parts_mut(acc.cast::<[f32; TILE]>(), sx.len())) };
+    let (lines, acc) = unsafe {
+        (
+            &*scales.cast::<[[[u8; 2]; TILE]; 2]>(),
+            std::slice::from_raw_parts_mut(acc.cast::<[f32; TILE]>(), sx.len()),
+        )
+    };
     let [scales, mins] = lines.map(|line| line.map(|v| f16::from_le_bytes(v).to_f32()));
     for ((acc, sx), sum) in acc.iter_mut().zip(sx).zip(sums) {
         let all = *sum as f32 * sx;

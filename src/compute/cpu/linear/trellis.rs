@@ -1,8 +1,10 @@
-//! Trellis codes times a few rows, written once over vectors of 32-bit lanes: rows of a tile of codes.
+//! Trellis codes times a few rows, written once over vectors of 32-bit lanes: rows of a tile of
+//! codes.
 //!
-//! A step's dwords hold the next bits of sixteen rows. The bits in front of a row's first windows are the row's before it, one
-//! lane lower. Each window gives the four bytes of one state by a multiplication and a mask; they are made once a step and meet
-//! all rows of activations, in one of three [`Form`]s: adding the bytes up to weights costs a little once and saves most of the
+//! A step's dwords hold the next bits of sixteen rows. The bits in front of a row's first windows
+//! are the row's before it, one lane lower. Each window gives the four bytes of one state by a
+//! multiplication and a mask; they are made once a step and meet all rows of activations, in one of
+//! three [`Form`]s: adding the bytes up to weights costs a little once and saves most of the
 //! products of every row.
 
 use super::pack::LINE;
@@ -42,11 +44,16 @@ macro_rules! unrolled {
     ($i:ident in [$($n:literal)*] $body:block) => {$({ const $i: usize = $n; $body })*};
 }
 
-/// `bits` bits (12 at most) of each lane's string from bit `at` on; what stands above them is not cleared.
+/// `bits` bits (12 at most) of each lane's string from bit `at` on; what stands above them is not
+/// cleared.
 #[inline(always)]
 fn bits<W: Words>(words: &[W], at: u32, bits: u32) -> W {
     let (word, end) = ((at / 32) as usize, at % 32 + bits);
-    if end <= 32 { words[word].right(32 - end) } else { words[word].left(end - 32).or(words[word + 1].right(64 - end)) }
+    if end <= 32 {
+        words[word].right(32 - end)
+    } else {
+        words[word].left(end - 32).or(words[word + 1].right(64 - end))
+    }
 }
 
 /// The bytes of state `i` of sixteen columns that begin at bit `start`.
@@ -64,23 +71,33 @@ fn state<W: Words, const CODE: usize>(own: &[W], before: &[W], start: u32, i: u3
     window.times(t.multiplier).and(0x7f7f_7f7f)
 }
 
-/// Columns that meet all outputs of a tile before the next ones do: their activations, widened, stay in the L1 cache.
+/// Columns that meet all outputs of a tile before the next ones do: their activations, widened,
+/// stay in the L1 cache.
 const CHUNK: usize = 256;
 
-/// Adds a panel's products with `R` rows to `acc`; raw sums are of q + offset. `V` vectors of outputs are worked on at once, with
-/// `SETS` (1 or 2) sums an output where few rows would wait for each other; `FORM` is a [`Form`].
+/// Adds a panel's products with `R` rows to `acc`; raw sums are of q + offset. `V` vectors of
+/// outputs are worked on at once, with `SETS` (1 or 2) sums an output where few rows would wait for
+/// each other; `FORM` is a [`Form`].
 ///
 /// # Safety
 /// The panel and `acc` are as [`Panel`] and [`super::PanelFn`] say; the instructions of `W` exist.
 #[inline(always)]
-pub unsafe fn tiles<W: Words, const CODE: usize, const R: usize, const V: usize, const SETS: usize, const FORM: usize>(
+pub unsafe fn tiles<
+    W: Words,
+    const CODE: usize,
+    const R: usize,
+    const V: usize,
+    const SETS: usize,
+    const FORM: usize,
+>(
     panel: &Panel,
     acc: *mut f32,
 ) {
     let t = const { shape(CODE) };
     let form = const { [Form::States, Form::Pairs, Form::Bytes][FORM] };
     let (dwords, parts) = const { step(CODE) };
-    let chunk = if form == Form::Pairs { CHUNK / (parts * trellis::TILE) } else { panel.steps.max(1) };
+    let chunk =
+        if form == Form::Pairs { CHUNK / (parts * trellis::TILE) } else { panel.steps.max(1) };
     let mut wide = [[0i16; CHUNK]; R];
     for from in (0..panel.steps).step_by(chunk) {
         let to = panel.steps.min(from + chunk);

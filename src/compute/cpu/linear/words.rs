@@ -1,11 +1,13 @@
 //! What the trellis kernels need of an instruction set, and the version in plain Rust.
 
-/// Lanes of 32 bits. Implementations are zero-cost only inside a function compiled for their instruction set.
+/// Lanes of 32 bits. Implementations are zero-cost only inside a function compiled for their
+/// instruction set.
 pub trait Words: Copy {
     /// 16, or 8 where a line takes two vectors.
     const LANES: usize;
     fn zero() -> Self;
-    /// The lanes of a line from `part * LANES` on, and the lanes one lower (that of lane 0 is lane 15).
+    /// The lanes of a line from `part * LANES` on, and the lanes one lower (that of lane 0 is lane
+    /// 15).
     /// # Safety
     /// Sixteen dwords at `line`, aligned to 64 bytes.
     unsafe fn load(line: *const u8, part: usize) -> (Self, Self);
@@ -25,8 +27,8 @@ pub trait Words: Copy {
     fn splat(dword: i32) -> Self;
     /// Bytes of a splat by their places, the same four places in all lanes.
     fn pick(self, places: [u8; 4]) -> Self;
-    /// Adds, lane by lane, the four products of unsigned bytes with signed bytes of `x` (-127..=127). Bytes above 127 only in
-    /// [`super::trellis::Form::Bytes`].
+    /// Adds, lane by lane, the four products of unsigned bytes with signed bytes of `x`
+    /// (-127..=127). Bytes above 127 only in [`super::trellis::Form::Bytes`].
     fn dot(self, bytes: Self, x: Self) -> Self;
     /// Adds, lane by lane, the two products of 16-bit numbers.
     fn dot_wide(self, pairs: Self, x: Self) -> Self;
@@ -34,7 +36,8 @@ pub trait Words: Copy {
     fn pair_sums(self) -> Self;
     /// Sums of the four bytes (below 128) of a lane.
     fn sums(self) -> Self;
-    /// Bytes 0 and 2 of a lane, then those of `other`, where the others are zero. Only for [`super::trellis::Form::Bytes`].
+    /// Bytes 0 and 2 of a lane, then those of `other`, where the others are zero. Only for
+    /// [`super::trellis::Form::Bytes`].
     fn even_bytes(self, other: Self) -> Self {
         let low = |w: Self| w.and(0xff).or(w.right(8).and(0xff00));
         low(self).or(low(other).left(16))

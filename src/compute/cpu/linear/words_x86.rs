@@ -11,8 +11,9 @@ pub struct Zmm(__m512i);
 #[derive(Clone, Copy)]
 pub struct Ymm(__m256i);
 
-// SAFETY of every unsafe block below: the type is only used inside functions compiled for its instruction set, which run only
-// where the machine has it; memory accesses pass their promise on to the caller.
+// SAFETY of every unsafe block below: the type is only used inside functions compiled for its
+// instruction set, which run only where the machine has it; memory accesses pass their promise on
+// to the caller.
 
 impl Words for Zmm {
     const LANES: usize = 16;
@@ -29,7 +30,9 @@ impl Words for Zmm {
     }
     #[inline(always)]
     unsafe fn add_to(self, p: *mut f32) {
-        unsafe { _mm512_storeu_si512(p.cast(), _mm512_add_epi32(_mm512_loadu_si512(p.cast()), self.0)) }
+        unsafe {
+            _mm512_storeu_si512(p.cast(), _mm512_add_epi32(_mm512_loadu_si512(p.cast()), self.0))
+        }
     }
     #[inline(always)]
     fn add(self, other: Self) -> Self {
@@ -62,7 +65,8 @@ impl Words for Zmm {
     #[inline(always)]
     fn pick(self, places: [u8; 4]) -> Self {
         unsafe {
-            // Within each 128 bits places count from their start; all lanes hold the same bytes, so the first four will do.
+            // Within each 128 bits places count from their start; all lanes hold the same bytes, so
+            // the first four will do.
             Zmm(_mm512_shuffle_epi8(self.0, _mm512_set1_epi32(i32::from_le_bytes(places))))
         }
     }
@@ -85,7 +89,9 @@ impl Words for Zmm {
     #[inline(always)]
     fn even_bytes(self, other: Self) -> Self {
         unsafe {
-            let places = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
+            let places = _mm512_broadcast_i32x4(_mm_setr_epi8(
+                0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15,
+            ));
             Zmm(_mm512_shuffle_epi8(self.or(other.left(8)).0, places))
         }
     }
@@ -104,14 +110,17 @@ impl Words for Ymm {
             if part == 1 {
                 return (Ymm(own), Ymm(_mm256_loadu_si256(line.add(28).cast())));
             }
-            let turned = _mm256_permutevar8x32_epi32(own, _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6));
+            let turned =
+                _mm256_permutevar8x32_epi32(own, _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6));
             let last = _mm256_set1_epi32(line.add(60).cast::<i32>().read());
             (Ymm(own), Ymm(_mm256_blend_epi32::<1>(turned, last)))
         }
     }
     #[inline(always)]
     unsafe fn add_to(self, p: *mut f32) {
-        unsafe { _mm256_storeu_si256(p.cast(), _mm256_add_epi32(_mm256_loadu_si256(p.cast()), self.0)) }
+        unsafe {
+            _mm256_storeu_si256(p.cast(), _mm256_add_epi32(_mm256_loadu_si256(p.cast()), self.0))
+        }
     }
     #[inline(always)]
     fn add(self, other: Self) -> Self {

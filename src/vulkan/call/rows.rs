@@ -1,0 +1,157 @@
+//! Calls of `row.comp`: norms, gates and preparation of whole rows.
+
+use super::*;
+
+/// What `row.comp` does with a row.
+pub struct RowWork<'a> {
+    pub x: BufferId,
+    pub add: Option<BufferId>,
+    pub w_add: Option<BufferId>,
+    pub w: Option<BufferId>,
+    pub z: Option<BufferId>,
+    pub prepare: Option<&'a Act>,
+    pub cols: usize,
+    pub eps: f32,
+    pub rows: RowSet,
+    pub glu: bool,
+    pub merge: Option<Merge>,
+}
+
+/// Page partials of attention to be joined.
+#[derive(Clone, Copy)]
+pub struct Merge {
+    pub head_dim: usize,
+    pub window: usize,
+    pub slots: usize,
+}
+
+impl Places<'_> {
+    /// Threads of a workgroup that works on a row: as many subgroups as divide its blocks evenly,
+    /// where there is such a number worth having. Two or three blocks a subgroup were faster than
+    /// one: fewer subgroups wait for each other.
+    pub(super) fn row_threads(&self, cols: usize) -> u32 {
+        let blocks = cols.div_ceil(128) as u32;
+        let most =
+            (1024.min(self.info.max_workgroup) / self.info.subgroup).min(self.info.max_subgroups);
+        let most = most.min(if blocks <= 64 { 16 } else { 32 }).min(blocks);
+        let even = (1..=most).rev().find(|n| blocks.is_multiple_of(*n)).unwrap_or(1);
+        (if 3 * even >= most { even } else { most }) * self.info.subgroup
+    }
+
+    pub(super) fn row_call(&self, r: RowWork<'_>, bucket: Bucket) -> Call {
+        let int8 = r.prepare.is_some_and(|a| a.format.int8);
+        // A norm and a scale for the whole row want all of it; the rest is spread.
+        let spread =
+            r.w.is_none() && !(int8 && r.prepare.is_some_and(|a| a.format.group == Group::Row));
+        let threads =
+            if spread { 8 * self.info.subgroup.min(32) } else { self.row_threads(r.cols) };
+        let shares =
+            if spread { r.cols.div_ceil(128 * (threads / self.info.subgroup) as usize) } else { 1 };
+        let constants = vec![
+            (0, threads),
+            (1, self.info.subgroup),
+            (2, threads),
+            (3, r.cols as u32),
+            (5, r.w.is_some() as u32),
+            (6, (r.rows == RowSet::Selected) as u32),
+            (7, r.prepare.is_some() as u32),
+            (8, r.prepare.is_some_and(|a| a.format.hadamard) as u32),
+            (9, int8 as u32),
+            (10, r.prepare.filter(|_| int8).map_or(0, |a| group(a.format.group))),
+            (11, r.glu as u32),
+            (12, r.merge.map_or(0, |m| m.head_dim as u32)),
+            (13, spread as u32),
+        ];
+        let at = |id: Option<BufferId>| id.map_or(0, |id| self.at(id));
+        let mut push =
+            Push::new().at(self.at(r.x)).at(at(r.add)).at(at(r.w_add)).at(at(r.w)).at(at(r.z));
+        push = match r.prepare {
+            Some(a) => push.at(self.at(a.values)).at(self.at(a.scales)).at(self.at(a.sums)),
+            None => push.at(0).at(0).at(0),
+        };
+        let stride = r.cols * if int8 { 1 } else { 4 };
+        push = push.at(self.at(self.step)).float(r.eps).word(stride).word(self.max_rows);
+        push = push.word(r.merge.map_or(0, |m| m.window)).word(r.merge.map_or(0, |m| m.slots));
+        let mut touches = vec![Touch::Read(r.x)];
+        touches.extend(r.add.map(Touch::Read));
+        touches.extend(r.z.map(Touch::Write));
+        if r.add.is_some() && !r.glu && r.rows == RowSet::All {
+            touches.push(Touch::Write(r.x));
+        }
+        if let Some(a) = r.prepare {
+            touches.extend([a.values, a.scales, a.sums].map(Touch::Write));
+        }
+        self.call(Shader::Row, constants, push, [bucket.of(r.rows), shares, 1], touches)
+    }
+
+    pub(in crate::vulkan) fn norm(
+        &self,
+        op: &Op,
+        prepare: Option<Act>,
+        read_later: bool,
+        bucket: Bucket,
+    ) -> Call {
+        let Op::Norm { x, add, w, eps, dim, out, rows } = op else { unreachable!() };
+        let z = (prepare.is_none() || read_later || *rows == RowSet::Selected).then_some(*out);
+        let (add, w_add) = (add.map(|a| a.0), add.map(|a| a.1));
+        let prepare = prepare.as_ref();
+        let work = RowWork {
+            x: *x,
+            add,
+            w_add,
+            w: Some(*w),
+            z,
+            prepare,
+            cols: *dim,
+            eps: *eps,
+            rows: *rows,
+            glu: false,
+            merge: None,
+        };
+        self.row_call(work, bucket)
+    }
+
+    pub(super) fn prepare(&self, input: BufferId, act: &Act, rows: RowSet, bucket: Bucket) -> Call {
+        let (add, w_add, w, z) = (None, None, None, None);
+        let work = RowWork {
+            x: input,
+            add,
+            w_add,
+            w,
+            z,
+            prepare: Some(act),
+            cols: act.cols,
+            eps: 0.0,
+            rows,
+            glu: false,
+            merge: None,
+        };
+        self.row_call(work, bucket)
+    }
+
+    pub(super) fn glu(
+        &self,
+        out: BufferId,
+        cols: usize,
+        prepare: Option<Act>,
+        read_later: bool,
+        bucket: Bucket,
+    ) -> Call {
+        let z = (prepare.is_none() || read_later).then_some(out);
+        let (x, add, prepare) = (self.own.gate, Some(self.own.up), prepare.as_ref());
+        let work = RowWork {
+            x,
+            add,
+            w_add: None,
+            w: None,
+            z,
+            prepare,
+            cols,
+            eps: 0.0,
+            rows: RowSet::All,
+            glu: true,
+            merge: None,
+        };
+        self.row_call(work, bucket)
+    }
+}

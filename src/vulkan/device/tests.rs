@@ -1,0 +1,46 @@
+use super::*;
+
+#[test]
+fn memory_of_a_gpu_in_the_processor_is_counted_whole() {
+    let heap = |bytes, is_local, free| Heap { bytes, is_local, free };
+    // RADV shows a third of an APU's memory as not local to the device.
+    let apu = [heap(6, false, Some(5)), heap(11, true, Some(9))];
+    assert_eq!(fast_memory(&apu, true), (17, Some(14)));
+    assert_eq!(fast_memory(&apu.map(|h| Heap { free: None, ..h }), true), (17, None));
+    // A board's window of memory that the host sees is part of the large heap or beside it; the
+    // host's own is not the board's.
+    let board = [heap(24, true, Some(20)), heap(48, false, Some(40)), heap(1, true, Some(1))];
+    assert_eq!(fast_memory(&board, false), (24, Some(20)));
+    assert_eq!(fast_memory(&[], true), (0, None));
+}
+
+#[test]
+fn a_queue_with_or_without_graphics_is_taken_as_wanted() {
+    let [graphics, compute, copies] = [
+        vk::QueueFlags::GRAPHICS | vk::QueueFlags::COMPUTE,
+        vk::QueueFlags::COMPUTE,
+        vk::QueueFlags::TRANSFER,
+    ];
+    assert_eq!(queue_family(&[copies, graphics, compute], false), Some(2));
+    assert_eq!(queue_family(&[copies, graphics, compute], true), Some(1));
+    assert_eq!(queue_family(&[graphics], false), Some(0));
+    assert_eq!(queue_family(&[compute], true), Some(0));
+    assert_eq!(queue_family(&[copies], false), None);
+}
+
+#[test]
+fn every_feature_that_a_driver_lacks_is_named() {
+    let (core, v11, v12, v13) = needed();
+    assert_eq!(lacking_features(&core, &v11, &v12, &v13), [""; 0]);
+    assert_eq!(lacking_features(&core, &v11, &v12.shader_int8(false), &v13), ["int8 in shaders"]);
+    assert_eq!(lacking_features(&core, &v11, &v12.shader_float16(false), &v13), ["f16 in shaders"]);
+    assert_eq!(
+        lacking_features(&core.shader_int16(false), &v11, &v12, &v13),
+        ["16-bit integers in shaders"]
+    );
+    assert_eq!(lacking_features(&core, &Default::default(), &v12, &v13), ["16-bit storage"]);
+    assert_eq!(
+        lacking_features(&Default::default(), &v11, &Default::default(), &Default::default()).len(),
+        14
+    );
+}
