@@ -13,7 +13,6 @@ layout(constant_id = 5) const uint W = 32;       // columns of a step
 layout(constant_id = 6) const uint GROUP = 0;    // columns that share a scale; 0: all
 layout(constant_id = 7) const bool HADAMARD = false;
 layout(constant_id = 9) const uint STEP = 4;
-layout(constant_id = 10) const uint WEIGHTS = 2;
 layout(constant_id = 11) const uint MULTIPLIER = 1;
 #include "attention.glsl"
 #include "args.glsl"
@@ -41,13 +40,13 @@ uint word_of(uint64_t row, uint step_, uint steps, uint words, uint i) {
 float trellis_value(uint token, uint col) {
     const uint tiles = COLS / 16, tile = col / 16;
     const uint64_t row = codes + uint64_t(token / 16) * tiles * (TILE_WORDS * 4);
-    const uint end = token % 16 * ROW_BITS + (col % 16 / WEIGHTS + 1) * STEP, at = (end - 1) / 32, part = end % 32;
+    const uint end = token % 16 * ROW_BITS + (col % 16 / 2 + 1) * STEP, at = (end - 1) / 32, part = end % 32;
     uint state = word_of(row, tile, tiles, TILE_WORDS, at);
     if (part != 0) {
         state >>= 32 - part;
-        if (part < 12) state |= word_of(row, tile, tiles, TILE_WORDS, at == 0 ? TILE_WORDS - 1 : at - 1) << part;
+        if (part < STATE_BITS) state |= word_of(row, tile, tiles, TILE_WORDS, at == 0 ? TILE_WORDS - 1 : at - 1) << part;
     }
-    return float(weight_of(state_bytes(state & 0xfff), col % WEIGHTS));
+    return float(weight_of(word_of_state(state), col % 2));
 }
 
 float value(uint token, uint col) {

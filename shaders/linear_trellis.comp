@@ -11,7 +11,6 @@ layout(constant_id = 1) const uint SG = 32;
 layout(constant_id = 2) const uint T = 64;
 layout(constant_id = 3) const uint M = 1;
 layout(constant_id = 17) const uint STEP = 4;        // new bits of a state
-layout(constant_id = 18) const uint WEIGHTS = 2;     // of a state
 layout(constant_id = 19) const uint MULTIPLIER = 1;
 layout(constant_id = 8) const bool SELECTED = false;
 
@@ -29,16 +28,18 @@ layout(push_constant, scalar) uniform Push {
 };
 
 const uint PIECE = TILE_WORDS % 4 == 0 ? 4 : 2;
-const uint STATES = 16 / WEIGHTS; // in a row of a tile
+const uint STATES = 8; // in a row of a tile
 
 shared int tile_parts[SUBGROUPS][16 * M];
 
-// The state whose last bit is bit `end - 1` of the tile's circular string.
-uint state(uint w[TILE_WORDS], uint end) {
+// The word of the state whose last bit is bit `end - 1` of the tile's circular string.
+uint word_at(uint w[TILE_WORDS], uint end) {
     const uint at = (end - 1) / 32, part = end % 32;
-    if (part == 0) return w[at] & 0xfff;
-    if (part >= 12) return (w[at] >> (32 - part)) & 0xfff;
-    return (w[at] >> (32 - part) | w[at == 0 ? TILE_WORDS - 1 : at - 1] << part) & 0xfff;
+    if (part == 0 || part >= STATE_BITS) {
+        return word_of_state(bitfieldExtract(w[at], int(32 - part) % 32, int(STATE_BITS)));
+    }
+    const uint before = w[at == 0 ? TILE_WORDS - 1 : at - 1];
+    return word_of_state((before << part | w[at] >> (32 - part)) & STATE_MASK);
 }
 
 void main() {
@@ -73,16 +74,19 @@ void main() {
         uvec4 xs[M];
         [[unroll]] for (uint m = 0; m < M; m++) xs[m] = U32x4(a.x + uint64_t(xr[m] * a.stride + t * 16)).v[0];
         [[unroll]] for (uint i = 0; i < STATES; i++) {
-            // The operands that a state's bytes meet: x of one column four times, or of two columns twice each.
-            int xi[M];
+            // The activations of the two columns of a state, four times each.
+            int x0[M], x1[M];
             [[unroll]] for (uint m = 0; m < M; m++) {
-                const uint j = i * WEIGHTS;
-                const i8vec4 four = unpack8(int(xs[m][j / 4]));
-                xi[m] = pack32(i8vec4(four[j % 4], four[j % 4], four[(j + WEIGHTS - 1) % 4], four[(j + WEIGHTS - 1) % 4]));
+                const i8vec4 four = unpack8(int(xs[m][i / 2]));
+                x0[m] = pack32(i8vec4(four[2 * i % 4])), x1[m] = pack32(i8vec4(four[2 * i % 4 + 1]));
             }
             [[unroll]] for (uint r = 0; r < 16; r++) {
-                const int bytes = int((state(w, r * ROW_BITS + (i + 1) * STEP) * MULTIPLIER) & 0x7f7f7f7fu);
-                [[unroll]] for (uint m = 0; m < M; m++) acc[r][m] += dotPacked4x8EXT(bytes, xi[m]);
+                const uint word = word_at(w, r * ROW_BITS + (i + 1) * STEP);
+                const int first_ = nibbles_of(word, 0), second = nibbles_of(word, 1);
+                [[unroll]] for (uint m = 0; m < M; m++) {
+                    acc[r][m] += dotPacked4x8EXT(first_, x0[m]);
+                    acc[r][m] += dotPacked4x8EXT(second, x1[m]);
+                }
             }
         }
     }
@@ -100,7 +104,7 @@ void main() {
         int sum = 0;
         for (uint k = 0; k < SUBGROUPS; k++) sum += tile_parts[k][i];
         const uint r = first + m0 + m;
-        precise float product = float(sum - (WEIGHTS == 1 ? 254 : 127) * a.sums.v[r]) * a.sx.v[r];
+        precise float product = float(sum - TRELLIS_OFFSET * a.sums.v[r]) * a.sx.v[r];
         precise float y = product * float(a.matrix.scales.v[row]);
         a.matrix.out_.v[r * a.n + row] = y;
     }

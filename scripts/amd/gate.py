@@ -35,7 +35,7 @@ SLACK, STEP = 0.03, 8
 # How long the products of a pass may take, in times that its memory takes, by rows: no longer at
 # first, then a little, with trellis codes a little more. One row has to at 1.6 of 2.7 GHz too.
 PARTS = {1: 1.6 / 2.7, 2: 1, 4: 1, 8: 1.05, 16: 1.1}
-TRELLIS_PARTS = {**PARTS, 8: 1.3, 16: 1.6}
+TRELLIS_PARTS = {**PARTS, 16: 1.3}
 SHOWN = 40  # complaints
 PROMPT_SPEED = 150  # tokens/s, of rows of prefill, over the 25.6e9 weights of 27B's layers
 LAYER_WEIGHTS = 25.6e9

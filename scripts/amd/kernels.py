@@ -17,16 +17,11 @@ SLOW_CLOCK, FILLED = 2.2e9, 0.6
 LANES = 32
 
 
-def multiply_adds(shader, weights):
+def multiply_adds(shader):
     """Products of a weight and an activation that a lane does by one dot4, or by as many int8
     products of a matrix instruction, of the main loop of `shader`."""
-    two = weights.startswith(("t3", "t4"))  # whose weights are sums of two int8, or of four bytes
-    if shader == "linear_trellis":
-        # A dot4 sums the four bytes of a state times the activations of its one or two weights.
-        return 1 if two else 2
-    if shader == "linear_matrix" and two:
-        return 2
-    return 4
+    # A dot4 of linear_trellis sums the four nibbles of a weight times its activation.
+    return 1 if shader == "linear_trellis" else 4
 
 
 def inner_turns(shader, constants):
@@ -69,8 +64,13 @@ class Call:
         """Multiply-adds of a lane and a turn of the main loop; 0 where none are known."""
         if not (self.matrices and self.kernel.main):
             return 0
-        each = multiply_adds(self.shader, self.weights)
-        return self.turn(lambda loop: each * (loop.dot4 + loop.wmma * 16 * 16 * 4 / LANES))
+        each = multiply_adds(self.shader)
+        if self.kernel.main.wmma:
+            return self.turn(lambda loop: each * loop.wmma * 16 * 16 * 4 / LANES)
+        # linear_matrix sums the nibbles of each trellis weight by a dot4, once for all rows.
+        if self.shader == "linear_matrix" and self.weights.startswith("t"):
+            each *= self.block / (self.block + 4)
+        return self.turn(lambda loop: each * loop.dot4)
 
     def by(self):
         main = self.kernel.main

@@ -41,7 +41,7 @@ void unpack_codes(Codes codes) {
                 const uint fours = 4 * i + e;
                 columns[e] = int8_of(codes.piece[k][fours / PER_WORD], fours % PER_WORD);
             }
-            put(0, place.x, (place.z * W + place.y * COLUMNS) / 16 + i, columns);
+            put(place.x, (place.z * W + place.y * COLUMNS) / 16 + i, columns);
         }
     }
 }

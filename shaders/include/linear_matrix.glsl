@@ -15,6 +15,7 @@
 
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
+#extension GL_EXT_integer_dot_product : require
 #include "common.glsl"
 #include "args.glsl"
 
@@ -31,7 +32,6 @@ layout(constant_id = 14) const uint MM = 16;     // the device's shape: MM x KK 
 layout(constant_id = 15) const uint NN = 8;
 layout(constant_id = 16) const uint KK = 32;
 layout(constant_id = 17) const uint STEP = 4;    // of a trellis, see trellis.glsl
-layout(constant_id = 18) const uint WEIGHTS = 2;
 layout(constant_id = 19) const uint MULTIPLIER = 1;
 const uint SUBGROUPS = T / SG;
 
@@ -57,13 +57,11 @@ const uint CHUNK = 128;                   // columns that a subgroup unpacks at 
 const uint R = 16, RT = R / MM;           // matrix rows of a subgroup, and their tiles
 const uint C = NT * NN;                   // rows of activations
 const bool TRELLIS = CODE == CODE_TRELLIS;
-// An integer that needs more than 8 bits is the sum of two of int8.
-const uint PLANES = TRELLIS && WEIGHTS == 1 ? 2 : 1;
 // From row to row in shared memory: 16 bytes more than a chunk, so that rows begin in other banks.
 const uint PITCH = (CHUNK + 16) / PIECE_BYTES, PLANE = R * PITCH;
 const uint WORDS_OF_PIECE = PIECE_BYTES / 4;
 const uint TILE = R * NN / WORDS_OF_PIECE; // products of one tile of activations
-const uint AREA = PLANES * PLANE > TILE ? PLANES * PLANE : TILE;
+const uint AREA = PLANE > TILE ? PLANE : TILE;
 const uint OWNERS = MANY ? 1 : SUBGROUPS;  // of activations
 const uint OWNER_THREADS = T / OWNERS;
 shared PIECE stage[SUBGROUPS * AREA + OWNERS * C * PITCH];
@@ -82,8 +80,8 @@ void fence() {
 }
 
 // Columns 16 i to 16 i + 15 of matrix row `row` of a chunk.
-void put(uint plane, uint row, uint i, uvec4 columns) {
-    const uint at = gl_SubgroupID * AREA + plane * PLANE + row * PITCH + i * (16 / PIECE_BYTES);
+void put(uint row, uint i, uvec4 columns) {
+    const uint at = gl_SubgroupID * AREA + row * PITCH + i * (16 / PIECE_BYTES);
     PUT(at, columns);
 }
 
@@ -187,19 +185,17 @@ void main() {
             fetch(a, n0, m0, first, live, min(c + walk, chunks - 1), chunk);
             [[unroll]] for (uint k = 0; k < CHUNK; k += KK) {
                 if (c * CHUNK + k < cols) {
-                    Weights w[RT][PLANES];
-                    [[unroll]] for (uint t = 0; t < RT; t++)
-                        [[unroll]] for (uint p = 0; p < PLANES; p++) {
-                            const uint from = mine + p * PLANE + t * MM * PITCH + k / PIECE_BYTES;
-                            coopMatLoad(w[t][p], stage, from, PITCH, BY_ROWS);
-                        }
+                    Weights w[RT];
+                    [[unroll]] for (uint t = 0; t < RT; t++) {
+                        const uint from = mine + t * MM * PITCH + k / PIECE_BYTES;
+                        coopMatLoad(w[t], stage, from, PITCH, BY_ROWS);
+                    }
                     [[unroll]] for (uint n = 0; n < NT; n++) {
                         Activations b;
                         const uint from = x0 + n * NN * PITCH + k / PIECE_BYTES;
                         coopMatLoad(b, stage, from, PITCH, BY_COLUMNS);
                         [[unroll]] for (uint t = 0; t < RT; t++)
-                            [[unroll]] for (uint p = 0; p < PLANES; p++)
-                                sums[t][n] = coopMatMulAdd(w[t][p], b, sums[t][n]);
+                            sums[t][n] = coopMatMulAdd(w[t], b, sums[t][n]);
                     }
                 }
             }

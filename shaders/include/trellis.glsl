@@ -1,17 +1,16 @@
-// Trellis codes: see src/tensor/trellis.rs. STEP new bits a state, WEIGHTS weights a state, MULTIPLIER computes them.
+// Trellis codes: see src/tensor/trellis.rs. STEP new bits a state, MULTIPLIER computes its two weights.
 
-const uint ROW_BITS = STEP * 16 / WEIGHTS; // of a row of a tile: 32, 40, 48 or 64
-const uint TILE_WORDS = ROW_BITS / 2;      // of a tile of 16 rows
+const uint ROW_BITS = STEP * 8;        // of a row of a tile: 32, 40, 48 or 64
+const uint TILE_WORDS = ROW_BITS / 2;  // of a tile of 16 rows
+const uint STATE_BITS = 16, STATE_MASK = 0xffff;
+const int TRELLIS_OFFSET = 30;         // what a sum of nibbles is lessened by
 
-// The four bytes of the state that ends `behind` bits before the end of the row held in `hi : lo` (the last bits of the row before
-// it in front).
-uint state_bytes(uint state) { return (state * MULTIPLIER) & 0x7f7f7f7fu; }
+// The word of a state. Its bytes' low nibbles are summed for the first weight, the high ones for the
+// second.
+uint word_of_state(uint state) { return state * MULTIPLIER; }
 
-// Integer of a weight: one of two bytes, or all four.
-int weight_of(uint bytes, uint which) {
-    if (WEIGHTS == 1) {
-        return int((bytes & 0xff) + (bytes >> 8 & 0xff) + (bytes >> 16 & 0xff) + (bytes >> 24)) - 254;
-    }
-    const uint two = which == 0 ? bytes : bytes >> 16;
-    return int((two & 0xff) + (two >> 8 & 0xff)) - 127;
+int nibbles_of(uint word, uint which) { return int(word >> (4 * which) & 0x0f0f0f0fu); }
+
+int weight_of(uint word, uint which) {
+    return dotPacked4x8EXT(nibbles_of(word, which), 0x01010101) - TRELLIS_OFFSET;
 }

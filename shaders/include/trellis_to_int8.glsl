@@ -44,15 +44,13 @@ void fetch_tiles(LinearArgs a, uint n0, uint chunk, out Tiles tiles) {
     }
 }
 
-// The sums of two bytes each of the state that ends `end` bits behind the word before the lane's
-// first: in the bits from 0 and from 16 on, as int8 less 127.
-uint pair_of(Tiles tiles, uint k, uint end) {
+// The word of the state that ends `end` bits behind the word before the lane's first.
+uint word_at(Tiles tiles, uint k, uint end) {
     const uint at = (end + 31) / 32, part = end % 32;
     uint state = tiles.word[k][at];
-    if (part >= 12) state = state >> (32 - part);
+    if (part >= STATE_BITS) state = state >> (32 - part);
     else if (part > 0) state = state >> (32 - part) | tiles.word[k][at - 1] << part;
-    const uint bytes = (state & 0xfff) * MULTIPLIER;
-    return (bytes & 0x007f007fu) + (bytes >> 8 & 0x007f007fu) + 0x00810081u;
+    return word_of_state(state);
 }
 
 void unpack_tiles(Tiles tiles) {
@@ -60,22 +58,13 @@ void unpack_tiles(Tiles tiles) {
         const uvec2 task = task_of(k);
         if (task.y >= TASKS) continue;
         [[unroll]] for (uint r = 0; r < LANE_ROWS; r++) {
-            uvec4 low, high;
+            uvec4 columns;
             [[unroll]] for (uint e = 0; e < 4; e++) {
-                if (WEIGHTS == 2) {
-                    const uint a = pair_of(tiles, k, r * ROW_BITS + (2 * e + 1) * STEP);
-                    const uint b = pair_of(tiles, k, r * ROW_BITS + (2 * e + 2) * STEP);
-                    low[e] = pack32(u8vec4(a, a >> 16, b, b >> 16));
-                    continue;
-                }
-                uint s[4];
-                [[unroll]] for (uint i = 0; i < 4; i++)
-                    s[i] = pair_of(tiles, k, r * ROW_BITS + (4 * e + i + 1) * STEP);
-                low[e] = pack32(u8vec4(s[0], s[1], s[2], s[3]));
-                high[e] = pack32(u8vec4(s[0] >> 16, s[1] >> 16, s[2] >> 16, s[3] >> 16));
+                const uint a = word_at(tiles, k, r * ROW_BITS + (2 * e + 1) * STEP);
+                const uint b = word_at(tiles, k, r * ROW_BITS + (2 * e + 2) * STEP);
+                columns[e] = pack32(i8vec4(weight_of(a, 0), weight_of(a, 1), weight_of(b, 0), weight_of(b, 1)));
             }
-            put(0, task.y * LANE_ROWS + r, task.x, low);
-            if (PLANES == 2) put(1, task.y * LANE_ROWS + r, task.x, high);
+            put(task.y * LANE_ROWS + r, task.x, columns);
         }
     }
 }

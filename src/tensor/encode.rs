@@ -54,10 +54,10 @@ pub fn row_scale(format: Format, row: &[f32]) -> f32 {
 /// its states the Gaussian's spread; measured by the search for multipliers.
 pub(super) fn gain(code: Code) -> f32 {
     match code {
-        Code::T2 => 1.06,
-        Code::T25 => 1.12,
-        Code::T3 => 1.10,
-        Code::T4 => 1.14,
+        Code::T2 => 1.03,
+        Code::T25 => 1.05,
+        Code::T3 => 1.08,
+        Code::T4 => 1.12,
         _ => 1.0,
     }
 }

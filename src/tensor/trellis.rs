@@ -3,16 +3,14 @@
 //! integer dot product.
 //!
 //! A tile of 16 rows and 16 columns is one circular bit string, row after row. A *state* is a
-//! window of 12 bits of it; each further state shifts in `step` new bits and gives one weight, or
-//! two neighbouring ones of a row:
+//! window of 16 bits of it; each further state shifts in `step` new bits and gives two neighbouring
+//! weights of a row, each a sum of four nibbles:
 //!
-//! `bytes = (state * multiplier) mod 2^32, each masked with 0x7f`
-//! - one weight a state (t3, t4): the sum of the four bytes, less 254;
-//! - two weights a state (t2, t2.5): the sum of the two low bytes less 127, then that of the two
-//!   high bytes less 127.
+//! `word = (state * multiplier) mod 2^32`
+//! - the first weight: the sum of the low nibbles of the word's bytes, less 30;
+//! - the second one: the sum of the high nibbles, less 30.
 //!
-//! Sums of bytes look Gaussian. Seven bits keep every byte legal as signed and as unsigned operand
-//! of dot product instructions.
+//! Sums of nibbles look Gaussian, fit int8, and are what a dot product of four bytes gives.
 //!
 //! The string is stored as little-endian u32 words, its first bit in the highest bit of the first
 //! word; the window of a state ends with the state's new bits, and begins at the end of the string
@@ -23,19 +21,20 @@ use super::Code;
 /// Rows and columns of a tile.
 pub const TILE: usize = 16;
 /// Bits of a state.
-pub const STATE_BITS: u32 = 12;
+pub const STATE_BITS: u32 = 16;
 pub const STATES: usize = 1 << STATE_BITS;
-/// Most columns whose dot product with int8 activations surely fits an i32: 508 * 127 * 2^15 <
-/// 2^31.
-pub const MAX_COLS: usize = 1 << 15;
+/// States of a row of a tile.
+pub const ROW_STATES: usize = TILE / 2;
+/// What a sum of nibbles is lessened by.
+pub const OFFSET: i32 = 30;
+/// Most columns whose dot product with int8 activations surely fits an i32: 60 * 127 * 2^17 < 2^31.
+pub const MAX_COLS: usize = 1 << 17;
 
 /// One of the codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trellis {
     /// New bits of a state.
     pub step: u32,
-    /// Weights of a state.
-    pub weights: usize,
     /// 24 bits, odd; found by search, see the test `search_for_multipliers`.
     pub multiplier: u32,
 }
@@ -45,10 +44,10 @@ impl Trellis {
     #[inline(always)]
     pub const fn of(code: Code) -> Option<Trellis> {
         match code {
-            Code::T2 => Some(Trellis { step: 4, weights: 2, multiplier: 0x00ca_a20b }),
-            Code::T25 => Some(Trellis { step: 5, weights: 2, multiplier: 0x00f6_4d0f }),
-            Code::T3 => Some(Trellis { step: 3, weights: 1, multiplier: 0x00e9_39b5 }),
-            Code::T4 => Some(Trellis { step: 4, weights: 1, multiplier: 0x00f6_b6ef }),
+            Code::T2 => Some(Trellis { step: 4, multiplier: 0x00a8_c5a3 }),
+            Code::T25 => Some(Trellis { step: 5, multiplier: 0x00b5_7c25 }),
+            Code::T3 => Some(Trellis { step: 6, multiplier: 0x00aa_0917 }),
+            Code::T4 => Some(Trellis { step: 8, multiplier: 0x00f3_3bdb }),
             _ => None,
         }
     }
@@ -56,7 +55,7 @@ impl Trellis {
     /// Bits of a row of a tile: 32, 40, 48 or 64.
     #[inline(always)]
     pub const fn row_bits(self) -> u32 {
-        self.step * (TILE / self.weights) as u32
+        self.step * ROW_STATES as u32
     }
 
     /// Bytes of a tile.
@@ -64,25 +63,17 @@ impl Trellis {
         self.row_bits() as usize * TILE / 8
     }
 
-    /// What a sum of bytes is lessened by.
-    #[inline(always)]
-    pub const fn offset(self) -> i32 {
-        if self.weights == 1 { 254 } else { 127 }
-    }
-
-    /// Standard deviation of the integers that the states give, nearly: that of a sum of uniform
-    /// seven-bit numbers.
+    /// Standard deviation of the integers that the states give, nearly: that of a sum of four
+    /// uniform nibbles.
     pub fn deviation(self) -> f32 {
-        let bytes = if self.weights == 1 { 4.0 } else { 2.0 };
-        f32::sqrt(bytes * (128.0 * 128.0 - 1.0) / 12.0)
+        f32::sqrt(4.0 * (16.0 * 16.0 - 1.0) / 12.0)
     }
 
-    /// The integers of a state; the second one only where a state gives two weights.
+    /// The two integers of a state.
     #[inline(always)]
     pub const fn integers(self, state: u32) -> [i32; 2] {
-        let [a, b, c, d] = (state.wrapping_mul(self.multiplier) & 0x7f7f_7f7f).to_le_bytes();
-        let (low, high) = (a as i32 + b as i32, c as i32 + d as i32);
-        if self.weights == 1 { [low + high - 254, 0] } else { [low - 127, high - 127] }
+        let word = state.wrapping_mul(self.multiplier);
+        [nibble_sum(word) - OFFSET, nibble_sum(word >> 4) - OFFSET]
     }
 
     /// The bits of a row, in the low end of the result.
@@ -118,10 +109,9 @@ impl Trellis {
         let bits = self.row_bits();
         let both = (before as u128) << bits | row as u128;
         let mut out = [0; TILE];
-        for i in 0..TILE / self.weights {
+        for (i, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             let state = (both >> (bits - self.step * (i as u32 + 1))) as u32 & (STATES as u32 - 1);
-            let values = self.integers(state);
-            out[i * self.weights..][..self.weights].copy_from_slice(&values[..self.weights]);
+            *out = self.integers(state);
         }
         out
     }
@@ -131,6 +121,12 @@ impl Trellis {
     pub fn decode_row(self, tile: &[u8], row: usize) -> [i32; TILE] {
         self.decode(self.row(tile, (row + TILE - 1) % TILE), self.row(tile, row))
     }
+}
+
+/// The sum of the low nibbles of a word's bytes.
+const fn nibble_sum(word: u32) -> i32 {
+    let [a, b, c, d] = (word & 0x0f0f_0f0f).to_le_bytes();
+    a as i32 + b as i32 + c as i32 + d as i32
 }
 
 #[cfg(test)]
@@ -146,12 +142,11 @@ mod tests {
             word >> (31 - i % 32) & 1
         };
         let total = tile.len() * 8;
-        let states = TILE / t.weights;
-        (0..states)
+        (0..ROW_STATES)
             .flat_map(|i| {
-                let end = (row * states + i + 1) * t.step as usize;
-                let state = (end + total - 12..end + total).fold(0, |s, b| s << 1 | bit(b % total));
-                t.integers(state)[..t.weights].to_vec()
+                let end = (row * ROW_STATES + i + 1) * t.step as usize;
+                let state = (end + total - 16..end + total).fold(0, |s, b| s << 1 | bit(b % total));
+                t.integers(state)
             })
             .collect()
     }

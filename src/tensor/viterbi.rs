@@ -1,35 +1,93 @@
 //! The best path through a trellis (Viterbi 1967), closed to a circle, for one tile of weights.
 //!
-//! Costs are sums of `(target - integer)^2` in f32, added in the order of the path; equal costs go
-//! to the lower state. Nothing depends on vector width, so every machine finds the same path.
+//! Costs are integers of 16 bits, so that every machine finds the same path, in whatever order it
+//! adds: twice the squared distance of a state's integers from their targets, which are rounded to
+//! quarters. Costs of paths are counted from that of the cheapest one and end at the largest number
+//! of 16 bits: a path as dear as that is never the best. Equal costs go to the lower state.
 
-use super::trellis::{STATE_BITS, STATES, TILE, Trellis};
+use super::trellis::{OFFSET, STATE_BITS, STATES, TILE, Trellis};
 
 /// Weights of a tile.
 pub const WEIGHTS: usize = TILE * TILE;
 
+/// States of a tile.
+const STEPS: usize = WEIGHTS / 2;
+/// States that are worked on at once. Those with the same newest bits but the oldest are as many or
+/// more.
+const LANES: usize = 32;
+/// States on either side of the circle's seam that settle which state it is closed in.
+const SEAM: usize = 40;
+/// Largest target in quarters: -30 to 30 is what the integers reach.
+const LARGEST: f32 = 127.0;
+/// Cost of a path that is not allowed.
+const FORBIDDEN: u16 = u16::MAX;
+
+/// States that follow one another.
+#[derive(Clone)]
+#[repr(align(64))]
+struct Block {
+    /// The two integers of each state and [`OFFSET`].
+    pairs: [[u8; 2]; LANES],
+    /// Twice the sum of their squares.
+    squares: [u16; LANES],
+}
+
+/// A state's two targets as costs want them.
+#[derive(Clone, Copy)]
+struct Target {
+    quarters: [i8; 2],
+    /// Makes the least possible cost 0: a cost is `base + squares - quarters * pairs`.
+    base: u16,
+}
+
+impl Target {
+    /// `targets` in units of the integers.
+    fn new(targets: &[f32; 2]) -> Target {
+        let quarters = targets.map(|t| (t * 4.0).round().clamp(-LARGEST, LARGEST) as i8);
+        let base = |t: i8| (t as i32 * t as i32 + 7) / 8 + OFFSET * t as i32;
+        Target { quarters, base: quarters.map(base).iter().sum::<i32>() as u16 }
+    }
+
+    /// At most 15,500.
+    #[inline(always)]
+    fn cost(self, pair: [u8; 2], squares: u16) -> u16 {
+        let [x, y] = pair.map(i16::from);
+        let product = x * self.quarters[0] as i16 + y * self.quarters[1] as i16;
+        self.base.wrapping_add(squares).wrapping_sub(product as u16)
+    }
+}
+
 /// An encoder with its tables and its memory.
 pub struct Viterbi {
     trellis: Trellis,
-    values: [Vec<f32>; 2], // [STATES] integers of each state
-    costs: Vec<f32>,       // [STATES] of the best path to each state
-    best: Vec<f32>,        // [STATES >> step] least cost of the states that continue alike
-    from: Vec<u32>,        // the same: the high bits of the state with that cost
-    trace: Vec<u8>,        // [steps, STATES >> step] `from` of each step
+    blocks: Vec<Block>, // [heads / LANES, 2^step]: those that differ in the oldest bits together
+    best: Vec<u16>,     // [heads] least cost of the states that continue alike
+    next: Vec<u16>,     // the same, a state later
+    trace: Vec<u8>,     // [STEPS, heads] the oldest bits of the state with that cost
 }
 
 impl Viterbi {
     pub fn new(trellis: Trellis) -> Viterbi {
-        let heads = STATES >> trellis.step;
-        let value =
-            |which: usize| (0..STATES as u32).map(|s| trellis.integers(s)[which] as f32).collect();
+        let (heads, highs) = (STATES >> trellis.step, 1 << trellis.step);
+        let block = |head: usize, high: usize| {
+            let integers: [_; LANES] =
+                std::array::from_fn(|i| trellis.integers((high * heads + head + i) as u32));
+            Block {
+                pairs: integers.map(|pair| pair.map(|x| (x + OFFSET) as u8)),
+                squares: integers.map(|[x, y]| 2 * (x * x + y * y) as u16),
+            }
+        };
+        let blocks = (0..heads)
+            .step_by(LANES)
+            .flat_map(|head| (0..highs).map(move |high| (head, high)))
+            .map(|(head, high)| block(head, high))
+            .collect();
         Viterbi {
             trellis,
-            values: [value(0), value(1)],
-            costs: vec![0.0; STATES],
-            best: vec![0.0; heads],
-            from: vec![0; heads],
-            trace: vec![0; WEIGHTS / trellis.weights * heads],
+            blocks,
+            best: vec![0; heads],
+            next: vec![0; heads],
+            trace: vec![0; STEPS * heads],
         }
     }
 
@@ -37,19 +95,17 @@ impl Viterbi {
     /// units of the integers).
     ///
     /// A circle closes only where the string's last bits are what its first states were told. They
-    /// are found by a free path that starts half-way round, and kept in a second one.
+    /// are found by a free path over the seam, and kept in a second one round the circle.
     pub fn encode(&mut self, targets: &[f32; WEIGHTS]) -> [u64; TILE] {
-        let steps = WEIGHTS / self.trellis.weights;
-        let overlap = STATE_BITS - self.trellis.step;
-        let mut turned = [0f32; WEIGHTS];
-        let (first, second) = targets.split_at(WEIGHTS / 2);
-        turned[..WEIGHTS / 2].copy_from_slice(second);
-        turned[WEIGHTS / 2..].copy_from_slice(first);
-        let free = self.path(&turned, None);
-        // The state after the last weight of the true order.
-        let head = free[steps / 2 - 1] & ((1 << overlap) - 1);
-        let states = self.path(targets, Some(head));
-        let per_row = steps / TILE;
+        let (pairs, _) = targets.as_chunks::<2>();
+        let targets: [Target; STEPS] = std::array::from_fn(|i| Target::new(&pairs[i]));
+        let seam: [Target; 2 * SEAM] = std::array::from_fn(|i| targets[(STEPS - SEAM + i) % STEPS]);
+        let mut states = [0; STEPS];
+        self.path(&seam, None, &mut states);
+        // The state after the last weight.
+        let head = states[SEAM - 1] & ((STATES >> self.trellis.step) as u32 - 1);
+        self.path(&targets, Some(head), &mut states);
+        let per_row = STEPS / TILE;
         std::array::from_fn(|row| {
             let new = |s: &u32| (s & ((1 << self.trellis.step) - 1)) as u64;
             states[row * per_row..][..per_row]
@@ -60,121 +116,220 @@ impl Viterbi {
 
     /// The states of the best path; with `head`, of the best one whose first state begins with
     /// these bits and whose last state ends with them.
-    fn path(&mut self, targets: &[f32; WEIGHTS], head: Option<u32>) -> Vec<u32> {
-        let (step, per_state) = (self.trellis.step, self.trellis.weights);
+    fn path(&mut self, targets: &[Target], head: Option<u32>, states: &mut [u32; STEPS]) {
+        let step = self.trellis.step;
         let heads = STATES >> step;
-        self.best.fill(head.map_or(0.0, |_| f32::INFINITY));
+        self.best.fill(head.map_or(0, |_| FORBIDDEN));
         if let Some(head) = head {
-            self.best[head as usize] = 0.0;
+            self.best[head as usize] = 0;
         }
-        let steps = WEIGHTS / per_state;
-        for t in 0..steps {
-            if t > 0 {
-                self.reduce();
-                let trace = &mut self.trace[t * heads..][..heads];
-                trace.iter_mut().zip(&self.from).for_each(|(t, f)| *t = *f as u8);
-            }
-            let targets = &targets[t * per_state..][..per_state];
-            self.extend(targets);
+        // Until every head can be reached nothing is taken off: three states cost less than a path
+        // that is not allowed, which stays so.
+        let (settled, mut least) = (STATE_BITS.div_ceil(step) as usize, 0);
+        let last = targets.len() - 1;
+        for (t, target) in targets[..last].iter().enumerate() {
+            let Viterbi { blocks, best, next, trace, .. } = self;
+            let trace = &mut trace[(t + 1) * heads..][..heads];
+            let floor = if t < settled { 0 } else { least };
+            let (next, trace) = (next.as_chunks_mut().0, trace.as_chunks_mut().0);
+            least = advance(step, best, floor, blocks, *target, next, trace);
+            std::mem::swap(&mut self.best, &mut self.next);
         }
-        let last = |s: &usize| head.is_none_or(|h| *s & (heads - 1) == h as usize);
-        let end = (0..STATES).filter(last).fold(None, |best: Option<usize>, s| match best {
-            Some(b) if self.costs[b] <= self.costs[s] => Some(b),
-            _ => Some(s),
-        });
-        let mut states = vec![0; steps];
-        let mut state = end.unwrap_or(0) as u32;
-        for t in (0..steps).rev() {
+        let mut state = self.last_state(targets[last], head);
+        for t in (0..=last).rev() {
             states[t] = state;
             let continued = state >> step;
             state = (self.trace[t * heads + continued as usize] as u32) << (STATE_BITS - step)
                 | continued;
         }
-        states
     }
 
-    /// Cost of each state: of the best way to it, and of its own weights.
-    fn extend(&mut self, targets: &[f32]) {
-        let Viterbi { trellis, values, costs, best, .. } = self;
-        match (trellis.step, targets) {
-            (3, &[t]) => extend_one::<3>(costs, best, &values[0], t),
-            (4, &[t]) => extend_one::<4>(costs, best, &values[0], t),
-            (4, &[a, b]) => extend_two::<4>(costs, best, values, a, b),
-            (5, &[a, b]) => extend_two::<5>(costs, best, values, a, b),
-            _ => unreachable!("no code has this trellis"),
-        }
-    }
-
-    /// Of the states that differ in their oldest bits only, the cheapest.
-    fn reduce(&mut self) {
-        let Viterbi { costs, best, from, .. } = self;
-        reduce(costs, best, from);
+    /// The state in which the best path ends: of all, or of those that end with `head`.
+    fn last_state(&self, target: Target, head: Option<u32>) -> u32 {
+        let step = self.trellis.step;
+        let heads = STATES >> step;
+        let (first, stride) = head.map_or((0, 1), |head| (head as usize, heads));
+        let cost = |s: &usize| {
+            let (head, high) = (s % heads, s / heads);
+            let block = &self.blocks[head / LANES << step | high];
+            let own = target.cost(block.pairs[head % LANES], block.squares[head % LANES]);
+            self.best[s >> step] as u32 + own as u32
+        };
+        (first..STATES).step_by(stride).min_by_key(cost).unwrap_or(0) as u32
     }
 }
 
-/// Defines a function whose body is compiled for each vector width.
-macro_rules! vectorised {
-    ($(fn $name:ident$(<const $c:ident: u32>)?($($arg:ident: $type:ty),*) $body:block)*) => {$(
-        fn $name$(<const $c: u32>)?($($arg: $type),*) {
-            #[inline(always)]
-            fn body$(<const $c: u32>)?($($arg: $type),*) $body
-            #[cfg(target_arch = "x86_64")]
-            {
-                #[target_feature(enable = "avx2")]
-                fn wide$(<const $c: u32>)?($($arg: $type),*) {
-                    body$(::<$c>)?($($arg),*)
-                }
-                #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-                fn widest$(<const $c: u32>)?($($arg: $type),*) {
-                    body$(::<$c>)?($($arg),*)
-                }
-                if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
-                    // SAFETY: the machine has the instructions, as just asked.
-                    return unsafe { widest$(::<$c>)?($($arg),*) };
-                }
-                if is_x86_feature_detected!("avx2") {
-                    // SAFETY: as above.
-                    return unsafe { wide$(::<$c>)?($($arg),*) };
-                }
-            }
-            body$(::<$c>)?($($arg),*)
+/// One state further: adds the weights of the states with `best`, less `floor`, in front, and of
+/// those that differ in their oldest bits only takes the cheapest to `next`, its oldest bits to
+/// `trace`. Returns the least cost.
+fn advance(
+    step: u32,
+    best: &[u16],
+    floor: u16,
+    blocks: &[Block],
+    target: Target,
+    next: &mut [[u16; LANES]],
+    trace: &mut [[u8; LANES]],
+) -> u16 {
+    assert!(best.len() == STATES >> step && blocks.len() == STATES / LANES && step >= 4);
+    assert!(next.len() == best.len() / LANES && trace.len() == next.len());
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
+            // SAFETY: the machine has the instructions, as just asked.
+            return unsafe { x86::advance_avx512(step, best, floor, blocks, target, next, trace) };
         }
-    )*};
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: as above.
+            return unsafe { x86::advance_avx2(step, best, floor, blocks, target, next, trace) };
+        }
+    }
+    portable(step, best, floor, blocks, target, next, trace)
 }
 
-vectorised! {
-    fn extend_one<const STEP: u32>(costs: &mut [f32], best: &[f32], values: &[f32], target: f32) {
-        for ((costs, values), best) in costs.chunks_exact_mut(1 << STEP).zip(values.chunks_exact(1 << STEP)).zip(best) {
-            for (cost, value) in costs.iter_mut().zip(values) {
-                let e = target - value;
-                *cost = best + e * e;
+/// Costs in front of the two halves of a block: of the states `(high * heads + at * LANES)..`, with
+/// sixteen or more of the same head.
+#[inline(always)]
+fn in_front(step: u32, best: &[u16], floor: u16, at: usize, high: usize) -> [u16; 2] {
+    let first = (high * best.len() + at * LANES) >> step;
+    let second = (high * best.len() + at * LANES + LANES / 2) >> step;
+    [best[first].saturating_sub(floor), best[second].saturating_sub(floor)]
+}
+
+/// The same on any processor.
+fn portable(
+    step: u32,
+    best: &[u16],
+    floor: u16,
+    blocks: &[Block],
+    target: Target,
+    next: &mut [[u16; LANES]],
+    trace: &mut [[u8; LANES]],
+) -> u16 {
+    let mut all = u16::MAX;
+    for (at, (next, trace)) in next.iter_mut().zip(trace).enumerate() {
+        (*next, *trace) = ([u16::MAX; LANES], [0; LANES]);
+        for (high, block) in blocks[at << step..][..1 << step].iter().enumerate() {
+            let before = in_front(step, best, floor, at, high);
+            for i in 0..LANES {
+                let own = target.cost(block.pairs[i], block.squares[i]);
+                let cost = before[2 * i / LANES].saturating_add(own);
+                if cost < next[i] {
+                    (next[i], trace[i]) = (cost, high as u8);
+                }
             }
         }
+        all = next.iter().fold(all, |a, b| a.min(*b));
+    }
+    all
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Block, LANES, Target, in_front};
+    use std::arch::x86_64::*;
+
+    /// As [`super::advance`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub fn advance_avx512(
+        step: u32,
+        best: &[u16],
+        floor: u16,
+        blocks: &[Block],
+        target: Target,
+        next: &mut [[u16; LANES]],
+        trace: &mut [[u8; LANES]],
+    ) -> u16 {
+        let quarters = _mm512_set1_epi16(i16::from_le_bytes(target.quarters.map(|q| q as u8)));
+        let base = _mm512_set1_epi16(target.base as i16);
+        let mut all = _mm512_set1_epi16(-1);
+        for (at, (next, trace)) in next.iter_mut().zip(trace).enumerate() {
+            let (mut least, mut from) = (_mm512_set1_epi16(-1), _mm512_setzero_si512());
+            for (high, block) in blocks[at << step..][..1 << step].iter().enumerate() {
+                let [low, up] = in_front(step, best, floor, at, high).map(|c| c as i16);
+                let before = _mm512_mask_set1_epi16(_mm512_set1_epi16(low), 0xffff_0000, up);
+                // SAFETY: arrays of 64 bytes each.
+                let (pairs, squares) = unsafe {
+                    (
+                        _mm512_load_si512(block.pairs.as_ptr().cast()),
+                        _mm512_load_si512(block.squares.as_ptr().cast()),
+                    )
+                };
+                let own = _mm512_sub_epi16(
+                    _mm512_add_epi16(squares, base),
+                    _mm512_maddubs_epi16(pairs, quarters),
+                );
+                let cost = _mm512_adds_epu16(own, before);
+                let less = _mm512_cmplt_epu16_mask(cost, least);
+                least = _mm512_min_epu16(least, cost);
+                from = _mm512_mask_mov_epi16(from, less, _mm512_set1_epi16(high as i16));
+            }
+            all = _mm512_min_epu16(all, least);
+            // SAFETY: arrays of 64 and 32 bytes.
+            unsafe {
+                _mm512_storeu_si512(next.as_mut_ptr().cast(), least);
+                _mm256_storeu_si256(trace.as_mut_ptr().cast(), _mm512_cvtepi16_epi8(from));
+            }
+        }
+        let mut lanes = [0u16; LANES];
+        // SAFETY: an array of 64 bytes.
+        unsafe { _mm512_storeu_si512(lanes.as_mut_ptr().cast(), all) };
+        lanes.into_iter().fold(u16::MAX, u16::min)
     }
 
-    fn extend_two<const STEP: u32>(costs: &mut [f32], best: &[f32], values: &[Vec<f32>; 2], first: f32, second: f32) {
-        let pairs = values[0].chunks_exact(1 << STEP).zip(values[1].chunks_exact(1 << STEP));
-        for ((costs, (a, b)), best) in costs.chunks_exact_mut(1 << STEP).zip(pairs).zip(best) {
-            for ((cost, a), b) in costs.iter_mut().zip(a).zip(b) {
-                let (d, e) = (first - a, second - b);
-                *cost = best + (d * d + e * e);
+    /// The same by halves of a block.
+    #[target_feature(enable = "avx2")]
+    pub fn advance_avx2(
+        step: u32,
+        best: &[u16],
+        floor: u16,
+        blocks: &[Block],
+        target: Target,
+        next: &mut [[u16; LANES]],
+        trace: &mut [[u8; LANES]],
+    ) -> u16 {
+        const HALF: usize = LANES / 2;
+        let quarters = _mm256_set1_epi16(i16::from_le_bytes(target.quarters.map(|q| q as u8)));
+        let base = _mm256_set1_epi16(target.base as i16);
+        let mut lowest = u16::MAX;
+        for (at, (next, trace)) in next.iter_mut().zip(trace).enumerate() {
+            let (mut least, mut from) = ([_mm256_set1_epi16(-1); 2], [_mm256_setzero_si256(); 2]);
+            for (high, block) in blocks[at << step..][..1 << step].iter().enumerate() {
+                let before = in_front(step, best, floor, at, high);
+                for half in 0..2 {
+                    // SAFETY: halves of arrays of 64 bytes.
+                    let (pairs, squares) = unsafe {
+                        (
+                            _mm256_load_si256(block.pairs[half * HALF..].as_ptr().cast()),
+                            _mm256_load_si256(block.squares[half * HALF..].as_ptr().cast()),
+                        )
+                    };
+                    let own = _mm256_sub_epi16(
+                        _mm256_add_epi16(squares, base),
+                        _mm256_maddubs_epi16(pairs, quarters),
+                    );
+                    let cost = _mm256_adds_epu16(own, _mm256_set1_epi16(before[half] as i16));
+                    // What does not lessen the least is as it was: there is no comparison of
+                    // unsigned numbers.
+                    let lessened = _mm256_min_epu16(least[half], cost);
+                    let same = _mm256_cmpeq_epi16(lessened, least[half]);
+                    from[half] =
+                        _mm256_blendv_epi8(_mm256_set1_epi16(high as i16), from[half], same);
+                    least[half] = lessened;
+                }
             }
-        }
-    }
-
-    fn reduce(costs: &[f32], best: &mut [f32], from: &mut [u32]) {
-        let mut parts = costs.chunks_exact(best.len()).enumerate();
-        if let Some((_, part)) = parts.next() {
-            best.copy_from_slice(part);
-            from.fill(0);
-        }
-        for (high, part) in parts {
-            for ((best, from), cost) in best.iter_mut().zip(from.iter_mut()).zip(part) {
-                let less = *cost < *best;
-                *best = if less { *cost } else { *best };
-                *from = if less { high as u32 } else { *from };
+            let mut highs = [0u16; LANES];
+            for half in 0..2 {
+                // SAFETY: halves of arrays of 64 bytes.
+                unsafe {
+                    _mm256_storeu_si256(next[half * HALF..].as_mut_ptr().cast(), least[half]);
+                    _mm256_storeu_si256(highs[half * HALF..].as_mut_ptr().cast(), from[half]);
+                }
             }
+            *trace = highs.map(|h| h as u8);
+            lowest = next.iter().fold(lowest, |a, b| a.min(*b));
         }
+        lowest
     }
 }
 
@@ -186,6 +341,8 @@ mod tests {
     use super::*;
 
     const ALL: [Code; 4] = [Code::T2, Code::T25, Code::T3, Code::T4];
+    /// Mean squared error on a unit Gaussian, of a million weights.
+    const DISTORTION: [f64; 4] = [0.0702, 0.0356, 0.0183, 0.0049];
 
     /// Integers of a tile whose rows have these bits.
     fn integers(trellis: Trellis, rows: &[u64; TILE]) -> Vec<i32> {
@@ -213,12 +370,24 @@ mod tests {
         (square - cross * cross / coded) / square
     }
 
-    /// The table of the design notes: .0758, .0406, .0190, .0050, and at most 3 % more.
+    /// Of 60 tiles, about 1 % from that of many: the test behind it, run by hand, has a million
+    /// weights.
     #[test]
-    fn distortion_is_that_of_the_published_codes() {
-        for (code, want) in ALL.into_iter().zip([0.0758, 0.0406, 0.0190, 0.0050]) {
-            let got = distortion(Trellis::of(code).unwrap(), 150, gain(code));
-            assert!(got < 1.03 * want && got > 0.85 * want, "{code:?}: {got:.5}, expected {want}");
+    fn distortion_is_that_of_the_card() {
+        for (code, want) in ALL.into_iter().zip(DISTORTION) {
+            let got = distortion(Trellis::of(code).unwrap(), 60, gain(code));
+            assert!((got / want - 1.0).abs() < 0.03, "{code:?}: {got:.5}, expected {want}");
+        }
+    }
+
+    /// `cargo test --release --lib distortion_of_a_million -- --ignored --nocapture`
+    #[test]
+    #[ignore = "takes minutes"]
+    fn distortion_of_a_million_weights() {
+        for (code, want) in ALL.into_iter().zip(DISTORTION) {
+            let got = distortion(Trellis::of(code).unwrap(), 3907, gain(code));
+            println!("{code:?}: {got:.5}");
+            assert!((got / want - 1.0).abs() < 0.005, "{code:?}: {got:.5}, expected {want}");
         }
     }
 
@@ -228,26 +397,63 @@ mod tests {
     fn a_path_is_the_best_one_with_its_ends() {
         let trellis = Trellis::of(Code::T4).unwrap();
         let x = gaussian(WEIGHTS, 5);
-        let targets = tile(&x, trellis.deviation());
-        let mut viterbi = Viterbi::new(trellis);
-        let states = viterbi.path(&targets, Some(17));
-        let cost = |states: &[u32]| -> f64 {
-            states
-                .iter()
-                .zip(&targets)
-                .map(|(s, t)| (*t as f64 - trellis.integers(*s)[0] as f64).powi(2))
-                .sum()
+        let targets = tile(&x, trellis.deviation()).map(|t| (t * 4.0).round());
+        let pairs = targets.as_chunks::<2>().0;
+        let rounded: Vec<Target> =
+            pairs.iter().map(|pair| Target::new(&pair.map(|q| q / 4.0))).collect();
+        let mut states = [0; STEPS];
+        Viterbi::new(trellis).path(&rounded, Some(17), &mut states);
+        let cost = |states: &[u32]| -> i32 {
+            let square = |(q, t): (i32, &f32)| (*t as i32 - 4 * q).pow(2);
+            let of = |(s, t): (&u32, &[f32; 2])| {
+                trellis.integers(*s).into_iter().zip(t).map(square).sum::<i32>()
+            };
+            states.iter().zip(pairs).map(of).sum()
         };
-        assert!(states[0] >> 4 == 17 && states[WEIGHTS - 1] & 255 == 17);
-        assert!(states.windows(2).all(|w| w[1] >> 4 == w[0] & 255));
-        // Every change of one symbol, which changes three states, costs more.
-        for t in 0..WEIGHTS - 3 {
-            for symbol in 0..16 {
-                let mut other = states.clone();
-                for (i, s) in other[t..t + 3].iter_mut().enumerate() {
-                    *s = *s & !(15 << (4 * i)) | symbol << (4 * i);
+        assert!(states[0] >> 8 == 17 && states[STEPS - 1] & 255 == 17);
+        assert!(states.windows(2).all(|w| w[1] >> 8 == w[0] & 255));
+        // Every change of one symbol, which changes two states, costs more.
+        for t in 0..STEPS - 2 {
+            for symbol in 0..256 {
+                let mut other = states;
+                for (i, s) in other[t..t + 2].iter_mut().enumerate() {
+                    *s = *s & !(255 << (8 * i)) | symbol << (8 * i);
                 }
-                assert!(cost(&other) >= cost(&states) - 1e-3, "{t} {symbol}");
+                assert!(cost(&other) >= cost(&states), "{t} {symbol}");
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn every_instruction_set_finds_the_same_path() {
+        for code in ALL {
+            let Viterbi { trellis, blocks, .. } = Viterbi::new(Trellis::of(code).unwrap());
+            let heads = STATES >> trellis.step;
+            // The cheapest ones are below the floor, the dearest ones saturate.
+            let best: Vec<u16> = (0..heads).map(|i| (100 + i * 7919 % 65_436) as u16).collect();
+            type Found = (Vec<u16>, Vec<u8>, u16);
+            let found = |f: &dyn Fn(&mut [[u16; LANES]], &mut [[u8; LANES]]) -> u16| -> Found {
+                let (mut next, mut trace) = (vec![0; heads], vec![0; heads]);
+                let least = f(next.as_chunks_mut().0, trace.as_chunks_mut().0);
+                (next, trace, least)
+            };
+            let (step, floor, target) = (trellis.step, 120, Target::new(&[-40.0, 19.3]));
+            let want =
+                found(&|next, trace| portable(step, &best, floor, &blocks, target, next, trace));
+            if is_x86_feature_detected!("avx2") {
+                // SAFETY: the machine has the instructions.
+                let got = found(&|next, trace| unsafe {
+                    x86::advance_avx2(step, &best, floor, &blocks, target, next, trace)
+                });
+                assert!(got == want, "{code:?}, AVX2");
+            }
+            if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
+                // SAFETY: the machine has the instructions.
+                let got = found(&|next, trace| unsafe {
+                    x86::advance_avx512(step, &best, floor, &blocks, target, next, trace)
+                });
+                assert!(got == want, "{code:?}, AVX-512");
             }
         }
     }
@@ -277,7 +483,7 @@ mod tests {
         for code in ALL {
             let mut best: Vec<(f64, u32)> = Vec::new();
             let mut state = 0x1234_5678u32;
-            for _ in 0..300 {
+            for _ in 0..240 {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let multiplier = state >> 8 | 1 | 1 << 23;
                 let trellis = Trellis { multiplier, ..Trellis::of(code).unwrap() };

@@ -279,7 +279,7 @@ impl Places<'_> {
             (6, group(m.format.group)),
             (7, m.format.hadamard as u32),
         ];
-        constants.extend(trellis_constants(m.format.code, [9, 10, 11]));
+        constants.extend(trellis_constants(m.format.code, [9, 11]));
         let push = Push::new()
             .at(m.codes)
             .at(m.scales)
@@ -491,8 +491,6 @@ fn group(group: Group) -> u32 {
     }
 }
 
-pub(super) fn trellis_constants(code: Code, [step, weights, multiplier]: [u32; 3]) -> Constants {
-    Trellis::of(code).map_or_else(Vec::new, |t| {
-        vec![(step, t.step), (weights, t.weights as u32), (multiplier, t.multiplier)]
-    })
+pub(super) fn trellis_constants(code: Code, [step, multiplier]: [u32; 2]) -> Constants {
+    Trellis::of(code).map_or_else(Vec::new, |t| vec![(step, t.step), (multiplier, t.multiplier)])
 }

@@ -120,7 +120,7 @@ impl Places<'_> {
         };
         let threads = threads.max(sg);
         let mut constants = vec![(0, threads), (1, sg), (2, threads), (3, block as u32)];
-        constants.extend(trellis_constants(format.code, [17, 18, 19]));
+        constants.extend(trellis_constants(format.code, [17, 19]));
         Shape { shader: Shader::LinearTrellis, constants, block, rows: TILE }
     }
 
@@ -180,8 +180,7 @@ impl Places<'_> {
         let block = live.next_multiple_of(nn).min(if many { 128 } else { FEW_ROWS });
         // Bytes of shared memory: of a subgroup, and of the activations.
         let row = chunk + 16;
-        let planes = Trellis::of(format.code).map_or(1, |t| 3 - t.weights);
-        let own = (planes * MATRIX_BLOCK * row).max(MATRIX_BLOCK * nn * 4)
+        let own = (MATRIX_BLOCK * row).max(MATRIX_BLOCK * nn * 4)
             + grouped as usize * 4 * (MATRIX_BLOCK + block);
         let (beside, each) = if many { (block * row, own) } else { (0, own + block * row) };
         let most = (info.max_shared as usize).saturating_sub(HEAD_SHARED + beside) / each;
@@ -204,7 +203,7 @@ impl Places<'_> {
         let mut constants = vec![(0, threads), (1, sg as u32), (2, (block / nn) as u32)];
         constants.extend([(5, p.width as u32), (7, many as u32), (9, threads)]);
         constants.extend([(14, device.m), (15, device.n), (16, device.k)]);
-        constants.extend(trellis_constants(format.code, [17, 18, 19]));
+        constants.extend(trellis_constants(format.code, [17, 19]));
         Some(Shape {
             shader,
             constants,

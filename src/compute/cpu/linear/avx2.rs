@@ -249,10 +249,10 @@ pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut 
     // SAFETY: the caller's promises.
     unsafe {
         // Measured; sums of 8 outputs times rows fill the registers as in `quarters`.
-        match (CODE, R) {
-            (2 | 3, 1) => trellis::tiles::<Ymm, CODE, R, 4, 1, 0>(panel, acc),
-            (_, 1 | 2) => trellis::tiles::<Ymm, CODE, R, 4, 1, 1>(panel, acc),
-            (_, 3 | 4) => trellis::tiles::<Ymm, CODE, R, 2, 1, 1>(panel, acc),
+        match R {
+            1 => trellis::tiles::<Ymm, CODE, R, 4, 1, 0>(panel, acc),
+            2 => trellis::tiles::<Ymm, CODE, R, 2, 1, 1>(panel, acc),
+            3 | 4 => trellis::tiles::<Ymm, CODE, R, 2, 1, 1>(panel, acc),
             _ => trellis::tiles::<Ymm, CODE, R, 1, 1, 1>(panel, acc),
         }
     }

@@ -200,9 +200,9 @@ pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut 
     // SAFETY: the caller's promises.
     unsafe {
         // Measured: what follows is the fastest form of each.
-        match (CODE, R) {
-            (_, 1 | 2) => trellis::tiles::<Zmm, CODE, R, 2, 2, 0>(panel, acc),
-            (0 | 1, _) => trellis::tiles::<Zmm, CODE, R, 1, 1, 2>(panel, acc),
+        match R {
+            1 => trellis::tiles::<Zmm, CODE, R, 2, 2, 0>(panel, acc),
+            2 => trellis::tiles::<Zmm, CODE, R, 2, 2, 1>(panel, acc),
             _ => trellis::tiles::<Zmm, CODE, R, 1, 1, 1>(panel, acc),
         }
     }

@@ -26,6 +26,7 @@ mod words_x86;
 pub use pack::{PackedMatrix, TILE};
 
 use super::isa::Isa;
+use crate::tensor::trellis::OFFSET as TRELLIS_OFFSET;
 use crate::tensor::{Code, Format, Group};
 use pack::Shape;
 use std::mem::MaybeUninit;
@@ -141,10 +142,10 @@ macro_rules! kernels_of {
                     gate,
                 };
             }
-            (Code::T2, _) => (by_rows!(tiles, 0), 127),
-            (Code::T25, _) => (by_rows!(tiles, 1), 127),
-            (Code::T3, _) => (by_rows!(tiles, 2), 254),
-            (Code::T4, _) => (by_rows!(tiles, 3), 254),
+            (Code::T2, _) => (by_rows!(tiles, 0), TRELLIS_OFFSET),
+            (Code::T25, _) => (by_rows!(tiles, 1), TRELLIS_OFFSET),
+            (Code::T3, _) => (by_rows!(tiles, 2), TRELLIS_OFFSET),
+            (Code::T4, _) => (by_rows!(tiles, 3), TRELLIS_OFFSET),
         };
         Kernels { panel, offset, finish, gate }
     }};

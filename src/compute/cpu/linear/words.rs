@@ -27,21 +27,11 @@ pub trait Words: Copy {
     fn splat(dword: i32) -> Self;
     /// Bytes of a splat by their places, the same four places in all lanes.
     fn pick(self, places: [u8; 4]) -> Self;
-    /// Adds, lane by lane, the four products of unsigned bytes with signed bytes of `x`
-    /// (-127..=127). Bytes above 127 only in [`super::trellis::Form::Bytes`].
+    /// Adds, lane by lane, the four products of unsigned bytes (below 64) with signed bytes of `x`
+    /// (-127..=127).
     fn dot(self, bytes: Self, x: Self) -> Self;
-    /// Adds, lane by lane, the two products of 16-bit numbers.
-    fn dot_wide(self, pairs: Self, x: Self) -> Self;
-    /// Sums of neighbouring bytes (below 128), two a lane.
-    fn pair_sums(self) -> Self;
-    /// Sums of the four bytes (below 128) of a lane.
-    fn sums(self) -> Self;
-    /// Bytes 0 and 2 of a lane, then those of `other`, where the others are zero. Only for
-    /// [`super::trellis::Form::Bytes`].
-    fn even_bytes(self, other: Self) -> Self {
-        let low = |w: Self| w.and(0xff).or(w.right(8).and(0xff00));
-        low(self).or(low(other).left(16))
-    }
+    /// The sums of the four bytes (below 16) of each of four words, lane by lane, a byte each.
+    fn byte_sums(words: [Self; 4]) -> Self;
 }
 
 /// Any processor.
@@ -104,19 +94,8 @@ impl Words for [u32; 16] {
         })
     }
     #[inline(always)]
-    fn dot_wide(self, pairs: Self, x: Self) -> Self {
-        let product = |a: u32, b: u32| a as i16 as i32 * b as i16 as i32;
-        std::array::from_fn(|i| {
-            let sum = product(pairs[i], x[i]) + product(pairs[i] >> 16, x[i] >> 16);
-            self[i].wrapping_add(sum as u32)
-        })
-    }
-    #[inline(always)]
-    fn pair_sums(self) -> Self {
-        self.map(|v| (v & 0x00ff_00ff) + (v >> 8 & 0x00ff_00ff))
-    }
-    #[inline(always)]
-    fn sums(self) -> Self {
-        self.map(|v| v.to_le_bytes().into_iter().map(u32::from).sum())
+    fn byte_sums(words: [Self; 4]) -> Self {
+        let sum = |word: u32| word.to_le_bytes().iter().sum::<u8>();
+        std::array::from_fn(|i| u32::from_le_bytes(words.map(|word| sum(word[i]))))
     }
 }

@@ -75,25 +75,12 @@ impl Words for Zmm {
         unsafe { Zmm(_mm512_dpbusd_epi32(self.0, bytes.0, x.0)) }
     }
     #[inline(always)]
-    fn dot_wide(self, pairs: Self, x: Self) -> Self {
-        unsafe { Zmm(_mm512_dpwssd_epi32(self.0, pairs.0, x.0)) }
-    }
-    #[inline(always)]
-    fn pair_sums(self) -> Self {
-        unsafe { Zmm(_mm512_maddubs_epi16(self.0, _mm512_set1_epi8(1))) }
-    }
-    #[inline(always)]
-    fn sums(self) -> Self {
-        unsafe { Zmm(_mm512_dpbusd_epi32(_mm512_setzero_si512(), self.0, _mm512_set1_epi8(1))) }
-    }
-    #[inline(always)]
-    fn even_bytes(self, other: Self) -> Self {
-        unsafe {
-            let places = _mm512_broadcast_i32x4(_mm_setr_epi8(
-                0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15,
-            ));
-            Zmm(_mm512_shuffle_epi8(self.or(other.left(8)).0, places))
-        }
+    fn byte_sums(words: [Self; 4]) -> Self {
+        let sum = |word: Self| unsafe {
+            Zmm(_mm512_dpbusd_epi32(_mm512_setzero_si512(), word.0, _mm512_set1_epi8(1)))
+        };
+        let [a, b, c, d] = words.map(sum);
+        a.or(b.left(8)).or(c.left(16).or(d.left(24)))
     }
 }
 
@@ -156,22 +143,22 @@ impl Words for Ymm {
     }
     #[inline(always)]
     fn dot(self, bytes: Self, x: Self) -> Self {
-        // Two products give at most 2 * 127 * 127 = 32258 and do not saturate.
+        // Two products give at most 2 * 63 * 127 = 16002 and do not saturate.
         unsafe {
             let pairs = _mm256_maddubs_epi16(bytes.0, x.0);
             Ymm(_mm256_add_epi32(self.0, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))))
         }
     }
     #[inline(always)]
-    fn dot_wide(self, pairs: Self, x: Self) -> Self {
-        unsafe { Ymm(_mm256_add_epi32(self.0, _mm256_madd_epi16(pairs.0, x.0))) }
-    }
-    #[inline(always)]
-    fn pair_sums(self) -> Self {
-        unsafe { Ymm(_mm256_maddubs_epi16(self.0, _mm256_set1_epi8(1))) }
-    }
-    #[inline(always)]
-    fn sums(self) -> Self {
-        unsafe { Ymm(_mm256_madd_epi16(self.pair_sums().0, _mm256_set1_epi16(1))) }
+    fn byte_sums(words: [Self; 4]) -> Self {
+        let ones = unsafe { _mm256_set1_epi8(1) };
+        // Pairs of bytes of two words side by side, then both halves of a lane.
+        let halves = |a: Self, b: Self| unsafe {
+            let (a, b) = (_mm256_maddubs_epi16(a.0, ones), _mm256_maddubs_epi16(b.0, ones));
+            let both = Ymm(_mm256_or_si256(a, _mm256_slli_epi16::<8>(b)));
+            both.add(both.right(16))
+        };
+        let [a, b, c, d] = words;
+        halves(a, b).and(0xffff).or(halves(c, d).left(16))
     }
 }
