@@ -6,7 +6,8 @@ use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Pool};
 use gemma::decode::{Flow, Limits, Stats, generate};
 use gemma::draft::{
-    CostCurve, DraftContext, DraftOptions, Drafter, NoDraft, Paced, Proposal, Stack, TreeSize,
+    CostCurve, Costs, DraftContext, DraftOptions, Drafter, NoDraft, Policy, Proposal, Stack,
+    TreeSize,
 };
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, PlannedEngine, Timeline};
@@ -78,21 +79,30 @@ fn engine_of(weights: &Weights, pool: &Arc<Pool>, context: usize) -> Box<dyn Eng
     )
 }
 
+/// A drafter, and how much of its guesses is taken.
+type Drafting = (Box<dyn Drafter>, Policy);
+
+/// A pass that costs nearly the same up to 8 rows.
+fn costs() -> Costs {
+    Costs::new(CostCurve::new(&[(1, 0.1), (8, 0.11), (16, 0.13), (32, 0.18)]), 0)
+}
+
 /// The drafters that `--draft` and `--draft-tree` make, with decisions that never look at a clock.
-fn drafters(pair: &Pair, pool: &Arc<Pool>) -> Vec<(&'static str, Box<dyn Drafter>)> {
+fn drafters(pair: &Pair, pool: &Arc<Pool>) -> Vec<(&'static str, Drafting)> {
     let model = || Box::new(Stack::of_model("model", engine(&pair.draft, pool)));
     let both = || Box::new(Stack::of_both("model", engine(&pair.draft, pool)));
-    let paced = |inner: Box<dyn Drafter>, tree| {
+    let by = |drafter: Box<dyn Drafter>, tree| {
         let options = DraftOptions { tree, tokens: None };
-        Box::new(Paced::new(inner, CostCurve::guess(), options, false)) as Box<dyn Drafter>
+        (drafter, Policy::new(costs(), options, false))
     };
+    let itself = Box::new(Stack::of_model("oracle", engine(&pair.target, pool)));
     vec![
-        ("ngram", paced(Box::new(Stack::of_text()), TreeSize::Auto)),
-        ("bundled", paced(model(), TreeSize::Auto)),
-        ("auto", paced(both(), TreeSize::Auto)),
-        ("chain", paced(both(), TreeSize::Chain)),
-        ("tree of 12", paced(both(), TreeSize::Nodes(12))),
-        ("the target itself", Box::new(Stack::of_model("oracle", engine(&pair.target, pool)))),
+        ("ngram", by(Box::new(Stack::of_text()), TreeSize::Auto)),
+        ("bundled", by(model(), TreeSize::Auto)),
+        ("auto", by(both(), TreeSize::Auto)),
+        ("chain", by(both(), TreeSize::Chain)),
+        ("tree of 12", by(both(), TreeSize::Nodes(12))),
+        ("the target itself", by(itself, TreeSize::Nodes(usize::MAX))),
     ]
 }
 
@@ -101,9 +111,9 @@ fn run(
     pair: &Pair,
     target: &mut Timeline,
     drafter: &mut dyn Drafter,
+    policy: &mut Policy,
     prompt: &[u32],
-    temperature: f32,
-    seed: u64,
+    (temperature, seed): (f32, u64),
 ) -> (Vec<u32>, u64) {
     let config =
         SamplerConfig { temperature, top_k: 64, top_p: 0.95, seed, ..SamplerConfig::default() };
@@ -111,8 +121,8 @@ fn run(
     let (mut history, mut stats, never) =
         (prompt.to_vec(), Stats::default(), AtomicBool::new(false));
     let limits = Limits { max_tokens: TOKENS, stop_ids: &[1, 106], interrupt: &never };
-    generate(target, drafter, &sampler, &mut history, &limits, &mut stats, &mut |_| Flow::Continue)
-        .unwrap();
+    let go_on = &mut |_| Flow::Continue;
+    generate(target, drafter, policy, &sampler, &mut history, &limits, &mut stats, go_on).unwrap();
     (history.split_off(prompt.len()), stats.passes)
 }
 
@@ -125,7 +135,7 @@ fn plain(pair: &Pair, pool: &Arc<Pool>, prompts: &[Vec<u32>]) -> (Vec<Vec<u32>>,
     let mut target = Timeline::new(engine(&pair.target, pool));
     let draws = prompts.iter().flat_map(|prompt| DRAWS.map(|draw| (prompt, draw)));
     let runs = draws.map(|(prompt, (temperature, seed))| {
-        run(pair, &mut target, &mut NoDraft, prompt, temperature, seed)
+        run(pair, &mut target, &mut NoDraft, &mut Policy::off(), prompt, (temperature, seed))
     });
     let (texts, passes): (Vec<_>, Vec<_>) = runs.unzip();
     (texts, passes.iter().sum())
@@ -145,8 +155,10 @@ fn drafted(
     for prompt in prompts {
         for (temperature, seed) in DRAWS {
             let want = texts.next().unwrap();
-            for (name, drafter, passes) in &mut set {
-                let (got, n) = run(pair, &mut target, drafter.as_mut(), prompt, temperature, seed);
+            for (name, (drafter, policy), passes) in &mut set {
+                let drafter = drafter.as_mut();
+                let draw = (temperature, seed);
+                let (got, n) = run(pair, &mut target, drafter, policy, prompt, draw);
                 let (of, threads) = (pair.tokenizer.decode(prompt), pool.threads());
                 assert_eq!(
                     got, *want,
@@ -277,9 +289,12 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
                     (prompt.clone(), Stats::default(), AtomicBool::new(false));
                 let limits = Limits { max_tokens: 24, stop_ids: &[], interrupt: &never };
                 let mut target = Timeline::new(engine(&target, &pool));
+                let options = DraftOptions { tree: TreeSize::Nodes(15), tokens: None };
+                let mut policy = Policy::new(costs(), options, false);
                 generate(
                     &mut target,
                     drafter,
+                    &mut policy,
                     &sampler,
                     &mut history,
                     &limits,
@@ -303,8 +318,8 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
             depth: 8,
             vocab: 262_208,
             chain: false,
-            pace: None,
-            last_pass: None,
+            draft_steps: usize::MAX,
+            rate: None,
             verified: None,
         };
         draft.propose(&ctx, &mut out).unwrap();

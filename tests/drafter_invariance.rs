@@ -14,8 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use gemma::decode::{Admitted, Event, Flow, Limits, Parallel, Stats, Stop, generate};
 use gemma::draft::{
-    CostCurve, Costs, DraftContext, DraftOptions, Drafter, Figures, Memory, NoDraft, Proposal,
-    Shared, Stack, TreeSize,
+    DraftContext, Drafter, Figures, Memory, NoDraft, Policy, Proposal, Stack, TreeSize,
 };
 use gemma::engine::{Engine, ReducedEngine, Rows, Scores, Timeline, TokenTree};
 use gemma::error::{Kind, fault_of};
@@ -152,6 +151,7 @@ fn a_full_context_ends_the_text() {
         generate(
             &mut timeline,
             &mut NoDraft,
+            &mut Policy::off(),
             &sampler,
             &mut history,
             &limits,
@@ -206,13 +206,9 @@ fn texts_in_one_pass_are_those_alone() {
                 _ => Box::new(NoDraft),
             }
         });
-        let shared = Shared::new(
-            Costs::new(CostCurve::guess(), 0),
-            DraftOptions { tree, tokens: None },
-            false,
-        );
+        let policy = invariance::policy(tree, None);
         let mut texts =
-            Parallel::new(Timeline::new(engines(seats)), drafters.collect(), shared, &[17], &never);
+            Parallel::new(Timeline::new(engines(seats)), drafters.collect(), policy, &[17], &never);
         let mut got: Vec<Option<(Vec<u32>, Stop)>> = vec![None; cases.len()];
         let (mut next, mut seated, mut heard) = (0, vec![usize::MAX; seats], vec![0; cases.len()]);
         while next < cases.len() || texts.running() > 0 {
@@ -337,6 +333,7 @@ fn an_interrupt_stops_between_chunks_and_between_rounds() {
     let stop = generate(
         &mut timeline,
         &mut NoDraft,
+        &mut Policy::off(),
         &sampler,
         &mut history,
         &limits,
@@ -357,6 +354,7 @@ fn an_interrupt_stops_between_chunks_and_between_rounds() {
     let stop = generate(
         &mut timeline,
         &mut NoDraft,
+        &mut Policy::off(),
         &sampler,
         &mut history,
         &limits,

@@ -36,7 +36,7 @@ const SEAMS: &[(&str, &[&str])] = &[
     ("candle_core", &["engine/reference.rs", "checkpoint/", "quant/calibrate.rs"]),
     ("clap", &["cli/", "main.rs"]),
     ("indicatif", &["cli/"]),
-    ("println!", &["cli/", "main.rs"]),
+    ("println!", &["cli/", "main.rs", "draft/policy/simulator.rs"]),
     ("eprintln!", &["cli/", "main.rs"]),
     ("eprint!", &["cli/", "main.rs"]),
     ("print!", &["cli/", "main.rs"]),

@@ -15,7 +15,10 @@ pub use parallel::{Admitted, Parallel};
 pub use stats::{Stats, Tally};
 pub use verify::{Verdict, verify};
 
-use crate::draft::{DraftContext, Drafter, Pass, Proposal, Verified, verified};
+use crate::draft::{
+    DraftContext, Drafter, Figures, Outcome, Pass, Policy, Proposal, Round, Verified, forced,
+    verified,
+};
 use crate::engine::{Rows, Scores, Timeline, TokenTree};
 use crate::error::{Fault, Kind};
 use crate::sampler::Sampler;
@@ -57,13 +60,14 @@ pub enum Flow {
 }
 
 /// Grows `history` until something stops it. For one seed the text is the same whatever the
-/// drafter.
+/// drafter proposes and the policy takes of it.
 ///
 /// The target's cache may hold anything: it is brought in line with `history` first. An empty
 /// history is an error, and so is one that leaves no room in the context.
 pub fn generate(
     target: &mut Timeline,
     drafter: &mut dyn Drafter,
+    policy: &mut Policy,
     sampler: &Sampler,
     history: &mut Vec<Token>,
     limits: &Limits<'_>,
@@ -84,15 +88,19 @@ pub fn generate(
     let past = history.len() - 1;
     stats.prefilled += (past - target.adopt(&history[..past])?) as u64;
     let mut go_on = |done| on_event(Event::Prefill(done, past)) == Flow::Continue && !interrupted();
-    let mut beside = |more: &mut dyn FnMut() -> bool| drafter.read_ahead(&history[..past], more);
+    let mut beside = |more: &mut dyn FnMut() -> bool| match policy.works_ahead() {
+        true => drafter.read_ahead(&history[..past], more),
+        false => Ok(()),
+    };
     if !target.sync_beside(&history[..past], &mut go_on, &mut beside)? {
         return Ok(if interrupted() { Stop::Interrupt } else { Stop::Receiver });
     }
     drafter.prepare(&history[..past])?;
+    policy.begin_text();
     stats.prefill_time += start.elapsed();
 
     let decoding = Instant::now();
-    let (mut proposal, mut scores, mut last_pass) = (Proposal::default(), Scores::default(), None);
+    let (mut proposal, mut scores) = (Proposal::default(), Scores::default());
     // The tree of the last round and the length of its history, where `scores` is still what the
     // target said of it.
     let (mut scored, mut asked_at) = (TokenTree::default(), None);
@@ -103,32 +111,44 @@ pub fn generate(
         // What the last round accepted is in scratch: agreeing with the history commits it.
         target.sync(&history[..history.len() - 1], &mut |_| true)?;
 
-        let (nodes, depth, vocab) =
-            (target.engine().max_rows() - 1, left - 1, target.engine().vocab());
+        let asked = Instant::now();
+        let round = Round {
+            texts: 1,
+            position: history.len(),
+            most: target.engine().max_rows() - 1,
+            recent_match: drafter.has_recent_match(history),
+        };
+        let allowed = policy.allow(&round);
         let ctx = DraftContext {
             history,
             sampler,
-            nodes,
-            depth,
-            vocab,
-            chain: false,
-            pace: None,
-            last_pass,
+            nodes: allowed.nodes,
+            depth: allowed.depth.min(left - 1),
+            vocab: target.engine().vocab(),
+            chain: allowed.chain,
+            draft_steps: allowed.draft_steps,
+            rate: allowed.rate,
             verified: None,
         };
         proposal.reset(ctx.root());
-        let asked = Instant::now();
         let verified =
             asked_at.map(|position| Verified { position, tree: &scored, scores: &scores });
-        drafter.propose(&DraftContext { verified, ..ctx }, &mut proposal)?;
+        let before = draft_passes(drafter);
+        if allowed.only_forced {
+            forced::chain(&ctx, &mut proposal);
+        } else {
+            drafter.propose(&DraftContext { verified, ..ctx }, &mut proposal)?;
+        }
         proposal.limit(&ctx);
+        let steps = draft_passes(drafter) - before;
+        policy.choose(&mut [&mut proposal], asked.elapsed(), steps);
 
         let begun = Instant::now();
-        let pass = score(target, drafter, &ctx, &proposal, &mut scores)?;
+        let pass = score(target, drafter, policy, &ctx, &proposal, &mut scores)?;
         let verdict = verify(&proposal.tree, &scores, sampler, history)?;
         let pass = Pass { time: begun.elapsed(), ..pass };
+        policy.observe(&Outcome { pass, paths: std::slice::from_ref(&verdict.path) });
 
-        last_pass = Some(pass);
         if learns {
             scored.clone_from(&proposal.tree);
             asked_at = Some(history.len());
@@ -154,22 +174,34 @@ pub fn generate(
     Ok(stop)
 }
 
+/// Passes that the draft model has made.
+fn draft_passes(drafter: &dyn Drafter) -> usize {
+    let mut figures = Figures::default();
+    drafter.figures(&mut figures);
+    figures.draft_passes as usize
+}
+
 /// Scores the tree. While the target's device does, the drafter may work ahead.
 fn score(
     target: &mut Timeline,
     drafter: &mut dyn Drafter,
+    policy: &Policy,
     ctx: &DraftContext<'_>,
     proposal: &Proposal,
     scores: &mut Scores,
 ) -> Result<Pass> {
     let mut pass = Pass { rows: proposal.len(), ..Pass::default() };
-    if target.begin(&proposal.tree, Rows::All)? {
+    let begun = target.begin(&proposal.tree, Rows::All)?;
+    if let Some(usual) = policy.ahead().filter(|_| begun) {
         let start = Instant::now();
         let (mut at_work, mut looked) = (start, false);
+        let mut last = Duration::ZERO;
         drafter.meanwhile(ctx, proposal, &mut || {
-            let busy = target.is_busy();
-            (at_work, looked) = (if busy { Instant::now() } else { at_work }, true);
-            busy
+            let (busy, now) = (target.is_busy(), start.elapsed());
+            (at_work, looked) = (if busy { start + now } else { at_work }, true);
+            // Half of a batch may run on after the pass: it is not lost if the guess is right.
+            let batch = now - std::mem::replace(&mut last, now);
+            usual == Duration::MAX || busy && now + batch / 2 < usual
         })?;
         if looked {
             pass.ahead = start.elapsed();

@@ -10,7 +10,9 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::{Flow, Stop, room, verify};
-use crate::draft::{DraftContext, Drafter, Proposal, Shared, Verified, forced, verified};
+use crate::draft::{
+    DraftContext, Drafter, Outcome, Pass, Policy, Proposal, Round, Verified, forced, verified,
+};
 use crate::engine::{Scores, Timeline, TokenTree};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
@@ -46,7 +48,7 @@ pub struct Parallel<'a> {
     /// By sequence, as the drafters.
     texts: Vec<Option<Text>>,
     drafters: Vec<Box<dyn Drafter>>,
-    shared: Shared,
+    policy: Policy,
     stop_ids: &'a [Token],
     /// Looked at between prefill chunks.
     interrupt: &'a AtomicBool,
@@ -55,12 +57,12 @@ pub struct Parallel<'a> {
 }
 
 impl<'a> Parallel<'a> {
-    /// `drafters` has one for each of the target's sequences; `shared` says how many of their
-    /// guesses a pass takes.
+    /// `drafters` has one for each of the target's sequences; `policy` says how many of
+    /// their guesses a pass takes.
     pub fn new(
         target: Timeline,
         drafters: Vec<Box<dyn Drafter>>,
-        shared: Shared,
+        policy: Policy,
         stop_ids: &'a [Token],
         interrupt: &'a AtomicBool,
     ) -> Self {
@@ -70,7 +72,7 @@ impl<'a> Parallel<'a> {
             target,
             texts,
             drafters,
-            shared,
+            policy,
             stop_ids,
             interrupt,
             scores: Scores::default(),
@@ -96,8 +98,8 @@ impl<'a> Parallel<'a> {
         self.passes
     }
 
-    pub fn shared(&self) -> &Shared {
-        &self.shared
+    pub fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     /// The drafter of the first sequence.
@@ -127,7 +129,7 @@ impl<'a> Parallel<'a> {
             return Ok(Admitted::Done(Stop::Interrupt));
         }
         self.drafters[sequence].prepare(past)?;
-        self.shared.begin_text();
+        self.policy.begin_text();
         let proposal = Proposal::root(history[past.len()]);
         self.texts[sequence] = Some(Text { history, sampler, left, proposal, scored: None });
         Ok(Admitted::At(sequence))
@@ -143,13 +145,12 @@ impl<'a> Parallel<'a> {
         }
         let begun = Instant::now();
         let mut scores = self.score()?;
-        let deepest = self.texts.iter().flatten().map(|text| text.history.len()).max().unwrap_or(0);
-        let (mut ended, mut taken, running) = (Vec::new(), 0, self.running());
+        let (mut ended, mut paths) = (Vec::new(), Vec::new());
         for sequence in 0..self.texts.len() {
             let Some(text) = &mut self.texts[sequence] else { continue };
             let scores = scores.pop().expect("each text has its scores");
             let learns = self.drafters[sequence].reads_target();
-            let stop = text.take(scores, learns, self.stop_ids, &mut taken, &mut |token| {
+            let stop = text.take(scores, learns, self.stop_ids, &mut paths, &mut |token| {
                 on_token(sequence, token)
             });
             if let Some(stop) = stop.transpose() {
@@ -158,7 +159,8 @@ impl<'a> Parallel<'a> {
             }
         }
         self.passes += 1;
-        self.shared.observe(running, deepest, rows, taken, begun.elapsed().as_secs_f32());
+        let pass = Pass { rows, time: begun.elapsed(), ..Pass::default() };
+        self.policy.observe(&Outcome { pass, paths: &paths });
         let growing = self
             .texts
             .iter()
@@ -170,27 +172,32 @@ impl<'a> Parallel<'a> {
 
     /// Makes a tree for every text, and of all of them as many nodes as pay; returns the rows.
     fn propose(&mut self) -> Result<usize> {
-        let (running, vocab) = (self.running(), self.target.engine().vocab());
-        let deepest = self.texts.iter().flatten().map(|text| text.history.len()).max().unwrap_or(0);
-        let most = self.target.engine().max_rows().saturating_sub(running);
-        let (nodes, chain) = (self.shared.nodes(running, deepest, most), self.shared.is_chain());
+        let (texts, vocab) = (self.running(), self.target.engine().vocab());
+        let position =
+            self.texts.iter().flatten().map(|text| text.history.len()).max().unwrap_or(0);
+        let most = self.target.engine().max_rows().saturating_sub(texts);
         let begun = Instant::now();
+        let mut recent_match = false;
+        for (text, drafter) in self.texts.iter().zip(&mut self.drafters) {
+            recent_match |=
+                text.as_ref().is_some_and(|text| drafter.has_recent_match(&text.history));
+        }
+        let allowed = self.policy.allow(&Round { texts, position, most, recent_match });
         let texts = self
             .texts
             .iter_mut()
             .zip(&mut self.drafters)
             .filter_map(|(text, drafter)| Some((text.as_mut()?, drafter)));
         for (text, drafter) in texts {
-            let depth = self.shared.depth(text.left - 1);
             let ctx = DraftContext {
                 history: &text.history,
                 sampler: &text.sampler,
-                nodes: nodes.unwrap_or(most),
-                depth,
+                nodes: allowed.nodes,
+                depth: allowed.depth.min(text.left - 1),
                 vocab,
-                chain,
-                pace: None,
-                last_pass: None,
+                chain: allowed.chain,
+                draft_steps: allowed.draft_steps,
+                rate: allowed.rate,
                 verified: text.scored.as_ref().map(|(position, tree, scores)| Verified {
                     position: *position,
                     tree,
@@ -198,16 +205,16 @@ impl<'a> Parallel<'a> {
                 }),
             };
             text.proposal.reset(ctx.root());
-            match nodes {
-                Some(_) => drafter.propose(&ctx, &mut text.proposal)?,
-                // What cannot be wrong pays even where guesses do not.
-                None => forced::chain(&ctx, &mut text.proposal),
+            if allowed.only_forced {
+                forced::chain(&ctx, &mut text.proposal);
+            } else {
+                drafter.propose(&ctx, &mut text.proposal)?;
             }
             text.proposal.limit(&ctx);
         }
         let mut proposals: Vec<&mut Proposal> =
             self.texts.iter_mut().flatten().map(|text| &mut text.proposal).collect();
-        self.shared.limit(&mut proposals, deepest, begun.elapsed().as_secs_f32());
+        self.policy.choose(&mut proposals, begun.elapsed(), 0);
         Ok(proposals.iter().map(|p| p.len()).sum())
     }
 
@@ -236,17 +243,18 @@ impl<'a> Parallel<'a> {
 }
 
 impl Text {
-    /// Grows by what the pass brings; `taken` counts accepted guesses. Returns what ends it.
+    /// Grows by what the pass brings, and adds the accepted nodes to `paths`. Returns what ends it.
     fn take(
         &mut self,
         scores: Scores,
         learns: bool,
         stop_ids: &[Token],
-        taken: &mut usize,
+        paths: &mut Vec<Vec<u32>>,
         on_token: &mut dyn FnMut(Token) -> Flow,
     ) -> Result<Option<Stop>> {
-        let verdict = verify(&self.proposal.tree, &scores, &self.sampler, &self.history)?;
-        *taken += verdict.path.len() - 1;
+        let verdict = verify(&self.proposal.tree, &scores, &self.sampler, &self.history);
+        paths.push(verdict.as_ref().map_or(vec![0], |verdict| verdict.path.clone()));
+        let verdict = verdict?;
         if learns {
             self.scored = Some((self.history.len(), self.proposal.tree.clone(), scores));
         }

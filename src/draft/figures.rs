@@ -1,7 +1,6 @@
 //! What drafters say of their work, for statistics and for the next run.
 
-use super::cost::Costs;
-use super::depth::Habits;
+use super::{Costs, Habits};
 
 /// Counts since the drafter was made.
 #[derive(Clone, Debug, Default)]

@@ -6,20 +6,15 @@
 //! filled in [`source`]; its state derives from `history`.
 
 pub mod automaton;
-pub mod cost;
-pub mod depth;
 pub mod figures;
 pub mod forced;
-pub mod guard;
-pub mod length;
 pub mod lm;
 pub mod memory;
 pub mod mix;
-pub mod outcome;
-pub mod overlap;
+pub mod options;
+pub mod policy;
 pub mod prior;
 pub mod proposal;
-pub mod shared;
 pub mod source;
 pub mod stack;
 pub mod table;
@@ -29,15 +24,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-pub use cost::{CostCurve, Costs};
-pub use depth::Habits;
 pub use figures::Figures;
-pub use length::{DraftOptions, Paced, TreeSize};
 pub use lm::Lm;
 pub use memory::Memory;
-pub use overlap::Ahead;
+pub use options::{Ahead, DraftOptions, TreeSize};
+pub use policy::{Allowance, CostCurve, Costs, Habits, Outcome, Policy, Round};
 pub use proposal::Proposal;
-pub use shared::Shared;
 pub use stack::{Mixing, Stack};
 pub use table::Table;
 pub use verified::Verified;
@@ -59,11 +51,12 @@ pub struct DraftContext<'a> {
     pub vocab: usize,
     /// Propose one line, no branches.
     pub chain: bool,
-    /// For drafters that weigh their own time; `None` asks for decisions that do not depend on the
-    /// clock.
-    pub pace: Option<Pace>,
-    /// The target's last pass, if there was one.
-    pub last_pass: Option<Pass>,
+    /// The most passes of a draft model before the target's; with 0 only guesses that cost nothing
+    /// are wanted.
+    pub draft_steps: usize,
+    /// Tokens a second that plain decoding brings, for drafters that weigh their own time; `None`
+    /// asks for decisions that do not depend on the clock.
+    pub rate: Option<f32>,
     /// What the target said of the last round's tree, where [`Drafter::reads_target`] asks for it.
     pub verified: Option<Verified<'a>>,
 }
@@ -73,16 +66,6 @@ impl DraftContext<'_> {
     pub fn root(&self) -> Token {
         *self.history.last().expect("a history has at least one token")
     }
-}
-
-/// What a drafter's time is worth.
-#[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    /// Tokens a second that plain decoding reaches.
-    pub rate: f32,
-    /// The most passes of a draft model before the target's; with 0 only guesses that cost nothing
-    /// are wanted.
-    pub levels: usize,
 }
 
 /// A verification pass of the target.
@@ -129,7 +112,7 @@ pub trait Drafter {
     }
     /// Whether the text's end has come before, at some length: a look that costs next to nothing,
     /// for rounds that would not ask.
-    fn stirs(&mut self, _history: &[Token]) -> bool {
+    fn has_recent_match(&mut self, _history: &[Token]) -> bool {
         false
     }
     /// Keeps what was learnt for the next run, where there is a place for it.

@@ -166,8 +166,8 @@ mod tests {
                 depth,
                 vocab,
                 chain,
-                pace: None,
-                last_pass: None,
+                draft_steps: usize::MAX,
+                rate: None,
                 verified: None,
             });
             p.tree.tokens

@@ -368,7 +368,7 @@ impl Stack {
         } else {
             best.last().map_or(0.0, |&i| self.nodes[i as usize].chance)
         };
-        let price = ctx.pace.map_or(0.0, |pace| pace.rate * self.level_time);
+        let price = ctx.rate.map_or(0.0, |rate| rate * self.level_time);
         let width = if price > DEAR { 1 } else { WIDTH }.min(lm.room());
         let deepest = ctx.depth.min(lm.left(ctx.history.len()));
         let mut chosen: Vec<u32> = Vec::new();
@@ -425,9 +425,9 @@ impl Stack {
         Ok(())
     }
 
-    /// Grows the tree from its root, in as many passes of the draft model as the pace allows.
+    /// Grows the tree from its root, in as many passes of the draft model as the context allows.
     fn grow(&mut self, ctx: &DraftContext<'_>) -> Result<()> {
-        let mut levels = ctx.pace.map_or(usize::MAX, |pace| pace.levels);
+        let mut levels = ctx.draft_steps;
         if self.nodes[0].row.is_none() {
             let lm = self.sources.lm.as_mut().filter(|_| levels > 0);
             let row = lm.map_or(Ok(None), |lm| lm.begin(ctx.history))?;
@@ -510,7 +510,7 @@ impl Drafter for Stack {
         self.sources.table.is_some()
     }
 
-    fn stirs(&mut self, history: &[Token]) -> bool {
+    fn has_recent_match(&mut self, history: &[Token]) -> bool {
         self.sources.context.as_mut().is_some_and(|automaton| {
             automaton.sync(history);
             automaton.ending().len >= REPEATED

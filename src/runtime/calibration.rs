@@ -5,7 +5,7 @@ use super::drafting::{Drafting, identity_without_model};
 use super::load::{Loaded, kv_format};
 use super::options::{DraftFrom, DraftingOptions};
 use super::{Listener, Session};
-use crate::draft::{Drafter, Figures, Shared};
+use crate::draft::{Drafter, Figures, Policy};
 use anyhow::Result;
 
 /// What is known of a target's passes, and where it is kept.
@@ -37,18 +37,17 @@ impl Calibration {
     /// failing is a failure of the run.
     pub fn keep(self, drafting: &mut Drafting, listener: &dyn Listener) -> Figures {
         save_memory(drafting.drafter.as_ref(), listener);
-        let mut figures = Figures::default();
-        drafting.drafter.figures(&mut figures);
+        let figures = drafting.figures();
         self.save(&drafting.identity, &figures, listener);
         figures
     }
 
     /// The same of texts that shared their passes; `drafter` is that of one of them.
-    pub fn keep_shared(self, drafter: &dyn Drafter, shared: &Shared, listener: &dyn Listener) {
+    pub fn keep_shared(self, drafter: &dyn Drafter, policy: &Policy, listener: &dyn Listener) {
         save_memory(drafter, listener);
         let identity = identity_without_model();
         let habits = self.passes.habits.get(&identity).cloned().unwrap_or_default();
-        let figures = Figures { costs: Some(shared.costs().clone()), habits, ..Figures::default() };
+        let figures = Figures { costs: Some(policy.costs().clone()), habits, ..Figures::default() };
         self.save(&identity, &figures, listener);
     }
 

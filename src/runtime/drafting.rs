@@ -10,7 +10,7 @@ use super::placement::measure::Task;
 use super::placement::{self, Device};
 use super::{Listener, Session};
 use crate::compute::cpu::Pool;
-use crate::draft::{Ahead, CostCurve, Drafter, Habits, Lm, Memory, NoDraft, Paced, Stack, Table};
+use crate::draft::{Ahead, Drafter, Figures, Habits, Lm, Memory, NoDraft, Policy, Stack, Table};
 use crate::error::Fault;
 use crate::gemma::{Tokenizer, Weights};
 use crate::util::hex;
@@ -34,9 +34,38 @@ const FEW: usize = 4;
 /// A drafter, and why it is less than was hoped for.
 pub struct Drafting {
     pub drafter: Box<dyn Drafter>,
+    /// How much of its guesses a pass takes.
+    pub policy: Policy,
     pub disabled: Option<String>,
     /// Tells one draft model from another.
     pub identity: String,
+}
+
+impl Drafting {
+    /// Plain decoding.
+    pub fn off() -> Drafting {
+        Drafting {
+            drafter: Box::new(NoDraft),
+            policy: Policy::off(),
+            disabled: None,
+            identity: String::new(),
+        }
+    }
+
+    /// Adds up what drafter and policy have to say.
+    pub fn figures(&self) -> Figures {
+        let mut figures = Figures::default();
+        self.drafter.figures(&mut figures);
+        self.policy.figures(&mut figures);
+        figures
+    }
+
+    /// Why nothing is being drafted, if so.
+    pub fn disabled(&self) -> Option<String> {
+        let notes: Vec<String> =
+            self.policy.note().into_iter().chain(self.drafter.note()).collect();
+        self.disabled.clone().or_else(|| (!notes.is_empty()).then(|| notes.join("; ")))
+    }
 }
 
 /// The target that is drafted for.
@@ -73,7 +102,7 @@ pub fn build(
     let partner = match &options.source {
         DraftFrom::Off => {
             let disabled = Some("--draft off".into());
-            return Ok(Drafting { drafter: Box::new(NoDraft), disabled, identity: String::new() });
+            return Ok(Drafting { disabled, ..Drafting::off() });
         }
         DraftFrom::Ngram => None,
         choice @ (DraftFrom::Auto | DraftFrom::Bundled) => {
@@ -124,10 +153,9 @@ pub fn build(
         DraftAhead::Auto if works_beside(passes.device.as_ref(), device.as_ref()) => Ahead::Auto,
         DraftAhead::Auto => Ahead::Never,
     };
-    // Costs are replaced by those of every range of context that is known.
-    let paced = Paced::new(Box::new(stack), CostCurve::guess(), options.limits(), true);
-    let paced = paced.with(passes.costs.clone(), &habits).ahead(ahead);
-    Ok(Drafting { drafter: Box::new(paced), disabled, identity })
+    let policy = Policy::new(passes.costs.clone(), options.limits(), true);
+    let policy = policy.with(&habits).working_ahead(ahead);
+    Ok(Drafting { drafter: Box::new(stack), policy, disabled, identity })
 }
 
 /// Loads a draft model where it shall run, with as many threads as do it good.

@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
 use gemma::draft::{
-    CostCurve, DraftContext, DraftOptions, Drafter, Lm, Mixing, NoDraft, Paced, Proposal, Stack,
-    Table, TreeSize,
+    CostCurve, Costs, DraftContext, DraftOptions, Drafter, Lm, Mixing, NoDraft, Policy, Proposal,
+    Stack, Table, TreeSize,
 };
 use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree};
 use gemma::sampler::{Mask, Rule, Sampler, SamplerConfig};
@@ -79,7 +79,21 @@ pub struct Text {
     pub stop: Stop,
 }
 
+/// A drafter, and how much of its guesses is taken.
+pub type Drafting = (Box<dyn Drafter>, Policy);
+
+/// One text, all of whose guesses are taken.
 pub fn run(timeline: &mut Timeline, drafter: &mut dyn Drafter, case: &Case) -> (Text, Stats) {
+    run_by(timeline, drafter, &mut everything(), case)
+}
+
+/// One text, whose guesses are taken as far as `policy` says.
+pub fn run_by(
+    timeline: &mut Timeline,
+    drafter: &mut dyn Drafter,
+    policy: &mut Policy,
+    case: &Case,
+) -> (Text, Stats) {
     let sampler = Sampler::new(case.config.clone()).unwrap();
     let sampler = case.rule.iter().fold(sampler, |sampler, rule| sampler.under(rule.clone()));
     let mut history = case.prompt.clone();
@@ -96,9 +110,17 @@ pub fn run(timeline: &mut Timeline, drafter: &mut dyn Drafter, case: &Case) -> (
         }
         if heard.len() >= case.patience { Flow::Stop } else { Flow::Continue }
     };
-    let stop =
-        generate(timeline, drafter, &sampler, &mut history, &limits, &mut stats, &mut listen)
-            .unwrap();
+    let stop = generate(
+        timeline,
+        drafter,
+        policy,
+        &sampler,
+        &mut history,
+        &limits,
+        &mut stats,
+        &mut listen,
+    )
+    .unwrap();
     assert_eq!(history[case.prompt.len()..], heard);
     assert_eq!(stats.tokens, heard.len() as u64);
     assert_eq!(stats.lengths.iter().sum::<u64>(), stats.passes);
@@ -166,40 +188,50 @@ impl Drafter for Random {
     }
 }
 
-/// Passes requests on with a chain or a number of nodes of its own choice.
-fn paced(inner: Box<dyn Drafter>, tree: TreeSize, tokens: Option<usize>) -> Box<dyn Drafter> {
-    Box::new(Paced::new(inner, CostCurve::guess(), DraftOptions { tree, tokens }, false))
+/// A pass that costs nearly the same up to 8 rows.
+pub fn costs() -> Costs {
+    Costs::new(CostCurve::new(&[(1, 0.1), (8, 0.11), (16, 0.13), (32, 0.18)]), 0)
+}
+
+/// As much as pays, or a chain, or a number of nodes; no decision looks at a clock.
+pub fn policy(tree: TreeSize, tokens: Option<usize>) -> Policy {
+    Policy::new(costs(), DraftOptions { tree, tokens }, false)
+}
+
+/// All that is proposed.
+pub fn everything() -> Policy {
+    policy(TreeSize::Nodes(usize::MAX), None)
 }
 
 /// Every drafter there is, around a target and a draft model.
-pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, Box<dyn Drafter>)> {
+pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, Drafting)> {
     let vocab = target().vocab();
-    let model = || Box::new(Stack::of_model("model", draft()));
-    let ngram = || Box::new(Stack::of_text());
-    let both = || Box::new(Stack::of_both("model", draft()));
-    let mixed = |prior, rate, noise| {
+    let model = || -> Box<dyn Drafter> { Box::new(Stack::of_model("model", draft())) };
+    let ngram = || -> Box<dyn Drafter> { Box::new(Stack::of_text()) };
+    let both = || -> Box<dyn Drafter> { Box::new(Stack::of_both("model", draft())) };
+    let mixed = |prior, rate, noise| -> Box<dyn Drafter> {
         let (lm, table) = (Some(Lm::new("model", draft())), Some(Table::new()));
         Box::new(Stack::new("mixed", lm, true, table, Mixing { prior, rate, noise }))
     };
+    let (auto, chain) = (policy(TreeSize::Auto, None), || policy(TreeSize::Chain, None));
+    let by_the_clock = Policy::new(costs(), DraftOptions::default(), true);
     vec![
-        ("none", Box::new(NoDraft)),
-        ("oracle", Box::new(Oracle::new(target(), false))),
-        ("liar", Box::new(Oracle::new(target(), true))),
-        ("random", Box::new(Random { state: 1, vocab })),
-        ("ngram", ngram()),
-        ("ngram chain", paced(ngram(), TreeSize::Chain, None)),
-        ("model", model()),
-        ("model auto", paced(model(), TreeSize::Auto, None)),
-        ("model chain of 4", paced(model(), TreeSize::Chain, Some(4))),
-        ("model tree of 11", paced(model(), TreeSize::Nodes(11), None)),
-        ("target as model", Box::new(Stack::of_model("self", target()))),
-        ("model and ngram", both()),
-        ("model and ngram chain", paced(both(), TreeSize::Chain, None)),
-        ("model and ngram by the clock", {
-            Box::new(Paced::new(both(), CostCurve::guess(), DraftOptions::default(), true))
-        }),
-        ("untaught", mixed(false, 0.0, true)),
-        ("without noise", mixed(true, 0.05, false)),
+        ("none", (Box::new(NoDraft), Policy::off())),
+        ("oracle", (Box::new(Oracle::new(target(), false)), everything())),
+        ("liar", (Box::new(Oracle::new(target(), true)), everything())),
+        ("random", (Box::new(Random { state: 1, vocab }), everything())),
+        ("ngram", (ngram(), everything())),
+        ("ngram chain", (ngram(), chain())),
+        ("model", (model(), everything())),
+        ("model auto", (model(), auto)),
+        ("model chain of 4", (model(), policy(TreeSize::Chain, Some(4)))),
+        ("model tree of 11", (model(), policy(TreeSize::Nodes(11), None))),
+        ("target as model", (Box::new(Stack::of_model("self", target())), everything())),
+        ("model and ngram", (both(), everything())),
+        ("model and ngram chain", (both(), chain())),
+        ("model and ngram by the clock", (both(), by_the_clock)),
+        ("untaught", (mixed(false, 0.0, true), everything())),
+        ("without noise", (mixed(true, 0.05, false), everything())),
     ]
 }
 
@@ -211,8 +243,8 @@ pub fn check(
 ) -> (Text, Vec<(&'static str, Stats)>) {
     let mut figures = Vec::new();
     let mut plain = None;
-    for (name, mut drafter) in drafters(target, draft) {
-        let (text, stats) = run(&mut Timeline::new(target()), &mut *drafter, case);
+    for (name, (mut drafter, mut policy)) in drafters(target, draft) {
+        let (text, stats) = run_by(&mut Timeline::new(target()), &mut *drafter, &mut policy, case);
         let want = plain.get_or_insert_with(|| text.clone());
         assert_eq!(text, *want, "with drafter `{name}`, {case:?}");
         figures.push((name, stats));

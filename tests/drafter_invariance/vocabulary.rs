@@ -191,8 +191,8 @@ fn a_draft_of_few_rows_gives_the_plain_text_and_proposes_what_it_knows() {
         depth: 8,
         vocab: reduced::END,
         chain: false,
-        pace: None,
-        last_pass: None,
+        draft_steps: usize::MAX,
+        rate: None,
         verified: None,
     };
     drafter.propose(&ctx, &mut out).unwrap();

@@ -334,8 +334,8 @@ fn one(
             depth: shape.depth.min(left.len() - 1),
             vocab,
             chain: shape.chain,
-            pace: None,
-            last_pass: None,
+            draft_steps: usize::MAX,
+            rate: None,
             verified: scored.as_ref().map(|(position, tree, scores)| Verified {
                 position: *position,
                 tree,

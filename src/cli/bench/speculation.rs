@@ -6,12 +6,12 @@ use super::report::{Acceptance, Row, Text, TextKind};
 use crate::cli::text_file::read_file;
 use crate::cli::ui::Ui;
 use crate::decode::{self, Flow, Limits, Stats};
-use crate::draft::{DraftContext, Drafter, NoDraft, Proposal};
+use crate::draft::{DraftContext, Drafter, Figures, Proposal};
 use crate::engine::Timeline;
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Message, ReducedVocabulary, Special, Tokenizer};
 use crate::runtime::costs::Passes;
-use crate::runtime::drafting::{self, Target};
+use crate::runtime::drafting::{self, Drafting, Target};
 use crate::runtime::partner::Partner;
 use crate::runtime::{DraftingOptions, Model, Room, RunOptions, Session};
 use crate::sampler::{Sampler, SamplerConfig};
@@ -80,7 +80,8 @@ pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(
     let mut rounds = Stats::default();
     let mut disabled = None;
     // What the first passes need once is no part of the first prompt's time.
-    once(&mut target, &mut NoDraft, &sampler, &prompts[0], stops, options.text_tokens.min(WARM))?;
+    let mut off = Drafting::off();
+    once(&mut target, &mut off, &sampler, &prompts[0], stops, options.text_tokens.min(WARM))?;
     for repetition in 0..options.repetitions {
         // A drafter that has seen the texts before would know them.
         let mut drafting = drafting::build(&chosen, &drafted, ui)?;
@@ -88,13 +89,9 @@ pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(
             let mut ways: [Option<Way>; 2] = [None, None];
             // Both ways in turn, and each first as often as the other.
             for way in if (i + repetition) % 2 == 0 { [0, 1] } else { [1, 0] } {
-                let drafter = if way == 0 {
-                    &mut NoDraft as &mut dyn Drafter
-                } else {
-                    drafting.drafter.as_mut()
-                };
-                ways[way] =
-                    Some(once(&mut target, drafter, &sampler, prompt, stops, options.text_tokens)?);
+                let way_of = if way == 0 { &mut off } else { &mut drafting };
+                let text = once(&mut target, way_of, &sampler, prompt, stops, options.text_tokens);
+                ways[way] = Some(text?);
             }
             let [Some(plain), Some(drafted)] = ways else { unreachable!("both ways were gone") };
             ensure!(
@@ -210,7 +207,7 @@ fn row(kind: &str, pairs: &[Pair], repetitions: usize) -> Row {
 /// One generation from an empty cache.
 fn once(
     target: &mut Timeline,
-    drafter: &mut dyn Drafter,
+    drafting: &mut Drafting,
     sampler: &Sampler,
     prompt: &Prompt,
     stops: &[Token],
@@ -219,12 +216,14 @@ fn once(
     let never = AtomicBool::new(false);
     let limits = Limits { max_tokens: tokens, stop_ids: stops, interrupt: &never };
     let (mut history, mut stats) = (prompt.tokens.clone(), Stats::default());
-    let mut drafter = Watched { inner: drafter, since: 0.0 };
+    let Drafting { drafter, policy, .. } = drafting;
+    let mut drafter = Watched { inner: drafter.as_mut(), since: 0.0 };
     // The other way has read the same prompt just before.
     target.clear()?;
     decode::generate(
         target,
         &mut drafter,
+        policy,
         sampler,
         &mut history,
         &limits,
@@ -274,6 +273,14 @@ impl Drafter for Watched<'_> {
 
     fn reads_target(&self) -> bool {
         self.inner.reads_target()
+    }
+
+    fn has_recent_match(&mut self, history: &[Token]) -> bool {
+        self.inner.has_recent_match(history)
+    }
+
+    fn figures(&self, out: &mut Figures) {
+        self.inner.figures(out)
     }
 }
 

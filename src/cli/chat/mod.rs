@@ -17,7 +17,6 @@ use super::{prompt, stats};
 use crate::cli::options::Source;
 use crate::decode::text::TextStream;
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
-use crate::draft::Figures;
 use crate::engine::Timeline;
 use crate::error::{Fault, Kind};
 use crate::gemma::ChatTemplate;
@@ -322,10 +321,11 @@ impl Talk<'_> {
             ((self.stream)(), String::new(), Stats::default());
         let bar = self.ui.bar("reading", prompt as u64);
         let mut failure = None;
-        let (target, drafter) = (&mut self.target, self.drafting.drafter.as_mut());
+        let Drafting { drafter, policy, .. } = &mut self.drafting;
         let stop = decode::generate(
-            target,
-            drafter,
+            &mut self.target,
+            drafter.as_mut(),
+            policy,
             &self.sampler,
             &mut history,
             &limits,
@@ -386,11 +386,10 @@ impl Talk<'_> {
         let Some((stats, usage, finish_reason)) = &self.last else {
             return self.say("(there is no answer yet)");
         };
-        let mut figures = Figures::default();
-        self.drafting.drafter.figures(&mut figures);
+        let figures = self.drafting.figures();
         let engine = self.target.engine();
         let memory = engine.memory();
-        let disabled = self.drafting.disabled.clone().or_else(|| self.drafting.drafter.note());
+        let disabled = self.drafting.disabled();
         let record = Record {
             v: VERSION,
             finish_reason: *finish_reason,

@@ -117,6 +117,7 @@ impl Run<'_> {
         let stop = decode::generate(
             &mut target,
             drafting.drafter.as_mut(),
+            &mut drafting.policy,
             &sampler,
             &mut history,
             &limits,
@@ -158,7 +159,7 @@ impl Run<'_> {
             Err(error) => (FinishReason::Error, Some(format!("{error:#}"))),
         };
         let figures = costs.keep(&mut drafting, ui);
-        let disabled_reason = drafting.disabled.clone().or_else(|| drafting.drafter.note());
+        let disabled_reason = drafting.disabled();
         let engine = target.engine();
         let memory = engine.memory();
         let record = Record {

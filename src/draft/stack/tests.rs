@@ -19,8 +19,8 @@ fn propose(
         depth,
         vocab,
         chain,
-        pace: None,
-        last_pass: None,
+        draft_steps: usize::MAX,
+        rate: None,
         verified,
     };
     let mut out = Proposal::root(ctx.root());

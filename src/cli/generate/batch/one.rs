@@ -85,10 +85,11 @@ impl One<'_> {
             }
             Flow::Continue
         };
-        let (target, drafter) = (&mut self.target, self.drafting.drafter.as_mut());
+        let Drafting { drafter, policy, .. } = &mut self.drafting;
         let stop = decode::generate(
-            target,
-            drafter,
+            &mut self.target,
+            drafter.as_mut(),
+            policy,
             &sampler,
             &mut history,
             &limits,

@@ -11,7 +11,7 @@ use crate::cli::record::Usage;
 use crate::decode::parallel::Ended;
 use crate::decode::text::TextStream;
 use crate::decode::{Admitted, Flow, Parallel, Stop};
-use crate::draft::{Drafter, Shared};
+use crate::draft::{Drafter, Policy};
 use crate::runtime::Started;
 use crate::runtime::constraints::Constrained;
 use crate::runtime::options::DraftFrom;
@@ -41,15 +41,18 @@ pub fn run(
     replies: &mut Replies<'_>,
 ) -> Result<()> {
     let Started { target, drafts: drafters, costs, .. } = started;
-    let shared = Shared::new(costs.passes.costs.clone(), batch.drafting.limits(), true);
+    let policy = match batch.drafting.source {
+        DraftFrom::Off => Policy::off(),
+        _ => Policy::new(costs.passes.costs.clone(), batch.drafting.limits(), true),
+    };
     let seats = drafters.iter().map(|_| None).collect();
     let texts =
-        Parallel::new(target, drafters, shared, &batch.session.stop_ids, batch.interrupt.flag());
+        Parallel::new(target, drafters, policy, &batch.session.stop_ids, batch.interrupt.flag());
     let mut hall = Hall { batch, seats, texts };
     hall.answer_all(records, replies)?;
     let texts = &hall.texts;
     if batch.drafting.source != DraftFrom::Off {
-        costs.keep_shared(texts.drafter(), texts.shared(), batch.ui);
+        costs.keep_shared(texts.drafter(), texts.policy(), batch.ui);
     }
     let each = replies.tokens as f64 / texts.passes().max(1) as f64;
     batch.ui.detail(1, format!("{} passes, {each:.2} tokens a pass", thousands(texts.passes())));

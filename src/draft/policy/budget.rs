@@ -1,0 +1,105 @@
+//! What keeps drafting honest: losses against plain decoding are counted and bounded, and what did
+//! not pay is tried again ever more rarely.
+
+/// Passes of plain decoding that drafting may lose at once, and the share of a text's tokens, of
+/// which each is a plain pass, that it may lose beside.
+const AT_ONCE: f32 = 0.5;
+const SHARE: f32 = 0.008;
+/// Rounds before what was not used is tried again, at first and at most.
+const PAUSE: u32 = 8;
+const LONGEST: u32 = 128;
+
+/// What drafting may still lose against plain decoding. The unit is a plain pass, which brings each
+/// text one token.
+#[derive(Clone, Debug, Default)]
+pub struct LossBudget {
+    /// Passes won since the text began, less what earlier texts have lost.
+    balance: f32,
+    /// Tokens of this text.
+    tokens: f32,
+}
+
+impl LossBudget {
+    /// What one text has won or left is not for the next to lose; losses stay until later tokens
+    /// have made up for them.
+    pub fn begin_text(&mut self) {
+        *self = LossBudget { balance: (self.balance + SHARE * self.tokens).min(0.0), tokens: 0.0 };
+    }
+
+    /// Books a round: tokens that came to each text, and its time in plain passes.
+    pub fn book(&mut self, tokens: f32, passes: f32) {
+        self.balance += tokens - passes;
+        self.tokens += tokens;
+    }
+
+    /// Plain passes that the next round may take beyond the one that its first token is worth.
+    pub fn room(&self) -> f32 {
+        self.balance + AT_ONCE + SHARE * self.tokens
+    }
+}
+
+/// When to try again what was not used lately: after a pause that doubles with each trial.
+#[derive(Clone, Debug)]
+pub struct BackOff {
+    wait: u32,
+    pause: u32,
+}
+
+impl Default for BackOff {
+    /// Due after the first pause.
+    fn default() -> Self {
+        BackOff { wait: PAUSE, pause: PAUSE }
+    }
+}
+
+impl BackOff {
+    /// Due at once.
+    pub fn due() -> Self {
+        BackOff { wait: 0, pause: PAUSE }
+    }
+
+    /// A round has passed: whether a trial is due. One that is made ends with
+    /// [`tried`](Self::tried).
+    pub fn is_due(&mut self) -> bool {
+        self.wait = self.wait.saturating_sub(1);
+        self.wait == 0
+    }
+
+    pub fn tried(&mut self) {
+        self.pause = (2 * self.pause).min(LONGEST);
+        self.wait = self.pause;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_lends_what_it_has_and_no_gains_of_another_text() {
+        let mut budget = LossBudget::default();
+        assert_eq!(budget.room(), AT_ONCE);
+        (0..100).for_each(|_| budget.book(1.0, 1.0));
+        assert!((budget.room() - AT_ONCE - 100.0 * SHARE).abs() < 1e-4);
+        budget.book(1.0, 3.5);
+        let left = budget.room();
+        assert!((left - AT_ONCE - 101.0 * SHARE + 2.5).abs() < 1e-4);
+        budget.begin_text();
+        assert!((budget.room() - left).abs() < 1e-4, "losses stay");
+        budget.book(20.0, 5.0);
+        budget.begin_text();
+        assert_eq!(budget.room(), AT_ONCE, "neither gains nor savings do");
+    }
+
+    #[test]
+    fn trials_become_rare_until_one_succeeds() {
+        let mut trial = BackOff::due();
+        let count = |trial: &mut BackOff, rounds: usize| {
+            (0..rounds).filter(|_| trial.is_due().then(|| trial.tried()).is_some()).count()
+        };
+        assert_eq!(count(&mut trial, 1000), 10, "at once, after 16, 32, 64, 128, 128, ... rounds");
+        assert_eq!(count(&mut trial, 1280), 10, "the pause has an end");
+        trial = BackOff::default();
+        assert_eq!((count(&mut trial, 7), count(&mut trial, 1)), (0, 1));
+    }
+}

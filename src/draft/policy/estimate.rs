@@ -1,0 +1,101 @@
+//! What is known of a measured time.
+
+/// How much an ordinary measurement moves what is known.
+pub(super) const RATE: f32 = 0.05;
+/// Times what is known, or its part, from which a measurement is an outlier.
+const OUTLIER: f32 = 1.25;
+/// Outliers in a row on one side from which the time has changed.
+pub(super) const STREAK: i32 = 4;
+
+/// Tells an ordinary measurement from an outlier, and outliers from a change.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OutlierFilter {
+    /// Outliers in a row: above what is known, or, below 0, under it.
+    pub streak: i32,
+    /// The one of them nearest to what is known, as times of that.
+    nearest: f32,
+}
+
+impl OutlierFilter {
+    /// 0 for an ordinary measurement, 1 for an outlier above what is known, -1 for one under it.
+    pub fn side(ratio: f32) -> i32 {
+        (ratio > OUTLIER) as i32 - (ratio * OUTLIER < 1.0) as i32
+    }
+
+    /// By how much a measurement of `ratio` times what is known moves that: a little where it is
+    /// ordinary, `None` where it is an outlier, and all the way where `needed` outliers came in a
+    /// row.
+    pub fn judge(&mut self, ratio: f32, needed: i32) -> Option<f32> {
+        let side = Self::side(ratio);
+        if side == 0 || side != self.streak.signum() {
+            *self = OutlierFilter { streak: 0, nearest: ratio };
+        }
+        if side == 0 {
+            return Some(1.0 + RATE * (ratio - 1.0));
+        }
+        self.streak += side;
+        self.nearest = if side > 0 { self.nearest.min(ratio) } else { self.nearest.max(ratio) };
+        (self.streak.abs() >= needed).then(|| {
+            self.streak = 0;
+            self.nearest
+        })
+    }
+}
+
+/// A time that is measured again and again.
+#[derive(Clone, Debug, Default)]
+pub struct Estimate {
+    /// Seconds; 0 before anything is known.
+    pub mean: f32,
+    filter: OutlierFilter,
+}
+
+impl Estimate {
+    pub fn of(mean: f32) -> Self {
+        Estimate { mean, ..Estimate::default() }
+    }
+
+    /// Takes in a measurement. Returns the seconds to book: those measured, or those known where
+    /// they are an outlier.
+    pub fn observe(&mut self, seconds: f32) -> f32 {
+        if self.mean == 0.0 {
+            self.mean = seconds;
+        }
+        match self.filter.judge(seconds / self.mean.max(f32::MIN_POSITIVE), STREAK) {
+            Some(factor) => {
+                self.mean *= factor;
+                seconds
+            }
+            None => self.mean,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outlier_is_booked_as_known_and_a_change_is_believed_at_the_fourth() {
+        let mut time = Estimate::of(1.0);
+        assert_eq!((time.observe(1.2), time.observe(50.0)), (1.2, 1.01));
+        assert!((time.mean - 1.01).abs() < 1e-5);
+        let booked = [3.0, 9.0, 2.0, 2.5].map(|seconds| time.observe(seconds));
+        assert_eq!(booked, [1.01, 1.01, 2.0, 2.5], "the third and the outlier before make four");
+        assert!((2.0..2.06).contains(&time.mean), "{}", time.mean);
+        for _ in 0..3 {
+            time.observe(0.1);
+        }
+        assert!(time.mean > 2.0);
+        time.observe(0.2);
+        assert!((time.mean - 0.2).abs() < 1e-5, "the nearest of the four");
+    }
+
+    #[test]
+    fn the_first_measurement_is_believed() {
+        let mut time = Estimate::default();
+        assert_eq!((time.observe(0.3), time.mean), (0.3, 0.3));
+        time.observe(0.0);
+        assert_eq!(time.mean, 0.3);
+    }
+}
