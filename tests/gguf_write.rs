@@ -161,14 +161,9 @@ fn what_is_written_says_all_that_the_directory_said() {
         let recipe = inline(linear, embedding);
         let artifact = dir.path().join(format!("artifact-{linear}"));
         convert(&from, &artifact, &recipe, &Options::default()).unwrap();
-        let plan = Plan::new(
-            &from,
-            &recipe,
-            &GGUF,
-            &Nearest { threads: 1 },
-            Importance::Relative(&|_, _| 1.0),
-        )
-        .unwrap();
+        let plan =
+            Plan::new(&from, &recipe, &GGUF, &Nearest::new(1), Importance::Relative(&|_, _| 1.0))
+                .unwrap();
         convert(&from, &out, &recipe, &GGUF).unwrap();
         assert_eq!(fs::metadata(&out).unwrap().len(), plan.total_bytes);
         let to = open(&out);

@@ -122,7 +122,7 @@ fn a_dry_run_knows_every_byte() {
         &source,
         &recipe,
         &options(2, 60_000),
-        &Nearest { threads: 1 },
+        &Nearest::new(1),
         Importance::Relative(&|_, _| 1.0),
     )
     .unwrap();

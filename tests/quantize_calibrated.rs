@@ -10,8 +10,10 @@ use gemma::eval;
 use gemma::gemma::{Role, Weights};
 use gemma::quant::calibrate::{Text, survey};
 use gemma::quant::{Calibrated, Importance, Nearest, Options, Plan, Recipe, run};
+use gemma::tensor::encode::OnProcessor;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 fn open(dir: &Path) -> Weights {
     Weights::open(Checkpoint::open(dir).unwrap()).unwrap()
@@ -37,7 +39,8 @@ fn calibrated(
     let (source, options) = (open(src), Options { threads, ..Options::default() });
     let mut left = stop_after;
     loop {
-        let mut solver = Calibrated::new(&source, text(12), threads).unwrap();
+        let mut solver =
+            Calibrated::new(&source, text(12), threads, Arc::new(OnProcessor)).unwrap();
         let plan = Plan::new(&source, recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
             .unwrap();
         solver.begin(&plan.layout).unwrap();
@@ -130,7 +133,7 @@ fn text_makes_better_codes() {
         let (solved, nearest) =
             (dir.path().join(format!("{linear}-s")), dir.path().join(format!("{linear}-n")));
         calibrated(&src, &solved, &recipe, 2, None);
-        let mut solver = Nearest { threads: 2 };
+        let mut solver = Nearest::new(2);
         let options = Options::default();
         let plan =
             Plan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))

@@ -87,7 +87,7 @@ fn plan(source: &Weights, recipe: &Recipe) -> anyhow::Result<Plan> {
         source,
         recipe,
         &Options::default(),
-        &Nearest { threads: 1 },
+        &Nearest::new(1),
         Importance::Relative(&|role, layer| prior(role, layer, layers)),
     )
 }

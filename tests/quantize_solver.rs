@@ -134,7 +134,7 @@ fn chunks_change_no_byte() {
     {
         let (dst, options) =
             (dir.path().join(i.to_string()), Options { threads, ..Options::default() });
-        let (source, mut solver) = (open(&src), Nearest { threads });
+        let (source, mut solver) = (open(&src), Nearest::new(threads));
         let mut plan =
             Plan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
                 .unwrap();
@@ -164,7 +164,7 @@ fn a_memory_limit_is_kept_or_refused() {
             &source,
             &recipe,
             &Options { threads: 1, memory, ..Options::default() },
-            &Nearest { threads: 1 },
+            &Nearest::new(1),
             Importance::Relative(&|_, _| 1.0),
         )
     };

@@ -8,7 +8,12 @@ use common::twins::{ROWS, SEQUENCES, Step, Twins, every_row_count};
 use common::vulkan::device;
 use gemma::compute::{Executor, KvFormat, KvLayer, Op, RowSet};
 use gemma::kv::{Pages, Taken};
-use gemma::tensor::Format;
+use gemma::tensor::encode::{OnProcessor, TileEncoder};
+use gemma::tensor::trellis::Trellis;
+use gemma::tensor::{Code, Format};
+use gemma::vulkan::VulkanTiles;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 
 /// Every code and every group. The numbers of rows make different kernels, the same for every
 /// format but for how it is decoded: one format of each way to multiply meets all of them, the
@@ -438,5 +443,25 @@ fn lists_of_the_best() {
         let steps =
             [1, 3, 9].map(|selected| Step { live: 1, selected, n_best, usable, ..Step::default() });
         t.run(&format!("best of {vocab}"), vec![Op::Best { logits, vocab, maxima, lists }], steps);
+    }
+}
+
+/// A device finds the codes that the processor finds: of tiles like weights, of far outliers, of
+/// equal weights where every path ties, and of more tiles than a device has paths noted at once.
+#[test]
+fn codes_of_tiles() {
+    let Some(device) = device() else { return };
+    let tiles = VulkanTiles::new(device()).unwrap();
+    let mut random = SmallRng::seed_from_u64(5);
+    for code in [Code::T2, Code::T25, Code::T3, Code::T4] {
+        let trellis = Trellis::of(code).unwrap();
+        let spread = [9.2f32, 40.0, 0.0, 1e30];
+        let wanted: Vec<f32> = (0..5 * 256)
+            .map(|i| spread[i / 256 % 4] * (random.random::<f32>() + random.random::<f32>() - 1.0))
+            .collect();
+        let [mut want, mut got] = [(); 2].map(|()| vec![[0u64; 16]; 5]);
+        OnProcessor.encode(trellis, &wanted, &mut want).unwrap();
+        tiles.encode(trellis, &wanted, &mut got).unwrap();
+        assert!(got == want, "{code:?}");
     }
 }

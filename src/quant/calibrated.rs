@@ -5,14 +5,16 @@ use super::layout::{Entry, Layout, Target};
 use super::solve::can_solve;
 use super::solver::Solver;
 use crate::gemma::{Role, Weights};
-use crate::tensor::quantize::quantize;
+use crate::tensor::encode::TileEncoder;
+use crate::tensor::quantize::quantize_by;
 use crate::tensor::{Code, Format, Matrix};
 use anyhow::Result;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Changes with every change of the method that changes a byte.
-const METHOD: &str = "ldlq-1";
+const METHOD: &str = "ldlq-2";
 
 /// Feedback and correction on the inputs that a text gives.
 pub struct Calibrated<'a> {
@@ -21,11 +23,18 @@ pub struct Calibrated<'a> {
     name: String,
     calibrator: Option<Calibrator<'a>>,
     threads: rayon::ThreadPool,
+    tiles: Arc<dyn TileEncoder>,
     losses: Vec<(Role, usize, f64)>,
 }
 
 impl<'a> Calibrated<'a> {
-    pub fn new(source: &'a Weights, text: Text, threads: usize) -> Result<Calibrated<'a>> {
+    /// `tiles` finds trellis codes.
+    pub fn new(
+        source: &'a Weights,
+        text: Text,
+        threads: usize,
+        tiles: Arc<dyn TileEncoder>,
+    ) -> Result<Calibrated<'a>> {
         let sha256 = super::hex(&Sha256::digest(bytemuck::cast_slice::<u32, u8>(&text.tokens)));
         let windows = text.tokens.len() / text.window;
         let name = format!(
@@ -34,7 +43,7 @@ impl<'a> Calibrated<'a> {
             &sha256[..16]
         );
         let threads = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        Ok(Calibrated { source, text, name, calibrator: None, threads, losses: Vec::new() })
+        Ok(Calibrated { source, text, name, calibrator: None, threads, tiles, losses: Vec::new() })
     }
 
     /// Must be called once, before the run: what each matrix becomes.
@@ -46,8 +55,9 @@ impl<'a> Calibrated<'a> {
             _ => None,
         };
         let formats = layout.entries.iter().filter_map(format).collect();
-        let (source, text) = (self.source, self.text.clone());
-        self.calibrator = Some(self.threads.install(|| Calibrator::new(source, text, formats))?);
+        let (source, text, tiles) = (self.source, self.text.clone(), self.tiles.clone());
+        self.calibrator =
+            Some(self.threads.install(|| Calibrator::new(source, text, formats, tiles))?);
         Ok(())
     }
 
@@ -123,12 +133,12 @@ impl Solver for Calibrated<'_> {
         rows: Range<usize>,
         values: &[f32],
     ) -> Result<Matrix<'static>> {
-        let Calibrated { calibrator: own, threads, losses, .. } = self;
+        let Calibrated { calibrator: own, threads, tiles, losses, .. } = self;
         let calibrator = calibrator(own)?;
         threads.install(|| {
             if !can_solve(format, entry.cols) || (is_table(entry.role) && format.code == Code::I8) {
                 // Not coded by columns, or too fine for feedback to matter.
-                let matrix = quantize(format, rows.len(), entry.cols, values)?;
+                let matrix = quantize_by(&**tiles, format, rows.len(), entry.cols, values)?;
                 match entry.role {
                     Role::Embed => calibrator.table_done(rows, &matrix),
                     Role::Head => {}

@@ -69,7 +69,7 @@ pub fn quantize(
     options: &Options,
     tell: Tell<'_>,
 ) -> Result<Report> {
-    let mut solver = Nearest { threads: options.threads };
+    let mut solver = Nearest::new(options.threads);
     let n_layers = source.config().n_layers;
     let plan = Plan::new(
         source,

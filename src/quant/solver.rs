@@ -3,11 +3,13 @@
 
 use super::layout::{Entry, Layout};
 use super::plan::TILE_ROWS;
-use crate::tensor::quantize::quantize;
+use crate::tensor::encode::{OnProcessor, TileEncoder};
+use crate::tensor::quantize::quantize_by;
 use crate::tensor::{Format, Matrix};
 use anyhow::Result;
 use half::f16;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A method of quantising, asked for one matrix after the other in the order of the forward pass.
 pub trait Solver {
@@ -52,15 +54,27 @@ pub trait Solver {
     }
 }
 
+/// Changes with every change of the method that changes a byte.
+const METHOD: &str = "nearest-2";
+
 /// Each row by itself, to the nearest code, with the scale of least error.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Nearest {
     pub threads: usize,
+    /// What finds trellis codes.
+    pub tiles: Arc<dyn TileEncoder>,
+}
+
+impl Nearest {
+    /// On the processor alone.
+    pub fn new(threads: usize) -> Nearest {
+        Nearest { threads, tiles: Arc::new(OnProcessor) }
+    }
 }
 
 impl Solver for Nearest {
     fn name(&self) -> String {
-        "nearest".into()
+        METHOD.into()
     }
 
     fn matrix(
@@ -73,7 +87,8 @@ impl Solver for Nearest {
         let (n, cols) = (rows.len(), entry.cols);
         let each = n.div_ceil(self.threads.max(1)).next_multiple_of(TILE_ROWS);
         let parts: Vec<Result<Matrix<'_>>> = std::thread::scope(|scope| {
-            let run = |part: &[f32]| quantize(format, part.len() / cols, cols, part);
+            let run =
+                |part: &[f32]| quantize_by(&*self.tiles, format, part.len() / cols, cols, part);
             let handles: Vec<_> =
                 values.chunks(each * cols).map(|part| scope.spawn(move || run(part))).collect();
             handles

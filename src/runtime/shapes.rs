@@ -51,7 +51,7 @@ pub fn settled(config: Config, recipe: &Recipe) -> Result<Weights> {
     let n_layers = config.n_layers;
     let source = Weights::synthetic(config.clone(), |_| Format::BF16, SEED);
     let importance = |role, layer| prior(role, layer, n_layers);
-    let (solver, options) = (Nearest { threads: 1 }, Options::default());
+    let (solver, options) = (Nearest::new(1), Options::default());
     let plan = Plan::new(&source, recipe, &options, &solver, Importance::Relative(&importance))?;
     let format = |target| match target {
         Target::Format(format) => format,

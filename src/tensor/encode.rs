@@ -8,6 +8,40 @@ use super::{Code, Format, Group, Matrix};
 use anyhow::{Result, ensure};
 use half::f16;
 use rayon::prelude::*;
+use std::cell::RefCell;
+use std::fmt::Debug;
+
+/// What finds the best codes of tiles, of trellis codes. All find the same ones, bit for bit.
+pub trait TileEncoder: Debug + Send + Sync {
+    /// The bits of each row of each tile. `wanted` is `[tiles, 16, 16]` in units of the integers.
+    fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()>;
+}
+
+/// The processor, with the threads of rayon's pool.
+#[derive(Clone, Copy, Debug)]
+pub struct OnProcessor;
+
+thread_local! {
+    /// An encoder of each code that the thread has met: their tables take longer than a tile.
+    static ENCODERS: RefCell<Vec<Viterbi>> = const { RefCell::new(Vec::new()) };
+}
+
+impl TileEncoder for OnProcessor {
+    fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
+        let (tiles, rest) = wanted.as_chunks::<WEIGHTS>();
+        ensure!(rest.is_empty() && tiles.len() == rows.len(), "whole tiles are coded");
+        rows.par_iter_mut().zip(tiles).for_each(|(rows, tile)| {
+            ENCODERS.with_borrow_mut(|known| {
+                let at = known.iter().position(|v| v.trellis() == trellis).unwrap_or_else(|| {
+                    known.push(Viterbi::new(trellis));
+                    known.len() - 1
+                });
+                *rows = known[at].encode(tile);
+            });
+        });
+        Ok(())
+    }
+}
 
 /// Columns that are coded at once.
 pub const BLOCK: usize = TILE;
@@ -111,17 +145,25 @@ impl Encoder {
         );
     }
 
-    /// Codes columns `16 * block ..` from `targets` to `decoded`, both `[rows, 16]`.
-    pub fn encode(&mut self, block: usize, targets: &[f32], decoded: &mut [f32]) {
+    /// Codes columns `16 * block ..` from `targets` to `decoded`, both `[rows, 16]`; trellis codes
+    /// by `tiles`.
+    pub fn encode(
+        &mut self,
+        tiles: &dyn TileEncoder,
+        block: usize,
+        targets: &[f32],
+        decoded: &mut [f32],
+    ) -> Result<()> {
         assert!(
             targets.len() == self.rows * BLOCK
                 && decoded.len() == targets.len()
                 && block < self.cols / BLOCK
         );
         match Trellis::of(self.format.code) {
-            Some(trellis) => self.encode_tiles(trellis, block, targets, decoded),
+            Some(trellis) => self.encode_tiles(tiles, trellis, block, targets, decoded)?,
             None => self.encode_in_turn(block, targets, &IDENTITY, decoded),
         }
+        Ok(())
     }
 
     /// Codes the columns of a block one by one from the last to the first, each target moved by
@@ -155,34 +197,33 @@ impl Encoder {
 
     fn encode_tiles(
         &mut self,
+        tiles: &dyn TileEncoder,
         trellis: Trellis,
         block: usize,
         targets: &[f32],
         decoded: &mut [f32],
-    ) {
+    ) -> Result<()> {
         let (tile_bytes, tile_cols) = (trellis.tile_bytes(), self.cols / TILE);
-        let tiles =
-            self.codes.par_chunks_mut(tile_cols * tile_bytes).zip(self.scales.par_chunks(TILE));
-        let tiles = tiles.zip(targets.par_chunks(WEIGHTS).zip(decoded.par_chunks_mut(WEIGHTS)));
-        tiles.for_each_init(
-            || Viterbi::new(trellis),
-            |viterbi, ((codes, scales), (targets, decoded))| {
-                let mut wanted = [0f32; WEIGHTS];
-                for (i, (w, t)) in wanted.iter_mut().zip(targets).enumerate() {
-                    *w = t / scales[i / TILE];
-                }
-                let rows = viterbi.encode(&wanted);
-                let tile = &mut codes[block * tile_bytes..][..tile_bytes];
-                tile.fill(0);
-                rows.iter().enumerate().for_each(|(row, bits)| trellis.set_row(tile, row, *bits));
-                for (row, (decoded, scale)) in
-                    decoded.chunks_exact_mut(TILE).zip(scales).enumerate()
-                {
-                    let integers = trellis.decode_row(tile, row);
-                    decoded.iter_mut().zip(integers).for_each(|(d, q)| *d = q as f32 * scale);
-                }
-            },
-        );
+        // The rows of a last tile that are not there aim at 0.
+        let mut wanted = vec![0f32; self.rows.next_multiple_of(TILE) * TILE];
+        let of_rows = wanted.par_chunks_mut(TILE).zip(targets.par_chunks(TILE)).with_min_len(64);
+        of_rows.zip(&self.scales).for_each(|((wanted, targets), scale)| {
+            wanted.iter_mut().zip(targets).for_each(|(w, t)| *w = t / scale);
+        });
+        let mut rows = vec![[0; TILE]; wanted.len() / WEIGHTS];
+        tiles.encode(trellis, &wanted, &mut rows)?;
+        let codes = self.codes.par_chunks_mut(tile_cols * tile_bytes).zip(rows);
+        let values = self.scales.par_chunks(TILE).zip(decoded.par_chunks_mut(WEIGHTS));
+        codes.zip(values).with_min_len(16).for_each(|((codes, rows), (scales, decoded))| {
+            let tile = &mut codes[block * tile_bytes..][..tile_bytes];
+            tile.fill(0);
+            rows.iter().enumerate().for_each(|(row, bits)| trellis.set_row(tile, row, *bits));
+            for (row, (decoded, scale)) in decoded.chunks_exact_mut(TILE).zip(scales).enumerate() {
+                let integers = trellis.decode_row(tile, row);
+                decoded.iter_mut().zip(integers).for_each(|(d, q)| *d = q as f32 * scale);
+            }
+        });
+        Ok(())
     }
 
     /// The matrix, with `scales` `[rows, groups]` in the place of those the codes were chosen with.
@@ -235,7 +276,7 @@ mod tests {
                 if format.group != Group::Row && (at + BLOCK).is_multiple_of(width) {
                     encoder.begin_group(at / width, &part(at / width * width, width));
                 }
-                encoder.encode(block, &part(at, BLOCK), &mut decoded);
+                encoder.encode(&OnProcessor, block, &part(at, BLOCK), &mut decoded).unwrap();
             }
             let first = decoded[..BLOCK].to_vec();
             let got = encoder.finish(None).unwrap();

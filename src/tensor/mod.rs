@@ -9,7 +9,7 @@ pub mod matrix;
 pub mod quantize;
 pub mod stored;
 pub mod trellis;
-mod viterbi;
+pub mod viterbi;
 
 pub use format::{Code, Format, Group};
 pub use matrix::Matrix;

@@ -1,7 +1,7 @@
 //! Round to nearest into any format, without data: the closed-form scale behind a Hadamard, else a
 //! search over scales.
 
-use super::encode::{BLOCK, Encoder, row_scale};
+use super::encode::{BLOCK, Encoder, OnProcessor, TileEncoder, row_scale};
 use super::{Code, Format, Group, Matrix, hadamard};
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
@@ -21,6 +21,17 @@ pub fn quantize(
     cols: usize,
     values: &[f32],
 ) -> Result<Matrix<'static>> {
+    quantize_by(&OnProcessor, format, rows, cols, values)
+}
+
+/// The same, with trellis codes found by `tiles`.
+pub fn quantize_by(
+    tiles: &dyn TileEncoder,
+    format: Format,
+    rows: usize,
+    cols: usize,
+    values: &[f32],
+) -> Result<Matrix<'static>> {
     ensure!(
         values.len() == rows * cols,
         "[{rows}, {cols}] needs {} values, got {}",
@@ -29,7 +40,7 @@ pub fn quantize(
     );
     format.check_cols(cols)?;
     if format.code.is_trellis() {
-        return quantize_tiles(format, rows, cols, values);
+        return quantize_tiles(tiles, format, rows, cols, values);
     }
     let mut codes = Vec::with_capacity(rows * format.row_bytes(cols));
     let mut scales = Vec::with_capacity(rows * format.row_scales(cols));
@@ -64,6 +75,7 @@ pub fn quantize(
 
 /// Tiles of 16 rows and columns, each coded by its best path; scales refitted to the codes.
 fn quantize_tiles(
+    tiles: &dyn TileEncoder,
     format: Format,
     rows: usize,
     cols: usize,
@@ -83,7 +95,7 @@ fn quantize_tiles(
         for (target, row) in targets.chunks_exact_mut(BLOCK).zip(wanted.chunks_exact(cols)) {
             target.copy_from_slice(&row[block * BLOCK..][..BLOCK]);
         }
-        encoder.encode(block, &targets, &mut decoded);
+        encoder.encode(tiles, block, &targets, &mut decoded)?;
         for ((fit, target), coded) in
             fits.iter_mut().zip(targets.chunks_exact(BLOCK)).zip(decoded.chunks_exact(BLOCK))
         {

@@ -11,7 +11,7 @@ use super::trellis::{OFFSET, STATE_BITS, STATES, TILE, Trellis};
 pub const WEIGHTS: usize = TILE * TILE;
 
 /// States of a tile.
-const STEPS: usize = WEIGHTS / 2;
+pub const STEPS: usize = WEIGHTS / 2;
 /// States that are worked on at once. Those with the same newest bits but the oldest are as many or
 /// more.
 const LANES: usize = 32;
@@ -40,10 +40,15 @@ struct Target {
     base: u16,
 }
 
+/// A target in units of the integers, as costs know it.
+pub fn quarters(target: f32) -> i8 {
+    (target * 4.0).round().clamp(-LARGEST, LARGEST) as i8
+}
+
 impl Target {
     /// `targets` in units of the integers.
     fn new(targets: &[f32; 2]) -> Target {
-        let quarters = targets.map(|t| (t * 4.0).round().clamp(-LARGEST, LARGEST) as i8);
+        let quarters = targets.map(quarters);
         let base = |t: i8| (t as i32 * t as i32 + 7) / 8 + OFFSET * t as i32;
         Target { quarters, base: quarters.map(base).iter().sum::<i32>() as u16 }
     }
@@ -67,6 +72,10 @@ pub struct Viterbi {
 }
 
 impl Viterbi {
+    pub fn trellis(&self) -> Trellis {
+        self.trellis
+    }
+
     pub fn new(trellis: Trellis) -> Viterbi {
         let (heads, highs) = (STATES >> trellis.step, 1 << trellis.step);
         let block = |head: usize, high: usize| {

@@ -93,6 +93,23 @@ pub struct Call {
 }
 
 impl Call {
+    /// A call that is part of no plan.
+    pub fn apart(shader: Shader, constants: Constants, push: Push, groups: [usize; 3]) -> Call {
+        Call {
+            shader,
+            constants,
+            push,
+            linear: None,
+            tail: None,
+            groups: groups.map(|g| g as u32),
+            touches: Vec::new(),
+            bytes: 0,
+            work: 0,
+            label: "",
+            of: 0..0,
+        }
+    }
+
     pub fn writes(&self, id: BufferId) -> bool {
         self.touches.contains(&Touch::Write(id))
     }

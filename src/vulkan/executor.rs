@@ -158,6 +158,11 @@ impl VulkanExecutor {
         })
     }
 
+    /// Where a buffer lies on the device.
+    pub(super) fn address(&self, id: BufferId) -> u64 {
+        self.addresses[id.0 as usize]
+    }
+
     fn block(&self, span: &Span) -> &Block {
         match span.arena {
             Use::Weights => &self.weights.blocks[span.block],

@@ -28,6 +28,7 @@ mod queue;
 mod timing;
 mod upload;
 pub mod validation;
+mod viterbi;
 
 pub use call::Bucket;
 pub use check::{CheckedExecutor, SPOIL, Spoil};
@@ -40,3 +41,4 @@ pub use listing::{Listed, Listing};
 pub use matrix::{MatrixShape, SHAPE};
 pub use pipeline::SHADERS;
 pub use queue::LOSE_AFTER;
+pub use viterbi::VulkanTiles;

@@ -33,6 +33,7 @@ pub enum Shader {
     Rope,
     Row,
     Unpack,
+    Viterbi,
 }
 
 macro_rules! spirv {
@@ -74,6 +75,7 @@ impl Shader {
             Shader::Rope => spirv!("rope"),
             Shader::Row => spirv!("row"),
             Shader::Unpack => spirv!("unpack"),
+            Shader::Viterbi => spirv!("viterbi"),
         }
     }
 }

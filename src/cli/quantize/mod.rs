@@ -17,16 +17,21 @@ use crate::quant::{
     self, Aim, Calibrated, Importance, Nearest, Options, Plan, Recipe, Solver, calibrate, estimate,
     unfinished,
 };
+use crate::runtime::driver;
 use crate::runtime::find;
 use crate::runtime::model::tokenizer_of;
+use crate::runtime::placement::Device;
 use crate::runtime::processor::default_threads;
+use crate::tensor::encode::{OnProcessor, TileEncoder};
 use crate::tensor::{Format, Token};
 use crate::util::units::thousands;
+use crate::vulkan::{Vulkan, VulkanTiles, choose};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use progress::{Meter, Stage};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 use text::figure;
 
@@ -96,6 +101,10 @@ pub struct Quantize {
     /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
+    /// What finds trellis codes (t2 to t4): cpu, vulkan or vulkan:N (see gemma devices); both find
+    /// the same ones
+    #[arg(short, long, value_name = "DEVICE", default_value = "cpu")]
+    pub device: String,
     #[command(flatten)]
     pub ui: UiOptions,
 }
@@ -169,8 +178,9 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     let prior = |role, layer| prior(role, layer, n_layers);
     let stage = Stage::default();
     let (interrupt, announced) = stage.watch(&options.ui, options.calibrate != "none")?;
-    let mut calibrated = calibration(options, &source, how.threads, ui)?;
-    let mut nearest = Nearest { threads: how.threads };
+    let tiles = tile_encoder(&options.device, ui)?;
+    let mut calibrated = calibration(options, &source, how.threads, tiles.clone(), ui)?;
+    let mut nearest = Nearest { threads: how.threads, tiles: tiles.clone() };
     let measured = match &calibrated {
         Some((_, run)) if recipe.target().is_some() && !options.dry_run => {
             match survey(&source, run, &interrupt, &stage, how.threads, ui) {
@@ -206,7 +216,7 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
             &nearest,
             Importance::Relative(&prior),
         );
-        let seconds = estimate::seconds(&plan, &how)?;
+        let seconds = estimate::seconds(&plan, &mut nearest)?;
         let int4_kld = int4.ok().and_then(|plan| plan.predicted_kld);
         print(&text::describe(&plan, seconds, how.threads, calibrated.is_some(), int4_kld))?;
         return Ok(0);
@@ -282,6 +292,7 @@ fn calibration<'a>(
     options: &Quantize,
     source: &'a Weights,
     threads: usize,
+    tiles: Arc<dyn TileEncoder>,
     ui: &Ui,
 ) -> Result<Option<(Calibrated<'a>, Vec<Token>)>> {
     let text = match options.calibrate.as_str() {
@@ -313,7 +324,7 @@ fn calibration<'a>(
             thousands(run.len() as u64)
         ),
     );
-    Ok(Some((Calibrated::new(source, text, threads)?, run)))
+    Ok(Some((Calibrated::new(source, text, threads, tiles)?, run)))
 }
 
 /// How much each matrix matters, measured on a little of the text.
@@ -350,6 +361,21 @@ fn survey(
         );
     }
     Ok(found.into_iter().map(|s| ((s.role, s.layer), s.divergence)).collect())
+}
+
+/// What finds trellis codes, on the device of this name.
+fn tile_encoder(device: &str, ui: &Ui) -> Result<Arc<dyn TileEncoder>> {
+    let choice = match device.parse::<Device>()? {
+        Device::Cpu => return Ok(Arc::new(OnProcessor)),
+        Device::Vulkan(choice) => choice,
+        Device::Auto => {
+            return Err(Fault::usage("gemma quantize runs on a device that is named")
+                .help("one of cpu, vulkan, vulkan:0, vulkan:1, ...")
+                .into());
+        }
+    };
+    let devices = Vulkan::open()?.devices()?;
+    Ok(Arc::new(VulkanTiles::new(driver::open(choose(&devices, choice)?, ui)?)?))
 }
 
 fn recipe(options: &Quantize) -> Result<Recipe> {

@@ -47,7 +47,7 @@ fn plan_of(shape: Shape, recipe: &Recipe) -> Result<Plan> {
         &source,
         recipe,
         &Options::default(),
-        &Nearest { threads: 1 },
+        &Nearest::new(1),
         Importance::Relative(&importance),
     )
 }

@@ -13,12 +13,14 @@ pub use text::{BUILT_IN, Text};
 
 use super::solve::{Factor, Inputs, Solved, solve_matrix};
 use crate::gemma::{Config, Role, Weights};
+use crate::tensor::encode::TileEncoder;
 use crate::tensor::{Format, Matrix, Token, hadamard};
 use anyhow::{Context, Result, ensure};
 use layer::{Layer, Shape};
 use rayon::prelude::*;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Tokens that run through a layer at once: bounds the memory of what lies between two stages.
 pub const BATCH: usize = 2048;
@@ -48,6 +50,7 @@ pub struct Calibrator<'a> {
     /// Second moments of what the head reads, from a first pass through the source.
     head: Option<Vec<Factor>>,
     notes: Vec<String>,
+    tiles: Arc<dyn TileEncoder>,
 }
 
 /// Where in a layer the streams stand.
@@ -64,11 +67,13 @@ struct Current<'a> {
 }
 
 impl<'a> Calibrator<'a> {
-    /// `formats` says what each matrix becomes; matrices that keep floats may be left out.
+    /// `formats` says what each matrix becomes; matrices that keep floats may be left out. `tiles`
+    /// finds trellis codes.
     pub fn new(
         source: &'a Weights,
         text: Text,
         formats: HashMap<(Role, usize), Format>,
+        tiles: Arc<dyn TileEncoder>,
     ) -> Result<Calibrator<'a>> {
         let shape = Shape::new(source.config(), text.window);
         let original = embed(source.config(), &source.matrix(Role::Embed, 0)?, &text.tokens);
@@ -85,6 +90,7 @@ impl<'a> Calibrator<'a> {
             waiting: HashMap::new(),
             head: None,
             notes: Vec::new(),
+            tiles,
         })
     }
 
@@ -119,6 +125,7 @@ impl<'a> Calibrator<'a> {
             values.par_chunks_mut(dim).for_each(hadamard::transform);
         }
         solve_matrix(
+            &*self.tiles,
             format,
             values.len() / dim,
             dim,
@@ -261,8 +268,9 @@ impl<'a> Calibrator<'a> {
                 if transformed {
                     w.par_chunks_mut(cols).for_each(hadamard::transform);
                 }
-                self.waiting
-                    .insert(*role, solve_matrix(*format, matrix.rows, cols, w, &factors, true)?);
+                let tiles = &*self.tiles;
+                let solved = solve_matrix(tiles, *format, matrix.rows, cols, w, &factors, true)?;
+                self.waiting.insert(*role, solved);
             }
         }
         Ok(())

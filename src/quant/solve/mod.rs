@@ -12,7 +12,7 @@ pub mod linalg;
 
 pub use inputs::{Factor, Inputs, block_width};
 
-use crate::tensor::encode::{Encoder, row_scale};
+use crate::tensor::encode::{Encoder, TileEncoder, row_scale};
 use crate::tensor::{Code, Format, Group, Matrix};
 use anyhow::Result;
 use linalg::{View, corner, multiply, product, solve, solve_upper};
@@ -46,7 +46,10 @@ pub struct Solved {
 ///
 /// With `try_scales`, some rows decide by how much all scales differ from the data-free ones;
 /// without, each row is by itself.
+///
+/// `tiles` finds trellis codes.
 pub fn solve_matrix(
+    tiles: &dyn TileEncoder,
     format: Format,
     rows: usize,
     cols: usize,
@@ -60,11 +63,11 @@ pub fn solve_matrix(
     if format.group == Group::Row {
         scales = w.par_chunks(cols).map(|row| row_scale(format, row)).collect();
         if try_scales {
-            let best = best_scale(format, rows, cols, &w, &scales, factors)?;
+            let best = best_scale(tiles, format, rows, cols, &w, &scales, factors)?;
             scales.iter_mut().for_each(|s| *s *= best);
         }
     }
-    let run = code(format, rows, cols, w, &scales, factors)?;
+    let run = code(tiles, format, rows, cols, w, &scales, factors)?;
     let refit = format.group == Group::Row;
     let stored: Vec<f32> = scales.iter().zip(&run.fits).map(|(s, fit)| s * fit.factor()).collect();
     let (loss, power) =
@@ -91,6 +94,7 @@ fn correct(w: &mut [f32], cols: usize, factors: &[Factor]) {
 
 /// The multiple of the scales with the least loss on some rows, spread evenly.
 fn best_scale(
+    tiles: &dyn TileEncoder,
     format: Format,
     rows: usize,
     cols: usize,
@@ -104,7 +108,7 @@ fn best_scale(
     let mut best = (f64::INFINITY, 1.0);
     for multiple in SCALES {
         let scales: Vec<f32> = picked.iter().map(|r| scales[*r] * multiple).collect();
-        let run = code(format, n, cols, sample.clone(), &scales, factors)?;
+        let run = code(tiles, format, n, cols, sample.clone(), &scales, factors)?;
         let loss: f64 = run.fits.iter().map(|fit| fit.loss(true)).sum();
         if loss < best.0 {
             best = (loss, multiple);
@@ -140,6 +144,7 @@ struct Run {
 
 /// Codes all columns with feedback.
 fn code(
+    tiles: &dyn TileEncoder,
     format: Format,
     rows: usize,
     cols: usize,
@@ -151,7 +156,7 @@ fn code(
     let mut error = w; // weights, then weights less decoded codes
     let mut decoded = vec![0.0; rows * cols];
     for factor in factors.iter().rev() {
-        code_block(format, &mut encoder, rows, cols, factor, &mut error, &mut decoded);
+        code_block(tiles, format, &mut encoder, rows, cols, factor, &mut error, &mut decoded)?;
     }
     let mut fits = vec![Fit::default(); rows];
     for Factor { cols: at, c, .. } in factors {
@@ -162,6 +167,7 @@ fn code(
 
 /// The columns of one factor, from the last to the first.
 fn code_block(
+    tiles: &dyn TileEncoder,
     format: Format,
     encoder: &mut Encoder,
     rows: usize,
@@ -169,7 +175,7 @@ fn code_block(
     factor: &Factor,
     error: &mut [f32],
     decoded: &mut [f32],
-) {
+) -> Result<()> {
     let (offset, n, c) = (factor.cols.start, factor.cols.len(), &factor.c);
     let mut targets = vec![0.0; rows * BLOCK];
     let mut codes = vec![0.0; rows * BLOCK];
@@ -205,7 +211,7 @@ fn code_block(
                 target.iter_mut().zip(&error[r * cols + column..]).for_each(|(t, w)| *t += w);
             });
             match format.code.is_trellis() {
-                true => encoder.encode(column / BLOCK, &targets, &mut codes),
+                true => encoder.encode(tiles, column / BLOCK, &targets, &mut codes)?,
                 false => encoder.encode_in_turn(column / BLOCK, &targets, &corner, &mut codes),
             }
             error.par_chunks_mut(cols).zip(decoded.par_chunks_mut(cols)).enumerate().for_each(
@@ -217,6 +223,7 @@ fn code_block(
             );
         }
     }
+    Ok(())
 }
 
 /// What a group of columns aims at before any of it is coded, `[rows, group]`: the best guess at

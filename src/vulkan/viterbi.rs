@@ -1,0 +1,81 @@
+//! Trellis codes found on the device: the same states as the processor finds, because all costs
+//! are integers.
+
+use super::call::Call;
+use super::executor::VulkanExecutor;
+use super::pipeline::Shader;
+use super::push::Push;
+use crate::compute::{BufferId, Executor};
+use crate::tensor::encode::TileEncoder;
+use crate::tensor::trellis::{STATES, TILE, Trellis};
+use crate::tensor::viterbi::{STEPS, WEIGHTS, quarters};
+use anyhow::Result;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+/// Most tiles of a submission: a tenth of a second on a laptop's GPU, by its instructions.
+const TILES: usize = 1024;
+/// Bytes of what the workgroups note of their paths: 32 KB of a workgroup with t4, 512 KB with t2.
+const TRACE: usize = 128 << 20;
+
+/// A device that finds codes. Callers take turns.
+pub struct VulkanTiles {
+    state: Mutex<State>,
+}
+
+struct State {
+    device: VulkanExecutor,
+    targets: BufferId, // int8 [TILES, 256], in quarters
+    trace: BufferId,
+    rows: BufferId, // u64 [TILES, 16]
+    bytes: Vec<u8>,
+}
+
+impl VulkanTiles {
+    pub fn new(mut device: VulkanExecutor) -> Result<VulkanTiles> {
+        let targets = device.alloc("targets of tiles", TILES * WEIGHTS)?;
+        let trace = device.alloc("paths of tiles", TRACE)?;
+        let rows = device.alloc("rows of tiles", TILES * TILE * 8)?;
+        let state = State { device, targets, trace, rows, bytes: Vec::new() };
+        Ok(VulkanTiles { state: Mutex::new(state) })
+    }
+}
+
+impl fmt::Debug for VulkanTiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("VulkanTiles")
+    }
+}
+
+impl TileEncoder for VulkanTiles {
+    fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
+        // A panic of another caller leaves nothing half done that is read here.
+        let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        for (wanted, rows) in wanted.chunks(TILES * WEIGHTS).zip(rows.chunks_mut(TILES)) {
+            state.encode(trellis, wanted, rows)?;
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// As many tiles as buffers hold.
+    fn encode(&mut self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
+        let State { device, targets, trace, rows: found, bytes } = self;
+        bytes.clear();
+        bytes.extend(wanted.iter().map(|t| quarters(*t) as u8));
+        device.write(*targets, 0, bytes)?;
+        let heads = STATES >> trellis.step;
+        let groups = (TRACE / (STEPS * heads)).min(rows.len());
+        // A thread takes four heads at a time.
+        let threads = (heads / 4).min(256) as u32;
+        let push = Push::new()
+            .at(device.address(*targets))
+            .at(device.address(*trace))
+            .at(device.address(*found))
+            .word(rows.len());
+        let constants = vec![(0, threads), (17, trellis.step), (19, trellis.multiplier)];
+        device.run_calls(&[Call::apart(Shader::Viterbi, constants, push, [groups, 1, 1])])?;
+        device.read(*found, 0, bytemuck::cast_slice_mut(rows))
+    }
+}
