@@ -8,6 +8,8 @@ mod shell;
 use common::{Dims, Form, TinyModel};
 use gemma::checkpoint::Dtype;
 use shell::{BINARY, Run, code, command, gemma_in};
+use std::collections::BTreeMap;
+use std::fs;
 use std::io::Read;
 use std::path::Path;
 
@@ -141,4 +143,37 @@ fn an_unfinished_run_is_told_by_what_was_typed() {
     run(dir.path(), &["--recipe", "int4"])
         .fails(2, &["was begun with --linear i8-row --embedding i4-row", "--restart"]);
     run(dir.path(), &["--linear", "i8-row", "--embedding", "i4-row"]).ok();
+}
+
+/// Whatever finds trellis codes, every byte of the directory is the same, and what is no device is
+/// refused before anything is made.
+#[test]
+fn a_gpu_finds_the_same_codes() {
+    let dir = source();
+    let quantize = |to: &str, more: &[&str]| {
+        let args = ["quantize", "src", to, "--linear", "t3-row+h128", "--calibrate", "src.txt"];
+        gemma_in(dir.path(), &[&args[..], &["--calibrate-tokens", "512"], more].concat(), b"")
+    };
+    fs::write(dir.path().join("src.txt"), "Plants make sugar of light and water. ".repeat(40))
+        .unwrap();
+    quantize("none", &["-d", "auto"]).fails(2, &["named", "vulkan"]);
+    quantize("none", &["-d", "npu"]).fails(2, &["unknown device", "vulkan"]);
+    assert!(!dir.path().join("none").exists());
+    if common::vulkan::device().is_none() {
+        return;
+    }
+    quantize("cpu", &[]).ok();
+    quantize("gpu", &["-d", "vulkan"]).ok();
+    let files = |name: &str| {
+        let file = |e: std::io::Result<fs::DirEntry>| {
+            let e = e.unwrap();
+            (e.file_name(), fs::read(e.path()).unwrap())
+        };
+        fs::read_dir(dir.path().join(name)).unwrap().map(file).collect::<BTreeMap<_, _>>()
+    };
+    let (cpu, gpu) = (files("cpu"), files("gpu"));
+    assert!(cpu.len() > 3 && cpu.keys().eq(gpu.keys()));
+    for (name, bytes) in &cpu {
+        assert!(gpu[name] == *bytes, "{name:?}");
+    }
 }
