@@ -1,6 +1,15 @@
 //! What drafters say of their work, for statistics and for the next run.
 
-use super::{Costs, Habits};
+use super::Costs;
+
+/// What is worth remembering from one text to the next.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Habits {
+    /// Tokens that a draft step brings, and the rounds behind it; by step.
+    pub survival: Vec<(f32, f32)>,
+    /// Seconds that the target waits for one draft step.
+    pub level: f32,
+}
 
 /// Counts since the drafter was made.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +38,19 @@ pub struct Figures {
 }
 
 impl Figures {
+    /// Counts the tokens of a round of so many texts, and what they would have taken plainly.
+    pub fn plain(&mut self, tokens: usize, seconds: f32) {
+        self.plain_tokens += tokens as u64;
+        self.plain_seconds += seconds as f64;
+    }
+
+    /// Counts a round with drafts: tokens that were expected of the guesses, and all that came.
+    pub fn drafted(&mut self, texts: usize, expected: f32, tokens: usize) {
+        self.rounds += texts as u64;
+        self.predicted += (texts as f32 + expected) as f64;
+        self.realised += tokens as f64;
+    }
+
     /// Adds another drafter's counts.
     pub fn add(&mut self, other: &Figures) {
         self.ahead += other.ahead;

@@ -27,3 +27,15 @@ pub fn count(out: &Proposal) -> usize {
 pub fn is_sure(out: &Proposal, node: usize) -> bool {
     out.chance[node] == 1.0 && out.source[node] == NAME
 }
+
+/// The nodes of several proposals, likeliest first: the chance of each, whether the target is bound
+/// to take it, and the index of its proposal. What is sure comes before what is only likely.
+pub fn by_chance(all: &[&mut Proposal]) -> Vec<(f32, bool, usize)> {
+    let mut order = Vec::new();
+    for (index, proposal) in all.iter().enumerate() {
+        let node = |node| (proposal.chance[node], is_sure(proposal, node), index);
+        order.extend((1..proposal.len()).map(node));
+    }
+    order.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
+    order
+}

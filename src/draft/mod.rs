@@ -6,6 +6,7 @@
 //! filled in [`source`]; its state derives from `history`.
 
 pub mod automaton;
+pub mod costs;
 pub mod figures;
 pub mod forced;
 pub mod lm;
@@ -15,21 +16,22 @@ pub mod options;
 pub mod policy;
 pub mod prior;
 pub mod proposal;
+pub mod round;
 pub mod source;
 pub mod stack;
 pub mod table;
 pub mod verified;
 
-use std::time::Duration;
-
 use anyhow::Result;
 
-pub use figures::Figures;
+pub use costs::{CostCurve, Costs};
+pub use figures::{Figures, Habits};
 pub use lm::Lm;
 pub use memory::Memory;
 pub use options::{Ahead, DraftOptions, TreeSize};
-pub use policy::{Allowance, CostCurve, Costs, Habits, Outcome, Policy, Round};
+pub use policy::Policy;
 pub use proposal::Proposal;
+pub use round::{Allowance, Outcome, Pass, Round};
 pub use stack::{Mixing, Stack};
 pub use table::Table;
 pub use verified::Verified;
@@ -66,18 +68,6 @@ impl DraftContext<'_> {
     pub fn root(&self) -> Token {
         *self.history.last().expect("a history has at least one token")
     }
-}
-
-/// A verification pass of the target.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Pass {
-    pub rows: usize,
-    /// From its beginning until its tokens were known.
-    pub time: Duration,
-    /// The part of it that the drafter worked ahead in.
-    pub ahead: Duration,
-    /// The end of that part in which the device may have been done already.
-    pub late: Duration,
 }
 
 /// A source of guesses.

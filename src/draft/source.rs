@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 
+use super::Proposal;
 use super::automaton::{Automaton, Match};
 use super::lm::Lm;
 use super::mix::{
@@ -226,6 +227,19 @@ impl Gather {
 /// Whether a source's guesses cost nothing but rows of the target's pass.
 pub fn is_free(name: &str) -> bool {
     [CONTEXT, TABLE, super::forced::NAME].contains(&name)
+}
+
+/// How many draft steps each node of a proposal takes. Guesses that cost nothing take none, as long
+/// as no guess of a draft model stands before them: they would be there without it. Of the others
+/// each takes one more than its parent.
+pub fn draft_steps(proposal: &Proposal) -> Vec<usize> {
+    let mut steps = vec![0; proposal.len()];
+    for node in 1..proposal.len() {
+        let parent = proposal.tree.parent[node].map_or(0, |parent| steps[parent as usize]);
+        let free = parent == 0 && is_free(proposal.source[node]);
+        steps[node] = if free { 0 } else { parent + 1 };
+    }
+    steps
 }
 
 /// The source that speaks most for a candidate against the others.

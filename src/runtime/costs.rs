@@ -33,8 +33,6 @@ const RUNS: usize = 5;
 /// Costs that an earlier run has kept are measured again where a pass over one row takes less than
 /// this: it takes no time, and what was kept may come from a busy moment.
 const QUICK: f32 = 0.01;
-/// Seconds of a pass where nobody measures.
-const UNKNOWN: f32 = 0.1;
 /// Best tokens of a row that a round asks for, about.
 const LISTED: usize = 64;
 /// Rows of the passes measured, in this order: the first two tell most.
@@ -54,11 +52,7 @@ pub struct Passes {
 impl Passes {
     /// For those who do not draft.
     pub fn unknown() -> Passes {
-        Passes {
-            costs: Costs::new(CostCurve::new(&[(1, UNKNOWN)]), 0),
-            habits: BTreeMap::new(),
-            device: None,
-        }
+        Passes { costs: Costs::default(), habits: BTreeMap::new(), device: None }
     }
 
     /// Seconds of a pass over one row, at the shortest context that is known.

@@ -1,10 +1,10 @@
 //! How many guesses come true.
 //!
-//! Guesses that cost nothing but rows are of class 0, as long as no guess of the draft model stands
-//! before them: they would be there without it. The others are of class 1, 2, ..., by how many such
-//! guesses lead to them: class d takes d draft steps.
+//! Guesses are told apart by the draft steps that they take
+//! ([`draft_steps`](super::super::source::draft_steps)): class 0 are those that cost nothing but
+//! rows.
 
-use super::super::{Proposal, source};
+use super::super::Habits;
 
 /// Draft steps that are considered at most.
 const DEEPEST: usize = 24;
@@ -23,15 +23,6 @@ struct ArmStats {
     /// Nodes in them, and tokens that came of them.
     nodes: f32,
     tokens: f32,
-}
-
-/// What is worth remembering from one text to the next.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Habits {
-    /// Tokens that a draft step brings, and the rounds behind it; by step.
-    pub survival: Vec<(f32, f32)>,
-    /// Seconds that the target waits for one draft step.
-    pub level: f32,
 }
 
 /// How many guesses come true.
@@ -65,38 +56,36 @@ impl Acceptance {
 
     /// By draft steps, from 0 on: nodes and tokens, beside the root's, of a text.
     pub fn expected(&self) -> [(f32, f32); DEEPEST + 1] {
-        let (mut sum, mut before, mut first) = ((0.0, 0.0), 1.0f32, FIRST);
-        let mut step = 0;
-        self.classes.map(|class| {
-            // Another step brings as much of what the one before does as the first one brings.
-            let guess = if step == 0 { FIRST } else { before * first };
-            let tokens = (class.tokens + PRIOR * guess) / (class.rounds + PRIOR);
+        let (mut sum, mut before, mut first) = ((0.0, 0.0), 1.0, FIRST);
+        std::array::from_fn(|step| {
+            let class = self.classes[step];
+            let known = |sum: f32, guess: f32| (sum + PRIOR * guess) / (class.rounds + PRIOR);
+            let mut tokens = known(class.tokens, before * first);
             if step > 0 {
-                before = tokens.min(before);
-                first = if step == 1 { before } else { first };
+                // Another step brings as much of what the one before does as the first one brings.
+                tokens = tokens.min(before);
+                (before, first) = (tokens, if step == 1 { tokens } else { first });
             }
-            sum.0 += (class.nodes + PRIOR) / (class.rounds + PRIOR);
-            sum.1 += if step == 0 { tokens } else { before };
-            step += 1;
+            sum = (sum.0 + known(class.nodes, 1.0), sum.1 + tokens);
             sum
         })
     }
 
-    /// Takes in what became of a text's guesses, for which a draft model was asked or not: `kept`
-    /// are their classes, `taken` those of the accepted ones.
-    pub fn observe(&mut self, asked: bool, kept: &[usize], taken: impl Iterator<Item = usize>) {
+    /// Takes in what became of a text's guesses, for which a draft model was asked or not: their
+    /// classes, and the path that was taken, both with the root.
+    pub fn observe(&mut self, asked: bool, classes: &[usize], path: &[u32]) {
         // Guesses that were all thrown away count as one step that failed.
-        let deepest = kept.iter().copied().max().unwrap_or(0).max(asked as usize).min(DEEPEST);
-        let all = if asked { DEEPEST } else { 0 };
-        for (i, class) in self.classes.iter_mut().enumerate().take(all + 1) {
+        let deepest = classes.iter().copied().max().unwrap_or(0).max(asked as usize);
+        let tried = if asked { self.classes.len() } else { 1 };
+        for (i, class) in self.classes[..tried].iter_mut().enumerate() {
+            let is = |class: usize| (class == i) as u8 as f32;
+            let nodes: f32 = classes[1..].iter().map(|class| is(*class)).sum();
+            let tokens: f32 = path[1..].iter().map(|node| is(classes[*node as usize])).sum();
             // What is not tried any more is forgotten too.
-            for sum in [&mut class.rounds, &mut class.nodes, &mut class.tokens] {
-                *sum *= MEMORY;
-            }
-            class.rounds += (i <= deepest) as u8 as f32;
+            class.rounds = MEMORY * class.rounds + (i <= deepest) as u8 as f32;
+            class.nodes = MEMORY * class.nodes + nodes;
+            class.tokens = MEMORY * class.tokens + tokens;
         }
-        kept.iter().for_each(|class| self.classes[(*class).min(DEEPEST)].nodes += 1.0);
-        taken.for_each(|class| self.classes[class.min(DEEPEST)].tokens += 1.0);
     }
 
     /// Takes in a round: tokens that the chances of its guesses promised, and that came of them.
@@ -104,15 +93,4 @@ impl Acceptance {
         self.promised = MEMORY * self.promised + promised;
         self.came = MEMORY * self.came + came;
     }
-}
-
-/// The class of each node of a proposal; 0 at the root.
-pub fn classes(proposal: &Proposal) -> Vec<usize> {
-    let mut classes = vec![0; proposal.len()];
-    for node in 1..proposal.len() {
-        let parent = proposal.tree.parent[node].map_or(0, |parent| classes[parent as usize]);
-        let free = parent == 0 && source::is_free(proposal.source[node]);
-        classes[node] = if free { 0 } else { parent + 1 };
-    }
-    classes
 }

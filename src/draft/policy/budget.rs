@@ -3,7 +3,7 @@
 
 /// Passes of plain decoding that drafting may lose at once, and the share of a text's tokens, of
 /// which each is a plain pass, that it may lose beside.
-const AT_ONCE: f32 = 0.5;
+const AT_ONCE: f32 = 0.4;
 const SHARE: f32 = 0.008;
 /// Rounds before what was not used is tried again, at first and at most.
 const PAUSE: u32 = 8;
@@ -39,34 +39,22 @@ impl LossBudget {
 }
 
 /// When to try again what was not used lately: after a pause that doubles with each trial.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct BackOff {
     wait: u32,
     pause: u32,
 }
 
-impl Default for BackOff {
-    /// Due after the first pause.
-    fn default() -> Self {
-        BackOff { wait: PAUSE, pause: PAUSE }
-    }
-}
-
 impl BackOff {
-    /// Due at once.
-    pub fn due() -> Self {
-        BackOff { wait: 0, pause: PAUSE }
-    }
-
-    /// A round has passed: whether a trial is due. One that is made ends with
-    /// [`tried`](Self::tried).
+    /// A round has passed: whether a trial is due.
     pub fn is_due(&mut self) -> bool {
         self.wait = self.wait.saturating_sub(1);
         self.wait == 0
     }
 
-    pub fn tried(&mut self) {
-        self.pause = (2 * self.pause).min(LONGEST);
+    /// It was used, because it `pays` or as a trial.
+    pub fn tried(&mut self, pays: bool) {
+        self.pause = if pays { PAUSE } else { (2 * self.pause).clamp(PAUSE, LONGEST) };
         self.wait = self.pause;
     }
 }
@@ -93,13 +81,17 @@ mod tests {
 
     #[test]
     fn trials_become_rare_until_one_succeeds() {
-        let mut trial = BackOff::due();
+        let mut trial = BackOff::default();
         let count = |trial: &mut BackOff, rounds: usize| {
-            (0..rounds).filter(|_| trial.is_due().then(|| trial.tried()).is_some()).count()
+            (0..rounds).filter(|_| trial.is_due().then(|| trial.tried(false)).is_some()).count()
         };
-        assert_eq!(count(&mut trial, 1000), 10, "at once, after 16, 32, 64, 128, 128, ... rounds");
+        assert_eq!(
+            count(&mut trial, 1000),
+            11,
+            "at once, after 8, 16, 32, 64, 128, 128, ... rounds"
+        );
         assert_eq!(count(&mut trial, 1280), 10, "the pause has an end");
-        trial = BackOff::default();
+        trial.tried(true);
         assert_eq!((count(&mut trial, 7), count(&mut trial, 1)), (0, 1));
     }
 }

@@ -51,10 +51,6 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    pub fn of(mean: f32) -> Self {
-        Estimate { mean, ..Estimate::default() }
-    }
-
     /// Takes in a measurement. Returns the seconds to book: those measured, or those known where
     /// they are an outlier.
     pub fn observe(&mut self, seconds: f32) -> f32 {
@@ -77,7 +73,7 @@ mod tests {
 
     #[test]
     fn an_outlier_is_booked_as_known_and_a_change_is_believed_at_the_fourth() {
-        let mut time = Estimate::of(1.0);
+        let mut time = Estimate { mean: 1.0, ..Estimate::default() };
         assert_eq!((time.observe(1.2), time.observe(50.0)), (1.2, 1.01));
         assert!((time.mean - 1.01).abs() < 1e-5);
         let booked = [3.0, 9.0, 2.0, 2.5].map(|seconds| time.observe(seconds));

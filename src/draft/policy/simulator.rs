@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::draft::Proposal;
+use crate::draft::{CostCurve, Proposal};
 
 /// Numbers between 0 and 1, the same each time.
 struct Dice(u64);
@@ -251,7 +251,7 @@ fn losses(ask: f64, pollution: f64) -> Table {
 /// A plain pass of 5 ms and more: asking takes 50 us at most.
 #[test]
 fn no_text_of_a_large_target_is_slower_than_plain_decoding_by_more_than_two_percent() {
-    losses(0.0, 0.0).check("asking takes nothing", 0.97);
+    losses(0.0, 0.0).check("asking takes nothing", 0.98);
     losses(0.01, 0.0).check("asking takes .01", 0.98);
 }
 

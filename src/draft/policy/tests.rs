@@ -1,5 +1,5 @@
 use super::*;
-use crate::draft::Proposal;
+use crate::draft::{CostCurve, Proposal};
 
 type Points = &'static [(usize, f32)];
 const FLAT: Points = &[(1, 1.0), (32, 1.0)];
@@ -98,7 +98,7 @@ fn guesses_before_the_first_of_a_draft_model_are_free() {
     let b = proposal.add(a, 3, 0.5, "model");
     proposal.add(b, 4, 0.5, "context");
     proposal.add(a, 5, 0.1, "table");
-    assert_eq!(classes(&proposal), [0, 0, 1, 2, 0]);
+    assert_eq!(draft_steps(&proposal), [0, 0, 1, 2, 0]);
 }
 
 /// Claims .9 and is never right, and eight rows cost one and a half: losses end it, and it is tried

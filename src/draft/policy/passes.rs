@@ -1,0 +1,145 @@
+//! What measured passes say of c(M).
+
+use super::super::CostCurve;
+use super::estimate::{OutlierFilter, STREAK};
+
+/// Keeps a cost curve in line with what is measured.
+#[derive(Clone, Debug, Default)]
+pub struct PassTimes {
+    /// Of plain passes, which have no guesses, and of those with guesses.
+    plain: OutlierFilter,
+    drafted: OutlierFilter,
+    /// A plain pass was ordinary since passes with guesses are outliers: it is they that have
+    /// another price, and not the machine that has another speed.
+    confirmed: bool,
+}
+
+impl PassTimes {
+    /// Whether only a plain pass can tell if the price of guesses or the speed of the machine has
+    /// changed.
+    pub fn is_doubtful(&self) -> bool {
+        self.plain.streak != 0 || self.drafted.streak.abs() >= 2 && !self.confirmed
+    }
+
+    /// Takes in a pass over `rows` rows, of which `plain` are the texts' own. A plain pass moves
+    /// all sizes alike: it says how fast the machine is, not what a guess costs. One with guesses
+    /// moves other sizes the less the further they are, and plain ones not at all; or, where the
+    /// drafter worked ahead beside it, `stretch` alone, which is how much longer that makes it.
+    /// Returns the seconds to book: those measured, or those known where they are an outlier.
+    pub fn observe(
+        &mut self,
+        curve: &mut CostCurve,
+        [plain, rows]: [usize; 2],
+        seconds: f32,
+        stretch: Option<&mut f32>,
+    ) -> f32 {
+        let known = curve.cost(rows) * stretch.as_ref().map_or(1.0, |stretch| **stretch);
+        let (ratio, is_plain) = (seconds / known, rows <= plain && stretch.is_none());
+        let judged = if is_plain {
+            // Passes with guesses that went the same way say so too.
+            let side = OutlierFilter::side(ratio);
+            let agreeing = (side * self.drafted.streak).max(0);
+            let judged = self.plain.judge(ratio, STREAK - agreeing);
+            if judged.is_some() && side != 0 {
+                self.drafted = OutlierFilter::default();
+            }
+            self.confirmed = judged.is_some();
+            judged
+        } else {
+            let needed = if self.confirmed { STREAK } else { i32::MAX };
+            let judged = self.drafted.judge(ratio, needed);
+            self.confirmed &= self.drafted.streak.abs() != 1;
+            judged
+        };
+        let Some(factor) = judged else { return known };
+        match stretch {
+            Some(stretch) => *stretch *= factor,
+            None if is_plain => curve.scale(|_| factor),
+            None => curve.scale(|size| {
+                let near = size.min(rows) as f32 / size.max(rows) as f32;
+                if size > plain { 1.0 + (factor - 1.0) * near } else { 1.0 }
+            }),
+        }
+        seconds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Times {
+        passes: PassTimes,
+        curve: CostCurve,
+    }
+
+    impl Times {
+        fn new(points: &[(usize, f32)]) -> Self {
+            Times { passes: PassTimes::default(), curve: CostCurve::new(points) }
+        }
+
+        fn observe(&mut self, rows: [usize; 2], seconds: f32, stretch: Option<&mut f32>) -> f32 {
+            self.passes.observe(&mut self.curve, rows, seconds, stretch)
+        }
+    }
+
+    #[test]
+    fn the_curve_follows_measurements() {
+        let mut times = Times::new(&[(1, 1.0), (4, 1.0), (8, 2.0)]);
+        let pass = |times: &mut Times, rows, seconds| {
+            if times.passes.is_doubtful() {
+                times.observe([1, 1], 1.0, None);
+            }
+            times.observe([1, rows], seconds, None)
+        };
+        for _ in 0..100 {
+            pass(&mut times, 4, 1.6);
+        }
+        assert!(
+            (times.curve.cost(4) - 1.6).abs() < 0.01 && times.curve.cost(8) > 2.0,
+            "{:?}",
+            times.curve
+        );
+        assert_eq!(times.curve.cost(1), 1.0, "what a guess costs says nothing of plain decoding");
+        assert_eq!(pass(&mut times, 1, 100.0), 1.0, "a stolen time slice");
+        assert_eq!(times.curve.cost(1), 1.0);
+    }
+
+    #[test]
+    fn what_holds_up_every_third_pass_is_no_price() {
+        let mut times = Times::new(&[(1, 1.0), (4, 1.2), (8, 2.0)]);
+        for i in 0..600 {
+            let rows = [1, 1, 4, 8][i % 4];
+            let held = if i % 3 == 0 { 12.0 } else { 0.0 };
+            times.observe([1, rows], [1.0, 1.0, 1.2, 2.0][i % 4] + held, None);
+        }
+        assert_eq!([1, 4, 8].map(|rows| times.curve.cost(rows)), [1.0, 1.2, 2.0]);
+    }
+
+    #[test]
+    fn a_machine_that_slows_down_does_so_for_all_sizes() {
+        let mut times = Times::new(&[(1, 1.0), (4, 1.0), (8, 2.0)]);
+        // Passes with guesses become slow: whether they alone, one plain pass tells.
+        for _ in 0..3 {
+            assert_eq!(times.observe([1, 8], 6.0, None), 2.0);
+        }
+        assert!(times.passes.is_doubtful());
+        assert_eq!(times.observe([1, 1], 3.0, None), 3.0);
+        assert_eq!([1, 4, 8].map(|rows| times.curve.cost(rows)), [3.0, 3.0, 6.0]);
+        assert!(!times.passes.is_doubtful());
+        // Eight texts at once have no smaller pass.
+        for _ in 0..4 {
+            times.observe([8, 8], 3.0, None);
+        }
+        assert_eq!([1, 4, 8].map(|rows| times.curve.cost(rows)), [1.5, 1.5, 3.0]);
+    }
+
+    #[test]
+    fn what_makes_passes_longer_beside_is_known_apart() {
+        let (mut times, mut stretch) = (Times::new(&[(1, 1.0), (8, 2.0)]), 1.0);
+        for _ in 0..90 {
+            times.observe([1, 8], 2.4, Some(&mut stretch));
+        }
+        assert!((stretch - 1.2).abs() < 0.01 && times.curve.cost(8) == 2.0);
+    }
+}
