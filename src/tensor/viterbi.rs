@@ -160,7 +160,7 @@ impl Viterbi {
         let (first, stride) = head.map_or((0, 1), |head| (head as usize, heads));
         let cost = |s: &usize| {
             let (head, high) = (s % heads, s / heads);
-            let block = &self.blocks[head / LANES << step | high];
+            let block = &self.blocks[(head / LANES) << step | high];
             let own = target.cost(block.pairs[head % LANES], block.squares[head % LANES]);
             self.best[s >> step] as u32 + own as u32
         };
@@ -441,9 +441,9 @@ mod tests {
             let heads = STATES >> trellis.step;
             // The cheapest ones are below the floor, the dearest ones saturate.
             let best: Vec<u16> = (0..heads).map(|i| (100 + i * 7919 % 65_436) as u16).collect();
-            type Found = (Vec<u16>, Vec<u8>, u16);
-            let found = |f: &dyn Fn(&mut [[u16; LANES]], &mut [[u8; LANES]]) -> u16| -> Found {
-                let (mut next, mut trace) = (vec![0; heads], vec![0; heads]);
+            type Advance<'a> = &'a dyn Fn(&mut [[u16; LANES]], &mut [[u8; LANES]]) -> u16;
+            let found = |f: Advance<'_>| {
+                let (mut next, mut trace) = (vec![0u16; heads], vec![0u8; heads]);
                 let least = f(next.as_chunks_mut().0, trace.as_chunks_mut().0);
                 (next, trace, least)
             };
