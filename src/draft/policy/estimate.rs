@@ -57,13 +57,10 @@ impl Estimate {
         if self.mean == 0.0 {
             self.mean = seconds;
         }
-        match self.filter.judge(seconds / self.mean.max(f32::MIN_POSITIVE), STREAK) {
-            Some(factor) => {
-                self.mean *= factor;
-                seconds
-            }
-            None => self.mean,
-        }
+        let ratio = seconds / self.mean.max(f32::MIN_POSITIVE);
+        let Some(factor) = self.filter.judge(ratio, STREAK) else { return self.mean };
+        self.mean *= factor;
+        seconds
     }
 }
 

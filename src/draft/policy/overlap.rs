@@ -37,15 +37,16 @@ impl Overlap {
     pub fn begin(&mut self, asked: bool, longer: f32) -> bool {
         let [without, behind] = self.waited;
         let pays = without == 0.0 || longer <= without - behind;
-        let is_trial = asked && self.wish == Ahead::Auto && self.trial.is_due();
-        if is_trial {
-            self.trial.tried(false);
-        }
-        self.was_ahead = match self.wish {
-            Ahead::Never => false,
-            Ahead::Always => asked,
-            Ahead::Auto => asked && pays != is_trial,
-        };
+        self.was_ahead = asked
+            && match self.wish {
+                Ahead::Never => false,
+                Ahead::Always => true,
+                Ahead::Auto if self.trial.is_due() => {
+                    self.trial.tried(false);
+                    !pays
+                }
+                Ahead::Auto => pays,
+            };
         self.was_ahead
     }
 }

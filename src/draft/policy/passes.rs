@@ -35,21 +35,19 @@ impl PassTimes {
     ) -> f32 {
         let known = curve.cost(rows) * stretch.as_ref().map_or(1.0, |stretch| **stretch);
         let (ratio, is_plain) = (seconds / known, rows <= plain && stretch.is_none());
+        let side = OutlierFilter::side(ratio);
         let judged = if is_plain {
             // Passes with guesses that went the same way say so too.
-            let side = OutlierFilter::side(ratio);
-            let agreeing = (side * self.drafted.streak).max(0);
-            let judged = self.plain.judge(ratio, STREAK - agreeing);
-            if judged.is_some() && side != 0 {
-                self.drafted = OutlierFilter::default();
-            }
-            self.confirmed = judged.is_some();
-            judged
+            self.plain.judge(ratio, STREAK - (side * self.drafted.streak).max(0))
         } else {
-            let needed = if self.confirmed { STREAK } else { i32::MAX };
-            let judged = self.drafted.judge(ratio, needed);
-            self.confirmed &= self.drafted.streak.abs() != 1;
-            judged
+            self.drafted.judge(ratio, if self.confirmed { STREAK } else { i32::MAX })
+        };
+        if is_plain && judged.is_some() && side != 0 {
+            self.drafted = OutlierFilter::default();
+        }
+        self.confirmed = match is_plain {
+            true => judged.is_some(),
+            false => self.confirmed && self.drafted.streak.abs() != 1,
         };
         let Some(factor) = judged else { return known };
         match stretch {
