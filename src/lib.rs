@@ -7,7 +7,8 @@
 //! 6  cli         a file or folder a command, options/ for what several take; what was typed ->
 //!                options of a session; the only room that prints
 //! 5  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
-//!    decode      the loop, verification, text that is certain, statistics
+//!    decode      the scheduler: one loop for all texts; verification, text that is certain,
+//!                statistics
 //! 4  draft       where proposals come from
 //!    quant       conversion of checkpoints
 //!    eval        likelihoods of texts
@@ -26,8 +27,9 @@
 //!
 //! # The way of a token
 //! text -> tokenizer -> `history` -> [`draft::Drafter::propose`] -> [`engine::TokenTree`] ->
-//! [`engine::Engine::forward`] -> scores -> [`decode::verify`](decode::verify()) -> `history` (the
-//! next [`engine::Timeline::sync`] commits its accepted part) -> detokenizer -> text.
+//! [`engine::Engine::begin`] -> scores -> [`decode::verify`](decode::verify()) -> `history` (whose
+//! accepted part [`engine::Timeline::adopt`] commits) -> detokenizer -> text. The loop that does it,
+//! for one text or many, is [`decode::Scheduler::step`].
 //!
 //! # Four promises
 //! 1. `history` is the only truth; every cache follows it by common prefix.

@@ -234,7 +234,6 @@ fn wrong_use_is_said_before_anything_is_loaded() {
     fails(&["--batch", "-", "--shard", "3/2"], &["i/n"]);
     fails(&["--parallel", "2"], &["--batch"]);
     fails(&["--batch", "-", "--parallel", "0"], &["--parallel"]);
-    fails(&["--batch", "-", "--parallel", "2", "--draft", "bundled"], &["--draft auto"]);
     fails(&["--batch", "-", "--parallel", "2", "--npu", "model"], &["--npu"]);
     let large = ["generate", "--batch", "-", "--parallel", "64", "--ctx-size", "100000000"];
     gemma_in(dir.path(), &large, b"").fails(5, &["lower --parallel", "64 contexts"]);

@@ -5,7 +5,7 @@ mod invariance;
 #[path = "common/toy.rs"]
 mod toy;
 
-use gemma::draft::{DraftContext, Drafter, Lm, NoDraft, Proposal, Stack};
+use gemma::draft::{Ask, Drafter, Lm, NoDraft, Stack};
 use gemma::engine::Timeline;
 use gemma::sampler::SamplerConfig;
 use invariance::{Case, run};
@@ -19,12 +19,12 @@ fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
     let draft = Toy { context: 60, max_rows: 32, reach: Some(16), ..target.clone() };
     let mut lm = Lm::new("model", draft.engine());
     let history: Vec<u32> = (0..2000).map(|i| i * i % 37).collect();
-    lm.read(&history, &mut || false).unwrap();
-    assert_eq!(lm.engine().position(), 0, "told not to");
+    lm.read(0, &history, &mut || false).unwrap();
+    assert_eq!(lm.engine().position(0), 0, "told not to");
     for (end, read) in [(1000, 8), (1010, 18), (1011, 19), (2000, 8), (400, 8), (3, 3), (10, 10)] {
-        lm.read(&history[..end], &mut || true).unwrap();
-        assert_eq!(lm.engine().position(), read, "{end} tokens");
-        assert_eq!(lm.left(end), 60 - read);
+        lm.read(0, &history[..end], &mut || true).unwrap();
+        assert_eq!(lm.engine().position(0), read, "{end} tokens");
+        assert_eq!(lm.left(0, end), 60 - read);
     }
     // Far past what it has room for, it still guesses what the target picks: two tokens decide in
     // both.
@@ -52,6 +52,7 @@ fn a_prompt_is_read_beside_the_target() {
         }
         fn read_ahead(
             &mut self,
+            _: usize,
             history: &[u32],
             more: &mut dyn FnMut() -> bool,
         ) -> anyhow::Result<()> {
@@ -61,12 +62,12 @@ fn a_prompt_is_read_beside_the_target() {
             }
             Ok(())
         }
-        fn prepare(&mut self, history: &[u32]) -> anyhow::Result<()> {
+        fn prepare(&mut self, _: usize, history: &[u32]) -> anyhow::Result<()> {
             self.after = history.len();
             Ok(())
         }
-        fn propose(&mut self, _: &DraftContext<'_>, _: &mut Proposal) -> anyhow::Result<()> {
-            Ok(())
+        fn propose(&mut self, _: &mut [Ask<'_>]) -> anyhow::Result<usize> {
+            Ok(0)
         }
     }
     let case = Case { max_tokens: 5, ..Case::new(&[7; 81], SamplerConfig::default()) };

@@ -5,6 +5,8 @@
 mod invariance;
 #[path = "common/reduced.rs"]
 mod reduced;
+#[path = "drafter_invariance/sharing.rs"]
+mod sharing;
 #[path = "common/toy.rs"]
 mod toy;
 #[path = "drafter_invariance/vocabulary.rs"]
@@ -12,16 +14,17 @@ mod vocabulary;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gemma::decode::{Admitted, Event, Flow, Limits, Parallel, Stats, Stop, generate};
+use anyhow::Result;
+use gemma::decode::{Event, Flow, Limits, Request, Scheduler, Stats, Stop, generate};
 use gemma::draft::{
-    DraftContext, Drafter, Figures, Memory, NoDraft, Policy, Proposal, Stack, TreeSize,
+    Ask, DraftContext, Drafter, Figures, Memory, NoDraft, Policy, Proposal, Stack, TreeSize,
 };
 use gemma::engine::{Engine, ReducedEngine, Rows, Scores, Timeline, TokenTree};
 use gemma::error::{Kind, fault_of};
 use gemma::gemma::ReducedVocabulary;
 use gemma::sampler::{Sampler, SamplerConfig};
 use invariance::{Case, Oracle, Random, Strict, check, run};
-use toy::{Several, Toy};
+use toy::Toy;
 
 fn settings() -> Vec<SamplerConfig> {
     let greedy = SamplerConfig::default();
@@ -164,12 +167,46 @@ fn a_full_context_ends_the_text() {
     assert_eq!(fault_of(&try_prompt(vec![])).unwrap().kind, Kind::Usage);
 }
 
+/// A drafter of its own for each text.
+struct Each(Vec<Box<dyn Drafter>>);
+
+impl Drafter for Each {
+    fn name(&self) -> &'static str {
+        "each"
+    }
+
+    fn prepare(&mut self, text: usize, history: &[u32]) -> Result<()> {
+        self.0[text].prepare(0, history)
+    }
+
+    fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize> {
+        for Ask { text, ctx, out } in asks {
+            self.0[*text].propose(&mut [Ask { text: 0, ctx: *ctx, out }])?;
+        }
+        Ok(0)
+    }
+
+    fn reads_target(&self) -> bool {
+        true
+    }
+}
+
+fn request(case: &Case) -> Request {
+    let sampler = Sampler::new(case.config.clone()).unwrap();
+    let sampler = case.rule.iter().fold(sampler, |sampler, rule| sampler.under(rule.clone()));
+    Request {
+        history: case.prompt.clone(),
+        sampler,
+        max_tokens: case.max_tokens,
+        stats: Stats::default(),
+    }
+}
+
 /// Texts that share passes are those that they are alone, whatever drafts, whoever comes and goes
 /// beside them.
 #[test]
 fn texts_in_one_pass_are_those_alone() {
     let target = Toy::new(21);
-    let engines = |n: usize| Box::new(Several::new((0..n).map(|_| target.engine()).collect()));
     let mut cases: Vec<Case> = Vec::new();
     for (i, config) in settings().into_iter().enumerate() {
         for seed in 0..3 {
@@ -206,37 +243,34 @@ fn texts_in_one_pass_are_those_alone() {
                 _ => Box::new(NoDraft),
             }
         });
-        let policy = invariance::policy(tree, None);
-        let mut texts =
-            Parallel::new(Timeline::new(engines(seats)), drafters.collect(), policy, &[17], &never);
+        let mut timeline = Timeline::new(target.engine_for(seats));
+        let (mut each, mut policy) = (Each(drafters.collect()), invariance::policy(tree, None));
+        let mut texts = Scheduler::new(&mut timeline, &mut each, &mut policy, &[17], &never);
         let mut got: Vec<Option<(Vec<u32>, Stop)>> = vec![None; cases.len()];
         let (mut next, mut seated, mut heard) = (0, vec![usize::MAX; seats], vec![0; cases.len()]);
         while next < cases.len() || texts.running() > 0 {
             while next < cases.len() && texts.has_room() {
                 let case = &cases[next];
-                let sampler = Sampler::new(case.config.clone()).unwrap();
-                let sampler =
-                    case.rule.iter().fold(sampler, |sampler, rule| sampler.under(rule.clone()));
                 // What cannot be admitted leaves the others alone.
-                assert_eq!(
-                    fault_of(&texts.admit(vec![], sampler.clone(), 5).unwrap_err()).unwrap().kind,
-                    Kind::Usage
-                );
-                match texts.admit(case.prompt.clone(), sampler, case.max_tokens).unwrap() {
-                    Admitted::At(seat) => seated[seat] = next,
-                    Admitted::Done(stop) => got[next] = Some((case.prompt.clone(), stop)),
-                }
+                let nothing = Request { history: vec![], ..request(case) };
+                assert_eq!(fault_of(&texts.admit(nothing).unwrap_err()).unwrap().kind, Kind::Usage);
+                // Who goes away at once, or later, does too.
+                let gone = texts.admit(request(&cases[0])).unwrap();
+                assert_eq!(texts.cancel(gone).unwrap().history, cases[0].prompt);
+                assert!(texts.cancel(gone).is_none());
+                seated[texts.admit(request(case)).unwrap()] = next;
                 next += 1;
             }
-            let mut listen = |seat: usize, _| {
-                heard[seated[seat]] += 1;
+            let mut listen = |seat: usize, event| {
+                heard[seated[seat]] += matches!(event, Event::Token(_)) as usize;
                 if heard[seated[seat]] >= cases[seated[seat]].patience {
                     Flow::Stop
                 } else {
                     Flow::Continue
                 }
             };
-            for ended in texts.round(&mut listen).unwrap() {
+            for ended in texts.step(&mut listen).unwrap() {
+                assert_eq!(ended.stats.tokens as usize, heard[seated[ended.sequence]]);
                 got[seated[ended.sequence]] = Some((ended.history, ended.stop.unwrap()));
             }
         }
@@ -341,7 +375,7 @@ fn an_interrupt_stops_between_chunks_and_between_rounds() {
         &mut in_prefill,
     )
     .unwrap();
-    assert_eq!((stop, history.len(), timeline.position()), (Stop::Interrupt, 40, 16));
+    assert_eq!((stop, history.len(), timeline.position(0)), (Stop::Interrupt, 40, 16));
     assert_eq!(chunks, [(8, 39), (16, 39)]);
 
     flag.store(false, Ordering::Relaxed);

@@ -6,7 +6,9 @@ use gemma::checkpoint::Checkpoint;
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, PlannedEngine, ReferenceEngine, Rows, Scores, TokenTree};
+use gemma::engine::{
+    Engine, Input, Output, PlannedEngine, ReferenceEngine, Rows, Scores, TokenTree,
+};
 use gemma::gemma::Weights;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -61,7 +63,7 @@ fn run(engine: &mut dyn Engine, ids: &[u32], chunk: usize) -> Scores {
     let mut scores = Scores::default();
     for tokens in ids.chunks(chunk.min(engine.max_rows())) {
         engine.forward(&TokenTree::chain(tokens), Rows::All, &mut scores).unwrap();
-        engine.commit(&(0..tokens.len() as u32).collect::<Vec<_>>()).unwrap();
+        engine.commit(&[(0, &(0..tokens.len() as u32).collect::<Vec<_>>())]).unwrap();
         all.logits.extend_from_slice(&scores.logits);
     }
     all
@@ -208,7 +210,7 @@ fn both_engines_live_through_the_same_trees() {
     let mut rng = SmallRng::seed_from_u64(1);
     let (mut worst, mut steps_back) = (0f32, 0);
     // From inside the first window of 40 to beyond the first page of 256.
-    while engines[0].position() < 300 {
+    while engines[0].position(0) < 300 {
         let (first, more) = (rng.random_range(1..40), rng.random_range(0..10));
         let mut tree = TokenTree::root(rng.random_range(0..vocab));
         for i in 1..first + more {
@@ -229,12 +231,18 @@ fn both_engines_live_through_the_same_trees() {
             let mut scores = [Scores::default(), Scores::default()];
             engine.forward(&start, Rows::All, &mut scores[0]).unwrap();
             if more > 0 {
-                engine.forward_more(&tree, first as usize, Rows::All, &mut scores[1]).unwrap();
+                engine
+                    .run(
+                        &[Input::new(0, &tree, Rows::All).after(first as usize)],
+                        Output::Logits,
+                        &mut scores[1],
+                    )
+                    .unwrap();
             }
             assert_eq!(scores.each_ref().map(Scores::rows), [first as usize, more as usize]);
-            engine.commit(&path).unwrap();
-            engine.truncate(engine.position() - back).unwrap();
-            (scores.map(|s| s.logits).concat(), engine.position())
+            engine.commit(&[(0, &path)]).unwrap();
+            engine.truncate(0, engine.position(0) - back).unwrap();
+            (scores.map(|s| s.logits).concat(), engine.position(0))
         });
         assert_eq!(a.1, b.1);
         worst = worst.max(largest_difference(&a.0, &b.0));
@@ -278,7 +286,7 @@ fn a_tree_scores_alike_in_both_engines() {
             node = tree.parent[n as usize];
         }
         for (engine, scores) in [(&mut oracle as &mut dyn Engine, &mut a), (&mut planned, &mut b)] {
-            engine.commit(&path).unwrap();
+            engine.commit(&[(0, &path)]).unwrap();
             engine.forward(&TokenTree::root(9), Rows::Last, scores).unwrap();
         }
         assert!(

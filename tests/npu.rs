@@ -114,7 +114,7 @@ fn trees_equal_one_by_one_decoding_beside_the_npu() {
         for n in [100, 256, 360, 383, 384, 512, 630, 900] {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{kv:?}, share {share}"));
         }
-        let report = a.assist().unwrap();
+        let report = a.executor().unwrap().assist().unwrap();
         assert!(
             report.row_pages > 0 && report.given_up.is_none() && report.checks > 0,
             "{report:?}"
@@ -137,7 +137,7 @@ fn trees_equal_one_by_one_decoding_beside_gpu_and_npu() {
             assisted_with(&weights, kv, 256, ModelOptions::default(), Box::new(open()));
         let (mut b, _) = assisted_with(&weights, kv, 256, late, Box::new(open()));
         check_tree(&mut a, &mut b, &text[..1060], &mut rng, &format!("{kv:?}"));
-        let report = a.assist().unwrap();
+        let report = a.executor().unwrap().assist().unwrap();
         assert!(report.row_pages > 0 && report.given_up.is_none(), "{report:?}");
         // Whatever the NPU rounds, it is close to what a processor computes alone.
         let mut alone =
@@ -165,7 +165,7 @@ fn the_npu_changes_little_and_something() {
     let mut b = plain(KvFormat::F32);
     for n in [380, 900] {
         for e in [&mut a, &mut b] {
-            e.truncate(0).unwrap();
+            e.truncate(0, 0).unwrap();
             prefill(e, &text[..n], &mut rng);
         }
         let (x, y) = (one_by_one(&mut a, &[3]), one_by_one(&mut b, &[3]));
@@ -182,7 +182,7 @@ fn the_npu_changes_little_and_something() {
         let most = y.iter().map(|y| f32::from_bits(*y).abs()).fold(0.0, f32::max);
         assert!(far < 0.01 * most, "{far} of {most}");
     }
-    let report = a.assist().unwrap();
+    let report = a.executor().unwrap().assist().unwrap();
     // 900 positions: three pages sealed, twice, as the timeline began anew.
     assert_eq!((report.pages_sealed, report.silicon), (1 + 3, false));
 }
@@ -196,12 +196,12 @@ fn pages_follow_an_edited_history() {
     let (mut a, _) = assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(1, false));
     let (mut b, _) = assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(2, false));
     prefill(&mut a, &first, &mut rng);
-    a.truncate(700).unwrap();
+    a.truncate(0, 700).unwrap();
     prefill(&mut a, &second[..90], &mut rng);
     prefill(&mut b, &first[..700], &mut rng);
     prefill(&mut b, &second[..90], &mut rng);
     assert_eq!(one_by_one(&mut a, &[1, 2, 3]), one_by_one(&mut b, &[1, 2, 3]));
-    let sealed = a.assist().unwrap().pages_sealed;
+    let sealed = a.executor().unwrap().assist().unwrap().pages_sealed;
     assert_eq!(sealed, 3 + 1, "the third page was sealed again");
 }
 
@@ -230,14 +230,14 @@ fn every_fault_is_survived() {
         let mut scores = Scores::default();
         for chunk in text.chunks(64) {
             e.forward(&TokenTree::chain(chunk), Rows::All, &mut scores).unwrap();
-            e.commit(&(0..chunk.len() as u32).collect::<Vec<_>>()).unwrap();
+            e.commit(&[(0, &(0..chunk.len() as u32).collect::<Vec<_>>())]).unwrap();
         }
         bits(&scores.logits)
     };
     let want = logits(&mut plain(KvFormat::F32));
     let (mut whole, _) = assisted(KvFormat::F32, 256, ModelOptions::default(), cpu(2, false));
     let with_npu = logits(&mut whole);
-    let jobs = whole.assist().unwrap().jobs;
+    let jobs = whole.executor().unwrap().assist().unwrap().jobs;
     assert!(with_npu != want && jobs > 8, "{jobs} jobs");
     for (name, kind) in FaultKind::ALL {
         for late in [false, true] {
@@ -247,7 +247,7 @@ fn every_fault_is_survived() {
                 let (mut e, open) = assisted(KvFormat::F32, 256, options, cpu(2, false));
                 assert!(open.total() > 3);
                 let got = logits(&mut e);
-                let report = e.assist().unwrap();
+                let report = e.executor().unwrap().assist().unwrap();
                 let what = format!("{name}@{from}, late {late}");
                 if from == jobs {
                     assert!(report.given_up.is_none() && got == with_npu, "{what}: {report:?}");

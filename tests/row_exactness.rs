@@ -10,7 +10,7 @@ use common::trees::{VOCAB, check_sequences, check_tree, one_by_one, prefill, ran
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Isa};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, PlannedEngine, ReducedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{Engine, Input, Output, PlannedEngine, ReducedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{Config, Role, Weights};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -202,11 +202,11 @@ fn rounds_equal_a_fresh_prefill(kv: KvFormat) {
     for round in 0..1000 {
         if history.len() > 1100 {
             history.clear();
-            a.truncate(0).unwrap();
+            a.truncate(0, 0).unwrap();
         } else if rng.random_bool(0.2) {
             let back = rng.random_range(0..=history.len().min(100));
             history.truncate(history.len() - back);
-            a.truncate(history.len()).unwrap();
+            a.truncate(0, history.len()).unwrap();
         }
         let rows = rng.random_range(1..=16);
         let tree = random_tree(&mut rng, rows);
@@ -219,14 +219,14 @@ fn rounds_equal_a_fresh_prefill(kv: KvFormat) {
             node = parent;
         }
         path.reverse();
-        a.commit(&path).unwrap();
+        a.commit(&[(0, &path)]).unwrap();
         history.extend(path.iter().map(|n| tree.tokens[*n as usize]));
         if round % 100 == 99 {
             let mut fresh = engine(70, "i4-row+h128", "i8-row", kv, CpuOptions::default());
             prefill(&mut fresh, &history, &mut rng);
-            assert_eq!(a.position(), fresh.position());
+            assert_eq!(a.position(0), fresh.position(0));
             assert!(
-                a.visible_cache().unwrap() == fresh.visible_cache().unwrap(),
+                a.visible_cache(0).unwrap() == fresh.visible_cache(0).unwrap(),
                 "round {round}, {} tokens",
                 history.len()
             );
@@ -240,9 +240,9 @@ fn a_ring_refuses_to_go_back_further_than_it_remembers() {
     let text = tokens(&mut rng, 1100);
     let mut a = engine(70, "f32", "f32", KvFormat::F32, CpuOptions::default());
     prefill(&mut a, &text, &mut rng);
-    assert!(a.truncate(100).is_err());
-    a.truncate(900).unwrap();
-    a.truncate(0).unwrap();
+    assert!(a.truncate(0, 100).is_err());
+    a.truncate(0, 900).unwrap();
+    a.truncate(0, 0).unwrap();
     prefill(&mut a, &text[..100], &mut rng);
 }
 
@@ -254,26 +254,27 @@ fn a_commit_takes_only_paths_of_the_last_tree() {
     tree.push(0, 2);
     tree.push(0, 3);
     a.forward(&tree, Rows::All, &mut scores).unwrap();
-    assert!(a.commit(&[1]).is_err());
-    assert!(a.commit(&[0, 1, 2]).is_err());
-    a.commit(&[0, 2]).unwrap();
-    assert!(a.commit(&[0]).is_err(), "the tree is spent");
+    assert!(a.commit(&[(0, &[1])]).is_err());
+    assert!(a.commit(&[(0, &[0, 1, 2])]).is_err());
+    a.commit(&[(0, &[0, 2])]).unwrap();
+    assert!(a.commit(&[(0, &[0])]).is_err(), "the tree is spent");
 
     let mut b = engine_for(70, "f32", "f32", KvFormat::F32, CpuOptions::default(), 3);
-    b.forward_each(&[(2, &tree), (0, &tree)], &mut scores).unwrap();
-    assert!(b.commit_each(&[(1, &[0])]).is_err(), "a sequence that had no tree");
-    assert!(b.commit_each(&[(2, &[0, 3])]).is_err(), "a node of another sequence's tree");
-    b.commit_each(&[(0, &[0]), (2, &[0, 1])]).unwrap();
-    let positions = [0, 1, 2].map(|sequence| {
-        b.select(sequence);
-        b.position()
-    });
-    assert_eq!(positions, [1, 0, 2]);
-    assert!(
-        b.forward_each(&[(1, &tree), (1, &tree)], &mut scores).is_err(),
-        "two trees of one sequence"
-    );
-    assert!(b.forward_each(&[(3, &tree)], &mut scores).is_err(), "a sequence that is none");
+    let mut pass = |b: &mut PlannedEngine, inputs: &[(usize, usize)]| {
+        let input = |&(s, first): &(usize, usize)| Input::new(s, &tree, Rows::All).after(first);
+        let inputs: Vec<_> = inputs.iter().map(input).collect();
+        b.run(&inputs, Output::Logits, &mut scores)
+    };
+    pass(&mut b, &[(2, 0), (0, 0)]).unwrap();
+    assert!(b.commit(&[(1, &[0])]).is_err(), "a sequence that had no tree");
+    assert!(b.commit(&[(2, &[0, 3])]).is_err(), "a node of another sequence's tree");
+    b.commit(&[(0, &[0])]).unwrap();
+    b.commit(&[(2, &[0, 1])]).unwrap();
+    assert!(b.commit(&[(2, &[0])]).is_err(), "the tree is spent");
+    assert_eq!([0, 1, 2].map(|sequence| b.position(sequence)), [1, 0, 2]);
+    assert!(pass(&mut b, &[(1, 0), (1, 0)]).is_err(), "two trees of one sequence");
+    assert!(pass(&mut b, &[(3, 0)]).is_err(), "a sequence that is none");
+    assert!(pass(&mut b, &[(1, 2)]).is_err(), "a tree that scratch does not hold");
 }
 
 /// Logits that stay where they were computed are those that would have been handed over, also of a
@@ -291,7 +292,6 @@ fn logits_left_with_the_engine_are_those_handed_over() {
     let pairs: [[Box<dyn Engine>; 2]; 2] =
         [[Box::new(plain()), Box::new(plain())], [Box::new(narrow()), Box::new(narrow())]];
     for [mut gives, mut keeps] in pairs {
-        keeps.leave_logits();
         let known = gives.vocab() as u32;
         let history: Vec<u32> = (0..12).map(|i| 2 + i * 29 % (known - 2)).collect();
         let mut tree = TokenTree::chain(&history);
@@ -306,12 +306,9 @@ fn logits_left_with_the_engine_are_those_handed_over() {
             (18, 4, Rows::Last),
         ] {
             (0..more).for_each(|i| _ = tree.push(11, 5 + (7 * (first as u32 + i)) % (known - 5)));
-            for (engine, scores) in [(&mut gives, &mut given), (&mut keeps, &mut none)] {
-                match first {
-                    0 => engine.forward(&tree, rows, scores).unwrap(),
-                    _ => engine.forward_more(&tree, first, rows, scores).unwrap(),
-                }
-            }
+            let input = Input::new(0, &tree, rows).after(first);
+            gives.run(&[input], Output::Logits, &mut given).unwrap();
+            keeps.run(&[input], Output::Lent, &mut none).unwrap();
             assert_eq!((none.rows(), none.vocab), (0, given.vocab));
             for row in 0..given.rows() {
                 assert_eq!(

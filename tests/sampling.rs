@@ -143,7 +143,7 @@ fn drafted_draws_have_the_exact_joint_distribution() {
     let p = p_value(|i| {
         let mut history = vec![0; 3 * (i % 1000) + 1];
         let sampler = if i % 2 == 0 { sampler(i as u64) } else { sampler((i as u64) << 20) };
-        let mut drawn = verify(&tree, &scores, &sampler, &history).unwrap().tokens(&tree);
+        let mut drawn = verify(&tree, &scores, 0, &sampler, &history).unwrap().tokens(&tree);
         history.resize(history.len() + drawn.len(), 0);
         while drawn.len() < 3 {
             drawn.push(sampler.pick(history.len(), &logits(&drawn), &[]).unwrap());
@@ -154,7 +154,7 @@ fn drafted_draws_have_the_exact_joint_distribution() {
     assert!(p > 1e-3, "p = {p}");
     // And token by token the same as without the tree.
     let history = vec![0; 9];
-    let drawn = verify(&tree, &scores, &one, &history).unwrap().tokens(&tree);
+    let drawn = verify(&tree, &scores, 0, &one, &history).unwrap().tokens(&tree);
     assert_eq!(drawn, triple(&one, |n| 9 + n)[..drawn.len()]);
 }
 

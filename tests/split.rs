@@ -13,7 +13,7 @@ use gemma::compute::dry::Dry;
 use gemma::compute::split::{Side, SplitExecutor};
 use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{Engine, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::forward::{self, ForwardOptions};
 use gemma::gemma::{Role, Weights};
 use gemma::sampler::SamplerConfig;
@@ -51,7 +51,7 @@ fn scores(engine: &mut PlannedEngine) -> Vec<u32> {
     let (start, parent) = (tree.tokens[..7].to_vec(), tree.parent[..7].to_vec());
     engine.forward(&TokenTree { tokens: start, parent }, Rows::All, &mut out).unwrap();
     let mut all = bits(&out.logits);
-    engine.forward_more(&tree, 7, Rows::Last, &mut out).unwrap();
+    engine.run(&[Input::new(0, &tree, Rows::Last).after(7)], Output::Logits, &mut out).unwrap();
     all.extend(bits(&out.logits));
     let mut hidden = Vec::new();
     engine.hidden(&mut hidden).unwrap();
@@ -70,7 +70,7 @@ fn two_processors_give_the_bits_of_one() {
             let mut engine = engine(split(cpu(), layers), linear, embed, kv);
             assert_eq!(scores(&mut engine), want, "{linear}, {layers} layers");
             assert!(
-                engine.visible_cache().unwrap() == plain.visible_cache().unwrap(),
+                engine.visible_cache(0).unwrap() == plain.visible_cache(0).unwrap(),
                 "{linear}, {layers} layers"
             );
         }
@@ -80,9 +80,11 @@ fn two_processors_give_the_bits_of_one() {
 #[test]
 fn a_profile_counts_both_sides() {
     let mut engine = engine(split(cpu(), 1), "i4-g32", "i8-row", KvFormat::F16);
-    engine.start_profile();
+    engine.executor_mut().unwrap().start_profile();
     engine.forward(&TokenTree::root(1), Rows::All, &mut Scores::default()).unwrap();
-    let calls = |label| engine.profile().iter().find(|k| k.label == label).map(|k| k.calls);
+    let calls = |label| {
+        engine.executor().unwrap().profile().iter().find(|k| k.label == label).map(|k| k.calls)
+    };
     assert_eq!(
         (calls("qkv"), calls("head"), calls("down")),
         (Some(LAYERS as u64), Some(1), Some(LAYERS as u64))

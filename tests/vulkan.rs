@@ -9,7 +9,7 @@ use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::step::StepView;
 use gemma::compute::{Dispatch, Executor, KvFormat, Op, Plan, RowSet, StepLayout};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{Engine, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{Role, Weights};
 use gemma::vulkan::VulkanExecutor;
 
@@ -65,10 +65,10 @@ fn a_pass_that_is_waited_for_later_is_the_same_pass() {
         let mut tree = TokenTree::chain(&[round, 7, 9]);
         tree.push(1, 30 + round);
         // Whole rows of logits and lists of the best come back by different ways.
-        let best = (round % 2 == 1).then_some((4, 96));
-        [&mut a, &mut b].into_iter().for_each(|e| e.want(best));
-        a.forward(&tree, Rows::All, &mut want).unwrap();
-        assert!(b.begin(&tree, Rows::All).unwrap());
+        let output = [Output::Logits, Output::Best { n: 4, usable: 96 }][round as usize % 2];
+        let inputs = [Input::new(0, &tree, Rows::All)];
+        a.run(&inputs, output, &mut want).unwrap();
+        assert!(b.begin(&inputs, output).unwrap());
         while b.is_busy() {
             std::thread::yield_now();
         }
@@ -80,9 +80,9 @@ fn a_pass_that_is_waited_for_later_is_the_same_pass() {
         );
         assert!(!b.is_busy());
         let path = [0, 1, 3];
-        [&mut a, &mut b].into_iter().for_each(|e| e.commit(&path).unwrap());
+        [&mut a, &mut b].into_iter().for_each(|e| e.commit(&[(0, &path)]).unwrap());
     }
-    assert_eq!(a.visible_cache().unwrap(), b.visible_cache().unwrap());
+    assert_eq!(a.visible_cache(0).unwrap(), b.visible_cache(0).unwrap());
 }
 
 /// What is written for the next pass while one runs is not seen by the one that runs.

@@ -8,7 +8,7 @@ use common::trees::{prefill, random_tree, tokens};
 use common::vulkan::{config, device};
 use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{Engine, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{Role, Weights};
 use gemma::vulkan::{ALLOW_CPU_DRIVER, CheckedExecutor, SPOIL, Spoil, VulkanExecutor};
 use rand::SeedableRng;
@@ -37,9 +37,10 @@ fn session(mut engine: PlannedEngine) -> anyhow::Result<(Vec<f32>, Scores)> {
     let mut scores = Scores::default();
     engine.forward(&random_tree(&mut rng, 20), Rows::All, &mut scores)?;
     let logits = scores.logits.clone();
-    engine.want(Some((5, 90)));
-    engine.forward(&TokenTree::chain(&[3, 1, 4]), Rows::All, &mut scores)?;
-    engine.commit(&[0, 1])?;
+    let chain = TokenTree::chain(&[3, 1, 4]);
+    let best = Output::Best { n: 5, usable: 90 };
+    engine.run(&[Input::new(0, &chain, Rows::All)], best, &mut scores)?;
+    engine.commit(&[(0, &[0, 1])])?;
     Ok((logits, scores))
 }
 

@@ -12,7 +12,7 @@ use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::{Executor, KvFormat};
 use gemma::decode::Stop;
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, Memory, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{Columns, Engine, Input, Memory, Output, PlannedEngine, Scores};
 use gemma::eval::evaluate;
 use gemma::gemma::{Role, Weights};
 use gemma::sampler::{Rule, SamplerConfig};
@@ -56,39 +56,38 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         let mut engine = self.engine.take().unwrap();
-        engine.truncate(0).unwrap();
-        engine.want(None);
+        engine.truncate(0, 0).unwrap();
         self.pool.lock().unwrap().push(engine);
     }
 }
 
 impl Engine for Lent {
-    fn position(&self) -> usize {
-        self.get().position()
+    fn sequences(&self) -> usize {
+        self.get().sequences()
     }
-    fn context(&self) -> usize {
-        self.get().context()
+    fn position(&self, sequence: usize) -> usize {
+        self.get().position(sequence)
+    }
+    fn context(&self, sequence: usize) -> usize {
+        self.get().context(sequence)
     }
     fn max_rows(&self) -> usize {
         self.get().max_rows()
     }
+    fn rows_of(&self, token: u32) -> usize {
+        self.get().rows_of(token)
+    }
     fn vocab(&self) -> usize {
         self.get().vocab()
     }
-    fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
-        self.get_mut().forward(tree, rows, out)
+    fn reach(&self) -> Option<usize> {
+        self.get().reach()
     }
-    fn forward_more(
-        &mut self,
-        tree: &TokenTree,
-        first_new: usize,
-        rows: Rows,
-        out: &mut Scores,
-    ) -> Result<()> {
-        self.get_mut().forward_more(tree, first_new, rows, out)
+    fn columns(&self) -> Option<&Columns> {
+        self.get().columns()
     }
-    fn begin(&mut self, tree: &TokenTree, rows: Rows) -> Result<bool> {
-        self.get_mut().begin(tree, rows)
+    fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
+        self.get_mut().begin(inputs, output)
     }
     fn finish(&mut self, out: &mut Scores) -> Result<()> {
         self.get_mut().finish(out)
@@ -96,14 +95,14 @@ impl Engine for Lent {
     fn is_busy(&self) -> bool {
         self.get().is_busy()
     }
-    fn want(&mut self, best: Option<(usize, usize)>) {
-        self.get_mut().want(best);
+    fn lend(&self, i: usize) -> Option<&[f32]> {
+        self.get().lend(i)
     }
-    fn commit(&mut self, path: &[u32]) -> Result<()> {
-        self.get_mut().commit(path)
+    fn commit(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
+        self.get_mut().commit(paths)
     }
-    fn truncate(&mut self, position: usize) -> Result<()> {
-        self.get_mut().truncate(position)
+    fn truncate(&mut self, sequence: usize, position: usize) -> Result<()> {
+        self.get_mut().truncate(sequence, position)
     }
     fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()> {
         self.get_mut().hidden(out)
@@ -113,6 +112,12 @@ impl Engine for Lent {
     }
     fn describe(&self) -> String {
         self.get().describe()
+    }
+    fn executor(&self) -> Option<&dyn Executor> {
+        self.get().executor()
+    }
+    fn executor_mut(&mut self) -> Option<&mut dyn Executor> {
+        self.get_mut().executor_mut()
     }
 }
 

@@ -24,7 +24,7 @@ fn scores(exec: VulkanExecutor, format: &str) -> Vec<Vec<u32>> {
     for rows in [128, 128, 1, 1, 16, 16u32] {
         let tokens: Vec<u32> = (0..rows).map(|i| (i * 31 + rows) % 96).collect();
         engine.forward(&TokenTree::chain(&tokens), Rows::All, &mut scores).unwrap();
-        engine.commit(&(0..rows).collect::<Vec<_>>()).unwrap();
+        engine.commit(&[(0, &(0..rows).collect::<Vec<_>>())]).unwrap();
         all.push(scores.logits.iter().map(|x| x.to_bits()).collect());
     }
     all

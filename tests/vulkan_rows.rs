@@ -7,7 +7,7 @@ use common::trees::{bits, check_sequences, check_tree, prefill, random_tree, tok
 use common::vulkan::{config, device, wide_config};
 use gemma::compute::KvFormat;
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{Engine, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{Role, Weights};
 use gemma::vulkan::VulkanExecutor;
 use rand::SeedableRng;
@@ -95,12 +95,12 @@ fn committed_bytes_equal_a_fresh_prefill() {
                 path.push(parent);
             }
             path.reverse();
-            a.commit(&path).unwrap();
+            a.commit(&[(0, &path)]).unwrap();
             history.extend(path.iter().map(|n| tree.tokens[*n as usize]));
         }
         let mut fresh = engine(open(), "i4-g32", "i8-row", kv);
         prefill(&mut fresh, &history, &mut rng);
-        let (a, fresh) = (a.visible_cache().unwrap(), fresh.visible_cache().unwrap());
+        let (a, fresh) = (a.visible_cache(0).unwrap(), fresh.visible_cache(0).unwrap());
         assert!(a == fresh && a.iter().any(|b| *b != 0), "{kv:?}, {} tokens", history.len());
     }
 }
@@ -124,11 +124,11 @@ fn kernels_for_one_few_and_many_rows_give_the_same_bits() {
         let mut want = Vec::new();
         for token in &tokens {
             engine.forward(&TokenTree::root(*token), Rows::All, &mut scores).unwrap();
-            engine.commit(&[0]).unwrap();
+            engine.commit(&[(0, &[0])]).unwrap();
             want.push(bits(scores.row(0)));
         }
         for rows in [7, 8, 9, 16, 31, 33, 64, 72] {
-            engine.truncate(0).unwrap();
+            engine.truncate(0, 0).unwrap();
             engine.forward(&TokenTree::chain(&tokens[..rows]), Rows::All, &mut scores).unwrap();
             let wrong: Vec<usize> =
                 (0..rows).filter(|row| bits(scores.row(*row)) != want[*row]).collect();
@@ -145,8 +145,8 @@ fn lists_of_the_best_logits_are_those_of_the_logits() {
     let (mut all, mut best) = (Scores::default(), Scores::default());
     engine.forward(&tree, Rows::All, &mut all).unwrap();
     for (n, usable) in [(1, 96), (5, 96), (64, 90), (3, 7)] {
-        engine.want(Some((n, usable)));
-        engine.forward(&tree, Rows::All, &mut best).unwrap();
+        let input = Input::new(0, &tree, Rows::All);
+        engine.run(&[input], Output::Best { n, usable }, &mut best).unwrap();
         assert_eq!(best.rows(), 5);
         for (row, list) in best.best.iter().enumerate() {
             let mut want: Vec<(u32, f32)> =

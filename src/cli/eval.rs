@@ -154,7 +154,7 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
         }
     };
     bar.finish_and_clear();
-    npu::say(engine.assist().as_ref(), ui);
+    npu::say(engine.as_ref(), ui);
     print(&if options.json { format!("{json}\n") } else { text })?;
     Ok(0)
 }

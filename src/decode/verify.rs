@@ -24,11 +24,12 @@ impl Verdict {
 
 /// Walks from the root to the child that carries the token picked, for as long as there is one.
 ///
-/// `scores` has a row per node, `history` ends with the root. What a sampler's rule allows is asked
+/// `scores` has a row per node from row `first` on, `history` ends with the root. What a sampler's rule allows is asked
 /// along the accepted path alone.
 pub fn verify(
     tree: &TokenTree,
     scores: &Scores,
+    first: usize,
     sampler: &Sampler,
     history: &[Token],
 ) -> Result<Verdict> {
@@ -37,7 +38,8 @@ pub fn verify(
     let mut path = vec![0];
     loop {
         let node = path[path.len() - 1];
-        let next = scores.pick(node as usize, sampler, history.len() + path.len() - 1, &context)?;
+        let (row, position) = (first + node as usize, history.len() + path.len() - 1);
+        let next = scores.pick(row, sampler, position, &context)?;
         match tree.child(node, next) {
             Some(child) => path.push(child),
             None => return Ok(Verdict { path, next }),
@@ -67,7 +69,7 @@ mod tests {
         let verdict = |repeat_penalty| {
             let sampler =
                 Sampler::new(SamplerConfig { repeat_penalty, ..Default::default() }).unwrap();
-            verify(&tree, &scores, &sampler, &[9]).unwrap()
+            verify(&tree, &scores, 0, &sampler, &[9]).unwrap()
         };
         assert_eq!(verdict(1.0), Verdict { path: vec![0, a, c], next: 1 });
         assert_eq!(verdict(1.0).tokens(&tree), [1, 1, 1]);

@@ -1,9 +1,9 @@
-//! A small language model as a source of guesses: it reads the history once and nodes of the tree
-//! in batches.
+//! A small language model as a source of guesses: it reads each text's history once, and nodes of
+//! all texts' trees in passes that they share.
 
 use anyhow::Result;
 
-use crate::engine::{Columns, Engine, Rows, Scores, Timeline, TokenTree};
+use crate::engine::{Columns, Engine, Input, Output, Rows, Scores, Timeline, TokenTree};
 use crate::tensor::Token;
 
 /// Tokens newer than the cache that still go into the first pass of a round instead of a prefill.
@@ -12,25 +12,42 @@ const PENDING: usize = 16;
 pub struct Lm {
     name: &'static str,
     timeline: Timeline,
-    /// Where in the history the text begins that the model reads.
-    from: usize,
-    /// What the engine evaluates: tokens newer than the cache in a line, then nodes of the tree.
-    work: TokenTree,
+    /// By sequence.
+    texts: Vec<Text>,
+    /// Texts of this round: passes keep their trees in scratch.
+    round: Vec<usize>,
+    /// Rows of scratch that passes have filled, and those of nodes that wait for the next one.
+    filled: usize,
+    waiting: usize,
     scores: Scores,
     passes: u64,
     rows: u64,
 }
 
+/// What the model reads of a text.
+#[derive(Clone, Debug, Default)]
+struct Text {
+    /// Where in the history that part begins.
+    from: usize,
+    /// What the engine evaluates: tokens newer than the cache in a line, then nodes of the tree;
+    /// and how many of them it has.
+    work: TokenTree,
+    done: usize,
+    /// The row of the first node of the last pass among its scores.
+    row: usize,
+}
+
 impl Lm {
     /// `name` appears in the statistics. The engine's tokenizer must be the target's; its rows may
-    /// be fewer or more.
-    pub fn new(name: &'static str, mut engine: Box<dyn Engine>) -> Self {
-        engine.leave_logits();
+    /// be fewer or more. It drafts for as many texts as the engine has sequences.
+    pub fn new(name: &'static str, engine: Box<dyn Engine>) -> Self {
         Lm {
             name,
+            texts: vec![Text::default(); engine.sequences()],
             timeline: Timeline::new(engine),
-            from: 0,
-            work: TokenTree::default(),
+            round: Vec::new(),
+            filled: 0,
+            waiting: 0,
             scores: Scores::default(),
             passes: 0,
             rows: 0,
@@ -52,14 +69,14 @@ impl Lm {
 
     /// Why nothing is proposed, if so.
     pub fn note(&self) -> Option<String> {
-        let full = self.engine().reach().is_none()
-            && self.timeline.position() + 1 >= self.engine().context();
+        let is_full = |text| self.timeline.position(text) + 1 >= self.engine().context(text);
+        let full = self.engine().reach().is_none() && (0..self.texts.len()).any(is_full);
         full.then(|| format!("{}: the draft model's context is full", self.name))
     }
 
-    /// Tokens behind a history of so many that the model has room for.
-    pub fn left(&self, history: usize) -> usize {
-        (self.engine().context() + self.from).saturating_sub(history)
+    /// Tokens behind a text's history of so many that the model has room for.
+    pub fn left(&self, text: usize, history: usize) -> usize {
+        (self.engine().context(text) + self.texts[text].from).saturating_sub(history)
     }
 
     /// The part of a history that the model reads. Where it sees only so far back, of what it has
@@ -67,74 +84,162 @@ impl Lm {
     /// short one, and no text grows too long. Behind the first 10,000 characters of 30 held-out
     /// texts the small bundled draft brought 2.28 tokens a pass so, 2.27 having read all; with a
     /// quarter 2.25.
-    fn part<'h>(&mut self, history: &'h [Token]) -> &'h [Token] {
+    fn part<'h>(&mut self, text: usize, history: &'h [Token]) -> &'h [Token] {
         if let Some(reach) = self.engine().reach() {
-            let part = history.get(self.from..).unwrap_or_default();
-            let read = self.timeline.common(0, part);
-            if read == 0 || part.len() - read > reach || part.len() > self.engine().context() {
-                self.from = history.len().saturating_sub(reach.div_ceil(2));
+            let part = history.get(self.texts[text].from..).unwrap_or_default();
+            let read = self.timeline.common(text, part);
+            let most = self.engine().context(text);
+            if read == 0 || part.len() - read > reach || part.len() > most {
+                self.texts[text].from = history.len().saturating_sub(reach.div_ceil(2));
             }
         }
-        &history[self.from..]
+        &history[self.texts[text].from..]
     }
 
     /// Reads a prompt ahead of the first round, for as long as `more` says so.
-    pub fn read(&mut self, history: &[Token], more: &mut dyn FnMut() -> bool) -> Result<()> {
-        let part = self.part(history);
-        if part.iter().all(|&token| self.knows(token))
-            && part.len() < self.engine().context()
-            && more()
-        {
-            self.timeline.sync(part, &mut |_| more())?;
+    pub fn read(
+        &mut self,
+        text: usize,
+        history: &[Token],
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        let part = self.part(text, history);
+        let known = part.iter().all(|&token| self.knows(token));
+        if known && part.len() < self.engine().context(text) && more() {
+            self.timeline.sync(text, part, &mut |_| more())?;
         }
         Ok(())
     }
 
-    /// Evaluates the end of the history; the place of that row in the work, or `None` if the model
-    /// does not know a token or has no room. Most of what the target accepted is in scratch since
-    /// the last round and costs nothing.
-    pub fn begin(&mut self, history: &[Token]) -> Result<Option<u32>> {
-        let part = self.part(history);
-        let (_, past) = part.split_last().expect("a history has at least one token");
-        let cached = self.timeline.adopt(past)?;
-        if part.len() > self.engine().context()
-            || !part[cached..].iter().all(|&token| self.knows(token))
-        {
-            return Ok(None);
+    /// Begins a round of these texts, and says of each how. With a text comes the place of its
+    /// newest token in the tree of the round before, where that goes on from there. Most of what
+    /// the target accepted is in scratch since then and costs nothing.
+    pub fn begin<'h>(&mut self, texts: &[(usize, &'h [Token], Option<u32>)]) -> Result<Vec<Start>> {
+        self.round = texts.iter().map(|(text, ..)| *text).collect();
+        self.waiting = 0;
+        let most = self.engine().max_rows();
+        let goes_on = |(text, history, place): &(usize, &[Token], Option<u32>)| {
+            place.is_some() && self.stands_at(*text, history) == *place
+        };
+        let mut starts: Vec<Start> = texts
+            .iter()
+            .map(|text| if goes_on(text) { Start::GoesOn } else { Start::Cannot })
+            .collect();
+        let some_go_on = starts.contains(&Start::GoesOn);
+        let room = if some_go_on { most - most.min(self.filled + most.div_ceil(8)) } else { most };
+
+        // What of the others' histories the first pass has to read.
+        let mut anew: Vec<(usize, &'h [Token])> = Vec::new();
+        for (&(text, history, _), start) in texts.iter().zip(&starts) {
+            if *start == Start::Cannot {
+                let part = self.part(text, history);
+                let read = self.timeline.common(text, part);
+                let is_known = part[read..].iter().all(|&token| self.knows(token));
+                if is_known && part.len() <= self.engine().context(text) {
+                    anew.push((text, part));
+                }
+            }
         }
-        if part.len() - cached > PENDING.min(self.engine().max_rows() / 4).max(1) {
-            self.timeline.sync(past, &mut |_| true)?;
+        let past = |part: &'h [Token]| &part[..part.len() - 1];
+        let pasts: Vec<_> = anew.iter().map(|(text, part)| (*text, past(part))).collect();
+        self.timeline.adopt(&pasts)?;
+        let longest = PENDING.min(most / 4).max(1);
+        loop {
+            let of = |(text, part): &(usize, &[Token])| part.len() - self.timeline.position(*text);
+            let rows: usize = anew.iter().map(|(text, part)| self.unread(*text, part)).sum();
+            let Some(most_unread) = (0..anew.len()).max_by_key(|i| of(&anew[*i])) else { break };
+            let unread = of(&anew[most_unread]);
+            if rows <= room && unread <= longest {
+                break;
+            }
+            if some_go_on {
+                return self.begin(&anew_all(texts));
+            }
+            match unread {
+                // More texts than scratch has rows.
+                1 => drop(anew.remove(most_unread)),
+                _ => {
+                    let (text, part) = anew[most_unread];
+                    self.timeline.sync(text, past(part), &mut |_| true)?;
+                }
+            }
         }
-        self.work = TokenTree::chain(&part[self.timeline.position()..]);
-        self.timeline.forward(&self.work, Rows::Last, &mut self.scores)?;
-        (self.passes, self.rows) = (self.passes + 1, self.rows + self.work.len() as u64);
-        Ok(Some(self.work.len() as u32 - 1))
+        if some_go_on && self.filled + most.div_ceil(8) > most {
+            return self.begin(&anew_all(texts));
+        }
+        if !some_go_on {
+            self.filled = 0;
+        }
+        self.waiting = anew.iter().map(|(text, part)| self.unread(*text, part)).sum();
+        for (&(text, ..), start) in texts.iter().zip(&mut starts) {
+            if *start == Start::GoesOn {
+                continue;
+            }
+            let own = &mut self.texts[text];
+            (own.done, own.row) = (0, 0);
+            own.work.clear();
+            if let Some((_, part)) = anew.iter().find(|(other, _)| *other == text) {
+                own.work = TokenTree::chain(&part[self.timeline.position(text)..]);
+                *start = Start::Waits(own.work.len() as u32 - 1);
+            }
+        }
+        Ok(starts)
     }
 
-    /// Whether the row at `row` is that of the end of the history, with room left to go on from
-    /// there: then nothing has to begin anew.
-    pub fn stands_at(&self, history: &[Token], row: u32) -> bool {
-        let part = history.get(self.from..).unwrap_or_default();
-        self.room() >= self.engine().max_rows().div_ceil(8)
-            && self.timeline.stands_at(part) == Some(row)
+    /// Rows of what the cache does not hold of a text.
+    fn unread(&self, text: usize, part: &[Token]) -> usize {
+        let new = &part[self.timeline.position(text)..];
+        new.iter().map(|token| self.rows_of(*token)).sum()
     }
 
-    /// Nodes that can still be evaluated this round.
+    /// The place of a text's newest token among its nodes, if that is evaluated.
+    fn stands_at(&self, text: usize, history: &[Token]) -> Option<u32> {
+        let part = history.get(self.texts.get(text)?.from..).unwrap_or_default();
+        self.timeline.stands_at(text, part)
+    }
+
+    /// Rows that a token takes, at most.
+    pub fn rows_of(&self, token: Token) -> usize {
+        self.engine().rows_of(token)
+    }
+
+    /// Rows of scratch that are still free this round.
     pub fn room(&self) -> usize {
-        self.engine().max_rows().saturating_sub(self.work.len())
+        self.engine().max_rows().saturating_sub(self.filled + self.waiting)
     }
 
-    /// Puts a node in the next batch, below one that is evaluated or in the batch too. Returns its
-    /// place.
-    pub fn push(&mut self, parent: u32, token: Token) -> u32 {
-        self.work.push(parent, token)
+    /// Lets a node of a text wait for the next pass, below one that is evaluated or waits too.
+    /// Returns its place.
+    pub fn push(&mut self, text: usize, parent: u32, token: Token) -> u32 {
+        self.waiting += self.rows_of(token);
+        self.texts[text].work.push(parent, token)
     }
 
-    /// Evaluates the nodes from place `first` on. [`logits`](Self::logits) then has a row for each.
-    pub fn evaluate(&mut self, first: u32) -> Result<()> {
-        (self.passes, self.rows) =
-            (self.passes + 1, self.rows + self.work.len() as u64 - first as u64);
-        self.timeline.forward_more(&self.work, first as usize, Rows::All, &mut self.scores)
+    /// Evaluates all nodes that wait. [`logits`](Self::logits) then has a row for each of them, but
+    /// of a text that began anew for its newest token alone.
+    pub fn evaluate(&mut self) -> Result<()> {
+        let mut inputs = Vec::with_capacity(self.round.len());
+        let mut scored = 0;
+        for &text in &self.round {
+            let own = &mut self.texts[text];
+            if own.work.is_empty() {
+                continue;
+            }
+            own.row = scored;
+            let rows = if own.done == 0 { Rows::Last } else { Rows::All };
+            inputs.push((text, own.done, rows));
+            scored += Input::new(text, &own.work, rows).after(own.done).scored();
+            self.rows += (own.work.len() - own.done) as u64;
+            own.done = own.work.len();
+        }
+        let inputs: Vec<Input<'_>> = inputs
+            .into_iter()
+            .map(|(text, done, rows)| Input::new(text, &self.texts[text].work, rows).after(done))
+            .collect();
+        self.timeline.run(&inputs, Output::Lent, &mut self.scores)?;
+        self.passes += 1;
+        self.filled += std::mem::take(&mut self.waiting);
+        Ok(())
     }
 
     /// Passes so far, and their rows, reading prompts not counted.
@@ -147,8 +252,27 @@ impl Lm {
         self.engine().columns()
     }
 
-    /// Logits behind the i-th node of the last batch, or behind the history.
-    pub fn logits(&self, i: usize) -> &[f32] {
-        self.engine().lend(i).unwrap_or_else(|| self.scores.row(i))
+    /// Logits behind the i-th of a text's nodes in the last pass.
+    pub fn logits(&self, text: usize, i: usize) -> &[f32] {
+        let row = self.texts[text].row + i;
+        self.engine().lend(row).unwrap_or_else(|| self.scores.row(row))
     }
+}
+
+/// The same texts, none of which goes on.
+fn anew_all<'h>(
+    texts: &[(usize, &'h [Token], Option<u32>)],
+) -> Vec<(usize, &'h [Token], Option<u32>)> {
+    texts.iter().map(|(text, history, _)| (*text, *history, None)).collect()
+}
+
+/// How a text begins a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// With the tree of the round before.
+    GoesOn,
+    /// With its newest token, at this place among its nodes, once that is evaluated.
+    Waits(u32),
+    /// Without the model.
+    Cannot,
 }

@@ -70,39 +70,55 @@ impl DraftContext<'_> {
     }
 }
 
-/// A source of guesses.
+/// One text's part of a round of drafting.
+pub struct Ask<'a> {
+    /// The text's place among those that are drafted for: its sequence of the target.
+    pub text: usize,
+    pub ctx: DraftContext<'a>,
+    /// Holds the root alone before guesses are added.
+    pub out: &'a mut Proposal,
+}
+
+impl Ask<'_> {
+    /// Whether no guess is of use.
+    pub fn is_idle(&self) -> bool {
+        self.ctx.nodes == 0 || self.ctx.depth == 0
+    }
+}
+
+/// A source of guesses for all texts that grow.
 pub trait Drafter {
     /// A short name for the statistics.
     fn name(&self) -> &'static str;
-    /// Adds guesses to `out`, which holds the root alone.
-    fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()>;
-    /// Works ahead on what may follow `proposal`, which the target's device scores at this moment,
-    /// for as long as `more` says so. `ctx` is the one that the proposal was made for. Nothing
-    /// depends on it but how much the next proposal costs and offers.
-    fn meanwhile(
+    /// Adds guesses for each of these texts. Returns how many passes of a draft model that took.
+    fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize>;
+    /// Works ahead on what may follow these proposals, which the target's device scores at this
+    /// moment, for as long as `more` says so. The contexts are those that they were made for.
+    /// Nothing depends on it but how much the next proposals cost and offer.
+    fn meanwhile(&mut self, _asks: &[Ask<'_>], _more: &mut dyn FnMut() -> bool) -> Result<()> {
+        Ok(())
+    }
+    /// Reads what it can of a text's prompt while the target's device does, for as long as `more`
+    /// says so.
+    fn read_ahead(
         &mut self,
-        _ctx: &DraftContext<'_>,
-        _proposal: &Proposal,
+        _text: usize,
+        _history: &[Token],
         _more: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         Ok(())
     }
-    /// Reads what it can of a prompt while the target's device does, for as long as `more` says so.
-    fn read_ahead(&mut self, _history: &[Token], _more: &mut dyn FnMut() -> bool) -> Result<()> {
-        Ok(())
-    }
-    /// Reads the rest of a prompt ahead of the first proposal. Nothing depends on it but where the
-    /// time is spent.
-    fn prepare(&mut self, _history: &[Token]) -> Result<()> {
+    /// Another text takes this place: reads the rest of its prompt ahead of the first proposal.
+    fn prepare(&mut self, _text: usize, _history: &[Token]) -> Result<()> {
         Ok(())
     }
     /// Whether [`DraftContext::verified`] is of use.
     fn reads_target(&self) -> bool {
         false
     }
-    /// Whether the text's end has come before, at some length: a look that costs next to nothing,
-    /// for rounds that would not ask.
-    fn has_recent_match(&mut self, _history: &[Token]) -> bool {
+    /// Whether a text's end has come before, at some length: a look that costs next to nothing, for
+    /// rounds that would not ask.
+    fn has_recent_match(&mut self, _text: usize, _history: &[Token]) -> bool {
         false
     }
     /// Keeps what was learnt for the next run, where there is a place for it.
@@ -125,7 +141,7 @@ impl Drafter for NoDraft {
         "none"
     }
 
-    fn propose(&mut self, _: &DraftContext<'_>, _: &mut Proposal) -> Result<()> {
-        Ok(())
+    fn propose(&mut self, _: &mut [Ask<'_>]) -> Result<usize> {
+        Ok(0)
     }
 }

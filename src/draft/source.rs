@@ -23,11 +23,12 @@ const FROM_MODEL: usize = 12;
 const UNSEEN: f32 = 0.02;
 
 /// Where guesses come from; each may be missing.
-#[derive(Default)]
-pub struct Sources {
-    pub context: Option<Automaton>,
-    pub table: Option<Table>,
-    pub lm: Option<Lm>,
+#[derive(Clone, Copy, Default)]
+pub struct Sources<'a> {
+    pub context: Option<&'a Automaton>,
+    pub table: Option<&'a Table>,
+    /// With the text's place among those of the model.
+    pub lm: Option<(&'a Lm, usize)>,
 }
 
 /// A place in the tree: what stands there and before it.
@@ -110,7 +111,7 @@ impl Gather {
     /// penalty reads it.
     pub fn choice(
         &mut self,
-        s: &Sources,
+        s: &Sources<'_>,
         rules: Rules<'_>,
         spot: Spot,
         row: Option<usize>,
@@ -120,7 +121,7 @@ impl Gather {
         let mut matched = 0;
         for (opinion, at) in [(&mut *long, Some(spot.matched)), (&mut *short, None)] {
             opinion.list.clear();
-            if let Some(automaton) = &s.context {
+            if let Some(automaton) = s.context {
                 let at = at.unwrap_or_else(|| automaton.shorter(spot.matched));
                 opinion.left = automaton.continuations(at, FROM_MATCH, &mut opinion.list);
                 matched = matched.max(if opinion.list.is_empty() { 0 } else { at.len });
@@ -133,20 +134,20 @@ impl Gather {
         ];
         for (opinion, key) in [&mut *pair, &mut *last].into_iter().zip(keys) {
             opinion.list.clear();
-            if let Some(slot) = s.table.as_ref().zip(key).and_then(|(table, key)| table.get(key)) {
+            if let Some(slot) = s.table.zip(key).and_then(|(table, key)| table.get(key)) {
                 opinion.set(slot.list().take(FROM_TABLE), 0.5 / (slot.count as f32 + 1.0));
                 if let Some(Key::Pair(..)) = key {
                     seen = slot.count.max(1) as u32;
                 }
             }
         }
-        let logits = match (&s.lm, row) {
-            (Some(lm), Some(row)) => Some(lm.logits(row)),
+        let logits = match (s.lm, row) {
+            (Some((lm, text)), Some(row)) => Some(lm.logits(text, row)),
             _ => None,
         };
         self.ranked.clear();
         let mut sure = None;
-        let columns = s.lm.as_ref().and_then(Lm::columns);
+        let columns = s.lm.and_then(|(lm, _)| lm.columns());
         let logits = match (logits, rules.mask) {
             (Some(logits), Some(mask)) => {
                 let token_of = |column: usize| {

@@ -1,46 +1,34 @@
-//! All sources, one tree: grown best first by mixed chances, the draft model asked level by level,
-//! several nodes at a time.
+//! All sources, one tree for each text: grown best first by mixed chances, the draft model asked
+//! step by step, several nodes of all texts at a time.
 //!
 //! Context matches and table entries cost nothing, so every node that may be of use is continued by
 //! them at once: copied passages become long chains before the draft model is asked at all. What
 //! the model then says of a node replaces the chances there.
+//!
+//! Each text has a tree and an automaton of its own; the table, the mixers and the draft model are
+//! shared. A draft step is one pass of the model over nodes of all texts that want one.
 
 mod ahead;
+mod tree;
 
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use super::automaton::{Automaton, Match};
-use super::lm::Lm;
+use super::lm::{Lm, Start};
 use super::memory::Memory;
-use super::mix::{self, Choice, Mixer};
-use super::source::{Gather, Rules, Sources, Spot, advocate};
+use super::mix::{self, Mixer};
+use super::source::Gather;
 use super::table::Table;
-use super::{DraftContext, Drafter, Figures, Proposal, forced};
+use super::{Ask, Drafter, Figures};
 use crate::engine::Engine;
 use crate::tensor::Token;
+use tree::Tree;
 
-/// Nodes that the draft model evaluates at once.
-const WIDTH: usize = 8;
-/// Children considered of each node.
-const BRANCHES: usize = 8;
-/// Children less likely than this are not considered.
-const FAINT: f32 = 0.002;
-/// A level is not worth its pass if all its nodes together are less likely than this.
-const LEAST: f32 = 0.1;
-/// A node is not evaluated along with others if it is this much less likely than the likeliest of
-/// them.
-const SHARE: f32 = 0.1;
-/// What a node's likeliest continuation has of its chance, as a rule at most.
-const HOPE: f32 = 0.7;
 /// Tokens that the text's end must share with an earlier place to be worth a look in rounds that
 /// would not ask.
 const REPEATED: u32 = 4;
-/// Price of a level, in tokens that plain decoding would bring meanwhile, above which levels are
-/// one node wide.
-const DEAR: f32 = 0.03;
-/// How much the measured time of a level moves with each one.
+/// How much the measured time of a draft step moves with each one.
 const RATE: f32 = 0.1;
 
 /// How the sources are made into one tree. The default is the best; the others are there to be
@@ -61,64 +49,27 @@ impl Default for Mixing {
     }
 }
 
-#[derive(Clone, Debug)]
-struct Node {
-    token: Token,
-    parent: u32,
-    depth: usize,
-    /// Chance once the parent is taken, and of the whole path.
-    own: f32,
-    chance: f32,
-    source: &'static str,
-    /// The longest ending here that the text had before.
-    matched: Match,
-    /// What follows, once that was asked.
-    choice: Option<Choice>,
-    /// A rule leaves nothing to ask: one token may follow, or none but the end.
-    forced: bool,
-    /// Place in the draft model's work, once it is evaluated.
-    row: Option<u32>,
-}
-
-impl Node {
-    fn new(token: Token, parent: u32, depth: usize, matched: Match) -> Self {
-        Node {
-            token,
-            parent,
-            depth,
-            own: 0.0,
-            chance: 0.0,
-            source: "",
-            matched,
-            choice: None,
-            forced: false,
-            row: None,
-        }
-    }
-
-    /// Whether nobody has asked yet what follows.
-    fn is_open(&self) -> bool {
-        self.choice.is_none() && !self.forced
-    }
+/// What all texts' trees are grown with.
+pub struct Ways {
+    table: Option<Table>,
+    lm: Option<Lm>,
+    /// For temperature 0 and for others.
+    mixers: [Mixer; 2],
+    mixing: Mixing,
+    gather: Gather,
+    chances: Vec<f32>,
+    /// Seconds that a draft step takes.
+    step_time: f32,
 }
 
 pub struct Stack {
     name: &'static str,
-    sources: Sources,
-    /// For temperature 0 and for others.
-    mixers: [Mixer; 2],
-    mixing: Mixing,
+    ways: Ways,
+    /// Whether what a text had before is a source.
+    reads_text: bool,
+    /// By text, as far as there were any.
+    trees: Vec<Tree>,
     memory: Option<Memory>,
-    gather: Gather,
-    chances: Vec<f32>,
-    /// The last round's tree, root first, parents before children; and the length of its history.
-    nodes: Vec<Node>,
-    asked: usize,
-    warm: bool,
-    /// Seconds that a level of the draft model takes.
-    level_time: f32,
-    /// The tree was grown since it was proposed.
-    ahead: bool,
     figures: Figures,
 }
 
@@ -132,23 +83,17 @@ impl Stack {
         table: Option<Table>,
         mixing: Mixing,
     ) -> Self {
-        let context = context.then(Automaton::new);
         let mixer = |warm: bool| {
             if mixing.prior { Mixer::new(warm) } else { Mixer::fixed(warm) }.at_rate(mixing.rate)
         };
+        let mixers = [false, true].map(|warm| mixer(warm && mixing.noise));
+        let (gather, chances, step_time) = Default::default();
         Stack {
             name,
-            sources: Sources { context, table, lm },
-            mixers: [false, true].map(|warm| mixer(warm && mixing.noise)),
-            mixing,
+            ways: Ways { table, lm, mixers, mixing, gather, chances, step_time },
+            reads_text: context,
+            trees: Vec::new(),
             memory: None,
-            gather: Gather::default(),
-            chances: Vec::new(),
-            nodes: Vec::new(),
-            asked: 0,
-            warm: false,
-            level_time: 0.0,
-            ahead: false,
             figures: Figures::default(),
         }
     }
@@ -175,272 +120,127 @@ impl Stack {
             memory.load().with_context(|| format!("{} is not used", memory.path().display()));
         self.memory = Some(memory);
         if let Some(kept) = kept? {
-            self.sources.table = self.sources.table.take().map(|_| kept.table);
-            if let Some(mixers) = kept.mixers.filter(|_| self.mixing.prior) {
-                self.mixers = mixers.map(|mixer| mixer.at_rate(self.mixing.rate));
+            self.ways.table = self.ways.table.take().map(|_| kept.table);
+            if let Some(mixers) = kept.mixers.filter(|_| self.ways.mixing.prior) {
+                self.ways.mixers = mixers.map(|mixer| mixer.at_rate(self.ways.mixing.rate));
             }
         }
         Ok(())
     }
 
-    /// One step of learning for every place of the last tree whose outcome the history shows.
-    fn learn(&mut self, history: &[Token]) {
-        let asked = std::mem::take(&mut self.asked);
-        if asked == 0
-            || history.len() <= asked
-            || self.nodes.first().is_none_or(|root| root.token != history[asked - 1])
-        {
-            return;
+    /// The tree of a text.
+    fn tree(&mut self, text: usize) -> &mut Tree {
+        while self.trees.len() <= text {
+            self.trees.push(Tree::new(self.trees.len(), self.reads_text));
         }
-        let mut at = 0u32;
-        for &token in &history[asked..] {
-            if let Some(choice) = &self.nodes[at as usize].choice {
-                self.mixers[self.warm as usize].learn(choice, token, &mut self.chances);
-            }
-            match self.child(at, token) {
-                Some(child) => at = child,
-                None => break,
-            }
-        }
+        &mut self.trees[text]
     }
 
-    fn child(&self, parent: u32, token: Token) -> Option<u32> {
-        let after = parent as usize + 1;
-        let found = self.nodes[after..]
-            .iter()
-            .position(|node| node.parent == parent && node.token == token);
-        found.map(|i| (after + i) as u32)
-    }
-
-    /// Tokens from below the root to a node.
-    fn path(&self, mut node: u32) -> Vec<Token> {
-        let mut path = Vec::new();
-        while node != 0 {
-            path.push(self.nodes[node as usize].token);
-            node = self.nodes[node as usize].parent;
-        }
-        path.reverse();
-        path
-    }
-
-    /// Asks all sources what follows a node, the draft model if `row` of its last batch is the
-    /// node's, and adds or corrects the children.
-    fn expand(&mut self, ctx: &DraftContext<'_>, at: u32, row: Option<usize>) -> Result<()> {
-        let node = &self.nodes[at as usize];
-        let previous =
-            if at == 0 { ctx.history.len().checked_sub(2).map(|i| ctx.history[i]) } else { None };
-        let spot = Spot {
-            previous: previous
-                .or_else(|| (at != 0).then(|| self.nodes[node.parent as usize].token)),
-            token: node.token,
-            matched: node.matched,
-            position: ctx.history.len() + node.depth,
-        };
-        let (depth, matched) = (node.depth, node.matched);
-        let context = if ctx.sampler.reads_context() {
-            [ctx.history, &self.path(at)].concat()
-        } else {
-            Vec::new()
-        };
-        // Where the rule fails guesses are as good as without; it will say so when the target's own
-        // token is picked.
-        let mask = ctx.sampler.mask(&context).unwrap_or_default();
-        if let Some(mask) =
-            mask.as_ref().filter(|mask| mask.only().is_some() || mask.ends() || mask.is_empty())
-        {
-            let token = mask.only().filter(|token| !mask.ends() && (*token as usize) < ctx.vocab);
-            self.force(at, token);
-            return Ok(());
-        }
-        let rules = Rules {
-            sampler: ctx.sampler,
-            mask: mask.as_deref(),
-            vocab: ctx.vocab,
-            noise: self.mixing.noise,
-        };
-        let choice = self.gather.choice(&self.sources, rules, spot, row, &context)?;
-        let mixer = &self.mixers[self.warm as usize];
-        mixer.chances(&choice, &mut self.chances);
-        let mut order: Vec<usize> = (0..choice.tokens.len()).collect();
-        order.sort_by(|&a, &b| self.chances[b].total_cmp(&self.chances[a]));
-        let model = self.sources.lm.as_ref().map_or("model", |lm| lm.name());
-        for (rank, i) in order.into_iter().enumerate() {
-            let (token, own) = (choice.tokens[i], self.chances[i]);
-            let wanted = rank < if ctx.chain { 1 } else { BRANCHES } && own >= FAINT;
-            let there = self.child(at, token);
-            if !wanted && there.is_none() {
-                continue;
+    /// Begins the texts' trees, or goes on with those of the round before. Returns which wait for
+    /// the draft model to see their roots.
+    fn begin(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Start>> {
+        let mut found = Vec::with_capacity(asks.len());
+        let mut matches = Vec::with_capacity(asks.len());
+        for ask in asks {
+            let (ctx, history) = (&ask.ctx, ask.ctx.history);
+            self.tree(ask.text);
+            let (tree, ways) = (&mut self.trees[ask.text], &mut self.ways);
+            let asked = tree.asked;
+            tree.learn(ways, history);
+            if let (Some(table), Some(verified)) = (&mut ways.table, ctx.verified) {
+                table.feed(history, verified, ctx.sampler);
             }
-            let source = advocate(mixer, &choice, &self.chances, i, model);
-            match there {
-                Some(child) => {
-                    let child = &mut self.nodes[child as usize];
-                    (child.own, child.source) = (own, source);
-                }
-                None => {
-                    let matched = self
-                        .sources
-                        .context
-                        .as_ref()
-                        .map_or(Match::default(), |a| a.step(matched, token));
-                    self.nodes.push(Node {
-                        own,
-                        source,
-                        ..Node::new(token, at, depth + 1, matched)
-                    });
+            matches.push(tree.follow(history));
+            tree.warm = ctx.sampler.config().temperature > 0.0;
+            found.push(tree.find(history, asked));
+        }
+        let wants_model = |ask: &Ask<'_>| ask.ctx.draft_steps > 0 && !ask.is_idle();
+        let mut starts = vec![Start::Cannot; asks.len()];
+        if let Some(lm) = &mut self.ways.lm {
+            let wanting: Vec<usize> = (0..asks.len()).filter(|i| wants_model(&asks[*i])).collect();
+            let texts: Vec<_> = wanting
+                .iter()
+                .map(|i| (asks[*i].text, asks[*i].ctx.history, found[*i].map(|(_, row)| row)))
+                .collect();
+            let begun = lm.begin(&texts)?;
+            wanting.into_iter().zip(begun).for_each(|(i, start)| starts[i] = start);
+        }
+        for (i, ask) in asks.iter().enumerate() {
+            let tree = &mut self.trees[ask.text];
+            let goes_on = starts[i] == Start::GoesOn;
+            let worked = std::mem::take(&mut tree.ahead);
+            self.figures.ahead += worked as u64;
+            self.figures.hits += (worked && goes_on) as u64;
+            match found[i].filter(|_| goes_on) {
+                Some((root, _)) => tree.take_over(root, matches[i]),
+                None => tree.begin(ask.ctx.root(), matches[i]),
+            }
+        }
+        Ok(starts)
+    }
+
+    /// Grows the texts' trees from their roots, in as many passes of the draft model as they allow.
+    /// Returns how many those were.
+    fn grow(&mut self, asks: &[Ask<'_>], starts: &[Start]) -> Result<usize> {
+        // Draft steps that each text has left.
+        let mut left: Vec<usize> = asks.iter().map(|ask| ask.ctx.draft_steps).collect();
+        for ((ask, start), left) in asks.iter().zip(starts).zip(&mut left) {
+            let tree = &mut self.trees[ask.text];
+            match start {
+                _ if ask.is_idle() => *left = 0,
+                Start::Waits(_) => continue,
+                Start::GoesOn => tree.spread(&mut self.ways, &ask.ctx)?,
+                Start::Cannot => {
+                    tree.expand(&mut self.ways, &ask.ctx, 0, None)?;
+                    tree.spread(&mut self.ways, &ask.ctx)?;
+                    *left = 0;
                 }
             }
         }
-        self.nodes[at as usize].choice = Some(choice);
-        Ok(())
-    }
-
-    /// Continues a node by the one token that may follow, if any.
-    fn force(&mut self, at: u32, token: Option<Token>) {
-        let node = &mut self.nodes[at as usize];
-        node.forced = true;
-        let (depth, matched) = (node.depth + 1, node.matched);
-        if let Some(token) = token.filter(|token| self.child(at, *token).is_none()) {
-            let matched =
-                self.sources.context.as_ref().map_or(Match::default(), |a| a.step(matched, token));
-            self.nodes.push(Node {
-                own: 1.0,
-                source: forced::NAME,
-                ..Node::new(token, at, depth, matched)
-            });
-        }
-    }
-
-    /// Chances of whole paths. In a chain only the likeliest child of a node has any.
-    fn weigh(&mut self, chain: bool) {
-        let mut heir: Vec<u32> = if chain { vec![0; self.nodes.len()] } else { Vec::new() };
-        if chain {
-            for (i, node) in self.nodes.iter().enumerate().skip(1) {
-                let best = &mut heir[node.parent as usize];
-                if *best == 0 || node.own > self.nodes[*best as usize].own {
-                    *best = i as u32;
-                }
-            }
-        }
-        for i in 1..self.nodes.len() {
-            let (parent, own) = (self.nodes[i].parent as usize, self.nodes[i].own);
-            let lost = chain && heir[parent] != i as u32;
-            self.nodes[i].chance = if lost { 0.0 } else { own * self.nodes[parent].chance };
-        }
-    }
-
-    /// The `n` likeliest nodes besides the root, best first; a parent comes before its children.
-    fn best(&self, n: usize) -> Vec<u32> {
-        let mut order: Vec<u32> =
-            (1..self.nodes.len() as u32).filter(|&i| self.nodes[i as usize].chance > 0.0).collect();
-        let by = |a: &u32, b: &u32| {
-            self.nodes[*b as usize].chance.total_cmp(&self.nodes[*a as usize].chance).then(a.cmp(b))
-        };
-        if n < order.len() {
-            order.select_nth_unstable_by(n, by);
-            order.truncate(n);
-        }
-        order.sort_unstable_by(by);
-        order
-    }
-
-    /// Continues every node of the tree by what costs nothing.
-    fn spread(&mut self, ctx: &DraftContext<'_>) -> Result<()> {
+        let mut steps = 0;
+        let mut frontiers: Vec<Vec<u32>> = vec![Vec::new(); asks.len()];
         loop {
-            self.weigh(ctx.chain);
-            let open = |&i: &u32| {
-                self.nodes[i as usize].is_open() && self.nodes[i as usize].depth < ctx.depth
-            };
-            let open: Vec<u32> = self.best(ctx.nodes).into_iter().filter(open).collect();
-            if open.is_empty() {
-                return Ok(());
+            let Some(lm) = &mut self.ways.lm else { return Ok(steps) };
+            let begun = Instant::now();
+            let active = left.iter().filter(|left| **left > 0).count().max(1);
+            let room = lm.room() / active;
+            for (i, (ask, left)) in asks.iter().zip(&mut left).enumerate() {
+                frontiers[i].clear();
+                if *left == 0 {
+                    continue;
+                }
+                let tree = &mut self.trees[ask.text];
+                if let (0, Start::Waits(row)) = (steps, starts[i]) {
+                    tree.nodes[0].row = Some(row);
+                    frontiers[i].push(0);
+                } else {
+                    // The texts that share a pass share its price.
+                    let price = ask.ctx.rate.map_or(0.0, |rate| rate * self.ways.step_time);
+                    frontiers[i] = tree.frontier(&ask.ctx, lm, price / active as f32, room);
+                    tree.push(lm, &frontiers[i]);
+                }
+                *left = if frontiers[i].is_empty() { 0 } else { *left - 1 };
             }
-            open.into_iter().try_for_each(|node| self.expand(ctx, node, None))?;
-        }
-    }
-
-    /// The nodes that the draft model should see next; none if that is not worth a pass.
-    fn frontier(&self, ctx: &DraftContext<'_>, lm: &Lm) -> Vec<u32> {
-        let best = self.best(ctx.nodes);
-        // What cannot bring a likelier node than the tree has already is of no use.
-        let cutoff = if best.len() < ctx.nodes {
-            0.0
-        } else {
-            best.last().map_or(0.0, |&i| self.nodes[i as usize].chance)
-        };
-        let price = ctx.rate.map_or(0.0, |rate| rate * self.level_time);
-        let width = if price > DEAR { 1 } else { WIDTH }.min(lm.room());
-        let deepest = ctx.depth.min(lm.left(ctx.history.len()));
-        let mut chosen: Vec<u32> = Vec::new();
-        let mut most = 0.0f32;
-        for i in best {
-            let node = &self.nodes[i as usize];
-            let ready =
-                self.nodes[node.parent as usize].row.is_some() || chosen.contains(&node.parent);
-            let of_use = HOPE * node.chance > cutoff && node.chance >= SHARE * most;
-            if node.row.is_none()
-                && ready
-                && of_use
-                && node.depth < deepest
-                && lm.knows(node.token)
-                && chosen.len() < width
-            {
-                most = most.max(node.chance);
-                chosen.push(i);
+            if frontiers.iter().all(Vec::is_empty) {
+                return Ok(steps);
             }
+            lm.evaluate()?;
+            for (ask, frontier) in asks.iter().zip(&frontiers).filter(|(_, f)| !f.is_empty()) {
+                let tree = &mut self.trees[ask.text];
+                for (row, &node) in frontier.iter().enumerate() {
+                    tree.expand(&mut self.ways, &ask.ctx, node, Some(row))?;
+                }
+            }
+            // The first step of a round may read many tokens.
+            if steps > 0 || starts.iter().all(|start| *start == Start::GoesOn) {
+                let seconds = begun.elapsed().as_secs_f32();
+                self.ways.step_time += RATE * (seconds - self.ways.step_time);
+            }
+            for (ask, _) in asks.iter().zip(&frontiers).filter(|(_, f)| !f.is_empty()) {
+                self.trees[ask.text].spread(&mut self.ways, &ask.ctx)?;
+            }
+            steps += 1;
         }
-        let gain: f32 = chosen.iter().map(|&i| self.nodes[i as usize].chance).sum();
-        // The same time would bring `price` tokens otherwise, and the target must check what is
-        // found there too.
-        if gain < (2.0 * price).max(LEAST) { Vec::new() } else { chosen }
-    }
-
-    /// Lets the draft model see one more level; false if that is not worth it.
-    fn ask_model(&mut self, ctx: &DraftContext<'_>) -> Result<bool> {
-        let start = Instant::now();
-        let frontier = self.sources.lm.as_ref().map_or(Vec::new(), |lm| self.frontier(ctx, lm));
-        if frontier.is_empty() {
-            return Ok(false);
-        }
-        self.evaluate(ctx, &frontier)?;
-        self.level_time += RATE * (start.elapsed().as_secs_f32() - self.level_time);
-        Ok(true)
-    }
-
-    /// Lets the draft model see these nodes, whose parents it has seen.
-    fn evaluate(&mut self, ctx: &DraftContext<'_>, frontier: &[u32]) -> Result<()> {
-        let Some(lm) = self.sources.lm.as_mut() else { return Ok(()) };
-        let mut first = u32::MAX;
-        for &i in frontier {
-            let (parent, token) = (self.nodes[i as usize].parent, self.nodes[i as usize].token);
-            let above = self.nodes[parent as usize].row.expect("a parent is evaluated first");
-            let row = lm.push(above, token);
-            first = first.min(row);
-            self.nodes[i as usize].row = Some(row);
-        }
-        lm.evaluate(first)?;
-        for (row, &i) in frontier.iter().enumerate() {
-            self.expand(ctx, i, Some(row))?;
-        }
-        Ok(())
-    }
-
-    /// Grows the tree from its root, in as many passes of the draft model as the context allows.
-    fn grow(&mut self, ctx: &DraftContext<'_>) -> Result<()> {
-        let mut levels = ctx.draft_steps;
-        if self.nodes[0].row.is_none() {
-            let lm = self.sources.lm.as_mut().filter(|_| levels > 0);
-            let row = lm.map_or(Ok(None), |lm| lm.begin(ctx.history))?;
-            levels -= row.is_some() as usize;
-            self.nodes[0].row = row;
-            self.expand(ctx, 0, row.map(|_| 0))?;
-        }
-        self.spread(ctx)?;
-        while self.nodes[0].row.is_some() && levels > 0 && self.ask_model(ctx)? {
-            levels -= 1;
-            self.spread(ctx)?;
-        }
-        Ok(())
     }
 }
 
@@ -449,83 +249,61 @@ impl Drafter for Stack {
         self.name
     }
 
-    fn read_ahead(&mut self, history: &[Token], more: &mut dyn FnMut() -> bool) -> Result<()> {
-        self.sources.lm.as_mut().map_or(Ok(()), |lm| lm.read(history, more))
-    }
-
-    fn prepare(&mut self, history: &[Token]) -> Result<()> {
-        // Another text, or another sampler.
-        (self.asked, self.ahead) = (0, false);
-        if let Some(automaton) = &mut self.sources.context {
-            automaton.sync(history);
-        }
-        self.sources.lm.as_mut().map_or(Ok(()), |lm| lm.read(history, &mut || true))
-    }
-
-    fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
-        let asked = self.asked;
-        self.learn(ctx.history);
-        if let (Some(table), Some(verified)) = (&mut self.sources.table, ctx.verified) {
-            table.feed(ctx.history, verified, ctx.sampler);
-        }
-        let matched = self.sources.context.as_mut().map_or(Match::default(), |automaton| {
-            automaton.sync(ctx.history);
-            automaton.ending()
-        });
-        self.warm = ctx.sampler.config().temperature > 0.0;
-        if !self.resume(ctx, asked, matched) {
-            self.nodes.clear();
-            self.nodes.push(Node { own: 1.0, chance: 1.0, ..Node::new(ctx.root(), 0, 0, matched) });
-        }
-        if ctx.nodes == 0 || ctx.depth == 0 {
-            return Ok(());
-        }
-        self.grow(ctx)?;
-        self.asked = ctx.history.len();
-        let mut place = vec![0; self.nodes.len()];
-        for i in self.best(ctx.nodes) {
-            let node = &self.nodes[i as usize];
-            place[i as usize] =
-                out.add(place[node.parent as usize], node.token, node.own, node.source);
-        }
-        Ok(())
-    }
-
-    fn meanwhile(
+    fn read_ahead(
         &mut self,
-        ctx: &DraftContext<'_>,
-        proposal: &Proposal,
+        text: usize,
+        history: &[Token],
         more: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
-        self.work_ahead(ctx, proposal, more)
+        self.ways.lm.as_mut().map_or(Ok(()), |lm| lm.read(text, history, more))
+    }
+
+    fn prepare(&mut self, text: usize, history: &[Token]) -> Result<()> {
+        // Another text, or another sampler.
+        let tree = self.tree(text);
+        (tree.asked, tree.ahead) = (0, false);
+        tree.follow(history);
+        self.read_ahead(text, history, &mut || true)
+    }
+
+    fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize> {
+        let starts = self.begin(asks)?;
+        let steps = self.grow(asks, &starts)?;
+        for ask in asks.iter_mut().filter(|ask| !ask.is_idle()) {
+            let tree = &mut self.trees[ask.text];
+            tree.asked = ask.ctx.history.len();
+            tree.propose(ask.ctx.nodes, ask.out);
+        }
+        Ok(steps)
+    }
+
+    fn meanwhile(&mut self, asks: &[Ask<'_>], more: &mut dyn FnMut() -> bool) -> Result<()> {
+        self.work_ahead(asks, more)
     }
 
     fn figures(&self, out: &mut Figures) {
         out.add(&self.figures);
-        let [passes, rows] = self.sources.lm.as_ref().map_or([0; 2], Lm::work_done);
+        let [passes, rows] = self.ways.lm.as_ref().map_or([0; 2], Lm::work_done);
         (out.draft_passes, out.draft_rows) = (out.draft_passes + passes, out.draft_rows + rows);
     }
 
     fn reads_target(&self) -> bool {
-        self.sources.table.is_some()
+        self.ways.table.is_some()
     }
 
-    fn has_recent_match(&mut self, history: &[Token]) -> bool {
-        self.sources.context.as_mut().is_some_and(|automaton| {
-            automaton.sync(history);
-            automaton.ending().len >= REPEATED
-        })
+    fn has_recent_match(&mut self, text: usize, history: &[Token]) -> bool {
+        self.tree(text).follow(history).len >= REPEATED
     }
 
     fn save(&self) -> Result<()> {
-        match (&self.memory, &self.sources.table) {
-            (Some(memory), Some(table)) => memory.save(table, &self.mixers),
+        match (&self.memory, &self.ways.table) {
+            (Some(memory), Some(table)) => memory.save(table, &self.ways.mixers),
             _ => Ok(()),
         }
     }
 
     fn note(&self) -> Option<String> {
-        self.sources.lm.as_ref().and_then(Lm::note)
+        self.ways.lm.as_ref().and_then(Lm::note)
     }
 }
 

@@ -223,7 +223,7 @@ mod tests {
             ..Scores::default()
         };
         let sampler = Sampler::new(SamplerConfig::default()).unwrap();
-        let verified = |position| Verified { position, tree: &tree, scores: &scores };
+        let verified = |position| Verified { position, tree: &tree, scores: &scores, first: 0 };
         let mut table = Table::new();
         table.feed(&[4, 5, 6, 9], verified(2), &sampler);
         let first = |key| table.get(key).map(|slot| slot.list().next().unwrap().0);

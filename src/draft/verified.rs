@@ -15,17 +15,19 @@ pub struct Verified<'a> {
     /// Length of the history that ended with the tree's root.
     pub position: usize,
     pub tree: &'a TokenTree,
-    /// A row per node of the tree.
+    /// A row per node of the tree, that of the root at `first`.
     pub scores: &'a Scores,
+    pub first: usize,
 }
 
 impl Verified<'_> {
     /// The likeliest tokens behind a node and their logits, best first, at most [`BEST`].
     pub fn best(&self, node: usize, sampler: &Sampler) -> Vec<(Token, f32)> {
-        match self.scores.best.get(node) {
+        let row = self.first + node;
+        match self.scores.best.get(row) {
             Some(best) => best[..best.len().min(BEST)].to_vec(),
             // A row off the accepted path may be no numbers without anyone having to know.
-            None => sampler.best(self.scores.row(node), BEST).unwrap_or_default(),
+            None => sampler.best(self.scores.row(row), BEST).unwrap_or_default(),
         }
     }
 }
@@ -50,7 +52,7 @@ mod tests {
             ..Scores::default()
         };
         let [a, b] = [&rows, &lists].map(|scores| {
-            let verified = Verified { position: 2, tree: &tree, scores };
+            let verified = Verified { position: 2, tree: &tree, scores, first: 0 };
             [0, 1].map(|node| verified.best(node, &sampler))
         });
         assert_eq!((a[0].len(), &a), (BEST, &b));

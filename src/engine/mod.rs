@@ -1,5 +1,5 @@
-//! Floor 3: one model and its timelines. `forward` scores a tree without touching the cache,
-//! `commit` makes a path history.
+//! Floor 3: one model and its timelines. A pass scores trees without touching the caches, `commit`
+//! makes paths history.
 
 pub mod planned;
 pub mod reduced;
@@ -14,9 +14,10 @@ pub use reference::ReferenceEngine;
 pub use timeline::Timeline;
 pub use tree::TokenTree;
 
+use crate::compute::Executor;
 use crate::sampler::Sampler;
 use crate::tensor::Token;
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 /// Which rows of a forward pass need scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +33,7 @@ pub struct Scores {
     pub vocab: usize,
     /// f32 `[rows asked for, vocab]`
     pub logits: Vec<f32>,
-    /// In place of logits, where [`Engine::want`] asked for it: the best tokens of each row asked
+    /// In place of logits, where [`Output::Best`] asked for it: the best tokens of each row asked
     /// for, best first.
     pub best: Vec<Vec<(Token, f32)>>,
 }
@@ -55,15 +56,6 @@ impl Scores {
             Some(best) => sampler.pick_best(position, best),
             None => sampler.pick(position, self.row(i), context),
         }
-    }
-
-    /// Takes the last `n` rows off.
-    pub fn split_last(&mut self, n: usize) -> Scores {
-        let at = self.rows() - n;
-        let logits =
-            if self.best.is_empty() { self.logits.split_off(at * self.vocab) } else { Vec::new() };
-        let best = if self.best.is_empty() { Vec::new() } else { self.best.split_off(at) };
-        Scores { vocab: self.vocab, logits, best }
     }
 
     pub fn rows(&self) -> usize {
@@ -105,110 +97,113 @@ impl Columns {
     }
 }
 
-/// One model and the timeline of a text, or of several.
+/// What a pass evaluates of a sequence: the nodes of a tree from `first` on. Those before it are in
+/// scratch since the last pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    pub sequence: usize,
+    pub tree: &'a TokenTree,
+    pub first: usize,
+    /// Which of the nodes evaluated get scores.
+    pub rows: Rows,
+}
+
+impl<'a> Input<'a> {
+    /// A whole tree.
+    pub fn new(sequence: usize, tree: &'a TokenTree, rows: Rows) -> Self {
+        Input { sequence, tree, first: 0, rows }
+    }
+
+    /// The same tree, of which nodes before `first` are in scratch.
+    pub fn after(self, first: usize) -> Self {
+        Input { first, ..self }
+    }
+
+    /// Rows whose scores it asks for.
+    pub fn scored(&self) -> usize {
+        match self.rows {
+            Rows::None => 0,
+            Rows::Last => (self.tree.len() > self.first) as usize,
+            Rows::All => self.tree.len() - self.first,
+        }
+    }
+}
+
+/// In which form scores are wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Output {
+    /// All logits.
+    #[default]
+    Logits,
+    /// The `n` best tokens of a row below `usable`. An engine may give all logits instead.
+    Best { n: usize, usable: usize },
+    /// Logits that the host can read where they are may stay there: then [`Scores`] come without,
+    /// and [`Engine::lend`] has them.
+    Lent,
+}
+
+/// One model and the caches of a text, or of several: its sequences.
 ///
 /// What a row computes depends on its own token path alone, bit for bit: never on the other rows,
 /// the tree's shape, the thread count, or how the prompt was cut.
 pub trait Engine: Send {
-    /// Committed tokens.
-    fn position(&self) -> usize;
-    /// Most positions that fit.
-    fn context(&self) -> usize;
-    /// Most rows that one forward pass takes.
+    /// Texts that it keeps apart, each with a cache and a position of its own.
+    fn sequences(&self) -> usize;
+    /// Committed tokens of a sequence.
+    fn position(&self, sequence: usize) -> usize;
+    /// Most positions of a sequence that fit.
+    fn context(&self, sequence: usize) -> usize;
+    /// Most rows that scratch holds, and so a pass takes, of all sequences together.
     fn max_rows(&self) -> usize;
+    /// Rows that a token takes, at most.
+    fn rows_of(&self, token: Token) -> usize;
     /// Tokens that it takes: all below this.
     fn vocab(&self) -> usize;
     /// Positions that a row sees directly, its own included; `None` where it sees all of them. What
     /// is older reaches it only through others.
-    fn reach(&self) -> Option<usize> {
-        None
-    }
-    /// Texts that it keeps apart, each with a cache and a position of its own.
-    fn sequences(&self) -> usize {
-        1
-    }
-    /// From now on all is about this sequence, unless it names others.
-    fn select(&mut self, sequence: usize) {
-        assert_eq!(sequence, 0, "there is one sequence");
-    }
-    /// Scores all nodes of a tree of each of these sequences in one pass, in their order, as each
-    /// would be scored alone.
-    fn forward_each(&mut self, _trees: &[(usize, &TokenTree)], _out: &mut Scores) -> Result<()> {
-        bail!("there is one sequence")
-    }
-    /// [`commit`](Self::commit)s a path of each of these sequences.
-    fn commit_each(&mut self, _paths: &[(usize, &[u32])]) -> Result<()> {
-        bail!("there is one sequence")
-    }
+    fn reach(&self) -> Option<usize>;
     /// Which token each column of its scores is for; `None` where column and token are one number.
-    fn columns(&self) -> Option<&Columns> {
-        None
-    }
-    /// Scores the tree, whose root stands at `position()`. Writes scratch keys and values only.
-    fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()>;
-    /// Scores the nodes `first_new..` of a tree whose earlier nodes the last pass evaluated, at the
-    /// same root. `rows` counts new nodes only; `commit` and further calls see the whole tree.
-    fn forward_more(
-        &mut self,
-        tree: &TokenTree,
-        first_new: usize,
-        rows: Rows,
-        out: &mut Scores,
-    ) -> Result<()>;
-    /// Begins what [`forward`](Self::forward) does and returns while the device works; nothing else
-    /// may be asked of the engine before [`finish`](Self::finish). `false` where the caller would
-    /// have to wait for it: then nothing has begun.
-    fn begin(&mut self, _tree: &TokenTree, _rows: Rows) -> Result<bool> {
-        Ok(false)
-    }
-    /// Waits for the pass that was begun and gives its scores.
-    fn finish(&mut self, _out: &mut Scores) -> Result<()> {
-        bail!("no pass was begun")
-    }
+    fn columns(&self) -> Option<&Columns>;
+    /// Begins a pass over nodes of a tree of each of these sequences, each evaluated as it would be
+    /// alone. Keys and values go to scratch, which holds the trees named here and no others from
+    /// then on; an input without new nodes keeps its tree there. Where all trees are new, scratch
+    /// is empty before.
+    ///
+    /// Returns whether a device works by itself now, with time for the caller to do something else;
+    /// nothing but [`is_busy`](Self::is_busy) may be asked before [`finish`](Self::finish).
+    fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool>;
+    /// Waits for the pass that was begun and gives its scores: those of the first input's rows
+    /// first.
+    fn finish(&mut self, out: &mut Scores) -> Result<()>;
     /// Whether the pass that was begun still runs.
-    fn is_busy(&self) -> bool {
-        false
-    }
-    /// From now on the `n` best tokens of a row below `usable` will do, or with `None` all logits
-    /// are wanted. An engine may give all logits anyway.
-    fn want(&mut self, _best: Option<(usize, usize)>) {}
-    /// From now on logits that the host can read where they are may stay there: then [`Scores`]
-    /// come without, and [`lend`](Self::lend) has them.
-    fn leave_logits(&mut self) {}
+    fn is_busy(&self) -> bool;
     /// Logits of the i-th row asked for, where they were left, until the next pass.
-    fn lend(&self, _i: usize) -> Option<&[f32]> {
-        None
-    }
-    /// Makes nodes of the last forward pass part of the cache; `path` holds node indices, root
-    /// first, each the parent of the next.
-    fn commit(&mut self, path: &[u32]) -> Result<()>;
-    /// Takes back to `position` tokens. Refused when a sliding-window ring has lost what that
-    /// needs; then reset to 0 and prefill.
-    fn truncate(&mut self, position: usize) -> Result<()>;
+    fn lend(&self, i: usize) -> Option<&[f32]>;
+    /// Makes nodes in scratch part of the caches: of each of these sequences a path of nodes, root
+    /// first, each the parent of the next. The rest of its tree is forgotten; trees of other
+    /// sequences stay.
+    fn commit(&mut self, paths: &[(usize, &[u32])]) -> Result<()>;
+    /// Takes a sequence back to `position` tokens. Refused when a sliding-window ring has lost what
+    /// that needs; then reset to 0 and prefill.
+    fn truncate(&mut self, sequence: usize, position: usize) -> Result<()>;
     /// Final-norm hidden states of the rows scored last, f32 `[rows, dim]`.
     fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()>;
     /// Bytes of weights, KV cache, and everything else.
     fn memory(&self) -> Memory;
     fn describe(&self) -> String;
-    /// See [`crate::compute::Executor::read_bandwidth`].
-    fn read_bandwidth(&mut self) -> Option<f64> {
-        None
+    /// What runs its plans, for reports; `None` where nothing does.
+    fn executor(&self) -> Option<&dyn Executor>;
+    fn executor_mut(&mut self) -> Option<&mut dyn Executor>;
+
+    /// A whole pass.
+    fn run(&mut self, inputs: &[Input<'_>], output: Output, out: &mut Scores) -> Result<()> {
+        self.begin(inputs, output)?;
+        self.finish(out)
     }
-    /// See [`crate::compute::Executor::upload_bandwidth`].
-    fn upload_bandwidth(&mut self) -> Option<f64> {
-        None
-    }
-    /// See [`crate::compute::Executor::loading`].
-    fn loading(&self) -> Option<crate::compute::Loading> {
-        None
-    }
-    /// See [`crate::compute::Executor::assist`].
-    fn assist(&self) -> Option<crate::compute::AssistReport> {
-        None
-    }
-    fn start_profile(&mut self) {}
-    fn profile(&self) -> Vec<crate::compute::KernelTime> {
-        Vec::new()
+
+    /// A pass over a tree of the first sequence.
+    fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
+        self.run(&[Input::new(0, tree, rows)], Output::Logits, out)
     }
 }
 

@@ -1,16 +1,17 @@
 //! The engine that runs plans on an executor: fills the step buffer, keeps the position, and says
 //! what may be taken back.
 
-use super::rows::Trees;
-use super::{Engine, Memory, Rows, Scores, TokenTree};
+use super::rows::Scratch;
+use super::{Columns, Engine, Input, Memory, Output, Scores};
 use crate::compute::best;
 use crate::compute::step::StepView;
-use crate::compute::{BufferId, Executor, KernelTime, KvFormat};
+use crate::compute::{BufferId, Executor, KvFormat};
 use crate::error::{Fault, Kind};
 use crate::gemma::Weights;
 use crate::gemma::forward::{self, Forward, ForwardOptions};
 use crate::gemma::rope::Angles;
 use crate::kv::PAGE;
+use crate::tensor::Token;
 use anyhow::{Context, Result, ensure};
 
 /// What the caller decides.
@@ -27,19 +28,17 @@ pub struct PlannedEngine {
     model: Forward,
     context: usize,
     sequences: Vec<Sequence>,
-    /// The sequence that is selected.
-    current: usize,
     angles: [Angles; 2],
     words: Vec<u32>,
     lists: Vec<u32>,
     tables: [Vec<f32>; 2],
-    /// The trees of the last pass, still in scratch.
-    last: Trees,
+    scratch: Scratch,
+    /// Rows that the last pass scored.
     selected: usize,
-    /// Best tokens of a row that will do, below which id.
-    wanted: Option<(usize, usize)>,
     /// Logits may stay with the executor.
     leaves: bool,
+    /// Rows of a path to commit.
+    path: Vec<u32>,
     /// A pass that was started and whose scores nobody has taken.
     started: Option<Started>,
 }
@@ -89,38 +88,25 @@ impl PlannedEngine {
             tables: Default::default(),
             context: options.context,
             sequences: vec![Sequence::default(); sequences],
-            current: 0,
-            last: Trees::default(),
+            scratch: Scratch::default(),
             selected: 0,
-            wanted: None,
             leaves: false,
+            path: Vec::new(),
             started: None,
             exec,
             model,
         })
     }
 
-    /// The trees as rows of a pass.
-    fn rows_of(&self, trees: &[(usize, &TokenTree)]) -> Trees {
-        Trees::new(trees, |sequence| self.sequences[sequence].position)
-    }
-
-    /// Evaluates rows `first..` of the trees.
-    fn pass(&mut self, trees: Trees, first: usize, rows: Rows, out: &mut Scores) -> Result<()> {
-        self.start(trees, first, rows)?;
-        self.take(out)
-    }
-
-    /// Starts the evaluation of rows `first..` of the trees.
-    fn start(&mut self, trees: Trees, first: usize, rows: Rows) -> Result<()> {
-        self.started = None;
-        let n = trees.tokens.len();
+    /// Starts the evaluation of the rows of scratch from `first` on.
+    fn start(&mut self, first: usize, output: Output) -> Result<()> {
+        let (n, scratch) = (self.scratch.tokens.len(), &self.scratch);
         ensure!(
-            n > first && n <= self.max_rows(),
+            n > first && n <= self.exec.max_rows(),
             "a pass takes 1 to {} rows, got {n} (first {first})",
-            self.max_rows()
+            self.exec.max_rows()
         );
-        let last = trees.positions.iter().max().map_or(0, |p| *p as usize);
+        let last = scratch.positions[first..].iter().max().map_or(0, |p| *p as usize);
         if last >= self.context {
             let what = format!("position {last} does not fit a context of {}", self.context);
             return Err(Fault::new(Kind::Context, what)
@@ -128,7 +114,7 @@ impl PlannedEngine {
                 .into());
         }
         if let Some(bad) =
-            trees.tokens[first..].iter().find(|t| **t as usize >= self.model.config.vocab)
+            scratch.tokens[first..].iter().find(|t| **t as usize >= self.model.config.vocab)
         {
             return Err(Fault::model(format!(
                 "token {bad} is outside the vocabulary of {}",
@@ -136,18 +122,16 @@ impl PlannedEngine {
             ))
             .into());
         }
-        let selected: Vec<u32> = match rows {
-            Rows::None => Vec::new(),
-            Rows::Last => vec![n as u32 - 1],
-            Rows::All => (first as u32..n as u32).collect(),
+        let wanted = match output {
+            Output::Best { n, usable } => Some((n, usable)).filter(|b| b.0 <= best::CHUNKS),
+            Output::Logits | Output::Lent => None,
         };
         let step = StepView {
-            rows: n,
             first,
-            selected: &selected,
-            n_best: self.wanted.map_or(0, |w| w.0 as u32),
-            usable: self.wanted.map_or(0, |w| w.1.min(self.model.config.vocab) as u32),
-            ..trees.step()
+            selected: &scratch.selected,
+            n_best: wanted.map_or(0, |w| w.0 as u32),
+            usable: wanted.map_or(0, |w| w.1.min(self.model.config.vocab) as u32),
+            ..scratch.step()
         };
         self.model.layout.fill(&mut self.words, &step);
         self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
@@ -156,21 +140,21 @@ impl PlannedEngine {
             self.angles.iter().zip(&mut self.tables).zip(self.model.rope)
         {
             table.clear();
-            trees.positions[first..].iter().for_each(|p| angles.push(*p as usize, table));
+            scratch.positions[first..].iter().for_each(|p| angles.push(*p as usize, table));
             self.exec.write(buffer, first * head_dim * 4, bytemuck::cast_slice(table))?;
         }
-        let lists =
-            self.model.best.zip(self.model.pass_with_best).filter(|_| self.wanted.is_some());
+        let selected = scratch.selected.len();
+        let lists = self.model.best.zip(self.model.pass_with_best).filter(|_| wanted.is_some());
         let (plan, result, row) = match lists {
-            _ if selected.is_empty() => (self.model.pass_without_logits, None, 0),
+            _ if selected == 0 => (self.model.pass_without_logits, None, 0),
             Some((lists, pass)) => (pass, Some(lists), best::WORDS * 4),
             None => (self.model.pass, Some(self.model.logits), self.model.config.vocab * 4),
         };
-        self.exec.start(plan, result.map(|buffer| (buffer, selected.len() * row)))?;
-        self.last = trees;
-        self.selected = selected.len();
-        let lists = lists.map(|l| l.0).filter(|_| !selected.is_empty());
-        self.started = Some(Started { selected: selected.len(), lists });
+        self.exec.start(plan, result.map(|buffer| (buffer, selected * row)))?;
+        self.leaves = output == Output::Lent;
+        self.selected = selected;
+        let lists = lists.map(|l| l.0).filter(|_| selected > 0);
+        self.started = Some(Started { selected, lists });
         Ok(())
     }
 
@@ -202,11 +186,15 @@ impl PlannedEngine {
 }
 
 impl Engine for PlannedEngine {
-    fn position(&self) -> usize {
-        self.sequences[self.current].position
+    fn sequences(&self) -> usize {
+        self.sequences.len()
     }
 
-    fn context(&self) -> usize {
+    fn position(&self, sequence: usize) -> usize {
+        self.sequences[sequence].position
+    }
+
+    fn context(&self, _: usize) -> usize {
         self.context
     }
 
@@ -219,36 +207,40 @@ impl Engine for PlannedEngine {
         (0..config.n_layers).all(|layer| !config.is_global(layer)).then_some(config.window)
     }
 
+    fn rows_of(&self, _: Token) -> usize {
+        1
+    }
+
     fn vocab(&self) -> usize {
         self.model.config.vocab
     }
 
-    fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
-        self.pass(self.rows_of(&[(self.current, tree)]), 0, rows, out)
+    fn columns(&self) -> Option<&Columns> {
+        None
     }
 
-    fn begin(&mut self, tree: &TokenTree, rows: Rows) -> Result<bool> {
-        if !self.exec.runs_beside() {
-            return Ok(false);
+    fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
+        self.started = None;
+        let known = inputs.iter().all(|input| input.sequence < self.sequences.len());
+        ensure!(known, "there are {} sequences", self.sequences.len());
+        let first = self.scratch.take(inputs, |sequence| self.sequences[sequence].position)?;
+        if let Err(error) = self.start(first, output) {
+            self.scratch.clear();
+            return Err(error);
         }
-        self.start(self.rows_of(&[(self.current, tree)]), 0, rows)?;
-        Ok(true)
+        Ok(self.exec.runs_beside())
     }
 
     fn finish(&mut self, out: &mut Scores) -> Result<()> {
-        self.take(out)
+        let taken = self.take(out);
+        if taken.is_err() {
+            self.scratch.clear();
+        }
+        taken
     }
 
     fn is_busy(&self) -> bool {
         self.started.is_some() && self.exec.is_busy()
-    }
-
-    fn want(&mut self, best: Option<(usize, usize)>) {
-        self.wanted = best.filter(|b| b.0 <= best::CHUNKS);
-    }
-
-    fn leave_logits(&mut self) {
-        self.leaves = true;
     }
 
     fn lend(&self, i: usize) -> Option<&[f32]> {
@@ -258,71 +250,39 @@ impl Engine for PlannedEngine {
         bytemuck::cast_slice(logits).chunks_exact(vocab).nth(i)
     }
 
-    fn forward_more(
-        &mut self,
-        tree: &TokenTree,
-        first_new: usize,
-        rows: Rows,
-        out: &mut Scores,
-    ) -> Result<()> {
-        let trees = self.rows_of(&[(self.current, tree)]);
-        let same = first_new == self.last.tokens.len() && trees.continues(&self.last);
-        ensure!(same, "forward_more continues the tree of the last pass");
-        self.pass(trees, first_new, rows, out)
-    }
-
-    fn commit(&mut self, path: &[u32]) -> Result<()> {
-        self.commit_each(&[(self.current, path)])
-    }
-
-    fn sequences(&self) -> usize {
-        self.sequences.len()
-    }
-
-    fn select(&mut self, sequence: usize) {
-        assert!(sequence < self.sequences.len(), "there are {} sequences", self.sequences.len());
-        self.current = sequence;
-    }
-
-    fn forward_each(&mut self, trees: &[(usize, &TokenTree)], out: &mut Scores) -> Result<()> {
-        let known = trees.iter().enumerate().all(|(i, (s, tree))| {
-            *s < self.sequences.len()
-                && !tree.is_empty()
-                && trees[..i].iter().all(|(other, _)| other != s)
-        });
-        ensure!(known, "a pass takes a tree of at least one row of each of several sequences");
-        self.pass(self.rows_of(trees), 0, Rows::All, out)
-    }
-
-    fn commit_each(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
-        let mut all = Vec::new();
+    fn commit(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
+        if paths.is_empty() {
+            return Ok(());
+        }
+        self.path.clear();
         for (sequence, path) in paths {
-            let rows = self.last.rows(*sequence, path);
-            all.extend(rows.context("a commit takes a path from the root of the last pass")?);
+            let rows = self.scratch.path(*sequence, path);
+            self.path
+                .extend(rows.context("a commit takes a path from the root of a tree in scratch")?);
         }
         // No row is live: there is nothing to compute.
-        let rows = self.last.tokens.len();
-        let step = StepView { rows, first: rows, path: &all, ..self.last.step() };
+        let rows = self.scratch.tokens.len();
+        let step = StepView { first: rows, path: &self.path, ..self.scratch.step() };
         self.model.layout.fill(&mut self.words, &step);
         self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
         self.exec.run(self.model.commit)?;
         for (sequence, path) in paths {
+            self.scratch.forget(*sequence);
             let sequence = &mut self.sequences[*sequence];
             sequence.position += path.len();
             sequence.written = sequence.written.max(sequence.position);
         }
-        self.last = Trees::default();
         Ok(())
     }
 
-    fn truncate(&mut self, position: usize) -> Result<()> {
-        let Sequence { position: now, written } = self.sequences[self.current];
+    fn truncate(&mut self, sequence: usize, position: usize) -> Result<()> {
+        let Sequence { position: now, written } = self.sequences[sequence];
         ensure!(position <= now, "cannot truncate to {position}: only {now} tokens are committed");
         let kept = self.model.kv.iter().all(|kv| kv.pages.can_return_to(position, written));
         ensure!(kept, "the sliding-window rings no longer hold what position {position} needs");
-        self.sequences[self.current] =
+        self.sequences[sequence] =
             Sequence { position, written: if position == 0 { 0 } else { written } };
-        self.last = Trees::default();
+        self.scratch.forget(sequence);
         Ok(())
     }
 
@@ -341,44 +301,28 @@ impl Engine for PlannedEngine {
         self.exec.describe()
     }
 
-    fn read_bandwidth(&mut self) -> Option<f64> {
-        self.exec.read_bandwidth()
+    fn executor(&self) -> Option<&dyn Executor> {
+        Some(&*self.exec)
     }
 
-    fn upload_bandwidth(&mut self) -> Option<f64> {
-        self.exec.upload_bandwidth()
-    }
-
-    fn loading(&self) -> Option<crate::compute::Loading> {
-        self.exec.loading()
-    }
-
-    fn assist(&self) -> Option<crate::compute::AssistReport> {
-        self.exec.assist()
-    }
-
-    fn start_profile(&mut self) {
-        self.exec.start_profile();
-    }
-
-    fn profile(&self) -> Vec<KernelTime> {
-        self.exec.profile()
+    fn executor_mut(&mut self) -> Option<&mut dyn Executor> {
+        Some(&mut *self.exec)
     }
 }
 
 impl PlannedEngine {
-    /// Keys and values that later queries can still see, in position order: per layer, head and
+    /// Keys and values of a sequence that later queries can still see, in position order: per layer, head and
     /// position one key and one value. For tests: two engines with the same history hold the same
     /// bytes.
-    pub fn visible_cache(&mut self) -> Result<Vec<u8>> {
+    pub fn visible_cache(&mut self, sequence: usize) -> Result<Vec<u8>> {
         let mut out = Vec::new();
-        let now = self.position();
+        let now = self.position(sequence);
         for kv in self.model.kv.clone() {
             let (size, dim) = (kv.format.bytes(), kv.head_dim);
             for (head, position) in (0..kv.n_kv_heads)
                 .flat_map(|h| (kv.pages.first_visible(now)..now).map(move |p| (h, p)))
             {
-                let physical = kv.page(self.current, position / PAGE);
+                let physical = kv.page(sequence, position / PAGE);
                 let page = physical * kv.n_kv_heads + head;
                 let mut block = vec![0; size * kv.key_block];
                 for d in (0..dim).step_by(kv.key_block) {

@@ -4,9 +4,10 @@
 //! A token without a row of its own goes in as several rows in a line ([`Spelling`]), so positions
 //! inside run ahead of those outside. The logits of a node are those behind the last of its rows.
 
-use super::{Columns, Engine, Memory, Rows, Scores, TokenTree};
-use crate::compute::KernelTime;
+use super::{Columns, Engine, Input, Memory, Output, Rows, Scores, TokenTree};
+use crate::compute::Executor;
 use crate::gemma::reduced::Spelling;
+use crate::tensor::Token;
 use anyhow::{Result, ensure};
 use std::ops::Range;
 
@@ -14,11 +15,7 @@ pub struct ReducedEngine {
     inner: Box<dyn Engine>,
     spelling: Spelling,
     columns: Columns,
-    /// Where each committed token begins inside, and where the next one will. `[position + 1]`
-    starts: Vec<usize>,
-    /// The last tree in rows, and the rows of each of its nodes.
-    work: TokenTree,
-    nodes: Vec<Range<u32>>,
+    sequences: Vec<Sequence>,
     /// Of the rows scored last, those that end a node; all of them where `None`.
     ends: Option<Vec<usize>>,
     /// Room of [`Spelling::spell`].
@@ -27,12 +24,56 @@ pub struct ReducedEngine {
     whole: bool,
 }
 
+/// What there is of a text.
+#[derive(Clone, Debug, Default)]
+struct Sequence {
+    /// Where the committed tokens behind the first begin inside, and where the next one will.
+    /// `[position]`
+    starts: Vec<usize>,
+    /// The tree in scratch as rows, and the rows of each of its nodes.
+    work: TokenTree,
+    nodes: Vec<Range<u32>>,
+}
+
+impl Sequence {
+    /// Where the committed token at `position` begins inside, or the next one will.
+    fn start(&self, position: usize) -> usize {
+        position.checked_sub(1).map_or(0, |at| self.starts[at])
+    }
+
+    fn forget(&mut self) {
+        self.work.clear();
+        self.nodes.clear();
+    }
+
+    /// Puts the nodes of a tree from `first` on into `work`, which holds those before. `room` is
+    /// that of [`Spelling::spell`].
+    fn spell(&mut self, tree: &TokenTree, first: usize, spelling: &Spelling, room: &mut Vec<u32>) {
+        for node in first..tree.len() {
+            let mut parent = tree.parent[node].map(|p| self.nodes[p as usize].end - 1);
+            let begin = self.work.len() as u32;
+            room.clear();
+            spelling.spell(tree.tokens[node], room);
+            for &row in room.iter() {
+                self.work.tokens.push(row);
+                self.work.parent.push(parent);
+                parent = Some(self.work.len() as u32 - 1);
+            }
+            self.nodes.push(begin..self.work.len() as u32);
+        }
+    }
+}
+
 impl ReducedEngine {
     /// Wraps an engine without history whose vocabulary is the spelling's rows.
     pub fn new(inner: Box<dyn Engine>, spelling: Spelling) -> Result<Self> {
         let (have, want) = (inner.vocab(), spelling.rows());
         ensure!(have == want, "the draft model has {have} rows, its vocabulary lists {want}");
-        ensure!(inner.position() == 0, "the draft model has a history already");
+        let sequences = vec![Sequence::default(); inner.sequences()];
+        ensure!(
+            (0..sequences.len()).all(|sequence| inner.position(sequence) == 0),
+            "the draft model has a history already"
+        );
         let columns = Columns::new(
             (0..want as u32).map(|row| spelling.token(row)).collect(),
             spelling.vocab(),
@@ -41,9 +82,7 @@ impl ReducedEngine {
             inner,
             columns,
             spelling,
-            starts: vec![0],
-            work: TokenTree::default(),
-            nodes: Vec::new(),
+            sequences,
             ends: None,
             spelled: Vec::new(),
             whole: false,
@@ -71,47 +110,11 @@ impl ReducedEngine {
         (out.logits, out.vocab) = (logits, wide);
     }
 
-    /// Puts the nodes from `first` on into `work`, which holds those before.
-    fn spell(&mut self, tree: &TokenTree, first: usize) {
-        self.nodes.truncate(first);
-        let rows = self.nodes.last().map_or(0, |n| n.end as usize);
-        self.work.tokens.truncate(rows);
-        self.work.parent.truncate(rows);
-        for node in first..tree.len() {
-            let mut parent = tree.parent[node].map(|p| self.nodes[p as usize].end - 1);
-            let begin = self.work.len() as u32;
-            self.spelled.clear();
-            self.spelling.spell(tree.tokens[node], &mut self.spelled);
-            for &row in &self.spelled {
-                self.work.tokens.push(row);
-                self.work.parent.push(parent);
-                parent = Some(self.work.len() as u32 - 1);
-            }
-            self.nodes.push(begin..self.work.len() as u32);
-        }
-    }
-
-    /// Keeps of the rows scored last those that end a node from `first` on.
-    fn keep_ends(&mut self, first: usize, rows: Rows, out: &mut Scores) {
-        self.ends = None;
-        let begin = self.nodes.get(first).map_or(0, |n| n.start);
-        let new = self.work.len() - begin as usize;
-        if rows != Rows::All || new == self.nodes.len() - first {
-            return;
-        }
-        let ends: Vec<usize> =
-            self.nodes[first..].iter().map(|n| (n.end - 1 - begin) as usize).collect();
-        // Those that were left inside are found there by their place.
-        if !out.logits.is_empty() {
-            for (to, &from) in ends.iter().enumerate() {
-                out.logits.copy_within(from * out.vocab..(from + 1) * out.vocab, to * out.vocab);
-            }
-            out.logits.truncate(ends.len() * out.vocab);
-        }
-        self.ends = Some(ends);
-    }
-
-    fn check(&self, tree: &TokenTree, first: usize) -> Result<()> {
+    fn check(&self, input: &Input<'_>) -> Result<()> {
+        let Input { sequence, tree, first, .. } = *input;
+        ensure!(sequence < self.sequences.len(), "there are {} sequences", self.sequences.len());
+        let there = self.sequences[sequence].nodes.len();
+        ensure!(first == 0 || first == there, "a pass continues the tree of the last one");
         let bad = tree.tokens[first.min(tree.len())..]
             .iter()
             .find(|t| **t as usize >= self.spelling.vocab());
@@ -121,29 +124,58 @@ impl ReducedEngine {
             bad.unwrap_or(&0),
             self.spelling.vocab()
         );
-        ensure!(
-            tree.len() <= self.max_rows(),
-            "a pass takes 1 to {} rows, got {}",
-            self.max_rows(),
-            tree.len()
-        );
         Ok(())
+    }
+
+    /// Which of the rows scored inside end a node, where others are scored too.
+    fn ends_of(&self, inputs: &[Input<'_>]) -> Option<Vec<usize>> {
+        let (mut ends, mut rows) = (Vec::new(), 0);
+        for input in inputs {
+            let nodes = &self.sequences[input.sequence].nodes[input.first..];
+            match input.rows {
+                Rows::None => {}
+                Rows::Last if nodes.is_empty() => {}
+                Rows::Last => {
+                    ends.push(rows);
+                    rows += 1;
+                }
+                Rows::All => {
+                    for node in nodes {
+                        rows += node.len();
+                        ends.push(rows - 1);
+                    }
+                }
+            }
+        }
+        (ends.len() < rows).then_some(ends)
     }
 }
 
 impl Engine for ReducedEngine {
-    fn position(&self) -> usize {
-        self.starts.len() - 1
+    fn sequences(&self) -> usize {
+        self.sequences.len()
+    }
+
+    fn position(&self, sequence: usize) -> usize {
+        self.sequences[sequence].starts.len()
     }
 
     /// As if all tokens to come took the most rows that one can take.
-    fn context(&self) -> usize {
-        let left = self.inner.context().saturating_sub(self.inner.position());
-        self.position() + left / self.spelling.most_parts()
+    fn context(&self, sequence: usize) -> usize {
+        let left = self.inner.context(sequence).saturating_sub(self.inner.position(sequence));
+        self.position(sequence) + left / self.spelling.most_parts()
     }
 
+    /// In the target's place all tokens count as one row, for which there is room whatever they
+    /// take.
     fn max_rows(&self) -> usize {
-        (self.inner.max_rows() / self.spelling.most_parts()).max(1)
+        let parts = if self.whole { self.spelling.most_parts() } else { 1 };
+        (self.inner.max_rows() / parts).max(1)
+    }
+
+    fn rows_of(&self, token: Token) -> usize {
+        let is_row = self.whole || self.spelling.row(token).is_some();
+        if is_row { 1 } else { self.spelling.most_parts() }
     }
 
     fn reach(&self) -> Option<usize> {
@@ -160,10 +192,50 @@ impl Engine for ReducedEngine {
         (!self.whole).then_some(&self.columns)
     }
 
-    fn leave_logits(&mut self) {
-        if !self.whole {
-            self.inner.leave_logits();
+    fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
+        inputs.iter().try_for_each(|input| self.check(input))?;
+        let mut firsts = Vec::with_capacity(inputs.len());
+        for &Input { sequence, tree, first, .. } in inputs {
+            let own = &mut self.sequences[sequence];
+            if first == 0 {
+                own.forget();
+            }
+            firsts.push(own.work.len());
+            own.spell(tree, first, &self.spelling, &mut self.spelled);
         }
+        self.ends = self.ends_of(inputs);
+        let inside: Vec<Input<'_>> = inputs
+            .iter()
+            .zip(firsts)
+            .map(|(input, first)| Input {
+                tree: &self.sequences[input.sequence].work,
+                first,
+                ..*input
+            })
+            .collect();
+        // The best rows of the model are not the target's best tokens.
+        let output = match output {
+            Output::Lent if !self.whole => Output::Lent,
+            _ => Output::Logits,
+        };
+        self.inner.begin(&inside, output)
+    }
+
+    fn finish(&mut self, out: &mut Scores) -> Result<()> {
+        self.inner.finish(out)?;
+        // Those that were left inside are found there by their place.
+        if let Some(ends) = self.ends.as_ref().filter(|_| !out.logits.is_empty()) {
+            for (to, &from) in ends.iter().enumerate() {
+                out.logits.copy_within(from * out.vocab..(from + 1) * out.vocab, to * out.vocab);
+            }
+            out.logits.truncate(ends.len() * out.vocab);
+        }
+        self.widen(out);
+        Ok(())
+    }
+
+    fn is_busy(&self) -> bool {
+        self.inner.is_busy()
     }
 
     fn lend(&self, i: usize) -> Option<&[f32]> {
@@ -171,58 +243,38 @@ impl Engine for ReducedEngine {
         self.inner.lend(i?)
     }
 
-    fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
-        self.check(tree, 0)?;
-        self.spell(tree, 0);
-        self.inner.forward(&self.work, rows, out)?;
-        self.keep_ends(0, rows, out);
-        self.widen(out);
-        Ok(())
-    }
-
-    fn forward_more(
-        &mut self,
-        tree: &TokenTree,
-        first_new: usize,
-        rows: Rows,
-        out: &mut Scores,
-    ) -> Result<()> {
-        self.check(tree, first_new)?;
-        ensure!(first_new == self.nodes.len(), "forward_more continues the tree of the last pass");
-        let first_row = self.work.len();
-        self.spell(tree, first_new);
-        self.inner.forward_more(&self.work, first_row, rows, out)?;
-        self.keep_ends(first_new, rows, out);
-        self.widen(out);
-        Ok(())
-    }
-
-    fn commit(&mut self, path: &[u32]) -> Result<()> {
-        ensure!(
-            path.iter().all(|n| (*n as usize) < self.nodes.len()),
-            "a commit takes a path from the root of the last pass"
-        );
-        let rows: Vec<u32> = path.iter().flat_map(|n| self.nodes[*n as usize].clone()).collect();
-        self.inner.commit(&rows)?;
-        for node in path {
-            let end = self.starts[self.starts.len() - 1] + self.nodes[*node as usize].len();
-            self.starts.push(end);
+    fn commit(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
+        let mut inside = Vec::with_capacity(paths.len());
+        for (sequence, path) in paths {
+            let nodes = self.sequences.get(*sequence).map_or(&[][..], |own| &own.nodes);
+            ensure!(
+                path.iter().all(|n| (*n as usize) < nodes.len()),
+                "a commit takes a path from the root of a tree in scratch"
+            );
+            let rows: Vec<u32> = path.iter().flat_map(|n| nodes[*n as usize].clone()).collect();
+            inside.push((*sequence, rows));
         }
-        self.nodes.clear();
-        self.work.clear();
+        let rows: Vec<(usize, &[u32])> = inside.iter().map(|(s, rows)| (*s, &rows[..])).collect();
+        self.inner.commit(&rows)?;
+        for (sequence, path) in paths {
+            let own = &mut self.sequences[*sequence];
+            let mut end = own.start(own.starts.len());
+            for node in *path {
+                end += own.nodes[*node as usize].len();
+                own.starts.push(end);
+            }
+            own.forget();
+        }
         Ok(())
     }
 
-    fn truncate(&mut self, position: usize) -> Result<()> {
-        ensure!(
-            position <= self.position(),
-            "cannot truncate to {position}: only {} tokens are committed",
-            self.position()
-        );
-        self.inner.truncate(self.starts[position])?;
-        self.starts.truncate(position + 1);
-        self.nodes.clear();
-        self.work.clear();
+    fn truncate(&mut self, sequence: usize, position: usize) -> Result<()> {
+        let own = &mut self.sequences[sequence];
+        let now = own.starts.len();
+        ensure!(position <= now, "cannot truncate to {position}: only {now} tokens are committed");
+        self.inner.truncate(sequence, own.start(position))?;
+        own.starts.truncate(position);
+        own.forget();
         Ok(())
     }
 
@@ -246,23 +298,11 @@ impl Engine for ReducedEngine {
         self.inner.describe()
     }
 
-    fn read_bandwidth(&mut self) -> Option<f64> {
-        self.inner.read_bandwidth()
+    fn executor(&self) -> Option<&dyn Executor> {
+        self.inner.executor()
     }
 
-    fn upload_bandwidth(&mut self) -> Option<f64> {
-        self.inner.upload_bandwidth()
-    }
-
-    fn loading(&self) -> Option<crate::compute::Loading> {
-        self.inner.loading()
-    }
-
-    fn start_profile(&mut self) {
-        self.inner.start_profile();
-    }
-
-    fn profile(&self) -> Vec<KernelTime> {
-        self.inner.profile()
+    fn executor_mut(&mut self) -> Option<&mut dyn Executor> {
+        self.inner.executor_mut()
     }
 }

@@ -6,10 +6,12 @@
 //! tests hold the planned engine and the golden vectors to it. Its rows agree whatever shares their
 //! pass only up to rounding, because candle's matrix product blocks by row count.
 
-use super::{Engine, Memory, Rows, Scores, TokenTree};
+use super::{Columns, Engine, Input, Memory, Output, Rows, Scores, TokenTree};
+use crate::compute::Executor;
 use crate::error::{Fault, Kind};
 use crate::gemma::{Config, Role, Rope, Weights};
-use anyhow::{Result, ensure};
+use crate::tensor::Token;
+use anyhow::{Context, Result, bail, ensure};
 use candle_core::{D, Device, Tensor};
 
 /// Most rows of one pass; nothing in the oracle depends on it.
@@ -59,6 +61,8 @@ pub struct ReferenceEngine {
     cache: Vec<KeysValues>,   // [n_layers], committed positions
     scratch: Vec<KeysValues>, // [n_layers], nodes of the last tree
     last: TokenTree,
+    /// Of a pass that was begun.
+    scores: Option<Scores>,
     hidden: Vec<f32>, // [rows scored last, dim]
     position: usize,
     context: usize,
@@ -114,6 +118,7 @@ impl ReferenceEngine {
             final_norm: norm(Role::FinalNorm, 0)?,
             scratch: cache.clone(),
             last: TokenTree::default(),
+            scores: None,
             hidden: Vec::new(),
             position: 0,
             config,
@@ -291,11 +296,11 @@ fn rotate(x: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
 }
 
 impl Engine for ReferenceEngine {
-    fn position(&self) -> usize {
+    fn position(&self, _: usize) -> usize {
         self.position
     }
 
-    fn context(&self) -> usize {
+    fn context(&self, _: usize) -> usize {
         self.context
     }
 
@@ -303,30 +308,58 @@ impl Engine for ReferenceEngine {
         MAX_ROWS
     }
 
+    fn rows_of(&self, _: Token) -> usize {
+        1
+    }
+
     fn vocab(&self) -> usize {
         self.config.vocab
     }
 
-    fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
-        self.pass(tree, 0, rows, out)
+    fn sequences(&self) -> usize {
+        1
     }
 
-    /// Evaluates the old nodes once more: nothing here is worth saving.
-    fn forward_more(
-        &mut self,
-        tree: &TokenTree,
-        first_new: usize,
-        rows: Rows,
-        out: &mut Scores,
-    ) -> Result<()> {
-        let same = first_new == self.last.len()
-            && tree.tokens.starts_with(&self.last.tokens)
-            && tree.parent.starts_with(&self.last.parent);
-        ensure!(same, "forward_more continues the tree of the last pass");
-        self.pass(tree, first_new, rows, out)
+    fn reach(&self) -> Option<usize> {
+        None
     }
 
-    fn commit(&mut self, path: &[u32]) -> Result<()> {
+    fn columns(&self) -> Option<&Columns> {
+        None
+    }
+
+    /// Evaluates old nodes once more: nothing here is worth saving.
+    fn begin(&mut self, inputs: &[Input<'_>], _: Output) -> Result<bool> {
+        let &[Input { sequence: 0, tree, first, rows }] = inputs else {
+            bail!("there is one sequence")
+        };
+        let same = first == 0
+            || first == self.last.len()
+                && tree.tokens.starts_with(&self.last.tokens)
+                && tree.parent.starts_with(&self.last.parent);
+        ensure!(same, "a pass continues the tree of the last one");
+        self.scores = None;
+        let mut scores = Scores::default();
+        self.pass(tree, first, rows, &mut scores)?;
+        self.scores = Some(scores);
+        Ok(false)
+    }
+
+    fn finish(&mut self, out: &mut Scores) -> Result<()> {
+        *out = self.scores.take().context("no pass was begun")?;
+        Ok(())
+    }
+
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    fn lend(&self, _: usize) -> Option<&[f32]> {
+        None
+    }
+
+    fn commit(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
+        let &[(0, path)] = paths else { bail!("there is one sequence") };
         let parent_of = |node: u32| self.last.parent.get(node as usize).copied();
         let linked = path.windows(2).all(|w| parent_of(w[1]) == Some(Some(w[0])));
         ensure!(
@@ -347,7 +380,7 @@ impl Engine for ReferenceEngine {
     }
 
     /// Never refused: nothing is ever dropped.
-    fn truncate(&mut self, position: usize) -> Result<()> {
+    fn truncate(&mut self, _: usize, position: usize) -> Result<()> {
         ensure!(
             position <= self.position,
             "cannot truncate to {position}: only {} tokens are committed",
@@ -377,5 +410,13 @@ impl Engine for ReferenceEngine {
 
     fn describe(&self) -> String {
         "reference: candle, f32".into()
+    }
+
+    fn executor(&self) -> Option<&dyn Executor> {
+        None
+    }
+
+    fn executor_mut(&mut self) -> Option<&mut dyn Executor> {
+        None
     }
 }

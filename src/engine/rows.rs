@@ -1,44 +1,110 @@
-//! Trees of several sequences as the rows of one pass.
+//! What scratch holds: trees of several sequences as rows of passes.
 
-use super::TokenTree;
-use crate::compute::step::{NO_PARENT, StepView, roots};
+use super::{Input, Rows};
+use crate::compute::step::{NO_PARENT, StepView};
 use crate::tensor::Token;
+use anyhow::{Result, ensure};
 
-/// Trees of several sequences as rows of one pass, one tree after the other.
+/// The rows of scratch, in the order in which passes evaluated them.
 #[derive(Clone, Debug, Default)]
-pub struct Trees {
-    /// Each sequence and its first row, in the order of the rows.
-    of: Vec<(usize, usize)>,
+pub struct Scratch {
+    /// Each sequence with a tree, and the row of each of its nodes.
+    trees: Vec<(usize, Vec<u32>)>,
     pub tokens: Vec<Token>,
     /// Of the sequence, and the depth in its tree
     pub positions: Vec<u32>,
     parents: Vec<u32>,
     roots: Vec<u32>,
     sequences: Vec<u32>,
+    /// Rows whose scores the last pass was asked for.
+    pub selected: Vec<u32>,
 }
 
-impl Trees {
-    /// `position_of` gives each sequence's committed tokens.
-    pub fn new(trees: &[(usize, &TokenTree)], position_of: impl Fn(usize) -> usize) -> Trees {
-        let mut all = Trees::default();
-        for &(sequence, tree) in trees {
-            let first = all.tokens.len();
-            all.of.push((sequence, first));
-            all.tokens.extend(&tree.tokens);
-            all.positions.extend(tree.depths().iter().map(|d| position_of(sequence) as u32 + d));
-            all.parents
-                .extend(tree.parent.iter().map(|p| p.map_or(NO_PARENT, |p| first as u32 + p)));
-            all.sequences.resize(all.tokens.len(), sequence as u32);
+impl Scratch {
+    /// Takes in what a pass evaluates and returns the first new row. `position_of` gives each
+    /// sequence's committed tokens. After an error scratch is empty.
+    pub fn take(
+        &mut self,
+        inputs: &[Input<'_>],
+        position_of: impl Fn(usize) -> usize,
+    ) -> Result<usize> {
+        let taken = self.try_take(inputs, position_of);
+        if taken.is_err() {
+            self.clear();
         }
-        all.roots = roots(&all.parents);
-        all
+        taken
     }
 
-    /// Whether this pass begins with all rows of that one.
-    pub fn continues(&self, before: &Trees) -> bool {
-        let same =
-            self.tokens.starts_with(&before.tokens) && self.parents.starts_with(&before.parents);
-        same && self.of == before.of && self.positions.starts_with(&before.positions)
+    fn try_take(
+        &mut self,
+        inputs: &[Input<'_>],
+        position_of: impl Fn(usize) -> usize,
+    ) -> Result<usize> {
+        let is_once = |(i, input): (usize, &Input<'_>)| {
+            inputs[..i].iter().all(|other| other.sequence != input.sequence)
+        };
+        ensure!(
+            inputs.iter().enumerate().all(is_once),
+            "a pass takes a tree of each of several sequences"
+        );
+        if inputs.iter().all(|input| input.first == 0) {
+            self.clear();
+        }
+        let goes_on = |sequence| inputs.iter().any(|i| i.sequence == sequence && i.first > 0);
+        self.trees.retain(|(sequence, _)| goes_on(*sequence));
+        let first_new = self.tokens.len();
+        self.selected.clear();
+        for input in inputs {
+            self.add(input, position_of(input.sequence) as u32)?;
+        }
+        Ok(first_new)
+    }
+
+    fn add(&mut self, input: &Input<'_>, position: u32) -> Result<()> {
+        let Input { sequence, tree, first, rows } = *input;
+        let at = match self.trees.iter().position(|(s, _)| *s == sequence) {
+            Some(at) => at,
+            None => {
+                self.trees.push((sequence, Vec::with_capacity(tree.len())));
+                self.trees.len() - 1
+            }
+        };
+        let nodes = &mut self.trees[at].1;
+        let is_same = nodes.len() == first
+            && tree.len() >= first.max(1)
+            && nodes.iter().zip(&tree.tokens).all(|(row, t)| self.tokens[*row as usize] == *t);
+        ensure!(is_same, "a pass continues the trees that scratch holds");
+        for node in first..tree.len() {
+            let row = self.tokens.len() as u32;
+            let parent = tree.parent[node].map(|parent| nodes[parent as usize]);
+            self.tokens.push(tree.tokens[node]);
+            self.positions.push(parent.map_or(position, |p| self.positions[p as usize] + 1));
+            self.parents.push(parent.unwrap_or(NO_PARENT));
+            self.roots.push(parent.map_or(row, |p| self.roots[p as usize]));
+            self.sequences.push(sequence as u32);
+            nodes.push(row);
+        }
+        let new = &nodes[first..];
+        match rows {
+            Rows::None => {}
+            Rows::Last => self.selected.extend(new.last()),
+            Rows::All => self.selected.extend(new),
+        }
+        Ok(())
+    }
+
+    pub fn clear(&mut self) {
+        self.trees.clear();
+        self.selected.clear();
+        self.tokens.clear();
+        [&mut self.positions, &mut self.parents, &mut self.roots, &mut self.sequences]
+            .into_iter()
+            .for_each(Vec::clear);
+    }
+
+    /// Forgets the tree of a sequence.
+    pub fn forget(&mut self, sequence: usize) {
+        self.trees.retain(|(other, _)| *other != sequence);
     }
 
     /// A step over all rows.
@@ -55,37 +121,45 @@ impl Trees {
     }
 
     /// The rows of a path of nodes of a sequence's tree; `None` unless it leads down from the root.
-    pub fn rows(&self, sequence: usize, path: &[u32]) -> Option<Vec<u32>> {
-        let first = self.of.iter().find(|of| of.0 == sequence)?.1 as u32;
+    pub fn path(&self, sequence: usize, path: &[u32]) -> Option<Vec<u32>> {
+        let nodes = &self.trees.iter().find(|tree| tree.0 == sequence)?.1;
         let rows: Vec<u32> =
-            path.iter().map(|node| first.checked_add(*node)).collect::<Option<_>>()?;
-        let parent_of = |row: u32| self.parents.get(row as usize).copied();
-        let linked = rows.windows(2).all(|w| parent_of(w[1]) == Some(w[0]));
-        (rows.first() == Some(&first) && parent_of(first) == Some(NO_PARENT) && linked)
-            .then_some(rows)
+            path.iter().map(|node| nodes.get(*node as usize).copied()).collect::<Option<_>>()?;
+        let parent_of = |row: u32| self.parents[row as usize];
+        let linked = rows.windows(2).all(|w| parent_of(w[1]) == w[0]);
+        (parent_of(*rows.first()?) == NO_PARENT && linked).then_some(rows)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::TokenTree;
     use super::*;
+
+    fn inputs<'a>(trees: &[(usize, &'a TokenTree, usize)]) -> Vec<Input<'a>> {
+        trees.iter().map(|(s, tree, first)| Input::new(*s, tree, Rows::All).after(*first)).collect()
+    }
 
     #[test]
     fn paths_are_rows_of_their_own_tree() {
         let mut fork = TokenTree::chain(&[7, 8]);
         fork.push(0, 9);
         let chain = TokenTree::chain(&[1, 2]);
-        let trees = Trees::new(&[(2, &fork), (0, &chain)], |sequence| 10 * sequence);
+        let mut scratch = Scratch::default();
+        let take = |scratch: &mut Scratch, trees: &[(usize, &TokenTree, usize)]| {
+            scratch.take(&inputs(trees), |sequence| 10 * sequence)
+        };
+        assert_eq!(take(&mut scratch, &[(2, &fork, 0), (0, &chain, 0)]).unwrap(), 0);
         assert_eq!(
-            (&trees.tokens[..], &trees.positions[..]),
+            (&scratch.tokens[..], &scratch.positions[..]),
             (&[7, 8, 9, 1, 2][..], &[20, 21, 21, 0, 1][..])
         );
         assert_eq!(
-            (trees.step().parents, trees.step().sequences),
+            (scratch.step().parents, scratch.step().sequences),
             (&[NO_PARENT, 0, 0, NO_PARENT, 3][..], &[2, 2, 2, 0, 0][..])
         );
         assert_eq!(
-            (trees.rows(2, &[0, 2]), trees.rows(0, &[0, 1])),
+            (scratch.path(2, &[0, 2]), scratch.path(0, &[0, 1])),
             (Some(vec![0, 2]), Some(vec![3, 4]))
         );
         for (sequence, path) in [
@@ -97,15 +171,32 @@ mod tests {
             (2, &[0, 3]),
             (1, &[0]),
         ] {
-            assert_eq!(trees.rows(sequence, path), None, "{sequence}, {path:?}");
+            assert_eq!(scratch.path(sequence, path), None, "{sequence}, {path:?}");
         }
+
+        // One tree grows, one stays, one is new: rows are added behind all others.
         let mut longer = fork.clone();
         longer.push(1, 4);
-        let of = |tree| Trees::new(&[(2, tree)], |_| 20);
-        assert!(
-            of(&longer).continues(&of(&fork))
-                && !of(&fork).continues(&of(&longer))
-                && !trees.continues(&of(&fork))
+        let other = TokenTree::chain(&[5]);
+        let more = [(1, &other, 0), (2, &longer, 3), (0, &chain, 2)];
+        assert_eq!(take(&mut scratch, &more).unwrap(), 5);
+        assert_eq!(scratch.step().parents[5..], [NO_PARENT, 1]);
+        assert_eq!(
+            (&scratch.step().roots[5..], &scratch.positions[5..]),
+            (&[5, 0][..], &[10, 22][..])
         );
+        assert_eq!(
+            (&scratch.selected[..], scratch.path(2, &[0, 1, 3])),
+            (&[5, 6][..], Some(vec![0, 1, 6]))
+        );
+        assert_eq!(scratch.path(0, &[0, 1]), Some(vec![3, 4]));
+        // What a pass does not name is gone; what it goes on with must be there.
+        let longest = TokenTree::chain(&[5, 6]);
+        assert_eq!(take(&mut scratch, &[(1, &longest, 1)]).unwrap(), 7);
+        assert_eq!((scratch.path(2, &[0]), scratch.path(1, &[0, 1])), (None, Some(vec![5, 7])));
+        for bad in [&[(2, &longer, 3)][..], &[(1, &fork, 2)], &[(1, &other, 0), (1, &other, 0)]] {
+            assert!(take(&mut scratch.clone(), bad).is_err());
+        }
+        assert_eq!(take(&mut scratch, &[(2, &longer, 0)]).unwrap(), 0, "all anew");
     }
 }

@@ -1,24 +1,21 @@
-//! An engine and the tokens its cache holds, kept in step with a history by common prefix. An
-//! engine of several sequences has a history of each.
+//! An engine and the tokens its caches hold, kept in step with a history of each sequence by common
+//! prefix.
 //!
-//! History is the only truth. Nobody tells a cache what was accepted or rejected:
-//! [`Timeline::sync`] compares the history with what is cached and with the tree that the last pass
-//! left in scratch, and commits, takes back or prefills what differs.
+//! History is the only truth. Nobody tells a cache what was accepted or rejected: the timeline
+//! compares the history with what is cached and with the tree that the last pass left in scratch,
+//! and commits, takes back or prefills what differs.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use super::{Engine, Rows, Scores, TokenTree};
+use super::{Engine, Input, Output, Rows, Scores, TokenTree};
 use crate::tensor::Token;
 
 pub struct Timeline {
     engine: Box<dyn Engine>,
     /// Those of the engine.
     sequences: Vec<Sequence>,
-    /// The sequence that is selected.
-    current: usize,
-    /// A pass between `begin` and `finish`: which rows are wanted, and whether the engine is at it
-    /// already.
-    begun: Option<(Rows, bool)>,
+    /// A device works at a pass that was begun.
+    works: bool,
 }
 
 /// What there is of a text.
@@ -26,16 +23,17 @@ pub struct Timeline {
 struct Sequence {
     /// `[engine.position()]`
     cached: Vec<Token>,
-    /// What the last forward pass has seen; empty when scratch holds nothing of use.
+    /// The tree that scratch holds; empty where it holds nothing of use.
     scratch: TokenTree,
 }
 
 impl Timeline {
     /// Takes an engine that has no history yet.
     pub fn new(engine: Box<dyn Engine>) -> Self {
-        assert_eq!(engine.position(), 0, "a timeline begins with an empty cache");
         let sequences = vec![Sequence::default(); engine.sequences()];
-        Timeline { engine, sequences, current: 0, begun: None }
+        let is_empty = (0..sequences.len()).all(|sequence| engine.position(sequence) == 0);
+        assert!(is_empty, "a timeline begins with empty caches");
+        Timeline { engine, sequences, works: false }
     }
 
     /// Texts that it keeps apart.
@@ -43,198 +41,156 @@ impl Timeline {
         self.sequences.len()
     }
 
-    /// From now on all is about this text, unless it names others.
-    pub fn select(&mut self, sequence: usize) {
-        self.engine.select(sequence);
-        self.current = sequence;
-    }
-
     /// Tokens at the beginning of `history` that this text's cache holds.
     pub fn common(&self, sequence: usize, history: &[Token]) -> usize {
         history.iter().zip(&self.sequences[sequence].cached).take_while(|(a, b)| a == b).count()
-    }
-
-    /// Nothing in scratch is of use any more.
-    fn spend(&mut self) {
-        self.sequences.iter_mut().for_each(|s| s.scratch.clear());
     }
 
     pub fn engine(&self) -> &dyn Engine {
         &*self.engine
     }
 
-    /// The engine, for whatever leaves its position and scratch alone, such as profiling.
+    /// The engine, for whatever leaves its positions and scratch alone, such as profiling.
     pub fn engine_mut(&mut self) -> &mut dyn Engine {
         &mut *self.engine
     }
 
     /// Tokens committed.
-    pub fn position(&self) -> usize {
-        self.sequences[self.current].cached.len()
+    pub fn position(&self, sequence: usize) -> usize {
+        self.sequences[sequence].cached.len()
     }
 
-    /// The node of the last pass that stands for the end of `history`, if cache and scratch hold
-    /// all of it.
-    pub fn stands_at(&self, history: &[Token]) -> Option<u32> {
-        let Sequence { cached, scratch } = &self.sequences[self.current];
+    /// The node in scratch that stands for the end of `history`, if cache and scratch hold all of
+    /// it.
+    pub fn stands_at(&self, sequence: usize, history: &[Token]) -> Option<u32> {
+        let Sequence { cached, scratch } = &self.sequences[sequence];
         let newer = history.strip_prefix(&cached[..])?;
         let path = scratch.walk(newer);
         path.last().copied().filter(|_| path.len() == newer.len())
     }
 
-    /// Makes the cache agree with `history` as far as costs no pass: commits what scratch holds of
-    /// it, takes back what is not in it. Returns how many tokens of it are cached.
-    pub fn adopt(&mut self, history: &[Token]) -> Result<usize> {
-        let here = self.current;
-        let common = self.common(here, history);
-        if common < self.sequences[here].cached.len() {
-            self.spend();
-            // A sliding-window ring may have lost what going back needs.
-            let kept = if self.engine.truncate(common).is_ok() { common } else { 0 };
-            if kept < common {
-                self.engine.truncate(0)?;
-            }
-            self.sequences[here].cached.truncate(kept);
-        } else {
-            self.adopt_each(&[(here, history)])?;
-        }
-        debug_assert_eq!(self.engine.position(), self.position());
-        Ok(self.position())
-    }
-
-    /// Commits what scratch holds of these texts, all at once. Of a text that the cache has
-    /// something else of, nothing.
-    pub fn adopt_each(&mut self, histories: &[(usize, &[Token])]) -> Result<()> {
-        let mut paths = Vec::new();
+    /// Makes the caches agree with these histories as far as costs no pass: commits what scratch
+    /// holds of them, all at once, and takes back what is not in them.
+    pub fn adopt(&mut self, histories: &[(usize, &[Token])]) -> Result<()> {
+        let mut paths = Vec::with_capacity(histories.len());
         for &(sequence, history) in histories {
-            let Sequence { cached, scratch } = &self.sequences[sequence];
-            let path =
-                history.strip_prefix(&cached[..]).map_or(Vec::new(), |newer| scratch.walk(newer));
-            if !path.is_empty() {
-                paths.push((sequence, path));
+            let common = self.common(sequence, history);
+            let Sequence { cached, scratch } = &mut self.sequences[sequence];
+            if common < cached.len() {
+                // A sliding-window ring may have lost what going back needs.
+                let kept = if self.engine.truncate(sequence, common).is_ok() { common } else { 0 };
+                if kept < common {
+                    self.engine.truncate(sequence, 0)?;
+                }
+                cached.truncate(kept);
+                scratch.clear();
+            } else {
+                let path = scratch.walk(&history[common..]);
+                if !path.is_empty() {
+                    paths.push((sequence, path));
+                }
             }
         }
-        match &paths[..] {
-            [] => return Ok(()),
-            [(sequence, path)] if *sequence == self.current => self.engine.commit(path)?,
-            paths => self
-                .engine
-                .commit_each(&paths.iter().map(|(s, path)| (*s, &path[..])).collect::<Vec<_>>())?,
+        if !paths.is_empty() {
+            let each: Vec<(usize, &[u32])> =
+                paths.iter().map(|(s, path)| (*s, &path[..])).collect();
+            self.engine.commit(&each)?;
         }
         for (sequence, path) in paths {
             let Sequence { cached, scratch } = &mut self.sequences[sequence];
             cached.extend(path.iter().map(|node| scratch.tokens[*node as usize]));
+            scratch.clear();
         }
-        self.spend();
         Ok(())
     }
 
-    /// Forgets all of the selected sequence's text.
-    pub fn clear(&mut self) -> Result<()> {
-        self.spend();
-        self.engine.truncate(0)?;
-        self.sequences[self.current].cached.clear();
-        Ok(())
+    /// Forgets all of a text.
+    pub fn clear(&mut self, sequence: usize) -> Result<()> {
+        self.sequences[sequence] = Sequence::default();
+        self.engine.truncate(sequence, 0)
     }
 
-    /// Makes the cache hold exactly `history`, in passes of as many rows as the engine takes.
-    /// `on_chunk` hears how many tokens are cached after each pass and may say no to the next one.
-    /// Returns whether all of `history` is cached.
+    /// Makes the cache of a text hold exactly `history`, in passes of as many rows as the engine
+    /// takes. `on_chunk` hears how many tokens are cached after each pass and may say no to the
+    /// next one. Returns whether all of `history` is cached.
     pub fn sync(
         &mut self,
+        sequence: usize,
         history: &[Token],
         on_chunk: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<bool> {
-        self.sync_beside(history, on_chunk, &mut |_| Ok(()))
-    }
-
-    /// The same. While a device works by itself, `beside` may do something else, for as long as
-    /// what it is given says that it does.
-    pub fn sync_beside(
-        &mut self,
-        history: &[Token],
-        on_chunk: &mut dyn FnMut(usize) -> bool,
-        beside: &mut dyn FnMut(&mut dyn FnMut() -> bool) -> Result<()>,
     ) -> Result<bool> {
         let mut unused = Scores::default();
-        while self.adopt(history)? < history.len() {
-            let rest = &history[self.position()..];
-            let chunk = &rest[..rest.len().min(self.engine.max_rows())];
-            if self.begin(&TokenTree::chain(chunk), Rows::None)? {
-                beside(&mut || self.is_busy())?;
+        loop {
+            self.adopt(&[(sequence, history)])?;
+            let rest = &history[self.position(sequence)..];
+            if rest.is_empty() {
+                return Ok(true);
             }
-            self.finish(&mut unused)?;
-            let cached = self.adopt(history)?;
+            let chunk = TokenTree::chain(&rest[..self.fitting(rest, self.engine.max_rows())]);
+            let input = Input::new(sequence, &chunk, Rows::None);
+            self.run(&[input], Output::Logits, &mut unused)?;
+            self.adopt(&[(sequence, history)])?;
+            let cached = self.position(sequence);
             if !on_chunk(cached) {
                 return Ok(cached == history.len());
             }
         }
-        Ok(true)
     }
 
-    /// Scores a tree whose root follows the cached tokens.
-    pub fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
-        self.spend();
-        self.engine.forward(tree, rows, out)?;
-        self.sequences[self.current].scratch.clone_from(tree);
-        Ok(())
+    /// How many of these tokens go into so many rows; at least one of them.
+    pub fn fitting(&self, tokens: &[Token], rows: usize) -> usize {
+        let mut taken = 0;
+        let fits = tokens.iter().take_while(|token| {
+            taken += self.engine.rows_of(**token);
+            taken <= rows
+        });
+        fits.count().max(1)
     }
 
-    /// Scores a tree of each of these texts in one pass: a row for each node, in their order.
-    pub fn forward_each(&mut self, trees: &[(usize, &TokenTree)], out: &mut Scores) -> Result<()> {
-        self.spend();
-        self.engine.forward_each(trees, out)?;
-        trees
-            .iter()
-            .for_each(|(sequence, tree)| self.sequences[*sequence].scratch.clone_from(tree));
-        Ok(())
+    /// Scores trees whose roots follow the cached tokens, see [`Engine::begin`].
+    pub fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
+        self.works = false;
+        for (sequence, own) in self.sequences.iter_mut().enumerate() {
+            if !inputs.iter().any(|input| input.sequence == sequence && input.first > 0) {
+                own.scratch.clear();
+            }
+        }
+        let begun = self.engine.begin(inputs, output);
+        for &Input { sequence, tree, first, .. } in inputs {
+            let scratch = &mut self.sequences[sequence].scratch;
+            match begun.is_ok() {
+                true => {
+                    debug_assert!(
+                        scratch.len() == first && tree.tokens.starts_with(&scratch.tokens)
+                    );
+                    scratch.tokens.extend_from_slice(&tree.tokens[first..]);
+                    scratch.parent.extend_from_slice(&tree.parent[first..]);
+                }
+                false => scratch.clear(),
+            }
+        }
+        self.works = begun?;
+        Ok(self.works)
     }
 
-    /// Begins [`forward`](Self::forward). Returns whether the device works by itself now, with time
-    /// to do something else; where it cannot, [`finish`](Self::finish) does it all.
-    pub fn begin(&mut self, tree: &TokenTree, rows: Rows) -> Result<bool> {
-        self.spend();
-        self.begun = None;
-        let beside = self.engine.begin(tree, rows)?;
-        self.sequences[self.current].scratch.clone_from(tree);
-        self.begun = Some((rows, beside));
-        Ok(beside)
-    }
-
-    /// Whether the pass that was begun still runs.
+    /// Whether a device still works at the pass that was begun.
     pub fn is_busy(&self) -> bool {
-        self.begun.is_some_and(|(_, beside)| beside) && self.engine.is_busy()
+        self.works && self.engine.is_busy()
     }
 
-    /// Scores of the pass that was begun.
+    /// Waits for the pass that was begun and gives its scores.
     pub fn finish(&mut self, out: &mut Scores) -> Result<()> {
-        let (rows, beside) = self.begun.take().context("no pass was begun")?;
-        let tree = std::mem::take(&mut self.sequences[self.current].scratch);
-        if beside {
-            self.engine.finish(out)?
-        } else {
-            self.engine.forward(&tree, rows, out)?
-        };
-        self.sequences[self.current].scratch = tree;
-        Ok(())
+        self.works = false;
+        let finished = self.engine.finish(out);
+        if finished.is_err() {
+            self.sequences.iter_mut().for_each(|own| own.scratch.clear());
+        }
+        finished
     }
 
-    /// Scores the nodes from `first_new` on of a tree that continues the one scored last.
-    pub fn forward_more(
-        &mut self,
-        tree: &TokenTree,
-        first_new: usize,
-        rows: Rows,
-        out: &mut Scores,
-    ) -> Result<()> {
-        let scratch = &self.sequences[self.current].scratch;
-        debug_assert!(
-            scratch.tokens == tree.tokens[..first_new]
-                && scratch.parent == tree.parent[..first_new]
-        );
-        self.spend();
-        self.engine.forward_more(tree, first_new, rows, out)?;
-        self.sequences[self.current].scratch.clone_from(tree);
-        Ok(())
+    /// A whole pass.
+    pub fn run(&mut self, inputs: &[Input<'_>], output: Output, out: &mut Scores) -> Result<()> {
+        self.begin(inputs, output)?;
+        self.finish(out)
     }
 }

@@ -222,9 +222,9 @@ fn walk(
     let mut scores = [Scores::default(), Scores::default()];
     let (mut done, mut hidden) = (0, Vec::new());
     for window in task.ids.chunks(task.window.max(1)) {
-        engine.truncate(0)?;
+        engine.truncate(0, 0)?;
         if let Some(Reference::Engine(other) | Reference::Kept(other, _)) = &mut reference {
-            other.truncate(0)?;
+            other.truncate(0, 0)?;
         }
         for start in (0..window.len()).step_by(chunk) {
             let tokens = &window[start..(start + chunk).min(window.len())];
@@ -258,7 +258,7 @@ fn walk(
 /// One chunk of a window.
 fn pass(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -> Result<()> {
     engine.forward(&TokenTree::chain(tokens), Rows::All, scores)?;
-    engine.commit(&(0..tokens.len() as u32).collect::<Vec<_>>())
+    engine.commit(&[(0, &(0..tokens.len() as u32).collect::<Vec<_>>())])
 }
 
 #[derive(Default)]

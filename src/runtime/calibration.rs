@@ -1,11 +1,11 @@
 //! What the passes of a target cost here, before and after a run.
 
 use super::costs::{CostFile, Passes};
-use super::drafting::{Drafting, identity_without_model};
+use super::drafting::Drafting;
 use super::load::{Loaded, kv_format};
 use super::options::{DraftFrom, DraftingOptions};
 use super::{Listener, Session};
-use crate::draft::{Drafter, Figures, Policy};
+use crate::draft::{Drafter, Figures};
 use anyhow::Result;
 
 /// What is known of a target's passes, and where it is kept.
@@ -40,15 +40,6 @@ impl Calibration {
         let figures = drafting.figures();
         self.save(&drafting.identity, &figures, listener);
         figures
-    }
-
-    /// The same of texts that shared their passes; `drafter` is that of one of them.
-    pub fn keep_shared(self, drafter: &dyn Drafter, policy: &Policy, listener: &dyn Listener) {
-        save_memory(drafter, listener);
-        let identity = identity_without_model();
-        let habits = self.passes.habits.get(&identity).cloned().unwrap_or_default();
-        let figures = Figures { costs: Some(policy.costs().clone()), habits, ..Figures::default() };
-        self.save(&identity, &figures, listener);
     }
 
     fn save(self, identity: &str, figures: &Figures, listener: &dyn Listener) {

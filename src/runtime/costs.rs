@@ -7,7 +7,7 @@
 
 use super::load::Loaded;
 use crate::draft::{CostCurve, Costs, Figures, Habits};
-use crate::engine::{Engine, Rows, Scores, TokenTree};
+use crate::engine::{Engine, Input, Output, Rows, Scores, TokenTree};
 use crate::util::files::write_whole;
 use crate::util::{hex, xdg};
 use crate::vulkan::DeviceInfo;
@@ -63,7 +63,7 @@ impl Passes {
     /// Measured now.
     pub fn measured(loaded: &mut Loaded) -> Result<Passes> {
         let curve = cost_curve(loaded.engine.as_mut())?;
-        let costs = Costs::new(curve, loaded.engine.position());
+        let costs = Costs::new(curve, loaded.engine.position(0));
         Ok(Passes { costs, habits: BTreeMap::new(), device: loaded.device.clone() })
     }
 
@@ -81,7 +81,7 @@ impl Passes {
         let mut passes = Passes { costs, habits, device: loaded.device.clone() };
         if passes.plain() < QUICK {
             let curve = cost_curve(loaded.engine.as_mut())?;
-            *passes.costs.at(loaded.engine.position()) = curve;
+            *passes.costs.at(loaded.engine.position(0)) = curve;
         }
         Ok((passes, note))
     }
@@ -184,15 +184,14 @@ pub fn one_row(engine: &mut dyn Engine) -> Result<f32> {
 /// each row listed where the engine does.
 fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
     let mut scores = Scores::default();
-    let room = engine.context().saturating_sub(engine.position()).min(engine.max_rows());
-    engine.want(Some((LISTED, engine.vocab())));
-    let curve = measure(room, &mut |rows| {
+    let room = engine.context(0).saturating_sub(engine.position(0)).min(engine.max_rows());
+    let output = Output::Best { n: LISTED, usable: engine.vocab() };
+    measure(room, &mut |rows| {
+        let tree = TokenTree::chain(&vec![0; rows]);
         let start = Instant::now();
-        engine.forward(&TokenTree::chain(&vec![0; rows]), Rows::All, &mut scores)?;
+        engine.run(&[Input::new(0, &tree, Rows::All)], output, &mut scores)?;
         Ok(start.elapsed().as_secs_f32())
-    });
-    engine.want(None);
-    curve
+    })
 }
 
 /// The curve by a function that makes a pass over so many rows and says how many seconds that took.

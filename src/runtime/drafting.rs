@@ -71,8 +71,8 @@ impl Drafting {
 /// The target that is drafted for.
 pub struct Target<'a> {
     pub session: &'a Session,
-    /// Positions of its text.
-    pub context: usize,
+    /// What it makes room for.
+    pub room: Room,
     /// How long its passes take.
     pub passes: &'a Passes,
     /// Threads that it shares with a draft model on the processor.
@@ -166,9 +166,10 @@ fn draft_model(
     listener: &dyn Listener,
 ) -> Result<DraftModel> {
     let (identity, run) = (partner.fingerprint()?, &target.session.run);
-    let context = partner.context(target.context);
+    let context = partner.context(target.room.context);
+    let room = Room { context, sequences: target.room.sequences };
     let run = RunOptions {
-        device: place(options, &partner.weights, run, context)?,
+        device: place(options, &partner.weights, run, room)?,
         gpu_layers: GpuLayers::Auto,
         npu: Npu::Off,
         kv: partner.kv(run.kv),
@@ -178,9 +179,7 @@ fn draft_model(
     let most = target.pool.threads();
     let threads = threads(bytes, works_beside(target.passes.device.as_ref(), None), most);
     let pool = if threads < most { &Arc::new(Pool::new(threads)?) } else { target.pool };
-    let load = |pool: &Arc<Pool>| {
-        load(&partner.weights, "draft model", &run, Room::of(context), pool, listener)
-    };
+    let load = |pool: &Arc<Pool>| load(&partner.weights, "draft model", &run, room, pool, listener);
     let mut loaded = load(pool)?;
     let mut level = one_row(loaded.engine.as_mut())?;
     if loaded.device.is_none() && threads > 1 && bytes < LIGHT {
@@ -194,34 +193,11 @@ fn draft_model(
     Ok(DraftModel { lm, identity, device: loaded.device, level })
 }
 
-/// Drafters for texts that share a target's passes: what was there before, and no draft model.
-pub fn of_texts(
-    options: &DraftingOptions,
-    session: &Session,
-    texts: usize,
-    listener: &dyn Listener,
-) -> Result<Vec<Box<dyn Drafter>>> {
-    let drafter = |_| -> Result<Box<dyn Drafter>> {
-        if options.source == DraftFrom::Off {
-            return Ok(Box::new(NoDraft));
-        }
-        let mut stack = Stack::new("ngram", None, true, Some(Table::new()), options.mixing);
-        remember(&mut stack, options, session, WITHOUT_MODEL, true, listener)?;
-        Ok(Box::new(stack))
-    };
-    (0..texts).map(drafter).collect()
-}
-
 /// Stands for the draft model where there is none.
 const WITHOUT_MODEL: [u8; 32] = [0; 32];
 
 fn spelled(draft_identity: [u8; 32]) -> String {
     hex(&draft_identity[..8])
-}
-
-/// The identity under which habits are kept where there is no draft model.
-pub fn identity_without_model() -> String {
-    spelled(WITHOUT_MODEL)
 }
 
 /// Goes on with what earlier runs have learnt, as far as that is wanted.
@@ -271,12 +247,13 @@ fn place(
     options: &DraftingOptions,
     weights: &Weights,
     run: &RunOptions,
-    context: usize,
+    room: Room,
 ) -> Result<Device> {
     if options.device != Device::Auto {
         return Ok(options.device);
     }
-    let task = Task { weights, context, kv: kv_format(weights, run.kv)?, sequences: 1, npu: false };
+    let Room { context, sequences } = room;
+    let task = Task { weights, context, kv: kv_format(weights, run.kv)?, sequences, npu: false };
     let gpu = placement::roomy_gpu(&task)?;
     Ok(gpu.map_or(Device::Cpu, |index| Device::Vulkan(Choice::Index(index))))
 }

@@ -26,6 +26,7 @@ pub mod shapes;
 pub mod testing;
 pub mod trial;
 
+pub use drafting::Drafting;
 pub use listener::{Listener, Loading, Silence};
 pub use load::Room;
 pub use model::{Model, Size};

@@ -3,6 +3,7 @@
 use super::Listener;
 use super::options::RunOptions;
 use crate::compute::{AssistReport, Executor, KvFormat};
+use crate::engine::Engine;
 use crate::error::Fault;
 use crate::gemma::Config;
 use crate::npu::attention::{Dims, FlashPartial};
@@ -64,12 +65,17 @@ pub fn dims(config: &Config) -> Dims {
 }
 
 /// One line on what happened to an NPU that was given up.
-pub fn say(report: Option<&AssistReport>, listener: &dyn Listener) {
-    if let Some(why) = report.and_then(|r| r.given_up.as_ref()) {
+pub fn say(engine: &dyn Engine, listener: &dyn Listener) {
+    if let Some(why) = report(engine).and_then(|r| r.given_up) {
         listener.note(&format!(
             "the NPU was given up, and the other device computed all attention: {why}"
         ));
     }
+}
+
+/// What an NPU did beside an engine's device, where one takes part.
+pub fn report(engine: &dyn Engine) -> Option<AssistReport> {
+    engine.executor().and_then(|executor| executor.assist())
 }
 
 /// What a step reads, for the prediction.

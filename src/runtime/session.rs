@@ -6,7 +6,6 @@ use super::drafting::{self, Drafting, Target};
 use super::load::{self, Loaded, Room};
 use super::model::Model;
 use super::options::{DraftingOptions, ModelOptions, RunOptions};
-use crate::draft::Drafter;
 use crate::engine::Timeline;
 use crate::gemma::{Config, Generation, Tokenizer};
 use crate::tensor::Token;
@@ -24,11 +23,11 @@ pub struct Session {
     pub run: RunOptions,
 }
 
-/// A loaded target, and `D`, what drafts for it.
-pub struct Started<D> {
+/// A loaded target, and what drafts for it.
+pub struct Started {
     pub target: Timeline,
     pub load_seconds: f64,
-    pub drafts: D,
+    pub drafts: Drafting,
     pub costs: Calibration,
 }
 
@@ -62,38 +61,21 @@ impl Session {
         load::load(&self.model.weights, &self.model.name, &self.run, room, &pool, listener)
     }
 
-    /// Loads the model for one text of `context` positions, with a drafter. `remembers` says
-    /// whether the drafter goes on with what earlier runs have learnt where nobody says.
+    /// Loads the model for one text or for several that share its passes, with what drafts for
+    /// them. `remembers` says whether drafting goes on with what earlier runs have learnt where
+    /// nobody says.
     pub fn start(
-        &self,
-        context: usize,
-        options: &DraftingOptions,
-        remembers: bool,
-        listener: &dyn Listener,
-    ) -> Result<Started<Drafting>> {
-        let mut loaded = self.load(Room::of(context), listener)?;
-        let costs = Calibration::of(self, options, &mut loaded, listener)?;
-        let target =
-            Target { session: self, context, passes: &costs.passes, pool: &loaded.pool, remembers };
-        let drafts = drafting::build(options, &target, listener)?;
-        Ok(Started {
-            target: Timeline::new(loaded.engine),
-            load_seconds: loaded.seconds,
-            drafts,
-            costs,
-        })
-    }
-
-    /// Loads the model for several texts that share its passes, with a drafter for each.
-    pub fn start_several(
         &self,
         room: Room,
         options: &DraftingOptions,
+        remembers: bool,
         listener: &dyn Listener,
-    ) -> Result<Started<Vec<Box<dyn Drafter>>>> {
+    ) -> Result<Started> {
         let mut loaded = self.load(room, listener)?;
         let costs = Calibration::of(self, options, &mut loaded, listener)?;
-        let drafts = drafting::of_texts(options, self, room.sequences, listener)?;
+        let target =
+            Target { session: self, room, passes: &costs.passes, pool: &loaded.pool, remembers };
+        let drafts = drafting::build(options, &target, listener)?;
         Ok(Started {
             target: Timeline::new(loaded.engine),
             load_seconds: loaded.seconds,

@@ -36,7 +36,7 @@ pub fn run_passes(engine: &mut dyn Engine) -> Result<()> {
     for rows in [1u32, 9] {
         let tokens: Vec<Token> = (0..rows).map(|i| 7 * i + 3).collect();
         engine.forward(&TokenTree::chain(&tokens), Rows::All, &mut scores)?;
-        engine.commit(&(0..rows).collect::<Vec<u32>>())?;
+        engine.commit(&[(0, &(0..rows).collect::<Vec<u32>>())])?;
     }
     Ok(())
 }

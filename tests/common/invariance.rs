@@ -8,10 +8,10 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
 use gemma::draft::{
-    CostCurve, Costs, DraftContext, DraftOptions, Drafter, Lm, Mixing, NoDraft, Policy, Proposal,
-    Stack, Table, TreeSize,
+    Ask, CostCurve, Costs, DraftContext, DraftOptions, Drafter, Lm, Mixing, NoDraft, Policy,
+    Proposal, Stack, Table, TreeSize,
 };
-use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree};
+use gemma::engine::{Engine, Input, Output, Rows, Scores, Timeline, TokenTree};
 use gemma::sampler::{Mask, Rule, Sampler, SamplerConfig};
 use gemma::tensor::Token;
 
@@ -145,12 +145,21 @@ impl Drafter for Oracle {
         "oracle"
     }
 
-    fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
+    fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize> {
+        asks.iter_mut().try_for_each(|ask| self.guess(&ask.ctx, ask.out))?;
+        Ok(0)
+    }
+}
+
+impl Oracle {
+    fn guess(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
         let mut scores = Scores::default();
         let mut text = ctx.history.to_vec();
         for node in 0..ctx.nodes.min(ctx.depth).min(6) as u32 {
-            self.target.sync(&text[..text.len() - 1], &mut |_| true)?;
-            self.target.forward(&TokenTree::root(text[text.len() - 1]), Rows::Last, &mut scores)?;
+            self.target.sync(0, &text[..text.len() - 1], &mut |_| true)?;
+            let root = TokenTree::root(text[text.len() - 1]);
+            let input = Input::new(0, &root, Rows::Last);
+            self.target.run(&[input], Output::Logits, &mut scores)?;
             let pick = ctx.sampler.pick(text.len(), scores.row(0), &text)?;
             let token = if self.lie { (pick + 1) % scores.vocab as Token } else { pick };
             out.add(node, token, 0.9, "oracle");
@@ -171,7 +180,14 @@ impl Drafter for Random {
         "random"
     }
 
-    fn propose(&mut self, _: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
+    fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize> {
+        asks.iter_mut().for_each(|ask| self.guess(ask.out));
+        Ok(0)
+    }
+}
+
+impl Random {
+    fn guess(&mut self, out: &mut Proposal) {
         let mut next = |n: usize| {
             self.state = self
                 .state
@@ -184,7 +200,6 @@ impl Drafter for Random {
             let chance = next(100) as f32 / 100.0;
             out.add(parent, next(self.vocab) as Token, chance, "random");
         }
-        Ok(())
     }
 }
 

@@ -6,7 +6,8 @@
 use std::cell::Cell;
 
 use anyhow::{Result, bail};
-use gemma::engine::{Engine, Memory, Rows, Scores, TokenTree};
+use gemma::compute::Executor;
+use gemma::engine::{Columns, Engine, Input, Memory, Output, Rows, Scores, TokenTree};
 use gemma::tensor::Token;
 
 /// The model; its engines hold the state.
@@ -33,11 +34,18 @@ pub struct Toy {
 
 struct ToyEngine {
     toy: Toy,
+    texts: Vec<Text>,
+    /// Rows of scratch, those of trees forgotten since included.
+    rows: usize,
+    begun: Option<Scores>,
+    looks: Cell<usize>,
+}
+
+#[derive(Default)]
+struct Text {
     committed: Vec<Token>,
     furthest: usize,
     last: TokenTree,
-    begun: Option<(TokenTree, Rows)>,
-    looks: Cell<usize>,
 }
 
 fn mix(mut x: u64) -> u64 {
@@ -68,8 +76,12 @@ impl Toy {
     }
 
     pub fn engine(&self) -> Box<dyn Engine> {
-        let (committed, last, looks) = (Vec::new(), TokenTree::default(), Cell::new(0));
-        Box::new(ToyEngine { toy: self.clone(), committed, furthest: 0, last, begun: None, looks })
+        self.engine_for(1)
+    }
+
+    pub fn engine_for(&self, sequences: usize) -> Box<dyn Engine> {
+        let texts = (0..sequences).map(|_| Text::default()).collect();
+        Box::new(ToyEngine { toy: self.clone(), texts, rows: 0, begun: None, looks: Cell::new(0) })
     }
 
     fn logits(&self, path: &[Token], out: &mut Vec<f32>) {
@@ -86,110 +98,11 @@ impl Toy {
     }
 }
 
-/// Engines as the sequences of one.
-pub struct Several {
-    pub engines: Vec<Box<dyn Engine>>,
-    current: usize,
-}
-
-impl Several {
-    pub fn new(engines: Vec<Box<dyn Engine>>) -> Self {
-        Several { engines, current: 0 }
-    }
-
-    fn own(&self) -> &dyn Engine {
-        &*self.engines[self.current]
-    }
-
-    fn own_mut(&mut self) -> &mut dyn Engine {
-        &mut *self.engines[self.current]
-    }
-}
-
-impl Engine for Several {
-    fn position(&self) -> usize {
-        self.own().position()
-    }
-
-    fn context(&self) -> usize {
-        self.own().context()
-    }
-
-    fn max_rows(&self) -> usize {
-        self.own().max_rows()
-    }
-
-    fn vocab(&self) -> usize {
-        self.own().vocab()
-    }
-
-    fn sequences(&self) -> usize {
-        self.engines.len()
-    }
-
-    fn select(&mut self, sequence: usize) {
-        self.current = sequence;
-    }
-
-    fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
-        self.own_mut().forward(tree, rows, out)
-    }
-
-    fn forward_more(
-        &mut self,
-        tree: &TokenTree,
-        first_new: usize,
-        rows: Rows,
-        out: &mut Scores,
-    ) -> Result<()> {
-        self.own_mut().forward_more(tree, first_new, rows, out)
-    }
-
-    fn forward_each(&mut self, trees: &[(usize, &TokenTree)], out: &mut Scores) -> Result<()> {
-        let rows: usize = trees.iter().map(|(_, tree)| tree.len()).sum();
-        assert!(rows <= self.max_rows(), "{rows} rows of all sequences");
-        let (mut all, mut own) = (Vec::new(), Scores::default());
-        for (sequence, tree) in trees {
-            self.engines[*sequence].forward(tree, Rows::All, &mut own)?;
-            all.append(&mut own.logits);
-        }
-        *out = Scores { vocab: self.vocab(), logits: all, ..Scores::default() };
-        Ok(())
-    }
-
-    fn commit(&mut self, path: &[u32]) -> Result<()> {
-        self.own_mut().commit(path)
-    }
-
-    fn commit_each(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
-        paths.iter().try_for_each(|(sequence, path)| self.engines[*sequence].commit(path))
-    }
-
-    fn truncate(&mut self, position: usize) -> Result<()> {
-        self.own_mut().truncate(position)
-    }
-
-    fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()> {
-        self.own_mut().hidden(out)
-    }
-
-    fn memory(&self) -> Memory {
-        Memory::default()
-    }
-
-    fn describe(&self) -> String {
-        "several toys".into()
-    }
-}
-
 impl ToyEngine {
-    fn pass(&mut self, tree: &TokenTree, first: usize, rows: Rows, out: &mut Scores) {
-        assert!(self.begun.is_none(), "a pass that was begun is finished first");
-        assert!(
-            first < tree.len() && tree.len() <= self.toy.max_rows,
-            "{} rows from {first}",
-            tree.len()
-        );
+    fn evaluate(&mut self, input: &Input<'_>, out: &mut Vec<f32>) {
+        let Input { sequence, tree, first, rows } = *input;
+        let text = &mut self.texts[sequence];
+        assert!(first <= tree.len() && !tree.is_empty(), "{} rows from {first}", tree.len());
         assert_eq!(tree.tokens.len(), tree.parent.len());
         assert_eq!(tree.parent[0], None);
         for node in 1..tree.len() {
@@ -200,31 +113,40 @@ impl ToyEngine {
             tree.tokens.iter().all(|&t| (t as usize) < self.toy.vocab),
             "tokens of the vocabulary"
         );
+        if first > 0 {
+            assert_eq!(first, text.last.len(), "the whole last tree comes first");
+            assert!(
+                tree.tokens.starts_with(&text.last.tokens)
+                    && tree.parent.starts_with(&text.last.parent)
+            );
+        }
         let deepest = tree.depths().into_iter().max().unwrap() as usize;
-        assert!(self.committed.len() + deepest < self.toy.context, "positions of the context");
-        out.vocab = self.toy.vocab;
-        out.logits.clear();
+        assert!(text.committed.len() + deepest < self.toy.context, "positions of the context");
         let nodes = match rows {
             Rows::None => 0..0,
-            Rows::Last => tree.len() - 1..tree.len(),
+            Rows::Last => tree.len().max(first + 1) - 1..tree.len(),
             Rows::All => first..tree.len(),
         };
         for node in nodes {
-            let mut path = self.committed.clone();
+            let mut path = text.committed.clone();
             path.push(tree.tokens[0]);
             path.extend(tree.path(node as u32));
-            self.toy.logits(&path, &mut out.logits);
+            self.toy.logits(&path, out);
         }
-        self.last.clone_from(tree);
+        text.last.clone_from(tree);
     }
 }
 
 impl Engine for ToyEngine {
-    fn position(&self) -> usize {
-        self.committed.len()
+    fn sequences(&self) -> usize {
+        self.texts.len()
     }
 
-    fn context(&self) -> usize {
+    fn position(&self, sequence: usize) -> usize {
+        self.texts[sequence].committed.len()
+    }
+
+    fn context(&self, _: usize) -> usize {
         self.toy.context
     }
 
@@ -236,41 +158,43 @@ impl Engine for ToyEngine {
         self.toy.max_rows
     }
 
+    fn rows_of(&self, _: Token) -> usize {
+        1
+    }
+
     fn vocab(&self) -> usize {
         self.toy.vocab
     }
 
-    fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
-        self.pass(tree, 0, rows, out);
-        Ok(())
+    fn columns(&self) -> Option<&Columns> {
+        None
     }
 
-    fn forward_more(
-        &mut self,
-        tree: &TokenTree,
-        first_new: usize,
-        rows: Rows,
-        out: &mut Scores,
-    ) -> Result<()> {
-        assert_eq!(first_new, self.last.len(), "the whole last tree comes first");
-        assert!(
-            tree.tokens.starts_with(&self.last.tokens)
-                && tree.parent.starts_with(&self.last.parent)
-        );
-        self.pass(tree, first_new, rows, out);
-        Ok(())
-    }
-
-    fn begin(&mut self, tree: &TokenTree, rows: Rows) -> Result<bool> {
-        assert!(self.begun.is_none(), "one pass at a time");
-        self.begun = self.toy.beside.map(|_| (tree.clone(), rows));
+    fn begin(&mut self, inputs: &[Input<'_>], _: Output) -> Result<bool> {
+        assert!(self.begun.is_none(), "a pass that was begun is finished first");
+        if inputs.iter().all(|input| input.first == 0) {
+            self.rows = 0;
+        }
+        let new: usize = inputs.iter().map(|input| input.tree.len() - input.first).sum();
+        self.rows += new;
+        assert!(new > 0 && self.rows <= self.toy.max_rows, "{new} rows of {}", self.rows);
+        for (sequence, text) in self.texts.iter_mut().enumerate() {
+            let named = inputs.iter().filter(|input| input.sequence == sequence);
+            match named.collect::<Vec<_>>()[..] {
+                [] => text.last.clear(),
+                [_] => {}
+                _ => panic!("two trees of one sequence"),
+            }
+        }
+        let mut scores = Scores { vocab: self.toy.vocab, ..Scores::default() };
+        inputs.iter().for_each(|input| self.evaluate(input, &mut scores.logits));
+        self.begun = Some(scores);
         self.looks.set(0);
-        Ok(self.begun.is_some())
+        Ok(self.toy.beside.is_some())
     }
 
     fn finish(&mut self, out: &mut Scores) -> Result<()> {
-        let (tree, rows) = self.begun.take().expect("a pass was begun");
-        self.pass(&tree, 0, rows, out);
+        *out = self.begun.take().expect("a pass was begun");
         Ok(())
     }
 
@@ -279,28 +203,36 @@ impl Engine for ToyEngine {
         self.begun.is_some() && self.toy.beside.is_some_and(|looks| self.looks.get() <= looks)
     }
 
-    fn commit(&mut self, path: &[u32]) -> Result<()> {
+    fn lend(&self, _: usize) -> Option<&[f32]> {
+        None
+    }
+
+    fn commit(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
         assert!(self.begun.is_none(), "a pass that was begun is finished first");
-        assert_eq!(path[0], 0, "a path begins at the root");
-        assert!(
-            path.windows(2).all(|w| self.last.parent[w[1] as usize] == Some(w[0])),
-            "each the parent of the next"
-        );
-        self.committed.extend(path.iter().map(|&node| self.last.tokens[node as usize]));
-        self.furthest = self.furthest.max(self.committed.len());
-        self.last.clear();
+        for (sequence, path) in paths {
+            let text = &mut self.texts[*sequence];
+            assert_eq!(path[0], 0, "a path begins at the root");
+            assert!(
+                path.windows(2).all(|w| text.last.parent[w[1] as usize] == Some(w[0])),
+                "each the parent of the next"
+            );
+            text.committed.extend(path.iter().map(|&node| text.last.tokens[node as usize]));
+            text.furthest = text.furthest.max(text.committed.len());
+            text.last.clear();
+        }
         Ok(())
     }
 
-    fn truncate(&mut self, position: usize) -> Result<()> {
-        assert!(position <= self.committed.len() && self.begun.is_none());
-        if position > 0 && self.furthest - position > self.toy.slack {
+    fn truncate(&mut self, sequence: usize, position: usize) -> Result<()> {
+        let text = &mut self.texts[sequence];
+        assert!(position <= text.committed.len() && self.begun.is_none());
+        if position > 0 && text.furthest - position > self.toy.slack {
             bail!("the ring has turned");
         }
-        self.committed.truncate(position);
-        self.last.clear();
+        text.committed.truncate(position);
+        text.last.clear();
         if position == 0 {
-            self.furthest = 0;
+            text.furthest = 0;
         }
         Ok(())
     }
@@ -316,5 +248,13 @@ impl Engine for ToyEngine {
 
     fn describe(&self) -> String {
         "toy".into()
+    }
+
+    fn executor(&self) -> Option<&dyn Executor> {
+        None
+    }
+
+    fn executor_mut(&mut self) -> Option<&mut dyn Executor> {
+        None
     }
 }

@@ -1,6 +1,6 @@
 //! Random trees against one-by-one decoding, bit for bit, on any engine that plans run on.
 
-use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{Engine, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use rand::Rng;
 use rand::rngs::SmallRng;
 
@@ -12,12 +12,23 @@ pub fn bits(row: &[f32]) -> Vec<u32> {
 
 /// Commits `tokens` in random chunks.
 pub fn prefill(engine: &mut PlannedEngine, tokens: &[u32], rng: &mut SmallRng) {
+    prefill_sequence(engine, 0, tokens, rng);
+}
+
+pub fn prefill_sequence(
+    engine: &mut PlannedEngine,
+    sequence: usize,
+    tokens: &[u32],
+    rng: &mut SmallRng,
+) {
     let mut scores = Scores::default();
     let mut at = 0;
     while at < tokens.len() {
         let n = rng.random_range(1..=engine.max_rows().min(tokens.len() - at));
-        engine.forward(&TokenTree::chain(&tokens[at..at + n]), Rows::None, &mut scores).unwrap();
-        engine.commit(&(0..n as u32).collect::<Vec<_>>()).unwrap();
+        let chain = TokenTree::chain(&tokens[at..at + n]);
+        let input = Input::new(sequence, &chain, Rows::None);
+        engine.run(&[input], Output::Logits, &mut scores).unwrap();
+        engine.commit(&[(sequence, &(0..n as u32).collect::<Vec<_>>())]).unwrap();
         at += n;
     }
 }
@@ -37,19 +48,19 @@ pub fn node_by_node(engine: &mut PlannedEngine, tree: &TokenTree) -> Vec<Vec<u32
         paths.push(path);
     }
     let (start, mut out, mut scores) =
-        (engine.position(), vec![Vec::new(); tree.len()], Scores::default());
+        (engine.position(0), vec![Vec::new(); tree.len()], Scores::default());
     paths.sort_unstable();
     // In this order every path is its parent's and one token more.
     for path in &paths {
         let node = path[path.len() - 1];
-        engine.truncate(start + path.len() - 1).unwrap();
+        engine.truncate(0, start + path.len() - 1).unwrap();
         engine
             .forward(&TokenTree::root(tree.tokens[node as usize]), Rows::All, &mut scores)
             .unwrap();
-        engine.commit(&[0]).unwrap();
+        engine.commit(&[(0, &[0])]).unwrap();
         out[node as usize] = bits(scores.row(0));
     }
-    engine.truncate(start).unwrap();
+    engine.truncate(0, start).unwrap();
     out
 }
 
@@ -67,6 +78,11 @@ pub fn random_tree(rng: &mut SmallRng, rows: usize) -> TokenTree {
     tree
 }
 
+/// The first `n` nodes of a tree.
+pub fn part(tree: &TokenTree, n: usize) -> TokenTree {
+    TokenTree { tokens: tree.tokens[..n].to_vec(), parent: tree.parent[..n].to_vec() }
+}
+
 /// Compares every node of a random tree at `position` with one-by-one decoding on a second engine.
 pub fn check_tree(
     a: &mut PlannedEngine,
@@ -76,7 +92,7 @@ pub fn check_tree(
     what: &str,
 ) {
     for e in [&mut *a, &mut *b] {
-        e.truncate(0).unwrap();
+        e.truncate(0, 0).unwrap();
         prefill(e, tokens, rng);
     }
     let rows = rng.random_range(1..=32);
@@ -85,10 +101,10 @@ pub fn check_tree(
     let split = rng.random_range(0..tree.len());
     let mut got = Vec::new();
     if split > 0 {
-        let (tokens, parent) = (tree.tokens[..split].to_vec(), tree.parent[..split].to_vec());
-        a.forward(&TokenTree { tokens, parent }, Rows::All, &mut scores).unwrap();
+        a.forward(&part(&tree, split), Rows::All, &mut scores).unwrap();
         got.extend((0..split).map(|i| bits(scores.row(i))));
-        a.forward_more(&tree, split, Rows::All, &mut scores).unwrap();
+        let rest = Input::new(0, &tree, Rows::All).after(split);
+        a.run(&[rest], Output::Logits, &mut scores).unwrap();
     } else {
         a.forward(&tree, Rows::All, &mut scores).unwrap();
     }
@@ -111,8 +127,7 @@ pub fn check_sequences(
 ) {
     for (sequence, &n) in lengths.iter().enumerate() {
         let text = tokens(rng, n);
-        shared.select(sequence);
-        prefill(shared, &text, rng);
+        prefill_sequence(shared, sequence, &text, rng);
         prefill(&mut alone[sequence], &text, rng);
     }
     let (mut together, mut scores) = (Scores::default(), Scores::default());
@@ -136,18 +151,37 @@ pub fn check_sequences(
         if order.is_empty() {
             continue;
         }
-        let pairs: Vec<(usize, &TokenTree)> = order.iter().copied().zip(&trees).collect();
-        shared.forward_each(&pairs, &mut together).unwrap();
+        // In one pass, or of each tree a part and then the rest, with a tree between that is done.
+        let splits: Vec<usize> = trees
+            .iter()
+            .map(|tree| if round % 3 == 2 { rng.random_range(1..=tree.len()) } else { tree.len() })
+            .collect();
+        let parts: Vec<TokenTree> = trees.iter().zip(&splits).map(|(t, n)| part(t, *n)).collect();
+        let mut rows: Vec<Vec<Vec<u32>>> = vec![Vec::new(); trees.len()];
+        for (trees, done) in [(&parts, &vec![0; trees.len()]), (&trees, &splits)] {
+            let inputs: Vec<Input<'_>> = (0..trees.len())
+                .map(|i| Input::new(order[i], &trees[i], Rows::All).after(done[i]))
+                .collect();
+            if inputs.iter().all(|input| input.scored() == 0) {
+                continue;
+            }
+            shared.run(&inputs, Output::Logits, &mut together).unwrap();
+            let mut row = 0;
+            for (own, input) in rows.iter_mut().zip(&inputs) {
+                own.extend((row..row + input.scored()).map(|row| bits(together.row(row))));
+                row += input.scored();
+            }
+            assert_eq!(together.rows(), row);
+        }
         let mut paths = Vec::new();
-        for &(sequence, tree) in pairs.iter().rev() {
-            let own = together.split_last(tree.len());
+        for ((&sequence, tree), own) in order.iter().zip(&trees).zip(rows) {
             alone[sequence].forward(tree, Rows::All, &mut scores).unwrap();
             for node in 0..tree.len() {
                 let at = format!(
                     "{what}, round {round}, sequence {sequence}, node {node} of {}",
                     tree.len()
                 );
-                assert_eq!(bits(own.row(node)), bits(scores.row(node)), "{at}");
+                assert_eq!(own[node], bits(scores.row(node)), "{at}");
             }
             // Accept a path; of some nothing is accepted.
             let mut path = vec![rng.random_range(0..tree.len() as u32)];
@@ -156,20 +190,16 @@ pub fn check_sequences(
             }
             path.reverse();
             if rng.random_bool(0.8) {
-                alone[sequence].commit(&path).unwrap();
+                alone[sequence].commit(&[(0, &path)]).unwrap();
                 paths.push((sequence, path));
             }
         }
-        assert_eq!(together.rows(), 0);
-        shared
-            .commit_each(&paths.iter().map(|(s, path)| (*s, &path[..])).collect::<Vec<_>>())
-            .unwrap();
+        shared.commit(&paths.iter().map(|(s, path)| (*s, &path[..])).collect::<Vec<_>>()).unwrap();
     }
     for (sequence, alone) in alone.iter_mut().enumerate() {
-        shared.select(sequence);
-        assert_eq!(shared.position(), alone.position());
+        assert_eq!(shared.position(sequence), alone.position(0));
         assert!(
-            shared.visible_cache().unwrap() == alone.visible_cache().unwrap(),
+            shared.visible_cache(sequence).unwrap() == alone.visible_cache(0).unwrap(),
             "{what}, sequence {sequence}"
         );
     }

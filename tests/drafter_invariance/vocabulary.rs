@@ -1,5 +1,7 @@
 //! Draft models that know fewer tokens than the target.
 
+use gemma::engine::{Input, Output};
+
 use super::*;
 
 /// A draft with rows for some of the target's tokens.
@@ -112,16 +114,16 @@ fn a_reduced_engine_computes_what_its_rows_do() {
         rows
     };
     let history: Vec<u32> = (0..12).map(|i| 2 + i * 29 % 318).collect();
-    assert!(rows_of(&history).len() > history.len() && engine.max_rows() == 32);
+    assert!(rows_of(&history).len() > history.len() && engine.max_rows() == 64);
     // History goes in by two passes; then one token and a tree below it.
     for part in history.chunks(7) {
         engine.forward(&TokenTree::chain(part), Rows::None, &mut got).unwrap();
-        engine.commit(&(0..part.len() as u32).collect::<Vec<_>>()).unwrap();
+        engine.commit(&[(0, &(0..part.len() as u32).collect::<Vec<_>>())]).unwrap();
     }
-    assert_eq!(engine.position(), 12);
+    assert_eq!(engine.position(0), 12);
     let rows = rows_of(&history);
     inner.forward(&TokenTree::chain(&rows), Rows::None, &mut want).unwrap();
-    inner.commit(&(0..rows.len() as u32).collect::<Vec<_>>()).unwrap();
+    inner.commit(&[(0, &(0..rows.len() as u32).collect::<Vec<_>>())]).unwrap();
     let mut tree = TokenTree::root(300);
     for (parent, token) in [(0, 301), (0, 302), (1, 303), (3, 2), (2, 310)] {
         tree.push(parent, token);
@@ -137,7 +139,7 @@ fn a_reduced_engine_computes_what_its_rows_do() {
         let path = [&[300][..], &tree.path(node)].concat();
         assert_eq!((got.rows(), got.row(node as usize)), (3, &logits_of(&path)[..]), "node {node}");
     }
-    engine.forward_more(&tree, 3, Rows::All, &mut got).unwrap();
+    engine.run(&[Input::new(0, &tree, Rows::All).after(3)], Output::Logits, &mut got).unwrap();
     for node in [3, 4, 5] {
         let path = [&[300][..], &tree.path(node)].concat();
         assert_eq!(
@@ -146,16 +148,16 @@ fn a_reduced_engine_computes_what_its_rows_do() {
             "node {node}"
         );
     }
-    engine.commit(&[0, 1, 3]).unwrap();
-    assert_eq!(engine.position(), 15);
+    engine.commit(&[(0, &[0, 1, 3])]).unwrap();
+    assert_eq!(engine.position(0), 15);
     engine.forward(&TokenTree::root(5), Rows::Last, &mut got).unwrap();
     assert_eq!(got.row(0), logits_of(&[300, 301, 303, 5]));
-    engine.truncate(13).unwrap();
+    engine.truncate(0, 13).unwrap();
     engine.forward(&TokenTree::root(7), Rows::Last, &mut got).unwrap();
     assert_eq!(got.row(0), logits_of(&[300, 7]));
     assert!(
         engine.forward(&TokenTree::root(320), Rows::Last, &mut got).is_err()
-            && engine.truncate(14).is_err()
+            && engine.truncate(0, 14).is_err()
     );
     let columns = engine.columns().unwrap();
     for (column, token) in reduced::tokens().into_iter().enumerate() {
@@ -195,7 +197,7 @@ fn a_draft_of_few_rows_gives_the_plain_text_and_proposes_what_it_knows() {
         rate: None,
         verified: None,
     };
-    drafter.propose(&ctx, &mut out).unwrap();
+    drafter.propose(&mut [Ask { text: 0, ctx, out: &mut out }]).unwrap();
     assert!(
         out.len() > 8 && out.tree.tokens[1..].iter().all(|t| known.contains(t)),
         "{:?}",

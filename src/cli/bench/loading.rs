@@ -17,13 +17,16 @@ pub fn row(weights: &Weights, engine: &mut dyn Engine, seconds: f64) -> Result<R
     let bytes = checkpoint.read_through()?;
     let reading = start.elapsed().as_secs_f64();
     let on_device = engine.memory().weights;
-    let sending = engine.upload_bandwidth().map_or(0.0, |speed| on_device as f64 / speed);
+    let sending = engine
+        .executor_mut()
+        .and_then(|e| e.upload_bandwidth())
+        .map_or(0.0, |speed| on_device as f64 / speed);
     Ok(Row {
         name: "load".into(),
         unit: "ms".into(),
         figure: Figure::of(vec![1e3 * seconds]),
         note: note(seconds, bytes, reading, sending)
-            + &engine.loading().map_or_else(String::new, |l| parts(&l)),
+            + &engine.executor().and_then(|e| e.loading()).map_or_else(String::new, |l| parts(&l)),
         pass: None,
     })
 }

@@ -1,6 +1,6 @@
 //! What is timed: prefill, decode, and passes of several rows. One function each, on any engine.
 
-use crate::engine::{Engine, Rows, Scores, TokenTree};
+use crate::engine::{Engine, Input, Output, Rows, Scores, TokenTree};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 use anyhow::Result;
@@ -67,9 +67,14 @@ pub fn prefill(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -
     for chunk in tokens.chunks(engine.max_rows()) {
         engine.forward(&TokenTree::chain(chunk), Rows::Last, scores)?;
         let path: Vec<u32> = (0..chunk.len() as u32).collect();
-        engine.commit(&path)?;
+        engine.commit(&[(0, &path)])?;
     }
     Ok(start.elapsed().as_secs_f64())
+}
+
+/// What the sampler picks from, as a text that grows asks for it.
+fn output(sampler: &Sampler) -> Output {
+    sampler.decisive().map_or(Output::Logits, |(n, usable)| Output::Best { n, usable })
 }
 
 /// Generates `n` tokens one by one, sampling included. Returns the seconds taken.
@@ -82,9 +87,10 @@ pub fn decode(
     let mut token = 0;
     let start = Instant::now();
     for _ in 0..n {
-        engine.forward(&TokenTree::root(token), Rows::All, scores)?;
-        engine.commit(&[0])?;
-        token = scores.pick(0, sampler, engine.position(), &[])?;
+        let (tree, output) = (TokenTree::root(token), output(sampler));
+        engine.run(&[Input::new(0, &tree, Rows::All)], output, scores)?;
+        engine.commit(&[(0, &[0])])?;
+        token = scores.pick(0, sampler, engine.position(0), &[])?;
     }
     Ok(start.elapsed().as_secs_f64())
 }
@@ -99,9 +105,9 @@ pub fn verify(
 ) -> Result<f64> {
     let tree = TokenTree::chain(&tokens(engine.vocab(), rows));
     let start = Instant::now();
-    engine.forward(&tree, Rows::All, scores)?;
+    engine.run(&[Input::new(0, &tree, Rows::All)], output(sampler), scores)?;
     for row in 0..rows {
-        std::hint::black_box(scores.pick(row, sampler, engine.position() + row, &[])?);
+        std::hint::black_box(scores.pick(row, sampler, engine.position(0) + row, &[])?);
     }
     Ok(start.elapsed().as_secs_f64())
 }

@@ -220,8 +220,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let engine = loaded.engine.as_mut();
     let memory = engine.memory();
     let threads = asked.run.threads.unwrap_or(cpu.threads);
-    let device_speed = engine.read_bandwidth();
-    engine.want(Sampler::new(sampling())?.decisive());
+    let device_speed = engine.executor_mut().and_then(|e| e.read_bandwidth());
     let mut report = Report {
         v: 1,
         version: conditions::version(),
@@ -250,7 +249,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         sampler: Sampler::new(sampling())?,
     };
     bench.all(&mut report)?;
-    npu::say(loaded.engine.assist().as_ref(), ui);
+    npu::say(loaded.engine.as_ref(), ui);
     drop(loaded);
     if let Some(model) = model.filter(|_| options.only.contains(&Test::Text)) {
         let (rows, text) = speculation::run(model, &asked.run, options, ui)?;
@@ -386,8 +385,8 @@ impl Runner<'_> {
 
     /// A cache of `depth` tokens.
     fn fill(&mut self, depth: usize) -> Result<()> {
-        if self.engine.truncate(depth).is_err() || self.engine.position() != depth {
-            self.engine.truncate(0)?;
+        if self.engine.truncate(0, depth).is_err() || self.engine.position(0) != depth {
+            self.engine.truncate(0, 0)?;
             let tokens = measure::tokens(self.engine.vocab(), depth);
             measure::prefill(self.engine, &tokens, &mut self.scores)?;
         }
@@ -398,7 +397,7 @@ impl Runner<'_> {
         let n = self.options.pp;
         let tokens = measure::tokens(self.engine.vocab(), n);
         let seconds = self.repeat(&format!("pp{n}"), |b| {
-            b.engine.truncate(0)?;
+            b.engine.truncate(0, 0)?;
             measure::prefill(b.engine, &tokens, &mut b.scores)
         })?;
         Ok(Row {
@@ -468,7 +467,7 @@ impl Runner<'_> {
         }
         let passes = self.options.tg;
         self.fill(self.options.depth[0])?;
-        self.engine.start_profile();
+        self.engine.executor_mut().into_iter().for_each(|e| e.start_profile());
         if rows == 1 {
             measure::decode(self.engine, &self.sampler, passes, &mut self.scores)?;
         } else {
@@ -480,7 +479,8 @@ impl Runner<'_> {
             let KernelTime { label, calls, seconds, bytes, macs } = k;
             Kernel { label: label.into(), rows, passes, calls, seconds, bytes, macs }
         };
-        let mut kernels: Vec<Kernel> = self.engine.profile().into_iter().map(kernel).collect();
+        let times = self.engine.executor().map_or_else(Vec::new, |e| e.profile());
+        let mut kernels: Vec<Kernel> = times.into_iter().map(kernel).collect();
         kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
         let read = kernels.iter().map(|k| k.bytes).sum();
         self.ui.detail(

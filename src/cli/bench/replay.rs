@@ -13,7 +13,8 @@ use crate::cli::table::markdown;
 use crate::cli::ui::Ui;
 use crate::decode::{Stats, Verdict};
 use crate::draft::{
-    DraftContext, Drafter, Figures, Lm, Memory, Pass, Proposal, Stack, Table, TreeSize, Verified,
+    Ask, DraftContext, Drafter, Figures, Lm, Memory, Pass, Proposal, Stack, Table, TreeSize,
+    Verified,
 };
 use crate::engine::{Scores, TokenTree};
 use crate::error::Fault;
@@ -324,7 +325,7 @@ fn one(
     let mut history = text.prompt.clone();
     let mut left = &text.answer[..];
     let (mut proposal, mut scored) = (Proposal::default(), None::<(usize, TokenTree, Scores)>);
-    stack.prepare(&history[..history.len() - 1])?;
+    stack.prepare(0, &history[..history.len() - 1])?;
     while !left.is_empty() {
         let (start, busy) = (Instant::now(), processor_seconds());
         let ctx = DraftContext {
@@ -340,11 +341,12 @@ fn one(
                 position: *position,
                 tree,
                 scores,
+                first: 0,
             }),
         };
         let root = ctx.root();
         proposal.reset(root);
-        stack.propose(&ctx, &mut proposal)?;
+        stack.propose(&mut [Ask { text: 0, ctx, out: &mut proposal }])?;
         proposal.limit(&ctx);
         tally.time += start.elapsed();
         tally.rounds.push(processor_seconds() - busy);

@@ -6,7 +6,7 @@ use super::report::{Acceptance, Row, Text, TextKind};
 use crate::cli::text_file::read_file;
 use crate::cli::ui::Ui;
 use crate::decode::{self, Flow, Limits, Stats};
-use crate::draft::{DraftContext, Drafter, Figures, Proposal};
+use crate::draft::{Ask, Drafter};
 use crate::engine::Timeline;
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Message, ReducedVocabulary, Special, Tokenizer};
@@ -67,8 +67,13 @@ pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(
     let mut first = session.load(Room::of(room), ui)?;
     first.engine = Partner::stand_in(model.checkpoint(), tokenizer, first.engine)?;
     let passes = Passes::measured(&mut first)?;
-    let drafted =
-        Target { session: &session, context, passes: &passes, pool: &first.pool, remembers: false };
+    let drafted = Target {
+        session: &session,
+        room: Room::of(context),
+        passes: &passes,
+        pool: &first.pool,
+        remembers: false,
+    };
     let mut target = Timeline::new(first.engine);
     let chosen = DraftingOptions { mixing: options.mixing(), ..options.draft.settled()? };
     let sampler =
@@ -219,7 +224,7 @@ fn once(
     let Drafting { drafter, policy, .. } = drafting;
     let mut drafter = Watched { inner: drafter.as_mut(), since: 0.0 };
     // The other way has read the same prompt just before.
-    target.clear()?;
+    target.clear(0)?;
     decode::generate(
         target,
         &mut drafter,
@@ -248,39 +253,35 @@ impl Drafter for Watched<'_> {
         self.inner.name()
     }
 
-    fn read_ahead(&mut self, history: &[Token], more: &mut dyn FnMut() -> bool) -> Result<()> {
-        self.inner.read_ahead(history, more)
+    fn read_ahead(
+        &mut self,
+        text: usize,
+        history: &[Token],
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        self.inner.read_ahead(text, history, more)
     }
 
-    fn prepare(&mut self, history: &[Token]) -> Result<()> {
-        self.inner.prepare(history)?;
+    fn prepare(&mut self, text: usize, history: &[Token]) -> Result<()> {
+        self.inner.prepare(text, history)?;
         self.since = processor_seconds();
         Ok(())
     }
 
-    fn propose(&mut self, ctx: &DraftContext<'_>, out: &mut Proposal) -> Result<()> {
-        self.inner.propose(ctx, out)
+    fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize> {
+        self.inner.propose(asks)
     }
 
-    fn meanwhile(
-        &mut self,
-        ctx: &DraftContext<'_>,
-        proposal: &Proposal,
-        more: &mut dyn FnMut() -> bool,
-    ) -> Result<()> {
-        self.inner.meanwhile(ctx, proposal, more)
+    fn meanwhile(&mut self, asks: &[Ask<'_>], more: &mut dyn FnMut() -> bool) -> Result<()> {
+        self.inner.meanwhile(asks, more)
     }
 
     fn reads_target(&self) -> bool {
         self.inner.reads_target()
     }
 
-    fn has_recent_match(&mut self, history: &[Token]) -> bool {
-        self.inner.has_recent_match(history)
-    }
-
-    fn figures(&self, out: &mut Figures) {
-        self.inner.figures(out)
+    fn has_recent_match(&mut self, text: usize, history: &[Token]) -> bool {
+        self.inner.has_recent_match(text, history)
     }
 }
 

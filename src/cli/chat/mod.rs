@@ -96,7 +96,7 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
     };
     let context = session.context(CONTEXT, ui);
     let Started { target, drafts: drafting, costs, .. } =
-        session.start(context, &drafting, true, ui)?;
+        session.start(runtime::Room::of(context), &drafting, true, ui)?;
     let template = ChatTemplate::from_checkpoint(session.model.checkpoint())?;
     // Nobody at a terminal wants an answer cut off that did not ask for it.
     let max_tokens = match typed.source("max-tokens") {
@@ -124,7 +124,7 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
     }
     chat.go()?;
     costs.keep(&mut chat.drafting, ui);
-    npu::say(chat.target.engine().assist().as_ref(), ui);
+    npu::say(chat.target.engine(), ui);
     Ok(0)
 }
 
@@ -269,7 +269,7 @@ impl Talk<'_> {
 
     /// The prompt, with older turns left out where it would leave the answer no room.
     fn room_for(&mut self, text: &str) -> Result<Vec<Token>> {
-        let context = self.target.engine().context();
+        let context = self.target.engine().context(0);
         let most = context - context / ANSWER_PART;
         let mut history = self.talk.ask(text)?;
         let (before, mut left_out) = (self.talk.clone(), 0);
@@ -309,7 +309,7 @@ impl Talk<'_> {
 
     /// Streams an answer. What Ctrl-C leaves of it is kept.
     fn stream_answer(&mut self, text: &str, mut history: Vec<Token>) -> Result<()> {
-        let (prompt, context) = (history.len(), self.target.engine().context());
+        let (prompt, context) = (history.len(), self.target.engine().context(0));
         self.interrupt.reset();
         let limits = Limits {
             max_tokens: self.max_tokens,
@@ -406,7 +406,7 @@ impl Talk<'_> {
             ..Record::default()
         };
         let (tokens, context) =
-            (thousands(self.talk.position() as u64), thousands(engine.context() as u64));
+            (thousands(self.talk.position() as u64), thousands(engine.context(0) as u64));
         let line = stats::line(&record, stats, self.threads)?;
         let columns = terminal::columns();
         self.ui.line(&wrapped(

@@ -20,7 +20,7 @@ use crate::error::Fault;
 use crate::gemma::Generation;
 use crate::grammar::Grammar;
 use crate::runtime::constraints::{Constrained, Constraints};
-use crate::runtime::{DraftingOptions, Model, Session, Size, Started, npu};
+use crate::runtime::{DraftingOptions, Model, Room, Session, Size, Started, npu};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use crate::util::units::thousands;
@@ -94,7 +94,7 @@ impl Run<'_> {
         }
         let needed = history.len().saturating_add(options.sampling.max_tokens).saturating_add(1);
         let context = session.context(needed, ui);
-        let started = session.start(context, &self.drafting, true, ui)?;
+        let started = session.start(Room::of(context), &self.drafting, true, ui)?;
         let Started { mut target, load_seconds, drafts: mut drafting, costs } = started;
         let constrained = Constrained::new(self.grammar.as_ref(), history.len());
         let mut sampler = constrained
@@ -176,7 +176,7 @@ impl Run<'_> {
                 activations: memory.activations,
             },
             device: engine.describe(),
-            npu: engine.assist(),
+            npu: npu::report(engine),
             model: super::record::Model {
                 name: session.model.name.clone(),
                 sha256: None,
@@ -185,7 +185,7 @@ impl Run<'_> {
             error: error.or(cut.as_ref().map(|cut| cut.to_string())),
             ..Record::default()
         };
-        npu::say(engine.assist().as_ref(), ui);
+        npu::say(engine, ui);
         drop(target);
         let failed = stop.err().or(cut.map(Into::into));
         // The text so far stays where it has gone; a file is left as it was.

@@ -60,8 +60,7 @@ pub struct BatchOptions {
     /// Answer N records of a batch at once
     ///
     /// The answers and their order are the same, and they come sooner: a pass reads the weights
-    /// once for all of them. Each takes memory for a context of its own. Guesses come from the
-    /// texts themselves (--draft ngram), and a draft model is not asked.
+    /// once for all of them. Each takes memory for a context of its own.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub parallel: u16,
     /// Exit with code 6, once all is done, if records failed

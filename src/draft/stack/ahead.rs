@@ -8,9 +8,12 @@
 
 use anyhow::Result;
 
-use super::{Node, SHARE, Stack, WIDTH};
+use super::Stack;
+use super::tree::{Node, SHARE, Tree, WIDTH};
 use crate::draft::automaton::Match;
-use crate::draft::{DraftContext, Proposal};
+use crate::draft::lm::Lm;
+use crate::draft::{Ask, DraftContext};
+use crate::tensor::Token;
 
 /// Less likely nodes are not worth the power.
 const FAINTEST: f32 = 0.02;
@@ -19,81 +22,85 @@ const FAINTEST: f32 = 0.02;
 const PART: usize = 5;
 
 impl Stack {
-    /// Evaluates one batch of at most `most` nodes ahead. Returns how many were worth it.
-    fn go_on(&mut self, ctx: &DraftContext<'_>, most: usize) -> Result<usize> {
+    /// Grows the trees while the target looks at what was proposed.
+    pub(super) fn work_ahead(
+        &mut self,
+        asks: &[Ask<'_>],
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        let Some(lm) = &self.ways.lm else { return Ok(()) };
+        let current: Vec<&Ask<'_>> =
+            asks.iter().filter(|ask| self.trees[ask.text].is_of(ask)).collect();
+        let mut left = lm.engine().max_rows().div_ceil(PART);
+        while left > 0 && !current.is_empty() && more() {
+            let mut chosen = Vec::with_capacity(current.len());
+            let Some(lm) = &mut self.ways.lm else { return Ok(()) };
+            let room = lm.room().min(left) / current.len();
+            for ask in &current {
+                let tree = &mut self.trees[ask.text];
+                let nodes = tree.likeliest_next(&ask.ctx, lm, room);
+                tree.push(lm, &nodes);
+                left -= nodes.len().min(left);
+                chosen.push(nodes);
+            }
+            if chosen.iter().all(Vec::is_empty) {
+                break;
+            }
+            lm.evaluate()?;
+            for (ask, nodes) in current.iter().zip(&chosen).filter(|(_, nodes)| !nodes.is_empty()) {
+                let tree = &mut self.trees[ask.text];
+                tree.ahead = true;
+                for (row, &node) in nodes.iter().enumerate() {
+                    tree.expand(&mut self.ways, &ask.ctx, node, Some(row))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Tree {
+    /// Whether the tree is the one that was proposed, and the draft model has seen its root.
+    fn is_of(&self, ask: &Ask<'_>) -> bool {
+        let has_row = self.nodes.first().is_some_and(|root| root.row.is_some());
+        self.asked == ask.ctx.history.len() && has_row && ask.out.tree.tokens[0] == ask.ctx.root()
+    }
+
+    /// The nodes, of at most `room` rows, where the next round likeliest begins, as far as they are
+    /// worth it.
+    fn likeliest_next(&mut self, ctx: &DraftContext<'_>, lm: &Lm, room: usize) -> Vec<u32> {
         self.weigh(ctx.chain);
-        let Some(lm) = &self.sources.lm else { return Ok(0) };
-        let room = lm.room().min(most).min(WIDTH);
         let mut chosen: Vec<u32> = Vec::new();
-        let mut least = FAINTEST;
+        let (mut least, mut rows) = (FAINTEST, 0);
         for i in self.best(self.nodes.len()) {
             let node = &self.nodes[i as usize];
-            let fits = node.depth < lm.left(ctx.history.len());
+            let fits = node.depth < lm.left(self.text, ctx.history.len());
             if node.row.is_none()
                 && self.nodes[node.parent as usize].row.is_some()
                 && fits
                 && lm.knows(node.token)
             {
                 least = least.max(SHARE * node.chance);
-                if node.chance < least || chosen.len() == room {
+                rows += lm.rows_of(node.token);
+                if node.chance < least || chosen.len() == WIDTH || rows > room {
                     break;
                 }
                 chosen.push(i);
             }
         }
-        if !chosen.is_empty() {
-            self.evaluate(ctx, &chosen)?;
-        }
-        Ok(chosen.len())
+        chosen
     }
 
-    /// Grows the tree while the target looks at `proposal`.
-    pub(super) fn work_ahead(
-        &mut self,
-        ctx: &DraftContext<'_>,
-        proposal: &Proposal,
-        more: &mut dyn FnMut() -> bool,
-    ) -> Result<()> {
-        let current = self.asked == ctx.history.len()
-            && self.nodes.first().is_some_and(|root| root.row.is_some());
-        if !current || proposal.tree.tokens[0] != ctx.root() {
-            return Ok(());
-        }
-        let mut left =
-            self.sources.lm.as_ref().map_or(0, |lm| lm.engine().max_rows().div_ceil(PART));
-        while left > 0 && more() {
-            let done = self.go_on(ctx, left)?;
-            if done == 0 {
-                break;
-            }
-            self.ahead = true;
-            left -= done;
-        }
-        Ok(())
-    }
-
-    /// Goes on from the tree of the last round, where the draft model has seen the end of the
-    /// history in it already.
-    pub(super) fn resume(&mut self, ctx: &DraftContext<'_>, asked: usize, matched: Match) -> bool {
-        let worked = std::mem::take(&mut self.ahead);
-        let found = self.find(ctx, asked);
-        self.figures.ahead += worked as u64;
-        self.figures.hits += (worked && found.is_some()) as u64;
-        let Some(root) = found else { return false };
-        self.take_over(root, matched);
-        true
-    }
-
-    /// The node at which the history stands now, if the draft model can go on from there.
-    fn find(&self, ctx: &DraftContext<'_>, asked: usize) -> Option<u32> {
-        let newer = ctx.history.get(asked..).filter(|newer| asked > 0 && !newer.is_empty())?;
+    /// The node at which the history stands now, and its place in the draft model's work, if that
+    /// has seen it.
+    pub fn find(&self, history: &[Token], asked: usize) -> Option<(u32, u32)> {
+        let newer = history.get(asked..).filter(|newer| asked > 0 && !newer.is_empty())?;
         let root = newer.iter().try_fold(0, |at, &token| self.child(at, token))?;
-        let row = self.nodes[root as usize].row?;
-        self.sources.lm.as_ref()?.stands_at(ctx.history, row).then_some(root)
+        Some((root, self.nodes[root as usize].row?))
     }
 
     /// Makes a node the root and forgets all that is not below it.
-    fn take_over(&mut self, root: u32, matched: Match) {
+    pub fn take_over(&mut self, root: u32, matched: Match) {
         let old = std::mem::take(&mut self.nodes);
         let base = old[root as usize].depth;
         let mut place: Vec<Option<u32>> = vec![None; old.len()];
@@ -109,7 +116,7 @@ impl Stack {
         }
         (self.nodes[0].own, self.nodes[0].chance, self.nodes[0].source, self.nodes[0].matched) =
             (1.0, 1.0, "", matched);
-        if let Some(automaton) = &self.sources.context {
+        if let Some(automaton) = &self.context {
             for i in 1..self.nodes.len() {
                 let before = self.nodes[self.nodes[i].parent as usize].matched;
                 self.nodes[i].matched = automaton.step(before, self.nodes[i].token);
@@ -121,7 +128,6 @@ impl Stack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::Mixing;
 
     fn node(token: u32, parent: u32, depth: usize, row: Option<u32>) -> Node {
         let matched = Match::default();
@@ -136,9 +142,9 @@ mod tests {
 
     #[test]
     fn a_part_of_the_tree_becomes_the_whole() {
-        let mut stack = Stack::new("test", None, false, None, Mixing::default());
+        let mut tree = Tree::new(0, false);
         // 9 -> (1 -> 3 -> 5, 2 -> 4), and 1 -> 6 behind all others.
-        stack.nodes = vec![
+        tree.nodes = vec![
             node(9, 0, 0, Some(0)),
             node(1, 0, 1, Some(1)),
             node(2, 0, 1, Some(2)),
@@ -147,13 +153,13 @@ mod tests {
             node(5, 3, 3, None),
             node(6, 1, 2, Some(4)),
         ];
-        stack.take_over(1, Match::default());
+        tree.take_over(1, Match::default());
         let shape: Vec<_> =
-            stack.nodes.iter().map(|n| (n.token, n.parent, n.depth, n.row)).collect();
+            tree.nodes.iter().map(|n| (n.token, n.parent, n.depth, n.row)).collect();
         assert_eq!(
             shape,
             [(1, 0, 0, Some(1)), (3, 0, 1, Some(3)), (5, 1, 2, None), (6, 0, 1, Some(4))]
         );
-        assert_eq!((stack.nodes[0].chance, stack.nodes[0].source), (1.0, ""));
+        assert_eq!((tree.nodes[0].chance, tree.nodes[0].source), (1.0, ""));
     }
 }

@@ -1,4 +1,4 @@
-use super::super::Verified;
+use super::super::{DraftContext, Proposal, Verified};
 use super::*;
 use crate::engine::{Scores, TokenTree};
 use crate::sampler::{Sampler, SamplerConfig};
@@ -24,7 +24,7 @@ fn propose(
         verified,
     };
     let mut out = Proposal::root(ctx.root());
-    stack.propose(&ctx, &mut out).unwrap();
+    stack.propose(&mut [Ask { text: 0, ctx, out: &mut out }]).unwrap();
     assert!(out.len() <= nodes + 1);
     out
 }
@@ -53,7 +53,7 @@ fn what_the_target_said_is_guessed_the_next_time() {
     let mut stack = Stack::of_text();
     assert!(propose(&mut stack, &[5, 6], 4, false, None).is_empty(), "nothing is known yet");
     let scores = Scores { best: vec![vec![(7, 3.0), (8, 1.0)]], ..Scores::default() };
-    let verified = Verified { position: 2, tree: &TokenTree::root(6), scores: &scores };
+    let verified = Verified { position: 2, tree: &TokenTree::root(6), scores: &scores, first: 0 };
     let p = propose(&mut stack, &[5, 6, 40, 5, 6], 4, false, Some(verified));
     let seven = p.tree.child(0, 7).unwrap() as usize;
     assert!(

@@ -89,7 +89,7 @@ impl Rates {
         let shallow = small.seconds()?;
         for _ in 0..DEPTH / ROWS {
             small.pass()?;
-            small.engine.commit(&(0..ROWS as u32).collect::<Vec<_>>())?;
+            small.engine.commit(&[(0, &(0..ROWS as u32).collect::<Vec<_>>())])?;
         }
         let products = 2 * 16 * HEAD_DIM * ROWS * DEPTH;
         // Where other programs took the processor meanwhile, a deep pass may seem shorter:

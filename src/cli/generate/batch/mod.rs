@@ -7,12 +7,11 @@
 pub mod format;
 pub mod held;
 pub mod job;
-pub mod one;
-pub mod parallel;
 pub mod place;
 pub mod records;
 pub mod reply;
 pub mod resume;
+pub mod texts;
 
 use super::options::Generate;
 use crate::cli::options::Source as Origin;
@@ -22,13 +21,11 @@ use crate::cli::signals::Interrupt;
 use crate::cli::ui::Ui;
 use crate::cli::{output, prompt};
 use crate::decode::Stop;
-use crate::draft::Drafter;
 use crate::error::{Fault, Kind, fault_of};
 use crate::grammar::Source;
 use crate::runtime::constraints::{Constrained, Constraints};
-use crate::runtime::drafting::Drafting;
 use crate::runtime::options::AutoOr;
-use crate::runtime::{DraftingOptions, Room, Session, Started, npu};
+use crate::runtime::{Room, Session, npu};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use crate::util::shell::quoted;
@@ -72,14 +69,10 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     config.seed = options.sampling.seed.unwrap_or(0);
 
     let context = session.context(CONTEXT, ui);
-    let loaded = match sequences {
-        1 => Loaded::One(session.start(context, &drafting, true, ui)?),
-        _ => Loaded::Several(session.start_several(Room { context, sequences }, &drafting, ui)?),
-    };
+    let started = session.start(Room { context, sequences }, &drafting, true, ui)?;
     let interrupt = Interrupt::watch()?;
     let batch = Batch {
         options,
-        drafting: &drafting,
         session: &session,
         config,
         source,
@@ -107,10 +100,7 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     let mut replies = Replies::new(sink, &session.model.name, bar);
 
     let begin = Instant::now();
-    match loaded {
-        Loaded::One(started) => one::run(&batch, started, &mut records, &mut replies)?,
-        Loaded::Several(started) => parallel::run(&batch, started, &mut records, &mut replies)?,
-    }
+    texts::run(&batch, started, &mut records, &mut replies)?;
     let interrupted = interrupt.exit_code();
     let Replies { sink, answered, failed, tokens, .. } = replies.end();
     // A file that was to appear whole does not appear by half.
@@ -202,31 +192,15 @@ fn check(options: &Generate, typed: &Typed) -> Result<()> {
     if options.sampling.stop.iter().any(String::is_empty) {
         return Err(Fault::usage("--stop: an empty text would end everything at once").into());
     }
-    if options.batch.parallel > 1 {
-        if !matches!(options.draft.draft.as_str(), "auto" | "ngram" | "off") {
-            let fault =
-                Fault::usage("a draft model drafts for one text: it does not go with --parallel");
-            return Err(fault
-                .help("use --draft auto, ngram or off, or leave --parallel out")
-                .into());
-        }
-        if options.model.run.npu.is_asked() {
-            return Err(npu::for_one_text());
-        }
+    if options.batch.parallel > 1 && options.model.run.npu.is_asked() {
+        return Err(npu::for_one_text());
     }
     Ok(())
-}
-
-/// The target, for one record at a time or for several.
-enum Loaded {
-    One(Started<Drafting>),
-    Several(Started<Vec<Box<dyn Drafter>>>),
 }
 
 /// What all records share.
 pub struct Batch<'a> {
     options: &'a Generate,
-    drafting: &'a DraftingOptions,
     session: &'a Session,
     config: SamplerConfig,
     /// For records that do not say what their answer must follow.

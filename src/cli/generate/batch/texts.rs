@@ -1,20 +1,19 @@
-//! `--parallel`: several records of a batch are answered at once and share the target's passes.
+//! The records of a batch as texts of one scheduler: one at a time, or with `--parallel` several
+//! that share the target's passes.
 //!
 //! A record that is answered makes place for the next one. Replies are written in the order of the
-//! records all the same, and say what they say alone.
+//! records all the same, and say what they say alone. What a prompt has in common with one before
+//! it in the same place is not read again.
 
 use super::job::Line;
 use super::records::{Next, Records, Replies};
 use super::reply::Answer;
 use super::{Batch, Prepared, failure, finish_reason};
 use crate::cli::record::Usage;
-use crate::decode::parallel::Ended;
 use crate::decode::text::TextStream;
-use crate::decode::{Admitted, Flow, Parallel, Stop};
-use crate::draft::{Drafter, Policy};
-use crate::runtime::Started;
+use crate::decode::{Ended, Event, Flow, Request, Scheduler, Stats, Stop};
 use crate::runtime::constraints::Constrained;
-use crate::runtime::options::DraftFrom;
+use crate::runtime::{Drafting, Started, npu};
 use crate::tensor::Token;
 use crate::util::units::thousands;
 use anyhow::Result;
@@ -36,26 +35,22 @@ struct Seat<'a> {
 
 pub fn run(
     batch: &Batch<'_>,
-    started: Started<Vec<Box<dyn Drafter>>>,
+    started: Started,
     records: &mut Records<'_>,
     replies: &mut Replies<'_>,
 ) -> Result<()> {
-    let Started { target, drafts: drafters, costs, .. } = started;
-    let policy = match batch.drafting.source {
-        DraftFrom::Off => Policy::off(),
-        _ => Policy::new(costs.passes.costs.clone(), batch.drafting.limits(), true),
-    };
-    let seats = drafters.iter().map(|_| None).collect();
-    let texts =
-        Parallel::new(target, drafters, policy, &batch.session.stop_ids, batch.interrupt.flag());
+    let Started { mut target, drafts: mut drafting, costs, .. } = started;
+    let Drafting { drafter, policy, .. } = &mut drafting;
+    let (stop_ids, interrupt) = (&batch.session.stop_ids, batch.interrupt.flag());
+    let texts = Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, interrupt);
+    let seats = (0..batch.options.batch.parallel).map(|_| None).collect();
     let mut hall = Hall { batch, seats, texts };
     hall.answer_all(records, replies)?;
-    let texts = &hall.texts;
-    if batch.drafting.source != DraftFrom::Off {
-        costs.keep_shared(texts.drafter(), texts.policy(), batch.ui);
-    }
-    let each = replies.tokens as f64 / texts.passes().max(1) as f64;
-    batch.ui.detail(1, format!("{} passes, {each:.2} tokens a pass", thousands(texts.passes())));
+    let passes = hall.texts.passes();
+    let each = replies.tokens as f64 / passes.max(1) as f64;
+    batch.ui.detail(1, format!("{} passes, {each:.2} tokens a pass", thousands(passes)));
+    costs.keep(&mut drafting, batch.ui);
+    npu::say(target.engine(), batch.ui);
     Ok(())
 }
 
@@ -63,7 +58,7 @@ struct Hall<'a> {
     batch: &'a Batch<'a>,
     /// By sequence.
     seats: Vec<Option<Seat<'a>>>,
-    texts: Parallel<'a>,
+    texts: Scheduler<'a>,
 }
 
 impl Hall<'_> {
@@ -85,7 +80,7 @@ impl Hall<'_> {
             if is_end && self.texts.running() == 0 {
                 break;
             }
-            self.round(replies)?;
+            self.step(replies)?;
         }
         failed
     }
@@ -111,24 +106,26 @@ impl Hall<'_> {
             prompt_tokens: prompt.len(),
             seed,
         };
-        match self.texts.admit(history, sampler, max_tokens) {
-            Ok(Admitted::At(sequence)) => {
+        let request = Request { history, sampler, max_tokens, stats: Stats::default() };
+        match self.texts.admit(request) {
+            Ok(sequence) => {
                 self.seats[sequence] = Some(seat);
                 Ok(())
             }
-            Ok(Admitted::Done(stop)) => seat.end(&prompt, Ok(stop), replies),
             Err(error) => seat.end(&prompt, Err(error), replies),
         }
     }
 
-    fn round(&mut self, replies: &mut Replies<'_>) -> Result<()> {
+    /// One pass.
+    fn step(&mut self, replies: &mut Replies<'_>) -> Result<()> {
         let seats = &mut self.seats;
-        let ended = self.texts.round(&mut |sequence, token| {
+        let ended = self.texts.step(&mut |sequence, event| {
+            let Event::Token(token) = event else { return Flow::Continue };
             let seat = seats[sequence].as_mut().expect("a text has a seat");
             seat.text.push_str(seat.stream.push(token));
             if seat.stream.is_stopped() { Flow::Stop } else { Flow::Continue }
         })?;
-        for Ended { sequence, history, stop } in ended {
+        for Ended { sequence, history, stop, .. } in ended {
             let seat = self.seats[sequence].take().expect("a text has a seat");
             seat.end(&history, stop, replies)?;
         }

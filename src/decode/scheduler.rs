@@ -1,0 +1,474 @@
+//! The loop: draft, score, verify, and let the histories grow. One text is the usual case, several
+//! share the target's passes; plain decoding is the same loop without drafts.
+//!
+//! A pass reads the weights once, however few rows it has, so texts that share it come sooner
+//! together than one after the other. What a row computes does not depend on the rows beside it:
+//! each text is the one that it is alone.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::{Event, Flow, Stats, Stop, Verdict, verify};
+use crate::draft::{
+    Allowance, Ask, DraftContext, Drafter, Outcome, Pass, Policy, Proposal, Round, Verified,
+    forced, verified,
+};
+use crate::engine::{Input, Output, Rows, Scores, Timeline, TokenTree};
+use crate::error::{Fault, Kind};
+use crate::sampler::Sampler;
+use crate::tensor::Token;
+
+/// The most rows of prompts in a pass that texts grow by: they must not wait long for each other.
+const PROMPT_ROWS: usize = 64;
+
+/// A text to be grown.
+pub struct Request {
+    pub history: Vec<Token>,
+    pub sampler: Sampler,
+    pub max_tokens: usize,
+    /// Counts go on from here.
+    pub stats: Stats,
+}
+
+/// A text that came to its end. Its error is its own: the others go on.
+pub struct Ended {
+    pub sequence: usize,
+    pub history: Vec<Token>,
+    pub stop: Result<Stop>,
+    pub stats: Stats,
+}
+
+/// A text that has a sequence of the target.
+struct Text {
+    history: Vec<Token>,
+    sampler: Sampler,
+    /// Tokens that may still come.
+    left: usize,
+    stats: Stats,
+    admitted: Instant,
+    stage: Stage,
+    proposal: Proposal,
+    /// The tree of the last round, the length of its history, and the row of its root among the
+    /// scores of the last pass.
+    scored: TokenTree,
+    scored_at: Option<(usize, usize)>,
+    /// The end of the prompt's part that the pass reads.
+    chunk: TokenTree,
+}
+
+/// How far a text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Admitted,
+    /// Its prompt is read.
+    Reads,
+    /// It grows, since then.
+    Grows(Instant),
+}
+
+impl Text {
+    fn grows(&self) -> bool {
+        matches!(self.stage, Stage::Grows(_))
+    }
+
+    /// All but the newest token, which is the root of the next tree.
+    fn past(&self) -> &[Token] {
+        self.history.split_last().map_or(&[], |(_, past)| past)
+    }
+}
+
+/// A target, what drafts for it, and the texts that share both.
+pub struct Scheduler<'a> {
+    target: &'a mut Timeline,
+    drafter: &'a mut dyn Drafter,
+    policy: &'a mut Policy,
+    stop_ids: &'a [Token],
+    /// Looked at before each pass.
+    interrupt: &'a AtomicBool,
+    /// By sequence of the target.
+    texts: Vec<Option<Text>>,
+    scores: Scores,
+    passes: u64,
+}
+
+impl<'a> Scheduler<'a> {
+    /// `stop_ids` are tokens that end a text and are not part of it. The target's caches may hold
+    /// anything.
+    pub fn new(
+        target: &'a mut Timeline,
+        drafter: &'a mut dyn Drafter,
+        policy: &'a mut Policy,
+        stop_ids: &'a [Token],
+        interrupt: &'a AtomicBool,
+    ) -> Self {
+        let texts = (0..target.sequences()).map(|_| None).collect();
+        let scores = Scores::default();
+        Scheduler { target, drafter, policy, stop_ids, interrupt, texts, scores, passes: 0 }
+    }
+
+    /// Texts that are read or grow.
+    pub fn running(&self) -> usize {
+        self.texts.iter().flatten().count()
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.running() < self.texts.len()
+    }
+
+    /// Passes that scored anything.
+    pub fn passes(&self) -> u64 {
+        self.passes
+    }
+
+    /// Gives a text a free sequence, that which holds most of it, and returns that; nothing is read
+    /// yet. An empty history is an error, and so is one that leaves no room in the context.
+    pub fn admit(&mut self, request: Request) -> Result<usize> {
+        let Request { history, sampler, max_tokens, stats } = request;
+        let left = max_tokens.min(room(self.target, &history)?);
+        let free = (0..self.texts.len()).filter(|s| self.texts[*s].is_none());
+        let sequence =
+            free.max_by_key(|s| (self.target.common(*s, &history), std::cmp::Reverse(*s)));
+        let sequence = sequence.expect("the caller has seen that there is room");
+        self.texts[sequence] = Some(Text {
+            history,
+            sampler,
+            left,
+            stats,
+            admitted: Instant::now(),
+            stage: Stage::Admitted,
+            proposal: Proposal::default(),
+            scored: TokenTree::default(),
+            scored_at: None,
+            chunk: TokenTree::default(),
+        });
+        Ok(sequence)
+    }
+
+    /// Ends a text; `None` where there is none.
+    pub fn cancel(&mut self, sequence: usize) -> Option<Ended> {
+        self.texts[sequence].is_some().then(|| self.end(sequence, Ok(Stop::Receiver)))
+    }
+
+    fn end(&mut self, sequence: usize, stop: Result<Stop>) -> Ended {
+        let mut text = self.texts[sequence].take().expect("there is such a text");
+        if let Stage::Grows(begun) = text.stage {
+            text.stats.decode_time += begun.elapsed();
+        }
+        Ended { sequence, history: text.history, stop, stats: text.stats }
+    }
+
+    /// One pass, and what it brings: `on_event` hears of each text, by its sequence, and may end
+    /// it. Returns the texts that came to an end; their sequences are free again. An error is one
+    /// that no text would survive.
+    pub fn step(&mut self, on_event: &mut dyn FnMut(usize, Event) -> Flow) -> Result<Vec<Ended>> {
+        let mut ended = Vec::new();
+        let interrupted = self.interrupt.load(Ordering::Relaxed);
+        for sequence in 0..self.texts.len() {
+            match &self.texts[sequence] {
+                Some(text) if text.left == 0 => ended.push(self.end(sequence, Ok(Stop::Length))),
+                Some(_) if interrupted => ended.push(self.end(sequence, Ok(Stop::Interrupt))),
+                _ => {}
+            }
+        }
+        self.begin_texts()?;
+        let prompt_rows = self.plan_reading();
+        let growing: Vec<usize> = self.sequences(Text::grows);
+        if growing.is_empty() && prompt_rows == 0 {
+            return Ok(ended);
+        }
+        let asked = Instant::now();
+        let allowed = self.propose(&growing, prompt_rows)?;
+        let begun = Instant::now();
+        let mut pass = self.score(&growing, prompt_rows, &allowed)?;
+        self.passes += !growing.is_empty() as u64;
+
+        let verdicts = self.verify(&growing);
+        pass.time = begun.elapsed();
+        if !growing.is_empty() {
+            // Of a pass that reads prompts too it is not known what the trees took.
+            let late = if prompt_rows > 0 { pass.time } else { pass.late };
+            let path = |verdict: &Result<Verdict>| {
+                verdict.as_ref().map_or_else(|_| vec![0], |verdict| verdict.path.clone())
+            };
+            let paths: Vec<Vec<u32>> = verdicts.iter().map(path).collect();
+            self.policy.observe(&Outcome { pass: Pass { late, ..pass }, paths: &paths });
+        }
+        for (&sequence, verdict) in growing.iter().zip(verdicts) {
+            let stop = match verdict {
+                Ok(verdict) => self.grow(sequence, &verdict, begun - asked, pass, on_event).map(Ok),
+                Err(error) => Some(Err(error)),
+            };
+            ended.extend(stop.map(|stop| self.end(sequence, stop)));
+        }
+        self.commit()?;
+        for sequence in self.sequences(|text| !text.grows()) {
+            let text = self.texts[sequence].as_ref().expect("it is being read");
+            let read = Event::Prefill(self.target.position(sequence), text.past().len());
+            if !text.chunk.is_empty() && on_event(sequence, read) == Flow::Stop {
+                // A receiver that sees an interruption may say so too.
+                let interrupted = self.interrupt.load(Ordering::Relaxed);
+                let stop = if interrupted { Stop::Interrupt } else { Stop::Receiver };
+                ended.push(self.end(sequence, Ok(stop)));
+            }
+        }
+        Ok(ended)
+    }
+
+    /// Sequences of the texts of which `of` is true.
+    fn sequences(&self, of: impl Fn(&Text) -> bool) -> Vec<usize> {
+        let is = |sequence: &usize| self.texts[*sequence].as_ref().is_some_and(&of);
+        (0..self.texts.len()).filter(is).collect()
+    }
+
+    /// Texts begin to be read, from what the cache holds of them on, and to grow once they are.
+    fn begin_texts(&mut self) -> Result<()> {
+        for (sequence, text) in self.texts.iter_mut().enumerate() {
+            let Some(text) = text.as_mut().filter(|text| !text.grows()) else { continue };
+            if text.stage == Stage::Admitted {
+                self.target.adopt(&[(sequence, text.past())])?;
+                let cached = self.target.position(sequence);
+                text.stats.prompt_tokens += text.history.len() as u64;
+                text.stats.prefilled += (text.past().len() - cached) as u64;
+                text.stage = Stage::Reads;
+            }
+            if self.target.position(sequence) == text.past().len() {
+                self.drafter.prepare(sequence, text.past())?;
+                self.policy.begin_text();
+                text.stats.prefill_time += text.admitted.elapsed();
+                text.stage = Stage::Grows(Instant::now());
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides what the pass reads of each prompt: the same of each, what one does not need for the
+    /// next. Returns the rows of all.
+    fn plan_reading(&mut self) -> usize {
+        let growing = self.texts.iter().flatten().filter(|text| text.grows()).count();
+        let most = self.target.engine().max_rows() - growing;
+        let mut rows = if growing > 0 { most.min(PROMPT_ROWS) } else { most };
+        let reading = self.sequences(|text| !text.grows());
+        let all = rows;
+        for (i, &sequence) in reading.iter().enumerate() {
+            let text = self.texts[sequence].as_mut().expect("it is being read");
+            let rest = &text.past()[self.target.position(sequence)..];
+            let share = (rows / (reading.len() - i)).max(rows.min(1));
+            let taken = self.target.fitting(rest, share);
+            text.chunk = TokenTree::chain(&rest[..taken]);
+            rows -= taken;
+        }
+        all - rows
+    }
+
+    /// Makes a tree for each of these texts, and of all of them as many nodes as pay.
+    fn propose(&mut self, growing: &[usize], prompt_rows: usize) -> Result<Allowance> {
+        if growing.is_empty() {
+            return Ok(Allowance::default());
+        }
+        let asked = Instant::now();
+        let (target, drafter) = (&*self.target, &mut *self.drafter);
+        let texts = || growing.iter().map(|s| self.texts[*s].as_ref().expect("it grows"));
+        let mut recent_match = false;
+        for (sequence, text) in growing.iter().zip(texts()) {
+            recent_match |= drafter.has_recent_match(*sequence, &text.history);
+        }
+        let position = texts().map(|text| text.history.len()).max().unwrap_or(0);
+        let most = target.engine().max_rows() - growing.len() - prompt_rows;
+        let round = Round { texts: growing.len(), position, most, recent_match };
+        let allowed = self.policy.allow(&round);
+        let vocab = target.engine().vocab();
+        let mut asks = asks(&mut self.texts, &self.scores, &allowed, vocab, true);
+        let steps = if allowed.only_forced {
+            asks.iter_mut().for_each(|ask| forced::chain(&ask.ctx, ask.out));
+            0
+        } else {
+            drafter.propose(&mut asks)?
+        };
+        asks.iter_mut().for_each(|ask| ask.out.limit(&ask.ctx));
+        let mut proposals: Vec<&mut Proposal> = asks.into_iter().map(|ask| ask.out).collect();
+        self.policy.choose(&mut proposals, asked.elapsed(), steps);
+        Ok(allowed)
+    }
+
+    /// Scores all trees and reads the prompts' parts. While the target's device does, the drafter
+    /// may work ahead.
+    fn score(
+        &mut self,
+        growing: &[usize],
+        prompt_rows: usize,
+        allowed: &Allowance,
+    ) -> Result<Pass> {
+        let mut inputs = Vec::with_capacity(self.texts.len());
+        let (mut output, mut row) = (Some((1, usize::MAX)), 0);
+        // A list that is long enough to pick from may still be too short to learn from.
+        let listed = if self.drafter.reads_target() { verified::BEST } else { 1 };
+        for &sequence in growing {
+            let text = self.texts[sequence].as_ref().expect("it grows");
+            inputs.push(Input::new(sequence, &text.proposal.tree, Rows::All));
+            output = output
+                .zip(text.sampler.decisive())
+                .map(|(all, own)| (all.0.max(own.0).max(listed), all.1.min(own.1)));
+            row += text.proposal.len();
+        }
+        for (sequence, text) in self.texts.iter().enumerate() {
+            if let Some(text) = text.as_ref().filter(|t| !t.grows() && !t.chunk.is_empty()) {
+                inputs.push(Input::new(sequence, &text.chunk, Rows::None));
+            }
+        }
+        let output = output.map_or(Output::Logits, |(n, usable)| Output::Best { n, usable });
+        let mut pass = Pass { rows: row + prompt_rows, ..Pass::default() };
+        if self.target.begin(&inputs, output)? {
+            self.work_ahead(growing, allowed, &mut pass)?;
+        }
+        self.target.finish(&mut self.scores)?;
+        Ok(pass)
+    }
+
+    /// Lets the drafter work while the target's device does.
+    fn work_ahead(
+        &mut self,
+        growing: &[usize],
+        allowed: &Allowance,
+        pass: &mut Pass,
+    ) -> Result<()> {
+        let (target, drafter) = (&*self.target, &mut *self.drafter);
+        if growing.is_empty() {
+            let reading = self.texts.iter().enumerate().find_map(|(s, t)| Some((s, t.as_ref()?)));
+            if let Some((sequence, text)) = reading.filter(|_| self.policy.works_ahead()) {
+                drafter.read_ahead(sequence, text.past(), &mut || target.is_busy())?;
+            }
+            return Ok(());
+        }
+        let Some(usual) = self.policy.ahead() else { return Ok(()) };
+        let vocab = target.engine().vocab();
+        let asks = asks(&mut self.texts, &self.scores, allowed, vocab, false);
+        let start = Instant::now();
+        let (mut at_work, mut looked, mut last) = (start, false, Duration::ZERO);
+        drafter.meanwhile(&asks, &mut || {
+            let (busy, now) = (target.is_busy(), start.elapsed());
+            (at_work, looked) = (if busy { start + now } else { at_work }, true);
+            // Half of a batch may run on after the pass: it is not lost if the guess is right.
+            let batch = now - std::mem::replace(&mut last, now);
+            usual == Duration::MAX || busy && now + batch / 2 < usual
+        })?;
+        if looked {
+            pass.ahead = start.elapsed();
+            // Nobody has looked since: the device may have been done for a while.
+            pass.late = match target.is_busy() {
+                true => Duration::ZERO,
+                false => pass.ahead.saturating_sub(at_work - start),
+            };
+        }
+        Ok(())
+    }
+
+    /// What the pass says of each tree. A text whose rule fails has an error of its own.
+    fn verify(&mut self, growing: &[usize]) -> Vec<Result<Verdict>> {
+        let mut row = 0;
+        let mut verdicts = Vec::with_capacity(growing.len());
+        for &sequence in growing {
+            let text = self.texts[sequence].as_mut().expect("it grows");
+            let tree = &text.proposal.tree;
+            verdicts.push(verify(tree, &self.scores, row, &text.sampler, &text.history));
+            text.scored_at = Some((text.history.len(), row));
+            row += tree.len();
+        }
+        verdicts
+    }
+
+    /// Lets a text grow by what the pass brings. Returns what ends it.
+    fn grow(
+        &mut self,
+        sequence: usize,
+        verdict: &Verdict,
+        draft_time: Duration,
+        pass: Pass,
+        on_event: &mut dyn FnMut(usize, Event) -> Flow,
+    ) -> Option<Stop> {
+        let text = self.texts[sequence].as_mut().expect("it grows");
+        text.stats.round(&text.proposal, verdict, draft_time, pass);
+        std::mem::swap(&mut text.scored, &mut text.proposal.tree);
+        for token in verdict.tokens(&text.scored) {
+            if self.stop_ids.contains(&token) {
+                return Some(Stop::Token(token));
+            }
+            text.history.push(token);
+            text.stats.tokens += 1;
+            text.left -= 1;
+            text.stats.first_token.get_or_insert_with(|| text.admitted.elapsed());
+            if on_event(sequence, Event::Token(token)) == Flow::Stop {
+                return Some(Stop::Receiver);
+            }
+            if text.left == 0 {
+                return Some(Stop::Length);
+            }
+        }
+        None
+    }
+
+    /// What the pass has of the histories is in scratch: agreeing with them commits it, of all at
+    /// once.
+    fn commit(&mut self) -> Result<()> {
+        let texts = self.texts.iter().enumerate();
+        let pasts: Vec<_> =
+            texts.filter_map(|(sequence, text)| Some((sequence, text.as_ref()?.past()))).collect();
+        self.target.adopt(&pasts)
+    }
+}
+
+/// What is asked of the drafter for each text that grows, with what the target said of its last
+/// tree. `anew` empties the proposals.
+fn asks<'t>(
+    texts: &'t mut [Option<Text>],
+    scores: &'t Scores,
+    allowed: &Allowance,
+    vocab: usize,
+    anew: bool,
+) -> Vec<Ask<'t>> {
+    let texts = texts.iter_mut().enumerate();
+    let growing = texts.filter_map(|(s, text)| Some((s, text.as_mut().filter(|t| t.grows())?)));
+    let ask = |(sequence, text): (usize, &'t mut Text)| {
+        let Text { history, sampler, left, proposal, scored, scored_at, .. } = text;
+        let ctx = DraftContext {
+            history,
+            sampler,
+            nodes: allowed.nodes,
+            depth: allowed.depth.min(*left - 1),
+            vocab,
+            chain: allowed.chain,
+            draft_steps: allowed.draft_steps,
+            rate: allowed.rate,
+            verified: scored_at.filter(|_| anew).map(|(position, first)| Verified {
+                position,
+                tree: scored,
+                scores,
+                first,
+            }),
+        };
+        if anew {
+            proposal.reset(ctx.root());
+        }
+        Ask { text: sequence, ctx, out: proposal }
+    };
+    growing.map(ask).collect()
+}
+
+/// Tokens that the context has room for after `history`.
+pub fn room(target: &Timeline, history: &[Token]) -> Result<usize> {
+    let context = target.engine().context(0);
+    if history.is_empty() {
+        return Err(Fault::usage("the prompt is empty")
+            .help("give at least one token, such as BOS")
+            .into());
+    }
+    if history.len() >= context {
+        let what =
+            format!("the prompt has {} tokens, and the context holds {context}", history.len());
+        return Err(Fault::new(Kind::Context, what)
+            .help("raise --ctx-size or shorten the prompt")
+            .into());
+    }
+    Ok(context - history.len())
+}

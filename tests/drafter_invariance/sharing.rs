@@ -1,0 +1,154 @@
+//! Texts that share passes: what a draft model guesses of each, and how prompts are read.
+
+use super::*;
+use gemma::draft::{Lm, Mixing};
+use std::collections::HashMap;
+
+/// Grows all of these to their ends, as many at once as the target has sequences. What became of
+/// each, by its number.
+fn grow(texts: &mut Scheduler<'_>, cases: &[Case]) -> Vec<(Vec<u32>, Stats)> {
+    let mut grown: HashMap<usize, (Vec<u32>, Stats)> = HashMap::new();
+    let (mut waiting, mut seated) = (0..cases.len(), HashMap::new());
+    while grown.len() < cases.len() {
+        while let Some(next) = if texts.has_room() { waiting.next() } else { None } {
+            seated.insert(texts.admit(request(&cases[next])).unwrap(), next);
+        }
+        for ended in texts.step(&mut |_, _| Flow::Continue).unwrap() {
+            assert_eq!(ended.stop.unwrap(), Stop::Length);
+            grown.insert(seated[&ended.sequence], (ended.history, ended.stats));
+        }
+    }
+    (0..cases.len()).map(|n| grown.remove(&n).unwrap()).collect()
+}
+
+/// One draft model drafts for all texts, in passes that they share. What it guesses of each is what
+/// it guesses of it alone: each text takes as many passes of the target.
+#[test]
+fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
+    let target = Toy { order: 3, max_rows: 4000, ..Toy::new(5) };
+    let draft = Toy { max_rows: 1 << 16, ..draft_of(&target, 0.2) };
+    let cases: Vec<Case> = settings()
+        .into_iter()
+        .chain(settings())
+        .enumerate()
+        .map(|(i, config)| {
+            let prompt: Vec<u32> = (0..4 + 23 * i as u32).map(|n| n * n % 39).collect();
+            let max_tokens = 30 + 7 * (i % 5);
+            Case { max_tokens, ..Case::new(&prompt, SamplerConfig { seed: i as u64, ..config }) }
+        })
+        .collect();
+    let drafter = |texts: usize| {
+        let lm = Some(Lm::new("model", draft.engine_for(texts)));
+        Stack::new("mixed", lm, true, None, Mixing { rate: 0.0, ..Mixing::default() })
+    };
+    let never = AtomicBool::new(false);
+    let mut passes = Vec::new();
+    let mut alone = Vec::new();
+    for (sequences, beside) in [(1, None), (5, None), (16, None), (16, Some(3))] {
+        let toy = Toy { beside, ..target.clone() };
+        let mut timeline = Timeline::new(toy.engine_for(sequences));
+        let (mut stack, mut policy) =
+            (drafter(sequences), invariance::policy(TreeSize::Nodes(7), None));
+        let mut texts = Scheduler::new(&mut timeline, &mut stack, &mut policy, &[], &never);
+        let got = grow(&mut texts, &cases);
+        let mut figures = Figures::default();
+        stack.figures(&mut figures);
+        if beside.is_some() {
+            assert!(figures.ahead > 0 && figures.hits > 0, "{figures:?}");
+            got.iter().zip(&alone).for_each(|(got, alone): (&_, &(_, Stats))| {
+                assert_eq!(got.0, alone.0);
+            });
+            continue;
+        }
+        passes.push(figures.draft_passes);
+        if alone.is_empty() {
+            alone = got;
+            continue;
+        }
+        for (i, (got, alone)) in got.iter().zip(&alone).enumerate() {
+            assert_eq!(got.0, alone.0, "text {i} of {sequences}");
+            assert_eq!(got.1.lengths, alone.1.lengths, "text {i} of {sequences}");
+            assert_eq!(got.1.total, alone.1.total, "text {i} of {sequences}");
+        }
+    }
+    let tokens: u64 = alone.iter().map(|text| text.1.tokens).sum();
+    let rounds: u64 = alone.iter().map(|text| text.1.passes).sum();
+    assert!(rounds * 5 < tokens * 4, "{rounds} rounds for {tokens} tokens");
+    // Texts of unequal lengths, five at a time and all at once.
+    assert!(passes[1] * 2 < passes[0] && passes[2] * 5 < passes[0], "{passes:?}");
+}
+
+/// Little room in the draft model's scratch makes guesses fewer and changes no text.
+#[test]
+fn a_draft_model_without_room_for_all_texts_is_only_less_useful() {
+    let target = Toy::new(6);
+    let cases: Vec<Case> = (0..7)
+        .map(|seed| {
+            let config = SamplerConfig { temperature: 1.0, seed, ..SamplerConfig::default() };
+            Case { max_tokens: 25, ..Case::new(&[1, 2, seed as u32], config) }
+        })
+        .collect();
+    let never = AtomicBool::new(false);
+    let plain: Vec<Vec<u32>> = cases
+        .iter()
+        .map(|case| run(&mut Timeline::new(target.engine()), &mut NoDraft, case).0.history)
+        .collect();
+    for max_rows in [1, 3, 7, 12, 40] {
+        let draft = Toy { max_rows, ..draft_of(&target, 0.1) };
+        let mut timeline = Timeline::new(target.engine_for(5));
+        let mut stack = Stack::of_both("model", draft.engine_for(5));
+        let mut policy = invariance::policy(TreeSize::Nodes(4), None);
+        let mut texts = Scheduler::new(&mut timeline, &mut stack, &mut policy, &[], &never);
+        let got = grow(&mut texts, &cases);
+        assert!(got.iter().map(|text| &text.0).eq(&plain), "{max_rows} rows");
+    }
+}
+
+/// While a long prompt is read, the texts that grow go on with every pass, and a short prompt that
+/// comes meanwhile has its first token within three of them.
+#[test]
+fn a_long_prompt_holds_nobody_up() {
+    let target = Toy { max_rows: 512, ..Toy::new(9) };
+    let mut timeline = Timeline::new(target.engine_for(3));
+    let (mut none, mut policy, never) = (NoDraft, Policy::off(), AtomicBool::new(false));
+    let mut texts = Scheduler::new(&mut timeline, &mut none, &mut policy, &[], &never);
+    let case = |prompt: usize| {
+        let prompt: Vec<u32> = (0..prompt as u32).map(|n| n % 37).collect();
+        Case { max_tokens: 200, ..Case::new(&prompt, SamplerConfig::default()) }
+    };
+    let grows = texts.admit(request(&case(4))).unwrap();
+    let step = |texts: &mut Scheduler<'_>| {
+        let mut events = Vec::new();
+        let ended = texts.step(&mut |sequence, event| {
+            events.push((sequence, event));
+            Flow::Continue
+        });
+        assert!(ended.unwrap().is_empty());
+        events
+    };
+    assert_eq!(step(&mut texts), [(grows, Event::Prefill(3, 3))]);
+    let long = texts.admit(request(&case(2000))).unwrap();
+    let (mut read, mut steps, mut short, mut short_steps) = (0, 0, None, 0);
+    while read < 1999 {
+        if steps == 5 {
+            short = Some(texts.admit(request(&case(64))).unwrap());
+        }
+        let events = step(&mut texts);
+        assert!(events.iter().any(|e| matches!(e, (s, Event::Token(_)) if *s == grows)));
+        for event in &events {
+            match event {
+                (s, Event::Prefill(done, 1999)) if *s == long => {
+                    assert!((1..=64).contains(&(done - read)), "{read} to {done}");
+                    read = *done;
+                }
+                (s, Event::Token(_)) if Some(*s) == short && short_steps == 0 => {
+                    short_steps = steps - 4;
+                }
+                _ => {}
+            }
+        }
+        steps += 1;
+    }
+    assert!((31..=33).contains(&steps) && (1..=3).contains(&short_steps), "{steps}, {short_steps}");
+    assert_eq!(texts.cancel(long).unwrap().history.len(), 2000);
+}
