@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 
 use crate::kv::PAGE;
 
+/// Seconds that no pass takes.
+const LONGEST: f32 = 3600.0;
+
 /// Seconds that a pass takes by its number of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostCurve {
@@ -34,7 +37,7 @@ impl CostCurve {
     /// One value per number of rows, as [`seconds`](Self::seconds) gave them; `None` for what no
     /// measurement can have given.
     pub fn restored(seconds: Vec<f32>) -> Option<Self> {
-        let sane = |s: &f32| s.is_normal() && *s > 0.0;
+        let sane = |s: &f32| s.is_normal() && (0.0..LONGEST).contains(s);
         (!seconds.is_empty() && seconds.iter().all(sane)).then_some(CostCurve { seconds })
     }
 
@@ -143,7 +146,9 @@ mod tests {
     fn only_what_can_be_measured_is_restored() {
         let curve = CostCurve::new(&[(1, 1.0), (8, 2.0)]);
         assert_eq!(CostCurve::restored(curve.seconds().to_vec()), Some(curve));
-        for bad in [vec![], vec![0.0], vec![1.0, -1.0], vec![f32::NAN], vec![f32::INFINITY]] {
+        for bad in
+            [vec![], vec![0.0], vec![1.0, -1.0], vec![f32::NAN], vec![f32::INFINITY], vec![1e9]]
+        {
             assert_eq!(CostCurve::restored(bad), None);
         }
     }
