@@ -187,13 +187,11 @@ impl<'a> Scheduler<'a> {
         let verdicts = self.verify(&growing);
         pass.time = begun.elapsed();
         if !growing.is_empty() {
-            // Of a pass that reads prompts too it is not known what the trees took.
-            let late = if prompt_rows > 0 { pass.time } else { pass.late };
             let path = |verdict: &Result<Verdict>| {
                 verdict.as_ref().map_or_else(|_| vec![0], |verdict| verdict.path.clone())
             };
             let paths: Vec<Vec<u32>> = verdicts.iter().map(path).collect();
-            self.policy.observe(&Outcome { pass: Pass { late, ..pass }, paths: &paths });
+            self.policy.observe(&Outcome { pass, paths: &paths });
         }
         for (&sequence, verdict) in growing.iter().zip(verdicts) {
             let stop = match verdict {

@@ -35,6 +35,7 @@ pub struct Allowance {
 /// A verification pass of the target.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pass {
+    /// Of all trees, and of prompts that are read in it.
     pub rows: usize,
     /// From its beginning until its tokens were known.
     pub time: Duration,

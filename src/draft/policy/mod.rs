@@ -322,8 +322,9 @@ impl Policy {
     fn spent(&mut self, pass: Pass) -> f32 {
         let Pending { texts, rows, drafting, .. } = self.round;
         let curve = self.costs.at(self.round.position);
-        if !self.clock {
-            return curve.cost(rows);
+        // What the trees take is not known where prompts are read in the same pass.
+        if !self.clock || pass.rows > rows {
+            return curve.cost(rows) + drafting;
         }
         let stretch = self.round.ahead.is_some().then_some(&mut self.stretch);
         // It is not known when the pass was done if the drafter was late to look: then as expected,
