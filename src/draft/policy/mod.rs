@@ -339,7 +339,8 @@ impl Policy {
     pub fn figures(&self, out: &mut Figures) {
         out.add(&self.figures);
         out.trust = self.acceptance.trust();
-        out.costs = Some(self.costs.clone());
+        // Without a clock nothing was measured.
+        out.costs = self.clock.then(|| self.costs.clone());
         out.habits = Habits { survival: self.acceptance.survival(), level: self.step.mean };
     }
 
