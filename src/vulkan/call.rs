@@ -266,20 +266,7 @@ impl Places<'_> {
         touches: Vec<Touch>,
     ) -> Call {
         let work = groups.iter().product::<usize>() as u64 * OTHER_WORK;
-        let groups = groups.map(|g| g as u32);
-        Call {
-            shader,
-            constants,
-            push,
-            linear: None,
-            tail: None,
-            groups,
-            touches,
-            bytes: 0,
-            work,
-            label: "",
-            of: 0..0,
-        }
+        Call { touches, work, ..Call::apart(shader, constants, push, groups) }
     }
 
     fn embed(&self, op: &Op, bucket: Bucket) -> Result<Call> {
