@@ -54,22 +54,22 @@ impl Pages {
     }
 }
 
-/// Pages of a layer without a window that something else attends: for each row the first few, a
+/// Pages of a layer without a window that another device attends: for each row the first few, a
 /// number that its position alone decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct OffloadedPages {
     /// A row's page counts as sealed when it ends so many positions before the row: the most rows
     /// of a pass. So it is sealed in every pass that the row can be part of, however the prompt was
     /// cut and whatever was drafted.
     pub lag: usize,
-    /// Of 256 sealed pages, so many are taken.
+    /// Of 256 sealed pages, so many are offloaded.
     pub share: usize,
 }
 
-impl Taken {
-    /// Pages that are taken of a row at this position.
+impl OffloadedPages {
+    /// How many of the first pages of a row at this position are offloaded.
     #[inline(always)]
-    pub fn pages(self, position: usize) -> usize {
+    pub fn count(self, position: usize) -> usize {
         position.saturating_sub(self.lag) / PAGE * self.share / 256
     }
 }
@@ -94,20 +94,21 @@ mod tests {
         }
     }
 
-    /// Whatever row of a pass stands at a position, the pages taken of it are committed.
+    /// Whatever row of a pass stands at a position, its offloaded pages are committed.
     #[test]
-    fn taken_pages_are_sealed_in_every_pass() {
+    fn offloaded_pages_are_sealed_in_every_pass() {
         for (lag, share) in [(16, 256), (128, 256), (512, 256), (128, 100), (128, 0)] {
-            let taken = Taken { lag, share };
+            let offloaded = OffloadedPages { lag, share };
             for position in 0..5000 {
-                let pages = taken.pages(position);
+                let pages = offloaded.count(position);
                 assert!((0..lag).all(|depth| pages == 0 || pages * PAGE <= position - depth));
                 assert!(
-                    pages <= taken.pages(position + 1) && pages * 256 <= position / PAGE * share
+                    pages <= offloaded.count(position + 1)
+                        && pages * 256 <= position / PAGE * share
                 );
             }
-            assert_eq!(taken.pages(PAGE + lag - 1), 0);
-            assert_eq!(taken.pages(PAGE + lag), share / 256);
+            assert_eq!(offloaded.count(PAGE + lag - 1), 0);
+            assert_eq!(offloaded.count(PAGE + lag), share / 256);
         }
     }
 

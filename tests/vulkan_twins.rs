@@ -6,8 +6,11 @@ mod common;
 
 use common::twins::{ROWS, SEQUENCES, Step, Twins, every_row_count};
 use common::vulkan::device;
-use gemma::compute::{Executor, KvFormat, KvLayer, Op, RowSet};
-use gemma::kv::{Pages, Taken};
+use gemma::compute::{
+    Attention, Best, Commit, Embed, Executor, GateUp, KvFormat, KvLayer, Linear, Norm, Op,
+    PageRange, Prepare, Rope, RowSet,
+};
+use gemma::kv::{OffloadedPages, Pages};
 use gemma::tensor::encode::{OnProcessor, TileEncoder};
 use gemma::tensor::trellis::Trellis;
 use gemma::tensor::{Code, Format};
@@ -59,14 +62,14 @@ fn linear_layers() {
             shapes.into_iter().map(|(n, cols)| t.job(f, n, allowed(f, cols))).collect();
         t.run(
             spelled,
-            vec![Op::Linear { jobs: jobs.clone(), rows: RowSet::All }],
+            vec![Op::Linear(Linear { jobs: jobs.clone(), rows: RowSet::All })],
             every_row_count().filter(|s| rows.contains(&s.live)),
         );
         let selected = [1, 3, 8, 9].map(|selected| Step { live: 2, selected, ..Step::default() });
         // The kernels for selected rows are those for all of them but for a row's number: a few
         // formats will do.
         if ["bf16", "i4-g32", "t3-row"].contains(&spelled) {
-            t.run(spelled, vec![Op::Linear { jobs, rows: RowSet::Selected }], selected);
+            t.run(spelled, vec![Op::Linear(Linear { jobs, rows: RowSet::Selected })], selected);
         }
     }
 }
@@ -89,7 +92,7 @@ fn linear_layers_of_many_rows() {
         let jobs = vec![t.job(format(spelled), n, cols)];
         t.run(
             spelled,
-            vec![Op::Linear { jobs, rows: RowSet::All }],
+            vec![Op::Linear(Linear { jobs, rows: RowSet::All })],
             lives.map(|live| Step { live, ..Step::default() }),
         );
     }
@@ -104,7 +107,7 @@ fn embeddings() {
         let f = format(spelled);
         let cols = allowed(f, [16, 48, 640, 1168][i % 4]);
         let (table, out) = (t.matrix(f, 37, cols), t.rows(cols));
-        t.run(spelled, vec![Op::Embed { table, scale: 11.3, out }], every_row_count());
+        t.run(spelled, vec![Op::Embed(Embed { table, scale: 11.3, out })], every_row_count());
     }
 }
 
@@ -133,11 +136,9 @@ fn norms_and_preparation() {
         {
             let (x, w, out) = (t.floats(dim), t.vector(dim), t.rows(dim));
             let add = adds.then(|| (t.floats(dim), t.vector(dim)));
-            let mut ops = vec![Op::Norm { x, add, w, eps: 1e-6, dim, out, rows: *rows }];
-            ops.extend(prepared.map(|f| Op::Prepare {
-                input: out,
-                act: t.act(format(f), dim),
-                rows: *rows,
+            let mut ops = vec![Op::Norm(Norm { x, add, w, eps: 1e-6, dim, out, rows: *rows })];
+            ops.extend(prepared.map(|f| {
+                Op::Prepare(Prepare { input: out, act: t.act(format(f), dim), rows: *rows })
             }));
             let steps = every_row_count().map(|s| Step { selected: s.live, ..s });
             t.run(&format!("norm of {dim}, then {prepared:?}"), ops, steps);
@@ -147,7 +148,11 @@ fn norms_and_preparation() {
     for (dim, spelled) in [(48, "i8-row"), (256, "i4-g32+h128")] {
         for input in [t.floats(dim), t.rows(dim)] {
             let act = t.act(format(spelled), dim);
-            t.run(spelled, vec![Op::Prepare { input, act, rows: RowSet::All }], every_row_count());
+            t.run(
+                spelled,
+                vec![Op::Prepare(Prepare { input, act, rows: RowSet::All })],
+                every_row_count(),
+            );
         }
     }
 }
@@ -163,17 +168,15 @@ fn gates() {
     ] {
         let (gate, up) = (t.job(format(spelled), ffn, dim), t.job(format(spelled), ffn, dim));
         let out = gate.out;
-        let mut ops = vec![Op::GateUp {
+        let mut ops = vec![Op::GateUp(GateUp {
             act_gate: gate.act,
             gate: gate.weight,
             act_up: up.act,
             up: up.weight,
             out,
-        }];
-        ops.extend(prepared.map(|f| Op::Prepare {
-            input: out,
-            act: t.act(format(f), ffn),
-            rows: RowSet::All,
+        })];
+        ops.extend(prepared.map(|f| {
+            Op::Prepare(Prepare { input: out, act: t.act(format(f), ffn), rows: RowSet::All })
         }));
         t.run(spelled, ops, every_row_count());
     }
@@ -236,10 +239,17 @@ fn attention() {
         let kv = layer(&mut t, heads);
         let width = n_heads * dim;
         let (q, out) = (t.floats(width), t.rows(width));
-        let mut ops = vec![Op::Attention { q, out, n_heads, scale: (dim as f32).powf(-0.5), kv }];
+        let mut ops = vec![Op::Attention(Attention {
+            q,
+            out,
+            n_heads,
+            scale: (dim as f32).powf(-0.5),
+            kv,
+            range: PageRange::All,
+        })];
         if i % 2 == 0 {
             let act = t.act(format("i8-row"), width);
-            ops.push(Op::Prepare { input: out, act, rows: RowSet::All });
+            ops.push(Op::Prepare(Prepare { input: out, act, rows: RowSet::All }));
         }
         let steps = rows.iter().enumerate().flat_map(|(n, &live)| {
             let step = |base, tree| Step { live, first: n % 3, base, tree, ..Step::default() };
@@ -264,8 +274,8 @@ fn attention_over_the_rest() {
         let (q, out) = (t.floats(n_heads * dim), t.rows(n_heads * (dim + 2)));
         let scale = (dim as f32).powf(-0.5);
         for (i, share) in [(0, 256), (1, 128), (2, 0)] {
-            let taken = Taken { lag: t.layout.max_rows, share };
-            let op = Op::AttentionRest { q, out, n_heads, scale, kv, taken };
+            let range = PageRange::After(OffloadedPages { lag: t.layout.max_rows, share });
+            let op = Op::Attention(Attention { q, out, n_heads, scale, kv, range });
             let step = |live, base| Step { live, first: i, base, tree: i != 1, ..Step::default() };
             t.run(
                 &format!("{heads:?}, share {share}"),
@@ -285,7 +295,7 @@ fn rotation_of_heads() {
         let kv = layer(&mut t, heads);
         let [q, k, v] = [n_heads, n_kv, n_kv].map(|n| t.floats(n * dim));
         let (q_norm, k_norm, rope_table) = (t.vector(dim), t.vector(dim), t.floats(dim));
-        let op = Op::Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv };
+        let op = Op::Rope(Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv });
         for step in every_row_count() {
             // They are turned in place.
             [q, k]
@@ -329,13 +339,21 @@ fn dispatches_in_one_call() {
         let out = t.rows(n_heads * dim);
         let act = (prepared != "nothing").then(|| t.act(format(prepared), n_heads * dim));
         for &(live, calls) in rows {
-            let linear = Op::Linear { jobs: jobs.to_vec(), rows: RowSet::All };
-            let rope = Op::Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv };
+            let linear = Op::Linear(Linear { jobs: jobs.to_vec(), rows: RowSet::All });
+            let rope =
+                Op::Rope(Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv });
             t.run(&format!("{h:?}"), vec![linear, rope], steps(live));
             assert_eq!(t.exec.calls(), calls, "{h:?}: products and rotation, {live} rows");
-            let attention = Op::Attention { q, out, n_heads, scale: (dim as f32).powf(-0.5), kv };
+            let attention = Op::Attention(Attention {
+                q,
+                out,
+                n_heads,
+                scale: (dim as f32).powf(-0.5),
+                kv,
+                range: PageRange::All,
+            });
             let mut ops = vec![attention];
-            ops.extend(act.map(|act| Op::Prepare { input: out, act, rows: RowSet::All }));
+            ops.extend(act.map(|act| Op::Prepare(Prepare { input: out, act, rows: RowSet::All })));
             t.run(&format!("{h:?}"), ops, steps(live));
             assert_eq!(t.exec.calls(), calls, "{h:?}: attention and preparation, {live} rows");
         }
@@ -363,10 +381,10 @@ fn rotation_by_several_calls() {
         jobs.iter_mut().for_each(|job| job.act = act);
         let [q, k, v] = [0, 1, 2].map(|i| jobs[i].out);
         let (q_norm, k_norm, rope_table) = (t.vector(dim), t.vector(dim), t.floats(dim));
-        let rope = Op::Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv };
+        let rope = Op::Rope(Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv });
         for &(live, calls) in rows {
             let steps = [0, live % 3].map(|first| Step { live, first, ..Step::default() });
-            let linear = Op::Linear { jobs: jobs.clone(), rows: RowSet::All };
+            let linear = Op::Linear(Linear { jobs: jobs.clone(), rows: RowSet::All });
             t.run(&format!("{formats:?}"), vec![linear, rope.clone()], steps);
             assert_eq!(t.exec.calls(), calls, "{formats:?}, {live} rows");
         }
@@ -388,13 +406,18 @@ fn norms_in_the_call_of_a_linear_layer() {
         let mut t = Twins::new(open(), 12);
         let job = t.job(format(weights), dim, cols);
         let (x, w, w_add, out) = (t.floats(dim), t.vector(dim), t.vector(dim), t.rows(dim));
-        let norm =
-            Op::Norm { x, add: Some((job.out, w_add)), w, eps: 1e-6, dim, out, rows: RowSet::All };
-        let mut ops = vec![Op::Linear { jobs: vec![job], rows: RowSet::All }, norm];
-        ops.extend(prepared.iter().map(|f| Op::Prepare {
-            input: out,
-            act: t.act(format(f), dim),
+        let norm = Op::Norm(Norm {
+            x,
+            add: Some((job.out, w_add)),
+            w,
+            eps: 1e-6,
+            dim,
+            out,
             rows: RowSet::All,
+        });
+        let mut ops = vec![Op::Linear(Linear { jobs: vec![job], rows: RowSet::All }), norm];
+        ops.extend(prepared.iter().map(|f| {
+            Op::Prepare(Prepare { input: out, act: t.act(format(f), dim), rows: RowSet::All })
         }));
         for &(live, calls) in rows {
             // The second step meets counters that the first one left.
@@ -429,7 +452,11 @@ fn commits() {
             };
             if n % 2 == 0 { step } else { Step { base: 1020 - path, ..step } }
         });
-        t.run("commit", vec![Op::Commit { layers: layers.to_vec() }], steps.collect::<Vec<_>>());
+        t.run(
+            "commit",
+            vec![Op::Commit(Commit { layers: layers.to_vec() })],
+            steps.collect::<Vec<_>>(),
+        );
     }
 }
 
@@ -442,7 +469,11 @@ fn lists_of_the_best() {
             (t.floats(vocab), t.rows(256), t.rows(gemma::compute::best::WORDS));
         let steps =
             [1, 3, 9].map(|selected| Step { live: 1, selected, n_best, usable, ..Step::default() });
-        t.run(&format!("best of {vocab}"), vec![Op::Best { logits, vocab, maxima, lists }], steps);
+        t.run(
+            &format!("best of {vocab}"),
+            vec![Op::Best(Best { logits, vocab, maxima, lists })],
+            steps,
+        );
     }
 }
 

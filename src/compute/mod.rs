@@ -6,6 +6,7 @@ pub mod cpu;
 pub mod dry;
 pub mod executor;
 pub mod memory;
+pub mod op;
 pub mod plan;
 pub mod reference;
 pub mod split;
@@ -13,8 +14,10 @@ pub mod step;
 pub mod uses;
 
 pub use executor::{AssistReport, Executor, KernelTime, LoadJob, Loading};
+pub use op::{
+    Attention, Best, Commit, Embed, GateUp, Linear, LinearJob, Norm, Op, PageRange, Prepare, Rope,
+};
 pub use plan::{
-    Act, ActFormat, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, Part, Plan, PlanId,
-    RowSet, WeightId,
+    Act, ActFormat, BufferId, Dispatch, KvFormat, KvLayer, Part, Plan, PlanId, RowSet, WeightId,
 };
 pub use step::StepLayout;

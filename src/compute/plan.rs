@@ -5,7 +5,8 @@
 //! (tokens, positions, tree, row counts) is read from the step buffer (`step.rs`), so a recorded
 //! plan never changes.
 
-use crate::kv::{Pages, Taken};
+use super::op::Op;
+use crate::kv::Pages;
 use crate::tensor::{Code, Format, Group};
 
 /// A buffer of the executor.
@@ -207,120 +208,6 @@ impl KvLayer {
     }
 }
 
-/// One matrix of a linear dispatch: `out[r, n] = sum_k act[r, k] * weight[n, k]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinearJob {
-    pub weight: WeightId,
-    pub act: Act,
-    /// f32 `[rows, n]`
-    pub out: BufferId,
-}
-
-/// One operation. Shapes are `[rows, ...]` with the live row count read from the step buffer.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Op {
-    /// `out[r] = table[token[r]] * scale`, f32 `[rows, dim]`.
-    Embed { table: WeightId, scale: f32, out: BufferId },
-    /// `x += rmsnorm(add) * (1 + w_add)` where given, then `out = rmsnorm(x) * (1 + w)`; all f32
-    /// `[rows, dim]`. With `RowSet::Selected`, `out` row i is made from `x` and `add` row
-    /// `selected[i]`, and `x` is not written.
-    Norm {
-        x: BufferId,
-        add: Option<(BufferId, BufferId)>,
-        w: BufferId,
-        eps: f32,
-        dim: usize,
-        out: BufferId,
-        rows: RowSet,
-    },
-    /// Hadamard and int8 quantisation as `act` asks: f32 `[rows, cols]` -> act.
-    Prepare { input: BufferId, act: Act, rows: RowSet },
-    /// Independent matrix products; no job reads another's output.
-    Linear { jobs: Vec<LinearJob>, rows: RowSet },
-    /// `out = gelu_tanh(act * gate^T) * (act * up^T)`, f32 `[rows, ffn]`.
-    GateUp { act_gate: Act, gate: WeightId, act_up: Act, up: WeightId, out: BufferId },
-    /// Per-head RMSNorm of q and k, rotation by the step's table `rope_table`, queries in place,
-    /// keys and values to scratch.
-    Rope {
-        /// f32 `[rows, n_heads, head_dim]`, in place
-        q: BufferId,
-        /// f32 `[rows, n_kv_heads, head_dim]`
-        k: BufferId,
-        v: BufferId,
-        /// f32 `[head_dim]`
-        q_norm: BufferId,
-        k_norm: BufferId,
-        eps: f32,
-        n_heads: usize,
-        /// f32 `[max_rows, 2, head_dim / 2]`: cosines then sines of each row's position
-        rope_table: BufferId,
-        kv: KvLayer,
-    },
-    /// Softmax attention over committed pages and the row's ancestors in scratch, page partials
-    /// merged in page order.
-    Attention { q: BufferId, out: BufferId, n_heads: usize, scale: f32, kv: KvLayer },
-    /// The same over the pages that are not taken, before the division: `out` is f32 `[max_rows,
-    /// n_heads, head_dim + 2]`, sums of exponentials times values, then the largest score and the
-    /// sum of exponentials. The layer has no window.
-    AttentionRest {
-        q: BufferId,
-        out: BufferId,
-        n_heads: usize,
-        scale: f32,
-        kv: KvLayer,
-        taken: Taken,
-    },
-    /// The largest logits of each selected row as lists, see [`crate::compute::best`].
-    Best { logits: BufferId, vocab: usize, maxima: BufferId, lists: BufferId },
-    /// Copies the accepted path's keys and values from scratch to the cache, for every layer.
-    Commit { layers: Vec<KvLayer> },
-}
-
-impl Op {
-    /// The buffers it reads, weights aside; one may occur twice.
-    pub fn inputs(&self) -> Vec<BufferId> {
-        let act = |a: &Act| [a.values, a.scales, a.sums];
-        match self {
-            Op::Embed { .. } => Vec::new(),
-            Op::Norm { x, add, w, .. } => {
-                [*x, *w].into_iter().chain(add.iter().flat_map(|(y, w)| [*y, *w])).collect()
-            }
-            Op::Prepare { input, .. } => vec![*input],
-            Op::Linear { jobs, .. } => jobs.iter().flat_map(|j| act(&j.act)).collect(),
-            Op::GateUp { act_gate, act_up, .. } => [act(act_gate), act(act_up)].concat(),
-            Op::Rope { q, k, v, q_norm, k_norm, rope_table, .. } => {
-                vec![*q, *k, *v, *q_norm, *k_norm, *rope_table]
-            }
-            Op::Attention { q, kv, .. } | Op::AttentionRest { q, kv, .. } => {
-                vec![*q, kv.k, kv.v, kv.scratch_k, kv.scratch_v]
-            }
-            Op::Best { logits, .. } => vec![*logits],
-            Op::Commit { layers } => {
-                layers.iter().flat_map(|kv| [kv.scratch_k, kv.scratch_v]).collect()
-            }
-        }
-    }
-
-    /// The buffers it writes.
-    pub fn outputs(&self) -> Vec<BufferId> {
-        match self {
-            Op::Embed { out, .. }
-            | Op::GateUp { out, .. }
-            | Op::Attention { out, .. }
-            | Op::AttentionRest { out, .. } => {
-                vec![*out]
-            }
-            Op::Norm { x, out, .. } => vec![*x, *out],
-            Op::Prepare { act, .. } if act.format.int8 => vec![act.values, act.scales, act.sums],
-            Op::Prepare { act, .. } => vec![act.values],
-            Op::Linear { jobs, .. } => jobs.iter().map(|j| j.out).collect(),
-            Op::Rope { q, k, kv, .. } => vec![*q, *k, kv.scratch_k, kv.scratch_v],
-            Op::Best { maxima, lists, .. } => vec![*maxima, *lists],
-            Op::Commit { layers } => layers.iter().flat_map(|kv| [kv.k, kv.v]).collect(),
-        }
-    }
-}
-
 /// One step of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dispatch {
@@ -334,14 +221,16 @@ impl Dispatch {
     /// True where row r of the output depends on row r of the inputs alone: neighbours need no
     /// barrier between them.
     pub fn is_row_local(&self) -> bool {
-        matches!(self.op, Op::Embed { .. } | Op::Norm { .. } | Op::Prepare { .. })
+        matches!(self.op, Op::Embed(_) | Op::Norm(_) | Op::Prepare(_))
     }
 
     /// The rows it works on.
     pub fn rows(&self) -> RowSet {
-        match self.op {
-            Op::Norm { rows, .. } | Op::Prepare { rows, .. } | Op::Linear { rows, .. } => rows,
-            Op::Best { .. } => RowSet::Selected,
+        match &self.op {
+            Op::Norm(norm) => norm.rows,
+            Op::Prepare(prepare) => prepare.rows,
+            Op::Linear(linear) => linear.rows,
+            Op::Best(_) => RowSet::Selected,
             _ => RowSet::All,
         }
     }

@@ -1,7 +1,10 @@
 //! What an operation names: the one list of its buffers and weights, for whoever has to say it in
 //! other words.
 
-use super::plan::{Act, BufferId, KvLayer, Op, RowSet, WeightId};
+use super::op::{
+    Attention, Best, Commit, Embed, GateUp, Linear, LinearJob, Norm, Op, Prepare, Rope,
+};
+use super::plan::{Act, BufferId, KvLayer, RowSet, WeightId};
 
 /// A name in an operation, to be read or replaced.
 #[derive(Debug)]
@@ -20,11 +23,11 @@ impl Op {
     /// so that no new field is forgotten.
     pub fn uses(&mut self, f: &mut dyn FnMut(Use<'_>)) {
         match self {
-            Op::Embed { table, scale: _, out } => {
+            Op::Embed(Embed { table, scale: _, out }) => {
                 f(Use::Weight(table));
                 f(Use::Write(out));
             }
-            Op::Norm { x, add, w, eps: _, dim: _, out, rows } => {
+            Op::Norm(Norm { x, add, w, eps: _, dim: _, out, rows }) => {
                 // Only a norm that adds to the residual stream writes it, and not for selected
                 // rows.
                 f(if add.is_some() && *rows == RowSet::All {
@@ -39,51 +42,50 @@ impl Op {
                 f(Use::Read(w));
                 f(Use::Write(out));
             }
-            Op::Prepare { input, act, rows: _ } => {
+            Op::Prepare(Prepare { input, act, rows: _ }) => {
                 f(Use::Read(input));
                 prepared(act, &mut |id| f(Use::Write(id)));
             }
-            Op::Linear { jobs, rows: _ } => {
-                for job in jobs {
-                    f(Use::Weight(&mut job.weight));
-                    prepared(&mut job.act, &mut |id| f(Use::Read(id)));
-                    f(Use::Write(&mut job.out));
+            Op::Linear(Linear { jobs, rows: _ }) => {
+                for LinearJob { weight, act, out } in jobs {
+                    f(Use::Weight(weight));
+                    prepared(act, &mut |id| f(Use::Read(id)));
+                    f(Use::Write(out));
                 }
             }
-            Op::GateUp { act_gate, gate, act_up, up, out } => {
+            Op::GateUp(GateUp { act_gate, gate, act_up, up, out }) => {
                 f(Use::Weight(gate));
                 f(Use::Weight(up));
                 prepared(act_gate, &mut |id| f(Use::Read(id)));
                 prepared(act_up, &mut |id| f(Use::Read(id)));
                 f(Use::Write(out));
             }
-            Op::Rope { q, k, v, q_norm, k_norm, eps: _, n_heads: _, rope_table, kv } => {
+            Op::Rope(Rope { q, k, v, q_norm, k_norm, eps: _, n_heads: _, rope_table, kv }) => {
                 f(Use::Change(q));
                 f(Use::Change(k));
                 [v, q_norm, k_norm, rope_table].into_iter().for_each(|id| f(Use::Read(id)));
                 cache(kv, f);
             }
-            Op::Attention { q, out, n_heads: _, scale: _, kv }
-            | Op::AttentionRest { q, out, n_heads: _, scale: _, kv, taken: _ } => {
+            Op::Attention(Attention { q, out, n_heads: _, scale: _, kv, range: _ }) => {
                 f(Use::Read(q));
                 cache(kv, f);
                 f(Use::Write(out));
             }
-            Op::Best { logits, vocab: _, maxima, lists } => {
+            Op::Best(Best { logits, vocab: _, maxima, lists }) => {
                 f(Use::Read(logits));
                 f(Use::Write(maxima));
                 f(Use::Write(lists));
             }
-            Op::Commit { layers } => layers.iter_mut().for_each(|kv| cache(kv, f)),
+            Op::Commit(Commit { layers }) => layers.iter_mut().for_each(|kv| cache(kv, f)),
         }
     }
 
     /// Some weight of the operation, if it has one.
     pub fn weight(&self) -> Option<WeightId> {
         match self {
-            Op::Embed { table, .. } => Some(*table),
-            Op::Linear { jobs, .. } => jobs.first().map(|j| j.weight),
-            Op::GateUp { gate, .. } => Some(*gate),
+            Op::Embed(embed) => Some(embed.table),
+            Op::Linear(linear) => linear.jobs.first().map(|j| j.weight),
+            Op::GateUp(gate_up) => Some(gate_up.gate),
             _ => None,
         }
     }

@@ -7,8 +7,9 @@
 use super::{Config, Role, Weights};
 use crate::compute::reference::MAX_HEAD_DIM;
 use crate::compute::{
-    Act, ActFormat, BufferId, Executor, KvFormat, KvLayer, LinearJob, LoadJob, Op, Part, Plan,
-    PlanId, RowSet, StepLayout, WeightId, best,
+    Act, ActFormat, Attention, Best, BufferId, Commit, Embed, Executor, GateUp, KvFormat, KvLayer,
+    Linear, LinearJob, LoadJob, Norm, Op, PageRange, Part, Plan, PlanId, Prepare, Rope, RowSet,
+    StepLayout, WeightId, best,
 };
 use crate::error::Fault;
 use crate::kv::Pages;
@@ -110,11 +111,12 @@ fn build<'a>(
     if b.exec.lists_best() {
         let maxima = b.rows("chunk maxima", best::CHUNKS)?;
         let lists = b.rows("best logits", best::WORDS)?;
-        with_best.push("best", None, Op::Best { logits, vocab: config.vocab, maxima, lists });
+        let op = Best { logits, vocab: config.vocab, maxima, lists };
+        with_best.push("best", None, Op::Best(op));
         best = Some(lists);
     }
     let mut commit = Plan::default();
-    commit.push("commit", None, Op::Commit { layers: kv.clone() });
+    commit.push("commit", None, Op::Commit(Commit { layers: kv.clone() }));
     Ok(Forward {
         pass_with_best: best.map(|_| b.exec.record(with_best, step, layout)).transpose()?,
         best,
@@ -269,7 +271,7 @@ impl Builder<'_> {
         for format in formats {
             let act = self.act(format, cols, input)?;
             if act.values != input && !acts.contains(&act) {
-                plan.push(label, layer, Op::Prepare { input, act, rows });
+                plan.push(label, layer, Op::Prepare(Prepare { input, act, rows }));
             }
             acts.push(act);
         }
@@ -329,11 +331,12 @@ impl Builder<'_> {
         let attended = self.rows("attended", q_cols)?;
         let ffn = self.rows("ffn", c.ffn_dim)?;
         let (table, table_act, _) = self.matrix(Role::Embed, 0)?;
-        let norm = |add, w, out, rows| Op::Norm { x, add, w, eps: c.eps, dim: c.dim, out, rows };
+        let norm =
+            |add, w, out, rows| Op::Norm(Norm { x, add, w, eps: c.eps, dim: c.dim, out, rows });
         let all = RowSet::All;
 
         let mut plan = Plan::default();
-        plan.push("embed", None, Op::Embed { table, scale: c.embed_scale, out: x });
+        plan.push("embed", None, Op::Embed(Embed { table, scale: c.embed_scale, out: x }));
         let mut before = None; // what the previous block adds to the residual, and its norm
         for (i, &kv) in kv.iter().enumerate() {
             let layer = Some(i as u16);
@@ -349,34 +352,26 @@ impl Builder<'_> {
                 LinearJob { weight: wk, act: ak, out: k },
                 LinearJob { weight: wv, act: av, out: v },
             ];
-            plan.push("qkv", layer, Op::Linear { jobs, rows: all });
-            plan.push(
-                "rope",
-                layer,
-                Op::Rope {
-                    q,
-                    k,
-                    v,
-                    q_norm: self.vector(Role::QNorm, i)?,
-                    k_norm: self.vector(Role::KNorm, i)?,
-                    eps: c.eps,
-                    n_heads: c.n_heads,
-                    rope_table: rope[c.is_global(i) as usize],
-                    kv,
-                },
-            );
-            plan.push(
-                "attention",
-                layer,
-                Op::Attention { q, out: attended, n_heads: c.n_heads, scale: c.query_scale, kv },
-            );
+            plan.push("qkv", layer, Op::Linear(Linear { jobs, rows: all }));
+            let op = Rope {
+                q,
+                k,
+                v,
+                q_norm: self.vector(Role::QNorm, i)?,
+                k_norm: self.vector(Role::KNorm, i)?,
+                eps: c.eps,
+                n_heads: c.n_heads,
+                rope_table: rope[c.is_global(i) as usize],
+                kv,
+            };
+            plan.push("rope", layer, Op::Rope(op));
+            let (n_heads, scale, range) = (c.n_heads, c.query_scale, PageRange::All);
+            let op = Attention { q, out: attended, n_heads, scale, kv, range };
+            plan.push("attention", layer, Op::Attention(op));
             let (wo, fo, _) = self.matrix(Role::O, i)?;
             let [act] = self.prepare(&mut plan, "quantise", layer, attended, q_cols, [fo], all)?;
-            plan.push(
-                "o",
-                layer,
-                Op::Linear { jobs: vec![LinearJob { weight: wo, act, out: y }], rows: all },
-            );
+            let jobs = vec![LinearJob { weight: wo, act, out: y }];
+            plan.push("o", layer, Op::Linear(Linear { jobs, rows: all }));
             let add = Some((y, self.vector(Role::PostAttnNorm, i)?));
             let w = self.vector(Role::PreFfnNorm, i)?;
             plan.push("norm", layer, norm(add, w, z, all));
@@ -384,14 +379,12 @@ impl Builder<'_> {
             let (up, fu, _) = self.matrix(Role::Up, i)?;
             let [act_gate, act_up] =
                 self.prepare(&mut plan, "quantise", layer, z, c.dim, [fg, fu], all)?;
-            plan.push("gate_up", layer, Op::GateUp { act_gate, gate, act_up, up, out: ffn });
+            let op = GateUp { act_gate, gate, act_up, up, out: ffn };
+            plan.push("gate_up", layer, Op::GateUp(op));
             let (down, fd, _) = self.matrix(Role::Down, i)?;
             let [act] = self.prepare(&mut plan, "quantise", layer, ffn, c.ffn_dim, [fd], all)?;
-            plan.push(
-                "down",
-                layer,
-                Op::Linear { jobs: vec![LinearJob { weight: down, act, out: y }], rows: all },
-            );
+            let jobs = vec![LinearJob { weight: down, act, out: y }];
+            plan.push("down", layer, Op::Linear(Linear { jobs, rows: all }));
             before = Some((y, self.vector(Role::PostFfnNorm, i)?));
         }
 
@@ -404,14 +397,8 @@ impl Builder<'_> {
         };
         let [act] =
             self.prepare(&mut tail, "quantise", None, hidden, c.dim, [head_act], RowSet::Selected)?;
-        tail.push(
-            "head",
-            None,
-            Op::Linear {
-                jobs: vec![LinearJob { weight: head, act, out: logits }],
-                rows: RowSet::Selected,
-            },
-        );
+        let jobs = vec![LinearJob { weight: head, act, out: logits }];
+        tail.push("head", None, Op::Linear(Linear { jobs, rows: RowSet::Selected }));
         Ok((plan, tail))
     }
 }

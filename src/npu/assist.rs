@@ -12,10 +12,10 @@ use crate::compute::dry::Pieces;
 use crate::compute::reference::attention::merge;
 use crate::compute::step::StepView;
 use crate::compute::{
-    AssistReport, BufferId, Dispatch, Executor, KernelTime, KvFormat, KvLayer, LoadJob, Loading,
-    Op, Part, Plan, PlanId, RowSet, StepLayout, WeightId,
+    AssistReport, Attention, BufferId, Dispatch, Executor, KernelTime, KvFormat, KvLayer, LoadJob,
+    Loading, Op, PageRange, Part, Plan, PlanId, RowSet, StepLayout, WeightId,
 };
-use crate::kv::{PAGE, Taken};
+use crate::kv::{OffloadedPages, PAGE};
 use crate::tensor::Matrix;
 use anyhow::Result;
 use half::f16;
@@ -31,7 +31,7 @@ enum Piece {
 /// One global layer's attention.
 #[derive(Clone, Copy)]
 struct Attend {
-    /// All pages on the executor, and those that are not taken.
+    /// All pages on the executor, and those that are not offloaded.
     whole: PlanId,
     rest: PlanId,
     q: BufferId,
@@ -132,6 +132,10 @@ impl AssistedExecutor {
         self.memory = npu.session().memory();
     }
 
+    fn offloaded(&self, layout: StepLayout) -> OffloadedPages {
+        OffloadedPages { lag: layout.max_rows, share: self.share }
+    }
+
     fn layer_of(&mut self, kv: KvLayer) -> Result<Option<usize>> {
         if let Some(at) = self.layers.iter().position(|l| l.kv.k == kv.k) {
             return Ok(Some(at));
@@ -152,18 +156,16 @@ impl AssistedExecutor {
         let mut pieces = Vec::new();
         let mut run = Plan::default();
         for dispatch in &plan.dispatches {
-            let layer = match &dispatch.op {
-                Op::Attention { kv, .. } if kv.pages.window.is_none() && self.share > 0 => {
-                    self.layer_of(*kv)?
+            let attention = match &dispatch.op {
+                Op::Attention(op) if op.kv.pages.window.is_none() && self.share > 0 => {
+                    self.layer_of(op.kv)?.map(|layer| (*op, layer))
                 }
                 _ => None,
             };
-            let (Op::Attention { q, out, n_heads, scale, kv }, Some(layer)) = (&dispatch.op, layer)
-            else {
+            let Some((attention, layer)) = attention else {
                 run.dispatches.push(dispatch.clone());
                 continue;
             };
-            let (q, out, n_heads, scale, kv) = (*q, *out, *n_heads, *scale, *kv);
             if !run.dispatches.is_empty() {
                 pieces.push(Piece::Run(self.inner.record(
                     std::mem::take(&mut run),
@@ -179,12 +181,12 @@ impl AssistedExecutor {
                     {
                         self.give_up(&why.context("making the NPU's queues"));
                     }
-                    let floats = layout.max_rows * n_heads * (kv.head_dim + 2);
+                    let floats = layout.max_rows * attention.n_heads * (attention.kv.head_dim + 2);
                     *self.partial.insert(self.inner.alloc("attention beside the NPU", 4 * floats)?)
                 }
             };
-            let taken = Taken { lag: layout.max_rows, share: self.share };
-            let op = Op::AttentionRest { q, out: partial, n_heads, scale, kv, taken };
+            let range = PageRange::After(self.offloaded(layout));
+            let op = Op::Attention(Attention { out: partial, range, ..attention });
             let rest = Plan { dispatches: vec![Dispatch { op, ..dispatch.clone() }] };
             pieces.push(Piece::Attend(Attend {
                 rest: self.inner.record(rest, step, layout)?,
@@ -193,8 +195,8 @@ impl AssistedExecutor {
                     step,
                     layout,
                 )?,
-                q,
-                out,
+                q: attention.q,
+                out: attention.out,
                 partial,
                 layer,
             }));
@@ -374,7 +376,7 @@ impl Executor for AssistedExecutor {
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
         self.steps.entry(step).or_insert_with(|| vec![0; layout.words()]);
         let pieces = self.cut(&plan, step, layout)?;
-        let commits = plan.dispatches.iter().any(|d| matches!(d.op, Op::Commit { .. }));
+        let commits = plan.dispatches.iter().any(|d| matches!(d.op, Op::Commit(_)));
         self.passes.push(Pass {
             whole: self.inner.record(plan, step, layout)?,
             pieces,
@@ -402,9 +404,10 @@ impl Executor for AssistedExecutor {
             return self.inner.run(whole);
         }
         let live = step.live(RowSet::All);
-        let taken = Taken { lag: layout.max_rows, share: self.share };
+        let offloaded = self.offloaded(layout);
         self.pages.clear();
-        self.pages.extend(step.positions[live.clone()].iter().map(|p| taken.pages(*p as usize)));
+        self.pages
+            .extend(step.positions[live.clone()].iter().map(|p| offloaded.count(*p as usize)));
         for i in 0..self.passes[at].pieces.len() {
             match self.passes[at].pieces[i] {
                 Piece::Run(plan) => self.inner.run(plan)?,

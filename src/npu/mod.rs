@@ -1,7 +1,7 @@
 //! Floor 2: attention on the AMD NPU (XDNA1: Phoenix, Hawk Point), as an executor around another
 //! one.
 //!
-//! The NPU takes sealed pages of global layers ([`crate::kv::Taken`]) and gives back partials;
+//! The NPU takes sealed pages of global layers ([`crate::kv::OffloadedPages`]) and gives back partials;
 //! everything else stays where it is, the keys and values too, so that the NPU can be given up at
 //! any time. From the top down:
 //! ```text

@@ -13,9 +13,10 @@ use super::pipeline::{Constants, Shader};
 use super::push::{LinearPush, Push};
 use crate::compute::step::StepView;
 use crate::compute::{
-    Act, BufferId, Dispatch, KvFormat, KvLayer, LinearJob, Op, RowSet, WeightId, best,
+    Act, Attention, Best, BufferId, Commit, Dispatch, Embed, GateUp, KvFormat, KvLayer, Linear,
+    LinearJob, Norm, Op, PageRange, Prepare, Rope, RowSet, WeightId, best,
 };
-use crate::kv::PAGE;
+use crate::kv::{OffloadedPages, PAGE};
 use crate::tensor::trellis::Trellis;
 use crate::tensor::{Code, Group};
 use anyhow::{Result, bail, ensure};
@@ -204,12 +205,10 @@ impl Places<'_> {
             let mut end = i + 1 + prepare.is_some() as usize;
             let read_later = reads_before_write(dispatches[end..].iter(), written.last().copied());
             match op {
-                Op::Embed { .. } => out.push(self.embed(op, bucket)?),
-                Op::Norm { .. } => out.push(self.norm(op, prepare, read_later, bucket)),
-                Op::Prepare { input, act, rows } => {
-                    out.push(self.prepare(*input, act, *rows, bucket))
-                }
-                Op::Linear { jobs, rows } => {
+                Op::Embed(op) => out.push(self.embed(op, bucket)?),
+                Op::Norm(op) => out.push(self.norm(op, prepare, read_later, bucket)),
+                Op::Prepare(op) => out.push(self.prepare(op, bucket)),
+                Op::Linear(Linear { jobs, rows }) => {
                     let norm = self.norm_behind(jobs, *rows, rest, bucket);
                     for job in jobs {
                         let call = self.linear(job, *rows, bucket, norm.is_some())?;
@@ -221,11 +220,10 @@ impl Places<'_> {
                         end += dispatches;
                     }
                     let all = *rows == RowSet::All;
-                    end += (all
-                        && self.finish_rope(&mut out[before..], jobs, rest.first(), bucket)?)
+                    end += (all && self.finish_rope(&mut out[before..], jobs, rest.first(), bucket))
                         as usize;
                 }
-                Op::GateUp { act_gate, gate, act_up, up, out: result } => {
+                Op::GateUp(GateUp { act_gate, gate, act_up, up, out: result }) => {
                     let jobs = [(*gate, *act_gate, self.own.gate), (*up, *act_up, self.own.up)];
                     for (weight, act, out_) in jobs {
                         let call = self.linear(
@@ -239,13 +237,17 @@ impl Places<'_> {
                     let cols = self.matrix(*gate).rows;
                     out.push(self.glu(*result, cols, prepare, read_later, bucket));
                 }
-                Op::Rope { .. } => out.push(self.rope(op, bucket)?),
-                Op::Attention { .. } => {
-                    self.attention(op, prepare.as_ref(), read_later, bucket, &mut out)?
-                }
-                Op::AttentionRest { .. } => out.push(self.attention_rest(op, bucket)?),
-                Op::Best { .. } => out.extend(self.best(op, bucket)),
-                Op::Commit { layers } => out.extend(self.commit(layers, bucket)?),
+                Op::Rope(op) => out.push(self.rope(op, bucket)),
+                Op::Attention(op) => match op.range {
+                    PageRange::All => {
+                        self.attention(op, prepare.as_ref(), read_later, bucket, &mut out)?
+                    }
+                    PageRange::After(offloaded) => {
+                        out.push(self.partial_attention(op, offloaded, bucket)?)
+                    }
+                },
+                Op::Best(op) => out.extend(self.best(op, bucket)),
+                Op::Commit(op) => out.extend(self.commit(op, bucket)),
             }
             for call in out.iter_mut().rev().take_while(|c| c.label.is_empty()) {
                 call.label = label;
@@ -269,8 +271,8 @@ impl Places<'_> {
         Call { touches, work, ..Call::apart(shader, constants, push, groups) }
     }
 
-    fn embed(&self, op: &Op, bucket: Bucket) -> Result<Call> {
-        let Op::Embed { table, scale, out } = op else { unreachable!() };
+    fn embed(&self, op: &Embed, bucket: Bucket) -> Result<Call> {
+        let Embed { table, scale, out } = op;
         let m = self.matrix(*table);
         let packing = Packing::of(m.format, m.rows, m.cols)?;
         let mut constants = vec![
@@ -294,10 +296,8 @@ impl Places<'_> {
         Ok(self.call(Shader::Embed, constants, push, [bucket.rows, 1, 1], vec![Touch::Write(*out)]))
     }
 
-    pub(super) fn rope(&self, op: &Op, bucket: Bucket) -> Result<Call> {
-        let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else {
-            unreachable!()
-        };
+    pub(super) fn rope(&self, op: &Rope, bucket: Bucket) -> Call {
+        let Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op;
         let constants = vec![
             (0, self.info.subgroup),
             (1, self.info.subgroup),
@@ -316,23 +316,19 @@ impl Places<'_> {
             Touch::Write(kv.scratch_v),
         ];
         let groups = [n_heads + 2 * kv.n_kv_heads, bucket.rows, 1];
-        Ok(self.call(Shader::Rope, constants, push, groups, touches))
+        self.call(Shader::Rope, constants, push, groups, touches)
     }
 
     fn attention(
         &self,
-        op: &Op,
+        op: &Attention,
         prepare: Option<&Act>,
         read_later: bool,
         bucket: Bucket,
         out_calls: &mut Vec<Call>,
     ) -> Result<()> {
-        let Op::Attention { q, out, n_heads, scale, kv } = op else { unreachable!() };
-        let (dim, gq) = (kv.head_dim, n_heads / kv.n_kv_heads);
-        ensure!(
-            dim.is_power_of_two() && (16..=256).contains(&dim),
-            "the GPU kernels take head dimensions of 16 to 256 that are powers of two, not {dim}"
-        );
+        let Attention { q, out, n_heads, scale, kv, range: _ } = op;
+        let (dim, gq) = (head_dim(kv)?, n_heads / kv.n_kv_heads);
         // Pages of a row: all of them, or those that a window can touch.
         let slots =
             kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
@@ -410,18 +406,21 @@ impl Places<'_> {
         }
         out_calls.push(call);
         if let Some(act) = prepare {
-            out_calls.push(self.prepare(*out, act, RowSet::All, bucket));
+            let op = Prepare { input: *out, act: *act, rows: RowSet::All };
+            out_calls.push(self.prepare(&op, bucket));
         }
         Ok(())
     }
 
-    fn attention_rest(&self, op: &Op, bucket: Bucket) -> Result<Call> {
-        let Op::AttentionRest { q, out, n_heads, scale, kv, taken } = op else { unreachable!() };
-        let dim = kv.head_dim;
-        ensure!(
-            dim.is_power_of_two() && (16..=256).contains(&dim),
-            "the GPU kernels take head dimensions of 16 to 256 that are powers of two, not {dim}"
-        );
+    /// Attention over the pages behind those that another device attends.
+    fn partial_attention(
+        &self,
+        op: &Attention,
+        offloaded: OffloadedPages,
+        bucket: Bucket,
+    ) -> Result<Call> {
+        let Attention { q, out, n_heads, scale, kv, range: _ } = op;
+        let dim = head_dim(kv)?;
         let push = [*q, *out, kv.k, kv.v, kv.scratch_k, kv.scratch_v, self.step];
         let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
         let push = push
@@ -440,16 +439,16 @@ impl Places<'_> {
         let constants = vec![(2, dim as u32), (5, kv_code(kv))];
         let groups = [*n_heads, bucket.rows, 1];
         Ok(self.call(
-            Shader::AttentionRest,
+            Shader::PartialAttention,
             constants,
-            push.word(taken.lag).word(taken.share),
+            push.word(offloaded.lag).word(offloaded.share),
             groups,
             touches,
         ))
     }
 
-    fn best(&self, op: &Op, bucket: Bucket) -> [Call; 2] {
-        let Op::Best { logits, vocab, maxima, lists } = op else { unreachable!() };
+    fn best(&self, op: &Best, bucket: Bucket) -> [Call; 2] {
+        let Best { logits, vocab, maxima, lists } = op;
         [0, 1].map(|stage| {
             let push = [*logits, *maxima, *lists, self.step]
                 .into_iter()
@@ -466,16 +465,27 @@ impl Places<'_> {
         })
     }
 
-    fn commit(&self, layers: &[KvLayer], bucket: Bucket) -> Result<Option<Call>> {
-        let Some(first) = layers.first() else { return Ok(None) };
+    fn commit(&self, op: &Commit, bucket: Bucket) -> Option<Call> {
+        let Commit { layers } = op;
+        let first = layers.first()?;
         let constants = vec![(0, 64), (1, kv_code(first))];
         let push = Push::new().at(self.at(self.own.layers)).at(self.at(self.step));
         let push = push.word(first.n_kv_heads).word(first.head_dim).word(self.max_rows);
         let touches =
             layers.iter().flat_map(|kv| [Touch::Write(kv.k), Touch::Write(kv.v)]).collect();
         let groups = [bucket.path, first.n_kv_heads, layers.len()];
-        Ok(Some(self.call(Shader::Commit, constants, push, groups, touches)))
+        Some(self.call(Shader::Commit, constants, push, groups, touches))
     }
+}
+
+/// Channels of a head, if the kernels of attention take so many.
+fn head_dim(kv: &KvLayer) -> Result<usize> {
+    let dim = kv.head_dim;
+    ensure!(
+        dim.is_power_of_two() && (16..=256).contains(&dim),
+        "the GPU kernels take head dimensions of 16 to 256 that are powers of two, not {dim}"
+    );
+    Ok(dim)
 }
 
 /// `KV` of `kv.glsl`.

@@ -16,7 +16,7 @@ use super::outputs::{Holds, Output, outputs, unrounded};
 use crate::compute::memory::Buffers;
 use crate::compute::step::StepView;
 use crate::compute::{
-    BufferId, Dispatch, Executor, KvFormat, Op, Part, Plan, PlanId, StepLayout, WeightId, best,
+    BufferId, Dispatch, Executor, KvFormat, Part, Plan, PlanId, StepLayout, WeightId, best,
     reference,
 };
 use crate::tensor::Matrix;
@@ -152,7 +152,7 @@ impl CheckedExecutor {
             device.insert(output.id, self.device_bytes(output.id)?);
         }
         for (i, output) in &written {
-            if let Some(difference) = self.compare(output, &recorded.dispatches[*i].op, &device)? {
+            if let Some(difference) = self.compare(output, &device)? {
                 let Dispatch { label, layer, .. } = &recorded.dispatches[*i];
                 let layer = layer.map_or(String::new(), |l| format!(" of layer {l}"));
                 bail!(
@@ -213,21 +213,17 @@ impl CheckedExecutor {
     fn compare(
         &self,
         output: &Output,
-        op: &Op,
         device: &HashMap<BufferId, Vec<u8>>,
     ) -> Result<Option<Difference>> {
         let (bytes, twin) = (&device[&output.id], self.mirror_bytes(output.id)?);
         Ok(match output.holds {
             Holds::F32(grid, rule) => first_difference::<f32>(bytes, &twin, grid, rule),
             Holds::F16(grid, rule) => first_difference::<half::f16>(bytes, &twin, grid, rule),
-            Holds::Codes { near } => {
-                let Op::Prepare { input, act, .. } = op else {
-                    unreachable!("only preparation makes codes")
-                };
+            Holds::Codes { input, act, near } => {
                 let (codes, wanted): (Vec<i8>, Vec<i8>) = (typed(bytes), typed(&twin));
-                let input: Vec<f32> = typed(&self.mirror_bytes(*input)?);
+                let input: Vec<f32> = typed(&self.mirror_bytes(input)?);
                 first_wrong_code(&codes, &wanted, act.cols, |row| {
-                    unrounded(&input[row * act.cols..][..act.cols], act, near)
+                    unrounded(&input[row * act.cols..][..act.cols], &act, near)
                 })
             }
             // Codes may differ from the twin's, so it is the device's own that are added up.

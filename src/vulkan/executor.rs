@@ -22,8 +22,8 @@ use super::timing::Timing;
 use super::upload::Uploader;
 use crate::compute::dry::Pieces;
 use crate::compute::{
-    BufferId, Dispatch, Executor, KernelTime, KvFormat, LoadJob, Loading, Op, Part, Plan, PlanId,
-    StepLayout, WeightId,
+    BufferId, Commit, Dispatch, Executor, KernelTime, KvFormat, LoadJob, Loading, Op, Part, Plan,
+    PlanId, StepLayout, WeightId,
 };
 use crate::tensor::{Matrix, StoredMatrix};
 use anyhow::{Context, Result, ensure};
@@ -200,7 +200,7 @@ impl VulkanExecutor {
     /// Addresses of the caches that commits work on.
     fn write_layers(&mut self, plan: &Plan, own: Own) -> Result<()> {
         for op in plan.dispatches.iter().map(|d| &d.op) {
-            if let Op::Commit { layers } = op {
+            if let Op::Commit(Commit { layers }) = op {
                 let mut bytes = Vec::new();
                 for kv in layers {
                     for id in [kv.k, kv.v, kv.scratch_k, kv.scratch_v] {

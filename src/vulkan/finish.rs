@@ -11,9 +11,8 @@
 use super::call::{Bucket, Call, Places, Touch, prepared, reads_before_write};
 use super::footprint::COUNTS;
 use super::pipeline::Shader;
-use crate::compute::{Act, BufferId, Dispatch, LinearJob, Op, RowSet};
+use crate::compute::{Act, BufferId, Dispatch, LinearJob, Norm, Op, Rope, RowSet};
 use crate::tensor::Group;
-use anyhow::Result;
 use std::collections::HashMap;
 
 /// Most rows of a pass that this pays for: with more, a dispatch is worth its price.
@@ -66,10 +65,9 @@ impl Places<'_> {
         jobs: &[LinearJob],
         next: Option<&Dispatch>,
         bucket: Bucket,
-    ) -> Result<bool> {
-        let Some(Dispatch { op: op @ Op::Rope { q, k, v, n_heads, kv, .. }, .. }) = next else {
-            return Ok(false);
-        };
+    ) -> bool {
+        let Some(Dispatch { op: Op::Rope(op), .. }) = next else { return false };
+        let Rope { q, k, v, n_heads, kv, .. } = op;
         let outs: Vec<BufferId> = jobs.iter().map(|job| job.out).collect();
         let fits = |call: &Call| {
             let units = call.groups[0] as usize * (n_heads + 2 * kv.n_kv_heads);
@@ -77,9 +75,9 @@ impl Places<'_> {
             whole && call.shader != Shader::LinearMany && units <= COUNTS
         };
         if !(self.finish && bucket.rows <= ROWS && outs == [*q, *k, *v] && calls.iter().all(fits)) {
-            return Ok(false);
+            return false;
         }
-        let rope = self.rope(op, bucket)?;
+        let rope = self.rope(op, bucket);
         let mut first = 0;
         for call in calls {
             call.constants.push((11, 1));
@@ -96,7 +94,7 @@ impl Places<'_> {
             // A head has a counter of its own.
             call.touches.push(Touch::Share(self.own.counts));
         }
-        Ok(true)
+        true
     }
 
     /// The norm of what `jobs` give and the preparation of its result, if that is what follows and
@@ -109,7 +107,8 @@ impl Places<'_> {
         bucket: Bucket,
     ) -> Option<(Call, usize)> {
         let ([job], [Dispatch { op, .. }, rest @ ..]) = (jobs, rest) else { return None };
-        let Op::Norm { add: Some((added, _)), dim, out, rows: RowSet::All, .. } = op else {
+        let Op::Norm(norm @ Norm { add: Some((added, _)), dim, out, rows: RowSet::All, .. }) = op
+        else {
             return None;
         };
         // The row lies in shared memory, beside what the workgroup has there anyway.
@@ -121,7 +120,7 @@ impl Places<'_> {
         let prepare = prepared(op, rest);
         let rest = &rest[prepare.is_some() as usize..];
         let read_later = reads_before_write(rest.iter(), Some(*out));
-        Some((self.norm(op, prepare, read_later, bucket), 1 + prepare.is_some() as usize))
+        Some((self.norm(norm, prepare, read_later, bucket), 1 + prepare.is_some() as usize))
     }
 
     /// Lets the linear layer `call` do `norm` too, if it can.

@@ -6,7 +6,7 @@ use super::layout::sizes;
 use super::memory::{Cuts, check_piece, rounded};
 use super::upload;
 use crate::compute::dry::{Footprint, Pieces};
-use crate::compute::{KvFormat, Op, Plan, StepLayout, WeightId};
+use crate::compute::{Attention, KvFormat, Op, PageRange, Plan, StepLayout, WeightId};
 use crate::tensor::Format;
 use anyhow::Result;
 
@@ -47,23 +47,26 @@ impl OwnSizes {
     pub fn of(plan: &Plan, layout: StepLayout, rows_of: impl Fn(WeightId) -> usize) -> OwnSizes {
         let mut sizes = OwnSizes { partial_floats: PARTIALS / 4, layers: 1, gate: 0, tails: 0 };
         let mut attentions = 0;
-        let tail = |op: &Op| matches!(op, Op::Rope { .. } | Op::Attention { .. } | Op::Norm { .. });
+        let tail = |op: &Op| match op {
+            Op::Attention(attention) => !attention.is_partial(),
+            op => matches!(op, Op::Rope(_) | Op::Norm(_)),
+        };
         // Those of a plan with other buffers, such as one that an NPU takes part in, are others.
         sizes.tails = 2 * plan.dispatches.iter().filter(|d| tail(&d.op)).count();
         for op in plan.dispatches.iter().map(|d| &d.op) {
             match op {
-                Op::GateUp { gate, .. } => {
-                    sizes.gate = sizes.gate.max(layout.max_rows * rows_of(*gate) * 4)
+                Op::GateUp(op) => {
+                    sizes.gate = sizes.gate.max(layout.max_rows * rows_of(op.gate) * 4)
                 }
                 // One row needs a partial for every page; more rows are split only as far as there
                 // is room.
-                Op::Attention { n_heads, kv, .. } => {
+                Op::Attention(Attention { n_heads, kv, range: PageRange::All, .. }) => {
                     let floats =
                         n_heads * (kv.pages.count.next_power_of_two() + 1) * (kv.head_dim + 2);
                     sizes.partial_floats = sizes.partial_floats.max(floats);
                     attentions += 1;
                 }
-                Op::Commit { layers } => sizes.layers = sizes.layers.max(layers.len()),
+                Op::Commit(commit) => sizes.layers = sizes.layers.max(commit.layers.len()),
                 _ => {}
             }
         }

@@ -114,8 +114,8 @@ impl Listing {
 
     fn listed(&self, call: &Call, of: &[Dispatch], own: Own) -> Listed {
         let jobs = of.iter().flat_map(|d| match &d.op {
-            Op::Linear { jobs, .. } => jobs.iter().map(|job| (job.weight, job.out)).collect(),
-            Op::GateUp { gate, up, .. } => vec![(*gate, own.gate), (*up, own.up)],
+            Op::Linear(op) => op.jobs.iter().map(|job| (job.weight, job.out)).collect(),
+            Op::GateUp(op) => vec![(op.gate, own.gate), (op.up, own.up)],
             _ => Vec::new(),
         });
         let matrices = jobs.filter(|(_, out)| call.touches.contains(&Touch::Write(*out))).map(

@@ -2,7 +2,10 @@
 
 use super::compare::{EXPONENTIALS, Grid, PRODUCTS, Rule, SUMS};
 use crate::compute::reference::rows::rotate_input;
-use crate::compute::{Act, BufferId, KvFormat, KvLayer, Op, RowSet};
+use crate::compute::{
+    Act, Attention, Best, BufferId, Commit, Embed, GateUp, KvFormat, KvLayer, Linear, LinearJob,
+    Norm, Op, Rope, RowSet,
+};
 use crate::kv::PAGE;
 use crate::tensor::{Code, Group, Matrix, hadamard, math};
 
@@ -11,8 +14,11 @@ use crate::tensor::{Code, Group, Matrix, hadamard, math};
 pub enum Holds {
     F32(Grid, Rule),
     F16(Grid, Rule),
-    /// int8 activations, made of floats that are right to a share `near` of their row's largest.
+    /// int8 activations, made of the floats in `input` that are right to a share `near` of their
+    /// row's largest.
     Codes {
+        input: BufferId,
+        act: Act,
         near: f32,
     },
     /// i32 `[rows, groups]`: sums of the codes in that buffer.
@@ -48,25 +54,25 @@ fn floats(id: BufferId, name: &'static str, width: usize, rule: Rule) -> Output 
 /// differences it inherits.
 pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: bool) -> Vec<Output> {
     match op {
-        Op::Embed { table, out, .. } => {
+        Op::Embed(Embed { table, out, .. }) => {
             let table = &weights[table.0 as usize];
             let rule = if table.format.code == Code::I8a { Rule::Near(SUMS) } else { Rule::Same };
             vec![floats(*out, "the embeddings", table.cols, rule)]
         }
-        Op::Norm { x, add, out, dim, rows, .. } => {
+        Op::Norm(Norm { x, add, out, dim, rows, .. }) => {
             let written = (add.is_some() && *rows == RowSet::All)
                 .then(|| floats(*x, "the residual", *dim, Rule::Near(SUMS)));
             written.into_iter().chain([floats(*out, "the norm", *dim, Rule::Near(SUMS))]).collect()
         }
-        Op::Prepare { act, .. } => prepared(act, fused),
-        Op::Linear { jobs, .. } => {
-            let job = |j: &crate::compute::LinearJob| {
+        Op::Prepare(prepare) => prepared(prepare.input, &prepare.act, fused),
+        Op::Linear(Linear { jobs, .. }) => {
+            let job = |j: &LinearJob| {
                 let matrix = &weights[j.weight.0 as usize];
                 floats(j.out, "the products", matrix.rows, product_rule(matrix))
             };
             jobs.iter().map(job).collect()
         }
-        Op::GateUp { gate, out, .. } => {
+        Op::GateUp(GateUp { gate, out, .. }) => {
             vec![floats(
                 *out,
                 "the gated products",
@@ -74,7 +80,7 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
                 Rule::Near(EXPONENTIALS),
             )]
         }
-        Op::Rope { q, k, kv, n_heads, .. } => {
+        Op::Rope(Rope { q, k, kv, n_heads, .. }) => {
             let keys = Grid {
                 heads: kv.n_kv_heads,
                 dim: kv.head_dim,
@@ -92,18 +98,11 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
                 cached(kv, kv.scratch_v, "the scratch values", max_rows, values, copied),
             ]
         }
-        Op::Attention { out, kv, n_heads, .. } => {
-            vec![floats(*out, "the attention", n_heads * kv.head_dim, Rule::Near(EXPONENTIALS))]
+        Op::Attention(op @ Attention { out, n_heads, .. }) => {
+            let name = if op.is_partial() { "the undivided attention" } else { "the attention" };
+            vec![floats(*out, name, n_heads * op.out_width(), Rule::Near(EXPONENTIALS))]
         }
-        Op::AttentionRest { out, kv, n_heads, .. } => {
-            vec![floats(
-                *out,
-                "the undivided attention",
-                n_heads * (kv.head_dim + 2),
-                Rule::Near(EXPONENTIALS),
-            )]
-        }
-        Op::Best { maxima, lists, .. } => {
+        Op::Best(Best { maxima, lists, .. }) => {
             let lists = Output { id: *lists, name: "the lists", holds: Holds::Lists };
             vec![
                 floats(
@@ -115,7 +114,7 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
                 lists,
             ]
         }
-        Op::Commit { layers } => {
+        Op::Commit(Commit { layers }) => {
             let both = |kv: &KvLayer| {
                 let values =
                     Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.head_dim, rows: PAGE };
@@ -162,14 +161,18 @@ fn cached(
 }
 
 /// Prepared activations: floats, or codes with their scales and sums.
-fn prepared(act: &Act, fused: bool) -> Vec<Output> {
+fn prepared(input: BufferId, act: &Act, fused: bool) -> Vec<Output> {
     let near = if fused { EXPONENTIALS } else { SUMS };
     if !act.format.int8 {
         return vec![floats(act.values, "the prepared floats", act.cols, Rule::Near(near))];
     }
     let groups = act.format.groups(act.cols);
     vec![
-        Output { id: act.values, name: "the codes", holds: Holds::Codes { near } },
+        Output {
+            id: act.values,
+            name: "the codes",
+            holds: Holds::Codes { input, act: *act, near },
+        },
         floats(act.scales, "the scales", groups, Rule::Near(near)),
         Output {
             id: act.sums,

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shader {
     Attention,
-    AttentionRest,
+    PartialAttention,
     Best,
     Commit,
     Embed,
@@ -58,7 +58,7 @@ impl Shader {
     fn code(self) -> &'static [u8] {
         match self {
             Shader::Attention => spirv!("attention"),
-            Shader::AttentionRest => spirv!("attention_rest"),
+            Shader::PartialAttention => spirv!("partial_attention"),
             Shader::Best => spirv!("best"),
             Shader::Commit => spirv!("commit"),
             Shader::Embed => spirv!("embed"),

@@ -9,12 +9,12 @@ use super::pool::{Pool, Worker};
 use super::rows;
 use crate::compute::executor::{Executor, KernelTime};
 use crate::compute::memory::Buffers;
+use crate::compute::op::{Commit, Embed, GateUp, Linear, Norm, Op, Prepare};
 use crate::compute::plan::{
-    Act, BufferId, Dispatch, KvFormat, Op, Part, Plan, PlanId, RowSet, WeightId,
+    Act, BufferId, Dispatch, KvFormat, Part, Plan, PlanId, RowSet, WeightId,
 };
 use crate::compute::reference;
 use crate::compute::step::{StepLayout, StepView};
-use crate::kv::PAGE;
 use crate::tensor::Matrix;
 use anyhow::{Context, Result, bail};
 use std::ops::Range;
@@ -87,13 +87,10 @@ impl CpuExecutor {
     fn bytes_read(&self, op: &Op, step: &StepView<'_>) -> u64 {
         let weight = |id: &WeightId| self.packed[id.0 as usize].bytes();
         let bytes: usize = match op {
-            Op::Linear { jobs, .. } => jobs.iter().map(|j| weight(&j.weight)).sum(),
-            Op::GateUp { gate, up, .. } => weight(gate) + weight(up),
-            Op::Attention { kv, .. } => bases(step)
-                .map(|b| (b - kv.pages.first_visible(b).min(b)) * kv.bytes_per_position())
-                .sum(),
-            Op::AttentionRest { kv, taken, .. } => {
-                bases(step).map(|b| (b - taken.pages(b) * PAGE) * kv.bytes_per_position()).sum()
+            Op::Linear(linear) => linear.jobs.iter().map(|j| weight(&j.weight)).sum(),
+            Op::GateUp(GateUp { gate, up, .. }) => weight(gate) + weight(up),
+            Op::Attention(op) => {
+                bases(step).map(|b| (b - op.first(b).min(b)) * op.kv.bytes_per_position()).sum()
             }
             _ => 0,
         };
@@ -107,8 +104,10 @@ impl CpuExecutor {
             if act.format.int8 { step.live(rows).len() * matrix.rows() * matrix.cols() } else { 0 }
         };
         let sum: usize = match op {
-            Op::Linear { jobs, rows } => jobs.iter().map(|j| macs(&j.weight, &j.act, *rows)).sum(),
-            Op::GateUp { act_gate, gate, act_up, up, .. } => {
+            Op::Linear(Linear { jobs, rows }) => {
+                jobs.iter().map(|j| macs(&j.weight, &j.act, *rows)).sum()
+            }
+            Op::GateUp(GateUp { act_gate, gate, act_up, up, .. }) => {
                 macs(gate, act_gate, RowSet::All) + macs(up, act_up, RowSet::All)
             }
             _ => 0,
@@ -126,7 +125,7 @@ impl CpuExecutor {
             live.start + part.start..live.start + part.end
         };
         match op {
-            Op::Embed { table, scale, out } => {
+            Op::Embed(Embed { table, scale, out }) => {
                 let table = &self.packed[table.0 as usize];
                 for r in my_rows(RowSet::All) {
                     // SAFETY: each row belongs to one worker.
@@ -136,14 +135,14 @@ impl CpuExecutor {
                     out.iter_mut().for_each(|v| *v *= scale);
                 }
             }
-            Op::Norm { rows, .. } => my_rows(*rows).for_each(|r| self.norm(op, step, r)),
-            Op::Prepare { input, act, rows } => {
+            Op::Norm(op) => my_rows(op.rows).for_each(|r| self.norm(op, step, r)),
+            Op::Prepare(Prepare { input, act, rows }) => {
                 let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());
                 my_rows(*rows).for_each(|r| {
                     rows::prepare(self.isa, &self.buffers, *input, act, r, &mut spare)
                 });
             }
-            Op::Rope { kv, .. } => {
+            Op::Rope(op) => {
                 let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());
                 for r in step.live(RowSet::All) {
                     rows::rope(
@@ -152,12 +151,12 @@ impl CpuExecutor {
                         op,
                         layout.max_rows,
                         r,
-                        share(kv.n_kv_heads),
+                        share(op.kv.n_kv_heads),
                         &mut spare,
                     );
                 }
             }
-            Op::Linear { jobs, rows } => {
+            Op::Linear(Linear { jobs, rows }) => {
                 let live = step.live(*rows);
                 for job in jobs.iter().filter(|_| !live.is_empty()) {
                     let matrix = &self.packed[job.weight.0 as usize];
@@ -181,7 +180,7 @@ impl CpuExecutor {
                     }
                 }
             }
-            Op::GateUp { act_gate, gate, act_up, up, out } => {
+            Op::GateUp(GateUp { act_gate, gate, act_up, up, out }) => {
                 let live = step.live(RowSet::All);
                 let (gate, up) = (&self.packed[gate.0 as usize], &self.packed[up.0 as usize]);
                 // SAFETY: as for `Linear`.
@@ -203,31 +202,17 @@ impl CpuExecutor {
                     );
                 }
             }
-            Op::Attention { q, out, n_heads, scale, kv }
-            | Op::AttentionRest { q, out, n_heads, scale, kv, .. } => {
-                let taken =
-                    if let Op::AttentionRest { taken, .. } = op { Some(*taken) } else { None };
-                let call = Attention {
-                    buffers: &self.buffers,
-                    kv,
-                    max_rows: layout.max_rows,
-                    step,
-                    q: *q,
-                    out: *out,
-                    n_heads: *n_heads,
-                    scale: *scale,
-                    taken,
-                };
+            Op::Attention(op) => {
+                let max_rows = layout.max_rows;
+                let call = Attention { buffers: &self.buffers, op, max_rows, step };
                 let mut work = self.work[worker.index].lock().unwrap_or_else(|e| e.into_inner());
-                for (kv_head, slots) in attention_tasks(kv.n_kv_heads, call.slots(), worker) {
+                for (kv_head, slots) in attention_tasks(op.kv.n_kv_heads, call.slots(), worker) {
                     attention::attend(self.isa, &call, kv_head, slots, &mut work);
                 }
             }
-            Op::Best { logits, vocab, maxima, lists } if worker.index == 0 => {
-                reference::best(&self.buffers, step, (*logits, *vocab), *maxima, *lists);
-            }
-            Op::Best { .. } => {}
-            Op::Commit { layers } => {
+            Op::Best(op) if worker.index == 0 => reference::best(&self.buffers, step, op),
+            Op::Best(_) => {}
+            Op::Commit(Commit { layers }) => {
                 for kv in &layers[share(layers.len())] {
                     reference::commit(&self.buffers, kv, layout.max_rows, step);
                 }
@@ -235,8 +220,8 @@ impl CpuExecutor {
         }
     }
 
-    fn norm(&self, op: &Op, step: &StepView<'_>, r: usize) {
-        let Op::Norm { x, add, w, eps, dim, out, rows } = op else { unreachable!() };
+    fn norm(&self, op: &Norm, step: &StepView<'_>, r: usize) {
+        let Norm { x, add, w, eps, dim, out, rows } = op;
         let from = reference::source_row(*rows, step, r);
         // SAFETY: a row belongs to one worker; with `Selected` several rows may read one x, and
         // then none writes it.

@@ -3,7 +3,8 @@
 
 use super::simd::{Element, Lanes, for_each_isa};
 use crate::compute::memory::Buffers;
-use crate::compute::plan::{Act, BufferId, KvFormat, KvLayer, Op};
+use crate::compute::op::Rope;
+use crate::compute::plan::{Act, BufferId, KvFormat, KvLayer};
 use crate::compute::reference::{MAX_HEAD_DIM, q8, rows};
 use crate::tensor::hadamard;
 use crate::tensor::math::LANES;
@@ -27,7 +28,7 @@ fn norm_body<L: Lanes>(
 }
 
 for_each_isa! {
-    /// [`Op::Prepare`] for one row; `spare` is the thread's own memory.
+    /// [`Prepare`](crate::compute::Prepare) for one row; `spare` is the thread's own memory.
     pub fn prepare(buffers: &Buffers, input: BufferId, act: &Act, row: usize, spare: &mut Vec<f32>) = prepare_body
 }
 
@@ -130,24 +131,22 @@ fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8]) -> (f32, i32) {
 }
 
 for_each_isa! {
-    /// [`Op::Rope`] for some heads of one row: `heads` counts kv heads, each with the query heads
+    /// [`Rope`] for some heads of one row: `heads` counts kv heads, each with the query heads
     /// that share it. Threads split heads, not rows: neighbouring rows of scratch keys lie in one
     /// cache line. `spare` is the thread's own memory.
-    pub fn rope(buffers: &Buffers, op: &Op, max_rows: usize, row: usize, heads: Range<usize>, spare: &mut Vec<f32>) = rope_body
+    pub fn rope(buffers: &Buffers, op: &Rope, max_rows: usize, row: usize, heads: Range<usize>, spare: &mut Vec<f32>) = rope_body
 }
 
 #[inline(always)]
 fn rope_body<L: Lanes>(
     buffers: &Buffers,
-    op: &Op,
+    op: &Rope,
     max_rows: usize,
     row: usize,
     heads: Range<usize>,
     spare: &mut Vec<f32>,
 ) {
-    let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else {
-        unreachable!()
-    };
+    let Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op;
     let (dim, n_kv) = (kv.head_dim, kv.n_kv_heads);
     let group = n_heads / n_kv;
     if heads.is_empty() {

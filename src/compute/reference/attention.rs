@@ -3,6 +3,7 @@
 
 use super::q8;
 use crate::compute::memory::Buffers;
+use crate::compute::op::Attention;
 use crate::compute::plan::{BufferId, KvFormat, KvLayer};
 use crate::compute::step::StepView;
 use crate::kv::PAGE;
@@ -127,61 +128,39 @@ impl Seen<'_> {
     }
 }
 
-/// Attention of one (row, head): `q` is `[head_dim]`, `path` holds the rows of the root ... row
-/// itself.
+/// Attention of one (row, head) over the pages that `op` goes over, not yet divided: `q` is
+/// `[head_dim]`, `path` holds the rows of the root ... row itself.
 pub fn attend(
     buffers: &Buffers,
-    kv: &KvLayer,
+    op: &Attention,
     max_rows: usize,
     step: &StepView<'_>,
     q: &[f32],
     head: usize,
     path: &[u32],
-    scale: f32,
-) -> Vec<f32> {
-    let first = kv.pages.first_visible(position(step, path));
-    let total = partial(buffers, kv, max_rows, step, q, head, path, scale, first);
-    total.o.iter().map(|o| o / total.l).collect()
-}
-
-/// The same over positions from `first` on, not yet divided.
-pub fn partial(
-    buffers: &Buffers,
-    kv: &KvLayer,
-    max_rows: usize,
-    step: &StepView<'_>,
-    q: &[f32],
-    head: usize,
-    path: &[u32],
-    scale: f32,
-    first: usize,
 ) -> Partial {
     let root = path[0] as usize;
     let seen = Seen {
         buffers,
-        kv,
+        kv: &op.kv,
         max_rows,
         sequence: step.sequences[root] as usize,
         base: step.base(root),
-        head,
+        head: head / (op.n_heads / op.kv.n_kv_heads),
         path,
     };
-    let position = position(step, path);
+    let position = seen.base + path.len() - 1;
+    let first = op.first(position);
     let mut total: Option<Partial> = None;
     for page in first / PAGE..=position / PAGE {
         let visible = first.max(page * PAGE)..(position + 1).min((page + 1) * PAGE);
-        let partial = page_partial(&seen, q, scale, visible);
+        let partial = page_partial(&seen, q, op.scale, visible);
         match &mut total {
             None => total = Some(partial),
             Some(t) => merge(&mut t.m, &mut t.l, &mut t.o, (partial.m, partial.l, &partial.o)),
         }
     }
     total.expect("a row sees at least itself")
-}
-
-/// Where the last row of a path stands.
-fn position(step: &StepView<'_>, path: &[u32]) -> usize {
-    step.base(path[0] as usize) + path.len() - 1
 }
 
 fn page_partial(

@@ -9,7 +9,8 @@ pub mod rows;
 use super::best;
 use super::cpu::linear::{ActValues, ActView};
 use super::memory::Buffers;
-use super::plan::{Act, BufferId, KvFormat, KvLayer, Op, RowSet};
+use super::op::{Attention, Best, Commit, Embed, GateUp, Linear, Norm, Op, Prepare, Rope};
+use super::plan::{Act, BufferId, KvFormat, KvLayer, RowSet};
 use super::step::{StepLayout, StepView};
 use crate::kv::PAGE;
 use crate::tensor::{Matrix, math};
@@ -28,7 +29,7 @@ pub fn run(
     // SAFETY (of every block below): the executor calls this with no kernel in flight, and one op
     // reads and writes disjoint buffers except where it works in place, row by row.
     match op {
-        Op::Embed { table, scale, out } => {
+        Op::Embed(Embed { table, scale, out }) => {
             let table = &weights[table.0 as usize];
             for r in step.live(RowSet::All) {
                 let out: &mut [f32] =
@@ -37,7 +38,7 @@ pub fn run(
                 out.iter_mut().for_each(|v| *v *= scale);
             }
         }
-        Op::Norm { x, add, w, eps, dim, out, rows } => {
+        Op::Norm(Norm { x, add, w, eps, dim, out, rows }) => {
             let w: &[f32] = unsafe { buffers.slice(*w, 0, *dim) };
             for r in step.live(*rows) {
                 let from = source_row(*rows, step, r);
@@ -52,10 +53,10 @@ pub fn run(
                 }
             }
         }
-        Op::Prepare { input, act, rows } => {
+        Op::Prepare(Prepare { input, act, rows }) => {
             step.live(*rows).for_each(|r| prepare(buffers, *input, act, r))
         }
-        Op::Linear { jobs, rows } => {
+        Op::Linear(Linear { jobs, rows }) => {
             let live = step.live(*rows);
             for job in jobs {
                 let matrix = &weights[job.weight.0 as usize];
@@ -65,7 +66,7 @@ pub fn run(
                 linear::linear(matrix, &unsafe { act_view(buffers, &job.act, live.clone()) }, out);
             }
         }
-        Op::GateUp { act_gate, gate, act_up, up, out } => {
+        Op::GateUp(GateUp { act_gate, gate, act_up, up, out }) => {
             let live = step.live(RowSet::All);
             let (gate, up) = (&weights[gate.0 as usize], &weights[up.0 as usize]);
             let mut g = vec![0f32; live.len() * gate.rows];
@@ -78,66 +79,43 @@ pub fn run(
                 *o = math::gelu_tanh(g) * u;
             }
         }
-        Op::Rope { .. } => {
-            step.live(RowSet::All).for_each(|r| rope(buffers, op, layout.max_rows, r))
-        }
-        Op::Attention { q, out, n_heads, scale, kv } => {
+        Op::Rope(op) => step.live(RowSet::All).for_each(|r| rope(buffers, op, layout.max_rows, r)),
+        Op::Attention(op) => {
             let mut path = vec![0u32; layout.max_rows];
-            let dim = kv.head_dim;
             for r in step.live(RowSet::All) {
                 let n = step.ancestors(r, &mut path);
-                for head in 0..*n_heads {
-                    let at = (r * n_heads + head) * dim;
-                    let q = unsafe { buffers.slice(*q, at, dim) };
-                    let kv_head = head / (n_heads / kv.n_kv_heads);
-                    let o = attention::attend(
-                        buffers,
-                        kv,
-                        layout.max_rows,
-                        step,
-                        q,
-                        kv_head,
-                        &path[..n],
-                        *scale,
-                    );
-                    unsafe { buffers.slice_mut(*out, at, dim) }.copy_from_slice(&o);
-                }
+                (0..op.n_heads)
+                    .for_each(|head| attend(buffers, op, layout.max_rows, step, head, &path[..n]));
             }
         }
-        Op::AttentionRest { q, out, n_heads, scale, kv, taken } => {
-            let mut path = vec![0u32; layout.max_rows];
-            let dim = kv.head_dim;
-            for r in step.live(RowSet::All) {
-                let n = step.ancestors(r, &mut path);
-                for head in 0..*n_heads {
-                    let at = r * n_heads + head;
-                    let q = unsafe { buffers.slice(*q, at * dim, dim) };
-                    let kv_head = head / (n_heads / kv.n_kv_heads);
-                    let first = taken.pages(step.positions[r] as usize) * PAGE;
-                    let p = attention::partial(
-                        buffers,
-                        kv,
-                        layout.max_rows,
-                        step,
-                        q,
-                        kv_head,
-                        &path[..n],
-                        *scale,
-                        first,
-                    );
-                    let out: &mut [f32] =
-                        unsafe { buffers.slice_mut(*out, at * (dim + 2), dim + 2) };
-                    out[..dim].copy_from_slice(&p.o);
-                    (out[dim], out[dim + 1]) = (p.m, p.l);
-                }
-            }
-        }
-        Op::Best { logits, vocab, maxima, lists } => {
-            best(buffers, step, (*logits, *vocab), *maxima, *lists)
-        }
-        Op::Commit { layers } => {
+        Op::Best(op) => best(buffers, step, op),
+        Op::Commit(Commit { layers }) => {
             layers.iter().for_each(|kv| commit(buffers, kv, layout.max_rows, step))
         }
+    }
+}
+
+/// [`Op::Attention`] for one head of one row; `path` holds the rows of the root ... row itself.
+fn attend(
+    buffers: &Buffers,
+    op: &Attention,
+    max_rows: usize,
+    step: &StepView<'_>,
+    head: usize,
+    path: &[u32],
+) {
+    let (dim, width) = (op.kv.head_dim, op.out_width());
+    let at = path[path.len() - 1] as usize * op.n_heads + head;
+    // SAFETY: the caller runs alone; queries and output are different buffers.
+    let (q, out): (&[f32], &mut [f32]) = unsafe {
+        (buffers.slice(op.q, at * dim, dim), buffers.slice_mut(op.out, at * width, width))
+    };
+    let total = attention::attend(buffers, op, max_rows, step, q, head, path);
+    if op.is_partial() {
+        out[..dim].copy_from_slice(&total.o);
+        (out[dim], out[dim + 1]) = (total.m, total.l);
+    } else {
+        out.iter_mut().zip(&total.o).for_each(|(out, o)| *out = o / total.l);
     }
 }
 
@@ -224,10 +202,8 @@ pub const MAX_HEAD_DIM: usize = 512;
 
 /// [`Op::Rope`] for one row.
 #[inline(always)]
-pub fn rope(buffers: &Buffers, op: &Op, max_rows: usize, r: usize) {
-    let Op::Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op else {
-        unreachable!()
-    };
+pub fn rope(buffers: &Buffers, op: &Rope, max_rows: usize, r: usize) {
+    let Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op;
     let (dim, n_kv) = (kv.head_dim, kv.n_kv_heads);
     // SAFETY: one thread owns row r of q, k and of the scratch columns; the rest is read only.
     unsafe {
@@ -302,18 +278,13 @@ unsafe fn scatter<T: bytemuck::Pod>(
 }
 
 /// [`Op::Best`] for all selected rows.
-pub fn best(
-    buffers: &Buffers,
-    step: &StepView<'_>,
-    logits: (BufferId, usize),
-    maxima: BufferId,
-    lists: BufferId,
-) {
+pub fn best(buffers: &Buffers, step: &StepView<'_>, op: &Best) {
+    let Best { logits, vocab, maxima, lists } = *op;
     for r in step.live(RowSet::Selected) {
         // SAFETY: one thread works on the rows; the logits are not written by this op.
         unsafe {
-            let usable = logits.1.min(step.usable as usize);
-            let row: &[f32] = buffers.slice(logits.0, r * logits.1, usable);
+            let usable = vocab.min(step.usable as usize);
+            let row: &[f32] = buffers.slice(logits, r * vocab, usable);
             let maxima = buffers.slice_mut(maxima, r * best::CHUNKS, best::CHUNKS);
             let list = buffers.slice_mut(lists, r * best::WORDS, best::WORDS);
             best::list(row, step.n_best as usize, maxima, list);

@@ -57,10 +57,10 @@ pub fn cut(list: Vec<(Side, Dispatch)>) -> Vec<Piece> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compute::plan::Op;
+    use crate::compute::op::{Norm, Op};
 
     fn norm(x: u32, add: u32, out: u32, rows: RowSet) -> Dispatch {
-        let op = Op::Norm {
+        let op = Op::Norm(Norm {
             x: BufferId(x),
             add: Some((BufferId(add), BufferId(90))),
             w: BufferId(91),
@@ -68,7 +68,7 @@ mod tests {
             dim: 4,
             out: BufferId(out),
             rows,
-        };
+        });
         Dispatch { op, label: "norm", layer: None }
     }
 

@@ -13,7 +13,8 @@
 pub mod cut;
 
 use super::executor::{Executor, KernelTime, LoadJob, Loading};
-use super::plan::{BufferId, Dispatch, KvFormat, Op, Part, Plan, PlanId, RowSet, WeightId};
+use super::op::{Commit, Op};
+use super::plan::{BufferId, Dispatch, KvFormat, Part, Plan, PlanId, RowSet, WeightId};
 use super::step::StepLayout;
 use super::uses::Use;
 use crate::tensor::Matrix;
@@ -108,14 +109,12 @@ impl SplitExecutor {
         };
         let mut out: Vec<(Side, Dispatch)> = Vec::new();
         for (i, dispatch) in plan.dispatches.iter().enumerate() {
-            if let Op::Commit { layers } = &dispatch.op {
+            if let Op::Commit(Commit { layers }) = &dispatch.op {
                 let cut = layers.len().min(self.layers[0] as usize);
                 let parts = [(Side::Device, &layers[..cut]), (Side::Host, &layers[cut..])];
                 for (side, layers) in parts.into_iter().filter(|p| !p.1.is_empty()) {
-                    out.push((
-                        side,
-                        Dispatch { op: Op::Commit { layers: layers.to_vec() }, ..dispatch.clone() },
-                    ));
+                    let op = Op::Commit(Commit { layers: layers.to_vec() });
+                    out.push((side, Dispatch { op, ..dispatch.clone() }));
                 }
                 continue;
             }
@@ -123,7 +122,7 @@ impl SplitExecutor {
             let after = || plan.dispatches[i..].iter().find_map(named);
             let side = match &dispatch.op {
                 // Prepared where it is read: its layout is the kernels' business.
-                Op::Prepare { .. } => after().or_else(before),
+                Op::Prepare(_) => after().or_else(before),
                 // A norm of no layer follows the last one: its result is half of what it reads.
                 _ => named(dispatch).or_else(before),
             };

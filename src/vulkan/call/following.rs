@@ -1,19 +1,21 @@
 //! What stands behind an operation in a plan, and may be done with it.
 
-use crate::compute::{Act, BufferId, Dispatch, Op, RowSet};
+use crate::compute::{Act, BufferId, Dispatch, Op, Prepare, RowSet};
 
 /// What the result of `op` is prepared as right behind it: a norm, a gate or attention and the
 /// rounding of its result are one call where that is possible.
 pub(in crate::vulkan) fn prepared(op: &Op, rest: &[Dispatch]) -> Option<Act> {
-    let Some(Op::Prepare { input, act, rows: prepared }) = rest.first().map(|d| &d.op) else {
+    let Some(Op::Prepare(Prepare { input, act, rows: prepared })) = rest.first().map(|d| &d.op)
+    else {
         return None;
     };
     let (out, rows) = match op {
-        Op::Norm { out, rows, .. } => (out, *rows),
-        Op::GateUp { out, .. } | Op::Attention { out, .. } => (out, RowSet::All),
+        Op::Norm(norm) => (norm.out, norm.rows),
+        Op::GateUp(gate_up) => (gate_up.out, RowSet::All),
+        Op::Attention(attention) if !attention.is_partial() => (attention.out, RowSet::All),
         _ => return None,
     };
-    (input == out && *prepared == rows).then_some(*act)
+    (*input == out && *prepared == rows).then_some(*act)
 }
 
 /// Whether a later operation reads `buffer` before another one writes it anew.
@@ -24,11 +26,9 @@ pub(in crate::vulkan) fn reads_before_write<'a>(
     let Some(buffer) = buffer else { return false };
     rest.find_map(|d| {
         let reads = match &d.op {
-            Op::Prepare { input, .. } => *input == buffer,
-            Op::Linear { jobs, .. } => jobs.iter().any(|j| j.act.values == buffer),
-            Op::GateUp { act_gate, act_up, .. } => {
-                act_gate.values == buffer || act_up.values == buffer
-            }
+            Op::Prepare(prepare) => prepare.input == buffer,
+            Op::Linear(linear) => linear.jobs.iter().any(|j| j.act.values == buffer),
+            Op::GateUp(op) => op.act_gate.values == buffer || op.act_up.values == buffer,
             _ => false,
         };
         (reads || d.op.outputs().contains(&buffer)).then_some(reads)

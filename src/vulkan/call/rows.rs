@@ -86,12 +86,12 @@ impl Places<'_> {
 
     pub(in crate::vulkan) fn norm(
         &self,
-        op: &Op,
+        op: &Norm,
         prepare: Option<Act>,
         read_later: bool,
         bucket: Bucket,
     ) -> Call {
-        let Op::Norm { x, add, w, eps, dim, out, rows } = op else { unreachable!() };
+        let Norm { x, add, w, eps, dim, out, rows } = op;
         let z = (prepare.is_none() || read_later || *rows == RowSet::Selected).then_some(*out);
         let (add, w_add) = (add.map(|a| a.0), add.map(|a| a.1));
         let prepare = prepare.as_ref();
@@ -111,10 +111,11 @@ impl Places<'_> {
         self.row_call(work, bucket)
     }
 
-    pub(super) fn prepare(&self, input: BufferId, act: &Act, rows: RowSet, bucket: Bucket) -> Call {
+    pub(super) fn prepare(&self, op: &Prepare, bucket: Bucket) -> Call {
+        let Prepare { input, act, rows } = op;
         let (add, w_add, w, z) = (None, None, None, None);
         let work = RowWork {
-            x: input,
+            x: *input,
             add,
             w_add,
             w,
@@ -122,7 +123,7 @@ impl Places<'_> {
             prepare: Some(act),
             cols: act.cols,
             eps: 0.0,
-            rows,
+            rows: *rows,
             glu: false,
             merge: None,
         };

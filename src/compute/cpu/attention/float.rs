@@ -24,8 +24,8 @@ impl<E: Element> Stored for Floats<E> {
         out: &mut [f32],
     ) {
         let stored: &[E] =
-            unsafe { a.buffers.slice(keys.id, keys.codes, a.kv.head_dim * keys.stride) };
-        scores::<L, E, N>(q, stored, keys.stride, columns, out, a.scale);
+            unsafe { a.buffers.slice(keys.id, keys.codes, a.op.kv.head_dim * keys.stride) };
+        scores::<L, E, N>(q, stored, keys.stride, columns, out, a.op.scale);
     }
 
     #[inline(always)]
@@ -38,14 +38,18 @@ impl<E: Element> Stored for Floats<E> {
         out: &mut [f32],
     ) {
         let stored: &[E] =
-            unsafe { a.buffers.slice(values.id, values.codes, a.kv.head_dim * PAGE) };
-        weigh_values::<L, E, N>(e, stored, a.kv.head_dim, cached, out);
+            unsafe { a.buffers.slice(values.id, values.codes, a.op.kv.head_dim * PAGE) };
+        weigh_values::<L, E, N>(e, stored, a.op.kv.head_dim, cached, out);
     }
 
     #[inline(always)]
     fn add_value<L: Lanes>(a: &Attention<'_>, e: f32, kv_head: usize, row: usize, out: &mut [f32]) {
-        let at = (row * a.kv.n_kv_heads + kv_head) * a.kv.head_dim;
-        add_value::<L, E>(e, unsafe { a.buffers.slice(a.kv.scratch_v, at, a.kv.head_dim) }, out);
+        let at = (row * a.op.kv.n_kv_heads + kv_head) * a.op.kv.head_dim;
+        add_value::<L, E>(
+            e,
+            unsafe { a.buffers.slice(a.op.kv.scratch_v, at, a.op.kv.head_dim) },
+            out,
+        );
     }
 }
 

@@ -12,10 +12,11 @@ mod q8;
 use super::isa::Isa;
 use super::simd::{Lanes, for_each_isa};
 use crate::compute::memory::Buffers;
-use crate::compute::plan::{BufferId, KvFormat, KvLayer};
+use crate::compute::op;
+use crate::compute::plan::{BufferId, KvFormat};
 use crate::compute::reference::attention::merge;
 use crate::compute::step::StepView;
-use crate::kv::{PAGE, Taken};
+use crate::kv::PAGE;
 use crate::tensor::math::{self, LANES};
 use float::Floats;
 use half::f16;
@@ -27,16 +28,9 @@ pub const MAX_SLOTS: usize = 8;
 /// What the kernel needs to know besides the block it works on.
 pub struct Attention<'a> {
     pub buffers: &'a Buffers,
-    pub kv: &'a KvLayer,
+    pub op: &'a op::Attention,
     pub max_rows: usize,
     pub step: &'a StepView<'a>,
-    pub q: BufferId,
-    pub out: BufferId,
-    pub n_heads: usize,
-    pub scale: f32,
-    /// The op is `AttentionRest`: rows begin behind the pages that are taken of them, and nothing
-    /// is divided.
-    pub taken: Option<Taken>,
 }
 
 /// Buffers of one thread, reused between calls.
@@ -96,13 +90,13 @@ impl Attention<'_> {
     }
 
     fn group(&self) -> usize {
-        self.n_heads / self.kv.n_kv_heads
+        self.op.n_heads / self.op.kv.n_kv_heads
     }
 
     /// Where a slot's query and output lie.
     fn at(&self, kv_head: usize, slot: usize) -> usize {
         let row = self.step.first + slot / self.group();
-        (row * self.n_heads + kv_head * self.group() + slot % self.group()) * self.kv.head_dim
+        (row * self.op.n_heads + kv_head * self.group() + slot % self.group()) * self.op.kv.head_dim
     }
 
     fn row(&self, slot: usize) -> usize {
@@ -114,22 +108,16 @@ impl Attention<'_> {
         (self.step.tree(self.row(slot)).end - self.step.first) * self.group()
     }
 
-    /// First position that a row at `position` attends.
-    fn begin(&self, position: usize) -> usize {
-        self.taken
-            .map_or(self.kv.pages.first_visible(position), |taken| taken.pages(position) * PAGE)
-    }
-
     /// The keys or values of a physical page.
     fn page(&self, id: BufferId, page: usize, kv_head: usize) -> Part {
-        let codes = (page * self.kv.n_kv_heads + kv_head) * self.kv.head_dim * PAGE;
-        Part { id, codes, scales: self.kv.scale_at(page, kv_head, 0, 0), stride: PAGE }
+        let codes = (page * self.op.kv.n_kv_heads + kv_head) * self.op.kv.head_dim * PAGE;
+        Part { id, codes, scales: self.op.kv.scale_at(page, kv_head, 0, 0), stride: PAGE }
     }
 
     fn scratch_keys(&self, kv_head: usize) -> Part {
-        let codes = kv_head * self.kv.head_dim * self.max_rows;
-        let scales = self.kv.scratch_scale_at(self.max_rows, kv_head, 0, 0);
-        Part { id: self.kv.scratch_k, codes, scales, stride: self.max_rows }
+        let codes = kv_head * self.op.kv.head_dim * self.max_rows;
+        let scales = self.op.kv.scratch_scale_at(self.max_rows, kv_head, 0, 0);
+        Part { id: self.op.kv.scratch_k, codes, scales, stride: self.max_rows }
     }
 }
 
@@ -140,7 +128,7 @@ for_each_isa! {
 
 #[inline(always)]
 fn attend_body<L: Lanes>(a: &Attention<'_>, kv_head: usize, slots: Range<usize>, work: &mut Work) {
-    match a.kv.format {
+    match a.op.kv.format {
         KvFormat::F32 => attend_in_blocks::<L, Floats<f32>>(a, kv_head, slots, work),
         KvFormat::F16 => attend_in_blocks::<L, Floats<f16>>(a, kv_head, slots, work),
         KvFormat::Q8 => attend_in_blocks::<L, q8::Codes>(a, kv_head, slots, work),
@@ -181,7 +169,7 @@ fn block<L: Lanes, S: Stored, const N: usize>(
     first: usize,
     work: &mut Work,
 ) -> usize {
-    let (kv, step, dim) = (a.kv, a.step, a.kv.head_dim);
+    let (kv, step, dim) = (&a.op.kv, a.step, a.op.kv.head_dim);
     work.paths.resize(MAX_SLOTS * a.max_rows, 0);
     work.scratch.resize(MAX_SLOTS * a.max_rows, 0.0);
     work.scores.resize(MAX_SLOTS * PAGE, 0.0);
@@ -190,7 +178,7 @@ fn block<L: Lanes, S: Stored, const N: usize>(
     // SAFETY (of every block below): queries and caches are only read during attention, and each
     // output belongs to one slot.
     let q: [&[f32]; N] =
-        std::array::from_fn(|i| unsafe { a.buffers.slice(a.q, a.at(kv_head, first + i), dim) });
+        std::array::from_fn(|i| unsafe { a.buffers.slice(a.op.q, a.at(kv_head, first + i), dim) });
     let root = step.roots[a.row(first)] as usize;
     let (base, sequence) = (step.base(root), step.sequences[root] as usize);
     let mut last = [0usize; N]; // position of each slot's row
@@ -199,7 +187,7 @@ fn block<L: Lanes, S: Stored, const N: usize>(
             + step.ancestors(a.row(first + i), &mut work.paths[i * a.max_rows..][..a.max_rows])
             - 1;
     }
-    let begin: [usize; N] = last.map(|p| a.begin(p));
+    let begin: [usize; N] = last.map(|p| a.op.first(p));
     let lowest = begin.into_iter().min().unwrap_or(0);
     let highest = last.into_iter().max().unwrap_or(0);
 
@@ -266,14 +254,13 @@ fn block<L: Lanes, S: Stored, const N: usize>(
         }
     }
     for i in 0..N {
-        if a.taken.is_some() {
-            let at = a.at(kv_head, first + i) / dim * (dim + 2);
-            let out: &mut [f32] = unsafe { a.buffers.slice_mut(a.out, at, dim + 2) };
+        let at = a.at(kv_head, first + i) / dim * a.op.out_width();
+        let out: &mut [f32] = unsafe { a.buffers.slice_mut(a.op.out, at, a.op.out_width()) };
+        if a.op.is_partial() {
             out[..dim].copy_from_slice(&work.total_o[i * dim..][..dim]);
             (out[dim], out[dim + 1]) = (m[i], l[i]);
             continue;
         }
-        let out: &mut [f32] = unsafe { a.buffers.slice_mut(a.out, a.at(kv_head, first + i), dim) };
         for (o, t) in out.iter_mut().zip(&work.total_o[i * dim..][..dim]) {
             *o = t / l[i];
         }

@@ -43,22 +43,28 @@ impl Stored for Codes {
         columns: Range<usize>,
         out: &mut [f32],
     ) {
-        let (dim, stride) = (a.kv.head_dim, keys.stride);
+        let (dim, stride) = (a.op.kv.head_dim, keys.stride);
         let (mut start, end) = (columns.start / LANES * LANES, columns.end.next_multiple_of(LANES));
         let codes: &[i8] = unsafe { a.buffers.slice(keys.id, keys.codes, dim * stride) };
         let scales: &[f16] =
-            unsafe { a.buffers.slice(keys.id, keys.scales, a.kv.scales() * stride) };
+            unsafe { a.buffers.slice(keys.id, keys.scales, a.op.kv.scales() * stride) };
         assert!(
             end <= stride
                 && N * stride <= out.len()
                 && work.queries.len() == N * dim / 2
-                && a.kv.key_block == 2
+                && a.op.kv.key_block == 2
         );
         if columns.is_empty() {
             return;
         }
-        let walk =
-            Walk { codes, scales, stride, dim, group: a.kv.format.group(dim), scale: a.scale };
+        let walk = Walk {
+            codes,
+            scales,
+            stride,
+            dim,
+            group: a.op.kv.format.group(dim),
+            scale: a.op.scale,
+        };
         while start < end {
             // SAFETY: the columns exist, checked above.
             start += LANES
@@ -83,7 +89,7 @@ impl Stored for Codes {
         cached: Range<usize>,
         out: &mut [f32],
     ) {
-        let (dim, groups) = (a.kv.head_dim, a.kv.scales());
+        let (dim, groups) = (a.op.kv.head_dim, a.op.kv.scales());
         let codes: &[i8] = unsafe { a.buffers.slice(values.id, values.codes, dim * PAGE) };
         let scales: &[f16] = unsafe { a.buffers.slice(values.id, values.scales, groups * PAGE) };
         assert!(
@@ -125,14 +131,14 @@ impl Stored for Codes {
 
     #[inline(always)]
     fn add_value<L: Lanes>(a: &Attention<'_>, e: f32, kv_head: usize, row: usize, out: &mut [f32]) {
-        let (dim, group) = (a.kv.head_dim, a.kv.format.group(a.kv.head_dim));
+        let (dim, group) = (a.op.kv.head_dim, a.op.kv.format.group(a.op.kv.head_dim));
         let codes: &[i8] = unsafe {
-            a.buffers.slice(a.kv.scratch_v, (row * a.kv.n_kv_heads + kv_head) * dim, dim)
+            a.buffers.slice(a.op.kv.scratch_v, (row * a.op.kv.n_kv_heads + kv_head) * dim, dim)
         };
         assert!(out.len() == dim && dim.is_multiple_of(LANES));
         for d in (0..dim).step_by(LANES) {
-            let at = a.kv.scratch_scale_at(a.max_rows, kv_head, d / group, row);
-            let scale: &[f16] = unsafe { a.buffers.slice(a.kv.scratch_v, at, 1) };
+            let at = a.op.kv.scratch_scale_at(a.max_rows, kv_head, d / group, row);
+            let scale: &[f16] = unsafe { a.buffers.slice(a.op.kv.scratch_v, at, 1) };
             let weight = L::splat(e * scale[0].to_f32());
             // SAFETY: d + 16 <= dim.
             unsafe {

@@ -1,4 +1,4 @@
-// Attention of one query over the pages that an accelerator leaves (see Taken in src/kv.rs): sums of exponentials times values, the largest
+// Attention of one query over the pages that an accelerator leaves (see OffloadedPages in src/kv.rs): sums of exponentials times values, the largest
 // score, the sum of exponentials, not divided. They are few, so a workgroup walks them all: a thread a position while scoring, a thread
 // a channel while summing values.
 #version 460
@@ -25,7 +25,7 @@ layout(push_constant, scalar) uniform Push {
     uint pages;         // physical, of a sequence
     uint all_pages;
     uint max_rows;
-    uint lag;           // of Taken
+    uint lag;           // of OffloadedPages
     uint share;
 };
 

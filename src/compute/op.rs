@@ -1,0 +1,204 @@
+//! The operations of a plan, each with its operands by name. Shapes are `[rows, ...]` with the live
+//! row count read from the step buffer.
+
+use super::plan::{Act, BufferId, KvLayer, RowSet, WeightId};
+use crate::kv::{OffloadedPages, PAGE};
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    Embed(Embed),
+    Norm(Norm),
+    Prepare(Prepare),
+    Linear(Linear),
+    GateUp(GateUp),
+    Rope(Rope),
+    Attention(Attention),
+    Best(Best),
+    Commit(Commit),
+}
+
+/// `out[r] = table[token[r]] * scale`, f32 `[rows, dim]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Embed {
+    pub table: WeightId,
+    pub scale: f32,
+    pub out: BufferId,
+}
+
+/// `x += rmsnorm(add) * (1 + w_add)` where given, then `out = rmsnorm(x) * (1 + w)`; all f32
+/// `[rows, dim]`. With `RowSet::Selected`, `out` row i is made from `x` and `add` row
+/// `selected[i]`, and `x` is not written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    pub x: BufferId,
+    /// `add` and `w_add`.
+    pub add: Option<(BufferId, BufferId)>,
+    /// f32 `[dim]`
+    pub w: BufferId,
+    pub eps: f32,
+    pub dim: usize,
+    pub out: BufferId,
+    pub rows: RowSet,
+}
+
+/// Hadamard and int8 quantisation as `act` asks: f32 `[rows, cols]` -> act.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prepare {
+    pub input: BufferId,
+    pub act: Act,
+    pub rows: RowSet,
+}
+
+/// Independent matrix products; no job reads another's output.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Linear {
+    pub jobs: Vec<LinearJob>,
+    pub rows: RowSet,
+}
+
+/// One matrix of a linear layer: `out[r, n] = sum_k act[r, k] * weight[n, k]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearJob {
+    pub weight: WeightId,
+    pub act: Act,
+    /// f32 `[rows, n]`
+    pub out: BufferId,
+}
+
+/// `out = gelu_tanh(act_gate * gate^T) * (act_up * up^T)`, f32 `[rows, ffn]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GateUp {
+    pub act_gate: Act,
+    pub gate: WeightId,
+    pub act_up: Act,
+    pub up: WeightId,
+    pub out: BufferId,
+}
+
+/// Per-head RMSNorm of q and k, rotation by the step's table `rope_table`, queries in place, keys
+/// and values to scratch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rope {
+    /// f32 `[rows, n_heads, head_dim]`, in place
+    pub q: BufferId,
+    /// f32 `[rows, n_kv_heads, head_dim]`
+    pub k: BufferId,
+    pub v: BufferId,
+    /// f32 `[head_dim]`
+    pub q_norm: BufferId,
+    pub k_norm: BufferId,
+    pub eps: f32,
+    pub n_heads: usize,
+    /// f32 `[max_rows, 2, head_dim / 2]`: cosines then sines of each row's position
+    pub rope_table: BufferId,
+    pub kv: KvLayer,
+}
+
+/// Softmax attention over committed pages and the row's ancestors in scratch, page partials merged
+/// in page order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// f32 `[rows, n_heads, head_dim]`
+    pub q: BufferId,
+    pub out: BufferId,
+    pub n_heads: usize,
+    pub scale: f32,
+    pub kv: KvLayer,
+    /// Says what `out` is, too.
+    pub range: PageRange,
+}
+
+/// The pages of a row that attention goes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageRange {
+    /// All that the row sees: `out` is the attention, f32 `[rows, n_heads, head_dim]`.
+    All,
+    /// Those behind the pages that another device attends: `out` is not divided yet, f32 `[rows,
+    /// n_heads, head_dim + 2]`: sums of exponentials times values, then the largest score and the
+    /// sum of exponentials. The layer has no window.
+    After(OffloadedPages),
+}
+
+impl Attention {
+    /// First position that a row at `position` attends.
+    #[inline(always)]
+    pub fn first(&self, position: usize) -> usize {
+        match self.range {
+            PageRange::All => self.kv.pages.first_visible(position),
+            PageRange::After(offloaded) => offloaded.count(position) * PAGE,
+        }
+    }
+
+    /// Whether `out` holds page partials, not divided yet.
+    #[inline(always)]
+    pub fn is_partial(&self) -> bool {
+        self.range != PageRange::All
+    }
+
+    /// Floats of one head in a row of `out`.
+    #[inline(always)]
+    pub fn out_width(&self) -> usize {
+        self.kv.head_dim + if self.is_partial() { 2 } else { 0 }
+    }
+}
+
+/// The largest logits of each selected row as lists, see [`crate::compute::best`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Best {
+    /// f32 `[rows, vocab]`
+    pub logits: BufferId,
+    pub vocab: usize,
+    /// f32 `[rows, best::CHUNKS]`
+    pub maxima: BufferId,
+    /// u32 `[rows, best::WORDS]`
+    pub lists: BufferId,
+}
+
+/// Copies the accepted path's keys and values from scratch to the cache, for every layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Commit {
+    pub layers: Vec<KvLayer>,
+}
+
+impl Op {
+    /// The buffers it reads, weights aside; one may occur twice.
+    pub fn inputs(&self) -> Vec<BufferId> {
+        let act = |a: &Act| [a.values, a.scales, a.sums];
+        match self {
+            Op::Embed(_) => Vec::new(),
+            Op::Norm(Norm { x, add, w, .. }) => {
+                [*x, *w].into_iter().chain(add.iter().flat_map(|(y, w)| [*y, *w])).collect()
+            }
+            Op::Prepare(prepare) => vec![prepare.input],
+            Op::Linear(linear) => linear.jobs.iter().flat_map(|j| act(&j.act)).collect(),
+            Op::GateUp(gate_up) => [act(&gate_up.act_gate), act(&gate_up.act_up)].concat(),
+            Op::Rope(r) => vec![r.q, r.k, r.v, r.q_norm, r.k_norm, r.rope_table],
+            Op::Attention(Attention { q, kv, .. }) => {
+                vec![*q, kv.k, kv.v, kv.scratch_k, kv.scratch_v]
+            }
+            Op::Best(best) => vec![best.logits],
+            Op::Commit(commit) => {
+                commit.layers.iter().flat_map(|kv| [kv.scratch_k, kv.scratch_v]).collect()
+            }
+        }
+    }
+
+    /// The buffers it writes.
+    pub fn outputs(&self) -> Vec<BufferId> {
+        match self {
+            Op::Embed(embed) => vec![embed.out],
+            Op::Norm(norm) => vec![norm.x, norm.out],
+            Op::Prepare(Prepare { act, .. }) if act.format.int8 => {
+                vec![act.values, act.scales, act.sums]
+            }
+            Op::Prepare(prepare) => vec![prepare.act.values],
+            Op::Linear(linear) => linear.jobs.iter().map(|j| j.out).collect(),
+            Op::GateUp(gate_up) => vec![gate_up.out],
+            Op::Rope(Rope { q, k, kv, .. }) => vec![*q, *k, kv.scratch_k, kv.scratch_v],
+            Op::Attention(attention) => vec![attention.out],
+            Op::Best(best) => vec![best.maxima, best.lists],
+            Op::Commit(commit) => commit.layers.iter().flat_map(|kv| [kv.k, kv.v]).collect(),
+        }
+    }
+}
