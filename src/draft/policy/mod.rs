@@ -13,8 +13,8 @@
 //! asking without one, and how much longer passes become by work ahead. What is known of it is a
 //! mean that fades ([`estimate`]). A measurement beyond 1.25 times that is an outlier, which changes
 //! nothing: a program that holds a pass up, or kernels that are compiled. Four outliers in a row on
-//! one side are a change, which is believed at once. If passes with guesses are outliers, one plain
-//! pass tells whether guesses have another price or the machine another speed ([`passes`]).
+//! one side are a change, which is believed at once; of passes with guesses after one plain pass,
+//! which tells whether guesses have another price or the machine another speed ([`passes`]).
 //!
 //! **Back-off.** What is not the best choice by what is known is tried again after a pause, which
 //! doubles with each trial in vain ([`budget`]): a draft step where none pays, asking where plain

@@ -18,7 +18,7 @@ impl PassTimes {
     /// Whether only a plain pass can tell if the price of guesses or the speed of the machine has
     /// changed.
     pub fn is_doubtful(&self) -> bool {
-        self.plain.streak != 0 || self.drafted.streak.abs() >= 2 && !self.confirmed
+        self.drafted.streak.abs() >= STREAK && !self.confirmed
     }
 
     /// Takes in a pass over `rows` rows, of which `plain` are the texts' own. A plain pass moves
@@ -118,7 +118,7 @@ mod tests {
     fn a_machine_that_slows_down_does_so_for_all_sizes() {
         let mut times = Times::new(&[(1, 1.0), (4, 1.0), (8, 2.0)]);
         // Passes with guesses become slow: whether they alone, one plain pass tells.
-        for _ in 0..3 {
+        for _ in 0..4 {
             assert_eq!(times.observe([1, 8], 6.0, None), 2.0);
         }
         assert!(times.passes.is_doubtful());

@@ -47,6 +47,9 @@ struct Case {
     pollution: f64,
     /// Seconds that the first guess takes beside.
     once: f64,
+    /// How much other programs hold passes and draft steps up: half of these take so much longer
+    /// and more, as a share of what they take.
+    load: f64,
     seed: u64,
 }
 
@@ -61,6 +64,7 @@ const USUAL: Case = Case {
     ask: 0.0,
     pollution: 0.0,
     once: 0.0,
+    load: 0.0,
     seed: 1,
 };
 
@@ -109,6 +113,9 @@ fn speed_in(case: &Case, texts: usize, tokens: usize, takes: Takes, weather: Wea
             (all, steps) = (vec![Proposal::root(2); n], 0);
         } else {
             drafting = case.ask + steps as f64 * case.step;
+            let held = drafting * held_up(case.load, &mut dice);
+            drafting += held;
+            excused += held;
             if steps > 0 {
                 excused += once;
                 drafting += std::mem::take(&mut once);
@@ -120,7 +127,8 @@ fn speed_in(case: &Case, texts: usize, tokens: usize, takes: Takes, weather: Wea
         let (times, extra) = weather(rows, clock + drafting);
         let asked = if allowed.only_forced { 0.0 } else { case.pollution };
         let quiet = curve.cost(rows) as f64 * (1.0 + asked) * times;
-        let extra = extra + quiet * case.noise * (2.0 * dice.roll() - 1.0);
+        let noise = case.noise * (2.0 * dice.roll() - 1.0) + held_up(case.load, &mut dice);
+        let extra = extra + quiet * noise;
         let time = quiet + extra;
         let paths: Vec<Vec<u32>> = (running.iter().zip(&all))
             .map(|(text, line)| {
@@ -138,6 +146,11 @@ fn speed_in(case: &Case, texts: usize, tokens: usize, takes: Takes, weather: Wea
         plain += brought as f64 / n as f64 * curve.cost(n) as f64 * times;
     }
     plain / (clock - excused)
+}
+
+/// How much longer something takes beside other programs: mostly little, sometimes much.
+fn held_up(load: f64, dice: &mut Dice) -> f64 {
+    if load == 0.0 { 0.0 } else { load * (1.0 / (1.0 - dice.roll()) - 1.0).min(20.0) }
 }
 
 /// The same in still weather.
@@ -393,5 +406,24 @@ fn costs_that_were_measured_in_a_bad_moment_are_found_to_be_wrong() {
                 / speed(c, 1, 1000, &mut coins(alpha))
         });
         assert!(found >= least, "{found:.3} of the speed where {belief} times is believed");
+    }
+}
+
+/// Other programs take turns with this one: half of all passes and draft steps take 1.1, 1.3 or
+/// twice as long and more.
+#[test]
+fn a_busy_machine_does_not_end_drafting() {
+    for (points, step) in [(FLAT, 0.03), (FLAT, 0.1), (KNEE, 0.03), (KNEE, 0.1)] {
+        for alpha in [0.5, 0.7, 0.9] {
+            let case = Case { points, step, claim: alpha as f32, ask: 0.01, ..USUAL };
+            let still = mean(case, |c| speed(c, 1, 400, &mut coins(alpha)));
+            for (load, least) in [(0.1, 0.88), (0.3, 0.88), (1.0, 0.78)] {
+                let found = mean(Case { load, ..case }, |c| speed(c, 1, 400, &mut coins(alpha)));
+                assert!(
+                    found > least * still,
+                    "{found:.3} instead of {still:.3}: {points:?}, {step}, {alpha}, load {load}"
+                );
+            }
+        }
     }
 }
