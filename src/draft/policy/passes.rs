@@ -9,16 +9,13 @@ pub struct PassTimes {
     /// Of plain passes, which have no guesses, and of those with guesses.
     plain: OutlierFilter,
     drafted: OutlierFilter,
-    /// A plain pass was ordinary since passes with guesses are outliers: it is they that have
-    /// another price, and not the machine that has another speed.
-    confirmed: bool,
 }
 
 impl PassTimes {
     /// Whether only a plain pass can tell if the price of guesses or the speed of the machine has
     /// changed.
     pub fn is_doubtful(&self) -> bool {
-        self.drafted.streak.abs() >= STREAK && !self.confirmed
+        self.drafted.streak.abs() == STREAK
     }
 
     /// Takes in a pass over `rows` rows, of which `plain` are the texts' own. A plain pass moves
@@ -40,15 +37,14 @@ impl PassTimes {
             // Passes with guesses that went the same way say so too.
             self.plain.judge(ratio, STREAK - (side * self.drafted.streak).max(0))
         } else {
-            self.drafted.judge(ratio, if self.confirmed { STREAK } else { i32::MAX })
+            self.drafted.judge(ratio, STREAK + 2)
         };
-        if is_plain && judged.is_some() && side != 0 {
+        if is_plain && side != 0 && judged.is_some() {
             self.drafted = OutlierFilter::default();
+        } else if is_plain && side == 0 && self.is_doubtful() {
+            // An ordinary plain pass takes its part in the streak: the next outlier is a price.
+            self.drafted.streak += self.drafted.streak.signum();
         }
-        self.confirmed = match is_plain {
-            true => judged.is_some(),
-            false => self.confirmed && self.drafted.streak.abs() != 1,
-        };
         let Some(factor) = judged else { return known };
         match stretch {
             Some(stretch) => *stretch *= factor,
