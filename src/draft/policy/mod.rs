@@ -137,11 +137,6 @@ impl Policy {
         self.budget.begin_text();
     }
 
-    /// What passes have come to cost.
-    pub fn costs(&self) -> &Costs {
-        &self.costs
-    }
-
     /// Seconds of a pass over so many rows beside the texts' own, no less than those of a plain
     /// one.
     fn cost(&mut self, nodes: usize) -> f32 {
