@@ -46,7 +46,7 @@ float trellis_value(uint token, uint col) {
         state >>= 32 - part;
         if (part < STATE_BITS) state |= word_of(row, tile, tiles, TILE_WORDS, at == 0 ? TILE_WORDS - 1 : at - 1) << part;
     }
-    return float(weight_of(word_of_state(state), col % 2));
+    return float(weight_of(word_of_state(state & STATE_MASK), col % 2));
 }
 
 float value(uint token, uint col) {

@@ -50,7 +50,7 @@ uint word_at(Tiles tiles, uint k, uint end) {
     uint state = tiles.word[k][at];
     if (part >= STATE_BITS) state = state >> (32 - part);
     else if (part > 0) state = state >> (32 - part) | tiles.word[k][at - 1] << part;
-    return word_of_state(state);
+    return word_of_state(state & STATE_MASK);
 }
 
 void unpack_tiles(Tiles tiles) {
