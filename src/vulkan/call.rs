@@ -1,25 +1,28 @@
 //! From operations to kernel calls: which shader, how specialised, over how many workgroups.
 
+mod attention;
 mod following;
 mod rows;
 
 use super::device::DeviceInfo;
 use super::finish::Tail;
 use super::footprint::OwnSizes;
+use super::kernels::{
+    self, BestPush, CommitPush, EmbedPush, Kernel, LinearPush, Push, RopePush, Specialise, word,
+};
 use super::layout::{DeviceMatrix, Packing, code_number};
 use super::linear::put_beside;
 use super::matrix::MatrixShape;
 use super::pipeline::{Constants, Shader};
-use super::push::{LinearPush, Push};
 use crate::compute::step::StepView;
 use crate::compute::{
     Act, Attention, Best, BufferId, Commit, Dispatch, Embed, GateUp, KvFormat, KvLayer, Linear,
     LinearJob, Norm, Op, PageRange, Prepare, Rope, RowSet, WeightId, best,
 };
 use crate::kv::{OffloadedPages, PAGE};
+use crate::tensor::Group;
 use crate::tensor::trellis::Trellis;
-use crate::tensor::{Code, Group};
-use anyhow::{Result, bail, ensure};
+use anyhow::Result;
 pub(super) use following::{prepared, reads_before_write};
 use rows::{Merge, RowWork};
 use std::ops::Range;
@@ -95,11 +98,11 @@ pub struct Call {
 
 impl Call {
     /// A call that is part of no plan.
-    pub fn apart(shader: Shader, constants: Constants, push: Push, groups: [usize; 3]) -> Call {
+    pub fn apart<K: Kernel>(kernel: &K, push: &K::Push, groups: [usize; 3]) -> Call {
         Call {
-            shader,
-            constants,
-            push,
+            shader: kernel.shader(),
+            constants: kernel.constants(),
+            push: Push::of(push),
             linear: None,
             tail: None,
             groups: groups.map(|g| g as u32),
@@ -113,10 +116,6 @@ impl Call {
 
     pub fn writes(&self, id: BufferId) -> bool {
         self.touches.contains(&Touch::Write(id))
-    }
-
-    pub(super) fn constant(&self, id: u32) -> Option<u32> {
-        self.constants.iter().find(|c| c.0 == id).map(|c| c.1)
     }
 }
 
@@ -180,8 +179,6 @@ impl Own {
 
 /// Multiply-adds that a workgroup of neither a linear layer nor attention counts as.
 const OTHER_WORK: u64 = 4096;
-/// Most rows that page partials are split over workgroups for.
-const SPLIT_ROWS: usize = 32;
 
 impl Places<'_> {
     pub(super) fn at(&self, id: BufferId) -> u64 {
@@ -214,10 +211,11 @@ impl Places<'_> {
                         let call = self.linear(job, *rows, bucket, norm.is_some())?;
                         put_beside(&mut out, before, call, label);
                     }
-                    if let Some((norm, dispatches)) = norm
-                        && self.finish_norm(&mut out[before], norm)
-                    {
-                        end += dispatches;
+                    if let Some(norm) = norm {
+                        let dispatches = norm.dispatches;
+                        if self.finish_norm(&mut out[before], norm) {
+                            end += dispatches;
+                        }
                     }
                     let all = *rows == RowSet::All;
                     end += (all && self.finish_rope(&mut out[before..], jobs, rest.first(), bucket))
@@ -259,55 +257,70 @@ impl Places<'_> {
         Ok(out)
     }
 
-    pub(super) fn call(
+    pub(super) fn call<K: Kernel>(
         &self,
-        shader: Shader,
-        constants: Constants,
-        push: Push,
+        kernel: &K,
+        push: &K::Push,
         groups: [usize; 3],
         touches: Vec<Touch>,
     ) -> Call {
         let work = groups.iter().product::<usize>() as u64 * OTHER_WORK;
-        Call { touches, work, ..Call::apart(shader, constants, push, groups) }
+        Call { touches, work, ..Call::apart(kernel, push, groups) }
     }
 
     fn embed(&self, op: &Embed, bucket: Bucket) -> Result<Call> {
         let Embed { table, scale, out } = op;
         let m = self.matrix(*table);
         let packing = Packing::of(m.format, m.rows, m.cols)?;
-        let mut constants = vec![
-            (0, 256),
-            (1, self.info.subgroup),
-            (2, 256),
-            (3, m.cols as u32),
-            (4, code_number(m.format.code)),
-            (5, packing.map_or(32, |p| p.width as u32)),
-            (6, group(m.format.group)),
-            (7, m.format.hadamard as u32),
-        ];
-        constants.extend(trellis_constants(m.format.code, [9, 11]));
-        let push = Push::new()
-            .at(m.codes)
-            .at(m.scales)
-            .at(self.at(*out))
-            .at(self.at(self.step))
-            .float(*scale)
-            .word(self.max_rows);
-        Ok(self.call(Shader::Embed, constants, push, [bucket.rows, 1, 1], vec![Touch::Write(*out)]))
+        let kernel = kernels::Embed {
+            local: 256,
+            subgroup: self.info.subgroup,
+            threads: 256,
+            cols: word(m.cols),
+            code: code_number(m.format.code),
+            width: word(packing.map_or(32, |p| p.width)),
+            group: group(m.format.group),
+            hadamard: m.format.hadamard,
+        };
+        let push = EmbedPush {
+            codes: m.codes,
+            scales: m.scales,
+            out: self.at(*out),
+            step: self.at(self.step),
+            factor: *scale,
+            max_rows: word(self.max_rows),
+        };
+        let touches = vec![Touch::Write(*out)];
+        let mut call = self.call(&kernel, &push, [bucket.rows, 1, 1], touches);
+        if let Some(Trellis { step, multiplier, .. }) = Trellis::of(m.format.code) {
+            call.constants.extend(kernels::EmbedTrellis { step, multiplier }.constants());
+        }
+        Ok(call)
     }
 
     pub(super) fn rope(&self, op: &Rope, bucket: Bucket) -> Call {
         let Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op;
-        let constants = vec![
-            (0, self.info.subgroup),
-            (1, self.info.subgroup),
-            (2, kv.head_dim as u32),
-            (3, kv_code(kv)),
-        ];
-        let push =
-            [*q, *k, *v, *q_norm, *k_norm, *rope_table, kv.scratch_k, kv.scratch_v, self.step];
-        let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
-        let push = push.float(*eps).word(*n_heads).word(kv.n_kv_heads).word(self.max_rows);
+        let kernel = kernels::Rope {
+            local: self.info.subgroup,
+            subgroup: self.info.subgroup,
+            head_dim: word(kv.head_dim),
+            kv: kv_code(kv),
+        };
+        let push = RopePush {
+            q: self.at(*q),
+            k: self.at(*k),
+            v: self.at(*v),
+            q_norm: self.at(*q_norm),
+            k_norm: self.at(*k_norm),
+            table: self.at(*rope_table),
+            scratch_k: self.at(kv.scratch_k),
+            scratch_v: self.at(kv.scratch_v),
+            step: self.at(self.step),
+            eps: *eps,
+            n_heads: word(*n_heads),
+            n_kv: word(kv.n_kv_heads),
+            max_rows: word(self.max_rows),
+        };
         let touches = vec![
             Touch::Write(*q),
             Touch::Write(*k),
@@ -316,180 +329,47 @@ impl Places<'_> {
             Touch::Write(kv.scratch_v),
         ];
         let groups = [n_heads + 2 * kv.n_kv_heads, bucket.rows, 1];
-        self.call(Shader::Rope, constants, push, groups, touches)
-    }
-
-    fn attention(
-        &self,
-        op: &Attention,
-        prepare: Option<&Act>,
-        read_later: bool,
-        bucket: Bucket,
-        out_calls: &mut Vec<Call>,
-    ) -> Result<()> {
-        let Attention { q, out, n_heads, scale, kv, range: _ } = op;
-        let (dim, gq) = (head_dim(kv)?, n_heads / kv.n_kv_heads);
-        // Pages of a row: all of them, or those that a window can touch.
-        let slots =
-            kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
-        let floats = bucket.rows * n_heads * slots * (dim + 2);
-        let split = bucket.rows <= SPLIT_ROWS && floats <= self.own.partial_floats;
-        // Rows of a block: as many as the shared memory holds queries and exponentials for.
-        let shared = |rows: usize| {
-            rows * gq * (dim + PAGE + 32) * 4 + rows * PAGE * 2 + kv.scales() * PAGE * 4
-        };
-        let fits = |rows: usize| shared(rows) <= self.info.max_shared.min(48 << 10) as usize;
-        // Fewer rows a block keep more of a large device busy while there are few pages.
-        let busy = |rows: usize| {
-            kv.n_kv_heads * bucket.rows.div_ceil(rows) * if split { slots } else { 1 }
-                >= self.info.busy
-        };
-        let most = if bucket.mixed { 1 } else { bucket.rows.clamp(1, self.block_rows) };
-        let rows: Vec<usize> =
-            [8, 4, 2, 1].into_iter().filter(|r| *r <= most && r * gq <= 16 && fits(*r)).collect();
-        let rows = rows.iter().find(|r| busy(**r)).or(rows.last()).copied();
-        let Some(rows) = rows else {
-            bail!("{gq} query heads of {dim} channels do not fit the GPU's shared memory")
-        };
-        let constants = vec![
-            (1, self.info.subgroup),
-            (2, dim as u32),
-            (3, gq as u32),
-            (4, rows as u32),
-            (5, kv_code(kv)),
-            (6, split as u32),
-        ];
-        let target = if split { self.own.partials } else { *out };
-        let push = [*q, target, kv.k, kv.v, kv.scratch_k, kv.scratch_v, self.step];
-        let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
-        let window = kv.pages.window.unwrap_or(0);
-        let push = push.float(*scale).word(kv.n_kv_heads).word(kv.pages.count).word(kv.all_pages());
-        let push = push.word(window).word(self.max_rows).word(slots).word(0).at(0);
-        // Rows of a block may look at pages apart by one.
-        let pages =
-            if split { slots + (kv.pages.window.is_some() && rows > 1) as usize } else { 1 };
-        let groups = [kv.n_kv_heads, bucket.rows.div_ceil(rows), pages];
-        let touches = vec![
-            Touch::Read(*q),
-            Touch::Read(kv.scratch_k),
-            Touch::Read(kv.scratch_v),
-            Touch::Write(target),
-        ];
-        let mut call = self.call(Shader::Attention, constants, push, groups, touches);
-        call.work = 2 * (bucket.rows * slots * PAGE * n_heads * dim) as u64;
-        if split {
-            let z = (prepare.is_none() || read_later).then_some(*out);
-            let joins = self.can_join(prepare, groups, rows, gq * dim, bucket);
-            let merge = Some(Merge { head_dim: dim, window, slots: if joins { 0 } else { slots } });
-            let (add, w_add, w, cols, rows) = (None, None, None, n_heads * dim, RowSet::All);
-            let work = RowWork {
-                x: target,
-                add,
-                w_add,
-                w,
-                z,
-                prepare,
-                cols,
-                eps: 0.0,
-                rows,
-                glu: false,
-                merge,
-            };
-            let merge = self.row_call(work, bucket);
-            if joins {
-                self.finish_join(&mut call, merge);
-                out_calls.push(call);
-            } else {
-                out_calls.extend([call, merge]);
-            }
-            return Ok(());
-        }
-        out_calls.push(call);
-        if let Some(act) = prepare {
-            let op = Prepare { input: *out, act: *act, rows: RowSet::All };
-            out_calls.push(self.prepare(&op, bucket));
-        }
-        Ok(())
-    }
-
-    /// Attention over the pages behind those that another device attends.
-    fn partial_attention(
-        &self,
-        op: &Attention,
-        offloaded: OffloadedPages,
-        bucket: Bucket,
-    ) -> Result<Call> {
-        let Attention { q, out, n_heads, scale, kv, range: _ } = op;
-        let dim = head_dim(kv)?;
-        let push = [*q, *out, kv.k, kv.v, kv.scratch_k, kv.scratch_v, self.step];
-        let push = push.into_iter().fold(Push::new(), |p, id| p.at(self.at(id)));
-        let push = push
-            .float(*scale)
-            .word(*n_heads)
-            .word(kv.n_kv_heads)
-            .word(kv.pages.count)
-            .word(kv.all_pages());
-        let push = push.word(self.max_rows);
-        let touches = vec![
-            Touch::Read(*q),
-            Touch::Read(kv.scratch_k),
-            Touch::Read(kv.scratch_v),
-            Touch::Write(*out),
-        ];
-        let constants = vec![(2, dim as u32), (5, kv_code(kv))];
-        let groups = [*n_heads, bucket.rows, 1];
-        Ok(self.call(
-            Shader::PartialAttention,
-            constants,
-            push.word(offloaded.lag).word(offloaded.share),
-            groups,
-            touches,
-        ))
+        self.call(&kernel, &push, groups, touches)
     }
 
     fn best(&self, op: &Best, bucket: Bucket) -> [Call; 2] {
         let Best { logits, vocab, maxima, lists } = op;
         [0, 1].map(|stage| {
-            let push = [*logits, *maxima, *lists, self.step]
-                .into_iter()
-                .fold(Push::new(), |p, id| p.at(self.at(id)));
+            let kernel = kernels::Best { stage, most: word(best::MOST) };
+            let push = BestPush {
+                logits: self.at(*logits),
+                maxima: self.at(*maxima),
+                lists: self.at(*lists),
+                step: self.at(self.step),
+                vocab: word(*vocab),
+                _gap: 0,
+            };
             let touches = vec![Touch::Read(*logits), Touch::Write(*maxima), Touch::Write(*lists)];
-            let constants = vec![(1, stage), (2, best::MOST as u32)];
-            self.call(
-                Shader::Best,
-                constants,
-                push.word(*vocab),
-                [best::CHUNKS, bucket.selected, 1],
-                touches,
-            )
+            self.call(&kernel, &push, [best::CHUNKS, bucket.selected, 1], touches)
         })
     }
 
     fn commit(&self, op: &Commit, bucket: Bucket) -> Option<Call> {
         let Commit { layers } = op;
         let first = layers.first()?;
-        let constants = vec![(0, 64), (1, kv_code(first))];
-        let push = Push::new().at(self.at(self.own.layers)).at(self.at(self.step));
-        let push = push.word(first.n_kv_heads).word(first.head_dim).word(self.max_rows);
+        let kernel = kernels::Commit { threads: 64, kv: kv_code(first) };
+        let push = CommitPush {
+            layers: self.at(self.own.layers),
+            step: self.at(self.step),
+            n_kv: word(first.n_kv_heads),
+            head_dim: word(first.head_dim),
+            max_rows: word(self.max_rows),
+            _gap: 0,
+        };
         let touches =
             layers.iter().flat_map(|kv| [Touch::Write(kv.k), Touch::Write(kv.v)]).collect();
         let groups = [bucket.path, first.n_kv_heads, layers.len()];
-        Some(self.call(Shader::Commit, constants, push, groups, touches))
+        Some(self.call(&kernel, &push, groups, touches))
     }
 }
 
-/// Channels of a head, if the kernels of attention take so many.
-fn head_dim(kv: &KvLayer) -> Result<usize> {
-    let dim = kv.head_dim;
-    ensure!(
-        dim.is_power_of_two() && (16..=256).contains(&dim),
-        "the GPU kernels take head dimensions of 16 to 256 that are powers of two, not {dim}"
-    );
-    Ok(dim)
-}
-
 /// `KV` of `kv.glsl`.
-fn kv_code(kv: &KvLayer) -> u32 {
+pub(super) fn kv_code(kv: &KvLayer) -> u32 {
     match kv.format {
         KvFormat::F32 => 0,
         KvFormat::F16 => 1,
@@ -505,6 +385,11 @@ fn group(group: Group) -> u32 {
     }
 }
 
-pub(super) fn trellis_constants(code: Code, [step, multiplier]: [u32; 2]) -> Constants {
-    Trellis::of(code).map_or_else(Vec::new, |t| vec![(step, t.step), (multiplier, t.multiplier)])
+/// How an activation is prepared: through a Hadamard or not, as int8 or not, and the columns that
+/// share a scale where there are scales.
+pub(super) fn preparation(act: Option<&Act>) -> (bool, bool, u32) {
+    act.map_or((false, false, 0), |act| {
+        let int8 = act.format.int8;
+        (act.format.hadamard, int8, if int8 { group(act.format.group) } else { 0 })
+    })
 }

@@ -8,12 +8,16 @@
 //! left out: tried both ways on an H200 (the last workgroup of a block, or one workgroup a group of
 //! both matrices), it slowed the products by more than the dispatch that it saved.
 
-use super::call::{Bucket, Call, Places, Touch, prepared, reads_before_write};
+use super::call::{
+    Bucket, Call, Places, Touch, kv_code, preparation, prepared, reads_before_write,
+};
 use super::footprint::COUNTS;
+use super::kernels::{AttentionPush, Heads, Join, LinearPush, NextNorm, Specialise, word};
 use super::pipeline::Shader;
 use crate::compute::{Act, BufferId, Dispatch, LinearJob, Norm, Op, Rope, RowSet};
 use crate::tensor::Group;
 use std::collections::HashMap;
+use std::mem::offset_of;
 
 /// Most rows of a pass that this pays for: with more, a dispatch is worth its price.
 const ROWS: usize = 32;
@@ -26,9 +30,9 @@ const BLOCK: usize = 128;
 /// Bytes of the arguments of what is finished, and of the counters' address behind them.
 pub const TAIL: usize = 128;
 
-/// Where `linear.comp` and `attention.comp` are told where their tails lie.
-const LINEAR_TAIL: usize = 120;
-const ATTENTION_TAIL: usize = 88;
+/// Where linear layers and attention are told where their tails lie.
+const LINEAR_TAIL: usize = offset_of!(LinearPush, tail);
+const ATTENTION_TAIL: usize = offset_of!(AttentionPush, tail);
 
 /// What a call's last workgroups do: lies in memory of the executor's own, and the call is told
 /// where.
@@ -38,6 +42,15 @@ pub struct Tail {
     pub bytes: Vec<u8>,
     /// Where in the push constants of the call the address of these bytes belongs.
     pub at: usize,
+}
+
+/// A norm that the last workgroup of a linear layer may do.
+pub struct NormBehind {
+    /// The call that would do it otherwise.
+    call: Call,
+    constants: NextNorm,
+    /// What it does of the plan: the norm, and the preparation of its result.
+    pub dispatches: usize,
 }
 
 impl Places<'_> {
@@ -80,10 +93,13 @@ impl Places<'_> {
         let rope = self.rope(op, bucket);
         let mut first = 0;
         for call in calls {
-            call.constants.push((11, 1));
-            call.constants
-                .extend([(12, 2), (13, 3)].map(|(id, of)| (id, rope.constant(of).unwrap_or(0))));
-            call.constants.push((26, first as u32));
+            let heads = Heads {
+                on: true,
+                head_dim: word(kv.head_dim),
+                kv: kv_code(kv),
+                first_matrix: word(first),
+            };
+            call.constants.extend(heads.constants());
             call.tail = Some(self.tail(&rope, LINEAR_TAIL));
             let written =
                 outs.iter().enumerate().filter(|(_, out)| call.writes(**out)).map(|(i, _)| i);
@@ -98,14 +114,14 @@ impl Places<'_> {
     }
 
     /// The norm of what `jobs` give and the preparation of its result, if that is what follows and
-    /// a workgroup of theirs may do it; and how many dispatches that is.
+    /// a workgroup of theirs may do it.
     pub(super) fn norm_behind(
         &self,
         jobs: &[LinearJob],
         rows: RowSet,
         rest: &[Dispatch],
         bucket: Bucket,
-    ) -> Option<(Call, usize)> {
+    ) -> Option<NormBehind> {
         let ([job], [Dispatch { op, .. }, rest @ ..]) = (jobs, rest) else { return None };
         let Op::Norm(norm @ Norm { add: Some((added, _)), dim, out, rows: RowSet::All, .. }) = op
         else {
@@ -120,20 +136,31 @@ impl Places<'_> {
         let prepare = prepared(op, rest);
         let rest = &rest[prepare.is_some() as usize..];
         let read_later = reads_before_write(rest.iter(), Some(*out));
-        Some((self.norm(norm, prepare, read_later, bucket), 1 + prepare.is_some() as usize))
+        let (hadamard, int8, group) = preparation(prepare.as_ref());
+        let constants = NextNorm {
+            on: true,
+            dim: word(*dim),
+            prepare: prepare.is_some(),
+            hadamard,
+            int8,
+            group,
+        };
+        Some(NormBehind {
+            call: self.norm(norm, prepare, read_later, bucket),
+            constants,
+            dispatches: 1 + prepare.is_some() as usize,
+        })
     }
 
     /// Lets the linear layer `call` do `norm` too, if it can.
-    pub(super) fn finish_norm(&self, call: &mut Call, norm: Call) -> bool {
+    pub(super) fn finish_norm(&self, call: &mut Call, norm: NormBehind) -> bool {
         // Its workgroups take all rows.
         let kernels = [Shader::Linear, Shader::LinearFloat, Shader::LinearTrellis];
         if !kernels.contains(&call.shader) || call.groups[0] != 1 {
             return false;
         }
-        call.constants.push((20, 1));
-        let same = [(21, 3), (22, 7), (23, 8), (24, 9), (25, 10)];
-        call.constants.extend(same.map(|(id, of)| (id, norm.constant(of).unwrap_or(0))));
-        self.take_over(call, norm, LINEAR_TAIL);
+        call.constants.extend(norm.constants.constants());
+        self.take_over(call, norm.call, LINEAR_TAIL);
         true
     }
 
@@ -159,12 +186,8 @@ impl Places<'_> {
     }
 
     /// Lets attention `call` do the join `merge` too, whose `slots` the call itself is told.
-    pub(super) fn finish_join(&self, call: &mut Call, merge: Call) {
-        call.constants.push((7, 1));
-        call.constants.extend(
-            [(8, 8), (9, 9), (10, 10), (11, 3)]
-                .map(|(id, of)| (id, merge.constant(of).unwrap_or(0))),
-        );
+    pub(super) fn finish_join(&self, call: &mut Call, join: Join, merge: Call) {
+        call.constants.extend(join.constants());
         self.take_over(call, merge, ATTENTION_TAIL);
     }
 }
@@ -208,25 +231,11 @@ impl Tails {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vulkan::push::Push;
+    use crate::vulkan::kernels::{MatrixProbe, MatrixProbePush};
 
     fn call(tail: u8) -> Call {
-        let (shader, push) = (Shader::Linear, Push::new().at(0));
         let tail = Some(Tail { bytes: vec![tail; 16], at: 0 });
-        let (constants, touches, groups) = (Vec::new(), Vec::new(), [1; 3]);
-        Call {
-            shader,
-            constants,
-            push,
-            linear: None,
-            tail,
-            groups,
-            touches,
-            bytes: 0,
-            work: 0,
-            label: "",
-            of: 0..1,
-        }
+        Call { tail, ..Call::apart(&MatrixProbe {}, &MatrixProbePush { out: 0 }, [1; 3]) }
     }
 
     #[test]

@@ -39,29 +39,15 @@ impl Hazards {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pipeline::Shader;
-    use super::super::push::Push;
+    use super::super::kernels::{MatrixProbe, MatrixProbePush};
     use super::*;
 
     #[test]
     fn calls_that_share_a_buffer_need_no_barrier_but_before_and_behind_others() {
         let (a, b) = (BufferId(1), BufferId(2));
         let call = |touches: &[Touch]| {
-            let (shader, push, touches) = (Shader::Linear, Push::new(), touches.to_vec());
-            let (constants, groups) = (Vec::new(), [1; 3]);
-            Call {
-                shader,
-                constants,
-                push,
-                linear: None,
-                tail: None,
-                groups,
-                touches,
-                bytes: 0,
-                work: 0,
-                label: "",
-                of: 0..1,
-            }
+            let call = Call::apart(&MatrixProbe {}, &MatrixProbePush { out: 0 }, [1; 3]);
+            Call { touches: touches.to_vec(), ..call }
         };
         let steps: [(&[Touch], bool); 8] = [
             (&[Touch::Write(a)], false),

@@ -1,9 +1,9 @@
 //! Calls of linear layers: which of the kernels, in what shape.
 
-use super::call::{Bucket, Call, Places, Touch, trellis_constants};
-use super::layout::{Packing, code_number};
+use super::call::{Bucket, Call, Places, Touch};
+use super::kernels::{self, Kernel, LinearPush, MatrixPush, PathTrellis, Push, Specialise, word};
+use super::layout::{DeviceMatrix, Packing, code_number};
 use super::pipeline::{Constants, Shader};
-use super::push::{ActPush, LinearPush, MatrixPush, Push};
 use crate::compute::{LinearJob, RowSet};
 use crate::tensor::trellis::{TILE, Trellis};
 use crate::tensor::{Code, Format, Group};
@@ -37,6 +37,37 @@ struct Shape {
     rows: usize,
 }
 
+impl Shape {
+    fn of(kernel: &impl Kernel<Push = LinearPush>, block: usize, rows: usize) -> Shape {
+        let (shader, constants) = kernel.specialised();
+        Shape { shader, constants, block, rows }
+    }
+
+    /// The same kernel for codes of this trellis.
+    fn through(mut self, trellis: Option<Trellis>) -> Shape {
+        if let Some(Trellis { step, multiplier, .. }) = trellis {
+            self.constants.extend(PathTrellis { step, multiplier }.constants());
+        }
+        self
+    }
+}
+
+impl LinearPush {
+    /// Takes in the matrix of another call on the same activations, if there is room.
+    fn put_beside(&mut self, other: &LinearPush) -> bool {
+        let same = (self.x, self.sx, self.sums, self.step, self.steps, self.stride)
+            == (other.x, other.sx, other.sums, other.step, other.steps, other.stride);
+        let free = self.more_n.iter().position(|n| *n == 0);
+        let (true, Some(i), Ok(n), [0, 0]) = (same, free, u16::try_from(other.n), other.more_n)
+        else {
+            return false;
+        };
+        self.more_n[i] = n;
+        self.more[i] = other.matrix;
+        true
+    }
+}
+
 impl Places<'_> {
     /// The call of one linear layer, whose last workgroup may have a norm to do.
     pub(super) fn linear(
@@ -47,68 +78,80 @@ impl Places<'_> {
         norm: bool,
     ) -> Result<Call> {
         let (m, act) = (self.matrix(job.weight), &job.act);
-        let selected = (rows == RowSet::Selected) as u32;
+        let selected = rows == RowSet::Selected;
         let live = bucket.of(rows);
-        let step = self.at(self.step);
         let touches = vec![
             Touch::Read(act.values),
             Touch::Read(act.scales),
             Touch::Read(act.sums),
             Touch::Write(job.out),
         ];
-        let (values, sx, sums, out) =
-            (self.at(act.values), self.at(act.scales), self.at(act.sums), self.at(job.out));
         let packing = Packing::of(m.format, m.rows, m.cols)?;
         let shape = match &packing {
-            None => self.float_shape(m.format, live, norm),
+            None => self.float_shape(m.format, live, selected, norm),
             Some(p) => {
-                let known = self.known_shape(m.format, m.cols, p, live);
-                let matrix = || self.matrix_shape(m.format, m.cols, p, live);
+                let known = self.known_shape(m.format, m.cols, p, live, selected);
+                let matrix = || self.matrix_shape(m.format, m.cols, p, live, selected);
                 known.or_else(matrix).unwrap_or_else(|| match Trellis::of(m.format.code) {
-                    Some(_) => self.trellis_shape(m.format, p, live, norm),
-                    None => self.dot_shape(m.format, m.rows, m.cols, p, live, norm),
+                    Some(trellis) => self.trellis_shape(trellis, p, live, selected, norm),
+                    None => self.dot_shape(m, p, live, selected, norm),
                 })
             }
         };
-        let mut constants = shape.constants;
-        constants.push((8, selected));
-        if packing.is_some() {
-            constants.extend([
-                (4, code_number(m.format.code)),
-                (6, (m.format.group != Group::Row) as u32),
-            ]);
-        }
         let args = LinearPush {
-            main: MatrixPush { codes: m.codes, scales: m.scales, out },
-            act: ActPush { values, scales: sx, sums },
-            step,
-            n: m.rows as u32,
+            matrix: MatrixPush { codes: m.codes, scales: m.scales, out: self.at(job.out) },
+            x: self.at(act.values),
+            sx: self.at(act.scales),
+            sums: self.at(act.sums),
+            step: self.at(self.step),
+            n: word(m.rows),
             // Of floats, a step is a column.
-            steps: packing.map_or(m.cols, |p| p.steps) as u32,
-            stride: (act.cols * if act.format.int8 { 1 } else { 4 }) as u32,
+            steps: word(packing.map_or(m.cols, |p| p.steps)),
+            stride: word(act.cols * if act.format.int8 { 1 } else { 4 }),
             more_n: [0; 2],
             more: [MatrixPush::zeroed(); 2],
             tail: 0,
         };
         let groups = [live.div_ceil(shape.block), m.rows.div_ceil(shape.rows), 1];
-        let mut call = self.call(shape.shader, constants, Push::of(&args), groups, touches);
-        call.linear = Some((args, shape.rows));
-        call.bytes = m.bytes;
-        call.work = (m.rows * m.cols * live) as u64;
-        Ok(call)
+        Ok(Call {
+            shader: shape.shader,
+            constants: shape.constants,
+            push: Push::of(&args),
+            linear: Some((args, shape.rows)),
+            tail: None,
+            groups: groups.map(word),
+            touches,
+            bytes: m.bytes,
+            work: (m.rows * m.cols * live) as u64,
+            label: "",
+            of: 0..0,
+        })
     }
 
     /// Float weights, any number of rows.
-    fn float_shape(&self, format: Format, live: usize, norm: bool) -> Shape {
+    fn float_shape(&self, format: Format, live: usize, selected: bool, norm: bool) -> Shape {
         let (sg, block) = (self.info.subgroup, live.clamp(1, 4));
         let threads = if norm { NORM_TEAMS * sg.min(32) } else { 128 }.max(sg);
-        let bf16 = (format.code == Code::Bf16) as u32;
-        let constants = vec![(0, threads), (1, sg), (2, block as u32), (3, bf16), (9, threads)];
-        Shape { shader: Shader::LinearFloat, constants, block, rows: (threads / sg) as usize }
+        let kernel = kernels::LinearFloat {
+            local: threads,
+            subgroup: sg,
+            rows: word(block),
+            bf16: format.code == Code::Bf16,
+            selected,
+            threads,
+        };
+        Shape::of(&kernel, block, (threads / sg) as usize)
     }
 
     /// Trellis codes by dot products, any number of rows.
-    fn trellis_shape(&self, format: Format, p: &Packing, live: usize, norm: bool) -> Shape {
+    fn trellis_shape(
+        &self,
+        trellis: Trellis,
+        p: &Packing,
+        live: usize,
+        selected: bool,
+        norm: bool,
+    ) -> Shape {
         let sg = self.info.subgroup;
         let block = live.clamp(1, self.block_rows.min(4));
         let threads = if norm {
@@ -119,22 +162,27 @@ impl Places<'_> {
             64
         };
         let threads = threads.max(sg);
-        let mut constants = vec![(0, threads), (1, sg), (2, threads), (3, block as u32)];
-        constants.extend(trellis_constants(format.code, [17, 19]));
-        Shape { shader: Shader::LinearTrellis, constants, block, rows: TILE }
+        let kernel = kernels::LinearTrellis {
+            local: threads,
+            subgroup: sg,
+            threads,
+            rows: word(block),
+            selected,
+        };
+        Shape::of(&kernel, block, TILE).through(Some(trellis))
     }
 
     /// By dot products: any integer codes, any number of rows.
     fn dot_shape(
         &self,
-        format: Format,
-        rows: usize,
-        cols: usize,
+        m: &DeviceMatrix,
         p: &Packing,
         live: usize,
+        selected: bool,
         norm: bool,
     ) -> Shape {
-        let sg = self.info.subgroup;
+        let DeviceMatrix { format, rows, cols, .. } = *m;
+        let (sg, grouped) = (self.info.subgroup, format.group != Group::Row);
         // Fewer lanes have more parts each to keep, and less room for rows; so has a step of 2-bit
         // codes with its many columns.
         let block = live.clamp(1, if sg >= 32 && format.code != Code::I2 { 16 } else { 8 });
@@ -150,23 +198,33 @@ impl Places<'_> {
         };
         let lanes = sg.min(32);
         // Fewer lanes than the 32 parts of a grouped row have more parts each in flight already.
-        let rounds = if format.group != Group::Row { (rounds * lanes / 32).max(1) } else { rounds };
+        let rounds = if grouped { (rounds * lanes / 32).max(1) } else { rounds };
         let teams = if norm { NORM_TEAMS } else { 4 };
         let threads = teams * lanes;
-        let constants = vec![
-            (0, threads),
-            (1, sg),
-            (2, block as u32),
-            (3, each),
-            (5, p.width as u32),
-            (7, rounds),
-            (9, threads),
-        ];
-        Shape { shader: Shader::Linear, constants, block, rows: (teams * each) as usize }
+        let kernel = kernels::Linear {
+            local: threads,
+            subgroup: sg,
+            rows: word(block),
+            matrix_rows: each,
+            code: code_number(format.code),
+            width: word(p.width),
+            grouped,
+            rounds,
+            selected,
+            threads,
+        };
+        Shape::of(&kernel, block, (teams * each) as usize)
     }
 
     /// By matrix instructions of any shape, where there are rows enough.
-    fn matrix_shape(&self, format: Format, cols: usize, p: &Packing, live: usize) -> Option<Shape> {
+    fn matrix_shape(
+        &self,
+        format: Format,
+        cols: usize,
+        p: &Packing,
+        live: usize,
+        selected: bool,
+    ) -> Option<Shape> {
         let (device, info, sg) = (self.matrix_shape?, self.info, self.info.subgroup as usize);
         let (nn, grouped) = (device.n as usize, format.group != Group::Row);
         let (chunk, k) = (MATRIX_CHUNK, device.k as usize);
@@ -198,23 +256,35 @@ impl Places<'_> {
         if grouped && subgroups < 4 {
             return None;
         }
-        let shader = if k == 8 { Shader::LinearMatrixK8 } else { Shader::LinearMatrix };
-        let threads = (subgroups * sg) as u32;
-        let mut constants = vec![(0, threads), (1, sg as u32), (2, (block / nn) as u32)];
-        constants.extend([(5, p.width as u32), (7, many as u32), (9, threads)]);
-        constants.extend([(14, device.m), (15, device.n), (16, device.k)]);
-        constants.extend(trellis_constants(format.code, [17, 19]));
-        Some(Shape {
-            shader,
-            constants,
-            block,
-            rows: MATRIX_BLOCK * if many { subgroups } else { 1 },
-        })
+        let threads = word(subgroups * sg);
+        let kernel = kernels::LinearMatrix {
+            local: threads,
+            subgroup: self.info.subgroup,
+            tiles: word(block / nn),
+            code: code_number(format.code),
+            width: word(p.width),
+            grouped,
+            many,
+            selected,
+            threads,
+            shape_m: device.m,
+            shape_n: device.n,
+            shape_k: device.k,
+        };
+        let rows = MATRIX_BLOCK * if many { subgroups } else { 1 };
+        Some(Shape::of(&kernel, block, rows).through(Trellis::of(format.code)))
     }
 
     /// By matrix instructions whose elements lie in known places, where the device and the matrix
     /// allow it and there are rows enough.
-    fn known_shape(&self, format: Format, cols: usize, p: &Packing, live: usize) -> Option<Shape> {
+    fn known_shape(
+        &self,
+        format: Format,
+        cols: usize,
+        p: &Packing,
+        live: usize,
+        selected: bool,
+    ) -> Option<Shape> {
         // Groups are loaded four by four.
         let fits = format.code == Code::I4 && p.width == 32 && cols.is_multiple_of(128);
         let i = self.info;
@@ -231,29 +301,39 @@ impl Places<'_> {
         }
         // A walk over all of a row meets each of its 32 parts.
         if live > FEW_ROWS && p.steps >= 32 {
-            let (tiles, row_tiles, beside, threads) = (4, 2, 2, THREADS / 2);
-            let constants =
-                vec![(0, threads), (2, tiles), (3, row_tiles), (7, beside), (9, threads), (10, 1)];
-            let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * row_tiles * beside);
-            return Some(Shape {
-                shader: Shader::LinearMany,
-                constants,
-                block: block as usize,
-                rows: rows as usize,
-            });
+            let (tiles, matrix_tiles, beside, threads) = (4, 2, 2, THREADS / 2);
+            let kernel = kernels::LinearMany {
+                local: threads,
+                tiles,
+                matrix_tiles,
+                code: code_number(format.code),
+                grouped,
+                beside,
+                selected,
+                threads,
+                near: true,
+            };
+            let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * matrix_tiles * beside);
+            return Some(Shape::of(&kernel, block as usize, rows as usize));
         }
         // Sums of groups are kept for each element of a tile: with twice as many, fewer subgroups
         // fit.
-        let (tiles, row_tiles, ahead) =
-            if live <= 8 { (1, 2, 1) } else { (2, if grouped { 1 } else { 2 }, 1) };
-        let constants = vec![(0, THREADS), (2, tiles), (3, row_tiles), (7, ahead), (9, THREADS)];
-        let rows = 16 * row_tiles * (THREADS / 256);
-        Some(Shape {
-            shader: Shader::LinearFew,
-            constants,
-            block: 8 * tiles as usize,
-            rows: rows as usize,
-        })
+        let (tiles, matrix_tiles) = match live {
+            ..=8 => (1, 2),
+            _ => (2, if grouped { 1 } else { 2 }),
+        };
+        let kernel = kernels::LinearFew {
+            local: THREADS,
+            tiles,
+            matrix_tiles,
+            code: code_number(format.code),
+            grouped,
+            ahead: 1,
+            selected,
+            threads: THREADS,
+        };
+        let rows = 16 * matrix_tiles * (THREADS / 256);
+        Some(Shape::of(&kernel, 8 * tiles as usize, rows as usize))
     }
 }
 

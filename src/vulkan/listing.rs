@@ -5,9 +5,10 @@ use super::call::{Bucket, Call, Own, Places, Touch};
 use super::device::DeviceInfo;
 use super::executor::BLOCK_ROWS;
 use super::footprint::{OwnSizes, VulkanFootprint, key_block};
+use super::kernels::{self, Kernel};
 use super::layout::{DeviceMatrix, Packing, code_number};
 use super::matrix::{self, MatrixShape};
-use super::pipeline::Shader;
+use super::pipeline::{Constants, Shader};
 use crate::checkpoint::gguf::Kind;
 use crate::compute::dry::Dry;
 use crate::compute::{
@@ -20,7 +21,7 @@ use anyhow::{Context, Result};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// Its file in `shaders/`, without the ending.
-    pub shader: String,
+    pub shader: &'static str,
     /// Specialisation constants, as (id, value).
     pub constants: Vec<(u32, u32)>,
     /// What the operation is called, such as `qkv`.
@@ -94,7 +95,7 @@ impl Listing {
     /// Kernels beside the passes: what lays stored codes out anew, and what reads memory to see how
     /// fast it is.
     pub fn beside_passes(&self) -> Vec<Listed> {
-        let of = |shader: Shader, constants| Listed {
+        let of = |(shader, constants): (Shader, Constants)| Listed {
             shader: shader.file(),
             constants,
             label: "",
@@ -104,12 +105,12 @@ impl Listing {
             bytes: 0,
             count: 1,
         };
-        let codes = [Code::I8, Code::I4, Code::I2, Code::I8a, Code::T2]
-            .map(|code| vec![(4, code_number(code))]);
-        let repack = codes.into_iter().map(|constants| of(Shader::Repack, constants));
-        let unpack =
-            (0..64).filter_map(Kind::of).map(|kind| of(Shader::Unpack, vec![(4, kind.number())]));
-        repack.chain(unpack).chain([of(Shader::Read, Vec::new())]).collect()
+        let repack = [Code::I8, Code::I4, Code::I2, Code::I8a, Code::T2]
+            .map(|code| kernels::Repack { code: code_number(code) }.specialised());
+        let unpack = (0..64)
+            .filter_map(Kind::of)
+            .map(|kind| kernels::Unpack { kind: kind.number() }.specialised());
+        repack.into_iter().chain(unpack).chain([kernels::Read {}.specialised()]).map(of).collect()
     }
 
     fn listed(&self, call: &Call, of: &[Dispatch], own: Own) -> Listed {
@@ -261,16 +262,16 @@ mod tests {
 
     #[test]
     fn kernels_are_those_of_the_shapes_that_a_device_multiplies() {
-        let shaders = |shapes: &[MatrixShape]| -> Vec<String> {
+        let shaders = |shapes: &[MatrixShape]| -> Vec<&str> {
             let calls = pass("i4-g32", shapes, 16);
             let linear = calls
                 .into_iter()
                 .filter(|call| call.matrices.iter().any(|m| m.0 == Format::I4_G32));
             linear.map(|call| call.shader).collect()
         };
-        assert!(shaders(&[]).iter().all(|shader| shader == "linear"), "{:?}", shaders(&[]));
+        assert!(shaders(&[]).iter().all(|shader| *shader == "linear"), "{:?}", shaders(&[]));
         assert!(
-            shaders(&[matrix::SHAPE]).iter().all(|shader| shader == "linear_few"),
+            shaders(&[matrix::SHAPE]).iter().all(|shader| *shader == "linear_few"),
             "{:?}",
             shaders(&[matrix::SHAPE])
         );

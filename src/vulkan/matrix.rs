@@ -2,9 +2,9 @@
 //! the kernels take them to, which Vulkan leaves to the driver.
 
 use super::barrier::host_barrier;
+use super::kernels::{MatrixProbe, MatrixProbePush, Push, Specialise};
 use super::memory::Block;
 use super::pipeline::{Pipelines, Shader};
-use super::push::Push;
 use super::queue::Queue;
 use anyhow::Result;
 use ash::vk;
@@ -68,8 +68,8 @@ pub fn are_as_expected(
     pipelines: &mut Pipelines,
     block: &Block,
 ) -> Result<bool> {
-    let pipeline = pipelines.get(Shader::MatrixProbe, &Vec::new())?;
-    let (layout, push) = (pipelines.layout, Push::new().at(block.address));
+    let pipeline = pipelines.get(Shader::MatrixProbe, &MatrixProbe {}.constants())?;
+    let (layout, push) = (pipelines.layout, Push::of(&MatrixProbePush { out: block.address }));
     // SAFETY: the block holds the results and lives until they are there.
     let done = queue.once(|device, commands| unsafe {
         device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);

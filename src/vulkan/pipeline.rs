@@ -12,72 +12,56 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The shaders of `shaders/`, by file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Shader {
-    Attention,
-    PartialAttention,
-    Best,
-    Commit,
-    Embed,
-    Linear,
-    LinearFew,
-    LinearFloat,
-    LinearMany,
-    LinearMatrix,
-    LinearMatrixK8,
-    LinearTrellis,
-    MatrixProbe,
-    Read,
-    Repack,
-    Rope,
-    Row,
-    Unpack,
-    Viterbi,
-}
+macro_rules! shaders {
+    ($($name:ident $file:literal,)*) => {
+        /// The shaders of `shaders/`, by file.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Shader {
+            $($name,)*
+        }
 
-macro_rules! spirv {
-    ($file:literal) => {
-        include_bytes!(concat!("../../shaders/spirv/", $file, ".spv"))
+        impl Shader {
+            /// Its file in `shaders/`, without the ending.
+            pub fn file(self) -> &'static str {
+                match self {
+                    $(Shader::$name => $file,)*
+                }
+            }
+
+            pub fn code(self) -> &'static [u8] {
+                match self {
+                    $(Shader::$name => {
+                        include_bytes!(concat!("../../shaders/spirv/", $file, ".spv"))
+                    })*
+                }
+            }
+
+            #[cfg(test)]
+            pub const ALL: &[Shader] = &[$(Shader::$name),*];
+        }
     };
 }
 
-impl Shader {
-    /// Its file in `shaders/`, without the ending: the name in lower case, words apart.
-    pub fn file(self) -> String {
-        let mut name = String::new();
-        for c in format!("{self:?}").chars() {
-            if c.is_uppercase() && !name.is_empty() {
-                name.push('_');
-            }
-            name.extend(c.to_lowercase());
-        }
-        name
-    }
-
-    fn code(self) -> &'static [u8] {
-        match self {
-            Shader::Attention => spirv!("attention"),
-            Shader::PartialAttention => spirv!("partial_attention"),
-            Shader::Best => spirv!("best"),
-            Shader::Commit => spirv!("commit"),
-            Shader::Embed => spirv!("embed"),
-            Shader::Linear => spirv!("linear"),
-            Shader::LinearFew => spirv!("linear_few"),
-            Shader::LinearFloat => spirv!("linear_float"),
-            Shader::LinearMany => spirv!("linear_many"),
-            Shader::LinearMatrix => spirv!("linear_matrix"),
-            Shader::LinearMatrixK8 => spirv!("linear_matrix_k8"),
-            Shader::LinearTrellis => spirv!("linear_trellis"),
-            Shader::MatrixProbe => spirv!("matrix_probe"),
-            Shader::Read => spirv!("read"),
-            Shader::Repack => spirv!("repack"),
-            Shader::Rope => spirv!("rope"),
-            Shader::Row => spirv!("row"),
-            Shader::Unpack => spirv!("unpack"),
-            Shader::Viterbi => spirv!("viterbi"),
-        }
-    }
+shaders! {
+    Attention "attention",
+    PartialAttention "partial_attention",
+    Best "best",
+    Commit "commit",
+    Embed "embed",
+    Linear "linear",
+    LinearFew "linear_few",
+    LinearFloat "linear_float",
+    LinearMany "linear_many",
+    LinearMatrix "linear_matrix",
+    LinearMatrixK8 "linear_matrix_k8",
+    LinearTrellis "linear_trellis",
+    MatrixProbe "matrix_probe",
+    Read "read",
+    Repack "repack",
+    Rope "rope",
+    Row "row",
+    Unpack "unpack",
+    Viterbi "viterbi",
 }
 
 /// Specialisation constants, as (id, value); booleans are 0 or 1.

@@ -5,10 +5,10 @@
 use super::barrier::{barrier, copied_barrier};
 use super::device::Gpu;
 use super::fill::{Filling, Part, RING, STAGE, Stream, cut};
+use super::kernels::{self, Kernel, Push, RepackPush, UnpackPush, word};
 use super::layout::{DeviceMatrix, Packing, code_number, sizes};
 use super::memory::{Arena, Block, Place, Span};
 use super::pipeline::{self, Pipelines, Shader};
-use super::push::Push;
 use super::queue::Queue;
 use crate::compute::{LoadJob, Loading};
 use crate::tensor::{Coding, StoredMatrix};
@@ -57,10 +57,12 @@ impl<'a> Plan<'a> {
         let (kernel, row_bytes) = match (m.coding, packing) {
             (Coding::Canonical, None) => (None, m.format.row_bytes(m.cols)),
             (Coding::Canonical, Some(p)) => {
-                (Some((Shader::Repack, vec![(4, code_number(m.format.code))])), p.from_bytes)
+                let kernel = kernels::Repack { code: code_number(m.format.code) };
+                (Some(kernel.specialised()), p.from_bytes)
             }
             (Coding::Blocks { number, weights, bytes }, _) => {
-                (Some((Shader::Unpack, vec![(4, number)])), m.cols / weights * bytes)
+                let kernel = kernels::Unpack { kind: number };
+                (Some(kernel.specialised()), m.cols / weights * bytes)
             }
         };
         Ok(Plan { label, packing, kernel, row_bytes, matrix })
@@ -108,14 +110,15 @@ impl<'a> Plan<'a> {
         if let (Coding::Canonical, Some(p)) = (self.matrix.coding, self.packing) {
             let to = codes.address + (4 * first * p.row_words()) as u64;
             let words = rows * p.row_words();
-            let push = Push::new()
-                .at(from)
-                .at(to)
-                .word(words)
-                .word(p.row_words())
-                .word(p.step_words)
-                .word(p.from_bytes);
-            return (push, words);
+            let push = RepackPush {
+                from,
+                to,
+                words: word(words),
+                row_words: word(p.row_words()),
+                step_words: word(p.step_words),
+                from_bytes: word(p.from_bytes),
+            };
+            return (Push::of(&push), words);
         }
         let Coding::Blocks { weights, .. } = self.matrix.coding else {
             unreachable!("floats in our form are only copied")
@@ -125,14 +128,14 @@ impl<'a> Plan<'a> {
             None if weights == 1 => (first * format.row_bytes(cols), rows * cols),
             None => (first * format.row_bytes(cols), rows * cols / 8),
         };
-        let to_scales = scales.address + (2 * first * format.row_scales(cols)) as u64;
-        let push = Push::new()
-            .at(from)
-            .at(codes.address + to as u64)
-            .at(to_scales)
-            .word(invocations)
-            .word(cols / weights);
-        (push, invocations)
+        let push = UnpackPush {
+            from,
+            to: codes.address + to as u64,
+            scales: scales.address + (2 * first * format.row_scales(cols)) as u64,
+            count: word(invocations),
+            steps: word(cols / weights),
+        };
+        (Push::of(&push), invocations)
     }
 }
 

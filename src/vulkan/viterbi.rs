@@ -3,8 +3,7 @@
 
 use super::call::Call;
 use super::executor::VulkanExecutor;
-use super::pipeline::Shader;
-use super::push::Push;
+use super::kernels::{self, PathTrellis, Specialise, ViterbiPush, word};
 use crate::compute::{BufferId, Executor};
 use crate::tensor::encode::TileEncoder;
 use crate::tensor::trellis::{STATES, TILE, Trellis};
@@ -69,13 +68,17 @@ impl State {
         let groups = (TRACE / (STEPS * heads)).min(rows.len());
         // A thread takes four heads at a time.
         let threads = (heads / 4).min(256) as u32;
-        let push = Push::new()
-            .at(device.address(*targets))
-            .at(device.address(*trace))
-            .at(device.address(*found))
-            .word(rows.len());
-        let constants = vec![(0, threads), (17, trellis.step), (19, trellis.multiplier)];
-        device.run_calls(&[Call::apart(Shader::Viterbi, constants, push, [groups, 1, 1])])?;
+        let push = ViterbiPush {
+            targets: device.address(*targets),
+            trace: device.address(*trace),
+            rows: device.address(*found),
+            tiles: word(rows.len()),
+            _gap: 0,
+        };
+        let mut call = Call::apart(&kernels::Viterbi { threads }, &push, [groups, 1, 1]);
+        let Trellis { step, multiplier, .. } = trellis;
+        call.constants.extend(PathTrellis { step, multiplier }.constants());
+        device.run_calls(&[call])?;
         device.read(*found, 0, bytemuck::cast_slice_mut(rows))
     }
 }

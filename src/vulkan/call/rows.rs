@@ -1,5 +1,6 @@
 //! Calls of `row.comp`: norms, gates and preparation of whole rows.
 
+use super::super::kernels::RowPush;
 use super::*;
 
 /// What `row.comp` does with a row.
@@ -39,7 +40,7 @@ impl Places<'_> {
     }
 
     pub(super) fn row_call(&self, r: RowWork<'_>, bucket: Bucket) -> Call {
-        let int8 = r.prepare.is_some_and(|a| a.format.int8);
+        let (hadamard, int8, group) = preparation(r.prepare);
         // A norm and a scale for the whole row want all of it; the rest is spread.
         let spread =
             r.w.is_none() && !(int8 && r.prepare.is_some_and(|a| a.format.group == Group::Row));
@@ -47,31 +48,39 @@ impl Places<'_> {
             if spread { 8 * self.info.subgroup.min(32) } else { self.row_threads(r.cols) };
         let shares =
             if spread { r.cols.div_ceil(128 * (threads / self.info.subgroup) as usize) } else { 1 };
-        let constants = vec![
-            (0, threads),
-            (1, self.info.subgroup),
-            (2, threads),
-            (3, r.cols as u32),
-            (5, r.w.is_some() as u32),
-            (6, (r.rows == RowSet::Selected) as u32),
-            (7, r.prepare.is_some() as u32),
-            (8, r.prepare.is_some_and(|a| a.format.hadamard) as u32),
-            (9, int8 as u32),
-            (10, r.prepare.filter(|_| int8).map_or(0, |a| group(a.format.group))),
-            (11, r.glu as u32),
-            (12, r.merge.map_or(0, |m| m.head_dim as u32)),
-            (13, spread as u32),
-        ];
-        let at = |id: Option<BufferId>| id.map_or(0, |id| self.at(id));
-        let mut push =
-            Push::new().at(self.at(r.x)).at(at(r.add)).at(at(r.w_add)).at(at(r.w)).at(at(r.z));
-        push = match r.prepare {
-            Some(a) => push.at(self.at(a.values)).at(self.at(a.scales)).at(self.at(a.sums)),
-            None => push.at(0).at(0).at(0),
+        let kernel = kernels::Row {
+            local: threads,
+            subgroup: self.info.subgroup,
+            threads,
+            cols: word(r.cols),
+            norm: r.w.is_some(),
+            selected: r.rows == RowSet::Selected,
+            prepare: r.prepare.is_some(),
+            hadamard,
+            int8,
+            group,
+            glu: r.glu,
+            merge: r.merge.map_or(0, |m| word(m.head_dim)),
+            spread,
         };
-        let stride = r.cols * if int8 { 1 } else { 4 };
-        push = push.at(self.at(self.step)).float(r.eps).word(stride).word(self.max_rows);
-        push = push.word(r.merge.map_or(0, |m| m.window)).word(r.merge.map_or(0, |m| m.slots));
+        let at = |id: Option<BufferId>| id.map_or(0, |id| self.at(id));
+        let push = RowPush {
+            x: self.at(r.x),
+            add: at(r.add),
+            w_add: at(r.w_add),
+            w: at(r.w),
+            z: at(r.z),
+            values: at(r.prepare.map(|a| a.values)),
+            scales: at(r.prepare.map(|a| a.scales)),
+            sums: at(r.prepare.map(|a| a.sums)),
+            step: self.at(self.step),
+            eps: r.eps,
+            stride: word(r.cols * if int8 { 1 } else { 4 }),
+            max_rows: word(self.max_rows),
+            window: r.merge.map_or(0, |m| word(m.window)),
+            slots: r.merge.map_or(0, |m| word(m.slots)),
+            _gap: 0,
+        };
         let mut touches = vec![Touch::Read(r.x)];
         touches.extend(r.add.map(Touch::Read));
         touches.extend(r.z.map(Touch::Write));
@@ -81,7 +90,7 @@ impl Places<'_> {
         if let Some(a) = r.prepare {
             touches.extend([a.values, a.scales, a.sums].map(Touch::Write));
         }
-        self.call(Shader::Row, constants, push, [bucket.of(r.rows), shares, 1], touches)
+        self.call(&kernel, &push, [bucket.of(r.rows), shares, 1], touches)
     }
 
     pub(in crate::vulkan) fn norm(

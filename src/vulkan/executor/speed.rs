@@ -1,9 +1,9 @@
 //! How fast a device reads its memory and takes bytes from the host.
 
 use super::super::barrier::barrier;
+use super::super::kernels::{Push, Read, ReadPush, Specialise};
 use super::super::memory::{Block, Place};
 use super::super::pipeline::{self, Shader};
-use super::super::push::Push;
 use super::VulkanExecutor;
 use ash::vk;
 use std::time::Instant;
@@ -22,9 +22,9 @@ impl VulkanExecutor {
         let sink = self.addresses[self.own?.partials.0 as usize];
         let (pipeline, layout) = {
             let mut made = pipeline::lock(&self.pipelines);
-            (made.get(Shader::Read, &Vec::new()).ok()?, made.layout)
+            (made.get(Shader::Read, &Read {}.constants()).ok()?, made.layout)
         };
-        let push = Push::new().at(address).at(sink);
+        let push = Push::of(&ReadPush { from: address, sink });
         let mut seconds = Vec::new();
         // Clocks rise from their idle state within some tenths of a second.
         let begin = Instant::now();

@@ -1,0 +1,326 @@
+//! All kernels but those of linear layers.
+
+use super::*;
+
+kernels! {
+    Attention, AttentionPush, Attention, [Join];
+    PartialAttention, PartialAttentionPush, PartialAttention, [];
+    Best, BestPush, Best, [];
+    Commit, CommitPush, Commit, [];
+    Embed, EmbedPush, Embed, [EmbedTrellis];
+    MatrixProbe, MatrixProbePush, MatrixProbe, [];
+    Read, ReadPush, Read, [];
+    Repack, RepackPush, Repack, [];
+    Rope, RopePush, Rope, [];
+    Row, RowPush, Row, [];
+    Unpack, UnpackPush, Unpack, [];
+    Viterbi, ViterbiPush, Viterbi, [PathTrellis];
+}
+
+constants! {
+    /// `attention.comp`
+    Attention {
+        1 SG => subgroup: u32,
+        2 HEAD_DIM => head_dim: u32,
+        /// Query heads of a kv head.
+        3 GQ => group_heads: u32,
+        /// Rows of a block.
+        4 R => rows: u32,
+        5 KV => kv: u32,
+        /// Each page is a workgroup's, and another joins the pages.
+        6 SPLIT => split: bool,
+    }
+}
+
+constants! {
+    /// What the last workgroup of a block of attention does: the join of its pages.
+    Join {
+        7 JOIN => on: bool,
+        8 HADAMARD => hadamard: bool,
+        9 INT8 => int8: bool,
+        /// Columns that share a scale; 0: all.
+        10 GROUP_COLS => group: u32,
+        /// Of the result.
+        11 COLS => cols: u32,
+    }
+}
+
+arguments! {
+    AttentionPush {
+        q: u64,
+        out: u64,
+        k: u64,
+        v: u64,
+        scratch_k: u64,
+        scratch_v: u64,
+        step: u64,
+        scale: f32,
+        n_kv: u32,
+        /// Of a sequence
+        pages: u32,
+        all_pages: u32,
+        /// 0: none
+        window: u32,
+        max_rows: u32,
+        /// Pages of a row that are split, at most.
+        slots: u32,
+        _gap: u32,
+        /// Arguments of the join.
+        tail: u64,
+    }
+}
+
+constants! {
+    /// `partial_attention.comp`
+    PartialAttention {
+        2 HEAD_DIM => head_dim: u32,
+        5 KV => kv: u32,
+    }
+}
+
+arguments! {
+    PartialAttentionPush {
+        q: u64,
+        out: u64,
+        k: u64,
+        v: u64,
+        scratch_k: u64,
+        scratch_v: u64,
+        step: u64,
+        scale: f32,
+        n_heads: u32,
+        n_kv: u32,
+        /// Of a sequence
+        pages: u32,
+        all_pages: u32,
+        max_rows: u32,
+        /// See [`crate::kv::OffloadedPages`].
+        lag: u32,
+        share: u32,
+    }
+}
+
+constants! {
+    /// `best.comp`
+    Best {
+        1 STAGE => stage: u32,
+        /// Entries of a list.
+        2 MOST => most: u32,
+    }
+}
+
+arguments! {
+    BestPush {
+        logits: u64,
+        maxima: u64,
+        lists: u64,
+        step: u64,
+        vocab: u32,
+        _gap: u32,
+    }
+}
+
+constants! {
+    /// `commit.comp`
+    Commit {
+        0 local_size_x => threads: u32,
+        1 KV => kv: u32,
+    }
+}
+
+arguments! {
+    CommitPush {
+        layers: u64,
+        step: u64,
+        n_kv: u32,
+        head_dim: u32,
+        max_rows: u32,
+        _gap: u32,
+    }
+}
+
+constants! {
+    /// `embed.comp`
+    Embed {
+        0 local_size_x => local: u32,
+        1 SG => subgroup: u32,
+        2 T => threads: u32,
+        3 COLS => cols: u32,
+        4 CODE => code: u32,
+        /// Columns of a step.
+        5 W => width: u32,
+        /// Columns that share a scale; 0: all.
+        6 GROUP => group: u32,
+        7 HADAMARD => hadamard: bool,
+    }
+}
+
+constants! {
+    /// The table has trellis codes.
+    EmbedTrellis {
+        9 STEP => step: u32,
+        11 MULTIPLIER => multiplier: u32,
+    }
+}
+
+arguments! {
+    EmbedPush {
+        codes: u64,
+        scales: u64,
+        out: u64,
+        step: u64,
+        factor: f32,
+        max_rows: u32,
+    }
+}
+
+constants! {
+    /// `matrix_probe.comp`
+    MatrixProbe {}
+}
+
+arguments! {
+    MatrixProbePush {
+        out: u64,
+    }
+}
+
+constants! {
+    /// `read.comp`
+    Read {}
+}
+
+arguments! {
+    ReadPush {
+        from: u64,
+        sink: u64,
+    }
+}
+
+constants! {
+    /// `repack.comp`
+    Repack {
+        4 CODE => code: u32,
+    }
+}
+
+arguments! {
+    RepackPush {
+        from: u64,
+        to: u64,
+        words: u32,
+        row_words: u32,
+        step_words: u32,
+        /// Bytes of a row as it is stored.
+        from_bytes: u32,
+    }
+}
+
+constants! {
+    /// `rope.comp`
+    Rope {
+        0 local_size_x => local: u32,
+        1 SG => subgroup: u32,
+        2 HEAD_DIM => head_dim: u32,
+        3 KV => kv: u32,
+    }
+}
+
+arguments! {
+    RopePush {
+        q: u64,
+        k: u64,
+        v: u64,
+        q_norm: u64,
+        k_norm: u64,
+        table: u64,
+        scratch_k: u64,
+        scratch_v: u64,
+        step: u64,
+        eps: f32,
+        n_heads: u32,
+        n_kv: u32,
+        max_rows: u32,
+    }
+}
+
+constants! {
+    /// `row.comp`
+    Row {
+        0 local_size_x => local: u32,
+        1 SG => subgroup: u32,
+        2 T => threads: u32,
+        3 COLS => cols: u32,
+        5 NORM => norm: bool,
+        6 SELECTED => selected: bool,
+        7 PREPARE => prepare: bool,
+        8 HADAMARD => hadamard: bool,
+        /// Else the activations stay f32.
+        9 INT8 => int8: bool,
+        /// Columns that share a scale; 0: all.
+        10 GROUP => group: u32,
+        11 GLU => glu: bool,
+        /// Channels of a head whose page partials are joined; 0: none are.
+        12 MERGE => merge: u32,
+        /// A row is several workgroups'.
+        13 SPREAD => spread: bool,
+    }
+}
+
+arguments! {
+    RowPush {
+        x: u64,
+        add: u64,
+        w_add: u64,
+        w: u64,
+        z: u64,
+        values: u64,
+        scales: u64,
+        sums: u64,
+        step: u64,
+        eps: f32,
+        /// Bytes from row to row of the prepared values.
+        stride: u32,
+        max_rows: u32,
+        window: u32,
+        slots: u32,
+        _gap: u32,
+    }
+}
+
+constants! {
+    /// `unpack.comp`
+    Unpack {
+        /// ggml's number of the type.
+        4 KIND => kind: u32,
+    }
+}
+
+arguments! {
+    UnpackPush {
+        from: u64,
+        to: u64,
+        scales: u64,
+        /// Invocations
+        count: u32,
+        /// Blocks of a row
+        steps: u32,
+    }
+}
+
+constants! {
+    /// `viterbi.comp`
+    Viterbi {
+        0 T => threads: u32,
+    }
+}
+
+arguments! {
+    ViterbiPush {
+        targets: u64,
+        trace: u64,
+        rows: u64,
+        tiles: u32,
+        _gap: u32,
+    }
+}
