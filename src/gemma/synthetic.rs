@@ -2,8 +2,7 @@
 //! matrix is asked for.
 
 use super::Role;
-use crate::tensor::trellis::Trellis;
-use crate::tensor::{Code, Coding, Format, Matrix, Source, StoredMatrix};
+use crate::tensor::{Code, Coding, Format, Matrix, Source, StoredMatrix, Values};
 use anyhow::Result;
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -101,12 +100,11 @@ impl Synthetic {
         let format = self.format(role, layer);
         format.check_cols(cols)?;
         let limit = (3.0 / cols as f32).sqrt();
-        let largest = match (format.code, Trellis::of(format.code)) {
-            (_, Some(trellis)) => trellis.deviation() * f32::sqrt(3.0),
-            (Code::I8, _) => 127.0,
-            (Code::I8a, _) => 127.5,
-            (Code::I4, _) => 8.0,
-            _ => 1.5,
+        let largest = match format.code.spec().values {
+            Values::Trellis { trellis, .. } => trellis.deviation() * f32::sqrt(3.0),
+            Values::Integer(integer) => integer.shift - integer.low,
+            Values::Asymmetric => 127.5,
+            Values::Float => 1.0,
         };
         let codes = Codes {
             weights: self,

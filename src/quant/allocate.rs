@@ -6,7 +6,7 @@
 //! (our estimate from published pairs of sizes and divergences).
 
 use crate::gemma::Role;
-use crate::tensor::{Code, Format, Group};
+use crate::tensor::Format;
 
 /// Mean KL divergence (nats) per unit of mean relative squared error of the linear layers.
 pub const KLD_PER_DISTORTION: f64 = 6.5;
@@ -134,28 +134,6 @@ pub fn prior(role: Role, layer: usize, n_layers: usize) -> f64 {
         false => 1.0,
     };
     by_role * by_layer
-}
-
-/// Expected squared error of Gaussian weights relative to their squares. Without a Hadamard real
-/// weights fare worse.
-pub fn distortion(format: Format) -> f64 {
-    match (format.code, format.group) {
-        (Code::F32, _) => 0.0,
-        (Code::Bf16, _) => 1.4e-6,
-        (Code::I8 | Code::I8a, _) => 9.0e-5,
-        (Code::T2, _) => 0.0702,
-        (Code::T25, _) => 0.0356,
-        (Code::T3, _) => 0.0183,
-        (Code::T4, _) => 0.0049,
-        (Code::I4, Group::Row) => 0.0115,
-        (Code::I4, Group::Cols(g)) => [0.0073, 0.0086, 0.0099][group_index(g)],
-        (Code::I2, Group::Row) => 0.1188,
-        (Code::I2, Group::Cols(g)) => [0.0990, 0.1085, 0.1154][group_index(g)],
-    }
-}
-
-fn group_index(group: u16) -> usize {
-    (group / 64).min(2) as usize
 }
 
 #[cfg(test)]

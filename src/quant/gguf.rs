@@ -11,7 +11,7 @@ use crate::checkpoint::gguf::write::{Keys, Tensor, header as container};
 use crate::error::Fault;
 use crate::gemma::Role;
 use crate::gemma::gguf::tensor_name;
-use crate::tensor::{Code, Format, Group};
+use crate::tensor::{Format, Group};
 use anyhow::Result;
 
 /// Name of the file while it grows.
@@ -35,11 +35,7 @@ pub fn kind(name: &str, role: Role, target: Target, cols: usize) -> Result<Kind>
         Target::AsIs(_) => return refuse(),
         Target::Format(format) => format,
     };
-    let kind = match format.code {
-        Code::I4 => Kind::Q4_0,
-        Code::I8 => Kind::Q8_0,
-        _ => return refuse(),
-    };
+    let Some(kind) = format.code.spec().gguf.and_then(Kind::named) else { return refuse() };
     let cut = match format.group {
         Group::Row => true,
         Group::Cols(group) => {

@@ -1,6 +1,6 @@
 //! What a run will write and need, to the byte, from headers alone.
 
-use super::allocate::{Candidate, KLD_PER_DISTORTION, Rate, allocate, distortion};
+use super::allocate::{Candidate, KLD_PER_DISTORTION, Rate, allocate};
 use super::layout::{Layout, Target};
 use super::recipe::{Choice, Recipe};
 use super::report::{self, Report};
@@ -161,7 +161,7 @@ impl Plan {
                 _ => Target::Format(chosen.next().context("fewer formats than tensors")?),
             };
             if let Target::Format(format) = target {
-                kld += weight * distortion(format);
+                kld += weight * format.distortion();
             }
             targets.push(target);
         }
@@ -242,7 +242,7 @@ impl Tensor {
             .map(|&format| Rate {
                 format,
                 bytes: format.bytes(rows, cols) as u64,
-                distortion: distortion(format),
+                distortion: format.distortion(),
             })
             .collect();
         let Some(first) = rates.first() else {

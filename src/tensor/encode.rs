@@ -1,10 +1,11 @@
 //! Coding a matrix some columns at a time, so that a solver can answer the errors of some in the
 //! targets of others.
 
-use super::quantize::{code_of_nearest, f16_nonzero, pack_row, scale_for};
+use super::code::Integer;
+use super::quantize::{code_of_nearest, f16_nonzero, scale_for};
 use super::trellis::{TILE, Trellis};
 use super::viterbi::{Viterbi, WEIGHTS};
-use super::{Code, Format, Group, Matrix};
+use super::{Format, Group, Matrix, Values};
 use anyhow::{Result, ensure};
 use half::f16;
 use rayon::prelude::*;
@@ -61,6 +62,8 @@ const IDENTITY: [f32; BLOCK * BLOCK] = {
 /// values, scales.
 pub struct Encoder {
     format: Format,
+    /// `None` for trellis codes.
+    integer: Option<Integer>,
     rows: usize,
     cols: usize,
     scales: Vec<f32>, // [rows, groups]: what integers are multiplied by
@@ -71,34 +74,18 @@ pub struct Encoder {
 /// Best scale of a row of Gaussian-like weights, for formats with one scale a row, in units of
 /// [`Matrix::code`].
 pub fn row_scale(format: Format, row: &[f32]) -> f32 {
-    match Trellis::of(format.code) {
-        Some(trellis) => {
+    match format.code.spec().values {
+        Values::Trellis { trellis, gain } => {
             let mean_square =
                 row.iter().map(|v| *v as f64 * *v as f64).sum::<f64>() / row.len() as f64;
-            f32::max(
-                mean_square.sqrt() as f32 / trellis.deviation() * gain(format.code),
-                f32::MIN_POSITIVE,
-            )
+            f32::max(mean_square.sqrt() as f32 / trellis.deviation() * gain, f32::MIN_POSITIVE)
         }
-        None => scale_for(Format { hadamard: true, ..format }, row).to_f32() * unit(format.code),
-    }
-}
-
-/// Scale of a trellis code with the least error on a Gaussian, as a multiple of the one that gives
-/// its states the Gaussian's spread; measured by the search for multipliers.
-pub(super) fn gain(code: Code) -> f32 {
-    match code {
-        Code::T2 => 1.03,
-        Code::T25 => 1.05,
-        Code::T3 => 1.08,
-        Code::T4 => 1.12,
+        Values::Integer(integer) => {
+            let behind = Format { hadamard: true, ..format };
+            scale_for(&integer, behind, row).to_f32() * integer.unit()
+        }
         _ => 1.0,
     }
-}
-
-/// The codes of i2 are doubled.
-fn unit(code: Code) -> f32 {
-    if code == Code::I2 { 0.5 } else { 1.0 }
 }
 
 impl Encoder {
@@ -106,10 +93,7 @@ impl Encoder {
     /// have scales, which are chosen by [`Encoder::begin_group`].
     pub fn new(format: Format, rows: usize, cols: usize, scales: Vec<f32>) -> Result<Encoder> {
         format.check_cols(cols)?;
-        ensure!(
-            format.code.is_integer() && format.code != Code::I8a,
-            "{format} is not coded by columns"
-        );
+        ensure!(format.code.is_coded_by_columns(), "{format} is not coded by columns");
         ensure!(
             cols.is_multiple_of(BLOCK),
             "coding by columns needs a multiple of {BLOCK} columns, got {cols}"
@@ -125,11 +109,11 @@ impl Encoder {
             rows * groups,
             scales.len()
         );
-        let bytes = match format.code.is_trellis() {
-            true => format.codes_shape(rows, cols).iter().product(),
-            false => rows * cols,
+        let (integer, bytes) = match format.code.spec().values {
+            Values::Integer(integer) => (Some(integer), rows * cols),
+            _ => (None, format.codes_shape(rows, cols).iter().product()),
         };
-        Ok(Encoder { format, rows, cols, scales, codes: vec![0; bytes] })
+        Ok(Encoder { format, integer, rows, cols, scales, codes: vec![0; bytes] })
     }
 
     /// Chooses the scales of a group of columns, from targets `[rows, group_cols]`. Must come
@@ -137,10 +121,10 @@ impl Encoder {
     pub fn begin_group(&mut self, group: usize, targets: &[f32]) {
         let width = self.format.group_cols(self.cols);
         let groups = self.format.groups(self.cols);
-        let format = self.format;
+        let (format, Some(integer)) = (self.format, self.integer) else { return };
         self.scales.par_chunks_mut(groups).zip(targets.par_chunks(width)).for_each(
             |(scales, targets)| {
-                scales[group] = scale_for(format, targets).to_f32() * unit(format.code);
+                scales[group] = scale_for(&integer, format, targets).to_f32() * integer.unit();
             },
         );
     }
@@ -177,19 +161,20 @@ impl Encoder {
         c: &[f32],
         decoded: &mut [f32],
     ) {
-        let Encoder { format, cols, scales, codes, .. } = self;
-        let first = block * BLOCK;
-        let (groups, group, code) =
-            (format.groups(*cols), first / format.group_cols(*cols), format.code);
+        let Encoder { format, integer: Some(integer), cols, scales, codes, .. } = self else {
+            panic!("trellis codes are not coded in turn");
+        };
+        let (first, integer) = (block * BLOCK, *integer);
+        let (groups, group) = (format.groups(*cols), first / format.group_cols(*cols));
         let rows = codes.par_chunks_mut(*cols).zip(scales.par_chunks(groups)).with_min_len(64);
         let values = targets.par_chunks(BLOCK).zip(decoded.par_chunks_mut(BLOCK));
         rows.zip(values).for_each(|((codes, scales), (targets, decoded))| {
-            let scale = scales[group] / unit(code);
+            let scale = scales[group] / integer.unit();
             let mut errors = [0f32; BLOCK];
             for j in (0..BLOCK).rev() {
                 let asked: f32 = (j + 1..BLOCK).map(|i| errors[i] * c[i * BLOCK + j]).sum();
                 (codes[first + j], decoded[j]) =
-                    code_of_nearest(code, targets[j] + asked / c[j * BLOCK + j], scale);
+                    code_of_nearest(&integer, targets[j] + asked / c[j * BLOCK + j], scale);
                 errors[j] = targets[j] - decoded[j];
             }
         });
@@ -228,14 +213,15 @@ impl Encoder {
 
     /// The matrix, with `scales` `[rows, groups]` in the place of those the codes were chosen with.
     pub fn finish(self, scales: Option<&[f32]>) -> Result<Matrix<'static>> {
-        let Encoder { format, rows, cols, codes, .. } = self;
-        let scales = scales.unwrap_or(&self.scales);
-        let stored: Vec<f16> = scales.iter().map(|s| f16_nonzero(s / unit(format.code))).collect();
-        let codes = match format.code.is_trellis() {
-            true => codes,
-            false => {
+        let Encoder { format, integer, rows, cols, codes, .. } = self;
+        let (scales, unit) = (scales.unwrap_or(&self.scales), format.code.unit());
+        let stored: Vec<f16> = scales.iter().map(|s| f16_nonzero(s / unit)).collect();
+        let codes = match integer {
+            None => codes,
+            Some(integer) => {
                 let mut packed = Vec::with_capacity(rows * format.row_bytes(cols));
-                codes.chunks_exact(cols).for_each(|row| pack_row(format.code, row, &mut packed));
+                let rows = codes.chunks_exact(cols);
+                rows.for_each(|row| integer.pack(row.iter().copied(), &mut packed));
                 packed
             }
         };
@@ -253,16 +239,15 @@ mod tests {
     fn columns_and_rows_agree() {
         let (rows, cols) = (19, 256);
         let x = gaussian(rows * cols, 11);
-        for name in
-            ["i8-row", "i4-row", "i4-g32", "i2-g128", "t2-row", "t2.5-row", "t3-row", "t4-row"]
-        {
-            let format: Format = name.parse().unwrap();
+        for format in Format::all().filter(|format| format.code.is_coded_by_columns()) {
             let whole = quantize(format, rows, cols, &x).unwrap();
             let scales = match format.group {
                 Group::Row if format.code.is_trellis() => {
                     x.chunks_exact(cols).map(|row| row_scale(format, row)).collect()
                 }
-                Group::Row => whole.scales.iter().map(|s| s.to_f32() * unit(format.code)).collect(),
+                Group::Row => {
+                    whole.scales.iter().map(|s| s.to_f32() * format.code.unit()).collect()
+                }
                 Group::Cols(_) => Vec::new(),
             };
             let mut encoder = Encoder::new(format, rows, cols, scales).unwrap();
@@ -284,10 +269,10 @@ mod tests {
             assert!(
                 got.codes == whole.codes
                     && (got.scales == whole.scales || format.code.is_trellis()),
-                "{name}"
+                "{format}"
             );
             let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-3 * a.abs();
-            assert!(first.iter().zip(&got.dequantize()[..BLOCK]).all(near), "{name}");
+            assert!(first.iter().zip(&got.dequantize()[..BLOCK]).all(near), "{format}");
         }
     }
 }

@@ -1,63 +1,14 @@
-//! Weight formats: which code, how many weights share a scale, and whether a Hadamard stands in
-//! front.
-//!
-//! | code | stored value | real value | bytes per weight |
-//! |------|--------------|------------|------------------|
-//! | f32, bf16 | the float | the float | 4, 2 |
-//! | i8 | q in -127..=127 (-128 too in files of others) | q * scale | 1 |
-//! | i4 | q + 8 as a nibble, q in -8..=7, even column in the low half | q * scale | 1/2 |
-//! | i2 | c in 0..=3, four columns a byte, lowest first | (c - 1.5) * scale | 1/4 |
-//! | i8a | q in 0..=255 | q * scale + min | 1 |
-//! | t2, t2.5, t3, t4 | a path through a trellis, see [`super::trellis`] | a computed integer * scale | 1/4, 5/16, 3/8, 1/2 |
+//! Weight formats: which code (see [`super::code`]), how many weights share a scale, and whether a
+//! Hadamard stands in front.
 //!
 //! Scales are f16, `[rows, groups]`, one per row or one per 32, 64 or 128 consecutive columns; i8a
 //! has `[rows, 2]`, scale and min. Trellis codes come in tiles of 16 rows and 16 columns: their
 //! rows are padded to a multiple of 16.
 
+use super::code::{Code, SPECS};
 use anyhow::{Result, bail, ensure};
 use std::fmt;
 use std::str::FromStr;
-
-/// How one weight is coded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Code {
-    F32,
-    Bf16,
-    I8,
-    I4,
-    I2,
-    /// int8 with a smallest value besides the scale
-    I8a,
-    T2,
-    T25,
-    T3,
-    T4,
-}
-
-impl Code {
-    /// Bits of two stored weights, without scales.
-    pub const fn bits_of_two(self) -> usize {
-        match self {
-            Code::F32 => 64,
-            Code::Bf16 => 32,
-            Code::I8 | Code::I8a => 16,
-            Code::I4 | Code::T4 => 8,
-            Code::T3 => 6,
-            Code::T25 => 5,
-            Code::I2 | Code::T2 => 4,
-        }
-    }
-
-    /// True for codes whose product with int8 activations is an exact integer.
-    pub const fn is_integer(self) -> bool {
-        !matches!(self, Code::F32 | Code::Bf16)
-    }
-
-    /// True for codes that are computed from a path through a trellis.
-    pub const fn is_trellis(self) -> bool {
-        matches!(self, Code::T2 | Code::T25 | Code::T3 | Code::T4)
-    }
-}
 
 /// How many consecutive columns of a row share one scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -85,6 +36,44 @@ impl Format {
     pub const I4_G32: Format = Format { code: Code::I4, group: Group::Cols(32), hadamard: false };
     /// The house format: integer codes with one scale a row, behind a Hadamard.
     pub const I4_ROW_H: Format = Format { code: Code::I4, group: Group::Row, hadamard: true };
+
+    /// Every code with every group that it takes, without a Hadamard.
+    pub fn all() -> impl Iterator<Item = Format> {
+        SPECS.iter().flat_map(|spec| {
+            let groups = spec.groups.iter().map(|n| Group::Cols(*n));
+            std::iter::once(Group::Row).chain(groups).map(|group| Format {
+                code: spec.code,
+                group,
+                hadamard: false,
+            })
+        })
+    }
+
+    /// What all of them are called, in few words.
+    fn known() -> String {
+        let words = SPECS.iter().map(|spec| {
+            let row = if spec.code.is_integer() { "-row" } else { "" };
+            let groups: Vec<String> = spec.groups.iter().map(u16::to_string).collect();
+            match groups.is_empty() {
+                true => format!("{}{row}", spec.name),
+                false => format!("{0}{row}, {0}-g{1}", spec.name, groups.join("|")),
+            }
+        });
+        words.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Expected squared error of Gaussian weights relative to their squares. Without a Hadamard
+    /// real weights fare worse.
+    pub fn distortion(self) -> f64 {
+        let spec = self.code.spec();
+        match self.group {
+            Group::Row => spec.distortion[0],
+            Group::Cols(n) => {
+                let place = spec.groups.iter().position(|group| *group == n);
+                spec.distortion[place.map_or(0, |place| place + 1)]
+            }
+        }
+    }
 
     /// Scales in one row of `cols` columns; 0 for float codes.
     pub fn groups(self, cols: usize) -> usize {
@@ -166,19 +155,7 @@ impl Format {
 
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let code = match self.code {
-            Code::F32 => "f32",
-            Code::Bf16 => "bf16",
-            Code::I8 => "i8",
-            Code::I4 => "i4",
-            Code::I2 => "i2",
-            Code::I8a => "i8a",
-            Code::T2 => "t2",
-            Code::T25 => "t2.5",
-            Code::T3 => "t3",
-            Code::T4 => "t4",
-        };
-        f.write_str(code)?;
+        f.write_str(self.code.spec().name)?;
         match (self.code.is_integer(), self.group) {
             (true, Group::Row) => f.write_str("-row")?,
             (true, Group::Cols(g)) => write!(f, "-g{g}")?,
@@ -196,31 +173,9 @@ impl FromStr for Format {
             Some(body) => (body, true),
             None => (s, false),
         };
-        let (code, group) = match body {
-            "f32" => (Code::F32, Group::Row),
-            "bf16" => (Code::Bf16, Group::Row),
-            "i8-row" => (Code::I8, Group::Row),
-            "i8-g32" => (Code::I8, Group::Cols(32)),
-            "i8-g64" => (Code::I8, Group::Cols(64)),
-            "i8-g128" => (Code::I8, Group::Cols(128)),
-            "i8a-row" => (Code::I8a, Group::Row),
-            "t2-row" => (Code::T2, Group::Row),
-            "t2.5-row" => (Code::T25, Group::Row),
-            "t3-row" => (Code::T3, Group::Row),
-            "t4-row" => (Code::T4, Group::Row),
-            "i4-row" => (Code::I4, Group::Row),
-            "i2-row" => (Code::I2, Group::Row),
-            "i4-g32" => (Code::I4, Group::Cols(32)),
-            "i4-g64" => (Code::I4, Group::Cols(64)),
-            "i4-g128" => (Code::I4, Group::Cols(128)),
-            "i2-g32" => (Code::I2, Group::Cols(32)),
-            "i2-g64" => (Code::I2, Group::Cols(64)),
-            "i2-g128" => (Code::I2, Group::Cols(128)),
-            _ => bail!(
-                "unknown weight format `{s}`; known: f32, bf16, i8-row, i8-g32|64|128, i8a-row, \
-                 i4-row, i4-g32|64|128, i2-row, i2-g32|64|128, t2-row, t2.5-row, t3-row, t4-row, \
-                 each optionally +h128"
-            ),
+        let known = Format::all().find(|format| format.to_string() == body);
+        let Some(Format { code, group, .. }) = known else {
+            bail!("unknown weight format `{s}`; known: {}, each optionally +h128", Format::known())
         };
         Ok(Format { code, group, hadamard })
     }
@@ -248,7 +203,14 @@ mod tests {
         ] {
             assert_eq!(s.parse::<Format>().unwrap().to_string(), s);
         }
-        assert!("i4-g33".parse::<Format>().is_err());
+        for format in Format::all() {
+            assert_eq!(format.to_string().parse::<Format>().unwrap(), format);
+        }
+        let error = "i4-g33".parse::<Format>().unwrap_err().to_string();
+        let known = "f32, bf16, i8-row, i8-g32|64|128, i4-row, i4-g32|64|128, i2-row, \
+                     i2-g32|64|128, i8a-row, t2-row, t2.5-row, t3-row, t4-row";
+        assert!(error.contains("`i4-g33`; known: f32, bf16, i8-row, i8-g32|64|128,"), "{error}");
+        assert!(error.contains(known), "{error}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! twins and packers agree on.
 
 use super::trellis::{self, Trellis};
-use super::{Code, Format, hadamard};
+use super::{Code, Format, Values, hadamard};
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
 use std::borrow::Cow;
@@ -92,58 +92,54 @@ impl<'a> Matrix<'a> {
     /// the other integer codes.
     #[inline(always)]
     pub fn code(&self, row: usize, col: usize) -> i32 {
-        if let Some(trellis) = Trellis::of(self.format.code) {
-            let (tile, at) = self.tile(row, col / trellis::TILE);
-            return trellis.decode_row(tile, at)[col % trellis::TILE];
-        }
-        let codes = self.row(row);
-        match self.format.code {
-            Code::I8 => codes[col] as i8 as i32,
-            Code::I8a => codes[col] as i32,
-            Code::I4 => (codes[col / 2] >> (4 * (col % 2)) & 15) as i32 - 8,
-            Code::I2 => 2 * (codes[col / 4] >> (2 * (col % 4)) & 3) as i32 - 3,
-            Code::T2 | Code::T25 | Code::T3 | Code::T4 => unreachable!("decoded above"),
-            Code::F32 | Code::Bf16 => unreachable!("float codes have no integer value"),
+        match self.format.code.spec().values {
+            Values::Trellis { trellis, .. } => {
+                let (tile, at) = self.tile(row, col / trellis::TILE);
+                trellis.decode_row(tile, at)[col % trellis::TILE]
+            }
+            Values::Integer(integer) => integer.at(self.row(row), col),
+            Values::Asymmetric => self.row(row)[col] as i32,
+            Values::Float => panic!("{} has no integer value", self.format),
         }
     }
 
     /// What a scale is multiplied by before it meets [`Matrix::code`]: 1/2 for i2, whose codes are
     /// doubled, else 1.
     pub fn code_unit(&self) -> f32 {
-        if self.format.code == Code::I2 { 0.5 } else { 1.0 }
+        self.format.code.unit()
     }
 
     /// One row as floats in the domain the codes live in (before the inverse Hadamard). `out.len()
     /// == cols`.
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols);
-        match self.format.code {
-            Code::F32 => {
+        match self.format.code.spec().values {
+            Values::Float if self.format.code == Code::F32 => {
                 for (o, b) in out.iter_mut().zip(self.row(row).as_chunks::<4>().0) {
                     *o = f32::from_le_bytes(*b);
                 }
             }
-            Code::Bf16 => {
+            Values::Float => {
                 for (o, b) in out.iter_mut().zip(self.row(row).as_chunks::<2>().0) {
                     *o = bf16::from_le_bytes(*b).to_f32();
                 }
             }
-            Code::I8a => {
+            Values::Asymmetric => {
                 let [scale, min] = [0, 1].map(|i| self.row_scales(row)[i].to_f32());
                 out.iter_mut()
                     .zip(self.row(row))
                     .for_each(|(o, q)| *o = (*q as f32).mul_add(scale, min));
             }
-            Code::T2 | Code::T25 | Code::T3 | Code::T4 => {
+            Values::Trellis { .. } => {
                 let (scale, mut codes) = (self.row_scales(row)[0].to_f32(), vec![0; self.cols]);
                 self.row_codes(row, &mut codes);
                 out.iter_mut().zip(codes).for_each(|(o, q)| *o = q as f32 * scale);
             }
-            Code::I8 | Code::I4 | Code::I2 => {
-                let (group, unit) = (self.format.group_cols(self.cols), self.code_unit());
-                let scales = self.row_scales(row);
+            Values::Integer(integer) => {
+                let (group, unit) = (self.format.group_cols(self.cols), integer.unit());
+                let (codes, scales) = (self.row(row), self.row_scales(row));
                 for (col, o) in out.iter_mut().enumerate() {
-                    *o = self.code(row, col) as f32 * (scales[col / group].to_f32() * unit);
+                    *o = integer.at(codes, col) as f32 * (scales[col / group].to_f32() * unit);
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! Floor 0: tokens, weight formats and the codecs of their blocks. Knows nothing of models or
 //! devices.
 
+pub mod code;
 pub mod encode;
 pub mod format;
 pub mod hadamard;
@@ -11,7 +12,8 @@ pub mod stored;
 pub mod trellis;
 pub mod viterbi;
 
-pub use format::{Code, Format, Group};
+pub use code::{Code, CpuLayout, FormatSpec, Values};
+pub use format::{Format, Group};
 pub use matrix::Matrix;
 pub use stored::{Coding, Source, StoredMatrix};
 

@@ -1,16 +1,12 @@
 //! Round to nearest into any format, without data: the closed-form scale behind a Hadamard, else a
 //! search over scales.
 
+use super::code::{Integer, ScaleRule};
 use super::encode::{BLOCK, Encoder, OnProcessor, TileEncoder, row_scale};
-use super::{Code, Format, Group, Matrix, hadamard};
+use super::{Code, Format, Group, Matrix, Values, hadamard};
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
 use rayon::prelude::*;
-
-/// Uniform 16-level quantiser of a unit Gaussian: the step with the least squared error (Max 1960).
-const GAUSS_STEP_I4: f32 = 0.3352;
-/// The same for 4 levels at +-1/2 and +-3/2 steps.
-const GAUSS_STEP_I2: f32 = 0.9957;
 
 /// Quantises `values` (`[rows, cols]`, row-major) into `format` by rounding to nearest.
 ///
@@ -54,17 +50,20 @@ pub fn quantize_by(
         if format.hadamard {
             hadamard::transform(&mut row);
         }
-        match format.code {
-            Code::T2 | Code::T25 | Code::T3 | Code::T4 => unreachable!("coded by tiles"),
-            Code::I8a => scales.extend(asymmetric(&row, &mut codes)),
-            Code::F32 => row.iter().for_each(|v| codes.extend_from_slice(&v.to_le_bytes())),
-            Code::Bf16 => {
+        match format.code.spec().values {
+            Values::Trellis { .. } => {}
+            Values::Asymmetric => scales.extend(asymmetric(&row, &mut codes)),
+            Values::Float if format.code == Code::F32 => {
+                row.iter().for_each(|v| codes.extend_from_slice(&v.to_le_bytes()))
+            }
+            Values::Float => {
                 row.iter().for_each(|v| codes.extend_from_slice(&bf16::from_f32(*v).to_le_bytes()))
             }
-            Code::I8 | Code::I4 | Code::I2 => {
+            Values::Integer(integer) => {
                 for group in row.chunks_exact(format.group_cols(cols)) {
-                    let scale = scale_for(format, group);
-                    push_codes(format.code, group, scale.to_f32(), &mut codes);
+                    let scale = scale_for(&integer, format, group);
+                    let nearest = |v: &f32| code_of_nearest(&integer, *v, scale.to_f32()).0;
+                    integer.pack(group.iter().map(nearest), &mut codes);
                     scales.push(scale);
                 }
             }
@@ -126,47 +125,41 @@ fn asymmetric(row: &[f32], codes: &mut Vec<u8>) -> [f16; 2] {
 }
 
 /// The scale for one group of weights, as stored.
-pub(super) fn scale_for(format: Format, group: &[f32]) -> f16 {
+pub(super) fn scale_for(integer: &Integer, format: Format, group: &[f32]) -> f16 {
     let absmax = group.iter().fold(0f32, |m, v| m.max(v.abs()));
     if absmax == 0.0 {
         return f16::ZERO;
     }
-    if format.code == Code::I8 {
-        return f16_nonzero(absmax / 127.0);
-    }
+    let ScaleRule::Search { gauss_step, first, step, steps, both_signs } = integer.scale else {
+        return f16_nonzero(absmax / integer.high);
+    };
     if format.hadamard && format.group == Group::Row {
         let mean_square =
             group.iter().map(|v| *v as f64 * *v as f64).sum::<f64>() / group.len() as f64;
-        let step = if format.code == Code::I4 { GAUSS_STEP_I4 } else { GAUSS_STEP_I2 };
-        return f16_nonzero(step * mean_square.sqrt() as f32);
+        return f16_nonzero(gauss_step * mean_square.sqrt() as f32);
     }
-    search_scale(format.code, group, absmax)
+    let signs = if both_signs { &[1f32, -1.0][..] } else { &[1.0] };
+    let candidates = (0..=steps)
+        .flat_map(|i| signs.iter().map(move |sign| sign * absmax / (first + i as f32 * step)));
+    search_scale(integer, group, candidates)
 }
 
 /// The candidate scale with the least squared error; the first such on a tie.
-fn search_scale(code: Code, group: &[f32], absmax: f32) -> f16 {
-    // Both signs: the i4 range -8..=7 is lopsided, and Q4_0 puts the largest weight at -8.
-    let candidates: Vec<f32> = match code {
-        Code::I4 => (0..=24)
-            .flat_map(|i| [1f32, -1.0].map(|sign| sign * absmax / (4.0 + i as f32 * 0.25)))
-            .collect(),
-        _ => (0..=36).map(|i| absmax / (1.5 + i as f32 * 0.125)).collect(),
-    };
-    let mut best = (f32::INFINITY, f16_nonzero(candidates[0]));
+fn search_scale(integer: &Integer, group: &[f32], candidates: impl Iterator<Item = f32>) -> f16 {
+    let mut best: Option<(f32, f16)> = None;
     for candidate in candidates {
         let scale = f16_nonzero(candidate);
-        let error = squared_error(code, group, scale.to_f32());
-        if error < best.0 {
-            best = (error, scale);
+        let error = squared_error(integer, group, scale.to_f32());
+        if best.is_none_or(|(least, _)| error < least) {
+            best = Some((error, scale));
         }
     }
-    best.1
+    best.map_or(f16::ZERO, |(_, scale)| scale)
 }
 
-/// Sum of squared rounding errors of a group under one scale, in eight lanes so that it vectorises;
-/// i4 and i2 only.
-fn squared_error(code: Code, group: &[f32], scale: f32) -> f32 {
-    let (low, high, shift) = if code == Code::I4 { (-8.0, 7.0, 0.0) } else { (0.0, 3.0, 1.5) };
+/// Sum of squared rounding errors of a group under one scale, in eight lanes so that it vectorises.
+fn squared_error(integer: &Integer, group: &[f32], scale: f32) -> f32 {
+    let Integer { low, high, shift, .. } = *integer;
     let inverse = 1.0 / scale;
     let square = |v: f32| {
         let e = v - (round_clamped(v * inverse + shift, low, high) - shift) * scale;
@@ -199,61 +192,15 @@ pub(super) fn f16_nonzero(scale: f32) -> f16 {
     f16::from_f32(magnitude.copysign(scale))
 }
 
-/// Like [`nearest`], with zero for everything under a scale of zero.
-pub(super) fn code_of_nearest(code: Code, value: f32, scale: f32) -> (u8, f32) {
-    if scale == 0.0 { (zero_code(code), 0.0) } else { nearest(code, value, scale) }
-}
-
-/// The stored code (unsigned for i4 and i2) nearest to `value`, and what it decodes to. Halves
-/// round to even.
-fn nearest(code: Code, value: f32, scale: f32) -> (u8, f32) {
-    let steps = value / scale;
-    match code {
-        Code::I8 => {
-            let q = round_clamped(steps, -127.0, 127.0);
-            (q as i8 as u8, q * scale)
-        }
-        Code::I4 => {
-            let q = round_clamped(steps, -8.0, 7.0);
-            ((q as i32 + 8) as u8, q * scale)
-        }
-        _ => {
-            let c = round_clamped(steps + 1.5, 0.0, 3.0);
-            (c as u8, (c - 1.5) * scale)
-        }
+/// The stored code nearest to `value`, and what it decodes to; halves round to even. Zero for
+/// everything under a scale of zero.
+#[inline(always)]
+pub(super) fn code_of_nearest(integer: &Integer, value: f32, scale: f32) -> (u8, f32) {
+    if scale == 0.0 {
+        return (integer.zero_code(), 0.0);
     }
-}
-
-/// Appends the packed codes of one group.
-fn push_codes(code: Code, group: &[f32], scale: f32, out: &mut Vec<u8>) {
-    let one = |v: &f32| code_of_nearest(code, *v, scale).0;
-    match code {
-        Code::I8 => out.extend(group.iter().map(one)),
-        Code::I4 => out.extend(group.chunks_exact(2).map(|p| one(&p[0]) | one(&p[1]) << 4)),
-        _ => out.extend(
-            group.chunks_exact(4).map(|p| (0..4).fold(0, |b, i| b | one(&p[i]) << (2 * i))),
-        ),
-    }
-}
-
-/// Appends codes that come one a byte.
-pub(super) fn pack_row(code: Code, row: &[u8], out: &mut Vec<u8>) {
-    match code {
-        Code::I4 => out.extend(row.chunks_exact(2).map(|p| p[0] | p[1] << 4)),
-        Code::I2 => {
-            out.extend(row.chunks_exact(4).map(|p| (0..4).fold(0, |b, i| b | p[i] << (2 * i))))
-        }
-        _ => out.extend_from_slice(row),
-    }
-}
-
-/// The code used where the scale is zero and any code decodes to zero.
-fn zero_code(code: Code) -> u8 {
-    match code {
-        Code::I4 => 8,
-        Code::I2 => 1,
-        _ => 0,
-    }
+    let c = round_clamped(value / scale + integer.shift, integer.low, integer.high);
+    ((c as i32 + integer.zero) as u8, (c - integer.shift) * scale)
 }
 
 /// Numbers of a unit Gaussian, the same for the same seed.

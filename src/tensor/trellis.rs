@@ -16,7 +16,7 @@
 //! word; the window of a state ends with the state's new bits, and begins at the end of the string
 //! where it would begin before its start.
 
-use super::Code;
+use super::{Code, Values};
 
 /// Rows and columns of a tile.
 pub const TILE: usize = 16;
@@ -43,11 +43,8 @@ impl Trellis {
     /// The trellis of a code, if it is one.
     #[inline(always)]
     pub const fn of(code: Code) -> Option<Trellis> {
-        match code {
-            Code::T2 => Some(Trellis { step: 4, multiplier: 0x00a8_c5a3 }),
-            Code::T25 => Some(Trellis { step: 5, multiplier: 0x00b5_7c25 }),
-            Code::T3 => Some(Trellis { step: 6, multiplier: 0x00aa_0917 }),
-            Code::T4 => Some(Trellis { step: 8, multiplier: 0x00f3_3bdb }),
+        match code.spec().values {
+            Values::Trellis { trellis, .. } => Some(trellis),
             _ => None,
         }
     }

@@ -7,21 +7,14 @@
 //! bytes. Trellis codes do the same with tiles in place of steps and a row of tiles in place of a
 //! row. Scales stay `[rows, groups]`.
 
+use crate::error::Fault;
 use crate::tensor::trellis::{TILE, Trellis};
 use crate::tensor::{Code, Format, Group};
 use anyhow::{Result, ensure};
 
 /// Codes of `shaders/include/codes.glsl`.
 pub fn code_number(code: Code) -> u32 {
-    match code {
-        Code::I8 => 0,
-        Code::I4 => 1,
-        Code::I2 => 2,
-        Code::I8a => 3,
-        Code::Bf16 => 4,
-        Code::F32 => 5,
-        Code::T2 | Code::T25 | Code::T3 | Code::T4 => 6,
-    }
+    code.spec().vulkan.expect("matrices without kernels were refused")
 }
 
 /// A matrix in device memory.
@@ -54,6 +47,10 @@ pub struct Packing {
 impl Packing {
     /// `None` for float codes, which stay as they are.
     pub fn of(format: Format, rows: usize, cols: usize) -> Result<Option<Packing>> {
+        if format.code.spec().vulkan.is_none() {
+            let fault = Fault::model(format!("the GPU has no kernels for weights in {format}"));
+            return Err(fault.help("use --device cpu, or a model in another format").into());
+        }
         if !format.code.is_integer() {
             return Ok(None);
         }

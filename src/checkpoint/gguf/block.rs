@@ -102,6 +102,11 @@ impl Kind {
         TABLE.map(|row| row.2).join(", ")
     }
 
+    /// By the name that it has there.
+    pub fn named(name: &str) -> Option<Kind> {
+        TABLE.iter().find(|row| row.2 == name).map(|row| row.0)
+    }
+
     /// Its number in the file.
     pub fn number(self) -> u32 {
         TABLE[self as usize].1

@@ -13,7 +13,7 @@ pub mod linalg;
 pub use inputs::{Factor, Inputs, block_width};
 
 use crate::tensor::encode::{Encoder, TileEncoder, row_scale};
-use crate::tensor::{Code, Format, Group, Matrix};
+use crate::tensor::{Format, Group, Matrix};
 use anyhow::Result;
 use linalg::{View, corner, multiply, product, solve, solve_upper};
 use rayon::prelude::*;
@@ -30,7 +30,7 @@ const SCALES: [f32; 6] = [0.86, 0.93, 1.0, 1.07, 1.15, 1.25];
 
 /// Whether [`solve_matrix`] can code such a matrix.
 pub fn can_solve(format: Format, cols: usize) -> bool {
-    format.code.is_integer() && format.code != Code::I8a && cols.is_multiple_of(SPAN)
+    format.code.is_coded_by_columns() && cols.is_multiple_of(SPAN)
 }
 
 /// A coded matrix and what the coding cost.

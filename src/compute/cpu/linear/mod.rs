@@ -27,7 +27,7 @@ pub use pack::{PackedMatrix, TILE};
 
 use super::isa::Isa;
 use crate::tensor::trellis::OFFSET as TRELLIS_OFFSET;
-use crate::tensor::{Code, Format, Group};
+use crate::tensor::{CpuLayout, Format, Group};
 use pack::Shape;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -124,29 +124,30 @@ macro_rules! by_rows {
 macro_rules! kernels_of {
     ($module:ident, $format:expr) => {{
         use $module::{OFFSETS, finish, finish_asymmetric, floats, gate, ints, tiles};
-        let (panel, offset): ([PanelFn; BLOCK], i32) = match ($format.code, $format.group) {
-            (Code::F32, _) => (by_rows!(floats, 32), 0),
-            (Code::Bf16, _) => (by_rows!(floats, 16), 0),
-            (Code::I8, Group::Row) => (by_rows!(ints, 8, false), OFFSETS[0]),
-            (Code::I8, Group::Cols(_)) => (by_rows!(ints, 8, true), OFFSETS[0]),
-            (Code::I4, Group::Row) => (by_rows!(ints, 4, false), OFFSETS[1]),
-            (Code::I4, Group::Cols(_)) => (by_rows!(ints, 4, true), OFFSETS[1]),
-            (Code::I2, Group::Row) => (by_rows!(ints, 2, false), OFFSETS[2]),
-            (Code::I2, Group::Cols(_)) => (by_rows!(ints, 2, true), OFFSETS[2]),
-            // The bytes are those of i8 less 128.
-            (Code::I8a, _) => {
-                return Kernels {
-                    panel: by_rows!(ints, 8, false),
-                    offset: OFFSETS[0] - 128,
-                    finish: finish_asymmetric,
-                    gate,
-                };
-            }
-            (Code::T2, _) => (by_rows!(tiles, 0), TRELLIS_OFFSET),
-            (Code::T25, _) => (by_rows!(tiles, 1), TRELLIS_OFFSET),
-            (Code::T3, _) => (by_rows!(tiles, 2), TRELLIS_OFFSET),
-            (Code::T4, _) => (by_rows!(tiles, 3), TRELLIS_OFFSET),
-        };
+        let (panel, offset): ([PanelFn; BLOCK], i32) =
+            match ($format.code.spec().cpu, $format.group) {
+                (CpuLayout::F32, _) => (by_rows!(floats, 32), 0),
+                (CpuLayout::Bf16, _) => (by_rows!(floats, 16), 0),
+                (CpuLayout::I8, Group::Row) => (by_rows!(ints, 8, false), OFFSETS[0]),
+                (CpuLayout::I8, Group::Cols(_)) => (by_rows!(ints, 8, true), OFFSETS[0]),
+                (CpuLayout::I4, Group::Row) => (by_rows!(ints, 4, false), OFFSETS[1]),
+                (CpuLayout::I4, Group::Cols(_)) => (by_rows!(ints, 4, true), OFFSETS[1]),
+                (CpuLayout::I2, Group::Row) => (by_rows!(ints, 2, false), OFFSETS[2]),
+                (CpuLayout::I2, Group::Cols(_)) => (by_rows!(ints, 2, true), OFFSETS[2]),
+                // The bytes are those of i8 less 128.
+                (CpuLayout::I8a, _) => {
+                    return Kernels {
+                        panel: by_rows!(ints, 8, false),
+                        offset: OFFSETS[0] - 128,
+                        finish: finish_asymmetric,
+                        gate,
+                    };
+                }
+                (CpuLayout::Tiles(0), _) => (by_rows!(tiles, 0), TRELLIS_OFFSET),
+                (CpuLayout::Tiles(1), _) => (by_rows!(tiles, 1), TRELLIS_OFFSET),
+                (CpuLayout::Tiles(2), _) => (by_rows!(tiles, 2), TRELLIS_OFFSET),
+                (CpuLayout::Tiles(_), _) => (by_rows!(tiles, 3), TRELLIS_OFFSET),
+            };
         Kernels { panel, offset, finish, gate }
     }};
 }
@@ -343,7 +344,7 @@ impl Sums {
                     half_step(kernels, shape, bytes, values, &rows, acc);
                 }
                 let (sx, sums) = (&act.scales[rows.clone()], &act.sums[rows]);
-                let unit = unit(weights.format());
+                let unit = weights.format().code.unit();
                 // SAFETY: `bytes` starts with a line of scales; the kernel's instructions exist;
                 // `acc` has n rows.
                 unsafe {
@@ -354,11 +355,6 @@ impl Sums {
         // SAFETY: the first n rows were written above.
         unsafe { std::slice::from_raw_parts_mut(acc, n) }
     }
-}
-
-/// What a scale is multiplied by: the codes of i2 are doubled.
-fn unit(format: Format) -> f32 {
-    if format.code == Code::I2 { 0.5 } else { 1.0 }
 }
 
 /// Part of a tile: bytes, and where it stands among columns and groups.

@@ -21,7 +21,7 @@
 use super::super::isa::Isa;
 use super::super::lines::Lines;
 use crate::tensor::trellis::{self, Trellis};
-use crate::tensor::{Code, Format, Matrix, hadamard};
+use crate::tensor::{Code, CpuLayout, Format, Matrix, hadamard};
 use half::f16;
 use std::ops::Range;
 
@@ -115,19 +115,19 @@ impl PackedMatrix {
         // Byte offset of the row's dword in a step.
         let dword = lane * 4;
         let at = |offset: usize| <[u8; 4]>::try_from(&tile[offset..][..4]).unwrap_or_default();
-        match self.format.code {
-            Code::F32 => {
+        match self.format.code.spec().cpu {
+            CpuLayout::F32 => {
                 for (k, o) in out.iter_mut().enumerate() {
                     *o = f32::from_le_bytes(at(k * shape.step_bytes + dword));
                 }
             }
-            Code::Bf16 => {
+            CpuLayout::Bf16 => {
                 for (k, o) in out.iter_mut().enumerate() {
                     let both = u32::from_le_bytes(at(k * shape.step_bytes + lane % 16 * 4));
                     *o = f32::from_bits(if lane < 16 { both << 16 } else { both & 0xffff_0000 });
                 }
             }
-            Code::I8a => {
+            CpuLayout::I8a => {
                 let [scale, min] = [0, LINE].map(|at| {
                     f16::from_le_bytes([tile[at + 2 * lane], tile[at + 2 * lane + 1]]).to_f32()
                 });
@@ -139,7 +139,7 @@ impl PackedMatrix {
                         .for_each(|(o, q)| *o = (q as f32).mul_add(scale, min));
                 }
             }
-            Code::T2 | Code::T25 | Code::T3 | Code::T4 => {
+            CpuLayout::Tiles(_) => {
                 let scale = f16::from_le_bytes([tile[2 * lane], tile[2 * lane + 1]]).to_f32();
                 for (columns, step) in
                     out.chunks_mut(shape.step_cols).zip(tile[LINE..].chunks_exact(shape.step_bytes))
@@ -153,8 +153,8 @@ impl PackedMatrix {
                     }
                 }
             }
-            Code::I8 | Code::I4 | Code::I2 => {
-                let unit = if self.format.code == Code::I2 { 0.5 } else { 1.0 };
+            layout @ (CpuLayout::I8 | CpuLayout::I4 | CpuLayout::I2) => {
+                let unit = self.format.code.unit();
                 for (group, columns) in out.chunks_mut(shape.group_cols).enumerate() {
                     let block = group * shape.block_bytes();
                     let scale =
@@ -164,7 +164,7 @@ impl PackedMatrix {
                     for (step, columns) in columns.chunks_mut(shape.step_cols).enumerate() {
                         let bytes = at(block + LINE + step * shape.step_bytes + dword);
                         for (k, o) in columns.iter_mut().enumerate() {
-                            *o = code_of(self.format.code, bytes, k) as f32 * scale;
+                            *o = code_of(layout, bytes, k) as f32 * scale;
                         }
                     }
                 }
@@ -178,14 +178,12 @@ impl PackedMatrix {
 
 /// The integer value (see [`Matrix::code`]) of column `k` of a step in a row's dword.
 #[inline(always)]
-pub fn code_of(code: Code, dword: [u8; 4], k: usize) -> i32 {
+pub fn code_of(layout: CpuLayout, dword: [u8; 4], k: usize) -> i32 {
     let byte = dword[k % 4] as i32;
-    match code {
-        Code::I8 => byte - 128,
-        Code::I4 => (byte >> (4 * (k / 4)) & 15) - 8,
-        Code::I2 => 2 * (byte >> (2 * (k / 4)) & 3) - 3,
-        Code::I8a => byte,
-        _ => unreachable!("the step of {code:?} is no dword of codes"),
+    match layout {
+        CpuLayout::I4 => (byte >> (4 * (k / 4)) & 15) - 8,
+        CpuLayout::I2 => 2 * (byte >> (2 * (k / 4)) & 3) - 3,
+        _ => byte - 128,
     }
 }
 
@@ -196,7 +194,7 @@ pub fn codes_of_step(
     step: &[u8],
     lane: usize,
 ) -> impl Iterator<Item = [i32; trellis::TILE]> {
-    let trellis = Trellis::of(code).unwrap_or_else(|| unreachable!("{code:?} is no trellis code"));
+    let trellis = Trellis::of(code).unwrap_or_else(|| panic!("{code:?} is no trellis code"));
     let bits = trellis.row_bits() as usize;
     let segment = move |lane: usize, i: usize| -> u64 {
         let word = |n: usize| match step.get(n * 2 * LINE + lane * 4..) {
@@ -229,17 +227,17 @@ pub struct Shape {
 
 impl Shape {
     pub fn new(format: Format, cols: usize) -> Shape {
-        let (step_cols, step_bytes) = match format.code {
-            Code::F32 => (1, 2 * LINE),
-            Code::Bf16 => (1, LINE),
-            Code::I8 => (4, 2 * LINE),
-            Code::I4 => (8, 2 * LINE),
-            Code::I2 => (16, 2 * LINE),
-            Code::I8a => (4, 2 * LINE),
-            Code::T2 => (16, 2 * LINE),
-            Code::T25 => (64, 10 * LINE),
-            Code::T3 => (32, 6 * LINE),
-            Code::T4 => (16, 4 * LINE),
+        let layout = format.code.spec().cpu;
+        let (step_cols, step_bytes) = match layout {
+            CpuLayout::F32 => (1, 2 * LINE),
+            CpuLayout::Bf16 => (1, LINE),
+            CpuLayout::I8 | CpuLayout::I8a => (4, 2 * LINE),
+            CpuLayout::I4 => (8, 2 * LINE),
+            CpuLayout::I2 => (16, 2 * LINE),
+            CpuLayout::Tiles(0) => (16, 2 * LINE),
+            CpuLayout::Tiles(1) => (64, 10 * LINE),
+            CpuLayout::Tiles(2) => (32, 6 * LINE),
+            CpuLayout::Tiles(_) => (16, 4 * LINE),
         };
         let integer = format.code.is_integer();
         Shape {
@@ -247,9 +245,9 @@ impl Shape {
             step_bytes,
             group_cols: if integer { format.group_cols(cols) } else { cols },
             groups: if integer { format.groups(cols) } else { 1 },
-            head: match format.code {
-                Code::F32 | Code::Bf16 => 0,
-                Code::I8a => 2 * LINE,
+            head: match layout {
+                CpuLayout::F32 | CpuLayout::Bf16 => 0,
+                CpuLayout::I8a => 2 * LINE,
                 _ => LINE,
             },
         }
@@ -290,15 +288,15 @@ unsafe fn pack_tile_avx2(
 fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, out: &mut [u8]) {
     for (lane, row) in rows.enumerate() {
         let codes = matrix.row(row);
-        match matrix.format.code {
-            Code::F32 => {
+        match matrix.format.code.spec().cpu {
+            CpuLayout::F32 => {
                 for (step, code) in
                     out.chunks_exact_mut(shape.step_bytes).zip(codes.as_chunks::<4>().0)
                 {
                     step[lane * 4..][..4].copy_from_slice(code);
                 }
             }
-            Code::Bf16 => {
+            CpuLayout::Bf16 => {
                 let place = lane % 16 * 4 + lane / 16 * 2;
                 for (step, code) in
                     out.chunks_exact_mut(shape.step_bytes).zip(codes.as_chunks::<2>().0)
@@ -306,10 +304,18 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, ou
                     step[place..][..2].copy_from_slice(code);
                 }
             }
-            Code::I8 => pack_row(matrix, shape, row, lane, out, |q| q ^ 0x8080_8080),
-            Code::I4 => pack_row(matrix, shape, row, lane, out, interleave_i4),
-            Code::I2 => pack_row(matrix, shape, row, lane, out, transpose_i2),
-            Code::I8a => {
+            CpuLayout::I8 if matrix.format.code == Code::I8 => {
+                pack_row(matrix, codes, shape, row, lane, out, |q| q ^ 0x8080_8080)
+            }
+            // Codes without a layout of their own.
+            CpuLayout::I8 => {
+                let bytes: Vec<u8> =
+                    (0..matrix.cols).map(|col| matrix.code(row, col) as u8).collect();
+                pack_row(matrix, &bytes, shape, row, lane, out, |q| q ^ 0x8080_8080)
+            }
+            CpuLayout::I4 => pack_row(matrix, codes, shape, row, lane, out, interleave_i4),
+            CpuLayout::I2 => pack_row(matrix, codes, shape, row, lane, out, transpose_i2),
+            CpuLayout::I8a => {
                 let [scale, min] = [0, 1].map(|i| matrix.row_scales(row)[i].to_le_bytes());
                 out[2 * lane..][..2].copy_from_slice(&scale);
                 out[LINE + 2 * lane..][..2].copy_from_slice(&min);
@@ -319,7 +325,7 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, ou
                     step[lane * 4..][..4].copy_from_slice(code);
                 }
             }
-            Code::T2 | Code::T25 | Code::T3 | Code::T4 => unreachable!("packed by tiles"),
+            CpuLayout::Tiles(_) => {}
         }
     }
 }
@@ -332,45 +338,17 @@ fn pack_trellis(matrix: &Matrix<'_>, shape: Shape, rows: Range<usize>, out: &mut
     let steps = &mut out[LINE..];
     for (half, first) in rows.step_by(trellis::TILE).enumerate() {
         // Once for each code, so that all shifts are by constants.
-        match matrix.format.code {
-            Code::T2 => pack_trellis_half(
-                matrix,
-                Code::T2,
-                shape.step_cols,
-                shape.step_bytes,
-                first,
-                half,
-                steps,
-            ),
-            Code::T25 => pack_trellis_half(
-                matrix,
-                Code::T25,
-                shape.step_cols,
-                shape.step_bytes,
-                first,
-                half,
-                steps,
-            ),
-            Code::T3 => pack_trellis_half(
-                matrix,
-                Code::T3,
-                shape.step_cols,
-                shape.step_bytes,
-                first,
-                half,
-                steps,
-            ),
-            Code::T4 => pack_trellis_half(
-                matrix,
-                Code::T4,
-                shape.step_cols,
-                shape.step_bytes,
-                first,
-                half,
-                steps,
-            ),
-            code => unreachable!("{code:?} is no trellis code"),
+        macro_rules! by_code {
+            ($($code:ident)*) => {
+                match matrix.format.code {
+                    $(Code::$code => {
+                        pack_trellis_half(matrix, Code::$code, shape, first, half, steps)
+                    })*
+                    code => panic!("{code:?} is no trellis code"),
+                }
+            };
         }
+        by_code!(T2 T25 T3 T4);
     }
 }
 
@@ -379,15 +357,14 @@ fn pack_trellis(matrix: &Matrix<'_>, shape: Shape, rows: Range<usize>, out: &mut
 fn pack_trellis_half(
     matrix: &Matrix<'_>,
     code: Code,
-    step_cols: usize,
-    step_bytes: usize,
+    shape: Shape,
     first: usize,
     half: usize,
     steps: &mut [u8],
 ) {
     let Some(trellis) = Trellis::of(code) else { return };
-    let (bits, parts) = (trellis.row_bits(), step_cols / trellis::TILE);
-    for (i, step) in steps.chunks_exact_mut(step_bytes).enumerate() {
+    let (bits, parts) = (trellis.row_bits(), shape.step_cols / trellis::TILE);
+    for (i, step) in steps.chunks_exact_mut(shape.step_bytes).enumerate() {
         for at in 0..trellis::TILE {
             let place = half * LINE + at * 4;
             // Bits that do not fill a dword yet, the last one lowest.
@@ -412,17 +389,18 @@ fn pack_trellis_half(
     }
 }
 
-/// Spreads one row of integer codes, a dword at a time, and its scales over a tile.
+/// Spreads one row of integer codes, a dword of `codes` at a time, and its scales over a tile.
 #[inline(always)]
 fn pack_row(
     matrix: &Matrix<'_>,
+    codes: &[u8],
     shape: Shape,
     row: usize,
     lane: usize,
     out: &mut [u8],
     reorder: impl Fn(u32) -> u32,
 ) {
-    let codes = matrix.row(row).chunks(shape.steps() * 4);
+    let codes = codes.chunks(shape.steps() * 4);
     for ((block, codes), scale) in
         out.chunks_exact_mut(shape.block_bytes()).zip(codes).zip(matrix.row_scales(row))
     {

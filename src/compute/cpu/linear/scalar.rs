@@ -3,7 +3,7 @@
 
 use super::pack::{LINE, code_of};
 use super::{Panel, TILE, trellis};
-use crate::tensor::{Code, math};
+use crate::tensor::{CpuLayout, math};
 use half::f16;
 
 /// Raw sums are of q itself.
@@ -17,7 +17,7 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
     panel: &Panel,
     acc: *mut f32,
 ) {
-    let code = [Code::I2, Code::I4, Code::I8][BITS.ilog2() as usize - 1];
+    let layout = [CpuLayout::I2, CpuLayout::I4, CpuLayout::I8][BITS.ilog2() as usize - 1];
     let step_cols = 32 / BITS;
     let mut data = panel.data;
     for block in 0..panel.blocks {
@@ -37,7 +37,7 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
                 };
                 for (sum, dword) in sums.iter_mut().zip(dwords) {
                     for (k, x) in x.iter().enumerate() {
-                        *sum += code_of(code, *dword, k) * *x as i32;
+                        *sum += code_of(layout, *dword, k) * *x as i32;
                     }
                 }
             }
