@@ -242,6 +242,19 @@ mod tests {
         }
     }
 
+    /// No format is worse than the table says, nor so good that the table is wrong.
+    #[test]
+    fn errors_are_what_the_table_says() {
+        let (rows, cols) = (32, 1024);
+        let x = gaussian(rows * cols, 9);
+        for format in Format::all().filter(|format| format.code.is_integer()) {
+            let coded = quantize(format, rows, cols, &x).unwrap().dequantize();
+            let squares = x.iter().zip(coded).map(|(a, b)| (a - b).powi(2) as f64).sum::<f64>();
+            let (error, table) = (squares / x.len() as f64, format.distortion());
+            assert!(error < 1.1 * table && error > 0.1 * table, "{format}: {error}, not {table}");
+        }
+    }
+
     #[test]
     fn zeros_stay_zero_and_bad_values_are_refused() {
         for name in ["i8-row", "i4-g32", "i2-row"] {
