@@ -22,6 +22,7 @@
 //!    sampler     scores -> a token
 //! 0  tensor      formats and codecs
 //!    kv, error   pages of keys and values; faults that carry an exit code and a remedy
+//!    testing     faults that tests ask for
 //!    util        hexadecimal, figures, shell words, directories, files written whole
 //! ```
 //!
@@ -74,5 +75,6 @@ pub mod quant;
 pub mod runtime;
 pub mod sampler;
 pub mod tensor;
+pub mod testing;
 pub mod util;
 pub mod vulkan;

@@ -9,6 +9,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("tensor", 0),
     ("error", 0),
     ("util", 0),
+    ("testing", 0),
     ("sampler", 1),
     ("kv", 0),
     ("compute", 1),

@@ -10,7 +10,8 @@ use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{Role, Weights};
-use gemma::vulkan::{ALLOW_CPU_DRIVER, CheckedExecutor, SPOIL, Spoil, VulkanExecutor};
+use gemma::testing::WRONG_RESULT;
+use gemma::vulkan::{ALLOW_CPU_DRIVER, CheckedExecutor, InjectedFault, VulkanExecutor};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
@@ -54,9 +55,9 @@ fn a_checked_run_gives_the_devices_own_numbers() {
 }
 
 /// The error of a pass of two rows in which one result was made wrong.
-fn spoiled(open: &impl Fn() -> VulkanExecutor, spoil: Spoil) -> Option<String> {
+fn said_of_fault(open: &impl Fn() -> VulkanExecutor, fault: InjectedFault) -> Option<String> {
     let mut exec = CheckedExecutor::new(open());
-    exec.spoil(spoil);
+    exec.inject_fault(fault);
     let mut engine = engine(Box::new(exec));
     engine
         .forward(&TokenTree::chain(&[5, 6]), Rows::All, &mut Scores::default())
@@ -132,7 +133,7 @@ fn a_wrong_result_is_found_and_named() {
             "dispatch 8, `o` of layer 0, differs from its twin in the products: row 1, column 7: ",
         ),
     ] {
-        let error = spoiled(&open, Spoil { dispatch, output, word, mask });
+        let error = said_of_fault(&open, InjectedFault { dispatch, output, word, mask });
         let error =
             error.unwrap_or_else(|| panic!("dispatch {dispatch}, output {output}: not found"));
         assert!(error.contains(found), "{error}\n{found}");
@@ -159,8 +160,8 @@ fn a_checked_command_passes_or_is_exit_1() {
     let plain = generate(&[]).assert().success().get_output().stdout.clone();
     generate(&["--check"]).assert().success().stdout(plain);
     let sign = 1u32 << 31;
-    let spoiled = generate(&["--check"]).env(SPOIL, format!("0,0,3,{sign}")).assert().code(1);
-    let said = String::from_utf8(spoiled.get_output().stderr.clone()).unwrap();
+    let failed = generate(&["--check"]).env(WRONG_RESULT, format!("0,0,3,{sign}")).assert().code(1);
+    let said = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
     assert!(
         said.contains(
             "error: dispatch 0, `embed`, differs from its twin in the embeddings: row 0, column 3"

@@ -5,7 +5,7 @@ mod common;
 
 use assert_cmd::Command;
 use common::vulkan::device;
-use gemma::runtime::driver::{PATIENCE, TRIAL};
+use gemma::testing::{PATIENCE, TRIAL};
 use gemma::vulkan::ALLOW_CPU_DRIVER;
 use predicates::prelude::PredicateBooleanExt;
 use predicates::str::contains;

@@ -5,7 +5,8 @@ mod common;
 
 use assert_cmd::Command;
 use common::vulkan::device;
-use gemma::vulkan::{ALLOW_CPU_DRIVER, LOSE_AFTER, MEMORY};
+use gemma::testing::LOSE_AFTER;
+use gemma::vulkan::{ALLOW_CPU_DRIVER, MEMORY};
 
 fn generate(device: &str) -> Command {
     let mut command = Command::cargo_bin("gemma").unwrap();

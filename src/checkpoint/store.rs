@@ -1,6 +1,7 @@
 //! Where a checkpoint's files come from: a directory, or bytes inside the binary.
 
 use crate::error::Fault;
+use crate::testing;
 use anyhow::Result;
 use memmap2::Mmap;
 use std::borrow::Cow;
@@ -71,14 +72,11 @@ impl Bytes {
     }
 }
 
-/// Environment variable that makes all reads of a file after the n-th fail, as those of a dying
-/// disk do: for tests.
-pub const FAIL_READS_AFTER: &str = "GEMMA_FAIL_READS_AFTER";
-
+/// See [`testing::FAIL_READS_AFTER`].
 fn read_fails() -> bool {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
     static ALLOWED: std::sync::LazyLock<Option<AtomicU64>> = std::sync::LazyLock::new(|| {
-        std::env::var(FAIL_READS_AFTER).ok()?.parse().ok().map(AtomicU64::new)
+        testing::fault(testing::FAIL_READS_AFTER)?.parse().ok().map(AtomicU64::new)
     });
     ALLOWED
         .as_ref()

@@ -13,6 +13,7 @@ use super::trial;
 use crate::compute::KvFormat;
 use crate::engine::planned::{EngineOptions, PlannedEngine};
 use crate::error::{Fault, Kind};
+use crate::testing;
 use crate::util::files::write_whole;
 use crate::util::{hex, xdg};
 use crate::vulkan::{Choice, DeviceInfo, SHADERS, Vulkan, VulkanExecutor};
@@ -31,11 +32,6 @@ use std::time::{Duration, Instant};
 /// First argument of a child process that tries a driver; `whole` or `plain` and the device's
 /// number follow.
 const TRY: &str = "--try-driver";
-/// Environment variable that makes the child die (`abort`), die if it asks about matrices
-/// (`abort-whole`), fail (`fail`) or never end (`hang`): for tests.
-pub const TRIAL: &str = "GEMMA_VULKAN_TRIAL";
-/// Environment variable with the seconds that a child may take: for tests.
-pub const PATIENCE: &str = "GEMMA_VULKAN_PATIENCE";
 /// Seconds that a child may take. A GPU's kernels compile in a few, or wait for another program's;
 /// a driver on the processor is slower.
 const SECONDS: f64 = 60.0;
@@ -132,7 +128,7 @@ pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> Verdict {
             1,
             &format!("trying the driver of {} in a process of its own, once", device.name),
         );
-        let patience = std::env::var(PATIENCE).ok().and_then(|v| v.parse().ok());
+        let patience = testing::fault(testing::PATIENCE).and_then(|v| v.parse().ok());
         let patience = patience.unwrap_or(if device.is_cpu { SECONDS_OF_CPU } else { SECONDS });
         let mut verdict = judge(device.offers_matrices, |whole| {
             end_of(&mut child(device.index, whole), patience)
@@ -311,11 +307,11 @@ pub fn as_child(argv: &[OsString]) -> Option<Result<String>> {
 /// it: its kernels move values between the lanes of a subgroup, share memory, count workgroups, and
 /// multiply matrices where there are instructions for that.
 fn try_driver(index: usize, whole: bool) -> Result<Vec<String>> {
-    match std::env::var(TRIAL).as_deref() {
-        Ok("abort") => std::process::abort(),
-        Ok("abort-whole") if whole => std::process::abort(),
-        Ok("fail") => bail!("a failure for a test"),
-        Ok("hang") => loop {
+    match testing::fault(testing::TRIAL).as_deref() {
+        Some("abort") => std::process::abort(),
+        Some("abort-whole") if whole => std::process::abort(),
+        Some("fail") => bail!("a failure for a test"),
+        Some("hang") => loop {
             std::thread::sleep(Duration::from_secs(1));
         },
         _ => {}

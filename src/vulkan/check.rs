@@ -20,16 +20,14 @@ use crate::compute::{
     reference,
 };
 use crate::tensor::Matrix;
+use crate::testing;
 use anyhow::{Result, bail, ensure};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// Environment variable that makes a kernel's result wrong: four numbers, see [`Spoil`]. For tests.
-pub const SPOIL: &str = "GEMMA_VULKAN_SPOIL";
-
 /// A word of a kernel's output that is changed before it is compared: for tests.
 #[derive(Clone, Copy, Debug)]
-pub struct Spoil {
+pub struct InjectedFault {
     /// Index in the plan.
     pub dispatch: usize,
     /// Which of its outputs.
@@ -53,7 +51,7 @@ pub struct CheckedExecutor {
     plans: Vec<Recorded>,
     /// Kernel calls of the last run.
     calls: usize,
-    spoil: Option<Spoil>,
+    fault: Option<InjectedFault>,
 }
 
 #[derive(Clone)]
@@ -66,9 +64,9 @@ struct Recorded {
 impl CheckedExecutor {
     /// `gpu` must be fresh: the mirror sees only what passes through here.
     pub fn new(gpu: VulkanExecutor) -> Self {
-        let spoil = std::env::var(SPOIL).ok().and_then(|v| {
+        let fault = testing::fault(testing::WRONG_RESULT).and_then(|v| {
             let n: Vec<usize> = v.split(',').filter_map(|n| n.parse().ok()).collect();
-            (n.len() == 4).then(|| Spoil {
+            (n.len() == 4).then(|| InjectedFault {
                 dispatch: n[0],
                 output: n[1],
                 word: n[2],
@@ -84,7 +82,7 @@ impl CheckedExecutor {
             canonical: Vec::new(),
             plans: Vec::new(),
             calls: 0,
-            spoil,
+            fault,
         }
     }
 
@@ -94,8 +92,8 @@ impl CheckedExecutor {
     }
 
     /// Makes one result of every later run wrong: for tests.
-    pub fn spoil(&mut self, spoil: Spoil) {
-        self.spoil = Some(spoil);
+    pub fn inject_fault(&mut self, fault: InjectedFault) {
+        self.fault = Some(fault);
     }
 
     fn device_bytes(&mut self, id: BufferId) -> Result<Vec<u8>> {
@@ -197,16 +195,16 @@ impl CheckedExecutor {
 
     /// Applies the fault that tests asked for.
     fn turn_over(&mut self, written: &[(usize, Output)]) -> Result<()> {
-        let Some(spoil) = self.spoil else { return Ok(()) };
+        let Some(fault) = self.fault else { return Ok(()) };
         let Some((_, output)) =
-            written.iter().filter(|(i, _)| *i == spoil.dispatch).nth(spoil.output)
+            written.iter().filter(|(i, _)| *i == fault.dispatch).nth(fault.output)
         else {
             return Ok(());
         };
         let mut word = [0; 4];
-        self.gpu.read(output.id, 4 * spoil.word, &mut word)?;
-        let word = u32::from_le_bytes(word) ^ spoil.mask;
-        self.gpu.write(output.id, 4 * spoil.word, &word.to_le_bytes())
+        self.gpu.read(output.id, 4 * fault.word, &mut word)?;
+        let word = u32::from_le_bytes(word) ^ fault.mask;
+        self.gpu.write(output.id, 4 * fault.word, &word.to_le_bytes())
     }
 
     /// The first difference beyond what the output is held to.

@@ -31,7 +31,7 @@ pub mod validation;
 mod viterbi;
 
 pub use call::Bucket;
-pub use check::{CheckedExecutor, SPOIL, Spoil};
+pub use check::{CheckedExecutor, InjectedFault};
 pub use choose::{Choice, choose, ranked};
 pub use cut::LIMIT;
 pub use device::{ALLOW_CPU_DRIVER, DeviceInfo, MEMORY, QUEUE, Vulkan};
@@ -40,5 +40,4 @@ pub use footprint::{STAGING, VulkanFootprint, blocks};
 pub use listing::{Listed, Listing};
 pub use matrix::{MatrixShape, SHAPE};
 pub use pipeline::SHADERS;
-pub use queue::LOSE_AFTER;
 pub use viterbi::VulkanTiles;

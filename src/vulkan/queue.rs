@@ -1,6 +1,7 @@
 //! Submitting and waiting: one queue, one timeline semaphore that counts submissions.
 
 use super::device::{Gpu, failed};
+use crate::testing;
 use anyhow::Result;
 use ash::vk;
 use std::sync::Arc;
@@ -58,12 +59,9 @@ pub struct Queue {
     count: u64,
     /// Commands that go out with the next submission, in this order.
     staged: Vec<vk::CommandBuffer>,
-    /// For tests: submissions after which the device counts as lost.
+    /// Submissions after which the device counts as lost, see [`testing::LOSE_AFTER`].
     lose_after: Option<u64>,
 }
-
-/// Environment variable that makes the n-th submission fail with a lost device: for tests.
-pub const LOSE_AFTER: &str = "GEMMA_VULKAN_LOSE_AFTER";
 
 impl Queue {
     pub fn new(gpu: &Arc<Gpu>) -> Result<Queue> {
@@ -80,7 +78,7 @@ impl Queue {
             let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
             let semaphore = device.create_semaphore(&info, None).map_err(|e| failed(what, e))?;
             let timeline = Arc::new(Timeline { gpu: gpu.clone(), semaphore });
-            let lose_after = std::env::var(LOSE_AFTER).ok().and_then(|v| v.parse().ok());
+            let lose_after = testing::fault(testing::LOSE_AFTER).and_then(|v| v.parse().ok());
             let mut queue = Queue {
                 gpu: gpu.clone(),
                 pool,

@@ -7,7 +7,8 @@ mod common;
 
 use assert_cmd::Command;
 use common::vulkan::device;
-use gemma::vulkan::{ALLOW_CPU_DRIVER, LOSE_AFTER, MEMORY};
+use gemma::testing::LOSE_AFTER;
+use gemma::vulkan::{ALLOW_CPU_DRIVER, MEMORY};
 use serde_json::Value;
 
 fn gemma(args: &[&str]) -> Command {

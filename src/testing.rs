@@ -1,0 +1,19 @@
+//! Faults that tests ask for by environment variables. A build for use has no feature `testing`, and
+//! then there are none: tests turn it on by the package's own entry among its dev-dependencies.
+
+/// Makes all reads of a file after the n-th fail, as those of a dying disk do.
+pub const FAIL_READS_AFTER: &str = "GEMMA_FAIL_READS_AFTER";
+/// Makes the n-th submission to a GPU fail with a lost device.
+pub const LOSE_AFTER: &str = "GEMMA_VULKAN_LOSE_AFTER";
+/// Makes a kernel's result wrong: the four numbers of a [`crate::vulkan::InjectedFault`].
+pub const WRONG_RESULT: &str = "GEMMA_VULKAN_FAULT";
+/// Makes the child process that tries a driver die (`abort`), die if it asks about matrices
+/// (`abort-whole`), fail (`fail`) or never end (`hang`).
+pub const TRIAL: &str = "GEMMA_VULKAN_TRIAL";
+/// The seconds that such a child may take.
+pub const PATIENCE: &str = "GEMMA_VULKAN_PATIENCE";
+
+/// What one of these variables says.
+pub fn fault(variable: &str) -> Option<String> {
+    if cfg!(feature = "testing") { std::env::var(variable).ok() } else { None }
+}
