@@ -30,7 +30,7 @@ layout(push_constant, scalar) uniform Push {
     uint window;        // 0: none
     uint max_rows;
     uint slots;         // pages of a row's partials
-    uint64_t tail;      // see join.glsl
+    uint64_t epilogue;      // see join.glsl
 };
 
 #include "head.glsl"
@@ -280,7 +280,7 @@ void main() {
             barrier();
         }
     }
-    if (JOIN) join_block(tail, step_.first, i0, min(R, live - i0), end_all - lowest, n_kv, slots);
+    if (JOIN) join_block(epilogue, step_.first, i0, min(R, live - i0), end_all - lowest, n_kv, slots);
     if (SPLIT) return;
     if (t < PAIRS) page_ml[t].y = run.l;
     barrier();

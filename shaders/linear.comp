@@ -26,7 +26,7 @@ layout(push_constant, scalar) uniform Push {
     LinearArgs args;
     uint more_n;    // rows of the matrices beside it, 16 bits each; 0: there is none
     Matrix more[2];
-    uint64_t tail;  // of HEADS or NORM
+    uint64_t epilogue;  // of HEADS or NORM
 };
 
 void main() {
@@ -40,6 +40,6 @@ void main() {
     uint group = gl_WorkGroupID.y;
     const uint which = take_matrix(a, group, ROWS, more_n, more);
     linear(a, group * ROWS + team * NR, m0, first, live);
-    if (HEADS) finish_heads(tail, which, group * ROWS, ROWS, m0, min(M, live - m0), first);
-    if (NORM) finish_norm(tail, (a.n + ROWS - 1) / ROWS, first, live);
+    if (HEADS) finish_heads(epilogue, which, group * ROWS, ROWS, m0, min(M, live - m0), first);
+    if (NORM) finish_norm(epilogue, (a.n + ROWS - 1) / ROWS, first, live);
 }

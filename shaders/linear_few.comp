@@ -25,7 +25,7 @@ layout(push_constant, scalar) uniform Push {
     LinearArgs args;
     uint more_n;    // rows of the matrices beside it, 16 bits each; 0: there is none
     Matrix more[2];
-    uint64_t tail;  // of HEADS
+    uint64_t epilogue;  // of HEADS
 };
 
 const uint TEAMS = 8;                 // subgroups that share the parts of a row
@@ -165,5 +165,5 @@ void main() {
                 a.matrix.out_.v[r * a.n + row] = row_result(sum, a.sums.v[r], a.sx.v[r], a.matrix.scales, row);
             }
         }
-    if (HEADS) finish_heads(tail, which, block * ROWS, ROWS, m0, min(8 * NT, live - m0), first);
+    if (HEADS) finish_heads(epilogue, which, block * ROWS, ROWS, m0, min(8 * NT, live - m0), first);
 }

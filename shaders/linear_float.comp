@@ -20,7 +20,7 @@ layout(push_constant, scalar) uniform Push {
     LinearArgs args; // codes and x are floats; a step is a column
     uint more_n;     // rows of the matrices beside it, 16 bits each; 0: there is none
     Matrix more[2];
-    uint64_t tail;   // of HEADS or NORM
+    uint64_t epilogue;   // of HEADS or NORM
 };
 
 float weight(uint64_t row, uint i) {
@@ -54,6 +54,6 @@ void main() {
         [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) y = y + subgroupShuffleXor(y, d);
         if (lane == 0 && m0 + m < live && n0 < a.n) a.matrix.out_.v[(first + m0 + m) * a.n + row] = y;
     }
-    if (HEADS) finish_heads(tail, which, group * SUBGROUPS, SUBGROUPS, m0, min(M, live - m0), first);
-    if (NORM) finish_norm(tail, (a.n + SUBGROUPS - 1) / SUBGROUPS, first, live);
+    if (HEADS) finish_heads(epilogue, which, group * SUBGROUPS, SUBGROUPS, m0, min(M, live - m0), first);
+    if (NORM) finish_norm(epilogue, (a.n + SUBGROUPS - 1) / SUBGROUPS, first, live);
 }

@@ -22,7 +22,7 @@ layout(push_constant, scalar) uniform Push {
     LinearArgs args;
     uint more_n;    // rows of the matrices beside it, 16 bits each; 0: there is none
     Matrix more[2];
-    uint64_t tail;  // not used
+    uint64_t epilogue;  // not used
 };
 
 const uint WN = T / 32 / WR;

@@ -24,7 +24,7 @@ layout(push_constant, scalar) uniform Push {
     LinearArgs args; // codes: [tile rows, blocks of 8 tile columns, pieces of a tile, tiles of the block]; a step is a tile
     uint more_n;     // rows of the matrices beside it, 16 bits each; 0: there is none
     Matrix more[2];
-    uint64_t tail;   // of HEADS or NORM
+    uint64_t epilogue;   // of HEADS or NORM
 };
 
 const uint PIECE = TILE_WORDS % 4 == 0 ? 4 : 2;
@@ -108,6 +108,6 @@ void main() {
         precise float y = product * float(a.matrix.scales.v[row]);
         a.matrix.out_.v[r * a.n + row] = y;
     }
-    if (HEADS) finish_heads(tail, which, tile_row * 16, 16, m0, min(M, live - m0), first);
-    if (NORM) finish_norm(tail, (a.n + 15) / 16, first, live);
+    if (HEADS) finish_heads(epilogue, which, tile_row * 16, 16, m0, min(M, live - m0), first);
+    if (NORM) finish_norm(epilogue, (a.n + 15) / 16, first, live);
 }

@@ -67,5 +67,5 @@ struct RopeArgs {
 };
 
 // What follows a call and is done by its workgroups: the arguments of the call that is saved, and counters, 0 before and after.
-layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer RowTail { RowArgs args; uint64_t counts; };
-layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer RopeTail { RopeArgs args; uint64_t counts; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer RowEpilogue { RowArgs args; uint64_t counts; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer RopeEpilogue { RopeArgs args; uint64_t counts; };

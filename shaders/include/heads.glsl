@@ -16,11 +16,11 @@ shared float whole[HEADS && KV == KV_Q8 ? SUBGROUPS * HEAD_DIM : 1];
 
 // This workgroup has stored matrix rows n0 to n0 + rows of matrix `which` of the call, for `count` rows
 // of activations from m0 on, which lie from row `first` on. Heads are multiples of `rows`.
-void finish_heads(uint64_t tail_, uint which, uint n0, uint rows, uint m0, uint count, uint first) {
-    RopeTail tail = RopeTail(tail_);
-    RopeArgs a = tail.args;
+void finish_heads(uint64_t epilogue_, uint which, uint n0, uint rows, uint m0, uint count, uint first) {
+    RopeEpilogue epilogue = RopeEpilogue(epilogue_);
+    RopeArgs a = epilogue.args;
     const uint matrix = FIRST_MATRIX + which;
     const uint head = n0 / HEAD_DIM + (matrix == 0 ? 0 : a.n_heads + (matrix - 1) * a.n_kv);
-    if (!is_last(tail.counts, gl_WorkGroupID.x * (a.n_heads + 2 * a.n_kv) + head, HEAD_DIM / rows)) return;
+    if (!is_last(epilogue.counts, gl_WorkGroupID.x * (a.n_heads + 2 * a.n_kv) + head, HEAD_DIM / rows)) return;
     for (uint m = gl_SubgroupID; m < count; m += SUBGROUPS) rope_head(a, head, first + m0 + m);
 }

@@ -43,7 +43,7 @@ layout(push_constant, scalar) uniform Push {
     LinearArgs args;
     uint more_n;    // rows of the matrices beside it, 16 bits each; 0: there is none
     Matrix more[2];
-    uint64_t tail;  // of HEADS
+    uint64_t epilogue;  // of HEADS
 };
 
 #define Weights coopmat<int8_t, gl_ScopeSubgroup, MM, KK, gl_MatrixUseA>
@@ -268,5 +268,5 @@ void main() {
             a.matrix.out_.v[r * a.n + row] = y;
         }
     }
-    if (HEADS) finish_heads(tail, which, n0, R, m0, min(C, live - m0), first);
+    if (HEADS) finish_heads(epilogue, which, n0, R, m0, min(C, live - m0), first);
 }

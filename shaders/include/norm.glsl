@@ -107,10 +107,10 @@ void prepare_stream(RowArgs a, uint r) {
 }
 
 // This workgroup, one of `parties`, has stored its matrix rows for the `live` rows from `first` on.
-void finish_norm(uint64_t tail_, uint parties, uint first, uint live) {
-    RowTail tail = RowTail(tail_);
-    RowArgs a = tail.args;
-    if (!is_last(tail.counts, 0, parties)) return;
+void finish_norm(uint64_t epilogue_, uint parties, uint first, uint live) {
+    RowEpilogue epilogue = RowEpilogue(epilogue_);
+    RowArgs a = epilogue.args;
+    if (!is_last(epilogue.counts, 0, parties)) return;
     for (uint r = first; r < first + live; r++) {
         norm_stream(a, r);
         if (NEXT_PREPARE) prepare_stream(a, r);

@@ -5,7 +5,7 @@ mod following;
 mod rows;
 
 use super::device::DeviceInfo;
-use super::finish::Tail;
+use super::finish::Epilogue;
 use super::footprint::OwnSizes;
 use super::kernels::{
     self, BestPush, CommitPush, EmbedPush, Kernel, LinearPush, Push, RopePush, Specialise, word,
@@ -68,7 +68,7 @@ impl Bucket {
 
 /// What a call reads or writes, for barriers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Touch {
+pub enum Access {
     Read(BufferId),
     Write(BufferId),
     /// Writes to places that are no other's among calls that touch it so.
@@ -84,9 +84,9 @@ pub struct Call {
     /// The push constants of a linear layer, and how many matrix rows a workgroup takes.
     pub linear: Option<(LinearPush, usize)>,
     /// What its last workgroups do.
-    pub tail: Option<Tail>,
+    pub epilogue: Option<Epilogue>,
     pub groups: [u32; 3],
-    pub touches: Vec<Touch>,
+    pub accesses: Vec<Access>,
     /// Weight bytes read.
     pub bytes: u64,
     /// About how many multiply-adds, by which a pass is cut into submissions.
@@ -104,9 +104,9 @@ impl Call {
             constants: kernel.constants(),
             push: Push::of(push),
             linear: None,
-            tail: None,
+            epilogue: None,
             groups: groups.map(|g| g as u32),
-            touches: Vec::new(),
+            accesses: Vec::new(),
             bytes: 0,
             work: 0,
             label: "",
@@ -115,12 +115,12 @@ impl Call {
     }
 
     pub fn writes(&self, id: BufferId) -> bool {
-        self.touches.contains(&Touch::Write(id))
+        self.accesses.contains(&Access::Write(id))
     }
 }
 
-/// Where things lie on the device.
-pub struct Places<'a> {
+/// How operations become calls: where things lie on the device, and what it can do.
+pub struct Lowering<'a> {
     pub info: &'a DeviceInfo,
     /// The shape of matrices that the device multiplies, if it does.
     pub matrix_shape: Option<MatrixShape>,
@@ -130,7 +130,7 @@ pub struct Places<'a> {
     pub matrices: &'a [DeviceMatrix],
     pub step: BufferId,
     pub max_rows: usize,
-    /// Whether calls may have tails.
+    /// Whether calls may have epilogues.
     pub finish: bool,
     /// Most rows of a block of attention, and of a layer with trellis codes.
     pub block_rows: usize,
@@ -149,8 +149,8 @@ pub struct Own {
     pub partial_floats: usize,
     /// Addresses of all layers' caches, for commits.
     pub layers: BufferId,
-    /// Tails of calls, and the counters that these use.
-    pub tails: BufferId,
+    /// Epilogues of calls, and the counters that these use.
+    pub epilogues: BufferId,
     pub counts: BufferId,
     pub sizes: OwnSizes,
 }
@@ -161,16 +161,16 @@ impl Own {
         sizes: OwnSizes,
         alloc: impl FnMut((&'static str, usize)) -> Result<BufferId>,
     ) -> Result<Own> {
-        let [gate, up, partials, layers, tails, counts] = sizes.buffers().map(alloc);
-        let (gate, up, partials, layers, tails, counts) =
-            (gate?, up?, partials?, layers?, tails?, counts?);
+        let [gate, up, partials, layers, epilogues, counts] = sizes.buffers().map(alloc);
+        let (gate, up, partials, layers, epilogues, counts) =
+            (gate?, up?, partials?, layers?, epilogues?, counts?);
         Ok(Own {
             gate,
             up,
             partials,
             partial_floats: sizes.partial_floats,
             layers,
-            tails,
+            epilogues,
             counts,
             sizes,
         })
@@ -180,7 +180,7 @@ impl Own {
 /// Multiply-adds that a workgroup of neither a linear layer nor attention counts as.
 const OTHER_WORK: u64 = 4096;
 
-impl Places<'_> {
+impl Lowering<'_> {
     pub(super) fn at(&self, id: BufferId) -> u64 {
         self.addresses[id.0 as usize]
     }
@@ -262,10 +262,10 @@ impl Places<'_> {
         kernel: &K,
         push: &K::Push,
         groups: [usize; 3],
-        touches: Vec<Touch>,
+        accesses: Vec<Access>,
     ) -> Call {
         let work = groups.iter().product::<usize>() as u64 * OTHER_WORK;
-        Call { touches, work, ..Call::apart(kernel, push, groups) }
+        Call { accesses, work, ..Call::apart(kernel, push, groups) }
     }
 
     fn embed(&self, op: &Embed, bucket: Bucket) -> Result<Call> {
@@ -290,8 +290,8 @@ impl Places<'_> {
             factor: *scale,
             max_rows: word(self.max_rows),
         };
-        let touches = vec![Touch::Write(*out)];
-        let mut call = self.call(&kernel, &push, [bucket.rows, 1, 1], touches);
+        let accesses = vec![Access::Write(*out)];
+        let mut call = self.call(&kernel, &push, [bucket.rows, 1, 1], accesses);
         if let Some(Trellis { step, multiplier, .. }) = Trellis::of(m.format.code) {
             call.constants.extend(kernels::EmbedTrellis { step, multiplier }.constants());
         }
@@ -321,15 +321,15 @@ impl Places<'_> {
             n_kv: word(kv.n_kv_heads),
             max_rows: word(self.max_rows),
         };
-        let touches = vec![
-            Touch::Write(*q),
-            Touch::Write(*k),
-            Touch::Read(*v),
-            Touch::Write(kv.scratch_k),
-            Touch::Write(kv.scratch_v),
+        let accesses = vec![
+            Access::Write(*q),
+            Access::Write(*k),
+            Access::Read(*v),
+            Access::Write(kv.scratch_k),
+            Access::Write(kv.scratch_v),
         ];
         let groups = [n_heads + 2 * kv.n_kv_heads, bucket.rows, 1];
-        self.call(&kernel, &push, groups, touches)
+        self.call(&kernel, &push, groups, accesses)
     }
 
     fn best(&self, op: &Best, bucket: Bucket) -> [Call; 2] {
@@ -344,8 +344,9 @@ impl Places<'_> {
                 vocab: word(*vocab),
                 _gap: 0,
             };
-            let touches = vec![Touch::Read(*logits), Touch::Write(*maxima), Touch::Write(*lists)];
-            self.call(&kernel, &push, [best::CHUNKS, bucket.selected, 1], touches)
+            let accesses =
+                vec![Access::Read(*logits), Access::Write(*maxima), Access::Write(*lists)];
+            self.call(&kernel, &push, [best::CHUNKS, bucket.selected, 1], accesses)
         })
     }
 
@@ -361,10 +362,10 @@ impl Places<'_> {
             max_rows: word(self.max_rows),
             _gap: 0,
         };
-        let touches =
-            layers.iter().flat_map(|kv| [Touch::Write(kv.k), Touch::Write(kv.v)]).collect();
+        let accesses =
+            layers.iter().flat_map(|kv| [Access::Write(kv.k), Access::Write(kv.v)]).collect();
         let groups = [bucket.path, first.n_kv_heads, layers.len()];
-        Some(self.call(&kernel, &push, groups, touches))
+        Some(self.call(&kernel, &push, groups, accesses))
     }
 }
 

@@ -7,11 +7,11 @@ mod speed;
 mod staging;
 
 use super::barrier::{barrier, host_barrier};
-use super::call::{Bucket, Call, Own, Places};
+use super::call::{Bucket, Call, Lowering, Own};
 use super::choose::Choice;
 use super::cut::{Cut, Size};
 use super::device::Gpu;
-use super::finish::Tails;
+use super::finish::Epilogues;
 use super::footprint::{OwnSizes, READBACK, RESULTS, key_block};
 use super::layout::DeviceMatrix;
 use super::matrix;
@@ -102,7 +102,7 @@ pub struct VulkanExecutor {
     slowest: Option<f64>,
     made_up: Option<Arc<Mutex<MadeUp>>>,
     own: Option<Own>,
-    tails: Tails,
+    epilogues: Epilogues,
     /// Whether elements of matrices lie where some kernels expect them.
     known_elements: bool,
     /// Most rows of a block of attention, and of a layer with trellis codes.
@@ -149,7 +149,7 @@ impl VulkanExecutor {
             slowest: None,
             made_up: None,
             own: None,
-            tails: Tails::default(),
+            epilogues: Epilogues::default(),
             block_rows: if gpu.info.is_cpu { BLOCK_ROWS_OF_CPU } else { BLOCK_ROWS },
             loading: Loading { opening: start.elapsed().as_secs_f64(), ..Loading::default() },
             pending: Vec::new(),
@@ -192,7 +192,7 @@ impl VulkanExecutor {
             return Ok(own);
         }
         let own = Own::of(sizes, |(label, bytes)| self.alloc(label, bytes))?;
-        self.tails = Tails::default();
+        self.epilogues = Epilogues::default();
         self.own = Some(own);
         Ok(own)
     }
@@ -231,18 +231,20 @@ impl VulkanExecutor {
     pub(super) fn calls_of(&mut self, plan: PlanId, bucket: Bucket) -> Result<Vec<Call>> {
         let mut calls = self.calls(plan, bucket, true)?;
         let own = self.own.expect("made when the first plan was recorded");
-        let Some(new) =
-            self.tails.place(&mut calls, own.sizes.tails, self.addresses[own.tails.0 as usize])
-        else {
+        let Some(new) = self.epilogues.place(
+            &mut calls,
+            own.sizes.epilogues,
+            self.addresses[own.epilogues.0 as usize],
+        ) else {
             return self.calls(plan, bucket, false);
         };
-        new.iter().try_for_each(|(at, bytes)| self.write(own.tails, *at, bytes))?;
+        new.iter().try_for_each(|(at, bytes)| self.write(own.epilogues, *at, bytes))?;
         Ok(calls)
     }
 
     fn calls(&self, plan: PlanId, bucket: Bucket, finish: bool) -> Result<Vec<Call>> {
         let recorded = &self.plans[plan.0 as usize];
-        let places = Places {
+        let lowering = Lowering {
             info: &self.gpu.info,
             matrix_shape: self.gpu.matrices,
             known_elements: self.known_elements,
@@ -254,7 +256,7 @@ impl VulkanExecutor {
             block_rows: self.block_rows,
             own: self.own.expect("made when the first plan was recorded"),
         };
-        places.calls(&recorded.dispatches, bucket)
+        lowering.calls(&recorded.dispatches, bucket)
     }
 
     /// Runs calls one after the other, apart from any plan.

@@ -9,7 +9,7 @@
 //! both matrices), it slowed the products by more than the dispatch that it saved.
 
 use super::call::{
-    Bucket, Call, Places, Touch, kv_code, preparation, prepared, reads_before_write,
+    Access, Bucket, Call, Lowering, kv_code, preparation, prepared, reads_before_write,
 };
 use super::footprint::COUNTS;
 use super::kernels::{AttentionPush, Heads, Join, LinearPush, NextNorm, Specialise, word};
@@ -28,16 +28,16 @@ const NORM_SHARED: usize = 8 << 10;
 /// Channels that `row.comp` works on at a time.
 const BLOCK: usize = 128;
 /// Bytes of the arguments of what is finished, and of the counters' address behind them.
-pub const TAIL: usize = 128;
+pub const EPILOGUE_BYTES: usize = 128;
 
-/// Where linear layers and attention are told where their tails lie.
-const LINEAR_TAIL: usize = offset_of!(LinearPush, tail);
-const ATTENTION_TAIL: usize = offset_of!(AttentionPush, tail);
+/// Where linear layers and attention are told where their epilogues lie.
+const LINEAR_EPILOGUE: usize = offset_of!(LinearPush, epilogue);
+const ATTENTION_EPILOGUE: usize = offset_of!(AttentionPush, epilogue);
 
 /// What a call's last workgroups do: lies in memory of the executor's own, and the call is told
 /// where.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Tail {
+pub struct Epilogue {
     /// Arguments of the call that is saved, then the address of the counters.
     pub bytes: Vec<u8>,
     /// Where in the push constants of the call the address of these bytes belongs.
@@ -53,21 +53,21 @@ pub struct NormBehind {
     pub dispatches: usize,
 }
 
-impl Places<'_> {
+impl Lowering<'_> {
     /// The arguments of `saved` as what follows a call that takes their address at byte `at` of its
     /// push constants.
-    fn tail(&self, saved: &Call, at: usize) -> Tail {
+    fn epilogue(&self, saved: &Call, at: usize) -> Epilogue {
         let mut bytes = saved.push.bytes().to_vec();
         bytes.resize(bytes.len().next_multiple_of(8), 0);
         bytes.extend(self.at(self.own.counts).to_le_bytes());
-        assert!(bytes.len() <= TAIL, "arguments of {} bytes", bytes.len());
-        Tail { bytes, at }
+        assert!(bytes.len() <= EPILOGUE_BYTES, "arguments of {} bytes", bytes.len());
+        Epilogue { bytes, at }
     }
 
     fn take_over(&self, call: &mut Call, saved: Call, at: usize) {
-        call.tail = Some(self.tail(&saved, at));
-        call.touches.extend(saved.touches);
-        call.touches.push(Touch::Write(self.own.counts));
+        call.epilogue = Some(self.epilogue(&saved, at));
+        call.accesses.extend(saved.accesses);
+        call.accesses.push(Access::Write(self.own.counts));
     }
 
     /// Lets the linear layers `calls`, of `jobs`, do the rotation `next` too, if that is what
@@ -100,15 +100,15 @@ impl Places<'_> {
                 first_matrix: word(first),
             };
             call.constants.extend(heads.constants());
-            call.tail = Some(self.tail(&rope, LINEAR_TAIL));
+            call.epilogue = Some(self.epilogue(&rope, LINEAR_EPILOGUE));
             let written =
                 outs.iter().enumerate().filter(|(_, out)| call.writes(**out)).map(|(i, _)| i);
             let written: Vec<usize> = written.collect();
             first += written.len();
             let kept = [None, Some(kv.scratch_k), Some(kv.scratch_v)];
-            call.touches.extend(written.iter().filter_map(|i| kept[*i]).map(Touch::Write));
+            call.accesses.extend(written.iter().filter_map(|i| kept[*i]).map(Access::Write));
             // A head has a counter of its own.
-            call.touches.push(Touch::Share(self.own.counts));
+            call.accesses.push(Access::Share(self.own.counts));
         }
         true
     }
@@ -160,7 +160,7 @@ impl Places<'_> {
             return false;
         }
         call.constants.extend(norm.constants.constants());
-        self.take_over(call, norm.call, LINEAR_TAIL);
+        self.take_over(call, norm.call, LINEAR_EPILOGUE);
         true
     }
 
@@ -188,18 +188,18 @@ impl Places<'_> {
     /// Lets attention `call` do the join `merge` too, whose `slots` the call itself is told.
     pub(super) fn finish_join(&self, call: &mut Call, join: Join, merge: Call) {
         call.constants.extend(join.constants());
-        self.take_over(call, merge, ATTENTION_TAIL);
+        self.take_over(call, merge, ATTENTION_EPILOGUE);
     }
 }
 
-/// The tails that lie on the device, by what they say, and which of the places for them each has.
+/// The epilogues that lie on the device, by what they say, and which of the places for them each has.
 #[derive(Default)]
-pub struct Tails {
+pub struct Epilogues {
     places: HashMap<Vec<u8>, usize>,
 }
 
-impl Tails {
-    /// Tells each call where its tail lies, in memory for `room` of them at `base`. Returns what
+impl Epilogues {
+    /// Tells each call where its epilogue lies, in memory for `room` of them at `base`. Returns what
     /// has to be written there first, with its offset; `None` if there is no room for all.
     pub fn place(
         &mut self,
@@ -209,13 +209,13 @@ impl Tails {
     ) -> Option<Vec<(usize, Vec<u8>)>> {
         let mut new = Vec::new();
         for call in calls {
-            let Some(tail) = call.tail.take() else { continue };
+            let Some(epilogue) = call.epilogue.take() else { continue };
             let next = self.places.len();
-            let place = *self.places.entry(tail.bytes).or_insert_with_key(|bytes| {
-                new.push((next * TAIL, bytes.clone()));
+            let place = *self.places.entry(epilogue.bytes).or_insert_with_key(|bytes| {
+                new.push((next * EPILOGUE_BYTES, bytes.clone()));
                 next
             });
-            call.push.set(tail.at, base + (place * TAIL) as u64);
+            call.push.set(epilogue.at, base + (place * EPILOGUE_BYTES) as u64);
         }
         if self.places.len() > room {
             // Not written, so not there.
@@ -233,24 +233,24 @@ mod tests {
     use super::*;
     use crate::vulkan::kernels::{MatrixProbe, MatrixProbePush};
 
-    fn call(tail: u8) -> Call {
-        let tail = Some(Tail { bytes: vec![tail; 16], at: 0 });
-        Call { tail, ..Call::apart(&MatrixProbe {}, &MatrixProbePush { out: 0 }, [1; 3]) }
+    fn call(epilogue: u8) -> Call {
+        let epilogue = Some(Epilogue { bytes: vec![epilogue; 16], at: 0 });
+        Call { epilogue, ..Call::apart(&MatrixProbe {}, &MatrixProbePush { out: 0 }, [1; 3]) }
     }
 
     #[test]
     fn a_tail_has_one_place_and_what_finds_none_leaves_none_behind() {
-        let mut tails = Tails::default();
+        let mut epilogues = Epilogues::default();
         let mut calls = [call(1), call(2), call(1)];
-        let new = tails.place(&mut calls, 3, 4096).unwrap();
-        assert_eq!(new, [(0, vec![1; 16]), (TAIL, vec![2; 16])]);
+        let new = epilogues.place(&mut calls, 3, 4096).unwrap();
+        assert_eq!(new, [(0, vec![1; 16]), (EPILOGUE_BYTES, vec![2; 16])]);
         let addresses =
             calls.each_ref().map(|c| u64::from_le_bytes(c.push.bytes().try_into().unwrap()));
-        assert_eq!(addresses, [4096, 4096 + TAIL as u64, 4096]);
-        assert_eq!(tails.place(&mut [call(3), call(4)], 3, 4096), None);
+        assert_eq!(addresses, [4096, 4096 + EPILOGUE_BYTES as u64, 4096]);
+        assert_eq!(epilogues.place(&mut [call(3), call(4)], 3, 4096), None);
         assert_eq!(
-            tails.place(&mut [call(4), call(2)], 3, 4096),
-            Some(vec![(2 * TAIL, vec![4; 16])])
+            epilogues.place(&mut [call(4), call(2)], 3, 4096),
+            Some(vec![(2 * EPILOGUE_BYTES, vec![4; 16])])
         );
     }
 }

@@ -1,7 +1,7 @@
 //! What the executor takes of a device's memory: by the same rules, without the device.
 
 use super::device::DeviceInfo;
-use super::finish::TAIL;
+use super::finish::EPILOGUE_BYTES;
 use super::layout::sizes;
 use super::memory::{Cuts, check_piece, rounded};
 use super::upload;
@@ -38,21 +38,21 @@ pub struct OwnSizes {
     pub partial_floats: usize,
     /// Layers of one commit.
     layers: usize,
-    /// Calls that have a tail.
-    pub tails: usize,
+    /// Calls that have an epilogue.
+    pub epilogues: usize,
 }
 
 impl OwnSizes {
     /// What a plan needs.
     pub fn of(plan: &Plan, layout: StepLayout, rows_of: impl Fn(WeightId) -> usize) -> OwnSizes {
-        let mut sizes = OwnSizes { partial_floats: PARTIALS / 4, layers: 1, gate: 0, tails: 0 };
+        let mut sizes = OwnSizes { partial_floats: PARTIALS / 4, layers: 1, gate: 0, epilogues: 0 };
         let mut attentions = 0;
-        let tail = |op: &Op| match op {
+        let epilogue = |op: &Op| match op {
             Op::Attention(attention) => !attention.is_partial(),
             op => matches!(op, Op::Rope(_) | Op::Norm(_)),
         };
         // Those of a plan with other buffers, such as one that an NPU takes part in, are others.
-        sizes.tails = 2 * plan.dispatches.iter().filter(|d| tail(&d.op)).count();
+        sizes.epilogues = 2 * plan.dispatches.iter().filter(|d| epilogue(&d.op)).count();
         for op in plan.dispatches.iter().map(|d| &d.op) {
             match op {
                 Op::GateUp(op) => {
@@ -80,20 +80,20 @@ impl OwnSizes {
             gate: self.gate.max(other.gate),
             partial_floats: self.partial_floats.max(other.partial_floats),
             layers: self.layers.max(other.layers),
-            tails: self.tails.max(other.tails),
+            epilogues: self.epilogues.max(other.epilogues),
         }
     }
 
     /// Label and bytes of each, in the order of allocation.
     pub fn buffers(self) -> [(&'static str, usize); 6] {
-        let (partials, layers, tails) =
-            (self.partial_floats * 4, self.layers * 40, self.tails * TAIL);
+        let (partials, layers, epilogues) =
+            (self.partial_floats * 4, self.layers * 40, self.epilogues * EPILOGUE_BYTES);
         [
             ("gate", self.gate),
             ("up", self.gate),
             ("attention partials", partials),
             ("layers", layers),
-            ("tails", tails),
+            ("epilogues", epilogues),
             ("counts", COUNTS * 4),
         ]
     }

@@ -1,6 +1,6 @@
 //! Where a barrier must stand between the calls of a plan.
 
-use super::call::{Call, Touch};
+use super::call::{Access, Call};
 use crate::compute::BufferId;
 
 /// Which buffers were touched since the last barrier.
@@ -14,10 +14,10 @@ pub struct Hazards {
 impl Hazards {
     /// Takes note of a call; true if a barrier must stand before it.
     pub fn meets(&mut self, call: &Call) -> bool {
-        let clash = call.touches.iter().any(|t| match t {
-            Touch::Read(id) => self.written.contains(id) || self.shared.contains(id),
-            Touch::Share(id) => self.written.contains(id) || self.read.contains(id),
-            Touch::Write(id) => {
+        let clash = call.accesses.iter().any(|t| match t {
+            Access::Read(id) => self.written.contains(id) || self.shared.contains(id),
+            Access::Share(id) => self.written.contains(id) || self.read.contains(id),
+            Access::Write(id) => {
                 [&self.written, &self.read, &self.shared].iter().any(|ids| ids.contains(id))
             }
         });
@@ -26,11 +26,11 @@ impl Hazards {
             self.written.clear();
             self.shared.clear();
         }
-        for touch in &call.touches {
+        for touch in &call.accesses {
             match touch {
-                Touch::Read(id) => self.read.push(*id),
-                Touch::Write(id) => self.written.push(*id),
-                Touch::Share(id) => self.shared.push(*id),
+                Access::Read(id) => self.read.push(*id),
+                Access::Write(id) => self.written.push(*id),
+                Access::Share(id) => self.shared.push(*id),
             }
         }
         clash
@@ -45,23 +45,23 @@ mod tests {
     #[test]
     fn calls_that_share_a_buffer_need_no_barrier_but_before_and_behind_others() {
         let (a, b) = (BufferId(1), BufferId(2));
-        let call = |touches: &[Touch]| {
+        let call = |accesses: &[Access]| {
             let call = Call::apart(&MatrixProbe {}, &MatrixProbePush { out: 0 }, [1; 3]);
-            Call { touches: touches.to_vec(), ..call }
+            Call { accesses: accesses.to_vec(), ..call }
         };
-        let steps: [(&[Touch], bool); 8] = [
-            (&[Touch::Write(a)], false),
-            (&[Touch::Share(a), Touch::Read(b)], true),
-            (&[Touch::Share(a), Touch::Read(b)], false),
-            (&[Touch::Write(a)], true),
-            (&[Touch::Share(b)], false),
-            (&[Touch::Read(b)], true),
-            (&[Touch::Read(b)], false),
-            (&[Touch::Share(b)], true),
+        let steps: [(&[Access], bool); 8] = [
+            (&[Access::Write(a)], false),
+            (&[Access::Share(a), Access::Read(b)], true),
+            (&[Access::Share(a), Access::Read(b)], false),
+            (&[Access::Write(a)], true),
+            (&[Access::Share(b)], false),
+            (&[Access::Read(b)], true),
+            (&[Access::Read(b)], false),
+            (&[Access::Share(b)], true),
         ];
         let mut hazards = Hazards::default();
-        for (i, (touches, barrier)) in steps.into_iter().enumerate() {
-            assert_eq!(hazards.meets(&call(touches)), barrier, "call {i}");
+        for (i, (accesses, barrier)) in steps.into_iter().enumerate() {
+            assert_eq!(hazards.meets(&call(accesses)), barrier, "call {i}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Calls of linear layers: which of the kernels, in what shape.
 
-use super::call::{Bucket, Call, Places, Touch};
+use super::call::{Access, Bucket, Call, Lowering};
 use super::kernels::{self, Kernel, LinearPush, MatrixPush, PathTrellis, Push, Specialise, word};
 use super::layout::{DeviceMatrix, Packing, code_number};
 use super::pipeline::{Constants, Shader};
@@ -68,7 +68,7 @@ impl LinearPush {
     }
 }
 
-impl Places<'_> {
+impl Lowering<'_> {
     /// The call of one linear layer, whose last workgroup may have a norm to do.
     pub(super) fn linear(
         &self,
@@ -80,11 +80,11 @@ impl Places<'_> {
         let (m, act) = (self.matrix(job.weight), &job.act);
         let selected = rows == RowSet::Selected;
         let live = bucket.of(rows);
-        let touches = vec![
-            Touch::Read(act.values),
-            Touch::Read(act.scales),
-            Touch::Read(act.sums),
-            Touch::Write(job.out),
+        let accesses = vec![
+            Access::Read(act.values),
+            Access::Read(act.scales),
+            Access::Read(act.sums),
+            Access::Write(job.out),
         ];
         let packing = Packing::of(m.format, m.rows, m.cols)?;
         let shape = match &packing {
@@ -110,7 +110,7 @@ impl Places<'_> {
             stride: word(act.cols * if act.format.int8 { 1 } else { 4 }),
             more_n: [0; 2],
             more: [MatrixPush::zeroed(); 2],
-            tail: 0,
+            epilogue: 0,
         };
         let groups = [live.div_ceil(shape.block), m.rows.div_ceil(shape.rows), 1];
         Ok(Call {
@@ -118,9 +118,9 @@ impl Places<'_> {
             constants: shape.constants,
             push: Push::of(&args),
             linear: Some((args, shape.rows)),
-            tail: None,
+            epilogue: None,
             groups: groups.map(word),
-            touches,
+            accesses,
             bytes: m.bytes,
             work: (m.rows * m.cols * live) as u64,
             label: "",
@@ -353,7 +353,7 @@ pub(super) fn put_beside(calls: &mut Vec<Call>, begin: usize, mut call: Call, la
         last.groups[1] += call.groups[1];
         last.bytes += call.bytes;
         last.work += call.work;
-        last.touches.extend(call.touches);
+        last.accesses.extend(call.accesses);
         return;
     }
     calls.push(call);

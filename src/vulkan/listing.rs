@@ -1,7 +1,7 @@
 //! Which kernels a device would be given for a model, without the device: for whoever looks at what
 //! a driver makes of them.
 
-use super::call::{Bucket, Call, Own, Places, Touch};
+use super::call::{Access, Bucket, Call, Lowering, Own};
 use super::device::DeviceInfo;
 use super::executor::BLOCK_ROWS;
 use super::footprint::{OwnSizes, VulkanFootprint, key_block};
@@ -69,7 +69,7 @@ impl Listing {
         let own = self.own.expect("made when the first plan was recorded");
         // Made-up addresses: equal ones would be taken for one buffer.
         let addresses: Vec<u64> = (1..=self.buffers as u64).map(|i| i << 32).collect();
-        let places = Places {
+        let lowering = Lowering {
             info: &self.info,
             matrix_shape: matrix::best_shape(&self.shapes),
             known_elements: self.shapes.contains(&matrix::SHAPE) && self.info.subgroup == 32,
@@ -82,7 +82,7 @@ impl Listing {
             own,
         };
         let mut list: Vec<Listed> = Vec::new();
-        for call in places.calls(&plan.dispatches, bucket)? {
+        for call in lowering.calls(&plan.dispatches, bucket)? {
             let listed = self.listed(&call, &plan.dispatches[call.of.clone()], own);
             match list.iter_mut().find(|other| Listed { count: 1, ..(*other).clone() } == listed) {
                 Some(same) => same.count += 1,
@@ -119,7 +119,7 @@ impl Listing {
             Op::GateUp(op) => vec![(op.gate, own.gate), (op.up, own.up)],
             _ => Vec::new(),
         });
-        let matrices = jobs.filter(|(_, out)| call.touches.contains(&Touch::Write(*out))).map(
+        let matrices = jobs.filter(|(_, out)| call.accesses.contains(&Access::Write(*out))).map(
             |(weight, _)| {
                 let m = &self.matrices[weight.0 as usize];
                 (m.format, m.rows, m.cols)

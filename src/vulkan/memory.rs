@@ -46,7 +46,7 @@ impl Requested {
     }
 }
 
-// SAFETY: the mapping is plain memory; who touches it when is the executor's business.
+// SAFETY: the mapping is plain memory; who accesses it when is the executor's business.
 unsafe impl Send for Block {}
 // SAFETY: as above: what changes the mapping through a shared block is unsafe and says when it may
 // be called.

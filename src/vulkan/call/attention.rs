@@ -7,7 +7,7 @@ use anyhow::{bail, ensure};
 /// Most rows that page partials are split over workgroups for.
 const SPLIT_ROWS: usize = 32;
 
-impl Places<'_> {
+impl Lowering<'_> {
     pub(super) fn attention(
         &self,
         op: &Attention,
@@ -66,19 +66,19 @@ impl Places<'_> {
             max_rows: word(self.max_rows),
             slots: word(slots),
             _gap: 0,
-            tail: 0,
+            epilogue: 0,
         };
         // Rows of a block may look at pages apart by one.
         let pages =
             if split { slots + (kv.pages.window.is_some() && rows > 1) as usize } else { 1 };
         let groups = [kv.n_kv_heads, bucket.rows.div_ceil(rows), pages];
-        let touches = vec![
-            Touch::Read(*q),
-            Touch::Read(kv.scratch_k),
-            Touch::Read(kv.scratch_v),
-            Touch::Write(target),
+        let accesses = vec![
+            Access::Read(*q),
+            Access::Read(kv.scratch_k),
+            Access::Read(kv.scratch_v),
+            Access::Write(target),
         ];
-        let mut call = self.call(&kernel, &push, groups, touches);
+        let mut call = self.call(&kernel, &push, groups, accesses);
         call.work = 2 * (bucket.rows * slots * PAGE * n_heads * dim) as u64;
         if split {
             let z = (prepare.is_none() || read_later).then_some(*out);
@@ -144,13 +144,13 @@ impl Places<'_> {
             lag: word(offloaded.lag),
             share: word(offloaded.share),
         };
-        let touches = vec![
-            Touch::Read(*q),
-            Touch::Read(kv.scratch_k),
-            Touch::Read(kv.scratch_v),
-            Touch::Write(*out),
+        let accesses = vec![
+            Access::Read(*q),
+            Access::Read(kv.scratch_k),
+            Access::Read(kv.scratch_v),
+            Access::Write(*out),
         ];
-        Ok(self.call(&kernel, &push, [*n_heads, bucket.rows, 1], touches))
+        Ok(self.call(&kernel, &push, [*n_heads, bucket.rows, 1], accesses))
     }
 }
 

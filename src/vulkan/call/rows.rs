@@ -26,7 +26,7 @@ pub struct Merge {
     pub slots: usize,
 }
 
-impl Places<'_> {
+impl Lowering<'_> {
     /// Threads of a workgroup that works on a row: as many subgroups as divide its blocks evenly,
     /// where there is such a number worth having. Two or three blocks a subgroup were faster than
     /// one: fewer subgroups wait for each other.
@@ -81,16 +81,16 @@ impl Places<'_> {
             slots: r.merge.map_or(0, |m| word(m.slots)),
             _gap: 0,
         };
-        let mut touches = vec![Touch::Read(r.x)];
-        touches.extend(r.add.map(Touch::Read));
-        touches.extend(r.z.map(Touch::Write));
+        let mut accesses = vec![Access::Read(r.x)];
+        accesses.extend(r.add.map(Access::Read));
+        accesses.extend(r.z.map(Access::Write));
         if r.add.is_some() && !r.glu && r.rows == RowSet::All {
-            touches.push(Touch::Write(r.x));
+            accesses.push(Access::Write(r.x));
         }
         if let Some(a) = r.prepare {
-            touches.extend([a.values, a.scales, a.sums].map(Touch::Write));
+            accesses.extend([a.values, a.scales, a.sums].map(Access::Write));
         }
-        self.call(&kernel, &push, [bucket.of(r.rows), shares, 1], touches)
+        self.call(&kernel, &push, [bucket.of(r.rows), shares, 1], accesses)
     }
 
     pub(in crate::vulkan) fn norm(

@@ -185,7 +185,7 @@ arguments! {
         more_n: [u16; 2],
         more: Beside,
         /// Arguments of what the last workgroups do; see `finish.rs`.
-        tail: u64,
+        epilogue: u64,
     }
 }
 

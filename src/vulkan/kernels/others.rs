@@ -66,7 +66,7 @@ arguments! {
         slots: u32,
         _gap: u32,
         /// Arguments of the join.
-        tail: u64,
+        epilogue: u64,
     }
 }
 
