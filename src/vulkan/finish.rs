@@ -5,8 +5,7 @@
 //! a layer. Where a piece of work needs a piece of the output only (a head, a block of rows of
 //! attention), the last workgroup to store into that piece goes on with it. The norm of a row needs
 //! all of the row: where there are one or two, the last workgroup of all does it. Gate times up is
-//! left out: tried both ways on an H200 (the last workgroup of a block, or one workgroup a group of
-//! both matrices), it slowed the products by more than the dispatch that it saved.
+//! left out, since it slows the products by more than a dispatch (docs/NOTES.md).
 
 use super::call::{
     Access, Bucket, Call, Lowering, kv_code, preparation, prepared, reads_before_write,

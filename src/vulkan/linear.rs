@@ -293,7 +293,7 @@ impl Lowering<'_> {
         if !(self.known_elements && fits && room) || live < MATRIX_ROWS {
             return None;
         }
-        // What follows was the fastest of nine or ten shapes each on an H200, for 27B's layers.
+        // Shapes by measurement, see docs/NOTES.md.
         let grouped = format.group != Group::Row;
         // Many rows with one scale a row are `linear_matrix`'s, which is as fast there.
         if live > FEW_ROWS && !grouped {

@@ -28,7 +28,7 @@ pub struct Merge {
 
 impl Lowering<'_> {
     /// Threads of a workgroup that works on a row: as many subgroups as divide its blocks evenly,
-    /// where there is such a number worth having. Two or three blocks a subgroup were faster than
+    /// where there is such a number worth having. Two or three blocks a subgroup are better than
     /// one: fewer subgroups wait for each other.
     pub(super) fn row_threads(&self, cols: usize) -> u32 {
         let blocks = cols.div_ceil(128) as u32;
