@@ -1,7 +1,7 @@
 //! Our own quantised checkpoints: a Hugging Face directory whose `config.json` says which matrices
 //! are packed, and how.
 //!
-//! `"quantization_config": {"quant_method": "gemma", "version": 1, "formats": {"<X.weight>":
+//! `"quantization_config": {"quant_method": "gemma", "version": 2, "formats": {"<X.weight>":
 //! "i4-row+h128", ...}}`; a matrix listed there is stored as `X.weight.codes` (U8 `[rows,
 //! row_bytes]`) and, for integer codes, `X.weight.scales` (F16 `[rows, groups]`). All others are
 //! stored as they are anywhere.
