@@ -52,8 +52,10 @@
 //!   that may follow the text, each behind its parent; its root is the newest token. *node*: a
 //!   token of a tree. *chain*: a tree without branches.
 //! - *source*: what names candidates for a node: a match earlier in the text, a table of pairs, a
-//!   draft model. *mixer*: what makes one chance of the sources' opinions, and learns how far to
-//!   trust each. *prior*: the weights it begins with. *memory*: what it keeps for the next run.
+//!   draft model. *tree builder*: the drafter that puts their candidates together. *mixer*: what
+//!   makes one chance of the sources' opinions, and learns how far to trust each, by the *class* of
+//!   a node's context. *prior*: the weights it begins with. *memory*: what it keeps for the next
+//!   run.
 //! - *policy*: how much of a proposal a pass takes. *allowance*: that, for one text and round.
 //!   *loss budget*: how much slower than plain decoding drafts may ever have made a text.
 //!   *back-off*: rounds before what did not pay is tried again. *outlier filter*: what keeps a

@@ -5,7 +5,7 @@ mod invariance;
 #[path = "common/toy.rs"]
 mod toy;
 
-use gemma::draft::{Ask, Drafter, Lm, NoDraft, Stack};
+use gemma::draft::{Ask, Drafter, Lm, NoDraft, TreeBuilder};
 use gemma::engine::Timeline;
 use gemma::sampler::SamplerConfig;
 use invariance::{Case, run};
@@ -29,7 +29,7 @@ fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
     // Far past what it has room for, it still guesses what the target picks: two tokens decide in
     // both.
     let case = Case { max_tokens: 300, ..Case::new(&history[..500], SamplerConfig::default()) };
-    let mut drafter = Stack::of_model("model", draft.engine());
+    let mut drafter = TreeBuilder::of_model("model", draft.engine());
     let (text, stats) = run(&mut Timeline::new(target.engine()), &mut drafter, &case);
     let (plain, _) = run(&mut Timeline::new(target.engine()), &mut NoDraft, &case);
     assert_eq!(text, plain);

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Result;
 use gemma::decode::{Event, Flow, Limits, Request, Scheduler, Stats, Stop, generate};
 use gemma::draft::{
-    Ask, DraftContext, Drafter, Figures, Memory, NoDraft, Policy, Proposal, Stack, TreeSize,
+    Ask, DraftContext, Drafter, Figures, Memory, NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
 };
 use gemma::engine::{Engine, ReducedEngine, Rows, Scores, Timeline, TokenTree};
 use gemma::error::{Kind, fault_of};
@@ -239,7 +239,7 @@ fn texts_in_one_pass_are_those_alone() {
             match seat % 4 {
                 0 => Box::new(Oracle::new(target.engine(), false)),
                 1 => Box::new(Random { state: seat as u64, vocab: target.vocab }),
-                2 => Box::new(Stack::of_text()),
+                2 => Box::new(TreeBuilder::of_text()),
                 _ => Box::new(NoDraft),
             }
         });
@@ -318,8 +318,8 @@ fn caches_follow_an_edited_history() {
         let draft = Toy { slack, ..draft_of(&target, 0.15) };
         let mut drafters: Vec<Box<dyn Drafter>> = vec![
             Box::new(NoDraft),
-            Box::new(Stack::of_both("model", draft.engine())),
-            Box::new(Stack::of_text()),
+            Box::new(TreeBuilder::of_both("model", draft.engine())),
+            Box::new(TreeBuilder::of_text()),
             Box::new(Oracle::new(target.engine(), false)),
             Box::new(Random { state: 3, vocab: 40 }),
         ];
@@ -425,7 +425,7 @@ fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
         for max_rows in [1, 8, 20, 64, 400] {
             let small = Toy { max_rows, ..draft.clone() };
             let beside = Toy { beside: Some(3), ..target.clone() };
-            let mut drafter = Stack::of_model("model", small.engine());
+            let mut drafter = TreeBuilder::of_model("model", small.engine());
             let (got, stats) = run(&mut Timeline::new(beside.engine()), &mut drafter, &case);
             assert_eq!(got, want);
             let mut figures = Figures::default();
@@ -467,33 +467,33 @@ fn better_drafts_need_fewer_passes() {
 fn the_table_learns_from_the_target() {
     let target = Toy { vocab: 300, order: 2, spread: 3.0, ..Toy::new(77) };
     let dir = tempfile::tempdir().unwrap();
-    let stack = || {
-        let mut stack = Stack::of_text();
-        stack.remember(Memory::new(dir.path(), [7; 32], [0; 32])).unwrap();
-        stack
+    let builder = || {
+        let mut builder = TreeBuilder::of_text();
+        builder.remember(Memory::new(dir.path(), [7; 32], [0; 32])).unwrap();
+        builder
     };
     // Contexts repeat between the prompts, no prompt does.
     let prompts =
         |first: u32| (first..first + 25).map(|i| vec![i, i * 7 % 300, 3]).collect::<Vec<_>>();
-    let pass = |stack: &mut Stack, prompts: Vec<Vec<u32>>, temperature: f32| {
+    let pass = |builder: &mut TreeBuilder, prompts: Vec<Vec<u32>>, temperature: f32| {
         let mut sum = Stats::default();
         for prompt in prompts {
             let config = SamplerConfig { temperature, top_k: 20, seed: 5, ..Default::default() };
             let case = Case { max_tokens: 40, ..Case::new(&prompt, config) };
             let plain = run(&mut Timeline::new(target.engine()), &mut NoDraft, &case).0;
-            let (text, stats) = run(&mut Timeline::new(target.engine()), stack, &case);
+            let (text, stats) = run(&mut Timeline::new(target.engine()), builder, &case);
             assert_eq!(text, plain);
             sum.add_rounds(&stats);
         }
         sum.accepted_length()
     };
     for temperature in [0.0, 0.7] {
-        let (mut first, unseen) = (stack(), prompts(200));
-        let before = pass(&mut stack(), unseen.clone(), temperature);
+        let (mut first, unseen) = (builder(), prompts(200));
+        let before = pass(&mut builder(), unseen.clone(), temperature);
         pass(&mut first, prompts(0), temperature);
         pass(&mut first, prompts(100), temperature);
         first.save().unwrap();
-        let after = pass(&mut stack(), unseen, temperature);
+        let after = pass(&mut builder(), unseen, temperature);
         assert!(
             after > before + 0.1,
             "temperature {temperature}: {before} tokens a pass before, {after} after"

@@ -31,17 +31,17 @@ pub const MISS: usize = 6;
 /// No source calls a token less likely than this.
 pub const FLOOR: f32 = -7.0;
 
-/// Classes of a place: what each of its marks chooses among.
+/// Classes of contexts: what each of its marks chooses among.
 const LENGTHS: usize = 7;
 const SURENESS: usize = 6;
 const RECORDS: usize = 5;
 pub const SETS: usize = 1 + LENGTHS + SURENESS + RECORDS;
 
-/// What is known of a place before any candidate is looked at.
+/// What is known of a node's context before any candidate is looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place([u8; 3]);
+pub struct ContextClass([u8; 3]);
 
-impl Place {
+impl ContextClass {
     /// Length of the context match; the draft model's chance of its best token, if it was asked;
     /// how often the table has seen the last two tokens, or else whether it knows the last one.
     pub fn new(matched: u32, model: Option<f32>, pair: u32, last: bool) -> Self {
@@ -64,7 +64,7 @@ impl Place {
             (2..=4, _) => 3,
             _ => 4,
         };
-        Place([length, sure, record])
+        ContextClass([length, sure, record])
     }
 
     fn sets(self) -> [usize; 4] {
@@ -73,18 +73,18 @@ impl Place {
     }
 }
 
-/// What follows one place: candidates and what each source thinks of them.
+/// What may follow one node: candidates and what each source thinks of them.
 #[derive(Clone, Debug, Default)]
-pub struct Choice {
-    pub place: Place,
+pub struct Candidates {
+    pub class: ContextClass,
     /// `[candidates]`
     pub tokens: Vec<Token>,
     /// `[candidates + 1]`: the last one is "none of these".
     pub features: Vec<Features>,
 }
 
-/// The weights: a sum of four sets, each chosen by a mark of the place, so that what is learnt in
-/// one place helps in others.
+/// The weights: a sum of four sets, each chosen by a mark of the context, so that what is learnt in
+/// one context helps in others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mixer {
     sets: [Features; SETS],
@@ -116,20 +116,20 @@ impl Mixer {
         Mixer { rate, ..self }
     }
 
-    fn weights(&self, place: Place) -> Features {
+    fn weights(&self, class: ContextClass) -> Features {
         let mut sum = [0.0; FEATURES];
-        for set in place.sets() {
+        for set in class.sets() {
             (0..FEATURES).for_each(|f| sum[f] += self.sets[set][f]);
         }
         sum
     }
 
     /// The chance of each candidate, and last of none of them. `[candidates + 1]`
-    pub fn chances(&self, choice: &Choice, out: &mut Vec<f32>) {
-        let weights = self.weights(choice.place);
+    pub fn chances(&self, candidates: &Candidates, out: &mut Vec<f32>) {
+        let weights = self.weights(candidates.class);
         out.clear();
         out.extend(
-            choice
+            candidates
                 .features
                 .iter()
                 .map(|row| (0..FEATURES).map(|f| weights[f] * row[f]).sum::<f32>()),
@@ -147,35 +147,42 @@ impl Mixer {
     /// chances; `None` where it has no opinion.
     pub fn parts(
         &self,
-        choice: &Choice,
+        candidates: &Candidates,
         chances: &[f32],
         candidate: usize,
     ) -> [Option<f32>; FEATURES] {
-        let weights = self.weights(choice.place);
+        let weights = self.weights(candidates.class);
         let others = (1.0 - chances[candidate]).max(1e-6);
         std::array::from_fn(|f| {
-            let rows =
-                choice.features.iter().zip(chances).enumerate().filter(|(i, _)| *i != candidate);
+            let rows = candidates
+                .features
+                .iter()
+                .zip(chances)
+                .enumerate()
+                .filter(|(i, _)| *i != candidate);
             let mean: f32 = rows.map(|(_, (row, chance))| row[f] * chance / others).sum();
-            let silent = choice.features.iter().all(|row| row[f] == 0.0);
-            (!silent).then_some(weights[f] * (choice.features[candidate][f] - mean))
+            let silent = candidates.features.iter().all(|row| row[f] == 0.0);
+            (!silent).then_some(weights[f] * (candidates.features[candidate][f] - mean))
         })
     }
 
     /// Takes in what came. `chances` is room to work in.
-    pub fn learn(&mut self, choice: &Choice, came: Token, chances: &mut Vec<f32>) {
+    pub fn learn(&mut self, candidates: &Candidates, came: Token, chances: &mut Vec<f32>) {
         if self.rate == 0.0 {
             return;
         }
-        let which =
-            choice.tokens.iter().position(|&token| token == came).unwrap_or(choice.tokens.len());
-        self.chances(choice, chances);
+        let which = candidates
+            .tokens
+            .iter()
+            .position(|&token| token == came)
+            .unwrap_or(candidates.tokens.len());
+        self.chances(candidates, chances);
         let mut step = [0.0; FEATURES];
-        for (i, (row, &chance)) in choice.features.iter().zip(chances.iter()).enumerate() {
+        for (i, (row, &chance)) in candidates.features.iter().zip(chances.iter()).enumerate() {
             let error = (i == which) as u8 as f32 - chance;
             (0..FEATURES).for_each(|f| step[f] += error * row[f]);
         }
-        for set in choice.place.sets() {
+        for set in candidates.class.sets() {
             for f in 0..FEATURES {
                 let weight = &mut self.sets[set][f];
                 *weight = (*weight + self.rate * step[f]).clamp(-BOUND, BOUND);
@@ -210,7 +217,7 @@ mod tests {
     use super::*;
 
     /// Two sources: the first is right with a chance of `right`, the second says nothing.
-    fn choice(sure: f32) -> Choice {
+    fn candidates(sure: f32) -> Candidates {
         let row = |p: f32, miss: f32| {
             let mut row = [0.0; FEATURES];
             row[LONG] = opinion(p);
@@ -220,7 +227,11 @@ mod tests {
         };
         let features =
             vec![row(sure, 0.0), row((1.0 - sure) / 2.0, 0.0), row((1.0 - sure) / 2.0, 1.0)];
-        Choice { place: Place::new(2, Some(0.5), 0, false), tokens: vec![7, 8], features }
+        Candidates {
+            class: ContextClass::new(2, Some(0.5), 0, false),
+            tokens: vec![7, 8],
+            features,
+        }
     }
 
     #[test]
@@ -238,7 +249,7 @@ mod tests {
         for _ in 0..6000 {
             let x = next();
             mixer.learn(
-                &choice(0.9),
+                &candidates(0.9),
                 if x < 0.5 {
                     7
                 } else if x < 0.7 {
@@ -249,7 +260,7 @@ mod tests {
                 &mut chances,
             );
         }
-        mixer.chances(&choice(0.9), &mut chances);
+        mixer.chances(&candidates(0.9), &mut chances);
         assert!((chances.iter().sum::<f32>() - 1.0).abs() < 1e-5);
         for (chance, want) in chances.iter().zip([0.5, 0.2, 0.3]) {
             assert!((chance - want).abs() < 0.1, "{chances:?}");
@@ -259,8 +270,8 @@ mod tests {
     #[test]
     fn a_source_that_is_right_gains_weight_there_and_elsewhere() {
         let mut mixer = Mixer::new(false).at_rate(0.01);
-        let (here, mut chances) = (choice(0.8), Vec::new());
-        let there = Choice { place: Place::new(9, None, 3, true), ..here.clone() };
+        let (here, mut chances) = (candidates(0.8), Vec::new());
+        let there = Candidates { class: ContextClass::new(9, None, 3, true), ..here.clone() };
         mixer.chances(&there, &mut chances);
         let before = chances[0];
         (0..500).for_each(|_| mixer.learn(&here, 7, &mut chances));
@@ -273,9 +284,9 @@ mod tests {
     #[test]
     fn who_speaks_for_a_candidate_is_told_and_silence_is_no_voice() {
         let (mixer, mut chances) = (Mixer::fixed(false), Vec::new());
-        let choice = choice(0.9);
-        mixer.chances(&choice, &mut chances);
-        let parts = mixer.parts(&choice, &chances, 0);
+        let candidates = candidates(0.9);
+        mixer.chances(&candidates, &mut chances);
+        let parts = mixer.parts(&candidates, &chances, 0);
         assert!(parts[LONG].unwrap() > 0.5 && parts[MODEL].unwrap().abs() < 1e-6, "{parts:?}");
         assert_eq!((parts[SHORT], parts[PAIR], parts[NOISE]), (None, None, None));
     }
@@ -283,7 +294,7 @@ mod tests {
     #[test]
     fn weights_survive_a_round_trip_and_nonsense_is_refused() {
         let mut mixer = Mixer::fixed(true).at_rate(RATE);
-        mixer.learn(&choice(0.3), 8, &mut Vec::new());
+        mixer.learn(&candidates(0.3), 8, &mut Vec::new());
         let mut floats = mixer.to_floats();
         assert_eq!(Mixer::from_floats(&floats), Some(mixer));
         assert_eq!(Mixer::from_floats(&floats[1..]), None);
@@ -293,9 +304,12 @@ mod tests {
 
     #[test]
     fn places_are_told_apart() {
-        let marks = |p: Place| p.sets();
-        assert_eq!(marks(Place::default()), [0, 1, 8, 14]);
-        assert_eq!(marks(Place::new(99, Some(1.0), 99, true)), [0, 7, 13, SETS - 1]);
-        assert_ne!(marks(Place::new(1, None, 0, false)), marks(Place::new(1, None, 0, true)));
+        let marks = |p: ContextClass| p.sets();
+        assert_eq!(marks(ContextClass::default()), [0, 1, 8, 14]);
+        assert_eq!(marks(ContextClass::new(99, Some(1.0), 99, true)), [0, 7, 13, SETS - 1]);
+        assert_ne!(
+            marks(ContextClass::new(1, None, 0, false)),
+            marks(ContextClass::new(1, None, 0, true))
+        );
     }
 }

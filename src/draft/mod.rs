@@ -6,6 +6,7 @@
 //! filled in [`source`]; its state derives from `history`.
 
 pub mod automaton;
+pub mod builder;
 pub mod costs;
 pub mod figures;
 pub mod forced;
@@ -18,12 +19,12 @@ pub mod prior;
 pub mod proposal;
 pub mod round;
 pub mod source;
-pub mod stack;
 pub mod table;
 pub mod verified;
 
 use anyhow::Result;
 
+pub use builder::{Mixing, TreeBuilder};
 pub use costs::{CostCurve, Costs};
 pub use figures::{Figures, Habits};
 pub use lm::Lm;
@@ -32,7 +33,6 @@ pub use options::{Ahead, DraftOptions, TreeSize};
 pub use policy::Policy;
 pub use proposal::Proposal;
 pub use round::{Allowance, Outcome, Pass, Round};
-pub use stack::{Mixing, Stack};
 pub use table::Table;
 pub use verified::Verified;
 

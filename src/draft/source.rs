@@ -1,4 +1,4 @@
-//! What each source says of one place in the tree, gathered into one choice.
+//! What each source says of one place in the tree, gathered into one list of candidates.
 
 use anyhow::Result;
 
@@ -6,7 +6,8 @@ use super::Proposal;
 use super::automaton::{Automaton, Match};
 use super::lm::Lm;
 use super::mix::{
-    self, Choice, FEATURES, Features, LAST, LONG, MISS, MODEL, Mixer, NOISE, PAIR, Place, SHORT,
+    self, Candidates, ContextClass, FEATURES, Features, LAST, LONG, MISS, MODEL, Mixer, NOISE,
+    PAIR, SHORT,
 };
 use super::table::{Key, Table};
 use crate::sampler::{Mask, Sampler, Tempered};
@@ -31,9 +32,9 @@ pub struct Sources<'a> {
     pub lm: Option<(&'a Lm, usize)>,
 }
 
-/// A place in the tree: what stands there and before it.
+/// A node of the tree: what stands there and before it.
 #[derive(Clone, Copy, Debug)]
-pub struct Spot {
+pub struct NodeContext {
     pub previous: Option<Token>,
     pub token: Token,
     /// The longest ending here that the text had before.
@@ -95,7 +96,7 @@ impl Opinion {
     }
 }
 
-/// Room to work in, kept from one place to the next.
+/// Room to work in, kept from one node to the next.
 #[derive(Default)]
 pub struct Gather {
     /// By feature: the two matches and the two keys.
@@ -106,31 +107,31 @@ pub struct Gather {
 }
 
 impl Gather {
-    /// All that is known of what follows a spot. `row` is the place of its logits in the draft
-    /// model's last batch, if it was in it; `context` is the text with the spot at its end where a
+    /// All that is known of what follows a node. `row` is the place of its logits in the draft
+    /// model's last batch, if it was in it; `context` is the text with the node at its end where a
     /// penalty reads it.
-    pub fn choice(
+    pub fn candidates(
         &mut self,
         s: &Sources<'_>,
         rules: Rules<'_>,
-        spot: Spot,
+        node: NodeContext,
         row: Option<usize>,
         context: &[Token],
-    ) -> Result<Choice> {
+    ) -> Result<Candidates> {
         let [long, short, pair, last] = &mut self.opinions;
         let mut matched = 0;
-        for (opinion, at) in [(&mut *long, Some(spot.matched)), (&mut *short, None)] {
+        for (opinion, at) in [(&mut *long, Some(node.matched)), (&mut *short, None)] {
             opinion.list.clear();
             if let Some(automaton) = s.context {
-                let at = at.unwrap_or_else(|| automaton.shorter(spot.matched));
+                let at = at.unwrap_or_else(|| automaton.shorter(node.matched));
                 opinion.left = automaton.continuations(at, FROM_MATCH, &mut opinion.list);
                 matched = matched.max(if opinion.list.is_empty() { 0 } else { at.len });
             }
         }
         let mut seen = 0;
         let keys = [
-            spot.previous.map(|previous| Key::Pair(previous, spot.token)),
-            Some(Key::Last(spot.token)),
+            node.previous.map(|previous| Key::Pair(previous, node.token)),
+            Some(Key::Last(node.token)),
         ];
         for (opinion, key) in [&mut *pair, &mut *last].into_iter().zip(keys) {
             opinion.list.clear();
@@ -178,7 +179,7 @@ impl Gather {
             sure = self.tempered.list.first().map(|c| c.1.exp());
             let allowed = self.tempered.list.iter().filter(|c| rules.allow(c.0));
             self.ranked
-                .extend(allowed.map(|&(token, p)| (token, p + rules.noise(spot.position, token))));
+                .extend(allowed.map(|&(token, p)| (token, p + rules.noise(node.position, token))));
             let order =
                 |a: &(Token, f32), b: &(Token, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
             if self.ranked.len() > FROM_MODEL {
@@ -210,7 +211,7 @@ impl Gather {
                 row[MODEL] = p.unwrap_or(mix::FLOOR).max(mix::FLOOR);
                 left -= p.map_or(0.0, f32::exp);
             }
-            row[NOISE] = rules.noise(spot.position, token);
+            row[NOISE] = rules.noise(node.position, token);
             features.push(row);
         }
         let mut miss = [0.0; FEATURES];
@@ -220,8 +221,8 @@ impl Gather {
         miss[MODEL] = if logits.is_some() { mix::opinion(left) } else { 0.0 };
         miss[MISS] = 1.0;
         features.push(miss);
-        let place = Place::new(matched, sure, seen, !self.opinions[LAST].list.is_empty());
-        Ok(Choice { place, tokens, features })
+        let class = ContextClass::new(matched, sure, seen, !self.opinions[LAST].list.is_empty());
+        Ok(Candidates { class, tokens, features })
     }
 }
 
@@ -246,12 +247,12 @@ pub fn draft_steps(proposal: &Proposal) -> Vec<usize> {
 /// The source that speaks most for a candidate against the others.
 pub fn advocate(
     mixer: &Mixer,
-    choice: &Choice,
+    candidates: &Candidates,
     chances: &[f32],
     candidate: usize,
     model: &'static str,
 ) -> &'static str {
-    let parts = mixer.parts(choice, chances, candidate);
+    let parts = mixer.parts(candidates, chances, candidate);
     let voice = |f: &usize| parts[*f].unwrap_or(f32::NEG_INFINITY);
     match (LONG..=MODEL).max_by(|a, b| voice(a).total_cmp(&voice(b)).then(b.cmp(a))) {
         Some(MODEL) => model,

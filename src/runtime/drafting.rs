@@ -10,7 +10,9 @@ use super::placement::measure::Task;
 use super::placement::{self, Device};
 use super::{Listener, Session};
 use crate::compute::cpu::Pool;
-use crate::draft::{Ahead, Drafter, Figures, Habits, Lm, Memory, NoDraft, Policy, Stack, Table};
+use crate::draft::{
+    Ahead, Drafter, Figures, Habits, Lm, Memory, NoDraft, Policy, Table, TreeBuilder,
+};
 use crate::error::Fault;
 use crate::gemma::{Tokenizer, Weights};
 use crate::util::hex;
@@ -143,8 +145,8 @@ pub fn build(
         }
         None => (WITHOUT_MODEL, None, Habits::default(), None),
     };
-    let mut stack = Stack::new("mixed", lm, true, Some(Table::new()), options.mixing);
-    remember(&mut stack, options, session, identity, target.remembers, listener)?;
+    let mut builder = TreeBuilder::new("mixed", lm, true, Some(Table::new()), options.mixing);
+    remember(&mut builder, options, session, identity, target.remembers, listener)?;
     let identity = spelled(identity);
     let habits = passes.habits.get(&identity).cloned().unwrap_or(habits);
     let ahead = match options.ahead {
@@ -155,7 +157,7 @@ pub fn build(
     };
     let policy = Policy::new(passes.costs.clone(), options.limits(), true);
     let policy = policy.with(&habits).working_ahead(ahead);
-    Ok(Drafting { drafter: Box::new(stack), policy, disabled, identity })
+    Ok(Drafting { drafter: Box::new(builder), policy, disabled, identity })
 }
 
 /// Loads a draft model where it shall run, with as many threads as do it good.
@@ -202,7 +204,7 @@ fn spelled(draft_identity: [u8; 32]) -> String {
 
 /// Goes on with what earlier runs have learnt, as far as that is wanted.
 fn remember(
-    stack: &mut Stack,
+    builder: &mut TreeBuilder,
     options: &DraftingOptions,
     session: &Session,
     draft_identity: [u8; 32],
@@ -220,7 +222,7 @@ fn remember(
     let target =
         [&session.model.checkpoint().fingerprint()?[..], &session.tokenizer.sha256()].concat();
     let memory = Memory::new(&directory, Sha256::digest(target).into(), draft_identity);
-    if let Err(why) = stack.remember(memory) {
+    if let Err(why) = builder.remember(memory) {
         listener.note(&format!("draft memory: {why:#}"));
     }
     Ok(())

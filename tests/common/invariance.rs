@@ -9,7 +9,7 @@ use anyhow::Result;
 use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
 use gemma::draft::{
     Ask, CostCurve, Costs, DraftContext, DraftOptions, Drafter, Lm, Mixing, NoDraft, Policy,
-    Proposal, Stack, Table, TreeSize,
+    Proposal, Table, TreeBuilder, TreeSize,
 };
 use gemma::engine::{Engine, Input, Output, Rows, Scores, Timeline, TokenTree};
 use gemma::sampler::{Mask, Rule, Sampler, SamplerConfig};
@@ -221,12 +221,12 @@ pub fn everything() -> Policy {
 /// Every drafter there is, around a target and a draft model.
 pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, Drafting)> {
     let vocab = target().vocab();
-    let model = || -> Box<dyn Drafter> { Box::new(Stack::of_model("model", draft())) };
-    let ngram = || -> Box<dyn Drafter> { Box::new(Stack::of_text()) };
-    let both = || -> Box<dyn Drafter> { Box::new(Stack::of_both("model", draft())) };
+    let model = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_model("model", draft())) };
+    let ngram = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_text()) };
+    let both = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_both("model", draft())) };
     let mixed = |prior, rate, noise| -> Box<dyn Drafter> {
         let (lm, table) = (Some(Lm::new("model", draft())), Some(Table::new()));
-        Box::new(Stack::new("mixed", lm, true, table, Mixing { prior, rate, noise }))
+        Box::new(TreeBuilder::new("mixed", lm, true, table, Mixing { prior, rate, noise }))
     };
     let (auto, chain) = (policy(TreeSize::Auto, None), || policy(TreeSize::Chain, None));
     let by_the_clock = Policy::new(costs(), DraftOptions::default(), true);
@@ -241,7 +241,7 @@ pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, D
         ("model auto", (model(), auto)),
         ("model chain of 4", (model(), policy(TreeSize::Chain, Some(4)))),
         ("model tree of 11", (model(), policy(TreeSize::Nodes(11), None))),
-        ("target as model", (Box::new(Stack::of_model("self", target())), everything())),
+        ("target as model", (Box::new(TreeBuilder::of_model("self", target())), everything())),
         ("model and ngram", (both(), everything())),
         ("model and ngram chain", (both(), chain())),
         ("model and ngram by the clock", (both(), by_the_clock)),

@@ -39,7 +39,7 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
         .collect();
     let drafter = |texts: usize| {
         let lm = Some(Lm::new("model", draft.engine_for(texts)));
-        Stack::new("mixed", lm, true, None, Mixing { rate: 0.0, ..Mixing::default() })
+        TreeBuilder::new("mixed", lm, true, None, Mixing { rate: 0.0, ..Mixing::default() })
     };
     let never = AtomicBool::new(false);
     let mut passes = Vec::new();
@@ -47,12 +47,12 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
     for (sequences, beside) in [(1, None), (5, None), (16, None), (16, Some(3))] {
         let toy = Toy { beside, ..target.clone() };
         let mut timeline = Timeline::new(toy.engine_for(sequences));
-        let (mut stack, mut policy) =
+        let (mut builder, mut policy) =
             (drafter(sequences), invariance::policy(TreeSize::Nodes(7), None));
-        let mut texts = Scheduler::new(&mut timeline, &mut stack, &mut policy, &[], &never);
+        let mut texts = Scheduler::new(&mut timeline, &mut builder, &mut policy, &[], &never);
         let got = grow(&mut texts, &cases);
         let mut figures = Figures::default();
-        stack.figures(&mut figures);
+        builder.figures(&mut figures);
         if beside.is_some() {
             assert!(figures.ahead > 0 && figures.hits > 0, "{figures:?}");
             got.iter().zip(&alone).for_each(|(got, alone): (&_, &(_, Stats))| {
@@ -96,9 +96,9 @@ fn a_draft_model_without_room_for_all_texts_is_only_less_useful() {
     for max_rows in [1, 3, 7, 12, 40] {
         let draft = Toy { max_rows, ..draft_of(&target, 0.1) };
         let mut timeline = Timeline::new(target.engine_for(5));
-        let mut stack = Stack::of_both("model", draft.engine_for(5));
+        let mut builder = TreeBuilder::of_both("model", draft.engine_for(5));
         let mut policy = invariance::policy(TreeSize::Nodes(4), None);
-        let mut texts = Scheduler::new(&mut timeline, &mut stack, &mut policy, &[], &never);
+        let mut texts = Scheduler::new(&mut timeline, &mut builder, &mut policy, &[], &never);
         let got = grow(&mut texts, &cases);
         assert!(got.iter().map(|text| &text.0).eq(&plain), "{max_rows} rows");
     }

@@ -13,7 +13,7 @@ use crate::cli::table::markdown;
 use crate::cli::ui::Ui;
 use crate::decode::{Stats, Verdict};
 use crate::draft::{
-    Ask, DraftContext, Drafter, Figures, Lm, Memory, Pass, Proposal, Stack, Table, TreeSize,
+    Ask, DraftContext, Drafter, Figures, Lm, Memory, Pass, Proposal, Table, TreeBuilder, TreeSize,
     Verified,
 };
 use crate::engine::{Scores, TokenTree};
@@ -167,10 +167,15 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
         (None, None, [0; 32])
     };
     let mixing = options.mixing();
-    let mut stack =
-        Stack::new("mixed", lm, wants(Part::Context), wants(Part::Table).then(Table::new), mixing);
+    let mut builder = TreeBuilder::new(
+        "mixed",
+        lm,
+        wants(Part::Context),
+        wants(Part::Table).then(Table::new),
+        mixing,
+    );
     if let Some(directory) = options.draft.draft_memory.directory(false)
-        && let Err(why) = stack.remember(Memory::new(&directory, tokenizer.sha256(), identity))
+        && let Err(why) = builder.remember(Memory::new(&directory, tokenizer.sha256(), identity))
     {
         ui.note(format!("draft memory: {why:#}"));
     }
@@ -181,7 +186,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
     let mut records = Vec::new();
     let bar = ui.bar("replaying", texts.len() as u64);
     for text in &texts {
-        let tally = one(&mut stack, text, &sampler, shape, tokenizer.vocab())?;
+        let tally = one(&mut builder, text, &sampler, shape, tokenizer.vocab())?;
         let (id, category) = (text.id.clone(), text.category.clone());
         records.push(Record {
             id,
@@ -193,14 +198,14 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    stack.save()?;
+    builder.save()?;
     let time: Duration = all.values().flatten().map(|t| t.time).sum();
     let passes: u64 = records.iter().map(|r| r.passes).sum();
     let mut rounds: Vec<f64> =
         all.values().flatten().flat_map(|t| &t.rounds).map(|s| 1e3 * s).collect();
     rounds.sort_by(f64::total_cmp);
     let mut figures = Figures::default();
-    stack.figures(&mut figures);
+    builder.figures(&mut figures);
     let mut categories: Vec<Category> =
         all.iter().map(|(name, tallies)| category(name, tallies)).collect();
     if categories.len() > 1 {
@@ -315,7 +320,7 @@ impl std::fmt::Display for Shape {
 
 /// Replays one transcript, round by round.
 fn one(
-    stack: &mut Stack,
+    builder: &mut TreeBuilder,
     text: &Transcript,
     sampler: &Sampler,
     shape: Shape,
@@ -325,7 +330,7 @@ fn one(
     let mut history = text.prompt.clone();
     let mut left = &text.answer[..];
     let (mut proposal, mut scored) = (Proposal::default(), None::<(usize, TokenTree, Scores)>);
-    stack.prepare(0, &history[..history.len() - 1])?;
+    builder.prepare(0, &history[..history.len() - 1])?;
     while !left.is_empty() {
         let (start, busy) = (Instant::now(), processor_seconds());
         let ctx = DraftContext {
@@ -346,7 +351,7 @@ fn one(
         };
         let root = ctx.root();
         proposal.reset(root);
-        stack.propose(&mut [Ask { text: 0, ctx, out: &mut proposal }])?;
+        builder.propose(&mut [Ask { text: 0, ctx, out: &mut proposal }])?;
         proposal.limit(&ctx);
         tally.time += start.elapsed();
         tally.rounds.push(processor_seconds() - busy);
@@ -502,7 +507,7 @@ mod tests {
         let noise: Vec<u32> = (0..120u32).map(|i| i.wrapping_mul(2_654_435_761) >> 20).collect();
         let sampler = Sampler::new(SamplerConfig::default()).unwrap();
         let replay = |answer: Vec<u32>| {
-            let mut stack = Stack::of_text();
+            let mut builder = TreeBuilder::of_text();
             let text = Transcript {
                 id: "1".into(),
                 category: "x".into(),
@@ -510,7 +515,7 @@ mod tests {
                 answer,
             };
             let tally = one(
-                &mut stack,
+                &mut builder,
                 &text,
                 &sampler,
                 Shape { nodes: 15, chain: false, depth: 99 },

@@ -5,8 +5,8 @@ use anyhow::Result;
 use super::Ways;
 use crate::draft::automaton::{Automaton, Match};
 use crate::draft::lm::Lm;
-use crate::draft::mix::Choice;
-use crate::draft::source::{Rules, Sources, Spot, advocate};
+use crate::draft::mix::Candidates;
+use crate::draft::source::{NodeContext, Rules, Sources, advocate};
 use crate::draft::{DraftContext, Proposal, forced};
 use crate::tensor::Token;
 
@@ -39,7 +39,7 @@ pub struct Node {
     /// The longest ending here that the text had before.
     pub matched: Match,
     /// What follows, once that was asked.
-    pub choice: Option<Choice>,
+    pub candidates: Option<Candidates>,
     /// A rule leaves nothing to ask: one token may follow, or none but the end.
     pub forced: bool,
     /// Place in the draft model's work, once it is evaluated.
@@ -56,7 +56,7 @@ impl Node {
             chance: 0.0,
             source: "",
             matched,
-            choice: None,
+            candidates: None,
             forced: false,
             row: None,
         }
@@ -64,7 +64,7 @@ impl Node {
 
     /// Whether nobody has asked yet what follows.
     fn is_open(&self) -> bool {
-        self.choice.is_none() && !self.forced
+        self.candidates.is_none() && !self.forced
     }
 }
 
@@ -108,8 +108,8 @@ impl Tree {
         }
         let mut at = 0u32;
         for &token in &history[asked..] {
-            if let Some(choice) = &self.nodes[at as usize].choice {
-                ways.mixers[self.warm as usize].learn(choice, token, &mut ways.chances);
+            if let Some(candidates) = &self.nodes[at as usize].candidates {
+                ways.mixers[self.warm as usize].learn(candidates, token, &mut ways.chances);
             }
             match self.child(at, token) {
                 Some(child) => at = child,
@@ -179,7 +179,7 @@ impl Tree {
         let node = &self.nodes[at as usize];
         let previous =
             if at == 0 { ctx.history.len().checked_sub(2).map(|i| ctx.history[i]) } else { None };
-        let spot = Spot {
+        let around = NodeContext {
             previous: previous
                 .or_else(|| (at != 0).then(|| self.nodes[node.parent as usize].token)),
             token: node.token,
@@ -213,20 +213,20 @@ impl Tree {
             table: ways.table.as_ref(),
             lm: ways.lm.as_ref().map(|lm| (lm, self.text)),
         };
-        let choice = ways.gather.choice(&sources, rules, spot, row, &context)?;
+        let candidates = ways.gather.candidates(&sources, rules, around, row, &context)?;
         let mixer = &ways.mixers[self.warm as usize];
-        mixer.chances(&choice, &mut ways.chances);
-        let mut order: Vec<usize> = (0..choice.tokens.len()).collect();
+        mixer.chances(&candidates, &mut ways.chances);
+        let mut order: Vec<usize> = (0..candidates.tokens.len()).collect();
         order.sort_by(|&a, &b| ways.chances[b].total_cmp(&ways.chances[a]));
         let model = ways.lm.as_ref().map_or("model", |lm| lm.name());
         for (rank, i) in order.into_iter().enumerate() {
-            let (token, own) = (choice.tokens[i], ways.chances[i]);
+            let (token, own) = (candidates.tokens[i], ways.chances[i]);
             let wanted = rank < if ctx.chain { 1 } else { BRANCHES } && own >= FAINT;
             let there = self.child(at, token);
             if !wanted && there.is_none() {
                 continue;
             }
-            let source = advocate(mixer, &choice, &ways.chances, i, model);
+            let source = advocate(mixer, &candidates, &ways.chances, i, model);
             match there {
                 Some(child) => {
                     let child = &mut self.nodes[child as usize];
@@ -242,7 +242,7 @@ impl Tree {
                 }
             }
         }
-        self.nodes[at as usize].choice = Some(choice);
+        self.nodes[at as usize].candidates = Some(candidates);
         Ok(())
     }
 

@@ -62,7 +62,7 @@ pub struct Ways {
     step_time: f32,
 }
 
-pub struct Stack {
+pub struct TreeBuilder {
     name: &'static str,
     ways: Ways,
     /// Whether what a text had before is a source.
@@ -73,7 +73,7 @@ pub struct Stack {
     figures: Figures,
 }
 
-impl Stack {
+impl TreeBuilder {
     /// `name` appears in the statistics. Without the draft model guesses come from what was there
     /// before.
     pub fn new(
@@ -88,7 +88,7 @@ impl Stack {
         };
         let mixers = [false, true].map(|warm| mixer(warm && mixing.noise));
         let (gather, chances, step_time) = Default::default();
-        Stack {
+        TreeBuilder {
             name,
             ways: Ways { table, lm, mixers, mixing, gather, chances, step_time },
             reads_text: context,
@@ -244,7 +244,7 @@ impl Stack {
     }
 }
 
-impl Drafter for Stack {
+impl Drafter for TreeBuilder {
     fn name(&self) -> &'static str {
         self.name
     }

@@ -8,7 +8,7 @@
 
 use anyhow::Result;
 
-use super::Stack;
+use super::TreeBuilder;
 use super::tree::{Node, SHARE, Tree, WIDTH};
 use crate::draft::automaton::Match;
 use crate::draft::lm::Lm;
@@ -21,7 +21,7 @@ const FAINTEST: f32 = 0.02;
 /// the next rounds go on with.
 const PART: usize = 5;
 
-impl Stack {
+impl TreeBuilder {
     /// Grows the trees while the target looks at what was proposed.
     pub(super) fn work_ahead(
         &mut self,
@@ -111,8 +111,8 @@ impl Tree {
             let depth = node.depth - base;
             // The text has grown since: what it offers is asked for again where the draft model has
             // said nothing.
-            let choice = node.choice.filter(|_| node.row.is_some());
-            self.nodes.push(Node { parent, depth, choice, ..node });
+            let candidates = node.candidates.filter(|_| node.row.is_some());
+            self.nodes.push(Node { parent, depth, candidates, ..node });
         }
         (self.nodes[0].own, self.nodes[0].chance, self.nodes[0].source, self.nodes[0].matched) =
             (1.0, 1.0, "", matched);
