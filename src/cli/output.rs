@@ -35,11 +35,6 @@ impl Output {
         Ok(Output { place, format, newline, text: String::new() })
     }
 
-    /// True if the text appears on a terminal while it is generated.
-    pub fn streams_to_terminal(&self) -> bool {
-        self.place.is_terminal() && matches!(self.format, Format::Text | Format::StreamJson)
-    }
-
     /// Whether this is a file that appears when it is complete.
     pub fn appears_whole(&self) -> bool {
         self.place.appears_whole()

@@ -65,11 +65,6 @@ impl Ui {
         self.quiet
     }
 
-    /// Whether what goes to standard output may be coloured.
-    pub fn colours_output(&self) -> bool {
-        self.colour_output
-    }
-
     /// A report for standard output, its lines' first words PASS, WARN and FAIL in green, yellow
     /// and red.
     pub fn verdicts(&self, report: &str) -> String {
