@@ -21,7 +21,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
 use serde_json::Value;
 
-use crate::error::Fault;
+use crate::error::{Fault, Kind};
 use crate::gemma::Tokenizer;
 use crate::sampler::Rule;
 use crate::tensor::Token;
@@ -49,6 +49,13 @@ impl Source {
             Source::Regex(_) => "regular expression",
         }
     }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Source::JsonSchema(schema) => schema.to_string().len(),
+            Source::Lark(text) | Source::Regex(text) => text.len(),
+        }
+    }
 }
 
 /// Grammars for one tokenizer.
@@ -62,6 +69,12 @@ pub struct Grammars {
 /// before.
 const LEXER_FUEL: u64 = 20_000_000;
 const ITEMS: usize = 1_000_000;
+
+/// Bytes of a grammar at most, and of stack to compile it: llguidance descends into what refers to
+/// something that refers to something, some kilobytes for each few bytes of the grammar. Of the
+/// stack only what is touched takes memory.
+const LONGEST: usize = 256 << 10;
+const STACK: usize = 1 << 30;
 
 impl Grammars {
     /// `stops` are the tokens that end a text; they are allowed where the grammar is complete, and
@@ -87,6 +100,21 @@ impl Grammars {
 
     /// Checks and prepares a grammar. What is wrong with it is wrong usage, with the place.
     pub fn compile(&self, source: &Source) -> Result<Grammar> {
+        let (name, bytes) = (source.name(), source.bytes());
+        if bytes > LONGEST {
+            let what = format!("the {name} has {bytes} bytes, and {LONGEST} are taken at most");
+            return Err(Fault::usage(what).help("leave out what answers do not need").into());
+        }
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
+            let compiling = thread.spawn_scoped(scope, || self.checked(source)).context(
+                Fault::new(Kind::Memory, format!("there is no room to compile the {name}")),
+            )?;
+            compiling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn checked(&self, source: &Source) -> Result<Grammar> {
         let start = self.start(source).map_err(|why| {
             let place = match source {
                 Source::JsonSchema(schema) => {
@@ -263,6 +291,35 @@ mod tests {
                 assert_eq!(other.mask(text).unwrap(), *mask, "{:?}", tokenizer.decode(text));
             }
         }
+    }
+
+    /// A record of a batch, or a client, may ask for anything.
+    #[test]
+    fn deep_and_long_grammars_are_refused_or_followed_and_end_nothing() {
+        let (_, grammars) = grammars();
+        let chain = |n: usize| {
+            let rule = |i| format!("r{i}: r{}\n", i + 1);
+            let rules: String = (0..n).map(rule).collect();
+            Source::Lark(format!("start: r0\n{rules}r{n}: \"x\"\n"))
+        };
+        let terminals = |n: usize| {
+            let rules: String = (0..n).map(|i| format!("R{i}: R{} \"x\"\n", i + 1)).collect();
+            Source::Lark(format!("start: R0\n{rules}R{n}: \"x\"\n"))
+        };
+        let refs = |n: usize| {
+            let rule = |i| (format!("a{i}"), json!({"$ref": format!("#/$defs/a{}", i + 1)}));
+            let mut rules: serde_json::Map<String, Value> = (0..n).map(rule).collect();
+            rules.insert(format!("a{n}"), json!({"type": "boolean"}));
+            Source::JsonSchema(json!({"$defs": rules, "$ref": "#/$defs/a0"}))
+        };
+        let brackets = |n: usize| Source::Regex("(".repeat(n) + "a" + &")".repeat(n));
+        for source in [chain(10_000), terminals(6_000), refs(5_000), brackets(100_000)] {
+            if let Err(error) = grammars.compile(&source) {
+                assert_eq!(fault_of(&error).unwrap().kind.exit_code(), 2, "{error:#}");
+            }
+        }
+        let error = grammars.compile(&brackets(LONGEST)).err().unwrap();
+        assert!(format!("{error:#}").contains("at most"), "{error:#}");
     }
 
     #[test]
