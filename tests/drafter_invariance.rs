@@ -198,6 +198,7 @@ fn request(case: &Case) -> Request {
         history: case.prompt.clone(),
         sampler,
         max_tokens: case.max_tokens,
+        chances: None,
         stats: Stats::default(),
     }
 }

@@ -1,6 +1,7 @@
 //! Floor 6: the command line. What was typed becomes a validated setup; results go to standard
 //! output, everything else to standard error.
 
+pub mod answer;
 pub mod args;
 pub mod bench;
 pub mod chat;
@@ -9,6 +10,7 @@ pub mod devices;
 pub mod doctor;
 pub mod driver;
 pub mod eval;
+pub mod format;
 pub mod generate;
 pub mod help;
 pub mod hints;

@@ -5,10 +5,10 @@ use crate::cli::options::{ChatOptions, InputOptions, SpecialPolicy};
 use crate::cli::text_file::read_file;
 use crate::cli::ui::Ui;
 use crate::error::Fault;
-use crate::gemma::{ChatTemplate, Message, Special, Tokenizer};
+use crate::gemma::{ChatTemplate, Config, Message, Special, Tokenizer};
+use crate::runtime::Session;
 use crate::runtime::load::check_prompt;
 use crate::runtime::options::AutoOr;
-use crate::runtime::{Model, Session};
 use crate::tensor::Token;
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
@@ -150,29 +150,20 @@ pub fn encode(
     asked: AutoOr,
     ui: &Ui,
 ) -> Result<Vec<Token>> {
-    let (model, tokenizer) = (&session.model, &*session.tokenizer);
-    let limit = match asked {
-        AutoOr::N(n) => n,
-        AutoOr::Auto => model.config().max_position,
-    };
-    // Tokenising takes a while; a text that cannot fit is refused before.
-    if said.bytes() / 8 > limit {
-        let longest = (0..tokenizer.vocab() as Token)
-            .map(|t| tokenizer.token_bytes(t).len())
-            .max()
-            .unwrap_or(1)
-            .max(1);
-        check_prompt(said.bytes() / longest, true, asked, model.config())?;
-    }
     let special = match chat.special_in_prompt {
         SpecialPolicy::Text => Special::AsText,
         SpecialPolicy::Parse => Special::Parse,
     };
-    let tokens = if chat.raw {
-        raw(said, special, model, tokenizer, ui)?
-    } else {
-        templated(said, special, model, tokenizer)?
+    let template = match chat.raw {
+        true => None,
+        false => Some(ChatTemplate::from_checkpoint(session.model.checkpoint())?),
     };
+    let (config, tokenizer) = (session.config(), &*session.tokenizer);
+    let (tokens, brought) =
+        Prompts { template: template.as_ref(), config, tokenizer, asked }.tokens(said, special)?;
+    if brought {
+        ui.note("the prompt begins with a BOS token already: no second one is added");
+    }
     ui.detail(
         1,
         format!(
@@ -181,38 +172,67 @@ pub fn encode(
             thousands(said.bytes() as u64)
         ),
     );
-    check_prompt(tokens.len(), false, asked, model.config())?;
     Ok(tokens)
+}
+
+/// What makes tokens of what was said.
+pub struct Prompts<'a> {
+    /// None for texts that are continued as they are.
+    pub template: Option<&'a ChatTemplate>,
+    pub config: &'a Config,
+    pub tokenizer: &'a Tokenizer,
+    /// The context that was asked for.
+    pub asked: AutoOr,
+}
+
+impl Prompts<'_> {
+    /// The tokens, and whether a text without a template brought its own BOS. What leaves an answer
+    /// no room is refused.
+    pub fn tokens(&self, said: &Said, special: Special) -> Result<(Vec<Token>, bool)> {
+        let Prompts { template, config, tokenizer, asked } = *self;
+        let limit = match asked {
+            AutoOr::N(n) => n,
+            AutoOr::Auto => config.max_position,
+        };
+        // Tokenising takes a while; a text that cannot fit is refused before.
+        if said.bytes() / 8 > limit {
+            let longest = (0..tokenizer.vocab() as Token)
+                .map(|t| tokenizer.token_bytes(t).len())
+                .max()
+                .unwrap_or(1)
+                .max(1);
+            check_prompt(said.bytes() / longest, true, asked, config)?;
+        }
+        let (tokens, brought) = match template {
+            Some(template) => (templated(said, special, template, tokenizer)?, false),
+            None => raw(said, special, config, tokenizer)?,
+        };
+        check_prompt(tokens.len(), false, asked, config)?;
+        Ok((tokens, brought))
+    }
 }
 
 fn raw(
     said: &Said,
     special: Special,
-    model: &Model,
+    config: &Config,
     tokenizer: &Tokenizer,
-    ui: &Ui,
-) -> Result<Vec<Token>> {
-    let bos = model.config().bos;
+) -> Result<(Vec<Token>, bool)> {
     let text =
         [said.text.as_deref(), said.prefill.as_deref()].into_iter().flatten().collect::<String>();
-    let (tokens, brought) = tokenizer.encode_behind_bos(&text, special, bos)?;
-    if brought {
-        ui.note("the prompt begins with a BOS token already: no second one is added");
-    }
-    Ok(tokens)
+    tokenizer.encode_behind_bos(&text, special, config.bos)
 }
 
 fn templated(
     said: &Said,
     special: Special,
-    model: &Model,
+    template: &ChatTemplate,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<Token>> {
     let mut messages = said.messages.clone();
     if let Some(text) = &said.text {
         messages.push(Message { role: "user".into(), content: text.clone() });
     }
-    let template = ChatTemplate::from_checkpoint(model.checkpoint())?;
     template.encode(tokenizer, &messages, said.system.as_deref(), special, said.prefill.as_deref())
 }
 

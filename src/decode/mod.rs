@@ -1,5 +1,6 @@
 //! Floor 5: the loop, verification, text that is certain, statistics.
 
+pub mod chances;
 pub mod scheduler;
 pub mod stats;
 pub mod text;
@@ -9,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 
+pub use chances::Chances;
 pub use scheduler::{Ended, Request, Scheduler};
 pub use stats::{Stats, Tally};
 pub use verify::{Verdict, verify};
@@ -75,6 +77,7 @@ pub fn generate(
         sampler: sampler.clone(),
         max_tokens: limits.max_tokens,
         stats: std::mem::take(stats),
+        chances: None,
     })?;
     loop {
         let ended = match scheduler.step(&mut |_, event| on_event(event)) {

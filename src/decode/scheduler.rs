@@ -5,12 +5,13 @@
 //! together than one after the other. What a row computes does not depend on the rows beside it:
 //! each text is the one that it is alone.
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 
-use super::{Event, Flow, Stats, Stop, Verdict, verify};
+use super::{Chances, Event, Flow, Stats, Stop, Verdict, verify};
 use crate::draft::{
     Allowance, Ask, DraftContext, Drafter, Outcome, Pass, Policy, Proposal, Round, Verified,
     forced, verified,
@@ -30,6 +31,8 @@ pub struct Request {
     pub max_tokens: usize,
     /// Counts go on from here.
     pub stats: Stats,
+    /// How many likeliest tokens are told beside each token's own chance; `None` for no chances.
+    pub chances: Option<usize>,
 }
 
 /// A text that came to its end. Its error is its own: the others go on.
@@ -38,6 +41,8 @@ pub struct Ended {
     pub history: Vec<Token>,
     pub stop: Result<Stop>,
     pub stats: Stats,
+    /// Of the tokens of the last pass.
+    pub chances: Vec<Chances>,
 }
 
 /// A text that has a sequence of the target.
@@ -56,6 +61,9 @@ struct Text {
     scored_at: Option<(usize, usize)>,
     /// The end of the prompt's part that the pass reads.
     chunk: TokenTree,
+    wanted: Option<usize>,
+    /// Of tokens that came since somebody asked.
+    chances: Vec<Chances>,
 }
 
 /// How far a text is.
@@ -89,8 +97,12 @@ pub struct Scheduler<'a> {
     interrupt: &'a AtomicBool,
     /// By sequence of the target.
     texts: Vec<Option<Text>>,
+    /// When each sequence was given to a text last, counted in texts.
+    given: Vec<u64>,
     scores: Scores,
     passes: u64,
+    /// What the next step ends with.
+    failure: Option<Error>,
 }
 
 impl<'a> Scheduler<'a> {
@@ -104,8 +116,19 @@ impl<'a> Scheduler<'a> {
         interrupt: &'a AtomicBool,
     ) -> Self {
         let texts = (0..target.sequences()).map(|_| None).collect();
-        let scores = Scores::default();
-        Scheduler { target, drafter, policy, stop_ids, interrupt, texts, scores, passes: 0 }
+        let (given, scores) = (vec![0; target.sequences()], Scores::default());
+        Scheduler {
+            target,
+            drafter,
+            policy,
+            stop_ids,
+            interrupt,
+            texts,
+            given,
+            scores,
+            passes: 0,
+            failure: None,
+        }
     }
 
     /// Texts that are read or grow.
@@ -122,15 +145,17 @@ impl<'a> Scheduler<'a> {
         self.passes
     }
 
-    /// Gives a text a free sequence, that which holds most of it, and returns that; nothing is read
-    /// yet. An empty history is an error, and so is one that leaves no room in the context.
+    /// Gives a text a free sequence and returns that: the one that holds most of it, of such ones
+    /// the one that was given to no text for longest; nothing is read yet. An empty history is an
+    /// error, and so is one that leaves no room in the context.
     pub fn admit(&mut self, request: Request) -> Result<usize> {
-        let Request { history, sampler, max_tokens, stats } = request;
+        let Request { history, sampler, max_tokens, stats, chances } = request;
         let left = max_tokens.min(room(self.target, &history)?);
         let free = (0..self.texts.len()).filter(|s| self.texts[*s].is_none());
-        let sequence =
-            free.max_by_key(|s| (self.target.common(*s, &history), std::cmp::Reverse(*s)));
-        let sequence = sequence.expect("the caller has seen that there is room");
+        let fitness =
+            |s: &usize| (self.target.common(*s, &history), Reverse(self.given[*s]), Reverse(*s));
+        let sequence = free.max_by_key(fitness).expect("the caller has seen that there is room");
+        self.given[sequence] = self.given.iter().max().map_or(0, |last| last + 1);
         self.texts[sequence] = Some(Text {
             history,
             sampler,
@@ -142,6 +167,8 @@ impl<'a> Scheduler<'a> {
             scored: TokenTree::default(),
             scored_at: None,
             chunk: TokenTree::default(),
+            wanted: chances,
+            chances: Vec::new(),
         });
         Ok(sequence)
     }
@@ -151,18 +178,27 @@ impl<'a> Scheduler<'a> {
         self.texts[sequence].is_some().then(|| self.end(sequence, Ok(Stop::Receiver)))
     }
 
+    /// The chances of the tokens that a text grew by since they were taken last.
+    pub fn take_chances(&mut self, sequence: usize) -> Vec<Chances> {
+        self.texts[sequence].as_mut().map_or_else(Vec::new, |t| std::mem::take(&mut t.chances))
+    }
+
     fn end(&mut self, sequence: usize, stop: Result<Stop>) -> Ended {
         let mut text = self.texts[sequence].take().expect("there is such a text");
         if let Stage::Grows(begun) = text.stage {
             text.stats.decode_time += begun.elapsed();
         }
-        Ended { sequence, history: text.history, stop, stats: text.stats }
+        let Text { history, stats, chances, .. } = text;
+        Ended { sequence, history, stop, stats, chances }
     }
 
     /// One pass, and what it brings: `on_event` hears of each text, by its sequence, and may end
     /// it. Returns the texts that came to an end; their sequences are free again. An error is one
     /// that no text would survive.
     pub fn step(&mut self, on_event: &mut dyn FnMut(usize, Event) -> Flow) -> Result<Vec<Ended>> {
+        if let Some(error) = self.failure.take() {
+            return Err(error);
+        }
         let mut ended = Vec::new();
         let interrupted = self.interrupt.load(Ordering::Relaxed);
         for sequence in 0..self.texts.len() {
@@ -200,7 +236,14 @@ impl<'a> Scheduler<'a> {
             };
             ended.extend(stop.map(|stop| self.end(sequence, stop)));
         }
-        self.commit()?;
+        match self.commit() {
+            // Texts that are whole are given out first.
+            Err(error) if !ended.is_empty() => {
+                self.failure = Some(error);
+                return Ok(ended);
+            }
+            committed => committed?,
+        }
         for sequence in self.sequences(|text| !text.grows()) {
             let text = self.texts[sequence].as_ref().expect("it is being read");
             let read = Event::Prefill(self.target.position(sequence), text.past().len());
@@ -306,7 +349,7 @@ impl<'a> Scheduler<'a> {
             let text = self.texts[sequence].as_ref().expect("it grows");
             inputs.push(Input::new(sequence, &text.proposal.tree, Rows::All));
             output = output
-                .zip(text.sampler.decisive())
+                .zip(text.sampler.decisive().filter(|_| text.wanted.is_none()))
                 .map(|(all, own)| (all.0.max(own.0).max(listed), all.1.min(own.1)));
             row += text.proposal.len();
         }
@@ -388,9 +431,13 @@ impl<'a> Scheduler<'a> {
         let text = self.texts[sequence].as_mut().expect("it grows");
         text.stats.round(&text.proposal, verdict, draft_time, pass);
         std::mem::swap(&mut text.scored, &mut text.proposal.tree);
-        for token in verdict.tokens(&text.scored) {
+        let (_, first) = text.scored_at.expect("its tree was scored");
+        for (token, node) in verdict.tokens(&text.scored).into_iter().zip(&verdict.path) {
             if self.stop_ids.contains(&token) {
                 return Some(Stop::Token(token));
+            }
+            if let Some(n) = text.wanted {
+                text.chances.push(Chances::of(self.scores.row(first + *node as usize), token, n));
             }
             text.history.push(token);
             text.stats.tokens += 1;

@@ -11,13 +11,14 @@ pub struct TextStream<'a> {
     /// Decoded, not yet shown: it begins like a stop string.
     held: String,
     shown: String,
-    stopped: bool,
+    /// Which of the stop strings has come.
+    stop: Option<usize>,
 }
 
 impl<'a> TextStream<'a> {
     pub fn new(tokenizer: &'a Tokenizer, stops: &[String]) -> Self {
         let (detokenizer, stops) = (Detokenizer::new(tokenizer), stops.to_vec());
-        TextStream { detokenizer, stops, held: String::new(), shown: String::new(), stopped: false }
+        TextStream { detokenizer, stops, held: String::new(), shown: String::new(), stop: None }
     }
 
     /// The text that this token makes certain.
@@ -28,14 +29,19 @@ impl<'a> TextStream<'a> {
 
     /// Whether a stop string has come. It is not part of the text.
     pub fn is_stopped(&self) -> bool {
-        self.stopped
+        self.stop.is_some()
+    }
+
+    /// The stop string that has come.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.stop.map(|stop| self.stops[stop].as_str())
     }
 
     /// What is still held when no token follows.
     pub fn finish(&mut self) -> &str {
         let rest = self.detokenizer.finish();
         self.take(&rest);
-        if !self.stopped {
+        if !self.is_stopped() {
             self.shown.push_str(&std::mem::take(&mut self.held));
         }
         &self.shown
@@ -43,14 +49,15 @@ impl<'a> TextStream<'a> {
 
     fn take(&mut self, text: &str) -> &str {
         self.shown.clear();
-        if self.stopped {
+        if self.is_stopped() {
             return &self.shown;
         }
         self.held.push_str(text);
-        let stop = self.stops.iter().filter_map(|s| self.held.find(s.as_str())).min();
+        let stops = self.stops.iter().enumerate();
+        let stop = stops.filter_map(|(i, s)| Some((self.held.find(s.as_str())?, i))).min();
         let certain = match stop {
-            Some(at) => {
-                self.stopped = true;
+            Some((at, which)) => {
+                self.stop = Some(which);
                 at
             }
             None => {

@@ -12,7 +12,7 @@ use super::record::{FinishReason, Record, Usage, VERSION};
 use super::settings::Typed;
 use super::signals::Interrupt;
 use super::ui::{COLUMNS, Ui, wrapped};
-use super::{prompt, stats};
+use super::{answer, prompt, stats};
 use crate::cli::options::Source;
 use crate::decode::text::TextStream;
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
@@ -21,7 +21,7 @@ use crate::gemma::Generation;
 use crate::grammar::Grammar;
 use crate::runtime::constraints::{Constrained, Constraints};
 use crate::runtime::{DraftingOptions, Model, Room, Session, Size, Started, npu};
-use crate::sampler::{Sampler, SamplerConfig};
+use crate::sampler::SamplerConfig;
 use crate::tensor::Token;
 use crate::util::units::thousands;
 use anyhow::Result;
@@ -97,11 +97,13 @@ impl Run<'_> {
         let started = session.start(Room::of(context), &self.drafting, true, ui)?;
         let Started { mut target, load_seconds, drafts: mut drafting, costs } = started;
         let constrained = Constrained::new(self.grammar.as_ref(), history.len());
-        let mut sampler = constrained
-            .sampler(Sampler::new(self.config.clone())?.usable(session.tokenizer.vocab()));
-        if options.sampling.ignore_eos {
-            sampler = sampler.ban(session.stop_ids.iter().copied());
-        }
+        let sampler = answer::sampler(
+            self.config.clone(),
+            &constrained,
+            &session.tokenizer,
+            &session.stop_ids,
+            options.sampling.ignore_eos,
+        )?;
 
         let interrupt = Interrupt::watch()?;
         let limits = Limits {

@@ -1,6 +1,6 @@
 //! One line of a batch: our own records, and OpenAI's batch lines.
 
-use super::format::{Format, Formats};
+use crate::cli::format::{Format, Formats};
 use crate::cli::generate::batch::held::Held;
 use crate::cli::prompt::{Content, Said};
 use crate::error::Fault;

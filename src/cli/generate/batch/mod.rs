@@ -4,7 +4,6 @@
 //! What a record's text is depends on the record and the batch's seed alone, never on its
 //! neighbours, the shard, an interruption, or how many are answered at once.
 
-pub mod format;
 pub mod held;
 pub mod job;
 pub mod place;
@@ -14,13 +13,12 @@ pub mod resume;
 pub mod texts;
 
 use super::options::Generate;
+use crate::cli::format::Format;
 use crate::cli::options::Source as Origin;
-use crate::cli::record::FinishReason;
 use crate::cli::settings::Typed;
 use crate::cli::signals::Interrupt;
 use crate::cli::ui::Ui;
-use crate::cli::{output, prompt};
-use crate::decode::Stop;
+use crate::cli::{answer, output, prompt};
 use crate::error::{Fault, Kind, fault_of};
 use crate::grammar::Source;
 use crate::runtime::constraints::{Constrained, Constraints};
@@ -31,7 +29,6 @@ use crate::tensor::Token;
 use crate::util::shell::quoted;
 use crate::util::units::thousands;
 use anyhow::Result;
-use format::Format;
 use job::{Failure, Job};
 use place::{Lines, Place};
 use records::{Records, Replies, Survey, survey};
@@ -251,11 +248,8 @@ impl Batch<'_> {
             .map(|source| self.constraints.borrow_mut().get(source, ignore_eos))
             .transpose()?;
         let constrained = Constrained::new(grammar.as_ref(), history.len());
-        let mut sampler =
-            constrained.sampler(Sampler::new(config)?.usable(self.session.tokenizer.vocab()));
-        if ignore_eos {
-            sampler = sampler.ban(self.session.stop_ids.iter().copied());
-        }
+        let (tokenizer, ends) = (&self.session.tokenizer, &self.session.stop_ids);
+        let sampler = answer::sampler(config, &constrained, tokenizer, ends, ignore_eos)?;
         let stops =
             if job.stop.is_empty() { options.sampling.stop.clone() } else { job.stop.clone() };
         let max_tokens = job.max_tokens.unwrap_or(options.sampling.max_tokens);
@@ -268,15 +262,5 @@ fn failure(error: anyhow::Error) -> Result<Failure> {
     match fault_of(&error) {
         Some(fault) if matches!(fault.kind, Kind::Device | Kind::Memory) => Err(error),
         _ => Ok(Failure::of(&error)),
-    }
-}
-
-/// Why a text ended; `None` if an interruption came first.
-fn finish_reason(stop: Stop, by_text: bool) -> Option<FinishReason> {
-    match stop {
-        _ if by_text => Some(FinishReason::StopString),
-        Stop::Token(_) => Some(FinishReason::Stop),
-        Stop::Length => Some(FinishReason::Length),
-        Stop::Interrupt | Stop::Receiver => None,
     }
 }

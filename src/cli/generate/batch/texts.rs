@@ -8,11 +8,10 @@
 use super::job::Line;
 use super::records::{Next, Records, Replies};
 use super::reply::Answer;
-use super::{Batch, Prepared, failure, finish_reason};
+use super::{Batch, Prepared, failure};
+use crate::cli::answer::Growing;
 use crate::cli::record::Usage;
-use crate::decode::text::TextStream;
 use crate::decode::{Ended, Event, Flow, Request, Scheduler, Stats, Stop};
-use crate::runtime::constraints::Constrained;
 use crate::runtime::{Drafting, Started, npu};
 use crate::tensor::Token;
 use crate::util::units::thousands;
@@ -26,10 +25,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 struct Seat<'a> {
     /// Of its reply.
     number: u64,
-    stream: TextStream<'a>,
+    growing: Growing<'a>,
     text: String,
-    constrained: Constrained,
-    prompt_tokens: usize,
     seed: u64,
 }
 
@@ -96,17 +93,12 @@ impl Hall<'_> {
             Ok(prepared) => prepared,
             Err(failure) => return replies.answer(number, Err(failure?)),
         };
-        let stream = TextStream::new(&self.batch.session.tokenizer, &stops);
+        let tokenizer = &self.batch.session.tokenizer;
+        let growing = Growing::new(tokenizer, &stops, constrained, history.len());
         let prompt = history.clone();
-        let seat = Seat {
-            number,
-            stream,
-            text: String::new(),
-            constrained,
-            prompt_tokens: prompt.len(),
-            seed,
-        };
-        let request = Request { history, sampler, max_tokens, stats: Stats::default() };
+        let seat = Seat { number, growing, text: String::new(), seed };
+        let stats = Stats::default();
+        let request = Request { history, sampler, max_tokens, stats, chances: None };
         match self.texts.admit(request) {
             Ok(sequence) => {
                 self.seats[sequence] = Some(seat);
@@ -122,8 +114,8 @@ impl Hall<'_> {
         let ended = self.texts.step(&mut |sequence, event| {
             let Event::Token(token) = event else { return Flow::Continue };
             let seat = seats[sequence].as_mut().expect("a text has a seat");
-            seat.text.push_str(seat.stream.push(token));
-            if seat.stream.is_stopped() { Flow::Stop } else { Flow::Continue }
+            seat.text.push_str(seat.growing.push(token));
+            if seat.growing.is_stopped() { Flow::Stop } else { Flow::Continue }
         })?;
         for Ended { sequence, history, stop, .. } in ended {
             let seat = self.seats[sequence].take().expect("a text has a seat");
@@ -141,13 +133,12 @@ impl Seat<'_> {
         stop: Result<Stop>,
         replies: &mut Replies<'_>,
     ) -> Result<()> {
-        self.text.push_str(self.stream.finish());
-        let completion_tokens = history.len() - self.prompt_tokens;
-        let usage = Usage { prompt_tokens: self.prompt_tokens, completion_tokens };
-        let by_text = self.stream.is_stopped();
-        let reason = stop.map(|stop| finish_reason(stop, by_text)).and_then(|reason| {
+        self.text.push_str(self.growing.finish());
+        let completion_tokens = self.growing.completion_tokens(history);
+        let usage = Usage { prompt_tokens: self.growing.prompt_tokens, completion_tokens };
+        let reason = stop.map(|stop| self.growing.reason(stop)).and_then(|reason| {
             if reason.is_some() {
-                self.constrained.check(history, completion_tokens, by_text)?;
+                self.growing.check(history)?;
             }
             Ok(reason)
         });

@@ -1,4 +1,4 @@
-//! What a record's answer must follow: our own fields, and OpenAI's `response_format`.
+//! What an answer must follow, as records of a batch and clients of the server say it: our own fields, and OpenAI's `response_format`.
 
 use crate::error::Fault;
 use crate::grammar::Source;
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The fields of a record; at most one of them may be given.
+/// The fields that say so; at most one of them may be given.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Formats {
     response_format: Option<Value>,
@@ -15,7 +15,7 @@ pub struct Formats {
     regex: Option<String>,
 }
 
-/// What a record says of its answer's form.
+/// What is said of an answer's form.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Format {
     /// Any text, whatever the options say.
@@ -35,7 +35,7 @@ impl Formats {
         given.extend(self.regex.map(Source::Regex).map(Format::Grammar));
         ensure!(
             given.len() < 2,
-            Fault::model("the record asks for its answer in more than one form")
+            Fault::model("an answer can have one form, and more than one is asked for")
         );
         Ok(given.pop())
     }
