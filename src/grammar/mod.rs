@@ -9,6 +9,7 @@
 
 mod follow;
 mod schema;
+pub mod tools;
 mod vocabulary;
 
 pub use follow::Follow;

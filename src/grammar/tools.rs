@@ -1,0 +1,140 @@
+//! Grammars of answers that call functions.
+//!
+//! Gemma 3 has no tokens for calls. A call is a line of JSON that the grammar fixes but for what the
+//! model has to choose: `{"name": "NAME", "arguments": {...}}`, a line for each call. Whatever
+//! begins with a brace is a call, and all else is text.
+
+use serde_json::{Value, json};
+
+use super::{Source, schema};
+use crate::error::Fault;
+use anyhow::{Result, ensure};
+
+/// A function that an answer may call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tool {
+    pub name: String,
+    pub description: Option<String>,
+    /// JSON Schema of its arguments, an object.
+    pub parameters: Value,
+}
+
+/// Whether an answer calls functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calls {
+    /// Where the model wants to.
+    May,
+    Must,
+}
+
+/// How a call begins, behind which its name stands, and what comes between that and the arguments.
+pub const CALL: &str = "{\"name\": \"";
+pub const ARGUMENTS: &str = "\", \"arguments\": ";
+
+/// The longest name of a function.
+const LONGEST: usize = 64;
+
+impl Tool {
+    /// Refuses names that OpenAI's server refuses too.
+    pub fn check(&self) -> Result<()> {
+        let is_plain = |c: u8| c.is_ascii_alphanumeric() || c == b'_' || c == b'-';
+        let fits = (1..=LONGEST).contains(&self.name.len());
+        ensure!(
+            fits && self.name.bytes().all(is_plain),
+            Fault::usage(format!("{:?} is no name of a function", self.name))
+                .help("a name has at most 64 letters, digits, _ and -")
+        );
+        Ok(())
+    }
+}
+
+/// What an answer follows that may or must call some of these functions; `many` allows several
+/// calls.
+pub fn source(tools: &[Tool], calls: Calls, many: bool) -> Result<Source> {
+    let mut names = Vec::new();
+    let mut rules = String::new();
+    for (i, tool) in tools.iter().enumerate() {
+        tool.check()?;
+        let name = &tool.name;
+        ensure!(
+            !names.contains(&name),
+            Fault::usage(format!("the function {name:?} is given twice"))
+        );
+        names.push(name);
+        let schema = match &tool.parameters {
+            Value::Null => {
+                json!({"type": "object", "properties": {}, "additionalProperties": false})
+            }
+            schema => schema.clone(),
+        };
+        let arguments = schema::strict(&schema)?;
+        let head = Value::from(format!("{CALL}{name}{ARGUMENTS}"));
+        rules +=
+            &format!("call_{i}: {head} arguments_{i} \"}}\"\narguments_{i}: %json {arguments}\n");
+    }
+    let any: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
+    let more = if many { " (\"\\n\" call)*" } else { "" };
+    let start = match calls {
+        Calls::May => "start: TEXT | calls |\nTEXT: /[^{](?s:.)*/\n",
+        Calls::Must => "start: calls\n",
+    };
+    Ok(Source::Lark(format!("{start}calls: call{more}\ncall: {}\n{rules}", any.join(" | "))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Grammars;
+    use super::*;
+    use crate::gemma::Special;
+    use crate::gemma::tokenizer::tests::letters;
+    use std::sync::Arc;
+
+    fn tools() -> Vec<Tool> {
+        let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}},
+            "required": ["city"], "additionalProperties": false});
+        let weather = Tool { name: "weather".into(), description: None, parameters };
+        vec![weather, Tool { name: "now".into(), description: None, parameters: Value::Null }]
+    }
+
+    /// Whether all of `text` may be written, and whether the answer may end then.
+    fn follows(calls: Calls, many: bool, text: &str) -> (bool, bool) {
+        let tokenizer = Arc::new(letters());
+        let grammars = Grammars::new(tokenizer.clone(), &[1]).unwrap();
+        let grammar = grammars.compile(&source(&tools(), calls, many).unwrap()).unwrap();
+        let rule = grammar.follow(0);
+        let tokens = tokenizer.encode(text, Special::AsText).unwrap();
+        use crate::sampler::Rule;
+        let fits = (0..tokens.len()).all(|n| rule.mask(&tokens[..n]).unwrap().allows(tokens[n]));
+        (fits, fits && rule.is_complete(&tokens))
+    }
+
+    #[test]
+    fn calls_cannot_be_malformed() {
+        let weather = r#"{"name": "weather", "arguments": {"city": "Rome"}}"#;
+        let now = r#"{"name": "now", "arguments": {}}"#;
+        for calls in [Calls::May, Calls::Must] {
+            assert_eq!(follows(calls, true, weather), (true, true));
+            assert_eq!(follows(calls, true, now), (true, true));
+            assert_eq!(follows(calls, true, &format!("{now}\n{weather}")), (true, true));
+            assert!(!follows(calls, false, &format!("{now}\n{weather}")).0);
+            assert_eq!(follows(calls, true, &weather[..20]), (true, false));
+            assert!(!follows(calls, true, r#"{"name": "other""#).0);
+            assert!(!follows(calls, true, r#"{"name": "weather", "arguments": {}"#).0);
+            assert!(!follows(calls, true, r#"{"name":"now""#).0);
+        }
+        assert_eq!(follows(Calls::May, true, "It is\nlate {a}"), (true, true));
+        assert!(!follows(Calls::Must, true, "It").0);
+    }
+
+    #[test]
+    fn names_are_plain_and_differ() {
+        let named = |names: &[&str]| {
+            let tool = |name: &&str| Tool { name: name.to_string(), ..tools()[1].clone() };
+            source(&names.iter().map(tool).collect::<Vec<_>>(), Calls::Must, true)
+        };
+        assert!(named(&["a", "b-c_D9"]).is_ok());
+        for bad in [&["a", "a"][..], &[""], &["a b"], &["a\""], &["\u{e4}"]] {
+            assert!(named(bad).is_err(), "{bad:?}");
+        }
+    }
+}
