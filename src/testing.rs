@@ -3,7 +3,8 @@
 
 /// Makes all reads of a file after the n-th fail, as those of a dying disk do.
 pub const FAIL_READS_AFTER: &str = "GEMMA_FAIL_READS_AFTER";
-/// Makes the n-th submission to a GPU fail with a lost device.
+/// Makes the n-th submission to a GPU fail with a lost device. Of several numbers, as in `60,9,-`,
+/// each counts until a device was lost, and the last one from then on; `-` loses none.
 pub const LOSE_AFTER: &str = "GEMMA_VULKAN_LOSE_AFTER";
 /// Makes a kernel's result wrong: the four numbers of a [`crate::vulkan::InjectedFault`].
 pub const WRONG_RESULT: &str = "GEMMA_VULKAN_FAULT";

@@ -5,6 +5,7 @@ use crate::testing;
 use anyhow::Result;
 use ash::vk;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Command buffers for what changes from run to run; one is written while others wait or run. A
@@ -61,6 +62,16 @@ pub struct Queue {
     staged: Vec<vk::CommandBuffer>,
     /// Submissions after which the device counts as lost, see [`testing::LOSE_AFTER`].
     lose_after: Option<u64>,
+    is_lost: bool,
+}
+
+/// Devices that this process has lost because a test asked for it.
+static LOST: AtomicUsize = AtomicUsize::new(0);
+
+fn lose_after() -> Option<u64> {
+    let list = testing::fault(testing::LOSE_AFTER)?;
+    let lost = LOST.load(Ordering::Relaxed);
+    list.split(',').nth(lost).or(list.split(',').next_back())?.parse().ok()
 }
 
 impl Queue {
@@ -78,7 +89,6 @@ impl Queue {
             let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
             let semaphore = device.create_semaphore(&info, None).map_err(|e| failed(what, e))?;
             let timeline = Arc::new(Timeline { gpu: gpu.clone(), semaphore });
-            let lose_after = testing::fault(testing::LOSE_AFTER).and_then(|v| v.parse().ok());
             let mut queue = Queue {
                 gpu: gpu.clone(),
                 pool,
@@ -88,7 +98,8 @@ impl Queue {
                 timeline,
                 count: 0,
                 staged: Vec::new(),
-                lose_after,
+                lose_after: lose_after(),
+                is_lost: false,
             };
             for i in 0..RING {
                 queue.ring[i] = queue.allocate()?;
@@ -174,6 +185,7 @@ impl Queue {
             return Ok(self.count);
         }
         if self.lose_after.is_some_and(|n| self.count >= n) {
+            LOST.fetch_add(!std::mem::replace(&mut self.is_lost, true) as usize, Ordering::Relaxed);
             return Err(failed("running kernels", vk::Result::ERROR_DEVICE_LOST));
         }
         let list: Vec<_> = self
