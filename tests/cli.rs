@@ -50,9 +50,10 @@ fn help_version_man_and_completions_go_to_standard_output() {
     assert!(bash.text().contains("complete -F") && bash.text().contains("\"auto cpu vulkan\""));
 }
 
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 15] = [
     "generate",
     "chat",
+    "serve",
     "quantize",
     "eval",
     "bench",

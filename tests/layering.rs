@@ -49,6 +49,9 @@ const SEAMS: &[(&str, &[&str])] = &[
     ("CpuExecutor", &["compute/", "runtime/"]),
     ("llguidance", &["grammar/"]),
     ("rustyline", &["cli/chat/"]),
+    ("axum", &["cli/serve/"]),
+    ("hyper", &["cli/serve/"]),
+    ("tokio", &["cli/serve/"]),
 ];
 
 fn files(dir: &Path, ending: &str, out: &mut Vec<PathBuf>) {

@@ -22,6 +22,8 @@ pub enum Command {
     Generate(Box<super::generate::Generate>),
     /// Talk to the model at a terminal
     Chat(Box<super::chat::Chat>),
+    /// Answer clients over HTTP, as OpenAI's and Anthropic's servers do
+    Serve(Box<super::serve::Serve>),
     /// Make a smaller model of one: 4 bits per weight or fewer
     Quantize(super::quantize::Quantize),
     /// Measure a model's quality: perplexity, or distance from another

@@ -48,7 +48,7 @@ First steps:
 
 /// Examples of each command. Prompts are ones that the bundled model was taught; words in capitals
 /// stand for what the user has.
-const EXAMPLES: [(&str, &str); 14] = [
+const EXAMPLES: [(&str, &str); 15] = [
     (
         "generate",
         "\
@@ -69,6 +69,17 @@ Examples:
   gemma chat
   gemma chat -m google/gemma-3-27b-it-qat-q4_0-gguf
   gemma chat -m MODEL --system 'Answer in one sentence.' --temp 0.7",
+    ),
+    (
+        "serve",
+        "\
+Examples:
+  gemma serve                                  then open http://127.0.0.1:8080
+  gemma serve -m MODEL --parallel 8 --ctx-size 16384
+  gemma serve -m MODEL --host 0.0.0.0 --api-key-file KEYS
+Ask it as OpenAI's server:
+  curl localhost:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \
+\"content\": \"Who are you?\"}]}'",
     ),
     (
         "quantize",

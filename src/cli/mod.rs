@@ -24,6 +24,7 @@ pub mod plan;
 pub mod prompt;
 pub mod quantize;
 pub mod record;
+pub mod serve;
 pub mod settings;
 pub mod signals;
 pub mod sizes;
@@ -49,6 +50,7 @@ pub fn run(command: &Command, typed: &Typed) -> Result<u8> {
     match command {
         Command::Generate(options) => generate::run(options, typed),
         Command::Chat(options) => chat::run(options, typed),
+        Command::Serve(options) => serve::run(options, typed),
         Command::Quantize(options) => quantize::run(options, ui),
         Command::Eval(options) => eval::run(options, ui),
         Command::Bench(options) => bench::run(options, ui),

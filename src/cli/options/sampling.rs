@@ -52,6 +52,22 @@ pub struct SamplingOptions {
 pub type Resolved = (&'static str, String, Source);
 
 impl SamplingOptions {
+    /// As if nothing was typed.
+    pub fn of_the_model() -> SamplingOptions {
+        SamplingOptions {
+            max_tokens: 512,
+            temp: None,
+            top_k: None,
+            top_p: None,
+            min_p: None,
+            repeat_penalty: None,
+            seed: None,
+            greedy: false,
+            stop: Vec::new(),
+            ignore_eos: false,
+        }
+    }
+
     /// Flags, environment and files first, then the model's generation_config.json, then what is
     /// built in.
     pub fn resolve(

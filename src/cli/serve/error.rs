@@ -1,0 +1,101 @@
+//! What a client is told went wrong: a status and an object in OpenAI's or Anthropic's form.
+
+use crate::error::{Kind, fault_of};
+use serde_json::{Value, json};
+
+/// A refusal or a failure.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiError {
+    pub status: u16,
+    pub message: String,
+    /// The field that is wrong.
+    pub param: Option<String>,
+    pub code: Option<&'static str>,
+}
+
+impl ApiError {
+    pub fn new(status: u16, message: impl Into<String>) -> ApiError {
+        ApiError { status, message: message.into(), param: None, code: None }
+    }
+
+    /// A request that is wrong in itself.
+    pub fn bad(message: impl Into<String>) -> ApiError {
+        ApiError::new(400, message)
+    }
+
+    pub fn param(self, name: impl Into<String>) -> ApiError {
+        ApiError { param: Some(name.into()), ..self }
+    }
+
+    pub fn code(self, code: &'static str) -> ApiError {
+        ApiError { code: Some(code), ..self }
+    }
+
+    /// What is told to clients that a shutdown meets.
+    pub fn ending() -> ApiError {
+        ApiError::new(503, "the server is shutting down").code("shutting_down")
+    }
+
+    /// An option that this server does not have.
+    pub fn unsupported(name: &str) -> ApiError {
+        ApiError::bad(format!("'{name}' is not supported by this server"))
+            .param(name)
+            .code("unsupported_parameter")
+    }
+
+    /// What a failure of the program means for the client.
+    pub fn of(error: &anyhow::Error) -> ApiError {
+        let fault = fault_of(error);
+        let help = fault.and_then(|f| f.help.as_deref());
+        let message = match help {
+            Some(help) => format!("{error:#} ({help})"),
+            None => format!("{error:#}"),
+        };
+        match fault.map(|f| f.kind) {
+            Some(Kind::Context) => ApiError::bad(message).code("context_length_exceeded"),
+            Some(Kind::Usage | Kind::Model | Kind::Incomplete) => ApiError::bad(message),
+            _ => ApiError::new(500, message),
+        }
+    }
+
+    /// The name of this kind of error in OpenAI's and Anthropic's terms, which mostly agree.
+    fn kind(&self, anthropic: bool) -> &'static str {
+        match (self.status, anthropic) {
+            (401, _) => "authentication_error",
+            (403, _) => "permission_error",
+            (404, true) => "not_found_error",
+            (413, true) => "request_too_large",
+            (429, _) => "rate_limit_error",
+            (503, true) => "overloaded_error",
+            (500.., true) => "api_error",
+            (500.., false) => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    pub fn openai(&self) -> Value {
+        let ApiError { message, param, code, .. } = self;
+        let kind = self.kind(false);
+        json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    }
+
+    pub fn anthropic(&self) -> Value {
+        json!({"type": "error", "error": {"type": self.kind(true), "message": self.message}})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Fault;
+
+    #[test]
+    fn a_fault_becomes_a_status_with_its_remedy() {
+        let error = Fault::new(Kind::Context, "too long").help("shorten it").into();
+        let api = ApiError::of(&error);
+        assert_eq!((api.status, api.message.as_str()), (400, "too long (shorten it)"));
+        assert_eq!(api.openai()["error"]["code"], "context_length_exceeded");
+        assert_eq!(ApiError::of(&anyhow::anyhow!("x")).status, 500);
+        assert_eq!(ApiError::new(503, "x").anthropic()["error"]["type"], "overloaded_error");
+    }
+}

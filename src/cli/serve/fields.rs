@@ -1,0 +1,76 @@
+//! The fields of a request's body. Each is taken by name, and what is left over at the end is
+//! refused by name: nothing is ignored in silence.
+
+use super::error::ApiError;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// Fields that no code has taken yet.
+pub struct Fields {
+    left: Map<String, Value>,
+}
+
+impl Fields {
+    pub fn parse(body: &[u8]) -> Result<Fields, ApiError> {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(left)) => Ok(Fields { left }),
+            Ok(_) => Err(ApiError::bad("the body is not a JSON object")),
+            Err(error) => Err(ApiError::bad(format!("the body is not valid JSON: {error}"))),
+        }
+    }
+
+    /// Takes a field; one that is null counts as not given.
+    pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
+        match self.left.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => serde_json::from_value(value)
+                .map(Some)
+                .map_err(|error| ApiError::bad(format!("'{name}': {error}")).param(name)),
+        }
+    }
+
+    pub fn need<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, ApiError> {
+        self.take(name)?.ok_or_else(|| ApiError::bad(format!("'{name}' is missing")).param(name))
+    }
+
+    /// Passes over fields that do not say what the answer is.
+    pub fn pass_over(&mut self, names: &[&str]) {
+        names.iter().for_each(|name| drop(self.left.remove(*name)));
+    }
+
+    /// Takes a field that may only say what holds anyway.
+    pub fn only(&mut self, name: &str, plain: &[Value]) -> Result<(), ApiError> {
+        match self.left.remove(name) {
+            None | Some(Value::Null) => Ok(()),
+            Some(value) if plain.contains(&value) => Ok(()),
+            Some(_) => Err(ApiError::unsupported(name)),
+        }
+    }
+
+    /// Refuses what nobody has taken.
+    pub fn finish(self) -> Result<(), ApiError> {
+        match self.left.iter().find(|(_, value)| !value.is_null()) {
+            Some((name, _)) => Err(ApiError::unsupported(name)),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let parse = |text: &str| Fields::parse(text.as_bytes());
+        assert!(parse("[1]").is_err() && parse("{").is_err() && parse("\u{0}").is_err());
+        let mut fields = parse(r#"{"a": 1, "b": null, "c": "x", "n": 1.0, "d": 3}"#).unwrap();
+        assert_eq!(fields.take::<u32>("a").unwrap(), Some(1));
+        assert_eq!(fields.take::<u32>("b").unwrap(), None);
+        let wrong = fields.take::<u32>("c").unwrap_err();
+        assert_eq!((wrong.status, wrong.param.as_deref()), (400, Some("c")));
+        assert!(fields.only("n", &[1.0.into()]).is_ok() && fields.need::<u32>("e").is_err());
+        let left = fields.finish().unwrap_err();
+        assert_eq!((left.param.as_deref(), left.code), (Some("d"), Some("unsupported_parameter")));
+    }
+}

@@ -1,0 +1,290 @@
+//! The promise of the server: each answer is byte for byte the one of `gemma generate`, whatever is
+//! asked beside it, and whoever goes away.
+//!
+//! GEMMA_SERVE_REQUESTS says how many different requests there are (24 by default, 200 for a whole
+//! run).
+
+#[path = "common/server.rs"]
+mod server;
+#[path = "common/shell.rs"]
+mod shell;
+
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+use server::{Server, request, streamed};
+use shell::{BINARY, command, wait};
+use std::io::{Read, Write};
+use std::sync::Mutex;
+use std::time::Duration;
+
+fn requests() -> usize {
+    let given = std::env::var("GEMMA_SERVE_REQUESTS").ok();
+    given.map_or(24, |n| n.parse().expect("GEMMA_SERVE_REQUESTS is a number"))
+}
+
+/// A question as a client asks it, and as `gemma generate` is asked it.
+struct Case {
+    path: &'static str,
+    body: Value,
+    arguments: Vec<String>,
+    messages: Option<Value>,
+}
+
+const QUESTIONS: [&str; 6] = [
+    "What is the capital of France?",
+    "Why is the sky blue?",
+    "Name three colours.",
+    "Who are you?",
+    "Count from one to ten.",
+    "What is photosynthesis?",
+];
+
+/// Requests of mixed options, the same in each run.
+fn cases(count: usize) -> Vec<Case> {
+    let mut rng = SmallRng::seed_from_u64(7);
+    (0..count).map(|_| case(&mut rng)).collect()
+}
+
+fn case(rng: &mut SmallRng) -> Case {
+    let question = QUESTIONS[rng.random_range(0..QUESTIONS.len())];
+    let mut case = match rng.random_range(0..4) {
+        0 => Case {
+            path: "/v1/completions",
+            body: json!({"prompt": question}),
+            arguments: vec!["--raw".into(), question.into()],
+            messages: None,
+        },
+        kind => {
+            let mut messages = vec![json!({"role": "user", "content": question})];
+            if kind == 2 {
+                messages.insert(0, json!({"role": "system", "content": "Be brief."}));
+            }
+            if kind == 3 {
+                messages.push(json!({"role": "assistant", "content": "I do not know."}));
+                messages.push(json!({"role": "user", "content": "Try again."}));
+            }
+            Case {
+                path: "/v1/chat/completions",
+                body: json!({"messages": messages}),
+                arguments: Vec::new(),
+                messages: Some(messages.into()),
+            }
+        }
+    };
+    case.set("seed", "seed", rng.random_range(0..1000).into());
+    case.set("max_tokens", "max-tokens", rng.random_range(1..60).into());
+    match rng.random_range(0..5) {
+        0 => case.set("temperature", "temp", 0.into()),
+        1 => case.set("temperature", "temp", json!(0.75)),
+        2 => case.set("temperature", "temp", json!(1.5)),
+        _ => {}
+    }
+    for (share, field, option, value) in [
+        (4, "top_k", "top-k", json!(5)),
+        (4, "top_p", "top-p", json!(0.5)),
+        (5, "min_p", "min-p", json!(0.125)),
+        (4, "repeat_penalty", "repeat-penalty", json!(1.25)),
+        (4, "stop", "stop", json!("the")),
+    ] {
+        if rng.random_range(0..share) == 0 {
+            case.set(field, option, value);
+        }
+    }
+    match rng.random_range(0..6) {
+        0 => case.set("regex", "regex", "[A-Z][a-z]+( [a-z]+){2,5}[.]".into()),
+        1 => {
+            let schema = json!({"type": "object", "properties": {"city": {"type": "string",
+                "maxLength": 12}, "sure": {"type": "boolean"}}, "required": ["city", "sure"],
+                "additionalProperties": false});
+            case.arguments.push(format!("--json-schema={schema}"));
+            case.body["response_format"] = json!({"type": "json_schema",
+                "json_schema": {"name": "answer", "schema": schema}});
+        }
+        _ => {}
+    }
+    case.body["stream"] = rng.random_bool(0.5).into();
+    case
+}
+
+impl Case {
+    fn set(&mut self, field: &str, option: &str, value: Value) {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        self.arguments.push(format!("--{option}={text}"));
+        self.body[field] = value;
+    }
+
+    /// What `gemma generate` answers.
+    fn expected(&self, device: &[&str]) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let mut generate = command(BINARY, dir.path());
+        on(&mut generate);
+        generate.args(["generate", "-q", "--draft=off"]).args(device).args(&self.arguments);
+        if let Some(messages) = &self.messages {
+            let file = dir.path().join("messages.json");
+            std::fs::write(&file, messages.to_string()).unwrap();
+            generate.arg("--messages").arg(file);
+        }
+        let run = wait(generate, b"");
+        // 8 says that the limit came before the end of a grammar: the text is what counts.
+        assert!([0, 8].contains(&run.code), "{run:?}");
+        run.text().to_owned()
+    }
+
+    fn ask(&self, server: &Server) -> String {
+        let reply = server.post(self.path, &self.body);
+        assert_eq!(reply.status, 200, "{}: {reply:?}", self.body);
+        if self.body["stream"] == true {
+            return streamed(&reply.events(), 1).remove(0);
+        }
+        let choice = &reply.json()["choices"][0];
+        let text = choice["message"]["content"].as_str().or(choice["text"].as_str());
+        text.unwrap_or_else(|| panic!("{reply:?}")).to_owned()
+    }
+
+    /// Asks, and goes away after a while.
+    fn ask_and_leave(&self, server: &Server, after: Duration) {
+        let body = self.body.to_string();
+        let mut stream = server.connect();
+        stream.write_all(&request(&server.address, "POST", self.path, "", &body)).unwrap();
+        stream.set_read_timeout(Some(after)).unwrap();
+        let _ = stream.read(&mut [0; 64]);
+    }
+}
+
+/// Lets Vulkan's driver on the processor count.
+fn on(command: &mut std::process::Command) {
+    command.env("GEMMA_VULKAN_CPU", "1");
+}
+
+/// Asks all, so many at once, in random order, beside a long prompt and clients that go away.
+fn ask_all(server: &Server, cases: &[Case], expected: &[String], at_once: usize, seed: u64) {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut order: Vec<usize> = (0..cases.len()).collect();
+    order.shuffle(&mut rng);
+    // A fifth as many that will not wait for their answers.
+    let leave: Vec<(usize, u64)> = (0..cases.len().div_ceil(5))
+        .map(|_| (rng.random_range(0..cases.len()), rng.random_range(1..60)))
+        .collect();
+    let (todo, leave) = (Mutex::new(order), Mutex::new(leave));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let long = "All work and no play makes a dull day. ".repeat(60);
+            let messages = json!([{"role": "user", "content": long}]);
+            let body = json!({"messages": messages, "max_tokens": 3});
+            assert_eq!(server.post("/v1/chat/completions", &body).status, 200);
+        });
+        scope.spawn(|| {
+            while let Some((which, after)) = leave.lock().unwrap().pop() {
+                cases[which].ask_and_leave(server, Duration::from_millis(after));
+            }
+        });
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                loop {
+                    let Some(which) = todo.lock().unwrap().pop() else { break };
+                    let text = cases[which].ask(server);
+                    assert_eq!(text, expected[which], "{}", cases[which].body);
+                }
+            });
+        }
+    });
+}
+
+fn check(device: &[&str], count: usize) {
+    let cases = cases(count);
+    let expected: Vec<String> = cases.iter().map(|case| case.expected(device)).collect();
+    let distinct: std::collections::BTreeSet<&String> = expected.iter().collect();
+    assert!(distinct.len() * 2 > cases.len(), "the answers hardly differ: {distinct:?}");
+    for drafts in ["--draft=auto", "--draft=off"] {
+        let dir = tempfile::tempdir().unwrap();
+        let options = [&["--parallel", "8", "--log", "off", drafts], device].concat();
+        let server = Server::start_in(dir.path(), &options, on);
+        for (round, at_once) in [1, 8, 32].into_iter().enumerate() {
+            ask_all(&server, &cases, &expected, at_once, round as u64);
+        }
+        server.wait_for("gemma_running_texts", 0.0);
+        server.wait_for("gemma_queue_length", 0.0);
+    }
+}
+
+#[test]
+fn every_answer_is_that_of_generate_whatever_the_load() {
+    check(&["--device", "cpu"], requests());
+}
+
+/// Whether there is a Vulkan device; says so where there is none.
+fn has_vulkan() -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let mut devices = command(BINARY, dir.path());
+    on(&mut devices);
+    devices.args(["devices", "--json"]);
+    let found = wait(devices, b"").json()["vulkan"].as_array().is_some_and(|list| !list.is_empty());
+    if !found {
+        assert!(std::env::var_os("GEMMA_REQUIRE_GPU").is_none(), "there is no Vulkan device");
+        eprintln!("skipped: there is no Vulkan device");
+    }
+    found
+}
+
+#[test]
+fn every_answer_is_that_of_generate_on_vulkan_too() {
+    if has_vulkan() {
+        check(&["--device", "vulkan"], requests().div_ceil(4));
+    }
+}
+
+/// A device that is lost in the middle of eight streams is opened again, and all go on with the
+/// right text; the third loss within a minute is the end.
+#[test]
+fn texts_outlive_the_device() {
+    if !has_vulkan() {
+        return;
+    }
+    let ask = |server: &Server, seed: u64, tokens: usize| {
+        let messages = json!([{"role": "user", "content": QUESTIONS[seed as usize % 6]}]);
+        let body = json!({"messages": messages, "seed": seed, "max_tokens": tokens,
+            "ignore_eos": true, "stream": true, "temperature": 1.5});
+        server.post("/v1/chat/completions", &body)
+    };
+    let answers = |lose_after: &str, tokens: usize| {
+        let dir = tempfile::tempdir().unwrap();
+        let options = ["--device", "vulkan", "--parallel", "8", "--draft=off"];
+        let server = Server::start_in(dir.path(), &options, |command| {
+            on(command);
+            command.env(gemma::testing::LOSE_AFTER, lose_after);
+        });
+        let mut replies: Vec<(u64, String)> = std::thread::scope(|scope| {
+            let start = |seed| {
+                let server = &server;
+                scope.spawn(move || (seed, ask(server, seed, tokens).body))
+            };
+            let asked: Vec<_> = (0..8).map(start).collect();
+            asked.into_iter().map(|reply| reply.join().unwrap()).collect()
+        });
+        replies.sort();
+        (server, replies)
+    };
+    let texts = |replies: &[(u64, String)]| -> Vec<String> {
+        let events = |body: &String| {
+            let data = body.lines().filter_map(|line| line.strip_prefix("data: "));
+            let data = data.filter(|data| *data != "[DONE]");
+            data.map(|data| serde_json::from_str(data).unwrap()).collect::<Vec<Value>>()
+        };
+        replies.iter().map(|(_, body)| streamed(&events(body), 1).remove(0)).collect()
+    };
+    let (server, whole) = answers("-", 100);
+    assert_eq!(server.metric("gemma_device_losses_total"), 0.0);
+    let mut met = 0;
+    for after in ["70,-", "90,-", "80,80,-"] {
+        let (server, replies) = answers(after, 100);
+        assert_eq!(texts(&replies), texts(&whole), "{after}: {}", server.said());
+        met += server.metric("gemma_device_losses_total") as usize;
+    }
+    assert!(met >= 2, "only {met} losses were met");
+    let (server, replies) = answers("70,70,70", 250);
+    assert!(replies.iter().any(|(_, body)| body.contains("lost")), "{replies:?}");
+    let (code, said) = server.wait();
+    assert_eq!(code, 4, "{said}");
+}
