@@ -7,6 +7,7 @@ mod text;
 use super::options::FormatArgs;
 use super::output::print;
 use super::sizes::Sizes;
+use super::speeds::{self, Speeds as ByDevice};
 use super::ui::{Ui, page_columns};
 use crate::cli::options::{ModelArgs, UiOptions};
 use crate::error::{Fault, Kind};
@@ -180,6 +181,8 @@ struct Report<'a> {
     predicted: Prediction,
     /// How fast a document is read; `None` where that would have to be timed on a GPU.
     reading: Option<Reading>,
+    /// How fast its formats are on devices that need not be here.
+    by_device: ByDevice,
     /// Tokens of a pass with drafts, low and high.
     drafted: [f64; 2],
     /// Other contexts.
@@ -261,6 +264,7 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
     let report = Report {
         name,
         size: Size::of(&weights)?,
+        by_device: speeds::of_weights(&weights)?,
         largest_context: largest_context(&task, &placement, &host)?,
         predicted: speeds.predict(&placement),
         misfit,

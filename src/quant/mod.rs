@@ -22,6 +22,7 @@ mod sink;
 pub mod solve;
 mod solver;
 mod source;
+pub mod speed;
 mod staging;
 mod verify;
 
@@ -32,6 +33,7 @@ pub use plan::{Importance, Plan};
 pub use recipe::{Aim, Recipe};
 pub use report::{Report, TensorReport};
 pub use solver::{Nearest, Solver};
+pub use speed::DeviceKind;
 pub use verify::{Verified, verify};
 
 /// How a conversion is run. Nothing here changes a byte of the weights; `shard_bytes` says how they

@@ -4,6 +4,7 @@
 //! ```toml
 //! about = "one line for people"
 //! target-size = "9GB"              # only where a line leaves a choice
+//! for = "laptop"                   # the same: the device that the choice is made for
 //! [formats]
 //! "norms" = "as-is"                # as the source stores them
 //! "embed_tokens" = "i8-row"
@@ -13,6 +14,7 @@
 //! formats, a line that decides nothing.
 
 use super::pattern::Pattern;
+use super::speed::DeviceKind;
 use crate::error::Fault;
 use crate::gemma::{Config, Role};
 use crate::tensor::Format;
@@ -120,6 +122,7 @@ pub struct Recipe {
     text: String,
     rules: Vec<Rule>,
     target: Option<Aim>,
+    device: Option<DeviceKind>,
     /// See [`Recipe::asked`].
     asked: String,
     about: String,
@@ -170,8 +173,15 @@ impl Recipe {
             .map_err(|e| bad(e.span().map_or(0, |s| s.start), e.message().to_owned()))?;
         let asked = format!("--recipe {name}");
         let (name, text) = (name.to_owned(), text.to_owned());
-        let mut recipe =
-            Recipe { name, text, rules: Vec::new(), target: None, asked, about: String::new() };
+        let mut recipe = Recipe {
+            name,
+            text,
+            rules: Vec::new(),
+            target: None,
+            device: None,
+            asked,
+            about: String::new(),
+        };
         for (key, value) in table.get_ref() {
             let at = value.span().start;
             match (key.get_ref().as_ref(), value.get_ref()) {
@@ -179,6 +189,10 @@ impl Recipe {
                 ("target-size", DeValue::String(size)) => {
                     recipe.target =
                         Some(size.parse().map_err(|e: anyhow::Error| bad(at, format!("{e:#}")))?);
+                }
+                ("for", DeValue::String(device)) => {
+                    recipe.device =
+                        Some(device.parse().map_err(|e: anyhow::Error| bad(at, format!("{e:#}")))?);
                 }
                 ("formats", DeValue::Table(lines)) => {
                     for (pattern, choice) in lines {
@@ -189,7 +203,7 @@ impl Recipe {
                         recipe.rules.push(Rule { line, text, pattern: pattern_of, choice });
                     }
                 }
-                (key @ ("about" | "target-size" | "formats"), other) => {
+                (key @ ("about" | "target-size" | "for" | "formats"), other) => {
                     return Err(bad(at, format!("`{key}` cannot be a {}", other.type_str())));
                 }
                 (other, _) => return Err(bad(key.span().start, format!("unknown key `{other}`"))),
@@ -201,11 +215,15 @@ impl Recipe {
         if recipe.rules.is_empty() {
             return Err(bad(0, "no [formats]".into()));
         }
-        let open = recipe.rules.iter().find(|r| matches!(r.choice, Choice::Any(_)));
-        if let (None, Some(_)) = (open, recipe.target) {
+        let key = match (recipe.target, recipe.device) {
+            (Some(_), _) => "target-size",
+            (None, Some(_)) => "for",
+            (None, None) => return Ok(recipe),
+        };
+        if !recipe.leaves_a_choice() {
             return Err(bad(
                 0,
-                "a target-size needs a line with several formats to choose from".into(),
+                format!("`{key}` needs a line with several formats to choose from"),
             ));
         }
         Ok(recipe)
@@ -214,7 +232,7 @@ impl Recipe {
     /// The same with another size to reach; refused where no line leaves a choice.
     pub fn with_target(mut self, aim: impl Into<Aim>) -> Result<Recipe> {
         let aim = aim.into();
-        if !self.rules.iter().any(|r| matches!(r.choice, Choice::Any(_))) {
+        if !self.leaves_a_choice() {
             let what = format!(
                 "recipe {} leaves nothing to choose, so that it has one size only",
                 self.name
@@ -227,6 +245,31 @@ impl Recipe {
         let size = format!("--target-size {}", aim.to_string().replace(' ', ""));
         self.asked = if self.name == FOR_SIZES { size } else { format!("{} {size}", self.asked) };
         Ok(self)
+    }
+
+    /// The same made for a device; refused where no line leaves a choice.
+    pub fn made_for(mut self, device: DeviceKind) -> Result<Recipe> {
+        if !self.leaves_a_choice() {
+            let what = format!(
+                "recipe {} leaves nothing to choose, so that it is the same for every device",
+                self.name
+            );
+            return Err(Fault::usage(what)
+                .help("leave out --for, or give --target-size too, such as --target-size 9GB")
+                .into());
+        }
+        self.device = Some(device);
+        self.asked += &format!(" --for {}", device.name());
+        Ok(self)
+    }
+
+    fn leaves_a_choice(&self) -> bool {
+        self.rules.iter().any(|r| matches!(r.choice, Choice::Any(_)))
+    }
+
+    /// The device that a choice is made for; `None` where speed does not count.
+    pub fn device(&self) -> Option<DeviceKind> {
+        self.device
     }
 
     /// The options of `gemma quantize` that ask for it.

@@ -1,12 +1,14 @@
 //! What `gemma quantize` prints: the plan of a dry run, the recipes, the last line.
 
 use super::Quantize;
+use crate::cli::speeds::{self, Speeds};
 use crate::cli::table::markdown;
 use crate::gemma::{Config, Weights};
-use crate::quant::allocate::prior;
+use crate::quant::allocate::{distortion, prior};
 use crate::quant::recipe::BUILT_IN;
-use crate::quant::{Importance, Nearest, Options, Plan, Recipe, Report};
-use crate::runtime::shapes::Shape;
+use crate::quant::{DeviceKind, Importance, Nearest, Options, Plan, Recipe, Report};
+use crate::runtime::Size;
+use crate::runtime::shapes::{Formats, Shape};
 use crate::tensor::Format;
 use crate::util::units::{bytes, digits3, duration, thousands};
 use anyhow::Result;
@@ -15,12 +17,33 @@ use std::time::Instant;
 /// Models that the list of recipes gives sizes for.
 const SHAPES: [Shape; 4] = [Shape::B27, Shape::B12, Shape::B4, Shape::B1];
 
+/// Formats that the list has a line for.
+const FORMATS: [&str; 13] = [
+    "i8-row",
+    "i8a-row",
+    "i8-g32",
+    "i4-row+h128",
+    "i4-g32",
+    "i4-g128",
+    "i2-row+h128",
+    "i2-g32+h128",
+    "i2-g128+h128",
+    "t4-row+h128",
+    "t3-row+h128",
+    "t2.5-row+h128",
+    "t2-row+h128",
+];
+
 /// Every built-in recipe: what it is for, and what it makes of each Gemma 3. Sizes are those of a
 /// whole directory without the tokenizer's files, which take 0.04 GB more.
 pub fn list() -> Result<String> {
     let head = ["recipe", "bits (27B)", "27B, GB", "12B, GB", "4B, GB", "1B, GB", "KLD (27B)"];
     let mut table = vec![head.map(str::to_owned).to_vec()];
-    let mut about = String::new();
+    let (mut about, mut speed) = (String::new(), vec![]);
+    let mut fast = |name: &str, bits: f64, error: String, speeds: &Speeds| {
+        let first = [name.to_owned(), format!("{bits:.2}"), error];
+        speed.push(first.into_iter().chain(speeds::cells(speeds)).collect::<Vec<_>>());
+    };
     for (name, _) in BUILT_IN {
         let recipe = Recipe::load(name)?;
         let plans =
@@ -30,12 +53,34 @@ pub fn list() -> Result<String> {
         row.push(plans[0].predicted_kld.map_or(String::new(), figure));
         table.push(row);
         about += &format!("{name:<6}{}\n", recipe.about());
+        fast(name, bits(&plans[0]), String::new(), &speeds::of_plan(&plans[0]));
     }
+    for name in FORMATS {
+        let format: Format = name.parse()?;
+        let formats = Formats { weights: Some(format), ..Formats::default() };
+        let weights = Shape::B27.weights(&formats)?;
+        let bits = Size::of(&weights)?.bits_per_weight();
+        fast(name, bits, figure(distortion(format)), &speeds::of_weights(&weights)?);
+    }
+    let mut head = ["27B", "bits", "error"].map(str::to_owned).to_vec();
+    head.extend(speeds::heads());
+    speed.insert(0, head);
     let note = "bits: bits per weight, scales included. KLD: nats a token by the planning rule of \
         --dry-run; lower is better.\n\
                 Any other size: --target-size 9.5GB or --target-size 4.5bpw. Any other choice: a \
                 TOML file, see quant/README.md.\n";
-    Ok(format!("{about}\n{}\n{note}", markdown(&table)))
+    let known: String = DeviceKind::ALL
+        .map(|device| {
+            format!("{}: {}, {}. ", device.name(), device.costs().about, device.costs().how)
+        })
+        .concat();
+    let speed_note = format!(
+        "laptop, gpu, cpu: tokens a second without drafts; c(16): a pass of 16 rows in passes of \
+            one; prompt: tokens a second.\n{known}\n<: at most, by bytes: not all of its formats \
+            have a figure there. error: of the weights, relative and squared; the\nformats have \
+            the table in i8-row.\n"
+    );
+    Ok(format!("{about}\n{}\n{note}\n{}\n{speed_note}", markdown(&table), markdown(&speed)))
 }
 
 fn plan_of(shape: Shape, recipe: &Recipe) -> Result<Plan> {
@@ -120,7 +165,9 @@ pub fn describe(
     let aim = plan
         .target
         .map_or(String::new(), |target| format!(", for at most {} bytes", thousands(target)));
-    line("recipe", plan.recipe.clone() + &aim);
+    let device =
+        plan.device.map_or(String::new(), |device| format!(", made for {}", device.name()));
+    line("recipe", plan.recipe.clone() + &aim + &device);
     line("codes", format!("{}; with scales {}", bytes(codes), bytes(codes + scales)));
     line(
         "directory",
@@ -147,6 +194,9 @@ pub fn describe(
             format!("{} nats a token, by the rule 6.5 x distortion{scale}", figure(kld)),
         );
     }
-    line("speed", "gemma plan -m DST tells it once DST is made".to_owned());
+    for (i, speed) in speeds::lines(&speeds::of_plan(plan)).into_iter().enumerate() {
+        line(if i == 0 { "speed" } else { "" }, speed);
+    }
+    line("", "here: gemma plan -m DST tells it once DST is made".to_owned());
     out
 }
