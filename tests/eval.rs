@@ -63,6 +63,10 @@ fn kinds_of_text_are_told_apart_and_summed() {
     );
     assert_eq!(both["tokens"], 150);
     assert!(number(&both, &["nll_stderr"]) > 0.0 && number(&both, &["kld", "stderr"]) > 0.0);
+    assert!(number(&both, &["top1_stderr"]) > 0.0 && number(&both, &["ppl_ratio_stderr"]) > 0.0);
+    let beside = ["eval", "-m", "a", "--reference", "b", "--ids", "x.json", "-q"];
+    let beside = gemma_in(dir.path(), &beside, b"").ok();
+    assert_eq!(beside.text().matches(" +- ").count(), 3, "{}", beside.text());
     let log = gemma_in(dir.path(), &["eval", "-m", "a", "--ids", "x.json"], b"").ok();
     assert!(log.err.contains("evaluating 90 tokens"), "{}", log.err);
     gemma_in(dir.path(), &["eval", "-m", "a"], b"").fails(2, &["gemma eval FILE", "--ids"]);
@@ -134,4 +138,48 @@ fn windows_of_a_text_begin_with_bos() {
     // What follows BOS is predicted in each window.
     assert_eq!(cut["nll"].as_array().unwrap().len() as u64, whole["tokens"].as_u64().unwrap() - 1);
     assert_eq!(cut["nll"][0], whole["nll"][0]);
+}
+
+/// Runs are as many as asked for, the same again, equal to the reference's where the model is the
+/// reference, and a model that can only repeat itself is found out.
+#[test]
+fn texts_that_end_in_loops_are_counted() {
+    let dir = setup();
+    let more = ["--ids", "x.json", "--ids", "y.json", "--degeneration", "3", "--run-tokens", "100"];
+    let found = eval(&dir, &more).ok().json();
+    assert_eq!(found, eval(&dir, &more).ok().json());
+    let degeneration = &found["degeneration"];
+    assert_eq!((&degeneration["run_tokens"], number(&found, &["tokens"])), (&100.into(), 150.0));
+    for kind in ["greedy", "sampled"] {
+        let runs = &degeneration[kind];
+        assert_eq!((&runs["runs"], &runs["reference"]["runs"]), (&3.into(), &3.into()));
+        let of = |which: &Value, what: &str| number(which, &[what, "mean"]);
+        for what in ["looped", "distinct_4"] {
+            let difference = of(runs, what) - of(&runs["reference"], what);
+            assert!((difference - of(&runs["difference"], what)).abs() < 1e-12, "{runs}");
+            assert!(of(runs, what) >= 0.0 && of(runs, what) <= 1.0, "{runs}");
+        }
+        assert!(of(runs, "length") <= 100.0 && of(runs, "length") > 0.0, "{runs}");
+    }
+    // Random weights say the same thing over and over when nothing is drawn, and not otherwise.
+    let own = |kind: &str, what: &str| number(&degeneration[kind], &[what, "mean"]);
+    assert!(own("greedy", "distinct_4") < own("sampled", "distinct_4"), "{degeneration}");
+    let same = [&["eval", "-m", "b", "--reference", "b", "--json", "-q"], &more[..]].concat();
+    let same = gemma_in(dir.path(), &same, b"").ok().json();
+    for kind in ["greedy", "sampled"] {
+        let runs = &same["degeneration"][kind];
+        assert_eq!(runs["looped"], runs["reference"]["looped"]);
+        assert_eq!(number(runs, &["difference", "distinct_4", "mean"]), 0.0);
+    }
+    // States that are kept take nothing away.
+    let stored = [&more[..], &["--states", "kept"]].concat();
+    let first = eval(&dir, &stored).ok().json();
+    assert_eq!(eval(&dir, &stored).ok().json()["degeneration"], first["degeneration"]);
+    let text = gemma_in(dir.path(), &[&["eval", "-m", "a", "-q"], &more[..]].concat(), b"").ok();
+    let lines: Vec<&str> = text.text().lines().collect();
+    assert!(lines[3].starts_with("greedy  3 runs of up to 100 tokens: "), "{lines:?}");
+    assert!(lines[4].starts_with("sampled 3 runs") && lines[4].matches(" +- ").count() == 2);
+    eval(&dir, &["--ids", "x.json", "--run-tokens", "9"]).fails(2, &["--degeneration"]);
+    eval(&dir, &["--ids", "x.json", "--degeneration", "1", "--run-tokens", "999999"])
+        .fails(2, &["context", "--run-tokens"]);
 }

@@ -4,6 +4,7 @@
 //! predicted. A text longer than the window is cut into consecutive windows, each from an empty
 //! cache. Rows of logits are looked at and dropped, chunk by chunk.
 
+pub mod degeneration;
 mod states;
 
 pub use states::{Head, States};
@@ -48,10 +49,13 @@ pub struct Comparison {
     pub figures: Figures,
     pub reference: Figures,
     pub kld: Divergence,
-    /// Share of scored positions where both find the same token likeliest.
+    /// Share of scored positions where both find the same token likeliest, and its standard error.
     pub top1_agreement: f64,
-    /// Perplexity over the reference's.
+    pub top1_stderr: f64,
+    /// Perplexity over the reference's, with the standard error that follows from the differences of
+    /// `nll`, token by token.
     pub ppl_ratio: f64,
+    pub ppl_ratio_stderr: f64,
     /// KL divergence of each scored position, in nats.
     #[serde(skip)]
     divergences: Vec<f64>,
@@ -158,9 +162,12 @@ impl Comparison {
 
     fn summarise(&mut self) {
         self.kld = summary(self.divergences.clone());
-        self.top1_agreement =
-            self.agreed.iter().filter(|a| **a).count() as f64 / self.agreed.len().max(1) as f64;
+        let agreed: Vec<f64> = self.agreed.iter().map(|a| f64::from(*a)).collect();
+        (self.top1_agreement, self.top1_stderr) = mean(&agreed);
         self.ppl_ratio = self.figures.perplexity / self.reference.perplexity;
+        let both = self.figures.nll.iter().zip(&self.reference.nll);
+        let more: Vec<f64> = both.map(|(own, other)| own - other).collect();
+        self.ppl_ratio_stderr = self.ppl_ratio * mean(&more).1;
     }
 }
 
@@ -361,6 +368,7 @@ mod tests {
             compare(&mut engine(Format::F32), &mut engine(Format::F32), &ids(), 300, &mut |_| {})
                 .unwrap();
         assert_eq!((same.kld.max, same.top1_agreement, same.ppl_ratio), (0.0, 1.0, 1.0));
+        assert_eq!((same.kld.stderr, same.top1_stderr, same.ppl_ratio_stderr), (0.0, 0.0, 0.0));
         let other = compare(
             &mut engine(Format::I4_G32),
             &mut engine(Format::F32),
@@ -376,6 +384,11 @@ mod tests {
             "{:?}",
             other.kld
         );
+        // Of a share p over n positions it is the root of p (1 - p) / (n - 1).
+        let (p, n) = (other.top1_agreement, other.figures.nll.len() as f64);
+        assert!((other.top1_stderr - (p * (1.0 - p) / (n - 1.0)).sqrt()).abs() < 1e-12);
+        let error = other.ppl_ratio_stderr;
+        assert!(error > 0.0 && error < other.ppl_ratio * other.figures.nll_stderr, "{error}");
     }
 
     #[test]
