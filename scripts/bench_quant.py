@@ -70,10 +70,12 @@ def evaluate(a, directory, name):
 
 
 def total(found):
-    """Means over all tokens; the largest 99 % point."""
+    """Means over all tokens, of the divergence with its standard error; the largest 99 % point."""
     n = sum(f["tokens"] for f in found.values())
     mean = lambda key: sum(f["tokens"] * f[key] for f in found.values()) / n
-    return {"kld": mean("mean"), "top1": mean("top1"), "p99": max(f["p99"] for f in found.values()), "ratio": mean("ppl_ratio")}
+    error = sum((f["tokens"] * f["stderr"]) ** 2 for f in found.values()) ** 0.5 / n
+    p99 = max(f["p99"] for f in found.values())
+    return {"kld": mean("mean"), "error": error, "top1": mean("top1"), "p99": p99, "ratio": mean("ppl_ratio")}
 
 
 def theirs(a):
@@ -112,7 +114,7 @@ def row(cells):
 
 def figures(bytes_, found):
     t = total(found)
-    return [f"{bytes_ / 1e6:.2f}", f"{t['kld']:.4f}", f"{t['p99']:.2f}", f"{100 * t['top1']:.1f}"]
+    return [f"{bytes_ / 1e6:.2f}", f"{t['kld']:.4f} ± {t['error']:.4f}", f"{t['p99']:.2f}", f"{100 * t['top1']:.1f}"]
 
 
 def main():
@@ -137,8 +139,11 @@ def main():
         sizes[kind] = size
         mine, own = ours(a, f"ours-{kind}", size, calibrate)
         assert mine <= size, f"{mine} bytes for {size}"
-        ratio = total(own)["kld"] / total(found)["kld"]
-        row([kind] + figures(size, found) + figures(mine, own) + [f"{ratio:.2f}"])
+        mean, other = total(own), total(found)
+        ratio = mean["kld"] / other["kld"]
+        # As if the two were independent, though they are of the same tokens: rather too large.
+        error = ratio * ((mean["error"] / mean["kld"]) ** 2 + (other["error"] / other["kld"]) ** 2) ** 0.5
+        row([kind] + figures(size, found) + figures(mine, own) + [f"{ratio:.2f} ± {error:.2f}"])
     if a.ablate:
         print()
         row(["ours, changed in one point", "MB", "KLD", "99 %", "top-1 %"])
