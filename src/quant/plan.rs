@@ -289,7 +289,7 @@ fn timed(
             continue;
         }
         let kld = match tensor.target {
-            Target::Format(format) => weight * distortion(format),
+            Target::Format(format) => weight * format.distortion(),
             Target::AsIs(_) => 0.0,
         };
         fixed = (fixed.0 + kld, fixed.1 + times(speed::stored(tensor.target)));

@@ -309,7 +309,7 @@ fn at_price(tensor: &Timed, price: [f64; PASSES]) -> Candidate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::allocate::{Rate, distortion};
+    use crate::quant::allocate::Rate;
     use proptest::prelude::*;
 
     fn format(name: &str) -> Format {
@@ -327,7 +327,7 @@ mod tests {
         let rate = |name: &&str| {
             let format = format(name);
             let bytes = format.bytes(SIZE, SIZE) as u64;
-            Rate { format, bytes, distortion: distortion(format) }
+            Rate { format, bytes, distortion: format.distortion() }
         };
         let options: Vec<Rate> = names.iter().map(rate).collect();
         let times: Vec<Times> =

@@ -4,7 +4,7 @@ use super::Quantize;
 use crate::cli::speeds::{self, Speeds};
 use crate::cli::table::markdown;
 use crate::gemma::{Config, Weights};
-use crate::quant::allocate::{distortion, prior};
+use crate::quant::allocate::prior;
 use crate::quant::recipe::BUILT_IN;
 use crate::quant::{DeviceKind, Importance, Nearest, Options, Plan, Recipe, Report};
 use crate::runtime::Size;
@@ -60,7 +60,7 @@ pub fn list() -> Result<String> {
         let formats = Formats { weights: Some(format), ..Formats::default() };
         let weights = Shape::B27.weights(&formats)?;
         let bits = Size::of(&weights)?.bits_per_weight();
-        fast(name, bits, figure(distortion(format)), &speeds::of_weights(&weights)?);
+        fast(name, bits, figure(format.distortion()), &speeds::of_weights(&weights)?);
     }
     let mut head = ["27B", "bits", "error"].map(str::to_owned).to_vec();
     head.extend(speeds::heads());
