@@ -6,7 +6,7 @@ mod invariance;
 mod toy;
 
 use gemma::draft::{Ask, Drafter, Lm, NoDraft, TreeBuilder};
-use gemma::engine::Timeline;
+use gemma::engine::{EngineExt, Timeline};
 use gemma::sampler::SamplerConfig;
 use invariance::{Case, run};
 use toy::Toy;

@@ -7,7 +7,7 @@ use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{
-    Engine, Input, Output, PlannedEngine, ReferenceEngine, Rows, Scores, TokenTree,
+    Engine, EngineExt, Input, Output, PlannedEngine, ReferenceEngine, Rows, Scores, TokenTree,
 };
 use gemma::gemma::Weights;
 use rand::rngs::SmallRng;
@@ -59,9 +59,9 @@ fn weights(case: &str, config: &Value) -> Weights {
 
 /// Scores of all positions, the text cut into passes of `chunk` rows.
 fn run(engine: &mut dyn Engine, ids: &[u32], chunk: usize) -> Scores {
-    let mut all = Scores { vocab: engine.vocab(), logits: Vec::new(), ..Scores::default() };
+    let mut all = Scores { vocab: engine.info().vocab, logits: Vec::new(), ..Scores::default() };
     let mut scores = Scores::default();
-    for tokens in ids.chunks(chunk.min(engine.max_rows())) {
+    for tokens in ids.chunks(chunk.min(engine.info().max_rows)) {
         engine.forward(&TokenTree::chain(tokens), Rows::All, &mut scores).unwrap();
         engine.commit(&[(0, &(0..tokens.len() as u32).collect::<Vec<_>>())]).unwrap();
         all.logits.extend_from_slice(&scores.logits);
@@ -268,15 +268,15 @@ fn a_tree_scores_alike_in_both_engines() {
         }
         let (mut a, mut b) = (Scores::default(), Scores::default());
         for engine in [&mut oracle as &mut dyn Engine, &mut planned] {
-            let scores = if engine.describe().starts_with("reference") { &mut a } else { &mut b };
-            engine.forward(&tree, Rows::All, scores).unwrap();
+            let is_oracle = engine.report().device.starts_with("reference");
+            let scores = if is_oracle { &mut a } else { &mut b };
+            engine.run(&[Input::new(0, &tree, Rows::All)], Output::Hidden, scores).unwrap();
         }
         assert_eq!(a.rows(), 21);
         assert!(largest_difference(&a.logits, &b.logits) < 1e-3, "{case}: trees differ");
-        let (mut ha, mut hb) = (Vec::new(), Vec::new());
-        oracle.hidden(&mut ha).unwrap();
-        planned.hidden(&mut hb).unwrap();
-        assert!(largest_difference(&ha, &hb) < 1e-3, "{case}: hidden states differ");
+        assert_eq!(a.hidden.len(), b.hidden.len());
+        assert!(!a.hidden.is_empty());
+        assert!(largest_difference(&a.hidden, &b.hidden) < 1e-3, "{case}: hidden states differ");
         // The deepest path becomes history in both, and the next token follows it.
         let depths = tree.depths();
         let mut node = (0..21u32).max_by_key(|n| depths[*n as usize]);

@@ -9,7 +9,7 @@ use common::{trees, vulkan};
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Isa};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, PlannedEngine, Rows, Scores};
+use gemma::engine::{EngineExt, PlannedEngine, Rows, Scores};
 use gemma::gemma::{Config, Weights};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;

@@ -14,7 +14,7 @@ use gemma::checkpoint::Dtype;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{Config, Weights};
 use gemma::npu::AssistedExecutor;
 use gemma::npu::attention::{Dims, FlashPartial};
@@ -114,7 +114,7 @@ fn trees_equal_one_by_one_decoding_beside_the_npu() {
         for n in [100, 256, 360, 383, 384, 512, 630, 900] {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{kv:?}, share {share}"));
         }
-        let report = a.executor().unwrap().assist().unwrap();
+        let report = a.report().executor.unwrap().assist.unwrap();
         assert!(
             report.row_pages > 0 && report.given_up.is_none() && report.checks > 0,
             "{report:?}"
@@ -137,8 +137,16 @@ fn trees_equal_one_by_one_decoding_beside_gpu_and_npu() {
             assisted_with(&weights, kv, 256, ModelOptions::default(), Box::new(open()));
         let (mut b, _) = assisted_with(&weights, kv, 256, late, Box::new(open()));
         check_tree(&mut a, &mut b, &text[..1060], &mut rng, &format!("{kv:?}"));
-        let report = a.executor().unwrap().assist().unwrap();
+        let report = a.report().executor.unwrap().assist.unwrap();
         assert!(report.row_pages > 0 && report.given_up.is_none(), "{report:?}");
+        // The GPU is left at work up to the first global layer.
+        let tree = TokenTree::chain(&[5, 6, 7]);
+        let inputs = [Input::new(0, &tree, Rows::All)];
+        let (mut want, mut got) = (Scores::default(), Scores::default());
+        a.run(&inputs, Output::Logits, &mut want).unwrap();
+        assert!(a.begin(&inputs, Output::Logits).unwrap());
+        a.finish(&mut got).unwrap();
+        assert_eq!(bits(&got.logits), bits(&want.logits));
         // Whatever the NPU rounds, it is close to what a processor computes alone.
         let mut alone =
             PlannedEngine::new(&weights, cpu(2, false), EngineOptions { context: CONTEXT, kv })
@@ -182,7 +190,7 @@ fn the_npu_changes_little_and_something() {
         let most = y.iter().map(|y| f32::from_bits(*y).abs()).fold(0.0, f32::max);
         assert!(far < 0.01 * most, "{far} of {most}");
     }
-    let report = a.executor().unwrap().assist().unwrap();
+    let report = a.report().executor.unwrap().assist.unwrap();
     // 900 positions: three pages sealed, twice, as the timeline began anew.
     assert_eq!((report.pages_sealed, report.silicon), (1 + 3, false));
 }
@@ -201,7 +209,7 @@ fn pages_follow_an_edited_history() {
     prefill(&mut b, &first[..700], &mut rng);
     prefill(&mut b, &second[..90], &mut rng);
     assert_eq!(one_by_one(&mut a, &[1, 2, 3]), one_by_one(&mut b, &[1, 2, 3]));
-    let sealed = a.executor().unwrap().assist().unwrap().pages_sealed;
+    let sealed = a.report().executor.unwrap().assist.unwrap().pages_sealed;
     assert_eq!(sealed, 3 + 1, "the third page was sealed again");
 }
 
@@ -237,7 +245,7 @@ fn every_fault_is_survived() {
     let want = logits(&mut plain(KvFormat::F32));
     let (mut whole, _) = assisted(KvFormat::F32, 256, ModelOptions::default(), cpu(2, false));
     let with_npu = logits(&mut whole);
-    let jobs = whole.executor().unwrap().assist().unwrap().jobs;
+    let jobs = whole.report().executor.unwrap().assist.unwrap().jobs;
     assert!(with_npu != want && jobs > 8, "{jobs} jobs");
     for (name, kind) in FaultKind::ALL {
         for late in [false, true] {
@@ -247,7 +255,7 @@ fn every_fault_is_survived() {
                 let (mut e, open) = assisted(KvFormat::F32, 256, options, cpu(2, false));
                 assert!(open.total() > 3);
                 let got = logits(&mut e);
-                let report = e.executor().unwrap().assist().unwrap();
+                let report = e.report().executor.unwrap().assist.unwrap();
                 let what = format!("{name}@{from}, late {late}");
                 if from == jobs {
                     assert!(report.given_up.is_none() && got == with_npu, "{what}: {report:?}");
@@ -383,7 +391,7 @@ fn a_plan_counts_what_the_npu_takes() {
     let planned = task.measure(None, 0).unwrap();
     let without = Task { npu: false, ..task }.measure(None, 0).unwrap();
     let (engine, _) = assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(1, false));
-    let taken = engine.memory();
+    let taken = engine.report().memory;
     assert_eq!((planned.cpu.need.weights, planned.cpu.need.kv), (taken.weights, taken.kv));
     assert_eq!(planned.cpu.need.activations + planned.npu, taken.activations);
     // One global layer: five pages of two heads, keys and values in bf16.

@@ -10,7 +10,9 @@ use common::trees::{VOCAB, check_sequences, check_tree, one_by_one, prefill, ran
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Isa};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, Input, Output, PlannedEngine, ReducedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{
+    Engine, EngineExt, Input, Output, PlannedEngine, ReducedEngine, Rows, Scores, TokenTree,
+};
 use gemma::gemma::{Config, Role, Weights};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -292,7 +294,7 @@ fn logits_left_with_the_engine_are_those_handed_over() {
     let pairs: [[Box<dyn Engine>; 2]; 2] =
         [[Box::new(plain()), Box::new(plain())], [Box::new(narrow()), Box::new(narrow())]];
     for [mut gives, mut keeps] in pairs {
-        let known = gives.vocab() as u32;
+        let known = gives.info().vocab as u32;
         let history: Vec<u32> = (0..12).map(|i| 2 + i * 29 % (known - 2)).collect();
         let mut tree = TokenTree::chain(&history);
         let (mut given, mut none) = (Scores::default(), Scores::default());

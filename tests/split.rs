@@ -11,9 +11,9 @@ use common::vulkan::{config, device};
 use gemma::compute::cpu::{CpuExecutor, CpuFootprint, CpuOptions};
 use gemma::compute::dry::Dry;
 use gemma::compute::split::{Side, SplitExecutor};
-use gemma::compute::{Executor, KvFormat};
+use gemma::compute::{Executor, KvFormat, Reports};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::forward::{self, ForwardOptions};
 use gemma::gemma::{Role, Weights};
 use gemma::sampler::SamplerConfig;
@@ -51,11 +51,10 @@ fn scores(engine: &mut PlannedEngine) -> Vec<u32> {
     let (start, parent) = (tree.tokens[..7].to_vec(), tree.parent[..7].to_vec());
     engine.forward(&TokenTree { tokens: start, parent }, Rows::All, &mut out).unwrap();
     let mut all = bits(&out.logits);
-    engine.run(&[Input::new(0, &tree, Rows::Last).after(7)], Output::Logits, &mut out).unwrap();
+    engine.run(&[Input::new(0, &tree, Rows::Last).after(7)], Output::Hidden, &mut out).unwrap();
+    assert!(!out.hidden.is_empty());
     all.extend(bits(&out.logits));
-    let mut hidden = Vec::new();
-    engine.hidden(&mut hidden).unwrap();
-    all.extend(bits(&hidden));
+    all.extend(bits(&out.hidden));
     all
 }
 
@@ -80,10 +79,10 @@ fn two_processors_give_the_bits_of_one() {
 #[test]
 fn a_profile_counts_both_sides() {
     let mut engine = engine(split(cpu(), 1), "i4-g32", "i8-row", KvFormat::F16);
-    engine.executor_mut().unwrap().start_profile();
+    engine.device().unwrap().start_profile();
     engine.forward(&TokenTree::root(1), Rows::All, &mut Scores::default()).unwrap();
     let calls = |label| {
-        engine.executor().unwrap().profile().iter().find(|k| k.label == label).map(|k| k.calls)
+        engine.report().executor.unwrap().kernels.iter().find(|k| k.label == label).map(|k| k.calls)
     };
     assert_eq!(
         (calls("qkv"), calls("head"), calls("down")),
@@ -139,6 +138,32 @@ fn scores_are_the_processors() {
     }
 }
 
+/// While the device has its layers, whoever waits may work; two processors have nothing to leave.
+#[test]
+fn a_split_leaves_its_device_at_work() {
+    let tree = TokenTree::chain(&tokens(&mut SmallRng::seed_from_u64(4), 9));
+    let inputs = [Input::new(0, &tree, Rows::All)];
+    let (mut want, mut got) = (Scores::default(), Scores::default());
+    let mut check = |mut engine: PlannedEngine, leaves: bool| {
+        engine.run(&inputs, Output::Hidden, &mut want).unwrap();
+        assert_eq!(engine.begin(&inputs, Output::Hidden).unwrap(), leaves);
+        while engine.is_busy() {
+            std::thread::yield_now();
+        }
+        engine.finish(&mut got).unwrap();
+        assert_eq!(
+            (bits(&got.logits), bits(&got.hidden)),
+            (bits(&want.logits), bits(&want.hidden))
+        );
+        assert!(!engine.is_busy());
+    };
+    check(engine(split(cpu(), 2), "i4-g32", "i8-row", KvFormat::F16), false);
+    let Some(open) = device() else { return };
+    for layers in [0, 2, LAYERS] {
+        check(engine(split(open(), layers), "i4-g32", "i8-row", KvFormat::F16), true);
+    }
+}
+
 #[test]
 fn no_drafter_changes_the_text_of_a_split() {
     let Some(open) = device() else { return };
@@ -167,29 +192,30 @@ fn what_is_allocated_is_what_a_dry_run_counts() {
         let weights = weights(linear, embed);
         let load = |exec: &mut dyn Executor| {
             let options =
-                ForwardOptions { context: 3000, kv, max_rows: exec.max_rows(), sequences: 1 };
+                ForwardOptions { context: 3000, kv, max_rows: exec.caps().max_rows, sequences: 1 };
             forward::load(&weights, exec, options).unwrap();
         };
         let (dry_gpu, dry_cpu) =
             (|| Dry::new(VulkanFootprint::new(info)), || Dry::new(CpuFootprint));
         for layers in [0, 1, 3, LAYERS] {
-            let mut counted =
-                SplitExecutor::new(Box::new(dry_gpu()), Box::new(dry_cpu()), layers, LAYERS);
-            load(&mut counted);
+            let (gpu, cpu) = (dry_gpu(), dry_cpu());
+            let counted = [gpu.counted(), cpu.counted()];
+            load(&mut SplitExecutor::new(Box::new(gpu), Box::new(cpu), layers, LAYERS));
             let mut gpu = open();
-            gpu.expect(&counted.side(Side::Device).pieces());
+            gpu.expect(&counted[0].pieces());
             let mut taken = split(gpu, layers);
             load(&mut taken);
-            for side in [Side::Device, Side::Host] {
-                let (counted, taken) = (counted.side(side).memory(), taken.side(side).allocated());
-                assert_eq!(counted, taken, "{linear}, {layers} layers, {side:?}");
+            for (side, counted) in [Side::Device, Side::Host].into_iter().zip(counted) {
+                let taken = taken.side(side).report().allocated;
+                assert_eq!(counted.held(), taken, "{linear}, {layers} layers, {side:?}");
             }
         }
-        let mut counted = dry_gpu();
-        load(&mut counted);
+        let mut dry = dry_gpu();
+        load(&mut dry);
+        let counted = dry.counted();
         let mut taken = open();
         taken.expect(&counted.pieces());
         load(&mut taken);
-        assert_eq!(counted.memory(), taken.allocated(), "{linear}");
+        assert_eq!(counted.held(), taken.report().allocated, "{linear}");
     }
 }

@@ -8,7 +8,7 @@ use common::trees::{prefill, random_tree, tokens};
 use common::vulkan::{config, device};
 use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{Role, Weights};
 use gemma::testing::WRONG_RESULT;
 use gemma::vulkan::{ALLOW_CPU_DRIVER, CheckedExecutor, InjectedFault, VulkanExecutor};

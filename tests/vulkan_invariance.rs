@@ -9,10 +9,10 @@ use anyhow::Result;
 use common::trees::tokens;
 use common::vulkan::{config_of, device};
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
-use gemma::compute::{Executor, KvFormat};
+use gemma::compute::{Executor, KvFormat, Reports};
 use gemma::decode::Stop;
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Columns, Engine, Input, Memory, Output, PlannedEngine, Scores};
+use gemma::engine::{Cached, Engine, EngineReport, Info, Input, Output, PlannedEngine, Scores};
 use gemma::eval::evaluate;
 use gemma::gemma::{Role, Weights};
 use gemma::sampler::{Rule, SamplerConfig};
@@ -62,29 +62,11 @@ impl Drop for Lent {
 }
 
 impl Engine for Lent {
-    fn sequences(&self) -> usize {
-        self.get().sequences()
+    fn info(&self) -> &Info {
+        self.get().info()
     }
-    fn position(&self, sequence: usize) -> usize {
-        self.get().position(sequence)
-    }
-    fn context(&self, sequence: usize) -> usize {
-        self.get().context(sequence)
-    }
-    fn max_rows(&self) -> usize {
-        self.get().max_rows()
-    }
-    fn rows_of(&self, token: u32) -> usize {
-        self.get().rows_of(token)
-    }
-    fn vocab(&self) -> usize {
-        self.get().vocab()
-    }
-    fn reach(&self) -> Option<usize> {
-        self.get().reach()
-    }
-    fn columns(&self) -> Option<&Columns> {
-        self.get().columns()
+    fn cached(&self, sequence: usize) -> Cached<'_> {
+        self.get().cached(sequence)
     }
     fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
         self.get_mut().begin(inputs, output)
@@ -104,20 +86,11 @@ impl Engine for Lent {
     fn truncate(&mut self, sequence: usize, position: usize) -> Result<()> {
         self.get_mut().truncate(sequence, position)
     }
-    fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()> {
-        self.get_mut().hidden(out)
+    fn report(&self) -> EngineReport {
+        self.get().report()
     }
-    fn memory(&self) -> Memory {
-        self.get().memory()
-    }
-    fn describe(&self) -> String {
-        self.get().describe()
-    }
-    fn executor(&self) -> Option<&dyn Executor> {
-        self.get().executor()
-    }
-    fn executor_mut(&mut self) -> Option<&mut dyn Executor> {
-        self.get_mut().executor_mut()
+    fn device(&mut self) -> Option<&mut dyn Reports> {
+        self.get_mut().device()
     }
 }
 

@@ -8,7 +8,7 @@ use common::twins::{ROWS, SEQUENCES, Step, Twins, every_row_count};
 use common::vulkan::device;
 use gemma::compute::{
     Attention, Best, Commit, Embed, Executor, GateUp, KvFormat, KvLayer, Linear, Norm, Op,
-    PageRange, Prepare, Rope, RowSet,
+    PageRange, Part, Prepare, Rope, RowSet,
 };
 use gemma::kv::{OffloadedPages, Pages};
 use gemma::tensor::encode::{OnProcessor, TileEncoder};
@@ -210,7 +210,7 @@ fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
         id
     };
     let [k, v, scratch_k, scratch_v] = [cache, cache, scratch, scratch].map(&mut made);
-    let key_block = t.exec.key_block(kv, 0);
+    let key_block = (t.exec.storage(Part::Layer(0)).key_block)(kv);
     KvLayer {
         format: kv,
         n_kv_heads: heads,

@@ -1,11 +1,12 @@
 //! An executor that computes nothing and counts what one would allocate, asked by the same code
 //! that loads models: what is planned is what is taken.
 
-use super::executor::Executor;
+use super::executor::{Caps, Executor, Held, LoadJob, Report, Reports, Storage};
 use super::plan::{BufferId, KvFormat, Part, Plan, PlanId, WeightId};
 use super::step::StepLayout;
 use crate::tensor::{Format, Matrix};
 use anyhow::{Result, bail};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How a kind of executor takes memory.
 pub trait Footprint: Send {
@@ -15,14 +16,10 @@ pub trait Footprint: Send {
     /// What a buffer takes.
     fn buffer(&mut self, label: &str, bytes: usize) -> Result<u64>;
     /// Buffers of the executor's own that it makes when it records this plan.
-    fn recorded(&mut self, _plan: &Plan, _layout: StepLayout) -> Result<Vec<u64>> {
-        Ok(Vec::new())
-    }
+    fn recorded(&mut self, plan: &Plan, layout: StepLayout) -> Result<Vec<u64>>;
     fn max_rows(&self) -> usize;
-    fn key_block(&self, format: KvFormat) -> usize;
-    fn lists_best(&self) -> bool {
-        false
-    }
+    fn key_block(&self) -> fn(KvFormat) -> usize;
+    fn lists_best(&self) -> bool;
 }
 
 /// Pieces of memory, in the order in which they are taken.
@@ -32,16 +29,39 @@ pub struct Pieces {
     pub buffers: Vec<u64>,
 }
 
+/// What a dry executor has counted so far, for whoever put it inside another one.
+#[derive(Clone, Debug, Default)]
+pub struct Counted(Arc<Mutex<Pieces>>);
+
+impl Counted {
+    fn lock(&self) -> MutexGuard<'_, Pieces> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn pieces(&self) -> Pieces {
+        self.lock().clone()
+    }
+
+    pub fn held(&self) -> Held {
+        let pieces = self.lock();
+        Held { weights: pieces.weights.iter().sum(), buffers: pieces.buffers.iter().sum() }
+    }
+}
+
 /// Counts for one kind of executor.
 pub struct Dry<F> {
     footprint: F,
-    pieces: Pieces,
+    counted: Counted,
     ids: [u32; 3],
 }
 
 impl<F: Footprint> Dry<F> {
     pub fn new(footprint: F) -> Dry<F> {
-        Dry { footprint, pieces: Pieces::default(), ids: [0; 3] }
+        Dry { footprint, counted: Counted::default(), ids: [0; 3] }
+    }
+
+    pub fn counted(&self) -> Counted {
+        self.counted.clone()
     }
 
     fn next(&mut self, kind: usize) -> u32 {
@@ -51,24 +71,30 @@ impl<F: Footprint> Dry<F> {
 }
 
 impl<F: Footprint> Executor for Dry<F> {
-    fn describe(&self) -> String {
-        "nothing at all".into()
+    fn caps(&self) -> Caps {
+        let (max_rows, lists_best) = (self.footprint.max_rows(), self.footprint.lists_best());
+        Caps { max_rows, lists_best, is_dry: true }
     }
 
-    fn max_rows(&self) -> usize {
-        self.footprint.max_rows()
+    /// Whether an executor unpacks matrices does not change what it keeps.
+    fn storage(&self, _: Part) -> Storage {
+        Storage { unpacks: false, key_block: self.footprint.key_block() }
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
         let bytes = self.footprint.buffer(label, bytes)?;
-        self.pieces.buffers.push(bytes);
+        self.counted.lock().buffers.push(bytes);
         Ok(BufferId(self.next(0)))
     }
 
     fn load(&mut self, label: &str, _: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
         let taken = self.footprint.weight(label, matrix.format, matrix.rows, matrix.cols)?;
-        self.pieces.weights.extend(taken);
+        self.counted.lock().weights.extend(taken);
         Ok(WeightId(self.next(1)))
+    }
+
+    fn load_stored(&mut self, _: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        bail!("a dry executor reads no files")
     }
 
     fn write(&mut self, _: BufferId, _: usize, _: &[u8]) -> Result<()> {
@@ -82,31 +108,41 @@ impl<F: Footprint> Executor for Dry<F> {
 
     fn record(&mut self, plan: Plan, _: BufferId, layout: StepLayout) -> Result<PlanId> {
         let own = self.footprint.recorded(&plan, layout)?;
-        self.pieces.buffers.extend(own);
+        self.counted.lock().buffers.extend(own);
         Ok(PlanId(self.next(2)))
     }
 
-    fn run(&mut self, _: PlanId) -> Result<()> {
+    fn start(&mut self, _: PlanId, _: Option<(BufferId, usize)>) -> Result<bool> {
         bail!("a dry executor has nothing to run")
     }
 
-    fn key_block(&self, format: KvFormat, _: u16) -> usize {
-        self.footprint.key_block(format)
+    fn is_busy(&self) -> bool {
+        false
     }
 
-    fn is_dry(&self) -> bool {
-        true
+    fn finish(&mut self, _: Option<(BufferId, &mut [u8])>) -> Result<()> {
+        bail!("a dry executor has nothing to run")
     }
 
-    fn lists_best(&self) -> bool {
-        self.footprint.lists_best()
+    fn lend(&self, _: BufferId, _: usize) -> Option<&[u8]> {
+        None
+    }
+}
+
+/// Memory is counted; there is nothing to be timed.
+impl<F: Footprint> Reports for Dry<F> {
+    fn report(&self) -> Report {
+        let held = self.counted.held();
+        Report { device: "nothing at all".into(), held, allocated: held, ..Report::default() }
     }
 
-    fn memory(&self) -> (u64, u64) {
-        (self.pieces.weights.iter().sum(), self.pieces.buffers.iter().sum())
+    fn start_profile(&mut self) {}
+
+    fn read_bandwidth(&mut self) -> Option<f64> {
+        None
     }
 
-    fn pieces(&self) -> Pieces {
-        self.pieces.clone()
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        None
     }
 }

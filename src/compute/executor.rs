@@ -1,12 +1,14 @@
 //! The executor seam: memory, recorded plans, and nothing else. `cpu::CpuExecutor` and
 //! `vulkan::VulkanExecutor` implement it, `split::SplitExecutor` joins two of them, `dry::Dry` only
 //! counts.
+//!
+//! No method has a body here: an executor around another one forwards each of them or says what it
+//! does not do. What follows from the methods, whoever implements them, is [`ExecutorExt`].
 
-use super::dry::Pieces;
 use super::plan::{BufferId, KvFormat, Part, Plan, PlanId, WeightId};
 use super::step::StepLayout;
 use crate::tensor::{Matrix, StoredMatrix};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde::Serialize;
 
 /// Time spent in the kernels of one label since the last reset.
@@ -79,97 +81,99 @@ pub struct Loading {
     pub waiting: f64,
 }
 
-/// A device that runs plans.
-pub trait Executor: Send {
-    /// Such as `cpu: avx512-vnni, 2 threads`.
-    fn describe(&self) -> String;
+/// What an executor is, for as long as it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
     /// Most rows that one pass should carry: the prefill chunk.
-    fn max_rows(&self) -> usize;
+    pub max_rows: usize,
+    /// Lists of the largest logits are worth asking for, instead of the logits.
+    pub lists_best: bool,
+    /// Only shapes count: matrices come without their contents, and plans never run.
+    pub is_dry: bool,
+}
+
+/// How an executor keeps what belongs to a part of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Storage {
+    /// It unpacks stored matrices itself: then [`Executor::load_stored`] takes them.
+    pub unpacks: bool,
+    /// Channels of a key that lie together in a cache of this format: 1 keeps each channel's
+    /// positions side by side.
+    pub key_block: fn(KvFormat) -> usize,
+}
+
+/// A device that runs plans.
+pub trait Executor: Reports + Send {
+    fn caps(&self) -> Caps;
+    /// The same for all parts, unless the executor spreads a model over others.
+    fn storage(&self, part: Part) -> Storage;
     /// A zeroed buffer.
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId>;
     /// Loads a weight matrix, repacked as the kernels like it. `part` is where in the model it
     /// belongs, for executors that spread one.
     fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId>;
-    /// Whether the device unpacks stored matrices of this part itself: then
-    /// [`load_stored`](Self::load_stored) takes them.
-    fn unpacks(&self, _part: Part) -> bool {
-        false
-    }
-    /// Loads matrices straight from where they are stored, in this order.
-    fn load_stored(&mut self, _jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
-        bail!("this executor takes matrices that were read")
-    }
-    /// Where the time of [`load_stored`](Self::load_stored) went; `None` where it was not called.
-    fn loading(&self) -> Option<Loading> {
-        None
-    }
+    /// Loads matrices straight from where they are stored, in this order. An error where
+    /// [`Storage`] says that the executor does not unpack them.
+    fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>>;
     /// Overwrites part of a buffer; `offset` in bytes.
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()>;
     fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()>;
     /// Prepares a plan whose step buffer is `step`, laid out by `layout`.
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId>;
-    fn run(&mut self, plan: PlanId) -> Result<()>;
-    /// Whether the device works beside the processor: then [`start`](Self::start) returns at once.
-    fn runs_beside(&self) -> bool {
-        false
-    }
-    /// Starts a plan of which the first bytes of a buffer are wanted: how many, if any. Until
-    /// [`finish`](Self::finish) takes them nothing but [`write`](Self::write) may be called, for
-    /// the plan after; the one that runs does not see it.
-    fn start(&mut self, plan: PlanId, _result: Option<(BufferId, usize)>) -> Result<()> {
-        self.run(plan)
-    }
+    /// Starts a plan of which the first bytes of a buffer are wanted: how many, if any. Returns
+    /// whether a device works at it now, beside the processor. Before [`finish`](Self::finish)
+    /// nothing but [`is_busy`](Self::is_busy) may be asked.
+    fn start(&mut self, plan: PlanId, result: Option<(BufferId, usize)>) -> Result<bool>;
+    /// Whether a device that was left at work still is.
+    fn is_busy(&self) -> bool;
     /// Waits for the plan that was started last and reads the beginning of a buffer.
-    fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
-        result.map_or(Ok(()), |(buffer, bytes)| self.read(buffer, 0, bytes))
-    }
+    fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()>;
     /// The first bytes of a buffer where they lie, until something else is asked of the executor;
     /// `None` where the host would have to copy them.
-    fn lend(&self, _buffer: BufferId, _bytes: usize) -> Option<&[u8]> {
-        None
+    fn lend(&self, buffer: BufferId, bytes: usize) -> Option<&[u8]>;
+}
+
+/// What can be done with any executor.
+pub trait ExecutorExt: Executor {
+    /// Runs a plan of which nothing is wanted at once.
+    fn run(&mut self, plan: PlanId) -> Result<()> {
+        self.start(plan, None)?;
+        self.finish(None)
     }
-    /// Whether the plan that was started last still runs.
-    fn is_busy(&self) -> bool {
-        false
-    }
-    /// Channels of a key of this layer that lie together in the cache: 1 keeps each channel's
-    /// positions side by side.
-    fn key_block(&self, _format: KvFormat, _layer: u16) -> usize {
-        1
-    }
-    /// Whether only shapes count: then matrices come without their contents, and plans never run.
-    fn is_dry(&self) -> bool {
-        false
-    }
-    /// Whether lists of the largest logits are worth asking for, instead of the logits.
-    fn lists_best(&self) -> bool {
-        false
-    }
+}
+
+impl<E: Executor + ?Sized> ExecutorExt for E {}
+
+/// What an executor says of itself and of what it has done. No pass depends on it.
+pub trait Reports {
+    fn report(&self) -> Report;
+    /// Starts (or restarts) timing the kernels.
+    fn start_profile(&mut self);
     /// Bytes a second that the device reads from its memory; `None` where that cannot be measured.
-    fn read_bandwidth(&mut self) -> Option<f64> {
-        None
-    }
+    fn read_bandwidth(&mut self) -> Option<f64>;
     /// Bytes a second from the host's memory to a device that has its own; `None` elsewhere.
-    fn upload_bandwidth(&mut self) -> Option<f64> {
-        None
-    }
-    /// Bytes of weights and of buffers.
-    fn memory(&self) -> (u64, u64);
+    fn upload_bandwidth(&mut self) -> Option<f64>;
+}
+
+/// Bytes of weights and of buffers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    pub weights: u64,
+    pub buffers: u64,
+}
+
+/// See [`Reports`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Such as `cpu: avx512-vnni, 2 threads`.
+    pub device: String,
+    pub held: Held,
     /// The same with what was allocated for them and is not used.
-    fn allocated(&self) -> (u64, u64) {
-        self.memory()
-    }
+    pub allocated: Held,
+    /// Where the time of [`Executor::load_stored`] went; `None` where matrices were read first.
+    pub loading: Option<Loading>,
     /// What an accelerator has done beside it, where there is one.
-    fn assist(&self) -> Option<AssistReport> {
-        None
-    }
-    /// What a dry executor counted, piece by piece.
-    fn pieces(&self) -> Pieces {
-        Pieces::default()
-    }
-    /// Starts (or restarts) timing each kernel label; `profile` returns what was gathered.
-    fn start_profile(&mut self) {}
-    fn profile(&self) -> Vec<KernelTime> {
-        Vec::new()
-    }
+    pub assist: Option<AssistReport>,
+    /// By label, since [`Reports::start_profile`]; empty before.
+    pub kernels: Vec<KernelTime>,
 }

@@ -13,7 +13,10 @@ pub mod split;
 pub mod step;
 pub mod uses;
 
-pub use executor::{AssistReport, Executor, KernelTime, LoadJob, Loading};
+pub use executor::{
+    AssistReport, Caps, Executor, ExecutorExt, Held, KernelTime, LoadJob, Loading, Report, Reports,
+    Storage,
+};
 pub use op::{
     Attention, Best, Commit, Embed, GateUp, Linear, LinearJob, Norm, Op, PageRange, Prepare, Rope,
 };

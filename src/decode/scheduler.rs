@@ -16,7 +16,7 @@ use crate::draft::{
     Allowance, Ask, DraftContext, Drafter, Outcome, Pass, Policy, Proposal, Round, Verified,
     forced, verified,
 };
-use crate::engine::{Input, Output, Rows, Scores, Timeline, TokenTree};
+use crate::engine::{EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
 use crate::error::{Fault, Kind};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
@@ -288,7 +288,7 @@ impl<'a> Scheduler<'a> {
     /// next. Returns the rows of all.
     fn plan_reading(&mut self) -> usize {
         let growing = self.texts.iter().flatten().filter(|text| text.grows()).count();
-        let most = self.target.engine().max_rows() - growing;
+        let most = self.target.engine().info().max_rows - growing;
         let mut rows = if growing > 0 { most.min(PROMPT_ROWS) } else { most };
         let reading = self.sequences(|text| !text.grows());
         let all = rows;
@@ -316,10 +316,10 @@ impl<'a> Scheduler<'a> {
             recent_match |= drafter.has_recent_match(*sequence, &text.history);
         }
         let position = texts().map(|text| text.history.len()).max().unwrap_or(0);
-        let most = target.engine().max_rows() - growing.len() - prompt_rows;
+        let most = target.engine().info().max_rows - growing.len() - prompt_rows;
         let round = Round { texts: growing.len(), position, most, recent_match };
         let allowed = self.policy.allow(&round);
-        let vocab = target.engine().vocab();
+        let vocab = target.engine().info().vocab;
         let mut asks = asks(&mut self.texts, &self.scores, &allowed, vocab, true);
         let steps = if allowed.only_forced {
             asks.iter_mut().for_each(|ask| forced::chain(&ask.ctx, ask.out));
@@ -383,7 +383,7 @@ impl<'a> Scheduler<'a> {
             return Ok(());
         }
         let Some(usual) = self.policy.ahead() else { return Ok(()) };
-        let vocab = target.engine().vocab();
+        let vocab = target.engine().info().vocab;
         let asks = asks(&mut self.texts, &self.scores, allowed, vocab, false);
         let start = Instant::now();
         let (mut at_work, mut looked, mut last) = (start, false, Duration::ZERO);

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 
-use crate::engine::{Columns, Engine, Input, Output, Rows, Scores, Timeline, TokenTree};
+use crate::engine::{Columns, Engine, EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
 use crate::tensor::Token;
 
 /// Tokens newer than the cache that still go into the first pass of a round instead of a prefill.
@@ -43,7 +43,7 @@ impl Lm {
     pub fn new(name: &'static str, engine: Box<dyn Engine>) -> Self {
         Lm {
             name,
-            texts: vec![Text::default(); engine.sequences()],
+            texts: vec![Text::default(); engine.info().sequences],
             timeline: Timeline::new(engine),
             round: Vec::new(),
             filled: 0,
@@ -64,13 +64,13 @@ impl Lm {
 
     /// Whether the model knows the token.
     pub fn knows(&self, token: Token) -> bool {
-        (token as usize) < self.engine().vocab()
+        (token as usize) < self.engine().info().vocab
     }
 
     /// Why nothing is proposed, if so.
     pub fn note(&self) -> Option<String> {
         let is_full = |text| self.timeline.position(text) + 1 >= self.engine().context(text);
-        let full = self.engine().reach().is_none() && (0..self.texts.len()).any(is_full);
+        let full = self.engine().info().reach.is_none() && (0..self.texts.len()).any(is_full);
         full.then(|| format!("{}: the draft model's context is full", self.name))
     }
 
@@ -85,7 +85,7 @@ impl Lm {
     /// texts the small bundled draft brought 2.28 tokens a pass so, 2.27 having read all; with a
     /// quarter 2.25.
     fn part<'h>(&mut self, text: usize, history: &'h [Token]) -> &'h [Token] {
-        if let Some(reach) = self.engine().reach() {
+        if let Some(reach) = self.engine().info().reach {
             let part = history.get(self.texts[text].from..).unwrap_or_default();
             let read = self.timeline.common(text, part);
             let most = self.engine().context(text);
@@ -117,7 +117,7 @@ impl Lm {
     pub fn begin<'h>(&mut self, texts: &[(usize, &'h [Token], Option<u32>)]) -> Result<Vec<Start>> {
         self.round = texts.iter().map(|(text, ..)| *text).collect();
         self.waiting = 0;
-        let most = self.engine().max_rows();
+        let most = self.engine().info().max_rows;
         let goes_on = |(text, history, place): &(usize, &[Token], Option<u32>)| {
             place.is_some() && self.stands_at(*text, history) == *place
         };
@@ -200,12 +200,12 @@ impl Lm {
 
     /// Rows that a token takes, at most.
     pub fn rows_of(&self, token: Token) -> usize {
-        self.engine().rows_of(token)
+        self.engine().info().rows_of(token)
     }
 
     /// Rows of scratch that are still free this round.
     pub fn room(&self) -> usize {
-        self.engine().max_rows().saturating_sub(self.filled + self.waiting)
+        self.engine().info().max_rows.saturating_sub(self.filled + self.waiting)
     }
 
     /// Lets a node of a text wait for the next pass, below one that is evaluated or waits too.
@@ -249,7 +249,7 @@ impl Lm {
 
     /// Which token each logit is for; `None` where logit i is token i's.
     pub fn columns(&self) -> Option<&Columns> {
-        self.engine().columns()
+        self.engine().info().columns.as_ref()
     }
 
     /// Logits behind the i-th of a text's nodes in the last pass.

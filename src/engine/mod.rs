@@ -14,7 +14,7 @@ pub use reference::ReferenceEngine;
 pub use timeline::Timeline;
 pub use tree::TokenTree;
 
-use crate::compute::Executor;
+use crate::compute::{Report, Reports};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 use anyhow::Result;
@@ -36,6 +36,9 @@ pub struct Scores {
     /// In place of logits, where [`Output::Best`] asked for it: the best tokens of each row asked
     /// for, best first.
     pub best: Vec<Vec<(Token, f32)>>,
+    /// Final-norm hidden states of the same rows, where [`Output::Hidden`] asked for them: f32
+    /// `[rows asked for, dim]`
+    pub hidden: Vec<f32>,
 }
 
 impl Scores {
@@ -135,6 +138,8 @@ pub enum Output {
     /// All logits.
     #[default]
     Logits,
+    /// The same, and the hidden states that the head reads.
+    Hidden,
     /// The `n` best tokens of a row below `usable`. An engine may give all logits instead.
     Best { n: usize, usable: usize },
     /// Logits that the host can read where they are may stay there: then [`Scores`] come without,
@@ -142,28 +147,51 @@ pub enum Output {
     Lent,
 }
 
+/// What an engine is, for as long as it lives.
+#[derive(Clone, Debug)]
+pub struct Info {
+    /// Texts that it keeps apart, each with a cache and a history of its own.
+    pub sequences: usize,
+    /// Most rows that scratch holds, and so a pass takes, of all sequences together.
+    pub max_rows: usize,
+    /// Tokens that it takes: all below this.
+    pub vocab: usize,
+    /// Positions that a row sees directly, its own included; `None` where it sees all of them. What
+    /// is older reaches it only through others.
+    pub reach: Option<usize>,
+    /// Which token each column of its scores is for; `None` where column and token are one number.
+    pub columns: Option<Columns>,
+    /// Rows that a token without a column of its own takes, at most. Any other takes one.
+    pub most_rows: usize,
+}
+
+impl Info {
+    /// Rows that a token takes, at most.
+    pub fn rows_of(&self, token: Token) -> usize {
+        let is_row = self.columns.as_ref().is_none_or(|c| c.column(token).is_some());
+        if is_row { 1 } else { self.most_rows }
+    }
+}
+
+/// What the caches hold of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cached<'a> {
+    /// All tokens committed. Their number is the position of the next one; nobody else keeps it.
+    pub tokens: &'a [Token],
+    /// Tokens that fit behind them, at least.
+    pub room: usize,
+}
+
 /// One model and the caches of a text, or of several: its sequences.
 ///
 /// What a row computes depends on its own token path alone, bit for bit: never on the other rows,
 /// the tree's shape, the thread count, or how the prompt was cut.
+///
+/// No method has a body here: an engine around another one forwards each of them or says what it
+/// does not do. What follows from them, whoever implements them, is [`EngineExt`].
 pub trait Engine: Send {
-    /// Texts that it keeps apart, each with a cache and a position of its own.
-    fn sequences(&self) -> usize;
-    /// Committed tokens of a sequence.
-    fn position(&self, sequence: usize) -> usize;
-    /// Most positions of a sequence that fit.
-    fn context(&self, sequence: usize) -> usize;
-    /// Most rows that scratch holds, and so a pass takes, of all sequences together.
-    fn max_rows(&self) -> usize;
-    /// Rows that a token takes, at most.
-    fn rows_of(&self, token: Token) -> usize;
-    /// Tokens that it takes: all below this.
-    fn vocab(&self) -> usize;
-    /// Positions that a row sees directly, its own included; `None` where it sees all of them. What
-    /// is older reaches it only through others.
-    fn reach(&self) -> Option<usize>;
-    /// Which token each column of its scores is for; `None` where column and token are one number.
-    fn columns(&self) -> Option<&Columns>;
+    fn info(&self) -> &Info;
+    fn cached(&self, sequence: usize) -> Cached<'_>;
     /// Begins a pass over nodes of a tree of each of these sequences, each evaluated as it would be
     /// alone. Keys and values go to scratch, which holds the trees named here and no others from
     /// then on; an input without new nodes keeps its tree there. Where all trees are new, scratch
@@ -172,11 +200,11 @@ pub trait Engine: Send {
     /// Returns whether a device works by itself now, with time for the caller to do something else;
     /// nothing but [`is_busy`](Self::is_busy) may be asked before [`finish`](Self::finish).
     fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool>;
+    /// Whether the device that was left at work still is.
+    fn is_busy(&self) -> bool;
     /// Waits for the pass that was begun and gives its scores: those of the first input's rows
     /// first.
     fn finish(&mut self, out: &mut Scores) -> Result<()>;
-    /// Whether the pass that was begun still runs.
-    fn is_busy(&self) -> bool;
     /// Logits of the i-th row asked for, where they were left, until the next pass.
     fn lend(&self, i: usize) -> Option<&[f32]>;
     /// Makes nodes in scratch part of the caches: of each of these sequences a path of nodes, root
@@ -186,14 +214,23 @@ pub trait Engine: Send {
     /// Takes a sequence back to `position` tokens. Refused when a sliding-window ring has lost what
     /// that needs; then reset to 0 and prefill.
     fn truncate(&mut self, sequence: usize, position: usize) -> Result<()>;
-    /// Final-norm hidden states of the rows scored last, f32 `[rows, dim]`.
-    fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()>;
-    /// Bytes of weights, KV cache, and everything else.
-    fn memory(&self) -> Memory;
-    fn describe(&self) -> String;
-    /// What runs its plans, for reports; `None` where nothing does.
-    fn executor(&self) -> Option<&dyn Executor>;
-    fn executor_mut(&mut self) -> Option<&mut dyn Executor>;
+    fn report(&self) -> EngineReport;
+    /// What runs its plans, to be measured; `None` where nothing does.
+    fn device(&mut self) -> Option<&mut dyn Reports>;
+}
+
+/// What can be done with any engine.
+pub trait EngineExt: Engine {
+    /// Committed tokens of a sequence.
+    fn position(&self, sequence: usize) -> usize {
+        self.cached(sequence).tokens.len()
+    }
+
+    /// Most tokens of a sequence that fit.
+    fn context(&self, sequence: usize) -> usize {
+        let Cached { tokens, room } = self.cached(sequence);
+        tokens.len() + room
+    }
 
     /// A whole pass.
     fn run(&mut self, inputs: &[Input<'_>], output: Output, out: &mut Scores) -> Result<()> {
@@ -205,6 +242,19 @@ pub trait Engine: Send {
     fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
         self.run(&[Input::new(0, tree, rows)], Output::Logits, out)
     }
+}
+
+impl<E: Engine + ?Sized> EngineExt for E {}
+
+/// What an engine says of itself. No pass depends on it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineReport {
+    /// Such as `cpu: avx512-vnni, 2 threads`.
+    pub device: String,
+    /// Bytes of weights, KV cache, and everything else.
+    pub memory: Memory,
+    /// What runs its plans says; `None` where nothing does.
+    pub executor: Option<Report>,
 }
 
 /// Bytes by arena.

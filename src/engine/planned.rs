@@ -1,11 +1,11 @@
-//! The engine that runs plans on an executor: fills the step buffer, keeps the position, and says
-//! what may be taken back.
+//! The engine that runs plans on an executor: fills the step buffer, keeps what is committed, and
+//! says what may be taken back.
 
 use super::rows::Scratch;
-use super::{Columns, Engine, Input, Memory, Output, Scores};
+use super::{Cached, Engine, EngineReport, Info, Input, Memory, Output, Scores};
 use crate::compute::best;
 use crate::compute::step::StepView;
-use crate::compute::{BufferId, Executor, KvFormat};
+use crate::compute::{BufferId, Executor, ExecutorExt, Held, KvFormat, Reports};
 use crate::error::{Fault, Kind};
 use crate::gemma::Weights;
 use crate::gemma::forward::{self, Forward, ForwardOptions};
@@ -26,6 +26,7 @@ pub struct EngineOptions {
 pub struct PlannedEngine {
     exec: Box<dyn Executor>,
     model: Forward,
+    info: Info,
     context: usize,
     sequences: Vec<Sequence>,
     angles: [Angles; 2],
@@ -35,18 +36,18 @@ pub struct PlannedEngine {
     scratch: Scratch,
     /// Rows that the last pass scored.
     selected: usize,
-    /// Logits may stay with the executor.
-    leaves: bool,
+    output: Output,
     /// Rows of a path to commit.
     path: Vec<u32>,
     /// A pass that was started and whose scores nobody has taken.
     started: Option<Started>,
 }
 
-/// How far a sequence has come.
-#[derive(Clone, Copy, Debug, Default)]
+/// What there is of a text.
+#[derive(Clone, Debug, Default)]
 struct Sequence {
-    position: usize,
+    /// All that is committed.
+    tokens: Vec<Token>,
     /// Positions ever written since the last reset: what the rings have turned by.
     written: usize,
 }
@@ -72,7 +73,7 @@ impl PlannedEngine {
         options: EngineOptions,
         sequences: usize,
     ) -> Result<Self> {
-        let max_rows = exec.max_rows();
+        let max_rows = exec.caps().max_rows;
         ensure!(
             (1..=max_rows).contains(&sequences),
             "{sequences} sequences do not go into passes of {max_rows} rows"
@@ -81,16 +82,26 @@ impl PlannedEngine {
             ForwardOptions { context: options.context, kv: options.kv, max_rows, sequences };
         let model = forward::load(weights, exec.as_mut(), options)?;
         let c = &model.config;
+        let is_local = (0..c.n_layers).all(|layer| !c.is_global(layer));
+        let info = Info {
+            sequences,
+            max_rows,
+            vocab: c.vocab,
+            reach: is_local.then_some(c.window),
+            columns: None,
+            most_rows: 1,
+        };
         Ok(PlannedEngine {
+            info,
             angles: [Angles::new(c.rope_local, c.head_dim), Angles::new(c.rope_global, c.head_dim)],
             words: vec![0; model.layout.words()],
             lists: Vec::new(),
             tables: Default::default(),
             context: options.context,
             sequences: vec![Sequence::default(); sequences],
+            output: Output::Logits,
             scratch: Scratch::default(),
             selected: 0,
-            leaves: false,
             path: Vec::new(),
             started: None,
             exec,
@@ -99,13 +110,9 @@ impl PlannedEngine {
     }
 
     /// Starts the evaluation of the rows of scratch from `first` on.
-    fn start(&mut self, first: usize, output: Output) -> Result<()> {
-        let (n, scratch) = (self.scratch.tokens.len(), &self.scratch);
-        ensure!(
-            n > first && n <= self.exec.max_rows(),
-            "a pass takes 1 to {} rows, got {n} (first {first})",
-            self.exec.max_rows()
-        );
+    fn start(&mut self, first: usize, output: Output) -> Result<bool> {
+        let (n, scratch, most) = (self.scratch.tokens.len(), &self.scratch, self.info.max_rows);
+        ensure!(n > first && n <= most, "a pass takes 1 to {most} rows, got {n} (first {first})");
         let last = scratch.positions[first..].iter().max().map_or(0, |p| *p as usize);
         if last >= self.context {
             let what = format!("position {last} does not fit a context of {}", self.context);
@@ -124,7 +131,7 @@ impl PlannedEngine {
         }
         let wanted = match output {
             Output::Best { n, usable } => Some((n, usable)).filter(|b| b.0 <= best::CHUNKS),
-            Output::Logits | Output::Lent => None,
+            Output::Logits | Output::Hidden | Output::Lent => None,
         };
         let step = StepView {
             first,
@@ -150,12 +157,12 @@ impl PlannedEngine {
             Some((lists, pass)) => (pass, Some(lists), best::WORDS * 4),
             None => (self.model.pass, Some(self.model.logits), self.model.config.vocab * 4),
         };
-        self.exec.start(plan, result.map(|buffer| (buffer, selected * row)))?;
-        self.leaves = output == Output::Lent;
+        let works = self.exec.start(plan, result.map(|buffer| (buffer, selected * row)))?;
+        self.output = output;
         self.selected = selected;
         let lists = lists.map(|l| l.0).filter(|_| selected > 0);
         self.started = Some(Started { selected, lists });
-        Ok(())
+        Ok(works)
     }
 
     /// Waits for the pass that was started and takes its scores.
@@ -163,6 +170,7 @@ impl PlannedEngine {
         let Started { selected, lists } = self.started.take().context("no pass was begun")?;
         out.vocab = self.model.config.vocab;
         out.best.clear();
+        out.hidden.clear();
         if let Some(lists) = lists {
             self.lists.resize(selected * best::WORDS, 0);
             self.exec.finish(Some((lists, bytemuck::cast_slice_mut(&mut self.lists))))?;
@@ -171,7 +179,7 @@ impl PlannedEngine {
                 return Ok(());
             }
         }
-        if self.leaves && lists.is_none() && self.lend(0).is_some() {
+        if lists.is_none() && self.lend(0).is_some() {
             out.logits.clear();
             return self.exec.finish(None);
         }
@@ -179,56 +187,38 @@ impl PlannedEngine {
         let logits: &mut [u8] = bytemuck::cast_slice_mut(&mut out.logits);
         match lists {
             // The lists were too short to decide.
-            Some(_) => self.exec.read(self.model.logits, 0, logits),
-            None => self.exec.finish((selected > 0).then_some((self.model.logits, logits))),
+            Some(_) => self.exec.read(self.model.logits, 0, logits)?,
+            None => self.exec.finish((selected > 0).then_some((self.model.logits, logits)))?,
         }
+        if self.output == Output::Hidden {
+            out.hidden.resize(selected * self.model.config.dim, 0.0);
+            let hidden = bytemuck::cast_slice_mut(&mut out.hidden);
+            self.exec.read(self.model.hidden, 0, hidden)?;
+        }
+        Ok(())
     }
 }
 
 impl Engine for PlannedEngine {
-    fn sequences(&self) -> usize {
-        self.sequences.len()
+    fn info(&self) -> &Info {
+        &self.info
     }
 
-    fn position(&self, sequence: usize) -> usize {
-        self.sequences[sequence].position
-    }
-
-    fn context(&self, _: usize) -> usize {
-        self.context
-    }
-
-    fn max_rows(&self) -> usize {
-        self.exec.max_rows()
-    }
-
-    fn reach(&self) -> Option<usize> {
-        let config = &self.model.config;
-        (0..config.n_layers).all(|layer| !config.is_global(layer)).then_some(config.window)
-    }
-
-    fn rows_of(&self, _: Token) -> usize {
-        1
-    }
-
-    fn vocab(&self) -> usize {
-        self.model.config.vocab
-    }
-
-    fn columns(&self) -> Option<&Columns> {
-        None
+    fn cached(&self, sequence: usize) -> Cached<'_> {
+        let tokens = &self.sequences[sequence].tokens[..];
+        Cached { tokens, room: self.context - tokens.len() }
     }
 
     fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
         self.started = None;
         let known = inputs.iter().all(|input| input.sequence < self.sequences.len());
         ensure!(known, "there are {} sequences", self.sequences.len());
-        let first = self.scratch.take(inputs, |sequence| self.sequences[sequence].position)?;
-        if let Err(error) = self.start(first, output) {
+        let first = self.scratch.take(inputs, |sequence| self.sequences[sequence].tokens.len())?;
+        let started = self.start(first, output);
+        if started.is_err() {
             self.scratch.clear();
-            return Err(error);
         }
-        Ok(self.exec.runs_beside())
+        started
     }
 
     fn finish(&mut self, out: &mut Scores) -> Result<()> {
@@ -245,8 +235,10 @@ impl Engine for PlannedEngine {
 
     fn lend(&self, i: usize) -> Option<&[f32]> {
         let vocab = self.model.config.vocab;
-        let logits =
-            self.exec.lend(self.model.logits, self.selected * vocab * 4).filter(|_| self.leaves)?;
+        if self.output != Output::Lent {
+            return None;
+        }
+        let logits = self.exec.lend(self.model.logits, self.selected * vocab * 4)?;
         bytemuck::cast_slice(logits).chunks_exact(vocab).nth(i)
     }
 
@@ -266,46 +258,40 @@ impl Engine for PlannedEngine {
         self.model.layout.fill(&mut self.words, &step);
         self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
         self.exec.run(self.model.commit)?;
+        let mut rows = self.path.iter().map(|row| self.scratch.tokens[*row as usize]);
         for (sequence, path) in paths {
-            self.scratch.forget(*sequence);
-            let sequence = &mut self.sequences[*sequence];
-            sequence.position += path.len();
-            sequence.written = sequence.written.max(sequence.position);
+            let own = &mut self.sequences[*sequence];
+            own.tokens.extend(rows.by_ref().take(path.len()));
+            own.written = own.written.max(own.tokens.len());
         }
+        paths.iter().for_each(|(sequence, _)| self.scratch.forget(*sequence));
         Ok(())
     }
 
     fn truncate(&mut self, sequence: usize, position: usize) -> Result<()> {
-        let Sequence { position: now, written } = self.sequences[sequence];
+        let own = &mut self.sequences[sequence];
+        let (now, written) = (own.tokens.len(), own.written);
         ensure!(position <= now, "cannot truncate to {position}: only {now} tokens are committed");
         let kept = self.model.kv.iter().all(|kv| kv.pages.can_return_to(position, written));
         ensure!(kept, "the sliding-window rings no longer hold what position {position} needs");
-        self.sequences[sequence] =
-            Sequence { position, written: if position == 0 { 0 } else { written } };
+        own.tokens.truncate(position);
+        own.written = if position == 0 { 0 } else { written };
         self.scratch.forget(sequence);
         Ok(())
     }
 
-    fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()> {
-        out.resize(self.selected * self.model.config.dim, 0.0);
-        self.exec.read(self.model.hidden, 0, bytemuck::cast_slice_mut(out))
-    }
-
-    fn memory(&self) -> Memory {
-        let (weights, buffers) = self.exec.memory();
+    fn report(&self) -> EngineReport {
+        let report = self.exec.report();
         let kv = self.model.kv_bytes.iter().sum();
-        Memory { weights, kv, activations: buffers - kv }
+        let Held { weights, buffers } = report.held;
+        EngineReport {
+            device: report.device.clone(),
+            memory: Memory { weights, kv, activations: buffers - kv },
+            executor: Some(report),
+        }
     }
 
-    fn describe(&self) -> String {
-        self.exec.describe()
-    }
-
-    fn executor(&self) -> Option<&dyn Executor> {
-        Some(&*self.exec)
-    }
-
-    fn executor_mut(&mut self) -> Option<&mut dyn Executor> {
+    fn device(&mut self) -> Option<&mut dyn Reports> {
         Some(&mut *self.exec)
     }
 }
@@ -316,7 +302,7 @@ impl PlannedEngine {
     /// bytes.
     pub fn visible_cache(&mut self, sequence: usize) -> Result<Vec<u8>> {
         let mut out = Vec::new();
-        let now = self.position(sequence);
+        let now = self.sequences[sequence].tokens.len();
         for kv in self.model.kv.clone() {
             let (size, dim) = (kv.format.bytes(), kv.head_dim);
             for (head, position) in (0..kv.n_kv_heads)

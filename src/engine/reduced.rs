@@ -4,8 +4,10 @@
 //! A token without a row of its own goes in as several rows in a line ([`Spelling`]), so positions
 //! inside run ahead of those outside. The logits of a node are those behind the last of its rows.
 
-use super::{Columns, Engine, Input, Memory, Output, Rows, Scores, TokenTree};
-use crate::compute::Executor;
+use super::{
+    Cached, Columns, Engine, EngineExt, EngineReport, Info, Input, Output, Rows, Scores, TokenTree,
+};
+use crate::compute::Reports;
 use crate::gemma::reduced::Spelling;
 use crate::tensor::Token;
 use anyhow::{Result, ensure};
@@ -14,33 +16,25 @@ use std::ops::Range;
 pub struct ReducedEngine {
     inner: Box<dyn Engine>,
     spelling: Spelling,
-    columns: Columns,
+    info: Info,
     sequences: Vec<Sequence>,
     /// Of the rows scored last, those that end a node; all of them where `None`.
     ends: Option<Vec<usize>>,
     /// Room of [`Spelling::spell`].
     spelled: Vec<u32>,
-    /// Scores have a place for every token.
-    whole: bool,
 }
 
 /// What there is of a text.
 #[derive(Clone, Debug, Default)]
 struct Sequence {
-    /// Where the committed tokens behind the first begin inside, and where the next one will.
-    /// `[position]`
-    starts: Vec<usize>,
-    /// The tree in scratch as rows, and the rows of each of its nodes.
+    /// All that is committed; the engine inside has it spelled.
+    tokens: Vec<Token>,
+    /// The tree in scratch as rows, and of each of its nodes the token and its rows.
     work: TokenTree,
-    nodes: Vec<Range<u32>>,
+    nodes: Vec<(Token, Range<u32>)>,
 }
 
 impl Sequence {
-    /// Where the committed token at `position` begins inside, or the next one will.
-    fn start(&self, position: usize) -> usize {
-        position.checked_sub(1).map_or(0, |at| self.starts[at])
-    }
-
     fn forget(&mut self) {
         self.work.clear();
         self.nodes.clear();
@@ -50,7 +44,7 @@ impl Sequence {
     /// that of [`Spelling::spell`].
     fn spell(&mut self, tree: &TokenTree, first: usize, spelling: &Spelling, room: &mut Vec<u32>) {
         for node in first..tree.len() {
-            let mut parent = tree.parent[node].map(|p| self.nodes[p as usize].end - 1);
+            let mut parent = tree.parent[node].map(|p| self.nodes[p as usize].1.end - 1);
             let begin = self.work.len() as u32;
             room.clear();
             spelling.spell(tree.tokens[node], room);
@@ -59,7 +53,7 @@ impl Sequence {
                 self.work.parent.push(parent);
                 parent = Some(self.work.len() as u32 - 1);
             }
-            self.nodes.push(begin..self.work.len() as u32);
+            self.nodes.push((tree.tokens[node], begin..self.work.len() as u32));
         }
     }
 }
@@ -67,45 +61,48 @@ impl Sequence {
 impl ReducedEngine {
     /// Wraps an engine without history whose vocabulary is the spelling's rows.
     pub fn new(inner: Box<dyn Engine>, spelling: Spelling) -> Result<Self> {
-        let (have, want) = (inner.vocab(), spelling.rows());
+        let (have, want) = (inner.info().vocab, spelling.rows());
         ensure!(have == want, "the draft model has {have} rows, its vocabulary lists {want}");
-        let sequences = vec![Sequence::default(); inner.sequences()];
+        let sequences = vec![Sequence::default(); inner.info().sequences];
         ensure!(
             (0..sequences.len()).all(|sequence| inner.position(sequence) == 0),
             "the draft model has a history already"
         );
-        let columns = Columns::new(
-            (0..want as u32).map(|row| spelling.token(row)).collect(),
-            spelling.vocab(),
-        );
-        Ok(ReducedEngine {
-            inner,
-            columns,
-            spelling,
-            sequences,
-            ends: None,
-            spelled: Vec::new(),
-            whole: false,
-        })
+        let tokens = (0..want as u32).map(|row| spelling.token(row)).collect();
+        let info = Info {
+            vocab: spelling.vocab(),
+            columns: Some(Columns::new(tokens, spelling.vocab())),
+            most_rows: spelling.most_parts(),
+            ..inner.info().clone()
+        };
+        Ok(ReducedEngine { inner, spelling, info, sequences, ends: None, spelled: Vec::new() })
     }
 
     /// Scores every token of the target, those without a row by minus infinity: a draft model as a
-    /// target, to measure others with.
-    pub fn whole(self) -> Self {
-        ReducedEngine { whole: true, ..self }
+    /// target, to measure others with. All tokens count as one row, for which there is room
+    /// whatever they take.
+    pub fn whole(mut self) -> Self {
+        self.info.max_rows = (self.info.max_rows / self.spelling.most_parts()).max(1);
+        self.info.columns = None;
+        self
+    }
+
+    /// Whether scores have a place for every token.
+    fn is_whole(&self) -> bool {
+        self.info.columns.is_none()
     }
 
     /// Puts each score where its token is, if all tokens are to have one.
     fn widen(&self, out: &mut Scores) {
-        if !self.whole {
+        if !self.is_whole() {
             return;
         }
         let (rows, narrow, wide) = (out.rows(), out.vocab, self.spelling.vocab());
         let mut logits = vec![f32::NEG_INFINITY; rows * wide];
         for (to, from) in logits.chunks_exact_mut(wide).zip(out.logits.chunks_exact(narrow)) {
-            from.iter()
-                .enumerate()
-                .for_each(|(column, &logit)| to[self.columns.token(column) as usize] = logit);
+            from.iter().enumerate().for_each(|(column, &logit)| {
+                to[self.spelling.token(column as u32) as usize] = logit
+            });
         }
         (out.logits, out.vocab) = (logits, wide);
     }
@@ -140,7 +137,7 @@ impl ReducedEngine {
                     rows += 1;
                 }
                 Rows::All => {
-                    for node in nodes {
+                    for (_, node) in nodes {
                         rows += node.len();
                         ends.push(rows - 1);
                     }
@@ -152,44 +149,14 @@ impl ReducedEngine {
 }
 
 impl Engine for ReducedEngine {
-    fn sequences(&self) -> usize {
-        self.sequences.len()
+    fn info(&self) -> &Info {
+        &self.info
     }
 
-    fn position(&self, sequence: usize) -> usize {
-        self.sequences[sequence].starts.len()
-    }
-
-    /// As if all tokens to come took the most rows that one can take.
-    fn context(&self, sequence: usize) -> usize {
-        let left = self.inner.context(sequence).saturating_sub(self.inner.position(sequence));
-        self.position(sequence) + left / self.spelling.most_parts()
-    }
-
-    /// In the target's place all tokens count as one row, for which there is room whatever they
-    /// take.
-    fn max_rows(&self) -> usize {
-        let parts = if self.whole { self.spelling.most_parts() } else { 1 };
-        (self.inner.max_rows() / parts).max(1)
-    }
-
-    fn rows_of(&self, token: Token) -> usize {
-        let is_row = self.whole || self.spelling.row(token).is_some();
-        if is_row { 1 } else { self.spelling.most_parts() }
-    }
-
-    fn reach(&self) -> Option<usize> {
-        self.inner.reach()
-    }
-
-    /// Of the target: what it takes. Its scores have a column for each row of the model only, see
-    /// [`Engine::columns`].
-    fn vocab(&self) -> usize {
-        self.spelling.vocab()
-    }
-
-    fn columns(&self) -> Option<&Columns> {
-        (!self.whole).then_some(&self.columns)
+    /// There is room as if all tokens to come took the most rows that one can take.
+    fn cached(&self, sequence: usize) -> Cached<'_> {
+        let room = self.inner.cached(sequence).room / self.spelling.most_parts();
+        Cached { tokens: &self.sequences[sequence].tokens, room }
     }
 
     fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
@@ -215,7 +182,8 @@ impl Engine for ReducedEngine {
             .collect();
         // The best rows of the model are not the target's best tokens.
         let output = match output {
-            Output::Lent if !self.whole => Output::Lent,
+            Output::Lent if !self.is_whole() => Output::Lent,
+            Output::Hidden => Output::Hidden,
             _ => Output::Logits,
         };
         self.inner.begin(&inside, output)
@@ -225,10 +193,14 @@ impl Engine for ReducedEngine {
         self.inner.finish(out)?;
         // Those that were left inside are found there by their place.
         if let Some(ends) = self.ends.as_ref().filter(|_| !out.logits.is_empty()) {
-            for (to, &from) in ends.iter().enumerate() {
-                out.logits.copy_within(from * out.vocab..(from + 1) * out.vocab, to * out.vocab);
+            let rows = out.logits.len() / out.vocab;
+            for values in [&mut out.logits, &mut out.hidden] {
+                let width = values.len() / rows;
+                for (to, &from) in ends.iter().enumerate() {
+                    values.copy_within(from * width..(from + 1) * width, to * width);
+                }
+                values.truncate(ends.len() * width);
             }
-            out.logits.truncate(ends.len() * out.vocab);
         }
         self.widen(out);
         Ok(())
@@ -251,18 +223,14 @@ impl Engine for ReducedEngine {
                 path.iter().all(|n| (*n as usize) < nodes.len()),
                 "a commit takes a path from the root of a tree in scratch"
             );
-            let rows: Vec<u32> = path.iter().flat_map(|n| nodes[*n as usize].clone()).collect();
+            let rows: Vec<u32> = path.iter().flat_map(|n| nodes[*n as usize].1.clone()).collect();
             inside.push((*sequence, rows));
         }
         let rows: Vec<(usize, &[u32])> = inside.iter().map(|(s, rows)| (*s, &rows[..])).collect();
         self.inner.commit(&rows)?;
         for (sequence, path) in paths {
             let own = &mut self.sequences[*sequence];
-            let mut end = own.start(own.starts.len());
-            for node in *path {
-                end += own.nodes[*node as usize].len();
-                own.starts.push(end);
-            }
+            own.tokens.extend(path.iter().map(|node| own.nodes[*node as usize].0));
             own.forget();
         }
         Ok(())
@@ -270,39 +238,22 @@ impl Engine for ReducedEngine {
 
     fn truncate(&mut self, sequence: usize, position: usize) -> Result<()> {
         let own = &mut self.sequences[sequence];
-        let now = own.starts.len();
+        let now = own.tokens.len();
         ensure!(position <= now, "cannot truncate to {position}: only {now} tokens are committed");
-        self.inner.truncate(sequence, own.start(position))?;
-        own.starts.truncate(position);
+        self.spelled.clear();
+        own.tokens[position..].iter().for_each(|t| self.spelling.spell(*t, &mut self.spelled));
+        let inside = self.inner.position(sequence) - self.spelled.len();
+        self.inner.truncate(sequence, inside)?;
+        own.tokens.truncate(position);
         own.forget();
         Ok(())
     }
 
-    fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()> {
-        self.inner.hidden(out)?;
-        if let Some(ends) = &self.ends {
-            let dim = out.len() / (ends.last().map_or(0, |last| last + 1)).max(1);
-            for (to, &from) in ends.iter().enumerate() {
-                out.copy_within(from * dim..(from + 1) * dim, to * dim);
-            }
-            out.truncate(ends.len() * dim);
-        }
-        Ok(())
+    fn report(&self) -> EngineReport {
+        self.inner.report()
     }
 
-    fn memory(&self) -> Memory {
-        self.inner.memory()
-    }
-
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
-
-    fn executor(&self) -> Option<&dyn Executor> {
-        self.inner.executor()
-    }
-
-    fn executor_mut(&mut self) -> Option<&mut dyn Executor> {
-        self.inner.executor_mut()
+    fn device(&mut self) -> Option<&mut dyn Reports> {
+        self.inner.device()
     }
 }

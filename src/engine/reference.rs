@@ -6,8 +6,8 @@
 //! tests hold the planned engine and the golden vectors to it. Its rows agree whatever shares their
 //! pass only up to rounding, because candle's matrix product blocks by row count.
 
-use super::{Columns, Engine, Input, Memory, Output, Rows, Scores, TokenTree};
-use crate::compute::Executor;
+use super::{Cached, Engine, EngineReport, Info, Input, Memory, Output, Rows, Scores, TokenTree};
+use crate::compute::Reports;
 use crate::error::{Fault, Kind};
 use crate::gemma::{Config, Role, Rope, Weights};
 use crate::tensor::Token;
@@ -63,8 +63,9 @@ pub struct ReferenceEngine {
     last: TokenTree,
     /// Of a pass that was begun.
     scores: Option<Scores>,
-    hidden: Vec<f32>, // [rows scored last, dim]
-    position: usize,
+    /// All that is committed.
+    tokens: Vec<Token>,
+    info: Info,
     context: usize,
     parameters: usize,
 }
@@ -119,8 +120,15 @@ impl ReferenceEngine {
             scratch: cache.clone(),
             last: TokenTree::default(),
             scores: None,
-            hidden: Vec::new(),
-            position: 0,
+            tokens: Vec::new(),
+            info: Info {
+                sequences: 1,
+                max_rows: MAX_ROWS,
+                vocab: config.vocab,
+                reach: None,
+                columns: None,
+                most_rows: 1,
+            },
             config,
             embed,
             head,
@@ -139,7 +147,7 @@ impl ReferenceEngine {
             "a pass takes 1 to {MAX_ROWS} rows, got {n} (first {first})"
         );
         let positions: Vec<usize> =
-            tree.depths().iter().map(|d| self.position + *d as usize).collect();
+            tree.depths().iter().map(|d| self.tokens.len() + *d as usize).collect();
         let deepest = positions.iter().max().copied().unwrap_or(0);
         if deepest >= self.context {
             let what = format!("position {deepest} does not fit a context of {}", self.context);
@@ -180,11 +188,11 @@ impl ReferenceEngine {
         };
         out.vocab = self.config.vocab;
         out.logits.clear();
-        self.hidden.clear();
+        out.hidden.clear();
         if len > 0 {
             let h = rms_norm(&x.narrow(0, start, len)?.contiguous()?, &self.final_norm, eps)?;
             out.logits = linear(&h, &self.head)?.flatten_all()?.to_vec1()?;
-            self.hidden = h.flatten_all()?.to_vec1()?;
+            out.hidden = h.flatten_all()?.to_vec1()?;
         }
         self.last.clone_from(tree);
         Ok(())
@@ -222,7 +230,7 @@ impl ReferenceEngine {
         ))?;
         let k = all.k.transpose(0, 1)?.contiguous()?; // [n_kv_heads, seen, head_dim]
         let v = all.v.transpose(0, 1)?.contiguous()?;
-        let seen = self.position + n;
+        let seen = self.tokens.len() + n;
         let scores = (q.matmul(&k.t()?.contiguous()?)? * self.config.query_scale as f64)?
             .reshape((n_heads, n, seen))?;
         let scores = scores.broadcast_add(&self.mask(tree, positions, layer.window)?)?;
@@ -234,15 +242,15 @@ impl ReferenceEngine {
 
     /// 0 where a row sees a position, minus infinity elsewhere: `[rows, committed + rows]`.
     fn mask(&self, tree: &TokenTree, positions: &[usize], window: Option<usize>) -> Result<Tensor> {
-        let (n, seen) = (tree.len(), self.position + tree.len());
+        let (n, seen) = (tree.len(), self.tokens.len() + tree.len());
         let mut mask = vec![f32::NEG_INFINITY; n * seen];
         let near = |from: usize, to: usize| window.is_none_or(|w| from - to < w);
         for (row, mask) in mask.chunks_exact_mut(seen).enumerate() {
-            (0..self.position).filter(|p| near(positions[row], *p)).for_each(|p| mask[p] = 0.0);
+            (0..self.tokens.len()).filter(|p| near(positions[row], *p)).for_each(|p| mask[p] = 0.0);
             let mut node = Some(row as u32);
             while let Some(at) = node.map(|n| n as usize) {
                 if near(positions[row], positions[at]) {
-                    mask[self.position + at] = 0.0;
+                    mask[self.tokens.len() + at] = 0.0;
                 }
                 node = tree.parent[at];
             }
@@ -296,40 +304,16 @@ fn rotate(x: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
 }
 
 impl Engine for ReferenceEngine {
-    fn position(&self, _: usize) -> usize {
-        self.position
+    fn info(&self) -> &Info {
+        &self.info
     }
 
-    fn context(&self, _: usize) -> usize {
-        self.context
-    }
-
-    fn max_rows(&self) -> usize {
-        MAX_ROWS
-    }
-
-    fn rows_of(&self, _: Token) -> usize {
-        1
-    }
-
-    fn vocab(&self) -> usize {
-        self.config.vocab
-    }
-
-    fn sequences(&self) -> usize {
-        1
-    }
-
-    fn reach(&self) -> Option<usize> {
-        None
-    }
-
-    fn columns(&self) -> Option<&Columns> {
-        None
+    fn cached(&self, _: usize) -> Cached<'_> {
+        Cached { tokens: &self.tokens, room: self.context - self.tokens.len() }
     }
 
     /// Evaluates old nodes once more: nothing here is worth saving.
-    fn begin(&mut self, inputs: &[Input<'_>], _: Output) -> Result<bool> {
+    fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
         let &[Input { sequence: 0, tree, first, rows }] = inputs else {
             bail!("there is one sequence")
         };
@@ -341,6 +325,9 @@ impl Engine for ReferenceEngine {
         self.scores = None;
         let mut scores = Scores::default();
         self.pass(tree, first, rows, &mut scores)?;
+        if output != Output::Hidden {
+            scores.hidden.clear();
+        }
         self.scores = Some(scores);
         Ok(false)
     }
@@ -374,7 +361,7 @@ impl Engine for ReferenceEngine {
             };
             *cache = cache.then(&taken)?;
         }
-        self.position += path.len();
+        self.tokens.extend(path.iter().map(|node| self.last.tokens[*node as usize]));
         self.last = TokenTree::default();
         Ok(())
     }
@@ -382,9 +369,9 @@ impl Engine for ReferenceEngine {
     /// Never refused: nothing is ever dropped.
     fn truncate(&mut self, _: usize, position: usize) -> Result<()> {
         ensure!(
-            position <= self.position,
+            position <= self.tokens.len(),
             "cannot truncate to {position}: only {} tokens are committed",
-            self.position
+            self.tokens.len()
         );
         for cache in &mut self.cache {
             *cache = KeysValues {
@@ -392,31 +379,22 @@ impl Engine for ReferenceEngine {
                 v: cache.v.narrow(0, 0, position)?,
             };
         }
-        self.position = position;
+        self.tokens.truncate(position);
         self.last = TokenTree::default();
         Ok(())
     }
 
-    fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()> {
-        out.clone_from(&self.hidden);
-        Ok(())
-    }
-
-    fn memory(&self) -> Memory {
+    fn report(&self) -> EngineReport {
         let width = self.config.n_kv_heads * self.config.head_dim;
-        let kv = 8 * self.position * width * self.config.n_layers;
-        Memory { weights: 4 * self.parameters as u64, kv: kv as u64, activations: 0 }
+        let kv = 8 * self.tokens.len() * width * self.config.n_layers;
+        EngineReport {
+            device: "reference: candle, f32".into(),
+            memory: Memory { weights: 4 * self.parameters as u64, kv: kv as u64, activations: 0 },
+            executor: None,
+        }
     }
 
-    fn describe(&self) -> String {
-        "reference: candle, f32".into()
-    }
-
-    fn executor(&self) -> Option<&dyn Executor> {
-        None
-    }
-
-    fn executor_mut(&mut self) -> Option<&mut dyn Executor> {
+    fn device(&mut self) -> Option<&mut dyn Reports> {
         None
     }
 }

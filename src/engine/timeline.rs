@@ -1,49 +1,40 @@
-//! An engine and the tokens its caches hold, kept in step with a history of each sequence by common
-//! prefix.
+//! An engine kept in step with a history of each sequence by common prefix.
 //!
 //! History is the only truth. Nobody tells a cache what was accepted or rejected: the timeline
-//! compares the history with what is cached and with the tree that the last pass left in scratch,
-//! and commits, takes back or prefills what differs.
+//! compares the history with what the engine has cached and with the tree that the last pass left
+//! in scratch, and commits, takes back or prefills what differs.
 
 use anyhow::Result;
 
-use super::{Engine, Input, Output, Rows, Scores, TokenTree};
+use super::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
 use crate::tensor::Token;
 
 pub struct Timeline {
     engine: Box<dyn Engine>,
-    /// Those of the engine.
-    sequences: Vec<Sequence>,
+    /// The tree that scratch holds of each sequence; empty where it holds nothing of use.
+    scratch: Vec<TokenTree>,
     /// A device works at a pass that was begun.
     works: bool,
-}
-
-/// What there is of a text.
-#[derive(Clone, Debug, Default)]
-struct Sequence {
-    /// `[engine.position()]`
-    cached: Vec<Token>,
-    /// The tree that scratch holds; empty where it holds nothing of use.
-    scratch: TokenTree,
 }
 
 impl Timeline {
     /// Takes an engine that has no history yet.
     pub fn new(engine: Box<dyn Engine>) -> Self {
-        let sequences = vec![Sequence::default(); engine.sequences()];
-        let is_empty = (0..sequences.len()).all(|sequence| engine.position(sequence) == 0);
+        let scratch = vec![TokenTree::default(); engine.info().sequences];
+        let is_empty = (0..scratch.len()).all(|sequence| engine.position(sequence) == 0);
         assert!(is_empty, "a timeline begins with empty caches");
-        Timeline { engine, sequences, works: false }
+        Timeline { engine, scratch, works: false }
     }
 
     /// Texts that it keeps apart.
     pub fn sequences(&self) -> usize {
-        self.sequences.len()
+        self.scratch.len()
     }
 
     /// Tokens at the beginning of `history` that this text's cache holds.
     pub fn common(&self, sequence: usize, history: &[Token]) -> usize {
-        history.iter().zip(&self.sequences[sequence].cached).take_while(|(a, b)| a == b).count()
+        let cached = self.engine.cached(sequence).tokens;
+        history.iter().zip(cached).take_while(|(a, b)| a == b).count()
     }
 
     pub fn engine(&self) -> &dyn Engine {
@@ -57,15 +48,14 @@ impl Timeline {
 
     /// Tokens committed.
     pub fn position(&self, sequence: usize) -> usize {
-        self.sequences[sequence].cached.len()
+        self.engine.position(sequence)
     }
 
     /// The node in scratch that stands for the end of `history`, if cache and scratch hold all of
     /// it.
     pub fn stands_at(&self, sequence: usize, history: &[Token]) -> Option<u32> {
-        let Sequence { cached, scratch } = &self.sequences[sequence];
-        let newer = history.strip_prefix(&cached[..])?;
-        let path = scratch.walk(newer);
+        let newer = history.strip_prefix(self.engine.cached(sequence).tokens)?;
+        let path = self.scratch[sequence].walk(newer);
         path.last().copied().filter(|_| path.len() == newer.len())
     }
 
@@ -75,15 +65,13 @@ impl Timeline {
         let mut paths = Vec::with_capacity(histories.len());
         for &(sequence, history) in histories {
             let common = self.common(sequence, history);
-            let Sequence { cached, scratch } = &mut self.sequences[sequence];
-            if common < cached.len() {
+            let scratch = &mut self.scratch[sequence];
+            if common < self.engine.position(sequence) {
                 // A sliding-window ring may have lost what going back needs.
-                let kept = if self.engine.truncate(sequence, common).is_ok() { common } else { 0 };
-                if kept < common {
+                scratch.clear();
+                if self.engine.truncate(sequence, common).is_err() {
                     self.engine.truncate(sequence, 0)?;
                 }
-                cached.truncate(kept);
-                scratch.clear();
             } else {
                 let path = scratch.walk(&history[common..]);
                 if !path.is_empty() {
@@ -96,17 +84,13 @@ impl Timeline {
                 paths.iter().map(|(s, path)| (*s, &path[..])).collect();
             self.engine.commit(&each)?;
         }
-        for (sequence, path) in paths {
-            let Sequence { cached, scratch } = &mut self.sequences[sequence];
-            cached.extend(path.iter().map(|node| scratch.tokens[*node as usize]));
-            scratch.clear();
-        }
+        paths.iter().for_each(|(sequence, _)| self.scratch[*sequence].clear());
         Ok(())
     }
 
     /// Forgets all of a text.
     pub fn clear(&mut self, sequence: usize) -> Result<()> {
-        self.sequences[sequence] = Sequence::default();
+        self.scratch[sequence].clear();
         self.engine.truncate(sequence, 0)
     }
 
@@ -126,7 +110,7 @@ impl Timeline {
             if rest.is_empty() {
                 return Ok(true);
             }
-            let chunk = TokenTree::chain(&rest[..self.fitting(rest, self.engine.max_rows())]);
+            let chunk = TokenTree::chain(&rest[..self.fitting(rest, self.engine.info().max_rows)]);
             let input = Input::new(sequence, &chunk, Rows::None);
             self.run(&[input], Output::Logits, &mut unused)?;
             self.adopt(&[(sequence, history)])?;
@@ -139,9 +123,9 @@ impl Timeline {
 
     /// How many of these tokens go into so many rows; at least one of them.
     pub fn fitting(&self, tokens: &[Token], rows: usize) -> usize {
-        let mut taken = 0;
+        let (info, mut taken) = (self.engine.info(), 0);
         let fits = tokens.iter().take_while(|token| {
-            taken += self.engine.rows_of(**token);
+            taken += info.rows_of(**token);
             taken <= rows
         });
         fits.count().max(1)
@@ -150,14 +134,14 @@ impl Timeline {
     /// Scores trees whose roots follow the cached tokens, see [`Engine::begin`].
     pub fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
         self.works = false;
-        for (sequence, own) in self.sequences.iter_mut().enumerate() {
+        for (sequence, scratch) in self.scratch.iter_mut().enumerate() {
             if !inputs.iter().any(|input| input.sequence == sequence && input.first > 0) {
-                own.scratch.clear();
+                scratch.clear();
             }
         }
         let begun = self.engine.begin(inputs, output);
         for &Input { sequence, tree, first, .. } in inputs {
-            let scratch = &mut self.sequences[sequence].scratch;
+            let scratch = &mut self.scratch[sequence];
             match begun.is_ok() {
                 true => {
                     debug_assert!(
@@ -183,7 +167,7 @@ impl Timeline {
         self.works = false;
         let finished = self.engine.finish(out);
         if finished.is_err() {
-            self.sequences.iter_mut().for_each(|own| own.scratch.clear());
+            self.scratch.iter_mut().for_each(TokenTree::clear);
         }
         finished
     }

@@ -7,7 +7,7 @@
 //! are of pairs.
 
 use super::{mean, pass};
-use crate::engine::{Engine, Scores};
+use crate::engine::{Engine, Output, Scores};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use anyhow::Result;
@@ -95,7 +95,7 @@ pub fn write(
     for (i, prompt) in writing.prompts.iter().enumerate() {
         for temperature in [0.0, 1.0] {
             let config = SamplerConfig { temperature, seed: i as u64, ..SamplerConfig::default() };
-            let sampler = Sampler::new(config)?.usable(writing.usable.min(engine.vocab()));
+            let sampler = Sampler::new(config)?.usable(writing.usable.min(engine.info().vocab));
             let text = run(engine, prompt, &sampler, writing)?;
             let kind = if temperature == 0.0 { &mut written.greedy } else { &mut written.sampled };
             kind.push(Run::of(&text));
@@ -113,8 +113,8 @@ fn run(
 ) -> Result<Vec<Token>> {
     engine.truncate(0, 0)?;
     let mut scores = Scores::default();
-    for chunk in prompt.chunks(engine.max_rows()) {
-        pass(engine, chunk, &mut scores)?;
+    for chunk in prompt.chunks(engine.info().max_rows) {
+        pass(engine, chunk, Output::Logits, &mut scores)?;
     }
     let mut text = prompt.to_vec();
     while text.len() < prompt.len() + writing.tokens {
@@ -123,7 +123,7 @@ fn run(
             break;
         }
         text.push(next);
-        pass(engine, &[next], &mut scores)?;
+        pass(engine, &[next], Output::Logits, &mut scores)?;
     }
     Ok(text.split_off(prompt.len()))
 }

@@ -9,7 +9,7 @@ mod states;
 
 pub use states::{Head, States};
 
-use crate::engine::{Engine, Rows, Scores, TokenTree};
+use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
 use crate::error::Fault;
 use crate::tensor::{Token, math};
 use anyhow::Result;
@@ -123,11 +123,11 @@ pub fn compare_task(
     progress: &mut dyn FnMut(usize),
 ) -> Result<Comparison> {
     let vocab = match &reference {
-        Reference::Engine(other) | Reference::Kept(other, _) => other.vocab(),
+        Reference::Engine(other) | Reference::Kept(other, _) => other.info().vocab,
         Reference::Stored(head, _) => head.vocab(),
     };
-    if engine.vocab() != vocab {
-        let what = format!("the model has {} tokens, the reference {vocab}", engine.vocab());
+    if engine.info().vocab != vocab {
+        let what = format!("the model has {} tokens, the reference {vocab}", engine.info().vocab);
         return Err(Fault::model(what).help("compare models of one vocabulary").into());
     }
     let (mut tally, mut other, mut out) =
@@ -215,19 +215,21 @@ fn walk(
     progress: &mut dyn FnMut(usize),
     each: &mut dyn FnMut(&[Row<'_>], Option<Token>),
 ) -> Result<()> {
-    if let Some(bad) = task.ids.iter().find(|id| **id as usize >= engine.vocab()) {
-        let what =
-            format!("token {bad} is outside the vocabulary, which has {} tokens", engine.vocab());
+    if let Some(bad) = task.ids.iter().find(|id| **id as usize >= engine.info().vocab) {
+        let what = format!(
+            "token {bad} is outside the vocabulary, which has {} tokens",
+            engine.info().vocab
+        );
         return Err(Fault::model(what)
             .help("were the ids made with this model's tokenizer?")
             .into());
     }
-    let mut chunk = engine.max_rows();
+    let mut chunk = engine.info().max_rows;
     if let Some(Reference::Engine(other) | Reference::Kept(other, _)) = &reference {
-        chunk = chunk.min(other.max_rows());
+        chunk = chunk.min(other.info().max_rows);
     }
     let mut scores = [Scores::default(), Scores::default()];
-    let (mut done, mut hidden) = (0, Vec::new());
+    let mut done = 0;
     for window in task.ids.chunks(task.window.max(1)) {
         engine.truncate(0, 0)?;
         if let Some(Reference::Engine(other) | Reference::Kept(other, _)) = &mut reference {
@@ -236,14 +238,13 @@ fn walk(
         for start in (0..window.len()).step_by(chunk) {
             let tokens = &window[start..(start + chunk).min(window.len())];
             let [own, others] = &mut scores;
-            pass(engine, tokens, own)?;
+            pass(engine, tokens, Output::Logits, own)?;
             match &mut reference {
                 None => {}
-                Some(Reference::Engine(other)) => pass(*other, tokens, others)?,
+                Some(Reference::Engine(other)) => pass(*other, tokens, Output::Logits, others)?,
                 Some(Reference::Kept(other, kept)) => {
-                    pass(*other, tokens, others)?;
-                    other.hidden(&mut hidden)?;
-                    kept.extend_from_slice(&hidden);
+                    pass(*other, tokens, Output::Hidden, others)?;
+                    kept.extend_from_slice(&others.hidden);
                 }
                 Some(Reference::Stored(head, states)) => {
                     head.scores(states, done..done + tokens.len(), others)?
@@ -263,8 +264,13 @@ fn walk(
 }
 
 /// One chunk of a window.
-fn pass(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -> Result<()> {
-    engine.forward(&TokenTree::chain(tokens), Rows::All, scores)?;
+fn pass(
+    engine: &mut dyn Engine,
+    tokens: &[Token],
+    output: Output,
+    scores: &mut Scores,
+) -> Result<()> {
+    engine.run(&[Input::new(0, &TokenTree::chain(tokens), Rows::All)], output, scores)?;
     engine.commit(&[(0, &(0..tokens.len() as u32).collect::<Vec<_>>())])
 }
 

@@ -63,10 +63,11 @@ pub fn load(
     exec: &mut dyn Executor,
     options: ForwardOptions,
 ) -> Result<Forward> {
-    if exec.is_dry() {
+    if exec.caps().is_dry {
         return build(weights, exec, options, None);
     }
-    let unpacks = |exec: &dyn Executor, role, layer| exec.unpacks(part(weights, role, layer));
+    let unpacks =
+        |exec: &dyn Executor, role, layer| exec.storage(part(weights, role, layer)).unpacks;
     let matrices = weights.roles().into_iter().filter(|(role, _)| role.is_matrix());
     let converted: Vec<_> =
         matrices.filter(|(role, layer)| !unpacks(exec, *role, *layer)).collect();
@@ -108,7 +109,7 @@ fn build<'a>(
     whole.dispatches.extend(tail.dispatches);
     let mut best = None;
     let mut with_best = whole.clone();
-    if b.exec.lists_best() {
+    if b.exec.caps().lists_best {
         let maxima = b.rows("chunk maxima", best::CHUNKS)?;
         let lists = b.rows("best logits", best::WORDS)?;
         let op = Best { logits, vocab: config.vocab, maxima, lists };
@@ -176,7 +177,7 @@ impl Builder<'_> {
         let (mut jobs, mut places) = (Vec::new(), Vec::new());
         for (role, layer) in roles {
             let part = part(self.weights, role, layer);
-            if self.exec.unpacks(part) {
+            if self.exec.storage(part).unpacks {
                 let matrix = self.weights.stored(role, layer)?;
                 places.push(((role, layer), matrix.format));
                 jobs.push(LoadJob { label: label(role, layer), part, matrix });
@@ -228,7 +229,7 @@ impl Builder<'_> {
 
     fn vector(&mut self, role: Role, layer: usize) -> Result<BufferId> {
         let id = self.exec.alloc("norm", role.shape(self.weights.config())[1] * 4)?;
-        if !self.exec.is_dry() {
+        if !self.exec.caps().is_dry {
             self.exec.write(id, 0, bytemuck::cast_slice(&self.weights.vector(role, layer)?))?;
         }
         Ok(id)
@@ -302,7 +303,7 @@ impl Builder<'_> {
                 head_dim: dim,
                 pages,
                 sequences: options.sequences,
-                key_block: self.exec.key_block(options.kv, layer as u16),
+                key_block: (self.exec.storage(Part::Layer(layer as u16)).key_block)(options.kv),
                 k: self.exec.alloc("keys", cache)?,
                 v: self.exec.alloc("values", cache)?,
                 scratch_k: self.exec.alloc("scratch keys", scratch)?,

@@ -6,20 +6,24 @@
 //! result. A row's pages depend on its position alone. At the first trouble the layer's attention
 //! runs whole on the other executor, which has all keys and values, and so does everything after
 //! it.
+//!
+//! The host takes part at each global layer. So a pass that was started leaves the other executor
+//! working only up to the first of them; a pass without the NPU runs as it would without this.
 
 use super::attention::{Arena, Dims, FlashPartial, Partials};
-use crate::compute::dry::Pieces;
 use crate::compute::reference::attention::merge;
 use crate::compute::step::StepView;
 use crate::compute::{
-    AssistReport, Attention, BufferId, Dispatch, Executor, KernelTime, KvFormat, KvLayer, LoadJob,
-    Loading, Op, PageRange, Part, Plan, PlanId, RowSet, StepLayout, WeightId,
+    AssistReport, Attention, BufferId, Caps, Dispatch, Executor, ExecutorExt, Held, KvFormat,
+    KvLayer, LoadJob, Op, PageRange, Part, Plan, PlanId, Report, Reports, RowSet, StepLayout,
+    Storage, WeightId,
 };
 use crate::kv::{OffloadedPages, PAGE};
 use crate::tensor::Matrix;
 use anyhow::Result;
 use half::f16;
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// A step of a pass with the NPU.
 #[derive(Clone, Copy)]
@@ -51,6 +55,14 @@ struct Pass {
     layout: StepLayout,
 }
 
+/// A pass that was started and not waited for.
+enum Begun {
+    /// By the other executor alone.
+    Whole,
+    /// The other executor works at the piece before `next`, if at any.
+    Pieces { pass: usize, next: usize, live: Range<usize> },
+}
+
 /// A global layer's cache in the kernel's layout.
 struct Layer {
     kv: KvLayer,
@@ -68,6 +80,7 @@ pub struct AssistedExecutor {
     /// One for all layers, which use it one after the other.
     partial: Option<BufferId>,
     passes: Vec<Pass>,
+    begun: Option<Begun>,
     steps: HashMap<BufferId, Vec<u32>>,
     report: AssistReport,
     memory: u64,
@@ -99,6 +112,7 @@ impl AssistedExecutor {
             layers: Vec::new(),
             partial: None,
             passes: Vec::new(),
+            begun: None,
             steps: HashMap::new(),
             report,
             memory: 0,
@@ -208,7 +222,7 @@ impl AssistedExecutor {
     }
 
     /// One global layer of a pass over `live` rows.
-    fn attend(&mut self, a: Attend, live: std::ops::Range<usize>) -> Result<()> {
+    fn attend(&mut self, a: Attend, live: Range<usize>) -> Result<()> {
         let Dims { n_heads, head_dim, .. } = self.dims;
         let width = n_heads * head_dim;
         let sent = match (&mut self.npu, self.layers.get(a.layer)) {
@@ -332,13 +346,12 @@ impl Page {
 }
 
 impl Executor for AssistedExecutor {
-    fn describe(&self) -> String {
-        let npu = if self.npu.is_some() { self.report.device.as_str() } else { "given up" };
-        format!("{}, npu: {npu}", self.inner.describe())
+    fn caps(&self) -> Caps {
+        self.inner.caps()
     }
 
-    fn max_rows(&self) -> usize {
-        self.inner.max_rows()
+    fn storage(&self, part: Part) -> Storage {
+        self.inner.storage(part)
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
@@ -349,16 +362,8 @@ impl Executor for AssistedExecutor {
         self.inner.load(label, part, matrix)
     }
 
-    fn unpacks(&self, part: Part) -> bool {
-        self.inner.unpacks(part)
-    }
-
     fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
         self.inner.load_stored(jobs)
-    }
-
-    fn loading(&self) -> Option<Loading> {
-        self.inner.loading()
     }
 
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -388,7 +393,8 @@ impl Executor for AssistedExecutor {
         Ok(PlanId(self.passes.len() as u32 - 1))
     }
 
-    fn run(&mut self, plan: PlanId) -> Result<()> {
+    fn start(&mut self, plan: PlanId, result: Option<(BufferId, usize)>) -> Result<bool> {
+        self.begun = None;
         let at = plan.0 as usize;
         let Pass { whole, commits, step, layout, .. } = self.passes[at];
         let step: StepView<'_> = layout.view(&self.steps[&step]);
@@ -398,40 +404,70 @@ impl Executor for AssistedExecutor {
             self.inner.run(whole)?;
             self.seal(base, committed);
             self.count();
-            return Ok(());
+            return Ok(false);
         }
         if self.npu.is_none() || self.passes[at].pieces.is_empty() {
-            return self.inner.run(whole);
+            self.begun = Some(Begun::Whole);
+            return self.inner.start(whole, result);
         }
         let live = step.live(RowSet::All);
         let offloaded = self.offloaded(layout);
         self.pages.clear();
-        self.pages
-            .extend(step.positions[live.clone()].iter().map(|p| offloaded.count(*p as usize)));
-        for i in 0..self.passes[at].pieces.len() {
-            match self.passes[at].pieces[i] {
-                Piece::Run(plan) => self.inner.run(plan)?,
-                Piece::Attend(attend) => self.attend(attend, live.clone())?,
+        let counts = step.positions[live.clone()].iter().map(|p| offloaded.count(*p as usize));
+        self.pages.extend(counts);
+        let (next, works) = match self.passes[at].pieces[0] {
+            Piece::Run(plan) => (1, self.inner.start(plan, None)?),
+            Piece::Attend(_) => (0, false),
+        };
+        self.begun = Some(Begun::Pieces { pass: at, next, live });
+        Ok(works)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.begun.is_some() && self.inner.is_busy()
+    }
+
+    fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
+        match self.begun.take() {
+            Some(Begun::Whole) => return self.inner.finish(result),
+            Some(Begun::Pieces { pass, next, live }) => {
+                if next > 0 {
+                    self.inner.finish(None)?;
+                }
+                for i in next..self.passes[pass].pieces.len() {
+                    match self.passes[pass].pieces[i] {
+                        Piece::Run(plan) => self.inner.run(plan)?,
+                        Piece::Attend(attend) => self.attend(attend, live.clone())?,
+                    }
+                }
+                self.count();
             }
+            None => {}
         }
-        self.count();
-        Ok(())
+        result.map_or(Ok(()), |(buffer, bytes)| self.inner.read(buffer, 0, bytes))
     }
 
-    fn key_block(&self, format: KvFormat, layer: u16) -> usize {
-        self.inner.key_block(format, layer)
+    fn lend(&self, buffer: BufferId, bytes: usize) -> Option<&[u8]> {
+        self.inner.lend(buffer, bytes)
+    }
+}
+
+impl Reports for AssistedExecutor {
+    fn report(&self) -> Report {
+        let inner = self.inner.report();
+        let npu = if self.npu.is_some() { self.report.device.as_str() } else { "given up" };
+        let more = |held: Held| Held { buffers: held.buffers + self.memory, ..held };
+        Report {
+            device: format!("{}, npu: {npu}", inner.device),
+            held: more(inner.held),
+            allocated: more(inner.allocated),
+            assist: Some(self.report.clone()),
+            ..inner
+        }
     }
 
-    fn is_dry(&self) -> bool {
-        self.inner.is_dry()
-    }
-
-    fn pieces(&self) -> Pieces {
-        self.inner.pieces()
-    }
-
-    fn lists_best(&self) -> bool {
-        self.inner.lists_best()
+    fn start_profile(&mut self) {
+        self.inner.start_profile();
     }
 
     fn read_bandwidth(&mut self) -> Option<f64> {
@@ -440,27 +476,5 @@ impl Executor for AssistedExecutor {
 
     fn upload_bandwidth(&mut self) -> Option<f64> {
         self.inner.upload_bandwidth()
-    }
-
-    fn memory(&self) -> (u64, u64) {
-        let (weights, buffers) = self.inner.memory();
-        (weights, buffers + self.memory)
-    }
-
-    fn allocated(&self) -> (u64, u64) {
-        let (weights, buffers) = self.inner.allocated();
-        (weights, buffers + self.memory)
-    }
-
-    fn assist(&self) -> Option<AssistReport> {
-        Some(self.report.clone())
-    }
-
-    fn start_profile(&mut self) {
-        self.inner.start_profile();
-    }
-
-    fn profile(&self) -> Vec<KernelTime> {
-        self.inner.profile()
     }
 }

@@ -24,7 +24,7 @@ impl Calibration {
     ) -> Result<Calibration> {
         let kv = kv_format(&session.model.weights, session.run.kv)?;
         let fingerprint = session.model.checkpoint().fingerprint()?;
-        let file = CostFile::new(&fingerprint, &loaded.engine.describe(), &format!("{kv:?}"));
+        let file = CostFile::new(&fingerprint, &loaded.engine.report().device, &format!("{kv:?}"));
         if options.source == DraftFrom::Off {
             return Ok(Calibration { passes: Passes::unknown(), file });
         }

@@ -7,7 +7,7 @@
 
 use super::load::Loaded;
 use crate::draft::{CostCurve, Costs, Figures, Habits};
-use crate::engine::{Engine, Input, Output, Rows, Scores, TokenTree};
+use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
 use crate::util::files::write_whole;
 use crate::util::{hex, xdg};
 use crate::vulkan::DeviceInfo;
@@ -184,8 +184,8 @@ pub fn one_row(engine: &mut dyn Engine) -> Result<f32> {
 /// each row listed where the engine does.
 fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
     let mut scores = Scores::default();
-    let room = engine.context(0).saturating_sub(engine.position(0)).min(engine.max_rows());
-    let output = Output::Best { n: LISTED, usable: engine.vocab() };
+    let room = engine.context(0).saturating_sub(engine.position(0)).min(engine.info().max_rows);
+    let output = Output::Best { n: LISTED, usable: engine.info().vocab };
     measure(room, &mut |rows| {
         let tree = TokenTree::chain(&vec![0; rows]);
         let start = Instant::now();

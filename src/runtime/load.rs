@@ -183,7 +183,7 @@ fn load_task(
         }
     };
     let seconds = start.elapsed().as_secs_f64();
-    let memory = engine.memory();
+    let memory = engine.report().memory;
     listener.detail(
         1,
         &format!(
@@ -195,7 +195,7 @@ fn load_task(
             if sequences > 1 { format!("{sequences} x ") } else { String::new() },
             thousands(context as u64),
             bytes(memory.activations),
-            engine.describe()
+            engine.report().device
         ),
     );
     Ok(Loaded { engine, seconds, pool: pool.clone(), device })

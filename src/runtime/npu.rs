@@ -75,7 +75,7 @@ pub fn say(engine: &dyn Engine, listener: &dyn Listener) {
 
 /// What an NPU did beside an engine's device, where one takes part.
 pub fn report(engine: &dyn Engine) -> Option<AssistReport> {
-    engine.executor().and_then(|executor| executor.assist())
+    engine.report().executor.and_then(|executor| executor.assist)
 }
 
 /// What a step reads, for the prediction.
@@ -168,7 +168,7 @@ fn bring_up(
     let Some(speed) = executor.read_bandwidth() else {
         anyhow::bail!(
             "the speed of {} cannot be measured, so nothing can be predicted",
-            executor.describe()
+            executor.report().device
         )
     };
     let npu_speed = measured.transfer.min(measured.kernel);

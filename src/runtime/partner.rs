@@ -50,7 +50,7 @@ impl Partner {
         tokenizer: &Tokenizer,
         inner: Box<dyn Engine>,
     ) -> Result<Box<dyn Engine>> {
-        let Some(vocabulary) = ReducedVocabulary::of(checkpoint, inner.vocab())? else {
+        let Some(vocabulary) = ReducedVocabulary::of(checkpoint, inner.info().vocab)? else {
             return Ok(inner);
         };
         if let Some(why) = vocabulary.mismatch(tokenizer) {

@@ -6,7 +6,7 @@ use super::lock::DeviceLock;
 use super::npu::Npu;
 use super::options::{AutoOr, GpuLayers, Kv, RunOptions};
 use super::placement::Device;
-use crate::engine::{Engine, Rows, Scores, TokenTree};
+use crate::engine::{Engine, EngineExt, Rows, Scores, TokenTree};
 use crate::gemma::{Config, Role, Weights};
 use crate::tensor::{Format, Token};
 use crate::vulkan::{Choice, DeviceInfo};
@@ -73,6 +73,6 @@ pub fn run(
     run_passes(loaded.engine.as_mut())?;
     Ok(format!(
         "a small model computes what the reference kernels compute ({})",
-        loaded.engine.describe()
+        loaded.engine.report().device
     ))
 }

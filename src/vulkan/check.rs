@@ -16,8 +16,8 @@ use super::outputs::{Holds, Output, outputs, unrounded};
 use crate::compute::memory::Buffers;
 use crate::compute::step::StepView;
 use crate::compute::{
-    BufferId, Dispatch, Executor, KvFormat, Part, Plan, PlanId, StepLayout, WeightId, best,
-    reference,
+    BufferId, Caps, Dispatch, Executor, LoadJob, Part, Plan, PlanId, Report, Reports, StepLayout,
+    Storage, WeightId, best, reference,
 };
 use crate::tensor::Matrix;
 use crate::testing;
@@ -276,12 +276,13 @@ impl CheckedExecutor {
 }
 
 impl Executor for CheckedExecutor {
-    fn describe(&self) -> String {
-        format!("{}, every result checked", self.gpu.describe())
+    fn caps(&self) -> Caps {
+        self.gpu.caps()
     }
 
-    fn max_rows(&self) -> usize {
-        self.gpu.max_rows()
+    /// The mirror takes matrices that were read.
+    fn storage(&self, part: Part) -> Storage {
+        Storage { unpacks: false, ..self.gpu.storage(part) }
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
@@ -302,6 +303,10 @@ impl Executor for CheckedExecutor {
         self.gpu.load(label, part, matrix)
     }
 
+    fn load_stored(&mut self, _: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        bail!("matrices are read where every result is checked")
+    }
+
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
         self.mirror.write(buffer, offset, bytes)?;
         self.stale.remove(&buffer);
@@ -319,7 +324,8 @@ impl Executor for CheckedExecutor {
         Ok(id)
     }
 
-    fn run(&mut self, plan: PlanId) -> Result<()> {
+    /// Done on return: each dispatch is waited for and compared.
+    fn start(&mut self, plan: PlanId, _: Option<(BufferId, usize)>) -> Result<bool> {
         let recorded = self.plans[plan.0 as usize].clone();
         let mut words = vec![0u32; recorded.layout.words()];
         self.mirror.read(recorded.step, 0, bytemuck::cast_slice_mut(&mut words))?;
@@ -338,18 +344,38 @@ impl Executor for CheckedExecutor {
             self.run_group(&recorded, of, group, &step)?;
         }
         ensure!(groups.next().is_none(), "calls of a plan stand in the order of its dispatches");
-        self.refuse_strays()
+        self.refuse_strays()?;
+        Ok(false)
     }
 
-    fn key_block(&self, format: KvFormat, layer: u16) -> usize {
-        self.gpu.key_block(format, layer)
+    fn is_busy(&self) -> bool {
+        false
     }
 
-    fn lists_best(&self) -> bool {
-        self.gpu.lists_best()
+    fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
+        result.map_or(Ok(()), |(buffer, bytes)| self.read(buffer, 0, bytes))
     }
 
-    fn memory(&self) -> (u64, u64) {
-        self.gpu.memory()
+    fn lend(&self, _: BufferId, _: usize) -> Option<&[u8]> {
+        None
+    }
+}
+
+impl Reports for CheckedExecutor {
+    fn report(&self) -> Report {
+        let report = self.gpu.report();
+        Report { device: format!("{}, every result checked", report.device), ..report }
+    }
+
+    fn start_profile(&mut self) {
+        self.gpu.start_profile();
+    }
+
+    fn read_bandwidth(&mut self) -> Option<f64> {
+        self.gpu.read_bandwidth()
+    }
+
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        self.gpu.upload_bandwidth()
     }
 }

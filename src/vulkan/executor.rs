@@ -22,8 +22,8 @@ use super::timing::Timing;
 use super::upload::Uploader;
 use crate::compute::dry::Pieces;
 use crate::compute::{
-    BufferId, Commit, Dispatch, Executor, KernelTime, KvFormat, LoadJob, Loading, Op, Part, Plan,
-    PlanId, StepLayout, WeightId,
+    BufferId, Caps, Commit, Dispatch, Executor, Held, LoadJob, Loading, Op, Part, Plan, PlanId,
+    Report, Reports, StepLayout, Storage, WeightId,
 };
 use crate::tensor::{Matrix, StoredMatrix};
 use anyhow::{Context, Result, ensure};
@@ -308,12 +308,12 @@ impl VulkanExecutor {
 }
 
 impl Executor for VulkanExecutor {
-    fn describe(&self) -> String {
-        format!("vulkan: {} ({})", self.gpu.info.name, self.gpu.info.driver)
+    fn caps(&self) -> Caps {
+        Caps { max_rows: self.gpu.info.max_rows(), lists_best: true, is_dry: false }
     }
 
-    fn max_rows(&self) -> usize {
-        self.gpu.info.max_rows()
+    fn storage(&self, _: Part) -> Storage {
+        Storage { unpacks: true, key_block }
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
@@ -327,10 +327,6 @@ impl Executor for VulkanExecutor {
     fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
         let job = LoadJob { label: label.to_owned(), part, matrix: StoredMatrix::of(matrix) };
         Ok(self.load_stored(vec![job])?[0])
-    }
-
-    fn unpacks(&self, _: Part) -> bool {
-        true
     }
 
     fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
@@ -352,10 +348,6 @@ impl Executor for VulkanExecutor {
         let first = self.matrices.len();
         self.matrices.extend(loaded);
         Ok((first..self.matrices.len()).map(|i| WeightId(i as u32)).collect())
-    }
-
-    fn loading(&self) -> Option<Loading> {
-        Some(self.loading)
     }
 
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -415,17 +407,7 @@ impl Executor for VulkanExecutor {
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
 
-    fn run(&mut self, plan: PlanId) -> Result<()> {
-        self.start(plan, None)?;
-        // A commit is not waited for, not even sent: it goes out in front of what comes next.
-        if self.started.is_some() { self.finish(None) } else { Ok(()) }
-    }
-
-    fn runs_beside(&self) -> bool {
-        true
-    }
-
-    fn start(&mut self, plan: PlanId, result: Option<(BufferId, usize)>) -> Result<()> {
+    fn start(&mut self, plan: PlanId, result: Option<(BufferId, usize)>) -> Result<bool> {
         let recorded = &self.plans[plan.0 as usize];
         let words: &[u32] = bytemuck::cast_slice(&self.steps[&recorded.step]);
         let step = recorded.layout.view(words);
@@ -448,8 +430,9 @@ impl Executor for VulkanExecutor {
         pass.submission = self.queue.upcoming();
         let last = works[works.len() - 1];
         if live == 0 {
+            // A commit is not even sent: it goes out in front of what comes next.
             self.put_off(last);
-            return Ok(());
+            return Ok(false);
         }
         let result = result.filter(|(_, bytes)| *bytes as u64 <= RESULTS);
         if let Some((buffer, bytes)) = result {
@@ -468,11 +451,14 @@ impl Executor for VulkanExecutor {
         }
         let submission = self.submit(last).map_err(|e| explained(e, live))?;
         self.started = Some(Started { plan, bucket, rows: live, at, submission, result });
-        Ok(())
+        Ok(true)
     }
 
+    /// There is nothing to wait for behind a plan that was put off.
     fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
-        let started = self.started.take().context("no plan was started")?;
+        let Some(started) = self.started.take() else {
+            return result.map_or(Ok(()), |(buffer, bytes)| self.read(buffer, 0, bytes));
+        };
         // Where the device is done before anybody waits for it, the time says only that the pass
         // took no longer.
         let waits = !self.queue.is_done(started.submission);
@@ -510,29 +496,23 @@ impl Executor for VulkanExecutor {
         self.started.as_ref().is_some_and(|started| !self.queue.is_done(started.submission))
     }
 
-    /// As many as a lane loads at once: 16 bytes.
-    fn key_block(&self, format: KvFormat, _: u16) -> usize {
-        key_block(format)
+    /// Results are copied to where the host sees them.
+    fn lend(&self, _: BufferId, _: usize) -> Option<&[u8]> {
+        None
     }
+}
 
-    fn lists_best(&self) -> bool {
-        true
-    }
-
-    fn read_bandwidth(&mut self) -> Option<f64> {
-        self.measure_reads()
-    }
-
-    fn upload_bandwidth(&mut self) -> Option<f64> {
-        self.measure_uploads()
-    }
-
-    fn memory(&self) -> (u64, u64) {
-        (self.weights.total(), self.buffers.total())
-    }
-
-    fn allocated(&self) -> (u64, u64) {
-        (self.weights.allocated(), self.buffers.allocated())
+impl Reports for VulkanExecutor {
+    fn report(&self) -> Report {
+        let (weights, buffers) = (&self.weights, &self.buffers);
+        Report {
+            device: format!("vulkan: {} ({})", self.gpu.info.name, self.gpu.info.driver),
+            held: Held { weights: weights.total(), buffers: buffers.total() },
+            allocated: Held { weights: weights.allocated(), buffers: buffers.allocated() },
+            loading: Some(self.loading),
+            assist: None,
+            kernels: self.timing.as_ref().map_or_else(Vec::new, |t| t.times.clone()),
+        }
     }
 
     fn start_profile(&mut self) {
@@ -550,7 +530,11 @@ impl Executor for VulkanExecutor {
         }
     }
 
-    fn profile(&self) -> Vec<KernelTime> {
-        self.timing.as_ref().map_or_else(Vec::new, |t| t.times.clone())
+    fn read_bandwidth(&mut self) -> Option<f64> {
+        self.measure_reads()
+    }
+
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        self.measure_uploads()
     }
 }

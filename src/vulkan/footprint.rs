@@ -162,8 +162,8 @@ impl Footprint for VulkanFootprint {
         self.device.max_rows()
     }
 
-    fn key_block(&self, format: KvFormat) -> usize {
-        key_block(format)
+    fn key_block(&self) -> fn(KvFormat) -> usize {
+        key_block
     }
 
     fn lists_best(&self) -> bool {

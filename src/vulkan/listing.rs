@@ -4,7 +4,7 @@
 use super::call::{Access, Bucket, Call, Lowering, Own};
 use super::device::DeviceInfo;
 use super::executor::BLOCK_ROWS;
-use super::footprint::{OwnSizes, VulkanFootprint, key_block};
+use super::footprint::{OwnSizes, VulkanFootprint};
 use super::kernels::{self, Kernel};
 use super::layout::{DeviceMatrix, Packing, code_number};
 use super::matrix::{self, MatrixShape};
@@ -12,7 +12,8 @@ use super::pipeline::{Constants, Shader};
 use crate::checkpoint::gguf::Kind;
 use crate::compute::dry::Dry;
 use crate::compute::{
-    BufferId, Dispatch, Executor, KvFormat, Op, Part, Plan, PlanId, StepLayout, WeightId,
+    BufferId, Caps, Dispatch, Executor, LoadJob, Op, Part, Plan, PlanId, Report, Reports,
+    StepLayout, Storage, WeightId,
 };
 use crate::tensor::{Code, Format, Matrix};
 use anyhow::{Context, Result};
@@ -139,12 +140,12 @@ impl Listing {
 }
 
 impl Executor for Listing {
-    fn describe(&self) -> String {
-        self.dry.describe()
+    fn caps(&self) -> Caps {
+        self.dry.caps()
     }
 
-    fn max_rows(&self) -> usize {
-        self.dry.max_rows()
+    fn storage(&self, part: Part) -> Storage {
+        self.dry.storage(part)
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
@@ -170,6 +171,10 @@ impl Executor for Listing {
         self.dry.load(label, part, matrix)
     }
 
+    fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        self.dry.load_stored(jobs)
+    }
+
     fn write(&mut self, _: BufferId, _: usize, _: &[u8]) -> Result<()> {
         Ok(())
     }
@@ -187,24 +192,38 @@ impl Executor for Listing {
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
 
-    fn run(&mut self, plan: PlanId) -> Result<()> {
-        self.dry.run(plan)
+    fn start(&mut self, plan: PlanId, result: Option<(BufferId, usize)>) -> Result<bool> {
+        self.dry.start(plan, result)
     }
 
-    fn key_block(&self, format: KvFormat, _: u16) -> usize {
-        key_block(format)
+    fn is_busy(&self) -> bool {
+        self.dry.is_busy()
     }
 
-    fn is_dry(&self) -> bool {
-        true
+    fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
+        self.dry.finish(result)
     }
 
-    fn lists_best(&self) -> bool {
-        self.dry.lists_best()
+    fn lend(&self, buffer: BufferId, bytes: usize) -> Option<&[u8]> {
+        self.dry.lend(buffer, bytes)
+    }
+}
+
+impl Reports for Listing {
+    fn report(&self) -> Report {
+        self.dry.report()
     }
 
-    fn memory(&self) -> (u64, u64) {
-        self.dry.memory()
+    fn start_profile(&mut self) {
+        self.dry.start_profile();
+    }
+
+    fn read_bandwidth(&mut self) -> Option<f64> {
+        self.dry.read_bandwidth()
+    }
+
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        self.dry.upload_bandwidth()
     }
 }
 
@@ -212,6 +231,7 @@ impl Executor for Listing {
 mod tests {
     use super::super::choose::tests::device;
     use super::*;
+    use crate::compute::KvFormat;
     use crate::gemma::forward::{self, ForwardOptions};
     use crate::gemma::{Config, Role, Weights};
 

@@ -8,7 +8,7 @@ use gemma::checkpoint::Dtype;
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{EngineExt, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::Weights;
 use gemma::tensor::Matrix;
 use half::{bf16, f16};

@@ -220,7 +220,7 @@ pub fn everything() -> Policy {
 
 /// Every drafter there is, around a target and a draft model.
 pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, Drafting)> {
-    let vocab = target().vocab();
+    let vocab = target().info().vocab;
     let model = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_model("model", draft())) };
     let ngram = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_text()) };
     let both = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_both("model", draft())) };

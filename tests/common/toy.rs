@@ -6,8 +6,8 @@
 use std::cell::Cell;
 
 use anyhow::{Result, bail};
-use gemma::compute::Executor;
-use gemma::engine::{Columns, Engine, Input, Memory, Output, Rows, Scores, TokenTree};
+use gemma::compute::Reports;
+use gemma::engine::{Cached, Engine, EngineReport, Info, Input, Output, Rows, Scores, TokenTree};
 use gemma::tensor::Token;
 
 /// The model; its engines hold the state.
@@ -34,6 +34,7 @@ pub struct Toy {
 
 struct ToyEngine {
     toy: Toy,
+    info: Info,
     texts: Vec<Text>,
     /// Rows of scratch, those of trees forgotten since included.
     rows: usize,
@@ -81,7 +82,16 @@ impl Toy {
 
     pub fn engine_for(&self, sequences: usize) -> Box<dyn Engine> {
         let texts = (0..sequences).map(|_| Text::default()).collect();
-        Box::new(ToyEngine { toy: self.clone(), texts, rows: 0, begun: None, looks: Cell::new(0) })
+        let info = Info {
+            sequences,
+            max_rows: self.max_rows,
+            vocab: self.vocab,
+            reach: self.reach,
+            columns: None,
+            most_rows: 1,
+        };
+        let (toy, looks) = (self.clone(), Cell::new(0));
+        Box::new(ToyEngine { toy, info, texts, rows: 0, begun: None, looks })
     }
 
     fn logits(&self, path: &[Token], out: &mut Vec<f32>) {
@@ -138,36 +148,13 @@ impl ToyEngine {
 }
 
 impl Engine for ToyEngine {
-    fn sequences(&self) -> usize {
-        self.texts.len()
+    fn info(&self) -> &Info {
+        &self.info
     }
 
-    fn position(&self, sequence: usize) -> usize {
-        self.texts[sequence].committed.len()
-    }
-
-    fn context(&self, _: usize) -> usize {
-        self.toy.context
-    }
-
-    fn reach(&self) -> Option<usize> {
-        self.toy.reach
-    }
-
-    fn max_rows(&self) -> usize {
-        self.toy.max_rows
-    }
-
-    fn rows_of(&self, _: Token) -> usize {
-        1
-    }
-
-    fn vocab(&self) -> usize {
-        self.toy.vocab
-    }
-
-    fn columns(&self) -> Option<&Columns> {
-        None
+    fn cached(&self, sequence: usize) -> Cached<'_> {
+        let tokens = &self.texts[sequence].committed;
+        Cached { tokens, room: self.toy.context - tokens.len() }
     }
 
     fn begin(&mut self, inputs: &[Input<'_>], _: Output) -> Result<bool> {
@@ -237,24 +224,11 @@ impl Engine for ToyEngine {
         Ok(())
     }
 
-    fn hidden(&mut self, out: &mut Vec<f32>) -> Result<()> {
-        out.clear();
-        Ok(())
+    fn report(&self) -> EngineReport {
+        EngineReport { device: "toy".into(), ..EngineReport::default() }
     }
 
-    fn memory(&self) -> Memory {
-        Memory::default()
-    }
-
-    fn describe(&self) -> String {
-        "toy".into()
-    }
-
-    fn executor(&self) -> Option<&dyn Executor> {
-        None
-    }
-
-    fn executor_mut(&mut self) -> Option<&mut dyn Executor> {
+    fn device(&mut self) -> Option<&mut dyn Reports> {
         None
     }
 }

@@ -1,6 +1,6 @@
 //! Random trees against one-by-one decoding, bit for bit, on any engine that plans run on.
 
-use gemma::engine::{Engine, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use rand::Rng;
 use rand::rngs::SmallRng;
 
@@ -24,7 +24,7 @@ pub fn prefill_sequence(
     let mut scores = Scores::default();
     let mut at = 0;
     while at < tokens.len() {
-        let n = rng.random_range(1..=engine.max_rows().min(tokens.len() - at));
+        let n = rng.random_range(1..=engine.info().max_rows.min(tokens.len() - at));
         let chain = TokenTree::chain(&tokens[at..at + n]);
         let input = Input::new(sequence, &chain, Rows::None);
         engine.run(&[input], Output::Logits, &mut scores).unwrap();

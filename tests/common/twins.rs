@@ -5,7 +5,8 @@
 
 use gemma::compute::step::{NO_PARENT, StepView, roots};
 use gemma::compute::{
-    Act, ActFormat, BufferId, Dispatch, Executor, LinearJob, Op, Part, Plan, StepLayout, WeightId,
+    Act, ActFormat, BufferId, Dispatch, Executor, ExecutorExt, LinearJob, Op, Part, Plan,
+    StepLayout, WeightId,
 };
 use gemma::tensor::{Code, Format, Matrix};
 use gemma::vulkan::{CheckedExecutor, VulkanExecutor};

@@ -1,6 +1,6 @@
 //! Draft models that know fewer tokens than the target.
 
-use gemma::engine::{Input, Output};
+use gemma::engine::{EngineExt, Input, Output};
 
 use super::*;
 
@@ -79,7 +79,7 @@ fn a_reduced_engine_stands_in_for_a_target() {
     let (toy, mut narrow) = reduced_draft(5);
     let spelling = reduced::spelling();
     let mut whole = ReducedEngine::new(toy.engine(), reduced::spelling()).unwrap().whole();
-    assert!(whole.columns().is_none() && narrow.columns().is_some());
+    assert!(whole.info().columns.is_none() && narrow.info().columns.is_some());
     let mut tree = TokenTree::root(300);
     [(0, 301), (1, 2), (0, 310)]
         .into_iter()
@@ -114,7 +114,7 @@ fn a_reduced_engine_computes_what_its_rows_do() {
         rows
     };
     let history: Vec<u32> = (0..12).map(|i| 2 + i * 29 % 318).collect();
-    assert!(rows_of(&history).len() > history.len() && engine.max_rows() == 64);
+    assert!(rows_of(&history).len() > history.len() && engine.info().max_rows == 64);
     // History goes in by two passes; then one token and a tree below it.
     for part in history.chunks(7) {
         engine.forward(&TokenTree::chain(part), Rows::None, &mut got).unwrap();
@@ -159,7 +159,7 @@ fn a_reduced_engine_computes_what_its_rows_do() {
         engine.forward(&TokenTree::root(320), Rows::Last, &mut got).is_err()
             && engine.truncate(0, 14).is_err()
     );
-    let columns = engine.columns().unwrap();
+    let columns = engine.info().columns.clone().unwrap();
     for (column, token) in reduced::tokens().into_iter().enumerate() {
         assert_eq!((columns.token(column), columns.column(token)), (token, Some(column)));
     }

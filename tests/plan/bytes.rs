@@ -3,7 +3,10 @@
 use crate::common::vulkan::device;
 use gemma::compute::cpu::{CpuExecutor, CpuFootprint, CpuOptions};
 use gemma::compute::dry::Footprint;
-use gemma::compute::{BufferId, Executor, KvFormat, Part, Plan, PlanId, StepLayout, WeightId};
+use gemma::compute::{
+    BufferId, Caps, Executor, Held, KvFormat, LoadJob, Part, Plan, PlanId, Report, Reports,
+    StepLayout, Storage, WeightId,
+};
 use gemma::engine::PlannedEngine;
 use gemma::engine::planned::EngineOptions;
 use gemma::gemma::forward::{self, ForwardOptions};
@@ -185,7 +188,7 @@ fn device_allocations() {
         let options = ForwardOptions {
             context: 3000,
             kv: KvFormat::F16,
-            max_rows: exec.max_rows(),
+            max_rows: exec.caps().max_rows,
             sequences: 1,
         };
         forward::load(&weights, &mut exec, options).unwrap();
@@ -208,12 +211,12 @@ struct Untouched {
 }
 
 impl Executor for Untouched {
-    fn describe(&self) -> String {
-        self.inner.describe()
+    fn caps(&self) -> Caps {
+        Caps { is_dry: true, ..self.inner.caps() }
     }
 
-    fn max_rows(&self) -> usize {
-        self.inner.max_rows()
+    fn storage(&self, part: Part) -> Storage {
+        self.inner.storage(part)
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> anyhow::Result<BufferId> {
@@ -224,6 +227,10 @@ impl Executor for Untouched {
         self.weights += CpuFootprint.weight(label, m.format, m.rows, m.cols)?.iter().sum::<u64>();
         self.matrices += 1;
         Ok(WeightId(self.matrices - 1))
+    }
+
+    fn load_stored(&mut self, _: Vec<LoadJob<'_>>) -> anyhow::Result<Vec<WeightId>> {
+        unreachable!("it unpacks nothing")
     }
 
     fn write(&mut self, _: BufferId, _: usize, _: &[u8]) -> anyhow::Result<()> {
@@ -238,20 +245,39 @@ impl Executor for Untouched {
         self.inner.record(plan, step, layout)
     }
 
-    fn run(&mut self, _: PlanId) -> anyhow::Result<()> {
+    fn start(&mut self, _: PlanId, _: Option<(BufferId, usize)>) -> anyhow::Result<bool> {
         unreachable!("its matrices are not there")
     }
 
-    fn key_block(&self, format: KvFormat, layer: u16) -> usize {
-        self.inner.key_block(format, layer)
+    fn is_busy(&self) -> bool {
+        false
     }
 
-    fn is_dry(&self) -> bool {
-        true
+    fn finish(&mut self, _: Option<(BufferId, &mut [u8])>) -> anyhow::Result<()> {
+        unreachable!("its matrices are not there")
     }
 
-    fn memory(&self) -> (u64, u64) {
-        (self.weights, self.inner.memory().1)
+    fn lend(&self, _: BufferId, _: usize) -> Option<&[u8]> {
+        None
+    }
+}
+
+impl Reports for Untouched {
+    fn report(&self) -> Report {
+        let report = self.inner.report();
+        Report { held: Held { weights: self.weights, ..report.held }, ..report }
+    }
+
+    fn start_profile(&mut self) {
+        self.inner.start_profile();
+    }
+
+    fn read_bandwidth(&mut self) -> Option<f64> {
+        self.inner.read_bandwidth()
+    }
+
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        self.inner.upload_bandwidth()
     }
 }
 
@@ -298,11 +324,11 @@ fn the_27b_shape_takes_what_was_planned() {
                 let options = ForwardOptions {
                     context,
                     kv: KvFormat::F16,
-                    max_rows: exec.max_rows(),
+                    max_rows: exec.caps().max_rows,
                     sequences: 1,
                 };
                 forward::load(&weights, &mut exec, options).unwrap();
-                let (packed, buffers) = exec.memory();
+                let Held { weights: packed, buffers } = exec.report().held;
                 near(planned.cpu.need.total(), packed + buffers, &what);
             }
 

@@ -16,17 +16,18 @@ pub fn row(weights: &Weights, engine: &mut dyn Engine, seconds: f64) -> Result<R
     let start = Instant::now();
     let bytes = checkpoint.read_through()?;
     let reading = start.elapsed().as_secs_f64();
-    let on_device = engine.memory().weights;
+    let on_device = engine.report().memory.weights;
     let sending = engine
-        .executor_mut()
+        .device()
         .and_then(|e| e.upload_bandwidth())
         .map_or(0.0, |speed| on_device as f64 / speed);
+    let loading = engine.report().executor.and_then(|executor| executor.loading);
     Ok(Row {
         name: "load".into(),
         unit: "ms".into(),
         figure: Figure::of(vec![1e3 * seconds]),
         note: note(seconds, bytes, reading, sending)
-            + &engine.executor().and_then(|e| e.loading()).map_or_else(String::new, |l| parts(&l)),
+            + &loading.map_or_else(String::new, |l| parts(&l)),
         pass: None,
     })
 }

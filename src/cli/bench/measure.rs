@@ -1,6 +1,6 @@
 //! What is timed: prefill, decode, and passes of several rows. One function each, on any engine.
 
-use crate::engine::{Engine, Input, Output, Rows, Scores, TokenTree};
+use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 use anyhow::Result;
@@ -64,7 +64,7 @@ pub fn tokens(vocab: usize, n: usize) -> Vec<Token> {
 /// taken.
 pub fn prefill(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -> Result<f64> {
     let start = Instant::now();
-    for chunk in tokens.chunks(engine.max_rows()) {
+    for chunk in tokens.chunks(engine.info().max_rows) {
         engine.forward(&TokenTree::chain(chunk), Rows::Last, scores)?;
         let path: Vec<u32> = (0..chunk.len() as u32).collect();
         engine.commit(&[(0, &path)])?;
@@ -103,7 +103,7 @@ pub fn verify(
     rows: usize,
     scores: &mut Scores,
 ) -> Result<f64> {
-    let tree = TokenTree::chain(&tokens(engine.vocab(), rows));
+    let tree = TokenTree::chain(&tokens(engine.info().vocab, rows));
     let start = Instant::now();
     engine.run(&[Input::new(0, &tree, Rows::All)], output(sampler), scores)?;
     for row in 0..rows {

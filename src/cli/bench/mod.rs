@@ -16,7 +16,7 @@ use super::ui::Ui;
 use crate::cli::text_file::read_file;
 use crate::compute::KernelTime;
 use crate::draft::Mixing;
-use crate::engine::{Engine, Scores};
+use crate::engine::{Engine, EngineExt, Scores};
 use crate::error::Fault;
 use crate::gemma::Weights;
 use crate::runtime::options::AutoOr;
@@ -218,15 +218,15 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let pool = load::pool(&asked.run)?;
     let mut loaded = load::load(weights, &name, &asked.run, Room::of(context), &pool, ui)?;
     let engine = loaded.engine.as_mut();
-    let memory = engine.memory();
+    let memory = engine.report().memory;
     let threads = asked.run.threads.unwrap_or(cpu.threads);
-    let device_speed = engine.executor_mut().and_then(|e| e.read_bandwidth());
+    let device_speed = engine.device().and_then(|e| e.read_bandwidth());
     let mut report = Report {
         v: 1,
         version: conditions::version(),
         date: conditions::now(),
         command: conditions::command_line(),
-        machine: Machine::new(cpu, engine.describe(), threads, device_speed),
+        machine: Machine::new(cpu, engine.report().device, threads, device_speed),
         model: report::Model {
             name,
             formats: formats(weights)?,
@@ -387,7 +387,7 @@ impl Runner<'_> {
     fn fill(&mut self, depth: usize) -> Result<()> {
         if self.engine.truncate(0, depth).is_err() || self.engine.position(0) != depth {
             self.engine.truncate(0, 0)?;
-            let tokens = measure::tokens(self.engine.vocab(), depth);
+            let tokens = measure::tokens(self.engine.info().vocab, depth);
             measure::prefill(self.engine, &tokens, &mut self.scores)?;
         }
         Ok(())
@@ -395,7 +395,7 @@ impl Runner<'_> {
 
     fn prefill(&mut self) -> Result<Row> {
         let n = self.options.pp;
-        let tokens = measure::tokens(self.engine.vocab(), n);
+        let tokens = measure::tokens(self.engine.info().vocab, n);
         let seconds = self.repeat(&format!("pp{n}"), |b| {
             b.engine.truncate(0, 0)?;
             measure::prefill(b.engine, &tokens, &mut b.scores)
@@ -434,8 +434,13 @@ impl Runner<'_> {
     /// All sizes in turn in each repetition, so that a drift of the machine meets them alike.
     fn verify(&mut self, depth: usize) -> Result<Vec<Row>> {
         self.fill(depth)?;
-        let sizes: Vec<usize> =
-            self.options.rows.iter().copied().filter(|m| *m <= self.engine.max_rows()).collect();
+        let sizes: Vec<usize> = self
+            .options
+            .rows
+            .iter()
+            .copied()
+            .filter(|m| *m <= self.engine.info().max_rows)
+            .collect();
         let mut runs = vec![Vec::new(); sizes.len()];
         self.repeat("verify", |b| {
             for (runs, rows) in runs.iter_mut().zip(&sizes) {
@@ -458,7 +463,7 @@ impl Runner<'_> {
 
     /// As many passes as the decode test has tokens, each over so many rows.
     fn kernels(&mut self, rows: usize) -> Result<Vec<Kernel>> {
-        let most = self.engine.max_rows();
+        let most = self.engine.info().max_rows;
         if rows > most {
             return Err(Fault::usage(format!(
                 "--kernel-rows {rows}: a pass has at most {most} rows here"
@@ -467,7 +472,7 @@ impl Runner<'_> {
         }
         let passes = self.options.tg;
         self.fill(self.options.depth[0])?;
-        self.engine.executor_mut().into_iter().for_each(|e| e.start_profile());
+        self.engine.device().into_iter().for_each(|e| e.start_profile());
         if rows == 1 {
             measure::decode(self.engine, &self.sampler, passes, &mut self.scores)?;
         } else {
@@ -479,7 +484,7 @@ impl Runner<'_> {
             let KernelTime { label, calls, seconds, bytes, macs } = k;
             Kernel { label: label.into(), rows, passes, calls, seconds, bytes, macs }
         };
-        let times = self.engine.executor().map_or_else(Vec::new, |e| e.profile());
+        let times = self.engine.report().executor.map_or_else(Vec::new, |e| e.kernels);
         let mut kernels: Vec<Kernel> = times.into_iter().map(kernel).collect();
         kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
         let read = kernels.iter().map(|k| k.bytes).sum();

@@ -17,7 +17,7 @@ use super::{prompt, stats};
 use crate::cli::options::Source;
 use crate::decode::text::TextStream;
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
-use crate::engine::Timeline;
+use crate::engine::{EngineExt, Timeline};
 use crate::error::{Fault, Kind};
 use crate::gemma::ChatTemplate;
 use crate::runtime::drafting::Drafting;
@@ -388,7 +388,7 @@ impl Talk<'_> {
         };
         let figures = self.drafting.figures();
         let engine = self.target.engine();
-        let memory = engine.memory();
+        let memory = engine.report().memory;
         let disabled = self.drafting.disabled();
         let record = Record {
             v: VERSION,
@@ -402,7 +402,7 @@ impl Talk<'_> {
                 kv: memory.kv,
                 activations: memory.activations,
             },
-            device: engine.describe(),
+            device: engine.report().device,
             ..Record::default()
         };
         let (tokens, context) =

@@ -163,7 +163,7 @@ impl Run<'_> {
         let figures = costs.keep(&mut drafting, ui);
         let disabled_reason = drafting.disabled();
         let engine = target.engine();
-        let memory = engine.memory();
+        let memory = engine.report().memory;
         let record = Record {
             v: VERSION,
             text: output.so_far().to_owned(),
@@ -177,7 +177,7 @@ impl Run<'_> {
                 kv: memory.kv,
                 activations: memory.activations,
             },
-            device: engine.describe(),
+            device: engine.report().device,
             npu: npu::report(engine),
             model: super::record::Model {
                 name: session.model.name.clone(),

@@ -120,7 +120,7 @@ fn served(options: &Serve, session: &Session, started: &Started, context: usize)
     let checkpoint = session.model.checkpoint();
     let kv = kv_format(&session.model.weights, session.run.kv)?;
     // Threads of the processor change the speed alone.
-    let device = started.target.engine().describe();
+    let device = started.target.engine().report().device;
     let device = device.split(", ").next().unwrap_or_default();
     let mut hash = Sha256::new();
     hash.update(checkpoint.fingerprint()?);

@@ -7,7 +7,9 @@ use super::isa::Isa;
 use super::linear::{self, PackedMatrix};
 use super::pool::{Pool, Worker};
 use super::rows;
-use crate::compute::executor::{Executor, KernelTime};
+use crate::compute::executor::{
+    Caps, Executor, Held, KernelTime, LoadJob, Report, Reports, Storage,
+};
 use crate::compute::memory::Buffers;
 use crate::compute::op::{Commit, Embed, GateUp, Linear, Norm, Op, Prepare};
 use crate::compute::plan::{
@@ -343,13 +345,12 @@ pub fn key_block(format: KvFormat) -> usize {
 }
 
 impl Executor for CpuExecutor {
-    fn describe(&self) -> String {
-        let threads = self.pool.threads();
-        format!("cpu: {}, {threads} thread{}", self.isa, if threads == 1 { "" } else { "s" })
+    fn caps(&self) -> Caps {
+        Caps { max_rows: MAX_ROWS, lists_best: false, is_dry: false }
     }
 
-    fn max_rows(&self) -> usize {
-        MAX_ROWS
+    fn storage(&self, _: Part) -> Storage {
+        Storage { unpacks: false, key_block }
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
@@ -365,6 +366,10 @@ impl Executor for CpuExecutor {
         Ok(WeightId(self.packed.len() as u32 - 1))
     }
 
+    fn load_stored(&mut self, _: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        bail!("the processor takes matrices that were read")
+    }
+
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
         self.buffers.write(buffer, offset, bytes)
     }
@@ -373,51 +378,69 @@ impl Executor for CpuExecutor {
         self.buffers.read(buffer, offset, bytes)
     }
 
-    fn lend(&self, buffer: BufferId, bytes: usize) -> Option<&[u8]> {
-        // SAFETY: writers exist only inside `run` and `write`, which borrow the executor
-        // exclusively.
-        Some(unsafe { self.buffers.slice(buffer, 0, bytes) })
-    }
-
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
         self.plans.push(Recorded { dispatches: plan.dispatches, step, layout });
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
 
-    fn run(&mut self, plan: PlanId) -> Result<()> {
+    /// Done on return: the processor is what else could work meanwhile.
+    fn start(&mut self, plan: PlanId, _: Option<(BufferId, usize)>) -> Result<bool> {
         let recorded = &self.plans[plan.0 as usize];
         // SAFETY: no kernel writes the step buffer.
         let step = recorded
             .layout
             .view(unsafe { self.buffers.slice(recorded.step, 0, recorded.layout.words()) });
         match &self.canonical {
-            Some(canonical) => self.run_checked(recorded, &step, canonical),
-            None => {
-                self.run_all(recorded, &step);
-                Ok(())
-            }
+            Some(canonical) => self.run_checked(recorded, &step, canonical)?,
+            None => self.run_all(recorded, &step),
         }
+        Ok(false)
     }
 
-    fn read_bandwidth(&mut self) -> Option<f64> {
-        Some(read_bandwidth(&self.pool, PROBE_BYTES) * 1e9)
+    fn is_busy(&self) -> bool {
+        false
     }
 
-    fn memory(&self) -> (u64, u64) {
-        (self.packed.iter().map(|w| w.bytes() as u64).sum(), self.buffers.total() as u64)
+    fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
+        result.map_or(Ok(()), |(buffer, bytes)| self.read(buffer, 0, bytes))
     }
 
-    fn key_block(&self, format: KvFormat, _layer: u16) -> usize {
-        key_block(format)
+    fn lend(&self, buffer: BufferId, bytes: usize) -> Option<&[u8]> {
+        // SAFETY: writers exist only inside `start` and `write`, which borrow the executor
+        // exclusively.
+        Some(unsafe { self.buffers.slice(buffer, 0, bytes) })
+    }
+}
+
+impl Reports for CpuExecutor {
+    fn report(&self) -> Report {
+        let threads = self.pool.threads();
+        let s = if threads == 1 { "" } else { "s" };
+        let held = Held {
+            weights: self.packed.iter().map(|w| w.bytes() as u64).sum(),
+            buffers: self.buffers.total() as u64,
+        };
+        let times =
+            |p: &Mutex<Vec<KernelTime>>| p.lock().unwrap_or_else(|e| e.into_inner()).clone();
+        Report {
+            device: format!("cpu: {}, {threads} thread{s}", self.isa),
+            held,
+            allocated: held,
+            kernels: self.profile.as_ref().map(times).unwrap_or_default(),
+            ..Report::default()
+        }
     }
 
     fn start_profile(&mut self) {
         self.profile = Some(Mutex::default());
     }
 
-    fn profile(&self) -> Vec<KernelTime> {
-        self.profile
-            .as_ref()
-            .map_or_else(Vec::new, |p| p.lock().unwrap_or_else(|e| e.into_inner()).clone())
+    fn read_bandwidth(&mut self) -> Option<f64> {
+        Some(read_bandwidth(&self.pool, PROBE_BYTES) * 1e9)
+    }
+
+    /// Weights stay in the host's memory.
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        None
     }
 }

@@ -2,9 +2,9 @@
 
 use super::executor::{MAX_ROWS, key_block};
 use super::linear::PackedMatrix;
-use crate::compute::KvFormat;
 use crate::compute::dry::Footprint;
 use crate::compute::memory::ALIGN;
+use crate::compute::{KvFormat, Plan, StepLayout};
 use crate::tensor::Format;
 use anyhow::Result;
 
@@ -21,11 +21,19 @@ impl Footprint for CpuFootprint {
         Ok(bytes.max(1).next_multiple_of(ALIGN) as u64)
     }
 
+    fn recorded(&mut self, _: &Plan, _: StepLayout) -> Result<Vec<u64>> {
+        Ok(Vec::new())
+    }
+
     fn max_rows(&self) -> usize {
         MAX_ROWS
     }
 
-    fn key_block(&self, format: KvFormat) -> usize {
-        key_block(format)
+    fn key_block(&self) -> fn(KvFormat) -> usize {
+        key_block
+    }
+
+    fn lists_best(&self) -> bool {
+        false
     }
 }

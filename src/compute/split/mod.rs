@@ -9,18 +9,24 @@
 //!
 //! Buffers are allocated when the first plan that uses them is recorded, on the sides where it
 //! does.
+//!
+//! A plan that is started runs up to the first piece at which the device is left working: there the
+//! processor has nothing to do, and whoever waits may use it. What follows runs when the plan is
+//! finished.
 
 pub mod cut;
 
-use super::executor::{Executor, KernelTime, LoadJob, Loading};
+use super::executor::{Caps, Executor, Held, LoadJob, Report, Reports, Storage};
 use super::op::{Commit, Op};
-use super::plan::{BufferId, Dispatch, KvFormat, Part, Plan, PlanId, RowSet, WeightId};
+use super::plan::{BufferId, Dispatch, Part, Plan, PlanId, RowSet, WeightId};
 use super::step::StepLayout;
 use super::uses::Use;
 use crate::tensor::Matrix;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use cut::{Piece, cut};
 use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// Where something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,9 +57,19 @@ enum Recorded {
 }
 
 struct Pass {
-    pieces: Vec<Recorded>,
+    pieces: Arc<[Recorded]>,
     step: BufferId,
     layout: StepLayout,
+}
+
+/// A plan that was started.
+struct Begun {
+    plan: PlanId,
+    /// The piece that comes next, and who was left working at the one before.
+    next: usize,
+    running: Option<Side>,
+    /// Rows of the step, all and selected.
+    live: [Range<usize>; 2],
 }
 
 /// Two executors as one.
@@ -67,6 +83,7 @@ pub struct SplitExecutor {
     /// What the caller last wrote to each step buffer.
     steps: HashMap<BufferId, Vec<u32>>,
     crossing: Vec<u8>,
+    begun: Option<Begun>,
 }
 
 impl SplitExecutor {
@@ -85,6 +102,7 @@ impl SplitExecutor {
             passes: Vec::new(),
             steps: HashMap::new(),
             crossing: Vec::new(),
+            begun: None,
         }
     }
 
@@ -174,13 +192,7 @@ impl SplitExecutor {
     }
 
     /// The live rows of a buffer, from the other side to `to`.
-    fn copy(
-        &mut self,
-        id: BufferId,
-        rows: std::ops::Range<usize>,
-        max_rows: usize,
-        to: Side,
-    ) -> Result<()> {
+    fn copy(&mut self, id: BufferId, rows: Range<usize>, max_rows: usize, to: Side) -> Result<()> {
         let buffer = &self.buffers[id.0 as usize];
         let width = buffer.bytes / max_rows;
         let (from, at) = (buffer.at[1 - to as usize], buffer.at[to as usize]);
@@ -191,17 +203,57 @@ impl SplitExecutor {
         self.sides[1 - to as usize].read(from, rows.start * width, &mut self.crossing)?;
         self.sides[to as usize].write(at, rows.start * width, &self.crossing)
     }
+
+    /// Runs pieces of the plan that was started, up to one at which a side is left working, or to
+    /// the end: then nobody is.
+    fn advance(&mut self) -> Result<bool> {
+        let Some(mut begun) = self.begun.take() else { return Ok(false) };
+        if let Some(side) = begun.running.take() {
+            self.sides[side as usize].finish(None)?;
+        }
+        let Pass { pieces, layout, .. } = &self.passes[begun.plan.0 as usize];
+        let (pieces, max_rows) = (pieces.clone(), layout.max_rows);
+        for (i, piece) in pieces.iter().enumerate().skip(begun.next) {
+            match *piece {
+                Recorded::Run(side, plan) => {
+                    if self.sides[side as usize].start(plan, None)? {
+                        self.begun = Some(Begun { next: i + 1, running: Some(side), ..begun });
+                        return Ok(true);
+                    }
+                    self.sides[side as usize].finish(None)?;
+                }
+                Recorded::Copy(id, rows, to) => {
+                    let rows = begun.live[(rows == RowSet::Selected) as usize].clone();
+                    if !rows.is_empty() {
+                        self.copy(id, rows, max_rows, to)?;
+                    }
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Where the newest content of a buffer is.
+    fn newest(&self, id: BufferId) -> Option<(Side, BufferId)> {
+        let buffer = &self.buffers[id.0 as usize];
+        let sides = [buffer.home, Side::Device, Side::Host].into_iter();
+        sides.filter_map(|side| Some((side, buffer.at[side as usize]?))).next()
+    }
 }
 
 impl Executor for SplitExecutor {
-    fn describe(&self) -> String {
-        let [device, host] = self.sides.each_ref().map(|s| s.describe());
-        let [first, layers] = self.layers;
-        format!("{first} of {layers} layers and the head on {device}; the others on {host}")
+    fn caps(&self) -> Caps {
+        let [device, host] = self.sides.each_ref().map(|s| s.caps());
+        Caps {
+            max_rows: device.max_rows.min(host.max_rows),
+            // The head is there.
+            lists_best: device.lists_best,
+            is_dry: device.is_dry && host.is_dry,
+        }
     }
 
-    fn max_rows(&self) -> usize {
-        self.sides[0].max_rows().min(self.sides[1].max_rows())
+    fn storage(&self, part: Part) -> Storage {
+        self.side(self.side_of(part)).storage(part)
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
@@ -215,10 +267,6 @@ impl Executor for SplitExecutor {
         let own = self.sides[side as usize].load(label, part, matrix)?;
         self.weights.push((side, own));
         Ok(WeightId(self.weights.len() as u32 - 1))
-    }
-
-    fn unpacks(&self, part: Part) -> bool {
-        self.side(self.side_of(part)).unpacks(part)
     }
 
     fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
@@ -238,10 +286,6 @@ impl Executor for SplitExecutor {
                 .map(|side| (side, own[side as usize].next().expect("one for each job"))),
         );
         Ok((first..self.weights.len()).map(|i| WeightId(i as u32)).collect())
-    }
-
-    fn loading(&self) -> Option<Loading> {
-        self.sides.iter().find_map(|side| side.loading())
     }
 
     fn write(&mut self, id: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -265,13 +309,10 @@ impl Executor for SplitExecutor {
     }
 
     fn read(&mut self, id: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        let buffer = &self.buffers[id.0 as usize];
-        let home = [buffer.home, Side::Device, Side::Host]
-            .into_iter()
-            .find(|s| buffer.at[*s as usize].is_some());
-        let Some(home) = home else { anyhow::bail!("no plan uses the buffer `{}`", buffer.label) };
-        let at = buffer.at[home as usize].expect("found above");
-        self.sides[home as usize].read(at, offset, bytes)
+        let label = &self.buffers[id.0 as usize].label;
+        let newest = self.newest(id);
+        let (side, at) = newest.with_context(|| format!("no plan uses the buffer `{label}`"))?;
+        self.sides[side as usize].read(at, offset, bytes)
     }
 
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
@@ -294,44 +335,66 @@ impl Executor for SplitExecutor {
                 }
             });
         }
-        self.passes.push(Pass { pieces, step, layout });
+        self.passes.push(Pass { pieces: pieces.into(), step, layout });
         Ok(PlanId(self.passes.len() as u32 - 1))
     }
 
-    fn run(&mut self, plan: PlanId) -> Result<()> {
+    fn start(&mut self, plan: PlanId, _: Option<(BufferId, usize)>) -> Result<bool> {
         let pass = &self.passes[plan.0 as usize];
-        let layout = pass.layout;
-        let step = layout.view(&self.steps[&pass.step]);
-        let [all, selected] = [RowSet::All, RowSet::Selected].map(|set| step.live(set));
-        for i in 0..pass.pieces.len() {
-            match self.passes[plan.0 as usize].pieces[i] {
-                Recorded::Run(side, plan) => self.sides[side as usize].run(plan)?,
-                Recorded::Copy(id, rows, to) => {
-                    let rows = if rows == RowSet::All { all.clone() } else { selected.clone() };
-                    if !rows.is_empty() {
-                        self.copy(id, rows, layout.max_rows, to)?;
-                    }
-                }
-            }
+        let step = pass.layout.view(&self.steps[&pass.step]);
+        let live = [RowSet::All, RowSet::Selected].map(|set| step.live(set));
+        self.begun = Some(Begun { plan, next: 0, live, running: None });
+        self.advance()
+    }
+
+    fn is_busy(&self) -> bool {
+        let running = self.begun.as_ref().and_then(|begun| begun.running);
+        running.is_some_and(|side| self.sides[side as usize].is_busy())
+    }
+
+    fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
+        while self.advance()? {}
+        result.map_or(Ok(()), |(id, bytes)| self.read(id, 0, bytes))
+    }
+
+    fn lend(&self, id: BufferId, bytes: usize) -> Option<&[u8]> {
+        let (side, at) = self.newest(id)?;
+        self.side(side).lend(at, bytes)
+    }
+}
+
+/// Of both sides together.
+impl Reports for SplitExecutor {
+    fn report(&self) -> Report {
+        let [device, host] = self.sides.each_ref().map(|side| side.report());
+        let [first, layers] = self.layers;
+        let both = |a: Held, b: Held| Held {
+            weights: a.weights + b.weights,
+            buffers: a.buffers + b.buffers,
+        };
+        // Kernels of one name count together, wherever they ran.
+        let mut kernels = device.kernels;
+        host.kernels.into_iter().for_each(|time| time.add_to(&mut kernels));
+        Report {
+            device: format!(
+                "{first} of {layers} layers and the head on {}; the others on {}",
+                device.device, host.device
+            ),
+            held: both(device.held, host.held),
+            allocated: both(device.allocated, host.allocated),
+            loading: device.loading.or(host.loading),
+            assist: device.assist.or(host.assist),
+            kernels,
         }
-        Ok(())
     }
 
-    fn key_block(&self, format: KvFormat, layer: u16) -> usize {
-        self.side(self.side_of(Part::Layer(layer))).key_block(format, layer)
+    fn start_profile(&mut self) {
+        self.sides.iter_mut().for_each(|s| s.start_profile());
     }
 
-    fn is_dry(&self) -> bool {
-        Side::BOTH.iter().all(|s| self.side(*s).is_dry())
-    }
-
-    fn lists_best(&self) -> bool {
-        self.side(self.side_of(Part::Head)).lists_best()
-    }
-
-    /// Of both together, as a pass over all weights meets it.
+    /// As a pass over all weights meets it.
     fn read_bandwidth(&mut self) -> Option<f64> {
-        let bytes = Side::BOTH.map(|s| self.side(s).memory().0 as f64);
+        let bytes = Side::BOTH.map(|s| self.side(s).report().held.weights as f64);
         let mut seconds = 0.0;
         for (side, bytes) in self.sides.iter_mut().zip(bytes).filter(|(_, bytes)| *bytes > 0.0) {
             seconds += bytes / side.read_bandwidth()?;
@@ -339,19 +402,8 @@ impl Executor for SplitExecutor {
         (seconds > 0.0).then(|| (bytes[0] + bytes[1]) / seconds)
     }
 
-    fn memory(&self) -> (u64, u64) {
-        let [device, host] = Side::BOTH.map(|s| self.side(s).memory());
-        (device.0 + host.0, device.1 + host.1)
-    }
-
-    fn start_profile(&mut self) {
-        self.sides.iter_mut().for_each(|s| s.start_profile());
-    }
-
-    /// Kernels of one name count together, wherever they ran.
-    fn profile(&self) -> Vec<KernelTime> {
-        let mut times: Vec<KernelTime> = self.sides[0].profile();
-        self.sides[1].profile().into_iter().for_each(|time| time.add_to(&mut times));
-        times
+    /// Of the device: the host's layers stay where they are read to.
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        self.sides[Side::Device as usize].upload_bandwidth()
     }
 }

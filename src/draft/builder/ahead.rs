@@ -31,7 +31,7 @@ impl TreeBuilder {
         let Some(lm) = &self.ways.lm else { return Ok(()) };
         let current: Vec<&Ask<'_>> =
             asks.iter().filter(|ask| self.trees[ask.text].is_of(ask)).collect();
-        let mut left = lm.engine().max_rows().div_ceil(PART);
+        let mut left = lm.engine().info().max_rows.div_ceil(PART);
         while left > 0 && !current.is_empty() && more() {
             let mut chosen = Vec::with_capacity(current.len());
             let Some(lm) = &mut self.ways.lm else { return Ok(()) };

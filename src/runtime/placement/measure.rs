@@ -2,8 +2,8 @@
 
 use crate::compute::cpu::CpuFootprint;
 use crate::compute::dry::{Dry, Pieces};
-use crate::compute::split::{Side, SplitExecutor};
-use crate::compute::{Executor, KvFormat, KvLayer};
+use crate::compute::split::SplitExecutor;
+use crate::compute::{Executor, Held, KvFormat, KvLayer};
 use crate::gemma::forward::{self, Forward, ForwardOptions};
 use crate::gemma::{Role, Weights};
 use crate::kv::PAGE;
@@ -119,19 +119,27 @@ impl Task<'_> {
         let host = || Box::new(Dry::new(CpuFootprint));
         let device = device.filter(|_| on_gpu > 0);
         if let Some(device) = device.filter(|_| on_gpu < n) {
-            let mut exec = SplitExecutor::new(dry(device), host(), on_gpu as u16, n as u16);
+            let (device, host) = (dry(device), host());
+            let (gpu, cpu) = (device.counted(), host.counted());
+            let mut exec = SplitExecutor::new(device, host, on_gpu as u16, n as u16);
             let model = self.load(&mut exec)?;
-            let [gpu, cpu] = [exec.side(Side::Device), exec.side(Side::Host)];
             return Ok(Layout {
-                gpu: staged(self.share(&model, 0..on_gpu, gpu.memory(), false)),
-                cpu: self.share(&model, on_gpu..n, cpu.memory(), true),
+                gpu: staged(self.share(&model, 0..on_gpu, gpu.held(), false)),
+                cpu: self.share(&model, on_gpu..n, cpu.held(), true),
                 npu: 0, // It works beside one device only.
                 pieces: gpu.pieces(),
             });
         }
-        let mut exec: Box<dyn Executor> = match device {
-            Some(device) => dry(device),
-            None => host(),
+        let (mut exec, counted): (Box<dyn Executor>, _) = match device.map(dry) {
+            Some(device) => {
+                let counted = device.counted();
+                (device, counted)
+            }
+            None => {
+                let host = host();
+                let counted = host.counted();
+                (host, counted)
+            }
         };
         let dims = npu::dims(self.weights.config());
         // Models that no NPU takes run without.
@@ -139,10 +147,9 @@ impl Task<'_> {
             exec = Box::new(AssistedExecutor::new(exec, npu, dims, 256));
         }
         let model = self.load(exec.as_mut())?;
-        let pieces = exec.pieces();
-        let [weights, buffers] = [&pieces.weights, &pieces.buffers].map(|p| p.iter().sum::<u64>());
-        let share = self.share(&model, 0..n, (weights, buffers), true);
-        let npu = exec.memory().1 - buffers;
+        let (pieces, held) = (counted.pieces(), counted.held());
+        let share = self.share(&model, 0..n, held, true);
+        let npu = exec.report().held.buffers - held.buffers;
         Ok(match device {
             Some(_) => Layout { gpu: staged(share), npu, pieces, ..Layout::default() },
             None => Layout { cpu: share, npu, ..Layout::default() },
@@ -151,7 +158,7 @@ impl Task<'_> {
 
     fn load(&self, exec: &mut dyn Executor) -> Result<Forward> {
         let Task { context, kv, sequences, .. } = *self;
-        let options = ForwardOptions { context, kv, max_rows: exec.max_rows(), sequences };
+        let options = ForwardOptions { context, kv, max_rows: exec.caps().max_rows, sequences };
         forward::load(self.weights, exec, options)
     }
 
@@ -161,7 +168,7 @@ impl Task<'_> {
         &self,
         model: &Forward,
         layers: std::ops::Range<usize>,
-        (weights, buffers): (u64, u64),
+        Held { weights, buffers }: Held,
         embeds: bool,
     ) -> Share {
         let kv: u64 = model.kv_bytes[layers.clone()].iter().sum();

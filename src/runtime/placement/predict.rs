@@ -5,7 +5,7 @@ use super::Placement;
 use super::measure::Share;
 use crate::compute::cpu::Pool;
 use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
-use crate::compute::{Executor, Part, Plan, StepLayout};
+use crate::compute::{Executor, Part, Plan, Reports, StepLayout};
 use crate::runtime::Listener;
 use crate::runtime::driver;
 use crate::tensor::{Format, Matrix};

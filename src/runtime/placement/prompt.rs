@@ -6,7 +6,7 @@ use super::measure::Task;
 use crate::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
 use crate::compute::{Executor, KvFormat};
 use crate::engine::planned::EngineOptions;
-use crate::engine::{Engine, PlannedEngine, Rows, Scores, TokenTree};
+use crate::engine::{Engine, EngineExt, PlannedEngine, Rows, Scores, TokenTree};
 use crate::gemma::{Config, Role, Weights};
 use crate::runtime::Listener;
 use crate::runtime::driver;
