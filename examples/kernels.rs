@@ -6,7 +6,7 @@
 use anyhow::{Context, Result};
 use gemma::compute::KvFormat;
 use gemma::gemma::Weights;
-use gemma::gemma::forward::{self, ForwardOptions};
+use gemma::gemma::forward::{self, ForwardOptions, SparePages};
 use gemma::kv::PAGE;
 use gemma::quant::recipe::BUILT_IN;
 use gemma::runtime::shapes::{Formats, Shape};
@@ -73,7 +73,7 @@ fn list(device: &Value, model: &str, weights: &Weights, kv: KvFormat) -> Result<
     let plans = forward::load(
         weights,
         &mut listing,
-        ForwardOptions { context, kv, max_rows, sequences: 1 },
+        ForwardOptions { context, kv, max_rows, sequences: 1, spare: SparePages::default() },
     )?;
     let verify = plans.pass_with_best.unwrap_or(plans.pass);
     for positions in CONTEXTS {

@@ -4,6 +4,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
+#include "table.glsl"
 #include "attention.glsl"
 
 layout(local_size_x = 256) in;
@@ -25,11 +26,12 @@ layout(push_constant, scalar) uniform Push {
     Step step_;
     float scale;
     uint n_kv;
-    uint pages;         // physical, of a sequence
+    uint pages;         // entries of a sequence's page table
     uint all_pages;
     uint window;        // 0: none
     uint max_rows;
     uint slots;         // pages of a row's partials
+    uint table;         // where the layer's page tables begin among those of the step
     uint64_t epilogue;      // see join.glsl
 };
 
@@ -68,7 +70,7 @@ void main() {
     // Rows of a block are of one sequence: where there are several, a block is a row.
     const uint root = step_.v[STEP_ROOTS * max_rows + step_.first + i0];
     const uint base = step_.v[STEP_POSITIONS * max_rows + root];
-    const uint first_page = step_.v[STEP_SEQUENCES * max_rows + step_.first + i0] * pages;
+    const uint table_at = table_of(max_rows, table, step_.v[STEP_SEQUENCES * max_rows + step_.first + i0], pages);
     const Head scratch = head_of_scratch(head);
     const bool chain = step_.chain != 0;
     uint position[R];
@@ -125,7 +127,7 @@ void main() {
         float s[PAIRS];
         [[unroll]] for (uint n = 0; n < PAIRS; n++) s[n] = 0.0;
         const bool cached = p < base;
-        const Head paged = head_of_page(head, first_page + page % pages);
+        const Head paged = head_of_page(head, step_.v[table_at + page % pages]);
         if (p > highest) {
             // Nobody sees it. Its value will be multiplied with 0 nevertheless, and must be a number.
             if (KV == KV_Q8)

@@ -2,6 +2,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
+#include "table.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint KV = 1;
@@ -14,6 +15,8 @@ struct Layer {
     uint64_t scratch_v; // [max_rows, n_kv, head_dim]
     uint pages;         // of a sequence
     uint all_pages;
+    uint table;         // where its page tables begin among those of the step
+    uint unused;
 };
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Layers { Layer v[]; };
 
@@ -31,7 +34,8 @@ void main() {
     const Layer layer = layers.v[gl_WorkGroupID.z];
     const uint row = step_.v[STEP_PATH * max_rows + gl_WorkGroupID.x];
     const uint position = step_.v[STEP_POSITIONS * max_rows + row], sequence = step_.v[STEP_SEQUENCES * max_rows + row];
-    const uint page = sequence * layer.pages + position / PAGE % layer.pages, slot = position % PAGE;
+    const uint table_at = table_of(max_rows, layer.table, sequence, layer.pages);
+    const uint page = step_.v[table_at + position / PAGE % layer.pages], slot = position % PAGE;
     for (uint d = gl_LocalInvocationID.x; d < head_dim; d += gl_WorkGroupSize.x) {
         const uint blocks = head_dim / KB, part = d % KB;
         const uint k_to = (((page * n_kv + head) * blocks + d / KB) * PAGE + slot) * KB + part;

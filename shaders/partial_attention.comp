@@ -4,6 +4,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
+#include "table.glsl"
 #include "attention.glsl"
 
 layout(local_size_x = 256) in;
@@ -22,11 +23,12 @@ layout(push_constant, scalar) uniform Push {
     float scale;
     uint n_heads;
     uint n_kv;
-    uint pages;         // physical, of a sequence
+    uint pages;         // entries of a sequence's page table
     uint all_pages;
     uint max_rows;
     uint lag;           // of OffloadedPages
     uint share;
+    uint table;         // where the layer's page tables begin among those of the step
 };
 
 const uint KEYS = HEAD_DIM / KB; // 16-byte loads of a key
@@ -76,7 +78,7 @@ void main() {
     if (gl_WorkGroupID.y >= step_.rows - step_.first) return;
     const uint row = step_.first + gl_WorkGroupID.y;
     const uint base = step_.v[STEP_POSITIONS * max_rows + step_.v[STEP_ROOTS * max_rows + row]];
-    const uint first_page = step_.v[STEP_SEQUENCES * max_rows + row] * pages;
+    const uint table_at = table_of(max_rows, table, step_.v[STEP_SEQUENCES * max_rows + row], pages);
     const uint position = step_.v[STEP_POSITIONS * max_rows + row];
     const uint begin = (position > lag ? position - lag : 0) / PAGE * share / 256;
     const uint query = row * n_heads + head;
@@ -93,7 +95,7 @@ void main() {
             }
         }
         barrier();
-        const uint p = page * PAGE + t, page_head = (first_page + page % pages) * n_kv + kv_head;
+        const uint p = page * PAGE + t, page_head = step_.v[table_at + page % pages] * n_kv + kv_head;
         float s = uintBitsToFloat(0xff800000u);
         if (p <= position) {
             const bool cached = p < base;

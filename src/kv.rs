@@ -1,5 +1,9 @@
 //! Where a position's keys and values live: pages of 256 positions, rings for sliding-window
-//! layers, what may be truncated.
+//! layers, what may be truncated. [`pool`] counts who holds which page.
+
+pub mod pool;
+
+pub use pool::{PageList, Pool};
 
 /// Positions in one page.
 pub const PAGE: usize = 256;
@@ -7,11 +11,11 @@ pub const PAGE: usize = 256;
 /// Tokens that can always be taken back, however far the ring has turned.
 pub const SLACK: usize = 256;
 
-/// The pages of one layer. A global layer keeps them all; a sliding-window layer reuses a ring of
-/// them.
+/// The pages that a sequence has in one layer. A global layer keeps them all; a sliding-window layer
+/// has the places of a ring for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
-    /// Physical pages.
+    /// Most pages that a sequence holds at a time.
     pub count: usize,
     /// Positions a query can see, itself included; `None` sees all.
     pub window: Option<usize>,
@@ -28,9 +32,9 @@ impl Pages {
         Pages { count: count.max(1), window }
     }
 
-    /// Physical page of a logical one.
+    /// Where a sequence's page table has its nth page.
     #[inline(always)]
-    pub fn physical(self, page: usize) -> usize {
+    pub fn entry(self, page: usize) -> usize {
         page % self.count
     }
 
@@ -41,16 +45,6 @@ impl Pages {
             Some(w) => (position + 1).saturating_sub(w),
             None => 0,
         }
-    }
-
-    /// Whether every key that a query at `position` would see is still in the ring after `written`
-    /// positions were written.
-    pub fn can_return_to(self, position: usize, written: usize) -> bool {
-        if position == 0 || written == 0 {
-            return true;
-        }
-        let newest = (written - 1) / PAGE;
-        self.first_visible(position) / PAGE + self.count > newest
     }
 }
 
@@ -78,22 +72,6 @@ impl OffloadedPages {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_ring_always_returns_within_its_slack() {
-        for window in [1, 16, 255, 256, 257, 1024] {
-            let pages = Pages::for_layer(100_000, 32, Some(window));
-            for written in 1..5000usize {
-                for back in [0, 1, 31, SLACK] {
-                    assert!(
-                        pages.can_return_to(written.saturating_sub(back), written),
-                        "window {window}, {written} - {back}"
-                    );
-                }
-            }
-            assert!(!pages.can_return_to(4000, 40_000));
-        }
-    }
-
     /// Whatever row of a pass stands at a position, its offloaded pages are committed.
     #[test]
     fn offloaded_pages_are_sealed_in_every_pass() {
@@ -113,10 +91,8 @@ mod tests {
     }
 
     #[test]
-    fn global_layers_return_anywhere() {
+    fn layers_without_a_window_see_everything() {
         let pages = Pages::for_layer(1000, 32, None);
-        assert_eq!(pages.count, 4);
-        assert!((0..=1000).all(|p| pages.can_return_to(p, 1000)));
-        assert_eq!(pages.first_visible(700), 0);
+        assert_eq!((pages.count, pages.first_visible(700)), (4, 0));
     }
 }

@@ -76,9 +76,12 @@
 //!   position of its own; a pass may have rows of several.
 //! - *commit*: to keep the accepted rows' keys and values, and to forget the others'. *scratch*:
 //!   where a pass writes keys and values before that.
-//! - *page*: keys and values of 256 positions of a layer. *sealed* pages are full. *offloaded*
-//!   pages are attended by another device, an NPU. *page partial*: softmax attention over one page,
-//!   not divided yet.
+//! - *page*: keys and values of 256 positions of a layer. *page table*: which pages of a pool a
+//!   sequence consists of; full ones may be in several. *sealed* pages are full. *offloaded* pages
+//!   are attended by another device, an NPU. *page partial*: softmax attention over one page, not
+//!   divided yet.
+//! - *prefix*: the beginning of a text whose pages are kept when its sequence ends, for others to
+//!   begin with.
 //! - *reduced vocabulary*: a draft model's, a part of the target's. *vocabulary map*: how each
 //!   token of the target is spelt in it. *vocabulary adapter*: an engine that looks like one of the
 //!   target's vocabulary.

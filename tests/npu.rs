@@ -122,6 +122,28 @@ fn trees_equal_one_by_one_decoding_beside_the_npu() {
     }
 }
 
+/// A sequence that begins with a kept prefix has pages that no commit has seen, which the NPU is
+/// given before it attends them.
+#[test]
+fn a_prefix_is_sealed_before_the_npu_attends_it() {
+    let mut rng = SmallRng::seed_from_u64(8);
+    let (text, tree) = (tokens(&mut rng, 1000), TokenTree::chain(&[3, 1, 4]));
+    let (mut engine, _) = assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(2, false));
+    let mut scores = Scores::default();
+    prefill(&mut engine, &text, &mut rng);
+    engine.forward(&tree, Rows::All, &mut scores).unwrap();
+    let want = bits(&scores.logits);
+    let prefix = engine.retain(0, 768).unwrap();
+    engine.truncate(0, 0).unwrap();
+    prefill(&mut engine, &tokens(&mut rng, 400), &mut rng);
+    engine.resume(0, &prefix, 768).unwrap();
+    prefill(&mut engine, &text[768..], &mut rng);
+    engine.forward(&tree, Rows::All, &mut scores).unwrap();
+    assert_eq!(bits(&scores.logits), want);
+    let report = engine.report().executor.unwrap().assist.unwrap();
+    assert!(report.row_pages > 0 && report.given_up.is_none(), "{report:?}");
+}
+
 /// The same beside a GPU, whose passes have more rows and so leave more pages to it. All layers are
 /// global: kernels for wide heads take a processor's driver long to compile, and the one for the
 /// rest is enough.

@@ -14,7 +14,7 @@ use gemma::compute::split::{Side, SplitExecutor};
 use gemma::compute::{Executor, KvFormat, Reports};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
-use gemma::gemma::forward::{self, ForwardOptions};
+use gemma::gemma::forward::{self, ForwardOptions, SparePages};
 use gemma::gemma::{Role, Weights};
 use gemma::sampler::SamplerConfig;
 use gemma::vulkan::{Choice, Vulkan, VulkanFootprint, choose};
@@ -191,8 +191,13 @@ fn what_is_allocated_is_what_a_dry_run_counts() {
     for (linear, embed, kv) in KINDS {
         let weights = weights(linear, embed);
         let load = |exec: &mut dyn Executor| {
-            let options =
-                ForwardOptions { context: 3000, kv, max_rows: exec.caps().max_rows, sequences: 1 };
+            let options = ForwardOptions {
+                context: 3000,
+                kv,
+                max_rows: exec.caps().max_rows,
+                sequences: 1,
+                spare: SparePages::default(),
+            };
             forward::load(&weights, exec, options).unwrap();
         };
         let (dry_gpu, dry_cpu) =

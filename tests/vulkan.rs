@@ -90,7 +90,7 @@ fn a_pass_that_is_waited_for_later_is_the_same_pass() {
 fn the_next_pass_is_prepared_while_one_runs() {
     let Some(open) = device() else { return };
     const COLS: usize = 4096;
-    let layout = StepLayout { max_rows: 512 };
+    let layout = StepLayout { max_rows: 512, tables: 0 };
     let results = |overlapped: bool| {
         let mut exec = open();
         let [step, x, w, out] = [layout.words(), 512 * COLS, COLS, 512 * COLS]

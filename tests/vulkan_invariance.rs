@@ -12,7 +12,9 @@ use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::{Executor, KvFormat, Reports};
 use gemma::decode::Stop;
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Cached, Engine, EngineReport, Info, Input, Output, PlannedEngine, Scores};
+use gemma::engine::{
+    Cached, Engine, EngineReport, Info, Input, Output, PlannedEngine, Prefix, Scores,
+};
 use gemma::eval::evaluate;
 use gemma::gemma::{Role, Weights};
 use gemma::sampler::{Rule, SamplerConfig};
@@ -85,6 +87,12 @@ impl Engine for Lent {
     }
     fn truncate(&mut self, sequence: usize, position: usize) -> Result<()> {
         self.get_mut().truncate(sequence, position)
+    }
+    fn retain(&mut self, sequence: usize, tokens: usize) -> Option<Prefix> {
+        self.get_mut().retain(sequence, tokens)
+    }
+    fn resume(&mut self, sequence: usize, prefix: &Prefix, tokens: usize) -> Result<()> {
+        self.get_mut().resume(sequence, prefix, tokens)
     }
     fn report(&self) -> EngineReport {
         self.get().report()

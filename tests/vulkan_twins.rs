@@ -199,8 +199,10 @@ const HEADS: [(Heads, &[usize]); 6] = [
 /// A layer's cache, filled.
 fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
     let pages = Pages::for_layer(1100, t.layout.max_rows, window);
+    let all_pages = SEQUENCES * pages.count + 2;
     let (cache, scratch) =
-        (SEQUENCES * pages.count * gemma::kv::PAGE * heads * dim, t.layout.max_rows * heads * dim);
+        (all_pages * gemma::kv::PAGE * heads * dim, t.layout.max_rows * heads * dim);
+    let table = t.table(pages.count, all_pages);
     let mut made = |n: usize| {
         let id = t.exec.alloc("cache", n * kv.bytes()).unwrap();
         match kv {
@@ -216,7 +218,8 @@ fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
         n_kv_heads: heads,
         head_dim: dim,
         pages,
-        sequences: SEQUENCES,
+        all_pages,
+        table,
         key_block,
         k,
         v,

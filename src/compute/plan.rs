@@ -6,6 +6,7 @@
 //! plan never changes.
 
 use super::op::Op;
+use super::step::StepView;
 use crate::kv::Pages;
 use crate::tensor::{Code, Format, Group};
 
@@ -134,8 +135,11 @@ pub struct KvLayer {
     pub head_dim: usize,
     /// Of one sequence
     pub pages: Pages,
-    /// Sequences that have pages, one after the other
-    pub sequences: usize,
+    /// Pages of the buffers; sequences share them out by their page tables
+    pub all_pages: usize,
+    /// Where the tables of the step begin for this layer: `[sequences, pages.count]` places in `k`
+    /// and `v`
+    pub table: usize,
     /// See [`crate::compute::Executor::key_block`].
     pub key_block: usize,
     /// `[pages, n_kv_heads, head_dim / key_block, PAGE, key_block]`; scales `[pages, n_kv_heads,
@@ -156,15 +160,11 @@ impl KvLayer {
         2 * self.n_kv_heads * self.format.head_bytes(self.head_dim)
     }
 
-    /// Place of a sequence's logical page among all that there are.
+    /// Which page of `k` and `v` the nth page of a sequence is, as the step's tables say.
     #[inline(always)]
-    pub fn page(&self, sequence: usize, page: usize) -> usize {
-        sequence * self.pages.count + self.pages.physical(page)
-    }
-
-    /// Pages of all sequences.
-    pub fn all_pages(&self) -> usize {
-        self.sequences * self.pages.count
+    pub fn page(&self, step: &StepView<'_>, sequence: usize, nth: usize) -> usize {
+        let entry = sequence * self.pages.count + self.pages.entry(nth);
+        step.tables[self.table + entry] as usize
     }
 
     /// Element of `k`.
@@ -188,7 +188,7 @@ impl KvLayer {
 
     /// Place of a scale in `k` or `v`, counted in scales.
     pub fn scale_at(&self, page: usize, head: usize, group: usize, slot: usize) -> usize {
-        let codes = self.all_pages() * crate::kv::PAGE * self.n_kv_heads * self.head_dim;
+        let codes = self.all_pages * crate::kv::PAGE * self.n_kv_heads * self.head_dim;
         codes / 2
             + ((page * self.n_kv_heads + head) * self.scales() + group) * crate::kv::PAGE
             + slot

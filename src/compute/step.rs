@@ -1,7 +1,8 @@
 //! The step buffer: everything that varies between passes, as u32 words at fixed places.
 //!
 //! `[rows, trees, n_selected, n_path, first, chain, n_best, usable]`, then seven arrays of
-//! `max_rows` words: tokens, positions, parents, selected, path, roots, sequences.
+//! `max_rows` words: tokens, positions, parents, selected, path, roots, sequences. Behind them are
+//! the page tables of all sequences, which change only where a sequence gets another page.
 
 use super::plan::RowSet;
 
@@ -16,12 +17,20 @@ const ARRAYS: usize = 7;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLayout {
     pub max_rows: usize,
+    /// Entries of all page tables
+    pub tables: usize,
 }
 
 impl StepLayout {
     pub const fn words(self) -> usize {
+        self.tables_at() + self.tables
+    }
+
+    /// Where the page tables begin; what is before them is anew in each step.
+    pub const fn tables_at(self) -> usize {
         HEADER + ARRAYS * self.max_rows
     }
+
     /// A typed view of the buffer's words.
     pub fn view(self, words: &[u32]) -> StepView<'_> {
         let part = |i: usize| &words[HEADER + i * self.max_rows..][..self.max_rows];
@@ -38,10 +47,11 @@ impl StepLayout {
             sequences: &part(6)[..rows],
             n_best: words[6],
             usable: words[7],
+            tables: &words[self.tables_at()..][..self.tables],
         }
     }
 
-    /// Writes a step into the buffer's words.
+    /// Writes a step into the buffer's words, the page tables aside.
     pub fn fill(self, words: &mut [u32], step: &StepView<'_>) {
         words[0] = step.rows as u32;
         words[1] = step.trees() as u32;
@@ -91,6 +101,8 @@ pub struct StepView<'a> {
     pub n_best: u32,
     /// Tokens that such a list may name
     pub usable: u32,
+    /// Page tables, see [`KvLayer::page`](super::KvLayer::page)
+    pub tables: &'a [u32],
 }
 
 impl StepView<'_> {
@@ -170,7 +182,7 @@ mod tests {
             path: &[0, 3, 4],
             ..StepView::default()
         };
-        let layout = StepLayout { max_rows: 8 };
+        let layout = StepLayout { max_rows: 8, tables: 0 };
         let mut words = vec![0; layout.words()];
         layout.fill(&mut words, &view);
         let read = layout.view(&words);

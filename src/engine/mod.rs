@@ -15,6 +15,7 @@ pub use timeline::Timeline;
 pub use tree::TokenTree;
 
 use crate::compute::{Report, Reports};
+use crate::kv::PageList;
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 use anyhow::Result;
@@ -178,8 +179,35 @@ impl Info {
 pub struct Cached<'a> {
     /// All tokens committed. Their number is the position of the next one; nobody else keeps it.
     pub tokens: &'a [Token],
-    /// Tokens that fit behind them, at least.
+    /// Tokens that fit behind them, at least, as long as there are pages.
     pub room: usize,
+    /// Pages that no sequence and no prefix holds. A sequence may take one for each [`PAGE`] tokens
+    /// committed; where there are none left, prefixes have to be let go of.
+    ///
+    /// [`PAGE`]: crate::kv::PAGE
+    pub free_pages: usize,
+}
+
+/// The beginning of a text whose keys and values stay in the caches, whatever becomes of the
+/// sequence that it was read in, until this is dropped. Its pages are shared with all sequences that
+/// begin with it.
+#[derive(Clone, Debug)]
+pub struct Prefix {
+    /// Whole pages of them
+    tokens: Box<[Token]>,
+    /// Of each of the engine's page tables; none where an engine has no pages.
+    pages: Vec<PageList>,
+}
+
+impl Prefix {
+    /// One without pages: of an engine that keeps tokens alone.
+    pub fn of_tokens(tokens: &[Token]) -> Prefix {
+        Prefix { tokens: tokens.into(), pages: Vec::new() }
+    }
+
+    pub fn tokens(&self) -> &[Token] {
+        &self.tokens
+    }
 }
 
 /// One model and the caches of a text, or of several: its sequences.
@@ -211,9 +239,17 @@ pub trait Engine: Send {
     /// first, each the parent of the next. The rest of its tree is forgotten; trees of other
     /// sequences stay.
     fn commit(&mut self, paths: &[(usize, &[u32])]) -> Result<()>;
-    /// Takes a sequence back to `position` tokens. Refused when a sliding-window ring has lost what
-    /// that needs; then reset to 0 and prefill.
+    /// Takes a sequence back to `position` tokens. Refused when a sliding window has lost what that
+    /// needs, or in the middle of a page that a prefix holds; then go further back, or to 0.
     fn truncate(&mut self, sequence: usize, position: usize) -> Result<()>;
+    /// Keeps the first `tokens` tokens of a sequence, which are whole pages, and the windows that
+    /// going on behind them needs. `None` where they do not end with a page, where windows have
+    /// moved on too far, or where an engine cannot keep anything.
+    fn retain(&mut self, sequence: usize, tokens: usize) -> Option<Prefix>;
+    /// Puts the first `tokens` tokens of a prefix, which are whole pages, in the place of all that a
+    /// sequence holds; nothing is computed. An error where the prefix has not kept the windows that
+    /// this needs: all of its tokens are always possible.
+    fn resume(&mut self, sequence: usize, prefix: &Prefix, tokens: usize) -> Result<()>;
     fn report(&self) -> EngineReport;
     /// What runs its plans, to be measured; `None` where nothing does.
     fn device(&mut self) -> Option<&mut dyn Reports>;
@@ -228,7 +264,7 @@ pub trait EngineExt: Engine {
 
     /// Most tokens of a sequence that fit.
     fn context(&self, sequence: usize) -> usize {
-        let Cached { tokens, room } = self.cached(sequence);
+        let Cached { tokens, room, free_pages: _ } = self.cached(sequence);
         tokens.len() + room
     }
 

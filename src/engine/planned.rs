@@ -2,15 +2,15 @@
 //! says what may be taken back.
 
 use super::rows::Scratch;
-use super::{Cached, Engine, EngineReport, Info, Input, Memory, Output, Scores};
+use super::{Cached, Engine, EngineReport, Info, Input, Memory, Output, Prefix, Scores};
 use crate::compute::best;
 use crate::compute::step::StepView;
 use crate::compute::{BufferId, Executor, ExecutorExt, Held, KvFormat, Reports};
 use crate::error::{Fault, Kind};
 use crate::gemma::Weights;
-use crate::gemma::forward::{self, Forward, ForwardOptions};
+use crate::gemma::forward::{self, Forward, ForwardOptions, PageTable, SparePages};
 use crate::gemma::rope::Angles;
-use crate::kv::PAGE;
+use crate::kv::{PAGE, PageList, Pool};
 use crate::tensor::Token;
 use anyhow::{Context, Result, ensure};
 
@@ -29,6 +29,8 @@ pub struct PlannedEngine {
     info: Info,
     context: usize,
     sequences: Vec<Sequence>,
+    /// Of each of the model's page tables.
+    pools: Vec<Pool>,
     angles: [Angles; 2],
     words: Vec<u32>,
     lists: Vec<u32>,
@@ -44,12 +46,12 @@ pub struct PlannedEngine {
 }
 
 /// What there is of a text.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Sequence {
     /// All that is committed.
     tokens: Vec<Token>,
-    /// Positions ever written since the last reset: what the rings have turned by.
-    written: usize,
+    /// The pages that hold it, of each of the model's page tables.
+    pages: Vec<PageList>,
 }
 
 /// What a pass under way will give.
@@ -69,17 +71,28 @@ impl PlannedEngine {
     /// The same for several sequences, each with so much room.
     pub fn for_sequences(
         weights: &Weights,
+        exec: Box<dyn Executor>,
+        options: EngineOptions,
+        sequences: usize,
+    ) -> Result<Self> {
+        Self::with_spare(weights, exec, options, sequences, SparePages::default())
+    }
+
+    /// The same with pages for prefixes beside those of the sequences.
+    pub fn with_spare(
+        weights: &Weights,
         mut exec: Box<dyn Executor>,
         options: EngineOptions,
         sequences: usize,
+        spare: SparePages,
     ) -> Result<Self> {
         let max_rows = exec.caps().max_rows;
         ensure!(
             (1..=max_rows).contains(&sequences),
             "{sequences} sequences do not go into passes of {max_rows} rows"
         );
-        let options =
-            ForwardOptions { context: options.context, kv: options.kv, max_rows, sequences };
+        let EngineOptions { context, kv } = options;
+        let options = ForwardOptions { context, kv, max_rows, sequences, spare };
         let model = forward::load(weights, exec.as_mut(), options)?;
         let c = &model.config;
         let is_local = (0..c.n_layers).all(|layer| !c.is_global(layer));
@@ -94,11 +107,17 @@ impl PlannedEngine {
         Ok(PlannedEngine {
             info,
             angles: [Angles::new(c.rope_local, c.head_dim), Angles::new(c.rope_global, c.head_dim)],
-            words: vec![0; model.layout.words()],
+            words: vec![0; model.layout.tables_at()],
             lists: Vec::new(),
             tables: Default::default(),
             context: options.context,
-            sequences: vec![Sequence::default(); sequences],
+            sequences: (0..sequences)
+                .map(|_| Sequence {
+                    pages: vec![PageList::default(); model.tables.len()],
+                    ..Sequence::default()
+                })
+                .collect(),
+            pools: model.tables.iter().map(|table| Pool::new(table.all_pages)).collect(),
             output: Output::Logits,
             scratch: Scratch::default(),
             selected: 0,
@@ -107,6 +126,43 @@ impl PlannedEngine {
             exec,
             model,
         })
+    }
+
+    /// Which word of the step buffer says where a sequence has its nth page.
+    fn entry(&self, table: &PageTable, sequence: usize, nth: usize) -> usize {
+        let at = table.at + sequence * table.pages.count + table.pages.entry(nth);
+        self.model.layout.tables_at() + at
+    }
+
+    fn write_entries(&mut self, entries: &[(usize, u32)]) -> Result<()> {
+        entries.iter().try_for_each(|(word, page)| {
+            self.exec.write(self.model.step, word * 4, bytemuck::bytes_of(page))
+        })
+    }
+
+    /// Takes pages for what these sequences are to commit.
+    fn make_room(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
+        let mut entries = Vec::new();
+        let mut is_enough = true;
+        for (sequence, path) in paths {
+            let mut own = std::mem::take(&mut self.sequences[*sequence]);
+            let end = own.tokens.len() + path.len();
+            for ((list, table), pool) in
+                own.pages.iter_mut().zip(&self.model.tables).zip(&self.pools)
+            {
+                is_enough &= list.grow(table.pages, pool, end, &mut |nth, page| {
+                    entries.push((self.entry(table, *sequence, nth), page))
+                });
+            }
+            self.sequences[*sequence] = own;
+        }
+        self.write_entries(&entries)?;
+        if !is_enough {
+            return Err(Fault::new(Kind::Memory, "all pages of the cache are held")
+                .help("let go of prefixes before sequences grow")
+                .into());
+        }
+        Ok(())
     }
 
     /// Starts the evaluation of the rows of scratch from `first` on.
@@ -206,7 +262,8 @@ impl Engine for PlannedEngine {
 
     fn cached(&self, sequence: usize) -> Cached<'_> {
         let tokens = &self.sequences[sequence].tokens[..];
-        Cached { tokens, room: self.context - tokens.len() }
+        let free_pages = self.pools.iter().map(Pool::free).min().unwrap_or(0);
+        Cached { tokens, room: self.context - tokens.len(), free_pages }
     }
 
     fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
@@ -252,6 +309,7 @@ impl Engine for PlannedEngine {
             self.path
                 .extend(rows.context("a commit takes a path from the root of a tree in scratch")?);
         }
+        self.make_room(paths)?;
         // No row is live: there is nothing to compute.
         let rows = self.scratch.tokens.len();
         let step = StepView { first: rows, path: &self.path, ..self.scratch.step() };
@@ -262,7 +320,6 @@ impl Engine for PlannedEngine {
         for (sequence, path) in paths {
             let own = &mut self.sequences[*sequence];
             own.tokens.extend(rows.by_ref().take(path.len()));
-            own.written = own.written.max(own.tokens.len());
         }
         paths.iter().for_each(|(sequence, _)| self.scratch.forget(*sequence));
         Ok(())
@@ -270,14 +327,49 @@ impl Engine for PlannedEngine {
 
     fn truncate(&mut self, sequence: usize, position: usize) -> Result<()> {
         let own = &mut self.sequences[sequence];
-        let (now, written) = (own.tokens.len(), own.written);
+        let now = own.tokens.len();
         ensure!(position <= now, "cannot truncate to {position}: only {now} tokens are committed");
-        let kept = self.model.kv.iter().all(|kv| kv.pages.can_return_to(position, written));
-        ensure!(kept, "the sliding-window rings no longer hold what position {position} needs");
+        let mut lists = own.pages.iter().zip(&self.model.tables);
+        ensure!(
+            lists.all(|(list, table)| list.can_return_to(table.pages, position)),
+            "the sequence's pages no longer hold what position {position} needs, or a prefix has a \
+                page that ends behind it"
+        );
         own.tokens.truncate(position);
-        own.written = if position == 0 { 0 } else { written };
+        own.pages.iter_mut().for_each(|list| list.truncate(position));
         self.scratch.forget(sequence);
         Ok(())
+    }
+
+    fn retain(&mut self, sequence: usize, tokens: usize) -> Option<Prefix> {
+        let own = &self.sequences[sequence];
+        let begins = |(list, table): (&PageList, &PageTable)| list.beginning(table.pages, tokens);
+        Some(Prefix {
+            tokens: own.tokens.get(..tokens)?.into(),
+            pages: own.pages.iter().zip(&self.model.tables).map(begins).collect::<Option<_>>()?,
+        })
+    }
+
+    fn resume(&mut self, sequence: usize, prefix: &Prefix, tokens: usize) -> Result<()> {
+        ensure!(tokens <= prefix.tokens.len(), "the prefix has {} tokens", prefix.tokens.len());
+        let fits = tokens <= self.context && prefix.pages.len() == self.pools.len();
+        let own = prefix.pages.iter().zip(&self.pools).all(|(list, pool)| list.is_of(pool));
+        ensure!(fits && own, "the prefix was not made here");
+        let begins = |(list, table): (&PageList, &PageTable)| list.beginning(table.pages, tokens);
+        let lists: Option<Vec<PageList>> =
+            prefix.pages.iter().zip(&self.model.tables).map(begins).collect();
+        let lists = lists.context("the prefix does not hold what going on from there needs")?;
+        self.scratch.forget(sequence);
+        let entries: Vec<(usize, u32)> = lists
+            .iter()
+            .zip(&self.model.tables)
+            .flat_map(|(list, table)| {
+                list.iter().map(|(nth, page)| (self.entry(table, sequence, nth), page))
+            })
+            .collect();
+        self.sequences[sequence] =
+            Sequence { tokens: prefix.tokens[..tokens].to_vec(), pages: lists };
+        self.write_entries(&entries)
     }
 
     fn report(&self) -> EngineReport {
@@ -308,7 +400,10 @@ impl PlannedEngine {
             for (head, position) in (0..kv.n_kv_heads)
                 .flat_map(|h| (kv.pages.first_visible(now)..now).map(move |p| (h, p)))
             {
-                let physical = kv.page(sequence, position / PAGE);
+                let is_own = |table: &PageTable| table.at == kv.table;
+                let list = self.model.tables.iter().position(is_own).context("a table")?;
+                let held = self.sequences[sequence].pages[list].page(position / PAGE);
+                let physical = held.context("a visible page is held")? as usize;
                 let page = physical * kv.n_kv_heads + head;
                 let mut block = vec![0; size * kv.key_block];
                 for d in (0..dim).step_by(kv.key_block) {

@@ -5,12 +5,13 @@
 //! inside run ahead of those outside. The logits of a node are those behind the last of its rows.
 
 use super::{
-    Cached, Columns, Engine, EngineExt, EngineReport, Info, Input, Output, Rows, Scores, TokenTree,
+    Cached, Columns, Engine, EngineExt, EngineReport, Info, Input, Output, Prefix, Rows, Scores,
+    TokenTree,
 };
 use crate::compute::Reports;
 use crate::gemma::reduced::Spelling;
 use crate::tensor::Token;
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use std::ops::Range;
 
 pub struct ReducedEngine {
@@ -155,8 +156,9 @@ impl Engine for ReducedEngine {
 
     /// There is room as if all tokens to come took the most rows that one can take.
     fn cached(&self, sequence: usize) -> Cached<'_> {
-        let room = self.inner.cached(sequence).room / self.spelling.most_parts();
-        Cached { tokens: &self.sequences[sequence].tokens, room }
+        let Cached { room, free_pages, .. } = self.inner.cached(sequence);
+        let room = room / self.spelling.most_parts();
+        Cached { tokens: &self.sequences[sequence].tokens, room, free_pages }
     }
 
     fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
@@ -247,6 +249,16 @@ impl Engine for ReducedEngine {
         own.tokens.truncate(position);
         own.forget();
         Ok(())
+    }
+
+    /// Nothing is kept: pages inside do not end where pages outside do, and a draft model reads the
+    /// little that it sees of a text again in no time.
+    fn retain(&mut self, _: usize, _: usize) -> Option<Prefix> {
+        None
+    }
+
+    fn resume(&mut self, _: usize, _: &Prefix, _: usize) -> Result<()> {
+        bail!("an engine with a reduced vocabulary keeps no prefixes")
     }
 
     fn report(&self) -> EngineReport {

@@ -6,7 +6,9 @@
 //! tests hold the planned engine and the golden vectors to it. Its rows agree whatever shares their
 //! pass only up to rounding, because candle's matrix product blocks by row count.
 
-use super::{Cached, Engine, EngineReport, Info, Input, Memory, Output, Rows, Scores, TokenTree};
+use super::{
+    Cached, Engine, EngineReport, Info, Input, Memory, Output, Prefix, Rows, Scores, TokenTree,
+};
 use crate::compute::Reports;
 use crate::error::{Fault, Kind};
 use crate::gemma::{Config, Role, Rope, Weights};
@@ -309,7 +311,7 @@ impl Engine for ReferenceEngine {
     }
 
     fn cached(&self, _: usize) -> Cached<'_> {
-        Cached { tokens: &self.tokens, room: self.context - self.tokens.len() }
+        Cached { tokens: &self.tokens, room: self.context - self.tokens.len(), free_pages: 0 }
     }
 
     /// Evaluates old nodes once more: nothing here is worth saving.
@@ -382,6 +384,15 @@ impl Engine for ReferenceEngine {
         self.tokens.truncate(position);
         self.last = TokenTree::default();
         Ok(())
+    }
+
+    /// Nothing is kept: there are no pages.
+    fn retain(&mut self, _: usize, _: usize) -> Option<Prefix> {
+        None
+    }
+
+    fn resume(&mut self, _: usize, _: &Prefix, _: usize) -> Result<()> {
+        bail!("the oracle keeps no prefixes")
     }
 
     fn report(&self) -> EngineReport {

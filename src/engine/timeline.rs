@@ -6,7 +6,8 @@
 
 use anyhow::Result;
 
-use super::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
+use super::{Engine, EngineExt, Input, Output, Prefix, Rows, Scores, TokenTree};
+use crate::kv::PAGE;
 use crate::tensor::Token;
 
 pub struct Timeline {
@@ -67,10 +68,14 @@ impl Timeline {
             let common = self.common(sequence, history);
             let scratch = &mut self.scratch[sequence];
             if common < self.engine.position(sequence) {
-                // A sliding-window ring may have lost what going back needs.
                 scratch.clear();
-                if self.engine.truncate(sequence, common).is_err() {
-                    self.engine.truncate(sequence, 0)?;
+                // A sliding window may have moved on too far, or a prefix have the page.
+                let page = common / PAGE * PAGE;
+                let engine = &mut self.engine;
+                if engine.truncate(sequence, common).is_err()
+                    && engine.truncate(sequence, page).is_err()
+                {
+                    engine.truncate(sequence, 0)?;
                 }
             } else {
                 let path = scratch.walk(&history[common..]);
@@ -86,6 +91,17 @@ impl Timeline {
         }
         paths.iter().for_each(|(sequence, _)| self.scratch[*sequence].clear());
         Ok(())
+    }
+
+    /// Keeps the beginning of what the caches hold of a text, see [`Engine::retain`].
+    pub fn retain(&mut self, sequence: usize, tokens: usize) -> Option<Prefix> {
+        self.engine.retain(sequence, tokens)
+    }
+
+    /// Begins a text anew with the beginning of a prefix, see [`Engine::resume`].
+    pub fn resume(&mut self, sequence: usize, prefix: &Prefix, tokens: usize) -> Result<()> {
+        self.scratch[sequence].clear();
+        self.engine.resume(sequence, prefix, tokens)
     }
 
     /// Forgets all of a text.

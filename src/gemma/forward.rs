@@ -32,6 +32,8 @@ pub struct Forward {
     /// f32 `[max_rows, vocab]`: logits of the selected rows
     pub logits: BufferId,
     pub kv: Vec<KvLayer>,
+    /// The page tables of the step: layers that keep equally many pages share one of them
+    pub tables: Vec<PageTable>,
     /// Bytes of each layer's cache and scratch rows.
     pub kv_bytes: Vec<u64>,
     /// Scores the step's rows.
@@ -55,6 +57,44 @@ pub struct ForwardOptions {
     pub max_rows: usize,
     /// Sequences, each with room for `context` positions.
     pub sequences: usize,
+    /// Pages beside theirs.
+    pub spare: SparePages,
+}
+
+/// Pages beside those that all sequences hold when they are full: for prefixes that outlive their
+/// sequences. Without any, prefixes hold what sequences leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SparePages {
+    /// Of the layers that keep all positions
+    pub global: usize,
+    /// Of the sliding-window layers
+    pub local: usize,
+}
+
+/// Which pages each sequence has in some of the layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageTable {
+    pub pages: Pages,
+    /// Pages that there are
+    pub all_pages: usize,
+    /// Where it begins among the step's tables: `[sequences, pages.count]`
+    pub at: usize,
+}
+
+/// The tables that a model needs: of its global layers and of its sliding-window layers, where it
+/// has such.
+fn tables(config: &Config, options: ForwardOptions, max_rows: usize) -> Vec<PageTable> {
+    let mut tables: Vec<PageTable> = Vec::new();
+    for (is_global, spare) in [(true, options.spare.global), (false, options.spare.local)] {
+        if (0..config.n_layers).any(|layer| config.is_global(layer) == is_global) {
+            let window = (!is_global).then_some(config.window);
+            let pages = Pages::for_layer(options.context, max_rows, window);
+            let at = tables.last().map_or(0, |t| t.at + options.sequences * t.pages.count);
+            let all_pages = options.sequences * pages.count + spare;
+            tables.push(PageTable { pages, all_pages, at });
+        }
+    }
+    tables
 }
 
 /// Loads the weights and records the plans.
@@ -92,16 +132,19 @@ fn build<'a>(
     options: ForwardOptions,
     ahead: Option<Ahead<'a>>,
 ) -> Result<Forward> {
-    let layout = StepLayout { max_rows: options.max_rows.next_multiple_of(16) };
+    let config = weights.config().clone();
+    let max_rows = options.max_rows.next_multiple_of(16);
+    let tables = tables(&config, options, max_rows);
+    let entries = tables.iter().map(|t| options.sequences * t.pages.count).sum();
+    let layout = StepLayout { max_rows, tables: entries };
     let mut b =
         Builder { weights, exec, ahead, loaded: HashMap::new(), layout, acts: HashMap::new() };
-    let config = weights.config().clone();
     if b.ahead.is_some() {
         b.load_stored()?;
     }
     let step = b.exec.alloc("step", layout.words() * 4)?;
     let rope = [b.rows("rope local", config.head_dim)?, b.rows("rope global", config.head_dim)?];
-    let (kv, kv_bytes) = b.kv(&config, options)?;
+    let (kv, kv_bytes) = b.kv(&config, &tables, options.kv)?;
     let hidden = b.rows("hidden", config.dim)?;
     let logits = b.rows("logits", config.vocab)?;
     let (body, tail) = b.pass(&config, &kv, rope, hidden, logits)?;
@@ -131,6 +174,7 @@ fn build<'a>(
         hidden,
         logits,
         kv,
+        tables,
         kv_bytes,
     })
 }
@@ -279,10 +323,15 @@ impl Builder<'_> {
         Ok(std::array::from_fn(|i| acts[i]))
     }
 
-    fn kv(&mut self, config: &Config, options: ForwardOptions) -> Result<(Vec<KvLayer>, Vec<u64>)> {
+    fn kv(
+        &mut self,
+        config: &Config,
+        tables: &[PageTable],
+        format: KvFormat,
+    ) -> Result<(Vec<KvLayer>, Vec<u64>)> {
         let (heads, dim, bytes) =
-            (config.n_kv_heads, config.head_dim, options.kv.head_bytes(config.head_dim));
-        if options.kv == KvFormat::Q8 && !(dim.is_multiple_of(16) && dim <= MAX_HEAD_DIM) {
+            (config.n_kv_heads, config.head_dim, format.head_bytes(config.head_dim));
+        if format == KvFormat::Q8 && !(dim.is_multiple_of(16) && dim <= MAX_HEAD_DIM) {
             let what = format!(
                 "int8 keys and values take heads of up to {MAX_HEAD_DIM} channels, a multiple of \
                     16, not {dim}"
@@ -292,18 +341,19 @@ impl Builder<'_> {
         let mut sizes = Vec::with_capacity(config.n_layers);
         let mut layers = Vec::with_capacity(config.n_layers);
         for layer in 0..config.n_layers {
-            let window = (!config.is_global(layer)).then_some(config.window);
-            let pages = Pages::for_layer(options.context, self.layout.max_rows, window);
-            let cache = options.sequences * pages.count * crate::kv::PAGE * heads * bytes;
+            let is_own = |t: &&PageTable| t.pages.window.is_none() == config.is_global(layer);
+            let table = tables.iter().find(is_own).expect("there is one of each kind of layers");
+            let cache = table.all_pages * crate::kv::PAGE * heads * bytes;
             let scratch = self.layout.max_rows * heads * bytes;
             sizes.push(2 * (cache + scratch) as u64);
             layers.push(KvLayer {
-                format: options.kv,
+                format,
                 n_kv_heads: heads,
                 head_dim: dim,
-                pages,
-                sequences: options.sequences,
-                key_block: (self.exec.storage(Part::Layer(layer as u16)).key_block)(options.kv),
+                pages: table.pages,
+                all_pages: table.all_pages,
+                table: table.at,
+                key_block: (self.exec.storage(Part::Layer(layer as u16)).key_block)(format),
                 k: self.exec.alloc("keys", cache)?,
                 v: self.exec.alloc("values", cache)?,
                 scratch_k: self.exec.alloc("scratch keys", scratch)?,

@@ -81,7 +81,8 @@ pub struct AssistedExecutor {
     partial: Option<BufferId>,
     passes: Vec<Pass>,
     begun: Option<Begun>,
-    steps: HashMap<BufferId, Vec<u32>>,
+    /// What the caller last wrote to each step buffer.
+    steps: HashMap<BufferId, (StepLayout, Vec<u32>)>,
     report: AssistReport,
     memory: u64,
     q: Vec<f32>,
@@ -272,16 +273,18 @@ impl AssistedExecutor {
     }
 
     /// Pages that have filled up go to the NPU, once; those behind a position that was taken back
-    /// are forgotten.
-    fn seal(&mut self, base: usize, committed: usize) {
+    /// are forgotten. The step says which page is which: there is one sequence.
+    fn seal(&mut self, step: BufferId, base: usize, committed: usize) {
         let mut read = Page::default();
+        let Some((layout, words)) = self.steps.get(&step) else { return };
+        let step = layout.view(words);
         for i in 0..self.layers.len() {
             let Layer { kv, arena } = &mut self.layers[i];
             arena.sealed = arena.sealed.min(base / PAGE);
             while arena.sealed < committed / PAGE {
                 let Some(npu) = &mut self.npu else { return };
                 let sealed = read
-                    .fill(self.inner.as_mut(), kv, arena.sealed)
+                    .fill(self.inner.as_mut(), kv, kv.page(&step, 0, arena.sealed))
                     .and_then(|()| npu.seal(arena, &read.keys, &read.values));
                 if let Err(why) = sealed {
                     return self.give_up(&why);
@@ -367,9 +370,17 @@ impl Executor for AssistedExecutor {
     }
 
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
-        if let Some(step) = self.steps.get_mut(&buffer) {
-            bytemuck::cast_slice_mut::<u32, u8>(step)[offset..offset + bytes.len()]
+        if let Some((layout, words)) = self.steps.get_mut(&buffer) {
+            bytemuck::cast_slice_mut::<u32, u8>(words)[offset..offset + bytes.len()]
                 .copy_from_slice(bytes);
+            // A page that was put in another one's place is sealed anew, and what follows it.
+            let entries = (offset / 4).max(layout.tables_at())..(offset + bytes.len()) / 4;
+            for Layer { kv, arena } in self.layers.iter_mut().filter(|_| !entries.is_empty()) {
+                let table = layout.tables_at() + kv.table;
+                if entries.end > table && entries.start < table + kv.pages.count {
+                    arena.sealed = arena.sealed.min(entries.start.saturating_sub(table));
+                }
+            }
         }
         self.inner.write(buffer, offset, bytes)
     }
@@ -379,7 +390,7 @@ impl Executor for AssistedExecutor {
     }
 
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
-        self.steps.entry(step).or_insert_with(|| vec![0; layout.words()]);
+        self.steps.entry(step).or_insert_with(|| (layout, vec![0; layout.words()]));
         let pieces = self.cut(&plan, step, layout)?;
         let commits = plan.dispatches.iter().any(|d| matches!(d.op, Op::Commit(_)));
         self.passes.push(Pass {
@@ -396,13 +407,13 @@ impl Executor for AssistedExecutor {
     fn start(&mut self, plan: PlanId, result: Option<(BufferId, usize)>) -> Result<bool> {
         self.begun = None;
         let at = plan.0 as usize;
-        let Pass { whole, commits, step, layout, .. } = self.passes[at];
-        let step: StepView<'_> = layout.view(&self.steps[&step]);
+        let Pass { whole, commits, step: buffer, layout, .. } = self.passes[at];
+        let step: StepView<'_> = layout.view(&self.steps[&buffer].1);
         if commits {
             let base = step.path.first().map_or(0, |root| step.positions[*root as usize] as usize);
             let committed = base + step.path.len();
             self.inner.run(whole)?;
-            self.seal(base, committed);
+            self.seal(buffer, base, committed);
             self.count();
             return Ok(false);
         }
@@ -415,6 +426,9 @@ impl Executor for AssistedExecutor {
         self.pages.clear();
         let counts = step.positions[live.clone()].iter().map(|p| offloaded.count(*p as usize));
         self.pages.extend(counts);
+        // A sequence that was begun with a prefix has pages that no commit has seen.
+        let base = step.base(live.start);
+        self.seal(buffer, base, base);
         let (next, works) = match self.passes[at].pieces[0] {
             Piece::Run(plan) => (1, self.inner.start(plan, None)?),
             Piece::Attend(_) => (0, false),

@@ -207,7 +207,9 @@ impl VulkanExecutor {
                         bytes.extend(self.addresses[id.0 as usize].to_le_bytes());
                     }
                     bytes.extend((kv.pages.count as u32).to_le_bytes());
-                    bytes.extend((kv.all_pages() as u32).to_le_bytes());
+                    bytes.extend((kv.all_pages as u32).to_le_bytes());
+                    bytes.extend((kv.table as u32).to_le_bytes());
+                    bytes.extend([0; 4]);
                 }
                 self.write(own.layers, 0, &bytes)?;
             }

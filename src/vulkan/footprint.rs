@@ -87,7 +87,7 @@ impl OwnSizes {
     /// Label and bytes of each, in the order of allocation.
     pub fn buffers(self) -> [(&'static str, usize); 6] {
         let (partials, layers, epilogues) =
-            (self.partial_floats * 4, self.layers * 40, self.epilogues * EPILOGUE_BYTES);
+            (self.partial_floats * 4, self.layers * 48, self.epilogues * EPILOGUE_BYTES);
         [
             ("gate", self.gate),
             ("up", self.gate),

@@ -232,7 +232,7 @@ mod tests {
     use super::super::choose::tests::device;
     use super::*;
     use crate::compute::KvFormat;
-    use crate::gemma::forward::{self, ForwardOptions};
+    use crate::gemma::forward::{self, ForwardOptions, SparePages};
     use crate::gemma::{Config, Role, Weights};
 
     /// The calls of a pass over `rows` rows of two layers in one format.
@@ -256,8 +256,13 @@ mod tests {
             },
             shapes,
         );
-        let options =
-            ForwardOptions { context: 256, kv: KvFormat::F16, max_rows: 512, sequences: 1 };
+        let options = ForwardOptions {
+            context: 256,
+            kv: KvFormat::F16,
+            max_rows: 512,
+            sequences: 1,
+            spare: SparePages::default(),
+        };
         let model = forward::load(&weights, &mut listing, options).unwrap();
         listing.calls(model.pass, Bucket::holding(rows, rows, 0, 1, false)).unwrap()
     }

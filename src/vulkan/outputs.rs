@@ -119,7 +119,7 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
                 let values =
                     Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.head_dim, rows: PAGE };
                 let keys = Grid { block: kv.key_block, ..values };
-                let all = kv.all_pages() * PAGE;
+                let all = kv.all_pages * PAGE;
                 let keys = cached(kv, kv.k, "the cached keys", all, keys, Rule::Same);
                 [keys, cached(kv, kv.v, "the cached values", all, values, Rule::Same)]
             };

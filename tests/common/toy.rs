@@ -7,7 +7,10 @@ use std::cell::Cell;
 
 use anyhow::{Result, bail};
 use gemma::compute::Reports;
-use gemma::engine::{Cached, Engine, EngineReport, Info, Input, Output, Rows, Scores, TokenTree};
+use gemma::engine::{
+    Cached, Engine, EngineReport, Info, Input, Output, Prefix, Rows, Scores, TokenTree,
+};
+use gemma::kv::PAGE;
 use gemma::tensor::Token;
 
 /// The model; its engines hold the state.
@@ -154,7 +157,7 @@ impl Engine for ToyEngine {
 
     fn cached(&self, sequence: usize) -> Cached<'_> {
         let tokens = &self.texts[sequence].committed;
-        Cached { tokens, room: self.toy.context - tokens.len() }
+        Cached { tokens, room: self.toy.context - tokens.len(), free_pages: usize::MAX }
     }
 
     fn begin(&mut self, inputs: &[Input<'_>], _: Output) -> Result<bool> {
@@ -221,6 +224,23 @@ impl Engine for ToyEngine {
         if position == 0 {
             text.furthest = 0;
         }
+        Ok(())
+    }
+
+    fn retain(&mut self, sequence: usize, tokens: usize) -> Option<Prefix> {
+        let text = &self.texts[sequence];
+        let is_kept = tokens.is_multiple_of(PAGE) && text.furthest - tokens <= self.toy.slack;
+        text.committed.get(..tokens).filter(|_| is_kept).map(Prefix::of_tokens)
+    }
+
+    fn resume(&mut self, sequence: usize, prefix: &Prefix, tokens: usize) -> Result<()> {
+        assert!(tokens.is_multiple_of(PAGE) && tokens <= prefix.tokens().len());
+        if self.toy.slack < usize::MAX && tokens < prefix.tokens().len() {
+            bail!("the window is not kept");
+        }
+        let committed = prefix.tokens()[..tokens].to_vec();
+        let text = &mut self.texts[sequence];
+        *text = Text { furthest: committed.len(), committed, last: TokenTree::default() };
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use gemma::tensor::{Code, Format, Matrix};
 use gemma::vulkan::{CheckedExecutor, VulkanExecutor};
 use half::{bf16, f16};
 use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 /// Numbers of rows around the blocks that kernels work in.
@@ -20,6 +21,8 @@ pub const ROWS: [usize; 9] = [1, 2, 3, 5, 8, 9, 16, 17, 33];
 /// Rows and sequences that there is room for.
 const MAX_ROWS: usize = 48;
 pub const SEQUENCES: usize = 3;
+/// Entries of the page tables of all layers.
+const TABLES: usize = 64;
 
 /// A device, and a source of numbers.
 pub struct Twins {
@@ -27,6 +30,8 @@ pub struct Twins {
     pub rng: SmallRng,
     pub layout: StepLayout,
     step: BufferId,
+    /// Page tables of the layers made so far.
+    tables: Vec<u32>,
 }
 
 /// A step of made-up tokens.
@@ -56,10 +61,21 @@ impl Twins {
 
     /// With room for passes of so many rows.
     pub fn of_rows(gpu: VulkanExecutor, seed: u64, max_rows: usize) -> Twins {
-        let layout = StepLayout { max_rows };
+        let layout = StepLayout { max_rows, tables: TABLES };
         let mut exec = CheckedExecutor::new(gpu);
         let step = exec.alloc("step", layout.words() * 4).unwrap();
-        Twins { exec, rng: SmallRng::seed_from_u64(seed), layout, step }
+        Twins { exec, rng: SmallRng::seed_from_u64(seed), layout, step, tables: Vec::new() }
+    }
+
+    /// A page table of all sequences for a layer of `all_pages` pages, which are in no order.
+    /// Returns where it begins.
+    pub fn table(&mut self, pages: usize, all_pages: usize) -> usize {
+        let at = self.tables.len();
+        let mut ids: Vec<u32> = (0..all_pages as u32).collect();
+        ids.shuffle(&mut self.rng);
+        self.tables.extend(&ids[..SEQUENCES * pages]);
+        assert!(self.tables.len() <= TABLES);
+        at
     }
 
     /// A buffer of `[max_rows, cols]` numbers of four bytes, zero.
@@ -214,9 +230,11 @@ impl Twins {
             sequences: &sequences,
             n_best: s.n_best,
             usable: s.usable,
+            tables: &[],
         };
         let mut words = vec![0; self.layout.words()];
         self.layout.fill(&mut words, &view);
+        words[self.layout.tables_at()..][..self.tables.len()].copy_from_slice(&self.tables);
         self.exec.write(self.step, 0, bytemuck::cast_slice(&words)).unwrap();
     }
 }

@@ -9,7 +9,7 @@ use gemma::compute::{
 };
 use gemma::engine::PlannedEngine;
 use gemma::engine::planned::EngineOptions;
-use gemma::gemma::forward::{self, ForwardOptions};
+use gemma::gemma::forward::{self, ForwardOptions, SparePages};
 use gemma::gemma::{Config, Weights};
 use gemma::runtime::placement::measure::{Layout, Task};
 use gemma::runtime::shapes::{Formats, Shape};
@@ -190,6 +190,7 @@ fn device_allocations() {
             kv: KvFormat::F16,
             max_rows: exec.caps().max_rows,
             sequences: 1,
+            spare: SparePages::default(),
         };
         forward::load(&weights, &mut exec, options).unwrap();
         // Staging is given back once all weights are there.
@@ -326,6 +327,7 @@ fn the_27b_shape_takes_what_was_planned() {
                     kv: KvFormat::F16,
                     max_rows: exec.caps().max_rows,
                     sequences: 1,
+                    spare: SparePages::default(),
                 };
                 forward::load(&weights, &mut exec, options).unwrap();
                 let Held { weights: packed, buffers } = exec.report().held;

@@ -38,7 +38,7 @@ struct Seen<'a> {
     buffers: &'a Buffers,
     kv: &'a KvLayer,
     max_rows: usize,
-    sequence: usize,
+    step: &'a StepView<'a>,
     base: usize,
     head: usize,
     path: &'a [u32],
@@ -62,7 +62,10 @@ impl Seen<'_> {
     /// The page of a committed position, or the scratch row of one that is not committed.
     fn place(&self, p: usize) -> Result<usize, usize> {
         match p.checked_sub(self.base) {
-            None => Ok(self.kv.page(self.sequence, p / PAGE)),
+            None => {
+                let sequence = self.step.sequences[self.path[0] as usize] as usize;
+                Ok(self.kv.page(self.step, sequence, p / PAGE))
+            }
             Some(depth) => Err(self.path[depth] as usize),
         }
     }
@@ -144,7 +147,7 @@ pub fn attend(
         buffers,
         kv: &op.kv,
         max_rows,
-        sequence: step.sequences[root] as usize,
+        step,
         base: step.base(root),
         head: head / (op.n_heads / op.kv.n_kv_heads),
         path,

@@ -314,7 +314,7 @@ fn commit_as<T: bytemuck::Pod>(
     for head in 0..heads {
         for row in step.path.iter().map(|row| *row as usize) {
             let position = step.positions[row] as usize;
-            let page = kv.page(step.sequences[row] as usize, position / PAGE);
+            let page = kv.page(step, step.sequences[row] as usize, position / PAGE);
             // SAFETY: a commit runs alone on its layer; scratch and cache are different buffers.
             unsafe {
                 let from: &[T] = buffers.slice(kv.scratch_v, (row * heads + head) * dim, dim);
@@ -341,7 +341,7 @@ fn commit_scales(buffers: &Buffers, kv: &KvLayer, max_rows: usize, step: &StepVi
         for row in step.path.iter().map(|row| *row as usize) {
             let position = step.positions[row] as usize;
             let to = kv.scale_at(
-                kv.page(step.sequences[row] as usize, position / PAGE),
+                kv.page(step, step.sequences[row] as usize, position / PAGE),
                 head,
                 group,
                 position % PAGE,

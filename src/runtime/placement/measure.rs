@@ -4,7 +4,7 @@ use crate::compute::cpu::CpuFootprint;
 use crate::compute::dry::{Dry, Pieces};
 use crate::compute::split::SplitExecutor;
 use crate::compute::{Executor, Held, KvFormat, KvLayer};
-use crate::gemma::forward::{self, Forward, ForwardOptions};
+use crate::gemma::forward::{self, Forward, ForwardOptions, SparePages};
 use crate::gemma::{Role, Weights};
 use crate::kv::PAGE;
 use crate::npu::AssistedExecutor;
@@ -58,15 +58,19 @@ pub struct KvParts {
 
 impl KvParts {
     /// Of layers that make room for `context` positions of each sequence, in passes of `rows` rows.
-    fn of<'a>(layers: impl Iterator<Item = &'a KvLayer>, context: usize, rows: usize) -> KvParts {
+    fn of<'a>(
+        layers: impl Iterator<Item = &'a KvLayer>,
+        (sequences, context): (usize, usize),
+        rows: usize,
+    ) -> KvParts {
         let mut parts = KvParts::default();
         for kv in layers {
             let bytes = |positions: usize| (positions * kv.bytes_per_position()) as u64;
             let seen = kv.pages.window.map_or(context, |window| window.min(context));
             let part =
                 if kv.pages.window.is_some() { &mut parts.window } else { &mut parts.global };
-            *part += bytes(kv.sequences * seen);
-            parts.slack += bytes(kv.sequences * (kv.pages.count * PAGE - seen));
+            *part += bytes(sequences * seen);
+            parts.slack += bytes(kv.all_pages * PAGE - sequences * seen);
             parts.scratch += bytes(rows);
         }
         parts
@@ -158,7 +162,13 @@ impl Task<'_> {
 
     fn load(&self, exec: &mut dyn Executor) -> Result<Forward> {
         let Task { context, kv, sequences, .. } = *self;
-        let options = ForwardOptions { context, kv, max_rows: exec.caps().max_rows, sequences };
+        let options = ForwardOptions {
+            context,
+            kv,
+            max_rows: exec.caps().max_rows,
+            sequences,
+            spare: SparePages::default(),
+        };
         forward::load(self.weights, exec, options)
     }
 
@@ -172,8 +182,11 @@ impl Task<'_> {
         embeds: bool,
     ) -> Share {
         let kv: u64 = model.kv_bytes[layers.clone()].iter().sum();
-        let parts =
-            KvParts::of(model.kv[layers.clone()].iter(), self.context, model.layout.max_rows);
+        let parts = KvParts::of(
+            model.kv[layers.clone()].iter(),
+            (self.sequences, self.context),
+            model.layout.max_rows,
+        );
         let table = match self.weights.format(Role::Embed, 0) {
             Ok(format) if embeds && self.weights.has_own_head() => {
                 let [rows, cols] = Role::Embed.shape(self.weights.config());

@@ -85,7 +85,7 @@ impl Speeds {
             Part::Head,
             &Matrix { format: Format::F32, rows, cols, codes, scales: Cow::Borrowed(&[]) },
         )?;
-        let layout = StepLayout { max_rows: 16 };
+        let layout = StepLayout { max_rows: 16, tables: 0 };
         let step = exec.alloc("step", layout.words() * 4)?;
         exec.record(Plan::default(), step, layout)?;
         let read = exec.read_bandwidth().context("the GPU's memory speed could not be measured")?;

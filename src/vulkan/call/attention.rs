@@ -61,11 +61,11 @@ impl Lowering<'_> {
             scale: *scale,
             n_kv: word(kv.n_kv_heads),
             pages: word(kv.pages.count),
-            all_pages: word(kv.all_pages()),
+            all_pages: word(kv.all_pages),
             window: word(window),
             max_rows: word(self.max_rows),
             slots: word(slots),
-            _gap: 0,
+            table: word(kv.table),
             epilogue: 0,
         };
         // Rows of a block may look at pages apart by one.
@@ -139,10 +139,12 @@ impl Lowering<'_> {
             n_heads: word(*n_heads),
             n_kv: word(kv.n_kv_heads),
             pages: word(kv.pages.count),
-            all_pages: word(kv.all_pages()),
+            all_pages: word(kv.all_pages),
             max_rows: word(self.max_rows),
             lag: word(offloaded.lag),
             share: word(offloaded.share),
+            table: word(kv.table),
+            _gap: 0,
         };
         let accesses = vec![
             Access::Read(*q),

@@ -64,7 +64,8 @@ arguments! {
         max_rows: u32,
         /// Pages of a row that are split, at most.
         slots: u32,
-        _gap: u32,
+        /// Where the layer's page tables begin among those of the step.
+        table: u32,
         /// Arguments of the join.
         epilogue: u64,
     }
@@ -97,6 +98,9 @@ arguments! {
         /// See [`crate::kv::OffloadedPages`].
         lag: u32,
         share: u32,
+        /// Where the layer's page tables begin among those of the step.
+        table: u32,
+        _gap: u32,
     }
 }
 

@@ -207,7 +207,8 @@ fn block<L: Lanes, S: Stored, const N: usize>(
     for page in lowest / PAGE..=highest / PAGE {
         let span = page * PAGE..(page + 1) * PAGE;
         let committed = lowest.max(span.start)..base.min(span.end).max(lowest.max(span.start));
-        let [keys, values] = [kv.k, kv.v].map(|id| a.page(id, kv.page(sequence, page), kv_head));
+        let place = kv.page(step, sequence, page);
+        let [keys, values] = [kv.k, kv.v].map(|id| a.page(id, place, kv_head));
         let cached = committed.start - span.start..committed.end - span.start;
         S::score::<L, N>(a, &q, &work.q8, keys, cached.clone(), &mut work.scores);
         let mut page_m = [0f32; N];

@@ -1,0 +1,225 @@
+//! Pages with reference counts, and the lists of pages that sequences consist of.
+//!
+//! A pool has the pages of all layers that keep equally many: page 7 is page 7 of each of them. Only
+//! the newest page of a list is ever written, and only while nobody else has it; so full pages can
+//! be shared without a copy. A page that nobody holds any more is free again.
+
+use super::{PAGE, Pages};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Numbers of the pages that nobody holds; the next one to be taken is the last.
+type Free = Arc<Mutex<Vec<u32>>>;
+
+fn lock(free: &Free) -> MutexGuard<'_, Vec<u32>> {
+    free.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One page, held. It goes back to its pool when the last holder drops it.
+#[derive(Debug)]
+struct Page {
+    id: u32,
+    free: Free,
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        lock(&self.free).push(self.id);
+    }
+}
+
+/// The pages that there are.
+#[derive(Debug)]
+pub struct Pool {
+    free: Free,
+}
+
+impl Pool {
+    pub fn new(pages: usize) -> Pool {
+        Pool { free: Arc::new(Mutex::new((0..pages as u32).rev().collect())) }
+    }
+
+    /// Pages that nobody holds.
+    pub fn free(&self) -> usize {
+        lock(&self.free).len()
+    }
+
+    fn take(&self) -> Option<Arc<Page>> {
+        let id = lock(&self.free).pop()?;
+        Some(Arc::new(Page { id, free: self.free.clone() }))
+    }
+}
+
+/// The pages of a sequence in the layers of one pool, in the order of their positions. A
+/// sliding-window layer has given up the first of them.
+#[derive(Clone, Debug, Default)]
+pub struct PageList {
+    /// Pages given up: which one the first is that the list holds.
+    first: usize,
+    pages: VecDeque<Arc<Page>>,
+}
+
+impl PageList {
+    /// Which page of the pool the nth page of the sequence is; `None` if the list does not hold it.
+    pub fn page(&self, nth: usize) -> Option<u32> {
+        self.pages.get(nth.checked_sub(self.first)?).map(|page| page.id)
+    }
+
+    /// All pages held, as (nth of the sequence, page of the pool).
+    pub fn iter(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.pages.iter().enumerate().map(|(i, page)| (self.first + i, page.id))
+    }
+
+    /// Whether all pages come from this pool.
+    pub fn is_of(&self, pool: &Pool) -> bool {
+        self.pages.iter().all(|page| Arc::ptr_eq(&page.free, &pool.free))
+    }
+
+    fn end(&self) -> usize {
+        self.first + self.pages.len()
+    }
+
+    /// Takes pages for all positions before `position`, where the oldest ones are given up as the
+    /// layer needs no more than `layer.count`. Says of each new page where it stands; returns whether
+    /// the pool had enough.
+    pub fn grow(
+        &mut self,
+        layer: Pages,
+        pool: &Pool,
+        position: usize,
+        taken: &mut dyn FnMut(usize, u32),
+    ) -> bool {
+        while self.end() * PAGE < position {
+            if self.pages.len() == layer.count {
+                self.pages.pop_front();
+                self.first += 1;
+            }
+            let Some(page) = pool.take() else { return false };
+            taken(self.end(), page.id);
+            self.pages.push_back(page);
+        }
+        true
+    }
+
+    /// Whether the list can go back to this many positions: it still has every key that the next
+    /// query sees, and a page that would be written from its middle on belongs to nobody else.
+    pub fn can_return_to(&self, layer: Pages, position: usize) -> bool {
+        if position == 0 {
+            return true;
+        }
+        let written = position / PAGE;
+        let is_own =
+            |page: &Arc<Page>| position.is_multiple_of(PAGE) || Arc::strong_count(page) == 1;
+        self.first <= layer.first_visible(position) / PAGE
+            && self.pages.get(written.saturating_sub(self.first)).is_none_or(is_own)
+    }
+
+    /// Lets go of the pages behind this many positions.
+    pub fn truncate(&mut self, position: usize) {
+        self.pages.truncate(position.div_ceil(PAGE).saturating_sub(self.first));
+        if position == 0 {
+            self.first = 0;
+        }
+    }
+
+    /// What another sequence needs to go on behind the first `position` positions, which are whole
+    /// pages: all of them, or those that a window still sees. `None` if some are not held any more.
+    pub fn beginning(&self, layer: Pages, position: usize) -> Option<PageList> {
+        if position == 0 {
+            return Some(PageList::default());
+        }
+        let end = position / PAGE;
+        let first = (layer.first_visible(position) / PAGE).min(end);
+        if !position.is_multiple_of(PAGE) || first < self.first || end > self.end() {
+            return None;
+        }
+        let pages = self.pages.range(first - self.first..end - self.first).cloned().collect();
+        Some(PageList { first, pages })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SLACK;
+    use super::*;
+
+    fn grown(layer: Pages, pool: &Pool, position: usize) -> PageList {
+        let mut list = PageList::default();
+        assert!(list.grow(layer, pool, position, &mut |_, _| {}));
+        list
+    }
+
+    #[test]
+    fn a_ring_always_returns_within_its_slack() {
+        for window in [1, 16, 255, 256, 257, 1024] {
+            let layer = Pages::for_layer(100_000, 32, Some(window));
+            let pool = Pool::new(layer.count);
+            let mut list = PageList::default();
+            for written in 1..5000usize {
+                assert!(list.grow(layer, &pool, written, &mut |_, _| {}));
+                for back in [0, 1, 31, SLACK] {
+                    assert!(
+                        list.can_return_to(layer, written.saturating_sub(back)),
+                        "window {window}, {written} - {back}"
+                    );
+                }
+            }
+            assert!(list.grow(layer, &pool, 40_000, &mut |_, _| {}));
+            assert!(!list.can_return_to(layer, 4000));
+            assert!(list.can_return_to(layer, 0));
+        }
+    }
+
+    #[test]
+    fn global_layers_return_anywhere() {
+        let layer = Pages::for_layer(1000, 32, None);
+        let list = grown(layer, &Pool::new(layer.count), 1000);
+        assert!((0..=1000).all(|position| list.can_return_to(layer, position)));
+    }
+
+    #[test]
+    fn pages_go_back_when_nobody_holds_them() {
+        let layer = Pages::for_layer(2000, 32, None);
+        let pool = Pool::new(8);
+        let mut list = grown(layer, &pool, 3 * PAGE + 1);
+        assert_eq!(pool.free(), 4);
+        let kept = list.beginning(layer, 2 * PAGE).unwrap();
+        assert_eq!(kept.iter().collect::<Vec<_>>(), [(0, 0), (1, 1)]);
+        assert!(kept.is_of(&pool) && !kept.is_of(&Pool::new(8)));
+        drop(list);
+        assert_eq!(pool.free(), 6, "two are still held");
+        list = kept.clone();
+        // What others hold is never written: the next page is a new one.
+        let mut taken = Vec::new();
+        assert!(list.grow(layer, &pool, 2 * PAGE + 1, &mut |nth, id| taken.push((nth, id))));
+        assert!(taken.len() == 1 && taken[0].0 == 2 && ![0, 1].contains(&taken[0].1), "{taken:?}");
+        assert!(list.can_return_to(layer, 2 * PAGE) && list.can_return_to(layer, PAGE));
+        assert!(!list.can_return_to(layer, 2 * PAGE - 1) && !list.can_return_to(layer, 7));
+        drop(kept);
+        assert!(list.can_return_to(layer, 7), "nobody else holds it any more");
+        list.truncate(7);
+        assert_eq!((pool.free(), list.page(0), list.page(1)), (7, Some(0), None));
+        let others = grown(layer, &pool, 7 * PAGE);
+        assert!(!list.grow(layer, &pool, 2 * PAGE, &mut |_, _| {}), "there are eight");
+        list.truncate(0);
+        drop(others);
+        assert_eq!(pool.free(), 8);
+    }
+
+    #[test]
+    fn a_window_needs_its_last_pages_alone() {
+        let layer = Pages::for_layer(100_000, 32, Some(300));
+        let pool = Pool::new(20);
+        let list = grown(layer, &pool, 9 * PAGE + 5);
+        let kept = list.beginning(layer, 9 * PAGE).unwrap();
+        let held: Vec<usize> = kept.iter().map(|(nth, _)| nth).collect();
+        assert_eq!(held, [7, 8]);
+        assert!(kept.can_return_to(layer, 9 * PAGE) && !kept.can_return_to(layer, 8 * PAGE));
+        let same: Vec<_> = held.iter().map(|nth| list.page(*nth)).collect();
+        assert_eq!(same, held.iter().map(|nth| kept.page(*nth)).collect::<Vec<_>>());
+        assert!(list.beginning(layer, 9 * PAGE + 5).is_none(), "no whole page");
+        assert!(list.beginning(layer, PAGE).is_none(), "given up");
+        assert!(list.beginning(layer, 11 * PAGE).is_none(), "not there yet");
+        assert!(list.beginning(layer, 0).is_some_and(|none| none.iter().count() == 0));
+    }
+}
