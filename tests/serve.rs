@@ -310,7 +310,7 @@ fn responses_say_the_same() {
 
 /// A request that takes long, of which nothing was read yet.
 fn endless(server: &Server) -> std::net::TcpStream {
-    let body = chat(json!({"max_tokens": 5000, "ignore_eos": true, "stream": true})).to_string();
+    let body = chat(json!({"max_tokens": 19000, "ignore_eos": true, "stream": true})).to_string();
     let mut stream = server.connect();
     stream.write_all(&server::request(&server.address, "POST", CHAT, "", &body)).unwrap();
     stream
@@ -318,7 +318,9 @@ fn endless(server: &Server) -> std::net::TcpStream {
 
 #[test]
 fn who_goes_away_is_cancelled_and_who_waits_is_next() {
-    let server = Server::start(&["--parallel", "1", "--max-queue", "1", "--ctx-size", "6000"]);
+    let slow = ["--ctx-size", "20000", "--draft=off"];
+    let options = [&["--parallel", "1", "--max-queue", "1"][..], &slow].concat();
+    let server = Server::start(&options);
     let mut first = endless(&server);
     first.read_exact(&mut [0; 20]).unwrap();
     server.wait_for("gemma_running_texts", 1.0);
@@ -341,7 +343,8 @@ fn who_goes_away_is_cancelled_and_who_waits_is_next() {
 #[test]
 fn running_answers_end_or_are_cut_at_the_grace_time() {
     let stream_of = |grace| {
-        let options = ["--grace", grace, "--ctx-size", "6000", "--log", "json"];
+        let slow = ["--ctx-size", "20000", "--draft=off"];
+        let options = [&["--grace", grace, "--log", "json"][..], &slow].concat();
         let server = Server::start(&options);
         let mut streams: Vec<_> = (0..6).map(|_| endless(&server)).collect();
         server.wait_for("gemma_running_texts", 4.0);
