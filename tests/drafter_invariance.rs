@@ -19,7 +19,7 @@ use gemma::decode::{Event, Flow, Limits, Request, Scheduler, Stats, Stop, genera
 use gemma::draft::{
     Ask, DraftContext, Drafter, Figures, Memory, NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
 };
-use gemma::engine::{Engine, ReducedEngine, Rows, Scores, Timeline, TokenTree};
+use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree, VocabAdapter};
 use gemma::error::{Kind, fault_of};
 use gemma::gemma::ReducedVocabulary;
 use gemma::sampler::{Sampler, SamplerConfig};

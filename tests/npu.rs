@@ -16,7 +16,7 @@ use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::{Config, Weights};
-use gemma::npu::AssistedExecutor;
+use gemma::npu::OffloadExecutor;
 use gemma::npu::attention::{Dims, FlashPartial};
 use gemma::npu::host::{Fault, FaultKind, HostModelAccel, ModelOptions, Open};
 use gemma::npu::session::Session;
@@ -94,7 +94,7 @@ fn assisted_with(
     let session =
         Session::open(Box::new(accel), &HostModelAccel::xclbin(dims().shape().unwrap())).unwrap();
     let npu = FlashPartial::new(session, dims()).unwrap();
-    let exec = AssistedExecutor::new(exec, npu, dims(), share);
+    let exec = OffloadExecutor::new(exec, npu, dims(), share);
     (
         PlannedEngine::new(weights, Box::new(exec), EngineOptions { context: CONTEXT, kv })
             .unwrap(),

@@ -11,7 +11,7 @@ use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Isa};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{
-    Engine, EngineExt, Input, Output, PlannedEngine, ReducedEngine, Rows, Scores, TokenTree,
+    Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree, VocabAdapter,
 };
 use gemma::gemma::{Config, Role, Weights};
 use rand::rngs::SmallRng;
@@ -290,7 +290,7 @@ fn logits_left_with_the_engine_are_those_handed_over() {
         PlannedEngine::new(&weights, exec, EngineOptions { context: 300, kv: KvFormat::F16 })
             .unwrap()
     };
-    let narrow = || ReducedEngine::new(Box::new(plain()), reduced::spelling()).unwrap();
+    let narrow = || VocabAdapter::new(Box::new(plain()), reduced::spelling()).unwrap();
     let pairs: [[Box<dyn Engine>; 2]; 2] =
         [[Box::new(plain()), Box::new(plain())], [Box::new(narrow()), Box::new(narrow())]];
     for [mut gives, mut keeps] in pairs {

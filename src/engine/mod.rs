@@ -9,7 +9,7 @@ pub mod timeline;
 pub mod tree;
 
 pub use planned::PlannedEngine;
-pub use reduced::ReducedEngine;
+pub use reduced::VocabAdapter;
 pub use reference::ReferenceEngine;
 pub use timeline::Timeline;
 pub use tree::TokenTree;

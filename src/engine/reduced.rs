@@ -1,7 +1,7 @@
 //! A draft model of few rows in front of a target of many tokens: takes the target's tokens, and
 //! says which token each of its logits is for.
 //!
-//! A token without a row of its own goes in as several rows in a line ([`Spelling`]), so positions
+//! A token without a row of its own goes in as several rows in a line ([`VocabMap`]), so positions
 //! inside run ahead of those outside. The logits of a node are those behind the last of its rows.
 
 use super::{
@@ -9,19 +9,19 @@ use super::{
     TokenTree,
 };
 use crate::compute::Reports;
-use crate::gemma::reduced::Spelling;
+use crate::gemma::reduced::VocabMap;
 use crate::tensor::Token;
 use anyhow::{Result, bail, ensure};
 use std::ops::Range;
 
-pub struct ReducedEngine {
+pub struct VocabAdapter {
     inner: Box<dyn Engine>,
-    spelling: Spelling,
+    spelling: VocabMap,
     info: Info,
     sequences: Vec<Sequence>,
     /// Of the rows scored last, those that end a node; all of them where `None`.
     ends: Option<Vec<usize>>,
-    /// Room of [`Spelling::spell`].
+    /// Room of [`VocabMap::spell`].
     spelled: Vec<u32>,
 }
 
@@ -42,8 +42,8 @@ impl Sequence {
     }
 
     /// Puts the nodes of a tree from `first` on into `work`, which holds those before. `room` is
-    /// that of [`Spelling::spell`].
-    fn spell(&mut self, tree: &TokenTree, first: usize, spelling: &Spelling, room: &mut Vec<u32>) {
+    /// that of [`VocabMap::spell`].
+    fn spell(&mut self, tree: &TokenTree, first: usize, spelling: &VocabMap, room: &mut Vec<u32>) {
         for node in first..tree.len() {
             let mut parent = tree.parent[node].map(|p| self.nodes[p as usize].1.end - 1);
             let begin = self.work.len() as u32;
@@ -59,9 +59,9 @@ impl Sequence {
     }
 }
 
-impl ReducedEngine {
+impl VocabAdapter {
     /// Wraps an engine without history whose vocabulary is the spelling's rows.
-    pub fn new(inner: Box<dyn Engine>, spelling: Spelling) -> Result<Self> {
+    pub fn new(inner: Box<dyn Engine>, spelling: VocabMap) -> Result<Self> {
         let (have, want) = (inner.info().vocab, spelling.rows());
         ensure!(have == want, "the draft model has {have} rows, its vocabulary lists {want}");
         let sequences = vec![Sequence::default(); inner.info().sequences];
@@ -76,7 +76,7 @@ impl ReducedEngine {
             most_rows: spelling.most_parts(),
             ..inner.info().clone()
         };
-        Ok(ReducedEngine { inner, spelling, info, sequences, ends: None, spelled: Vec::new() })
+        Ok(VocabAdapter { inner, spelling, info, sequences, ends: None, spelled: Vec::new() })
     }
 
     /// Scores every token of the target, those without a row by minus infinity: a draft model as a
@@ -149,7 +149,7 @@ impl ReducedEngine {
     }
 }
 
-impl Engine for ReducedEngine {
+impl Engine for VocabAdapter {
     fn info(&self) -> &Info {
         &self.info
     }

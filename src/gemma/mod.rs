@@ -16,7 +16,7 @@ pub mod weights;
 pub use chat::{ChatTemplate, Message};
 pub use config::{Config, Rope};
 pub use generation::Generation;
-pub use reduced::{ReducedVocabulary, Spelling};
+pub use reduced::{ReducedVocabulary, VocabMap};
 pub use rope::Angles;
 pub use tokenizer::{Detokenizer, Special, Tokenizer};
 pub use weights::{Role, Weights};

@@ -99,7 +99,7 @@ impl ReducedVocabulary {
         self.tokens.len()
     }
 
-    /// See [`Spelling::most_parts`].
+    /// See [`VocabMap::most_parts`].
     pub fn most_parts(&self) -> usize {
         self.parts
     }
@@ -129,7 +129,7 @@ impl ReducedVocabulary {
     }
 
     /// The tokens in the words of the model, for a target that [fits](Self::mismatch).
-    pub fn spelling(&self, tokenizer: &Tokenizer) -> Spelling {
+    pub fn spelling(&self, tokenizer: &Tokenizer) -> VocabMap {
         let text = self.fingerprint.first..self.fingerprint.end;
         let mut row_of = vec![NONE; tokenizer.vocab()];
         let mut known: HashMap<Box<[u8]>, u32> = HashMap::with_capacity(self.tokens.len());
@@ -154,7 +154,7 @@ impl ReducedVocabulary {
         }
         let longest = known.keys().map(|k| k.len()).max().unwrap_or(0);
         let unknown = self.tokens.binary_search(&3).unwrap_or(0) as u32;
-        Spelling {
+        VocabMap {
             tokens: self.tokens.clone(),
             row_of,
             known,
@@ -168,7 +168,7 @@ impl ReducedVocabulary {
 
 /// Tokens of a target in the rows of a draft model.
 #[derive(Clone, Debug)]
-pub struct Spelling {
+pub struct VocabMap {
     tokens: Vec<Token>,
     /// `[tokens of the target]`
     row_of: Vec<u32>,
@@ -182,7 +182,7 @@ pub struct Spelling {
     parts: usize,
 }
 
-impl Spelling {
+impl VocabMap {
     /// Tokens of the target.
     pub fn vocab(&self) -> usize {
         self.row_of.len()

@@ -95,7 +95,7 @@ pub trait Accel: Send {
     /// Such as `host model` or `/dev/accel/accel0`.
     fn describe(&self) -> String;
     /// Whether this is a device and not a model of one.
-    fn is_silicon(&self) -> bool;
+    fn is_real_device(&self) -> bool;
     fn info(&mut self) -> Outcome<Info>;
     fn create_bo(&mut self, kind: BoKind, bytes: usize) -> Outcome<Bo>;
     fn close_bo(&mut self, bo: Bo);

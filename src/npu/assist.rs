@@ -70,7 +70,7 @@ struct Layer {
 }
 
 /// An executor with an NPU beside it.
-pub struct AssistedExecutor {
+pub struct OffloadExecutor {
     inner: Box<dyn Executor>,
     npu: Option<FlashPartial>,
     dims: Dims,
@@ -92,20 +92,20 @@ pub struct AssistedExecutor {
     partials: Partials,
 }
 
-impl AssistedExecutor {
+impl OffloadExecutor {
     /// `share` of 256 sealed pages go to `npu`.
     pub fn new(
         inner: Box<dyn Executor>,
         npu: FlashPartial,
         dims: Dims,
         share: usize,
-    ) -> AssistedExecutor {
+    ) -> OffloadExecutor {
         let report = AssistReport {
             device: npu.session().describe(),
-            silicon: npu.session().is_silicon(),
+            silicon: npu.session().is_real_device(),
             ..AssistReport::default()
         };
-        AssistedExecutor {
+        OffloadExecutor {
             inner,
             npu: Some(npu),
             dims,
@@ -348,7 +348,7 @@ impl Page {
     }
 }
 
-impl Executor for AssistedExecutor {
+impl Executor for OffloadExecutor {
     fn caps(&self) -> Caps {
         self.inner.caps()
     }
@@ -466,7 +466,7 @@ impl Executor for AssistedExecutor {
     }
 }
 
-impl Reports for AssistedExecutor {
+impl Reports for OffloadExecutor {
     fn report(&self) -> Report {
         let inner = self.inner.report();
         let npu = if self.npu.is_some() { self.report.device.as_str() } else { "given up" };

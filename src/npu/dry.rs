@@ -28,7 +28,7 @@ impl Accel for DryAccel {
         "nothing at all".into()
     }
 
-    fn is_silicon(&self) -> bool {
+    fn is_real_device(&self) -> bool {
         false
     }
 

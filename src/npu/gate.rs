@@ -161,7 +161,7 @@ pub fn self_test(npu: &mut FlashPartial, dims: Dims) -> Result<Measured> {
     let q = random(full * n_heads * head_dim, 2.0);
     let mut time = |pages: usize, rows: usize| -> Result<f64> {
         let mut best = f64::INFINITY;
-        for _ in 0..if npu.session().is_silicon() { 8 } else { 1 } {
+        for _ in 0..if npu.session().is_real_device() { 8 } else { 1 } {
             let start = Instant::now();
             npu.submit(&arena, &q[..rows * n_heads * head_dim], &vec![pages; rows])?;
             npu.join(rows, &mut out)?;

@@ -34,4 +34,4 @@ pub mod txn;
 pub mod uapi;
 pub mod xclbin;
 
-pub use assist::AssistedExecutor;
+pub use assist::OffloadExecutor;

@@ -146,7 +146,7 @@ impl Accel for RawAccel {
         self.path.display().to_string()
     }
 
-    fn is_silicon(&self) -> bool {
+    fn is_real_device(&self) -> bool {
         true
     }
 

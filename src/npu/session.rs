@@ -72,8 +72,8 @@ impl Session {
         self.accel.describe()
     }
 
-    pub fn is_silicon(&self) -> bool {
-        self.accel.is_silicon()
+    pub fn is_real_device(&self) -> bool {
+        self.accel.is_real_device()
     }
 
     /// A zeroed buffer that lives as long as the session.

@@ -11,7 +11,7 @@ use crate::npu::gate::{self, Machine, WORTH, Work};
 use crate::npu::host::{HostModelAccel, Library, ModelOptions};
 use crate::npu::probe::{System, open_first};
 use crate::npu::session::Session;
-use crate::npu::{AssistedExecutor, manifest};
+use crate::npu::{OffloadExecutor, manifest};
 use anyhow::Result;
 use std::path::PathBuf;
 
@@ -120,7 +120,7 @@ pub fn beside(
             Ok(if share == 0 {
                 executor
             } else {
-                Box::new(AssistedExecutor::new(executor, npu, dims(config), share))
+                Box::new(OffloadExecutor::new(executor, npu, dims(config), share))
             })
         }
         Err(why) if asked => {

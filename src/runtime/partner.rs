@@ -6,10 +6,10 @@ use super::find::{Source, find};
 use super::model::tokenizer_of;
 use super::options::{DraftFrom, Kv};
 use crate::checkpoint::Checkpoint;
-use crate::engine::{Engine, ReducedEngine};
+use crate::engine::{Engine, VocabAdapter};
 use crate::error::Fault;
 use crate::gemma::bundled::{self, DraftSize};
-use crate::gemma::{ReducedVocabulary, Spelling, Tokenizer, Weights};
+use crate::gemma::{ReducedVocabulary, Tokenizer, VocabMap, Weights};
 use anyhow::{Context, Result};
 
 /// Seconds of a target's pass from which the larger of the bundled drafts is worth its time.
@@ -19,7 +19,7 @@ const SLOW_PASS: f32 = 0.05;
 pub struct Partner {
     pub weights: Weights,
     /// Where the model has rows for some of the target's tokens only.
-    spelling: Option<Spelling>,
+    spelling: Option<VocabMap>,
 }
 
 impl Partner {
@@ -58,7 +58,7 @@ impl Partner {
                 .help("name its tokenizer with --tokenizer DIR")
                 .into());
         }
-        Ok(Box::new(ReducedEngine::new(inner, vocabulary.spelling(tokenizer))?.whole()))
+        Ok(Box::new(VocabAdapter::new(inner, vocabulary.spelling(tokenizer))?.whole()))
     }
 
     /// The model that `--draft PATH` names.
@@ -137,7 +137,7 @@ impl Partner {
     /// The model's engine as the target's drafter talks to it.
     pub fn engine(self, inner: Box<dyn Engine>) -> Result<Box<dyn Engine>> {
         Ok(match self.spelling {
-            Some(spelling) => Box::new(ReducedEngine::new(inner, spelling)?),
+            Some(spelling) => Box::new(VocabAdapter::new(inner, spelling)?),
             None => inner,
         })
     }

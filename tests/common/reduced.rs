@@ -2,7 +2,7 @@
 
 #![allow(dead_code)]
 
-use gemma::gemma::{ReducedVocabulary, Spelling, Tokenizer};
+use gemma::gemma::{ReducedVocabulary, Tokenizer, VocabMap};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -81,7 +81,7 @@ pub fn vocabulary(tokenizer: &Tokenizer) -> ReducedVocabulary {
     ReducedVocabulary::parse(file(tokenizer).to_string().as_bytes(), tokens().len()).unwrap()
 }
 
-pub fn spelling() -> Spelling {
+pub fn spelling() -> VocabMap {
     let tokenizer = tokenizer(false);
     vocabulary(&tokenizer).spelling(&tokenizer)
 }

@@ -7,7 +7,7 @@ use super::*;
 /// A draft with rows for some of the target's tokens.
 fn reduced_draft(seed: u64) -> (Toy, Box<dyn Engine>) {
     let toy = Toy { vocab: reduced::tokens().len(), order: 3, max_rows: 64, ..Toy::new(seed) };
-    (toy.clone(), Box::new(ReducedEngine::new(toy.engine(), reduced::spelling()).unwrap()))
+    (toy.clone(), Box::new(VocabAdapter::new(toy.engine(), reduced::spelling()).unwrap()))
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_vocabulary_fits_the_tokenizer_it_was_made_for_and_spells_the_rest() {
 fn a_reduced_engine_stands_in_for_a_target() {
     let (toy, mut narrow) = reduced_draft(5);
     let spelling = reduced::spelling();
-    let mut whole = ReducedEngine::new(toy.engine(), reduced::spelling()).unwrap().whole();
+    let mut whole = VocabAdapter::new(toy.engine(), reduced::spelling()).unwrap().whole();
     assert!(whole.info().columns.is_none() && narrow.info().columns.is_some());
     let mut tree = TokenTree::root(300);
     [(0, 301), (1, 2), (0, 310)]

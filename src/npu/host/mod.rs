@@ -228,7 +228,7 @@ impl Accel for HostModelAccel {
         format!("host model with {kernel}")
     }
 
-    fn is_silicon(&self) -> bool {
+    fn is_real_device(&self) -> bool {
         false
     }
 

@@ -7,7 +7,7 @@ use crate::compute::{Executor, Held, KvFormat, KvLayer};
 use crate::gemma::forward::{self, Forward, ForwardOptions, SparePages};
 use crate::gemma::{Role, Weights};
 use crate::kv::PAGE;
-use crate::npu::AssistedExecutor;
+use crate::npu::OffloadExecutor;
 use crate::npu::dry::flash_partial;
 use crate::runtime::npu;
 use crate::vulkan::{DeviceInfo, STAGING, VulkanFootprint};
@@ -148,7 +148,7 @@ impl Task<'_> {
         let dims = npu::dims(self.weights.config());
         // Models that no NPU takes run without.
         if let Some(npu) = self.npu.then(|| flash_partial(dims)).and_then(Result::ok) {
-            exec = Box::new(AssistedExecutor::new(exec, npu, dims, 256));
+            exec = Box::new(OffloadExecutor::new(exec, npu, dims, 256));
         }
         let model = self.load(exec.as_mut())?;
         let (pieces, held) = (counted.pieces(), counted.held());
