@@ -99,7 +99,7 @@ fn wrong_usage_is_2_and_leaves_standard_output_alone() {
     gemma(&["generate", "-hf", "google/gemma-3-1b-it"], b"").fails(2, &["`-hf`", "hf download"]);
     gemma(&["generate", "-ngl", "99", "hi"], b"").fails(2, &["`-ngl`", "--gpu-layers"]);
     gemma(&["generate", "--stream", "hi"], b"").fails(2, &["`--stream`", "stream-json"]);
-    gemma(&["serve"], b"").fails(2, &["`serve`", "no server yet", "--batch -"]);
+    gemma(&["server"], b"").fails(2, &["`server`", "gemma serve"]);
     gemma(&["pull", "gemma3"], b"").fails(2, &["`pull`", "hf download"]);
     gemma(&["What", "is", "it?"], b"").fails(2, &["gemma generate 'What is it?'"]);
     gemma(&["genrate", "hi"], b"").fails(2, &["'generate'"]);

@@ -13,11 +13,7 @@ use std::process::ExitCode;
 
 /// Other programs' commands, and what to type here.
 const COMMANDS: [(&[&str], &str); 9] = [
-    (
-        &["serve", "server"],
-        "there is no server yet; keep `gemma generate --batch -` open and write one JSON record \
-         per line\n  (the records are described in `gemma generate --help`, under Batch)",
-    ),
+    (&["server", "api"], "gemma serve answers over HTTP, in the forms of OpenAI and Anthropic"),
     (
         &["pull", "download", "get", "fetch"],
         "gemma downloads nothing by itself:\n  hf download google/gemma-3-27b-it-qat-q4_0-gguf\n  \
@@ -84,7 +80,7 @@ const OPTIONS: [(&[&str], &str); 14] = [
     ),
     (
         &["--host", "--port"],
-        "there is no server yet; `gemma generate --batch -` answers JSON records, one per line",
+        "gemma serve is the server; `gemma generate --batch -` answers JSON records, one per line",
     ),
     (
         &["--gpu", "--cuda", "--metal"],
@@ -230,7 +226,7 @@ mod tests {
         }
         assert_eq!(hint(&["generate", "-hf=x"]).unwrap().0, "there is no option `-hf`");
         assert!(hint(&["genrate", "hi"]).is_none(), "the parser knows better");
-        assert!(hint(&["help", "serve"]).unwrap().1.contains("no server yet"));
+        assert!(hint(&["help", "server"]).unwrap().1.contains("gemma serve"));
         assert!(hint(&["help", "bogus"]).is_none());
     }
 

@@ -393,8 +393,15 @@ mod tests {
         // Of a share p over n positions it is the root of p (1 - p) / (n - 1).
         let (p, n) = (other.top1_agreement, other.figures.nll.len() as f64);
         assert!((other.top1_stderr - (p * (1.0 - p) / (n - 1.0)).sqrt()).abs() < 1e-12);
-        let error = other.ppl_ratio_stderr;
-        assert!(error > 0.0 && error < other.ppl_ratio * other.figures.nll_stderr, "{error}");
+        // Of the ratio of perplexities it is that of the mean difference, times the ratio.
+        let both = other.figures.nll.iter().zip(&other.reference.nll);
+        let (mut sum, mut squares) = (0.0, 0.0);
+        for (own, others) in both {
+            sum += own - others;
+            squares += (own - others) * (own - others);
+        }
+        let error = other.ppl_ratio * ((squares / n - (sum / n) * (sum / n)) / (n - 1.0)).sqrt();
+        assert!(error > 0.0 && (other.ppl_ratio_stderr - error).abs() < 1e-9, "{error}");
     }
 
     #[test]
