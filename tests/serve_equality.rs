@@ -229,6 +229,7 @@ fn has_vulkan() -> bool {
 }
 
 #[test]
+#[ignore = "takes many minutes on a driver that computes on the processor"]
 fn every_answer_is_that_of_generate_on_vulkan_too() {
     if has_vulkan() {
         check(&["--device", "vulkan"], requests().div_ceil(4));
@@ -238,6 +239,7 @@ fn every_answer_is_that_of_generate_on_vulkan_too() {
 /// A device that is lost in the middle of eight streams is opened again, and all go on with the
 /// right text; the third loss within a minute is the end.
 #[test]
+#[ignore = "takes many minutes on a driver that computes on the processor"]
 fn texts_outlive_the_device() {
     if !has_vulkan() {
         return;
