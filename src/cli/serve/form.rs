@@ -77,7 +77,7 @@ impl Head {
 pub fn new_id(prefix: &str) -> String {
     let mut bytes = [0; 12];
     rand::rng().fill_bytes(&mut bytes);
-    format!("{prefix}{}", crate::util::hex(&bytes))
+    format!("{prefix}{}", crate::util::hex(bytes))
 }
 
 /// Seconds since 1970.
