@@ -120,6 +120,20 @@ fn misspelt_keys_have_a_line_and_a_likely_meaning() {
 }
 
 #[test]
+fn keys_are_not_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let serve = ["serve", "--print-config", "--api-key", "open-sesame"];
+    let shown = gemma_in(dir.path(), &serve, b"").ok();
+    assert!(shown.text().contains("# api-key is set, and not shown"), "{}", shown.text());
+    let env = [("GEMMA_API_KEY", "open-sesame")];
+    let from_env = with_env(dir.path(), &["serve", "--print-config"], &env).ok();
+    assert!(from_env.text().contains("api-key is set"), "{}", from_env.text());
+    for text in [shown.text(), from_env.text()] {
+        assert!(!text.contains("sesame"), "{text}");
+    }
+}
+
+#[test]
 fn a_file_of_settings_is_a_file_of_some_length() {
     let dir = tempfile::tempdir().unwrap();
     bash(dir.path(), "mkfifo gemma.toml").ok();

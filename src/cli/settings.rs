@@ -202,6 +202,11 @@ impl Typed {
             if arg.is_hide_set() && self.source(long) == Source::BuiltIn {
                 continue;
             }
+            // A key is nobody's business who looks over a shoulder or reads a report.
+            if arg.is_hide_env_values_set() && self.source(long) != Source::BuiltIn {
+                lines.push((format!("# {long} is set, and not shown"), self.source(long)));
+                continue;
+            }
             let found = resolved.iter().find(|(name, ..)| *name == long);
             let (value, source) = match found {
                 Some((_, value, source)) => (Some(quoted(value)), source.clone()),
