@@ -408,8 +408,14 @@ fn a_long_context_on_the_command_line() {
 #[test]
 fn a_plan_counts_what_the_npu_takes() {
     let weights = weights();
-    let task =
-        Task { weights: &weights, context: CONTEXT, kv: KvFormat::F16, sequences: 1, npu: true };
+    let task = Task {
+        weights: &weights,
+        context: CONTEXT,
+        kv: KvFormat::F16,
+        sequences: 1,
+        prefixes: 0,
+        npu: true,
+    };
     let planned = task.measure(None, 0).unwrap();
     let without = Task { npu: false, ..task }.measure(None, 0).unwrap();
     let (engine, _) = assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(1, false));

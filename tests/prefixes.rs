@@ -8,6 +8,8 @@ use common::vulkan::{config, config_of, device};
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::split::SplitExecutor;
 use gemma::compute::{Executor, KvFormat};
+use gemma::decode::{Flow, Request, Scheduler, Stats};
+use gemma::draft::{NoDraft, Policy};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Prefix, Rows, Scores};
 use gemma::engine::{Timeline, TokenTree};
@@ -15,8 +17,11 @@ use gemma::error::{Fault, Kind};
 use gemma::gemma::forward::SparePages;
 use gemma::gemma::{Config, Role, Weights};
 use gemma::kv::PAGE;
+use gemma::sampler::{Sampler, SamplerConfig};
+use gemma::tensor::Token;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
+use std::sync::atomic::AtomicBool;
 
 const CONTEXT: usize = 1200;
 
@@ -194,4 +199,153 @@ fn a_full_pool_says_so() {
     engine.forward(&one, Rows::All, &mut out).unwrap();
     engine.commit(&[(0, &[0])]).unwrap();
     assert_eq!(engine.position(0), 3 * PAGE + 1);
+}
+
+/// A scheduler over an engine, its texts greedy.
+struct Texts<'a> {
+    scheduler: Scheduler<'a>,
+    /// What ended, by the number it was asked with.
+    ended: Vec<(usize, Vec<Token>, u64)>,
+    running: Vec<(usize, usize)>,
+}
+
+impl Texts<'_> {
+    fn begin(&mut self, number: usize, history: &[Token]) {
+        let request = Request {
+            history: history.to_vec(),
+            sampler: Sampler::new(SamplerConfig::default()).unwrap(),
+            max_tokens: 8,
+            stats: Stats::default(),
+            chances: None,
+        };
+        let sequence = self.scheduler.admit(request).unwrap();
+        self.running.push((sequence, number));
+    }
+
+    fn step(&mut self) {
+        for ended in self.scheduler.step(&mut |_, _| Flow::Continue).unwrap() {
+            let at = self.running.iter().position(|(s, _)| *s == ended.sequence).unwrap();
+            let (_, number) = self.running.swap_remove(at);
+            ended.stop.unwrap();
+            self.ended.push((number, ended.history, ended.stats.prefilled));
+        }
+    }
+
+    /// A whole text: its history, and how many tokens of its prompt were read.
+    fn whole(&mut self, history: &[Token]) -> (Vec<Token>, u64) {
+        self.begin(usize::MAX, history);
+        while self.scheduler.running() > 0 {
+            self.step();
+        }
+        let (_, history, read) = self.ended.pop().unwrap();
+        (history, read)
+    }
+}
+
+/// Runs texts on one engine, with prefixes kept or not.
+fn with_texts(sequences: usize, spare: usize, keeps: bool, run: impl FnOnce(&mut Texts<'_>)) {
+    let engine = engine(config(70), cpu(), KvFormat::F16, sequences, spare);
+    let (mut target, mut drafter) = (Timeline::new(Box::new(engine)), NoDraft);
+    let (mut policy, interrupt) = (Policy::off(), AtomicBool::new(false));
+    let texts = Scheduler::new(&mut target, &mut drafter, &mut policy, &[], &interrupt);
+    let scheduler = if keeps { texts.keeping_prefixes() } else { texts };
+    run(&mut Texts { scheduler, ended: Vec::new(), running: Vec::new() });
+}
+
+/// What a text becomes by itself.
+fn alone(history: &[Token]) -> Vec<Token> {
+    let mut text = Vec::new();
+    with_texts(1, 0, false, |texts| text = texts.whole(history).0);
+    text
+}
+
+#[test]
+fn a_conversation_that_comes_back_is_not_read_again() {
+    let mut rng = SmallRng::seed_from_u64(8);
+    let first = tokens(&mut rng, 700);
+    let mut later = alone(&first);
+    later.extend(tokens(&mut rng, 20));
+    let others: Vec<Vec<Token>> = (0..8).map(|_| tokens(&mut rng, 600)).collect();
+    let (want, want_others) = (alone(&later), others.iter().map(|o| alone(o)).collect::<Vec<_>>());
+    let read = |spare, keeps| {
+        let mut read = 0;
+        with_texts(2, spare, keeps, |texts| {
+            texts.whole(&first);
+            for (other, want) in others.iter().zip(&want_others) {
+                assert_eq!(&texts.whole(other).0, want);
+            }
+            let (text, again) = texts.whole(&later);
+            assert_eq!(text, want);
+            read = again as usize;
+        });
+        read
+    };
+    assert_eq!(read(60, false), later.len() - 1);
+    assert_eq!(read(60, true), later.len() - 1 - 2 * PAGE, "whole pages are kept");
+    // There is no room for so much: what was of use longest ago is gone.
+    assert_eq!(read(0, true), later.len() - 1);
+}
+
+#[test]
+fn what_texts_have_in_common_is_read_once() {
+    let mut rng = SmallRng::seed_from_u64(9);
+    let shared = tokens(&mut rng, 600);
+    let texts: Vec<Vec<Token>> =
+        (0..4).map(|_| [&shared[..], &tokens(&mut rng, 90)].concat()).collect();
+    let want: Vec<Vec<Token>> = texts.iter().map(|t| alone(t)).collect();
+    // At once: who comes second waits for what the first one reads.
+    with_texts(4, 0, true, |all| {
+        texts.iter().enumerate().for_each(|(number, text)| all.begin(number, text));
+        while all.scheduler.running() > 0 {
+            all.step();
+        }
+        all.ended.sort();
+        for (number, text, read) in &all.ended {
+            assert_eq!(text, &want[*number]);
+            let pages = if *number == 0 { 0 } else { 2 * PAGE };
+            assert_eq!(*read as usize, 689 - pages, "text {number}");
+        }
+    });
+    // One by one, and others between: windows have moved on. The second leaves what the third finds.
+    let texts: Vec<Vec<Token>> =
+        (0..3).map(|_| [&shared[..], &tokens(&mut rng, 400)].concat()).collect();
+    let between = tokens(&mut rng, 700);
+    with_texts(1, 40, true, |all| {
+        for (text, pages) in texts.iter().zip([0, 0, 2]) {
+            let (whole, read) = all.whole(text);
+            assert_eq!(whole, alone(text));
+            assert_eq!(read as usize, 999 - pages * PAGE);
+            all.whole(&between);
+        }
+    });
+}
+
+/// Sequences that need all pages get them, whatever is kept and shared.
+#[test]
+fn texts_never_lack_pages_that_are_only_kept() {
+    let mut rng = SmallRng::seed_from_u64(10);
+    let shared = tokens(&mut rng, 512);
+    for (sequences, spare) in [(1, 0), (2, 0), (3, 1)] {
+        with_texts(sequences, spare, true, |all| {
+            for round in 0..4 {
+                let mut asked = Vec::new();
+                for number in 0..sequences {
+                    let own = tokens(&mut rng, CONTEXT - 512 - 10 - number);
+                    let text = match (round + number) % 3 {
+                        0 => own,
+                        _ => [&shared[..], &own].concat(),
+                    };
+                    all.begin(number, &text);
+                    asked.push(text);
+                    all.step();
+                }
+                while all.scheduler.running() > 0 {
+                    all.step();
+                }
+                for (number, text, _) in std::mem::take(&mut all.ended) {
+                    assert_eq!(text, alone(&asked[number]));
+                }
+            }
+        });
+    }
 }

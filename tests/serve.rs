@@ -145,6 +145,52 @@ fn a_chat_answer_comes_whole_or_in_a_stream() {
     assert_eq!(both["choices"][1]["message"], next.ok()["choices"][0]["message"]);
 }
 
+/// A conversation that comes back after many others, and what others begin with.
+#[test]
+fn what_was_read_once_is_not_read_again() {
+    let options = ["--parallel", "2", "--cache-ram", "200MB"];
+    let server = Server::start(&options);
+    let talk = |number: usize, more: &[Value]| {
+        let system = format!("Rule {number}: be brief and kind. ").repeat(70);
+        let mut messages = vec![json!({"role": "system", "content": system})];
+        messages.push(question()[0].clone());
+        messages.extend_from_slice(more);
+        chat(json!({"messages": messages}))
+    };
+    let ask = |server: &Server, body: &Value| {
+        let whole = server.post(CHAT, body).ok();
+        let usage = &whole["usage"];
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        let prompt = usage["prompt_tokens"].as_u64().unwrap();
+        assert!(prompt > 600, "{usage}");
+        (whole["choices"].clone(), prompt - cached)
+    };
+    let (first, read) = ask(&server, &talk(0, &[]));
+    assert!(read > 600);
+    for number in 1..9 {
+        ask(&server, &talk(number, &[]));
+    }
+    let again = [first[0]["message"].clone(), json!({"role": "user", "content": "And of Spain?"})];
+    let (later, read) = ask(&server, &talk(0, &again));
+    assert!(read < 256 + 40, "{read} tokens were read");
+    let fresh = Server::start(&[]);
+    assert_eq!(later, ask(&fresh, &talk(0, &again)).0);
+    // Others, at once: of what they share with the first two pages need not be read.
+    let bodies = ["And of Italy?", "And of Peru?", "And of Chad?"].map(|text| {
+        talk(0, &[first[0]["message"].clone(), json!({"role": "user", "content": text})])
+    });
+    std::thread::scope(|scope| {
+        for body in &bodies {
+            let (server, fresh) = (&server, &fresh);
+            scope.spawn(move || {
+                let (text, read) = ask(server, body);
+                assert!(read < 256 + 40, "{read} tokens were read");
+                assert_eq!(text, ask(fresh, body).0);
+            });
+        }
+    });
+}
+
 #[test]
 fn chances_are_those_of_the_model() {
     let server = Server::start(&[]);

@@ -204,6 +204,7 @@ fn look(
             context: context(run),
             kv: kv_format(&weights, run.kv)?,
             sequences: 1,
+            prefixes: 0,
             npu: false,
         };
         Ok(About {

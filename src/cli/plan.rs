@@ -9,7 +9,7 @@ use super::output::print;
 use super::sizes::Sizes;
 use super::speeds::{self, Speeds as ByDevice};
 use super::ui::{Ui, page_columns};
-use crate::cli::options::{ModelArgs, UiOptions};
+use crate::cli::options::{ModelArgs, UiOptions, memory};
 use crate::error::{Fault, Kind};
 use crate::gemma::{Config, Weights, bundled};
 use crate::kv::PAGE;
@@ -59,10 +59,13 @@ pub struct Plan {
     /// bench --replay, trees of 15 nodes), guessing text of people, not of a Gemma.
     #[arg(long, value_name = "LOW,HIGH", value_delimiter = ',', num_args = 1, default_values_t = DRAFTED, value_parser = tokens)]
     pub tokens_per_pass: Vec<f64>,
-    /// Texts that generate --batch --parallel N answers at once: each takes memory for a context of
-    /// its own
+    /// Texts that serve, or generate --batch, with --parallel N answers at once: each takes memory
+    /// for a context of its own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub parallel: u16,
+    /// Memory in which serve keeps what texts began with (2GB), beside their contexts
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = memory)]
+    pub cache_ram: u64,
     /// One JSON object instead of text
     #[arg(long)]
     pub json: bool,
@@ -226,7 +229,8 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
     let context = load::context(run.context, CONTEXT, weights.config(), ui);
     let sequences = options.parallel as usize;
     let kv = load::kv_format(&weights, run.kv)?;
-    let task = Task { weights: &weights, context, kv, sequences, npu: run.npu.is_asked() };
+    let (prefixes, npu) = (options.cache_ram, run.npu.is_asked());
+    let task = Task { weights: &weights, context, kv, sequences, prefixes, npu };
     let placement = host.place(&task, ui)?;
     let available = host.available;
     let misfit = host.check(&placement).err().map(|e| format!("{e:#}"));
@@ -292,7 +296,11 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
 
 /// Nothing was named: which sizes fit.
 fn survey(options: &Plan, run: &RunOptions, host: &Host<'_>) -> Result<u8> {
-    if options.formats.settled().is_asked() || options.measure || options.parallel > 1 {
+    if options.formats.settled().is_asked()
+        || options.measure
+        || options.parallel > 1
+        || options.cache_ram > 0
+    {
         let fault = Fault::usage("these options are about one model, and none is named");
         return Err(fault.help("name it: gemma plan 27b, or gemma plan -m MODEL").into());
     }

@@ -152,5 +152,6 @@ fn task<'a>(weights: &'a Weights, run: &RunOptions) -> Result<Task<'a>> {
         AutoOr::N(n) => n,
         AutoOr::Auto => CONTEXT,
     };
-    Ok(Task { weights, context, kv: load::kv_format(weights, run.kv)?, sequences: 1, npu: false })
+    let kv = load::kv_format(weights, run.kv)?;
+    Ok(Task { weights, context, kv, sequences: 1, prefixes: 0, npu: false })
 }

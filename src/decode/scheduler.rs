@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
 
+use super::prefixes::{Prefixes, common, whole_pages};
 use super::{Chances, Event, Flow, Stats, Stop, Verdict, verify};
 use crate::draft::{
     Allowance, Ask, DraftContext, Drafter, Outcome, Pass, Policy, Proposal, Round, Verified,
@@ -18,6 +19,7 @@ use crate::draft::{
 };
 use crate::engine::{EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
 use crate::error::{Fault, Kind};
+use crate::kv::PAGE;
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 
@@ -61,6 +63,8 @@ struct Text {
     scored_at: Option<(usize, usize)>,
     /// The end of the prompt's part that the pass reads.
     chunk: TokenTree,
+    /// Where the prompt parts from texts that were read before, in whole pages; 0 once it is read.
+    fork: usize,
     wanted: Option<usize>,
     /// Of tokens that came since somebody asked.
     chances: Vec<Chances>,
@@ -81,6 +85,10 @@ impl Text {
         matches!(self.stage, Stage::Grows(_))
     }
 
+    fn is_read(&self) -> bool {
+        self.stage == Stage::Reads
+    }
+
     /// All but the newest token, which is the root of the next tree.
     fn past(&self) -> &[Token] {
         self.history.split_last().map_or(&[], |(_, past)| past)
@@ -97,8 +105,7 @@ pub struct Scheduler<'a> {
     interrupt: &'a AtomicBool,
     /// By sequence of the target.
     texts: Vec<Option<Text>>,
-    /// When each sequence was given to a text last, counted in texts.
-    given: Vec<u64>,
+    prefixes: Prefixes,
     scores: Scores,
     passes: u64,
     /// What the next step ends with.
@@ -116,7 +123,7 @@ impl<'a> Scheduler<'a> {
         interrupt: &'a AtomicBool,
     ) -> Self {
         let texts = (0..target.sequences()).map(|_| None).collect();
-        let (given, scores) = (vec![0; target.sequences()], Scores::default());
+        let (prefixes, scores) = (Prefixes::new(target.sequences()), Scores::default());
         Scheduler {
             target,
             drafter,
@@ -124,11 +131,17 @@ impl<'a> Scheduler<'a> {
             stop_ids,
             interrupt,
             texts,
-            given,
+            prefixes,
             scores,
             passes: 0,
             failure: None,
         }
+    }
+
+    /// Keeps what texts may begin with in pages that no text needs.
+    pub fn keeping_prefixes(mut self) -> Self {
+        self.prefixes.start();
+        self
     }
 
     /// Texts that are read or grow.
@@ -152,10 +165,12 @@ impl<'a> Scheduler<'a> {
         let Request { history, sampler, max_tokens, stats, chances } = request;
         let left = max_tokens.min(room(self.target, &history)?);
         let free = (0..self.texts.len()).filter(|s| self.texts[*s].is_none());
-        let fitness =
-            |s: &usize| (self.target.common(*s, &history), Reverse(self.given[*s]), Reverse(*s));
+        let fitness = |s: &usize| {
+            let gain = self.prefixes.gain(self.target, *s, &history);
+            (gain, Reverse(self.prefixes.last_use(*s)), Reverse(*s))
+        };
         let sequence = free.max_by_key(fitness).expect("the caller has seen that there is room");
-        self.given[sequence] = self.given.iter().max().map_or(0, |last| last + 1);
+        self.prefixes.touch(sequence);
         self.texts[sequence] = Some(Text {
             history,
             sampler,
@@ -167,6 +182,7 @@ impl<'a> Scheduler<'a> {
             scored: TokenTree::default(),
             scored_at: None,
             chunk: TokenTree::default(),
+            fork: 0,
             wanted: chances,
             chances: Vec::new(),
         });
@@ -188,6 +204,8 @@ impl<'a> Scheduler<'a> {
         if let Stage::Grows(begun) = text.stage {
             text.stats.decode_time += begun.elapsed();
         }
+        self.prefixes.touch(sequence);
+        self.prefixes.retain(self.target, sequence, self.target.position(sequence));
         let Text { history, stats, chances, .. } = text;
         Ended { sequence, history, stop, stats, chances }
     }
@@ -265,16 +283,19 @@ impl<'a> Scheduler<'a> {
 
     /// Texts begin to be read, from what the cache holds of them on, and to grow once they are.
     fn begin_texts(&mut self) -> Result<()> {
-        for (sequence, text) in self.texts.iter_mut().enumerate() {
-            let Some(text) = text.as_mut().filter(|text| !text.grows()) else { continue };
+        for sequence in self.sequences(|text| !text.grows()) {
+            let text = self.texts[sequence].as_mut().expect("it does not grow");
             if text.stage == Stage::Admitted {
                 self.target.adopt(&[(sequence, text.past())])?;
-                let cached = self.target.position(sequence);
-                text.stats.prompt_tokens += text.history.len() as u64;
-                text.stats.prefilled += (text.past().len() - cached) as u64;
-                text.stage = Stage::Reads;
+                if self.waits(sequence) {
+                    continue;
+                }
+                self.begin_reading(sequence);
             }
-            if self.target.position(sequence) == text.past().len() {
+            let text = self.texts[sequence].as_mut().expect("it is read");
+            let past = text.past().len();
+            if self.target.position(sequence) == past {
+                self.prefixes.retain(self.target, sequence, past);
                 self.drafter.prepare(sequence, text.past())?;
                 self.policy.begin_text();
                 text.stats.prefill_time += text.admitted.elapsed();
@@ -284,13 +305,37 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
+    /// Whether a text that is about to be read has more in common with one that is being read than
+    /// its sequence holds: nobody need read that twice.
+    fn waits(&self, sequence: usize) -> bool {
+        let past = self.texts[sequence].as_ref().map_or(&[][..], Text::past);
+        let held = self.target.position(sequence);
+        let reads_more = |other: &usize| {
+            let others = self.texts[*other].as_ref().map_or(&[][..], Text::past);
+            let shared = whole_pages(common(others, past));
+            shared > held && self.target.position(*other) < shared
+        };
+        self.prefixes.is_on() && self.sequences(Text::is_read).iter().any(reads_more)
+    }
+
+    /// Finds what need not be read of a text.
+    fn begin_reading(&mut self, sequence: usize) {
+        let text = self.texts[sequence].as_mut().expect("it is to be read");
+        self.prefixes.resume(self.target, sequence, text.past());
+        let cached = self.target.position(sequence);
+        text.fork = self.prefixes.fork(self.target, sequence, text.past());
+        text.stats.prompt_tokens += text.history.len() as u64;
+        text.stats.prefilled += (text.past().len() - cached) as u64;
+        text.stage = Stage::Reads;
+    }
+
     /// Decides what the pass reads of each prompt: the same of each, what one does not need for the
     /// next. Returns the rows of all.
     fn plan_reading(&mut self) -> usize {
         let growing = self.texts.iter().flatten().filter(|text| text.grows()).count();
         let most = self.target.engine().info().max_rows - growing;
         let mut rows = if growing > 0 { most.min(PROMPT_ROWS) } else { most };
-        let reading = self.sequences(|text| !text.grows());
+        let reading = self.sequences(Text::is_read);
         let all = rows;
         for (i, &sequence) in reading.iter().enumerate() {
             let text = self.texts[sequence].as_mut().expect("it is being read");
@@ -459,7 +504,26 @@ impl<'a> Scheduler<'a> {
         let texts = self.texts.iter().enumerate();
         let pasts: Vec<_> =
             texts.filter_map(|(sequence, text)| Some((sequence, text.as_ref()?.past()))).collect();
-        self.target.adopt(&pasts)
+        let mut pages = 0;
+        for (sequence, text) in self.texts.iter().enumerate() {
+            let now = self.target.position(sequence);
+            let end = match text {
+                Some(text) if text.grows() => text.past().len(),
+                Some(text) if text.is_read() => now + text.chunk.len(),
+                _ => now,
+            };
+            pages += end.div_ceil(PAGE).saturating_sub(now.div_ceil(PAGE));
+        }
+        self.prefixes.make_room(self.target, pages, |sequence| self.texts[sequence].is_none())?;
+        self.target.adopt(&pasts)?;
+        for (sequence, text) in self.texts.iter_mut().enumerate() {
+            let Some(text) = text.as_mut().filter(|text| text.fork > 0) else { continue };
+            if self.target.position(sequence) >= text.fork {
+                self.prefixes.retain(self.target, sequence, text.fork);
+                text.fork = 0;
+            }
+        }
+        Ok(())
     }
 }
 

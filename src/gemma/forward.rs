@@ -12,7 +12,7 @@ use crate::compute::{
     StepLayout, WeightId, best,
 };
 use crate::error::Fault;
-use crate::kv::Pages;
+use crate::kv::{PAGE, Pages};
 use crate::tensor::{Format, Matrix};
 use anyhow::{Context, Result};
 use std::collections::HashMap;
@@ -69,6 +69,21 @@ pub struct SparePages {
     pub global: usize,
     /// Of the sliding-window layers
     pub local: usize,
+}
+
+impl SparePages {
+    /// As many as so many bytes hold, in the proportion in which prefixes take them: of each text of
+    /// half the context, one behind its prompt and one behind its answer, windows apart.
+    pub fn within(bytes: u64, config: &Config, kv: KvFormat, context: usize) -> SparePages {
+        let globals = (0..config.n_layers).filter(|layer| config.is_global(*layer)).count();
+        let of_a_layer = 2 * PAGE * config.n_kv_heads * kv.head_bytes(config.head_dim);
+        let global = (context / 2).div_ceil(PAGE).max(1);
+        let local = global.min(2 * config.window.div_ceil(PAGE));
+        let of_a_text = (globals * global + (config.n_layers - globals) * local) * of_a_layer;
+        let texts = bytes as f64 / of_a_text as f64;
+        let pages = |each: usize| (texts * each as f64) as usize;
+        SparePages { global: pages(global), local: pages(local) }
+    }
 }
 
 /// Which pages each sequence has in some of the layers.
@@ -343,7 +358,7 @@ impl Builder<'_> {
         for layer in 0..config.n_layers {
             let is_own = |t: &&PageTable| t.pages.window.is_none() == config.is_global(layer);
             let table = tables.iter().find(is_own).expect("there is one of each kind of layers");
-            let cache = table.all_pages * crate::kv::PAGE * heads * bytes;
+            let cache = table.all_pages * PAGE * heads * bytes;
             let scratch = self.layout.max_rows * heads * bytes;
             sizes.push(2 * (cache + scratch) as u64);
             layers.push(KvLayer {

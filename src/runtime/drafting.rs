@@ -169,7 +169,7 @@ fn draft_model(
 ) -> Result<DraftModel> {
     let (identity, run) = (partner.fingerprint()?, &target.session.run);
     let context = partner.context(target.room.context);
-    let room = Room { context, sequences: target.room.sequences };
+    let room = Room { context, sequences: target.room.sequences, prefixes: 0 };
     let run = RunOptions {
         device: place(options, &partner.weights, run, room)?,
         gpu_layers: GpuLayers::Auto,
@@ -254,8 +254,9 @@ fn place(
     if options.device != Device::Auto {
         return Ok(options.device);
     }
-    let Room { context, sequences } = room;
-    let task = Task { weights, context, kv: kv_format(weights, run.kv)?, sequences, npu: false };
+    let Room { context, sequences, prefixes } = room;
+    let kv = kv_format(weights, run.kv)?;
+    let task = Task { weights, context, kv, sequences, prefixes, npu: false };
     let gpu = placement::roomy_gpu(&task)?;
     Ok(gpu.map_or(Device::Cpu, |index| Device::Vulkan(Choice::Index(index))))
 }

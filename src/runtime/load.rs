@@ -66,12 +66,14 @@ pub struct Room {
     /// Positions of each sequence.
     pub context: usize,
     pub sequences: usize,
+    /// Bytes for prefixes that outlive their sequences, beside what these leave.
+    pub prefixes: u64,
 }
 
 impl Room {
     /// For one text.
     pub fn of(context: usize) -> Room {
-        Room { context, sequences: 1 }
+        Room { context, sequences: 1, prefixes: 0 }
     }
 }
 
@@ -113,22 +115,25 @@ pub fn load(
     pool: &Arc<Pool>,
     listener: &dyn Listener,
 ) -> Result<Loaded> {
-    let Room { context, sequences } = room;
+    let Room { context, sequences, prefixes } = room;
     let kv = kv_format(weights, options.kv)?;
     // The NPU knows the pages of one text.
     let npu = options.npu.is_asked() && sequences == 1;
-    let task = Task { weights, context, kv, sequences, npu };
-    load_task(&task, label, options, pool, listener).map_err(|error| with_remedy(error, sequences))
+    let task = Task { weights, context, kv, sequences, prefixes, npu };
+    load_task(&task, label, options, pool, listener).map_err(|error| with_remedy(error, room))
 }
 
-/// Fewer sequences take less.
-fn with_remedy(mut error: anyhow::Error, sequences: usize) -> anyhow::Error {
-    if let Some(fault) =
-        error.downcast_mut::<Fault>().filter(|f| f.kind == Kind::Memory && sequences > 1)
-    {
+/// Fewer sequences and fewer spare pages take less.
+fn with_remedy(mut error: anyhow::Error, room: Room) -> anyhow::Error {
+    let Room { sequences, prefixes, .. } = room;
+    let remedy = match (sequences, prefixes) {
+        (1, 0) => return error,
+        (_, 0) => format!("lower --parallel or --ctx-size: there are {sequences} contexts"),
+        _ => format!("lower --cache-ram, which is {}", bytes(prefixes)),
+    };
+    if let Some(fault) = error.downcast_mut::<Fault>().filter(|f| f.kind == Kind::Memory) {
         let other = fault.help.take().map_or(String::new(), |help| format!(", or: {help}"));
-        fault.help =
-            Some(format!("lower --parallel or --ctx-size: there are {sequences} contexts{other}"));
+        fault.help = Some(remedy + &other);
     }
     error
 }
@@ -165,12 +170,8 @@ fn load_task(
                     _ => Ok(executor),
                 })
                 .and_then(|executor| {
-                    PlannedEngine::for_sequences(
-                        weights,
-                        executor,
-                        EngineOptions { context, kv },
-                        sequences,
-                    )
+                    let options = EngineOptions { context, kv };
+                    PlannedEngine::with_spare(weights, executor, options, sequences, task.spare())
                 })
         };
         let loaded = shown(bar, weights, load);

@@ -102,7 +102,7 @@ fn scaled(name: &str, formats: &Formats, directory: &std::path::Path) -> Formats
 }
 
 fn task(weights: &Weights, context: usize) -> Task<'_> {
-    Task { weights, context, kv: KvFormat::F16, sequences: 1, npu: false }
+    Task { weights, context, kv: KvFormat::F16, sequences: 1, prefixes: 0, npu: false }
 }
 
 /// Runs a test in a process of its own, where nothing else allocates: this one, started again for

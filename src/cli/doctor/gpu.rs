@@ -476,6 +476,7 @@ pub fn fits(
         context,
         kv: load::kv_format(weights, run.kv)?,
         sequences: 1,
+        prefixes: 0,
         npu: run.npu.is_asked(),
     };
     let devices = || match found {

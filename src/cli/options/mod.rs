@@ -21,3 +21,4 @@ pub use model::{ModelArgs, RunArgs};
 pub use sampling::{Resolved, SamplingOptions};
 pub use source::Source;
 pub use ui::{Colour, OnTerminal, UiOptions};
+pub use values::memory;

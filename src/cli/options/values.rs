@@ -1,10 +1,19 @@
 //! The words for values that a session knows as types.
 
+use crate::quant::recipe::parse_size;
 use crate::runtime::lock::DeviceLock;
 use crate::runtime::options::{DraftAhead, Kv};
 use crate::runtime::shapes::Shape;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
+
+/// Bytes of memory, none being a size too.
+pub fn memory(text: &str) -> Result<u64, String> {
+    match text {
+        "0" => Ok(0),
+        _ => parse_size(text).map_err(|e| e.to_string()),
+    }
+}
 
 impl ValueEnum for Kv {
     fn value_variants<'a>() -> &'a [Kv] {

@@ -284,6 +284,9 @@ impl Report<'_> {
         table.push(row("keys and values", &|s| bytes(s.need.kv)));
         table.push(row("  the context, global layers", &|s| bytes(s.kv.global)));
         table.push(row("  the window, other layers", &|s| bytes(s.kv.window)));
+        if self.task.prefixes > 0 {
+            table.push(row("  beginnings of texts", &|s| bytes(s.kv.prefixes)));
+        }
         table.push(row("  whole pages, room for a pass", &|s| bytes(s.kv.slack + s.kv.scratch)));
         table.push(row("activations", &|s| bytes(s.need.activations)));
         table.push(row("while loading", &|s| bytes(s.need.staging)));

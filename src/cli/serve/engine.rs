@@ -102,7 +102,8 @@ impl Engine<'_> {
         let cut = AtomicBool::new(false);
         let Drafting { drafter, policy, .. } = &mut drafting;
         let stop_ids = &self.session.stop_ids;
-        let texts = Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, &cut);
+        let texts = Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, &cut)
+            .keeping_prefixes();
         let seats = (0..self.room.sequences).map(|_| None).collect();
         let mut hall = Hall { engine: self, seats, texts, passes: 0 };
         for Stranded { seat, history, stats } in stranded {

@@ -75,7 +75,7 @@ pub fn run(options: &Serve, typed: &Typed) -> Result<u8> {
 
     let session = Session::open(&model, ui)?;
     let context = session.context(CONTEXT, ui);
-    let room = Room { context, sequences: load.parallel.into() };
+    let room = Room { context, sequences: load.parallel.into(), prefixes: load.cache_ram };
     let engine = Engine { session: &session, drafting: &drafting, room, queue: &queue, ui };
     let mut interrupt = None;
     let mut failed = None;

@@ -1,6 +1,6 @@
 //! The options of `gemma serve`.
 
-use crate::cli::options::{DraftArgs, ModelArgs, UiOptions};
+use crate::cli::options::{DraftArgs, ModelArgs, UiOptions, memory};
 use crate::error::Fault;
 use crate::runtime::options::AutoOr;
 use anyhow::{Context, Result};
@@ -76,6 +76,12 @@ pub struct LoadOptions {
     /// A pass reads the weights once for all of them. Each takes memory for a context of its own.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = number(1..=64))]
     pub parallel: u16,
+    /// Memory for what texts began with (2GB), beside that of their contexts
+    ///
+    /// A conversation that comes back is not read again, nor is what many begin with, such as a
+    /// system message. Contexts that are not in use serve for that too, so 0 keeps something.
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = memory)]
+    pub cache_ram: u64,
     /// Requests that may wait for their turn; more are told to come back later
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max_queue: u16,

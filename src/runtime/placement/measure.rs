@@ -50,6 +50,8 @@ pub struct KvParts {
     /// all sequences.
     pub global: u64,
     pub window: u64,
+    /// Pages beside those of the sequences, for prefixes.
+    pub prefixes: u64,
     /// Whole pages, and room in the rings for a pass and for taking tokens back.
     pub slack: u64,
     /// Rows of a pass that nothing has accepted yet.
@@ -70,7 +72,9 @@ impl KvParts {
             let part =
                 if kv.pages.window.is_some() { &mut parts.window } else { &mut parts.global };
             *part += bytes(sequences * seen);
-            parts.slack += bytes(kv.all_pages * PAGE - sequences * seen);
+            let own = sequences * kv.pages.count;
+            parts.prefixes += bytes((kv.all_pages - own) * PAGE);
+            parts.slack += bytes(own * PAGE - sequences * seen);
             parts.scratch += bytes(rows);
         }
         parts
@@ -107,6 +111,8 @@ pub struct Task<'a> {
     pub kv: KvFormat,
     /// Texts that share a pass, each with keys and values of its own.
     pub sequences: usize,
+    /// Bytes for prefixes beside them.
+    pub prefixes: u64,
     /// An NPU was asked for.
     pub npu: bool,
 }
@@ -114,6 +120,11 @@ pub struct Task<'a> {
 impl Task<'_> {
     pub fn layers(&self) -> usize {
         self.weights.config().n_layers
+    }
+
+    /// Pages for prefixes.
+    pub fn spare(&self) -> SparePages {
+        SparePages::within(self.prefixes, self.weights.config(), self.kv, self.context)
     }
 
     /// What it takes with the first `on_gpu` layers on `device`.
@@ -167,7 +178,7 @@ impl Task<'_> {
             kv,
             max_rows: exec.caps().max_rows,
             sequences,
-            spare: SparePages::default(),
+            spare: self.spare(),
         };
         forward::load(self.weights, exec, options)
     }

@@ -290,6 +290,7 @@ mod tests {
             context: 2048,
             kv: crate::compute::KvFormat::F16,
             sequences: 1,
+            prefixes: 0,
             npu: false,
         };
         let chosen = |devices: &[DeviceInfo]| -> Vec<(usize, usize)> {

@@ -244,8 +244,9 @@ mod tests {
     #[test]
     fn a_processor_is_timed_and_a_gpu_only_if_it_may_be() {
         let weights = weights("q4_0");
+        let (kv, sequences) = (KvFormat::F16, 1);
         let task =
-            Task { weights: &weights, context: 2048, kv: KvFormat::F16, sequences: 1, npu: false };
+            Task { weights: &weights, context: 2048, kv, sequences, prefixes: 0, npu: false };
         let pool = Arc::new(Pool::new(2).unwrap());
         let here = Placement { device: None, layout: task.measure(None, 0).unwrap() };
         let found = reading(&task, &here, &pool, None, None).unwrap().unwrap();
