@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Real clients of `gemma serve`, from their registry: openai, anthropic, litellm, langchain-openai and
-# llm, against the bundled model.
+# Real clients of `gemma serve`, from their registries: openai, anthropic, litellm, langchain-openai
+# and llm of Python, async-openai of Rust (client-rust), against the bundled model.
 #
 #   scripts/test-clients.sh [GEMMA]      GEMMA is the binary, target/release/gemma by default
 #
@@ -30,3 +30,13 @@ for _ in $(seq 600); do
 done
 address=$(sed -n 's|.*answers at \(http://[^ ]*\).*|\1|p' "$work/said")
 HOME=$work "$CLIENTS/bin/python" scripts/test_clients.py "$address" "$gemma"
+
+if target=$PWD/target/client-rust && CARGO_TARGET_DIR=$target \
+  cargo build -q --locked --manifest-path scripts/client-rust/Cargo.toml 2>"$work/cargo"; then
+  expected=$(HOME=$work "$gemma" generate -q --temp 0 -n 20 --draft-memory off \
+    'What is the capital of France?' </dev/null)
+  "$target/debug/client-rust" "$address" "$expected"
+  echo "async-openai: as expected"
+else
+  echo "SKIPPED async-openai: it cannot be built: $(tail -n 1 "$work/cargo")"
+fi
