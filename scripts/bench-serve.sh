@@ -11,6 +11,9 @@
 #   CLIENTS="1 8 32" clients at once
 #   LONG=4000        words of the long prompt; the context is --ctx-size, 16,384 here
 #   SOAK=1000        requests of the soak, a fifth cancelled, a tenth malformed
+#   TURNS=20         turns of each agent, and RULES=350 sentences of what it begins with
+#   CACHE_RAM=1GB    --cache-ram of the agents' server, which answers two texts at once
+#   PARTS="engine agents soak"
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")
 shift || true
@@ -19,13 +22,31 @@ work=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill "$server" 2>/dev/null; rm -rf "$work"' EXIT
 export GEMMA_DRAFT_MEMORY=off
-"$gemma" serve --port 0 --log off --ctx-size 16384 --parallel 32 --max-queue 1000 "$@" \
-  2>"$work/said" &
-server=$!
-for _ in $(seq 6000); do
-  grep -q 'answers at' "$work/said" && break
-  kill -0 "$server" || { cat "$work/said" >&2; exit 1; }
-  sleep 0.1
+
+# Starts a server of these options and measures a part against it; then "$@" are the options that
+# the engine alone has too.
+part() {
+  local name=$1 own=$2
+  shift 2
+  # shellcheck disable=SC2086
+  "$gemma" serve --port 0 --log off --ctx-size 16384 $own "$@" 2>"$work/said" &
+  server=$!
+  for _ in $(seq 6000); do
+    grep -q 'answers at' "$work/said" && break
+    kill -0 "$server" || { cat "$work/said" >&2; exit 1; }
+    sleep 0.1
+  done
+  local address
+  address=$(sed -n 's|.*answers at http://\([^ ]*\).*|\1|p' "$work/said")
+  GEMMA=$gemma SERVER=$server python3 scripts/bench_serve.py "$name" "$address" "$@"
+  kill "$server"
+  wait "$server" || true
+  server=
+}
+
+for name in ${PARTS:-engine agents soak}; do
+  case $name in
+    agents) part agents "--parallel 2 --cache-ram ${CACHE_RAM:-1GB}" "$@" ;;
+    *) part "$name" "--parallel 32 --max-queue 1000" "$@" ;;
+  esac
 done
-address=$(sed -n 's|.*answers at http://\([^ ]*\).*|\1|p' "$work/said")
-GEMMA=$gemma SERVER=$server python3 scripts/bench_serve.py "$address" "$@"

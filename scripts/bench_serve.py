@@ -1,6 +1,7 @@
 """Measures a server: see bench-serve.sh, which starts it.
 
-bench_serve.py HOST:PORT [OPTIONS of the server, which the engine alone is measured with too]
+bench_serve.py engine|agents|soak HOST:PORT [OPTIONS of the server, which the engine alone is
+measured with too]
 """
 
 import http.client
@@ -11,11 +12,13 @@ import sys
 import threading
 import time
 
-address, options = sys.argv[1], sys.argv[2:]
+which, address, options = sys.argv[1], sys.argv[2], sys.argv[3:]
 TOKENS = int(os.environ.get("TOKENS", 200))
 CLIENTS = [int(n) for n in os.environ.get("CLIENTS", "1 8 32").split()]
 LONG = int(os.environ.get("LONG", 4000))
 SOAK = int(os.environ.get("SOAK", 1000))
+TURNS = int(os.environ.get("TURNS", 20))
+RULES = int(os.environ.get("RULES", 350))
 QUESTION = "Write a story about a house by the sea."
 
 
@@ -102,19 +105,53 @@ def beside_long_prompt():
           f"words {beside * 1e3:.0f} ms (that one took {times['long']:.1f} s)")
 
 
-def agent():
-    """Twenty turns: how much of the prompts is read again."""
-    messages = [{"role": "system", "content": "You are an agent. " + "Rule: be brief. " * 300}]
-    again = read = held = 0
-    for turn in range(20):
-        messages.append({"role": "user", "content": f"Step {turn}: what is next?"})
-        text, _, usage = ask(messages, 20, seed=turn)
-        messages.append({"role": "assistant", "content": text})
+class Agent:
+    """A conversation with a long system message, and how much of it is read more than once."""
+
+    def __init__(self, number, rules):
+        system = f"You are agent {number}. " + "".join(
+            f"Rule {rule}: say what is known of item {rule}, briefly. " for rule in range(rules))
+        self.messages = [{"role": "system", "content": system}]
+        self.turns = self.held = self.again = self.read = 0
+
+    def turn(self):
+        self.messages.append({"role": "user", "content": f"Step {self.turns}: what is next?"})
+        text, _, usage = ask(self.messages, 20, seed=self.turns)
+        self.messages.append({"role": "assistant", "content": text})
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        again += max(held - cached, 0)
+        # All of the turn before was in a cache once: its prompt and its answer.
+        self.again += max(self.held - cached, 0)
+        self.read += usage["prompt_tokens"]
+        self.held = usage["prompt_tokens"] + usage["completion_tokens"]
+        self.turns += 1
+
+
+def share(again, read):
+    return f"{100 * again / read:.1f} % of {read} prompt tokens read again"
+
+
+def agents():
+    """Conversations whose prompts grow with each turn: what is read more than once."""
+    alone = Agent(0, RULES)
+    for _ in range(TURNS):
+        alone.turn()
+    print(f"agent of {TURNS} turns, alone: {share(alone.again, alone.read)}")
+    many = [Agent(1 + n, RULES) for n in range(9)]
+    for _ in range(TURNS):
+        for one in many:
+            one.turn()
+    again, read = sum(one.again for one in many), sum(one.read for one in many)
+    print(f"9 agents in turn, each after 8 others: {share(again, read)}")
+    rules = " ".join(f"Rule {rule}: never forget the rules." for rule in range(RULES))
+    again = read = 0
+    for client in range(20):
+        messages = [{"role": "system", "content": rules}, *user(f"I am client {client}.")]
+        _, _, usage = ask(messages, 5)
         read += usage["prompt_tokens"]
-        held = usage["prompt_tokens"]
-    print(f"agent of 20 turns: {100 * again / read:.1f} % of {read} prompt tokens read again")
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        # The last tokens are the client's own.
+        again += max(usage["prompt_tokens"] - 20 - cached, 0) if client else 0
+    print(f"20 clients with one system message: {share(again, read)}")
 
 
 def soak():
@@ -165,5 +202,7 @@ def soak():
     assert not wrong and not unanswered and not left, (wrong[:3], unanswered[:3])
 
 
-for part in (overhead, throughput, beside_long_prompt, agent, soak):
+PARTS = {"engine": (overhead, throughput, beside_long_prompt), "agents": (agents,),
+         "soak": (soak,)}
+for part in PARTS[which]:
     part()
