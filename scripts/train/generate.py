@@ -29,7 +29,7 @@ def generate(net: Net, e, prompts, new=256, temperature=0.0, top_k=64, top_p=0.9
     first = n - torch.tensor([len(p) for p in prompts], device=dev)
     total = n + new
     tables = {g: rope_tables(1e6 if g else 1e4, total, dev) for g in (True, False)}
-    cache = torch.zeros(net.layers, 2, b, net.kv_heads, total, HEAD_DIM, dtype=torch.bfloat16, device=dev)
+    cache = torch.zeros(net.layers, 2, b, net.kv_heads, total, HEAD_DIM, dtype=net.dtype, device=dev)
     k_pos = torch.arange(total, device=dev)
     rng = torch.Generator(device=dev).manual_seed(seed)
     done, out = torch.zeros(b, dtype=torch.bool, device=dev), []

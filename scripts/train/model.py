@@ -102,21 +102,34 @@ PARTS = ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v
          "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_feedforward_layernorm")
 
 
-def layer(x, w, cos, sin, attend, turn=None):
-    """One layer on the residual stream x [batch, length, dim]; w: its weights in the order of PARTS;
-    attend(q, k, v) on [batch, heads, length, 64]; turn: rounds the inputs of linears to 8 bits in this basis."""
-    act = (lambda t: t) if turn is None else (lambda t: quantise_act(t, turn))
-    norm1, wq, wk, wv, norm_q, norm_k, wo, norm2, norm3, gate, up, down, norm4 = w
+def queries(x, w, cos, sin, act=lambda t: t):
+    """What attention starts from: queries, keys and values [batch, heads, length, 64] of the
+    residual stream x."""
+    norm1, wq, wk, wv, norm_q, norm_k = w[:6]
     b, s, _ = x.shape
     split = lambda t: t.view(b, s, -1, HEAD_DIM).transpose(1, 2)
     y = act(rms_norm(x, norm1).to(wq.dtype))
     q = rope(rms_norm(split(F.linear(y, wq)), norm_q), cos, sin).to(wq.dtype)
     k = rope(rms_norm(split(F.linear(y, wk)), norm_k), cos, sin).to(wq.dtype)
-    y = attend(q, k, split(F.linear(y, wv))).transpose(1, 2).reshape(b, s, -1)
+    return q, k, split(F.linear(y, wv))
+
+
+def rest(x, y, w, act=lambda t: t):
+    """The residual stream behind a layer, from that in front of it and the output y of attention
+    [batch, length, heads * 64]."""
+    wo, norm2, norm3, gate, up, down, norm4 = w[6:]
     x = x + rms_norm(F.linear(act(y), wo), norm2)
-    y = act(rms_norm(x, norm3).to(wq.dtype))
+    y = act(rms_norm(x, norm3).to(wo.dtype))
     y = F.linear(act(F.gelu(F.linear(y, gate), approximate="tanh") * F.linear(y, up)), down)
     return x + rms_norm(y, norm4)
+
+
+def layer(x, w, cos, sin, attend, turn=None):
+    """One layer on the residual stream x [batch, length, dim]; w: its weights in the order of PARTS;
+    attend(q, k, v) on [batch, heads, length, 64]; turn: rounds the inputs of linears to 8 bits in this basis."""
+    act = (lambda t: t) if turn is None else (lambda t: quantise_act(t, turn))
+    y = attend(*queries(x, w, cos, sin, act)).transpose(1, 2)
+    return rest(x, y.reshape(*x.shape[:2], -1), w, act)
 
 
 @torch.compile
