@@ -1,9 +1,12 @@
-"""Packed rows in GPU memory and the mixes drawn from them."""
+"""Packed rows in GPU memory and the mixes drawn from them; rows that the target wrote itself."""
 import glob
 import os
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
+
+from slots import BOS, READ, SEEN, WRITTEN
 
 ROW = 2049
 
@@ -14,10 +17,7 @@ STABLE = {"code": 0.19, "docs": 0.22, "prose": 0.194, "chat-rest": 0.13, "chat-q
 DECAY = {"code": 0.05, "docs": 0.08, "prose": 0.07, "chat-rest": 0.07, "chat-qa": 0.34, "chat-tpl": 0.06,
          "chat-define": 0.03, "chat-codeqa": 0.11, "chat-exercise": 0.04, "chat-math": 0.06,
          "chat-dialogue": 0.05, "chat-extract": 0.02, "chat-med": 0.008, "chat-seed": 0.045}
-DISTIL = {"code": 0.10, "docs": 0.05, "prose": 0.05, "chat-rest": 0.04, "chat-qa": 0.14, "chat-tpl": 0.04,
-          "chat-define": 0.02, "chat-codeqa": 0.08, "chat-exercise": 0.04, "chat-math": 0.04,
-          "chat-dialogue": 0.03, "chat-extract": 0.02, "chat-med": 0.01, "chat-seed": 0.02, "own": 0.32}
-MIXES = {"stable": STABLE, "decay": DECAY, "distil": DISTIL}
+MIXES = {"stable": STABLE, "decay": DECAY}
 
 
 def files_of(folder, name):
@@ -70,7 +70,7 @@ class Mix:
                 continue
             t, m = self.sets[name].take(self._indices(name, n))
             ids.append(t)
-            chat = name.startswith("chat") or name == "own"
+            chat = name.startswith("chat")
             weight.append(m if self.answers_only and chat else torch.ones_like(m))
         ids, weight = torch.cat(ids), torch.cat(weight)
         target = ids[:, 1:].long()
@@ -78,3 +78,36 @@ class Mix:
 
     def epochs(self):
         return {n: round(float(self.seen[n]) / len(self.sets[n]), 2) for n in self.names}
+
+
+class Own:
+    """The rows of own.py, on the device, in shuffled epochs; `read`: the weight of a prompt's
+    tokens beside the target's own."""
+
+    def __init__(self, folder, read, seed, device="cuda"):
+        parts = [load_file(f) for f in sorted(glob.glob(os.path.join(folder, "own.*.safetensors")))]
+        whole = {n: torch.cat([p[n].to(device) for p in parts]) for n in parts[0]}
+        self.tokens, self.kind = whole["tokens"], whole["kind"]
+        self.top, self.chance = whole["top"], whole["chance"]
+        # What stands in front of a row's first <bos> goes on from the row before, which the draft
+        # does not see.
+        self.kind[(self.tokens == BOS).cumsum(1) == 0] = SEEN
+        self.weight = torch.zeros(3, device=device)
+        self.weight[READ], self.weight[WRITTEN] = read, 1.0
+        self.rng, self.order, self.seen = np.random.default_rng(seed), np.zeros(0, np.int64), 0
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def next(self, rows):
+        """tokens [rows, 2048], the likeliest next ones and the logarithms of their probabilities,
+        loss weights."""
+        while len(self.order) < rows:
+            self.order = np.concatenate([self.order, self.rng.permutation(len(self))])
+        index = torch.from_numpy(self.order[:rows]).to(self.tokens.device)
+        self.order, self.seen = self.order[rows:], self.seen + rows
+        weight = self.weight[self.kind[index].long()]
+        return self.tokens[index].long(), self.top[index].long(), self.chance[index].float(), weight
+
+    def epochs(self):
+        return self.seen / len(self)

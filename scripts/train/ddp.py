@@ -9,9 +9,18 @@ WORLD, RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0
 
 
 def start():
+    """The device of this process."""
+    if not torch.cuda.is_available():
+        return "cpu"
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if WORLD > 1:
         dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
+    return "cuda"
+
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.2)
 
 
 def finish():
@@ -55,12 +64,14 @@ class Clock:
 
     def more(self, step):
         if self.steps is None and step in (self.WARM, self.LOOK):
-            torch.cuda.synchronize()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             if step == self.WARM:
                 self.mark = time.time()
             else:
                 rate = (time.time() - self.mark) / (self.LOOK - self.WARM)
-                left = torch.tensor([int((self.seconds - (time.time() - self.began)) / rate)], device="cuda")
+                left = int((self.seconds - (time.time() - self.began)) / rate)
+                left = torch.tensor([left], device="cuda" if torch.cuda.is_available() else "cpu")
                 if WORLD > 1:
                     dist.broadcast(left, 0)
                 self.steps = step + max(1, int(left))

@@ -34,6 +34,10 @@ def pack(out, paths):
                 to.write(f.getvalue())
 
 
+def read(path):
+    return lzma.decompress(open(path, "rb").read())
+
+
 def unpack(out, folders):
     parts = {}
     for folder in folders:
@@ -41,7 +45,9 @@ def unpack(out, folders):
             if name.endswith(".xz"):
                 parts[name] = os.path.join(folder, name)
     for base in sorted({n[:-6] for n in parts}):
-        planes = b"".join(lzma.decompress(open(parts[n], "rb").read()) for n in sorted(parts) if n[:-6] == base)
+        with Pool() as pool:
+            names = [n for n in sorted(parts) if n[:-6] == base]
+            planes = b"".join(pool.map(read, [parts[n] for n in names], chunksize=1))
         half = (len(planes) + 1) // 2
         data = bytearray(len(planes))
         data[::2], data[1::2] = planes[:half], planes[half:]

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+import pack
 from data import Rows
 from generate import dense_hidden, generate
 from hf_files import CONTEXT
 from model import Masks, Net
-from own import prompts_of
 
 torch._dynamo.config.automatic_dynamic_shapes = False
 torch._dynamo.config.cache_size_limit = 64
@@ -89,6 +89,17 @@ def agreement(score_d, ed, score_t, et, texts):
     return {"top1": round(top1 / count, 3), "top4": round(top4 / count, 3), "overlap": round(overlap / count, 3),
             "tokens_per_pass_chain4": round(count / passes[4], 2), "tokens_per_pass_chain8": round(count / passes[8], 2),
             "tokens": count}
+
+
+def prompts_of(rows, model_id):
+    """First user turns (with the start of the answer) of the chats in packed rows."""
+    for row in rows:
+        bos = np.flatnonzero(row == pack.BOS)
+        for s, e in zip(bos, list(bos[1:]) + [len(row)]):
+            doc = row[s:e]
+            ends = np.flatnonzero(doc == pack.EOT)
+            if len(ends) and ends[0] + 4 < len(doc) and doc[ends[0] + 3] == model_id and ends[0] < 380:
+                yield doc[: ends[0] + 5].tolist()
 
 
 def prompts_by_kind(data, tok, limit):

@@ -1,76 +1,126 @@
-"""Lets the target answer prompts of the training chats, and packs its answers for the draft's training.
+"""Lets the target answer prompts, and keeps what it thought likeliest at each place: all that the
+draft's training needs of it.
 
-    torchrun --nproc-per-node GPUS own.py --data DIR --tokenizer tokenizer.json --target RUN/target.pt --out DIR --prompts 16000
+    torchrun --nproc-per-node GPUS own.py --prompts prompts.npz --target RUN/target.pt \\
+        --out DATA --seconds 300
 
-Each process takes its share of the prompts and writes rows of its own, own.RANK.npy.
+Each process takes its share of the prompts. Every 2,048 passes it writes
+own.RANK.NUMBER.safetensors: rows of 2,048 tokens, what the next token of each place is (`kind`, see
+slots.py), and the 16 likeliest ones with the logarithms of their probabilities.
 """
+
 import argparse
 import os
-import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 import ddp
-import pack
-from generate import effective, generate
+from generate import effective
+from hf_files import CONTEXT
 from model import Net
-
-CLASSES = {"chat-seed": 1.0, "chat-define": 1.0, "chat-qa": 2.0, "chat-tpl": 1.0, "chat-codeqa": 1.5,
-           "chat-exercise": 0.5, "chat-math": 0.5, "chat-dialogue": 0.3}
+from slots import WRITTEN, Slots
 
 
-def prompts_of(rows, model_id):
-    """First user turns (with the start of the answer) of the chats in packed rows."""
-    for row in rows:
-        bos = np.flatnonzero(row == pack.BOS)
-        for s, e in zip(bos, list(bos[1:]) + [len(row)]):
-            doc = row[s:e]
-            ends = np.flatnonzero(doc == pack.EOT)
-            if len(ends) and ends[0] + 4 < len(doc) and doc[ends[0] + 3] == model_id and ends[0] < 380:
-                yield doc[: ends[0] + 5].tolist()
+def weights(path, device="cuda"):
+    """Those of a checkpoint, or of an exported model."""
+    return (
+        load_file(path, device=device)
+        if path.endswith(".safetensors")
+        else torch.load(path, map_location=device)["weights"]
+    )
+
+
+def load_prompts(path, device):
+    """ids, starts and lengths of this process's prompts."""
+    z = np.load(path)
+    lengths = z["lengths"].astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
+    to = lambda x: torch.from_numpy(x).to(device)
+    return to(z["ids"]), to(starts[ddp.RANK :: ddp.WORLD]), to(lengths[ddp.RANK :: ddp.WORLD])
+
+
+def write(path, tensors):
+    save_file(tensors, path + ".part")
+    os.replace(path + ".part", path)
 
 
 def main():
     ap = argparse.ArgumentParser()
-    ap.add_argument("--data", required=True)
-    ap.add_argument("--tokenizer", required=True)
+    ap.add_argument("--prompts", required=True)
     ap.add_argument("--target", required=True)
     ap.add_argument("--out", required=True)
-    ap.add_argument("--prompts", type=int, default=16000)
-    ap.add_argument("--new", type=int, default=320)
-    ap.add_argument("--batch", type=int, default=1024)
-    ap.add_argument("--seconds", type=float, default=float("inf"), help="starts no batch after so much time")
+    ap.add_argument("--slots", type=int, default=4096)
+    ap.add_argument("--new", type=int, default=160)
+    ap.add_argument(
+        "--sampled", type=float, default=0.15, help="share of the slots that draw at temperature 1"
+    )
+    ap.add_argument(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="begins no row that would not be written in this time",
+    )
+    ap.add_argument(
+        "--until",
+        type=float,
+        default=float("inf"),
+        help="the same as a time of the clock, in seconds since 1970",
+    )
+    ap.add_argument("--rows", type=int, default=1 << 30, help="at most so many rows a slot")
+    ap.add_argument("--row", type=int, default=CONTEXT, help=argparse.SUPPRESS)
+    ap.add_argument(
+        "--wait", action="store_true", help="gets ready on random weights, then waits for --target"
+    )
     a = ap.parse_args()
-    ddp.start()
-    pack.start(a.tokenizer)
-    model_id, rng = pack.TOK.token_to_id("model"), random.Random(5)
-    chosen, names = [], [n for n in CLASSES if os.path.exists(os.path.join(a.data, n + ".npy"))]
-    for n in names:
-        all_rows = np.load(os.path.join(a.data, n + ".npy"))
-        want = int(a.prompts * CLASSES[n] / sum(CLASSES[m] for m in names))
-        found = list(prompts_of(all_rows[: 1 + want * 2], model_id))
-        rng.shuffle(found)
-        chosen += found[:want]
-    rng.shuffle(chosen)
-    chosen = chosen[ddp.RANK :: ddp.WORLD]
-    # A batch holds prompts of about one length; the batches are shuffled, for the time may not suffice for all.
-    chosen.sort(key=len)
-    batches = [chosen[i : i + a.batch] for i in range(0, len(chosen), a.batch)]
-    rng.shuffle(batches)
-    net = Net("demo-target")
-    e = effective(net, torch.load(a.target, map_location="cuda")["weights"])
-    pieces, began = [], time.time()
-    for i, part in enumerate(batches):
-        if time.time() - began > a.seconds:
-            break
-        out = generate(net, e, part, a.new, temperature=1.0 if i % 3 == 2 else 0.0, seed=i)
-        for p, o in zip(part, out):
-            ids = np.array(p + o + ([pack.TOK.token_to_id("\n")] if o[-1] == pack.EOT else []), np.int16)
-            pieces.append((ids, pack.turn_mask(ids)))
-    print(f"{len(pieces)} answers, {sum(len(p[0]) for p in pieces) / 1e6:.1f} M tokens, {time.time() - began:.0f} s")
-    print(pack.save(a.out, f"own.{ddp.RANK}", pieces, rng), flush=True)
+    os.makedirs(a.out, exist_ok=True)
+    device = ddp.start()
+    if a.wait:
+        ddp.wait_for(a.prompts)
+    net = Net("demo-target", device)
+    e = effective(net, net.init(1, device) if a.wait else weights(a.target, device))
+    slots = Slots(net, e, load_prompts(a.prompts, device), a.slots, a.new, a.sampled)
+    torch.manual_seed(5 + ddp.RANK)
+    slots.hasten(ddp.say, least=0.0 if a.wait else 0.9)
+    if a.wait:
+        ddp.wait_for(a.target)
+        for name, t in effective(net, weights(a.target, device)).items():
+            e[name].copy_(t)
+        slots.hasten(ddp.say)
+    began, written, number, longest = time.time(), 0, 0, 0.0
+    end = min(began + a.seconds, a.until)
+    with ThreadPoolExecutor(1) as saver:
+        saves = []
+        while number < a.rows and time.time() + longest < end:
+            start = time.time()
+            tokens, kind, top, chance = (t.contiguous().cpu() for t in slots.run(a.row))
+            path = os.path.join(a.out, f"own.{ddp.RANK}.{number:03}.safetensors")
+            saves.append(
+                saver.submit(
+                    write, path, {"tokens": tokens, "kind": kind, "top": top, "chance": chance}
+                )
+            )
+            number, written, longest = (
+                number + 1,
+                written + int((kind == WRITTEN).sum()),
+                max(longest, time.time() - start),
+            )
+            if number < 3 or number % 5 == 0:
+                ddp.say(
+                    f"own row {number}: {tokens.numel() / (time.time() - start) / 1e3:.0f}k "
+                    f"tokens/s, of them written {(kind == WRITTEN).float().mean():.2f}"
+                )
+        for s in saves:
+            s.result()
+    took = time.time() - began
+    ddp.say(
+        f"DONE own: {written / 1e6:.1f} M tokens written in {took:.0f} s "
+        f"({written / took / 1e3:.0f}k a second), "
+        f"{int(slots.count)} of {len(slots.starts)} prompts"
+    )
     ddp.finish()
 
 
