@@ -97,6 +97,7 @@ def main():
         "--miss", type=float, default=1.0, help="weight of the chance to miss the first choice"
     )
     ap.add_argument("--read", type=float, default=0.1, help="weight of the prompts' tokens")
+    ap.add_argument("--eager", action="store_true", help="compiles the layers alone")
     ap.add_argument("--save", type=int, default=2000)
     ap.add_argument("--seed", type=int, default=2)
     a = ap.parse_args()
@@ -112,7 +113,7 @@ def main():
     rows, turns = ddp.share(a.batch)
     masks, run = (
         Masks(rows) if device == "cuda" else None,
-        make_loss(draft, a.miss, device == "cuda"),
+        make_loss(draft, a.miss, device == "cuda" and not a.eager),
     )
     if a.wait:
         began = time.time()

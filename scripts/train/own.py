@@ -84,7 +84,7 @@ def main():
     e = effective(net, net.init(1, device) if a.wait else weights(a.target, device))
     slots = Slots(net, e, load_prompts(a.prompts, device), a.slots, a.new, a.sampled)
     torch.manual_seed(5 + ddp.RANK)
-    slots.hasten(ddp.say, least=0.0 if a.wait else 0.9)
+    slots.hasten(ddp.say, least=0.0 if a.wait else 0.8)
     if a.wait:
         ddp.wait_for(a.target)
         for name, t in effective(net, weights(a.target, device)).items():

@@ -206,7 +206,7 @@ class Slots:
                 kept[i].copy_(value)
         return [k.transpose(0, 1) for k in self.kept]
 
-    def hasten(self, say=print, steps=24, least=0.9):
+    def hasten(self, say=print, steps=24, least=0.8):
         """Takes the fastest way of making a pass that works here and gives what the plain one
         gives: `least` is the share of first choices that must be the same (rounding differs, and
         so do choices that are nearly as likely as others)."""
