@@ -26,12 +26,12 @@ from slots import WRITTEN, Slots
 
 
 def weights(path, device="cuda"):
-    """Those of a checkpoint, or of an exported model."""
-    return (
-        load_file(path, device=device)
-        if path.endswith(".safetensors")
-        else torch.load(path, map_location=device)["weights"]
-    )
+    """Those of a checkpoint, or of an exported model, in f32: the fake quantisation is to round
+    what the program rounds."""
+    exported = path.endswith(".safetensors")
+    found = load_file(path, device=device) if exported else None
+    found = found or torch.load(path, map_location=device)["weights"]
+    return {n: t.float() for n, t in found.items()}
 
 
 def load_prompts(path, device):
