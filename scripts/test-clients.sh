@@ -11,7 +11,7 @@ gemma=$(realpath "${1:-target/release/gemma}")
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 server=
-trap '[ -z "$server" ] || kill "$server"; rm -rf "$work"' EXIT
+trap '[ -z "$server" ] || { kill "$server"; wait "$server" || true; }; rm -rf "$work"' EXIT
 
 if [ -z "${CLIENTS:-}" ]; then
   CLIENTS=$work/venv

@@ -1,6 +1,7 @@
 //! Floor 5: the loop, verification, text that is certain, statistics.
 
 pub mod chances;
+mod growing;
 mod prefixes;
 pub mod scheduler;
 pub mod stats;

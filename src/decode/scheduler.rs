@@ -11,12 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
 
+use super::growing::{Stage, Text, asks};
 use super::prefixes::{Prefixes, common, whole_pages};
 use super::{Chances, Event, Flow, Stats, Stop, Verdict, verify};
-use crate::draft::{
-    Allowance, Ask, DraftContext, Drafter, Outcome, Pass, Policy, Proposal, Round, Verified,
-    forced, verified,
-};
+use crate::draft::{Allowance, Drafter, Outcome, Pass, Policy, Proposal, Round, forced, verified};
 use crate::engine::{EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
 use crate::error::{Fault, Kind};
 use crate::kv::PAGE;
@@ -25,6 +23,8 @@ use crate::tensor::Token;
 
 /// The most rows of prompts in a pass that texts grow by: they must not wait long for each other.
 const PROMPT_ROWS: usize = 64;
+/// How long nothing is done where all texts wait for their grammars.
+const MOMENT: Duration = Duration::from_millis(1);
 
 /// A text to be grown.
 pub struct Request {
@@ -45,54 +45,6 @@ pub struct Ended {
     pub stats: Stats,
     /// Of the tokens of the last pass.
     pub chances: Vec<Chances>,
-}
-
-/// A text that has a sequence of the target.
-struct Text {
-    history: Vec<Token>,
-    sampler: Sampler,
-    /// Tokens that may still come.
-    left: usize,
-    stats: Stats,
-    admitted: Instant,
-    stage: Stage,
-    proposal: Proposal,
-    /// The tree of the last round, the length of its history, and the row of its root among the
-    /// scores of the last pass.
-    scored: TokenTree,
-    scored_at: Option<(usize, usize)>,
-    /// The end of the prompt's part that the pass reads.
-    chunk: TokenTree,
-    /// Where the prompt parts from texts that were read before, in whole pages; 0 once it is read.
-    fork: usize,
-    wanted: Option<usize>,
-    /// Of tokens that came since somebody asked.
-    chances: Vec<Chances>,
-}
-
-/// How far a text is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Admitted,
-    /// Its prompt is read.
-    Reads,
-    /// It grows, since then.
-    Grows(Instant),
-}
-
-impl Text {
-    fn grows(&self) -> bool {
-        matches!(self.stage, Stage::Grows(_))
-    }
-
-    fn is_read(&self) -> bool {
-        self.stage == Stage::Reads
-    }
-
-    /// All but the newest token, which is the root of the next tree.
-    fn past(&self) -> &[Token] {
-        self.history.split_last().map_or(&[], |(_, past)| past)
-    }
 }
 
 /// A target, what drafts for it, and the texts that share both.
@@ -178,6 +130,7 @@ impl<'a> Scheduler<'a> {
             stats,
             admitted: Instant::now(),
             stage: Stage::Admitted,
+            rests: false,
             proposal: Proposal::default(),
             scored: TokenTree::default(),
             scored_at: None,
@@ -228,8 +181,11 @@ impl<'a> Scheduler<'a> {
         }
         self.begin_texts()?;
         let prompt_rows = self.plan_reading();
-        let growing: Vec<usize> = self.sequences(Text::grows);
+        let growing = self.find_growing();
         if growing.is_empty() && prompt_rows == 0 {
+            if self.texts.iter().flatten().any(|text| text.rests) {
+                std::thread::sleep(MOMENT);
+            }
             return Ok(ended);
         }
         let asked = Instant::now();
@@ -346,6 +302,19 @@ impl<'a> Scheduler<'a> {
             rows -= taken;
         }
         all - rows
+    }
+
+    /// Sequences of the texts that can grow now. A grammar may need long to say what may follow:
+    /// the others do not wait for it.
+    fn find_growing(&mut self) -> Vec<usize> {
+        for text in self.texts.iter_mut().flatten().filter(|text| text.grows()) {
+            text.rests = !text.sampler.is_ready(&text.history);
+            if text.rests {
+                // The next pass has no scores of its tree.
+                text.scored_at = None;
+            }
+        }
+        self.sequences(Text::takes_part)
     }
 
     /// Makes a tree for each of these texts, and of all of them as many nodes as pay.
@@ -525,43 +494,6 @@ impl<'a> Scheduler<'a> {
         }
         Ok(())
     }
-}
-
-/// What is asked of the drafter for each text that grows, with what the target said of its last
-/// tree. `anew` empties the proposals.
-fn asks<'t>(
-    texts: &'t mut [Option<Text>],
-    scores: &'t Scores,
-    allowed: &Allowance,
-    vocab: usize,
-    anew: bool,
-) -> Vec<Ask<'t>> {
-    let texts = texts.iter_mut().enumerate();
-    let growing = texts.filter_map(|(s, text)| Some((s, text.as_mut().filter(|t| t.grows())?)));
-    let ask = |(sequence, text): (usize, &'t mut Text)| {
-        let Text { history, sampler, left, proposal, scored, scored_at, .. } = text;
-        let ctx = DraftContext {
-            history,
-            sampler,
-            nodes: allowed.nodes,
-            depth: allowed.depth.min(*left - 1),
-            vocab,
-            chain: allowed.chain,
-            draft_steps: allowed.draft_steps,
-            rate: allowed.rate,
-            verified: scored_at.filter(|_| anew).map(|(position, first)| Verified {
-                position,
-                tree: scored,
-                scores,
-                first,
-            }),
-        };
-        if anew {
-            proposal.reset(ctx.root());
-        }
-        Ask { text: sequence, ctx, out: proposal }
-    };
-    growing.map(ask).collect()
 }
 
 /// Tokens that the context has room for after `history`.

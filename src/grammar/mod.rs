@@ -294,6 +294,26 @@ mod tests {
         }
     }
 
+    /// A thread beside makes the same masks, of guesses and of texts that were wrong too.
+    #[test]
+    fn a_slow_grammar_is_followed_beside() {
+        let (tokenizer, grammars) = grammars();
+        let grammar = grammars.compile(&person()).unwrap();
+        let text = tokenizer.encode(r#"{"name": "a", "old": true}"#, Special::AsText).unwrap();
+        let (quick, slow) = (grammar.follow(1), grammar.follow(1).slowed());
+        assert!(!quick.is_slow() && quick.is_ready(&[2]) && slow.is_slow());
+        let mut history = vec![2];
+        for token in text.into_iter().chain([END, 2, 2]) {
+            assert!(!slow.is_ready(&history), "nobody has asked before");
+            while !slow.is_ready(&history) {
+                std::thread::yield_now();
+            }
+            assert_eq!(slow.mask(&history).unwrap(), quick.mask(&history).unwrap());
+            slow.settle(&history);
+            history.push(token);
+        }
+    }
+
     /// A record of a batch, or a client, may ask for anything.
     #[test]
     fn deep_and_long_grammars_are_refused_or_followed_and_end_nothing() {

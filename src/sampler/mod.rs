@@ -147,6 +147,16 @@ impl Sampler {
         }
     }
 
+    /// Whether a rule's masks may take long, see [`Rule::is_slow`].
+    pub fn is_slow(&self) -> bool {
+        self.rule.as_ref().is_some_and(|rule| rule.is_slow())
+    }
+
+    /// Whether what may follow a text is known at once, see [`Rule::is_ready`].
+    pub fn is_ready(&self, history: &[Token]) -> bool {
+        self.rule.as_ref().is_none_or(|rule| rule.is_ready(history))
+    }
+
     /// The token at `position`, given the logits behind it and all tokens before it. An error if
     /// the logits are not numbers.
     pub fn pick(&self, position: usize, logits: &[f32], context: &[Token]) -> Result<Token> {

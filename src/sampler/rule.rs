@@ -70,6 +70,16 @@ pub trait Rule: Debug + Send + Sync {
     fn mask(&self, history: &[Token]) -> Result<Arc<Mask>>;
     /// Says that whatever is asked from now on begins with `history`. Only speed depends on it.
     fn settle(&self, _history: &[Token]) {}
+    /// Whether masks may take so long that others should not wait for them. Only speed depends on
+    /// it.
+    fn is_slow(&self) -> bool {
+        false
+    }
+    /// Whether the mask behind `history` is there at once. Where it is not, it is being made beside
+    /// the caller, who may ask again.
+    fn is_ready(&self, _history: &[Token]) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 
 use super::*;
 use gemma::draft::{Lm, Mixing};
+use gemma::sampler::{Mask, Rule};
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 /// Grows all of these to their ends, as many at once as the target has sequences. What became of
 /// each, by its number.
@@ -151,4 +153,84 @@ fn a_long_prompt_holds_nobody_up() {
     }
     assert!((31..=33).contains(&steps) && (1..=3).contains(&short_steps), "{steps}, {short_steps}");
     assert_eq!(texts.cancel(long).unwrap().history.len(), 2000);
+}
+
+/// Lets tokens follow that are no multiple of the text's length, and is asked a few times before it
+/// knows.
+#[derive(Debug, Default)]
+struct Late {
+    is_late: bool,
+    asked: Mutex<HashMap<usize, usize>>,
+}
+
+const ASKED: usize = 4;
+
+impl Rule for Late {
+    fn mask(&self, history: &[u32]) -> Result<Arc<Mask>> {
+        let n = history.len() as u32;
+        let allows = (0..40).filter(|token| token % n.min(7) != 0);
+        let mut words = vec![0, 0];
+        allows.for_each(|token| words[token as usize / 32] |= 1 << (token % 32));
+        Ok(Arc::new(Mask::new(words, false)))
+    }
+
+    fn is_slow(&self) -> bool {
+        self.is_late
+    }
+
+    fn is_ready(&self, history: &[u32]) -> bool {
+        let mut asked = self.asked.lock().unwrap();
+        let times = asked.entry(history.len()).or_default();
+        *times += 1;
+        !self.is_late || *times >= ASKED
+    }
+}
+
+/// A text whose grammar needs long for each token sits out passes, and the others go on with each
+/// of them; all become what they are alone.
+#[test]
+fn a_slow_grammar_holds_nobody_up() {
+    let target = Toy { order: 3, max_rows: 400, ..Toy::new(6) };
+    let case = |prompt: &[u32], max_tokens| {
+        let config = SamplerConfig { temperature: 1.0, ..SamplerConfig::default() };
+        Case { max_tokens, ..Case::new(prompt, config) }
+    };
+    let run = |late: bool, draft: &dyn Fn() -> Box<dyn Drafter>| {
+        let mut timeline = Timeline::new(target.engine_for(2));
+        let never = AtomicBool::new(false);
+        let mut drafter = draft();
+        let mut policy = invariance::policy(TreeSize::Nodes(4), None);
+        let mut texts = Scheduler::new(&mut timeline, drafter.as_mut(), &mut policy, &[], &never);
+        let mut slow = request(&case(&[5, 9, 2, 6], 30));
+        let rule = Late { is_late: late, ..Late::default() };
+        slow.sampler = slow.sampler.under(Arc::new(rule));
+        let slow = texts.admit(slow).unwrap();
+        let other = texts.admit(request(&case(&[1, 2, 3, 4], 80))).unwrap();
+        let (mut histories, mut steps) = (HashMap::new(), [0, 0]);
+        while texts.running() > 0 {
+            let both = texts.running() == 2;
+            let mut came = [0, 0];
+            let ended = texts.step(&mut |sequence, event| {
+                came[(sequence == other) as usize] += matches!(event, Event::Token(_)) as usize;
+                Flow::Continue
+            });
+            for ended in ended.unwrap() {
+                histories.insert(ended.sequence, ended.history);
+            }
+            if both && came != [0, 0] {
+                assert!(came[1] > 0, "the other one waited");
+                steps[0] += (came[0] > 0) as usize;
+                steps[1] += 1;
+            }
+        }
+        (histories.remove(&slow).unwrap(), histories.remove(&other).unwrap(), steps)
+    };
+    let none = || -> Box<dyn Drafter> { Box::new(NoDraft) };
+    let (slow, other, _) = run(false, &none);
+    let (late, beside, [own, all]) = run(true, &none);
+    assert_eq!((&late, &beside), (&slow, &other));
+    assert!(own * (ASKED - 1) <= all && own > 5, "{own} of {all} passes");
+    let drafted = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_text()) };
+    let (late, beside, _) = run(true, &drafted);
+    assert_eq!((late, beside), (slow, other));
 }

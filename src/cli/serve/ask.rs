@@ -219,6 +219,9 @@ impl Asked {
                 let (tokenizer, ends) = (&served.tokenizer, &served.stop_ids);
                 let sampler =
                     answer::sampler(config, &constrained, tokenizer, ends, self.ignore_eos)?;
+                // The first mask is made here, not where others would wait for it. What is wrong
+                // with it is told when the answer comes to it.
+                let _ = sampler.mask(&history);
                 jobs.push(Job {
                     history: history.clone(),
                     sampler,

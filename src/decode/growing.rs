@@ -1,0 +1,102 @@
+//! A text of the scheduler, and what is asked of a drafter for it.
+
+use std::time::Instant;
+
+use super::{Chances, Stats};
+use crate::draft::{Allowance, Ask, DraftContext, Proposal, Verified};
+use crate::engine::{Scores, TokenTree};
+use crate::sampler::Sampler;
+use crate::tensor::Token;
+
+/// A text that has a sequence of the target.
+pub struct Text {
+    pub history: Vec<Token>,
+    pub sampler: Sampler,
+    /// Tokens that may still come.
+    pub left: usize,
+    pub stats: Stats,
+    pub admitted: Instant,
+    pub stage: Stage,
+    /// It grows, but sits out this pass: what may follow it is not known yet.
+    pub rests: bool,
+    pub proposal: Proposal,
+    /// The tree of the last round, the length of its history, and the row of its root among the
+    /// scores of the last pass.
+    pub scored: TokenTree,
+    pub scored_at: Option<(usize, usize)>,
+    /// The end of the prompt's part that the pass reads.
+    pub chunk: TokenTree,
+    /// Where the prompt parts from texts that were read before, in whole pages; 0 once it is read.
+    pub fork: usize,
+    pub wanted: Option<usize>,
+    /// Of tokens that came since somebody asked.
+    pub chances: Vec<Chances>,
+}
+
+/// How far a text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Admitted,
+    /// Its prompt is read.
+    Reads,
+    /// It grows, since then.
+    Grows(Instant),
+}
+
+impl Text {
+    pub fn grows(&self) -> bool {
+        matches!(self.stage, Stage::Grows(_))
+    }
+
+    pub fn takes_part(&self) -> bool {
+        self.grows() && !self.rests
+    }
+
+    pub fn is_read(&self) -> bool {
+        self.stage == Stage::Reads
+    }
+
+    /// All but the newest token, which is the root of the next tree.
+    pub fn past(&self) -> &[Token] {
+        self.history.split_last().map_or(&[], |(_, past)| past)
+    }
+}
+
+/// What is asked of the drafter for each text that grows, with what the target said of its last
+/// tree. `anew` empties the proposals.
+pub fn asks<'t>(
+    texts: &'t mut [Option<Text>],
+    scores: &'t Scores,
+    allowed: &Allowance,
+    vocab: usize,
+    anew: bool,
+) -> Vec<Ask<'t>> {
+    let texts = texts.iter_mut().enumerate();
+    let growing =
+        texts.filter_map(|(s, text)| Some((s, text.as_mut().filter(|t| t.takes_part())?)));
+    let ask = |(sequence, text): (usize, &'t mut Text)| {
+        let Text { history, sampler, left, proposal, scored, scored_at, .. } = text;
+        let ctx = DraftContext {
+            history,
+            sampler,
+            // Each guess takes a mask of its own.
+            nodes: if sampler.is_slow() { 0 } else { allowed.nodes },
+            depth: allowed.depth.min(*left - 1),
+            vocab,
+            chain: allowed.chain,
+            draft_steps: allowed.draft_steps,
+            rate: allowed.rate,
+            verified: scored_at.filter(|_| anew).map(|(position, first)| Verified {
+                position,
+                tree: scored,
+                scores,
+                first,
+            }),
+        };
+        if anew {
+            proposal.reset(ctx.root());
+        }
+        Ask { text: sequence, ctx, out: proposal }
+    };
+    growing.map(ask).collect()
+}
