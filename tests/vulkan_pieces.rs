@@ -55,7 +55,10 @@ fn a_device_50_times_slower_than_a_laptops_is_given_no_submission_over_the_bound
         let found = difference(&scores(open().pretending(&laptop), "i8-row"), &want);
         assert_eq!(found, None, "{slower} times as slow");
         let given = laptop.lock().unwrap().clone();
-        assert!(given.longest <= LIMIT * 1.001, "{} s, {slower} times as slow", given.longest);
+        // A call that cannot be divided may take longer by itself: gate and up of 128 rows.
+        let whole = 2.0 * 128.0 * 1280.0 * 2304.0 * slower * LAPTOP;
+        let most = if open().info().divides_calls { LIMIT } else { LIMIT.max(whole) };
+        assert!(given.longest <= most * 1.001, "{} s, {slower} times as slow", given.longest);
         counts.push(given.submissions);
     }
     // Six passes: of the fastest device only the first of its kind may take a few submissions more.
@@ -76,6 +79,8 @@ fn a_call_in_many_parts_computes_the_same() {
             "{format}"
         );
         let given = crawling.lock().unwrap().submissions;
-        assert!(given > 1000, "{given} submissions");
+        // Six passes of some 30 calls: each of them one by one where none can be divided.
+        let least = if open().info().divides_calls { 1000 } else { 100 };
+        assert!(given > least, "{given} submissions");
     }
 }

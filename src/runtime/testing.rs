@@ -26,6 +26,7 @@ pub fn gpu(name: &str, memory: u64) -> DeviceInfo {
         available: None,
         timestamp_ns: 10.0,
         busy: 16,
+        divides_calls: true,
         offers_matrices: true,
         draws: false,
         identity: "made up".into(),

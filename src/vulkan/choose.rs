@@ -100,6 +100,7 @@ pub mod tests {
             available: None,
             timestamp_ns: 1.0,
             busy: 256,
+            divides_calls: true,
             offers_matrices: false,
             draws: false,
             identity: "made up".into(),

@@ -53,6 +53,8 @@ pub struct DeviceInfo {
     pub timestamp_ns: f32,
     /// Workgroups that keep it busy.
     pub busy: usize,
+    /// Whether a call may be divided into dispatches that begin at other workgroups than the first.
+    pub divides_calls: bool,
     /// Says that it has instructions for matrices. Which shapes it has is asked only when it is
     /// opened for them: there are drivers that die of that question.
     pub offers_matrices: bool,
@@ -226,6 +228,8 @@ impl Vulkan {
             },
             // Vulkan does not count processors: boards have tens to hundreds, the others a few.
             busy: if kind == vk::PhysicalDeviceType::DISCRETE_GPU { 256 } else { 16 },
+            // NVIDIA's driver (580.159) numbers the workgroups of such dispatches from zero.
+            divides_calls: driver.driver_id != vk::DriverId::NVIDIA_PROPRIETARY,
             offers_matrices: missing.is_empty() && has(khr::cooperative_matrix::NAME),
             draws: queue_family(&families, wants_graphics()).is_some_and(draws),
             identity: format!(

@@ -22,8 +22,10 @@ const SHARED: u32 = 48 << 10;
 /// Matrix rows of a subgroup of `linear_matrix`, and columns that it unpacks at a time.
 const MATRIX_BLOCK: usize = 16;
 const MATRIX_CHUNK: usize = 128;
-/// Bytes of shared memory that it leaves to the rotation of heads: eight subgroups, 256 channels.
-const HEAD_SHARED: usize = 8 << 10;
+/// Most subgroups of a workgroup of it: with more, fewer workgroups share the device's processors.
+const MATRIX_SUBGROUPS: usize = 4;
+/// Bytes of shared memory that it leaves to the rotation of heads: four subgroups, 256 channels.
+const HEAD_SHARED: usize = 4 << 10;
 
 /// Teams of a workgroup whose last one has a row to normalise: more of them have less of it each.
 const NORM_TEAMS: u32 = 8;
@@ -93,7 +95,7 @@ impl Lowering<'_> {
                 let known = self.known_shape(m.format, m.cols, p, live, selected);
                 let matrix = || self.matrix_shape(m.format, m.cols, p, live, selected);
                 known.or_else(matrix).unwrap_or_else(|| match Trellis::of(m.format.code) {
-                    Some(trellis) => self.trellis_shape(trellis, p, live, selected, norm),
+                    Some(trellis) => self.trellis_shape(trellis, live, selected, norm),
                     None => self.dot_shape(m, p, live, selected, norm),
                 })
             }
@@ -144,24 +146,10 @@ impl Lowering<'_> {
     }
 
     /// Trellis codes by dot products, any number of rows.
-    fn trellis_shape(
-        &self,
-        trellis: Trellis,
-        p: &Packing,
-        live: usize,
-        selected: bool,
-        norm: bool,
-    ) -> Shape {
+    fn trellis_shape(&self, trellis: Trellis, live: usize, selected: bool, norm: bool) -> Shape {
         let sg = self.info.subgroup;
         let block = live.clamp(1, self.block_rows.min(4));
-        let threads = if norm {
-            NORM_TEAMS * sg.min(32)
-        } else if p.steps >= 1024 {
-            128
-        } else {
-            64
-        };
-        let threads = threads.max(sg);
+        let threads = if norm { NORM_TEAMS * sg.min(32) } else { 128 }.max(sg);
         let kernel = kernels::LinearTrellis {
             local: threads,
             subgroup: sg,
@@ -242,8 +230,10 @@ impl Lowering<'_> {
             + grouped as usize * 4 * (MATRIX_BLOCK + block);
         let (beside, each) = if many { (block * row, own) } else { (0, own + block * row) };
         let most = (info.max_shared as usize).saturating_sub(HEAD_SHARED + beside) / each;
-        let most =
-            most.min(info.max_workgroup as usize / sg).min(info.max_subgroups as usize).min(8);
+        let most = most
+            .min(info.max_workgroup as usize / sg)
+            .min(info.max_subgroups as usize)
+            .min(MATRIX_SUBGROUPS);
         let chunks = cols.div_ceil(chunk);
         let subgroups = match most {
             0 => return None,

@@ -270,6 +270,7 @@ mod tests {
             available: Some(free),
             timestamp_ns: 1.0,
             busy: 16,
+            divides_calls: true,
             offers_matrices: false,
             draws: false,
             identity: "made up".into(),

@@ -79,9 +79,13 @@ impl VulkanExecutor {
         }
         let calls = self.calls_of(plan, bucket)?;
         let (layout, kernels) = self.kernels(&calls)?;
+        let parts_of = |groups: [u32; 3]| match self.gpu.info.divides_calls {
+            true => groups[axis(groups)],
+            false => 1,
+        };
         let sizes: Vec<Size> = calls
             .iter()
-            .map(|call| Size { work: call.work, parts: call.groups[axis(call.groups)] })
+            .map(|call| Size { work: call.work, parts: parts_of(call.groups) })
             .collect();
         let mut recording =
             Recording { calls, sizes, layout, kernels, hazards: Hazards::default() };
