@@ -143,6 +143,7 @@ fn device_info(device: &Value) -> Result<(DeviceInfo, Vec<MatrixShape>)> {
         available: None,
         timestamp_ns: 10.0,
         busy: if is_integrated { 16 } else { 256 },
+        divides_calls: true,
         offers_matrices: !shapes.is_empty(),
         draws: false,
         identity: String::new(),

@@ -290,6 +290,7 @@ fn laptop() -> DeviceInfo {
         driver: String::new(),
         is_cpu: false,
         is_integrated: true,
+        divides_calls: true,
         api: (1, 3),
         subgroup: 32,
         asks_subgroup: true,
