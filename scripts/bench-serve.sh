@@ -7,13 +7,14 @@
 # GEMMA is the binary, target/release/gemma by default; the bundled pair on the processor where no
 # other model is named. Needs python3.
 #
+#   PAIRS=10         pairs of answers, served and not, for what the server adds
 #   TOKENS=200       tokens of each answer
 #   CLIENTS="1 8 32" clients at once
 #   LONG=4000        words of the long prompt; the context is --ctx-size, 16,384 here
 #   SOAK=1000        requests of the soak, a fifth cancelled, a tenth malformed
 #   TURNS=20         turns of each agent, and RULES=350 sentences of what it begins with
 #   CACHE_RAM=1GB    --cache-ram of the agents' server, which answers two texts at once
-#   PARTS="engine agents soak"
+#   PARTS="overhead engine agents soak"
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")
 shift || true
@@ -44,8 +45,9 @@ part() {
   server=
 }
 
-for name in ${PARTS:-engine agents soak}; do
+for name in ${PARTS:-overhead engine agents soak}; do
   case $name in
+    overhead) part overhead "" "$@" --draft off ;;
     agents) part agents "--parallel 2 --cache-ram ${CACHE_RAM:-1GB}" "$@" ;;
     *) part "$name" "--parallel 32 --max-queue 1000" "$@" ;;
   esac
