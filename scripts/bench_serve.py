@@ -1,7 +1,7 @@
 """Measures a server: see bench-serve.sh, which starts it.
 
-bench_serve.py overhead|engine|agents|soak HOST:PORT [OPTIONS of the server, which the engine alone is
-measured with too]
+bench_serve.py overhead|engine|agents|soak HOST:PORT [OPTIONS of the server, which the engine alone
+is measured with too]
 """
 
 import http.client
