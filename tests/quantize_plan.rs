@@ -239,12 +239,12 @@ fn the_table_gives_back_what_it_was_made_of() {
         assert!((found / expected - 1.0).abs() < 0.02, "{found} instead of {expected}");
     };
     let gpu = DeviceKind::Gpu.costs().of_layout(&int4.layout);
-    near(gpu.decode(), 136.0);
-    near(gpu.c16(), 19.8 * 0.136);
-    near(gpu.prefill(), 2281.0);
+    near(gpu.decode(), 134.2);
+    near(gpu.c16(), 19.7 * 0.1342);
+    near(gpu.prefill(), 2250.0);
     // The table of tokens has no figure.
     assert!(gpu.known() > 0.94 && gpu.known() < 0.96, "{}", gpu.known());
-    for (recipe, ms, c16, prefill) in [("int4", 211.0, 1.0, 186.0), ("9gb", 120.0, 1.18, 258.0)] {
+    for (recipe, ms, c16, prefill) in [("int4", 211.0, 1.0, 186.0), ("9gb", 120.0, 1.2, 255.0)] {
         let plan = plan(&source, &Recipe::load(recipe).unwrap()).unwrap();
         let laptop = DeviceKind::Laptop.costs().of_layout(&plan.layout);
         near(1e3 / laptop.decode(), ms);
