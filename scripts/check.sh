@@ -19,7 +19,7 @@ scripts/check-readme.sh target/release/gemma
 
 step "tests"
 # What `cargo test --release` runs, in two lanes: many tests wait for a driver that compiles kernels with one thread.
-slow="plan split vulkan_invariance vulkan_rows vulkan_twins"
+slow="plan serve_equality split vulkan_check vulkan_failures vulkan_invariance vulkan_rows vulkan_twins"
 rest=(--lib --bins)
 for path in tests/*.rs tests/*/main.rs; do
   name=${path#tests/} name=${name%/main.rs} name=${name%.rs}
