@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
-# Tokens a second of a batch by how many records are answered at once, loading included, with drafts and without; and whether the
-# answers are the same. Medians of ROUNDS rounds, all settings in turn in each. CPU time is of all threads: where other work shares the
-# machine it says more than the clock does. Each setting keeps what it measures and learns for itself, and no round asks what an earlier
-# one did.
+# Tokens a second of a batch by how many records are answered at once, with drafts and without; and
+# whether the answers are the same. Medians of ROUNDS rounds, all settings in turn in each. "Ready"
+# leaves out what one record of one token takes, which is loading. CPU time is of all threads: where
+# other work shares the machine it says more than the clock does. Each setting keeps what it
+# measures and learns for itself, and no round asks what an earlier one did.
 #
 #   scripts/bench-batch.sh [GENERATE OPTIONS]        such as -m MODEL -d vulkan -t 8
 #
-# Environment: GEMMA (the binary), ROUNDS (3), RECORDS (96), TOKENS (96) of each, AT_ONCE ("1 2 4 8 16"), DRAFTS ("off auto").
+# Environment: GEMMA (the binary), ROUNDS (3), RECORDS (96), TOKENS (96) of each,
+# AT_ONCE ("1 2 4 8 16"), DRAFTS ("off auto", or "auto:1,8 off:8,32" to name the numbers of each).
+# LLAMA, a directory with llama-batched-bench, measures that beside it: it needs -m FILE.gguf.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ -n "${GEMMA:-}" ] || cargo build --release -q
 export GEMMA=${GEMMA:-$PWD/target/release/gemma}
 exec python3 - "$@" <<'PYTHON'
-import json, os, resource, statistics, subprocess, sys, tempfile, time
+import json, os, pathlib, resource, statistics, subprocess, sys, tempfile, time
 
 env = lambda name, default: os.environ.get(name, default)
 rounds, records, tokens = (int(env(n, d)) for n, d in (("ROUNDS", "3"), ("RECORDS", "96"), ("TOKENS", "96")))
@@ -25,12 +28,30 @@ def lines(turn):
     record = lambda n: {"id": n, "prompt": f"{questions[n % 8]} ({n})", "max_tokens": tokens, "ignore_eos": True, "temperature": n // 8 % 2}
     return "\n".join(json.dumps(record(n)) for n in range(turn * records, (turn + 1) * records))
 
-settings = [(draft, n) for draft in drafts for n in at_once]
-seconds, busy, texts = {s: [] for s in settings}, {s: [] for s in settings}, {}
+settings = []
+for draft in drafts:
+    name, _, numbers = draft.partition(":")
+    settings += [(name, n) for n in (numbers.split(",") if numbers else at_once)]
+seconds, busy, ready, texts = *({s: [] for s in settings} for _ in range(3)), {}
 
 def spent():
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+def theirs():
+    """Rows of llama.cpp's table: so many texts at once, and tokens a second of their generation."""
+    llama = pathlib.Path(os.environ["LLAMA"])
+    model = sys.argv[sys.argv.index("-m") + 1]
+    counts = sorted({int(n) for _, n in settings})
+    command = [llama / "llama-batched-bench", "-m", model, *env("LLAMA_ARGS", "-ngl 99 -fa on").split(),
+               "-c", str(max(counts) * (16 + tokens)), "-npp", "16", "-ntg", str(tokens),
+               "-npl", ",".join(map(str, counts)), "--output-format", "jsonl"]
+    found = subprocess.run(command, capture_output=True, text=True,
+                           env=os.environ | {"LD_LIBRARY_PATH": f"{llama}:{llama / 'fallback'}"})
+    if found.returncode:
+        sys.exit(found.stderr[-2000:])
+    lines = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
+    return [(line["pl"], line["speed_tg"]) for line in lines]
 
 with tempfile.TemporaryDirectory() as home:
     # No settings from elsewhere.
@@ -38,8 +59,13 @@ with tempfile.TemporaryDirectory() as home:
     for turn in range(rounds + 1):  # the first for warmth: what passes cost is measured and kept
         for draft, n in settings:
             command = [os.environ["GEMMA"], "generate", "--batch", "-q", "--seed", "1", "--draft", draft, "--parallel", n, *sys.argv[1:]]
-            start, before = time.monotonic(), spent()
-            run = subprocess.run(command, input=lines(turn), capture_output=True, text=True, env=kept | {"HOME": f"{home}/{draft}-{n}"})
+            environment = kept | {"HOME": f"{home}/{draft}-{n}"}
+            one = json.dumps({"id": 0, "prompt": "Hello", "max_tokens": 1})
+            start = time.monotonic()
+            if turn:
+                subprocess.run(command, input=one, capture_output=True, text=True, env=environment)
+            loading, start, before = time.monotonic() - start, time.monotonic(), spent()
+            run = subprocess.run(command, input=lines(turn), capture_output=True, text=True, env=environment)
             took = time.monotonic() - start
             if run.returncode:
                 sys.exit(run.stderr)
@@ -47,15 +73,21 @@ with tempfile.TemporaryDirectory() as home:
             if turn:
                 seconds[draft, n].append(took)
                 busy[draft, n].append(spent() - before)
+                ready[draft, n].append(took - loading)
             print(f"round {turn} of {rounds}: --draft {draft} --parallel {n}: {took:.2f} s", file=sys.stderr)
 total = sum(json.loads(line)["usage"]["completion_tokens"] for line in min(texts[0]).splitlines())
 same = all(len(of_turn) == 1 for of_turn in texts.values())
 print(f"{records} records, {total} tokens, {rounds} rounds; answers {'the same byte for byte' if same else 'DIFFER'}\n")
-print("| --draft | --parallel | tok/s | of one by one | spread | CPU s | of one by one |\n|---|---:|---:|---:|---:|---:|---:|")
+print("| --draft | --parallel | tok/s | of one by one | spread | ready, tok/s | CPU s | of one by one |")
+print("|---|---:|---:|---:|---:|---:|---:|---:|")
 for draft, n in settings:
-    middle, work = statistics.median(seconds[draft, n]), statistics.median(busy[draft, n])
+    middle, work, alone_ready = (statistics.median(of[draft, n]) for of in (seconds, busy, ready))
     one, alone = (statistics.median(of.get((draft, "1"), of[draft, n])) for of in (seconds, busy))
     spread = (max(seconds[draft, n]) - min(seconds[draft, n])) / middle
-    print(f"| {draft} | {n} | {total / middle:.1f} | {one / middle:.2f} | {100 * spread:.0f} % | {work:.2f} | {work / alone:.2f} |")
+    print(f"| {draft} | {n} | {total / middle:.1f} | {one / middle:.2f} | {100 * spread:.0f} % "
+          f"| {total / alone_ready:.1f} | {work:.2f} | {work / alone:.2f} |")
+if "LLAMA" in os.environ:
+    for n, speed in theirs():
+        print(f"| llama.cpp | {n} | | | | {speed:.1f} | | |")
 sys.exit(0 if same else 1)
 PYTHON

@@ -1,42 +1,69 @@
 #!/usr/bin/env bash
-# Memory and time of quantising layers of Gemma 3 27B's shape, without text and with it, and what 62 of them would take.
+# Memory and time of quantising layers of Gemma 3 27B's shape, without text and with it, and what 62
+# of them would take.
 #
 #   scripts/bench-quantize-27b.sh WORK_DIR TOKENIZER_JSON
 #
-# Makes 4.5 GB of random weights in WORK_DIR (two layers and the whole table) and removes them at the end. The tokenizer may be any
-# whose ids stay below 262208; text alone needs it. TOKENS (4096) of the built-in text; LINEAR (t2-row+h128).
+# Makes 4.5 GB of random weights in WORK_DIR (two layers and the whole table) and removes them at
+# the end. The tokenizer may be any whose ids stay below 262208; text alone needs it. Environment:
+#
+#   TOKENS (4096)             of the built-in text
+#   LINEAR (t2-row+h128)      the format, where no size is given
+#   SIZE                      --target-size of the two layers and the table, such as 1.69GB, which
+#                             is what 10 GB for all of 27B leaves them
+#   DEVICE (cpu), GEMMA (target/release/gemma), RUNS ("nearest text", or either)
 set -euo pipefail
-[ $# -eq 2 ] || { sed -n '2,7p' "$0"; exit 2; }
-work=$1 tokens=${TOKENS:-4096} linear=${LINEAR:-t2-row+h128}
+[ $# -eq 2 ] || { sed -n '2,14s/^# \?//p' "$0"; exit 2; }
+work=$1 tokens=${TOKENS:-4096} device=${DEVICE:-cpu} runs=${RUNS:-nearest text}
 gemma=${GEMMA:-target/release/gemma}
+what=(--linear "${LINEAR:-t2-row+h128}" --embedding i8-row)
+[ -z "${SIZE:-}" ] || what=(--target-size "$SIZE")
 mkdir -p "$work"
 trap 'rm -rf "$work/src" "$work"/dst-*' EXIT
 [ -d "$work/src" ] || python3 "$(dirname "$0")/make_27b_shape.py" "$work/src" 2
 cp "$2" "$work/src/tokenizer.json"
 
-# The table alone first: what it takes is taken off the rest.
+# Peak memory in kB, the processor's seconds, which other work on the machine does not change, and
+# the clock's.
 measure() { # label, arguments
   local label=$1
   shift
-  # Peak memory and the processor's time, which other work on the machine does not change.
-  /usr/bin/time -f '%M %U %S' -o "$work/$label.used" "$gemma" quantize "$work/src" "$work/dst-$label" --embedding i8-row -q "$@"
+  python3 - "$work/$label.used" "$gemma" quantize "$work/src" "$work/dst-$label" -q "$@" <<'PY'
+import resource, subprocess, sys, time
+start = time.monotonic()
+code = subprocess.run(sys.argv[2:]).returncode
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+with open(sys.argv[1], "w") as out:
+    print(used.ru_maxrss, used.ru_utime + used.ru_stime, time.monotonic() - start, file=out)
+sys.exit(code)
+PY
   rm -rf "$work/dst-$label"
 }
-measure table --linear i8-row
-measure nearest --linear "$linear"
-measure text --linear "$linear" --calibrate builtin --calibrate-tokens "$tokens"
+# The table alone first: what it takes is taken off the rest.
+measure table --linear i8-row --embedding i8-row
+for run in $runs; do
+  case $run in
+    nearest) measure nearest "${what[@]}" -d "$device" ;;
+    text)
+      measure text "${what[@]}" -d "$device" --calibrate builtin --calibrate-tokens "$tokens"
+      ;;
+  esac
+done
 
-python3 - "$work" "$linear" "$tokens" <<'PY'
+python3 - "$work" "${what[*]:0:2}" "$tokens" "$device" "$runs" <<'PY'
 import sys
-work, linear, tokens = sys.argv[1:]
+work, what, tokens, device, runs = sys.argv[1:]
 def used(name):
-    memory, user, system = map(float, open(f"{work}/{name}.used").read().split()[-3:])
-    return memory / 1e6, (user + system) / 60
-base = used("table")[1]
-print(f"| {linear}, 2 layers of 27B's shape and the table | peak memory GB | core minutes | core minutes a layer | projected for 62 layers, core hours |")
-print("|---|---:|---:|---:|---:|")
-for label, name in (("nearest", "without text"), ("text", f"with {tokens} tokens")):
-    memory, minutes = used(label)
-    layer = max(0.0, minutes - base) / 2
-    print(f"| {name} | {memory:.2f} | {minutes:.1f} | {layer:.2f} | {(layer * 62 + base) / 60:.1f} |")
+    memory, busy, clock = map(float, open(f"{work}/{name}.used").read().split())
+    return memory / 1e6, busy / 60, clock / 60
+_, base, base_clock = used("table")
+print(f"`{what}`, 2 layers of 27B's shape and the table, -d {device}\n")
+print("| | peak memory GB | core minutes a layer | minutes a layer | 62 layers: core hours | hours |")
+print("|---|---:|---:|---:|---:|---:|")
+for label in runs.split():
+    name = "without text" if label == "nearest" else f"with {tokens} tokens"
+    memory, busy, clock = used(label)
+    layer, layer_clock = (max(0.0, v) / 2 for v in (busy - base, clock - base_clock))
+    hours = [(each * 62 + fixed) / 60 for each, fixed in ((layer, base), (layer_clock, base_clock))]
+    print(f"| {name} | {memory:.2f} | {layer:.2f} | {layer_clock:.2f} | {hours[0]:.1f} | {hours[1]:.1f} |")
 PY

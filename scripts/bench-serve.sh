@@ -20,8 +20,9 @@ gemma=$(realpath "${1:-target/release/gemma}")
 shift || true
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
-server=
-trap '[ -z "$server" ] || kill "$server" 2>/dev/null; rm -rf "$work"' EXIT
+# shellcheck source=scripts/server.sh
+. scripts/server.sh
+trap 'stop_server; rm -rf "$work"' EXIT
 export GEMMA_DRAFT_MEMORY=off
 
 # Starts a server of these options and measures a part against it; then "$@" are the options that
@@ -30,19 +31,9 @@ part() {
   local name=$1 own=$2
   shift 2
   # shellcheck disable=SC2086
-  "$gemma" serve --port 0 --log off --ctx-size 16384 $own "$@" 2>"$work/said" &
-  server=$!
-  for _ in $(seq 6000); do
-    grep -q 'answers at' "$work/said" && break
-    kill -0 "$server" || { cat "$work/said" >&2; exit 1; }
-    sleep 0.1
-  done
-  local address
-  address=$(sed -n 's|.*answers at http://\([^ ]*\).*|\1|p' "$work/said")
+  start_server --log off --ctx-size 16384 $own "$@"
   GEMMA=$gemma SERVER=$server python3 scripts/bench_serve.py "$name" "$address" "$@"
-  kill "$server"
-  wait "$server" || true
-  server=
+  stop_server
 }
 
 for name in ${PARTS:-overhead engine agents soak}; do

@@ -10,8 +10,9 @@ set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
-server=
-trap '[ -z "$server" ] || { kill "$server"; wait "$server" || true; }; rm -rf "$work"' EXIT
+# shellcheck source=scripts/server.sh
+. scripts/server.sh
+trap 'stop_server; rm -rf "$work"' EXIT
 
 if [ -z "${CLIENTS:-}" ]; then
   CLIENTS=$work/venv
@@ -21,21 +22,15 @@ if [ -z "${CLIENTS:-}" ]; then
       printf 'test-clients: %s cannot be installed: %s\n' "$package" "$(tail -n 1 "$work/pip")" >&2
   done
 fi
-HOME=$work GEMMA_DRAFT_MEMORY=off "$gemma" serve --port 0 --alias demo 2>"$work/said" &
-server=$!
-for _ in $(seq 600); do
-  grep -q 'answers at' "$work/said" && break
-  kill -0 "$server" || { cat "$work/said" >&2; exit 1; }
-  sleep 0.1
-done
-address=$(sed -n 's|.*answers at \(http://[^ ]*\).*|\1|p' "$work/said")
-HOME=$work "$CLIENTS/bin/python" scripts/test_clients.py "$address" "$gemma"
+export GEMMA_DRAFT_MEMORY=off
+HOME=$work start_server --alias demo
+HOME=$work "$CLIENTS/bin/python" scripts/test_clients.py "http://$address" "$gemma"
 
 if target=$PWD/target/client-rust && CARGO_TARGET_DIR=$target \
   cargo build -q --locked --manifest-path scripts/client-rust/Cargo.toml 2>"$work/cargo"; then
   expected=$(HOME=$work "$gemma" generate -q --temp 0 -n 20 --draft-memory off \
     'What is the capital of France?' </dev/null)
-  "$target/debug/client-rust" "$address" "$expected"
+  "$target/debug/client-rust" "http://$address" "$expected"
   echo "async-openai: as expected"
 else
   echo "SKIPPED async-openai: it cannot be built: $(tail -n 1 "$work/cargo")"

@@ -2,7 +2,10 @@
 //! (`scripts/golden.py`), token by token: files as transformers saved them, in both spellings of
 //! the configuration, past windows, pages and rings.
 
+mod common;
+
 use gemma::checkpoint::Checkpoint;
+use gemma::compute::Executor;
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::engine::planned::EngineOptions;
@@ -123,7 +126,16 @@ fn check(what: &str, scores: &Scores, golden: &Golden, nats: f64) {
 
 fn planned_with(weights: &Weights, context: usize, kv: KvFormat, threads: usize) -> PlannedEngine {
     let exec = CpuExecutor::new(CpuOptions { threads, ..CpuOptions::default() }).unwrap();
-    PlannedEngine::new(weights, Box::new(exec), EngineOptions { context, kv }).unwrap()
+    planned_on(Box::new(exec), weights, context, kv)
+}
+
+fn planned_on(
+    exec: Box<dyn Executor>,
+    weights: &Weights,
+    context: usize,
+    kv: KvFormat,
+) -> PlannedEngine {
+    PlannedEngine::new(weights, exec, EngineOptions { context, kv }).unwrap()
 }
 
 fn planned(weights: &Weights, context: usize) -> PlannedEngine {
@@ -156,6 +168,25 @@ fn the_planned_engine_agrees_with_transformers() {
             let mut engine = planned(&weights, golden.ids.len());
             check(
                 &format!("planned, {case}, chunks of {chunk}"),
+                &run(&mut engine, &golden.ids, chunk),
+                &golden,
+                PLANNED,
+            );
+        }
+    }
+}
+
+#[test]
+fn a_device_agrees_with_transformers() {
+    let Some(open) = common::vulkan::device() else { return };
+    for case in CASES {
+        let golden = golden(case);
+        let weights = weights(case, &config(case, "config.json"));
+        for chunk in [256, 7] {
+            let mut engine =
+                planned_on(Box::new(open()), &weights, golden.ids.len(), KvFormat::F32);
+            check(
+                &format!("device, {case}, chunks of {chunk}"),
                 &run(&mut engine, &golden.ids, chunk),
                 &golden,
                 PLANNED,
