@@ -53,8 +53,9 @@ def texts(a, device):
         json.dump(out, f, separators=(",", ":"))
 
 
-def passes(hits, most):
-    """Passes of the target over a text, where `most` tokens in a row are guessed each time."""
+def chain(hits, most):
+    """Passes of the target over a text, where `most` tokens in a row are guessed each time; hits: whether each
+    token was guessed right."""
     n = at = 0
     while at < len(hits):
         run = 0
@@ -92,7 +93,7 @@ def drafts(a, device):
                 for kind in (t["kind"], "all"):
                     sums = by.setdefault(kind, [0] * 5)
                     for j, n in enumerate(
-                        (len(first), sum(first), four, passes(first, 4), passes(first, 8))
+                        (len(first), sum(first), four, chain(first, 4), chain(first, 8))
                     ):
                         sums[j] += n
         print(path)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 import pack
+from agree import chain
 from data import Rows
 from generate import dense_hidden, generate
 from hf_files import CONTEXT
@@ -52,17 +53,6 @@ def held_out(score, e, rows, answers, limit):
         loss, count = loss + (ce * keep).sum().item(), count + keep.sum().item()
         right += ((logits.argmax(-1) == target) & keep).sum().item()
     return {"loss": round(loss / count, 4), "top1": round(right / count, 4), "tokens": int(count)}
-
-
-def chain(match, k):
-    """Tokens per target pass when k greedy draft tokens are proposed: accepted ones plus the target's own."""
-    passes, at = 0, 0
-    while at < len(match):
-        run = 0
-        while run < k and at + run < len(match) and match[at + run]:
-            run += 1
-        passes, at = passes + 1, at + run + 1
-    return passes
 
 
 @torch.no_grad()
