@@ -5,11 +5,12 @@ mod common;
 
 use assert_cmd::Command;
 use common::trees::{prefill, random_tree, tokens};
-use common::vulkan::{config, device};
+use common::vulkan::{config, config_of, device};
 use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
-use gemma::gemma::{Role, Weights};
+use gemma::gemma::{Config, Role, Weights};
+use gemma::tensor::Format;
 use gemma::testing::WRONG_RESULT;
 use gemma::vulkan::{ALLOW_CPU_DRIVER, CheckedExecutor, InjectedFault, VulkanExecutor};
 use rand::SeedableRng;
@@ -25,15 +26,23 @@ fn engine(exec: Box<dyn Executor>) -> PlannedEngine {
         Role::O => "i8-row",
         _ => "t3-row+h128",
     };
-    let weights = Weights::synthetic(config(50), move |role| format(role).parse().unwrap(), 11);
+    engine_of(exec, config(50), move |role| format(role).parse().unwrap())
+}
+
+fn engine_of(
+    exec: Box<dyn Executor>,
+    config: Config,
+    format: impl Fn(Role) -> Format + Send + Sync + 'static,
+) -> PlannedEngine {
+    let weights = Weights::synthetic(config, format, 11);
     PlannedEngine::new(&weights, exec, EngineOptions { context: 600, kv: KvFormat::F16 }).unwrap()
 }
 
-/// Prefill in chunks over a page's edge, a tree, lists of the best, a commit: the tree's logits,
+/// Prefill of so many tokens in chunks, a tree, lists of the best, a commit: the tree's logits,
 /// then the lists.
-fn session(mut engine: PlannedEngine) -> anyhow::Result<(Vec<f32>, Scores)> {
+fn session(mut engine: PlannedEngine, prompt: usize) -> anyhow::Result<(Vec<f32>, Scores)> {
     let mut rng = SmallRng::seed_from_u64(3);
-    let text = tokens(&mut rng, 270);
+    let text = tokens(&mut rng, prompt);
     prefill(&mut engine, &text, &mut rng);
     let mut scores = Scores::default();
     engine.forward(&random_tree(&mut rng, 20), Rows::All, &mut scores)?;
@@ -48,10 +57,25 @@ fn session(mut engine: PlannedEngine) -> anyhow::Result<(Vec<f32>, Scores)> {
 #[test]
 fn a_checked_run_gives_the_devices_own_numbers() {
     let Some(open) = device() else { return };
-    let (logits, lists) = session(engine(Box::new(CheckedExecutor::new(open())))).unwrap();
+    // Over a page's edge.
+    let (logits, lists) = session(engine(Box::new(CheckedExecutor::new(open()))), 270).unwrap();
     assert!(logits.len() == 20 * 96 && lists.best.len() == 3);
-    let (plain, plain_lists) = session(engine(Box::new(open()))).unwrap();
+    let (plain, plain_lists) = session(engine(Box::new(open())), 270).unwrap();
     assert!(plain == logits && plain_lists.best == lists.best);
+}
+
+#[test]
+#[ignore = "a driver on the processor compiles the kernels of all formats for a quarter of an hour"]
+fn every_format_passes() {
+    let Some(open) = device() else { return };
+    let turned = Format::all().map(|format| Format { hadamard: true, ..format });
+    let known = |format: &Format| format.to_string().parse::<Format>().is_ok();
+    for format in Format::all().chain(turned).filter(known) {
+        let exec = Box::new(CheckedExecutor::new(open()));
+        let engine = engine_of(exec, config_of(2, 2, 50), move |_| format);
+        let (logits, _) = session(engine, 40).unwrap_or_else(|e| panic!("{format}: {e:#}"));
+        assert!(logits.iter().all(|v| v.is_finite()), "{format}");
+    }
 }
 
 /// The error of a pass of two rows in which one result was made wrong.

@@ -135,8 +135,10 @@ fn a_device_lost_in_a_long_prompt_names_cause_and_remedy() {
     let in_a_pass = (0..60).step_by(2).map(lost).find(|(_, said)| said.contains("a pass over"));
     let (code, said) = in_a_pass.expect("no loss in a pass");
     assert_eq!(code, Some(4));
+    // How many tokens a pass takes is the device's affair.
     for words in [
-        "the GPU was lost in a pass over 128 tokens",
+        "the GPU was lost in a pass over ",
+        " tokens",
         "0.2 s",
         "dmesg",
         "lockup_timeout",
