@@ -38,7 +38,8 @@ part() {
 
 for name in ${PARTS:-overhead engine agents soak}; do
   case $name in
-    overhead) part overhead "" "$@" --draft off ;;
+    # The engine alone runs while the server waits, on the same device.
+    overhead) part overhead "--device-lock off" "$@" --draft off ;;
     agents) part agents "--parallel 2 --cache-ram ${CACHE_RAM:-1GB}" "$@" ;;
     *) part "$name" "--parallel 32 --max-queue 1000" "$@" ;;
   esac
