@@ -16,7 +16,7 @@ import time
 which, address, options = sys.argv[1], sys.argv[2], sys.argv[3:]
 TOKENS = int(os.environ.get("TOKENS", 200))
 CLIENTS = [int(n) for n in os.environ.get("CLIENTS", "1 8 32").split()]
-LONG = int(os.environ.get("LONG", 4000))
+LONG = int(os.environ.get("LONG", 5600))
 SOAK = int(os.environ.get("SOAK", 1000))
 PAIRS = int(os.environ.get("PAIRS", 10))
 TURNS = int(os.environ.get("TURNS", 20))
@@ -101,13 +101,14 @@ def beside_long_prompt():
     alone = min(ask(user(f"{short} {n}"), 2)[1][0] for n in range(3))
     long = " ".join(f"item {n}" for n in range(LONG // 2))
     times = {}
-    reader = threading.Thread(target=lambda: times.update(long=ask(user(long), 2)[1][0]))
+    reader = threading.Thread(target=lambda: times.update(long=ask(user(long), 2)))
     reader.start()
     time.sleep(0.2)
     beside = ask(user(f"{short} x"), 2)[1][0]
     reader.join()
-    print(f"first token of a short prompt: alone {alone * 1e3:.0f} ms, beside a prompt of {LONG} "
-          f"words {beside * 1e3:.0f} ms (that one took {times['long']:.1f} s)")
+    _, long_times, usage = times["long"]
+    print(f"first token of a short prompt: alone {alone * 1e3:.0f} ms, beside a prompt of "
+          f"{usage['prompt_tokens']} tokens {beside * 1e3:.0f} ms (that one: {long_times[0]:.1f} s)")
 
 
 class Agent:

@@ -12,7 +12,9 @@ step "format"
 cargo fmt --check
 
 step "build"
-cargo build --release
+# The program as tests take it, with faults that they may ask for. Without those it is only linted
+# below: to compile it as well takes minutes.
+cargo test --release --no-run
 
 step "README and docs"
 scripts/check-readme.sh target/release/gemma
@@ -25,7 +27,6 @@ for path in tests/*.rs tests/*/main.rs; do
   name=${path#tests/} name=${name%/main.rs} name=${name%.rs}
   [[ " $slow " = *" $name "* ]] || rest+=(--test "$name")
 done
-cargo test --release --no-run
 log=$(mktemp)
 # shellcheck disable=SC2086
 cargo test --release --test ${slow// / --test } >"$log" 2>&1 &
@@ -49,9 +50,10 @@ scripts/test-bench.sh target/release/gemma
 if [ "${GEMMA_REQUIRE_GPU:-}" = 1 ]; then
   step "Vulkan under the validation layers"
   # A complaint ends the command with a panic; the tests above ran under the layers too.
-  GEMMA_VULKAN_CPU=1 GEMMA_VULKAN_VALIDATE=1 cargo run --release -q -- generate -d vulkan --greedy -n 40 "What is photosynthesis?" \
-    </dev/null
+  GEMMA_VULKAN_CPU=1 GEMMA_VULKAN_VALIDATE=1 target/release/gemma generate -d vulkan --greedy \
+    -n 40 "What is photosynthesis?" </dev/null
 fi
 
 step "lints"
+cargo clippy --release -- -D warnings
 cargo clippy --release --all-targets -- -D warnings
