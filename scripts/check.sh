@@ -57,3 +57,13 @@ fi
 step "lints"
 cargo clippy --release -- -D warnings
 cargo clippy --release --all-targets -- -D warnings
+
+step "licences and sources of the libraries"
+if ! cargo deny --version >/dev/null 2>&1; then
+  echo "SKIPPED: cargo-deny is not installed (cargo install --locked cargo-deny)"
+elif cargo deny fetch >/dev/null 2>&1; then
+  cargo deny check
+else
+  echo "SKIPPED: the database of advisories cannot be reached"
+  cargo deny check licenses bans sources
+fi

@@ -1,7 +1,11 @@
 //! Parse, run, print the error chain, exit.
 
 use gemma::cli;
+use gemma::util::bounds::Allocator;
 use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
 
 /// Runs before main and before Rust's runtime.
 #[cfg(target_os = "linux")]
@@ -17,6 +21,7 @@ fn main() -> ExitCode {
     if let Some(code) = cli::driver::as_child(&argv) {
         return code;
     }
+    cli::crash::watch();
     let (command, typed) = match cli::args::parse(&argv) {
         Ok(parsed) => parsed,
         // Help and version end here with 0, wrong usage with 2.

@@ -2,6 +2,9 @@
 //! but in a chat.
 #![cfg(target_os = "linux")]
 
+#[path = "common/shell.rs"]
+mod shell;
+
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -201,6 +204,35 @@ fn a_terminal_gets_colour_a_final_line_break_and_figures() {
         !quiet.contains('\x1b') && !quiet.contains("note") && quiet.ends_with("\r\n"),
         "{quiet:?}"
     );
+}
+
+/// What the model says, and what files are called, is shown; a terminal obeys none of it.
+#[test]
+fn a_terminal_obeys_no_text_of_others() {
+    let args = ["generate", "Hi.", "-q", "--regex", "\\x1b\\[31mx\\x07"];
+    let (code, text) = on_terminal(&args, &[]);
+    assert_eq!((code, text.contains("[31mx")), (Some(0), true), "{text:?}");
+    assert!(!text.contains(['\x1b', '\x07']), "{text:?}");
+    let piped = shell::gemma(&args, b"").ok();
+    assert!(piped.text().contains("\x1b[31mx\x07"), "{:?}", piped.text());
+
+    let dir = tempfile::tempdir().unwrap();
+    let name = "m\x1b]0;owned\x07";
+    std::os::unix::fs::symlink(
+        concat!(env!("CARGO_MANIFEST_DIR"), "/draft/demo-target"),
+        dir.path().join(name),
+    )
+    .unwrap();
+    for args in
+        [&["inspect", name][..], &["plan", name, "-d", "cpu"], &["inspect", name, "--x\x1bx"]]
+    {
+        let terminal = Terminal::open(args, &[("NO_COLOR", "1")], dir.path());
+        let (_, text) = terminal.end();
+        assert!(
+            !text.contains(['\x07']) && !text.contains("\x1b]") && !text.contains("\x1bx"),
+            "{text:?}"
+        );
+    }
 }
 
 #[test]

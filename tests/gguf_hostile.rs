@@ -237,6 +237,16 @@ fn tokenizers_that_lie() {
         },
         "5000 bytes",
     );
+    // Few pieces, of which each is made of all shorter ones in as many ways.
+    check(
+        &|f| {
+            let pieces: Vec<String> = (1..1500).map(|n| "a".repeat(n)).collect();
+            f.set("tokenizer.ggml.scores", Val::F32s(vec![0.0; pieces.len()]));
+            f.set("tokenizer.ggml.token_type", Val::I32s(vec![1; pieces.len()]));
+            f.set("tokenizer.ggml.tokens", Val::Strs(pieces));
+        },
+        "too many long pieces",
+    );
     check(&|f| f.set("tokenizer.ggml.merges", Val::Strs(vec!["ab".into()])), "two pieces");
 }
 

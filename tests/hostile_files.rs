@@ -262,7 +262,8 @@ fn configurations_that_are_not_computed() {
     for (key, value, word) in [
         ("num_attention_heads", json!(0), "num_attention_heads"),
         ("num_key_value_heads", json!(3), "evenly"),
-        ("head_dim", json!(33), "even"),
+        ("head_dim", json!(33), "multiple of 16"),
+        ("head_dim", json!(56), "multiple of 16"),
         ("head_dim", json!(-2), "whole number"),
         ("hidden_size", json!(1u64 << 40), "hidden_size"),
         ("hidden_size", json!("big"), "hidden_size"),

@@ -20,6 +20,7 @@ pub use view::{Dtype, TensorView};
 
 use crate::error::Fault;
 use crate::tensor::{Format, Matrix};
+use crate::util::threads;
 use anyhow::{Context, Result};
 use half::f16;
 use rayon::prelude::*;
@@ -259,6 +260,7 @@ impl Checkpoint {
     /// Reads all files of weights once, by all threads, and keeps nothing: what that takes bounds
     /// what loading takes. Returns their bytes.
     pub fn read_through(&self) -> Result<u64> {
+        threads::prepare_common_pool();
         let pieces = self
             .shards
             .iter()

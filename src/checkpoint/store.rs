@@ -2,6 +2,7 @@
 
 use crate::error::Fault;
 use crate::testing;
+use crate::util::json;
 use anyhow::Result;
 use memmap2::Mmap;
 use std::borrow::Cow;
@@ -170,21 +171,23 @@ impl Store {
             },
             Store::Directory(dir) => {
                 let failed = |e: std::io::Error| unreadable(&name, &e);
-                let file = File::open(dir.join(file)).map_err(failed)?;
-                let meta = file.metadata().map_err(failed)?;
-                if !meta.is_file() {
+                let path = dir.join(file);
+                // Opening a pipe would wait for somebody to write to it.
+                if !std::fs::metadata(&path).map_err(failed)?.is_file() {
                     return Err(Fault::model(format!("{name} is not a regular file"))
                         .help("a model's files must be plain files")
                         .into());
                 }
-                if meta.len() == 0 {
+                let file = File::open(path).map_err(failed)?;
+                if file.metadata().map_err(failed)?.len() == 0 {
                     return Err(Fault::model(format!("{name} is an empty file"))
                         .help("its download failed: fetch it again")
                         .into());
                 }
                 // SAFETY: the map is read-only and private to us, and every range handed out is
-                // checked against its length. A file that another process shortens while it is
-                // mapped can still fault; no way to map a file avoids that.
+                // checked against its length. Offsets and sizes are taken from a copy of its header
+                // alone, so that bytes which another process changes meanwhile are wrong weights
+                // and nothing else. A file that is shortened faults: `cli::crash` reports it.
                 let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
                 Ok(Bytes::Mapped(map, file))
             }
@@ -214,7 +217,7 @@ impl Store {
     pub fn json(&self, file: &str) -> Result<Option<serde_json::Value>> {
         let Some(bytes) = self.read(file)? else { return Ok(None) };
         let name = self.display(file);
-        let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| {
+        let value: serde_json::Value = json::parse(&bytes).map_err(|e| {
             Fault::model(format!("{name} is not valid JSON: {e}"))
                 .help("the file is damaged or was not fully downloaded: fetch it again")
         })?;

@@ -5,6 +5,7 @@
 //! opened, and `-`, /dev/stdout and /dev/fd/N are the descriptors that this process already has,
 //! with their position. A symbolic link is followed to the file that it names.
 
+use crate::cli::ui::clean;
 use crate::error::Fault;
 use crate::util::shell::quoted;
 use anyhow::{Context, Result, ensure};
@@ -139,6 +140,14 @@ impl Writer {
                 kept.extend_from_slice(bytes);
                 Ok(())
             }
+        }
+    }
+
+    /// Writes a text; a terminal gets it without what it would obey.
+    pub fn write_text(&mut self, text: &str) -> Result<()> {
+        match self.terminal {
+            true => self.write(clean(text).as_bytes()),
+            false => self.write(text.as_bytes()),
         }
     }
 

@@ -48,7 +48,7 @@ First steps:
 
 /// Examples of each command. Prompts are ones that the bundled model was taught; words in capitals
 /// stand for what the user has.
-const EXAMPLES: [(&str, &str); 15] = [
+const EXAMPLES: [(&str, &str); 16] = [
     (
         "generate",
         "\
@@ -155,6 +155,13 @@ Examples:
   gemma doctor
   gemma doctor -m MODEL --device vulkan
   gemma doctor --json | jq '.checks[] | select(.status != \"PASS\")'",
+    ),
+    (
+        "draft-memory",
+        "\
+Examples:
+  gemma draft-memory
+  gemma draft-memory clear",
     ),
     (
         "schema",

@@ -17,6 +17,8 @@ use crate::runtime::placement::host::Host;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::placement::predict::Speeds;
 use crate::runtime::shapes::Shape;
+use crate::util::files::read_regular;
+use crate::util::json;
 use crate::util::units::bytes;
 use anyhow::Result;
 use clap::Args;
@@ -63,6 +65,9 @@ struct About {
     bytes: u64,
     fits: bool,
 }
+
+/// Bytes of a config.json that is looked into.
+const LARGEST: u64 = 1 << 20;
 
 /// Positions that a model has to have room for to fit.
 const CONTEXT: usize = 4096;
@@ -229,8 +234,8 @@ fn look(
 
 /// The family that a model's own files name; `None` where they name none.
 fn family(path: &Path) -> Option<String> {
-    if let Ok(text) = fs::read(path.join("config.json")) {
-        let config: serde_json::Value = serde_json::from_slice(&text).ok()?;
+    if let Ok(text) = read_regular(&path.join("config.json"), LARGEST) {
+        let config = json::parse(&text).ok()?;
         return Some(config.get("model_type")?.as_str()?.to_owned());
     }
     let checkpoint = Checkpoint::open(path).ok()?;

@@ -5,9 +5,11 @@ pub mod answer;
 pub mod args;
 pub mod bench;
 pub mod chat;
+pub mod crash;
 pub mod destination;
 pub mod devices;
 pub mod doctor;
+pub mod draft_memory;
 pub mod driver;
 pub mod eval;
 pub mod format;
@@ -61,6 +63,7 @@ pub fn run(command: &Command, typed: &Typed) -> Result<u8> {
         Command::Tokenize(options) => tokenize::run(options, typed),
         Command::Devices(options) => devices::run(options),
         Command::Doctor(options) => doctor::run(options, ui),
+        Command::DraftMemory(options) => draft_memory::run(options, typed),
         Command::Schema => {
             output::print(record::SCHEMA)?;
             Ok(0)

@@ -52,7 +52,7 @@ impl Output {
         }
         self.text.push_str(piece);
         match self.format {
-            Format::Text => self.place.write(piece.as_bytes()),
+            Format::Text => self.place.write_text(piece),
             Format::StreamJson => self.line(&serde_json::json!({"type": "text", "text": piece})),
             Format::Json | Format::Jsonl => Ok(()),
         }
@@ -94,6 +94,11 @@ impl Output {
 
 /// Writes a whole text to standard output and flushes: for commands that answer once.
 pub fn print(text: &str) -> Result<()> {
+    Writer::stdout()?.write_text(text)
+}
+
+/// The same for a text with colours, whose foreign parts are clean.
+pub fn print_painted(text: &str) -> Result<()> {
     Writer::stdout()?.write(text.as_bytes())
 }
 

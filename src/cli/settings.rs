@@ -9,7 +9,7 @@ mod files;
 
 use super::help;
 use super::options::{Source, UiOptions};
-use super::ui::Ui;
+use super::ui::{Ui, clean};
 use crate::error::{Fault, fault_of};
 use anyhow::Result;
 use clap::parser::ValueSource;
@@ -42,8 +42,14 @@ impl Early {
     pub fn print(self) -> ExitCode {
         match self {
             Early::Clap(error) if error.use_stderr() || std::io::stdout().is_terminal() => {
-                // A terminal that is gone has nobody to tell.
-                let _ = error.print();
+                let plain = error.render().to_string();
+                // What was typed is quoted, and may hold what a terminal would obey.
+                if clean(&plain) != plain {
+                    eprint!("{}", clean(&plain));
+                } else {
+                    // A terminal that is gone has nobody to tell.
+                    let _ = error.print();
+                }
                 ExitCode::from(error.exit_code() as u8)
             }
             // What is asked for is output like any other: that it could not be written is a

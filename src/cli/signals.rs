@@ -1,6 +1,7 @@
 //! Signals: a closed pipe ends the process, the first Ctrl-C asks it to finish, the second ends it
 //! at once.
 
+use crate::util::threads;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -84,7 +85,7 @@ impl Interrupt {
         let thread = std::thread::Builder::new()
             .name("signals".into())
             .spawn(wait)
-            .context("starting a thread")?;
+            .with_context(threads::none)?;
         Ok((interrupt, thread))
     }
 

@@ -68,8 +68,9 @@ impl Ui {
     /// A report for standard output, its lines' first words PASS, WARN and FAIL in green, yellow
     /// and red.
     pub fn verdicts(&self, report: &str) -> String {
+        let report = clean(report);
         if !self.colour_output {
-            return report.to_owned();
+            return report;
         }
         let paint = |line: &str| {
             let styles = [("PASS", GREEN), ("WARN", YELLOW), ("FAIL", RED)];
@@ -134,7 +135,7 @@ impl Ui {
 
     /// A line that was asked for, such as the stats; said even where notes are not.
     pub fn line(&self, text: &str) {
-        self.write(&format!("{}\n", self.paint(DIM, text)));
+        self.write(&format!("{}\n", self.paint(DIM, &clean(text))));
     }
 
     /// JSON that was asked for: a line by itself, never painted.

@@ -82,7 +82,7 @@ impl Buffers {
     /// Copies bytes in; refuses what does not fit.
     pub fn write(&mut self, id: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
         ensure!(
-            offset + bytes.len() <= self.len(id),
+            offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len(id)),
             "write of {} bytes at {offset} leaves the buffer",
             bytes.len()
         );
@@ -94,7 +94,7 @@ impl Buffers {
     /// Copies bytes out.
     pub fn read(&self, id: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
         ensure!(
-            offset + bytes.len() <= self.len(id),
+            offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len(id)),
             "read of {} bytes at {offset} leaves the buffer",
             bytes.len()
         );

@@ -5,13 +5,13 @@
 //! is renamed over it); what is not whole, of another version or of another target is ignored and
 //! later replaced. Two processes take turns at saving, and each keeps what the other has learnt.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::util::files::write_whole;
+use crate::util::files::{is_temporary, keep_newest, open_regular, write_whole};
 use crate::util::hex;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
@@ -26,8 +26,11 @@ const HEADER: usize = MAGIC.len() + 2 * HASH + 8;
 const SLOT_WORDS: usize = 3 + BEST;
 /// More weights than any mixers have.
 const MOST_WEIGHTS: usize = 1 << 16;
-/// How long another process is waited for.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long another process is waited for: savers take some milliseconds each, and the text is
+/// already there.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Targets whose files are kept, the latest ones.
+const MOST_TARGETS: usize = 32;
 
 /// Where one target's file lies.
 #[derive(Clone, Debug)]
@@ -63,7 +66,7 @@ impl Memory {
 
     /// Adds what the file holds to the table, but for slots that the table has written itself.
     fn read_into(&self, table: &mut Table) -> Result<Option<Option<[Mixer; 2]>>> {
-        let file = match File::open(&self.path) {
+        let file = match open_regular(&self.path) {
             Ok(file) => file,
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e).context("it cannot be read"),
@@ -125,6 +128,8 @@ impl Memory {
             .create(true)
             .append(true)
             .mode(0o600)
+            // A pipe in its place is refused, not waited for.
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
             .open(&lock)
             .with_context(|| lock.display().to_string())?;
         let start = Instant::now();
@@ -137,7 +142,12 @@ impl Memory {
         let mut all = table.clone();
         // What cannot be used is replaced.
         let _ = self.read_into(&mut all);
-        Ok(write_whole(&self.path, &self.bytes(&all, mixers))?)
+        write_whole(&self.path, &self.bytes(&all, mixers))?;
+        keep_newest(directory, MOST_TARGETS, is_table);
+        // Locks of tables that are gone. One that is held in this moment is of a saver that has no
+        // table yet, and the worst that comes of it is that two savers meet.
+        keep_newest(directory, 2 * MOST_TARGETS, |name| kind_of(name) == Some("lock"));
+        Ok(())
     }
 
     fn bytes(&self, table: &Table, mixers: &[Mixer; 2]) -> Vec<u8> {
@@ -159,6 +169,44 @@ impl Memory {
         bytes.extend_from_slice(&hash);
         bytes
     }
+}
+
+/// A file of the directory.
+pub struct Found {
+    pub path: PathBuf,
+    pub bytes: u64,
+    /// Whether it holds what was learnt; a lock, or what a killed writer left, does not.
+    pub is_table: bool,
+}
+
+/// The files in a directory that [`Memory`] made, by name; none where there is no directory.
+pub fn found(directory: &Path) -> std::io::Result<Vec<Found>> {
+    let mut files = Vec::new();
+    let entries = match std::fs::read_dir(directory) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(files),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let (name, meta) = (entry.file_name(), entry.metadata()?);
+        let name = name.to_str().unwrap_or_default();
+        if meta.is_file() && (kind_of(name).is_some() || is_temporary(name)) {
+            files.push(Found { path: entry.path(), bytes: meta.len(), is_table: is_table(name) });
+        }
+    }
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
+}
+
+/// What follows the target in the name of a file of ours.
+fn kind_of(name: &str) -> Option<&str> {
+    let (target, kind) = name.split_once('.')?;
+    let is_target = target.len() == 32 && target.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (is_target && ["table", "lock"].contains(&kind)).then_some(kind)
+}
+
+fn is_table(name: &str) -> bool {
+    kind_of(name) == Some("table")
 }
 
 #[cfg(test)]
@@ -240,6 +288,24 @@ mod tests {
         std::fs::remove_file(memory.path()).unwrap();
         std::fs::create_dir(memory.path()).unwrap();
         assert!(memory.load().is_err() && memory.save(&table(0), &mixers()).is_err());
+    }
+
+    #[test]
+    fn the_latest_targets_are_kept_and_files_of_others_are_not_ours() {
+        let directory = tempfile::tempdir().unwrap();
+        let of = |n: u8| Memory::new(directory.path(), [n; 32], [0; 32]);
+        for n in 0..MOST_TARGETS as u8 {
+            of(n).save(&table(0), &mixers()).unwrap();
+        }
+        let file = std::fs::File::options().write(true).open(of(3).path()).unwrap();
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+        std::fs::write(directory.path().join("notes.table"), "mine").unwrap();
+        of(200).save(&table(0), &mixers()).unwrap();
+        let left = found(directory.path()).unwrap();
+        let tables: Vec<&Path> = left.iter().filter(|f| f.is_table).map(|f| &*f.path).collect();
+        assert!(tables.len() == MOST_TARGETS && tables.contains(&of(200).path()));
+        assert!(!of(3).path().exists() && directory.path().join("notes.table").exists());
+        assert!(found(&directory.path().join("none")).unwrap().is_empty());
     }
 
     #[test]

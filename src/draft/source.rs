@@ -163,18 +163,21 @@ impl Gather {
             }
             (logits, _) => logits,
         };
-        if let Some(logits) = logits {
-            match columns {
-                None => rules.sampler.temper(logits, context, &mut self.tempered)?,
-                Some(columns) => {
-                    let said: Vec<_> = context
-                        .iter()
-                        .filter_map(|t| columns.column(*t))
-                        .map(|c| c as Token)
-                        .collect();
-                    rules.sampler.temper(logits, &said, &mut self.tempered)?;
-                    self.tempered.list.iter_mut().for_each(|c| c.0 = columns.token(c.0 as usize));
-                }
+        let said: Vec<Token>;
+        let context = match columns {
+            None => context,
+            Some(columns) => {
+                let columns = context.iter().filter_map(|t| columns.column(*t));
+                said = columns.map(|c| c as Token).collect();
+                &said
+            }
+        };
+        // A draft whose numbers overflow has nothing to say either: it may cost time, never a text.
+        let logits = logits
+            .filter(|logits| rules.sampler.temper(logits, context, &mut self.tempered).is_ok());
+        if logits.is_some() {
+            if let Some(columns) = columns {
+                self.tempered.list.iter_mut().for_each(|c| c.0 = columns.token(c.0 as usize));
             }
             sure = self.tempered.list.first().map(|c| c.1.exp());
             let allowed = self.tempered.list.iter().filter(|c| rules.allow(c.0));

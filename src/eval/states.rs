@@ -7,7 +7,7 @@ use crate::engine::Scores;
 use crate::error::Fault;
 use crate::gemma::{Role, Weights};
 use crate::tensor::Token;
-use crate::util::hex;
+use crate::util::{hex, threads};
 use anyhow::{Context, Result, ensure};
 use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
 use sha2::{Digest, Sha256};
@@ -79,7 +79,7 @@ impl<'a> Head<'a> {
                 let (act, part) = (&act, tiles * t / self.threads..tiles * (t + 1) / self.threads);
                 // SAFETY: each thread writes the columns of its own tiles of a buffer of `rows *
                 // vocab` floats.
-                scope.spawn(move || unsafe {
+                threads::spawn(scope, move || unsafe {
                     linear(self.isa, &self.matrix, act, part, address as *mut f32, vocab)
                 });
             }

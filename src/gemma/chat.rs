@@ -9,9 +9,12 @@ use super::tokenizer::{Special, Tokenizer};
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
 use crate::tensor::Token;
+use crate::util::bounds::{self, Bounds, Excess};
+use crate::util::json;
 use anyhow::{Context, Result};
 use minijinja::{Environment, ErrorKind, Value, context};
 use serde_json::Value as Json;
+use std::time::Duration;
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +34,16 @@ pub struct ChatTemplate {
 
 /// Steps after which a template is taken to run forever.
 const FUEL: u64 = 5_000_000;
+
+/// Bytes of a template at most; Gemma's has 1,500. What nests, nests no deeper than this.
+const LONGEST: usize = 64 << 10;
+
+/// What rendering may take, besides memory for the messages: steps bound no work, for one may sort
+/// a list or double a text.
+const BOUNDS: Bounds = Bounds { memory: 256 << 20, stack: 256 << 20, time: Duration::from_secs(5) };
+
+/// Bytes of memory for each byte of the messages.
+const COPIES: usize = 16;
 
 /// Gemma's turns, for a model whose files carry no template.
 const BUILT_IN: &str = "\
@@ -56,17 +69,17 @@ impl ChatTemplate {
     /// The template of `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`, in
     /// that order; else Gemma's.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
-        let json = |name: &str| -> Result<Option<Json>> {
+        let read = |name: &str| -> Result<Option<Json>> {
             let Some(bytes) = checkpoint.side_file(name)? else { return Ok(None) };
             let broken = || {
                 Fault::model(format!("{name} is not valid JSON")).help("download the file again")
             };
-            Ok(Some(serde_json::from_slice(&bytes).with_context(broken)?))
+            Ok(Some(json::parse(&bytes).with_context(broken)?))
         };
-        let config = json("tokenizer_config.json")?.unwrap_or(Json::Null);
+        let config = read("tokenizer_config.json")?.unwrap_or(Json::Null);
         let source = match checkpoint.side_file("chat_template.jinja")? {
             Some(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
-            None => match json("chat_template.json")? {
+            None => match read("chat_template.json")? {
                 Some(file) => template_of(&file),
                 None => template_of(&config),
             },
@@ -88,6 +101,11 @@ impl ChatTemplate {
         ChatTemplate { source: BUILT_IN.to_string(), bos: "<bos>".into(), eos: "<eos>".into() }
     }
 
+    /// This template, with Gemma's control tokens.
+    pub fn of(source: String) -> Self {
+        ChatTemplate { source, ..ChatTemplate::built_in() }
+    }
+
     /// The template itself.
     pub fn source(&self) -> &str {
         &self.source
@@ -95,6 +113,29 @@ impl ChatTemplate {
 
     /// The prompt as text. With `answer`, it ends where the model's answer begins.
     pub fn render(&self, messages: &[Message], answer: bool) -> Result<String> {
+        let help = "use --raw for no template";
+        if self.source.len() > LONGEST {
+            let what = format!(
+                "the model's chat template has {} bytes, and {LONGEST} are taken at most",
+                self.source.len()
+            );
+            return Err(Fault::model(what).help(help).into());
+        }
+        let bytes: usize = messages.iter().map(|m| m.role.len() + m.content.len()).sum();
+        let memory = BOUNDS.memory + COPIES * bytes;
+        let (template, messages) = (self.clone(), messages.to_vec());
+        let rendering = move || template.rendered(&messages, answer);
+        let name = "the model's chat template";
+        bounds::evaluate(name, Bounds { memory, ..BOUNDS }, rendering).unwrap_or_else(|excess| {
+            let why = match excess {
+                Excess::Time => "does not come to an end",
+                Excess::Panic => "cannot be rendered",
+            };
+            Err(Fault::model(format!("{name} {why}")).help(help).into())
+        })
+    }
+
+    fn rendered(&self, messages: &[Message], answer: bool) -> Result<String> {
         let mut env = Environment::new();
         env.set_fuel(Some(FUEL));
         env.set_trim_blocks(true);

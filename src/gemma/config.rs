@@ -134,9 +134,10 @@ impl<'a> Reader<'a> {
                 "{n_heads} attention heads cannot share {n_kv_heads} key-value heads evenly"
             )));
         }
-        if !head_dim.is_multiple_of(2) {
+        // Kernels take 16 numbers of a head at a time.
+        if !head_dim.is_multiple_of(16) {
             return Err(Fault::model(format!(
-                "`head_dim` must be even for rotation, not {head_dim}"
+                "`head_dim` must be a multiple of 16, not {head_dim}"
             )));
         }
         let global = self.global(n_layers)?;

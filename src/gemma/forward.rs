@@ -14,6 +14,7 @@ use crate::compute::{
 use crate::error::Fault;
 use crate::kv::{PAGE, Pages};
 use crate::tensor::{Format, Matrix};
+use crate::util::threads;
 use anyhow::{Context, Result};
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -119,7 +120,7 @@ pub fn load(
     options: ForwardOptions,
 ) -> Result<Forward> {
     if exec.caps().is_dry {
-        return build(weights, exec, options, None);
+        return build(weights, exec, options, Matrices::Shapes);
     }
     let unpacks =
         |exec: &dyn Executor, role, layer| exec.storage(part(weights, role, layer)).unpacks;
@@ -130,14 +131,18 @@ pub fn load(
     // them are taken by the executor.
     std::thread::scope(|scope| {
         let (send, ahead) = sync_channel(AHEAD);
-        scope.spawn(move || {
+        let convert = move || {
             for (role, layer) in converted {
                 if send.send((role, layer, weights.matrix(role, layer))).is_err() {
                     return; // Who waited for matrices has given up.
                 }
             }
-        });
-        build(weights, exec, options, Some(ahead))
+        };
+        let matrices = match threads::start(scope, convert) {
+            Ok(_) => Matrices::Ahead(ahead),
+            Err(_) => Matrices::Here,
+        };
+        build(weights, exec, options, matrices)
     })
 }
 
@@ -145,7 +150,7 @@ fn build<'a>(
     weights: &'a Weights,
     exec: &'a mut dyn Executor,
     options: ForwardOptions,
-    ahead: Option<Ahead<'a>>,
+    matrices: Matrices<'a>,
 ) -> Result<Forward> {
     let config = weights.config().clone();
     let max_rows = options.max_rows.next_multiple_of(16);
@@ -153,8 +158,8 @@ fn build<'a>(
     let entries = tables.iter().map(|t| options.sequences * t.pages.count).sum();
     let layout = StepLayout { max_rows, tables: entries };
     let mut b =
-        Builder { weights, exec, ahead, loaded: HashMap::new(), layout, acts: HashMap::new() };
-    if b.ahead.is_some() {
+        Builder { weights, exec, matrices, loaded: HashMap::new(), layout, acts: HashMap::new() };
+    if !matches!(b.matrices, Matrices::Shapes) {
         b.load_stored()?;
     }
     let step = b.exec.alloc("step", layout.words() * 4)?;
@@ -210,15 +215,22 @@ fn part(weights: &Weights, role: Role, layer: usize) -> Part {
     }
 }
 
-type Ahead<'a> = Receiver<(Role, usize, Result<Matrix<'a>>)>;
+/// Where matrices come from that the executor does not unpack itself.
+enum Matrices<'a> {
+    /// A dry run wants their shapes only.
+    Shapes,
+    /// A thread reads them before they are asked for.
+    Ahead(Receiver<(Role, usize, Result<Matrix<'a>>)>),
+    /// Read when they are asked for.
+    Here,
+}
 
 struct Builder<'a> {
     weights: &'a Weights,
     exec: &'a mut dyn Executor,
     /// Matrices that the executor has unpacked itself, with their format.
     loaded: HashMap<(Role, usize), (WeightId, Format)>,
-    /// Where the other matrices come from; `None` in a dry run, which wants their shapes only.
-    ahead: Option<Ahead<'a>>,
+    matrices: Matrices<'a>,
     layout: StepLayout,
     /// One set of buffers per kind of linear input: dispatches use them one after the other.
     acts: HashMap<(ActFormat, usize), Act>,
@@ -260,9 +272,10 @@ impl Builder<'_> {
             let [_, cols] = role.shape(self.weights.config());
             return Ok((*id, ActFormat::for_weights(*format), cols));
         }
-        let matrix = match &self.ahead {
-            None => self.weights.shape(role, layer)?,
-            Some(ahead) => {
+        let matrix = match &self.matrices {
+            Matrices::Shapes => self.weights.shape(role, layer)?,
+            Matrices::Here => self.weights.matrix(role, layer)?,
+            Matrices::Ahead(ahead) => {
                 let (next_role, next_layer, matrix) =
                     ahead.recv().context("all matrices were taken")?;
                 assert_eq!(
@@ -280,7 +293,7 @@ impl Builder<'_> {
             .with_context(|| format!("loading {label}"))?;
         let (format, cols) = (ActFormat::for_weights(matrix.format), matrix.cols);
         self.weights.recycle(matrix);
-        if self.ahead.is_some() {
+        if !matches!(self.matrices, Matrices::Shapes) {
             self.weights.count(role, layer)?;
         }
         Ok((id, format, cols))

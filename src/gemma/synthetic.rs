@@ -3,6 +3,7 @@
 
 use super::Role;
 use crate::tensor::{Code, Coding, Format, Matrix, Source, StoredMatrix, Values};
+use crate::util::threads;
 use anyhow::Result;
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -78,6 +79,7 @@ impl Synthetic {
         let mut codes = vec![0; stored.code_bytes()];
         let mut scales = vec![f16::ZERO; stored.scale_bytes() / 2];
         let fill = |source: &dyn Source, bytes: &mut [u8]| {
+            threads::prepare_common_pool();
             let pieces = bytes.par_chunks_mut(PIECE).enumerate();
             pieces.try_for_each(|(i, piece)| source.read_at(i * PIECE, piece))
         };

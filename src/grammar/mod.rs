@@ -109,7 +109,8 @@ impl Grammars {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
             let compiling = thread.spawn_scoped(scope, || self.checked(source)).context(
-                Fault::new(Kind::Memory, format!("there is no room to compile the {name}")),
+                Fault::new(Kind::Memory, format!("there is no room to compile the {name}"))
+                    .help("a limit on threads (ulimit -u) or on memory (ulimit -v) is too low"),
             )?;
             compiling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })

@@ -5,12 +5,13 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
 
 use crate::error::Fault;
+use crate::util::json as tree;
 
 /// Reads a schema. An error names line and column.
 pub fn parse(text: &str, what: &str) -> Result<Value> {
     let fault = || Fault::usage(format!("{what} is not valid JSON"));
     let help = r#"a schema looks like {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}; @FILE reads it from a file"#;
-    serde_json::from_str(text).with_context(|| fault().help(help))
+    tree::parse(text.as_bytes()).with_context(|| fault().help(help))
 }
 
 /// What to do about a schema that cannot be used, by what llguidance says of it.

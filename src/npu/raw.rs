@@ -51,8 +51,11 @@ impl RawAccel {
     }
 
     fn ioctl<T>(&self, request: u64, argument: &mut T, what: &'static str) -> Outcome<()> {
+        // Bits 16 to 29 of a request's number say how many bytes the kernel takes for its argument.
+        assert_eq!(request >> 16 & 0x3fff, size_of::<T>() as u64, "{what}: another argument");
         loop {
-            // SAFETY: the request's number holds the size of T, whose layout is the driver's.
+            // SAFETY: T is as large as the kernel takes it to be, and plain data of the driver's
+            // layout.
             let code =
                 unsafe { libc::ioctl(self.file.as_raw_fd(), request as _, argument as *mut T) };
             if code == 0 {
@@ -195,6 +198,9 @@ impl Accel for RawAccel {
     fn close_bo(&mut self, bo: Bo) {
         if let Some(mapping) = self.maps.remove(&bo.handle) {
             if let Some((at, bytes)) = mapping.reserved {
+                // Device buffers lie inside the heap's mapping, and are gone with it.
+                let gone = at as usize..at as usize + bytes;
+                self.maps.retain(|_, m| m.reserved.is_some() || !gone.contains(&(m.at as usize)));
                 // SAFETY: mapped by `map`; nobody has a slice of it, since slices borrow `self`.
                 unsafe { libc::munmap(at, bytes) };
             }

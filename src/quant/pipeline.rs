@@ -17,6 +17,7 @@ use crate::error::{Fault, Kind as FaultKind, fault_of};
 use crate::gemma::Weights;
 use crate::tensor::quantize::quantize as nearest;
 use crate::tensor::{Format, Matrix};
+use crate::util::threads::{self, Task};
 use anyhow::{Context, Result};
 use half::f16;
 use sha2::{Digest, Sha256};
@@ -416,17 +417,13 @@ impl Run<'_> {
             let (rows, next) = (chunk(start), chunk(start + step));
             let (matrix, ahead) = std::thread::scope(|scope| {
                 let source_hash = &mut source_hash;
-                let ahead =
-                    (!next.is_empty()).then(|| scope.spawn(move || reader.rows(next, source_hash)));
+                let ahead = (!next.is_empty())
+                    .then(|| threads::spawn(scope, move || reader.rows(next, source_hash)));
                 let matrix = match vector {
                     true => nearest(format, rows.len(), entry.cols, &values),
                     false => self.solver.matrix(entry, format, rows.clone(), &values),
                 };
-                (
-                    matrix,
-                    ahead
-                        .map(|a| a.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))),
-                )
+                (matrix, ahead.map(Task::join))
             });
             let matrix = matrix?;
             // Row by row: the sum must not depend on the number of threads.
@@ -462,11 +459,8 @@ pub(super) fn errors(matrix: &Matrix<'_>, values: &[f32], threads: usize) -> Vec
     let each = rows.div_ceil(threads.max(1)).max(1);
     std::thread::scope(|scope| {
         let of = &of;
-        let spawn = |start| scope.spawn(move || of(start..(start + each).min(rows)));
+        let spawn = |start| threads::spawn(scope, move || of(start..(start + each).min(rows)));
         let handles: Vec<_> = (0..rows).step_by(each).map(spawn).collect();
-        handles
-            .into_iter()
-            .flat_map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
+        handles.into_iter().flat_map(Task::join).collect()
     })
 }

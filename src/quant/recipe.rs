@@ -18,6 +18,7 @@ use super::speed::DeviceKind;
 use crate::error::Fault;
 use crate::gemma::{Config, Role};
 use crate::tensor::Format;
+use crate::util::files::read_regular_text;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::path::Path;
@@ -32,6 +33,9 @@ pub const BUILT_IN: [(&str, &str); 5] = [
     ("10gb", include_str!("../../quant/10gb.toml")),
     ("12gb", include_str!("../../quant/12gb.toml")),
 ];
+
+/// Bytes of a recipe at most: each line is held against each tensor.
+const LONGEST: u64 = 64 << 10;
 
 /// Which built-in recipe serves a size that is given without one.
 pub const FOR_SIZES: &str = "10gb";
@@ -134,7 +138,7 @@ impl Recipe {
         if let Some((_, text)) = BUILT_IN.iter().find(|(n, _)| *n == name) {
             return Recipe::parse(name, text);
         }
-        let text = std::fs::read_to_string(Path::new(name)).with_context(|| {
+        let text = read_regular_text(Path::new(name), LONGEST).with_context(|| {
             let known = BUILT_IN.map(|(n, _)| n).join(", ");
             let help = match nearest_to(name) {
                 Some(nearest) => {

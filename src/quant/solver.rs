@@ -6,6 +6,7 @@ use super::plan::TILE_ROWS;
 use crate::tensor::encode::{OnProcessor, TileEncoder};
 use crate::tensor::quantize::quantize_by;
 use crate::tensor::{Format, Matrix};
+use crate::util::threads::{self, Task};
 use anyhow::Result;
 use half::f16;
 use std::ops::Range;
@@ -89,12 +90,9 @@ impl Solver for Nearest {
         let parts: Vec<Result<Matrix<'_>>> = std::thread::scope(|scope| {
             let run =
                 |part: &[f32]| quantize_by(&*self.tiles, format, part.len() / cols, cols, part);
-            let handles: Vec<_> =
-                values.chunks(each * cols).map(|part| scope.spawn(move || run(part))).collect();
-            handles
-                .into_iter()
-                .map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                .collect()
+            let spawn = |part| threads::spawn(scope, move || run(part));
+            let handles: Vec<_> = values.chunks(each * cols).map(spawn).collect();
+            handles.into_iter().map(Task::join).collect()
         });
         let (mut codes, mut scales) = (Vec::<u8>::new(), Vec::<f16>::new());
         for part in parts {

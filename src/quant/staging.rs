@@ -1,14 +1,17 @@
 //! The destination of a conversion: complete or not there at all. Until then all lies in
 //! `.DST.partial` beside it, which one process at a time may use: `files/` becomes DST, `journal`
 //! says what is in them, `lock` is locked.
+//!
+//! In a directory that others may write, such as /tmp, somebody may have made `.DST.partial` before
+//! us: so it has to be this user's own, and no file in it is reached through a symbolic link.
 
 use super::size;
 use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Refuses a destination that holds something or cannot be made; `file`: that is a directory
@@ -95,6 +98,23 @@ pub struct Staging {
     _lock: Lock,
 }
 
+fn ignore_existing(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
+}
+
+/// Refuses what is no directory, or somebody else's.
+fn check_own(directory: &Path) -> Result<()> {
+    let shown = directory.display();
+    let meta = directory.symlink_metadata().with_context(|| format!("looking at {shown}"))?;
+    // SAFETY: takes nothing and cannot fail.
+    let own = meta.is_dir() && meta.uid() == unsafe { libc::geteuid() };
+    if !own {
+        let fault = Fault::usage(format!("{shown} is no directory of yours"));
+        return Err(fault.help("choose a destination in a directory of your own").into());
+    }
+    Ok(())
+}
+
 /// A locked file, free when this goes.
 struct Lock(File);
 
@@ -116,12 +136,17 @@ impl Staging {
                 Fault::usage(format!("another gemma quantize is at work on {}", dst.display()));
             fault.help("wait for it, or choose another destination")
         };
-        fs::create_dir_all(root.join("files")).with_context(failed)?;
+        let made = DirBuilder::new().mode(0o700).create(&root);
+        made.or_else(ignore_existing).with_context(failed)?;
+        check_own(&root)?;
+        fs::create_dir(root.join("files")).or_else(ignore_existing).with_context(failed)?;
+        check_own(&root.join("files"))?;
         let path = root.join("lock");
         let lock = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(false)
+            .custom_flags(libc::O_NOFOLLOW)
             .open(&path)
             .with_context(failed)?;
         // SAFETY: a plain call on a descriptor that we hold.
@@ -198,8 +223,9 @@ impl Growing {
     /// Opens or makes a file, cut to its first `keep` bytes.
     pub fn open(path: &Path, keep: u64) -> Result<Growing> {
         let open = || {
-            let mut file =
-                OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
+            let mut file = options.open(path)?;
             file.set_len(keep)?;
             file.seek(SeekFrom::Start(keep))?;
             Ok::<_, io::Error>(file)

@@ -8,6 +8,7 @@ use crate::compute::cpu::linear::PackedMatrix;
 use crate::error::Fault;
 use crate::gemma::{Role, Weights};
 use crate::tensor::Matrix;
+use crate::util::threads::{self, Task};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -139,13 +140,12 @@ fn values(
             let matrix = &matrix;
             let spawn = |rows: &Range<usize>| {
                 let rows = rows.clone();
-                scope.spawn(move || compare(&rows_of(matrix, rows.clone()), rows.start, name, isas))
+                threads::spawn(scope, move || {
+                    compare(&rows_of(matrix, rows.clone()), rows.start, name, isas)
+                })
             };
             let handles: Vec<_> = batch.iter().map(spawn).collect();
-            handles
-                .into_iter()
-                .map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                .collect()
+            handles.into_iter().map(Task::join).collect()
         });
         results.into_iter().collect::<Result<()>>()?;
         release();

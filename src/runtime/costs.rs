@@ -8,20 +8,22 @@
 use super::load::Loaded;
 use crate::draft::{CostCurve, Costs, Figures, Habits};
 use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
-use crate::util::files::write_whole;
+use crate::util::files::{keep_newest, read_regular, write_whole};
 use crate::util::{hex, xdg};
 use crate::vulkan::DeviceInfo;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Version of the file's shape.
 const VERSION: u32 = 1;
 /// Larger files were not written by this program.
 const LARGEST: u64 = 1 << 20;
+/// Files that are kept, the latest ones: each is of a model, a device and a number of threads.
+const MOST_FILES: usize = 64;
 /// Draft models whose habits are kept.
 const MOST_HABITS: usize = 32;
 /// Seconds that first passes may take before the first text, kernels compiled in them, and that the
@@ -116,19 +118,28 @@ impl CostFile {
         Self::within(xdg::cache(), model, device, kv)
     }
 
-    fn within(directory: Option<PathBuf>, model: &[u8], device: &str, kv: &str) -> CostFile {
+    /// The same in another directory.
+    pub fn within(directory: Option<PathBuf>, model: &[u8], device: &str, kv: &str) -> CostFile {
         let key = format!("{} {} kv {kv} on {device}", env!("CARGO_PKG_VERSION"), hex(model));
         let name = hex(&Sha256::digest(&key)[..8]);
         CostFile { path: directory.map(|d| d.join(format!("costs-{name}.json"))), key }
     }
 
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// What a file says that it is of.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
     /// What the file holds; `None` where there is none.
-    fn load(&self) -> Result<Option<(Costs, BTreeMap<String, Habits>)>> {
+    pub fn load(&self) -> Result<Option<(Costs, BTreeMap<String, Habits>)>> {
         let Some(path) = self.path.as_ref().filter(|p| p.exists()) else { return Ok(None) };
         let read = || -> Result<(Costs, BTreeMap<String, Habits>)> {
-            ensure!(std::fs::metadata(path)?.len() <= LARGEST, "it is too large");
             let kept: Kept =
-                serde_json::from_slice(&std::fs::read(path)?).context("it is damaged")?;
+                serde_json::from_slice(&read_regular(path, LARGEST)?).context("it is damaged")?;
             ensure!(kept.v == VERSION && kept.key == self.key, "it belongs to something else");
             let curve = |seconds| {
                 CostCurve::restored(seconds)
@@ -163,7 +174,13 @@ impl CostFile {
             costs: costs.known().map(|(range, curve)| (range, curve.seconds().to_vec())).collect(),
             habits: habits.collect(),
         };
-        Ok(write_whole(path, &serde_json::to_vec(&kept)?)?)
+        write_whole(path, &serde_json::to_vec(&kept)?)?;
+        if let Some(directory) = path.parent() {
+            keep_newest(directory, MOST_FILES, |name| {
+                name.starts_with("costs-") && name.ends_with(".json")
+            });
+        }
+        Ok(())
     }
 }
 

@@ -14,7 +14,7 @@ use crate::compute::KvFormat;
 use crate::engine::planned::{EngineOptions, PlannedEngine};
 use crate::error::{Fault, Kind};
 use crate::testing;
-use crate::util::files::write_whole;
+use crate::util::files::{read_regular, write_whole};
 use crate::util::{hex, xdg};
 use crate::vulkan::{Choice, DeviceInfo, SHADERS, Vulkan, VulkanExecutor};
 use anyhow::{Context, Result, bail, ensure};
@@ -204,7 +204,7 @@ fn end_of(command: &mut Command, patience: f64) -> End {
             Ok(None) if start.elapsed().as_secs_f64() > patience => {
                 let _ = child.kill();
                 // One that waits in the kernel ends later, or never: only a thread waits for it.
-                std::thread::spawn(move || child.wait());
+                let _ = std::thread::Builder::new().spawn(move || child.wait());
                 return End::Fatal(format!("did not end within {patience} s"));
             }
             Ok(None) => std::thread::sleep(Duration::from_millis(5)),
@@ -271,8 +271,7 @@ impl Kept {
     fn load(&self) -> Option<Verdict> {
         let path = self.path.as_ref()?;
         let read = || -> Result<Verdict> {
-            ensure!(std::fs::metadata(path)?.len() <= LARGEST, "it is too large");
-            let content: Content = serde_json::from_slice(&std::fs::read(path)?)?;
+            let content: Content = serde_json::from_slice(&read_regular(path, LARGEST)?)?;
             ensure!(
                 content.v == VERSION && content.key == self.key,
                 "it belongs to something else"

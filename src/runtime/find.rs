@@ -3,6 +3,7 @@
 
 use super::acquire::{Meant, expanded, how_to_get, is_id, no_such_path, translate};
 use crate::error::Fault;
+use crate::util::files::read_regular_text;
 use crate::util::shell::quoted;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
@@ -102,7 +103,7 @@ pub fn in_cache(id: &str, caches: &[PathBuf]) -> Result<PathBuf> {
                 Fault::model(format!("the download of {id} is not complete ({})", repo.display()));
             return Err(fault.help(format!("finish it: {download}")).into());
         }
-        let commit = std::fs::read_to_string(repo.join("refs/main")).with_context(|| {
+        let commit = read_regular_text(&repo.join("refs/main"), 4096).with_context(|| {
             Fault::model(format!(
                 "{} has no current version: refs/main cannot be read",
                 repo.display()

@@ -17,6 +17,7 @@ use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, PlannedEngine};
 use crate::error::{Fault, Kind, fault_of};
 use crate::gemma::{Config, Role, Weights};
+use crate::util::threads;
 use crate::util::units::{bytes, thousands};
 use crate::vulkan::{CheckedExecutor, DeviceInfo};
 use anyhow::{Context, Result};
@@ -208,7 +209,8 @@ fn shown<T>(bar: Option<Box<dyn Loading>>, weights: &Weights, load: impl FnOnce(
     let Some(bar) = bar else { return load() };
     let (before, (done, is_done)) = (weights.bytes_read(), mpsc::channel::<()>());
     std::thread::scope(|scope| {
-        scope.spawn(move || {
+        // Without a thread there is no bar.
+        let _ = threads::start(scope, move || {
             while is_done.recv_timeout(Duration::from_millis(100))
                 == Err(mpsc::RecvTimeoutError::Timeout)
             {

@@ -6,6 +6,7 @@ use crate::error::{Fault, Kind};
 use crate::util::xdg;
 use anyhow::{Context, Result};
 use std::fs::{File, TryLockError};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -40,8 +41,11 @@ pub fn acquire(how: DeviceLock, name: &str, index: usize, listener: &dyn Listene
     };
     // Kept when the process ends: a lock is on the open file, and whoever waits has it open.
     // One that another user made can be read at least, and that is enough.
-    let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
-    let file = file.or_else(|_| File::open(&path)).with_context(what)?;
+    // Among the temporary files a link may be anybody's, and a pipe would be waited for.
+    let mut options = File::options();
+    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let own = options.clone().write(true).create(true).truncate(false).open(&path);
+    let file = own.or_else(|_| options.open(&path)).with_context(what)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) if how == DeviceLock::Wait => {

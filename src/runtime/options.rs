@@ -109,6 +109,9 @@ pub enum AutoOr {
     N(usize),
 }
 
+/// More positions, or tokens, than any model has: sizes are products of them.
+const MOST: usize = 1 << 30;
+
 impl FromStr for AutoOr {
     type Err = String;
 
@@ -116,8 +119,8 @@ impl FromStr for AutoOr {
         match s {
             "auto" => Ok(AutoOr::Auto),
             _ => match s.parse() {
-                Ok(n) if n > 0 => Ok(AutoOr::N(n)),
-                _ => Err("expected auto or a number above 0".into()),
+                Ok(n) if (1..=MOST).contains(&n) => Ok(AutoOr::N(n)),
+                _ => Err(format!("expected auto or a number from 1 to {MOST}")),
             },
         }
     }

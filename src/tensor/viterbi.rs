@@ -184,7 +184,7 @@ fn advance(
     assert!(next.len() == best.len() / LANES && trace.len() == next.len());
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
+        if x86::has_avx512() {
             // SAFETY: the machine has the instructions, as just asked.
             return unsafe { x86::advance_avx512(step, best, floor, blocks, target, next, trace) };
         }
@@ -237,6 +237,13 @@ fn portable(
 mod x86 {
     use super::{Block, LANES, Target, in_front};
     use std::arch::x86_64::*;
+
+    /// Whether the machine has what [`advance_avx512`] is compiled for.
+    pub fn has_avx512() -> bool {
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+    }
 
     /// As [`super::advance`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -461,7 +468,7 @@ mod tests {
                 });
                 assert!(got == want, "{code:?}, AVX2");
             }
-            if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
+            if x86::has_avx512() {
                 // SAFETY: the machine has the instructions.
                 let got = found(&|next, trace| unsafe {
                     x86::advance_avx512(step, &best, floor, &blocks, target, next, trace)

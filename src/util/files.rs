@@ -1,16 +1,72 @@
 //! Files that appear whole or not at all.
 
-use std::io::{Result, Write};
-use std::path::Path;
+use std::fs::{DirBuilder, File};
+use std::io::{Error, Read, Result, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
-/// Writes a file, whole or not at all; its directory is made.
+/// Writes a file, whole or not at all; its directory is made, for this user alone.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(directory)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let mut file = tempfile::NamedTempFile::new_in(directory)?;
     file.write_all(bytes)?;
     file.persist(path)?;
     Ok(())
+}
+
+/// Opens a file to read. What is no regular file is refused: opening a pipe could wait forever, and
+/// a device may have no end.
+pub fn open_regular(path: &Path) -> Result<File> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(Error::other("it is not a regular file"));
+    }
+    File::open(path)
+}
+
+/// A regular file as a whole, of at most so many bytes.
+pub fn read_regular(path: &Path, most: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_regular(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(Error::other(format!("it is longer than {most} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// The same as text.
+pub fn read_regular_text(path: &Path, most: u64) -> Result<String> {
+    String::from_utf8(read_regular(path, most)?).map_err(Error::other)
+}
+
+/// A temporary file that is older than this belongs to a writer that was killed.
+const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Removes the oldest files that are called so, but for `most`, and temporary files that their
+/// writers left. Only tidies: what cannot be removed stays.
+pub fn keep_newest(directory: &Path, most: usize, is_called_so: impl Fn(&str) -> bool) {
+    let (mut ours, now) = (Vec::new(), SystemTime::now());
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let (name, meta) = (entry.file_name(), entry.metadata());
+        let (Some(name), Ok(meta)) = (name.to_str(), meta) else { continue };
+        let Some(changed) = meta.modified().ok().filter(|_| meta.is_file()) else { continue };
+        if is_called_so(name) {
+            ours.push((changed, entry.path()));
+        } else if is_temporary(name) && now.duration_since(changed).is_ok_and(|d| d > ABANDONED) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+    ours.sort_unstable_by(|a, b| b.cmp(a));
+    let old: Vec<PathBuf> = ours.into_iter().skip(most).map(|(_, path)| path).collect();
+    old.iter().for_each(|path| drop(std::fs::remove_file(path)));
+}
+
+/// Whether [`write_whole`] would give a file such a name on its way.
+pub fn is_temporary(name: &str) -> bool {
+    name.strip_prefix(".tmp").is_some_and(|rest| {
+        rest.len() == 6 && rest.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    })
 }
 
 #[cfg(test)]
@@ -26,8 +82,30 @@ mod tests {
             assert_eq!(std::fs::read(&path).unwrap(), bytes);
         }
         assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        assert!(is_temporary(
+            tempfile::NamedTempFile::new().unwrap().path().file_name().unwrap().to_str().unwrap()
+        ));
         // Where the directory cannot be made, nothing is left either.
         assert!(write_whole(&path.join("c"), b"below a file").is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"2");
+    }
+
+    #[test]
+    fn the_newest_files_are_kept_and_what_killed_writers_left_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = SystemTime::now() - 2 * ABANDONED;
+        let make = |name: &str, age: u32| {
+            let file = std::fs::File::create(dir.path().join(name)).unwrap();
+            file.set_modified(old - age * Duration::from_secs(1)).unwrap();
+        };
+        (0..5).for_each(|age| make(&format!("a{age}"), age));
+        [".tmpAbc123", ".tmpnotes.txt", "other"].iter().for_each(|name| make(name, 9));
+        std::fs::write(dir.path().join(".tmpXyz789"), "of a writer at work").unwrap();
+        keep_newest(dir.path(), 2, |name| name.starts_with('a'));
+        let left = std::fs::read_dir(&dir).unwrap();
+        let mut left: Vec<_> =
+            left.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        left.sort();
+        assert_eq!(left, [".tmpXyz789", ".tmpnotes.txt", "a0", "a1", "other"]);
     }
 }

@@ -1,9 +1,12 @@
 //! Floor 0: what any program could use: spelling of figures, bytes and shell words, the user's
-//! directories, files that are written whole.
+//! directories, files that are written whole, bounds for foreign input, threads.
 
+pub mod bounds;
 pub mod files;
 pub mod hex;
+pub mod json;
 pub mod shell;
+pub mod threads;
 pub mod units;
 pub mod xdg;
 

@@ -124,7 +124,8 @@ impl Block {
     /// The device neither reads nor writes these bytes meanwhile.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn bytes(&self, offset: u64, len: usize) -> &mut [u8] {
-        assert!(!self.host.is_null() && offset + len as u64 <= self.size);
+        let end = offset.checked_add(len as u64);
+        assert!(!self.host.is_null() && end.is_some_and(|end| end <= self.size));
         // SAFETY: inside the mapping, checked above; exclusive by contract.
         unsafe { std::slice::from_raw_parts_mut(self.host.add(offset as usize), len) }
     }

@@ -3,13 +3,14 @@
 
 use super::choose::Choice;
 use super::device::{Gpu, failed};
-use crate::util::files::write_whole;
-use crate::util::{hex, xdg};
+use crate::util::files::{read_regular, write_whole};
+use crate::util::{hex, threads, xdg};
 use anyhow::Result;
 use ash::vk;
 use rayon::prelude::*;
+use sha2::{Digest, Sha256};
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 macro_rules! shaders {
@@ -119,8 +120,7 @@ impl Pipelines {
             .size(PUSH as u32)];
         let info = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&push);
         let file = cache_file(gpu);
-        // The driver checks the header itself and ignores what is not its own.
-        let old = file.as_ref().and_then(|f| std::fs::read(f).ok()).unwrap_or_default();
+        let old = file.as_deref().and_then(read_cache).unwrap_or_default();
         let cache_info = vk::PipelineCacheCreateInfo::default().initial_data(&old);
         let device = &gpu.device;
         // SAFETY: plain objects of this device, destroyed by `drop`.
@@ -188,6 +188,7 @@ impl Pipelines {
             self.compile(module, shader, constants, vk::PipelineCreateFlags::empty())
                 .map(|pipeline| ((shader, constants.clone()), pipeline))
         };
+        threads::prepare_common_pool();
         let made = missing.into_par_iter().map(one).collect::<Vec<_>>();
         for result in made {
             let (key, pipeline) = result?;
@@ -261,7 +262,7 @@ impl Pipelines {
         let Ok(bytes) = (unsafe { self.gpu.device.get_pipeline_cache_data(self.cache) }) else {
             return;
         };
-        let _ = write_whole(file, &bytes);
+        let _ = write_whole(file, &sealed(bytes));
     }
 }
 
@@ -282,10 +283,53 @@ impl Drop for Pipelines {
     }
 }
 
+/// A larger file was not written by this program.
+const LARGEST_CACHE: u64 = 1 << 30;
+
+/// What a driver has given, with its SHA-256 behind it. Drivers check that a header is their own,
+/// and are owed that the rest is as they gave it.
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let digest = Sha256::digest(&bytes);
+    bytes.extend_from_slice(&digest);
+    bytes
+}
+
+/// What [`sealed`] was made of; `None` where anything has changed.
+fn unsealed(mut bytes: Vec<u8>) -> Option<Vec<u8>> {
+    let (body, digest) = bytes.split_last_chunk::<32>()?;
+    let (is_whole, length) = (Sha256::digest(body).as_slice() == digest, body.len());
+    bytes.truncate(length);
+    is_whole.then_some(bytes)
+}
+
+fn read_cache(path: &Path) -> Option<Vec<u8>> {
+    unsealed(read_regular(path, LARGEST_CACHE).ok()?)
+}
+
 /// `pipelines-<device and driver>.bin` of the cache; `None` without a home.
 fn cache_file(gpu: &Gpu) -> Option<PathBuf> {
     // SAFETY: the device belongs to the instance.
     let p = unsafe { gpu.vulkan.instance.get_physical_device_properties(gpu.physical) };
     let uuid = hex(p.pipeline_cache_uuid);
     Some(xdg::cache()?.join(format!("pipelines-{:x}-{:x}-{uuid}.bin", p.vendor_id, p.device_id)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_that_changed_is_not_given_to_the_driver() {
+        let bytes: Vec<u8> = (0..100).collect();
+        let whole = sealed(bytes.clone());
+        assert_eq!(unsealed(whole.clone()), Some(bytes.clone()));
+        for at in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[at] ^= 1;
+            assert_eq!(unsealed(changed), None, "{at}");
+            assert_eq!(unsealed(whole[..at].to_vec()), None, "{at}");
+        }
+        // As programs before this one left it.
+        assert_eq!(unsealed(bytes), None);
+    }
 }

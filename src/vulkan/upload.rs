@@ -12,6 +12,7 @@ use super::pipeline::{self, Pipelines, Shader};
 use super::queue::Queue;
 use crate::compute::{LoadJob, Loading};
 use crate::tensor::{Coding, StoredMatrix};
+use crate::util::threads;
 use anyhow::{Context, Result};
 use ash::vk;
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
@@ -174,13 +175,16 @@ impl Uploader {
         let first = filling.first();
         let (gpu, stages, copies) = (&self.gpu, &self.stages, &mut self.copies);
         let matrices = std::thread::scope(|scope| {
-            let readers: Vec<_> =
-                (0..filling.threads()).map(|_| scope.spawn(|| filling.read())).collect();
-            scope.spawn(|| filling.release());
+            // Those that were started end where another one cannot be.
+            let stop = filling.stop_at_end();
+            let readers = (0..filling.threads())
+                .map(|_| threads::start(scope, || filling.read()))
+                .collect::<Result<Vec<_>>>()?;
+            threads::start(scope, || filling.release())?;
             // A driver takes its time to hand out gigabytes.
             let (places, placed) = mpsc::channel();
             let plans = &plans;
-            scope.spawn(move || {
+            threads::start(scope, move || {
                 for plan in plans {
                     let rooms = plan.place(arena);
                     let goes_on = rooms.is_ok();
@@ -188,10 +192,9 @@ impl Uploader {
                         return;
                     }
                 }
-            });
+            })?;
             let place =
                 || placed.recv().context("the thread that takes device memory has stopped")?;
-            let stop = filling.stop_at_end();
             let prepare = Instant::now();
             for i in 0..RING {
                 if stages[i].get().is_none() {

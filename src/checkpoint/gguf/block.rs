@@ -18,6 +18,7 @@
 
 use crate::checkpoint::Dtype;
 use crate::tensor::{Coding, Format, Matrix};
+use crate::util::threads;
 use anyhow::Result;
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -222,6 +223,7 @@ impl Kind {
                         }
                     }
                 });
+                threads::prepare_common_pool();
                 let blocks = data.par_chunks_exact(self.bytes()).with_min_len(RUN / 32);
                 let scales: Vec<f16> = blocks.map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
                 Matrix::new(format, rows, cols, codes, scales)
@@ -292,7 +294,7 @@ fn spread(
     std::thread::scope(|scope| {
         for (data, out) in data.chunks(each * block).zip(out.chunks_mut(each * width)) {
             let work = &work;
-            scope.spawn(move || work(data, out));
+            threads::spawn(scope, move || work(data, out));
         }
     });
 }

@@ -25,6 +25,7 @@ use crate::runtime::partner::Partner;
 use crate::runtime::placement::Device;
 use crate::runtime::{Model, Room};
 use crate::sampler::{Sampler, SamplerConfig};
+use crate::util::files::read_regular;
 use crate::util::hex;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -231,9 +232,12 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
     })
 }
 
+/// Bytes of a tokenizer.json at most.
+const LARGEST: u64 = 512 << 20;
+
 pub fn read_tokenizer(dir: &std::path::Path) -> Result<Tokenizer> {
     let path = if dir.is_dir() { dir.join("tokenizer.json") } else { dir.to_path_buf() };
-    let bytes = std::fs::read(&path)
+    let bytes = read_regular(&path, LARGEST)
         .with_context(|| Fault::model(format!("cannot read {}", path.display())))?;
     Tokenizer::from_bytes(&bytes).with_context(|| format!("reading {}", path.display()))
 }

@@ -16,6 +16,7 @@ use crate::runtime::partner::Partner;
 use crate::runtime::{DraftingOptions, Model, Room, RunOptions, Session};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
+use crate::util::json;
 use crate::util::units::digits3;
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
@@ -333,7 +334,7 @@ fn read(path: &Path) -> Result<Vec<(String, String)>> {
             let what = format!("{}, line {}: there is no prompt", path.display(), i + 1);
             Fault::model(what).help(r#"each line is {"prompt": "..."}, or has "turns""#)
         };
-        let value: serde_json::Value = serde_json::from_str(line).with_context(bad)?;
+        let value: serde_json::Value = json::parse(line.as_bytes()).with_context(bad)?;
         let prompt =
             value["turns"][0].as_str().or_else(|| value["prompt"].as_str()).with_context(bad)?;
         out.push((value["category"].as_str().unwrap_or("prompt").to_owned(), prompt.to_owned()));

@@ -4,6 +4,7 @@ use crate::cli::text_file::read_file;
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Message, Special, Tokenizer};
 use crate::tensor::Token;
+use crate::util::json;
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::path::Path;
@@ -36,7 +37,7 @@ pub fn read(
             Fault::model(format!("{}, line {} is not a transcript", path.display(), i + 1))
                 .help(EXPECTED)
         };
-        let value: Value = serde_json::from_str(line).with_context(bad)?;
+        let value: Value = json::parse(line.as_bytes()).with_context(bad)?;
         let parts = parts(&value, tokenizer, template).with_context(bad)?.with_context(bad)?;
         let category = value["category"].as_str().unwrap_or("text").to_owned();
         let id = match &value["id"] {

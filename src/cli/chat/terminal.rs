@@ -38,6 +38,7 @@ impl Drop for Unechoed {
 /// editor and [`Unechoed`] change its modes, and a signal's default action runs no destructor.
 pub fn restore_at_signals() -> Result<()> {
     let before = tcgetattr(stdin()).context("reading the terminal's modes")?;
+    crate::cli::crash::leave_terminal(&before);
     let mut signals =
         Signals::new([SIGTERM, SIGHUP, SIGQUIT]).context("installing signal handlers")?;
     let watch = move || {

@@ -13,7 +13,7 @@ mod storage;
 #[cfg(test)]
 mod tests;
 
-use super::output::print;
+use super::output::print_painted;
 use super::ui::{Ui, command, page_columns, paragraph_in};
 use crate::cli::options::{ModelArgs, UiOptions};
 use crate::cli::sizes::Sizes;
@@ -154,7 +154,7 @@ pub fn run(options: &Doctor, ui: &Ui) -> Result<u8> {
     let wanted = model.model.is_none() && exit_code(&checks) == 0;
     let sizes = wanted.then(|| sizes(&machine, &model.run, &found)).transpose()?;
     let columns = page_columns();
-    print(&match options.json {
+    print_painted(&match options.json {
         true => format!("{:#}\n", report(&checks, sizes.as_ref())),
         false => {
             ui.verdicts(&text(&checks, columns))

@@ -2,6 +2,7 @@
 //! refused by name: nothing is ignored in silence.
 
 use super::error::ApiError;
+use crate::util::json;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -12,7 +13,7 @@ pub struct Fields {
 
 impl Fields {
     pub fn parse(body: &[u8]) -> Result<Fields, ApiError> {
-        match serde_json::from_slice(body) {
+        match json::parse(body) {
             Ok(Value::Object(left)) => Ok(Fields { left }),
             Ok(_) => Err(ApiError::bad("the body is not a JSON object")),
             Err(error) => Err(ApiError::bad(format!("the body is not valid JSON: {error}"))),

@@ -20,6 +20,8 @@ mod openai;
 mod options;
 mod queue;
 mod responses;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod tools;
 
 pub use options::Serve;
@@ -32,7 +34,7 @@ use crate::gemma::ChatTemplate;
 use crate::runtime::constraints::Constraints;
 use crate::runtime::load::kv_format;
 use crate::runtime::{Room, Session, Started, npu};
-use crate::util::hex;
+use crate::util::{hex, threads};
 use anyhow::{Context, Result};
 use ask::Served;
 use engine::Engine;
@@ -155,6 +157,8 @@ struct Server {
 
 impl Server {
     fn start(address: SocketAddr, app: &Arc<App>, origins: &[String]) -> Result<Server> {
+        // Tokio panics where it has none; one more is for requests that take long to prepare.
+        threads::check(THREADS + 1)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .thread_name("http")

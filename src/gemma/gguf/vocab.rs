@@ -34,6 +34,10 @@ pub const BYTE: i64 = 6;
 /// Longer pieces than this are damage; Gemma's longest has 93 bytes.
 const LONGEST: usize = 4096;
 
+/// The squares of all pieces' lengths, summed: as much work it is to find the pairs that make them,
+/// and as long the list of those can be. Gemma's come to a tenth of this.
+const MOST_WORK: usize = 1 << 28;
+
 /// Ids of Gemma's control tokens in every vocabulary of its family.
 const KNOWN_IDS: [usize; 8] = [0, 1, 2, 3, 105, 106, 255_999, 256_000];
 
@@ -110,6 +114,10 @@ impl Pieces {
         }
         if let Some((id, piece)) = tokens.iter().enumerate().find(|(_, t)| t.len() > LONGEST) {
             return Err(damaged(format!("has a piece of {} bytes (id {id})", piece.len())));
+        }
+        let work = tokens.iter().fold(0, |sum: usize, t| sum.saturating_add(t.len() * t.len()));
+        if work > MOST_WORK {
+            return Err(damaged("has too many long pieces"));
         }
         if let Some(id) = scores.iter().position(|s| s.is_nan()) {
             return Err(damaged(format!("has a score that is not a number, of id {id}")));

@@ -17,6 +17,9 @@ use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
 /// Ids beyond this are taken for damage.
 const MAX_ID: u32 = 1 << 24;
 
+/// Bytes that may stand for a space; Gemma's `▁` has 3.
+const LONGEST_REPLACEMENT: usize = 32;
+
 /// Gemma's control tokens. Some exports mark them as ordinary text, which breaks chat silently.
 pub const KNOWN_CONTROL: [&str; 8] = [
     "<pad>",
@@ -136,6 +139,8 @@ pub fn read(bytes: &[u8]) -> Result<Parts> {
         );
     }
     check_decoder(file.decoder.as_ref())?;
+    check_text(file.normalizer.as_ref(), "normalizer", "Replace", "content")?;
+    check_text(file.pre_tokenizer.as_ref(), "pre_tokenizer", "Split", "behavior")?;
     let repaired = repair(&mut file.added_tokens, &file.model.vocab.0);
 
     let mut pieces: Vec<Box<[u8]>> = Vec::new();
@@ -217,5 +222,16 @@ fn check_decoder(decoder: Option<&Value>) -> Result<()> {
             _ => bail!(foreign(format!("its decoder has the step {step}, which Gemma's has not"))),
         }
     }
+    Ok(())
+}
+
+/// Gemma's normalizer puts `▁` for spaces, and its pre-tokenizer cuts at spaces. Other kinds belong
+/// to other families; the library panics on some files of theirs, and a few steps in a row can make
+/// any text of one letter.
+fn check_text(step: Option<&Value>, name: &str, kind: &str, key: &str) -> Result<()> {
+    let Some(step) = step.filter(|step| !step.is_null()) else { return Ok(()) };
+    let fits = step["type"] == kind && step["pattern"]["String"] == " " && step[key].is_string();
+    let short = step[key].as_str().is_some_and(|text| text.len() <= LONGEST_REPLACEMENT);
+    ensure!(fits && short, foreign(format!("its {name} is {step}, which Gemma's is not")));
     Ok(())
 }

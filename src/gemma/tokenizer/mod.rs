@@ -6,6 +6,7 @@ pub(super) use file::{KNOWN_CONTROL, Merge};
 
 use crate::error::{Fault, fault_of};
 use crate::tensor::Token;
+use crate::util::threads;
 use anyhow::{Context, Result, anyhow};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -36,8 +37,8 @@ impl Tokenizer {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         // Hashing 33 MB takes a while too.
         let (parts, sha256) = std::thread::scope(|scope| {
-            let sha256 = scope.spawn(|| <[u8; 32]>::from(Sha256::digest(bytes)));
-            (file::read(bytes), sha256.join().expect("hashing does not fail"))
+            let sha256 = threads::spawn(scope, || <[u8; 32]>::from(Sha256::digest(bytes)));
+            (file::read(bytes), sha256.join())
         });
         let file::Parts { tokenizer: inner, mut pieces, repaired } =
             parts.map_err(|why| match fault_of(&why) {
@@ -318,6 +319,9 @@ pub(crate) mod tests {
         let model = |rest: &str| {
             format!(r#"{{"model": {{"type": "BPE", "vocab": {{"a": 0, "b": 1}}, {rest}}}}}"#)
         };
+        let normalizer = |step: &str| {
+            format!(r#"{{"model": {{"vocab": {{"a": 0}}, "merges": []}}, "normalizer": {step}}}"#)
+        };
         for text in [
             "".to_string(),
             "{".into(),
@@ -328,6 +332,18 @@ pub(crate) mod tests {
             r#"{"model": {"vocab": {"a": 0}, "merges": []}, "decoder": {"type": "ByteLevel"}}"#
                 .into(),
             r#"{"model": {"vocab": {"a": 0}, "merges": []}, "normalizer": 5}"#.into(),
+            // Steps of other families: some of them panic, and some make any text of one letter.
+            normalizer(r#"{"type": "Precompiled", "precompiled_charsmap": "AAAA"}"#),
+            normalizer(r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"}"#),
+            normalizer(r#"{"type": "Replace", "pattern": {"Regex": " "}, "content": "x"}"#),
+            normalizer(r#"{"type": "Sequence", "normalizers": []}"#),
+            normalizer(&format!(
+                r#"{{"type": "Replace", "pattern": {{"String": " "}}, "content": "{}"}}"#,
+                "x".repeat(40)
+            )),
+            r#"{"model": {"vocab": {"a": 0}, "merges": []},
+                "pre_tokenizer": {"type": "FixedLength", "length": 0}}"#
+                .into(),
             model(r#""merges": [["a", "b"]]"#),
             model(r#""merges": [["a", "c"]]"#),
             model(r#""merges": [["a"]]"#),

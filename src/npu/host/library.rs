@@ -17,9 +17,12 @@ type End = unsafe extern "C" fn(*mut u8, *mut u8);
 #[repr(align(64))]
 struct Line([u8; 64]);
 
+/// An open library; closed when this goes.
+struct Handle(*mut c_void);
+
 /// A loaded library.
 pub struct Library {
-    handle: *mut c_void,
+    _handle: Handle,
     begin: Begin,
     query: Take,
     tile: Take,
@@ -39,13 +42,16 @@ impl Library {
     pub fn open(path: &Path) -> Result<Arc<Library>> {
         let name =
             CString::new(path.as_os_str().as_encoded_bytes()).context("a path with a zero byte")?;
-        // SAFETY: a path that ends in zero. Loading runs the library's initialisers: the user named
-        // it as code to run.
+        // SAFETY: a path that ends in zero. Loading runs the library's initialisers, and its
+        // functions are called: the user named it as code to run, and no file in the working
+        // directory can (see `cli::settings`).
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         ensure!(!handle.is_null(), "cannot load {}: {}", path.display(), last_error());
+        // Closes it where a symbol is missing.
+        let handle = Handle(handle);
         let symbol = |name: &std::ffi::CStr| -> Result<*mut c_void> {
             // SAFETY: the handle is open, the name ends in zero.
-            let at = unsafe { libc::dlsym(handle, name.as_ptr()) };
+            let at = unsafe { libc::dlsym(handle.0, name.as_ptr()) };
             ensure!(!at.is_null(), "{} has no function {}", path.display(), name.to_string_lossy());
             Ok(at)
         };
@@ -62,7 +68,7 @@ impl Library {
                 state_bytes: word(c"flash_state_bytes")?,
                 shape: Shape::new(head_dim)
                     .with_context(|| format!("a kernel for heads of {head_dim} channels"))?,
-                handle,
+                _handle: handle,
             }))
         }
     }
@@ -92,10 +98,10 @@ fn last_error() -> String {
     }
 }
 
-impl Drop for Library {
+impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: opened in `open`; no core outlives the library.
-        unsafe { libc::dlclose(self.handle) };
+        unsafe { libc::dlclose(self.0) };
     }
 }
 

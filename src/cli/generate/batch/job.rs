@@ -6,6 +6,7 @@ use crate::cli::prompt::{Content, Said};
 use crate::error::Fault;
 use crate::gemma::Message;
 use crate::sampler::SamplerConfig;
+use crate::util::json;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
@@ -171,7 +172,7 @@ impl Line {
             Line { id, kind, job, unknown, number, failure: None }
         };
         let bad = |error: anyhow::Error| line(number.into(), Kind::Ours, Err(error));
-        let value: Value = match serde_json::from_slice(bytes) {
+        let value: Value = match json::parse(bytes) {
             Ok(value @ Value::Object(_)) => value,
             Ok(_) => {
                 return bad(Fault::model("the line is not a JSON object").help(EXAMPLE).into());

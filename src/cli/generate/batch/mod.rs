@@ -89,7 +89,7 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
         ui.note(kept(options, survey));
     }
     let mut records =
-        Records::new(lines, options.batch.shard, done, sequences > 1, options.batch.strict, ui);
+        Records::new(lines, options.batch.shard, done, sequences > 1, options.batch.strict, ui)?;
     let bar = match place::count(from) {
         Some(records) => ui.bar("records", records),
         None => ui.spinner("answering records", !typed_in),

@@ -7,7 +7,8 @@ use super::reply::{self, Answer};
 use crate::cli::generate::batch::held::Done;
 use crate::cli::ui::Ui;
 use crate::error::Fault;
-use anyhow::Result;
+use crate::util::threads;
+use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -79,10 +80,10 @@ impl<'a> Records<'a> {
         ahead: bool,
         strict: bool,
         ui: &'a Ui,
-    ) -> Records<'a> {
-        let from = if ahead { From::Thread(read_ahead(lines)) } else { From::Here(lines) };
+    ) -> Result<Records<'a>> {
+        let from = if ahead { From::Thread(read_ahead(lines)?) } else { From::Here(lines) };
         let (ids, unknown) = (Ids::default(), HashSet::new());
-        Records { from, shard, done, nth: 0, kept: 0, ids, unknown, strict, ui }
+        Ok(Records { from, shard, done, nth: 0, kept: 0, ids, unknown, strict, ui })
     }
 
     /// The next record, waiting so long for it where another thread reads.
@@ -170,17 +171,18 @@ pub fn survey(from: &Path, shard: Option<Shard>, done: &Done) -> Option<Survey> 
 
 /// A thread that reads lines until nobody wants more. One that waits for input does not keep the
 /// process from its end.
-fn read_ahead(mut lines: Lines) -> Receiver<Result<(usize, Vec<u8>)>> {
+fn read_ahead(mut lines: Lines) -> Result<Receiver<Result<(usize, Vec<u8>)>>> {
     let (send, receive) = sync_channel(AHEAD);
-    std::thread::spawn(move || {
+    let read = move || {
         while let Some(line) = lines.take().transpose() {
             let failed = line.is_err();
             if send.send(line).is_err() || failed {
                 break;
             }
         }
-    });
-    receive
+    };
+    std::thread::Builder::new().spawn(read).with_context(threads::none)?;
+    Ok(receive)
 }
 
 /// Replies on their way: each is written once those before it are.

@@ -1,0 +1,53 @@
+//! The server's requests without a server: for who makes up bodies by the million.
+
+use super::ask::Served;
+use super::fields::Fields;
+use super::{anthropic, openai, responses};
+use crate::gemma::{ChatTemplate, Tokenizer, bundled};
+use crate::runtime::constraints::Constraints;
+use crate::runtime::options::AutoOr;
+use crate::sampler::SamplerConfig;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use tokio::sync::mpsc::channel;
+
+/// What reads bodies for the bundled target.
+pub struct Bodies(Arc<Served>);
+
+impl Bodies {
+    /// # Panics
+    /// Where this build has no bundled models.
+    pub fn new(tokenizer: Arc<Tokenizer>) -> Bodies {
+        let checkpoint = bundled::target().expect("a bundled model");
+        let config = crate::gemma::Config::from_json(checkpoint.config()).expect("it is good");
+        Bodies(Arc::new(Served {
+            name: "fuzzed".into(),
+            aliases: vec!["*".into()],
+            created: 0,
+            fingerprint: String::new(),
+            template: ChatTemplate::built_in(),
+            stop_ids: config.eos.clone(),
+            context: config.max_position,
+            constraints: Mutex::new(Constraints::new(&tokenizer, &config.eos)),
+            sampling: SamplerConfig::default(),
+            max_tokens: AutoOr::Auto,
+            tokenizer,
+            config,
+        }))
+    }
+
+    /// Reads a body of one of the forms, down to the tokens and the grammar that it asks for.
+    pub fn read(&self, form: u8, body: &[u8]) {
+        let Ok(fields) = Fields::parse(body) else { return };
+        let asked = match form % 5 {
+            0 => openai::chat(fields, &self.0).map(|(asked, _)| asked),
+            1 => openai::completions(fields, &self.0).map(|(asked, _)| asked),
+            2 => responses::body(fields, &self.0).map(|(asked, _)| asked),
+            3 => anthropic::messages_body(fields, &self.0).map(|(asked, _)| asked),
+            _ => return drop(anthropic::count_body(fields, &self.0)),
+        };
+        if let Ok(asked) = asked {
+            let _ = asked.jobs(&self.0, &channel(1).0, Instant::now());
+        }
+    }
+}

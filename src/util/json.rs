@@ -1,0 +1,48 @@
+//! JSON from strangers as a tree of values. A value takes many times the two bytes that it can be
+//! written with, so their number is bounded before any is made.
+
+use serde::de::Error as _;
+use serde_json::{Error, Value};
+
+/// Values of a text, at most; 100 MB of memory, or somewhat more.
+pub const MOST_VALUES: usize = 1 << 20;
+
+/// A text as values.
+pub fn parse(text: &[u8]) -> Result<Value, Error> {
+    if most_values(text) > MOST_VALUES {
+        return Err(Error::custom(format_args!("it has more than {MOST_VALUES} values")));
+    }
+    serde_json::from_slice(text)
+}
+
+/// As many values as a text can have, if it is JSON.
+fn most_values(text: &[u8]) -> usize {
+    let (mut values, mut in_text, mut escaped) = (1, false, false);
+    for byte in text {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            b',' | b'[' | b'{' if !in_text => values += 1,
+            _ => {}
+        }
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_counted_before_they_are_made() {
+        assert_eq!(most_values(br#"{"a,[\",": [1, 2, {"b": "[,,,\\"}], "c": 3}"#), 7);
+        assert!(parse(br#"{"a": [1, 2]}"#).is_ok() && parse(b"[").is_err());
+        let many = |n: usize| format!("[{}0]", "0,".repeat(n));
+        assert!(parse(many(1000).as_bytes()).is_ok());
+        let refused = parse(many(MOST_VALUES).as_bytes()).unwrap_err();
+        assert!(refused.to_string().contains("values"), "{refused}");
+        // A long text is one value.
+        assert!(parse(format!("\"{}\"", ",".repeat(2 * MOST_VALUES)).as_bytes()).is_ok());
+    }
+}
