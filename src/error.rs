@@ -67,6 +67,13 @@ impl Fault {
     }
 }
 
+/// What is said where there is no thread for work that nobody else can do.
+pub fn no_thread() -> Fault {
+    Fault::new(Kind::Failure, "no thread can be started").help(
+        "--threads 1 needs fewer; ulimit -u shows how many processes and threads you may have",
+    )
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what)

@@ -128,6 +128,9 @@ pub fn parse(file: &str, bytes: &[u8]) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
+/// More than any file has.
+const MOST_ELEMENTS: u64 = 1 << 48;
+
 /// One entry against its own claims and the length of the file.
 fn check(file: &str, name: String, raw: RawEntry, data_start: usize, len: usize) -> Result<Entry> {
     let bad = |what: String| damaged(file, format!("tensor `{name}` {what}"));
@@ -138,7 +141,10 @@ fn check(file: &str, name: String, raw: RawEntry, data_start: usize, len: usize)
     };
     let [begin, end] = raw.data_offsets;
     let size = raw.shape.iter().try_fold(dtype.bytes(), |n, d| n.checked_mul(*d));
-    let Some(size) = size else {
+    // An empty tensor has no bytes to bound its other dimensions; sizes are products of those too.
+    let room = raw.shape.iter().try_fold(1, |n: u64, d| n.checked_mul(1.max(*d as u64)));
+    let is_possible = room.is_some_and(|room| room <= MOST_ELEMENTS);
+    let Some(size) = size.filter(|_| is_possible) else {
         return Err(bad(format!("has the impossible shape {:?}", raw.shape)).into());
     };
     if end.checked_sub(begin) != Some(size) {
@@ -199,6 +205,7 @@ mod tests {
         assert!(refusal(&one("F9", "[2]", "[0,8]"), 8).contains("unknown dtype"));
         assert!(
             refusal(&one("U8", "[4294967296,4294967296]", "[0,0]"), 0).contains("impossible shape")
+                && refusal(&one("U8", "[0,9223372036854775807]", "[0,0]"), 0).contains("impossible")
         );
         assert!(
             refusal(&one("U8", "[0]", "[18446744073709551615,18446744073709551615]"), 0)

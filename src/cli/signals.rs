@@ -1,7 +1,7 @@
 //! Signals: a closed pipe ends the process, the first Ctrl-C asks it to finish, the second ends it
 //! at once.
 
-use crate::util::threads;
+use crate::error::no_thread;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,7 +85,7 @@ impl Interrupt {
         let thread = std::thread::Builder::new()
             .name("signals".into())
             .spawn(wait)
-            .with_context(threads::none)?;
+            .with_context(no_thread)?;
         Ok((interrupt, thread))
     }
 

@@ -96,6 +96,7 @@ pub fn run(
     solver: &mut dyn Solver,
     tell: Tell<'_>,
 ) -> Result<Report> {
+    threads::prepare_common_pool();
     let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
     check_source(checkpoint, plan, options)?;
     sweep(dst);

@@ -6,7 +6,6 @@ use super::quantize::{code_of_nearest, f16_nonzero, scale_for};
 use super::trellis::{TILE, Trellis};
 use super::viterbi::{Viterbi, WEIGHTS};
 use super::{Format, Group, Matrix, Values};
-use crate::util::threads;
 use anyhow::{Result, ensure};
 use half::f16;
 use rayon::prelude::*;
@@ -32,7 +31,6 @@ impl TileEncoder for OnProcessor {
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
         let (tiles, rest) = wanted.as_chunks::<WEIGHTS>();
         ensure!(rest.is_empty() && tiles.len() == rows.len(), "whole tiles are coded");
-        threads::prepare_common_pool();
         rows.par_iter_mut().zip(tiles).for_each(|(rows, tile)| {
             ENCODERS.with_borrow_mut(|known| {
                 let at = known.iter().position(|v| v.trellis() == trellis).unwrap_or_else(|| {

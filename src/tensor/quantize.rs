@@ -4,7 +4,6 @@
 use super::code::{Integer, ScaleRule};
 use super::encode::{BLOCK, Encoder, OnProcessor, TileEncoder, row_scale};
 use super::{Code, Format, Group, Matrix, Values, hadamard};
-use crate::util::threads;
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -83,7 +82,6 @@ fn quantize_tiles(
 ) -> Result<Matrix<'static>> {
     let bad = values.iter().position(|v| !v.is_finite());
     ensure!(bad.is_none(), "row {} holds a value that is not finite", bad.unwrap_or(0) / cols);
-    threads::prepare_common_pool();
     let mut wanted = values.to_vec();
     if format.hadamard {
         wanted.par_chunks_mut(cols).for_each(hadamard::transform);

@@ -1,9 +1,7 @@
 //! Threads where they can be had. Under a limit on a user's processes none may be, and then the
-//! work is done by whoever wanted to hand it out, or refused with a remedy.
+//! work is done by whoever wanted to hand it out, or refused.
 
-use crate::error::Fault;
-use crate::error::Kind;
-use anyhow::{Context, Result};
+use std::io::Result;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
@@ -52,19 +50,12 @@ pub fn offer<T>(
     (move || take(&shared)(), move || take(&other)())
 }
 
-/// What is said where there is no thread for work that nobody else can do.
-pub fn none() -> Fault {
-    Fault::new(Kind::Failure, "no thread can be started").help(
-        "--threads 1 needs fewer; ulimit -u shows how many processes and threads you may have",
-    )
-}
-
 /// A thread that works beside the caller, or the reason why there is none.
 pub fn start<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> Result<ScopedJoinHandle<'scope, T>> {
-    Builder::new().spawn_scoped(scope, work).with_context(none)
+    Builder::new().spawn_scoped(scope, work)
 }
 
 /// Refuses where so many threads cannot be had: for libraries that panic then.

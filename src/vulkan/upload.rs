@@ -11,6 +11,7 @@ use super::memory::{Arena, Block, Place, Span};
 use super::pipeline::{self, Pipelines, Shader};
 use super::queue::Queue;
 use crate::compute::{LoadJob, Loading};
+use crate::error::no_thread;
 use crate::tensor::{Coding, StoredMatrix};
 use crate::util::threads;
 use anyhow::{Context, Result};
@@ -179,8 +180,9 @@ impl Uploader {
             let stop = filling.stop_at_end();
             let readers = (0..filling.threads())
                 .map(|_| threads::start(scope, || filling.read()))
-                .collect::<Result<Vec<_>>>()?;
-            threads::start(scope, || filling.release())?;
+                .collect::<std::io::Result<Vec<_>>>()
+                .with_context(no_thread)?;
+            threads::start(scope, || filling.release()).with_context(no_thread)?;
             // A driver takes its time to hand out gigabytes.
             let (places, placed) = mpsc::channel();
             let plans = &plans;
@@ -192,7 +194,8 @@ impl Uploader {
                         return;
                     }
                 }
-            })?;
+            })
+            .with_context(no_thread)?;
             let place =
                 || placed.recv().context("the thread that takes device memory has stopped")?;
             let prepare = Instant::now();

@@ -29,7 +29,7 @@ pub use options::Serve;
 use super::settings::Typed;
 use super::signals::Interrupt;
 use crate::cli::options::{SamplingOptions, Source};
-use crate::error::{Fault, Kind};
+use crate::error::{Fault, Kind, no_thread};
 use crate::gemma::ChatTemplate;
 use crate::runtime::constraints::Constraints;
 use crate::runtime::load::kv_format;
@@ -158,7 +158,7 @@ struct Server {
 impl Server {
     fn start(address: SocketAddr, app: &Arc<App>, origins: &[String]) -> Result<Server> {
         // Tokio panics where it has none; one more is for requests that take long to prepare.
-        threads::check(THREADS + 1)?;
+        threads::check(THREADS + 1).with_context(no_thread)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .thread_name("http")

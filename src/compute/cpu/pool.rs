@@ -4,7 +4,7 @@
 //! machine may be shared), then parks (nothing burns power between tokens). A panic in one worker
 //! releases the others from their barriers and reaches the caller.
 
-use crate::util::threads::none;
+use crate::error::no_thread;
 use anyhow::{Context, Result, ensure};
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -97,7 +97,7 @@ impl Pool {
                 .name(format!("gemma-cpu-{index}"))
                 .spawn(move || shared.work(index))
                 .with_context(|| format!("starting CPU thread {index} of {threads}"))
-                .with_context(none)?;
+                .with_context(no_thread)?;
             *lock(&pool.shared.seats[index].thread) = Some(handle.thread().clone());
             pool.threads.push(handle);
         }

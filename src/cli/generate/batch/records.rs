@@ -6,8 +6,7 @@ use super::place::{Lines, Shard, Sink};
 use super::reply::{self, Answer};
 use crate::cli::generate::batch::held::Done;
 use crate::cli::ui::Ui;
-use crate::error::Fault;
-use crate::util::threads;
+use crate::error::{Fault, no_thread};
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -181,7 +180,7 @@ fn read_ahead(mut lines: Lines) -> Result<Receiver<Result<(usize, Vec<u8>)>>> {
             }
         }
     };
-    std::thread::Builder::new().spawn(read).with_context(threads::none)?;
+    std::thread::Builder::new().spawn(read).with_context(no_thread)?;
     Ok(receive)
 }
 
