@@ -205,7 +205,8 @@ mod tests {
         assert!(refusal(&one("F9", "[2]", "[0,8]"), 8).contains("unknown dtype"));
         assert!(
             refusal(&one("U8", "[4294967296,4294967296]", "[0,0]"), 0).contains("impossible shape")
-                && refusal(&one("U8", "[0,9223372036854775807]", "[0,0]"), 0).contains("impossible")
+                && refusal(&one("U8", "[0,9223372036854775807]", "[0,0]"), 0)
+                    .contains("impossible")
         );
         assert!(
             refusal(&one("U8", "[0]", "[18446744073709551615,18446744073709551615]"), 0)
