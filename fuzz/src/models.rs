@@ -11,7 +11,12 @@ const CONFIG: &str = r#"{"model_type": "gemma3_text", "num_hidden_layers": 1, "h
     "vocab_size": 32, "eos_token_id": 1}"#;
 
 /// A directory of two files in memory, until `look` is done with it.
-fn with_directory(config: &[u8], weights: &[u8], more: &[(&'static str, &[u8])], look: fn(Checkpoint)) {
+fn with_directory(
+    config: &[u8],
+    weights: &[u8],
+    more: &[(&'static str, &[u8])],
+    look: fn(Checkpoint),
+) {
     let mut held = Vec::new();
     let mut hold = |bytes: &[u8]| -> &'static [u8] {
         let bytes = Box::into_raw(bytes.to_vec().into_boxed_slice());
@@ -63,7 +68,8 @@ fn made_up(cursor: &mut Cursor<'_>, names: &[&str]) -> Vec<u8> {
         };
         end = offsets[1];
         let name = cursor.one_of(names);
-        header.insert(name.into(), json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
+        header
+            .insert(name.into(), json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
     }
     let header = Value::Object(header).to_string();
     let data = vec![cursor.byte(); (end % 70_000) as usize + usize::from(cursor.byte() % 2)];
@@ -183,7 +189,8 @@ fn made_up_gguf(cursor: &mut Cursor<'_>, part: Option<(u32, u32)>) -> Vec<u8> {
         out.extend(kind.to_le_bytes());
         value(cursor, &mut out, kind, 0);
     }
-    let names = ["token_embd.weight", "output_norm.weight", "blk.0.attn_q.weight", "blk.0.ffn_up.weight"];
+    let names =
+        ["token_embd.weight", "output_norm.weight", "blk.0.attn_q.weight", "blk.0.ffn_up.weight"];
     for _ in 0..tensors {
         text(&mut out, cursor.one_of(&names));
         let dimensions = u32::from(cursor.byte() % 5);
@@ -203,7 +210,8 @@ fn open(path: &std::path::Path) {
     let presented = Checkpoint::open(path).and_then(gemma::gemma::gguf::present);
     if let Ok(checkpoint) = presented {
         if let Ok(Some(bytes)) = checkpoint.side_file("tokenizer.json") {
-            let _ = Tokenizer::from_bytes(&bytes).map(|t| t.encode("ab a", gemma::gemma::Special::Parse).is_ok());
+            let _ = Tokenizer::from_bytes(&bytes)
+                .map(|t| t.encode("ab a", gemma::gemma::Special::Parse).is_ok());
         }
         use_all(checkpoint);
     }

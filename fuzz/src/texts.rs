@@ -33,7 +33,8 @@ pub fn template(data: &[u8]) {
     if AMPLIFIERS.iter().any(|word| text.contains(word)) {
         return;
     }
-    let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+    let message =
+        |role: &str, content: &str| Message { role: role.into(), content: content.into() };
     let messages = [message("user", "a <end_of_turn>"), message("assistant", "b\n")];
     let template = ChatTemplate::of(text.into());
     let _ = template.render(&messages, true);

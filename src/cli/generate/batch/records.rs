@@ -18,10 +18,13 @@ use std::time::Duration;
 /// Lines that are read ahead of who answers them.
 const AHEAD: usize = 64;
 
+/// A line and its number, or why it could not be read.
+type Numbered = Result<(usize, Vec<u8>)>;
+
 enum From {
     Here(Lines),
     /// Another thread reads: who writes the records may want answers before there are more of them.
-    Thread(Receiver<Result<(usize, Vec<u8>)>>),
+    Thread(Receiver<Numbered>),
 }
 
 /// Unknown fields that are named, at most.
@@ -170,7 +173,7 @@ pub fn survey(from: &Path, shard: Option<Shard>, done: &Done) -> Option<Survey> 
 
 /// A thread that reads lines until nobody wants more. One that waits for input does not keep the
 /// process from its end.
-fn read_ahead(mut lines: Lines) -> Result<Receiver<Result<(usize, Vec<u8>)>>> {
+fn read_ahead(mut lines: Lines) -> Result<Receiver<Numbered>> {
     let (send, receive) = sync_channel(AHEAD);
     let read = move || {
         while let Some(line) = lines.take().transpose() {
