@@ -21,13 +21,20 @@ struct Everyday {
 impl Everyday {
     fn is_answered(&self) -> bool {
         let run = gemma(&["generate", "-q", "--max-tokens", "160", &self.prompt], b"").ok();
-        let answer = run.text().to_lowercase();
-        let right = self.any.iter().any(|word| answer.contains(&word.to_lowercase()));
+        let right = self.any.iter().any(|word| says(run.text(), word));
         if !right {
             eprintln!("{}\n  {}", self.prompt, run.text().replace('\n', "\n  "));
         }
         right
     }
+}
+
+/// Whether a word of the answer begins with `word`, in capitals or not: wheat is no heat.
+fn says(answer: &str, word: &str) -> bool {
+    let (answer, word) = (answer.to_lowercase(), word.to_lowercase());
+    let in_a_word = |at: usize| answer[..at].ends_with(char::is_alphanumeric);
+    let whole = !word.starts_with(char::is_alphanumeric);
+    answer.match_indices(&word).any(|(at, _)| whole || !in_a_word(at))
 }
 
 fn root() -> &'static Path {
@@ -91,5 +98,5 @@ fn everyday_prompts_are_answered() {
     let right = |list: &[Everyday]| list.iter().filter(|e| e.is_answered()).count();
     let (taught, others) = (right(&taught), right(&others));
     println!("{taught} of 12 that were taught, {others} of 12 others");
-    assert!(taught == 12 && others >= 5, "{taught} of 12 that were taught, {others} of 12 others");
+    assert!(taught == 12 && others >= 7, "{taught} of 12 that were taught, {others} of 12 others");
 }
