@@ -29,9 +29,9 @@ for path in tests/*.rs tests/*/main.rs; do
 done
 log=$(mktemp)
 # shellcheck disable=SC2086
-cargo test --release --test ${slow// / --test } >"$log" 2>&1 &
+cargo test --release --no-fail-fast --test ${slow// / --test } >"$log" 2>&1 &
 lane=$! failed=0
-cargo test --release "${rest[@]}" || failed=1
+cargo test --release --no-fail-fast "${rest[@]}" || failed=1
 wait "$lane" || failed=1
 cat "$log"
 rm "$log"

@@ -18,7 +18,7 @@ use shell::{BINARY, Run, command, wait};
 use std::fs;
 
 /// One sliding-window layer and a global one, with heads of this size.
-fn weights(head_dim: usize) -> Weights {
+fn configuration(head_dim: usize) -> anyhow::Result<Config> {
     let json = serde_json::json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
         "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -26,8 +26,12 @@ fn weights(head_dim: usize) -> Weights {
         "query_pre_attn_scalar": head_dim, "sliding_window": 100, "sliding_window_pattern": 2,
         "rope_theta": 1e6, "rope_local_base_freq": 1e4, "max_position_embeddings": 4096,
     });
+    Config::from_json(&json)
+}
+
+fn weights(head_dim: usize) -> Weights {
     let format = "bf16".parse().unwrap();
-    Weights::synthetic(Config::from_json(&json).unwrap(), move |_| format, 5)
+    Weights::synthetic(configuration(head_dim).unwrap(), move |_| format, 5)
 }
 
 /// Few and many groups, 16 and 32 channels wide, and every width of the walks over keys and values.
@@ -56,11 +60,11 @@ fn kernels_equal_their_twins_for_every_head_size() {
 
 #[test]
 fn heads_that_no_group_divides_are_refused() {
-    let exec = CpuExecutor::new(CpuOptions::default()).unwrap();
-    let options = EngineOptions { context: 10, kv: KvFormat::Q8 };
-    let error = PlannedEngine::new(&weights(24), Box::new(exec), options).err().unwrap();
-    assert_eq!(gemma::error::fault_of(&error).unwrap().kind.exit_code(), 3);
-    assert!(error.to_string().contains("24"), "{error:#}");
+    for head_dim in [8, 24, 72] {
+        let error = configuration(head_dim).err().unwrap();
+        assert_eq!(gemma::error::fault_of(&error).unwrap().kind.exit_code(), 3);
+        assert!(error.to_string().contains(&format!("not {head_dim}")), "{error:#}");
+    }
 }
 
 /// The bundled model on this device, which may be a driver on the processor.
