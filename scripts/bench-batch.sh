@@ -81,11 +81,11 @@ print(f"{records} records, {total} tokens, {rounds} rounds; answers {'the same b
 print("| --draft | --parallel | tok/s | of one by one | spread | ready, tok/s | CPU s | of one by one |")
 print("|---|---:|---:|---:|---:|---:|---:|---:|")
 for draft, n in settings:
-    middle, work, alone_ready = (statistics.median(of[draft, n]) for of in (seconds, busy, ready))
+    middle, work, loaded = (statistics.median(of[draft, n]) for of in (seconds, busy, ready))
     one, alone = (statistics.median(of.get((draft, "1"), of[draft, n])) for of in (seconds, busy))
     spread = (max(seconds[draft, n]) - min(seconds[draft, n])) / middle
     print(f"| {draft} | {n} | {total / middle:.1f} | {one / middle:.2f} | {100 * spread:.0f} % "
-          f"| {total / alone_ready:.1f} | {work:.2f} | {work / alone:.2f} |")
+          f"| {total / loaded:.1f} | {work:.2f} | {work / alone:.2f} |")
 if "LLAMA" in os.environ:
     for n, speed in theirs():
         print(f"| llama.cpp | {n} | | | | {speed:.1f} | | |")

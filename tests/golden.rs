@@ -5,9 +5,8 @@
 mod common;
 
 use gemma::checkpoint::Checkpoint;
-use gemma::compute::Executor;
-use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
+use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{
     Engine, EngineExt, Input, Output, PlannedEngine, ReferenceEngine, Rows, Scores, TokenTree,
@@ -176,6 +175,7 @@ fn the_planned_engine_agrees_with_transformers() {
     }
 }
 
+/// In f32, as the files are: a device multiplies those too.
 #[test]
 fn a_device_agrees_with_transformers() {
     let Some(open) = common::vulkan::device() else { return };
