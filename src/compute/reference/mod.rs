@@ -310,27 +310,29 @@ fn commit_as<T: bytemuck::Pod>(
     max_rows: usize,
     step: &StepView<'_>,
 ) {
-    let (heads, dim) = (kv.n_kv_heads, kv.head_dim);
+    let (heads, dim, block) = (kv.n_kv_heads, kv.head_dim, kv.key_block);
     for head in 0..heads {
         for row in step.path.iter().map(|row| *row as usize) {
             let position = step.positions[row] as usize;
             let page = kv.page(step, step.sequences[row] as usize, position / PAGE);
+            let to = ((page * heads + head) * PAGE + position % PAGE) * dim;
+            let all_to = kv.key_at(page, head, 0, 0);
+            let all_from = kv.scratch_key_at(max_rows, head, 0, 0);
             // SAFETY: a commit runs alone on its layer; scratch and cache are different buffers.
-            unsafe {
-                let from: &[T] = buffers.slice(kv.scratch_v, (row * heads + head) * dim, dim);
-                buffers
-                    .slice_mut::<T>(
-                        kv.v,
-                        ((page * heads + head) * PAGE + position % PAGE) * dim,
-                        dim,
-                    )
-                    .copy_from_slice(from);
-                for d in 0..dim {
-                    let from: &[T] =
-                        buffers.slice(kv.scratch_k, kv.scratch_key_at(max_rows, head, d, row), 1);
-                    buffers.slice_mut::<T>(kv.k, kv.key_at(page, head, d, position % PAGE), 1)[0] =
-                        from[0];
-                }
+            let [from, keys_from]: [&[T]; 2] = unsafe {
+                [
+                    buffers.slice(kv.scratch_v, (row * heads + head) * dim, dim),
+                    buffers.slice(kv.scratch_k, all_from, dim * max_rows),
+                ]
+            };
+            // SAFETY: as above; keys and values are different buffers.
+            let [to, keys_to]: [&mut [T]; 2] = unsafe {
+                [buffers.slice_mut(kv.v, to, dim), buffers.slice_mut(kv.k, all_to, dim * PAGE)]
+            };
+            to.copy_from_slice(from);
+            for (i, j) in (0..dim / block).flat_map(|i| (0..block).map(move |j| (i, j))) {
+                keys_to[(i * PAGE + position % PAGE) * block + j] =
+                    keys_from[(i * max_rows + row) * block + j];
             }
         }
     }

@@ -1,10 +1,14 @@
 //! Attention's walks over keys and values that are stored as floats.
 
 use super::{Attention, Part, Stored, fits, q8};
-use crate::compute::cpu::simd::{Element, Lanes};
+use crate::compute::cpu::simd::{Element, Lanes, prefetch};
 use crate::kv::PAGE;
 use crate::tensor::math::LANES;
 use std::ops::Range;
+
+/// Lines of a cache, each of one step of a walk, that are fetched ahead: each lies in another place,
+/// which the hardware foresees for long walks only.
+const AHEAD: usize = 16;
 
 /// A cache of such elements.
 pub struct Floats<E>(std::marker::PhantomData<E>);
@@ -101,6 +105,9 @@ unsafe fn score_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
 ) -> usize {
     let mut acc = [[L::zero(); B]; N];
     for d in 0..q[0].len() {
+        for b in 0..B {
+            prefetch(keys.as_ptr().wrapping_add((d + AHEAD) * stride + start + b * LANES));
+        }
         // SAFETY: passed on to the caller; every query is as long as the first.
         unsafe {
             let key: [L; B] = std::array::from_fn(|b| {
@@ -172,6 +179,9 @@ unsafe fn weigh_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
 ) -> usize {
     let mut acc = [[L::zero(); B]; N];
     for p in cached {
+        for b in 0..B {
+            prefetch(values.as_ptr().wrapping_add((p + AHEAD) * dim + d + b * LANES));
+        }
         // SAFETY: passed on to the caller.
         unsafe {
             let value: [L; B] =

@@ -26,6 +26,7 @@ mod words_x86;
 pub use pack::{PackedMatrix, TILE};
 
 use super::isa::Isa;
+use super::simd::prefetch;
 use crate::tensor::trellis::OFFSET as TRELLIS_OFFSET;
 use crate::tensor::{CpuLayout, Format, Group};
 use pack::Shape;
@@ -83,12 +84,8 @@ impl Panel {
     /// Fetches the share of the next panel that belongs to `bytes` bytes at `offset`.
     #[inline(always)]
     fn fetch(&self, offset: usize, bytes: usize) {
-        #[cfg(target_arch = "x86_64")]
         for line in (0..(bytes >> self.ahead_shift).max(1)).step_by(pack::LINE) {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let ahead = self.ahead.wrapping_add((offset >> self.ahead_shift) + line);
-            // SAFETY: fetching reads nothing; any address will do.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
+            prefetch(self.ahead.wrapping_add((offset >> self.ahead_shift) + line));
         }
     }
 }
