@@ -14,8 +14,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 [ -n "${GEMMA:-}" ] || cargo build --release -q
 export GEMMA=${GEMMA:-$PWD/target/release/gemma}
-exec python3 - "$@" <<'PYTHON'
-import json, os, pathlib, resource, statistics, subprocess, sys, tempfile, time
+PYTHONPATH=scripts exec python3 - "$@" <<'PYTHON'
+import json, os, resource, statistics, subprocess, sys, tempfile, time
+
+from llama_batched import batched_speeds
 
 env = lambda name, default: os.environ.get(name, default)
 rounds, records, tokens = (int(env(n, d)) for n, d in (("ROUNDS", "3"), ("RECORDS", "96"), ("TOKENS", "96")))
@@ -37,21 +39,6 @@ seconds, busy, ready, texts = *({s: [] for s in settings} for _ in range(3)), {}
 def spent():
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-def theirs():
-    """Rows of llama.cpp's table: so many texts at once, and tokens a second of their generation."""
-    llama = pathlib.Path(os.environ["LLAMA"])
-    model = sys.argv[sys.argv.index("-m") + 1]
-    counts = sorted({int(n) for _, n in settings})
-    command = [llama / "llama-batched-bench", "-m", model, *env("LLAMA_ARGS", "-ngl 99 -fa on").split(),
-               "-c", str(max(counts) * (16 + tokens)), "-npp", "16", "-ntg", str(tokens),
-               "-npl", ",".join(map(str, counts)), "--output-format", "jsonl"]
-    found = subprocess.run(command, capture_output=True, text=True,
-                           env=os.environ | {"LD_LIBRARY_PATH": f"{llama}:{llama / 'fallback'}"})
-    if found.returncode:
-        sys.exit(found.stderr[-2000:])
-    lines = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
-    return [(line["pl"], line["speed_tg"]) for line in lines]
 
 with tempfile.TemporaryDirectory() as home:
     # No settings from elsewhere.
@@ -87,7 +74,8 @@ for draft, n in settings:
     print(f"| {draft} | {n} | {total / middle:.1f} | {one / middle:.2f} | {100 * spread:.0f} % "
           f"| {total / loaded:.1f} | {work:.2f} | {work / alone:.2f} |")
 if "LLAMA" in os.environ:
-    for n, speed in theirs():
+    model = sys.argv[sys.argv.index("-m") + 1]
+    for n, speed in batched_speeds(model, sorted({int(n) for _, n in settings}), tokens):
         print(f"| llama.cpp | {n} | | | | {speed:.1f} | | |")
 sys.exit(0 if same else 1)
 PYTHON

@@ -14,6 +14,7 @@
 #   SOAK=1000        requests of the soak, a fifth cancelled, a tenth malformed
 #   TURNS=20         turns of each agent, and RULES=350 sentences of what it begins with
 #   CACHE_RAM=1GB    --cache-ram of the agents' server, which answers two texts at once
+#   LLAMA=DIR        of llama-batched-bench: measures that beside the clients, needs -m FILE.gguf
 #   PARTS="overhead engine agents soak"
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")

@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 
+from llama_batched import batched_speeds
+
 which, address, options = sys.argv[1], sys.argv[2], sys.argv[3:]
 TOKENS = int(os.environ.get("TOKENS", 200))
 CLIENTS = [int(n) for n in os.environ.get("CLIENTS", "1 8 32").split()]
@@ -94,6 +96,13 @@ def throughput():
         first = sorted(times[0] for _, times, _ in done)[clients // 2]
         print(f"{clients} clients: {tokens / seconds:.0f} tokens a second, "
               f"first token after {first * 1e3:.0f} ms (median)")
+
+
+def peer():
+    """llama.cpp's batched generation of the same model, where it is given, while the server waits."""
+    if "LLAMA" in os.environ:
+        for texts, speed in batched_speeds(options[options.index("-m") + 1], CLIENTS, TOKENS):
+            print(f"llama.cpp, {texts} texts at once: {speed:.0f} tokens a second")
 
 
 def beside_long_prompt():
@@ -208,7 +217,7 @@ def soak():
     assert not wrong and not unanswered and not left, (wrong[:3], unanswered[:3])
 
 
-PARTS = {"overhead": (overhead,), "engine": (throughput, beside_long_prompt), "agents": (agents,),
+PARTS = {"overhead": (overhead,), "engine": (throughput, beside_long_prompt, peer), "agents": (agents,),
          "soak": (soak,)}
 for part in PARTS[which]:
     part()

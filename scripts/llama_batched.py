@@ -1,0 +1,24 @@
+"""What llama.cpp generates for several texts at once: the peer of bench-batch.sh and bench-serve.sh."""
+
+import json
+import os
+import pathlib
+import subprocess
+
+
+def batched_speeds(model, counts, tokens):
+    """For each number of texts at once, all their tokens a second, from `llama-batched-bench`.
+
+    LLAMA names the directory of that program, LLAMA_ARGS its options (-ngl 99 -fa on)."""
+    llama = pathlib.Path(os.environ["LLAMA"])
+    command = [llama / "llama-batched-bench", "-m", model,
+               *os.environ.get("LLAMA_ARGS", "-ngl 99 -fa on").split(),
+               "-c", str(max(counts) * (16 + tokens)), "-npp", "16", "-ntg", str(tokens),
+               "-npl", ",".join(map(str, counts)), "--output-format", "jsonl"]
+    # Libraries that the system may lack lie beside the programs.
+    libraries = {"LD_LIBRARY_PATH": f"{llama}:{llama / 'fallback'}"}
+    found = subprocess.run(command, capture_output=True, text=True, env=os.environ | libraries)
+    if found.returncode:
+        raise SystemExit(found.stderr[-2000:])
+    lines = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
+    return [(line["pl"], line["speed_tg"]) for line in lines]
