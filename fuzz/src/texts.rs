@@ -1,15 +1,14 @@
 //! Texts in languages of their own, and requests.
 
 use super::{DIRECTORY, file};
-use gemma::gemma::{ChatTemplate, Message, Special, Tokenizer, bundled};
+use gemma::gemma::{ChatTemplate, Config, Message, Special, Tokenizer};
 use gemma::grammar::{Grammars, Source, parse_schema};
 use std::sync::{Arc, LazyLock};
 
 /// The bundled target's.
 static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
-    let checkpoint = bundled::target().expect("a bundled model");
-    let bytes = checkpoint.side_file("tokenizer.json").expect("it is read").expect("it is there");
-    Arc::new(Tokenizer::from_bytes(&bytes).expect("it is good"))
+    let bytes = include_bytes!("../../draft/demo-target/tokenizer.json");
+    Arc::new(Tokenizer::from_bytes(bytes).expect("it is good"))
 });
 
 pub fn tokenizer(data: &[u8]) {
@@ -80,8 +79,12 @@ pub fn batch(data: &[u8]) {
 
 /// The first byte says which of the server's forms the rest is a body of.
 pub fn server(data: &[u8]) {
-    static SERVED: LazyLock<gemma::cli::serve::testing::Bodies> =
-        LazyLock::new(|| gemma::cli::serve::testing::Bodies::new(TOKENIZER.clone()));
+    static SERVED: LazyLock<gemma::cli::serve::testing::Bodies> = LazyLock::new(|| {
+        let config = include_str!("../../draft/demo-target/config.json");
+        let config = serde_json::from_str(config).expect("it is JSON");
+        let config = Config::from_json(&config).expect("it is good");
+        gemma::cli::serve::testing::Bodies::new(config, TOKENIZER.clone())
+    });
     if let Some((form, body)) = data.split_first() {
         SERVED.read(*form, body);
     }

@@ -3,7 +3,7 @@
 use super::ask::Served;
 use super::fields::Fields;
 use super::{anthropic, openai, responses};
-use crate::gemma::{ChatTemplate, Tokenizer, bundled};
+use crate::gemma::{ChatTemplate, Config, Tokenizer};
 use crate::runtime::constraints::Constraints;
 use crate::runtime::options::AutoOr;
 use crate::sampler::SamplerConfig;
@@ -11,15 +11,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tokio::sync::mpsc::channel;
 
-/// What reads bodies for the bundled target.
+/// What reads bodies.
 pub struct Bodies(Arc<Served>);
 
 impl Bodies {
-    /// # Panics
-    /// Where this build has no bundled models.
-    pub fn new(tokenizer: Arc<Tokenizer>) -> Bodies {
-        let checkpoint = bundled::target().expect("a bundled model");
-        let config = crate::gemma::Config::from_json(checkpoint.config()).expect("it is good");
+    /// For a model of this configuration and tokenizer.
+    pub fn new(config: Config, tokenizer: Arc<Tokenizer>) -> Bodies {
         Bodies(Arc::new(Served {
             name: "fuzzed".into(),
             aliases: vec!["*".into()],
