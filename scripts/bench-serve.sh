@@ -10,6 +10,7 @@
 #   PAIRS=10         pairs of answers, served and not, for what the server adds
 #   TOKENS=200       tokens of each answer
 #   CLIENTS="1 8 32" clients at once
+#   ROUNDS=3         rounds of each number of clients
 #   LONG=5600        words of the long prompt; the context is --ctx-size, 16,384 here
 #   SOAK=1000        requests of the soak, a fifth cancelled, a tenth malformed
 #   TURNS=20         turns of each agent, and RULES=350 sentences of what it begins with

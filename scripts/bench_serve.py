@@ -20,6 +20,7 @@ TOKENS = int(os.environ.get("TOKENS", 200))
 CLIENTS = [int(n) for n in os.environ.get("CLIENTS", "1 8 32").split()]
 LONG = int(os.environ.get("LONG", 5600))
 SOAK = int(os.environ.get("SOAK", 1000))
+ROUNDS = int(os.environ.get("ROUNDS", 3))
 PAIRS = int(os.environ.get("PAIRS", 10))
 TURNS = int(os.environ.get("TURNS", 20))
 RULES = int(os.environ.get("RULES", 350))
@@ -83,19 +84,24 @@ def overhead():
 
 
 def throughput():
+    """Clients at once, each round with questions of its own; the first rounds meet kernels that
+    are still to be compiled."""
     for clients in CLIENTS:
-        done = []
-        begun = time.perf_counter()
-        threads = [threading.Thread(target=lambda n=n: done.append(
-            ask(user(f"{QUESTION} ({n})"), TOKENS, seed=n))) for n in range(clients)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        assert len(done) == clients
-        seconds = time.perf_counter() - begun
-        tokens = sum(usage["completion_tokens"] for _, _, usage in done)
-        first = sorted(times[0] for _, times, _ in done)[clients // 2]
-        print(f"{clients} clients: {tokens / seconds:.0f} tokens a second, "
-              f"first token after {first * 1e3:.0f} ms (median)")
+        speeds, firsts = [], []
+        for turn in range(ROUNDS):
+            done = []
+            begun = time.perf_counter()
+            threads = [threading.Thread(target=lambda n=n: done.append(
+                ask(user(f"{QUESTION} ({turn}, {n})"), TOKENS, seed=n))) for n in range(clients)]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+            assert len(done) == clients
+            seconds = time.perf_counter() - begun
+            speeds.append(sum(usage["completion_tokens"] for _, _, usage in done) / seconds)
+            firsts.append(sorted(times[0] for _, times, _ in done)[clients // 2])
+        print(f"{clients} clients: {statistics.median(speeds):.0f} tokens a second, first token "
+              f"after {statistics.median(firsts) * 1e3:.0f} ms (medians of {ROUNDS} rounds; "
+              f"{min(speeds):.0f} to {max(speeds):.0f})")
 
 
 def peer():
@@ -108,16 +114,21 @@ def peer():
 def beside_long_prompt():
     short = "word " * 50
     alone = min(ask(user(f"{short} {n}"), 2)[1][0] for n in range(3))
-    long = " ".join(f"item {n}" for n in range(LONG // 2))
-    times = {}
-    reader = threading.Thread(target=lambda: times.update(long=ask(user(long), 2)))
-    reader.start()
-    time.sleep(0.2)
-    beside = ask(user(f"{short} x"), 2)[1][0]
-    reader.join()
+    # The first time meets kernels that are still to be compiled.
+    for turn, words in enumerate((LONG // 8, LONG)):
+        long = " ".join(f"item {turn} {n}" for n in range(words // 3))
+        times, rounds = {}, metric("gemma_rounds_total")
+        reader = threading.Thread(target=lambda: times.update(long=ask(user(long), 2)))
+        reader.start()
+        time.sleep(0.2)
+        beside = ask(user(f"{short} x{turn}"), 2)[1][0]
+        reader.join()
+        rounds = metric("gemma_rounds_total") - rounds
     _, long_times, usage = times["long"]
     print(f"first token of a short prompt: alone {alone * 1e3:.0f} ms, beside a prompt of "
-          f"{usage['prompt_tokens']} tokens {beside * 1e3:.0f} ms (that one: {long_times[0]:.1f} s)")
+          f"{usage['prompt_tokens']} tokens {beside * 1e3:.0f} ms, which are "
+          f"{beside / (long_times[-1] / rounds):.1f} rounds (that one: {long_times[0]:.1f} s in "
+          f"{rounds:.0f} rounds)")
 
 
 class Agent:

@@ -60,6 +60,7 @@ pub struct Scheduler<'a> {
     prefixes: Prefixes,
     scores: Scores,
     passes: u64,
+    rounds: u64,
     /// What the next step ends with.
     failure: Option<Error>,
 }
@@ -86,6 +87,7 @@ impl<'a> Scheduler<'a> {
             prefixes,
             scores,
             passes: 0,
+            rounds: 0,
             failure: None,
         }
     }
@@ -108,6 +110,11 @@ impl<'a> Scheduler<'a> {
     /// Passes that scored anything.
     pub fn passes(&self) -> u64 {
         self.passes
+    }
+
+    /// Passes, those among them that only read prompts.
+    pub fn rounds(&self) -> u64 {
+        self.rounds
     }
 
     /// Gives a text a free sequence and returns that: the one that holds most of it, of such ones
@@ -192,6 +199,7 @@ impl<'a> Scheduler<'a> {
         let allowed = self.propose(&growing, prompt_rows)?;
         let begun = Instant::now();
         let mut pass = self.score(&growing, prompt_rows, &allowed)?;
+        self.rounds += 1;
         self.passes += !growing.is_empty() as u64;
 
         let verdicts = self.verify(&growing);

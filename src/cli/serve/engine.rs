@@ -105,7 +105,7 @@ impl Engine<'_> {
         let texts = Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, &cut)
             .keeping_prefixes();
         let seats = (0..self.room.sequences).map(|_| None).collect();
-        let mut hall = Hall { engine: self, seats, texts, passes: 0 };
+        let mut hall = Hall { engine: self, seats, texts, passes: 0, rounds: 0 };
         for Stranded { seat, history, stats } in stranded {
             hall.seat(seat, history, stats);
         }
@@ -134,6 +134,7 @@ struct Hall<'s, 't> {
     seats: Vec<Option<Seat<'s>>>,
     texts: Scheduler<'t>,
     passes: u64,
+    rounds: u64,
 }
 
 impl<'s> Hall<'s, '_> {
@@ -213,6 +214,8 @@ impl<'s> Hall<'s, '_> {
         })?;
         queue.metrics.passes.add(self.texts.passes() - self.passes);
         self.passes = self.texts.passes();
+        queue.metrics.rounds.add(self.texts.rounds() - self.rounds);
+        self.rounds = self.texts.rounds();
         for Ended { sequence, history, stop, stats, chances } in ended {
             let mut seat = self.seats[sequence].take().expect("a text has a seat");
             seat.piece.chances.extend(chances);

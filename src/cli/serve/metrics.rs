@@ -81,6 +81,7 @@ pub struct Metrics {
     pub cached_tokens: Counter,
     pub tokens: Counter,
     pub passes: Counter,
+    pub rounds: Counter,
     pub device_losses: Counter,
     pub slow_clients: Counter,
     pub first_token: Histogram,
@@ -114,6 +115,7 @@ impl Metrics {
             ),
             ("gemma_tokens_total", "counter", "Tokens generated.", &self.tokens),
             ("gemma_passes_total", "counter", "Passes that scored tokens.", &self.passes),
+            ("gemma_rounds_total", "counter", "Passes, with those for prompts.", &self.rounds),
             ("gemma_device_losses_total", "counter", "Losses of the device.", &self.device_losses),
             (
                 "gemma_slow_clients_total",
