@@ -4,10 +4,11 @@
 //! Anything that a user or a file can get wrong carries a [`Fault`] somewhere in its `anyhow`
 //! chain; everything else is a runtime failure (exit 1).
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The kinds of failure that have an exit code of their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// Wrong use of the command line: exit 2.
     Usage,
@@ -40,7 +41,7 @@ impl Kind {
 }
 
 /// A failure with an exit code and, where there is one, a remedy.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     pub kind: Kind,
     pub what: String,

@@ -1,7 +1,8 @@
 //! Parse, run, print the error chain, exit.
 
 use gemma::cli;
-use gemma::util::bounds::Allocator;
+use gemma::cli::crash::Allocator;
+use gemma::util::child;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -18,9 +19,10 @@ static BEFORE_MAIN: extern "C" fn() = cli::signals::mark_closed_stdout;
 fn main() -> ExitCode {
     cli::signals::of_failed_writes();
     let argv: Vec<_> = std::env::args_os().collect();
-    if let Some(code) = cli::driver::as_child(&argv) {
+    if let Some(code) = cli::child::run(&argv) {
         return code;
     }
+    child::allow();
     cli::crash::watch();
     let (command, typed) = match cli::args::parse(&argv) {
         Ok(parsed) => parsed,

@@ -268,6 +268,62 @@ fn an_answer_that_is_cut_short_is_a_failure() {
     );
 }
 
+/// Grammars that would take any amount of memory, time or stack: each is refused by itself, within
+/// limits, and what comes with it is answered.
+#[test]
+fn grammars_that_take_too_much_are_refused_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let terms: Vec<String> = (0..150).map(|n| format!("/.*{n}.*/")).collect();
+    let intersection = format!("start: A\nA: {}\n", terms.join(" & "));
+    let rules: String = (0..10_000).map(|n| format!("r{n}: r{}\n", n + 1)).collect();
+    let rules = format!("start: r0\n{rules}r10000: \"x\"\n");
+    let deep = format!("{}a{}", "(".repeat(100_000), ")".repeat(100_000));
+    let refs: serde_json::Map<String, Value> = (0..5_000)
+        .map(|n| (format!("a{n}"), json!({"$ref": format!("#/$defs/a{}", n + 1)})))
+        .chain([("a5000".to_owned(), json!({"type": "boolean"}))])
+        .collect();
+    let constraints = [
+        json!({"regex": "a?".repeat(60_000)}),
+        json!({"regex": "(a|b)?".repeat(40_000)}),
+        json!({"regex": deep}),
+        json!({"json_schema": {"type": "string", "pattern": "a?".repeat(20_000)}}),
+        json!({"json_schema": {"$defs": refs, "$ref": "#/$defs/a0"}}),
+        json!({"grammar": intersection}),
+        json!({"grammar": rules}),
+        json!({"grammar": "start: \"a\"{1000000000}"}),
+        json!({"regex": "a".repeat(300_000)}),
+        json!({"regex": "a|b"}),
+    ];
+    let records: Vec<Value> = constraints
+        .iter()
+        .map(|constraint| {
+            let mut record = json!({"prompt": "Hi.", "max_tokens": 4});
+            record.as_object_mut().unwrap().extend(constraint.as_object().unwrap().clone());
+            record
+        })
+        .collect();
+    fs::write(
+        dir.path().join("in.jsonl"),
+        records.iter().map(|record| format!("{record}\n")).collect::<String>(),
+    )
+    .unwrap();
+    // Less than any of them would take.
+    let script = "ulimit -v 1500000; \"$G\" generate --batch in.jsonl --draft off -o out.jsonl";
+    let run = shell::bash(dir.path(), script);
+    assert_eq!(run.code, 1, "{run:?}");
+    let replies = fs::read_to_string(dir.path().join("out.jsonl")).unwrap();
+    let replies: Vec<Value> =
+        replies.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(replies.len(), records.len());
+    let (last, refused) = replies.split_last().unwrap();
+    for reply in refused {
+        let shown: String = reply.to_string().chars().take(300).collect();
+        // One that compiles may still be too long an answer.
+        assert!(matches!(reply["error"]["code"].as_u64(), Some(2 | 8)), "{shown}");
+    }
+    assert!(["a", "b"].contains(&text(last)), "{last}");
+}
+
 #[test]
 fn what_cannot_be_kept_is_refused_with_its_place() {
     let dir = tempfile::tempdir().unwrap();

@@ -181,11 +181,11 @@ fn a_grammar_speaks_the_tokenizers_language() {
         let tokenizer = std::sync::Arc::new(tokenizer);
         let stop = tokenizer.id("<end_of_turn>").or(tokenizer.id("<eos>")).unwrap();
         let begun = std::time::Instant::now();
-        let grammars = Grammars::new(tokenizer.clone(), &[stop]).unwrap();
+        let grammars = Grammars::new(tokenizer.clone(), &[stop], 1).unwrap();
         let made = begun.elapsed();
         let schema = serde_json::json!({"type": "object", "properties": {"title": {"type": "string"}, "pages": {"type": "integer"}},
             "required": ["title", "pages"], "additionalProperties": false});
-        let grammar = grammars.compile(&Source::JsonSchema(schema)).unwrap();
+        let grammar = grammars.compile(&Source::JsonSchema(schema), &|| true).unwrap();
         let rule = grammar.follow(0);
         let (mut history, mut forced) = (Vec::new(), 0);
         let text = "{\"title\": \"Naïve 😀 stories\\n of \\\"foxes\\\"\", \"pages\": 120}";

@@ -1,11 +1,12 @@
-//! Ends that no code returns from: a mapped file that shrinks or cannot be read, memory that the
-//! system refuses, a foreign template that takes more than its part. Each is said like any other
-//! error, and has its exit code, instead of a signal's name.
+//! Ends that no code returns from: a mapped file that shrinks or cannot be read, and memory that the
+//! system refuses. Each prints an error like any other, and has its exit code, instead of a
+//! signal's name.
 
 use crate::error::Kind;
-use crate::util::bounds;
 use rustix::termios::{OptionalActions, Termios, tcsetattr};
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How the terminal is to be left, where somebody changes its modes.
 static TERMINAL: OnceLock<Termios> = OnceLock::new();
@@ -16,15 +17,44 @@ pub fn leave_terminal(modes: &Termios) {
     let _ = TERMINAL.set(modes.clone());
 }
 
-/// Installs the handlers. Panics inside what a stranger wrote become errors, so that they need no
-/// report.
+/// The system's allocator. It notes that an allocation was refused: Rust aborts then.
+pub struct Allocator;
+
+static REFUSED: AtomicBool = AtomicBool::new(false);
+
+fn noted(pointer: *mut u8) -> *mut u8 {
+    if pointer.is_null() {
+        REFUSED.store(true, Ordering::Relaxed);
+    }
+    pointer
+}
+
+// SAFETY: every call goes to the system's allocator with its own arguments and result. Nothing here
+// unwinds or allocates.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        noted(unsafe { System.alloc(layout) })
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        noted(unsafe { System.alloc_zeroed(layout) })
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        noted(unsafe { System.realloc(pointer, layout, size) })
+    }
+}
+
+/// Installs the handlers.
 pub fn watch() {
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        if bounds::evaluated().is_none() {
-            report(panic);
-        }
-    }));
     let handlers: [(i32, extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void)); 2] =
         [(libc::SIGBUS, on_bus_error), (libc::SIGABRT, on_abort)];
     for (signal, handler) in handlers {
@@ -75,15 +105,7 @@ fn mapped_file(address: usize) -> Option<String> {
 /// The standard library aborts where an allocation was refused or a stack overflowed. Nothing here
 /// allocates: there may be no memory for it.
 extern "C" fn on_abort(signal: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    if let Some(what) = bounds::evaluated() {
-        say(&[
-            "error: ",
-            what,
-            " needs too much memory, or what it makes nests too deeply\n",
-            "help: use --raw for no template\n",
-        ]);
-        exit(Kind::Model)
-    } else if bounds::was_refused() {
+    if REFUSED.load(Ordering::Relaxed) {
         say(&[
             "error: there is not enough memory, or a limit such as ulimit -v forbids more\n",
             "help: gemma plan shows what a model needs; a smaller --ctx-size needs less\n",

@@ -11,7 +11,7 @@ use crate::runtime::load::check_prompt;
 use crate::runtime::options::AutoOr;
 use crate::tensor::Token;
 use crate::util::units::thousands;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -29,7 +29,7 @@ pub struct Said {
 
 impl Said {
     /// Bytes of text in all.
-    fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         let messages: usize = self.messages.iter().map(|m| m.content.len()).sum();
         let len = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         messages + len(&self.system) + len(&self.text) + len(&self.prefill)
@@ -159,8 +159,14 @@ pub fn encode(
         false => Some(ChatTemplate::from_checkpoint(session.model.checkpoint())?),
     };
     let (config, tokenizer) = (session.config(), &*session.tokenizer);
-    let (tokens, brought) =
-        Prompts { template: template.as_ref(), config, tokenizer, asked }.tokens(said, special)?;
+    let (tokens, brought) = Prompts {
+        template: template.as_ref(),
+        config,
+        tokenizer,
+        asked,
+        most_rendered: usize::MAX,
+    }
+    .tokens(said, special)?;
     if brought {
         ui.note("the prompt begins with a BOS token already: no second one is added");
     }
@@ -183,28 +189,39 @@ pub struct Prompts<'a> {
     pub tokenizer: &'a Tokenizer,
     /// The context that was asked for.
     pub asked: AutoOr,
+    /// Bytes that the template may make of what was said.
+    pub most_rendered: usize,
 }
 
 impl Prompts<'_> {
     /// The tokens, and whether a text without a template brought its own BOS. What leaves an answer
     /// no room is refused.
     pub fn tokens(&self, said: &Said, special: Special) -> Result<(Vec<Token>, bool)> {
-        let Prompts { template, config, tokenizer, asked } = *self;
+        let Prompts { template, config, tokenizer, asked, most_rendered } = *self;
         let limit = match asked {
             AutoOr::N(n) => n,
             AutoOr::Auto => config.max_position,
         };
-        // Tokenising takes a while; a text that cannot fit is refused before.
-        if said.bytes() / 8 > limit {
-            let longest = (0..tokenizer.vocab() as Token)
-                .map(|t| tokenizer.token_bytes(t).len())
-                .max()
-                .unwrap_or(1)
-                .max(1);
-            check_prompt(said.bytes() / longest, true, asked, config)?;
-        }
+        // Tokenising takes time and memory; a text that cannot fit is refused before.
+        let fits = |bytes: usize| match bytes / tokenizer.longest() > limit {
+            true => check_prompt(bytes / tokenizer.longest(), true, asked, config),
+            false => Ok(()),
+        };
+        fits(said.bytes())?;
+        let fits_rendered = |bytes: usize| {
+            ensure!(
+                bytes <= most_rendered,
+                Fault::model(format!(
+                    "the model's chat template makes {bytes} bytes of {}",
+                    said.bytes()
+                ))
+            );
+            fits(bytes)
+        };
         let (tokens, brought) = match template {
-            Some(template) => (templated(said, special, template, tokenizer)?, false),
+            Some(template) => {
+                (templated(said, special, template, tokenizer, &fits_rendered)?, false)
+            }
             None => raw(said, special, config, tokenizer)?,
         };
         check_prompt(tokens.len(), false, asked, config)?;
@@ -228,12 +245,14 @@ fn templated(
     special: Special,
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
+    fits: &dyn Fn(usize) -> Result<()>,
 ) -> Result<Vec<Token>> {
     let mut messages = said.messages.clone();
     if let Some(text) = &said.text {
         messages.push(Message { role: "user".into(), content: text.clone() });
     }
-    template.encode(tokenizer, &messages, said.system.as_deref(), special, said.prefill.as_deref())
+    let (system, prefill) = (said.system.as_deref(), said.prefill.as_deref());
+    template.encode_if(tokenizer, &messages, system, special, prefill, fits)
 }
 
 #[cfg(test)]

@@ -9,15 +9,17 @@ use super::tokenizer::{Special, Tokenizer};
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
 use crate::tensor::Token;
-use crate::util::bounds::{self, Bounds, Excess};
-use crate::util::json;
+use crate::util::child::{self, Child, End, Limits};
+use crate::util::{hex, json};
 use anyhow::{Context, Result};
 use minijinja::{Environment, ErrorKind, Value, context};
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
+use sha2::{Digest, Sha256};
 use std::time::Duration;
 
 /// One message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
     /// `system`, `user` or `assistant`
     pub role: String,
@@ -25,7 +27,7 @@ pub struct Message {
 }
 
 /// A chat template and the control tokens it names.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChatTemplate {
     source: String,
     bos: String,
@@ -38,12 +40,21 @@ const FUEL: u64 = 5_000_000;
 /// Bytes of a template at most; Gemma's has 1,500. What nests, nests no deeper than this.
 const LONGEST: usize = 64 << 10;
 
-/// What rendering may take, besides memory for the messages: steps bound no work, for one may sort
-/// a list or double a text.
-const BOUNDS: Bounds = Bounds { memory: 256 << 20, stack: 256 << 20, time: Duration::from_secs(5) };
+/// The role of a child that renders a template.
+pub const ROLE: &str = "--render-template";
 
-/// Bytes of memory for each byte of the messages.
-const COPIES: usize = 16;
+/// Limits of such a child, and its processor time: steps bound no work, for one may sort a list or
+/// double a text.
+const LIMITS: Limits = Limits { memory: 512 << 20, stack: 256 << 20 };
+const TIME: Duration = Duration::from_secs(5);
+
+const NO_TEMPLATE: &str = "use --raw for no template";
+
+/// SHA-256 of templates that need no limits: Gemma 3's, and the bundled demo's.
+const KNOWN: [&str; 2] = [
+    "7de1c58e208eda46e9c7f86397df37ec49883aeece39fb961e0a6b24088dd3c4",
+    "c3e332e520362bd4fd50d8eb31f1af3c8b828471ae0360320c9926c5d966ec3b",
+];
 
 /// Gemma's turns, for a model whose files carry no template.
 const BUILT_IN: &str = "\
@@ -112,55 +123,38 @@ impl ChatTemplate {
     }
 
     /// The prompt as text. With `answer`, it ends where the model's answer begins.
+    ///
+    /// A template that this program does not know is rendered by a child process under limits.
     pub fn render(&self, messages: &[Message], answer: bool) -> Result<String> {
-        let help = "use --raw for no template";
         if self.source.len() > LONGEST {
             let what = format!(
                 "the model's chat template has {} bytes, and {LONGEST} are taken at most",
                 self.source.len()
             );
-            return Err(Fault::model(what).help(help).into());
+            return Err(Fault::model(what).help(NO_TEMPLATE).into());
         }
-        let bytes: usize = messages.iter().map(|m| m.role.len() + m.content.len()).sum();
-        let memory = BOUNDS.memory + COPIES * bytes;
-        let (template, messages) = (self.clone(), messages.to_vec());
-        let rendering = move || template.rendered(&messages, answer);
-        let name = "the model's chat template";
-        bounds::evaluate(name, Bounds { memory, ..BOUNDS }, rendering).unwrap_or_else(|excess| {
-            let why = match excess {
-                Excess::Time => "does not come to an end",
-                Excess::Panic => "cannot be rendered",
-            };
-            Err(Fault::model(format!("{name} {why}")).help(help).into())
-        })
+        let request = Rendering { template: self.clone(), messages: messages.to_vec(), answer };
+        if self.is_known() || !child::is_allowed() {
+            return Ok(request.render()?);
+        }
+        let mut child = Child::start(ROLE)?;
+        child.send(&request, &[]);
+        let end = match child.receive::<Result<String, Fault>>(&|| true) {
+            Ok((result, _)) => return Ok(result?),
+            Err(end) => end,
+        };
+        let why = match end {
+            End::Time => "does not come to an end",
+            End::Memory => "needs too much memory, or what it makes nests too deeply",
+            End::Unwanted | End::Failed => "cannot be rendered",
+        };
+        Err(Fault::model(format!("the model's chat template {why}")).help(NO_TEMPLATE).into())
     }
 
-    fn rendered(&self, messages: &[Message], answer: bool) -> Result<String> {
-        let mut env = Environment::new();
-        env.set_fuel(Some(FUEL));
-        env.set_trim_blocks(true);
-        env.set_lstrip_blocks(true);
-        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-        });
-        let messages: Vec<Value> =
-            messages.iter().map(|m| context! { role => m.role, content => m.content }).collect();
-        let values = context! { messages, bos_token => self.bos, eos_token => self.eos, add_generation_prompt => answer, tools => (), documents => () };
-        let refused = |e: minijinja::Error| {
-            let why = e.detail().map_or_else(|| e.to_string(), str::to_string);
-            Fault::model(format!("the chat template refuses these messages: {why}")).help(
-                "begin with a user message and let user and assistant take turns, or use \
-                    --raw for no template",
-            )
-        };
-        env.template_from_str(&self.source)
-            .map_err(|e| {
-                Fault::model(format!("the model's chat template cannot be read: {e}"))
-                    .help("use --raw for no template")
-            })?
-            .render(values)
-            .map_err(|e| refused(e).into())
+    /// Whether the template is one that was read by the authors of this program.
+    fn is_known(&self) -> bool {
+        self.source == BUILT_IN
+            || KNOWN.contains(&hex(Sha256::digest(&self.source).as_slice()).as_str())
     }
 
     /// The prompt as tokens, one BOS in front. `system` comes before the messages; `prefill` begins
@@ -172,6 +166,19 @@ impl ChatTemplate {
         system: Option<&str>,
         special: Special,
         prefill: Option<&str>,
+    ) -> Result<Vec<Token>> {
+        self.encode_if(tokenizer, messages, system, special, prefill, &|_| Ok(()))
+    }
+
+    /// The same, if `fits` says so of the bytes that the template made.
+    pub fn encode_if(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        system: Option<&str>,
+        special: Special,
+        prefill: Option<&str>,
+        fits: &dyn Fn(usize) -> Result<()>,
     ) -> Result<Vec<Token>> {
         let mut all = Vec::with_capacity(messages.len() + 1);
         if let Some(system) = system {
@@ -201,8 +208,11 @@ impl ChatTemplate {
                 .into());
         }
         let mut tokens = match special {
-            Special::Parse => tokenizer
-                .encode(&(self.render(&all, true)? + prefill.unwrap_or("")), Special::Parse)?,
+            Special::Parse => {
+                let text = self.render(&all, true)? + prefill.unwrap_or("");
+                fits(text.len())?;
+                tokenizer.encode(&text, Special::Parse)?
+            }
             Special::AsText => {
                 let marker =
                     unused_character(all.iter().map(|m| m.content.as_str()).chain(prefill));
@@ -210,6 +220,7 @@ impl ChatTemplate {
                     .for_each(|m| m.content = break_control(&m.content, tokenizer, marker));
                 let text = self.render(&all, true)?
                     + &break_control(prefill.unwrap_or(""), tokenizer, marker);
+                fits(text.len())?;
                 encode_between_control(&text, tokenizer, marker)?
             }
         };
@@ -219,6 +230,55 @@ impl ChatTemplate {
         }
         Ok(tokens)
     }
+}
+
+/// What a child is asked to render.
+#[derive(Serialize, Deserialize)]
+struct Rendering {
+    template: ChatTemplate,
+    messages: Vec<Message>,
+    answer: bool,
+}
+
+impl Rendering {
+    fn render(&self) -> Result<String, Fault> {
+        let Rendering { template, messages, answer } = self;
+        let mut env = Environment::new();
+        env.set_fuel(Some(FUEL));
+        env.set_trim_blocks(true);
+        env.set_lstrip_blocks(true);
+        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
+            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+        });
+        let messages: Vec<Value> =
+            messages.iter().map(|m| context! { role => m.role, content => m.content }).collect();
+        let values = context! { messages, bos_token => template.bos, eos_token => template.eos, add_generation_prompt => answer, tools => (), documents => () };
+        let refused = |e: minijinja::Error| {
+            let why = e.detail().map_or_else(|| e.to_string(), str::to_string);
+            Fault::model(format!("the chat template refuses these messages: {why}")).help(
+                "begin with a user message and let user and assistant take turns, or use \
+                    --raw for no template",
+            )
+        };
+        env.template_from_str(&template.source)
+            .map_err(|e| {
+                Fault::model(format!("the model's chat template cannot be read: {e}"))
+                    .help(NO_TEMPLATE)
+            })?
+            .render(values)
+            .map_err(refused)
+    }
+}
+
+/// Renders a template for the parent of this process. Returns whether that went well.
+pub fn serve_parent() -> bool {
+    child::confined(LIMITS, || {
+        if let Some((request, _)) = child::receive::<Rendering>() {
+            child::limit_processor_time(TIME);
+            child::send(&request.render(), &[]);
+        }
+    })
 }
 
 /// `chat_template` as a text, or the one called `default` of a list of named ones.

@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, ensure};
-use llguidance::Matcher;
+use anyhow::{Result, ensure};
 
+use super::Grammar;
+use super::machine::{Ask, State};
+use crate::error::Fault;
 use crate::sampler::{Mask, Rule};
 use crate::tensor::Token;
 
@@ -21,37 +23,39 @@ pub struct Follow {
 }
 
 struct Text {
-    start: Arc<Matcher>,
-    stops: Vec<Token>,
+    grammar: Grammar,
     /// Tokens before the text begins.
     prompt: usize,
     states: Mutex<States>,
     /// A mask has taken long: from then on they are made by threads, one at a time.
     slow: AtomicBool,
     at_work: AtomicBool,
+    /// A thread could not make a mask: whoever asks for it is told why.
+    failed: AtomicBool,
 }
 
 /// States behind `base`, which is a text's beginning: a tree, parents before children.
 #[derive(Default)]
 struct States {
+    /// The run of the grammar's machine that the states belong to.
+    run: u64,
     base: Vec<Token>,
-    nodes: Vec<State>,
+    nodes: Vec<Node>,
 }
 
-struct State {
+struct Node {
     token: Token,
     parent: u32,
-    /// `None` where the grammar forbids what led here, or the text has ended.
-    matcher: Option<Matcher>,
+    /// The machine's number of the state, see [`State::number`].
+    number: Option<u64>,
     mask: Result<Arc<Mask>, String>,
-    /// The text may end here.
-    complete: bool,
+    is_complete: bool,
 }
 
 impl Follow {
-    pub(super) fn new(start: Arc<Matcher>, stops: Vec<Token>, prompt: usize) -> Self {
-        let (states, slow, at_work) = Default::default();
-        Follow { text: Arc::new(Text { start, stops, prompt, states, slow, at_work }) }
+    pub(super) fn new(grammar: Grammar, prompt: usize) -> Self {
+        let (states, slow, at_work, failed) = Default::default();
+        Follow { text: Arc::new(Text { grammar, prompt, states, slow, at_work, failed }) }
     }
 
     /// As if a mask had taken long.
@@ -71,97 +75,91 @@ impl Text {
     fn is_complete(&self, history: &[Token]) -> bool {
         let Some(text) = history.get(self.prompt..) else { return false };
         let mut states = self.states();
-        let at = self.find(&mut states, text);
-        states.nodes[at].complete
+        self.find(&mut states, text).is_ok_and(|at| states.nodes[at].is_complete)
     }
 
     fn states(&self) -> MutexGuard<'_, States> {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What may follow a state. Asked once, when it comes to be: a state never depends on who
-    /// looked at the one before.
-    fn look(&self, token: Token, parent: u32, mut matcher: Matcher) -> State {
+    /// Asks the grammar's machine; `None` if it has forgotten the state that is asked about.
+    fn ask(&self, ask: Ask, states: &mut States) -> Result<Option<State>> {
         let begun = Instant::now();
-        let mut complete = matcher.is_accepting().unwrap_or(false);
-        let mask = if matcher.is_error() {
-            // What was guessed here is forbidden.
-            Ok(Arc::new(Mask::default()))
-        } else {
-            complete |= matcher.is_stopped();
-            let mask =
-                matcher.compute_mask_or_eos().map(|mask| Arc::new(self.mask_of(mask.into())));
-            mask.map_err(|e| super::brief(&e))
-        };
+        let answer = self.grammar.ask(ask, states.run)?;
         if begun.elapsed() > LONG {
             self.slow.store(true, Ordering::Relaxed);
         }
-        let matcher = Some(matcher).filter(|matcher| !matcher.is_error());
-        State { token, parent, matcher, mask, complete }
+        Ok(answer.map(|(state, run)| {
+            states.run = run;
+            state
+        }))
     }
 
-    fn mask_of(&self, words: Vec<u32>) -> Mask {
-        let allowed: u32 = words.iter().map(|bits| bits.count_ones()).sum();
-        let stops = self.stops.iter().filter(|&&stop| {
-            words.get(stop as usize / 32).is_some_and(|w| w >> (stop % 32) & 1 == 1)
-        });
-        let ends = allowed > 0 && stops.count() == allowed as usize;
-        Mask::new(words, ends)
-    }
-
-    /// What a token makes of a state. Behind the end of a text there is only its end.
-    fn step(&self, states: &States, at: usize, token: Token) -> State {
-        let parent = at as u32;
-        if self.stops.contains(&token) && states.nodes[at].complete {
-            let words = self.stops.iter().max().map_or(0, |last| *last as usize / 32 + 1);
-            let mut end = vec![0; words];
-            self.stops.iter().for_each(|stop| end[*stop as usize / 32] |= 1 << (stop % 32));
-            return State {
-                token,
-                parent,
-                matcher: None,
-                mask: Ok(Arc::new(self.mask_of(end))),
-                complete: true,
-            };
-        }
-        match &states.nodes[at].matcher {
-            Some(before) => {
-                let mut matcher = before.clone();
-                // A refusal stays in the matcher.
-                let _ = matcher.consume_token(token);
-                self.look(token, parent, matcher)
-            }
-            None => State {
-                token,
-                parent,
-                matcher: None,
-                mask: Ok(Arc::new(Mask::default())),
-                complete: false,
-            },
-        }
+    /// Begins the tree of states anew behind `base`.
+    fn restart(&self, states: &mut States, base: &[Token]) -> Result<()> {
+        self.drop_nodes(states.run, &std::mem::take(&mut states.nodes));
+        let root = self.ask(Ask::Walk(base.to_vec()), states)?.expect("it is about no state");
+        states.base = base.to_vec();
+        states.nodes.push(Node::new(0, 0, root));
+        Ok(())
     }
 
     /// The state behind `text`, made if need be.
-    fn find(&self, states: &mut States, text: &[Token]) -> usize {
+    fn find(&self, states: &mut States, text: &[Token]) -> Result<usize> {
         if states.nodes.is_empty() || !text.starts_with(&states.base) {
             // Another text than before: followed from its beginning.
-            *states =
-                States { base: Vec::new(), nodes: vec![self.look(0, 0, (*self.start).clone())] };
-            for &token in text {
-                let next = self.step(states, 0, token);
-                states.base.push(token);
-                states.nodes = vec![State { parent: 0, ..next }];
-            }
+            self.restart(states, text)?;
         }
         let mut at = 0;
         for &token in &text[states.base.len()..] {
-            at = states.child(at, token).unwrap_or_else(|| {
-                let next = self.step(states, at, token);
-                states.nodes.push(next);
-                states.nodes.len() - 1
-            });
+            at = match states.child(at, token) {
+                Some(child) => child,
+                None => match self.step(states, at, token)? {
+                    Some(state) => {
+                        states.nodes.push(Node::new(token, at as u32, state));
+                        states.nodes.len() - 1
+                    }
+                    // The machine was ended for others, and started again.
+                    None => {
+                        self.restart(states, text)?;
+                        return Ok(0);
+                    }
+                },
+            };
         }
-        at
+        Ok(at)
+    }
+
+    /// What a token makes of a state.
+    fn step(&self, states: &mut States, at: usize, token: Token) -> Result<Option<State>> {
+        let Node { number, is_complete, mask, .. } = &states.nodes[at];
+        match *number {
+            Some(from) => self.ask(Ask::Step { from, token }, states),
+            // Behind the end of a text there is only its end.
+            None if *is_complete && self.grammar.is_stop(token) => {
+                let mask = mask.clone().map(|mask| (*mask).clone());
+                Ok(Some(State { number: None, mask, is_complete: true }))
+            }
+            None => Ok(Some(State::forbidden())),
+        }
+    }
+
+    fn drop_nodes(&self, run: u64, nodes: &[Node]) {
+        self.grammar.forget(run, nodes.iter().filter_map(|node| node.number));
+    }
+}
+
+impl Drop for Text {
+    fn drop(&mut self) {
+        let states = std::mem::take(self.states.get_mut().unwrap_or_else(PoisonError::into_inner));
+        self.drop_nodes(states.run, &states.nodes);
+    }
+}
+
+impl Node {
+    fn new(token: Token, parent: u32, state: State) -> Node {
+        let State { number, mask, is_complete } = state;
+        Node { token, parent, number, mask: mask.map(Arc::new), is_complete }
     }
 }
 
@@ -209,6 +207,9 @@ impl Rule for Follow {
         if self.text.at_work.load(Ordering::Acquire) {
             return false;
         }
+        if self.text.failed.load(Ordering::Acquire) {
+            return true;
+        }
         match self.text.states.try_lock() {
             Ok(states) if states.has(text) => return true,
             Err(TryLockError::WouldBlock) => return false,
@@ -217,8 +218,8 @@ impl Rule for Follow {
         self.text.at_work.store(true, Ordering::Release);
         let (work, history) = (AtWork(self.text.clone()), history.to_vec());
         let work = move || {
-            // What is wrong is kept with the state, for who asks for it.
-            let _ = work.0.mask(&history);
+            let failed = work.0.mask(&history).is_err();
+            work.0.failed.store(failed, Ordering::Release);
         };
         // Without a thread the caller has to wait.
         std::thread::Builder::new().name("grammar".into()).spawn(work).is_err()
@@ -234,30 +235,35 @@ impl Text {
             history.len()
         );
         let mut states = self.states();
-        let at = self.find(&mut states, &history[self.prompt..]);
-        states.nodes[at]
-            .mask
-            .clone()
-            .map_err(|why| anyhow!(why).context("the grammar cannot go on"))
+        let at = self.find(&mut states, &history[self.prompt..])?;
+        states.nodes[at].mask.clone().map_err(|why| {
+            let what = format!("the grammar is too complex to go on: {why}");
+            Fault::usage(what).help("use fewer optional parts and repetitions").into()
+        })
     }
 
     fn settle(&self, history: &[Token]) {
         let Some(text) = history.get(self.prompt..) else { return };
         let mut states = self.states();
-        let root = self.find(&mut states, text);
-        if root == 0 {
-            return;
-        }
+        let Ok(root @ 1..) = self.find(&mut states, text) else { return };
         // Keeps what is below the new root.
         let mut place: Vec<Option<u32>> = vec![None; states.nodes.len()];
-        let mut kept: Vec<State> = Vec::new();
-        for (i, node) in std::mem::take(&mut states.nodes).into_iter().enumerate().skip(root) {
-            let parent = if i == root { Some(0) } else { place[node.parent as usize] };
-            if let Some(parent) = parent {
-                place[i] = Some(kept.len() as u32);
-                kept.push(State { parent, ..node });
+        let (mut kept, mut dropped) = (Vec::new(), Vec::new());
+        for (i, node) in std::mem::take(&mut states.nodes).into_iter().enumerate() {
+            let parent = match i {
+                _ if i < root => None,
+                _ if i == root => Some(0),
+                _ => place[node.parent as usize],
+            };
+            match parent {
+                Some(parent) => {
+                    place[i] = Some(kept.len() as u32);
+                    kept.push(Node { parent, ..node });
+                }
+                None => dropped.push(node),
             }
         }
+        self.drop_nodes(states.run, &dropped);
         states.nodes = kept;
         states.base = text.to_vec();
     }

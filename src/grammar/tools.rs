@@ -67,7 +67,10 @@ pub fn source(tools: &[Tool], calls: Calls, many: bool) -> Result<Source> {
             }
             schema => schema.clone(),
         };
-        let arguments = schema::strict(&schema)?;
+        let arguments = schema::strict(&schema).map_err(|why| {
+            Fault::usage(format!("the parameters of the function {name:?} are no schema: {why}"))
+                .help(r#"parameters look like {"type": "object", "properties": {...}}"#)
+        })?;
         let head = Value::from(format!("{CALL}{name}{ARGUMENTS}"));
         rules +=
             &format!("call_{i}: {head} arguments_{i} \"}}\"\narguments_{i}: %json {arguments}\n");
@@ -99,8 +102,8 @@ mod tests {
     /// Whether all of `text` may be written, and whether the answer may end then.
     fn follows(calls: Calls, many: bool, text: &str) -> (bool, bool) {
         let tokenizer = Arc::new(letters());
-        let grammars = Grammars::new(tokenizer.clone(), &[1]).unwrap();
-        let grammar = grammars.compile(&source(&tools(), calls, many).unwrap()).unwrap();
+        let grammars = Grammars::new(tokenizer.clone(), &[1], 1).unwrap();
+        let grammar = grammars.compile(&source(&tools(), calls, many).unwrap(), &|| true).unwrap();
         let rule = grammar.follow(0);
         let tokens = tokenizer.encode(text, Special::AsText).unwrap();
         use crate::sampler::Rule;

@@ -1,47 +1,93 @@
 //! A tokenizer as llguidance sees it: the bytes of every token, and how a text is cut into tokens.
 
+use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 use std::sync::Arc;
 
-use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
-
-use crate::gemma::{Special, Tokenizer};
 use crate::tensor::Token;
 
-struct Vocabulary {
+/// Cuts a text into the tokens that the model's tokenizer makes of it.
+pub type Encode = Arc<dyn Fn(&str) -> Vec<Token> + Send + Sync>;
+
+/// What a machine knows of a tokenizer.
+pub struct Vocabulary {
+    /// By token: `[vocab]`, some bytes each. Tokens that no text spells have none.
+    words: Vec<Vec<u8>>,
+    /// Tokens that end a text, at least one, all below `vocab`.
+    stops: Vec<Token>,
+    encode: Encode,
+}
+
+struct Environment {
     trie: TokTrie,
-    tokenizer: Arc<Tokenizer>,
+    encode: Encode,
 }
 
-/// `stops` is not empty and below the tokenizer's size.
-pub fn environment(tokenizer: Arc<Tokenizer>, stops: &[Token]) -> TokEnv {
-    let bytes = |token: Token| match tokenizer.token_bytes(token) {
-        // A byte that no text has; llguidance marks its own names by it.
-        bytes
-            if bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) || stops.contains(&token) =>
-        {
-            Vec::new()
+impl Vocabulary {
+    /// `bytes` gives the bytes of each of `count` tokens.
+    pub fn new(
+        count: usize,
+        bytes: impl Fn(Token) -> Vec<u8>,
+        stops: Vec<Token>,
+        encode: Encode,
+    ) -> Vocabulary {
+        // llguidance marks its own names by a byte that no text has.
+        let is_text = |token: Token, bytes: &[u8]| {
+            bytes.first() != Some(&TokTrie::SPECIAL_TOKEN_MARKER) && !stops.contains(&token)
+        };
+        let word = |token| Some(bytes(token)).filter(|bytes| is_text(token, bytes));
+        let words = (0..count as Token).map(|token| word(token).unwrap_or_default()).collect();
+        Vocabulary { words, stops, encode }
+    }
+
+    /// The vocabulary that [`to_bytes`](Self::to_bytes) wrote.
+    pub fn from_bytes(mut bytes: &[u8], stops: Vec<Token>, encode: Encode) -> Option<Vocabulary> {
+        let mut words = Vec::new();
+        while let Some((length, rest)) = bytes.split_first_chunk() {
+            let length = u32::from_le_bytes(*length) as usize;
+            words.push(rest.get(..length)?.to_vec());
+            bytes = &rest[length..];
         }
-        bytes => bytes,
-    };
-    let words: Vec<Vec<u8>> = (0..tokenizer.vocab() as Token).map(bytes).collect();
-    let trie =
-        TokTrie::from(&TokRxInfo::new(words.len() as u32, stops[0]), &words).with_eos_tokens(stops);
-    Arc::new(Vocabulary { trie, tokenizer })
+        Some(Vocabulary { words, stops, encode })
+    }
+
+    /// The words, each behind its length.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for word in &self.words {
+            bytes.extend((word.len() as u32).to_le_bytes());
+            bytes.extend(word);
+        }
+        bytes
+    }
+
+    pub fn stops(&self) -> &[Token] {
+        &self.stops
+    }
+
+    pub fn encode(&self, text: &str) -> Vec<Token> {
+        (self.encode)(text)
+    }
+
+    /// The vocabulary in llguidance's terms.
+    pub fn environment(&self) -> TokEnv {
+        let info = TokRxInfo::new(self.words.len() as u32, self.stops[0]);
+        let trie = TokTrie::from(&info, &self.words).with_eos_tokens(&self.stops);
+        Arc::new(Environment { trie, encode: self.encode.clone() })
+    }
 }
 
-impl TokenizerEnv for Vocabulary {
+impl TokenizerEnv for Environment {
     fn tok_trie(&self) -> &TokTrie {
         &self.trie
     }
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<Token> {
         self.trie.tokenize_with_greedy_fallback(bytes, |text| {
-            let tokens = self.tokenizer.encode(text, Special::AsText).unwrap_or_default();
-            let spelled: Vec<u8> =
-                tokens.iter().flat_map(|token| self.tokenizer.token_bytes(*token)).collect();
+            let tokens = (self.encode)(text);
+            let spelled = tokens.iter().flat_map(|token| self.trie.token(*token));
             // A tokenizer that changes a text, such as its spaces, must not change what a grammar
             // forces.
-            if spelled == text.as_bytes() {
+            if spelled.eq(text.as_bytes()) {
                 tokens
             } else {
                 self.trie.greedy_tokenize(text.as_bytes())

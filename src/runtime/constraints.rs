@@ -1,37 +1,64 @@
 //! Answers that must follow a grammar: the grammars of a model, and what became of an answer.
 
-use crate::error::{Fault, Kind};
+use crate::error::{Fault, Kind, fault_of};
 use crate::gemma::Tokenizer;
 use crate::grammar::{Follow, Grammar, Grammars, Source};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 use anyhow::{Result, ensure};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The most grammars kept at once: records of a batch mostly share one.
 const MOST: usize = 64;
+/// Grammars whose machines run although no text follows them at the moment.
+const IDLE: usize = 4;
 
-/// Grammars of one model, made when they are first asked for.
+/// Grammars of one model, made when they are first asked for. One that was refused is not compiled
+/// again.
 pub struct Constraints {
     tokenizer: Arc<Tokenizer>,
     stops: Vec<Token>,
-    grammars: Option<Grammars>,
-    known: HashMap<String, Grammar>,
+    /// Texts at once.
+    texts: usize,
+    grammars: OnceLock<Grammars>,
+    known: Mutex<HashMap<String, Result<Grammar, Fault>>>,
 }
 
 impl Constraints {
-    pub fn new(tokenizer: &Arc<Tokenizer>, stops: &[Token]) -> Constraints {
+    /// For so many texts at once.
+    pub fn new(tokenizer: &Arc<Tokenizer>, stops: &[Token], texts: usize) -> Constraints {
         Constraints {
             tokenizer: tokenizer.clone(),
             stops: stops.to_vec(),
-            grammars: None,
-            known: HashMap::new(),
+            texts,
+            grammars: OnceLock::new(),
+            known: Mutex::default(),
         }
     }
 
-    /// Checks and prepares a grammar; `ignore_eos` would leave it no way to end.
-    pub fn get(&mut self, source: &Source, ignore_eos: bool) -> Result<Grammar> {
+    fn known(&self) -> MutexGuard<'_, HashMap<String, Result<Grammar, Fault>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of a grammar: that it was compiled, or why it was refused.
+    pub fn recall(&self, source: &Source) -> Option<Result<Grammar, Fault>> {
+        let mut known = self.known();
+        let entry = known.get_mut(&key(source))?;
+        if let Some(fault) = entry.as_ref().ok().and_then(|grammar| grammar.refused()).cloned() {
+            *entry = Err(fault);
+        }
+        Some(entry.clone())
+    }
+
+    /// Checks and prepares a grammar. `ignore_eos` would leave it no way to end. Other callers wait
+    /// for none of the work, which ends early once `is_wanted` says no.
+    pub fn get(
+        &self,
+        source: &Source,
+        ignore_eos: bool,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Grammar> {
         ensure!(
             !ignore_eos,
             Fault::usage(
@@ -39,21 +66,36 @@ impl Constraints {
             )
             .help("drop one of the two")
         );
-        let key = format!("{source:?}");
-        if let Some(grammar) = self.known.get(&key) {
-            return Ok(grammar.clone());
+        if let Some(known) = self.recall(source) {
+            return Ok(known?);
         }
-        let grammars = match &mut self.grammars {
+        let grammars = match self.grammars.get() {
             Some(grammars) => grammars,
-            none => none.insert(Grammars::new(self.tokenizer.clone(), &self.stops)?),
+            None => {
+                let new = Grammars::new(self.tokenizer.clone(), &self.stops, self.texts + IDLE)?;
+                self.grammars.get_or_init(|| new)
+            }
         };
-        let grammar = grammars.compile(source)?;
-        if self.known.len() == MOST {
-            self.known.clear();
+        let compiled = grammars.compile(source, is_wanted);
+        let entry = match &compiled {
+            Ok(grammar) => Ok(grammar.clone()),
+            // Whatever else went wrong may go well the next time.
+            Err(error) => match fault_of(error).filter(|fault| fault.kind == Kind::Usage) {
+                Some(fault) if is_wanted() => Err(fault.clone()),
+                _ => return compiled,
+            },
+        };
+        let mut known = self.known();
+        if known.len() >= MOST {
+            known.clear();
         }
-        self.known.insert(key, grammar.clone());
-        Ok(grammar)
+        known.insert(key(source), entry);
+        compiled
     }
+}
+
+fn key(source: &Source) -> String {
+    format!("{source:?}")
 }
 
 /// One answer's grammar.

@@ -15,7 +15,7 @@ use crate::engine::planned::{EngineOptions, PlannedEngine};
 use crate::error::{Fault, Kind};
 use crate::testing;
 use crate::util::files::{read_regular, write_whole};
-use crate::util::{hex, xdg};
+use crate::util::{child, hex, xdg};
 use crate::vulkan::{Choice, DeviceInfo, SHADERS, Vulkan, VulkanExecutor};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,8 @@ const TRY: &str = "--try-driver";
 /// a driver on the processor is slower.
 const SECONDS: f64 = 60.0;
 const SECONDS_OF_CPU: f64 = 600.0;
+/// How often a child is looked at.
+const LOOK: Duration = Duration::from_millis(5);
 /// Version of the file's shape.
 const VERSION: u32 = 1;
 /// Larger files were not written by this program.
@@ -130,9 +132,8 @@ pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> Verdict {
         );
         let patience = testing::fault(testing::PATIENCE).and_then(|v| v.parse().ok());
         let patience = patience.unwrap_or(if device.is_cpu { SECONDS_OF_CPU } else { SECONDS });
-        let mut verdict = judge(device.offers_matrices, |whole| {
-            end_of(&mut child(device.index, whole), patience)
-        });
+        let mut verdict =
+            judge(device.offers_matrices, |whole| try_in_child(device.index, whole, patience));
         kept.save(&mut verdict);
         // What is not used at all is an error, which says the same.
         if let (Use::WithoutMatrices, Some(note)) = (verdict.allows, verdict.note(device)) {
@@ -181,11 +182,13 @@ fn judge(offers_matrices: bool, mut try_child: impl FnMut(bool) -> End) -> Verdi
     verdict
 }
 
-/// The child process that tries a device's driver.
-fn child(index: usize, whole: bool) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap_or_else(|_| "gemma".into()));
-    command.args([TRY, if whole { "whole" } else { "plain" }, &index.to_string()]);
-    command
+/// Tries a device's driver in a child process.
+fn try_in_child(index: usize, whole: bool, patience: f64) -> End {
+    let how = if whole { "whole" } else { "plain" };
+    match child::command(&[TRY, how, &index.to_string()]) {
+        Ok(mut command) => end_of(&mut command, patience),
+        Err(error) => End::Unknown(format!("could not be started: {error:#}")),
+    }
 }
 
 /// Runs a child process, but not longer than `patience` seconds.
@@ -197,31 +200,40 @@ fn end_of(command: &mut Command, patience: f64) -> End {
         Ok(child) => child,
         Err(e) => return unknown("could not be started", e),
     };
-    let start = Instant::now();
+    let mut output = child.stdout.take().expect("it is piped");
+    let (start, mut said, mut is_open) = (Instant::now(), Vec::new(), true);
     let status = loop {
+        // A driver may print more than a pipe holds.
+        let has_output = is_open && child::is_readable(&output, LOOK);
+        if has_output {
+            let mut part = [0; 4096];
+            let length = output.read(&mut part).unwrap_or(0);
+            is_open = length > 0;
+            said.extend_from_slice(&part[..length]);
+            said.drain(..said.len().saturating_sub(LARGEST as usize));
+        }
         match child.try_wait() {
-            Ok(Some(status)) => break status,
+            Ok(Some(status)) if !(has_output && is_open) => break status,
             Ok(None) if start.elapsed().as_secs_f64() > patience => {
                 let _ = child.kill();
                 // One that waits in the kernel ends later, or never: only a thread waits for it.
                 let _ = std::thread::Builder::new().spawn(move || child.wait());
                 return End::Fatal(format!("did not end within {patience} s"));
             }
-            Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+            Ok(None) if !is_open => std::thread::sleep(LOOK),
+            Ok(_) => {}
             Err(e) => return unknown("could not be waited for", e),
         }
     };
-    let mut said = String::new();
-    let read = child.stdout.take().map(|mut out| out.read_to_string(&mut said));
-    match (ending(status), read) {
-        (Some(end), _) => end,
+    let report = || {
         // A driver may print too: the report is the last line.
-        (None, Some(Ok(_))) => match said.lines().last().map(serde_json::from_str) {
+        let said = String::from_utf8_lossy(&said);
+        match said.lines().last().map(serde_json::from_str) {
             Some(Ok(shapes)) => End::Through(shapes),
             _ => End::Unknown("said nothing".into()),
-        },
-        (None, _) => End::Unknown("could not be read".into()),
-    }
+        }
+    };
+    ending(status).unwrap_or_else(report)
 }
 
 /// `None` where a child ended well.

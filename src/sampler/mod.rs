@@ -13,6 +13,7 @@ mod noise;
 mod rule;
 mod select;
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
@@ -30,6 +31,8 @@ const RANKED: usize = 128;
 const DROPPED: f32 = 3.0;
 /// Tokens below `e^-40` of the best one are not counted in the sum behind top-p.
 const NEGLIGIBLE: f32 = 40.0;
+/// Repeat penalties that leave logits finite.
+const PENALTIES: RangeInclusive<f32> = 0.001..=1000.0;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplerConfig {
@@ -99,7 +102,14 @@ impl Sampler {
             format!("top-p must be above 0 and at most 1, not {top_p}"),
         )?;
         check((0.0..=1.0).contains(&min_p), format!("min-p must be between 0 and 1, not {min_p}"))?;
-        check(r.is_finite() && r > 0.0, format!("the repeat penalty must be above 0, not {r}"))?;
+        check(
+            PENALTIES.contains(&r),
+            format!(
+                "the repeat penalty must be from {} to {}, not {r}",
+                PENALTIES.start(),
+                PENALTIES.end()
+            ),
+        )?;
         Ok(Sampler { config, usable: usize::MAX, banned: Vec::new(), rule: None })
     }
 
@@ -163,6 +173,11 @@ impl Sampler {
         let Some(mask) = self.mask(context)? else {
             return self.pick_any(position, logits, context);
         };
+        if mask.is_empty() {
+            // The latest token was allowed, and what follows it was too much work to find out.
+            let fault = Fault::usage("the grammar is too complex: nothing can follow the text");
+            return Err(fault.help("use fewer optional parts, repetitions and properties").into());
+        }
         match mask.only().filter(|&token| self.allows(token)) {
             Some(token) => Ok(token),
             None => {

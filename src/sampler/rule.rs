@@ -30,6 +30,11 @@ impl Mask {
         Mask { words, only, ends }
     }
 
+    /// A bit a token, lowest first. `[tokens / 32]`
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
     pub fn allows(&self, token: Token) -> bool {
         self.words.get(token as usize / 32).is_some_and(|bits| bits >> (token % 32) & 1 == 1)
     }

@@ -1,7 +1,7 @@
 //! Floor 0: what any program could use: spelling of figures, bytes and shell words, the user's
-//! directories, files that are written whole, bounds for foreign input, threads.
+//! directories, files that are written whole, child processes under limits, threads.
 
-pub mod bounds;
+pub mod child;
 pub mod files;
 pub mod hex;
 pub mod json;

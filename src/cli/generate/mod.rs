@@ -51,7 +51,7 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     }
     super::input::check_once(&options.input, typed)?;
     let said = prompt::gather(&options.input, &options.chat)?;
-    let source = options.grammar.source()?;
+    let grammar_source = options.grammar.source()?;
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
     let output = Output::open(
         options.output.output.as_ref(),
@@ -63,9 +63,10 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     let history = prompt::encode(&said, &options.chat, &session, model.run.context, ui)?;
     let (config, resolved) =
         options.sampling.resolve(|name| typed.source(name), &session.generation);
-    let mut constraints = Constraints::new(&session.tokenizer, &session.stop_ids);
+    let constraints = Constraints::new(&session.tokenizer, &session.stop_ids, 1);
+    let ignore_eos = options.sampling.ignore_eos;
     let grammar =
-        source.map(|source| constraints.get(&source, options.sampling.ignore_eos)).transpose()?;
+        grammar_source.map(|source| constraints.get(&source, ignore_eos, &|| true)).transpose()?;
     Run { options, ui, session: &session, drafting, config, resolved, grammar }
         .go(history, output, stats_file)
 }

@@ -276,8 +276,8 @@ fn usage(figures: &Figures) -> Value {
 }
 
 impl Form for Blocks {
-    fn whole(&mut self, answers: &[Answer], figures: &Figures) -> Value {
-        let answer = &answers[0];
+    fn whole(&mut self, answers: &[Answer], figures: &Figures, choice: usize) -> String {
+        let answer = &answers[choice];
         let mut content: Vec<Value> = Vec::new();
         let mut arguments = Vec::<String>::new();
         for part in self.reader.push(&answer.text) {
@@ -302,7 +302,7 @@ impl Form for Blocks {
         let mut object = self.object(content.into(), usage(figures));
         object["stop_reason"] = self.stop_reason(answer.reason).into();
         object["stop_sequence"] = answer.stop_string.clone().into();
-        object
+        object.to_string()
     }
 
     fn begin(&mut self, out: &mut Events) {

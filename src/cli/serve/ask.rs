@@ -2,14 +2,15 @@
 
 use super::error::ApiError;
 use super::fields::Fields;
-use super::queue::{Event, Job};
+use super::queue::{EVENTS, Event, Job};
+use super::shares::Client;
 use crate::cli::answer;
 use crate::cli::format::{Format, Formats};
 use crate::cli::prompt::{Prompts, Said};
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Config, Message, Special, Tokenizer};
-use crate::grammar::Source;
 use crate::grammar::tools::{self, Calls, Tool};
+use crate::grammar::{Grammar, Source};
 use crate::runtime::constraints::{Constrained, Constraints};
 use crate::runtime::load::check_prompt;
 use crate::runtime::options::AutoOr;
@@ -18,12 +19,25 @@ use crate::tensor::Token;
 use anyhow::{Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc;
+
+/// Bytes of memory for each byte of a text that is tokenised.
+pub const TOKENISING: usize = 240;
+/// Bytes that a chat template may add to what was said, beside doubling it.
+const RENDERED: usize = 1 << 16;
+/// Bytes of memory for an answer, for each of its tokens, for each token whose chances are told,
+/// and for each alternative to it; the last two also as JSON.
+const ANSWER: usize = 1 << 12;
+const TOKEN: usize = 16;
+const CHANCES: usize = 64;
+const BEST: usize = 12;
+const CHANCES_JSON: usize = 100;
+const BEST_JSON: usize = 80;
 
 /// Answers to one request at most.
-const MOST_ANSWERS: usize = 64;
+pub const MOST_ANSWERS: usize = 64;
 /// Stop strings at most, and their bytes: each is looked for in each piece of text.
 const MOST_STOPS: usize = 64;
 const LONGEST_STOP: usize = 4096;
@@ -42,7 +56,7 @@ pub struct Served {
     pub context: usize,
     /// What the model's authors recommend.
     pub sampling: SamplerConfig,
-    pub constraints: Mutex<Constraints>,
+    pub constraints: Constraints,
     /// Tokens of an answer where the client does not say.
     pub max_tokens: AutoOr,
 }
@@ -86,6 +100,13 @@ pub struct Offer {
     pub calls: Calls,
     /// Several calls in an answer.
     pub many: bool,
+}
+
+/// Who sent a request and waits for its answers.
+pub struct Sender {
+    pub client: Client,
+    pub events: mpsc::Sender<(usize, Event)>,
+    pub asked: Instant,
 }
 
 /// A request.
@@ -190,29 +211,13 @@ impl Asked {
     pub fn jobs(
         &self,
         served: &Served,
-        events: &Sender<(usize, Event)>,
-        asked: Instant,
+        grammar: Option<Grammar>,
+        from: &Sender,
     ) -> Result<(Vec<Job>, u64)> {
         let seed = self.seed.unwrap_or_else(|| rand::random::<u32>() as u64);
-        let source = self.source()?;
-        let grammar = match source {
-            Some(source) => {
-                let mut known = served.constraints.lock().unwrap_or_else(|e| e.into_inner());
-                Some(known.get(&source, self.ignore_eos)?)
-            }
-            None => None,
-        };
-        ensure!(
-            self.prompts.len() * self.n <= MOST_ANSWERS,
-            Fault::usage(format!("a request has at most {MOST_ANSWERS} answers"))
-        );
-        let mut jobs = Vec::with_capacity(self.prompts.len() * self.n);
+        let mut jobs = Vec::with_capacity(self.answers());
         for prompt in &self.prompts {
             let history = prompt.tokens(served)?;
-            let most = match served.max_tokens {
-                AutoOr::Auto => usize::MAX,
-                AutoOr::N(n) => n,
-            };
             for i in 0..self.n as u64 {
                 let constrained = Constrained::new(grammar.as_ref(), history.len());
                 let config = self.sampling(&served.sampling, seed.wrapping_add(i));
@@ -227,18 +232,53 @@ impl Asked {
                     sampler,
                     constrained,
                     stops: self.stops.clone(),
-                    max_tokens: self.max_tokens.unwrap_or(most),
+                    max_tokens: self.most_tokens(served),
                     chances: self.chances,
                     choice: jobs.len(),
-                    events: events.clone(),
-                    asked,
+                    client: from.client,
+                    events: from.events.clone(),
+                    asked: from.asked,
                 });
             }
         }
         Ok((jobs, seed))
     }
 
-    fn source(&self) -> Result<Option<Source>> {
+    /// Answers to all prompts.
+    pub fn answers(&self) -> usize {
+        self.prompts.len() * self.n
+    }
+
+    /// Tokens of an answer at most; the context may hold fewer.
+    fn most_tokens(&self, served: &Served) -> usize {
+        let most = match served.max_tokens {
+            AutoOr::Auto => usize::MAX,
+            AutoOr::N(n) => n,
+        };
+        self.max_tokens.unwrap_or(most)
+    }
+
+    /// Bytes of memory that the answers may take until they are sent. At most [`MOST_ANSWERS`] are
+    /// asked for.
+    pub fn answers_memory(&self, served: &Served) -> usize {
+        let tokens = self.most_tokens(served).min(served.context);
+        // A stream keeps what its client has not read.
+        let kept = if self.stream { tokens.min(EVENTS) } else { tokens };
+        let (chances, json) = match self.chances {
+            Some(best) => (CHANCES + BEST * best, CHANCES_JSON + BEST_JSON * best),
+            None => (0, TOKEN),
+        };
+        let history = size_of::<Token>() * served.context;
+        self.answers() * (ANSWER + history + kept * (TOKEN + chances)) + kept * json
+    }
+
+    /// Bytes of the longest prompt.
+    pub fn longest(&self) -> usize {
+        self.prompts.iter().map(Prompt::bytes).max().unwrap_or(0)
+    }
+
+    /// What the answers must follow.
+    pub fn source(&self) -> Result<Option<Source>> {
         match (&self.offer, &self.format) {
             (None, None | Some(Format::Text)) => Ok(None),
             (None, Some(Format::Grammar(source))) => Ok(Some(source.clone())),
@@ -267,7 +307,28 @@ impl Asked {
     }
 }
 
+/// Bytes of memory that making tokens of a prompt of so many bytes takes.
+pub fn tokenising(bytes: usize, served: &Served) -> usize {
+    // A text that no context holds is refused before.
+    let fits = served.context.saturating_mul(served.tokenizer.longest());
+    TOKENISING * most_rendered(bytes).min(fits)
+}
+
+/// Bytes that a chat template may make of so many.
+fn most_rendered(said: usize) -> usize {
+    2 * said + RENDERED
+}
+
 impl Prompt {
+    /// Bytes of text.
+    fn bytes(&self) -> usize {
+        match self {
+            Prompt::Talk(said) => said.bytes(),
+            Prompt::Text(text) => text.len(),
+            Prompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISING,
+        }
+    }
+
     /// The prompt's tokens. One that leaves an answer no room is refused.
     pub fn tokens(&self, served: &Served) -> Result<Vec<Token>> {
         let Served { tokenizer, config, template, context, .. } = served;
@@ -288,7 +349,9 @@ impl Prompt {
                 return Ok(tokens.clone());
             }
         };
-        let prompts = Prompts { template, config, tokenizer, asked: AutoOr::N(*context) };
+        let most_rendered = most_rendered(said.bytes());
+        let asked = AutoOr::N(*context);
+        let prompts = Prompts { template, config, tokenizer, asked, most_rendered };
         prompts.tokens(said, Special::AsText).map(|(tokens, _)| tokens)
     }
 }

@@ -6,6 +6,7 @@
 
 use super::error::ApiError;
 use super::queue::{End, Event, Figures, Job, Piece, Queue};
+use super::shares::Client;
 use crate::cli::answer::Growing;
 use crate::cli::record::FinishReason;
 use crate::cli::ui::Ui;
@@ -15,6 +16,7 @@ use crate::runtime::{Drafting, DraftingOptions, Room, Session, Started, npu};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 use anyhow::Result;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
@@ -35,6 +37,7 @@ pub struct Engine<'a> {
 
 /// A text of a client, in a sequence of the target.
 struct Seat<'a> {
+    client: Client,
     growing: Growing<'a>,
     sampler: Sampler,
     max_tokens: usize,
@@ -48,7 +51,7 @@ struct Seat<'a> {
     first_token: Option<Duration>,
 }
 
-/// A text that waits for a device to come back.
+/// A text that waits for a device to come back, or for its turn.
 struct Stranded<'a> {
     seat: Seat<'a>,
     history: Vec<Token>,
@@ -105,10 +108,8 @@ impl Engine<'_> {
         let texts = Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, &cut)
             .keeping_prefixes();
         let seats = (0..self.room.sequences).map(|_| None).collect();
-        let mut hall = Hall { engine: self, seats, texts, passes: 0, rounds: 0 };
-        for Stranded { seat, history, stats } in stranded {
-            hall.seat(seat, history, stats);
-        }
+        let mut hall =
+            Hall { engine: self, seats, paused: stranded.into(), texts, passes: 0, rounds: 0 };
         match hall.answer_all(&cut) {
             Ok(()) => {
                 costs.keep(&mut drafting, self.ui);
@@ -132,6 +133,8 @@ struct Hall<'s, 't> {
     engine: &'s Engine<'s>,
     /// By sequence.
     seats: Vec<Option<Seat<'s>>>,
+    /// Texts that gave their sequences to other clients, or lost a device. Oldest first.
+    paused: VecDeque<Stranded<'s>>,
     texts: Scheduler<'t>,
     passes: u64,
     rounds: u64,
@@ -141,8 +144,12 @@ impl<'s> Hall<'s, '_> {
     fn answer_all(&mut self, cut: &AtomicBool) -> Result<()> {
         let queue = self.engine.queue;
         loop {
+            self.make_room();
             while self.texts.has_room() {
-                match queue.take(self.texts.running() == 0) {
+                if self.resume() {
+                    continue;
+                }
+                match queue.take(self.texts.running() == 0, |client| self.running(client)) {
                     Some(job) => self.admit(job),
                     None => break,
                 }
@@ -156,10 +163,55 @@ impl<'s> Hall<'s, '_> {
         }
     }
 
+    /// Texts of a client that have a sequence.
+    fn running(&self, client: Client) -> usize {
+        self.seats.iter().flatten().filter(|seat| seat.client == client).count()
+    }
+
+    /// Pauses texts of clients that have more than their share while others wait: at the end no
+    /// client that waits has two texts fewer than another one. A paused text goes on later, from
+    /// where it was.
+    fn make_room(&mut self) {
+        while !self.texts.has_room() {
+            let Some(next) = self.engine.queue.next(|client| self.running(client)) else { return };
+            let most = |sequence: &usize| {
+                let seat = self.seats[*sequence].as_ref().expect("every sequence has a text");
+                (self.running(seat.client), seat.asked)
+            };
+            // Of the client with the most texts the one that came last.
+            let Some(sequence) = (0..self.seats.len()).max_by_key(most) else { return };
+            if most(&sequence).0 < self.running(next) + 2 {
+                return;
+            }
+            let paused = self.take_out(sequence);
+            self.paused.extend(paused);
+            // The client that waits comes first, whoever else is paused.
+            let job = self.engine.queue.take(false, |client| self.running(client));
+            job.into_iter().for_each(|job| self.admit(job));
+        }
+    }
+
+    /// Lets a paused text go on, unless a client that waits has fewer texts. Returns whether it did.
+    fn resume(&mut self) -> bool {
+        self.paused.retain(|text| !text.seat.events.is_closed());
+        let running = |text: &Stranded| self.running(text.seat.client);
+        let Some(at) = (0..self.paused.len()).min_by_key(|at| running(&self.paused[*at])) else {
+            return false;
+        };
+        let next = self.engine.queue.next(|client| self.running(client));
+        if next.is_some_and(|next| self.running(next) < running(&self.paused[at])) {
+            return false;
+        }
+        let Stranded { seat, history, stats } = self.paused.remove(at).expect("it is there");
+        self.seat(seat, history, stats);
+        true
+    }
+
     fn admit(&mut self, job: Job) {
         let Job { history, sampler, constrained, stops, max_tokens, chances, .. } = job;
         let tokenizer = &self.engine.session.tokenizer;
         let seat = Seat {
+            client: job.client,
             growing: Growing::new(tokenizer, &stops, constrained, history.len()),
             sampler,
             max_tokens,
@@ -238,15 +290,17 @@ impl<'s> Hall<'s, '_> {
 
     /// Takes the texts out of an engine that is of no use any more.
     fn strand(mut self) -> Vec<Stranded<'s>> {
-        let mut stranded = Vec::new();
-        for (sequence, seat) in self.seats.iter_mut().enumerate() {
-            if let (Some(mut seat), Some(ended)) = (seat.take(), self.texts.cancel(sequence)) {
-                let Ended { history, stats, chances, .. } = ended;
-                seat.piece.chances.extend(chances);
-                stranded.push(Stranded { seat, history, stats });
-            }
-        }
-        stranded
+        let running: Vec<_> =
+            (0..self.seats.len()).filter_map(|sequence| self.take_out(sequence)).collect();
+        running.into_iter().chain(self.paused).collect()
+    }
+
+    /// Takes a text out of its sequence.
+    fn take_out(&mut self, sequence: usize) -> Option<Stranded<'s>> {
+        let (mut seat, ended) = (self.seats[sequence].take()?, self.texts.cancel(sequence)?);
+        let Ended { history, stats, chances, .. } = ended;
+        seat.piece.chances.extend(chances);
+        Some(Stranded { seat, history, stats })
     }
 }
 

@@ -36,8 +36,9 @@ impl Events {
 
 /// How one request is answered.
 pub trait Form: Send {
-    /// All answers, of which there is one for each choice, at once.
-    fn whole(&mut self, answers: &[Answer], figures: &Figures) -> Value;
+    /// Writes one of the answers, which are asked for in turn. All of them together are the
+    /// response, and none is larger than its own text and chances need.
+    fn whole(&mut self, answers: &[Answer], figures: &Figures, choice: usize) -> String;
     /// A stream begins.
     fn begin(&mut self, out: &mut Events);
     /// A choice goes on.

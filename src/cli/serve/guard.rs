@@ -1,6 +1,7 @@
 //! Who may ask: keys, the origins of browsers' pages, and the names that the server goes by.
 
 use super::error::ApiError;
+use super::shares::Client;
 use axum::http::HeaderMap;
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
 use sha2::{Digest, Sha256};
@@ -47,17 +48,20 @@ impl Guard {
                 .code("host_not_allowed")),
             };
         }
-        let bearer = header(AUTHORIZATION)
-            .and_then(|value| value.split_once(' '))
-            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-            .map(|(_, key)| key.trim());
-        let given = bearer.or_else(|| headers.get("x-api-key")?.to_str().ok());
-        match given {
+        match given_key(headers) {
             _ if OPEN.contains(&path) => Ok(()),
             Some(key) if self.knows(key) => Ok(()),
             Some(_) => Err(ApiError::new(401, "the API key is wrong").code("invalid_api_key")),
             None => Err(ApiError::new(401, "an API key is needed: Authorization: Bearer KEY")
                 .code("invalid_api_key")),
+        }
+    }
+
+    /// Who asks: the key, or the address where nobody needs a key.
+    pub fn client(&self, headers: &HeaderMap, address: IpAddr) -> Client {
+        match given_key(headers).filter(|_| !self.keys.is_empty()) {
+            Some(key) => Client::Key(Sha256::digest(key).into()),
+            None => Client::at(address),
         }
     }
 
@@ -67,6 +71,16 @@ impl Guard {
         let differs = |key: &[u8; 32]| key.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b));
         self.keys.iter().fold(false, |known, key| known | (differs(key) == 0))
     }
+}
+
+/// The key that a request brings.
+fn given_key(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: &str| headers.get(name)?.to_str().ok();
+    let bearer = text("authorization")
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, key)| key.trim());
+    bearer.or_else(|| text("x-api-key"))
 }
 
 /// Whether a Host header names an address or this machine.

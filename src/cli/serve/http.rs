@@ -1,44 +1,49 @@
 //! The endpoints: from HTTP to what is asked, and answers back.
 
-use super::ask::{Asked, Served};
+use super::ask::{self, Asked, Served};
+use super::body::Bodies;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::form::{Answer, Events, Form};
+use super::form::Form;
 use super::guard::Guard;
 use super::log::Entry;
 use super::options::LogFormat;
-use super::queue::{EVENTS, Event, Figures, Piece, Queue};
+use super::queue::{EVENTS, Event, Queue};
+use super::reply::{self, Collected};
+use super::shares::{Client, Share, Shared};
 use super::{anthropic, openai, responses};
-use crate::cli::record::FinishReason;
 use crate::gemma::Special;
+use crate::grammar::Grammar;
 use crate::tensor::Token;
 use axum::Router;
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use axum::http::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
 use serde_json::{Value, json};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, channel};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
-/// How often a stream that has nothing to say shows that it is alive.
-const ALIVE: Duration = Duration::from_secs(15);
 /// Seconds after which a client that found the queue full may try again.
 const RETRY: &str = "1";
-/// Bodies of at most so many bytes are read whoever else sends some.
-const SMALL_BODY: usize = 64_000;
-/// As many of the largest bodies are read at once.
-const LARGE_BODIES: usize = 4;
 /// Bytes of a text that is only to be tokenised.
 const LONGEST_TEXT: usize = 1 << 20;
 /// Tokens that are only to be put together.
 const MOST_TOKENS: usize = 1 << 18;
+
+/// Bytes of memory for requests that are prepared, and for answers, at least.
+const MEMORY: usize = 512_000_000;
+/// Requests that are prepared at once, and grammars that are compiled at once.
+const PREPARING: usize = 8;
+const COMPILING: usize = 2;
+/// Threads that do both.
+pub const WORKERS: usize = PREPARING + COMPILING;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SEED: HeaderName = HeaderName::from_static("x-seed");
@@ -50,24 +55,42 @@ pub struct App {
     pub served: OnceLock<Arc<Served>>,
     pub guard: Guard,
     pub log: LogFormat,
-    /// Bytes of a body at most.
-    pub max_body: usize,
-    /// Room for large bodies, in kilobytes.
-    pub bodies: Arc<Semaphore>,
-    /// How long a body may take.
-    pub patience: Duration,
+    pub bodies: Bodies,
+    pub room: Room,
 }
 
-/// A body that may wait for room, and what of the room it takes until it is dropped.
-struct Held {
-    bytes: Bytes,
-    _room: Option<OwnedSemaphorePermit>,
+/// What requests share before and besides the engine.
+pub struct Room {
+    /// Bytes of memory for requests that are prepared.
+    preparing: Arc<Shared>,
+    /// Bytes of memory for answers, from the request until they are sent.
+    answers: Arc<Shared>,
+    /// Threads that prepare requests.
+    threads: Arc<Shared>,
+    /// Threads that compile grammars.
+    compilers: Arc<Shared>,
 }
 
-/// Room for as many of the largest bodies as are read at once.
-pub fn bodies(megabytes: u16) -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(usize::from(megabytes) * 1000 * LARGE_BODIES))
+impl Room {
+    /// Room for bodies of at most so many bytes.
+    pub fn new(body: usize) -> Room {
+        Room {
+            preparing: Shared::new(MEMORY.max(4 * super::body::memory(body))),
+            answers: Shared::new(MEMORY),
+            threads: Shared::new(PREPARING),
+            compilers: Shared::new(COMPILING),
+        }
+    }
+
+    /// Limits of bodies.
+    pub fn bodies(&self, most: usize, patience: Duration) -> Bodies {
+        Bodies { most, patience, memory: self.preparing.clone() }
+    }
 }
+
+/// The address of a connection, as an extension of its requests.
+#[derive(Clone, Copy)]
+pub struct Peer(pub IpAddr);
 
 /// Says that an endpoint writes its own line of the log.
 #[derive(Clone)]
@@ -122,6 +145,7 @@ async fn watch(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     }
     entry.status = response.status().as_u16();
     entry.outcome = if response.status().is_success() { "done" } else { "refused" };
+    entry.reason = response.extensions().get::<Reason>().map(|reason| reason.0.clone());
     response
 }
 
@@ -129,29 +153,34 @@ fn is_anthropic(path: &str) -> bool {
     path.starts_with("/v1/messages")
 }
 
+/// Why a request was refused, as an extension of its response.
+#[derive(Clone)]
+struct Reason(String);
+
 /// A whole response.
-fn respond(status: u16, kind: &'static str, body: impl Into<Body>) -> Response {
+pub fn respond(status: u16, kind: &'static str, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or_default();
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
 }
 
-fn answer_json(value: &Value) -> Response {
-    respond(200, "application/json", value.to_string())
+pub fn answer_json(text: String) -> Response {
+    respond(200, "application/json", text)
 }
 
-fn refusal(error: &ApiError, anthropic: bool) -> Response {
+pub fn refusal(error: &ApiError, anthropic: bool) -> Response {
     let body = if anthropic { error.anthropic() } else { error.openai() };
     let mut response = respond(error.status, "application/json", body.to_string());
+    response.extensions_mut().insert(Reason(error.message.clone()));
     if matches!(error.status, 429 | 503) {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY));
     }
     response
 }
 
-fn result(result: Result<Value, ApiError>) -> Response {
-    result.map_or_else(|error| refusal(&error, false), |value| answer_json(&value))
+fn result(result: Result<String, ApiError>, anthropic: bool) -> Response {
+    result.map_or_else(|error| refusal(&error, anthropic), answer_json)
 }
 
 async fn nothing_here(request: Request) -> Response {
@@ -175,7 +204,7 @@ async fn page() -> Response {
 }
 
 async fn health(State(app): State<Arc<App>>) -> Response {
-    result(app.queue.is_open().map(|()| json!({"status": "ok"})))
+    result(app.queue.is_open().map(|()| json!({"status": "ok"}).to_string()), false)
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
@@ -183,7 +212,7 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn version() -> Response {
-    answer_json(&json!({"version": env!("CARGO_PKG_VERSION")}))
+    answer_json(json!({"version": env!("CARGO_PKG_VERSION")}).to_string())
 }
 
 impl App {
@@ -193,41 +222,28 @@ impl App {
         self.served.get().ok_or_else(|| ApiError::new(503, "the model is being loaded"))
     }
 
-    /// The body of a request.
-    async fn body(&self, request: Request) -> Result<Held, ApiError> {
-        let length = request.headers().get("content-length");
-        let length: Option<usize> = length.and_then(|length| length.to_str().ok()?.parse().ok());
-        let too_large = || {
-            let most = self.max_body / 1_000_000;
-            ApiError::new(413, format!("the body is larger than {most} MB (--max-body)"))
-        };
-        let length = length.unwrap_or(self.max_body);
-        if length > self.max_body {
-            return Err(too_large());
-        }
-        let read = async {
-            let room = match length > SMALL_BODY {
-                true => {
-                    let kilobytes = length.div_ceil(1000) as u32;
-                    self.bodies.clone().acquire_many_owned(kilobytes).await.ok()
-                }
-                false => None,
-            };
-            let bytes = to_bytes(request.into_body(), self.max_body).await?;
-            Ok::<_, axum::Error>(Held { bytes, _room: room })
-        };
-        match tokio::time::timeout(self.patience, read).await {
-            Ok(Ok(held)) => Ok(held),
-            Ok(Err(error)) if is_limit(&error) => Err(too_large()),
-            Ok(Err(error)) => Err(ApiError::bad(format!("the body cannot be read: {error}"))),
-            Err(_) => Err(ApiError::new(408, "the body took too long (--client-timeout)")),
-        }
+    /// Who asks.
+    fn client(&self, request: &Request) -> Client {
+        let peer = request.extensions().get::<Peer>();
+        let peer = peer.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |peer| peer.0);
+        self.guard.client(request.headers(), peer)
     }
-}
 
-fn is_limit(error: &axum::Error) -> bool {
-    use std::error::Error;
-    error.source().is_some_and(|source| source.is::<http_body_util::LengthLimitError>())
+    /// Reads a request's body and does what takes a while for it beside the threads that serve
+    /// connections. `needs` tells the bytes of memory that the work takes beyond that of reading a
+    /// body of so many bytes.
+    async fn prepare<T: Send + 'static>(
+        &self,
+        request: Request,
+        needs: impl Fn(usize) -> usize,
+        work: impl FnOnce(Fields) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let client = self.client(&request);
+        let mut body = self.bodies.read(request, client).await?;
+        body.needs(needs(body.bytes.len()), &self.bodies, client).await?;
+        let thread = self.room.threads.take(client, 1).await;
+        apart(thread, move || work(body.fields()?)).await
+    }
 }
 
 fn about(served: &Served) -> Value {
@@ -236,66 +252,94 @@ fn about(served: &Served) -> Value {
 }
 
 async fn models(State(app): State<Arc<App>>) -> Response {
-    result(app.served().map(|served| json!({"object": "list", "data": [about(served)]})))
+    let list = |served| json!({"object": "list", "data": [about(served)]}).to_string();
+    result(app.served().map(|served| list(served)), false)
 }
 
 async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
     let found = app.served().and_then(|served| {
         served.check_name(&name)?;
-        Ok(about(served))
+        Ok(about(served).to_string())
     });
-    result(found)
+    result(found, false)
 }
 
 async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
     let answer = async {
         let served = app.served()?.clone();
-        let mut fields = Fields::parse(&app.body(request).await?.bytes)?;
-        fields.pass_over(&["model"]);
-        let content: Option<String> = fields.take("content")?;
-        let text = match content {
-            Some(content) => content,
-            None => fields.need("text")?,
+        let work = move |mut fields: Fields| {
+            fields.pass_over(&["model"]);
+            let content: Option<String> = fields.take("content")?;
+            let text = match content {
+                Some(content) => content,
+                None => fields.need("text")?,
+            };
+            let special = match fields.take("add_special")?.unwrap_or(false) {
+                true => Special::Parse,
+                false => Special::AsText,
+            };
+            fields.finish()?;
+            if text.len() > LONGEST_TEXT {
+                let what = format!("the text is longer than {LONGEST_TEXT} bytes");
+                return Err(ApiError::new(413, what));
+            }
+            let tokens = served.tokenizer.encode(&text, special);
+            let tokens = tokens.map_err(|error| ApiError::of(&error))?;
+            Ok(json!({"count": tokens.len(), "tokens": tokens}).to_string())
         };
-        let special = match fields.take("add_special")?.unwrap_or(false) {
-            true => Special::Parse,
-            false => Special::AsText,
-        };
-        fields.finish()?;
-        if text.len() > LONGEST_TEXT {
-            let what = format!("the text is longer than {LONGEST_TEXT} bytes");
-            return Err(ApiError::new(413, what));
-        }
-        let tokens = apart(move || served.tokenizer.encode(&text, special)).await?;
-        Ok(json!({"count": tokens.len(), "tokens": tokens}))
+        app.prepare(request, |bytes| ask::TOKENISING * bytes.min(LONGEST_TEXT), work).await
     };
-    result(answer.await)
+    result(answer.await, false)
 }
 
 async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
     let answer = async {
         let served = app.served()?.clone();
-        let mut fields = Fields::parse(&app.body(request).await?.bytes)?;
-        fields.pass_over(&["model"]);
-        let tokens: Vec<Token> = fields.need("tokens")?;
-        fields.finish()?;
-        if tokens.len() > MOST_TOKENS {
-            return Err(ApiError::new(413, format!("there are more than {MOST_TOKENS} tokens")));
-        }
-        let text = apart(move || Ok(served.tokenizer.decode(&tokens))).await?;
-        Ok(json!({"content": text, "text": text}))
+        let work = move |mut fields: Fields| {
+            fields.pass_over(&["model"]);
+            let tokens: Vec<Token> = fields.need("tokens")?;
+            fields.finish()?;
+            if tokens.len() > MOST_TOKENS {
+                return Err(ApiError::new(
+                    413,
+                    format!("there are more than {MOST_TOKENS} tokens"),
+                ));
+            }
+            let text = served.tokenizer.decode(&tokens);
+            Ok(json!({"content": text, "text": text}).to_string())
+        };
+        app.prepare(request, |_| 0, work).await
     };
-    result(answer.await)
+    result(answer.await, false)
 }
 
-/// Does what takes the processor a while beside the threads that serve connections.
+async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response {
+    let answer = async {
+        let served = app.served()?.clone();
+        let work = move |fields| {
+            let prompt = anthropic::count_body(fields, &served)?;
+            let tokens = prompt.tokens(&served).map_err(|error| ApiError::of(&error))?;
+            Ok(json!({"input_tokens": tokens.len()}).to_string())
+        };
+        let model = app.served()?.clone();
+        app.prepare(request, |bytes| ask::tokenising(bytes, &model), work).await
+    };
+    result(answer.await, true)
+}
+
+/// Does what takes the processor a while beside the threads that serve connections. `held` is what
+/// it takes of what clients share.
 async fn apart<T: Send + 'static>(
-    work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+    held: Share,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result.map_err(|error| ApiError::of(&error)),
-        Err(_) => Err(ApiError::new(500, "the request could not be handled")),
-    }
+    let work = move || {
+        let result = work();
+        drop(held);
+        result
+    };
+    let failed = |_| Err(ApiError::new(500, "the request could not be handled"));
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(failed)
 }
 
 async fn chat(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -314,17 +358,6 @@ async fn messages(State(app): State<Arc<App>>, request: Request) -> Response {
     answer(app, request, anthropic::messages_body).await
 }
 
-async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response {
-    let answer = async {
-        let served = app.served()?.clone();
-        let fields = Fields::parse(&app.body(request).await?.bytes)?;
-        let prompt = anthropic::count_body(fields, &served)?;
-        let tokens = apart(move || Ok(prompt.tokens(&served)?.len())).await?;
-        Ok(json!({"input_tokens": tokens}))
-    };
-    answer.await.map_or_else(|error: ApiError| refusal(&error, true), |value| answer_json(&value))
-}
-
 /// Answers one request, in a stream or whole.
 async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
     let path = request.uri().path().to_owned();
@@ -332,17 +365,20 @@ async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
     let (id, mut seed) = (entry.id.clone(), None);
     let begun = begin(&app, request, parse).await;
     let mut response = match begun {
-        Ok(begun) => {
-            seed = Some(begun.seed);
-            let Begun { asked, form, events, .. } = begun;
-            let collected = Collected::new(asked.prompts.len() * asked.n);
+        Ok(Begun { asked, form, events, memory, seed: own }) => {
+            seed = Some(own);
+            let collected = Collected::new(asked.answers(), memory);
             match asked.stream {
-                true => stream(Stream { form, events, collected, entry, at: At::Begin }),
-                false => whole(form, events, collected, &mut entry, is_anthropic(&path)).await,
+                true => reply::stream(form, events, collected, entry),
+                false => {
+                    let is_anthropic = is_anthropic(&path);
+                    reply::whole(form, events, collected, &mut entry, is_anthropic).await
+                }
             }
         }
         Err(error) => {
-            (entry.status, entry.outcome) = (error.status, "refused");
+            entry.fails(&error);
+            entry.outcome = "refused";
             refusal(&error, is_anthropic(&path))
         }
     };
@@ -359,189 +395,81 @@ struct Begun {
     asked: Asked,
     form: Box<dyn Form>,
     events: Receiver<(usize, Event)>,
+    /// What the answers may take.
+    memory: Share,
     seed: u64,
 }
 
 async fn begin(app: &App, request: Request, parse: Parse) -> Result<Begun, ApiError> {
     let asked_at = Instant::now();
     let served = app.served()?.clone();
-    let body = app.body(request).await?;
+    let (client, own) = (app.client(&request), served.clone());
+    let (asked, form) = app.prepare(request, |_| 0, move |fields| parse(fields, &own)).await?;
+    let memory = answers_room(app, &served, &asked, client)?;
+    let grammar = grammar(app, &served, &asked, client).await?;
+    let needed = ask::tokenising(asked.longest(), &served);
+    if needed > app.room.preparing.most() {
+        let what = format!("a prompt of {} bytes is too long for this server", asked.longest());
+        return Err(ApiError::new(413, what).code("context_length_exceeded"));
+    }
+    let room = app.room.preparing.take(client, needed).await;
+    let thread = app.room.threads.take(client, 1).await;
     let (send, events) = channel(EVENTS);
-    let read = move || {
-        let parsed = Fields::parse(&body.bytes).and_then(|fields| parse(fields, &served));
-        let (asked, form) = match parsed {
-            Ok(parsed) => parsed,
-            Err(error) => return Ok(Err(error)),
-        };
-        let (jobs, seed) = asked.jobs(&served, &send, asked_at)?;
-        Ok(Ok((asked, form, jobs, seed)))
+    let make = move || {
+        let client = ask::Sender { client, events: send, asked: asked_at };
+        let jobs = asked.jobs(&served, grammar, &client);
+        drop(room);
+        jobs.map(|(jobs, seed)| (asked, jobs, seed)).map_err(|error| ApiError::of(&error))
     };
-    let (asked, form, jobs, seed) = apart(read).await??;
+    let (asked, jobs, seed) = apart(thread, make).await?;
     app.queue.add(jobs)?;
-    Ok(Begun { asked, form, events, seed })
+    Ok(Begun { asked, form, events, memory, seed })
 }
 
-/// Answers as far as they have come.
-struct Collected {
-    answers: Vec<Answer>,
-    open: usize,
-    figures: Figures,
-}
-
-impl Collected {
-    fn new(choices: usize) -> Collected {
-        let answer = || Answer {
-            text: String::new(),
-            chances: Vec::new(),
-            reason: FinishReason::Stop,
-            stop_string: None,
-        };
-        let answers = (0..choices).map(|_| answer()).collect();
-        Collected { answers, open: choices, figures: Figures::default() }
+/// Memory for all that the answers may become.
+fn answers_room(
+    app: &App,
+    served: &Served,
+    asked: &Asked,
+    client: Client,
+) -> Result<Share, ApiError> {
+    let (needed, most) = (asked.answers_memory(served), app.room.answers.most());
+    if needed > most {
+        let what = format!(
+            "the answers could take {} MB of memory, and a client has {} MB: ask for fewer answers \
+            ('n'), a smaller 'max_tokens' or fewer 'top_logprobs'",
+            needed / 1_000_000,
+            most / 1_000_000
+        );
+        return Err(ApiError::bad(what).param("max_tokens"));
     }
+    app.room.answers.try_take(client, needed).ok_or_else(|| {
+        let what = "answers of this client fill its share of the memory: try again later";
+        ApiError::new(429, what).code("memory_full")
+    })
 }
 
-/// Tells the log what there is to say of answers that ended well.
-fn ended_well(entry: &mut Entry, collected: &Collected) {
-    entry.status = 200;
-    entry.outcome = collected.answers.first().map_or("done", |answer| answer.reason.name());
-}
-
-async fn whole(
-    mut form: Box<dyn Form>,
-    mut events: Receiver<(usize, Event)>,
-    mut collected: Collected,
-    entry: &mut Entry,
-    anthropic: bool,
-) -> Response {
-    while collected.open > 0 {
-        let failed = match events.recv().await {
-            Some((choice, Event::Piece(Piece { text, chances, .. }))) => {
-                let answer = &mut collected.answers[choice];
-                answer.text += &text;
-                answer.chances.extend(chances);
-                continue;
-            }
-            Some((choice, Event::End(end))) => {
-                collected.open -= 1;
-                collected.figures.add(&end.figures);
-                entry.figures = collected.figures.clone();
-                let answer = &mut collected.answers[choice];
-                answer.stop_string = end.stop_string;
-                match end.reason {
-                    Ok(reason) => {
-                        answer.reason = reason;
-                        continue;
-                    }
-                    Err(error) => error,
-                }
-            }
-            None => lost(),
-        };
-        (entry.status, entry.outcome) = (failed.status, "error");
-        return refusal(&failed, anthropic);
+/// The grammar of the answers, compiled where it is a new one. That ends once the client is gone.
+async fn grammar(
+    app: &App,
+    served: &Arc<Served>,
+    asked: &Asked,
+    client: Client,
+) -> Result<Option<Grammar>, ApiError> {
+    let wrong = |error: anyhow::Error| ApiError::of(&error);
+    let Some(source) = asked.source().map_err(wrong)? else { return Ok(None) };
+    if let (Some(known), false) = (served.constraints.recall(&source), asked.ignore_eos) {
+        return known.map(Some).map_err(|fault| wrong(fault.into()));
     }
-    ended_well(entry, &collected);
-    answer_json(&form.whole(&collected.answers, &collected.figures))
-}
-
-/// The engine let go of a text without a word: its client did not read.
-fn lost() -> ApiError {
-    ApiError::new(500, "the answer was cut off: it was not read as fast as it came")
-}
-
-/// An answer in a stream.
-struct Stream {
-    form: Box<dyn Form>,
-    events: Receiver<(usize, Event)>,
-    collected: Collected,
-    entry: Entry,
-    at: At,
-}
-
-#[derive(PartialEq)]
-enum At {
-    Begin,
-    Goes,
-    End,
-}
-
-fn stream(stream: Stream) -> Response {
-    let events = futures_util::stream::unfold(stream, |mut stream| async {
-        let text = stream.next().await?;
-        Some((Ok::<_, std::convert::Infallible>(text), stream))
-    });
-    let mut response = respond(200, "text/event-stream", Body::from_stream(events));
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // nginx passes events on at once where it reads this.
-    let name = HeaderName::from_static("x-accel-buffering");
-    response.headers_mut().insert(name, HeaderValue::from_static("no"));
-    response
-}
-
-impl Stream {
-    /// What is to be sent next.
-    async fn next(&mut self) -> Option<String> {
-        let mut out = Events::default();
-        match self.at {
-            At::Begin => {
-                self.at = At::Goes;
-                self.form.begin(&mut out);
-                // There is nothing to send of some forms' beginnings.
-                if !out.0.is_empty() {
-                    return Some(out.0);
-                }
-            }
-            At::Goes => {}
-            At::End => return None,
-        }
-        while out.0.is_empty() && self.at == At::Goes {
-            match tokio::time::timeout(ALIVE, self.events.recv()).await {
-                Ok(event) => self.take(event, &mut out),
-                Err(_) => out.0 += ": waiting\n\n",
-            }
-        }
-        // What came meanwhile goes with it.
-        while self.at == At::Goes {
-            match self.events.try_recv() {
-                Ok(event) => self.take(Some(event), &mut out),
-                Err(_) => break,
-            }
-        }
-        Some(out.0)
-    }
-
-    fn take(&mut self, event: Option<(usize, Event)>, out: &mut Events) {
-        let failed = match event {
-            Some((choice, Event::Piece(piece))) => {
-                self.entry.figures.completion_tokens += piece.tokens;
-                self.form.piece(choice, &piece, out);
-                return;
-            }
-            Some((choice, Event::End(end))) => {
-                self.collected.open -= 1;
-                self.collected.figures.add(&end.figures);
-                match end.reason {
-                    Ok(reason) => {
-                        self.collected.answers[choice].reason = reason;
-                        self.form.end(choice, reason, &end, out);
-                        if self.collected.open > 0 {
-                            return;
-                        }
-                        ended_well(&mut self.entry, &self.collected);
-                        self.form.close(&self.collected.figures, out);
-                        None
-                    }
-                    Err(error) => Some(error),
-                }
-            }
-            None => Some(lost()),
-        };
-        if let Some(error) = failed {
-            (self.entry.status, self.entry.outcome) = (error.status, "error");
-            self.form.fail(&error, out);
-        }
-        self.entry.figures = self.collected.figures.clone();
-        self.at = At::End;
-    }
+    let compiler = app.room.compilers.take(client, 1).await;
+    // Dropped with this future, which a client that goes away takes with it.
+    let here = Arc::new(());
+    let (there, served, ignore_eos) = (Arc::downgrade(&here), served.clone(), asked.ignore_eos);
+    let compile = move || {
+        let is_wanted = || there.strong_count() > 0;
+        served.constraints.get(&source, ignore_eos, &is_wanted).map_err(|e| ApiError::of(&e))
+    };
+    let grammar = apart(compiler, compile).await;
+    drop(here);
+    grammar.map(Some)
 }

@@ -2,6 +2,7 @@
 
 use axum::Router;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -9,12 +10,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_io_timeout::TimeoutStream;
 
+use super::http::Peer;
 use super::queue::Queue;
+use super::shares::{Client, Shared};
 
-/// Connections at once; more of them wait to be taken in.
+/// Connections at once, of which a client has half; more of them are closed.
 const MOST: usize = 4096;
 /// Bytes of a request's head, and the lines in it.
 const HEAD: usize = 64 * 1024;
@@ -58,22 +61,27 @@ pub async fn serve(
     queue: Arc<Queue>,
     mut stage: watch::Receiver<Stage>,
 ) {
-    let (places, graceful) = (Arc::new(Semaphore::new(MOST)), GracefulShutdown::new());
+    let (places, graceful) = (Shared::new(MOST), GracefulShutdown::new());
     loop {
-        let place = places.clone().acquire_owned().await.expect("nobody closes it");
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = stage.wait_for(|stage| *stage >= Stage::Closing) => break,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
+        // A client that has its share already is not let in.
+        let Some(place) = places.try_take(Client::at(peer.ip()), 1) else { continue };
         // Each token goes out by itself.
         let _ = stream.set_nodelay(true);
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(patience));
-        let service = TowerToHyperService::new(router.clone());
+        let inner = TowerToHyperService::new(router.clone());
+        let service = service_fn(move |mut request: hyper::Request<_>| {
+            request.extensions_mut().insert(Peer(peer.ip()));
+            inner.call(request)
+        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(patience)

@@ -1,12 +1,17 @@
 //! A line on standard error for each request: never its text, never a key.
 
+use super::error::ApiError;
 use super::form::new_id;
 use super::options::LogFormat;
 use super::queue::{Figures, Queue};
+use crate::cli::ui::clean;
 use serde_json::json;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Characters of a reason that are logged.
+const LONGEST_REASON: usize = 200;
 
 /// What a status says where the client went away.
 const GONE: u16 = 499;
@@ -24,6 +29,8 @@ pub struct Entry {
     /// Why it ended; until something else is known, the client went away.
     pub outcome: &'static str,
     pub figures: Figures,
+    /// Why it failed, in words that name fields and limits.
+    pub reason: Option<String>,
     is_told: bool,
 }
 
@@ -39,8 +46,21 @@ impl Entry {
             status: GONE,
             outcome: "cancelled",
             figures: Figures::default(),
+            reason: None,
             is_told: false,
         }
+    }
+
+    /// The request failed.
+    pub fn fails(&mut self, error: &ApiError) {
+        (self.status, self.outcome) = (error.status, "error");
+        self.reason = Some(error.message.clone());
+    }
+
+    /// The reason, at most a line of it.
+    fn reason(&self) -> Option<String> {
+        let reason: String = self.reason.as_ref()?.chars().take(LONGEST_REASON).collect();
+        Some(clean(&reason.replace('\n', " ")))
     }
 
     /// Someone else tells of this request.
@@ -70,7 +90,8 @@ impl Entry {
             }
             line += &format!(", {:.1} tok/s", self.rate());
         }
-        format!("{line}, {seconds:.2} s\n")
+        let reason = self.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
+        format!("{line}, {seconds:.2} s{reason}\n")
     }
 
     fn json(&self) -> String {
@@ -82,6 +103,7 @@ impl Entry {
             "path": path,
             "status": status,
             "outcome": outcome,
+            "reason": self.reason(),
             "prompt_tokens": figures.prompt_tokens,
             "cached_tokens": figures.cached_tokens,
             "completion_tokens": figures.completion_tokens,

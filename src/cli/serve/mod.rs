@@ -7,6 +7,7 @@
 
 mod anthropic;
 mod ask;
+mod body;
 mod engine;
 mod error;
 mod fields;
@@ -19,7 +20,9 @@ mod metrics;
 mod openai;
 mod options;
 mod queue;
+mod reply;
 mod responses;
+mod shares;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tools;
@@ -44,7 +47,7 @@ use listen::Stage;
 use queue::Queue;
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -62,14 +65,16 @@ pub fn run(options: &Serve, typed: &Typed) -> Result<u8> {
     }
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
     let queue = Arc::new(Queue::new(load.max_queue.into(), Duration::from_secs(edge.grace.into())));
+    let (most, patience) =
+        (usize::from(edge.max_body) * 1_000_000, Duration::from_secs(edge.client_timeout.into()));
+    let room = http::Room::new(most);
     let app = Arc::new(App {
         queue: queue.clone(),
         served: OnceLock::new(),
         guard: Guard::new(&keys, &edge.cors_origin),
         log: edge.log,
-        max_body: usize::from(edge.max_body) * 1_000_000,
-        bodies: http::bodies(edge.max_body),
-        patience: Duration::from_secs(edge.client_timeout.into()),
+        bodies: room.bodies(most, patience),
+        room,
     });
     raise_descriptors();
     let address = SocketAddr::new(edge.host, edge.port);
@@ -142,7 +147,11 @@ fn served(options: &Serve, session: &Session, started: &Started, context: usize)
         stop_ids: session.stop_ids.clone(),
         context,
         sampling,
-        constraints: Mutex::new(Constraints::new(&session.tokenizer, &session.stop_ids)),
+        constraints: Constraints::new(
+            &session.tokenizer,
+            &session.stop_ids,
+            options.load.parallel.into(),
+        ),
         max_tokens: options.load.max_tokens,
     })
 }
@@ -161,6 +170,7 @@ impl Server {
         threads::check(THREADS + 1).with_context(no_thread)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
+            .max_blocking_threads(http::WORKERS)
             .thread_name("http")
             .enable_all()
             .build()
@@ -173,7 +183,7 @@ impl Server {
         let address = listener.local_addr().context("asking for the own address")?;
         let (stage, told) = watch::channel(Stage::Open);
         let router = http::router(app.clone(), origins);
-        let serve = listen::serve(listener, router, app.patience, app.queue.clone(), told);
+        let serve = listen::serve(listener, router, app.bodies.patience, app.queue.clone(), told);
         let connections = runtime.spawn(serve);
         Ok(Server { runtime, address, stage, connections })
     }

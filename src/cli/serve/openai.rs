@@ -1,6 +1,6 @@
 //! `/v1/chat/completions` and `/v1/completions`, as OpenAI's server has them.
 
-use super::ask::{Asked, Offer, Prompt, Served, talk};
+use super::ask::{Asked, MOST_ANSWERS, Offer, Prompt, Served, talk};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::form::{Answer, Events, Form, Head, new_id};
@@ -12,7 +12,8 @@ use crate::decode::Chances;
 use crate::gemma::Message;
 use crate::grammar::tools::{Calls, Tool};
 use crate::tensor::Token;
-use serde::Deserialize;
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -208,21 +209,79 @@ pub fn usage(figures: &Figures) -> Value {
     })
 }
 
-/// A token in words and in bytes, with its chance.
-fn chance(served: &Served, token: Token, log_prob: f32) -> Value {
-    let bytes = served.tokenizer.token_bytes(token);
-    let text = String::from_utf8_lossy(&bytes);
-    json!({"token": text, "logprob": log_prob, "bytes": bytes})
+/// Tokens with their chances in OpenAI's form, written without a tree of values: that would take
+/// twenty times the memory.
+struct LogProbs<'a> {
+    served: &'a Served,
+    chances: &'a [Chances],
 }
 
-fn log_probs(served: &Served, chances: &[Chances]) -> Value {
-    let one = |chances: &Chances| {
-        let mut value = chance(served, chances.token, chances.log_prob);
-        let best = chances.best.iter().map(|(token, log_prob)| chance(served, *token, *log_prob));
-        value["top_logprobs"] = best.collect();
-        value
+/// A token in words and in bytes, with its chance.
+#[derive(Serialize)]
+struct Chance {
+    token: String,
+    logprob: f64,
+    bytes: Vec<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<Chance>>,
+}
+
+impl Chance {
+    fn new(served: &Served, token: Token, logprob: f32) -> Chance {
+        let bytes = served.tokenizer.token_bytes(token);
+        let token = String::from_utf8_lossy(&bytes).into_owned();
+        Chance { token, logprob: logprob.into(), bytes, top_logprobs: None }
+    }
+}
+
+impl Serialize for LogProbs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        struct Content<'a>(&'a LogProbs<'a>);
+        impl Serialize for Content<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let LogProbs { served, chances } = self.0;
+                serializer.collect_seq(chances.iter().map(|chances| {
+                    let best = chances.best.iter();
+                    let best = best.map(|(token, logprob)| Chance::new(served, *token, *logprob));
+                    let top_logprobs = Some(best.collect());
+                    let own = Chance::new(served, chances.token, chances.log_prob);
+                    Chance { top_logprobs, ..own }
+                }))
+            }
+        }
+        let mut object = serializer.serialize_struct("LogProbs", 2)?;
+        object.serialize_field("content", &Content(self))?;
+        object.serialize_field("refusal", &())?;
+        object.end()
+    }
+}
+
+/// One of the answers of a whole response.
+#[derive(Serialize)]
+struct Whole<M: Serialize, L: Serialize> {
+    index: usize,
+    #[serde(flatten)]
+    message: M,
+    logprobs: Option<L>,
+    finish_reason: &'static str,
+}
+
+/// The part of a whole response that one answer is: `object` is the response without answers.
+fn part(
+    object: &Value,
+    (choice, choices): (usize, usize),
+    answer: &impl Serialize,
+    figures: &Figures,
+) -> String {
+    let mut text = match choice {
+        0 => object.to_string().strip_suffix("]}").expect("answers come last").to_owned(),
+        _ => ",".to_owned(),
     };
-    json!({"content": chances.iter().map(one).collect::<Value>(), "refusal": null})
+    text += &serde_json::to_string(answer).expect("texts and numbers");
+    if choice + 1 == choices {
+        text += &format!("],\"usage\":{}}}", usage(figures));
+    }
+    text
 }
 
 /// One of the answers, on its way.
@@ -270,39 +329,36 @@ impl Chat {
 }
 
 impl Form for Chat {
-    fn whole(&mut self, answers: &[Answer], figures: &Figures) -> Value {
-        let mut choices = Vec::new();
-        for (index, answer) in answers.iter().enumerate() {
-            let (mut content, mut calls) = (String::new(), Vec::<Value>::new());
-            for part in self.choices[index].reader.push(&answer.text) {
-                match part {
-                    Part::Text(text) => content += &text,
-                    Part::Call(name) => calls.push(json!({"id": new_id("call_"),
-                        "type": "function", "function": {"name": name, "arguments": ""}})),
-                    Part::Arguments(text) => {
-                        let call = calls.last_mut().expect("arguments follow their call");
-                        let arguments = &mut call["function"]["arguments"];
-                        *arguments =
-                            (arguments.as_str().unwrap_or_default().to_owned() + &text).into();
-                    }
+    fn whole(&mut self, answers: &[Answer], figures: &Figures, choice: usize) -> String {
+        let answer = &answers[choice];
+        let (mut content, mut calls) = (String::new(), Vec::<Value>::new());
+        for part in self.choices[choice].reader.push(&answer.text) {
+            match part {
+                Part::Text(text) => content += &text,
+                Part::Call(name) => calls.push(json!({"id": new_id("call_"),
+                    "type": "function", "function": {"name": name, "arguments": ""}})),
+                Part::Arguments(text) => {
+                    let call = calls.last_mut().expect("arguments follow their call");
+                    let arguments = &mut call["function"]["arguments"];
+                    *arguments = (arguments.as_str().unwrap_or_default().to_owned() + &text).into();
                 }
             }
-            self.choices[index].calls = calls.len();
-            let mut message = json!({"role": "assistant", "content": content, "refusal": null});
-            if !calls.is_empty() {
-                message["tool_calls"] = calls.into();
-                message["content"] = Value::Null;
-            }
-            let log_probs = match self.wants_chances {
-                true => log_probs(&self.head.served, &answer.chances),
-                false => Value::Null,
-            };
-            choices.push(json!({"index": index, "message": message, "logprobs": log_probs,
-                "finish_reason": self.finish(index, answer.reason)}));
         }
-        let mut object = self.object("chat.completion", choices.into());
-        object["usage"] = usage(figures);
-        object
+        self.choices[choice].calls = calls.len();
+        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+        if !calls.is_empty() {
+            message["tool_calls"] = calls.into();
+            message["content"] = Value::Null;
+        }
+        let log_probs = LogProbs { served: &self.head.served, chances: &answer.chances };
+        let whole = Whole {
+            index: choice,
+            message: json!({"message": message}),
+            logprobs: self.wants_chances.then_some(log_probs),
+            finish_reason: self.finish(choice, answer.reason),
+        };
+        let object = self.object("chat.completion", json!([]));
+        part(&object, (choice, answers.len()), &whole, figures)
     }
 
     fn begin(&mut self, out: &mut Events) {
@@ -314,7 +370,7 @@ impl Form for Chat {
 
     fn piece(&mut self, choice: usize, piece: &Piece, out: &mut Events) {
         let mut chances = match self.wants_chances && !piece.chances.is_empty() {
-            true => log_probs(&self.head.served, &piece.chances),
+            true => json!(LogProbs { served: &self.head.served, chances: &piece.chances }),
             false => Value::Null,
         };
         let parts = self.choices[choice].reader.push(&piece.text);
@@ -396,16 +452,22 @@ pub fn completions(
     }
     fields.only("suffix", &["".into()])?;
     fields.finish()?;
+    // More prompts than this are too many answers.
+    let answers = prompts.len().saturating_mul(asked.n);
+    if answers > MOST_ANSWERS {
+        let what = format!("a request has at most {MOST_ANSWERS} answers, and this one {answers}");
+        return Err(ApiError::bad(what).param("prompt"));
+    }
     let shown = |prompt: &Prompt| match prompt {
-        Prompt::Text(text) if echo => text.clone(),
-        Prompt::Tokens(tokens) if echo => served.tokenizer.decode(tokens),
-        _ => String::new(),
+        Prompt::Text(text) if echo => text.as_str().into(),
+        Prompt::Tokens(tokens) if echo => served.tokenizer.decode(tokens).into(),
+        _ => Arc::from(""),
     };
-    let each = |prompt: &Prompt| std::iter::repeat_n(shown(prompt), asked.n).collect::<Vec<_>>();
+    let each = |prompt: &Prompt| std::iter::repeat_n(shown(prompt), asked.n);
     let echoes = prompts.iter().flat_map(each).collect();
     asked.prompts = prompts;
     let head = Head::new("cmpl-", model, served);
-    let offsets = vec![0; asked.prompts.len() * asked.n];
+    let offsets = vec![0; answers];
     Ok((
         asked,
         Box::new(Text { head, echoes, include_usage, wants_chances: top.is_some(), offsets }),
@@ -416,7 +478,7 @@ pub fn completions(
 struct Text {
     head: Head,
     /// What each answer begins with.
-    echoes: Vec<String>,
+    echoes: Vec<Arc<str>>,
     include_usage: bool,
     wants_chances: bool,
     /// Characters of each answer whose chances were told.
@@ -438,26 +500,72 @@ impl Text {
         out.data(&chunk);
     }
 
-    fn log_probs(&mut self, choice: usize, chances: &[Chances]) -> Value {
+    fn log_probs<'a>(
+        &'a mut self,
+        choice: usize,
+        chances: &'a [Chances],
+    ) -> Option<TextLogProbs<'a>> {
+        let (served, offset) = (&*self.head.served, self.offsets[choice]);
+        let log_probs = TextLogProbs { served, chances, offset };
         if !self.wants_chances {
-            return Value::Null;
+            return None;
         }
-        let text = |token: Token| {
-            let bytes = self.head.served.tokenizer.token_bytes(token);
-            String::from_utf8_lossy(&bytes).into_owned()
+        self.offsets[choice] += log_probs.lengths().sum::<usize>();
+        Some(log_probs)
+    }
+}
+
+/// Tokens with their chances in the form of `/v1/completions`, written as [`LogProbs`] are.
+struct TextLogProbs<'a> {
+    served: &'a Served,
+    chances: &'a [Chances],
+    /// Characters of the answer before.
+    offset: usize,
+}
+
+impl TextLogProbs<'_> {
+    fn text(&self, token: Token) -> String {
+        String::from_utf8_lossy(&self.served.tokenizer.token_bytes(token)).into_owned()
+    }
+
+    /// Characters of each token.
+    fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.chances.iter().map(|chances| self.text(chances.token).chars().count())
+    }
+}
+
+/// Writes an iterator's items as a list.
+struct List<F>(F);
+
+impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq((self.0)())
+    }
+}
+
+impl Serialize for TextLogProbs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let chances = || self.chances.iter();
+        let best = |chances: &Chances| {
+            let best = chances.best.iter();
+            let best = best.map(|(token, log_prob)| (self.text(*token), Value::from(*log_prob)));
+            best.collect::<serde_json::Map<_, _>>()
         };
-        let (mut tokens, mut own, mut top, mut offsets) = (vec![], vec![], vec![], vec![]);
-        for Chances { token, log_prob, best } in chances {
-            let shown = text(*token);
-            offsets.push(self.offsets[choice]);
-            self.offsets[choice] += shown.chars().count();
-            tokens.push(shown);
-            own.push(*log_prob);
-            let best = best.iter().map(|(token, log_prob)| (text(*token), Value::from(*log_prob)));
-            top.push(best.collect::<serde_json::Map<_, _>>());
-        }
-        json!({"tokens": tokens, "token_logprobs": own, "top_logprobs": top,
-            "text_offset": offsets})
+        let offsets = || {
+            self.lengths().scan(self.offset, |at, length| {
+                *at += length;
+                Some(*at - length)
+            })
+        };
+        let mut object = serializer.serialize_struct("LogProbs", 4)?;
+        object.serialize_field("tokens", &List(|| chances().map(|c| self.text(c.token))))?;
+        object.serialize_field(
+            "token_logprobs",
+            &List(|| chances().map(|c| f64::from(c.log_prob))),
+        )?;
+        object.serialize_field("top_logprobs", &List(|| chances().map(best)))?;
+        object.serialize_field("text_offset", &List(offsets))?;
+        object.end()
     }
 }
 
@@ -467,32 +575,29 @@ fn finish(reason: FinishReason) -> &'static str {
 }
 
 impl Form for Text {
-    fn whole(&mut self, answers: &[Answer], figures: &Figures) -> Value {
-        let choices: Vec<Value> = answers
-            .iter()
-            .enumerate()
-            .map(|(index, answer)| {
-                let text = format!("{}{}", self.echoes[index], answer.text);
-                let log_probs = self.log_probs(index, &answer.chances);
-                json!({"index": index, "text": text, "logprobs": log_probs,
-                    "finish_reason": finish(answer.reason)})
-            })
-            .collect();
-        let mut object = self.object(choices.into());
-        object["usage"] = usage(figures);
-        object
+    fn whole(&mut self, answers: &[Answer], figures: &Figures, choice: usize) -> String {
+        let answer = &answers[choice];
+        let text = format!("{}{}", self.echoes[choice], answer.text);
+        let object = self.object(json!([]));
+        let whole = Whole {
+            index: choice,
+            message: json!({"text": text}),
+            logprobs: self.log_probs(choice, &answer.chances),
+            finish_reason: finish(answer.reason),
+        };
+        part(&object, (choice, answers.len()), &whole, figures)
     }
 
     fn begin(&mut self, out: &mut Events) {
         for (index, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
             let choice =
-                json!({"index": index, "text": echo, "logprobs": null, "finish_reason": null});
+                json!({"index": index, "text": &**echo, "logprobs": null, "finish_reason": null});
             self.chunk(choice, out);
         }
     }
 
     fn piece(&mut self, choice: usize, piece: &Piece, out: &mut Events) {
-        let log_probs = self.log_probs(choice, &piece.chances);
+        let log_probs = json!(self.log_probs(choice, &piece.chances));
         if piece.text.is_empty() && piece.chances.is_empty() {
             return;
         }

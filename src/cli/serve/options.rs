@@ -82,8 +82,8 @@ pub struct LoadOptions {
     /// system message. Contexts that are not in use serve for that too, so 0 keeps something.
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = memory)]
     pub cache_ram: u64,
-    /// Requests that may wait for their turn; more are told to come back later
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    /// Texts that may wait for their turn, half of them of one client; more get status 429
+    #[arg(long, value_name = "N", default_value_t = 128)]
     pub max_queue: u16,
     /// Tokens of an answer where the client names no limit; auto is all that the context holds
     #[arg(short = 'n', long, value_name = "N|auto", default_value = "auto")]

@@ -3,6 +3,7 @@
 
 use super::error::ApiError;
 use super::metrics::Metrics;
+use super::shares::Client;
 use crate::cli::record::FinishReason;
 use crate::decode::Chances;
 use crate::runtime::constraints::Constrained;
@@ -28,6 +29,7 @@ pub struct Job {
     pub chances: Option<usize>,
     /// Which of the request's answers it is.
     pub choice: usize,
+    pub client: Client,
     pub events: Sender<(usize, Event)>,
     pub asked: Instant,
 }
@@ -121,9 +123,16 @@ impl Queue {
         let mut state = self.lock();
         self.open(&state)?;
         state.waiting.retain(|job| !job.events.is_closed());
-        // Who finds nobody before him waits for no one else, however much he asks for.
-        if !state.waiting.is_empty() && state.waiting.len() + jobs.len() > self.most {
-            let message = format!("{} requests wait already: try again later", state.waiting.len());
+        // A client that has no text in the queue may send a request of any number of answers, as
+        // long as the queue is not full.
+        let client = jobs.first().map(|job| job.client);
+        let own = state.waiting.iter().filter(|job| Some(job.client) == client).count();
+        let is_full = state.waiting.len() >= self.most.max(1);
+        if is_full || own > 0 && own + jobs.len() > self.most.div_ceil(2) {
+            let message = format!(
+                "{} texts wait already, {own} of them from this client: try again later",
+                state.waiting.len()
+            );
             return Err(ApiError::new(429, message).code("queue_full"));
         }
         state.waiting.extend(jobs);
@@ -169,13 +178,23 @@ impl Queue {
         matches!(self.lock().phase, Phase::Ending(until) if Instant::now() >= until)
     }
 
-    /// The next job whose client is still there; without `wait` only one that is there already.
-    /// `None` with `wait` says that there will be none.
-    pub fn take(&self, wait: bool) -> Option<Job> {
+    /// Returns the client whose turn it is and that waits: the one for which `running` is least,
+    /// of such the one that waits longest.
+    pub fn next(&self, running: impl Fn(Client) -> usize) -> Option<Client> {
+        let mut state = self.lock();
+        state.waiting.retain(|job| !job.events.is_closed());
+        state.waiting.iter().min_by_key(|job| running(job.client)).map(|job| job.client)
+    }
+
+    /// The next job whose client is still there, by [`next`](Self::next); without `wait` only one
+    /// that is there already. `None` with `wait` says that there will be none.
+    pub fn take(&self, wait: bool, running: impl Fn(Client) -> usize) -> Option<Job> {
         let mut state = self.lock();
         loop {
             state.waiting.retain(|job| !job.events.is_closed());
-            let job = state.waiting.pop_front();
+            let turns = state.waiting.iter().enumerate();
+            let at = turns.min_by_key(|(_, job)| running(job.client)).map(|(at, _)| at);
+            let job = at.and_then(|at| state.waiting.remove(at));
             self.metrics.waiting.set(state.waiting.len() as u64);
             let is_ending = matches!(state.phase, Phase::Ending(_) | Phase::Ended);
             if job.is_some() || !wait || is_ending {

@@ -367,13 +367,13 @@ impl Items {
 }
 
 impl Form for Responses {
-    fn whole(&mut self, answers: &[Answer], figures: &Figures) -> Value {
-        let (answer, mut unsent) = (&answers[0], Events::default());
+    fn whole(&mut self, answers: &[Answer], figures: &Figures, choice: usize) -> String {
+        let (answer, mut unsent) = (&answers[choice], Events::default());
         for part in self.form.reader.push(&answer.text) {
             self.form.part(part, &mut unsent);
         }
         self.form.shut(status(answer.reason), &mut unsent);
-        self.form.finished(answer.reason, figures)
+        self.form.finished(answer.reason, figures).to_string()
     }
 
     fn begin(&mut self, out: &mut Events) {

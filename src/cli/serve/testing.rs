@@ -1,13 +1,15 @@
 //! The server's requests without a server: for who makes up bodies by the million.
 
-use super::ask::Served;
+use super::ask::{Sender, Served};
 use super::fields::Fields;
+use super::shares::Client;
 use super::{anthropic, openai, responses};
 use crate::gemma::{ChatTemplate, Config, Tokenizer};
 use crate::runtime::constraints::Constraints;
 use crate::runtime::options::AutoOr;
 use crate::sampler::SamplerConfig;
-use std::sync::{Arc, Mutex};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc::channel;
 
@@ -25,7 +27,7 @@ impl Bodies {
             template: ChatTemplate::built_in(),
             stop_ids: config.eos.clone(),
             context: config.max_position,
-            constraints: Mutex::new(Constraints::new(&tokenizer, &config.eos)),
+            constraints: Constraints::new(&tokenizer, &config.eos, 1),
             sampling: SamplerConfig::default(),
             max_tokens: AutoOr::Auto,
             tokenizer,
@@ -44,7 +46,13 @@ impl Bodies {
             _ => return drop(anthropic::count_body(fields, &self.0)),
         };
         if let Ok(asked) = asked {
-            let _ = asked.jobs(&self.0, &channel(1).0, Instant::now());
+            let client = Client::at(IpAddr::V4(Ipv4Addr::LOCALHOST));
+            let from = Sender { client, events: channel(1).0, asked: Instant::now() };
+            let compile = |source| self.0.constraints.get(&source, asked.ignore_eos, &|| true);
+            let grammar = asked.source().and_then(|source| source.map(compile).transpose());
+            if let Ok(grammar) = grammar {
+                let _ = asked.jobs(&self.0, grammar, &from);
+            }
         }
     }
 }

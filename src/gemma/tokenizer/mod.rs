@@ -10,7 +10,7 @@ use crate::util::threads;
 use anyhow::{Context, Result, anyhow};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 /// What becomes of control tokens that stand in a text, such as `<end_of_turn>` in a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,10 +24,11 @@ pub enum Special {
 /// A tokenizer with every piece's bytes at hand.
 pub struct Tokenizer {
     // The crate keeps "control tokens are text" as a switch of the tokenizer itself.
-    inner: Mutex<tokenizers::Tokenizer>,
+    inner: RwLock<tokenizers::Tokenizer>,
     pieces: Vec<Box<[u8]>>, // [vocab]: empty for control tokens and holes
     control: BTreeMap<String, Token>, // by spelling
     control_starts: Vec<char>,
+    longest: usize,
     sha256: [u8; 32],
     notes: Vec<String>,
 }
@@ -68,7 +69,10 @@ impl Tokenizer {
                 repaired.join(", ")
             )],
         };
-        Ok(Tokenizer { inner: Mutex::new(inner), pieces, control, control_starts, sha256, notes })
+        let lengths = pieces.iter().map(|piece| piece.len()).chain(control.keys().map(String::len));
+        let longest = lengths.max().unwrap_or(0).max(1);
+        let inner = RwLock::new(inner);
+        Ok(Tokenizer { inner, pieces, control, control_starts, longest, sha256, notes })
     }
 
     /// What was repaired; worth one line to the user each.
@@ -78,11 +82,27 @@ impl Tokenizer {
 
     /// The tokens of a text; no BOS is added.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<Token>> {
-        let mut inner = self.inner.lock().unwrap_or_else(|e| e.into_inner());
-        inner.set_encode_special_tokens(special == Special::AsText);
-        let encoding =
-            inner.encode_fast(text, false).map_err(|e| anyhow!("{e}")).context("tokenising")?;
+        let as_text = special == Special::AsText;
+        let encoding = loop {
+            let inner = self.inner();
+            if inner.get_encode_special_tokens() == as_text {
+                break inner.encode_fast(text, false);
+            }
+            drop(inner);
+            let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+            inner.set_encode_special_tokens(as_text);
+        };
+        let encoding = encoding.map_err(|e| anyhow!("{e}")).context("tokenising")?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    fn inner(&self) -> RwLockReadGuard<'_, tokenizers::Tokenizer> {
+        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of the longest token.
+    pub fn longest(&self) -> usize {
+        self.longest
     }
 
     /// The tokens of a text that goes through no template: behind exactly one BOS. Also says
@@ -120,7 +140,7 @@ impl Tokenizer {
 
     /// How the file spells a token, for people to read.
     pub fn piece(&self, token: Token) -> Option<String> {
-        self.inner.lock().unwrap_or_else(|e| e.into_inner()).id_to_token(token)
+        self.inner().id_to_token(token)
     }
 
     /// One more than the largest id.
@@ -144,7 +164,7 @@ impl Tokenizer {
 
     /// The id of a piece, control or not.
     pub fn id(&self, piece: &str) -> Option<Token> {
-        self.inner.lock().unwrap_or_else(|e| e.into_inner()).token_to_id(piece)
+        self.inner().token_to_id(piece)
     }
 
     /// Whether the ids of both mean the same, so that one model's tokens can be given to the other.

@@ -32,7 +32,6 @@ use anyhow::Result;
 use job::{Failure, Job};
 use place::{Lines, Place};
 use records::{Records, Replies, Survey, survey};
-use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Instant;
@@ -55,11 +54,11 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     let place = Place::of(options.output.output.as_ref(), options.batch.resume.as_ref(), from)?;
     let session = Session::open(&model, ui)?;
     let (sink, done) = place.open()?;
-    let mut constraints = Constraints::new(&session.tokenizer, &session.stop_ids);
+    let constraints = Constraints::new(&session.tokenizer, &session.stop_ids, sequences);
     // What is wrong with the options is said before the first record.
     source
         .as_ref()
-        .map(|source| constraints.get(source, options.sampling.ignore_eos))
+        .map(|source| constraints.get(source, options.sampling.ignore_eos, &|| true))
         .transpose()?;
     let (mut config, _) = options.sampling.resolve(|name| typed.source(name), &session.generation);
     // Processes that share a batch must agree, and so must a run and its resumption.
@@ -73,7 +72,7 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
         session: &session,
         config,
         source,
-        constraints: RefCell::new(constraints),
+        constraints,
         context,
         system,
         interrupt: &interrupt,
@@ -202,7 +201,7 @@ pub struct Batch<'a> {
     config: SamplerConfig,
     /// For records that do not say what their answer must follow.
     source: Option<Source>,
-    constraints: RefCell<Constraints>,
+    constraints: Constraints,
     context: usize,
     /// For records that bring none.
     system: Option<String>,
@@ -244,9 +243,8 @@ impl Batch<'_> {
             Some(Format::Text) => None,
             Some(Format::Grammar(source)) => Some(source),
         };
-        let grammar = source
-            .map(|source| self.constraints.borrow_mut().get(source, ignore_eos))
-            .transpose()?;
+        let grammar =
+            source.map(|source| self.constraints.get(source, ignore_eos, &|| true)).transpose()?;
         let constrained = Constrained::new(grammar.as_ref(), history.len());
         let (tokenizer, ends) = (&self.session.tokenizer, &self.session.stop_ids);
         let sampler = answer::sampler(config, &constrained, tokenizer, ends, ignore_eos)?;

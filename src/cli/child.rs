@@ -1,0 +1,27 @@
+//! What this program does as a child process of itself, see [`crate::util::child`].
+
+use super::output::print;
+use super::ui::Ui;
+use crate::gemma::chat;
+use crate::grammar;
+use crate::runtime::driver;
+use crate::util::child::role;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// Does the work of a child and says how to exit; `None` if this process is none.
+pub fn run(argv: &[OsString]) -> Option<ExitCode> {
+    let done = |well| Some(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    match role(argv) {
+        Some(grammar::ROLE) => return done(grammar::serve_parent()),
+        Some(chat::ROLE) => return done(chat::serve_parent()),
+        _ => {}
+    }
+    match driver::as_child(argv)? {
+        Ok(shapes) => done(print(&format!("{shapes}\n")).is_ok()),
+        Err(error) => {
+            Ui::plain().error(&error);
+            done(false)
+        }
+    }
+}

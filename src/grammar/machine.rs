@@ -1,0 +1,214 @@
+//! A compiled grammar and the states of the texts that follow it.
+//!
+//! A machine runs in a child process of its own ([`super::place`]): llguidance bounds neither the
+//! memory nor the time of what a stranger writes. A state is a pure function of the tokens that led
+//! to it.
+
+use super::vocabulary::Vocabulary;
+use super::{Source, schema};
+use crate::error::Fault;
+use crate::sampler::Mask;
+use crate::tensor::Token;
+use anyhow::{Result, anyhow};
+use llguidance::api::TopLevelGrammar;
+use llguidance::{Matcher, ParserFactory};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+/// Work on one mask that is allowed before a grammar counts as too complex. Far more than
+/// llguidance's own bounds: what an answer costs must not depend on what was computed, and kept,
+/// before.
+const LEXER_FUEL: u64 = 20_000_000;
+const ITEMS: usize = 1_000_000;
+
+/// A question to a machine. Every answer is a [`State`].
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Ask {
+    /// The state behind these tokens of a text.
+    Walk(Vec<Token>),
+    /// The state behind one more token.
+    Step { from: u64, token: Token },
+}
+
+/// What may follow a text.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// The machine's number of the state; `None` where the grammar forbids what led here, or the
+    /// text has ended.
+    pub number: Option<u64>,
+    /// An error is told in words.
+    pub mask: Result<Mask, String>,
+    /// The text may end here.
+    pub is_complete: bool,
+}
+
+pub struct Machine {
+    start: Matcher,
+    stops: Vec<Token>,
+    /// By number: the state, and whether a text may end there.
+    states: HashMap<u64, (Matcher, bool)>,
+    last: u64,
+}
+
+impl Machine {
+    /// Compiles a grammar. What is wrong with it is wrong usage, with the place.
+    pub fn compile(source: &Source, vocabulary: &Vocabulary) -> Result<Machine> {
+        let compiler = Compiler::new(vocabulary)?;
+        let start = compiler.matcher(source).map_err(|why| compiler.explain(source, &why))?;
+        let stops = vocabulary.stops().to_vec();
+        let mut machine = Machine { start, stops, states: HashMap::new(), last: 0 };
+        match machine.answer(&Ask::Walk(Vec::new())).mask {
+            Ok(mask) if !mask.is_empty() => Ok(machine),
+            _ => {
+                let what =
+                    format!("no text can follow the {}, or it is too complex", source.name());
+                Err(Fault::usage(what).into())
+            }
+        }
+    }
+
+    pub fn answer(&mut self, ask: &Ask) -> State {
+        let matcher = match ask {
+            Ask::Walk(tokens) => {
+                let mut matcher = self.start.clone();
+                for (i, token) in tokens.iter().enumerate() {
+                    if self.stops.contains(token) && may_end(&mut matcher) {
+                        return self.behind_end(&tokens[i + 1..]);
+                    }
+                    // A refusal stays in the matcher.
+                    let _ = matcher.consume_token(*token);
+                }
+                matcher
+            }
+            Ask::Step { from, token } => {
+                let Some((before, may_end)) = self.states.get(from) else {
+                    return State::forbidden();
+                };
+                if *may_end && self.stops.contains(token) {
+                    return self.behind_end(&[]);
+                }
+                let mut matcher = before.clone();
+                let _ = matcher.consume_token(*token);
+                matcher
+            }
+        };
+        self.look(matcher)
+    }
+
+    /// Forgets states that no text needs any more.
+    pub fn forget(&mut self, states: &[u64]) {
+        states.iter().for_each(|number| drop(self.states.remove(number)));
+    }
+
+    /// Behind the end of a text there is only its end.
+    fn behind_end(&self, more: &[Token]) -> State {
+        if more.iter().any(|token| !self.stops.contains(token)) {
+            return State::forbidden();
+        }
+        let words = self.stops.iter().max().map_or(0, |last| *last as usize / 32 + 1);
+        let mut end = vec![0; words];
+        self.stops.iter().for_each(|stop| end[*stop as usize / 32] |= 1 << (stop % 32));
+        State { number: None, mask: Ok(self.mask_of(end)), is_complete: true }
+    }
+
+    /// What may follow a state. Asked once, when it comes to be: a state never depends on who
+    /// looked at the one before.
+    fn look(&mut self, mut matcher: Matcher) -> State {
+        let is_complete = may_end(&mut matcher);
+        if matcher.is_error() {
+            // What was guessed here is forbidden.
+            return State { is_complete, ..State::forbidden() };
+        }
+        let mask = matcher.compute_mask_or_eos().map(|mask| self.mask_of(mask.into()));
+        let mask = mask.map_err(|why| brief(&why));
+        let number = (!matcher.is_error()).then(|| {
+            self.last += 1;
+            self.states.insert(self.last, (matcher, is_complete));
+            self.last
+        });
+        State { number, mask, is_complete }
+    }
+
+    fn mask_of(&self, words: Vec<u32>) -> Mask {
+        let allowed: u32 = words.iter().map(|bits| bits.count_ones()).sum();
+        let stops = self.stops.iter().filter(|&&stop| {
+            words.get(stop as usize / 32).is_some_and(|w| w >> (stop % 32) & 1 == 1)
+        });
+        let ends = allowed > 0 && stops.count() == allowed as usize;
+        Mask::new(words, ends)
+    }
+}
+
+/// Whether a text may end in this state.
+fn may_end(matcher: &mut Matcher) -> bool {
+    matcher.is_accepting().unwrap_or(false) || !matcher.is_error() && matcher.is_stopped()
+}
+
+impl State {
+    /// Nothing may follow.
+    pub fn forbidden() -> State {
+        State { number: None, mask: Ok(Mask::default()), is_complete: false }
+    }
+}
+
+struct Compiler {
+    factory: ParserFactory,
+}
+
+impl Compiler {
+    fn new(vocabulary: &Vocabulary) -> Result<Compiler> {
+        let mut factory = ParserFactory::new_simple(&vocabulary.environment())?;
+        factory.quiet();
+        let limits = factory.limits_mut();
+        limits.step_lexer_fuel = LEXER_FUEL;
+        (limits.step_max_items, limits.max_items_in_row) = (ITEMS, ITEMS);
+        limits.verbose_errors = false;
+        Ok(Compiler { factory })
+    }
+
+    fn matcher(&self, source: &Source) -> Result<Matcher> {
+        let grammar = match source {
+            Source::JsonSchema(schema) => {
+                TopLevelGrammar::from_json_schema(schema::strict(schema)?)
+            }
+            Source::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+            Source::Regex(text) => TopLevelGrammar::from_regex(text),
+        };
+        let matcher = Matcher::new(self.factory.create_parser(grammar));
+        match matcher.get_error() {
+            Some(why) => Err(anyhow!(why)),
+            None => Ok(matcher),
+        }
+    }
+
+    /// Why a grammar cannot be used, where, and what to do.
+    fn explain(&self, source: &Source, why: &anyhow::Error) -> anyhow::Error {
+        let place = match source {
+            Source::JsonSchema(schema) => {
+                schema::place(schema, &|part| self.matcher(&Source::JsonSchema(part)).is_err())
+            }
+            _ => String::new(),
+        };
+        let name = source.name();
+        let fault = Fault::usage(format!("the {name} cannot be used{place}: {}", brief(why)));
+        let help = match source {
+            Source::JsonSchema(_) => schema::remedy(&fault.what),
+            Source::Lark(_) => {
+                "the notation is llguidance's: \
+                https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md"
+            }
+            Source::Regex(_) => {
+                "the notation is that of Rust's regex crate, without look-around, ^ and $"
+            }
+        };
+        fault.help(help).into()
+    }
+}
+
+/// An error of llguidance without what is meant for its developers.
+fn brief(why: &anyhow::Error) -> String {
+    let text = format!("{why:#}");
+    let text = text.split("<non-verbose/>").next().unwrap_or_default();
+    let text = text.split("\n<backtrace>").next().unwrap_or_default();
+    text.trim().to_owned()
+}

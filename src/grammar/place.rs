@@ -1,0 +1,178 @@
+//! Where a grammar's machine runs: a child process under limits, or this process where children
+//! are not allowed.
+
+use super::Source;
+use super::machine::{Ask, Machine, State};
+use super::vocabulary::Vocabulary;
+use crate::error::{Fault, fault_of};
+use crate::sampler::Mask;
+use crate::tensor::Token;
+use crate::util::child::{self, Child, End, Limits};
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The role of a child that runs a machine.
+pub const ROLE: &str = "--follow-grammar";
+
+const LIMITS: Limits = Limits { memory: 256 << 20, stack: 64 << 20 };
+/// Processor time to compile a grammar, and to make one mask.
+const COMPILING: Duration = Duration::from_secs(2);
+const MASK: Duration = Duration::from_secs(1);
+
+/// What a parent tells its child.
+#[derive(Serialize, Deserialize)]
+enum Request {
+    /// Comes first. The vocabulary's words follow as raw bytes.
+    Compile {
+        source: Source,
+        stops: Vec<Token>,
+    },
+    Answer {
+        forgotten: Vec<u64>,
+        ask: Ask,
+    },
+    /// What the child asked to have encoded.
+    Encoded(Vec<Token>),
+}
+
+/// What a child tells its parent.
+#[derive(Serialize, Deserialize)]
+enum Reply {
+    Compiled(Result<(), Fault>),
+    /// The mask's words follow as raw bytes.
+    State {
+        number: Option<u64>,
+        ends: bool,
+        error: Option<String>,
+        is_complete: bool,
+    },
+    /// Comes before the reply proper, as often as need be.
+    Encode(String),
+}
+
+/// A machine that runs.
+pub enum Place {
+    Here(Box<Machine>),
+    Child(Child),
+}
+
+impl Place {
+    /// Starts a machine. A grammar that is wrong or takes too much is wrong usage.
+    pub fn start(
+        source: &Source,
+        vocabulary: &Vocabulary,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Place> {
+        if !child::is_allowed() {
+            return Ok(Place::Here(Box::new(Machine::compile(source, vocabulary)?)));
+        }
+        let mut child = Child::start(ROLE)?;
+        let request = Request::Compile { source: source.clone(), stops: vocabulary.stops().into() };
+        child.send(&request, &vocabulary.to_bytes());
+        match receive(&mut child, vocabulary, is_wanted) {
+            Ok((Reply::Compiled(Ok(())), _)) => Ok(Place::Child(child)),
+            Ok((Reply::Compiled(Err(fault)), _)) => Err(fault.into()),
+            Ok(_) => Err(too_complex(source, End::Failed).into()),
+            Err(end) => Err(too_complex(source, end).into()),
+        }
+    }
+
+    /// Asks the machine. An error is the end of it.
+    pub fn answer(
+        &mut self,
+        forgotten: Vec<u64>,
+        ask: Ask,
+        vocabulary: &Vocabulary,
+    ) -> Result<State, End> {
+        let child = match self {
+            Place::Here(machine) => {
+                machine.forget(&forgotten);
+                return Ok(machine.answer(&ask));
+            }
+            Place::Child(child) => child,
+        };
+        child.send(&Request::Answer { forgotten, ask }, &[]);
+        let (reply, raw) = receive(child, vocabulary, &|| true)?;
+        let Reply::State { number, ends, error, is_complete } = reply else {
+            return Err(End::Failed);
+        };
+        let (words, _) = raw.as_chunks();
+        let words = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        let mask = error.map_or_else(|| Ok(Mask::new(words, ends)), Err);
+        Ok(State { number, mask, is_complete })
+    }
+}
+
+/// Waits for a child's reply, and encodes texts for it meanwhile.
+fn receive(
+    child: &mut Child,
+    vocabulary: &Vocabulary,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<(Reply, Vec<u8>), End> {
+    loop {
+        match child.receive(is_wanted)? {
+            (Reply::Encode(text), _) => {
+                child.send(&Request::Encoded(vocabulary.encode(&text)), &[]);
+            }
+            reply => return Ok(reply),
+        }
+    }
+}
+
+/// Why a grammar whose machine ended is refused.
+pub fn too_complex(source: &Source, end: End) -> Fault {
+    let name = source.name();
+    let what = match end {
+        End::Time => format!("the {name} is too complex: it takes too much processor time"),
+        End::Memory => format!("the {name} is too complex: it takes too much memory"),
+        End::Unwanted => format!("nobody waits for the {name} any more"),
+        End::Failed => format!("the {name} cannot be used: the library that compiles it failed"),
+    };
+    Fault::usage(what).help("use fewer optional parts, repetitions and intersections")
+}
+
+/// Runs a machine for the parent of this process until the parent goes. Returns whether all went
+/// well.
+pub fn serve_parent() -> bool {
+    child::confined(LIMITS, || {
+        let Some((Request::Compile { source, stops }, words)) = child::receive() else { return };
+        child::limit_processor_time(COMPILING);
+        let encode = |text: &str| {
+            child::send(&Reply::Encode(text.to_owned()), &[]);
+            match child::receive() {
+                Some((Request::Encoded(tokens), _)) => tokens,
+                _ => std::process::exit(1),
+            }
+        };
+        let vocabulary = Vocabulary::from_bytes(&words, stops, Arc::new(encode));
+        let Some(vocabulary) = vocabulary else { return };
+        let compiled = Machine::compile(&source, &vocabulary);
+        child::limit_processor_time(Duration::ZERO);
+        let mut machine = match compiled {
+            Ok(machine) => machine,
+            Err(error) => {
+                let other =
+                    || Fault::usage(format!("the {} cannot be used: {error:#}", source.name()));
+                let fault = fault_of(&error).cloned().unwrap_or_else(other);
+                return child::send(&Reply::Compiled(Err(fault)), &[]);
+            }
+        };
+        child::send(&Reply::Compiled(Ok(())), &[]);
+        while let Some((Request::Answer { forgotten, ask }, _)) = child::receive() {
+            child::limit_processor_time(MASK);
+            machine.forget(&forgotten);
+            let State { number, mask, is_complete } = machine.answer(&ask);
+            child::limit_processor_time(Duration::ZERO);
+            let ends = mask.as_ref().is_ok_and(Mask::ends);
+            let (words, error) = match &mask {
+                Ok(mask) => {
+                    (mask.words().iter().flat_map(|word| word.to_le_bytes()).collect(), None)
+                }
+                Err(error) => (Vec::new(), Some(error.clone())),
+            };
+            child::send(&Reply::State { number, ends, error, is_complete }, &words);
+        }
+    })
+}

@@ -1,0 +1,270 @@
+//! Child processes of this program that work on a stranger's input under limits of the system.
+//!
+//! A grammar or a chat template is a program: its author decides how much memory, stack and time
+//! it takes. A child process bounds all three, and its end is an error of one request.
+//!
+//! Parent and child exchange frames over the child's standard input and output. A frame is a JSON
+//! header and raw bytes. The child's standard error is discarded.
+//!
+//! Start reading at [`Child`] (parent) and [`confined`] (child).
+
+use crate::error::{Fault, Kind};
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::ffi::OsString;
+use std::io::{Error, ErrorKind, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Bytes of a frame at most.
+const LONGEST: u64 = 1 << 30;
+/// How often a parent that waits looks whether the answer is still wanted.
+const LOOK: Duration = Duration::from_millis(50);
+
+static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+
+/// Allows this process to start children of itself. A process that never calls this, such as a
+/// test of the library, does the work itself and without limits.
+pub fn allow() {
+    // The link names this very program even after its file was replaced.
+    let link = PathBuf::from("/proc/self/exe");
+    let program = if link.exists() { Some(link) } else { std::env::current_exe().ok() };
+    if let Some(program) = program {
+        let _ = PROGRAM.set(program);
+    }
+}
+
+/// Whether this process may start children of itself.
+pub fn is_allowed() -> bool {
+    PROGRAM.get().is_some()
+}
+
+/// The command that starts this program as a child with these arguments.
+pub fn command(args: &[&str]) -> Result<Command> {
+    let program = PROGRAM.get().context("the program does not know its own file")?;
+    let mut command = Command::new(program);
+    command.args(args);
+    Ok(command)
+}
+
+/// The operating system's limits of a child.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of address space beyond the program itself and `stack`.
+    pub memory: u64,
+    /// Bytes of the stack that the work has.
+    pub stack: usize,
+}
+
+/// Why a child ended before it answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It used up its processor time.
+    Time,
+    /// It asked for more memory or stack than its limits.
+    Memory,
+    /// The parent no longer wants the answer.
+    Unwanted,
+    /// A panic, or a signal from outside.
+    Failed,
+}
+
+/// A running child, as its parent sees it. Dropping it kills the process.
+pub struct Child {
+    process: std::process::Child,
+    input: ChildStdin,
+    output: ChildStdout,
+}
+
+impl Child {
+    /// Starts the child that has this role, see [`role`].
+    pub fn start(role: &str) -> Result<Child> {
+        let fault = || {
+            Fault::new(Kind::Memory, "no process can be started for what must run within limits")
+                .help("a limit on processes (ulimit -u) or on memory (ulimit -v) is too low")
+        };
+        // A second arena of the allocator would reserve address space that the limit counts.
+        let mut process = command(&[role])?
+            .env("MALLOC_ARENA_MAX", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            // Ctrl-C at a terminal is the parent's to handle.
+            .process_group(0)
+            .spawn()
+            .with_context(fault)?;
+        let input = process.stdin.take().expect("it is piped");
+        let output = process.stdout.take().expect("it is piped");
+        Ok(Child { process, input, output })
+    }
+
+    /// Sends a frame. A child that has ended is noticed by [`receive`](Self::receive).
+    pub fn send(&mut self, header: &impl Serialize, raw: &[u8]) {
+        let _ = write_frame(&mut self.input, header, raw);
+    }
+
+    /// Waits for a frame. `is_wanted` is asked from time to time while there is none.
+    pub fn receive<T: DeserializeOwned>(
+        &mut self,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<(T, Vec<u8>), End> {
+        while !is_readable(&self.output, LOOK) {
+            if !is_wanted() {
+                let _ = self.process.kill();
+                return Err(End::Unwanted);
+            }
+        }
+        match read_frame(&mut self.output) {
+            Ok(Some(frame)) => Ok(frame),
+            _ => Err(self.end()),
+        }
+    }
+
+    /// Why the process ended, which it has, or does now.
+    fn end(&mut self) -> End {
+        let status = match self.process.try_wait() {
+            Ok(Some(status)) => Some(status),
+            // Output is closed just before the end of the process.
+            _ => {
+                std::thread::sleep(LOOK);
+                let _ = self.process.kill();
+                self.process.wait().ok()
+            }
+        };
+        match status.and_then(|status| status.signal()) {
+            Some(libc::SIGPROF | libc::SIGXCPU) => End::Time,
+            Some(libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS) => End::Memory,
+            _ => End::Failed,
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Waits for output of a child, or the end of it; `false` if none came within a time below a second.
+pub fn is_readable(output: &ChildStdout, within: Duration) -> bool {
+    let timeout = Timespec { tv_sec: 0, tv_nsec: within.subsec_nanos().into() };
+    let mut waiting = [PollFd::new(output, PollFlags::IN)];
+    // Reading tells what an error of `poll` means.
+    poll(&mut waiting, Some(&timeout)).map_or(true, |ready| ready > 0)
+}
+
+/// Waits in a child for a frame of its parent; `None` once the parent is gone.
+pub fn receive<T: DeserializeOwned>() -> Option<(T, Vec<u8>)> {
+    read_frame(&mut std::io::stdin().lock()).ok().flatten()
+}
+
+/// Sends a frame from a child to its parent. A child whose parent is gone ends.
+pub fn send(header: &impl Serialize, raw: &[u8]) {
+    if write_frame(&mut std::io::stdout().lock(), header, raw).is_err() {
+        std::process::exit(1);
+    }
+}
+
+/// The role that this process was started for as a child; `None` if it was not.
+pub fn role(argv: &[OsString]) -> Option<&str> {
+    match argv {
+        [_, role] => role.to_str(),
+        _ => None,
+    }
+}
+
+/// Puts this process under limits, and does the work of a child with a stack of the given size.
+/// Returns whether it came to its end; a panic is silent.
+pub fn confined(limits: Limits, work: impl FnOnce() + Send) -> bool {
+    std::panic::set_hook(Box::new(|_| {}));
+    let now = address_space().unwrap_or(0);
+    // SAFETY: plain system calls on values of this function.
+    unsafe {
+        let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        libc::setrlimit(libc::RLIMIT_CORE, &no_core);
+        let mut space = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        if now > 0 && libc::getrlimit(libc::RLIMIT_AS, &mut space) == 0 {
+            let most = now + limits.memory + limits.stack as u64;
+            space.rlim_cur = space.rlim_max.min(most);
+            space.rlim_max = space.rlim_cur;
+            libc::setrlimit(libc::RLIMIT_AS, &space);
+        }
+    }
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(limits.stack);
+        thread.spawn_scoped(scope, work).is_ok_and(|thread| thread.join().is_ok())
+    })
+}
+
+/// Bytes of address space that this process has.
+fn address_space() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split(' ').next()?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
+/// Ends this process once it has used so much more processor time; zero lifts that limit.
+pub fn limit_processor_time(most: Duration) {
+    let none = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let value =
+        libc::timeval { tv_sec: most.as_secs() as i64, tv_usec: most.subsec_micros().into() };
+    let timer = libc::itimerval { it_interval: none, it_value: value };
+    // SAFETY: a plain system call on a value of this function.
+    unsafe { libc::setitimer(libc::ITIMER_PROF, &timer, std::ptr::null_mut()) };
+}
+
+fn write_frame(out: &mut impl Write, header: &impl Serialize, raw: &[u8]) -> Result<()> {
+    let header = serde_json::to_vec(header)?;
+    let mut bytes = Vec::with_capacity(16 + header.len() + raw.len());
+    bytes.extend((header.len() as u64).to_le_bytes());
+    bytes.extend((raw.len() as u64).to_le_bytes());
+    bytes.extend(header);
+    bytes.extend(raw);
+    out.write_all(&bytes)?;
+    Ok(out.flush()?)
+}
+
+/// `None` at the end of the stream.
+fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> Result<Option<(T, Vec<u8>)>> {
+    let mut lengths = [0; 16];
+    match from.read_exact(&mut lengths) {
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    let length = |at: usize| u64::from_le_bytes(lengths[at..at + 8].try_into().expect("8 bytes"));
+    let mut part = |length: u64| {
+        if length > LONGEST {
+            return Err(Error::from(ErrorKind::InvalidData));
+        }
+        let mut bytes = vec![0; length as usize];
+        from.read_exact(&mut bytes).map(|()| bytes)
+    };
+    let (header, raw) = (part(length(0))?, part(length(8))?);
+    Ok(Some((serde_json::from_slice(&header)?, raw)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_read_as_they_were_written() {
+        let mut bytes = Vec::new();
+        write_frame(&mut bytes, &("a", 7), b"raw").unwrap();
+        write_frame(&mut bytes, &("b", 8), b"").unwrap();
+        let mut from = &bytes[..];
+        let mut next = || read_frame::<(String, u8)>(&mut from);
+        assert_eq!(next().unwrap(), Some((("a".into(), 7), b"raw".to_vec())));
+        assert_eq!(next().unwrap(), Some((("b".into(), 8), Vec::new())));
+        assert_eq!(next().unwrap(), None);
+        assert!(read_frame::<u8>(&mut &bytes[..20]).is_err());
+        let huge = [&u64::MAX.to_le_bytes()[..], &[0; 8]].concat();
+        assert!(read_frame::<u8>(&mut &huge[..]).is_err());
+    }
+}
