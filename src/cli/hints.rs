@@ -275,7 +275,7 @@ mod tests {
         for (line, expected) in [
             (["serve", "--port", "abc"], "'--port <PORT>': expected a whole number"),
             (["generate", "--parallel", "abc"], "'--parallel <N>': expected a whole number"),
-            (["bench", "--only", "--pp=x"], "'--pp <N>': expected a whole number"),
+            (["bench", "--pp", "x"], "'--pp <N>': expected a whole number"),
             (["bench", "--mixing-rate", "x"], "'--mixing-rate <X>': expected a number"),
             (["plan", "-t", "0"], "'--threads <N>': expected a whole number from 1 to 1024"),
         ] {
