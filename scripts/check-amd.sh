@@ -6,10 +6,9 @@
 #   scripts/check-amd.sh [LISTER]           LISTER is the built examples/kernels.rs, which it
 #                                           otherwise builds
 #   scripts/check-amd.sh --model [LISTER]   prints the modelled passes on a Radeon 780M alone: the
-#                                           table of docs/LAPTOP.md, and [laptop.ps] of
-#                                           quant/costs.toml
+#                                           table of docs/LAPTOP.md
 #   scripts/check-amd.sh --update [LISTER]  lowers budgets to what the kernels cost now, and writes
-#                                           those tables
+#                                           that table
 #   scripts/check-amd.sh --fetch            fetches the driver into the cache, where the system has
 #                                           another version; Debian 12 and 13, 12 MB, nothing is
 #                                           installed

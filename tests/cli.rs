@@ -324,3 +324,13 @@ fn a_closed_pipe_ends_quietly() {
     assert!(run.text().ends_with(" 141\n"), "{run:?}");
     assert_eq!(run.err, "");
 }
+
+/// No gain is claimed where nothing was drafted.
+#[test]
+fn drafts_that_are_off_made_nothing_faster() {
+    let run = ["generate", "--raw", "The", "-n", "40", "--draft", "off"];
+    let said = gemma(&[&run[..], &["--stats", "text"]].concat(), b"").ok().err;
+    assert!(said.contains(" tok/s") && !said.contains("by drafts"), "{said}");
+    let json = gemma(&[&run[..], &["--json"]].concat(), b"").ok().json();
+    assert!(json["draft"]["plain_tps"].is_null(), "{json}");
+}

@@ -7,7 +7,7 @@ mod page;
 #[path = "common/shell.rs"]
 mod shell;
 
-use common::{Form, TinyModel, gguf};
+use common::{Dims, Form, TinyModel, gguf};
 use gemma::checkpoint::Dtype;
 use page::{sections, stands_alone};
 use serde_json::{Value, json};
@@ -92,6 +92,8 @@ fn quantize_makes_a_model_that_works_and_the_same_one_each_time() {
 
     run(&["quantize", "tiny", "q"]).fails(2, &["exist"]);
     run(&["quantize", "q", "third", "--linear=i4-g64"])
+        .fails(3, &["quantised", "--allow-requantize"]);
+    run(&["quantize", "q", "third", "--linear=i4-g64", "--dry-run"])
         .fails(3, &["quantised", "--allow-requantize"]);
     assert!(!at("third").exists());
     run(&["quantize", "q", "third", "--linear=i4-g64", "--allow-requantize"]).ok();
@@ -447,4 +449,76 @@ fn a_flag_beats_the_environment_beats_a_file_beats_the_model() {
     assert_eq!(shown(dir.path(), &env, &["--temp", "0.1"], "temp"), "temp = 0.1 # command line");
     assert!(shown(dir.path(), &env, &[], "min-p").starts_with("min-p = 0.1 # "));
     assert_eq!(shown(dir.path(), &[("GEMMA_TEMP", "")], &[], "temp"), "temp = 0.3 # gemma.toml");
+}
+
+/// Rows of a model with the demo's tokenizer.
+const ROWS: usize = 16_384;
+
+/// A model of one layer, and a GGUF file of it with the demo's tokenizer and without a template.
+fn with_letters() -> (TinyModel, gguf::File) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target/tokenizer.json");
+    let json: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let model = TinyModel::new(Dims { vocab: ROWS, n_layers: 1, ..Dims::default() }, 15);
+    let mut file = gguf::float_file(&model, gguf::BF16);
+    file.keys.extend(gguf::tokenizer_keys(&json, ROWS));
+    (model, file)
+}
+
+#[test]
+fn a_draft_without_a_tokenizer_takes_the_targets() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (model, file) = with_letters();
+    file.write(&at("target.gguf"));
+    model.write(&at("draft"), Form::TextV4, Dtype::Bf16, 1);
+    assert!(!at("draft/tokenizer.json").exists());
+    let run = |draft: &str| {
+        let args = ["generate", "-m", "target.gguf", "--raw", "The", "--temp", "0", "-n", "40"];
+        gemma_in(
+            dir.path(),
+            &[&args[..], &["--json", "--draft-tree", "3", "--draft", draft]].concat(),
+            b"",
+        )
+    };
+    let (plain, drafted) = (run("off").ok().json(), run("draft").ok().json());
+    assert_eq!(drafted["text"], plain["text"]);
+    let sources = drafted["draft"]["sources"].as_array().unwrap();
+    let model = sources.iter().find(|source| source["name"] == "model").expect("it drafts");
+    assert!(model["accepted"].as_u64().unwrap() > 0, "the same tokens: {model}");
+    // Another number of rows says nothing of its tokens, unless it is that of this project's drafts.
+    let other = TinyModel::new(Dims { vocab: 9000, n_layers: 1, ..Dims::default() }, 15);
+    other.write(&at("other"), Form::TextV4, Dtype::Bf16, 1);
+    run("other").fails(3, &["other/tokenizer.json is missing"]);
+    for size in ["small", "medium"] {
+        let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/gemma3-draft").join(size);
+        run(own.to_str().unwrap()).fails(3, &["made for a tokenizer of 255999 tokens or more"]);
+    }
+}
+
+#[test]
+fn a_missing_template_is_noted_and_mistyped_control_tokens_are_a_detail() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, mut file) = with_letters();
+    for (key, value) in &mut file.keys {
+        if let ("tokenizer.ggml.token_type", gguf::Val::I32s(types)) = (key.as_str(), value) {
+            types[105] = 1;
+        }
+    }
+    file.write(&dir.path().join("base.gguf"));
+    file.set("tokenizer.chat_template", gguf::Val::Str("{{ messages[0].content }}".into()));
+    file.write(&dir.path().join("it.gguf"));
+    let said = |args: &[&str]| {
+        let run = [&["generate", "hi", "-n", "1", "--draft", "off"], args].concat();
+        gemma_in(dir.path(), &run, b"").ok().err
+    };
+    let base = said(&["-m", "base.gguf"]);
+    let note = "note: no chat template in base.gguf: it is perhaps a base model";
+    assert!(base.contains(note) && base.contains("--raw continues text"), "{base}");
+    assert!(!base.contains("ordinary text"), "{base}");
+    let detail = "<start_of_turn> as ordinary text";
+    assert!(said(&["-m", "base.gguf", "-v"]).contains(detail));
+    for silent in [&["-m", "base.gguf", "--raw"][..], &["-m", "it.gguf"], &[]] {
+        let said = said(silent);
+        assert!(!said.contains("template") && !said.contains("ordinary text"), "{said}");
+    }
 }

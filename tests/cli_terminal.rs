@@ -410,7 +410,11 @@ fn a_conversation_is_undone_answered_again_saved_and_loaded() {
     assert!(chat.ask("/undo\r").contains("nothing to undo"));
     assert!(chat.ask("/load nowhere.json\r").contains("error:"));
     std::fs::write(dir.path().join("kept.json"), with.to_string()).unwrap();
-    assert!(chat.ask("/load kept.json\r").contains("1 message"));
+    assert!(chat.ask("/load kept.json\r").contains("(1 message with its answer from kept.json)"));
+    // A directory that is missing is not made, and generate -o says the same.
+    let refused = chat.ask("/save no/where.json\r");
+    assert!(refused.contains("there is no directory no") && refused.contains("mkdir -p no"));
+    assert!(!dir.path().join("no").exists());
     assert_eq!(saved(&mut chat), with);
     assert!(chat.ask("And now?\r").trim().len() > 2);
     let help = chat.ask("/help\r");

@@ -11,7 +11,7 @@ use gemma::error::{Kind, fault_of};
 use gemma::gemma::Weights;
 use gemma::quant::allocate::prior;
 use gemma::quant::recipe::BUILT_IN;
-use gemma::quant::{Aim, DeviceKind, Importance, Nearest, Options, Plan, Recipe, quantize};
+use gemma::quant::{Aim, Importance, Nearest, Options, Plan, Recipe, quantize};
 use serde_json::{Map, json};
 use shell::gemma_in;
 use std::fs::{self, File};
@@ -193,67 +193,6 @@ fn named_sizes_are_reached_from_below() {
     assert!(sized(60_000_000_000).unwrap().total_bytes < 30_000_000_000);
 }
 
-/// One size made for each device: within the size, the same each time, and the best of all these
-/// choices by the device's own table.
-#[test]
-fn a_size_is_made_for_a_device() {
-    let dir = tempfile::tempdir().unwrap();
-    sparse_27b(dir.path());
-    let source = open(dir.path());
-    for size in [9_000_000_000u64, 14_000_000_000] {
-        let recipe = || Recipe::load("10gb").unwrap().with_target(size).unwrap();
-        let made = |device: DeviceKind| {
-            let recipe = recipe().made_for(device).unwrap();
-            assert!(recipe.asked().ends_with(&format!(" --for {}", device.name())));
-            plan(&source, &recipe).unwrap()
-        };
-        let plans = DeviceKind::ALL.map(made);
-        let without = plan(&source, &recipe()).unwrap();
-        assert_eq!(without.device, None);
-        for (device, own) in DeviceKind::ALL.into_iter().zip(&plans) {
-            assert_eq!(own.device, Some(device));
-            let again = made(device);
-            let targets =
-                |plan: &Plan| plan.layout.entries.iter().map(|e| e.target).collect::<Vec<_>>();
-            assert_eq!(targets(own), targets(&again));
-            assert!(own.total_bytes <= size && own.total_bytes > size / 20 * 17);
-            let product = |plan: &Plan| {
-                plan.predicted_kld.unwrap() * device.costs().of_layout(&plan.layout).work()
-            };
-            for other in plans.iter().chain([&without]) {
-                // A predicted divergence is rounded to three digits.
-                assert!(product(own) <= product(other) * 1.01, "{device:?}, {size} bytes");
-            }
-        }
-    }
-}
-
-/// Figures of docs/MEASURED.md and docs/LAPTOP.md come out of the table as they went in.
-#[test]
-fn the_table_gives_back_what_it_was_made_of() {
-    let dir = tempfile::tempdir().unwrap();
-    sparse_27b(dir.path());
-    let source = open(dir.path());
-    let int4 = plan(&source, &Recipe::load("int4").unwrap()).unwrap();
-    let near = |found: f64, expected: f64| {
-        assert!((found / expected - 1.0).abs() < 0.02, "{found} instead of {expected}");
-    };
-    let gpu = DeviceKind::Gpu.costs().of_layout(&int4.layout);
-    near(gpu.decode(), 134.2);
-    near(gpu.c16(), 19.7 * 0.1342);
-    near(gpu.prefill(), 2250.0);
-    // The table of tokens has no figure.
-    assert!(gpu.known() > 0.94 && gpu.known() < 0.96, "{}", gpu.known());
-    for (recipe, ms, c16, prefill) in [("int4", 211.0, 1.0, 186.0), ("9gb", 120.0, 1.2, 255.0)] {
-        let plan = plan(&source, &Recipe::load(recipe).unwrap()).unwrap();
-        let laptop = DeviceKind::Laptop.costs().of_layout(&plan.layout);
-        near(1e3 / laptop.decode(), ms);
-        near(laptop.c16(), c16);
-        near(laptop.prefill(), prefill);
-        assert_eq!(laptop.known(), 1.0);
-    }
-}
-
 /// What a plan says is what lies there in the end, for every recipe.
 #[test]
 fn every_recipe_writes_what_it_predicts() {
@@ -317,16 +256,8 @@ fn a_recipe_of_ones_own_is_followed_and_its_faults_are_told_with_their_line() {
         .fails(3, &["my.toml, line 7", "layers.4.**", "help: "]);
     run(&good.replace("i4-g32", "i4-g48"), &[]).fails(3, &["line 4", "i4-g48"]);
     run(good, &["--target-size", "1MB"]).fails(2, &["nothing to choose", "help: "]);
-    run(good, &["--for", "cpu"]).fails(2, &["nothing to choose", "--target-size"]);
-    run(&format!("for = 'cpu'\n{good}"), &[]).fails(3, &["`for` needs", "help: "]);
     let open = good.replace("'i4-g32'", "['i4-g32', 'i8-row']");
-    let sized = format!("target-size = '1MB'\nfor = 'laptop'\n{open}");
-    run(&sized.replace("laptop", "phone"), &[]).fails(3, &["line 2", "`phone`", "laptop"]);
-    for (more, device) in [(&["--dry-run"][..], "laptop"), (&["--dry-run", "--for", "gpu"], "gpu")]
-    {
-        let said = run(&sized, more).ok();
-        assert!(said.text().contains(&format!(", made for {device}\n")), "{}", said.text());
-    }
+    let sized = format!("target-size = '1MB'\n{open}");
     run(&sized, &[]).ok();
     fs::remove_dir_all(dir.path().join("dst")).unwrap();
     run(good, &["--linear", "bf16"]).fails(2, &["--linear"]);

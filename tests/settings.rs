@@ -16,10 +16,10 @@ fn with_env(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Run {
     wait(command, b"")
 }
 
-/// Nothing that a file in the working directory says may load code or write a file; the user's own
-/// file may.
+/// Nothing that a file in the working directory says may load code, write a file or open the server;
+/// the user's own file may.
 #[test]
-fn a_file_in_the_working_directory_loads_no_code_and_writes_no_file() {
+fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_server() {
     let dir = tempfile::tempdir().unwrap();
     let users = tempfile::tempdir().unwrap();
     fs::create_dir(users.path().join("gemma")).unwrap();
@@ -36,6 +36,14 @@ fn a_file_in_the_working_directory_loads_no_code_and_writes_no_file() {
         ("output", "made", "generate"),
         ("stats-file", "made", "generate"),
         ("report", "made", "bench"),
+        ("host", "0.0.0.0", "serve"),
+        ("api-key", "open-sesame", "serve"),
+        ("api-key-file", "keys", "serve"),
+        ("cors-origin", "https://evil.example", "serve"),
+        ("alias", "*", "serve"),
+        ("log", "off", "serve"),
+        ("device-lock", "off", "serve"),
+        ("device-lock", "off", "generate"),
     ] {
         for text in
             [format!("{key} = \"{value}\"\n"), format!("\n[{section}]\n{key} = \"{value}\"\n")]
@@ -44,7 +52,7 @@ fn a_file_in_the_working_directory_loads_no_code_and_writes_no_file() {
                 if text.starts_with('\n') { "gemma.toml, line 3" } else { "gemma.toml, line 1" };
             fs::write(dir.path().join("gemma.toml"), &text).unwrap();
             let own = format!("set it in {}", users_file.display());
-            for args in [&short[..], &["doctor"], &["eval", "--text", "gemma.toml"]] {
+            for args in [&short[..], &["doctor"], &["eval", "--text", "gemma.toml"], &["serve"]] {
                 with_env(dir.path(), args, &env)
                     .fails(2, &[line, &format!("`{key}`"), &format!("--{key}"), &own]);
             }
@@ -63,6 +71,24 @@ fn a_file_in_the_working_directory_loads_no_code_and_writes_no_file() {
     fs::write(&users_file, "output = \"made\"\n").unwrap();
     with_env(dir.path(), &short, &env).ok();
     assert!(dir.path().join("made").exists());
+
+    // Numbers and lists are refused too; the same is good in the user's own file.
+    let edge = "[serve]\nport = 80\nmax-body = 999\nclient-timeout = 9\ncors-origin = \
+        [\"http://localhost:1\"]\nalias = [\"a\", \"b\"]\nhost = \"::1\"\ndevice-lock = \"off\"\n";
+    for line in edge.lines().skip(1) {
+        fs::write(dir.path().join("gemma.toml"), format!("[serve]\n{line}\n")).unwrap();
+        let key = line.split(' ').next().unwrap();
+        with_env(dir.path(), &["serve", "--print-config"], &env)
+            .fails(2, &["gemma.toml, line 2", &format!("`{key}`")]);
+    }
+    fs::remove_file(dir.path().join("gemma.toml")).unwrap();
+    fs::write(&users_file, edge).unwrap();
+    let shown = with_env(dir.path(), &["serve", "--print-config"], &env).ok();
+    for line in edge.lines().skip(1) {
+        // A file in the working directory could not hold it.
+        assert!(shown.text().contains(&format!("# {line} ")), "{line}: {}", shown.text());
+    }
+    fs::remove_file(&users_file).unwrap();
 
     // A relative place is the working directory again.
     fs::create_dir(dir.path().join("gemma")).unwrap();

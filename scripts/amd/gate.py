@@ -14,7 +14,6 @@ CHIPS = [MODELLED, "gfx1151", "gfx1201", "navi21"]
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUDGETS = os.path.join(HERE, "budgets.txt")
 LAPTOP = os.path.join(HERE, "../../docs/LAPTOP.md")
-COSTS = os.path.join(HERE, "../../quant/costs.toml")
 CACHE_KB = 32  # of instructions
 HEAD = f"""\
 # What kernels may cost on AMD GPUs at most, on the worst of {", ".join(CHIPS)}:
@@ -198,15 +197,6 @@ def laptop_page(table):
     return lines, new
 
 
-def costs_file(costs):
-    """The table of costs, and what it would be with these of the laptop."""
-    with open(COSTS) as f:
-        lines = f.read().splitlines()
-    start = lines.index("[laptop.ps]") + 1
-    end = next((i for i in range(start, len(lines)) if not lines[i].startswith('"')), len(lines))
-    return lines, lines[:start] + costs + lines[end:]
-
-
 def print_slots(found):
     """A line for each format of linear layers."""
     linear = {key: figures for key, figures in found.items() if "slots" in figures.most}
@@ -233,9 +223,8 @@ def main():
     chips = [MODELLED] if options.model else CHIPS
     compiled = kernels.compiled(options.driver, chips, options.lister, options.spirv)
     table = kernels.model_table(compiled[MODELLED][0])
-    costs = kernels.costs(compiled[MODELLED][0])
     if options.model:
-        print("\n".join([*table, "", *costs]))
+        print("\n".join(table))
         return 0
     print(", ".join(f"{count} pipelines for {chip}" for chip, (_, count, _) in compiled.items()))
     found, wrong = gather(compiled)
@@ -244,20 +233,17 @@ def main():
     }
     if options.update:
         update(found, matrix_chips)
-        for path, (_, new) in ((LAPTOP, laptop_page(table)), (COSTS, costs_file(costs))):
-            with open(path, "w") as f:
-                f.write("\n".join(new) + "\n")
+        _, new = laptop_page(table)
+        with open(LAPTOP, "w") as f:
+            f.write("\n".join(new) + "\n")
     print("\nSlots per weight and lane, the worst of " + ", ".join(CHIPS) + ":")
     print_slots(found)
     print("\nModelled passes of 27B on a Radeon 780M; nothing was measured, see docs/LAPTOP.md:")
     print("\n".join(table))
     bad = wrong + violations(found, matrix_chips)
-    for name, (old, new) in (
-        ("docs/LAPTOP.md", laptop_page(table)),
-        ("quant/costs.toml", costs_file(costs)),
-    ):
-        if old != new:
-            bad.append(f"{name}: differs from this; scripts/check-amd.sh --update writes it")
+    old, new = laptop_page(table)
+    if old != new:
+        bad.append("docs/LAPTOP.md: differs from this; scripts/check-amd.sh --update writes it")
     if bad:
         print(
             "\nerror: what AMD's compiler makes of the kernels is beyond scripts/amd/budgets.txt "

@@ -216,25 +216,3 @@ def model_table(calls):
         cells += [f"{prompt / time[prompt]:.0f}", f"{prompt / slow:.0f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
-
-
-def costs(calls):
-    """The part [laptop.ps] of quant/costs.toml, from calls for a Radeon 780M: for each format that
-    all linear layers have in a model of its name, picoseconds a weight of instructions in a pass of
-    1 row, in one of 16, and for each token of a pass that reads a prompt."""
-    lines = []
-    for model, by_rows in passes(calls).items():
-        layers = [c for c in by_rows[1] if c.matrices and c.label != "head"]
-        if {name for c in layers for name, _, _ in c.matrices} != {model}:
-            continue
-        weights = sum(r * k * c.count for c in layers for _, r, k in c.matrices)
-        prompt, found = max(by_rows), []
-        for rows, tokens in ((1, 1), (16, 1), (prompt, prompt)):
-            of_pass = [c for c in by_rows[rows] if c.shader != "attention" and c.label != "head"]
-            if not all(c.products() for c in of_pass if c.matrices):
-                break
-            slots = sum(c.valu() * c.count for c in of_pass) / SIMDS
-            found.append(f"{slots / CLOCK / weights / tokens * 1e12:.3g}")
-        else:
-            lines.append(f'"{model.removesuffix("+h128")}" = [{", ".join(found)}]')
-    return lines

@@ -35,8 +35,8 @@ pub const SETTINGS: &str = "\
 Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKENS=100) or in \
 gemma.toml (max-tokens = 100, or under [generate] for one command), in the working directory or as \
 $XDG_CONFIG_HOME/gemma/config.toml. First found wins: flag, environment, gemma.toml, the model's \
-generation_config.json, built in. Nothing in a gemma.toml of the working directory may load code \
-or name a file to write. --print-config shows each value and where it came from.";
+generation_config.json, built in. A gemma.toml in the working directory may not load code, \
+name a file to write, or say who reaches the server. --print-config shows each value and where it came from.";
 
 /// Ends the help of `gemma` itself, which is also shown where nothing was typed.
 const FIRST_STEPS: &str = "\

@@ -2,7 +2,7 @@
 //! commands and options, a prompt without a command or without quotes, options before the command.
 
 use super::help;
-use super::settings::Early;
+use super::settings::{self, Early};
 use super::ui::Ui;
 use crate::cli::args::definition;
 use crate::error::{Fault, fault_of};
@@ -132,6 +132,13 @@ fn explain(error: &clap::Error, argv: &[OsString]) -> Option<Fault> {
         );
     }
     let command = words.first()?;
+    if error.kind() == ErrorKind::ValueValidation
+        && let Some(what) = settings::plain_number(error)
+    {
+        return Some(Fault::usage(what));
+    }
+    // Other errors name options too, such as a real one whose value is wrong.
+    let is_unknown = error.kind() == ErrorKind::UnknownArgument;
     let typed = |name: &str| match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(wrong)) => {
             wrong == name || wrong.starts_with(&format!("{name} "))
@@ -147,7 +154,7 @@ fn explain(error: &clap::Error, argv: &[OsString]) -> Option<Fault> {
             continue;
         };
         let clustered = name.starts_with('-') && !name.starts_with("--") && name.len() > 2;
-        if clustered || typed(name) {
+        if clustered || is_unknown && typed(name) {
             return Some(Fault::usage(format!("there is no option `{name}`")).help(*help));
         }
     }
@@ -228,6 +235,54 @@ mod tests {
         assert!(hint(&["genrate", "hi"]).is_none(), "the parser knows better");
         assert!(hint(&["help", "server"]).unwrap().1.contains("gemma serve"));
         assert!(hint(&["help", "bogus"]).is_none());
+    }
+
+    /// Every foreign option that some command has, given wrongly to that command.
+    #[test]
+    fn a_real_option_is_not_denied_for_its_value() {
+        let mut found = Vec::new();
+        for command in definition().get_subcommands() {
+            let command = command.get_name().to_owned();
+            for name in OPTIONS.iter().flat_map(|(names, _)| *names) {
+                let root = definition();
+                let options = root.find_subcommand(&command).unwrap().get_arguments();
+                let is_name = |arg: &clap::Arg| {
+                    let long = arg.get_long_and_visible_aliases().unwrap_or_default();
+                    long.contains(&name.trim_start_matches('-'))
+                        || arg.get_short().is_some_and(|short| *name == format!("-{short}"))
+                };
+                if !options.into_iter().any(is_name) {
+                    continue;
+                }
+                found.push((command.clone(), *name));
+                for wrong in [&["no such thing"][..], &["99999"], &[""], &[], &["0", name, "1"]] {
+                    let line = [&[command.as_str(), name], wrong].concat();
+                    let said = hint(&line).map_or(String::new(), |(what, _)| what);
+                    assert!(!said.contains("there is no option"), "{line:?}: {said}");
+                }
+            }
+        }
+        let serve = ["--host", "--port"].map(|name| ("serve".to_owned(), name));
+        assert_eq!(found, serve);
+        assert_eq!(
+            hint(&["serve", "--port", "99999"]).unwrap().0,
+            "invalid value '99999' for '--port <PORT>': expected a whole number from 0 to 65535"
+        );
+    }
+
+    #[test]
+    fn what_is_no_number_is_said_in_the_words_of_the_other_options() {
+        for (line, expected) in [
+            (["serve", "--port", "abc"], "'--port <PORT>': expected a whole number"),
+            (["generate", "--parallel", "abc"], "'--parallel <N>': expected a whole number"),
+            (["bench", "--pp", "x"], "'--pp <N>': expected a whole number"),
+            (["bench", "--mixing-rate", "x"], "'--mixing-rate <X>': expected a number"),
+            (["plan", "-t", "0"], "'--threads <N>': expected a whole number from 1 to 1024"),
+        ] {
+            let what = hint(&line).unwrap_or_else(|| panic!("{line:?}")).0;
+            assert!(what.ends_with(expected), "{what}");
+        }
+        assert!(hint(&["generate", "--top-p", "abc"]).is_none(), "says what it expects itself");
     }
 
     #[test]

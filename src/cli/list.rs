@@ -10,7 +10,7 @@ use crate::cli::table::markdown;
 use crate::error::fault_of;
 use crate::gemma::Weights;
 use crate::runtime::find::{caches, in_cache};
-use crate::runtime::load::kv_format;
+use crate::runtime::load::{self, kv_format};
 use crate::runtime::model::Size;
 use crate::runtime::options::{AutoOr, RunOptions};
 use crate::runtime::placement::host::Host;
@@ -104,10 +104,9 @@ pub fn run(options: &List) -> Result<u8> {
         let json = serde_json::json!({"v": 1, "looked_in": places, "context": context(&run), "models": found});
         print(&format!("{json:#}\n"))?;
     } else {
-        let none =
-            || Sizes::of(&host, &run, Speeds::elsewhere()).map(|s| s.best().map(|(_, page)| page));
-        let page = if found.is_empty() { none()? } else { None };
-        print(&text(&found, &places, page, page_columns()))?;
+        let sizes = || Sizes::of(&host, &run, Speeds::new(&*load::pool(&run)?, None));
+        let sizes = found.is_empty().then(sizes).transpose()?;
+        print(&text(&found, &places, sizes.as_ref(), page_columns()))?;
     }
     Ok(0)
 }
@@ -248,17 +247,19 @@ fn reason(error: &anyhow::Error) -> String {
     help.map_or_else(|| format!("{error:#}"), |help| format!("{error:#}: {help}"))
 }
 
-fn text(found: &[Found], places: &[&PathBuf], page: Option<String>, columns: usize) -> String {
+fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: usize) -> String {
     let say = |text: &str| paragraph_in("", 0, &clean(text), columns);
     if found.is_empty() {
         let places: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
-        let page = page.or_else(|| Shape::B1.page("q4_0")).unwrap_or_default();
+        let best = sizes.and_then(Sizes::best).map(|(_, page)| page);
+        let page = best.or_else(|| Shape::B1.page("q4_0")).unwrap_or_default();
+        let larger = sizes.and_then(Sizes::larger).map_or(String::new(), |text| say(&text) + "\n");
         return say(&format!(
             "There is no Gemma 3 here (looked in {}). To get one that fits:",
             places.join(", ")
         )) + &format!(
             "\n  pip install -U huggingface_hub\n  hf auth login    # after accepting the licence \
-                 at https://huggingface.co/{page}\n  hf download {page}\n  gemma chat -m {page}\n\n"
+                 at https://huggingface.co/{page}\n  hf download {page}\n  gemma chat -m {page}\n\n{larger}"
         ) + &say("gemma plan says which other sizes fit here, and how fast they would be.");
     }
     let mut table = vec![["model", "format", "bits", "size", "fits"].map(str::to_owned).to_vec()];

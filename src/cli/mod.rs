@@ -30,7 +30,6 @@ pub mod serve;
 pub mod settings;
 pub mod signals;
 pub mod sizes;
-pub mod speeds;
 pub mod stats;
 pub mod table;
 pub mod text_file;

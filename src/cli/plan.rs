@@ -7,7 +7,6 @@ mod text;
 use super::options::FormatArgs;
 use super::output::print;
 use super::sizes::Sizes;
-use super::speeds::{self, Speeds as ByDevice};
 use super::ui::{Ui, page_columns};
 use crate::cli::options::{ModelArgs, UiOptions, memory};
 use crate::error::{Fault, Kind};
@@ -122,9 +121,11 @@ impl Subject {
             let (weights, name) = (shape.weights(formats)?, format!("synthetic {}", shape.name()));
             return Ok(Some(Subject { weights, name, shape: Some(shape) }));
         }
-        let Some(name) = options.which.as_deref().or(options.model.model.as_deref()) else {
-            return Ok(None);
-        };
+        let named = options.which.as_deref().or(options.model.model.as_deref());
+        // These are about one model, and generate and serve take the demo where none is named.
+        let is_about_one = options.measure || options.parallel > 1 || options.cache_ram > 0;
+        let demo = (is_about_one && !formats.is_asked()).then_some("bundled");
+        let Some(name) = named.or(demo) else { return Ok(None) };
         // What lies here goes before what is only known.
         let known = Shape::named(name).filter(|_| find(Some(name)).is_err());
         if let Some((shape, published)) = known {
@@ -184,8 +185,6 @@ struct Report<'a> {
     predicted: Prediction,
     /// How fast a document is read; `None` where that would have to be timed on a GPU.
     reading: Option<Reading>,
-    /// How fast its formats are on devices that need not be here.
-    by_device: ByDevice,
     /// Tokens of a pass with drafts, low and high.
     drafted: [f64; 2],
     /// Other contexts.
@@ -268,7 +267,6 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
     let report = Report {
         name,
         size: Size::of(&weights)?,
-        by_device: speeds::of_weights(&weights)?,
         largest_context: largest_context(&task, &placement, &host)?,
         predicted: speeds.predict(&placement),
         misfit,
@@ -296,12 +294,8 @@ pub fn run(options: &Plan, ui: &Ui) -> Result<u8> {
 
 /// Nothing was named: which sizes fit.
 fn survey(options: &Plan, run: &RunOptions, host: &Host<'_>) -> Result<u8> {
-    if options.formats.settled().is_asked()
-        || options.measure
-        || options.parallel > 1
-        || options.cache_ram > 0
-    {
-        let fault = Fault::usage("these options are about one model, and none is named");
+    if options.formats.settled().is_asked() {
+        let fault = Fault::usage("formats are those of one model, and none is named");
         return Err(fault.help("name it: gemma plan 27b, or gemma plan -m MODEL").into());
     }
     let sizes = Sizes::of(host, run, memory_speeds(options, run)?)?;

@@ -6,9 +6,9 @@ use crate::cli::text_file::read_file;
 use crate::cli::ui::Ui;
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Config, Message, Special, Tokenizer};
-use crate::runtime::Session;
 use crate::runtime::load::check_prompt;
 use crate::runtime::options::AutoOr;
+use crate::runtime::{Listener, Model, Session};
 use crate::tensor::Token;
 use crate::util::units::thousands;
 use anyhow::{Context, Result, ensure};
@@ -156,7 +156,7 @@ pub fn encode(
     };
     let template = match chat.raw {
         true => None,
-        false => Some(ChatTemplate::from_checkpoint(session.model.checkpoint())?),
+        false => Some(chat_template(&session.model, ui)?),
     };
     let (config, tokenizer) = (session.config(), &*session.tokenizer);
     let (tokens, brought) = Prompts {
@@ -179,6 +179,19 @@ pub fn encode(
         ),
     );
     Ok(tokens)
+}
+
+/// The model's chat template, or Gemma's own, with a note, where the model's files have none.
+pub fn chat_template(model: &Model, listener: &dyn Listener) -> Result<ChatTemplate> {
+    let template = ChatTemplate::from_checkpoint(model.checkpoint())?;
+    if !model.bundled && template.source() == ChatTemplate::built_in().source() {
+        listener.note(&format!(
+            "no chat template in {}: it is perhaps a base model, which answers no questions; gemma \
+                generate --raw continues text",
+            model.name
+        ));
+    }
+    Ok(template)
 }
 
 /// What makes tokens of what was said.

@@ -15,8 +15,10 @@ use anyhow::Result;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, FromArgMatches};
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::ffi::OsString;
 use std::io::IsTerminal;
+use std::num::{ParseFloatError, ParseIntError};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -118,9 +120,7 @@ pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Type
         longer.splice(at..at, given);
         root.try_get_matches_from(&longer).map_err(|error| {
             let origins: BTreeSet<_> = origins.values().map(|p| p.display().to_string()).collect();
-            let what = error.to_string();
-            let what =
-                what.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+            let what = head(&error).lines().next().unwrap_or_default().to_owned();
             let origins = origins.into_iter().collect::<Vec<_>>().join(" or ");
             Early::Fault(
                 Fault::usage(format!("{what} (set in {origins})"))
@@ -143,14 +143,35 @@ pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Type
     Ok((matches, typed))
 }
 
+/// The message of an error, without the usage behind it, which names options that the environment
+/// set.
+fn head(error: &clap::Error) -> String {
+    plain_number(error).unwrap_or_else(|| message(error))
+}
+
+fn message(error: &clap::Error) -> String {
+    let text = error.to_string();
+    text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+}
+
+/// The message of an error about a number, which clap gives in the words of Rust's parsers.
+pub fn plain_number(error: &clap::Error) -> Option<String> {
+    let source = error.source()?;
+    let why = source.to_string();
+    let expected = if source.is::<ParseIntError>() {
+        "expected a whole number".to_owned()
+    } else if source.is::<ParseFloatError>() {
+        "expected a number".to_owned()
+    } else {
+        let (least, most) = why.split_once(" is not in ")?.1.split_once("..=")?;
+        format!("expected a whole number from {least} to {most}")
+    };
+    Some(message(error).replace(&why, &expected))
+}
+
 /// An error that comes from the environment names the variable: nobody typed the option that clap
 /// complains about.
 fn name_variable(cli: &clap::Command, error: clap::Error, argv: &[OsString]) -> Early {
-    // The usage behind the message names options that the environment set.
-    let head = |error: &clap::Error| {
-        let text = error.to_string();
-        text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").to_owned()
-    };
     let what = head(&error);
     let root = definition_with(cli, |_| None);
     let without = root.clone().try_get_matches_from(argv);
@@ -224,7 +245,7 @@ impl Typed {
             let is_kept_out = |value: &str| {
                 is_models
                     || files::ONE_RUN.contains(&long)
-                    || files::reaches_out(arg, value.trim_matches(['"', '\'']))
+                    || files::refusal(arg, value.trim_matches(['"', '\''])).is_some()
             };
             lines.push(match value {
                 Some(value) if is_kept_out(&value) => (format!("# {long} = {value}"), source),

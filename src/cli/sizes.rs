@@ -19,6 +19,9 @@ use serde_json::{Value, json};
 /// Context that each model gets room for.
 const CONTEXT: usize = 4096;
 
+/// Tokens a second, without drafts, from which an answer comes about as fast as it is read.
+const READING: f64 = 4.0;
+
 /// What there is to be had, the largest first: `bf16` and `q4_0` from Google, the others from
 /// `gemma quantize`.
 const RECIPES: [(Shape, &[&str]); 5] = [
@@ -72,18 +75,33 @@ impl Sizes {
         Ok(Sizes { rows, available: host.available, elsewhere: host.elsewhere, speeds })
     }
 
-    /// The largest of Google's files that fits; of two formats of one size the smaller one, which
-    /// is the faster.
+    /// Google's files that fit, the largest model first; of two formats of one model the smaller
+    /// one, which is faster.
+    fn of_google(&self) -> Vec<(&Row, String)> {
+        let fits = |shape| self.rows.iter().filter(move |row| row.shape == shape && row.fits());
+        let smallest = |(shape, _): (Shape, _)| {
+            let pages = fits(shape).filter_map(|row| Some((row, row.shape.page(row.recipe)?)));
+            pages.min_by_key(|(row, _)| row.bytes)
+        };
+        RECIPES.into_iter().filter_map(smallest).collect()
+    }
+
+    /// The model to take: the largest that writes at least as fast as people read, else the fastest.
     pub fn best(&self) -> Option<(&Row, String)> {
-        let of = |row: &&Row| row.fits() && row.shape.page(row.recipe).is_some();
-        let first = self.rows.iter().find(of)?;
-        let row = self
-            .rows
-            .iter()
-            .filter(of)
-            .filter(|row| row.shape == first.shape)
-            .min_by_key(|row| row.bytes)?;
-        Some((row, row.shape.page(row.recipe)?))
+        let mut found = self.of_google();
+        let is_fast = |(row, _): &(&Row, String)| row.tokens_per_s >= Some(READING);
+        let at = found.iter().position(is_fast).unwrap_or(found.len().saturating_sub(1));
+        (at < found.len()).then(|| found.swap_remove(at))
+    }
+
+    /// What to say of the largest model that fits, where it is too slow to be the best.
+    pub fn larger(&self) -> Option<String> {
+        let (row, page) = self.of_google().into_iter().next()?;
+        let is_other = self.best().is_some_and(|(best, _)| best.shape != row.shape);
+        is_other.then(|| {
+            let speed = digits3(row.tokens_per_s.unwrap_or_default());
+            format!("{} fits too, but at {speed} tok/s: hf download {page}", row.shape.name())
+        })
     }
 
     pub fn json(&self) -> Value {
@@ -136,11 +154,14 @@ impl Sizes {
         out += &say("others", "what gemma quantize --recipe NAME makes of the original checkpoint");
         out.push('\n');
         out + &match self.best() {
-            Some((row, page)) => plain(&format!(
-                "The largest that fits: hf download {page}, then gemma chat -m {page}. gemma plan \
-                    {} says more about it.",
-                row.shape.name()
-            )),
+            Some((row, page)) => {
+                let larger = self.larger().map_or(String::new(), |text| format!(" {text}."));
+                plain(&format!(
+                    "Best here: hf download {page}, then gemma chat -m {page}. gemma plan {} says \
+                        more about it.{larger}",
+                    row.shape.name()
+                ))
+            }
             None => plain("None of them fits: close other programs, or lower --ctx-size."),
         }
     }

@@ -58,7 +58,8 @@ pub fn draft(
         predicted_length: per_round(figures.predicted),
         realised_length: per_round(figures.realised),
         trust: per_round(1.0).map(|_| figures.trust as f64),
-        plain_tps: (figures.plain_seconds > 0.0)
+        // Without drafts no pass is timed, and what a plain one takes is not known.
+        plain_tps: (figures.costs.is_some() && figures.plain_seconds > 0.0)
             .then(|| figures.plain_tokens as f64 / figures.plain_seconds),
         costs: curve.map_or(Vec::new(), sizes),
         disabled_reason,
@@ -188,7 +189,7 @@ pub fn line(record: &Record, stats: &Stats, threads: Option<usize>) -> Result<St
         let threads = threads.unwrap_or_else(default_threads);
         let roof = read_bandwidth(&Pool::new(threads)?, PROBE_BYTES);
         let read = m.weights as f64 * stats.passes as f64 / stats.pass_time.as_secs_f64() / 1e9;
-        parts.push(format!("{:.0}% of memory speed", 100.0 * read / roof));
+        parts.extend(memory_share(read, roof));
     }
     parts.push(record.device.clone());
     parts.push(record.finish_reason.name().to_owned());
@@ -196,10 +197,18 @@ pub fn line(record: &Record, stats: &Stats, threads: Option<usize>) -> Result<St
     Ok(parts.join(" · "))
 }
 
+/// Speed at which weights were read, of the memory's. `None` where it is higher than memory allows:
+/// then a cache held them, and memory bounds nothing.
+fn memory_share(read: f64, roof: f64) -> Option<String> {
+    (read <= roof).then(|| format!("{:.0}% of memory speed", 100.0 * read / roof))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cli::record::Usage;
+    use crate::draft::{Costs, Policy};
+    use std::time::Duration;
 
     fn record(tokens: usize, decode: f64, plain: Option<f64>, seed: u64) -> Record {
         let timings =
@@ -213,6 +222,28 @@ mod tests {
             draft,
             ..Record::default()
         }
+    }
+
+    #[test]
+    fn what_plain_decoding_takes_is_not_known_where_nothing_is_drafted() {
+        let stats = Stats {
+            tokens: 40,
+            passes: 40,
+            decode_time: Duration::from_secs(2),
+            ..Stats::default()
+        };
+        let mut figures = Figures::default();
+        figures.plain(40, 40.0);
+        Policy::off().figures(&mut figures);
+        assert_eq!(draft(&stats, &figures, 0, None).plain_tps, None);
+        let costs = Some(Costs::default());
+        assert_eq!(draft(&stats, &Figures { costs, ..figures }, 0, None).plain_tps, Some(1.0));
+    }
+
+    #[test]
+    fn nothing_is_read_faster_than_memory_allows() {
+        assert_eq!(memory_share(10.0, 20.0).unwrap(), "50% of memory speed");
+        assert_eq!(memory_share(20.1, 18.0), None);
     }
 
     #[test]

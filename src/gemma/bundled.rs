@@ -4,6 +4,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
+use crate::gemma::ReducedVocabulary;
 use anyhow::Result;
 
 /// What the program calls the bundled target.
@@ -25,6 +26,8 @@ macro_rules! file {
 
 /// Both models read and write the same tokens.
 const TOKENIZER: (&str, &[u8]) = ("tokenizer.json", file!("demo-target/tokenizer.json"));
+
+const GEMMA_VOCABULARY: &[u8] = file!("gemma3-draft/draft_vocabulary.json");
 
 /// The model that answers where none is named.
 pub fn target() -> Result<Checkpoint> {
@@ -62,7 +65,7 @@ pub enum DraftSize {
 /// A drafter for targets with the tokenizer of Gemma 3, which it knows by a hash only.
 pub fn gemma_draft(size: DraftSize) -> Result<Checkpoint> {
     check_present()?;
-    let vocabulary = (super::reduced::FILE, file!("gemma3-draft/draft_vocabulary.json"));
+    let vocabulary = (super::reduced::FILE, GEMMA_VOCABULARY);
     let files = match size {
         DraftSize::Small => vec![
             ("config.json", file!("gemma3-draft/small/config.json")),
@@ -76,6 +79,11 @@ pub fn gemma_draft(size: DraftSize) -> Result<Checkpoint> {
         ],
     };
     Checkpoint::from_memory("bundled draft for Gemma 3", files)
+}
+
+/// The tokens that a draft for Gemma 3 of so many rows has rows for; `None` for another number.
+pub fn gemma_vocabulary(rows: usize) -> Option<ReducedVocabulary> {
+    ReducedVocabulary::parse(GEMMA_VOCABULARY, rows).ok()
 }
 
 /// Builds without the feature `bundled` say so.

@@ -22,18 +22,16 @@ mod sink;
 pub mod solve;
 mod solver;
 mod source;
-pub mod speed;
 mod staging;
 mod verify;
 
 pub use calibrated::Calibrated;
 pub use layout::{Class, Entry, Layout, Part, Target};
-pub use pipeline::{Progress, Unfinished, quantize, run, unfinished};
+pub use pipeline::{Progress, Unfinished, check_source, quantize, run, unfinished};
 pub use plan::{Importance, Plan};
 pub use recipe::{Aim, Recipe};
 pub use report::{Report, TensorReport};
 pub use solver::{Nearest, Solver};
-pub use speed::DeviceKind;
 pub use verify::{Verified, verify};
 
 /// How a conversion is run. Nothing here changes a byte of the weights; `shard_bytes` says how they

@@ -150,7 +150,7 @@ fn check_written(staging: &Staging, plan: &Plan, options: &Options, tell: Tell<'
 }
 
 /// Refuses to round what is rounded already; packed weights that keep their format lose nothing.
-fn check_source(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> Result<()> {
+pub fn check_source(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> Result<()> {
     let again = |e: &&Entry| match checkpoint.lookup(&e.name).map(|s| s.kind) {
         Some(Kind::Packed(format)) => e.target != Target::Format(format),
         Some(Kind::Blocks(_)) => e.target.is_packed(),

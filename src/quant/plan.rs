@@ -5,7 +5,6 @@ use super::layout::{Layout, Target};
 use super::recipe::{Choice, Recipe};
 use super::report::{self, Report};
 use super::solver::Solver;
-use super::speed::{self, DeviceKind, Reads, Timed, Times};
 use super::{Options, SIDE_FILES};
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, Kind, artifact, shards};
@@ -37,8 +36,6 @@ pub struct Plan {
     pub asked: String,
     pub recipe_sha256: String,
     pub target: Option<u64>,
-    /// The device whose speed counted in the choice of formats.
-    pub device: Option<DeviceKind>,
     /// See [`Solver::name`].
     pub solver: String,
     pub layout: Layout,
@@ -79,7 +76,6 @@ impl Plan {
             asked: recipe.asked(),
             recipe_sha256: recipe.sha256(),
             target: None,
-            device: recipe.device(),
             solver: solver.name(),
             layout: Layout::empty(),
             predicted_kld: None,
@@ -136,12 +132,7 @@ impl Plan {
         // Headers and reports grow by a few bytes with the formats' names, so the budget is
         // corrected until all fits.
         let mut budget = bytes_of(&formats) + (size - self.total_bytes);
-        let timed = self.device.map(|device| timed(source, tensors, weights, device));
-        let choose = |budget| match &timed {
-            None => allocate(&open, budget),
-            Some((open, fixed)) => speed::allocate_for(open, *fixed, budget),
-        };
-        while let Some(found) = choose(budget) {
+        while let Some(found) = allocate(&open, budget) {
             self.lay_out(source, tensors, weights, &mut found.iter().copied(), options)?;
             match self.total_bytes.checked_sub(size) {
                 None | Some(0) => return Ok(()),
@@ -263,38 +254,6 @@ impl Tensor {
         };
         Ok(Tensor { target: Target::Format(first.format), rates })
     }
-}
-
-/// The tensors whose lines leave a choice, with what each option adds to the passes of a device; and
-/// the divergence and the times of the others.
-fn timed(
-    source: &Weights,
-    tensors: &[Tensor],
-    weights: &[f64],
-    device: DeviceKind,
-) -> (Vec<Timed>, (f64, Times)) {
-    let roles = source.roles();
-    let own_head = roles.iter().any(|r| r.0 == Role::Head);
-    let (mut open, mut fixed) = (Vec::new(), (0.0, Times::default()));
-    for ((tensor, weight), (role, _)) in tensors.iter().zip(weights).zip(roles) {
-        let [rows, cols] = role.shape(source.config());
-        let times = |format: Format| match speed::reads(role, own_head) {
-            Reads::Nothing => Times::default(),
-            reads => device.costs().times(format, rows, cols, reads == Reads::Head),
-        };
-        if tensor.rates.len() > 1 {
-            let candidate = Candidate { weight: *weight, options: tensor.rates.clone() };
-            let times = tensor.rates.iter().map(|rate| times(rate.format)).collect();
-            open.push(Timed { candidate, times });
-            continue;
-        }
-        let kld = match tensor.target {
-            Target::Format(format) => weight * format.distortion(),
-            Target::AsIs(_) => 0.0,
-        };
-        fixed = (fixed.0 + kld, fixed.1 + times(speed::stored(tensor.target)));
-    }
-    (open, fixed)
 }
 
 /// What a distortion of 1 costs for each tensor: its share of the layers' weights times its

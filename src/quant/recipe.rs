@@ -4,7 +4,6 @@
 //! ```toml
 //! about = "one line for people"
 //! target-size = "9GB"              # only where a line leaves a choice
-//! for = "laptop"                   # the same: the device that the choice is made for
 //! [formats]
 //! "norms" = "as-is"                # as the source stores them
 //! "embed_tokens" = "i8-row"
@@ -14,7 +13,6 @@
 //! formats, a line that decides nothing.
 
 use super::pattern::Pattern;
-use super::speed::DeviceKind;
 use crate::error::Fault;
 use crate::gemma::{Config, Role};
 use crate::tensor::Format;
@@ -126,7 +124,6 @@ pub struct Recipe {
     text: String,
     rules: Vec<Rule>,
     target: Option<Aim>,
-    device: Option<DeviceKind>,
     /// See [`Recipe::asked`].
     asked: String,
     about: String,
@@ -177,15 +174,8 @@ impl Recipe {
             .map_err(|e| bad(e.span().map_or(0, |s| s.start), e.message().to_owned()))?;
         let asked = format!("--recipe {name}");
         let (name, text) = (name.to_owned(), text.to_owned());
-        let mut recipe = Recipe {
-            name,
-            text,
-            rules: Vec::new(),
-            target: None,
-            device: None,
-            asked,
-            about: String::new(),
-        };
+        let mut recipe =
+            Recipe { name, text, rules: Vec::new(), target: None, asked, about: String::new() };
         for (key, value) in table.get_ref() {
             let at = value.span().start;
             match (key.get_ref().as_ref(), value.get_ref()) {
@@ -193,10 +183,6 @@ impl Recipe {
                 ("target-size", DeValue::String(size)) => {
                     recipe.target =
                         Some(size.parse().map_err(|e: anyhow::Error| bad(at, format!("{e:#}")))?);
-                }
-                ("for", DeValue::String(device)) => {
-                    recipe.device =
-                        Some(device.parse().map_err(|e: anyhow::Error| bad(at, format!("{e:#}")))?);
                 }
                 ("formats", DeValue::Table(lines)) => {
                     for (pattern, choice) in lines {
@@ -207,7 +193,7 @@ impl Recipe {
                         recipe.rules.push(Rule { line, text, pattern: pattern_of, choice });
                     }
                 }
-                (key @ ("about" | "target-size" | "for" | "formats"), other) => {
+                (key @ ("about" | "target-size" | "formats"), other) => {
                     return Err(bad(at, format!("`{key}` cannot be a {}", other.type_str())));
                 }
                 (other, _) => return Err(bad(key.span().start, format!("unknown key `{other}`"))),
@@ -219,16 +205,9 @@ impl Recipe {
         if recipe.rules.is_empty() {
             return Err(bad(0, "no [formats]".into()));
         }
-        let key = match (recipe.target, recipe.device) {
-            (Some(_), _) => "target-size",
-            (None, Some(_)) => "for",
-            (None, None) => return Ok(recipe),
-        };
-        if !recipe.leaves_a_choice() {
-            return Err(bad(
-                0,
-                format!("`{key}` needs a line with several formats to choose from"),
-            ));
+        if recipe.target.is_some() && !recipe.leaves_a_choice() {
+            let what = "`target-size` needs a line with several formats to choose from";
+            return Err(bad(0, what.into()));
         }
         Ok(recipe)
     }
@@ -251,29 +230,8 @@ impl Recipe {
         Ok(self)
     }
 
-    /// The same made for a device; refused where no line leaves a choice.
-    pub fn made_for(mut self, device: DeviceKind) -> Result<Recipe> {
-        if !self.leaves_a_choice() {
-            let what = format!(
-                "recipe {} leaves nothing to choose, so that it is the same for every device",
-                self.name
-            );
-            return Err(Fault::usage(what)
-                .help("leave out --for, or give --target-size too, such as --target-size 9GB")
-                .into());
-        }
-        self.device = Some(device);
-        self.asked += &format!(" --for {}", device.name());
-        Ok(self)
-    }
-
     fn leaves_a_choice(&self) -> bool {
         self.rules.iter().any(|r| matches!(r.choice, Choice::Any(_)))
-    }
-
-    /// The device that a choice is made for; `None` where speed does not count.
-    pub fn device(&self) -> Option<DeviceKind> {
-        self.device
     }
 
     /// The options of `gemma quantize` that ask for it.

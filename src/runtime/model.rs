@@ -4,6 +4,7 @@ use super::Listener;
 use super::find::{Source, find};
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
+use crate::gemma::gguf::repairs;
 use crate::gemma::{Config, Tokenizer, Weights};
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
@@ -42,6 +43,9 @@ impl Model {
         for note in model.weights.notes() {
             listener.note(note);
         }
+        if let Some(repaired) = model.checkpoint().metadata().and_then(repairs) {
+            listener.detail(1, &repaired);
+        }
         Ok(model)
     }
 
@@ -57,7 +61,7 @@ impl Model {
     pub fn tokenizer(&self, listener: &dyn Listener) -> Result<Tokenizer> {
         let start = Instant::now();
         let tokenizer = tokenizer_of(self.checkpoint())?;
-        tokenizer.notes().iter().for_each(|note| listener.note(note));
+        tokenizer.notes().iter().for_each(|note| listener.detail(1, note));
         listener.detail(
             2,
             &format!(
@@ -70,22 +74,27 @@ impl Model {
     }
 }
 
+/// The tokenizer of a model; an error where it has none.
 pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Tokenizer> {
-    let Some(file) = checkpoint.side_file("tokenizer.json")? else {
-        if checkpoint.metadata().is_some() {
-            let what = format!("{} holds no tokenizer", checkpoint.name());
-            return Err(Fault::model(what)
-                .help("use a complete GGUF file, or give token ids where a command takes them")
-                .into());
-        }
-        let what = format!("{} is missing", checkpoint.display("tokenizer.json"));
-        return Err(Fault::model(what)
-            .help("copy tokenizer.json from the model's page into the directory")
-            .into());
-    };
+    own_tokenizer(checkpoint)?.ok_or_else(|| no_tokenizer(checkpoint).into())
+}
+
+/// The tokenizer of a model; `None` where it has none.
+pub fn own_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
+    let Some(file) = checkpoint.side_file("tokenizer.json")? else { return Ok(None) };
     let shown = checkpoint.display("tokenizer.json");
     crate::checkpoint::check_bytes(&shown, &file)?;
-    Tokenizer::from_bytes(&file).with_context(|| format!("reading {shown}"))
+    Tokenizer::from_bytes(&file).map(Some).with_context(|| format!("reading {shown}"))
+}
+
+/// What to say of a model without a tokenizer.
+pub fn no_tokenizer(checkpoint: &Checkpoint) -> Fault {
+    if checkpoint.metadata().is_some() {
+        return Fault::model(format!("{} holds no tokenizer", checkpoint.name()))
+            .help("use a complete GGUF file, or give token ids where a command takes them");
+    }
+    Fault::model(format!("{} is missing", checkpoint.display("tokenizer.json")))
+        .help("copy tokenizer.json from the model's page into the directory")
 }
 
 /// Bytes and parameters of a model's weights as stored.

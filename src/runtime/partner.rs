@@ -3,7 +3,7 @@
 
 use super::drafting::mismatch;
 use super::find::{Source, find};
-use super::model::tokenizer_of;
+use super::model::{no_tokenizer, own_tokenizer};
 use super::options::{DraftFrom, Kv};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{Engine, VocabAdapter};
@@ -15,6 +15,9 @@ use anyhow::{Context, Result};
 /// Seconds of a target's pass from which the larger of the bundled drafts is worth its time.
 const SLOW_PASS: f32 = 0.05;
 
+/// Rows that a table may have more or fewer than its tokenizer has tokens, at most.
+const PADDING: usize = 64;
+
 /// A draft model that speaks the target's language.
 pub struct Partner {
     pub weights: Weights,
@@ -24,22 +27,26 @@ pub struct Partner {
 
 impl Partner {
     /// The model in `checkpoint`, or why it cannot draft for this tokenizer.
+    ///
+    /// A draft without a tokenizer has the target's where it has as many rows, or is one of this
+    /// project's where it has as many as those: a wrong guess here costs speed and no text.
     pub fn new(checkpoint: Checkpoint, tokenizer: &Tokenizer) -> Result<Result<Partner, String>> {
-        if checkpoint.side_file(crate::gemma::reduced::FILE)?.is_none() {
-            let why = mismatch(tokenizer, &tokenizer_of(&checkpoint)?);
-            return Ok(match why {
-                Some(why) => Err(why),
-                None => Ok(Partner { weights: Weights::open(checkpoint)?, spelling: None }),
-            });
-        }
         let rows = crate::gemma::Config::from_json(checkpoint.config())?.vocab;
-        let Some(vocabulary) = ReducedVocabulary::of(&checkpoint, rows)? else {
-            anyhow::bail!("the draft's vocabulary went missing")
-        };
-        if let Some(why) = vocabulary.mismatch(tokenizer) {
+        let mut vocabulary = ReducedVocabulary::of(&checkpoint, rows)?;
+        if vocabulary.is_none() {
+            match own_tokenizer(&checkpoint)?.map(|own| mismatch(tokenizer, &own)) {
+                Some(Some(why)) => return Ok(Err(why)),
+                None if rows.abs_diff(tokenizer.vocab()) > PADDING => {
+                    let known = bundled::gemma_vocabulary(rows);
+                    vocabulary = Some(known.ok_or_else(|| no_tokenizer(&checkpoint))?);
+                }
+                _ => {}
+            }
+        }
+        if let Some(why) = vocabulary.as_ref().and_then(|v| v.mismatch(tokenizer)) {
             return Ok(Err(why));
         }
-        let spelling = Some(vocabulary.spelling(tokenizer));
+        let spelling = vocabulary.map(|vocabulary| vocabulary.spelling(tokenizer));
         Ok(Ok(Partner { weights: Weights::open(checkpoint)?, spelling }))
     }
 

@@ -279,16 +279,41 @@ fn without_a_model_the_sizes_that_fit_are_listed() {
         "{text}"
     );
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    // The largest that is fast enough to be read comes first, a larger one that is not second.
+    for (speed, best, larger) in [
+        ("400", "27b", None),
+        ("40", "12b", Some("27b")),
+        ("20", "4b", Some("27b")),
+        ("0.1", "270m", Some("27b")),
+    ] {
+        let out = elsewhere("32GB", &["--bandwidth", speed]).assert().success();
+        let text = String::from_utf8(out.get_output().stdout.clone()).unwrap();
+        let advice = text.split("Best here: ").nth(1).unwrap().replace('\n', " ");
+        let page = |shape: &str| format!("hf download google/gemma-3-{shape}-");
+        assert!(advice.starts_with(&page(best)), "{speed} GB/s: {advice}");
+        match larger {
+            Some(shape) => {
+                assert!(advice.contains(&format!("{shape} fits too, but at ")), "{advice}");
+                assert!(advice.contains(&page(shape)), "{advice}");
+            }
+            None => assert!(!advice.contains("fits too"), "{advice}"),
+        }
+    }
     // What is about one model wants one; another machine's GPU is unknown.
     for wrong in [
         &["--recipe", "9gb"][..],
-        &["--parallel", "4"],
+        &["--recipe", "9gb", "--parallel", "4"],
         &["27b", "-d", "vulkan"],
         &["27b", "--gpu-layers", "all"],
     ] {
         elsewhere("32GB", wrong).assert().code(2);
     }
     elsewhere("32", &["27b"]).assert().code(2);
+    // The demo, as generate and serve take it.
+    for run in [&["--parallel", "4"][..], &["--cache-ram", "1GB"]] {
+        let plan = json(elsewhere("32GB", &["-c", "2048", "--json"]).args(run));
+        assert_eq!(plan["model"]["name"], "bundled demo model", "{run:?}");
+    }
 }
 
 #[test]

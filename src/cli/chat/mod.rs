@@ -19,7 +19,6 @@ use crate::decode::text::TextStream;
 use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
 use crate::engine::{EngineExt, Timeline};
 use crate::error::{Fault, Kind};
-use crate::gemma::ChatTemplate;
 use crate::runtime::drafting::Drafting;
 use crate::runtime::{self, Started, npu};
 use crate::sampler::{Sampler, SamplerConfig};
@@ -97,7 +96,7 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
     let context = session.context(CONTEXT, ui);
     let Started { target, drafts: drafting, costs, .. } =
         session.start(runtime::Room::of(context), &drafting, true, ui)?;
-    let template = ChatTemplate::from_checkpoint(session.model.checkpoint())?;
+    let template = prompt::chat_template(&session.model, ui)?;
     // Nobody at a terminal wants an answer cut off that did not ask for it.
     let max_tokens = match typed.source("max-tokens") {
         Source::BuiltIn => usize::MAX,
@@ -226,11 +225,11 @@ impl Talk<'_> {
     /// answer yet.
     fn load(&mut self, file: &Path) -> Result<()> {
         let open = self.talk.load(prompt::read_messages(file)?)?;
-        self.say(&format!(
-            "({} messages with their answers from {})",
-            self.talk.turns(),
-            file.display()
-        ))?;
+        let what = match self.talk.turns() {
+            1 => "1 message with its answer".to_owned(),
+            n => format!("{n} messages with their answers"),
+        };
+        self.say(&format!("({what} from {})", file.display()))?;
         match open {
             Some(text) => {
                 self.ui.line(&format!("> {}", clean(&text)));

@@ -1,7 +1,6 @@
 //! A plan for people and for programs.
 
 use super::{DRAFTED, Plan, Report};
-use crate::cli::speeds;
 use crate::cli::table::markdown;
 use crate::cli::ui::paragraph_in;
 use crate::compute::KvFormat;
@@ -101,7 +100,6 @@ impl Report<'_> {
                 "prompt": self.reading,
             },
             "memory_speed": self.speeds,
-            "by_device": speeds::json(&self.by_device),
         })
     }
 
@@ -126,9 +124,6 @@ impl Report<'_> {
                 ),
             );
             text += &say("prompt", &self.prompt());
-        }
-        for (i, line) in speeds::lines(&self.by_device).iter().enumerate() {
-            text += &say(if i == 0 { "elsewhere" } else { "" }, line);
         }
         text += &say("placement", &self.placement.describe());
         if let Some(device) = &self.placement.device {

@@ -14,8 +14,8 @@ use crate::gemma::{Role, Special, Weights};
 use crate::quant::allocate::prior;
 use crate::quant::recipe::{FOR_SIZES, nearest_to, parse_size};
 use crate::quant::{
-    self, Aim, Calibrated, DeviceKind, Importance, Nearest, Options, Plan, Recipe, Solver,
-    calibrate, estimate, unfinished,
+    self, Aim, Calibrated, Importance, Nearest, Options, Plan, Recipe, Solver, calibrate, estimate,
+    unfinished,
 };
 use crate::runtime::driver;
 use crate::runtime::find;
@@ -25,7 +25,7 @@ use crate::runtime::processor::default_threads;
 use crate::tensor::encode::{OnProcessor, TileEncoder};
 use crate::tensor::{Format, Token};
 use crate::util::units::thousands;
-use crate::vulkan::{Vulkan, VulkanTiles, choose, ranked};
+use crate::vulkan::{Vulkan, VulkanTiles, choose};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use progress::{Meter, Stage};
@@ -54,7 +54,7 @@ pub struct Quantize {
     /// llama.cpp's place for a type.
     #[arg(value_name = "TYPE", hide = true)]
     pub kind: Option<String>,
-    /// List the built-in recipes and the formats, with sizes and speeds, and stop
+    /// List the built-in recipes and the formats, with their sizes, and stop
     #[arg(long, conflicts_with_all = ["source", "destination"])]
     pub list: bool,
     /// Which format each tensor gets: seed, int4, 9gb, 10gb, 12gb (see --list) or a TOML file
@@ -65,10 +65,6 @@ pub struct Quantize {
     /// weight
     #[arg(long, value_name = "SIZE", value_parser = aim, conflicts_with_all = ["linear", "embedding"])]
     pub target_size: Option<Aim>,
-    /// Let speed count too in that choice, on a laptop's graphics chip, a graphics card, a processor,
-    /// or the first of these that is here
-    #[arg(long = "for", value_enum, value_name = "DEVICE", conflicts_with_all = ["linear", "embedding"])]
-    pub made_for: Option<MadeFor>,
     /// Instead of a recipe: format of the linear layers, such as i4-g32 or i4-row+h128 [default:
     /// i4-g32]
     #[arg(long, value_name = "FORMAT", alias = "format-weights", value_parser = format)]
@@ -127,35 +123,6 @@ pub enum Container {
     Gguf,
 }
 
-/// What a choice of formats is made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MadeFor {
-    Laptop,
-    Gpu,
-    Cpu,
-    Auto,
-}
-
-impl MadeFor {
-    fn device(self, ui: &Ui) -> DeviceKind {
-        match self {
-            MadeFor::Laptop => DeviceKind::Laptop,
-            MadeFor::Gpu => DeviceKind::Gpu,
-            MadeFor::Cpu => DeviceKind::Cpu,
-            MadeFor::Auto => {
-                let found = Vulkan::open().and_then(|v| v.devices()).unwrap_or_default();
-                let (device, name) = match ranked(&found).into_iter().find(|d| !d.is_cpu) {
-                    Some(d) if d.is_integrated => (DeviceKind::Laptop, d.name.as_str()),
-                    Some(d) => (DeviceKind::Gpu, d.name.as_str()),
-                    None => (DeviceKind::Cpu, "no GPU is found"),
-                };
-                ui.note(format!("--for auto is --for {} here ({name})", device.name()));
-                device
-            }
-        }
-    }
-}
-
 fn format(text: &str) -> Result<Format, String> {
     text.parse().map_err(|e: anyhow::Error| e.to_string())
 }
@@ -189,7 +156,7 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
     let find::Source::Directory(path) = find::find(options.source.as_deref())? else {
         return Err(Fault::usage("gemma quantize needs a source model").into());
     };
-    let recipe = recipe(options, ui)?;
+    let recipe = recipe(options)?;
     let source = Weights::open(
         Checkpoint::open(&path)
             .with_context(|| format!("cannot open the model {}", path.display()))?,
@@ -240,6 +207,9 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
         };
         Plan::new(&source, &recipe, &how, solver, importance)?
     };
+    if let Some(checkpoint) = source.checkpoint() {
+        quant::check_source(checkpoint, &plan, &how)?;
+    }
     if options.dry_run {
         let int4 = Recipe::load("int4")?;
         let int4 = Plan::new(
@@ -335,7 +305,7 @@ fn calibration<'a>(
     };
     let checkpoint = source.checkpoint().context("made-up weights have no tokenizer")?;
     let tokenizer = tokenizer_of(checkpoint)?;
-    tokenizer.notes().iter().for_each(|note| ui.note(note));
+    tokenizer.notes().iter().for_each(|note| ui.detail(1, note));
     let run = tokenizer.encode(&text, Special::Parse)?;
     if run.len() < 2 {
         return Err(Fault::usage("the calibration text is empty")
@@ -411,7 +381,7 @@ fn tile_encoder(device: &str, ui: &Ui) -> Result<Arc<dyn TileEncoder>> {
     Ok(Arc::new(VulkanTiles::new(driver::open(choose(&devices, choice)?, ui)?)?))
 }
 
-fn recipe(options: &Quantize, ui: &Ui) -> Result<Recipe> {
+fn recipe(options: &Quantize) -> Result<Recipe> {
     if options.linear.is_some() || options.embedding.is_some() {
         let (linear, embedding) =
             (options.linear.unwrap_or(Format::I4_G32), options.embedding.unwrap_or(Format::I8_ROW));
@@ -422,12 +392,8 @@ fn recipe(options: &Quantize, ui: &Ui) -> Result<Recipe> {
     } else {
         "int4"
     });
-    let recipe = match options.target_size {
-        Some(size) => Recipe::load(name)?.with_target(size)?,
-        None => Recipe::load(name)?,
-    };
-    match options.made_for {
-        Some(device) => recipe.made_for(device.device(ui)),
-        None => Ok(recipe),
+    match options.target_size {
+        Some(size) => Recipe::load(name)?.with_target(size),
+        None => Recipe::load(name),
     }
 }

@@ -1,12 +1,11 @@
 //! What `gemma quantize` prints: the plan of a dry run, the recipes, the last line.
 
 use super::Quantize;
-use crate::cli::speeds::{self, Speeds};
 use crate::cli::table::markdown;
 use crate::gemma::{Config, Weights};
 use crate::quant::allocate::prior;
 use crate::quant::recipe::BUILT_IN;
-use crate::quant::{DeviceKind, Importance, Nearest, Options, Plan, Recipe, Report};
+use crate::quant::{Importance, Nearest, Options, Plan, Recipe, Report};
 use crate::runtime::Size;
 use crate::runtime::shapes::{Formats, Shape};
 use crate::tensor::Format;
@@ -39,11 +38,7 @@ const FORMATS: [&str; 13] = [
 pub fn list() -> Result<String> {
     let head = ["recipe", "bits (27B)", "27B, GB", "12B, GB", "4B, GB", "1B, GB", "KLD (27B)"];
     let mut table = vec![head.map(str::to_owned).to_vec()];
-    let (mut about, mut speed) = (String::new(), vec![]);
-    let mut fast = |name: &str, bits: f64, error: String, speeds: &Speeds| {
-        let first = [name.to_owned(), format!("{bits:.2}"), error];
-        speed.push(first.into_iter().chain(speeds::cells(speeds)).collect::<Vec<_>>());
-    };
+    let mut about = String::new();
     for (name, _) in BUILT_IN {
         let recipe = Recipe::load(name)?;
         let plans =
@@ -53,34 +48,21 @@ pub fn list() -> Result<String> {
         row.push(plans[0].predicted_kld.map_or(String::new(), figure));
         table.push(row);
         about += &format!("{name:<6}{}\n", recipe.about());
-        fast(name, bits(&plans[0]), String::new(), &speeds::of_plan(&plans[0]));
     }
+    let mut formats = vec![["format", "bits (27B)", "error"].map(str::to_owned).to_vec()];
     for name in FORMATS {
         let format: Format = name.parse()?;
-        let formats = Formats { weights: Some(format), ..Formats::default() };
-        let weights = Shape::B27.weights(&formats)?;
-        let bits = Size::of(&weights)?.bits_per_weight();
-        fast(name, bits, figure(format.distortion()), &speeds::of_weights(&weights)?);
+        let whole = Formats { weights: Some(format), ..Formats::default() };
+        let bits = Size::of(&Shape::B27.weights(&whole)?)?.bits_per_weight();
+        formats.push(vec![name.to_owned(), format!("{bits:.2}"), figure(format.distortion())]);
     }
-    let mut head = ["27B", "bits", "error"].map(str::to_owned).to_vec();
-    head.extend(speeds::heads());
-    speed.insert(0, head);
     let note = "bits: bits per weight, scales included. KLD: nats a token by the planning rule of \
         --dry-run; lower is better.\n\
                 Any other size: --target-size 9.5GB or --target-size 4.5bpw. Any other choice: a \
                 TOML file, see quant/README.md.\n";
-    let known: String = DeviceKind::ALL
-        .map(|device| {
-            format!("{}: {}, {}. ", device.name(), device.costs().about, device.costs().how)
-        })
-        .concat();
-    let speed_note = format!(
-        "laptop, gpu, cpu: tokens a second without drafts; c(16): a pass of 16 rows in passes of \
-            one; prompt: tokens a second.\n{known}\n<: at most, by bytes: not all of its formats \
-            have a figure there. error: of the weights, relative and squared; the\nformats have \
-            the table in i8-row.\n"
-    );
-    Ok(format!("{about}\n{}\n{note}\n{}\n{speed_note}", markdown(&table), markdown(&speed)))
+    let formats_note = "formats of the linear layers, for --linear or a TOML file; the embedding table \
+        is in i8-row.\nerror: relative squared error of the weights.\n";
+    Ok(format!("{about}\n{}\n{note}\n{}\n{formats_note}", markdown(&table), markdown(&formats)))
 }
 
 fn plan_of(shape: Shape, recipe: &Recipe) -> Result<Plan> {
@@ -164,10 +146,11 @@ pub fn describe(
     let mut line = |label: &str, value: String| out += &format!("{label:<14}{value}\n");
     let aim = plan
         .target
-        .map_or(String::new(), |target| format!(", for at most {} bytes", thousands(target)));
-    let device =
-        plan.device.map_or(String::new(), |device| format!(", made for {}", device.name()));
-    line("recipe", plan.recipe.clone() + &aim + &device);
+        .map_or(String::new(), |target| format!(", at most {} bytes", thousands(target)));
+    match plan.asked.strip_prefix("--target-size ") {
+        Some(size) => line("target", size.to_owned() + &aim),
+        None => line("recipe", plan.recipe.clone() + &aim),
+    }
     line("codes", format!("{}; with scales {}", bytes(codes), bytes(codes + scales)));
     line(
         "directory",
@@ -194,9 +177,6 @@ pub fn describe(
             format!("{} nats a token, by the rule 6.5 x distortion{scale}", figure(kld)),
         );
     }
-    for (i, speed) in speeds::lines(&speeds::of_plan(plan)).into_iter().enumerate() {
-        line(if i == 0 { "speed" } else { "" }, speed);
-    }
-    line("", "here: gemma plan -m DST tells it once DST is made".to_owned());
+    line("speed", "gemma plan -m DST predicts it once DST is made".to_owned());
     out
 }

@@ -1,13 +1,14 @@
 //! `gemma.toml`: which files there are, and what each of them may say.
 //!
-//! The rule: nothing that a file in the working directory says may load code or write a file. Who
-//! clones a repository and runs `gemma` in it has not read the `gemma.toml` that came along. What
-//! an option can do is told by the type of its value, so that a new option that writes is kept out
-//! by being declared.
+//! The rule: a file in the working directory may not load code, write a file, open the server to
+//! others or take a guard rail away. A person who clones a repository and runs `gemma` in it has not
+//! read the `gemma.toml` that came along. [`refusal`] tells by the type of an option's value and by
+//! its heading in the help, so that a new option is kept out by being declared.
 
 use crate::cli::destination::Destination;
 use crate::cli::ui::nearest;
 use crate::error::Fault;
+use crate::runtime::lock::DeviceLock;
 use crate::runtime::npu::Npu;
 use crate::runtime::options::MemoryPlace;
 use crate::util::xdg;
@@ -51,13 +52,23 @@ pub fn options_of(command: &clap::Command) -> Options {
     options
 }
 
-/// Whether this value would load code or name a file to write.
-pub fn reaches_out(arg: &Arg, value: &str) -> bool {
+/// Heading of the options that say who reaches the server, and what guards it.
+const EDGE: &str = "Server";
+
+/// Why a file in the working directory must not give an option this value; `None` where it may.
+pub fn refusal(arg: &Arg, value: &str) -> Option<&'static str> {
     let kind = arg.get_value_parser().type_id();
+    if arg.get_help_heading() == Some(EDGE) {
+        return Some("would decide here who reaches the server, or what guards it");
+    }
+    if kind == TypeId::of::<DeviceLock>() {
+        return Some("would decide here whether a run keeps off a device in use");
+    }
     // These take words, such as off, and paths.
     let can_name_a_path = kind == TypeId::of::<Npu>() || kind == TypeId::of::<MemoryPlace>();
     let is_word = value.bytes().all(|byte| byte.is_ascii_lowercase());
-    kind == TypeId::of::<Destination>() || can_name_a_path && !is_word
+    (kind == TypeId::of::<Destination>() || can_name_a_path && !is_word)
+        .then_some("would load code or write a file here")
 }
 
 /// The user's own file.
@@ -157,10 +168,9 @@ impl File {
             toml::Value::Array(values) => values.as_slice(),
             value => std::slice::from_ref(value),
         };
-        if !self.is_users_own
-            && texts.iter().any(|text| reaches_out(option, text.as_str().unwrap_or_default()))
-        {
-            let what = format!("{}: `{key}` would load code or write a file here", place());
+        let refused = texts.iter().find_map(|text| refusal(option, text.as_str().unwrap_or("")));
+        if let Some(why) = refused.filter(|_| !self.is_users_own) {
+            let what = format!("{}: `{key}` {why}", place());
             let own = users_own()
                 .map(|path| format!(", or set it in {}", path.display()))
                 .unwrap_or_default();
@@ -328,7 +338,40 @@ mod tests {
             ("model", "./x", false),
             ("temperature", "1", false),
         ] {
-            assert_eq!(reaches_out(&options[name], value), reaches, "{name} = {value}");
+            assert_eq!(refusal(&options[name], value).is_some(), reaches, "{name} = {value}");
+        }
+    }
+
+    /// A new option of the server's edge is kept out without being named here; the others are
+    /// listed, so that one that moves is noticed.
+    #[test]
+    fn what_guards_the_server_is_not_for_the_working_directory() {
+        let root = definition();
+        let options = options_of(root.find_subcommand("serve").unwrap());
+        let mut allowed = Vec::new();
+        for (name, arg) in &options {
+            let default = arg.get_default_values().first().and_then(|value| value.to_str());
+            if refusal(arg, default.unwrap_or("")).is_none() {
+                allowed.push(name.as_str());
+            }
+        }
+        for name in [
+            "host",
+            "port",
+            "api-key",
+            "api-key-file",
+            "cors-origin",
+            "alias",
+            "max-body",
+            "client-timeout",
+            "grace",
+            "log",
+            "device-lock",
+        ] {
+            assert!(options.contains_key(name) && !allowed.contains(&name), "--{name}");
+        }
+        for name in ["parallel", "cache-ram", "max-queue", "max-tokens", "device", "model"] {
+            assert!(allowed.contains(&name), "--{name}");
         }
     }
 

@@ -9,6 +9,8 @@ mod config;
 pub mod export;
 mod vocab;
 
+pub use vocab::repairs;
+
 use super::weights::Role;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::{Make, Metadata, Presentation};
@@ -107,7 +109,6 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     let mut notes = Vec::new();
     if vocab::is_there(metadata) {
         files.push(("tokenizer.json", vocab::tokenizer_json));
-        notes.extend(vocab::repairs(metadata));
     }
     if metadata.bool(ADD_BOS) == Some(false) {
         notes.push(

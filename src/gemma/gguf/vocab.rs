@@ -53,7 +53,7 @@ pub fn is_placeholder(piece: &str) -> bool {
         || piece.starts_with("<unused") && piece.ends_with('>')
 }
 
-/// The note about control tokens that the file takes for something else.
+/// What is said, to those who want details, of control tokens that the file takes for something else.
 pub fn repairs(metadata: &Metadata) -> Option<String> {
     let (tokens, types) = (metadata.texts(TOKENS)?, metadata.ints(TYPES)?);
     let wrong: Vec<&str> = KNOWN_IDS

@@ -75,7 +75,7 @@ impl Tokenizer {
         Ok(Tokenizer { inner, pieces, control, control_starts, longest, sha256, notes })
     }
 
-    /// What was repaired; worth one line to the user each.
+    /// What was repaired, for those who want details.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
