@@ -2,7 +2,7 @@
 //! the journal.
 
 use super::allocate::prior;
-use super::journal::{Done, Header, Journal, count, places};
+use super::journal::{Done, Found, Header, Journal, count, other_run, places};
 use super::layout::{Entry, Target};
 use super::plan::{Importance, Plan, TILE_ROWS};
 use super::report::{FILE, Report, TensorReport, digits};
@@ -103,7 +103,7 @@ pub fn run(
     check_destination(dst, plan.layout.is_gguf())?;
     let staging = Staging::open(dst)?;
     let header = Header::new(checkpoint, plan, options)?;
-    let (journal, done) =
+    let (journal, found) =
         Journal::open(&staging.journal(), &header, &plan.layout, options.restart)?;
     let mut run = Run {
         source,
@@ -116,14 +116,8 @@ pub fn run(
         weights: 0,
         unsynced: 0,
     };
-    match run.all(&header, done, dst) {
+    match run.all(&header, found, dst) {
         Ok(report) => {
-            if Header::new(checkpoint, plan, options)? != header {
-                staging.discard();
-                let fault =
-                    Fault::model(format!("{} changed while it was read", checkpoint.name()));
-                return Err(fault.help("leave the source alone, and run the command again").into());
-            }
             if options.verify {
                 check_written(&staging, plan, options, tell)?;
             }
@@ -171,6 +165,12 @@ fn check_source(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> Resu
     }
 }
 
+/// Hashes the codes and scales of a matrix that is packed in the source.
+fn packed_hash(matrix: &Matrix<'_>) -> Sha256 {
+    let hash = Sha256::new_with_prefix(&matrix.codes);
+    hash.chain_update(bytemuck::cast_slice::<f16, u8>(&matrix.scales))
+}
+
 /// What goes on from tensor to tensor.
 struct Run<'a> {
     source: &'a Weights,
@@ -187,16 +187,21 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn all(&mut self, header: &Header, found: Vec<Done>, dst: &Path) -> Result<Report> {
+    fn all(&mut self, header: &Header, found: Found, dst: &Path) -> Result<Report> {
         let mut done = Vec::with_capacity(self.plan.layout.entries.len());
+        let Found { done: found, is_moved } = found;
         let claimed = found.len();
         for (line, (entry, offset)) in found.into_iter().zip(places(&self.plan.layout)) {
             if !self.resume(&line, entry, offset)? {
                 break;
             }
+            if is_moved && self.source_hash(entry)? != line.source_sha256 {
+                let begun = format!("before tensor `{}` changed in the source", entry.name);
+                return Err(other_run(&self.staging.journal(), &begun).into());
+            }
             done.push(line);
         }
-        if done.len() < claimed {
+        if done.len() < claimed || is_moved {
             self.journal.keep(header, &done)?;
         }
         if done.is_empty() {
@@ -209,6 +214,10 @@ impl Run<'_> {
         }
         self.journal.sync()?;
         let checkpoint = self.source.checkpoint().context("files went missing")?;
+        if !self.is_source_unchanged(checkpoint, header, &done)? {
+            let fault = Fault::model(format!("{} changed while it was read", checkpoint.name()));
+            return Err(fault.help("leave the source alone, and run the command again").into());
+        }
         let mut hash = Sha256::new();
         done.iter().for_each(|d| hash.update(&d.source_sha256));
         let tensors = self.plan.layout.entries.iter().zip(&done);
@@ -229,6 +238,45 @@ impl Run<'_> {
             self.staging.write(name, &bytes)?;
         }
         Ok(report)
+    }
+
+    /// Whether the source is what it was when `header` was made. A new stamp alone is no change: a
+    /// link or other permissions make one.
+    fn is_source_unchanged(
+        &self,
+        checkpoint: &Checkpoint,
+        header: &Header,
+        done: &[Done],
+    ) -> Result<bool> {
+        let now = Header::new(checkpoint, self.plan, self.options)?;
+        if now.has_stamps_of(header) || !now.continues(header) {
+            return Ok(now.continues(header));
+        }
+        for (entry, line) in self.plan.layout.entries.iter().zip(done) {
+            if self.source_hash(entry)? != line.source_sha256 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// SHA-256 of what the source stores of a tensor, as [`Done::source_sha256`] has it.
+    fn source_hash(&self, entry: &Entry) -> Result<String> {
+        let reader = Reader::open(self.source, entry)?;
+        let hash = match (entry.target, &reader) {
+            (Target::Format(format), Reader::Packed { matrix, .. }) if matrix.format == format => {
+                packed_hash(matrix)
+            }
+            _ => {
+                let mut hash = Sha256::new();
+                reader.pieces(0..entry.rows, &mut |bytes, _| {
+                    hash.update(bytes);
+                    Ok(())
+                })?;
+                hash
+            }
+        };
+        Ok(hex(&hash.finalize()))
     }
 
     /// Writes what a shard still lacks.
@@ -383,11 +431,9 @@ impl Run<'_> {
         matrix: &Matrix<'_>,
         file: &mut Growing,
     ) -> Result<(String, String, f64)> {
-        let mut source_hash = Sha256::new_with_prefix(&matrix.codes);
-        source_hash.update(bytemuck::cast_slice::<f16, u8>(&matrix.scales));
         let mut sink = Sink::new(entry, file);
         sink.matrix(matrix)?;
-        Ok((sink.finish()?, hex(&source_hash.finalize()), 0.0))
+        Ok((sink.finish()?, hex(&packed_hash(matrix).finalize()), 0.0))
     }
 
     /// Codes as they come, then the scales. While a chunk is converted, the next one is read. An
