@@ -3,10 +3,14 @@
 use super::form::new_id;
 use super::options::LogFormat;
 use super::queue::{Figures, Queue};
+use crate::cli::ui::clean;
 use serde_json::json;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Characters of a method that are logged: a client may send any number.
+const LONGEST_METHOD: usize = 20;
 
 /// What a status says where the client went away.
 const GONE: u16 = 499;
@@ -33,8 +37,8 @@ impl Entry {
             id: new_id("req_"),
             queue: queue.clone(),
             format,
-            method: method.to_owned(),
-            path: path.to_owned(),
+            method: clean(&method.chars().take(LONGEST_METHOD).collect::<String>()),
+            path: clean(path),
             begun: Instant::now(),
             status: GONE,
             outcome: "cancelled",
