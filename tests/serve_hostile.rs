@@ -145,6 +145,23 @@ fn heads_that_two_servers_would_read_differently_are_refused() {
     assert_eq!(good(&server), before);
 }
 
+#[test]
+fn what_decides_who_asks_is_said_once() {
+    let server = Server::start(&["--log", "off"]);
+    let asked = |head: &str| status(&server, format!("GET /v1/models {head}\r\n\r\n").as_bytes());
+    let close = "HTTP/1.1\r\nConnection: close\r\nHost: localhost";
+    assert_eq!(asked(close), Some(200));
+    assert_eq!(asked("HTTP/1.0"), Some(200));
+    for head in [
+        "HTTP/1.1\r\nConnection: close",
+        &format!("{close}\r\nHost: localhost"),
+        &format!("{close}\r\nhost: attacker.example"),
+        &format!("{close}\r\nOrigin: http://localhost\r\nOrigin: http://attacker.example"),
+    ] {
+        assert_eq!(asked(head), Some(400), "{head}");
+    }
+}
+
 /// A terminal shows the log, and anybody may ask.
 #[test]
 fn the_log_holds_nothing_that_a_terminal_obeys() {
