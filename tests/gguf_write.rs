@@ -374,3 +374,25 @@ fn the_commands_take_and_make_such_files() {
         assert_eq!(String::from_utf8(output.stdout).unwrap(), text("a.gguf"));
     }
 }
+
+/// A kill between the last rename and the end leaves an empty `files/`.
+#[test]
+fn leftovers_beside_a_finished_file_are_swept() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = open(&source(31, dir.path(), Dtype::Bf16));
+    let (dst, partial) = (dir.path().join("d.gguf"), dir.path().join(".d.gguf.partial"));
+    let again = || {
+        fs::create_dir_all(partial.join("files")).unwrap();
+        fs::write(partial.join("journal"), "{}\n").unwrap();
+        let error = convert(&from, &dst, &inline("i4-g32", "i8-g32"), &GGUF).unwrap_err();
+        assert!(error.to_string().ends_with("exists"), "{error:#}");
+    };
+    fs::write(&dst, "a result").unwrap();
+    again();
+    assert!(!partial.exists());
+    // Work that is not done stays.
+    fs::create_dir_all(partial.join("files")).unwrap();
+    fs::write(partial.join("files/model.gguf"), "half of it").unwrap();
+    again();
+    assert!(partial.exists());
+}

@@ -83,10 +83,15 @@ pub fn partial_of(dst: &Path) -> PathBuf {
     dst.with_file_name(format!(".{name}.partial"))
 }
 
-/// Removes what a run left that was killed after it had moved its files to `dst`.
+/// Removes what a run left that was killed after it had moved its result to `dst`: all of `files`,
+/// or the only file in it.
 pub fn sweep(dst: &Path) {
     let partial = partial_of(dst);
-    if dst.exists() && partial.join("journal").exists() && !partial.join("files").exists() {
+    let is_moved = match fs::read_dir(partial.join("files")) {
+        Ok(mut files) => dst.is_file() && files.next().is_none(),
+        Err(e) => e.kind() == io::ErrorKind::NotFound && dst.exists(),
+    };
+    if is_moved && partial.join("journal").exists() {
         // Only clutter: failing to remove it harms nobody.
         let _ = fs::remove_dir_all(partial);
     }
