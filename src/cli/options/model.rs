@@ -59,7 +59,7 @@ pub struct RunArgs {
     /// fit otherwise.
     #[arg(long, value_enum, default_value_t = Kv::Auto)]
     pub kv: Kv,
-    /// What to do where another process uses the same GPU
+    /// What to do where another process of yours uses the same GPU
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = DeviceLock::Wait)]
     pub device_lock: DeviceLock,
     /// NPU beside the device: auto, off, force, or model
