@@ -58,7 +58,7 @@ impl Header {
         let weights = checkpoint.weight_files().iter().map(String::as_str);
         for file in weights.chain(["config.json"]).chain(SIDE_FILES.iter().copied()) {
             if let Some(digest) = checkpoint.digest(file)? {
-                source.push(SourceFile { name: file.to_owned(), sha256: super::hex(&digest) });
+                source.push(SourceFile { name: file.to_owned(), sha256: crate::util::hex(digest) });
             }
         }
         Ok(Header {
@@ -70,7 +70,7 @@ impl Header {
             asked: plan.asked.clone(),
             recipe_sha256: plan.recipe_sha256.clone(),
             solver: plan.solver.clone(),
-            layout_sha256: super::hex(&hash.finalize()),
+            layout_sha256: crate::util::hex(hash.finalize()),
             shard_bytes: options.shard_bytes,
         })
     }

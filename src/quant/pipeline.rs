@@ -11,12 +11,13 @@ use super::solver::{Nearest, Solver};
 use super::source::Reader;
 use super::staging::{Growing, Staging, check_destination, check_space, partial_of, sweep};
 use super::verify::verify;
-use super::{Options, Recipe, gguf, hex};
+use super::{Options, Recipe, gguf};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Fault, Kind as FaultKind, fault_of};
 use crate::gemma::Weights;
 use crate::tensor::quantize::quantize as nearest;
 use crate::tensor::{Format, Matrix};
+use crate::util::hex;
 use crate::util::threads::{self, Task};
 use anyhow::{Context, Result};
 use half::f16;
@@ -224,7 +225,7 @@ impl Run<'_> {
         let tensors = tensors
             .map(|(e, d)| TensorReport::new(e, d.relative_error, d.sha256.clone()))
             .collect();
-        let report = Report::new(self.plan, tensors, hex(&hash.finalize()));
+        let report = Report::new(self.plan, tensors, hex(hash.finalize()));
         if self.plan.layout.is_gguf() {
             return Ok(report);
         }
@@ -276,7 +277,7 @@ impl Run<'_> {
                 hash
             }
         };
-        Ok(hex(&hash.finalize()))
+        Ok(hex(hash.finalize()))
     }
 
     /// Writes what a shard still lacks.
@@ -366,7 +367,7 @@ impl Run<'_> {
             hash.update(&bytes[..n]);
             at += n as u64;
         }
-        if hex(&hash.finalize()) != line.sha256 {
+        if hex(hash.finalize()) != line.sha256 {
             return Ok(false);
         }
         if let (true, Target::Format(format)) = (whole, entry.target) {
@@ -416,7 +417,7 @@ impl Run<'_> {
             sink.plain(bytes, values)?;
             self.advance(entry, values.len())
         })?;
-        Ok((sink.finish()?, hex(&source_hash.finalize()), 0.0))
+        Ok((sink.finish()?, hex(source_hash.finalize()), 0.0))
     }
 
     /// Tiles of rows that a chunk may have.
@@ -433,7 +434,7 @@ impl Run<'_> {
     ) -> Result<(String, String, f64)> {
         let mut sink = Sink::new(entry, file);
         sink.matrix(matrix)?;
-        Ok((sink.finish()?, hex(&packed_hash(matrix).finalize()), 0.0))
+        Ok((sink.finish()?, hex(packed_hash(matrix).finalize()), 0.0))
     }
 
     /// Codes as they come, then the scales. While a chunk is converted, the next one is read. An
@@ -485,7 +486,7 @@ impl Run<'_> {
             values = ahead.transpose()?.unwrap_or_default();
         }
         let relative = if power > 0.0 { digits(f64::sqrt(error / power), 6) } else { 0.0 };
-        Ok((sink.finish()?, hex(&source_hash.finalize()), relative))
+        Ok((sink.finish()?, hex(source_hash.finalize()), relative))
     }
 }
 
