@@ -8,6 +8,9 @@ pub const FAIL_READS_AFTER: &str = "GEMMA_FAIL_READS_AFTER";
 pub const LOSE_AFTER: &str = "GEMMA_VULKAN_LOSE_AFTER";
 /// Makes a kernel's result wrong: the four numbers of a [`crate::vulkan::InjectedFault`].
 pub const WRONG_RESULT: &str = "GEMMA_VULKAN_FAULT";
+/// Makes commands of the NPU's model fail: a kind and the first command, as in `abort@3`, see
+/// [`crate::npu::host::Fault`].
+pub const NPU_FAULT: &str = "GEMMA_FAIL_NPU";
 /// Makes the child process that tries a driver die (`abort`), die if it asks about matrices
 /// (`abort-whole`), fail (`fail`) or never end (`hang`).
 pub const TRIAL: &str = "GEMMA_VULKAN_TRIAL";

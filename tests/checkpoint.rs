@@ -5,6 +5,7 @@ mod common;
 
 use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
+use gemma::error::{Kind, fault_of};
 use gemma::gemma::{Config, Role, Weights};
 use std::path::Path;
 
@@ -60,6 +61,26 @@ fn all_forms_dtypes_and_shardings_give_equal_weights() {
     assert_eq!(config.eos, [1, 106]);
     assert_eq!(values[0].len(), 160 * 128);
     assert_eq!(f32::from_bits(values[0][7]), model.tensors[0].2[7]);
+}
+
+/// Whatever reads a file that became shorter names it, and says what to do.
+#[test]
+fn weights_that_shrink_after_they_were_opened_are_an_invalid_model() {
+    let dir = tempfile::tempdir().unwrap();
+    TinyModel::tiny(2).write(dir.path(), Form::TextV4, Dtype::Bf16, 1);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let file = dir.path().join("model.safetensors");
+    std::fs::File::options().write(true).open(&file).unwrap().set_len(4096).unwrap();
+    let name = checkpoint.stored()[0].name.clone();
+    for error in [
+        checkpoint.fingerprint().unwrap_err(),
+        checkpoint.read_through().unwrap_err(),
+        checkpoint.read(&name, 0..8192, &mut Vec::new()).unwrap_err(),
+    ] {
+        let fault = fault_of(&error).unwrap_or_else(|| panic!("{error:#}"));
+        assert_eq!(fault.kind, Kind::Model);
+        assert!(fault.what.contains(file.to_str().unwrap()) && fault.help.is_some(), "{fault:?}");
+    }
 }
 
 #[test]

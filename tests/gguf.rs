@@ -29,8 +29,7 @@ fn written(file: &File) -> (TempDir, PathBuf) {
 }
 
 fn hex(text: &Value) -> Vec<u8> {
-    let text = text.as_str().unwrap();
-    (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect()
+    hex::decode(text.as_str().unwrap()).unwrap()
 }
 
 #[test]

@@ -310,7 +310,7 @@ fn grammars_that_take_too_much_are_refused_alone() {
     // Less than any of them would take.
     let script = "ulimit -v 1500000; \"$G\" generate --batch in.jsonl --draft off -o out.jsonl";
     let run = shell::bash(dir.path(), script);
-    assert_eq!(run.code, 1, "{run:?}");
+    assert_eq!(run.code, 0, "{run:?}");
     let replies = fs::read_to_string(dir.path().join("out.jsonl")).unwrap();
     let replies: Vec<Value> =
         replies.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -319,8 +319,10 @@ fn grammars_that_take_too_much_are_refused_alone() {
     for reply in refused {
         let shown: String = reply.to_string().chars().take(300).collect();
         // One that compiles may still be too long an answer.
-        assert!(matches!(reply["error"]["code"].as_u64(), Some(2 | 8)), "{shown}");
+        assert!(matches!(reply["error"]["code"].as_u64(), None | Some(2)), "{shown}");
     }
+    let errors = refused.iter().filter(|reply| !reply["error"].is_null());
+    assert!(errors.count() >= 7, "{replies:?}");
     assert!(["a", "b"].contains(&text(last)), "{last}");
 }
 

@@ -131,7 +131,7 @@ fn truncated_weights_of_any_length() {
         assert!(text.contains(FILE), "{len}: {text}");
     }
     fs::write(path.join(FILE), [&whole[..], &[0]].concat()).unwrap();
-    assert!(refusal(open(&path)).contains("accounts for"));
+    assert!(refusal(open(&path)).contains("not fully covered"));
 }
 
 #[test]

@@ -22,10 +22,11 @@ use gemma::npu::host::{Fault, FaultKind, HostModelAccel, ModelOptions, Open};
 use gemma::npu::session::Session;
 use gemma::runtime::placement::measure::Task;
 use gemma::sampler::SamplerConfig;
+use gemma::testing::NPU_FAULT;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::{Value, json};
-use shell::gemma_in;
+use shell::{BINARY, command, gemma_in, wait};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -344,6 +345,11 @@ fn checkpoint(dir: &Path, letters: usize) -> String {
 
 /// The text of a run and its figures.
 fn generate(dir: &Path, more: &[&str]) -> (String, Value, Vec<String>) {
+    generate_with(dir, more, "")
+}
+
+/// The same on an NPU with a fault, if any.
+fn generate_with(dir: &Path, more: &[&str], fault: &str) -> (String, Value, Vec<String>) {
     let args = [
         "generate",
         "-m",
@@ -359,7 +365,12 @@ fn generate(dir: &Path, more: &[&str]) -> (String, Value, Vec<String>) {
         "--stats",
         "json",
     ];
-    let run = gemma_in(dir, &[&args, more].concat(), b"").ok();
+    let mut command = command(BINARY, dir);
+    command.args(args).args(more);
+    if !fault.is_empty() {
+        command.env(NPU_FAULT, fault);
+    }
+    let run = wait(command, b"").ok();
     let (json, notes): (Vec<&str>, Vec<&str>) = run.err.lines().partition(|l| l.starts_with('{'));
     (
         run.text().to_owned(),
@@ -441,7 +452,7 @@ fn faults_are_one_line_and_the_text_goes_on() {
         for (at, word) in [(0, "running without the NPU"), (4, "the NPU was given up")] {
             let fault = format!("{name}@{at}");
             let (got, figures, notes) =
-                generate(dir.path(), &["--npu", "model", "--npu-fault", &fault, "--draft", "off"]);
+                generate_with(dir.path(), &["--npu", "model", "--draft", "off"], &fault);
             assert_eq!(got, text, "{fault}");
             assert!(notes.len() == 1 && notes[0].contains(word), "{fault}: {notes:?}");
             assert_eq!(figures["npu"]["given_up"].is_string(), at == 4, "{fault}: {figures}");

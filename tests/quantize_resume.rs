@@ -16,6 +16,7 @@ use shell::{BINARY, bash, code, command, gemma_in};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
@@ -178,42 +179,85 @@ fn another_run_is_never_continued() {
     let other = Recipe::inline("i4-g64".parse().unwrap(), "i8-row".parse().unwrap());
     refused(&other, &options(), "i4-g32");
     refused(&recipe(), &Options { shard_bytes: 1_000_000, ..options() }, "other options");
-    // The same length, another time.
+    // Other bytes of the same length and time.
     let weights = case.at("src/model-00002-of-00002.safetensors");
     let bytes = fs::read(&weights).unwrap();
-    fs::File::options()
-        .write(true)
-        .open(&weights)
-        .unwrap()
-        .set_modified(std::time::UNIX_EPOCH)
-        .unwrap();
+    change(&weights, bytes.len() - 1);
     refused(&recipe(), &options(), "model-00002-of-00002.safetensors changed");
-    fs::write(&weights, &bytes).unwrap();
+    change(&weights, bytes.len() - 1);
+    assert!(fs::read(&weights).unwrap() == bytes);
     let restart = Options { restart: true, ..options() };
     quantize(&case.source(), &dst, &recipe(), &restart, &mut |_| Ok(())).unwrap();
+    case.assert_whole();
+}
+
+/// Turns over a low bit of a byte, and gives the file its old time.
+fn change(file: &Path, at: usize) {
+    let modified = fs::metadata(file).unwrap().modified().unwrap();
+    let file = fs::File::options().read(true).write(true).open(file).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at as u64).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at as u64).unwrap();
+    file.set_modified(modified).unwrap();
+}
+
+/// Where a large shard is not sampled, the tensors that are done prove that it is the same.
+#[test]
+fn a_source_of_the_same_length_and_time_is_never_mixed_in() {
+    let mut case = Case::new(9);
+    larger().write(&case.at("src"), Form::TextV5, Dtype::Bf16, 1);
+    let (dst, weights) = (case.at("dst"), case.at("src/model.safetensors"));
+    let bytes = fs::read(&weights).unwrap();
+    // The first tensor is the largest, and the samples have 4 kB of each 1/63.
+    let between = bytes.len() / 63 * 3 / 2;
+    stopped(&case.source(), &dst, &options(), 20).unwrap_err();
+    change(&weights, between);
+    let error = finish(&case.source(), &dst).unwrap_err();
+    assert_eq!(fault_of(&error).unwrap().kind, Kind::Usage);
+    assert!(error.to_string().contains("changed in the source"), "{error:#}");
+    assert_eq!(unfinished(&dst).unwrap().done, 20, "what is there stays");
+    change(&weights, between);
+    // A copy with times of its own goes on, more than once.
+    let _ = fs::remove_dir_all(case.at("whole"));
+    finish(&case.source(), &case.at("whole")).unwrap();
+    case.undisturbed = files(&case.at("whole"));
+    fs::rename(case.at("src"), case.at("old")).unwrap();
+    fs::create_dir(case.at("src")).unwrap();
+    for name in names(&case.at("old")) {
+        fs::copy(case.at("old").join(&name), case.at("src").join(&name)).unwrap();
+    }
+    fs::remove_dir_all(case.at("old")).unwrap();
+    stopped(&case.source(), &dst, &options(), 25).unwrap_err();
+    assert_eq!(unfinished(&dst).unwrap().done, 25);
+    finish(&case.source(), &dst).unwrap();
     case.assert_whole();
 }
 
 #[test]
 fn a_source_that_changes_meanwhile_is_noticed() {
     let case = Case::new(4);
-    let (source, dst, mut calls) = (case.source(), case.at("dst"), 0);
-    let config = case.at("src/config.json");
-    let error = quantize(&source, &dst, &recipe(), &options(), &mut |_| {
-        calls += 1;
-        if calls == 10 {
-            fs::File::options()
-                .write(true)
-                .open(&config)
-                .unwrap()
-                .set_modified(std::time::UNIX_EPOCH)
-                .unwrap();
-        }
-        Ok(())
-    });
-    let error = error.unwrap_err();
-    assert!(error.to_string().contains("changed while"), "{error:#}");
-    assert_eq!(names(case.dir.path()), ["src", "whole"]);
+    let (dst, shard) = (case.at("dst"), case.at("src/model-00001-of-00002.safetensors"));
+    let last = fs::metadata(&shard).unwrap().len() as usize - 1;
+    let run = |meanwhile: &dyn Fn()| {
+        let mut calls = 0;
+        quantize(&case.source(), &dst, &recipe(), &options(), &mut |_| {
+            calls += 1;
+            if calls == 10 {
+                meanwhile();
+            }
+            Ok(())
+        })
+    };
+    for (file, at) in [(case.at("src/config.json"), 3), (shard.clone(), last)] {
+        let error = run(&|| change(&file, at)).unwrap_err();
+        assert!(error.to_string().contains("changed while"), "{error:#}");
+        assert_eq!(names(case.dir.path()), ["src", "whole"]);
+        change(&file, at);
+    }
+    // A second link changes the inode, and no byte.
+    run(&|| fs::hard_link(&shard, case.at("link")).unwrap()).unwrap();
+    fs::remove_file(case.at("link")).unwrap();
+    case.assert_whole();
 }
 
 #[test]
@@ -361,7 +405,9 @@ fn a_read_error_names_the_tensor_and_keeps_what_is_done() {
     let dir = tempfile::tempdir().unwrap();
     larger().write(&dir.path().join("src"), Form::TextV5, Dtype::Bf16, 1);
     let mut kept = false;
-    for reads in [0, 1, 2, 3, 4, 6] {
+    // The samples that tell one source from another.
+    let samples = 64;
+    for reads in [0, 1, 2, 3, 4, 6].map(|reads| samples + reads) {
         let run = bash(
             dir.path(),
             &format!("GEMMA_FAIL_READS_AFTER={reads} \"$G\" {}", LARGER.join(" ")),

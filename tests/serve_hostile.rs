@@ -164,6 +164,44 @@ fn heads_that_two_servers_would_read_differently_are_refused() {
 }
 
 #[test]
+fn what_decides_who_asks_is_said_once() {
+    let server = Server::start(&["--log", "off"]);
+    let asked = |head: &str| status(&server, format!("GET /v1/models {head}\r\n\r\n").as_bytes());
+    let close = "HTTP/1.1\r\nConnection: close\r\nHost: localhost";
+    assert_eq!(asked(close), Some(200));
+    assert_eq!(asked("HTTP/1.0"), Some(200));
+    for head in [
+        "HTTP/1.1\r\nConnection: close",
+        &format!("{close}\r\nHost: localhost"),
+        &format!("{close}\r\nhost: attacker.example"),
+        &format!("{close}\r\nOrigin: http://localhost\r\nOrigin: http://attacker.example"),
+    ] {
+        assert_eq!(asked(head), Some(400), "{head}");
+    }
+}
+
+/// A terminal shows the log, and anybody may ask.
+#[test]
+fn the_log_holds_nothing_that_a_terminal_obeys() {
+    for format in ["text", "json"] {
+        let server = Server::start(&["--log", format]);
+        let ask = |method: &str, path: &str| {
+            let bytes = request("localhost", method, path, "", "");
+            assert!(status(&server, &bytes).is_some_and(|status| status >= 400), "{path}");
+        };
+        ask("GET", "/\u{9b}31m\u{9d}0;title\u{9c}\u{202e}gnp.exe\u{2066}");
+        ask(&"M".repeat(30_000), "/");
+        server.signal(libc::SIGTERM);
+        let (_, said) = server.wait();
+        let obeyed =
+            |c: char| c != '\n' && (c.is_control() || ('\u{202a}'..'\u{206f}').contains(&c));
+        assert!(!said.contains(obeyed), "{said:?}");
+        assert!(said.contains("gnp.exe"), "{said}");
+        assert!(said.lines().all(|line| line.len() < 1000), "{said}");
+    }
+}
+
+#[test]
 fn strangers_need_a_key_and_pages_an_origin() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("keys"), "first-key\n\nsecond-key\n").unwrap();

@@ -244,7 +244,7 @@ fn a_shown_configuration_can_be_saved() {
     for line in ["# temp = ", "# top-k = ", "# npu = \"model:x.so\"", "max-tokens = 7 "] {
         assert!(text.lines().any(|l| l.starts_with(line)), "{line}: {text}");
     }
-    assert!(!text.contains("npu-fault") && !text.contains("isa"), "{text}");
+    assert!(!text.contains("isa"), "{text}");
     fs::write(dir.path().join("gemma.toml"), &text).unwrap();
     let again = gemma_in(dir.path(), &["generate", "--print-config"], b"").ok();
     assert!(

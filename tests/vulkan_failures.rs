@@ -63,6 +63,8 @@ fn a_device_in_use_is_waited_for_or_refused() {
         std::fs::File::create(gemma::runtime::lock::file(runtime.path(), &info.name, info.index))
             .unwrap();
     lock.lock().unwrap();
+    std::fs::write(gemma::runtime::lock::file(runtime.path(), &info.name, info.index), "4711\n")
+        .unwrap();
     // A device that is lost at once ends what got as far as the device.
     let generate = || {
         let mut command = generate("vulkan");
@@ -71,7 +73,7 @@ fn a_device_in_use_is_waited_for_or_refused() {
     };
     let refused = generate().args(["--device-lock", "fail"]).assert().code(4);
     refused.stderr(
-        predicates::str::contains("another process")
+        predicates::str::contains("process 4711")
             .and(predicates::str::contains("--device-lock wait")),
     );
     generate()

@@ -1,13 +1,10 @@
 //! The header of a safetensors file: 8 bytes of length, JSON, then the data that its offsets cut
-//! up.
-//!
-//! Parsed here rather than by the `safetensors` crate so that a refusal names the tensor and what
-//! is wrong with it, and so that duplicate names are seen at all (a JSON map silently keeps the
-//! last). Spec: huggingface.co/docs/safetensors.
+//! up. The `safetensors` crate parses and checks it; refusals here name the file and a remedy.
 
 use super::view::Dtype;
 use crate::error::Fault;
 use anyhow::Result;
+use safetensors::SafeTensors;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::collections::HashSet;
 use std::fmt;
@@ -15,6 +12,9 @@ use std::ops::Range;
 
 /// The longest header that is believed.
 pub const MAX_HEADER: usize = 100_000_000;
+
+/// More than any file has.
+const MOST_ELEMENTS: u64 = 1 << 48;
 
 /// One tensor of a file.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,44 +26,29 @@ pub struct Entry {
     pub range: Range<usize>,
 }
 
-#[derive(serde::Deserialize)]
-struct RawEntry {
-    dtype: String,
-    shape: Vec<usize>,
-    data_offsets: [usize; 2],
-}
+/// The name that a JSON object has twice, if any: a map would silently keep the last one.
+struct Duplicate(Option<String>);
 
-/// The header's map with its duplicates.
-struct RawHeader(Vec<(String, RawEntry)>);
-
-impl<'de> Deserialize<'de> for RawHeader {
+impl<'de> Deserialize<'de> for Duplicate {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = RawHeader;
+        struct Names;
+        impl<'de> Visitor<'de> for Names {
+            type Value = Duplicate;
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 f.write_str("a map from tensor names to dtype, shape and data_offsets")
             }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == "__metadata__" {
-                        map.next_value::<IgnoredAny>()?;
-                    } else {
-                        entries.push((name, map.next_value()?));
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Duplicate, A::Error> {
+                let (mut names, mut twice) = (HashSet::new(), None);
+                while let Some((name, _)) = map.next_entry::<String, IgnoredAny>()? {
+                    if !names.insert(name.clone()) {
+                        twice = Some(name);
                     }
                 }
-                Ok(RawHeader(entries))
+                Ok(Duplicate(twice))
             }
         }
-        deserializer.deserialize_map(Entries)
+        deserializer.deserialize_map(Names)
     }
-}
-
-/// A damaged file, with the usual remedy.
-fn damaged(file: &str, what: impl fmt::Display) -> Fault {
-    Fault::model(format!("{file}: {what}"))
-        .help("the file is damaged or was not fully downloaded: fetch it again")
 }
 
 /// Reads and checks the header of a whole file: every tensor lies inside it, none overlaps another,
@@ -71,99 +56,36 @@ fn damaged(file: &str, what: impl fmt::Display) -> Fault {
 ///
 /// `file` is only named in errors. Tensors come back in the order of their data.
 pub fn parse(file: &str, bytes: &[u8]) -> Result<Vec<Entry>> {
-    let len = bytes.len();
     super::foreign::check_bytes(file, bytes)?;
-    let Some((prefix, rest)) = bytes.split_first_chunk::<8>() else {
-        return Err(damaged(
-            file,
-            format!("it is {len} bytes long; a safetensors file has at least 8"),
-        )
-        .into());
+    let damaged = |what: &dyn fmt::Display| {
+        Fault::model(format!("{file} (of {} bytes): {what}", bytes.len()))
+            .help("the file is damaged or was not fully downloaded: fetch it again")
     };
-    let header_len = u64::from_le_bytes(*prefix);
-    if header_len > MAX_HEADER as u64 {
-        let what = format!(
-            "it claims a header of {header_len} bytes; more than {MAX_HEADER} is not believed"
-        );
-        return Err(damaged(file, what).help("this is probably not a safetensors file").into());
+    let (length, header) = SafeTensors::read_metadata(bytes).map_err(|e| damaged(&e))?;
+    let Duplicate(twice) = serde_json::from_slice(&bytes[8..8 + length])?;
+    if let Some(name) = twice {
+        return Err(damaged(&format_args!("tensor `{name}` is listed twice")).into());
     }
-    let header_len = header_len as usize;
-    let Some(header) = rest.get(..header_len) else {
-        return Err(damaged(
-            file,
-            format!("it claims a header of {header_len} bytes but is {len} bytes long"),
-        )
-        .into());
-    };
-    let RawHeader(raw) = serde_json::from_slice(header)
-        .map_err(|e| damaged(file, format!("its header is not valid JSON: {e}")))?;
-    let mut names = HashSet::new();
-    let mut entries = Vec::with_capacity(raw.len());
-    for (name, raw) in raw {
-        if !names.insert(name.clone()) {
-            return Err(damaged(file, format!("tensor `{name}` is listed twice")).into());
+    let mut infos: Vec<_> = header.tensors().into_iter().collect();
+    infos.sort_by_key(|(_, info)| info.data_offsets);
+    let entries = infos.into_iter().map(|(name, info)| {
+        let shape = &info.shape;
+        let Ok(dtype) = info.dtype.to_string().parse::<Dtype>() else {
+            let what = format!("{file}: tensor `{name}` has the dtype {}", info.dtype);
+            return Err(Fault::model(what).help("weights must be BF16, F16 or F32").into());
+        };
+        // An empty tensor has no bytes to bound its other dimensions; sizes are products of those
+        // too.
+        let room = shape.iter().try_fold(1, |n: u64, d| n.checked_mul(1.max(*d as u64)));
+        if room.is_none_or(|room| room > MOST_ELEMENTS) {
+            let what = format!("tensor `{name}` has the impossible shape {shape:?}");
+            return Err(damaged(&what).into());
         }
-        entries.push(check(file, name, raw, 8 + header_len, len)?);
-    }
-    entries.sort_by_key(|e| (e.range.start, e.range.end));
-    let mut end = 8 + header_len;
-    for entry in &entries {
-        if entry.range.start != end {
-            let what = if entry.range.start < end {
-                "overlaps the tensor before it"
-            } else {
-                "leaves a gap before it"
-            };
-            return Err(damaged(file, format!("tensor `{}` {what}", entry.name)).into());
-        }
-        end = entry.range.end;
-    }
-    if end != len {
-        return Err(damaged(
-            file,
-            format!("its header accounts for {end} bytes but the file has {len}"),
-        )
-        .into());
-    }
-    Ok(entries)
-}
-
-/// More than any file has.
-const MOST_ELEMENTS: u64 = 1 << 48;
-
-/// One entry against its own claims and the length of the file.
-fn check(file: &str, name: String, raw: RawEntry, data_start: usize, len: usize) -> Result<Entry> {
-    let bad = |what: String| damaged(file, format!("tensor `{name}` {what}"));
-    let Ok(dtype) = raw.dtype.parse::<Dtype>() else {
-        return Err(bad(format!("has the unknown dtype {:?}", raw.dtype))
-            .help("weights must be BF16, F16 or F32")
-            .into());
-    };
-    let [begin, end] = raw.data_offsets;
-    let size = raw.shape.iter().try_fold(dtype.bytes(), |n, d| n.checked_mul(*d));
-    // An empty tensor has no bytes to bound its other dimensions; sizes are products of those too.
-    let room = raw.shape.iter().try_fold(1, |n: u64, d| n.checked_mul(1.max(*d as u64)));
-    let is_possible = room.is_some_and(|room| room <= MOST_ELEMENTS);
-    let Some(size) = size.filter(|_| is_possible) else {
-        return Err(bad(format!("has the impossible shape {:?}", raw.shape)).into());
-    };
-    if end.checked_sub(begin) != Some(size) {
-        let what =
-            format!("of {dtype} {:?} needs {size} bytes but has offsets {begin}..{end}", raw.shape);
-        return Err(bad(what).into());
-    }
-    match (data_start.checked_add(begin), data_start.checked_add(end)) {
-        (Some(start), Some(stop)) if stop <= len => {
-            Ok(Entry { name, dtype, shape: raw.shape, range: start..stop })
-        }
-        _ => {
-            let have = len - data_start;
-            Err(bad(format!(
-                "ends at byte {end} of the data, but the file holds only {have}: it is truncated"
-            ))
-            .into())
-        }
-    }
+        let (start, end) = info.data_offsets;
+        let range = 8 + length + start..8 + length + end;
+        Ok(Entry { name, dtype, shape: shape.clone(), range })
+    });
+    entries.collect()
 }
 
 #[cfg(test)]
@@ -194,39 +116,35 @@ mod tests {
     }
 
     #[test]
-    fn lies_are_named() {
+    fn lies_are_refused() {
         let one = |dtype: &str, shape: &str, offsets: &str| {
             format!(r#"{{"t":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#)
         };
-        assert!(refusal(&one("F32", "[2]", "[0,8]"), 4).contains("truncated"));
-        assert!(refusal(&one("F32", "[2]", "[0,8]"), 12).contains("accounts for"));
-        assert!(refusal(&one("F32", "[2]", "[0,4]"), 4).contains("needs 8 bytes"));
-        assert!(refusal(&one("F32", "[2]", "[8,0]"), 8).contains("needs 8 bytes"));
-        assert!(refusal(&one("F9", "[2]", "[0,8]"), 8).contains("unknown dtype"));
+        assert!(refusal(&one("F32", "[2]", "[0,8]"), 4).contains("not fully covered"));
+        assert!(refusal(&one("F32", "[2]", "[0,8]"), 12).contains("not fully covered"));
+        assert!(refusal(&one("F32", "[2]", "[0,4]"), 4).contains("invalid"));
+        assert!(refusal(&one("F32", "[2]", "[8,0]"), 8).contains("`t`"));
+        assert!(refusal(&one("F9", "[2]", "[0,8]"), 8).contains("F9"));
+        assert!(refusal(&one("F8_E8M0", "[2]", "[0,2]"), 2).contains("`t` has the dtype"));
         assert!(
-            refusal(&one("U8", "[4294967296,4294967296]", "[0,0]"), 0).contains("impossible shape")
+            refusal(&one("U8", "[4294967296,4294967296]", "[0,0]"), 0).contains("overflow")
                 && refusal(&one("U8", "[0,9223372036854775807]", "[0,0]"), 0)
                     .contains("impossible")
         );
         assert!(
             refusal(&one("U8", "[0]", "[18446744073709551615,18446744073709551615]"), 0)
-                .contains("truncated")
+                .contains("offset")
         );
-        assert!(refusal(&one("U8", "[4]", "[2,6]"), 6).contains("gap"));
+        assert!(refusal(&one("U8", "[4]", "[2,6]"), 6).contains("`t`"));
         assert!(refusal(&one("U8", "[-1]", "[0,1]"), 1).contains("JSON"));
         let two = r#"{"t":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"u":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}"#;
-        assert!(refusal(two, 6).contains("`u` overlaps"));
+        assert!(refusal(two, 6).contains("`u`"));
         let twice = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
         assert!(refusal(twice, 1).contains("listed twice"));
         assert!(refusal("[]", 0).contains("JSON"));
         assert!(refusal("{} x", 0).contains("JSON"));
-        assert!(parse("f", &[]).unwrap_err().to_string().contains("0 bytes"));
-        assert!(parse("f", &[255; 64]).unwrap_err().to_string().contains("not believed"));
-        assert!(
-            parse("f", &[99, 0, 0, 0, 0, 0, 0, 0, b'{'])
-                .unwrap_err()
-                .to_string()
-                .contains("is 9 bytes long")
-        );
+        assert!(parse("f", &[]).unwrap_err().to_string().contains("of 0 bytes"));
+        assert!(parse("f", &[255; 64]).unwrap_err().to_string().contains("too large"));
+        assert!(parse("f", &[99, 0, 0, 0, 0, 0, 0, 0, b'{']).is_err());
     }
 }

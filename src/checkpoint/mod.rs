@@ -16,6 +16,7 @@ mod store;
 mod view;
 
 pub use foreign::check_bytes;
+pub use store::Stamp;
 pub use view::{Dtype, TensorView};
 
 use crate::error::Fault;
@@ -261,17 +262,15 @@ impl Checkpoint {
     /// what loading takes. Returns their bytes.
     pub fn read_through(&self) -> Result<u64> {
         threads::prepare_common_pool();
-        let pieces = self
-            .shards
-            .iter()
-            .flat_map(|shard| (0..shard.len()).step_by(PIECE).map(move |at| (shard, at)));
+        let pieces =
+            self.shards.iter().enumerate().flat_map(|(shard, bytes)| {
+                (0..bytes.len()).step_by(PIECE).map(move |at| (shard, at))
+            });
         pieces.collect::<Vec<_>>().into_par_iter().try_for_each_init(
             || vec![0; PIECE],
             |buffer, (shard, at)| {
-                let size = PIECE.min(shard.len() - at);
-                shard
-                    .read_at(at, &mut buffer[..size])
-                    .with_context(|| format!("reading {}", self.name))
+                let size = PIECE.min(self.shards[shard].len() - at);
+                self.read_shard(shard, at, &mut buffer[..size], &format_args!("byte {at}"))
             },
         )?;
         Ok(self.shards.iter().map(|shard| shard.len() as u64).sum())
@@ -288,12 +287,6 @@ impl Checkpoint {
     /// Names of the files that hold the weights.
     pub fn weight_files(&self) -> &[String] {
         &self.shard_names
-    }
-
-    /// Length and time of the last change (ns since 1970) of one of its files; `None` when there is
-    /// none.
-    pub fn stamp(&self, file: &str) -> Result<Option<(u64, i64)>> {
-        self.store.stamp(file)
     }
 
     fn view<'a>(&'a self, shard: usize, entry: &'a header::Entry) -> TensorView<'a> {

@@ -76,21 +76,28 @@ impl Checkpoint {
         let (length, tensor) = (entry.range.len(), &entry.name);
         let inside = at.checked_add(out.len()).is_some_and(|end| end <= length);
         ensure!(inside, "{} bytes at {at} lie outside tensor `{tensor}` of {length}", out.len());
-        let file = || {
-            self.shard_names
-                .get(*shard)
-                .map_or_else(|| self.name.clone(), |name| self.store.display(name))
-        };
-        self.shards[*shard].read_at(entry.range.start + at, out).map_err(|e| match e.kind() {
-            std::io::ErrorKind::UnexpectedEof => {
-                let fault = Fault::model(format!(
-                    "{}: tensor `{tensor}` is cut off: the file became shorter",
-                    file()
-                ));
-                anyhow::Error::new(fault.help("fetch the file again"))
-            }
-            _ => {
-                anyhow::Error::new(e).context(format!("reading tensor `{tensor}` from {}", file()))
+        let what = format_args!("tensor `{tensor}`");
+        self.read_shard(*shard, entry.range.start + at, out, &what)
+    }
+
+    /// Reads bytes of a weight file from `at` on; errors call them `what`.
+    pub(super) fn read_shard(
+        &self,
+        shard: usize,
+        at: usize,
+        out: &mut [u8],
+        what: &dyn std::fmt::Display,
+    ) -> Result<()> {
+        self.shards[shard].read_at(at, out).map_err(|e| {
+            let name = self.shard_names.get(shard);
+            let file = name.map_or_else(|| self.name.clone(), |name| self.store.display(name));
+            match e.kind() {
+                std::io::ErrorKind::UnexpectedEof => {
+                    let fault =
+                        Fault::model(format!("{file}: {what} is cut off: the file became shorter"));
+                    fault.help("fetch the file again").into()
+                }
+                _ => anyhow::Error::new(e).context(format!("reading {what} from {file}")),
             }
         })
     }

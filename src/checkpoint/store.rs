@@ -5,6 +5,7 @@ use crate::testing;
 use crate::util::json;
 use anyhow::Result;
 use memmap2::Mmap;
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -18,6 +19,19 @@ const MAX_SIDE_FILE: u64 = 512 << 20;
 pub enum Store {
     Directory(PathBuf),
     Memory(String, Vec<(&'static str, &'static [u8])>),
+}
+
+/// What the file system says of an open file. Equal stamps mean equal bytes: no program can set the
+/// time at which an inode changed. All zero but for the length where the file is in the binary.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    bytes: u64,
+    /// When the content changed: seconds since 1970, and nanoseconds.
+    modified: (i64, i64),
+    /// When the inode changed.
+    changed: (i64, i64),
+    inode: u64,
+    device: u64,
 }
 
 /// The bytes of one file.
@@ -53,6 +67,21 @@ impl Bytes {
                 Ok(())
             }
         }
+    }
+
+    pub fn stamp(&self) -> std::io::Result<Stamp> {
+        use std::os::unix::fs::MetadataExt;
+        let Bytes::Mapped(_, file) = self else {
+            return Ok(Stamp { bytes: self.len() as u64, ..Stamp::default() });
+        };
+        let meta = file.metadata()?;
+        Ok(Stamp {
+            bytes: meta.len(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+            inode: meta.ino(),
+            device: meta.dev(),
+        })
     }
 
     /// Tells the system that these bytes will not be needed soon.
@@ -191,25 +220,6 @@ impl Store {
                 let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
                 Ok(Bytes::Mapped(map, file))
             }
-        }
-    }
-
-    /// Length and time of the last change of a file, in ns since 1970; zero for what is in the
-    /// binary. `None`: no such file.
-    pub fn stamp(&self, file: &str) -> Result<Option<(u64, i64)>> {
-        use std::os::unix::fs::MetadataExt;
-        match self {
-            Store::Memory(_, files) => {
-                Ok(files.iter().find(|(n, _)| *n == file).map(|(_, bytes)| (bytes.len() as u64, 0)))
-            }
-            Store::Directory(dir) => match std::fs::metadata(dir.join(file)) {
-                Ok(meta) => Ok(Some((
-                    meta.len(),
-                    meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec()),
-                ))),
-                Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-                Err(e) => Err(unreadable(&self.display(file), &e).into()),
-            },
         }
     }
 

@@ -1,7 +1,4 @@
-//! `gemma eval`: how likely a model finds a text, alone or against a reference, and whether its own
-//! texts end in loops.
-
-mod writing;
+//! `gemma eval`: how likely a model finds a text, alone or against a reference.
 
 use super::destination::Destination;
 use super::output::print;
@@ -21,7 +18,6 @@ use clap::{Args, ValueHint};
 use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use writing::Assignment;
 
 #[derive(Debug, Args)]
 pub struct Eval {
@@ -47,16 +43,6 @@ pub struct Eval {
     /// Tokens at the start of each window that are context only and not scored
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub skip: usize,
-    /// Also let the model, and the reference, write on from N places of the texts, greedily and by
-    /// sampling at temperature 1, and count the runs that end in a loop
-    ///
-    /// A run loops where its end repeats up to 64 tokens at least four times. With a reference the
-    /// differences are of pairs: the same beginning, the same seed.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
-    pub degeneration: Option<u16>,
-    /// Most tokens of such a run
-    #[arg(long, value_name = "N", default_value_t = 512, requires = "degeneration")]
-    pub run_tokens: usize,
     /// One JSON object with the figures of every token
     #[arg(long)]
     pub json: bool,
@@ -85,11 +71,9 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
         let what = format!("--skip {} leaves nothing of windows of {window} tokens", options.skip);
         return Err(Fault::usage(what).help("skip fewer, or give a larger --ctx-size").into());
     }
-    let assignment = Assignment::of(options, &model, &parts, ui)?;
-    let room = window.max(assignment.as_ref().map_or(0, Assignment::context));
     let pool = load::pool(&run)?;
     let load =
-        |model: &Model| load::load(&model.weights, &model.name, &run, Room::of(room), &pool, ui);
+        |model: &Model| load::load(&model.weights, &model.name, &run, Room::of(window), &pool, ui);
     let mut engine = load(&model)?.engine;
     let total: u64 = parts.iter().map(|p| p.1.len() as u64).sum();
     let bar = ui.bar("evaluating", total);
@@ -105,8 +89,7 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
         };
         (Task { ids, window, skip: options.skip }, hear)
     });
-    let mut others_texts = None;
-    let (mut json, mut text) = match &options.reference {
+    let (json, text) = match &options.reference {
         None => {
             let figures: Vec<Figures> = tasks
                 .map(|(task, mut progress)| {
@@ -131,11 +114,6 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
                 _ => None,
             };
             let mut found = Vec::new();
-            // A reference whose states are stored is loaded only where it has to write.
-            let mut other = match (&stored, &assignment) {
-                (Some(_), None) => None,
-                _ => Some(load(&reference)?.engine),
-            };
             if let (Some(states), Some(head)) = (&stored, &head) {
                 let dim = reference.config().dim;
                 let mut rest = &states.hidden[..];
@@ -149,7 +127,8 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
                     )?);
                     rest = others;
                 }
-            } else if let Some(other) = &mut other {
+            } else {
+                let mut other = load(&reference)?.engine;
                 let mut hidden = Vec::new();
                 tasks.try_for_each(|(task, mut progress)| -> Result<()> {
                     let side = match head {
@@ -162,9 +141,6 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
                 if let (Some(file), Some(head)) = (&options.states, &head) {
                     file.write(&States { hidden }.to_bytes(head, &ids, window)?)?;
                 }
-            }
-            if let (Some(assignment), Some(other)) = (&assignment, &mut other) {
-                others_texts = Some(assignment.write(other.as_mut(), "the reference", ui)?);
             }
             let whole = if found.len() == 1 { found[0].clone() } else { Comparison::all(&found) };
             render(&parts, &found, &whole, |c| {
@@ -180,12 +156,6 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
         }
     };
     bar.finish_and_clear();
-    if let Some(assignment) = &assignment {
-        let own = assignment.write(engine.as_mut(), "the model", ui)?;
-        let (found, lines) = writing::render(assignment, &own, others_texts.as_ref())?;
-        json["degeneration"] = found;
-        text += &lines;
-    }
     npu::say(engine.as_ref(), ui);
     print(&if options.json { format!("{json}\n") } else { text })?;
     Ok(0)

@@ -96,7 +96,6 @@ The second is made in the working directory, and run with: gemma chat -m ./gemma
 Examples:
   gemma eval TEXT.txt
   gemma eval -m SMALLER --reference MODEL prose=A.txt code=B.txt
-  gemma eval -m SMALLER --reference MODEL --degeneration 32 TEXT.txt
   gemma tokenize --json -f TEXT.txt >IDS.json && gemma eval --ids IDS.json --json",
     ),
     (
@@ -201,7 +200,7 @@ const USAGES: [(&str, &str); 3] = [
 ];
 
 /// Options that `-h` leaves to `--help`: those that few people ever type.
-const SELDOM: [&str; 51] = [
+const SELDOM: [&str; 50] = [
     "allow_requantize",
     "check",
     "color",
@@ -241,7 +240,6 @@ const SELDOM: [&str; 51] = [
     "replay_count",
     "replay_tokens",
     "restart",
-    "run_tokens",
     "shard",
     "skip",
     "sources",

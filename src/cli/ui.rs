@@ -265,11 +265,15 @@ fn wants_colour(choice: Colour, terminal: bool, env: impl Fn(&str) -> Option<OsS
     }
 }
 
-/// File names and model texts may hold escape codes; a terminal must not obey them.
+/// Replaces control characters other than line feeds and tabs, and those that change the direction
+/// of text: file names, requests and model texts may hold them, and a terminal must not obey.
 pub fn clean(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c })
-        .collect()
+    let is_obeyed = |c: char| match c {
+        '\n' | '\t' => false,
+        '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => true,
+        _ => c.is_control(),
+    };
+    text.chars().map(|c| if is_obeyed(c) { '\u{fffd}' } else { c }).collect()
 }
 
 /// Columns of a line of text where no terminal shows it.

@@ -4,7 +4,6 @@
 //! predicted. A text longer than the window is cut into consecutive windows, each from an empty
 //! cache. Rows of logits are looked at and dropped, chunk by chunk.
 
-pub mod degeneration;
 mod states;
 
 pub use states::{Head, States};

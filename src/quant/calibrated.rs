@@ -35,7 +35,8 @@ impl<'a> Calibrated<'a> {
         threads: usize,
         tiles: Arc<dyn TileEncoder>,
     ) -> Result<Calibrated<'a>> {
-        let sha256 = super::hex(&Sha256::digest(bytemuck::cast_slice::<u32, u8>(&text.tokens)));
+        let sha256 =
+            crate::util::hex(Sha256::digest(bytemuck::cast_slice::<u32, u8>(&text.tokens)));
         let windows = text.tokens.len() / text.window;
         let name = format!(
             "{METHOD}, {windows} windows of {} tokens, sha256 {}",

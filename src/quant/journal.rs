@@ -4,7 +4,7 @@
 use super::layout::{Entry, Layout};
 use super::plan::Plan;
 use super::{Options, SIDE_FILES};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Stamp};
 use crate::error::Fault;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -14,13 +14,24 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Whatever the bytes of the result depend on. A run continues another only if this is the same.
+/// A file of the source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SourceFile {
+    name: String,
+    /// Of weights: of their length and of samples, see [`Checkpoint::digest`].
+    sha256: String,
+}
+
+/// Whatever the bytes of the result depend on. A run continues another only if this is the same,
+/// but for `asked` and `stamps`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     journal: u32,
     version: String,
-    /// File, bytes, last change in ns since 1970.
-    source: Vec<(String, u64, i64)>,
+    source: Vec<SourceFile>,
+    /// Of the weight files. Where they differ, the samples in `source` do not prove
+    /// that the weights are the same: the tensors that are done have to be compared.
+    stamps: Vec<Stamp>,
     recipe: String,
     /// How it was asked for. It is shown only: two ways to ask for the same layout are the same.
     #[serde(default)]
@@ -41,24 +52,38 @@ impl Header {
         for e in &plan.layout.entries {
             hash.update(format!("{} {}\n", e.name, e.target));
         }
+        // Before the bytes: of a change in between the stamp is too old, never too new.
+        let stamps = checkpoint.stamps()?;
         let mut source = Vec::new();
         let weights = checkpoint.weight_files().iter().map(String::as_str);
         for file in weights.chain(["config.json"]).chain(SIDE_FILES.iter().copied()) {
-            if let Some((bytes, changed)) = checkpoint.stamp(file)? {
-                source.push((file.to_owned(), bytes, changed));
+            if let Some(digest) = checkpoint.digest(file)? {
+                source.push(SourceFile { name: file.to_owned(), sha256: crate::util::hex(digest) });
             }
         }
         Ok(Header {
-            journal: 1,
+            journal: 2,
             version: env!("CARGO_PKG_VERSION").into(),
             source,
+            stamps,
             recipe: plan.recipe.clone(),
             asked: plan.asked.clone(),
             recipe_sha256: plan.recipe_sha256.clone(),
             solver: plan.solver.clone(),
-            layout_sha256: super::hex(&hash.finalize()),
+            layout_sha256: crate::util::hex(hash.finalize()),
             shard_bytes: options.shard_bytes,
         })
+    }
+
+    /// Whether a run with this header goes on from where one with `other` ended.
+    pub fn continues(&self, other: &Header) -> bool {
+        let (asked, stamps) = (other.asked.clone(), other.stamps.clone());
+        Header { asked, stamps, ..self.clone() } == *other
+    }
+
+    /// Whether no weight file of the source was written or replaced in between.
+    pub fn has_stamps_of(&self, other: &Header) -> bool {
+        self.stamps == other.stamps
     }
 
     /// The first thing in which another run's header differs, in words.
@@ -67,9 +92,9 @@ impl Header {
             return format!("by version {} of this program", other.version);
         }
         for file in &other.source {
-            match self.source.iter().find(|f| f.0 == file.0) {
-                None => return format!("when the source still had {}", file.0),
-                Some(now) if now != file => return format!("before {} changed", file.0),
+            match self.source.iter().find(|f| f.name == file.name) {
+                None => return format!("when the source still had {}", file.name),
+                Some(now) if now != file => return format!("before {} changed", file.name),
                 Some(_) => {}
             }
         }
@@ -108,6 +133,16 @@ pub struct Done {
     pub relative_error: f64,
 }
 
+/// What a journal says of an earlier run.
+#[derive(Default)]
+pub struct Found {
+    /// In the order of the layout.
+    pub done: Vec<Done>,
+    /// The source was written, copied or moved since: whether `done` is of its tensors has to be
+    /// looked at.
+    pub is_moved: bool,
+}
+
 /// The open journal; lines are added at its end.
 pub struct Journal {
     path: PathBuf,
@@ -115,8 +150,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens or begins the journal; the tensors that it says are done come with it, in the order of
-    /// the layout.
+    /// Opens or begins the journal, and returns what an earlier run has left in it.
     ///
     /// A journal of another run is refused, unless `restart` says to begin again.
     pub fn open(
@@ -124,7 +158,7 @@ impl Journal {
         header: &Header,
         layout: &Layout,
         restart: bool,
-    ) -> Result<(Journal, Vec<Done>)> {
+    ) -> Result<(Journal, Found)> {
         let failed = || format!("opening {}", path.display());
         let mut file = OpenOptions::new()
             .read(true)
@@ -138,21 +172,16 @@ impl Journal {
         file.read_to_end(&mut text).with_context(failed)?;
         let mut journal = Journal { path: path.to_owned(), file };
         let mut lines = text.split_inclusive(|b| *b == b'\n').filter(|l| l.ends_with(b"\n"));
-        let found = lines.next().map(|line| (line.len(), serde_json::from_slice::<Header>(line)));
+        let first = lines.next().map(|line| (line.len(), serde_json::from_slice::<Header>(line)));
         let mut good = 0;
-        let mut done: Vec<Done> = Vec::new();
-        match found {
-            Some((length, Ok(found))) if !restart => {
-                if (Header { asked: header.asked.clone(), ..found.clone() }) != *header {
-                    let what = format!("{} was begun {}", shown(path), header.difference(&found));
-                    return Err(Fault::usage(what)
-                        .help(
-                            "run it as it was begun to go on, or add --restart to throw away \
-                            what is there",
-                        )
-                        .into());
+        let mut found = Found::default();
+        match first {
+            Some((length, Ok(begun))) if !restart => {
+                if !header.continues(&begun) {
+                    return Err(other_run(path, &header.difference(&begun)).into());
                 }
                 good = length;
+                found.is_moved = !header.has_stamps_of(&begun);
                 let mut places = places(layout);
                 for line in lines {
                     // Whatever does not fit was torn off or damaged: it is done again, with all
@@ -165,7 +194,7 @@ impl Journal {
                         _ => break,
                     }
                     good += line.len();
-                    done.push(line_done);
+                    found.done.push(line_done);
                 }
             }
             _ => {}
@@ -175,7 +204,7 @@ impl Journal {
             journal.push(header)?;
             journal.sync()?;
         }
-        Ok((journal, done))
+        Ok((journal, found))
     }
 
     /// Keeps the header and the first `n` of these tensors.
@@ -203,9 +232,11 @@ impl Journal {
     }
 }
 
-/// The directory that the journal lies in.
-fn shown(path: &Path) -> String {
-    path.parent().unwrap_or(path).display().to_string()
+/// The refusal to go on with a run that was begun differently; `path` is its journal.
+pub fn other_run(path: &Path, begun: &str) -> Fault {
+    let directory = path.parent().unwrap_or(path).display();
+    Fault::usage(format!("{directory} was begun {begun}"))
+        .help("run it as it was begun to go on, or add --restart to throw away what is there")
 }
 
 /// Each tensor with its place in its file's data.

@@ -96,10 +96,6 @@ fn size(bytes: u64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 /// JSON for people, with a line's end.
 fn pretty(value: &impl serde::Serialize) -> anyhow::Result<Vec<u8>> {
     let mut text = serde_json::to_vec_pretty(value)?;

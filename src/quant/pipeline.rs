@@ -2,7 +2,7 @@
 //! the journal.
 
 use super::allocate::prior;
-use super::journal::{Done, Header, Journal, count, places};
+use super::journal::{Done, Found, Header, Journal, count, other_run, places};
 use super::layout::{Entry, Target};
 use super::plan::{Importance, Plan, TILE_ROWS};
 use super::report::{FILE, Report, TensorReport, digits};
@@ -11,12 +11,13 @@ use super::solver::{Nearest, Solver};
 use super::source::Reader;
 use super::staging::{Growing, Staging, check_destination, check_space, partial_of, sweep};
 use super::verify::verify;
-use super::{Options, Recipe, gguf, hex};
+use super::{Options, Recipe, gguf};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Fault, Kind as FaultKind, fault_of};
 use crate::gemma::Weights;
 use crate::tensor::quantize::quantize as nearest;
 use crate::tensor::{Format, Matrix};
+use crate::util::hex;
 use crate::util::threads::{self, Task};
 use anyhow::{Context, Result};
 use half::f16;
@@ -103,7 +104,7 @@ pub fn run(
     check_destination(dst, plan.layout.is_gguf())?;
     let staging = Staging::open(dst)?;
     let header = Header::new(checkpoint, plan, options)?;
-    let (journal, done) =
+    let (journal, found) =
         Journal::open(&staging.journal(), &header, &plan.layout, options.restart)?;
     let mut run = Run {
         source,
@@ -116,14 +117,8 @@ pub fn run(
         weights: 0,
         unsynced: 0,
     };
-    match run.all(&header, done, dst) {
+    match run.all(&header, found, dst) {
         Ok(report) => {
-            if Header::new(checkpoint, plan, options)? != header {
-                staging.discard();
-                let fault =
-                    Fault::model(format!("{} changed while it was read", checkpoint.name()));
-                return Err(fault.help("leave the source alone, and run the command again").into());
-            }
             if options.verify {
                 check_written(&staging, plan, options, tell)?;
             }
@@ -171,6 +166,12 @@ pub fn check_source(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> 
     }
 }
 
+/// Hashes the codes and scales of a matrix that is packed in the source.
+fn packed_hash(matrix: &Matrix<'_>) -> Sha256 {
+    let hash = Sha256::new_with_prefix(&matrix.codes);
+    hash.chain_update(bytemuck::cast_slice::<f16, u8>(&matrix.scales))
+}
+
 /// What goes on from tensor to tensor.
 struct Run<'a> {
     source: &'a Weights,
@@ -187,16 +188,21 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn all(&mut self, header: &Header, found: Vec<Done>, dst: &Path) -> Result<Report> {
+    fn all(&mut self, header: &Header, found: Found, dst: &Path) -> Result<Report> {
         let mut done = Vec::with_capacity(self.plan.layout.entries.len());
+        let Found { done: found, is_moved } = found;
         let claimed = found.len();
         for (line, (entry, offset)) in found.into_iter().zip(places(&self.plan.layout)) {
             if !self.resume(&line, entry, offset)? {
                 break;
             }
+            if is_moved && self.source_hash(entry)? != line.source_sha256 {
+                let begun = format!("before tensor `{}` changed in the source", entry.name);
+                return Err(other_run(&self.staging.journal(), &begun).into());
+            }
             done.push(line);
         }
-        if done.len() < claimed {
+        if done.len() < claimed || is_moved {
             self.journal.keep(header, &done)?;
         }
         if done.is_empty() {
@@ -209,13 +215,17 @@ impl Run<'_> {
         }
         self.journal.sync()?;
         let checkpoint = self.source.checkpoint().context("files went missing")?;
+        if !self.is_source_unchanged(checkpoint, header, &done)? {
+            let fault = Fault::model(format!("{} changed while it was read", checkpoint.name()));
+            return Err(fault.help("leave the source alone, and run the command again").into());
+        }
         let mut hash = Sha256::new();
         done.iter().for_each(|d| hash.update(&d.source_sha256));
         let tensors = self.plan.layout.entries.iter().zip(&done);
         let tensors = tensors
             .map(|(e, d)| TensorReport::new(e, d.relative_error, d.sha256.clone()))
             .collect();
-        let report = Report::new(self.plan, tensors, hex(&hash.finalize()));
+        let report = Report::new(self.plan, tensors, hex(hash.finalize()));
         if self.plan.layout.is_gguf() {
             return Ok(report);
         }
@@ -229,6 +239,45 @@ impl Run<'_> {
             self.staging.write(name, &bytes)?;
         }
         Ok(report)
+    }
+
+    /// Whether the source is what it was when `header` was made. A new stamp alone is no change: a
+    /// link or other permissions make one.
+    fn is_source_unchanged(
+        &self,
+        checkpoint: &Checkpoint,
+        header: &Header,
+        done: &[Done],
+    ) -> Result<bool> {
+        let now = Header::new(checkpoint, self.plan, self.options)?;
+        if now.has_stamps_of(header) || !now.continues(header) {
+            return Ok(now.continues(header));
+        }
+        for (entry, line) in self.plan.layout.entries.iter().zip(done) {
+            if self.source_hash(entry)? != line.source_sha256 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// SHA-256 of what the source stores of a tensor, as [`Done::source_sha256`] has it.
+    fn source_hash(&self, entry: &Entry) -> Result<String> {
+        let reader = Reader::open(self.source, entry)?;
+        let hash = match (entry.target, &reader) {
+            (Target::Format(format), Reader::Packed { matrix, .. }) if matrix.format == format => {
+                packed_hash(matrix)
+            }
+            _ => {
+                let mut hash = Sha256::new();
+                reader.pieces(0..entry.rows, &mut |bytes, _| {
+                    hash.update(bytes);
+                    Ok(())
+                })?;
+                hash
+            }
+        };
+        Ok(hex(hash.finalize()))
     }
 
     /// Writes what a shard still lacks.
@@ -318,7 +367,7 @@ impl Run<'_> {
             hash.update(&bytes[..n]);
             at += n as u64;
         }
-        if hex(&hash.finalize()) != line.sha256 {
+        if hex(hash.finalize()) != line.sha256 {
             return Ok(false);
         }
         if let (true, Target::Format(format)) = (whole, entry.target) {
@@ -368,7 +417,7 @@ impl Run<'_> {
             sink.plain(bytes, values)?;
             self.advance(entry, values.len())
         })?;
-        Ok((sink.finish()?, hex(&source_hash.finalize()), 0.0))
+        Ok((sink.finish()?, hex(source_hash.finalize()), 0.0))
     }
 
     /// Tiles of rows that a chunk may have.
@@ -383,11 +432,9 @@ impl Run<'_> {
         matrix: &Matrix<'_>,
         file: &mut Growing,
     ) -> Result<(String, String, f64)> {
-        let mut source_hash = Sha256::new_with_prefix(&matrix.codes);
-        source_hash.update(bytemuck::cast_slice::<f16, u8>(&matrix.scales));
         let mut sink = Sink::new(entry, file);
         sink.matrix(matrix)?;
-        Ok((sink.finish()?, hex(&source_hash.finalize()), 0.0))
+        Ok((sink.finish()?, hex(packed_hash(matrix).finalize()), 0.0))
     }
 
     /// Codes as they come, then the scales. While a chunk is converted, the next one is read. An
@@ -439,7 +486,7 @@ impl Run<'_> {
             values = ahead.transpose()?.unwrap_or_default();
         }
         let relative = if power > 0.0 { digits(f64::sqrt(error / power), 6) } else { 0.0 };
-        Ok((sink.finish()?, hex(&source_hash.finalize()), relative))
+        Ok((sink.finish()?, hex(source_hash.finalize()), relative))
     }
 }
 

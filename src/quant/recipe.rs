@@ -256,7 +256,7 @@ impl Recipe {
 
     /// SHA-256 of the text.
     pub fn sha256(&self) -> String {
-        super::hex(&Sha256::digest(self.text.as_bytes()))
+        crate::util::hex(Sha256::digest(self.text.as_bytes()))
     }
 
     /// What each tensor gets. Refuses tensors that no line matches, and lines that decide nothing.

@@ -70,6 +70,6 @@ impl<'a> Sink<'a> {
         if let Some(kind) = e.block {
             self.put(&vec![0; gguf::padding(e.role, e.layer, kind, e.rows, e.cols)])?;
         }
-        Ok(super::hex(&self.hash.finalize()))
+        Ok(crate::util::hex(self.hash.finalize()))
     }
 }

@@ -7,10 +7,10 @@
 
 use super::size;
 use crate::error::{Fault, Kind};
+use crate::util::files::is_own;
 use anyhow::{Context, Result};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -83,10 +83,15 @@ pub fn partial_of(dst: &Path) -> PathBuf {
     dst.with_file_name(format!(".{name}.partial"))
 }
 
-/// Removes what a run left that was killed after it had moved its files to `dst`.
+/// Removes what a run left that was killed after it had moved its result to `dst`: all of `files`,
+/// or the only file in it.
 pub fn sweep(dst: &Path) {
     let partial = partial_of(dst);
-    if dst.exists() && partial.join("journal").exists() && !partial.join("files").exists() {
+    let is_moved = match fs::read_dir(partial.join("files")) {
+        Ok(mut files) => dst.is_file() && files.next().is_none(),
+        Err(e) => e.kind() == io::ErrorKind::NotFound && dst.exists(),
+    };
+    if is_moved && partial.join("journal").exists() {
         // Only clutter: failing to remove it harms nobody.
         let _ = fs::remove_dir_all(partial);
     }
@@ -106,9 +111,7 @@ fn ignore_existing(error: io::Error) -> io::Result<()> {
 fn check_own(directory: &Path) -> Result<()> {
     let shown = directory.display();
     let meta = directory.symlink_metadata().with_context(|| format!("looking at {shown}"))?;
-    // SAFETY: takes nothing and cannot fail.
-    let own = meta.is_dir() && meta.uid() == unsafe { libc::geteuid() };
-    if !own {
+    if !is_own(&meta) {
         let fault = Fault::usage(format!("{shown} is no directory of yours"));
         return Err(fault.help("choose a destination in a directory of your own").into());
     }
@@ -149,12 +152,12 @@ impl Staging {
             .custom_flags(libc::O_NOFOLLOW)
             .open(&path)
             .with_context(failed)?;
-        // SAFETY: a plain call on a descriptor that we hold.
-        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            return Err(match io::Error::last_os_error() {
-                e if e.kind() == io::ErrorKind::WouldBlock => busy().into(),
-                e => anyhow::Error::new(e).context(format!("locking {}", path.display())),
-            });
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(busy().into()),
+            Err(TryLockError::Error(e)) => {
+                return Err(e).with_context(|| format!("locking {}", path.display()));
+            }
         }
         // Whoever held it before may have finished and removed it between our two calls.
         if fs::metadata(&path).map(|m| m.ino()).ok() != lock.metadata().map(|m| m.ino()).ok() {

@@ -111,7 +111,7 @@ fn hash(checkpoint: &Checkpoint, name: &str) -> Result<String> {
             hash.update(&bytes);
         }
     }
-    Ok(super::hex(&hash.finalize()))
+    Ok(crate::util::hex(hash.finalize()))
 }
 
 /// All values are finite, and the same in every form. Calls `release` now and then, so that what

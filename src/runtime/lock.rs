@@ -1,12 +1,18 @@
 //! One process at a time on a GPU: two that load at once would each take the memory that the other
 //! counted on.
+//!
+//! A lock is between the processes of one user. A file that all users share could be locked by any
+//! of them for good; without one, processes of two users load beside each other, and the one that
+//! finds too little memory left ends with exit code 5.
 
 use super::Listener;
 use crate::error::{Fault, Kind};
+use crate::util::files::is_own;
 use crate::util::xdg;
 use anyhow::{Context, Result};
-use std::fs::{File, TryLockError};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{DirBuilder, File, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -30,45 +36,132 @@ pub fn acquire(how: DeviceLock, name: &str, index: usize, listener: &dyn Listene
     if how == DeviceLock::Off {
         return Ok(());
     }
-    let path = file(&xdg::runtime().unwrap_or_else(std::env::temp_dir), name, index);
+    let directory = directory(xdg::runtime(), &std::env::temp_dir())?;
+    let path = file(&directory, name, index);
     let mut held = HELD.lock().expect("no thread panics while it holds this");
     if held.iter().any(|(other, _)| *other == path) {
         return Ok(());
     }
-    let what = || {
-        Fault::new(Kind::Device, format!("cannot lock {}", path.display()))
-            .help("--device-lock off uses the device without a lock")
-    };
-    // Kept when the process ends: a lock is on the open file, and whoever waits has it open.
-    // One that another user made can be read at least, and that is enough.
-    // Among the temporary files a link may be anybody's, and a pipe would be waited for.
-    let mut options = File::options();
-    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let own = options.clone().write(true).create(true).truncate(false).open(&path);
-    let file = own.or_else(|_| options.open(&path)).with_context(what)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) if how == DeviceLock::Wait => {
-            listener.note(&format!(
-                "another process is using {name}: waiting for it to end \
-                (--device-lock off runs beside it)"
-            ));
-            file.lock().with_context(what)?;
-        }
-        Err(TryLockError::WouldBlock) => {
-            let fault = Fault::new(Kind::Device, format!("another process is using {name}"));
-            return Err(fault.help("--device-lock wait waits for it, off runs beside it").into());
-        }
-        Err(TryLockError::Error(e)) => return Err(e).with_context(what),
-    }
+    let file = lock(&path, name, how, listener)?;
     held.push((path, file));
     Ok(())
 }
 
-/// The file that stands for a device: in `$XDG_RUNTIME_DIR`, or among the temporary files where
-/// there is none.
+/// Locks `path`, which holds the number of the process that locked it last.
+fn lock(path: &Path, name: &str, how: DeviceLock, listener: &dyn Listener) -> Result<File> {
+    let failed = || cannot_lock(path);
+    // The file stays when the process ends: another one may be waiting for this very inode.
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false);
+    // A pipe in its place would be waited for.
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let mut file = options.open(path).with_context(failed)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut number = String::new();
+            // Whoever just took the lock may not have written its number.
+            let _ = (&file).take(20).read_to_string(&mut number);
+            let other = match number.trim().parse::<u32>() {
+                Ok(number) => format!("process {number} is using {name}"),
+                Err(_) => format!("another process is using {name}"),
+            };
+            if how == DeviceLock::Fail {
+                let fault = Fault::new(Kind::Device, other);
+                return Err(fault
+                    .help("--device-lock wait waits for it, off runs beside it")
+                    .into());
+            }
+            listener.note(&format!(
+                "{other}: waiting for it to end (--device-lock off runs beside it; the lock is {})",
+                path.display()
+            ));
+            file.lock().with_context(failed)?;
+        }
+        Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
+    }
+    // Only for the message above.
+    let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    Ok(file)
+}
+
+fn cannot_lock(path: &Path) -> Fault {
+    Fault::new(Kind::Device, format!("cannot lock {}", path.display()))
+        .help("--device-lock off uses the device without a lock")
+}
+
+/// A directory in which this user alone may make files: `$XDG_RUNTIME_DIR`, or `gemma-UID` among
+/// the temporary files.
+fn directory(runtime: Option<PathBuf>, temporary: &Path) -> Result<PathBuf> {
+    let is_private = |directory: &Path| -> io::Result<bool> {
+        let meta = directory.symlink_metadata()?;
+        Ok(is_own(&meta) && meta.permissions().mode() & 0o022 == 0)
+    };
+    if let Some(runtime) = runtime.filter(|directory| is_private(directory).unwrap_or(false)) {
+        return Ok(runtime);
+    }
+    // SAFETY: takes nothing and cannot fail.
+    let directory = temporary.join(format!("gemma-{}", unsafe { libc::geteuid() }));
+    let failed = || cannot_lock(&directory);
+    match DirBuilder::new().mode(0o700).create(&directory) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e).with_context(failed),
+        _ => {}
+    }
+    match is_private(&directory).with_context(failed)? {
+        true => Ok(directory),
+        false => {
+            let what = format!("{} is open to other users", directory.display());
+            let help = "remove it, or set XDG_RUNTIME_DIR to a directory of yours alone";
+            Err(Fault::new(Kind::Device, what).help(help).into())
+        }
+    }
+}
+
+/// The file that stands for a device.
 pub fn file(directory: &Path, name: &str, index: usize) -> PathBuf {
     let clean: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
     directory.join(format!("gemma-{clean}-{index}.lock"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::fault_of;
+    use crate::runtime::Silence;
+    use std::fs::{Permissions, create_dir, set_permissions};
+
+    #[test]
+    fn locks_lie_where_no_other_user_may_write() {
+        let (runtime, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let find = || directory(Some(runtime.path().to_owned()), temporary.path());
+        assert_eq!(find().unwrap(), runtime.path());
+        set_permissions(runtime.path(), Permissions::from_mode(0o1777)).unwrap();
+        let own = find().unwrap();
+        assert!(own.starts_with(temporary.path()));
+        assert_eq!(own.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(find().unwrap(), own, "again");
+        set_permissions(&own, Permissions::from_mode(0o777)).unwrap();
+        let fault = |error: anyhow::Error| fault_of(&error).unwrap().clone();
+        assert_eq!(fault(find().unwrap_err()).kind, Kind::Device);
+        std::fs::remove_dir(&own).unwrap();
+        create_dir(temporary.path().join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &own).unwrap();
+        assert_eq!(fault(find().unwrap_err()).kind, Kind::Device);
+        std::fs::remove_file(&own).unwrap();
+        assert_eq!(directory(None, temporary.path()).unwrap(), own);
+    }
+
+    #[test]
+    fn the_process_that_has_the_device_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(dir.path(), "A GPU", 0);
+        let lock = |how| lock(&path, "A GPU", how, &Silence);
+        let held = lock(DeviceLock::Wait).unwrap();
+        let error = lock(DeviceLock::Fail).unwrap_err();
+        let said = format!("process {} is using A GPU", std::process::id());
+        assert_eq!(fault_of(&error).unwrap().what, said);
+        drop(held);
+        lock(DeviceLock::Fail).unwrap();
+    }
 }

@@ -12,6 +12,7 @@ use crate::npu::host::{HostModelAccel, Library, ModelOptions};
 use crate::npu::probe::{System, open_first};
 use crate::npu::session::Session;
 use crate::npu::{OffloadExecutor, manifest};
+use crate::testing;
 use anyhow::Result;
 use std::path::PathBuf;
 
@@ -148,7 +149,9 @@ fn bring_up(
             let library = library.as_deref().map(Library::open).transpose()?;
             let accel = HostModelAccel::new(ModelOptions {
                 compiled: library,
-                fault: options.npu_fault,
+                fault: testing::fault(testing::NPU_FAULT)
+                    .map(|fault| fault.parse().map_err(anyhow::Error::msg))
+                    .transpose()?,
                 late: false,
             });
             Session::open(Box::new(accel), &HostModelAccel::xclbin(shape))?

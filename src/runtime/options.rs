@@ -5,7 +5,6 @@ use super::npu::Npu;
 use super::placement::Device;
 use crate::compute::cpu::Isa;
 use crate::draft::{DraftOptions, Mixing, TreeSize};
-use crate::npu::host::Fault;
 use crate::util::xdg;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -30,8 +29,6 @@ pub struct RunOptions {
     pub kv: Kv,
     pub lock: DeviceLock,
     pub npu: Npu,
-    /// What the NPU's model on the host shall do wrong.
-    pub npu_fault: Option<Fault>,
     /// Instructions of the processor's kernels; the best ones where nobody says.
     pub isa: Option<Isa>,
     /// Each kernel's result is compared with its scalar twin's.

@@ -55,7 +55,6 @@ pub fn run(
         context: AutoOr::N(SMALL_CONTEXT),
         kv: Kv::F16,
         npu: Npu::Off,
-        npu_fault: None,
         check: true,
         // A look at a device need not wait for who uses it.
         lock: DeviceLock::Off,

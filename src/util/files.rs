@@ -1,8 +1,8 @@
 //! Files that appear whole or not at all.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, Metadata};
 use std::io::{Error, Read, Result, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -14,6 +14,12 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     file.write_all(bytes)?;
     file.persist(path)?;
     Ok(())
+}
+
+/// Whether this is a directory, and this user's: no link, and nobody else's.
+pub fn is_own(directory: &Metadata) -> bool {
+    // SAFETY: takes nothing and cannot fail.
+    directory.is_dir() && directory.uid() == unsafe { libc::geteuid() }
 }
 
 /// Opens a file to read. What is no regular file is refused: opening a pipe could wait forever, and

@@ -3,11 +3,10 @@
 
 pub mod child;
 pub mod files;
-pub mod hex;
 pub mod json;
 pub mod shell;
 pub mod threads;
 pub mod units;
 pub mod xdg;
 
-pub use hex::hex;
+pub use ::hex::encode as hex;

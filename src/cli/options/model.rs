@@ -1,7 +1,6 @@
 //! Which model is meant, and where it runs.
 
 use crate::compute::cpu::Isa;
-use crate::npu::host::Fault;
 use crate::runtime::lock::DeviceLock;
 use crate::runtime::npu::Npu;
 use crate::runtime::options::{AutoOr, GpuLayers, Kv};
@@ -59,7 +58,7 @@ pub struct RunArgs {
     /// fit otherwise.
     #[arg(long, value_enum, default_value_t = Kv::Auto)]
     pub kv: Kv,
-    /// What to do where another process uses the same GPU
+    /// What to do where another process of yours uses the same GPU
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = DeviceLock::Wait)]
     pub device_lock: DeviceLock,
     /// NPU beside the device: auto, off, force, or model
@@ -71,9 +70,6 @@ pub struct RunArgs {
     /// never run on a real NPU.
     #[arg(long, value_name = "MODE", default_value = "auto", hide_short_help = true)]
     pub npu: Npu,
-    /// Fault that the NPU's model shall have, and from which command on: abort@3
-    #[arg(long, value_name = "KIND[@N]", hide = true)]
-    pub npu_fault: Option<Fault>,
     /// Instructions of the CPU kernels: scalar, avx2 or avx512-vnni; a processor without the
     /// others, as far as speed goes
     #[arg(long, value_name = "ISA", hide = true)]
@@ -102,7 +98,6 @@ impl RunArgs {
             kv: self.kv,
             lock: self.device_lock,
             npu: self.npu.clone(),
-            npu_fault: self.npu_fault,
             isa: self.isa,
             check: self.check,
         })

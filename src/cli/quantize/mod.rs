@@ -27,7 +27,7 @@ use crate::tensor::{Format, Token};
 use crate::util::units::thousands;
 use crate::vulkan::{Vulkan, VulkanTiles, choose};
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use progress::{Meter, Stage};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,8 @@ pub struct Quantize {
     /// Model directory, GGUF file or id, with bf16, f16 or f32 weights
     #[arg(value_name = "SRC", required_unless_present_any = ["list", "print_config"])]
     pub source: Option<String>,
-    /// Directory or GGUF file to make; it appears complete or not at all
+    /// Directory to make, or a file that llama.cpp reads too if it ends in .gguf; it appears
+    /// complete or not at all
     #[arg(value_name = "DST", required_unless_present_any = ["list", "print_config"])]
     pub destination: Option<PathBuf>,
     /// llama.cpp's place for a type.
@@ -67,15 +68,11 @@ pub struct Quantize {
     pub target_size: Option<Aim>,
     /// Instead of a recipe: format of the linear layers, such as i4-g32 or i4-row+h128 [default:
     /// i4-g32]
-    #[arg(long, value_name = "FORMAT", alias = "format-weights", value_parser = format)]
+    #[arg(long, value_name = "FORMAT", value_parser = format)]
     pub linear: Option<Format>,
     /// Instead of a recipe: format of the embedding table and the output head [default: i8-row]
-    #[arg(long, value_name = "FORMAT", alias = "format-embedding", value_parser = format)]
+    #[arg(long, value_name = "FORMAT", value_parser = format)]
     pub embedding: Option<Format>,
-    /// Make a directory for this program, or one file that llama.cpp reads too [default: gguf where
-    /// DST ends so]
-    #[arg(long, value_enum, value_name = "KIND")]
-    pub format: Option<Container>,
     /// Read this text and solve each matrix for the inputs it will meet: a file, the built-in text,
     /// or none
     #[arg(long, value_name = "FILE|builtin|none", default_value = "none")]
@@ -114,13 +111,6 @@ impl Quantize {
     fn destination(&self) -> &Path {
         self.destination.as_deref().unwrap_or(Path::new(""))
     }
-}
-
-/// What is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Container {
-    Artifact,
-    Gguf,
 }
 
 fn format(text: &str) -> Result<Format, String> {
@@ -167,10 +157,7 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
         memory: options.mem_limit,
         restart: options.restart,
         requantize: options.allow_requantize,
-        gguf: match options.format {
-            Some(format) => format == Container::Gguf,
-            None => options.destination().extension().is_some_and(|e| e == "gguf"),
-        },
+        gguf: options.destination().extension().is_some_and(|e| e == "gguf"),
         verify: options.verify,
         ..Options::default()
     };

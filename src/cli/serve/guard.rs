@@ -2,13 +2,16 @@
 
 use super::error::ApiError;
 use super::shares::Client;
-use axum::http::HeaderMap;
-use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
+use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN};
+use axum::http::{HeaderMap, Version};
 use sha2::{Digest, Sha256};
 use std::net::IpAddr;
 
 /// What anybody may read.
 const OPEN: [&str; 2] = ["/", "/health"];
+
+/// Headers that decide who asks, and may come once.
+const SINGLE: [HeaderName; 3] = [HOST, ORIGIN, AUTHORIZATION];
 
 /// The rules.
 pub struct Guard {
@@ -27,7 +30,14 @@ impl Guard {
     /// Refuses who brings no key where one is needed, pages of other origins, and, where nobody
     /// needs a key, requests under a name that is not this machine's: a page of an attacker could
     /// let its own name point here.
-    pub fn check(&self, headers: &HeaderMap, path: &str) -> Result<(), ApiError> {
+    /// Headers that come twice are refused: a proxy may have read the other one.
+    pub fn check(&self, version: Version, headers: &HeaderMap, path: &str) -> Result<(), ApiError> {
+        if let Some(name) = SINGLE.iter().find(|name| headers.get_all(*name).iter().count() > 1) {
+            return Err(ApiError::bad(format!("the request has several {name} headers")));
+        }
+        if version >= Version::HTTP_11 && !headers.contains_key(HOST) {
+            return Err(ApiError::bad("the request has no Host header"));
+        }
         let header = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
         let host = header(HOST).unwrap_or_default();
         if let Some(origin) = header(ORIGIN) {
@@ -98,13 +108,37 @@ mod tests {
     use super::*;
 
     fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
-        list.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+        let mut map = HeaderMap::new();
+        for (name, value) in list {
+            map.append(*name, value.parse().unwrap());
+        }
+        map
+    }
+
+    #[test]
+    fn heads_that_a_proxy_may_read_differently_are_refused() {
+        let guard = Guard::new(&["key".into()], &[]);
+        let status = |version, list: &[(&'static str, &str)]| {
+            let list = [&[("x-api-key", "key")], list].concat();
+            guard.check(version, &headers(&list), "/v1/models").map_err(|error| error.status)
+        };
+        assert_eq!(status(Version::HTTP_11, &[("host", "localhost")]), Ok(()));
+        assert_eq!(status(Version::HTTP_10, &[]), Ok(()));
+        assert_eq!(status(Version::HTTP_11, &[]), Err(400));
+        for twice in [
+            &[("host", "localhost"), ("host", "localhost")][..],
+            &[("host", "a"), ("origin", "http://a"), ("origin", "http://b")],
+            &[("host", "a"), ("authorization", "Bearer key"), ("authorization", "Bearer a")],
+        ] {
+            assert_eq!(status(Version::HTTP_11, twice), Err(400), "{twice:?}");
+        }
     }
 
     #[test]
     fn keys_hosts_and_origins_are_checked() {
         let status = |guard: &Guard, path: &str, list: &[(&'static str, &str)]| {
-            guard.check(&headers(list), path).map_err(|error| error.status)
+            let checked = guard.check(Version::HTTP_10, &headers(list), path);
+            checked.map_err(|error| error.status)
         };
         let open = Guard::new(&[], &["https://a.example/".into()]);
         let asks = |list: &[(&'static str, &str)]| status(&open, "/v1/models", list);

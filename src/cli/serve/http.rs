@@ -135,7 +135,7 @@ async fn watch(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let shown = if path.len() > 100 { "(long)" } else { &path };
     let mut entry = Entry::new(&app.queue, app.log, method.as_str(), shown);
-    let response = match app.guard.check(request.headers(), &path) {
+    let response = match app.guard.check(request.version(), request.headers(), &path) {
         Ok(()) => next.run(request).await,
         Err(error) => refusal(&error, is_anthropic(&path)),
     };

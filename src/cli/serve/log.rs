@@ -12,6 +12,8 @@ use std::time::Instant;
 
 /// Characters of a reason that are logged.
 const LONGEST_REASON: usize = 200;
+/// Characters of a method that are logged: a client may send any number.
+const LONGEST_METHOD: usize = 20;
 
 /// What a status says where the client went away.
 const GONE: u16 = 499;
@@ -40,8 +42,8 @@ impl Entry {
             id: new_id("req_"),
             queue: queue.clone(),
             format,
-            method: method.to_owned(),
-            path: path.to_owned(),
+            method: clean(&method.chars().take(LONGEST_METHOD).collect::<String>()),
+            path: clean(path),
             begun: Instant::now(),
             status: GONE,
             outcome: "cancelled",

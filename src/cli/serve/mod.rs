@@ -29,11 +29,12 @@ mod tools;
 
 pub use options::Serve;
 
+use super::prompt::chat_template;
 use super::settings::Typed;
 use super::signals::Interrupt;
+use super::ui::Ui;
 use crate::cli::options::{SamplingOptions, Source};
 use crate::error::{Fault, Kind, no_thread};
-use crate::gemma::ChatTemplate;
 use crate::runtime::constraints::Constraints;
 use crate::runtime::load::kv_format;
 use crate::runtime::{Room, Session, Started, npu};
@@ -90,7 +91,7 @@ pub fn run(options: &Serve, typed: &Typed) -> Result<u8> {
         if app.served.get().is_some() {
             return;
         }
-        let ready = served(options, &session, started, context).and_then(|served| {
+        let ready = served(options, &session, started, context, ui).and_then(|served| {
             let (queue, stage) = (queue.clone(), server.stage.clone());
             let close = move || {
                 queue.end_soon();
@@ -123,7 +124,13 @@ pub fn run(options: &Serve, typed: &Typed) -> Result<u8> {
 }
 
 /// What clients' threads need to know of the model.
-fn served(options: &Serve, session: &Session, started: &Started, context: usize) -> Result<Served> {
+fn served(
+    options: &Serve,
+    session: &Session,
+    started: &Started,
+    context: usize,
+    ui: &Ui,
+) -> Result<Served> {
     let checkpoint = session.model.checkpoint();
     let kv = kv_format(&session.model.weights, session.run.kv)?;
     // Threads of the processor change the speed alone.
@@ -142,7 +149,7 @@ fn served(options: &Serve, session: &Session, started: &Started, context: usize)
         created: form::now(),
         fingerprint: format!("fp_{}", hex(&hash.finalize()[..6])),
         tokenizer: session.tokenizer.clone(),
-        template: ChatTemplate::from_checkpoint(checkpoint)?,
+        template: chat_template(&session.model, ui)?,
         config: session.config().clone(),
         stop_ids: session.stop_ids.clone(),
         context,

@@ -71,7 +71,7 @@ fn check(c: &Config) -> Result<()> {
         return Ok(());
     };
     Err(Fault::model(format!("the model cannot be written as GGUF: {what}"))
-        .help("write an artifact instead (--format artifact)")
+        .help("make a directory instead: a destination that does not end in .gguf")
         .into())
 }
 
