@@ -112,6 +112,8 @@ fn a_client_takes_no_more_than_its_part() {
                 scope.spawn(move || ask_until(server, which, &expected[which], over))
             })
             .collect();
+        // The others end however the attacks do.
+        let over = Over(&over);
         let mut rng = SmallRng::seed_from_u64(7);
         for _ in 0..rounds.unwrap_or(1) {
             let mut attacks = attacks();
@@ -129,7 +131,7 @@ fn a_client_takes_no_more_than_its_part() {
                 }
             });
         }
-        over.store(true, Ordering::Relaxed);
+        drop(over);
         others.into_iter().map(|other| other.join().unwrap()).max().unwrap()
     });
     drop(idle);
@@ -139,6 +141,14 @@ fn a_client_takes_no_more_than_its_part() {
     }
     let said = server.said();
     assert!(!said.contains("panicked"), "{said}");
+}
+
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 fn limited(command: &mut std::process::Command) {

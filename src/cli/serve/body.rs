@@ -85,8 +85,8 @@ impl Bodies {
             if share.is_none() && bytes.len() + data.len() > SMALL {
                 let room = self.memory.take(client, memory(length.unwrap_or(self.most)));
                 let room = tokio::time::timeout(self.patience, room).await;
-                let busy = || ApiError::new(503, "other requests fill the memory: try again later");
-                share = Some(room.map_err(|_| busy())?);
+                let busy = || ApiError::new(429, "other bodies fill the memory: try again later");
+                share = Some(room.map_err(|_| busy().code("memory_full"))?);
             }
             bytes.extend_from_slice(&data);
         }
