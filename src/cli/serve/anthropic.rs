@@ -199,7 +199,7 @@ pub fn messages_body(
         max_tokens: Some(fields.need("max_tokens")?),
         sampling: Sampling::take(&mut fields)?,
         // Not among Anthropic's options: it makes an answer that is sampled come again.
-        seed: fields.take("seed")?,
+        seed: fields.take_limit("seed")?,
         stops: take_stops(&mut fields, "stop_sequences")?,
         stream: fields.take("stream")?.unwrap_or(false),
         ..asked

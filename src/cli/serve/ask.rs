@@ -138,7 +138,7 @@ impl Sampling {
         let penalty = fields.take("repetition_penalty")?;
         Ok(Sampling {
             temperature: fields.take("temperature")?,
-            top_k: fields.take("top_k")?,
+            top_k: fields.take_limit("top_k")?,
             top_p: fields.take("top_p")?,
             min_p: fields.take("min_p")?,
             repeat_penalty: fields.take("repeat_penalty")?.or(penalty),
@@ -170,7 +170,7 @@ impl Asked {
             return Err(ApiError::bad(what).param("n"));
         }
         fields.only("best_of", &[n.into()])?;
-        let max_tokens = fields.take("max_tokens")?;
+        let max_tokens = fields.take_limit("max_tokens")?;
         let zero = [0.into(), 0.0.into()];
         fields.only("frequency_penalty", &zero)?;
         fields.only("presence_penalty", &zero)?;
@@ -179,9 +179,9 @@ impl Asked {
         Ok(Asked {
             n,
             sampling: Sampling::take(fields)?,
-            seed: fields.take("seed")?,
+            seed: fields.take_limit("seed")?,
             stops: take_stops(fields, "stop")?,
-            max_tokens: fields.take("max_completion_tokens")?.or(max_tokens),
+            max_tokens: fields.take_limit("max_completion_tokens")?.or(max_tokens),
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             stream: fields.take("stream")?.unwrap_or(false),
             ..Asked::default()

@@ -24,10 +24,18 @@ impl Fields {
     pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
         match self.left.remove(name) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => serde_json::from_value(value)
-                .map(Some)
-                .map_err(|error| ApiError::bad(format!("'{name}': {error}")).param(name)),
+            Some(value) => serde_json::from_value(value).map(Some).map_err(|error| {
+                ApiError::bad(format!("'{name}': {}", plain(&error.to_string()))).param(name)
+            }),
         }
+    }
+
+    /// Takes a number for which some clients write -1 where they mean none.
+    pub fn take_limit<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
+        if self.left.get(name).and_then(Value::as_i64) == Some(-1) {
+            self.left.remove(name);
+        }
+        self.take(name)
     }
 
     pub fn need<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, ApiError> {
@@ -57,6 +65,21 @@ impl Fields {
     }
 }
 
+/// An error of serde in the words of JSON, without types of Rust.
+fn plain(error: &str) -> String {
+    let mut text = error.to_owned();
+    for number in ["u16", "u32", "u64", "usize"] {
+        text = text.replace(&format!("expected {number}"), "expected a whole number from 0 on");
+    }
+    for number in ["f32", "f64"] {
+        text = text.replace(&format!("expected {number}"), "expected a number");
+    }
+    match text.split_once("data did not match any variant of untagged enum") {
+        Some((before, _)) => format!("{before}the value has none of the forms that are known"),
+        None => text,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,6 +94,12 @@ mod tests {
         let wrong = fields.take::<u32>("c").unwrap_err();
         assert_eq!((wrong.status, wrong.param.as_deref()), (400, Some("c")));
         assert!(fields.only("n", &[1.0.into()]).is_ok() && fields.need::<u32>("e").is_err());
+        let mut limits = parse(r#"{"a": -1, "b": -2, "c": 5}"#).unwrap();
+        assert_eq!(limits.take_limit::<usize>("a").unwrap(), None);
+        assert_eq!(limits.take_limit::<usize>("c").unwrap(), Some(5));
+        let wrong = limits.take_limit::<usize>("b").unwrap_err();
+        let says = "'b': invalid value: integer `-2`, expected a whole number from 0 on";
+        assert_eq!(wrong.message, says);
         let left = fields.finish().unwrap_err();
         assert_eq!((left.param.as_deref(), left.code), (Some("d"), Some("unsupported_parameter")));
     }
