@@ -6,31 +6,17 @@ use crate::npu::manifest;
 use crate::npu::probe::System;
 use crate::runtime::Silence;
 use crate::runtime::driver::{self, Verdict};
-use crate::runtime::options::{MemoryPlace, RunOptions};
+use crate::runtime::options::RunOptions;
 use crate::runtime::processor::default_threads;
 use crate::runtime::trial;
-use crate::util::xdg;
 use crate::vulkan::{DeviceInfo, Vulkan};
 use anyhow::Result;
 use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The driver's answer.
 pub type Found = Result<Vec<DeviceInfo>>;
-
-/// A directory that the program keeps files in.
-#[derive(Clone, Debug)]
-pub struct Directory {
-    /// What for.
-    pub purpose: &'static str,
-    /// `None` where the environment names no place.
-    pub path: Option<PathBuf>,
-    /// What is lost without it, and how to go without.
-    pub without: &'static str,
-    /// What in it is nobody else's business.
-    pub private: Option<&'static str>,
-}
 
 /// A machine, real or played.
 pub trait Machine {
@@ -44,9 +30,8 @@ pub trait Machine {
     fn open(&self, node: &Path) -> io::Result<()>;
     /// Bytes of memory that may be locked.
     fn locked(&self) -> u64;
-    /// Bytes free where a directory is or would be made, and whether it can be written.
-    fn room(&self, directory: &Path) -> io::Result<(u64, bool)>;
-    fn directories(&self) -> Vec<Directory>;
+    /// Whether files can be made in a directory, or in the nearest one above it that exists.
+    fn is_writable(&self, directory: &Path) -> bool;
     fn threads(&self) -> usize;
     /// The best last.
     fn instruction_sets(&self) -> Vec<Isa>;
@@ -65,16 +50,6 @@ pub trait Machine {
             entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
         names.sort();
         names
-    }
-
-    /// Files in a directory and below, and their bytes.
-    fn contents(&self, directory: &Path) -> (usize, u64) {
-        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-        let sizes = entries.filter_map(|entry| {
-            let meta = entry.metadata().ok()?;
-            Some(if meta.is_dir() { self.contents(&entry.path()) } else { (1, meta.len()) })
-        });
-        sizes.fold((0, 0), |(n, bytes), (more, size)| (n + more, bytes + size))
     }
 
     /// A field of /proc/meminfo in bytes.
@@ -128,37 +103,12 @@ impl Machine for Here {
         System::here().locked
     }
 
-    fn room(&self, directory: &Path) -> io::Result<(u64, bool)> {
+    fn is_writable(&self, directory: &Path) -> bool {
         use std::os::unix::ffi::OsStrExt;
-        // What is not there yet would be made in the nearest directory that is.
-        let there = directory.ancestors().find(|d| d.is_dir()).unwrap_or(Path::new("/"));
-        let name = std::ffi::CString::new(there.as_os_str().as_bytes())?;
-        // SAFETY: zeros are a valid statvfs, which the call fills; the name ends in zero.
-        let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-        // SAFETY: as above.
-        if unsafe { libc::statvfs(name.as_ptr(), &mut stat) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let parent = directory.ancestors().find(|d| d.is_dir()).unwrap_or(Path::new("/"));
         // SAFETY: the name ends in zero.
-        let writable = unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) } == 0;
-        Ok((stat.f_bavail.saturating_mul(stat.f_frsize), writable))
-    }
-
-    fn directories(&self) -> Vec<Directory> {
-        vec![
-            Directory {
-                purpose: "compiled GPU kernels, trials of drivers and measured costs",
-                path: xdg::cache(),
-                without: "each run compiles its GPU kernels again",
-                private: None,
-            },
-            Directory {
-                purpose: "what drafts have learnt",
-                path: MemoryPlace::On.directory(true),
-                without: "drafts learn anew in each run",
-                private: Some("it holds fragments of prompts and answers, readable by you alone"),
-            },
-        ]
+        std::ffi::CString::new(parent.as_os_str().as_bytes())
+            .is_ok_and(|name| unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) } == 0)
     }
 
     fn threads(&self) -> usize {

@@ -1,8 +1,9 @@
 //! The processor, and whether kernels compute what they should.
 
 use super::host::{Found, Machine};
-use super::{Asked, Check, Status};
+use super::{Check, needs_gpu};
 use crate::compute::cpu::isa::Isa;
+use crate::runtime::ModelOptions;
 use crate::runtime::placement::Device;
 use crate::vulkan::{Choice, choose};
 
@@ -29,12 +30,12 @@ pub fn processor(machine: &dyn Machine) -> Check {
 }
 
 /// A small model on the processor, and on the GPU that would be taken.
-pub fn trials(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Check> {
+pub fn trials(machine: &dyn Machine, asked: &ModelOptions, found: &Found) -> Vec<Check> {
     let mut checks = vec![match machine.trial(None) {
         Ok(what) => Check::pass("kernels, cpu", what),
         Err(e) => Check::error("kernels, cpu", &e),
     }];
-    let choice = match asked.options.run.device {
+    let choice = match asked.run.device {
         Device::Cpu => return checks,
         Device::Vulkan(choice) => choice,
         Device::Auto => Choice::Best,
@@ -48,13 +49,12 @@ pub fn trials(machine: &dyn Machine, asked: &Asked<'_>, found: &Found) -> Vec<Ch
             let check = Check::error("kernels, gpu", &e);
             // Under auto a device that fails to load gives way; one that computes wrongly would not
             // be noticed.
-            let gives_way = !asked.needs_gpu() && check.code != 1;
-            let check = if gives_way { check.only_warns() } else { check };
-            let remedy = "update the GPU's driver, or use --device cpu";
-            let remedy =
-                if check.status == Status::Warn { "the processor is used instead; " } else { "" }
-                    .to_owned()
-                    + remedy;
+            let gives_way = !needs_gpu(asked) && check.code != 1;
+            let (check, instead) = match gives_way {
+                true => (check.only_warns(), "the processor is used instead; "),
+                false => (check, ""),
+            };
+            let remedy = format!("{instead}update the GPU's driver, or use --device cpu");
             Check { remedy: Some(remedy), ..check }
         }
     });

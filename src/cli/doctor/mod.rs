@@ -2,14 +2,13 @@
 //!
 //! The verdict on a machine is what `generate` with the same options would do there: FAIL where it
 //! would stop, with its exit code; WARN where it would run with less than the machine has; PASS
-//! otherwise. What is asked is asked through [`Machine`], so that tests can play any machine.
+//! otherwise. Checks ask through [`Machine`], so that tests can play any machine.
 
 mod gpu;
 mod host;
 mod kernels;
 mod npu;
-mod power;
-mod storage;
+mod system;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +18,7 @@ use crate::cli::options::{ModelArgs, UiOptions};
 use crate::cli::sizes::Sizes;
 use crate::error::{Kind, fault_of};
 use crate::runtime::load;
-use crate::runtime::options::RunOptions;
+use crate::runtime::options::{GpuLayers, RunOptions};
 use crate::runtime::placement::Device;
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::predict::Speeds;
@@ -31,7 +30,7 @@ use host::{Here, Machine};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Check this machine: drivers, devices, permissions, memory, power, disk
+/// Check this machine: drivers, devices, permissions, memory, power
 ///
 /// Says what would stop or slow gemma generate, and what to type about it; without --model also
 /// which sizes of Gemma 3 fit.
@@ -46,7 +45,7 @@ pub struct Doctor {
     pub ui: UiOptions,
 }
 
-/// How a check went.
+/// Outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Status {
@@ -56,17 +55,7 @@ pub enum Status {
     Fail,
 }
 
-impl Status {
-    fn name(self) -> &'static str {
-        match self {
-            Status::Pass => "PASS",
-            Status::Warn => "WARN",
-            Status::Fail => "FAIL",
-        }
-    }
-}
-
-/// What was looked at, what was found, and what to do about it.
+/// A finding, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     pub name: &'static str,
@@ -97,7 +86,7 @@ impl Check {
         Check { status: Status::Warn, remedy: Some(remedy.into()), ..Check::pass(name, found) }
     }
 
-    /// What `generate` would stop with.
+    /// Makes a failure that `generate` would stop with.
     fn fail(
         name: &'static str,
         kind: Kind,
@@ -107,7 +96,7 @@ impl Check {
         Check { status: Status::Fail, code: kind.exit_code(), ..Check::warn(name, found, remedy) }
     }
 
-    /// A failure as the code that met it describes it.
+    /// Makes a failure of an error.
     fn error(name: &'static str, error: &anyhow::Error) -> Check {
         let fault = fault_of(error);
         let remedy = fault.and_then(|f| f.help.clone());
@@ -115,9 +104,12 @@ impl Check {
         Check { status: Status::Fail, remedy, code, ..Check::pass(name, format!("{error:#}")) }
     }
 
-    /// The same where something else takes its place and the run goes on.
+    /// Turns a failure into a warning: something else takes its place and the run goes on.
     fn only_warns(self) -> Check {
-        Check { status: Status::Warn, code: 0, ..self }
+        match self.status {
+            Status::Fail => Check { status: Status::Warn, code: 0, ..self },
+            _ => self,
+        }
     }
 
     fn typing<S: Into<String>>(mut self, commands: impl IntoIterator<Item = S>) -> Check {
@@ -126,30 +118,21 @@ impl Check {
     }
 }
 
-/// What was asked for, as far as checks depend on it.
-pub struct Asked<'a> {
-    pub options: &'a ModelOptions,
-}
-
-impl Asked<'_> {
-    /// Whether `generate` would stop without a GPU.
-    fn needs_gpu(&self) -> bool {
-        use crate::runtime::options::GpuLayers;
-        let wish = self.options.run.gpu_layers;
-        match self.options.run.device {
-            Device::Cpu => false,
-            Device::Vulkan(_) => wish != GpuLayers::N(0),
-            Device::Auto => !matches!(wish, GpuLayers::Auto | GpuLayers::N(0)),
-        }
+/// Returns whether `generate` would stop without a GPU.
+fn needs_gpu(options: &ModelOptions) -> bool {
+    let layers = options.run.gpu_layers;
+    match options.run.device {
+        Device::Cpu => false,
+        Device::Vulkan(_) => layers != GpuLayers::N(0),
+        Device::Auto => !matches!(layers, GpuLayers::Auto | GpuLayers::N(0)),
     }
 }
 
 pub fn run(options: &Doctor, ui: &Ui) -> Result<u8> {
     let model = options.model.settled()?;
-    let asked = Asked { options: &model };
     let machine = Here::new(&model.run);
     let found = machine.vulkan();
-    let checks = examine(&machine, &asked, &found, ui);
+    let checks = examine(&machine, &model, &found, ui);
     // Where a run would stop, nothing fits, and the failure says why.
     let wanted = model.model.is_none() && exit_code(&checks) == 0;
     let sizes = wanted.then(|| sizes(&machine, &model.run, &found)).transpose()?;
@@ -164,51 +147,49 @@ pub fn run(options: &Doctor, ui: &Ui) -> Result<u8> {
     Ok(exit_code(&checks))
 }
 
-/// Which models fit.
+/// Returns the sizes of Gemma 3 that fit.
 fn sizes(machine: &dyn Machine, run: &RunOptions, found: &host::Found) -> Result<Sizes> {
     let host = Host::known(run, found, machine.memory("MemAvailable"));
     Sizes::of(&host, run, Speeds::new(&*load::pool(run)?, None))
 }
 
-/// Every check, in the order of a run.
-fn examine(machine: &dyn Machine, asked: &Asked<'_>, found: &host::Found, ui: &Ui) -> Vec<Check> {
+/// Returns every check, in the order of a run.
+fn examine(
+    machine: &dyn Machine,
+    asked: &ModelOptions,
+    found: &host::Found,
+    ui: &Ui,
+) -> Vec<Check> {
     let mut checks = vec![kernels::processor(machine)];
-    checks.push(storage::memory(machine));
-    checks.extend(storage::swap(machine));
+    checks.push(system::memory(machine));
     checks.extend(gpu::checks(machine, asked, found));
     checks.extend(kernels::trials(machine, asked, found));
-    checks.extend(npu::checks(machine, asked));
-    checks.extend(power::checks(machine));
-    checks.extend(storage::directories(machine));
-    if asked.options.model.is_some() {
+    checks.push(npu::check(machine, asked));
+    checks.extend(system::power(machine));
+    checks.push(system::cache(machine));
+    if asked.model.is_some() {
         checks.push(model(machine, asked, found, ui));
     }
     checks
 }
 
-/// Whether the model that was named opens, has what a prompt needs, and fits.
-fn model(machine: &dyn Machine, asked: &Asked<'_>, found: &host::Found, ui: &Ui) -> Check {
+/// Checks that the model that was named opens, has a tokenizer, and fits.
+fn model(machine: &dyn Machine, asked: &ModelOptions, found: &host::Found, ui: &Ui) -> Check {
     let judge = || -> Result<Check> {
-        let model = Model::open(asked.options.model.as_deref(), ui)?;
+        let model = Model::open(asked.model.as_deref(), ui)?;
         model.tokenizer(ui)?;
-        let (run, size) = (&asked.options.run, Size::of(&model.weights)?);
+        let (run, size) = (&asked.run, Size::of(&model.weights)?);
         let context = load::context(run.context, 4096, model.config(), ui);
-        gpu::fits("model", &model.weights, context, run, found, machine.memory("MemAvailable"), ui)
-            .map(|mut check| {
-                let about = format!(
-                    "{}, {} at {:.2} bits per weight",
-                    model.name,
-                    bytes(size.bytes),
-                    size.bits_per_weight()
-                );
-                check.found = format!("{about}: {}", check.found);
-                check
-            })
+        let available = machine.memory("MemAvailable");
+        let check = gpu::fits(&model.weights, context, run, found, available, ui)?;
+        let (name, size, bits) = (&model.name, bytes(size.bytes), size.bits_per_weight());
+        let found = format!("{name}, {size} at {bits:.2} bits per weight: {}", check.found);
+        Ok(Check { found, ..check })
     };
     judge().unwrap_or_else(|e| Check::error("model", &e))
 }
 
-/// That of the first failure.
+/// Returns the exit code of the first failure.
 fn exit_code(checks: &[Check]) -> u8 {
     checks.iter().find(|c| c.status == Status::Fail).map_or(0, |c| c.code)
 }
@@ -231,26 +212,21 @@ const INDENT: usize = 20;
 fn text(checks: &[Check], columns: usize) -> String {
     let mut out = String::new();
     for check in checks {
-        out += &paragraph_in(
-            &format!("{}  {}", check.status.name(), check.name),
-            INDENT,
-            &check.found,
-            columns,
-        );
+        let head = format!("{}  {}", format!("{:?}", check.status).to_uppercase(), check.name);
+        out += &paragraph_in(&head, INDENT, &check.found, columns);
         if let Some(remedy) = &check.remedy {
             out += &paragraph_in("", INDENT, &format!("-> {remedy}"), columns);
         }
         check.commands.iter().for_each(|typed| out += &command(INDENT, typed, columns));
     }
     let [warn, fail] = [Status::Warn, Status::Fail].map(|s| count(checks, s));
+    let counted = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let verdict = match (fail, warn) {
         (0, 0) => "nothing stands in the way of a run".to_owned(),
-        (0, n) => format!("a run would work, with {n} warning{}", if n == 1 { "" } else { "s" }),
-        (n, _) => format!(
-            "a run would stop: {n} failure{}, exit code {}",
-            if n == 1 { "" } else { "s" },
-            exit_code(checks)
-        ),
+        (0, n) => format!("a run would work, with {}", counted(n, "warning")),
+        (n, _) => {
+            format!("a run would stop: {}, exit code {}", counted(n, "failure"), exit_code(checks))
+        }
     };
     out + &format!("\n{verdict}\n")
 }

@@ -8,8 +8,7 @@ pub struct Fake {
     pub devices: Result<Vec<DeviceInfo>, Fault>,
     pub refused: bool,
     pub locked: u64,
-    pub room: (u64, bool),
-    pub kept: (usize, u64),
+    pub writable: bool,
     pub isa: Vec<Isa>,
     pub trial: Result<(), Fault>,
     pub tried: RefCell<Vec<String>>,
@@ -23,8 +22,7 @@ impl Fake {
             devices: Ok(vec![laptop_gpu()]),
             refused: false,
             locked: 8 << 20,
-            room: (50 * GB, true),
-            kept: (0, 0),
+            writable: true,
             isa: vec![Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni],
             trial: Ok(()),
             tried: RefCell::default(),
@@ -45,18 +43,8 @@ impl Fake {
         fake.put("sys/bus/pci/devices/0000:c5:00.0/vendor", "0x1002\n");
         fake.put("sys/bus/pci/devices/0000:c5:00.0/class", "0x030000\n");
         fake.link("sys/bus/pci/devices/0000:c5:00.0/driver", "../../../bus/pci/drivers/amdgpu");
-        fake.put("sys/class/drm/card1/device/mem_info_vram_total", "536870912\n");
-        fake.put("sys/class/drm/card1/device/mem_info_gtt_total", "16384000000\n");
-        fake.put("sys/class/drm/card1/device/power_dpm_force_performance_level", "auto\n");
-        fake.put("sys/module/amdgpu/parameters/gttsize", "-1\n");
-        fake.put("sys/module/ttm/parameters/pages_limit", "4000000\n");
-        fake.put("sys/module/amdgpu/parameters/lockup_timeout", "\n");
-        fake.put("proc/sys/kernel/osrelease", "6.12.48+deb13-amd64\n");
         fake.put("sys/firmware/acpi/platform_profile", "balanced\n");
         fake.put("sys/firmware/acpi/platform_profile_choices", "low-power balanced performance\n");
-        fake.cpufreq("amd-pstate-epp", "powersave", Some("balance_performance"));
-        fake.put("sys/class/power_supply/BAT0/type", "Battery\n");
-        fake.put("sys/class/power_supply/BAT0/status", "Charging\n");
         fake
     }
 
@@ -79,15 +67,6 @@ impl Fake {
         }
     }
 
-    pub fn cpufreq(&self, driver: &str, governor: &str, preference: Option<&str>) {
-        let at = "sys/devices/system/cpu/cpu0/cpufreq";
-        self.put(&format!("{at}/scaling_driver"), driver);
-        self.put(&format!("{at}/scaling_governor"), governor);
-        if let Some(preference) = preference {
-            self.put(&format!("{at}/energy_performance_preference"), preference);
-        }
-    }
-
     /// An NPU with its node.
     pub fn npu(&self) {
         for (file, text) in [("vendor", "0x1022"), ("device", "0x1502"), ("revision", "0x00")] {
@@ -100,22 +79,12 @@ impl Fake {
         let typed = Cli::parse_from([&["gemma", "doctor"], options].concat());
         let crate::cli::args::Command::Doctor(doctor) = typed.command else { unreachable!() };
         let model = doctor.model.settled().unwrap();
-        let asked = Asked { options: &model };
-        let checks = examine(self, &asked, &self.vulkan(), &Ui::plain());
+        let checks = examine(self, &model, &self.vulkan(), &Ui::plain());
         // Whatever is wrong, the words fit a terminal, and each thing wrong has something to do
         // about it.
-        let fits = |checks: &[Check], columns: usize| {
-            let shown = text(checks, columns);
-            assert!(
-                shown.lines().all(|l| l.chars().count() <= columns || l.contains('\'')),
-                "{shown}"
-            );
-        };
-        fits(&checks, COLUMNS);
-        // A path in a command may be longer than a narrow line.
-        let without: Vec<Check> =
-            checks.iter().map(|c| Check { commands: Vec::new(), ..c.clone() }).collect();
-        fits(&without, 60);
+        let shown = text(&checks, COLUMNS);
+        let fits = |line: &str| line.chars().count() <= COLUMNS || line.contains('\'');
+        assert!(shown.lines().all(fits), "{shown}");
         for check in &checks {
             assert_eq!(check.status == Status::Pass, check.remedy.is_none(), "{check:?}");
             assert_eq!(check.status == Status::Fail, check.code != 0, "{check:?}");
@@ -146,23 +115,9 @@ impl Machine for Fake {
         self.locked
     }
 
-    fn room(&self, directory: &Path) -> io::Result<(u64, bool)> {
+    fn is_writable(&self, directory: &Path) -> bool {
         assert!(directory.ends_with("gemma"));
-        Ok(self.room)
-    }
-
-    fn contents(&self, _: &Path) -> (usize, u64) {
-        self.kept
-    }
-
-    fn directories(&self) -> Vec<Directory> {
-        let of = |purpose, private| Directory {
-            purpose,
-            path: Some("/home/me/.cache/gemma".into()),
-            without: "each run compiles them",
-            private,
-        };
-        vec![of("kernels", None), of("what drafts have learnt", Some("fragments of prompts"))]
+        self.writable
     }
 
     fn threads(&self) -> usize {
