@@ -25,7 +25,6 @@ work=$(mktemp -d)
 # shellcheck source=scripts/server.sh
 . scripts/server.sh
 trap 'stop_server; rm -rf "$work"' EXIT
-export GEMMA_DRAFT_MEMORY=off
 
 # Starts a server of these options and measures a part against it; then "$@" are the options that
 # the engine alone has too.

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 minutes=${1:?usage: scripts/fuzz.sh MINUTES [TARGET...]}
 shift
 all="safetensors artifact config generation gguf gguf-split tokenizer template grammar settings
-  recipe batch server costs draft-memory xclbin transactions"
+  recipe batch server costs xclbin transactions"
 read -ra targets <<<"${*:-${all//$'\n'/ }}"
 seconds=$(awk -v m="$minutes" 'BEGIN { print int(60 * m) }')
 

@@ -24,7 +24,7 @@ SCHEMA = {
 TOOL = {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA}
 OPTIONS = {"temperature": 0, "max_tokens": 20}
 expected = subprocess.run(
-    [gemma, "generate", "-q", "--temp", "0", "-n", "20", "--draft-memory", "off", QUESTION],
+    [gemma, "generate", "-q", "--temp", "0", "-n", "20", QUESTION],
     stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=True,
 ).stdout
 assert expected

@@ -61,7 +61,7 @@ DRAFTS = {"off": ["--draft", "off"], "auto": [], "tree of 12": ["--draft-tree", 
 
 
 def answer(records, options):
-    command = [GEMMA, "generate", "--batch", "-q", "--temp", "1", "--seed", "7", "--draft-memory", "off", *options]
+    command = [GEMMA, "generate", "--batch", "-q", "--temp", "1", "--seed", "7", *options]
     lines = "".join(json.dumps(record) + "\n" for record in records)
     run = subprocess.run(command, input=lines, capture_output=True, text=True)
     if run.returncode != 0:

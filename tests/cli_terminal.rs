@@ -37,13 +37,7 @@ impl Terminal {
         // SAFETY: fresh descriptors that nobody else owns.
         let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
         let mut command = Command::new(env!("CARGO_BIN_EXE_gemma"));
-        command
-            .args(args)
-            .current_dir(dir)
-            .env_clear()
-            .env("HOME", dir)
-            .env("TERM", "xterm")
-            .env("GEMMA_DRAFT_MEMORY", "off");
+        command.args(args).current_dir(dir).env_clear().env("HOME", dir).env("TERM", "xterm");
         command.envs(env.iter().copied());
         command.stdin(slave.try_clone().unwrap()).stdout(slave.try_clone().unwrap()).stderr(slave);
         // SAFETY: these may be called between fork and exec; the terminal on standard input becomes

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Result;
 use gemma::decode::{Event, Flow, Limits, Request, Scheduler, Stats, Stop, generate};
 use gemma::draft::{
-    Ask, DraftContext, Drafter, Figures, Memory, NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
+    Ask, DraftContext, Drafter, Figures, NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
 };
 use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree, VocabAdapter};
 use gemma::error::{Kind, fault_of};
@@ -462,17 +462,11 @@ fn better_drafts_need_fewer_passes() {
     assert!(length["model and ngram"] > length["without noise"] + 0.3, "{length:?}");
 }
 
-/// The target's habits are learnt: prompts never seen need fewer passes once others were answered,
-/// and what was learnt comes back from a file. The texts stay the same.
+/// The target's habits are learnt: prompts never seen need fewer passes once others were answered.
+/// The texts stay the same.
 #[test]
 fn the_table_learns_from_the_target() {
     let target = Toy { vocab: 300, order: 2, spread: 3.0, ..Toy::new(77) };
-    let dir = tempfile::tempdir().unwrap();
-    let builder = || {
-        let mut builder = TreeBuilder::of_text();
-        builder.remember(Memory::new(dir.path(), [7; 32], [0; 32])).unwrap();
-        builder
-    };
     // Contexts repeat between the prompts, no prompt does.
     let prompts =
         |first: u32| (first..first + 25).map(|i| vec![i, i * 7 % 300, 3]).collect::<Vec<_>>();
@@ -489,16 +483,14 @@ fn the_table_learns_from_the_target() {
         sum.accepted_length()
     };
     for temperature in [0.0, 0.7] {
-        let (mut first, unseen) = (builder(), prompts(200));
-        let before = pass(&mut builder(), unseen.clone(), temperature);
+        let (mut first, unseen) = (TreeBuilder::of_text(), prompts(200));
+        let before = pass(&mut TreeBuilder::of_text(), unseen.clone(), temperature);
         pass(&mut first, prompts(0), temperature);
         pass(&mut first, prompts(100), temperature);
-        first.save().unwrap();
-        let after = pass(&mut builder(), unseen, temperature);
+        let after = pass(&mut first, unseen, temperature);
         assert!(
             after > before + 0.1,
             "temperature {temperature}: {before} tokens a pass before, {after} after"
         );
-        std::fs::remove_file(Memory::new(dir.path(), [7; 32], [0; 32]).path()).unwrap();
     }
 }

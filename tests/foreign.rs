@@ -7,7 +7,7 @@
 mod shell;
 
 use serde_json::Value;
-use shell::{BINARY, Run, bash, code, command, gemma_in, wait};
+use shell::{BINARY, Run, bash, code, command, gemma_in};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -163,19 +163,16 @@ fn a_limit_on_memory_is_told_apart_from_a_crash() {
 fn pipes_in_the_place_of_files_are_not_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     with_model(dir.path(), &[]);
-    let memory = "--draft-memory ./memory/";
-    bash(dir.path(), &format!("\"$G\" generate Hi -n 2 -q {memory}")).ok();
-    let script = format!(
-        r#"set -e
-for f in memory/*.table memory/*.lock .cache/gemma/*.json; do rm "$f"; mkfifo "$f"; done
-timeout 60 "$G" generate Hi -n 2 -q {memory}
+    bash(dir.path(), "\"$G\" generate Hi -n 2 -q").ok();
+    let script = r#"set -e
+for f in .cache/gemma/*.json; do rm "$f"; mkfifo "$f"; done
+timeout 60 "$G" generate Hi -n 2 -q
 mkdir g p; mkfifo g/x.gguf p/model.safetensors; cp m/config.json p
 for model in g g/x.gguf p; do code=0; timeout 60 "$G" inspect $model >/dev/null 2>&1 || code=$?; [ $code = 3 ]; done
 mkfifo recipe; code=0; timeout 60 "$G" quantize m q --recipe ./recipe >/dev/null 2>&1 || code=$?; [ $code = 3 ]
 mkdir -p hub/models--a--b/refs hub/models--a--b/snapshots; mkfifo hub/models--a--b/refs/main
-code=0; HF_HUB_CACHE=$PWD/hub timeout 60 "$G" inspect a/b >/dev/null 2>&1 || code=$?; [ $code = 3 ]"#
-    );
-    bash(dir.path(), &script).ok();
+code=0; HF_HUB_CACHE=$PWD/hub timeout 60 "$G" inspect a/b >/dev/null 2>&1 || code=$?; [ $code = 3 ]"#;
+    bash(dir.path(), script).ok();
 }
 
 #[test]
@@ -229,29 +226,6 @@ fn a_draft_whose_numbers_overflow_changes_no_text() {
         gemma_in(dir.path(), &args, b"").ok().out
     };
     assert_eq!(run("own"), run("off"));
-}
-
-#[test]
-fn the_draft_memory_is_shown_and_cleared() {
-    let dir = tempfile::tempdir().unwrap();
-    let run = |args: &[&str]| {
-        let mut command = command(BINARY, dir.path());
-        command.env_remove("GEMMA_DRAFT_MEMORY").args(args);
-        wait(command, b"")
-    };
-    assert!(run(&["draft-memory"]).ok().text().starts_with("nothing is kept in"));
-    run(&SHORT[..5]).ok();
-    let place = dir.path().join(".local/state/gemma/draft-memory");
-    fs::write(place.join("mine.txt"), "no file of the program's").unwrap();
-    let shown = run(&["draft-memory", "show", "--json"]).ok().json();
-    assert_eq!(shown["targets"].as_array().unwrap().len(), 1, "{shown}");
-    assert!(shown["bytes"].as_u64().unwrap() > 0 && shown["cleared"] == false, "{shown}");
-    let shown = run(&["draft-memory"]).ok();
-    assert!(shown.text().contains(".table") && shown.err.contains("draft-memory clear"));
-    run(&["draft-memory", "clear"]).ok();
-    let left: Vec<_> = fs::read_dir(&place).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert_eq!(left, ["mine.txt"]);
-    run(&["draft-memory", "forget"]).fails(2, &["show", "clear"]);
 }
 
 /// In /tmp somebody may have made the directory beside DST before us.

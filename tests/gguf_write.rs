@@ -331,7 +331,6 @@ fn the_commands_take_and_make_such_files() {
             .arg("-q")
             .current_dir(dir.path())
             .env_remove("GEMMA_MODEL")
-            .env("GEMMA_DRAFT_MEMORY", "off")
             .assert()
             .success();
         String::from_utf8(output.get_output().stdout.clone()).unwrap()

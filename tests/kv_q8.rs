@@ -83,11 +83,7 @@ fn run(device: &str, args: &[&str]) -> Run {
     for name in ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"] {
         command.envs(std::env::var_os(name).map(|v| (name, v)));
     }
-    command
-        .env(gemma::vulkan::ALLOW_CPU_DRIVER, "1")
-        .env("GEMMA_DRAFT_MEMORY", "off")
-        .args(args)
-        .args(["-d", device, "-q"]);
+    command.env(gemma::vulkan::ALLOW_CPU_DRIVER, "1").args(args).args(["-d", device, "-q"]);
     wait(command, b"").ok()
 }
 

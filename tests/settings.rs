@@ -31,7 +31,6 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
         ("npu", "model:./e.so", "chat"),
         ("npu", "model:./e.so", "eval"),
         ("npu", "model:./e.so", "bench"),
-        ("draft-memory", "./made/", "generate"),
         ("states", "made", "eval"),
         ("output", "made", "generate"),
         ("stats-file", "made", "generate"),
@@ -61,11 +60,7 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
     assert!(!dir.path().join("made").exists());
 
     // Words are no paths, and models are only read.
-    fs::write(
-        dir.path().join("gemma.toml"),
-        "npu = \"off\"\ndraft-memory = \"off\"\ndraft = \"ngram\"\n",
-    )
-    .unwrap();
+    fs::write(dir.path().join("gemma.toml"), "npu = \"off\"\ndraft = \"ngram\"\n").unwrap();
     with_env(dir.path(), &short, &env).ok();
     fs::remove_file(dir.path().join("gemma.toml")).unwrap();
     fs::write(&users_file, "output = \"made\"\n").unwrap();
@@ -219,11 +214,7 @@ fn variables_are_named_where_they_are_wrong() {
         "{}",
         said.err
     );
-    assert!(
-        !said.err.contains("GEMMA_VULKAN") && !said.err.contains("GEMMA_DRAFT_MEMORY"),
-        "{}",
-        said.err
-    );
+    assert!(!said.err.contains("GEMMA_VULKAN"), "{}", said.err);
     assert_eq!(
         with_env(dir.path(), &[&TOKENIZE[..], &["-q"]].concat(), &[("GEMMA_MAXTOKENS", "3")])
             .ok()

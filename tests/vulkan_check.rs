@@ -217,8 +217,6 @@ fn a_batch_at_once_is_that_of_one_by_one() {
             "-q",
             "--seed",
             "2",
-            "--draft-memory",
-            "off",
             "-d",
             "vulkan",
             "--gpu-layers",

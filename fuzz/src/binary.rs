@@ -1,10 +1,8 @@
 //! Files that earlier runs have left, and what an NPU is given.
 
 use super::{DIRECTORY, file};
-use gemma::draft::Memory;
 use gemma::npu::{txn, xclbin};
 use gemma::runtime::costs::CostFile;
-use sha2::{Digest, Sha256};
 use std::sync::LazyLock;
 
 /// The costs of passes, as they are and behind the key that they must have.
@@ -19,19 +17,6 @@ pub fn costs(data: &[u8]) {
     let with_key = [format!("{{\"v\": 1, \"key\": {key}, ").as_bytes(), body].concat();
     let _ = std::fs::write(path, with_key);
     let _ = FILE.load();
-}
-
-/// What drafting has learnt: as it is, and with a header and a checksum that fit.
-pub fn draft_memory(data: &[u8]) {
-    static MEMORY: LazyLock<Memory> = LazyLock::new(|| Memory::new(&DIRECTORY, [0; 32], [0; 32]));
-    let name = MEMORY.path().file_name().and_then(|name| name.to_str()).expect("a plain name");
-    file(name, data);
-    let _ = MEMORY.load();
-    let mut sealed = [&b"gemmadm\x02"[..], &[0; 64], data].concat();
-    let digest = Sha256::digest(&sealed);
-    sealed.extend_from_slice(&digest);
-    file(name, &sealed);
-    let _ = MEMORY.load();
 }
 
 /// A file as it is, and the only section of one whose header is right.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 /// A reader, by name.
-const TARGETS: [(&str, fn(&[u8])); 17] = [
+const TARGETS: [(&str, fn(&[u8])); 16] = [
     ("safetensors", models::safetensors),
     ("artifact", models::artifact),
     ("config", models::config),
@@ -26,7 +26,6 @@ const TARGETS: [(&str, fn(&[u8])); 17] = [
     ("batch", texts::batch),
     ("server", texts::server),
     ("costs", binary::costs),
-    ("draft-memory", binary::draft_memory),
     ("xclbin", binary::xclbin),
     ("transactions", binary::transactions),
 ];

@@ -42,8 +42,6 @@ pub enum Command {
     Devices(super::devices::Devices),
     /// Check this machine, and say what to type about what is wrong
     Doctor(Box<super::doctor::Doctor>),
-    /// Show or clear what drafting has learnt from earlier texts
-    DraftMemory(super::draft_memory::DraftMemory),
     /// Print the JSON Schema of generate's JSON result
     Schema,
     /// Print a shell completion script

@@ -48,7 +48,7 @@ First steps:
 
 /// Examples of each command. Prompts are ones that the bundled model was taught; words in capitals
 /// stand for what the user has.
-const EXAMPLES: [(&str, &str); 16] = [
+const EXAMPLES: [(&str, &str); 15] = [
     (
         "generate",
         "\
@@ -156,13 +156,6 @@ Examples:
   gemma doctor --json | jq '.checks[] | select(.status != \"PASS\")'",
     ),
     (
-        "draft-memory",
-        "\
-Examples:
-  gemma draft-memory
-  gemma draft-memory clear",
-    ),
-    (
         "schema",
         "\
 Examples:
@@ -200,14 +193,13 @@ const USAGES: [(&str, &str); 3] = [
 ];
 
 /// Options that `-h` leaves to `--help`: those that few people ever type.
-const SELDOM: [&str; 50] = [
+const SELDOM: [&str; 49] = [
     "allow_requantize",
     "check",
     "color",
     "device_lock",
     "draft_ahead",
     "draft_device",
-    "draft_memory",
     "draft_tokens",
     "draft_tree",
     "embedding",

@@ -35,13 +35,12 @@ pub fn completions(options: &Completions, root: clap::Command) -> Result<u8> {
 
 /// What an option that takes a word or a path is completed with; shells offer files where none of
 /// the words fits.
-const VALUES: [(&str, &[&str]); 9] = [
+const VALUES: [(&str, &[&str]); 8] = [
     ("calibrate", &["builtin", "none"]),
     ("ctx_size", &["auto"]),
     ("device", &["auto", "cpu", "vulkan"]),
     ("draft", &["auto", "off", "ngram", "bundled"]),
     ("draft_device", &["auto", "cpu", "vulkan"]),
-    ("draft_memory", &["auto", "on", "off"]),
     ("draft_tree", &["auto", "chain"]),
     ("gpu_layers", &["auto", "all"]),
     ("recipe", &["seed", "int4", "9gb", "10gb", "12gb"]),

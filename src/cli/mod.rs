@@ -10,7 +10,6 @@ pub mod crash;
 pub mod destination;
 pub mod devices;
 pub mod doctor;
-pub mod draft_memory;
 pub mod eval;
 pub mod format;
 pub mod generate;
@@ -62,7 +61,6 @@ pub fn run(command: &Command, typed: &Typed) -> Result<u8> {
         Command::Tokenize(options) => tokenize::run(options, typed),
         Command::Devices(options) => devices::run(options),
         Command::Doctor(options) => doctor::run(options, ui),
-        Command::DraftMemory(options) => draft_memory::run(options, typed),
         Command::Schema => {
             output::print(record::SCHEMA)?;
             Ok(0)

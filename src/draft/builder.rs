@@ -13,10 +13,9 @@ mod tree;
 
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::lm::{Lm, Start};
-use super::memory::Memory;
 use super::mix::{self, Mixer};
 use super::source::Gather;
 use super::table::Table;
@@ -69,7 +68,6 @@ pub struct TreeBuilder {
     reads_text: bool,
     /// By text, as far as there were any.
     trees: Vec<Tree>,
-    memory: Option<Memory>,
     figures: Figures,
 }
 
@@ -93,7 +91,6 @@ impl TreeBuilder {
             ways: Ways { table, lm, mixers, mixing, gather, chances, step_time },
             reads_text: context,
             trees: Vec::new(),
-            memory: None,
             figures: Figures::default(),
         }
     }
@@ -113,19 +110,9 @@ impl TreeBuilder {
         Self::new("mixed", Some(Lm::new(name, engine)), true, Some(Table::new()), Mixing::default())
     }
 
-    /// Goes on with what an earlier run has learnt, and leaves this run's there. An error says why
-    /// the file is not used; it is replaced all the same.
-    pub fn remember(&mut self, memory: Memory) -> Result<()> {
-        let kept =
-            memory.load().with_context(|| format!("{} is not used", memory.path().display()));
-        self.memory = Some(memory);
-        if let Some(kept) = kept? {
-            self.ways.table = self.ways.table.take().map(|_| kept.table);
-            if let Some(mixers) = kept.mixers.filter(|_| self.ways.mixing.prior) {
-                self.ways.mixers = mixers.map(|mixer| mixer.at_rate(self.ways.mixing.rate));
-            }
-        }
-        Ok(())
+    /// Returns the mixer's weights for temperature 0, set by set.
+    pub fn weights(&self) -> Vec<Vec<f32>> {
+        self.ways.mixers[0].sets().iter().map(|set| set.to_vec()).collect()
     }
 
     /// The tree of a text.
@@ -293,13 +280,6 @@ impl Drafter for TreeBuilder {
 
     fn has_recent_match(&mut self, text: usize, history: &[Token]) -> bool {
         self.tree(text).follow(history).len >= REPEATED
-    }
-
-    fn save(&self) -> Result<()> {
-        match (&self.memory, &self.ways.table) {
-            (Some(memory), Some(table)) => memory.save(table, &self.ways.mixers),
-            _ => Ok(()),
-        }
     }
 
     fn note(&self) -> Option<String> {

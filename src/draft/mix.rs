@@ -190,17 +190,9 @@ impl Mixer {
         }
     }
 
-    /// All weights in a row, to be kept.
-    pub fn to_floats(&self) -> Vec<f32> {
-        self.sets.concat()
-    }
-
-    /// What [`to_floats`](Self::to_floats) gave; `None` for anything else.
-    pub fn from_floats(floats: &[f32]) -> Option<Self> {
-        let (rows, rest) = floats.as_chunks::<FEATURES>();
-        let sets = <[Features; SETS]>::try_from(rows).ok()?;
-        let sound = rest.is_empty() && floats.iter().all(|w| w.is_finite() && w.abs() <= BOUND);
-        sound.then_some(Mixer { sets, rate: RATE })
+    /// Returns the weights. `[SETS][FEATURES]`
+    pub fn sets(&self) -> &Sets {
+        &self.sets
     }
 }
 
@@ -289,17 +281,6 @@ mod tests {
         let parts = mixer.parts(&candidates, &chances, 0);
         assert!(parts[LONG].unwrap() > 0.5 && parts[MODEL].unwrap().abs() < 1e-6, "{parts:?}");
         assert_eq!((parts[SHORT], parts[PAIR], parts[NOISE]), (None, None, None));
-    }
-
-    #[test]
-    fn weights_survive_a_round_trip_and_nonsense_is_refused() {
-        let mut mixer = Mixer::fixed(true).at_rate(RATE);
-        mixer.learn(&candidates(0.3), 8, &mut Vec::new());
-        let mut floats = mixer.to_floats();
-        assert_eq!(Mixer::from_floats(&floats), Some(mixer));
-        assert_eq!(Mixer::from_floats(&floats[1..]), None);
-        floats[3] = f32::NAN;
-        assert_eq!(Mixer::from_floats(&floats), None);
     }
 
     #[test]

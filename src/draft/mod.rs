@@ -11,7 +11,6 @@ pub mod costs;
 pub mod figures;
 pub mod forced;
 pub mod lm;
-pub mod memory;
 pub mod mix;
 pub mod options;
 pub mod policy;
@@ -28,7 +27,6 @@ pub use builder::{Mixing, TreeBuilder};
 pub use costs::{CostCurve, Costs};
 pub use figures::{Figures, Habits};
 pub use lm::Lm;
-pub use memory::Memory;
 pub use options::{Ahead, DraftOptions, TreeSize};
 pub use policy::Policy;
 pub use proposal::Proposal;
@@ -120,10 +118,6 @@ pub trait Drafter {
     /// rounds that would not ask.
     fn has_recent_match(&mut self, _text: usize, _history: &[Token]) -> bool {
         false
-    }
-    /// Keeps what was learnt for the next run, where there is a place for it.
-    fn save(&self) -> Result<()> {
-        Ok(())
     }
     /// Adds up what there is to say of its work so far.
     fn figures(&self, _out: &mut Figures) {}

@@ -1,7 +1,7 @@
 //! The mixer's weights before it has seen anything of the text at hand: what it learnt from the
 //! drafts' training text.
 //!
-//! Written by `scripts/draft_prior.py`, which says how. Columns: longest match, shorter match,
+//! `scripts/draft_prior.py` says how they were learnt. Columns: longest match, shorter match,
 //! pair, last token, model, noise, none.
 
 use super::mix::Sets;

@@ -5,7 +5,7 @@ use super::drafting::Drafting;
 use super::load::{Loaded, kv_format};
 use super::options::{DraftFrom, DraftingOptions};
 use super::{Listener, Session};
-use crate::draft::{Drafter, Figures};
+use crate::draft::Figures;
 use anyhow::Result;
 
 /// What is known of a target's passes, and where it is kept.
@@ -33,10 +33,9 @@ impl Calibration {
         Ok(Calibration { passes, file })
     }
 
-    /// Saves what the next run may use: what the drafter learnt, and what passes cost. Neither
-    /// failing is a failure of the run.
-    pub fn keep(self, drafting: &mut Drafting, listener: &dyn Listener) -> Figures {
-        save_memory(drafting.drafter.as_ref(), listener);
+    /// Saves what passes cost, for the next run. A failure to save is a note, and no failure of the
+    /// run.
+    pub fn keep(self, drafting: &Drafting, listener: &dyn Listener) -> Figures {
         let figures = drafting.figures();
         self.save(&drafting.identity, &figures, listener);
         figures
@@ -46,11 +45,5 @@ impl Calibration {
         if let Err(why) = self.file.save(self.passes, identity, figures) {
             listener.detail(1, &format!("the costs of passes were not saved: {why:#}"));
         }
-    }
-}
-
-fn save_memory(drafter: &dyn Drafter, listener: &dyn Listener) {
-    if let Err(why) = drafter.save() {
-        listener.note(&format!("the draft memory was not saved: {why:#}"));
     }
 }

@@ -4,21 +4,18 @@ use super::costs::{Passes, one_row};
 use super::load::{Room, kv_format, load};
 use super::model::Size;
 use super::npu::Npu;
-use super::options::{DraftAhead, DraftFrom, DraftingOptions, GpuLayers, MemoryPlace, RunOptions};
+use super::options::{DraftAhead, DraftFrom, DraftingOptions, GpuLayers, RunOptions};
 use super::partner::Partner;
 use super::placement::measure::Task;
 use super::placement::{self, Device};
 use super::{Listener, Session};
 use crate::compute::cpu::Pool;
-use crate::draft::{
-    Ahead, Drafter, Figures, Habits, Lm, Memory, NoDraft, Policy, Table, TreeBuilder,
-};
+use crate::draft::{Ahead, Drafter, Figures, Habits, Lm, NoDraft, Policy, Table, TreeBuilder};
 use crate::error::Fault;
 use crate::gemma::{Tokenizer, Weights};
 use crate::util::hex;
 use crate::vulkan::{Choice, DeviceInfo};
 use anyhow::Result;
-use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
 /// Bytes of a draft model below which its matrices may be too small to be shared among threads, and
@@ -79,8 +76,6 @@ pub struct Target<'a> {
     pub passes: &'a Passes,
     /// Threads that it shares with a draft model on the processor.
     pub pool: &'a Arc<Pool>,
-    /// Whether drafting goes on with what earlier runs have learnt where nobody says.
-    pub remembers: bool,
 }
 
 /// A draft model, loaded.
@@ -145,8 +140,7 @@ pub fn build(
         }
         None => (WITHOUT_MODEL, None, Habits::default(), None),
     };
-    let mut builder = TreeBuilder::new("mixed", lm, true, Some(Table::new()), options.mixing);
-    remember(&mut builder, options, session, identity, target.remembers, listener)?;
+    let builder = TreeBuilder::new("mixed", lm, true, Some(Table::new()), options.mixing);
     let identity = spelled(identity);
     let habits = passes.habits.get(&identity).cloned().unwrap_or(habits);
     let ahead = match options.ahead {
@@ -200,32 +194,6 @@ const WITHOUT_MODEL: [u8; 32] = [0; 32];
 
 fn spelled(draft_identity: [u8; 32]) -> String {
     hex(&draft_identity[..8])
-}
-
-/// Goes on with what earlier runs have learnt, as far as that is wanted.
-fn remember(
-    builder: &mut TreeBuilder,
-    options: &DraftingOptions,
-    session: &Session,
-    draft_identity: [u8; 32],
-    remembers: bool,
-    listener: &dyn Listener,
-) -> Result<()> {
-    let Some(directory) = options.memory.directory(remembers) else { return Ok(()) };
-    if options.memory == MemoryPlace::Auto && !directory.exists() {
-        listener.note(&format!(
-            "what drafting learns, with fragments of prompts and answers, is kept in {}; \
-                --draft-memory off keeps nothing",
-            directory.display()
-        ));
-    }
-    let target =
-        [&session.model.checkpoint().fingerprint()?[..], &session.tokenizer.sha256()].concat();
-    let memory = Memory::new(&directory, Sha256::digest(target).into(), draft_identity);
-    if let Err(why) = builder.remember(memory) {
-        listener.note(&format!("draft memory: {why:#}"));
-    }
-    Ok(())
 }
 
 /// Threads of `most` for a draft model of so many bytes, `beside` a target that does not need the

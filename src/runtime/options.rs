@@ -5,8 +5,6 @@ use super::npu::Npu;
 use super::placement::Device;
 use crate::compute::cpu::Isa;
 use crate::draft::{DraftOptions, Mixing, TreeSize};
-use crate::util::xdg;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Which model, and where it runs.
@@ -42,7 +40,6 @@ pub struct DraftingOptions {
     /// Tokens that are guessed ahead at most.
     pub tokens: AutoOr,
     pub tree: TreeSize,
-    pub memory: MemoryPlace,
     /// Where the draft model runs.
     pub device: Device,
     pub ahead: DraftAhead,
@@ -154,44 +151,4 @@ pub enum Kv {
     F16,
     F32,
     Q8,
-}
-
-/// Where drafting keeps what it learns of a model.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum MemoryPlace {
-    #[default]
-    Auto,
-    On,
-    Off,
-    Directory(PathBuf),
-}
-
-impl FromStr for MemoryPlace {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<MemoryPlace, String> {
-        match text {
-            "auto" => Ok(MemoryPlace::Auto),
-            "on" => Ok(MemoryPlace::On),
-            "off" => Ok(MemoryPlace::Off),
-            path if path.contains('/') => Ok(MemoryPlace::Directory(path.into())),
-            _ => Err("expected auto, on, off, or a directory with a slash in it, such as ./memory"
-                .into()),
-        }
-    }
-}
-
-impl MemoryPlace {
-    /// The directory; `None` where nothing is to be kept, and where the system has no place for it.
-    /// `usual` is what auto stands for.
-    pub fn directory(&self, usual: bool) -> Option<PathBuf> {
-        match self {
-            MemoryPlace::Directory(path) => Some(path.clone()),
-            MemoryPlace::Off => None,
-            MemoryPlace::Auto if !usual => None,
-            MemoryPlace::Auto | MemoryPlace::On => {
-                xdg::state().map(|state| state.join("draft-memory"))
-            }
-        }
-    }
 }

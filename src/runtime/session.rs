@@ -62,19 +62,16 @@ impl Session {
     }
 
     /// Loads the model for one text or for several that share its passes, with what drafts for
-    /// them. `remembers` says whether drafting goes on with what earlier runs have learnt where
-    /// nobody says.
+    /// them.
     pub fn start(
         &self,
         room: Room,
         options: &DraftingOptions,
-        remembers: bool,
         listener: &dyn Listener,
     ) -> Result<Started> {
         let mut loaded = self.load(room, listener)?;
         let costs = Calibration::of(self, options, &mut loaded, listener)?;
-        let target =
-            Target { session: self, room, passes: &costs.passes, pool: &loaded.pool, remembers };
+        let target = Target { session: self, room, passes: &costs.passes, pool: &loaded.pool };
         let drafts = drafting::build(options, &target, listener)?;
         Ok(Started {
             target: Timeline::new(loaded.engine),

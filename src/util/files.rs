@@ -24,7 +24,7 @@ pub fn is_own(directory: &Metadata) -> bool {
 
 /// Opens a file to read. What is no regular file is refused: opening a pipe could wait forever, and
 /// a device may have no end.
-pub fn open_regular(path: &Path) -> Result<File> {
+fn open_regular(path: &Path) -> Result<File> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(Error::other("it is not a regular file"));
     }
@@ -69,7 +69,7 @@ pub fn keep_newest(directory: &Path, most: usize, is_called_so: impl Fn(&str) ->
 }
 
 /// Whether [`write_whole`] would give a file such a name on its way.
-pub fn is_temporary(name: &str) -> bool {
+fn is_temporary(name: &str) -> bool {
     name.strip_prefix(".tmp").is_some_and(|rest| {
         rest.len() == 6 && rest.bytes().all(|byte| byte.is_ascii_alphanumeric())
     })

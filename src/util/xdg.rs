@@ -14,11 +14,6 @@ pub fn config() -> Option<PathBuf> {
     of_program("XDG_CONFIG_HOME", ".config")
 }
 
-/// What one run learns for the next: `$XDG_STATE_HOME/gemma`, or `~/.local/state/gemma`.
-pub fn state() -> Option<PathBuf> {
-    of_program("XDG_STATE_HOME", ".local/state")
-}
-
 /// Files that live as long as the user is logged in: `$XDG_RUNTIME_DIR`, if there is one.
 pub fn runtime() -> Option<PathBuf> {
     absolute("XDG_RUNTIME_DIR").filter(|path| path.is_dir())

@@ -65,8 +65,6 @@ pub fn command(program: &str, dir: &Path) -> Command {
     command.env("MESA_SHADER_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/mesa"));
     // Runs of other tests may use the same driver meanwhile.
     command.env("XDG_RUNTIME_DIR", dir);
-    // What one run learns must not reach another.
-    command.env("GEMMA_DRAFT_MEMORY", "off");
     command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // Shells start what runs in the background with Ctrl-C ignored, and processes below inherit
     // that.

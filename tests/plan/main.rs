@@ -13,7 +13,7 @@ use serde_json::Value;
 
 fn gemma(args: &[&str]) -> Command {
     let mut command = Command::cargo_bin("gemma").unwrap();
-    command.args(args).env(ALLOW_CPU_DRIVER, "1").env("GEMMA_DRAFT_MEMORY", "off");
+    command.args(args).env(ALLOW_CPU_DRIVER, "1");
     command
 }
 

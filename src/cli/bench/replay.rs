@@ -13,8 +13,7 @@ use crate::cli::table::markdown;
 use crate::cli::ui::Ui;
 use crate::decode::{Stats, Verdict};
 use crate::draft::{
-    Ask, DraftContext, Drafter, Figures, Lm, Memory, Pass, Proposal, Table, TreeBuilder, TreeSize,
-    Verified,
+    Ask, DraftContext, Drafter, Figures, Lm, Pass, Proposal, Table, TreeBuilder, TreeSize, Verified,
 };
 use crate::engine::{Scores, TokenTree};
 use crate::error::Fault;
@@ -54,7 +53,7 @@ pub struct ReplayOptions {
     /// that a target made at temperature 0 the figure is what that target would have had; for other
     /// text it says how hard the text is to guess. Of a row only the token that came is known, so
     /// the table learns less than from a running target. What is learnt from one transcript helps
-    /// with the next, as from one prompt to the next; --draft-memory DIR/ keeps it.
+    /// with the next, as from one prompt to the next.
     #[arg(long, value_name = "FILE")]
     pub replay: Vec<PathBuf>,
     /// Directory whose tokenizer.json transcripts, and prompts of the text test, are read with
@@ -91,6 +90,9 @@ pub struct Report {
     pub draft: Option<String>,
     pub sources: Vec<String>,
     mixing: String,
+    /// The mixer's weights of temperature 0 at the end, set by set: `scripts/draft_prior.py` reads
+    /// them.
+    weights: Vec<Vec<f32>>,
     pub tree: String,
     /// Time of drafting, for information: nothing depends on it.
     draft_ms_per_pass: f64,
@@ -162,10 +164,10 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
         return Err(Fault::model("there is nothing to replay in these files").into());
     }
     let wants = |part| replay.sources.contains(&part);
-    let (lm, name, identity) = if wants(Part::Model) {
+    let (lm, name) = if wants(Part::Model) {
         draft_model(options, &tokenizer, &texts, ui)?
     } else {
-        (None, None, [0; 32])
+        (None, None)
     };
     let mixing = options.mixing();
     let mut builder = TreeBuilder::new(
@@ -175,11 +177,6 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
         wants(Part::Table).then(Table::new),
         mixing,
     );
-    if let Some(directory) = options.draft.draft_memory.directory(false)
-        && let Err(why) = builder.remember(Memory::new(&directory, tokenizer.sha256(), identity))
-    {
-        ui.note(format!("draft memory: {why:#}"));
-    }
 
     let sampler = Sampler::new(SamplerConfig::default())?.usable(tokenizer.vocab());
     let shape = Shape::of(options);
@@ -199,7 +196,6 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    builder.save()?;
     let time: Duration = all.values().flatten().map(|t| t.time).sum();
     let passes: u64 = records.iter().map(|r| r.passes).sum();
     let mut rounds: Vec<f64> =
@@ -223,6 +219,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
             .filter_map(|s| Some(s.to_possible_value()?.get_name().to_owned()))
             .collect(),
         mixing: format!("{mixing:?}"),
+        weights: builder.weights(),
         tree: shape.to_string(),
         draft_ms_per_pass: 1e3 * time.as_secs_f64() / passes as f64,
         draft_cpu_ms: [2, 20].map(|part| rounds[rounds.len() / part]),
@@ -242,8 +239,8 @@ pub fn read_tokenizer(dir: &std::path::Path) -> Result<Tokenizer> {
     Tokenizer::from_bytes(&bytes).with_context(|| format!("reading {}", path.display()))
 }
 
-/// The draft model, its name and its identity.
-type Drafts = (Option<Lm>, Option<String>, [u8; 32]);
+/// The draft model and its name.
+type Drafts = (Option<Lm>, Option<String>);
 
 /// The draft model, with room for the longest text as far as it goes.
 fn draft_model(
@@ -262,7 +259,7 @@ fn draft_model(
             Fault::model(format!("the draft model cannot draft for this tokenizer: {why}"))
                 .help(remedy)
         })?;
-    let (name, identity) = (partner.name(), partner.fingerprint()?);
+    let name = partner.name();
     let longest = texts.iter().map(|t| t.prompt.len() + t.answer.len()).max().unwrap_or(0) + 1;
     let context = match asked.context {
         AutoOr::N(n) => n,
@@ -276,7 +273,7 @@ fn draft_model(
     };
     let (pool, room) = (load::pool(&run)?, Room::of(partner.context(context)));
     let loaded = load::load(&partner.weights, "draft model", &run, room, &pool, ui)?;
-    Ok((Some(Lm::new("model", partner.engine(loaded.engine)?)), Some(name), identity))
+    Ok((Some(Lm::new("model", partner.engine(loaded.engine)?)), Some(name)))
 }
 
 /// At most `most` of each category, evenly spread over what is there.

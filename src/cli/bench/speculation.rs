@@ -68,13 +68,8 @@ pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(
     let mut first = session.load(Room::of(room), ui)?;
     first.engine = Partner::stand_in(model.checkpoint(), tokenizer, first.engine)?;
     let passes = Passes::measured(&mut first)?;
-    let drafted = Target {
-        session: &session,
-        room: Room::of(context),
-        passes: &passes,
-        pool: &first.pool,
-        remembers: false,
-    };
+    let drafted =
+        Target { session: &session, room: Room::of(context), passes: &passes, pool: &first.pool };
     let mut target = Timeline::new(first.engine);
     let chosen = DraftingOptions { mixing: options.mixing(), ..options.draft.settled()? };
     let sampler =
@@ -111,7 +106,6 @@ pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(
             }
             bar.inc(1);
         }
-        drafting.drafter.save()?;
         disabled = drafting.disabled;
     }
     bar.finish_and_clear();

@@ -35,9 +35,7 @@ pub const HELP: &str = concat!(
     "line, which the arrow key up brings back. A line that ends with \\ goes on in the\n",
     "next one, and \"\"\" begins a message of several lines that another \"\"\" ends.\n",
     "// begins a message that begins with a slash.\n",
-    "What you type is kept in memory only: there is no history file. The draft memory\n",
-    "does keep fragments of what was read and written on this computer;\n",
-    "--draft-memory off turns it off.",
+    "What you type is kept in memory only: there is no history file.",
 );
 
 /// Begins and ends a message of several lines.

@@ -37,7 +37,7 @@ use wrap::Wrap;
 ///
 /// Type a message, or /help for the commands. Ctrl-C stops an answer and keeps the conversation; at
 /// the prompt it drops the line. Ctrl-D or /quit leaves. There is no history file; /save keeps a
-/// conversation, and --draft-memory fragments of it.
+/// conversation.
 #[derive(Debug, Args)]
 pub struct Chat {
     /// The first message; the conversation goes on from its answer
@@ -95,7 +95,7 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
     };
     let context = session.context(CONTEXT, ui);
     let Started { target, drafts: drafting, costs, .. } =
-        session.start(runtime::Room::of(context), &drafting, true, ui)?;
+        session.start(runtime::Room::of(context), &drafting, ui)?;
     let template = prompt::chat_template(&session.model, ui)?;
     // Nobody at a terminal wants an answer cut off that did not ask for it.
     let max_tokens = match typed.source("max-tokens") {
@@ -122,7 +122,7 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
         ui.line(&format!("{}: /help lists the commands, Ctrl-D leaves", session.model.name));
     }
     chat.go()?;
-    costs.keep(&mut chat.drafting, ui);
+    costs.keep(&chat.drafting, ui);
     npu::say(chat.target.engine(), ui);
     Ok(0)
 }

@@ -95,7 +95,7 @@ impl Run<'_> {
         }
         let needed = history.len().saturating_add(options.sampling.max_tokens).saturating_add(1);
         let context = session.context(needed, ui);
-        let started = session.start(Room::of(context), &self.drafting, true, ui)?;
+        let started = session.start(Room::of(context), &self.drafting, ui)?;
         let Started { mut target, load_seconds, drafts: mut drafting, costs } = started;
         let constrained = Constrained::new(self.grammar.as_ref(), history.len());
         let sampler = answer::sampler(
@@ -161,7 +161,7 @@ impl Run<'_> {
             Ok(Stop::Interrupt | Stop::Receiver) => (FinishReason::Interrupted, None),
             Err(error) => (FinishReason::Error, Some(format!("{error:#}"))),
         };
-        let figures = costs.keep(&mut drafting, ui);
+        let figures = costs.keep(&drafting, ui);
         let disabled_reason = drafting.disabled();
         let engine = target.engine();
         let memory = engine.report().memory;

@@ -2,7 +2,7 @@
 
 use crate::draft::{Mixing, TreeSize};
 use crate::runtime::DraftingOptions;
-use crate::runtime::options::{AutoOr, DraftAhead, MemoryPlace};
+use crate::runtime::options::{AutoOr, DraftAhead};
 use crate::runtime::placement::Device;
 use anyhow::{Context, Result};
 use clap::Args;
@@ -14,7 +14,7 @@ pub struct DraftArgs {
     ///
     /// auto is the bundled draft model that shares the model's tokenizer (the demo's or Gemma 3's),
     /// mixed with what followed the last time the text ended like this, and with what the model
-    /// found likely the last time after the same tokens (see --draft-memory). ngram is the latter
+    /// found likely the last time after the same tokens. ngram is the latter
     /// two alone, bundled refuses to run without a bundled draft model, and off decodes without
     /// drafts. A model is a directory, a GGUF file or an id as for --model; it needs the same
     /// tokenizer, or a part of it.
@@ -26,16 +26,6 @@ pub struct DraftArgs {
     /// Shape of the guesses: auto, chain (one line), or the number of nodes of a tree
     #[arg(long, value_name = "auto|chain|N", default_value = "auto", value_parser = tree)]
     pub draft_tree: TreeSize,
-    /// Where drafting keeps what it learns of a model for the next run: auto, on, off, or a
-    /// directory with a slash in it
-    ///
-    /// The table of what the model found likely after which tokens makes later texts come sooner,
-    /// and never changes them. `on` keeps it in $XDG_STATE_HOME/gemma/draft-memory (~/.local/state
-    /// without that variable), at most 12 MB for each model, readable by its owner alone. It holds
-    /// fragments of prompts and answers: take `off` where those must leave no trace. auto is `on`
-    /// for generate and chat, and `off` for bench.
-    #[arg(long, value_name = "auto|on|off|DIR/", default_value = "auto")]
-    pub draft_memory: MemoryPlace,
     /// Where the draft model runs: auto, cpu, vulkan or vulkan:N
     ///
     /// auto is the processor, which is free while a GPU checks guesses; a draft model of more than
@@ -57,7 +47,6 @@ impl DraftArgs {
             source: self.draft.as_str().into(),
             tokens: self.draft_tokens,
             tree: self.draft_tree,
-            memory: self.draft_memory.clone(),
             device: self.draft_device.parse::<Device>().context("--draft-device")?,
             ahead: self.draft_ahead,
             mixing: Mixing::default(),

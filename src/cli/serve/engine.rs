@@ -72,7 +72,7 @@ impl Engine<'_> {
     }
 
     fn serve(&self, loaded: &mut dyn FnMut(&Started)) -> Result<()> {
-        let start = || self.session.start(self.room, self.drafting, false, self.ui);
+        let start = || self.session.start(self.room, self.drafting, self.ui);
         let (mut started, mut stranded, mut losses) = (start()?, Vec::new(), Vec::new());
         loop {
             loaded(&started);
@@ -112,7 +112,7 @@ impl Engine<'_> {
             Hall { engine: self, seats, paused: stranded.into(), texts, passes: 0, rounds: 0 };
         match hall.answer_all(&cut) {
             Ok(()) => {
-                costs.keep(&mut drafting, self.ui);
+                costs.keep(&drafting, self.ui);
                 npu::say(target.engine(), self.ui);
                 Ok(())
             }

@@ -10,7 +10,6 @@ use crate::cli::ui::nearest;
 use crate::error::Fault;
 use crate::runtime::lock::DeviceLock;
 use crate::runtime::npu::Npu;
-use crate::runtime::options::MemoryPlace;
 use crate::util::xdg;
 use anyhow::{Context, Result};
 use clap::parser::ValueSource;
@@ -64,10 +63,9 @@ pub fn refusal(arg: &Arg, value: &str) -> Option<&'static str> {
     if kind == TypeId::of::<DeviceLock>() {
         return Some("would decide here whether a run keeps off a device in use");
     }
-    // These take words, such as off, and paths.
-    let can_name_a_path = kind == TypeId::of::<Npu>() || kind == TypeId::of::<MemoryPlace>();
+    // It takes words, such as off, and paths.
     let is_word = value.bytes().all(|byte| byte.is_ascii_lowercase());
-    (kind == TypeId::of::<Destination>() || can_name_a_path && !is_word)
+    (kind == TypeId::of::<Destination>() || kind == TypeId::of::<Npu>() && !is_word)
         .then_some("would load code or write a file here")
 }
 
@@ -332,8 +330,6 @@ mod tests {
             ("npu", "force", false),
             ("npu", "model", false),
             ("npu", "model:e.so", true),
-            ("draft-memory", "off", false),
-            ("draft-memory", "./x", true),
             ("output", "x", true),
             ("model", "./x", false),
             ("temperature", "1", false),

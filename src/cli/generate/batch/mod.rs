@@ -65,7 +65,7 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     config.seed = options.sampling.seed.unwrap_or(0);
 
     let context = session.context(CONTEXT, ui);
-    let started = session.start(Room { context, sequences, prefixes: 0 }, &drafting, true, ui)?;
+    let started = session.start(Room { context, sequences, prefixes: 0 }, &drafting, ui)?;
     let interrupt = Interrupt::watch()?;
     let batch = Batch {
         options,

@@ -46,7 +46,7 @@ pub fn run(
     let passes = hall.texts.passes();
     let each = replies.tokens as f64 / passes.max(1) as f64;
     batch.ui.detail(1, format!("{} passes, {each:.2} tokens a pass", thousands(passes)));
-    costs.keep(&mut drafting, batch.ui);
+    costs.keep(&drafting, batch.ui);
     npu::say(target.engine(), batch.ui);
     Ok(())
 }
