@@ -60,7 +60,13 @@ fn what_is_not_an_answer_is_told_in_json() {
         (CHAT, chat(json!({"frequency_penalty": 0.5})), 400, "frequency_penalty"),
         (CHAT, chat(json!({"temperature": "hot"})), 400, "'temperature'"),
         (CHAT, chat(json!({"temperature": -1})), 400, "temperature"),
-        (CHAT, chat(json!({"seed": -1})), 400, "'seed'"),
+        (CHAT, chat(json!({"repeat_penalty": 1e-39})), 400, "repeat penalty"),
+        (
+            CHAT,
+            chat(json!({"seed": -2})),
+            400,
+            "'seed': invalid value: integer `-2`, expected a whole",
+        ),
         (CHAT, chat(json!({"n": 0})), 400, "'n'"),
         (CHAT, chat(json!({"stop": ""})), 400, "'stop'"),
         (CHAT, chat(json!({"stream_options": {}})), 400, "stream_options"),
@@ -384,6 +390,55 @@ fn who_goes_away_is_cancelled_and_who_waits_is_next() {
     assert_eq!(code, 143);
     assert_eq!(said.matches("cancelled").count(), 2, "{said}");
     assert!(!said.contains("France"), "texts are not logged: {said}");
+}
+
+/// A client that has all contexts gives one to another client, and its text goes on afterwards with
+/// the same bytes. Neither has all of the queue.
+#[test]
+fn a_client_leaves_room_for_others() {
+    let keys = ["--api-key", "a", "--api-key", "b"];
+    let options = ["--parallel", "2", "--max-queue", "4", "--log", "json", "--draft=off"];
+    let server = Server::start(&[&keys[..], &options].concat());
+    let sent = |key: &str, body: &Value| {
+        let headers = format!("X-Api-Key: {key}\r\n");
+        server.request("POST", CHAT, &headers, &body.to_string())
+    };
+    let long = |seed: u64| {
+        let prompt = json!([{"role": "user", "content": "Tell me a long story."}]);
+        json!({"messages": prompt, "seed": seed, "max_tokens": 700, "ignore_eos": true})
+    };
+    let text = |reply: server::Reply| reply.ok()["choices"][0]["message"]["content"].clone();
+    let alone: Vec<Value> = (0..2).map(|seed| text(sent("a", &long(seed)))).collect();
+    let metric = |name: &str| {
+        let page = server.request("GET", "/metrics", "X-Api-Key: b\r\n", "").body;
+        let line = page.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.unwrap().parse::<f64>().unwrap()
+    };
+    let wait_for = |name: &str, value: f64| {
+        while metric(name) < value {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    std::thread::scope(|scope| {
+        let texts: Vec<_> =
+            (0..2).map(|seed| scope.spawn(move || text(sent("a", &long(seed))))).collect();
+        wait_for("gemma_running_texts", 2.0);
+        // Two more wait, which is this client's half of the queue.
+        let waiting: Vec<_> = (0..2).map(|_| scope.spawn(|| sent("a", &chat(json!({}))))).collect();
+        wait_for("gemma_queue_length", 2.0);
+        let refused = sent("a", &chat(json!({})));
+        assert_eq!(refused.status, 429, "{refused:?}");
+        let other = sent("b", &chat(json!({}))).ok();
+        assert!(texts.iter().all(|text| !text.is_finished()), "{other}");
+        assert_eq!(metric("gemma_pauses_total"), 1.0);
+        for (text, alone) in texts.into_iter().zip(&alone) {
+            assert_eq!(text.join().unwrap(), *alone);
+        }
+        waiting.into_iter().for_each(|reply| drop(reply.join().unwrap().ok()));
+    });
+    let said = server.said();
+    let reason = "\"reason\":\"2 texts wait already, 2 of them from this client: try again later\"";
+    assert!(said.contains(reason), "{said}");
 }
 
 #[test]

@@ -185,6 +185,7 @@ impl<'s> Hall<'s, '_> {
             }
             let paused = self.take_out(sequence);
             self.paused.extend(paused);
+            self.engine.queue.metrics.pauses.add(1);
             // The client that waits comes first, whoever else is paused.
             let job = self.engine.queue.take(false, |client| self.running(client));
             job.into_iter().for_each(|job| self.admit(job));
