@@ -9,7 +9,6 @@ mod shell;
 
 use common::{Dims, Form, TinyModel, gguf};
 use gemma::checkpoint::Dtype;
-use page::{sections, stands_alone};
 use serde_json::{Value, json};
 use shell::{BINARY, command, gemma, gemma_in, wait};
 use std::collections::BTreeMap;
@@ -397,14 +396,7 @@ fn a_replay_needs_no_target() {
         "{}",
         table.text()
     );
-    assert_eq!(replay(&["--format", "csv", "--report", "r.html"]).ok().text().lines().count(), 5);
-    let page = fs::read_to_string(dir.path().join("r.html")).unwrap();
-    stands_alone(&page);
-    let titles = sections(&page);
-    assert!(
-        titles[0] == "Tokens per pass" && titles.contains(&"Acceptance by depth, prose"),
-        "{titles:?}"
-    );
+    assert_eq!(replay(&["--format", "csv"]).ok().text().lines().count(), 5);
 
     replay(&["--draft", "ngram"]).fails(2, &["--sources"]);
     replay(&["--tokenizer", "absent"]).fails(3, &["absent"]);
