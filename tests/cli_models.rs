@@ -19,7 +19,7 @@ use tempfile::TempDir;
 /// A directory with a tiny model of floats in `tiny`.
 fn with_tiny() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    TinyModel::tiny(1).write(&dir.path().join("tiny"), Form::TextV4, Dtype::Bf16, 1);
+    TinyModel::tiny(1).write(&dir.path().join("tiny"), Form::TextV4, Dtype::BF16, 1);
     dir
 }
 
@@ -462,7 +462,7 @@ fn a_draft_without_a_tokenizer_takes_the_targets() {
     let at = |name: &str| dir.path().join(name);
     let (model, file) = with_letters();
     file.write(&at("target.gguf"));
-    model.write(&at("draft"), Form::TextV4, Dtype::Bf16, 1);
+    model.write(&at("draft"), Form::TextV4, Dtype::BF16, 1);
     assert!(!at("draft/tokenizer.json").exists());
     let run = |draft: &str| {
         let args = ["generate", "-m", "target.gguf", "--raw", "The", "--temp", "0", "-n", "40"];
@@ -479,7 +479,7 @@ fn a_draft_without_a_tokenizer_takes_the_targets() {
     assert!(model["accepted"].as_u64().unwrap() > 0, "the same tokens: {model}");
     // Another number of rows says nothing of its tokens, unless it is that of this project's drafts.
     let other = TinyModel::new(Dims { vocab: 9000, n_layers: 1, ..Dims::default() }, 15);
-    other.write(&at("other"), Form::TextV4, Dtype::Bf16, 1);
+    other.write(&at("other"), Form::TextV4, Dtype::BF16, 1);
     run("other").fails(3, &["other/tokenizer.json is missing"]);
     for size in ["small", "medium"] {
         let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/gemma3-draft").join(size);
