@@ -31,7 +31,7 @@ fn all_forms_dtypes_and_shardings_give_equal_weights() {
     let dir = tempfile::tempdir().unwrap();
     let mut first = None;
     for form in Form::ALL {
-        for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+        for dtype in [Dtype::BF16, Dtype::F16, Dtype::F32] {
             for shards in [1, 3] {
                 let path = dir.path().join(format!("{form:?}-{dtype}-{shards}"));
                 model.write(&path, form, dtype, shards);
@@ -67,7 +67,7 @@ fn all_forms_dtypes_and_shardings_give_equal_weights() {
 #[test]
 fn weights_that_shrink_after_they_were_opened_are_an_invalid_model() {
     let dir = tempfile::tempdir().unwrap();
-    TinyModel::tiny(2).write(dir.path(), Form::TextV4, Dtype::Bf16, 1);
+    TinyModel::tiny(2).write(dir.path(), Form::TextV4, Dtype::BF16, 1);
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let file = dir.path().join("model.safetensors");
     std::fs::File::options().write(true).open(&file).unwrap().set_len(4096).unwrap();

@@ -9,7 +9,6 @@ mod shell;
 
 use common::{Dims, Form, TinyModel, gguf};
 use gemma::checkpoint::Dtype;
-use page::{sections, stands_alone};
 use serde_json::{Value, json};
 use shell::{BINARY, command, gemma, gemma_in, wait};
 use std::collections::BTreeMap;
@@ -20,7 +19,7 @@ use tempfile::TempDir;
 /// A directory with a tiny model of floats in `tiny`.
 fn with_tiny() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    TinyModel::tiny(1).write(&dir.path().join("tiny"), Form::TextV4, Dtype::Bf16, 1);
+    TinyModel::tiny(1).write(&dir.path().join("tiny"), Form::TextV4, Dtype::BF16, 1);
     dir
 }
 
@@ -397,14 +396,7 @@ fn a_replay_needs_no_target() {
         "{}",
         table.text()
     );
-    assert_eq!(replay(&["--format", "csv", "--report", "r.html"]).ok().text().lines().count(), 5);
-    let page = fs::read_to_string(dir.path().join("r.html")).unwrap();
-    stands_alone(&page);
-    let titles = sections(&page);
-    assert!(
-        titles[0] == "Tokens per pass" && titles.contains(&"Acceptance by depth, prose"),
-        "{titles:?}"
-    );
+    assert_eq!(replay(&["--format", "csv"]).ok().text().lines().count(), 5);
 
     replay(&["--draft", "ngram"]).fails(2, &["--sources"]);
     replay(&["--tokenizer", "absent"]).fails(3, &["absent"]);
@@ -470,7 +462,7 @@ fn a_draft_without_a_tokenizer_takes_the_targets() {
     let at = |name: &str| dir.path().join(name);
     let (model, file) = with_letters();
     file.write(&at("target.gguf"));
-    model.write(&at("draft"), Form::TextV4, Dtype::Bf16, 1);
+    model.write(&at("draft"), Form::TextV4, Dtype::BF16, 1);
     assert!(!at("draft/tokenizer.json").exists());
     let run = |draft: &str| {
         let args = ["generate", "-m", "target.gguf", "--raw", "The", "--temp", "0", "-n", "40"];
@@ -487,7 +479,7 @@ fn a_draft_without_a_tokenizer_takes_the_targets() {
     assert!(model["accepted"].as_u64().unwrap() > 0, "the same tokens: {model}");
     // Another number of rows says nothing of its tokens, unless it is that of this project's drafts.
     let other = TinyModel::new(Dims { vocab: 9000, n_layers: 1, ..Dims::default() }, 15);
-    other.write(&at("other"), Form::TextV4, Dtype::Bf16, 1);
+    other.write(&at("other"), Form::TextV4, Dtype::BF16, 1);
     run("other").fails(3, &["other/tokenizer.json is missing"]);
     for size in ["small", "medium"] {
         let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/gemma3-draft").join(size);

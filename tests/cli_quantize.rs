@@ -15,7 +15,7 @@ use std::path::Path;
 
 fn source() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    TinyModel::tiny(4).write(&dir.path().join("src"), Form::TextV4, Dtype::Bf16, 1);
+    TinyModel::tiny(4).write(&dir.path().join("src"), Form::TextV4, Dtype::BF16, 1);
     dir
 }
 
@@ -121,7 +121,7 @@ fn slow() -> TinyModel {
 #[test]
 fn an_interrupt_is_answered_at_once_within_a_tensor() {
     let dir = tempfile::tempdir().unwrap();
-    slow().write(&dir.path().join("src"), Form::TextV5, Dtype::Bf16, 1);
+    slow().write(&dir.path().join("src"), Form::TextV5, Dtype::BF16, 1);
     let args = ["quantize", "src", "dst", "--linear=i4-g32", "--embedding=t4-row+h128", "-t1"];
     let mut child = command(BINARY, dir.path()).args(args).spawn().unwrap();
     // The header is written before the first tensor, which is the table.
@@ -145,7 +145,7 @@ fn an_interrupt_is_answered_at_once_within_a_tensor() {
 #[test]
 fn an_unfinished_run_is_told_by_what_was_typed() {
     let dir = tempfile::tempdir().unwrap();
-    slow().write(&dir.path().join("src"), Form::TextV5, Dtype::Bf16, 1);
+    slow().write(&dir.path().join("src"), Form::TextV5, Dtype::BF16, 1);
     // A limit on file sizes ends the run behind some tensors.
     let ended = shell::bash(
         dir.path(),

@@ -14,8 +14,8 @@ use tempfile::TempDir;
 /// Two tiny models of one vocabulary, `a` quantised from `b`, and two lists of ids.
 fn setup() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    TinyModel::tiny(1).write(&dir.path().join("b"), Form::TextV4, Dtype::Bf16, 1);
-    TinyModel::tiny(2).write(&dir.path().join("c"), Form::TextV4, Dtype::Bf16, 1);
+    TinyModel::tiny(1).write(&dir.path().join("b"), Form::TextV4, Dtype::BF16, 1);
+    TinyModel::tiny(2).write(&dir.path().join("c"), Form::TextV4, Dtype::BF16, 1);
     gemma_in(
         dir.path(),
         &["quantize", "b", "a", "--linear", "i4-g32", "--embedding", "i8-row", "-q"],

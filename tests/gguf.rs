@@ -77,7 +77,7 @@ fn float_files_equal_their_directories() {
     let model = TinyModel::tiny(11);
     let dir = tempfile::tempdir().unwrap();
     for (dtype, kind) in
-        [(Dtype::F32, gguf::F32), (Dtype::Bf16, gguf::BF16), (Dtype::F16, gguf::F16)]
+        [(Dtype::F32, gguf::F32), (Dtype::BF16, gguf::BF16), (Dtype::F16, gguf::F16)]
     {
         let want = open(&directory(&model, dir.path(), dtype));
         let (_dir, path) = written(&gguf::float_file(&model, kind));

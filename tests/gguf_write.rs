@@ -152,7 +152,7 @@ fn a_q4_0_file_comes_out_again_bit_for_bit() {
 #[test]
 fn what_is_written_says_all_that_the_directory_said() {
     let dir = tempfile::tempdir().unwrap();
-    let path = source(22, dir.path(), Dtype::Bf16);
+    let path = source(22, dir.path(), Dtype::BF16);
     let out = dir.path().join("out.gguf");
     let from = open(&path);
     for (linear, embedding, exact) in
@@ -218,9 +218,9 @@ fn the_tokenizer_goes_there_and_back() {
         n_kv_heads: 1,
         ..Dims::default()
     };
-    let big = directory(&TinyModel::new(dims, 23), &dir.path().join("big"), Dtype::Bf16);
+    let big = directory(&TinyModel::new(dims, 23), &dir.path().join("big"), Dtype::BF16);
     fs::write(big.join("tokenizer.json"), &bundled).unwrap();
-    let small = source(23, dir.path(), Dtype::Bf16);
+    let small = source(23, dir.path(), Dtype::BF16);
     let texts = [
         "abc  abc   a",
         "a<mask>b <unused20><end_of_turn>d",
@@ -284,7 +284,7 @@ fn a_run_that_was_ended_goes_on() {
 #[test]
 fn what_cannot_be_said_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let path = source(25, dir.path(), Dtype::Bf16);
+    let path = source(25, dir.path(), Dtype::BF16);
     let out = dir.path().join("out.gguf");
     let refused = |path: &Path, recipe: &Recipe, kind: Kind, word: &str| {
         let error = convert(&open(path), &out, recipe, &GGUF).expect_err(word);
@@ -322,7 +322,7 @@ fn what_cannot_be_said_is_refused() {
 #[test]
 fn the_commands_take_and_make_such_files() {
     let dir = tempfile::tempdir().unwrap();
-    let from = source(26, dir.path(), Dtype::Bf16);
+    let from = source(26, dir.path(), Dtype::BF16);
     fs::write(dir.path().join("ids.json"), r#"{"ids": [2, 4, 5, 6, 7, 105, 106, 4]}"#).unwrap();
     let gemma = |args: &[&str]| {
         let mut command = assert_cmd::Command::cargo_bin("gemma").unwrap();
@@ -377,7 +377,7 @@ fn the_commands_take_and_make_such_files() {
 #[test]
 fn leftovers_beside_a_finished_file_are_swept() {
     let dir = tempfile::tempdir().unwrap();
-    let from = open(&source(31, dir.path(), Dtype::Bf16));
+    let from = open(&source(31, dir.path(), Dtype::BF16));
     let (dst, partial) = (dir.path().join("d.gguf"), dir.path().join(".d.gguf.partial"));
     let again = || {
         fs::create_dir_all(partial.join("files")).unwrap();

@@ -3,17 +3,18 @@
 //! the configuration, past windows, pages and rings.
 
 mod common;
+#[path = "common/reference.rs"]
+mod reference;
 
 use gemma::checkpoint::Checkpoint;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{
-    Engine, EngineExt, Input, Output, PlannedEngine, ReferenceEngine, Rows, Scores, TokenTree,
-};
+use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::gemma::Weights;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use reference::ReferenceEngine;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;

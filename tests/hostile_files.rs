@@ -21,7 +21,7 @@ fn open(dir: &Path) -> anyhow::Result<Weights> {
 fn model(form: Form, shards: usize) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model");
-    TinyModel::tiny(3).write(&path, form, Dtype::Bf16, shards);
+    TinyModel::tiny(3).write(&path, form, Dtype::BF16, shards);
     (dir, path)
 }
 
@@ -249,7 +249,7 @@ fn norms_that_are_not_finite_are_refused_when_read() {
     let model = TinyModel::tiny(3);
     let mut tensors = model.named(Form::TextV4);
     tensors.last_mut().unwrap().2[5] = f32::NAN;
-    write_model(&path, &model.config(Form::TextV4), &tensors, Dtype::Bf16, 1);
+    write_model(&path, &model.config(Form::TextV4), &tensors, Dtype::BF16, 1);
     let weights = open(&path).unwrap();
     assert!(
         refusal(weights.vector(gemma::gemma::Role::FinalNorm, 0)).contains("model.norm.weight")
@@ -350,7 +350,7 @@ fn artifacts_that_lie_about_their_formats() {
 fn good_file() -> Vec<u8> {
     let tensors =
         [("a".to_string(), vec![2, 3], vec![1.0; 6]), ("b".to_string(), vec![4], vec![2.0; 4])];
-    safetensors(&tensors, Dtype::Bf16)
+    safetensors(&tensors, Dtype::BF16)
 }
 
 /// Puts the file where a checkpoint has it and uses whatever opens.

@@ -34,7 +34,7 @@ const MAX_LINES: usize = 600;
 /// A word, and the places where it may stand.
 const SEAMS: &[(&str, &[&str])] = &[
     ("ash::", &["vulkan/"]),
-    ("candle_core", &["engine/reference.rs", "checkpoint/", "quant/calibrate.rs"]),
+    ("candle_core", &["checkpoint/view.rs"]),
     ("clap", &["cli/", "main.rs"]),
     ("indicatif", &["cli/"]),
     ("println!", &["cli/", "main.rs", "draft/policy/simulator.rs"]),

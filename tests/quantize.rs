@@ -53,10 +53,10 @@ fn what_is_written_is_what_rounding_gives() {
     let dir = tempfile::tempdir().unwrap();
     let model = TinyModel::tiny(4);
     for (i, (form, dtype, linear, embedding)) in [
-        (Form::TextV4, Dtype::Bf16, "i4-row+h128", "i8-row"),
+        (Form::TextV4, Dtype::BF16, "i4-row+h128", "i8-row"),
         (Form::Multimodal, Dtype::F16, "i4-g32", "i4-g64"),
         (Form::MultimodalV5, Dtype::F32, "i2-g128", "i2-row+h128"),
-        (Form::TextV5, Dtype::Bf16, "bf16", "f32"),
+        (Form::TextV5, Dtype::BF16, "bf16", "f32"),
         (Form::Bare, Dtype::F32, "bf16+h128", "i8-row+h128"),
     ]
     .into_iter()
@@ -116,7 +116,7 @@ fn what_is_written_is_what_rounding_gives() {
 fn a_dry_run_knows_every_byte() {
     let dir = tempfile::tempdir().unwrap();
     let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
-    TinyModel::tiny(5).write(&src, Form::Multimodal, Dtype::Bf16, 1);
+    TinyModel::tiny(5).write(&src, Form::Multimodal, Dtype::BF16, 1);
     let (source, recipe) = (open(&src), recipe("i4-g32", "i8-row"));
     let plan = Plan::new(
         &source,
@@ -149,7 +149,7 @@ fn reruns_are_identical_whatever_threads_and_source_shards() {
     let mut first = None;
     for (i, (threads, shards)) in [(1, 1), (2, 1), (7, 3)].into_iter().enumerate() {
         let (src, dst) = (dir.path().join(format!("src{i}")), dir.path().join(format!("dst{i}")));
-        model.write(&src, Form::TextV5, Dtype::Bf16, shards);
+        model.write(&src, Form::TextV5, Dtype::BF16, shards);
         quantize(
             &open(&src),
             &dst,
@@ -181,7 +181,7 @@ fn padding_rows_are_dropped_and_an_own_head_is_kept() {
         vec![160, 128],
         (0..160 * 128).map(|i| (i % 7) as f32).collect(),
     ));
-    write_model(&src, &config, &tensors, Dtype::Bf16, 1);
+    write_model(&src, &config, &tensors, Dtype::BF16, 1);
     let source = open(&src);
     assert!(source.has_own_head());
     quantize(&source, &dst, &recipe("i4-g32", "i8-row"), &Options::default(), &mut silent).unwrap();
@@ -200,7 +200,7 @@ fn padding_rows_are_dropped_and_an_own_head_is_kept() {
 fn norms_can_be_packed_too() {
     let dir = tempfile::tempdir().unwrap();
     let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
-    TinyModel::tiny(12).write(&src, Form::MultimodalV5, Dtype::Bf16, 1);
+    TinyModel::tiny(12).write(&src, Form::MultimodalV5, Dtype::BF16, 1);
     let recipe = Recipe::parse("norms", "[formats]\nnorms = 'i8-row'\n'**' = 'i8-row'").unwrap();
     let (source, checked) = (open(&src), Options { verify: true, ..Options::default() });
     let report = quantize(&source, &dst, &recipe, &checked, &mut silent).unwrap();
@@ -224,7 +224,7 @@ fn refusals_leave_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
     let model = TinyModel::tiny(8);
-    model.write(&src, Form::TextV4, Dtype::Bf16, 1);
+    model.write(&src, Form::TextV4, Dtype::BF16, 1);
     let run = |src: &Path, dst: &Path, linear: &str| {
         let error = quantize(
             &open(src),
@@ -251,7 +251,7 @@ fn refusals_leave_nothing_behind() {
     TinyModel::new(Dims { ffn_dim: 100, ..Dims::default() }, 8).write(
         &narrow,
         Form::TextV4,
-        Dtype::Bf16,
+        Dtype::BF16,
         1,
     );
     assert!(run(&narrow, &dst, "i4-g32").1.contains("columns"));
@@ -260,7 +260,7 @@ fn refusals_leave_nothing_behind() {
     let mut tensors = model.named(Form::TextV4);
     tensors.iter_mut().find(|t| t.0.contains("layers.2.mlp.up_proj")).unwrap().2[128 * 9 + 3] =
         f32::INFINITY;
-    write_model(&bad, &model.config(Form::TextV4), &tensors, Dtype::Bf16, 1);
+    write_model(&bad, &model.config(Form::TextV4), &tensors, Dtype::BF16, 1);
     let (kind, what) = run(&bad, &dst, "i4-g32");
     assert_eq!(kind, Kind::Model);
     assert!(what.contains("layers.2.mlp.up_proj.weight") && what.contains("row 9"), "{what}");
@@ -278,7 +278,7 @@ fn refusals_leave_nothing_behind() {
 fn verify_finds_a_flipped_bit_and_names_its_tensor() {
     let dir = tempfile::tempdir().unwrap();
     let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
-    TinyModel::tiny(11).write(&src, Form::TextV4, Dtype::Bf16, 1);
+    TinyModel::tiny(11).write(&src, Form::TextV4, Dtype::BF16, 1);
     for (linear, embedding) in [("i4-row+h128", "i8-row"), ("i2-g32", "i4-g64"), ("bf16", "f32")] {
         let checked = Options { verify: true, ..options(2, u64::MAX) };
         quantize(&open(&src), &dst, &recipe(linear, embedding), &checked, &mut silent).unwrap();

@@ -2,15 +2,17 @@
 //! nearest codes, and neither threads nor interruptions change a byte of them.
 
 mod common;
+#[path = "common/reference.rs"]
+mod reference;
 
 use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
-use gemma::engine::reference::ReferenceEngine;
 use gemma::eval;
 use gemma::gemma::{Role, Weights};
 use gemma::quant::calibrate::{Text, survey};
 use gemma::quant::{Calibrated, Importance, Nearest, Options, Plan, Recipe, run};
 use gemma::tensor::encode::OnProcessor;
+use reference::ReferenceEngine;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -83,7 +85,7 @@ fn recipe() -> Recipe {
 fn threads_and_interruptions_change_no_byte() {
     let dir = tempfile::tempdir().unwrap();
     let src = dir.path().join("src");
-    TinyModel::tiny(1).write(&src, Form::TextV4, Dtype::Bf16, 1);
+    TinyModel::tiny(1).write(&src, Form::TextV4, Dtype::BF16, 1);
     let to = |name: &str| dir.path().join(name);
     let first = calibrated(&src, &to("one"), &recipe(), 1, None);
     let want = weights_of(&to("one"));
@@ -125,7 +127,7 @@ fn the_measured_divergence_is_the_oracles() {
 fn text_makes_better_codes() {
     let dir = tempfile::tempdir().unwrap();
     let src = dir.path().join("src");
-    TinyModel::tiny(5).write(&src, Form::TextV4, Dtype::Bf16, 1);
+    TinyModel::tiny(5).write(&src, Form::TextV4, Dtype::BF16, 1);
     let source = open(&src);
     let text = text(12);
     for linear in ["t2-row+h128", "i2-row+h128", "i4-g32", "i2-g64"] {

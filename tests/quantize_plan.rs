@@ -198,7 +198,7 @@ fn named_sizes_are_reached_from_below() {
 fn every_recipe_writes_what_it_predicts() {
     let dir = tempfile::tempdir().unwrap();
     let src = dir.path().join("src");
-    TinyModel::tiny(3).write(&src, Form::Multimodal, Dtype::Bf16, 2);
+    TinyModel::tiny(3).write(&src, Form::Multimodal, Dtype::BF16, 2);
     fs::write(src.join("tokenizer_config.json"), "{}").unwrap();
     let source = open(&src);
     for (name, _) in BUILT_IN {
@@ -222,7 +222,7 @@ fn every_recipe_writes_what_it_predicts() {
 #[test]
 fn a_recipe_of_ones_own_is_followed_and_its_faults_are_told_with_their_line() {
     let dir = tempfile::tempdir().unwrap();
-    TinyModel::tiny(4).write(&dir.path().join("src"), Form::TextV4, Dtype::Bf16, 1);
+    TinyModel::tiny(4).write(&dir.path().join("src"), Form::TextV4, Dtype::BF16, 1);
     let run = |text: &str, more: &[&str]| {
         fs::write(dir.path().join("my.toml"), text).unwrap();
         gemma_in(

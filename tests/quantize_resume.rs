@@ -79,7 +79,7 @@ struct Case {
 impl Case {
     fn new(seed: u64) -> Case {
         let dir = tempfile::tempdir().unwrap();
-        TinyModel::tiny(seed).write(&dir.path().join("src"), Form::TextV4, Dtype::Bf16, 2);
+        TinyModel::tiny(seed).write(&dir.path().join("src"), Form::TextV4, Dtype::BF16, 2);
         finish(&open(&dir.path().join("src")), &dir.path().join("whole")).unwrap();
         let undisturbed = files(&dir.path().join("whole"));
         Case { dir, undisturbed }
@@ -205,7 +205,7 @@ fn change(file: &Path, at: usize) {
 #[test]
 fn a_source_of_the_same_length_and_time_is_never_mixed_in() {
     let mut case = Case::new(9);
-    larger().write(&case.at("src"), Form::TextV5, Dtype::Bf16, 1);
+    larger().write(&case.at("src"), Form::TextV5, Dtype::BF16, 1);
     let (dst, weights) = (case.at("dst"), case.at("src/model.safetensors"));
     let bytes = fs::read(&weights).unwrap();
     // The first tensor is the largest, and the samples have 4 kB of each 1/63.
@@ -306,7 +306,7 @@ fn what_is_not_finite_is_refused_by_name_even_in_norms() {
     ] {
         let mut tensors = model.named(Form::TextV4);
         tensors.iter_mut().find(|t| t.0.contains(tensor)).unwrap().2[place] = bad;
-        write_model(&dir.path().join("src"), &model.config(Form::TextV4), &tensors, Dtype::Bf16, 1);
+        write_model(&dir.path().join("src"), &model.config(Form::TextV4), &tensors, Dtype::BF16, 1);
         gemma_in(dir.path(), &["quantize", "src", "dst"], b"").fails(3, &[tensor, "help: "]);
         assert_eq!(names(dir.path()), ["src"]);
     }
@@ -339,7 +339,7 @@ fn start(dir: &Path, bytes: u64) -> Child {
 fn killed_at_any_moment_and_run_again_the_bytes_are_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    larger().write(&at("src"), Form::TextV5, Dtype::Bf16, 3);
+    larger().write(&at("src"), Form::TextV5, Dtype::BF16, 3);
     gemma_in(dir.path(), &LARGER, b"").ok();
     let undisturbed = files(&at("dst"));
     fs::rename(at("dst"), at("whole")).unwrap();
@@ -364,7 +364,7 @@ fn killed_at_any_moment_and_run_again_the_bytes_are_the_same() {
 #[test]
 fn the_first_ctrl_c_keeps_what_is_done_and_says_how_to_go_on() {
     let dir = tempfile::tempdir().unwrap();
-    larger().write(&dir.path().join("src"), Form::TextV5, Dtype::Bf16, 1);
+    larger().write(&dir.path().join("src"), Form::TextV5, Dtype::BF16, 1);
     // A run may be faster than the signal: then there is another.
     let said = (0..10).find_map(|_| {
         let _ = fs::remove_dir_all(dir.path().join("dst"));
@@ -386,7 +386,7 @@ fn the_first_ctrl_c_keeps_what_is_done_and_says_how_to_go_on() {
 #[test]
 fn a_full_disk_keeps_what_is_done() {
     let dir = tempfile::tempdir().unwrap();
-    larger().write(&dir.path().join("src"), Form::TextV5, Dtype::Bf16, 1);
+    larger().write(&dir.path().join("src"), Form::TextV5, Dtype::BF16, 1);
     let run = bash(dir.path(), &format!("ulimit -f 1000; exec \"$G\" {}", LARGER.join(" ")));
     run.fails(
         1,
@@ -403,7 +403,7 @@ fn a_full_disk_keeps_what_is_done() {
 #[test]
 fn a_read_error_names_the_tensor_and_keeps_what_is_done() {
     let dir = tempfile::tempdir().unwrap();
-    larger().write(&dir.path().join("src"), Form::TextV5, Dtype::Bf16, 1);
+    larger().write(&dir.path().join("src"), Form::TextV5, Dtype::BF16, 1);
     let mut kept = false;
     // The samples that tell one source from another.
     let samples = 64;

@@ -75,7 +75,7 @@ impl Solver for Watched {
 fn a_solver_sees_every_matrix_in_the_order_of_the_forward_pass_again_after_a_stop() {
     let dir = tempfile::tempdir().unwrap();
     let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
-    TinyModel::tiny(1).write(&src, Form::TextV4, Dtype::Bf16, 1);
+    TinyModel::tiny(1).write(&src, Form::TextV4, Dtype::BF16, 1);
     let (source, options) = (open(&src), Options { threads: 2, ..Options::default() });
     let recipe = Recipe::inline("i4-g32".parse().unwrap(), "i8-row".parse().unwrap());
     let mut solver = Watched { whole: true, ..Watched::default() };
@@ -156,7 +156,7 @@ fn chunks_change_no_byte() {
 #[test]
 fn a_memory_limit_is_kept_or_refused() {
     let dir = tempfile::tempdir().unwrap();
-    TinyModel::tiny(3).write(dir.path(), Form::TextV4, Dtype::Bf16, 1);
+    TinyModel::tiny(3).write(dir.path(), Form::TextV4, Dtype::BF16, 1);
     let source = open(dir.path());
     let recipe = Recipe::inline("i4-g32".parse().unwrap(), "i8-row".parse().unwrap());
     let plan = |memory| {

@@ -252,7 +252,7 @@ fn check(options: &[&str], extent: &Extent) {
 /// on the processor is done with a pass at once. Returns where it is.
 fn tiny(dir: &Path) -> String {
     let dims = Dims { vocab: 16384, window: 300, ..Dims::default() };
-    TinyModel::new(dims, 1).write(dir, Form::TextV4, Dtype::Bf16, 1);
+    TinyModel::new(dims, 1).write(dir, Form::TextV4, Dtype::BF16, 1);
     for file in ["tokenizer.json", "tokenizer_config.json"] {
         let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target").join(file);
         std::fs::copy(bundled, dir.join(file)).unwrap();

@@ -84,8 +84,8 @@ pub struct Bench {
     /// Compare with an older run's --format json, in the table and on the page of --report
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
-    /// Draw the figures on a page of HTML that loads nothing from anywhere
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    /// Also write the figures and plots of them to an HTML page that loads nothing
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "replay")]
     pub report: Option<Destination>,
     /// Measure nothing: show an older run's --format json, as --format or --report says
     #[arg(long, value_name = "FILE", conflicts_with_all = ["replay", "model", "synthetic"])]
@@ -169,7 +169,13 @@ pub enum Output {
 pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let page = options.report.as_ref().map(Destination::open).transpose()?;
     if !options.replay.replay.is_empty() {
-        return show_replay(&replay::run(options, ui)?, options, page);
+        let report = replay::run(options, ui)?;
+        print(&match options.format() {
+            Output::Md => report.markdown(),
+            Output::Csv => report.csv(),
+            Output::Json => format!("{}\n", serde_json::to_string_pretty(&report)?),
+        })?;
+        return Ok(0);
     }
     let old = options.compare.as_deref().map(read_report).transpose()?;
     if let Some(file) = &options.from {
@@ -274,21 +280,7 @@ fn show(
         Output::Json => format!("{}\n", serde_json::to_string_pretty(report)?),
     })?;
     if let Some(mut file) = page {
-        file.write(page::of(report, old).as_bytes())?;
-        file.finish()?;
-    }
-    Ok(0)
-}
-
-/// The same of a replay's.
-fn show_replay(report: &replay::Report, options: &Bench, page: Option<Writer>) -> Result<u8> {
-    print(&match options.format() {
-        Output::Md => report.markdown(),
-        Output::Csv => report.csv(),
-        Output::Json => format!("{}\n", serde_json::to_string_pretty(report)?),
-    })?;
-    if let Some(mut file) = page {
-        file.write(page::of_replay(report).as_bytes())?;
+        file.write(page::page(report, old)?.as_bytes())?;
         file.finish()?;
     }
     Ok(0)

@@ -198,7 +198,7 @@ pub fn of_rows(rows: usize) -> String {
 }
 
 /// What the ratio is, under every table that has one.
-pub const RATIO: &str = "Ratio: tokens a second with drafts over those without, of one prompt both \
+const RATIO: &str = "Ratio: tokens a second with drafts over those without, of one prompt both \
                          ways, one right after the other; the median over all such pairs, and the \
                          range that half of them lie in.";
 
@@ -388,7 +388,7 @@ fn texts(text: &Text, old: Option<&Text>) -> Vec<Vec<String>> {
 
 /// The older median, and how much faster or slower it is now; `same` where the ranges of both runs
 /// overlap.
-pub fn change(row: &Row, old: &Report) -> [String; 2] {
+fn change(row: &Row, old: &Report) -> [String; 2] {
     let Some(before) = old.results.iter().find(|o| o.name == row.name && o.unit == row.unit) else {
         return [String::new(), String::new()];
     };

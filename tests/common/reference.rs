@@ -1,20 +1,18 @@
-//! The oracle: Gemma 3 written down once more with candle tensors, in f32 and without any
-//! cleverness.
+//! Reference engine: Gemma 3 with candle tensors, in f32.
 //!
-//! It shares no arithmetic with the kernels, the plan or the page cache: keys and values are plain
-//! tensors, a tree is a mask, weights are dequantised, activations never rounded. Slow and large;
-//! tests hold the planned engine and the golden vectors to it. Its rows agree whatever shares their
-//! pass only up to rounding, because candle's matrix product blocks by row count.
+//! The engine shares no arithmetic with the kernels, the plan or the page cache: keys and values
+//! are plain tensors, a tree is a mask, weights are dequantised, activations are never rounded.
+//! Tests compare the planned engine and the golden vectors with it. Rows depend on the other rows
+//! of their pass up to rounding, because candle's matrix product blocks by row count.
 
-use super::{
-    Cached, Engine, EngineReport, Info, Input, Memory, Output, Prefix, Rows, Scores, TokenTree,
-};
-use crate::compute::Reports;
-use crate::error::{Fault, Kind};
-use crate::gemma::{Config, Role, Rope, Weights};
-use crate::tensor::Token;
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::{D, Device, Tensor};
+use gemma::compute::Reports;
+use gemma::engine::{
+    Cached, Engine, EngineReport, Info, Input, Memory, Output, Prefix, Rows, Scores, TokenTree,
+};
+use gemma::gemma::{Config, Role, Rope, Weights};
+use gemma::tensor::Token;
 
 /// Most rows of one pass; nothing in the oracle depends on it.
 const MAX_ROWS: usize = 256;
@@ -151,19 +149,9 @@ impl ReferenceEngine {
         let positions: Vec<usize> =
             tree.depths().iter().map(|d| self.tokens.len() + *d as usize).collect();
         let deepest = positions.iter().max().copied().unwrap_or(0);
-        if deepest >= self.context {
-            let what = format!("position {deepest} does not fit a context of {}", self.context);
-            return Err(Fault::new(Kind::Context, what)
-                .help("raise --ctx-size or shorten the prompt")
-                .into());
-        }
-        if let Some(bad) = tree.tokens.iter().find(|t| **t as usize >= self.config.vocab) {
-            return Err(Fault::model(format!(
-                "token {bad} is outside the vocabulary of {}",
-                self.config.vocab
-            ))
-            .into());
-        }
+        ensure!(deepest < self.context, "the context has {} positions", self.context);
+        let vocab = self.config.vocab;
+        ensure!(tree.tokens.iter().all(|t| (*t as usize) < vocab), "the vocabulary has {vocab}");
         let eps = self.config.eps as f64;
         let mut x = (self.embed.index_select(&indices(&tree.tokens)?, 0)?
             * self.config.embed_scale as f64)?;
