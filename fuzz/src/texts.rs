@@ -22,7 +22,7 @@ pub fn tokenizer(data: &[u8]) {
     let _ = ChatTemplate::built_in().encode(&tokenizer, &messages, None, Special::AsText, None);
 }
 
-/// Ways to ask for more memory than there is, which ends a process: `tests/foreign.rs` tries those.
+/// Ways to ask for more memory than there is, which ends a process: `tests/cli/foreign.rs` tries those.
 const AMPLIFIERS: [&str; 12] = [
     "*", "~", "+", "indent", "replace", "format", "batch", "slice", "center", "just", "join", "ns",
 ];
