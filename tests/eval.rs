@@ -126,7 +126,7 @@ fn windows_of_a_text_begin_with_bos() {
     fs::write(dir.path().join("t.txt"), "The sun is a star. ".repeat(40)).unwrap();
     let eval = |c: &str| {
         let path = dir.path().join("t.txt");
-        gemma(&["eval", "--text", path.to_str().unwrap(), "-c", c, "--json", "-q"], b"").ok().json()
+        gemma(&["eval", path.to_str().unwrap(), "-c", c, "--json", "-q"], b"").ok().json()
     };
     let (whole, cut) = (eval("2000"), eval("21"));
     let windows = (whole["tokens"].as_u64().unwrap() - 1).div_ceil(20);

@@ -71,7 +71,7 @@ fn a_chat_template_takes_no_more_than_its_part() {
 #[test]
 fn a_model_that_shrinks_while_it_is_read_is_an_invalid_model() {
     let dir = tempfile::tempdir().unwrap();
-    for args in [&["inspect", "m", "--verify"][..], &["eval", "-m", "m", "--text", "text"]] {
+    for args in [&["inspect", "m", "--verify"][..], &["eval", "-m", "m", "text"]] {
         let _ = fs::remove_dir_all(dir.path().join("m"));
         let weights = fs::read(bundled().join("demo-target/model.safetensors")).unwrap();
         with_model(dir.path(), &[("model.safetensors", &weights)]);

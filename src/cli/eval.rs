@@ -27,9 +27,6 @@ pub struct Eval {
     /// default those of the longest text, or as many as the model takes.
     #[arg(value_name = "[KIND=]FILE", conflicts_with = "ids")]
     pub files: Vec<String>,
-    /// The same, as an option (repeatable)
-    #[arg(long, value_name = "[KIND=]FILE", conflicts_with = "ids")]
-    pub text: Vec<String>,
     /// Token ids to evaluate as they are, instead of texts: {"ids": [...]} (repeatable)
     #[arg(long, value_name = "[KIND=]FILE")]
     pub ids: Vec<String>,
@@ -56,7 +53,7 @@ pub struct Eval {
 type Part = (String, Vec<Token>);
 
 pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
-    if options.files.is_empty() && options.text.is_empty() && options.ids.is_empty() {
+    if options.files.is_empty() && options.ids.is_empty() {
         let help = "give texts (gemma eval FILE...), or token ids (gemma eval --ids FILE)";
         return Err(Fault::usage("there is nothing to evaluate").help(help).into());
     }
@@ -200,11 +197,7 @@ fn read(options: &Eval, model: &Model, ui: &Ui) -> Result<(usize, Vec<Part>)> {
     let from_ids = !options.ids.is_empty();
     let tokenizer = if from_ids { None } else { Some(model.tokenizer(ui)?) };
     let mut parts: Vec<Part> = Vec::new();
-    for named in if from_ids {
-        options.ids.iter().chain(&[])
-    } else {
-        options.files.iter().chain(&options.text)
-    } {
+    for named in if from_ids { &options.ids } else { &options.files } {
         let (kind, path) = named.split_once('=').unwrap_or_else(|| (stem(named), named));
         let ids = match &tokenizer {
             None => read_ids(Path::new(path))?,

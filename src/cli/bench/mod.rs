@@ -75,19 +75,16 @@ pub struct Bench {
     /// Temperature of the text test
     #[arg(long, value_name = "T", default_value_t = 0.0)]
     pub temp: f32,
-    /// What to print
-    #[arg(long, value_enum, default_value_t = Output::Md)]
-    pub format: Output,
-    /// Print one JSON object, as --format json does
-    #[arg(long, overrides_with = "format")]
+    /// One JSON object instead of tables
+    #[arg(long)]
     pub json: bool,
-    /// Compare with an older run's --format json, in the table and on the page of --report
+    /// Compare with an older run's --json, in the tables and on the page of --report
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
     /// Also write the figures and plots of them to an HTML page that loads nothing
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "replay")]
     pub report: Option<Destination>,
-    /// Measure nothing: show an older run's --format json, as --format or --report says
+    /// Measure nothing: show an older run's --json, as --json or --report says
     #[arg(long, value_name = "FILE", conflicts_with_all = ["replay", "model", "synthetic"])]
     pub from: Option<PathBuf>,
     #[command(flatten)]
@@ -110,11 +107,6 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// What `--format` and `--json` ask for.
-    fn format(&self) -> Output {
-        if self.json { Output::Json } else { self.format }
-    }
-
     fn mixing(&self) -> Mixing {
         let (prior, rate) = match self.mixing {
             HowMixed::Learned => (true, self.mixing_rate),
@@ -159,21 +151,13 @@ pub enum Test {
     Load,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    Md,
-    Json,
-    Csv,
-}
-
 pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let page = options.report.as_ref().map(Destination::open).transpose()?;
     if !options.replay.replay.is_empty() {
         let report = replay::run(options, ui)?;
-        print(&match options.format() {
-            Output::Md => report.markdown(),
-            Output::Csv => report.csv(),
-            Output::Json => format!("{}\n", serde_json::to_string_pretty(&report)?),
+        print(&match options.json {
+            true => format!("{}\n", serde_json::to_string_pretty(&report)?),
+            false => report.markdown(),
         })?;
         return Ok(0);
     }
@@ -274,10 +258,9 @@ fn show(
     options: &Bench,
     page: Option<Writer>,
 ) -> Result<u8> {
-    print(&match options.format() {
-        Output::Md => report.markdown(old),
-        Output::Csv => report.csv(),
-        Output::Json => format!("{}\n", serde_json::to_string_pretty(report)?),
+    print(&match options.json {
+        true => format!("{}\n", serde_json::to_string_pretty(report)?),
+        false => report.markdown(old),
     })?;
     if let Some(mut file) = page {
         file.write(page::page(report, old)?.as_bytes())?;
@@ -294,7 +277,7 @@ fn sampling() -> SamplerConfig {
 fn read_report(path: &Path) -> Result<Report> {
     let text = read_file(path)?;
     serde_json::from_str(&text).with_context(|| {
-        Fault::model(format!("{} is not a result of gemma bench --format json", path.display()))
+        Fault::model(format!("{} is not a result of gemma bench --json", path.display()))
     })
 }
 

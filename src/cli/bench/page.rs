@@ -1,4 +1,4 @@
-//! The page that `gemma bench --report` writes: the tables of `--format md`, and plots of the same
+//! The page that `gemma bench --report` writes: the tables of the run, and plots of the same
 //! figures. It is one HTML file that loads nothing.
 
 use super::measure::Figure;

@@ -459,17 +459,6 @@ impl Report {
         }
         out + &markdown(&table)
     }
-
-    pub fn csv(&self) -> String {
-        let mut out = String::from("category,records,tokens,passes,tau,low,high,predicted\n");
-        for c in &self.categories {
-            let Category { name, records, tokens, passes, tau, low, high, predicted, .. } = c;
-            out += &format!(
-                "{name},{records},{tokens},{passes},{tau:.4},{low:.4},{high:.4},{predicted:.4}\n"
-            );
-        }
-        out
-    }
 }
 
 #[cfg(test)]
