@@ -111,7 +111,6 @@ $as prlimit --nproc=1 ../gemma "#;
         ("generate --batch ../in -q --threads 1 --parallel 2", false),
         ("generate Hi -n 2 -q --threads 1 --json-schema '{}'", false),
         ("tokenize Hi", true),
-        ("inspect ../m --hash", true),
         ("inspect ../m --verify", true),
         ("eval --threads 1 ../in -m ../m", true),
         ("serve --port 0 --threads 1", false),

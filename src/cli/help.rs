@@ -195,7 +195,7 @@ const USAGES: [(&str, &str); 3] = [
 ];
 
 /// Options that `-h` leaves to `--help`: those that few people ever type.
-const SELDOM: [&str; 49] = [
+const SELDOM: [&str; 48] = [
     "allow_requantize",
     "check",
     "color",
@@ -219,7 +219,6 @@ const SELDOM: [&str; 49] = [
     "mem_limit",
     "min_p",
     "mixing",
-    "mixing_rate",
     "newline",
     "npu",
     "prefill",

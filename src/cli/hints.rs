@@ -270,7 +270,7 @@ mod tests {
             (["serve", "--port", "abc"], "'--port <PORT>': expected a whole number"),
             (["generate", "--parallel", "abc"], "'--parallel <N>': expected a whole number"),
             (["bench", "--pp", "x"], "'--pp <N>': expected a whole number"),
-            (["bench", "--mixing-rate", "x"], "'--mixing-rate <X>': expected a number"),
+            (["bench", "--temp", "x"], "'--temp <T>': expected a number"),
             (["plan", "-t", "0"], "'--threads <N>': expected a whole number from 1 to 1024"),
         ] {
             let what = hint(&line).unwrap_or_else(|| panic!("{line:?}")).0;

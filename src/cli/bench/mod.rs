@@ -92,9 +92,6 @@ pub struct Bench {
     /// How the drafts' sources are mixed: for measuring what that brings
     #[arg(long, value_enum, default_value_t = HowMixed::Learned)]
     pub mixing: HowMixed,
-    /// Step by which the weights of the mixture learn
-    #[arg(long, value_name = "X", default_value_t = crate::draft::mix::RATE, value_parser = clap::value_parser!(f32), hide_short_help = true)]
-    pub mixing_rate: f32,
     /// How draft candidates are ranked at a temperature above 0: for measuring what that brings
     #[arg(long, value_enum, default_value_t = Ranking::Noise)]
     pub ranking: Ranking,
@@ -109,7 +106,7 @@ pub struct Bench {
 impl Bench {
     fn mixing(&self) -> Mixing {
         let (prior, rate) = match self.mixing {
-            HowMixed::Learned => (true, self.mixing_rate),
+            HowMixed::Learned => (true, crate::draft::mix::RATE),
             HowMixed::Taught => (true, 0.0),
             HowMixed::Fixed => (false, 0.0),
         };
@@ -214,7 +211,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let mut report = Report {
         v: 1,
         version: conditions::version(),
-        date: conditions::now(),
+        date: httpdate::fmt_http_date(std::time::SystemTime::now()),
         command: conditions::command_line(),
         machine: Machine::new(cpu, engine.report().device, threads, device_speed),
         model: report::Model {

@@ -32,8 +32,7 @@ pub fn page(report: &Report, old: Option<&Report>) -> Result<String> {
     let title = escape(&format!("gemma bench: {}", report.model.name));
     let mut body = format!("<h1>{title}</h1>\n<pre>{}</pre>\n", escape(&report.markdown(old)));
     if let Some(old) = old {
-        let before =
-            format!("Before: {}, {} UTC, {}", old.model.name, old.date, old.machine.device);
+        let before = format!("Before: {}, {}, {}", old.model.name, old.date, old.machine.device);
         body += &format!("<p>{}</p>\n", escape(&before));
     }
     for plot in plots(report, old)? {

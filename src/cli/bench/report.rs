@@ -251,7 +251,7 @@ impl Report {
             format!(
                 "gemma {}{}",
                 self.version,
-                if self.date.is_empty() { String::new() } else { format!(", {} UTC", self.date) }
+                if self.date.is_empty() { String::new() } else { format!(", {}", self.date) }
             ),
         ];
         lines.extend((!self.command.is_empty()).then(|| self.command.clone()));
