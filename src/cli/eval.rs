@@ -5,6 +5,7 @@ use super::output::print;
 use super::ui::Ui;
 use crate::cli::options::{ModelArgs, UiOptions};
 use crate::cli::text_file::read_file;
+use crate::engine::Engine;
 use crate::error::Fault;
 use crate::eval::{self, Comparison, Figures, Reference, States, Task};
 use crate::gemma::Special;
@@ -76,7 +77,7 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
     let bar = ui.bar("evaluating", total);
     let progress = Progress::new(ui, bar.is_hidden(), total);
     let mut done = 0;
-    let mut tasks = parts.iter().map(|(_, ids)| {
+    let tasks = parts.iter().map(|(_, ids)| {
         let before = done;
         done += ids.len();
         let (bar, progress) = (bar.clone(), &progress);
@@ -100,56 +101,11 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
         Some(name) => {
             let reference = Model::open(Some(name), ui)?;
             let threads = run.threads.unwrap_or_else(default_threads);
-            let ids: Vec<&[Token]> = parts.iter().map(|p| &p.1[..]).collect();
-            let head = options
-                .states
-                .as_ref()
-                .map(|_| eval::Head::new(&reference.weights, threads))
-                .transpose()?;
-            let stored = match (&options.states, &head) {
-                (Some(file), Some(head)) => States::read(file.path(), head, &ids, window)?,
-                _ => None,
-            };
-            let mut found = Vec::new();
-            if let (Some(states), Some(head)) = (&stored, &head) {
-                let dim = reference.config().dim;
-                let mut rest = &states.hidden[..];
-                for (task, mut progress) in tasks {
-                    let (own, others) = rest.split_at(task.ids.len() * dim);
-                    found.push(eval::compare_task(
-                        engine.as_mut(),
-                        Reference::Stored(head, own),
-                        task,
-                        &mut progress,
-                    )?);
-                    rest = others;
-                }
-            } else {
-                let mut other = load(&reference)?.engine;
-                let mut hidden = Vec::new();
-                tasks.try_for_each(|(task, mut progress)| -> Result<()> {
-                    let side = match head {
-                        Some(_) => Reference::Kept(other.as_mut(), &mut hidden),
-                        None => Reference::Engine(other.as_mut()),
-                    };
-                    found.push(eval::compare_task(engine.as_mut(), side, task, &mut progress)?);
-                    Ok(())
-                })?;
-                if let (Some(file), Some(head)) = (&options.states, &head) {
-                    file.write(&States { hidden }.to_bytes(head, &ids, window)?)?;
-                }
-            }
+            let place = Place { states: options.states.as_ref(), window, threads };
+            let other = || Ok(load(&reference)?.engine);
+            let found = compare(engine.as_mut(), &reference, other, &place, &parts, tasks)?;
             let whole = if found.len() == 1 { found[0].clone() } else { Comparison::all(&found) };
-            render(&parts, &found, &whole, |c| {
-                let mut json = serde_json::to_value(&c.figures)?;
-                let map = json.as_object_mut().context("figures are an object")?;
-                map.insert("kld".into(), serde_json::to_value(c.kld)?);
-                map.insert("top1_agreement".into(), c.top1_agreement.into());
-                map.insert("top1_stderr".into(), c.top1_stderr.into());
-                map.insert("ppl_ratio".into(), c.ppl_ratio.into());
-                map.insert("ppl_ratio_stderr".into(), c.ppl_ratio_stderr.into());
-                Ok((json, describe_comparison(c)))
-            })?
+            render(&parts, &found, &whole, |c| Ok((comparison_json(c)?, describe_comparison(c))))?
         }
     };
     bar.finish_and_clear();
@@ -190,6 +146,70 @@ impl<'a> Progress<'a> {
             self.said.set(Instant::now());
         }
     }
+}
+
+/// Where the reference's states are kept, and how they are scored.
+struct Place<'a> {
+    states: Option<&'a Destination>,
+    window: usize,
+    threads: usize,
+}
+
+/// Compares each text with the reference: with its stored states if a file has them, else with its
+/// engine, whose states are then written to the file.
+fn compare<'a, P: FnMut(usize)>(
+    engine: &mut dyn Engine,
+    reference: &Model,
+    load: impl FnOnce() -> Result<Box<dyn Engine>>,
+    place: &Place<'_>,
+    parts: &[Part],
+    mut tasks: impl Iterator<Item = (Task<'a>, P)>,
+) -> Result<Vec<Comparison>> {
+    let ids: Vec<&[Token]> = parts.iter().map(|p| &p.1[..]).collect();
+    let head = match place.states {
+        Some(_) => Some(eval::Head::new(&reference.weights, place.threads)?),
+        None => None,
+    };
+    let stored = match (place.states, &head) {
+        (Some(file), Some(head)) => States::read(file.path(), head, &ids, place.window)?,
+        _ => None,
+    };
+    let mut found = Vec::new();
+    if let (Some(states), Some(head)) = (&stored, &head) {
+        let mut rest = &states.hidden[..];
+        for (task, mut progress) in tasks {
+            let (own, others) = rest.split_at(task.ids.len() * reference.config().dim);
+            let side = Reference::Stored(head, own);
+            found.push(eval::compare_task(engine, side, task, &mut progress)?);
+            rest = others;
+        }
+        return Ok(found);
+    }
+    let mut other = load()?;
+    let mut hidden = Vec::new();
+    tasks.try_for_each(|(task, mut progress)| -> Result<()> {
+        let side = match head {
+            Some(_) => Reference::Kept(other.as_mut(), &mut hidden),
+            None => Reference::Engine(other.as_mut()),
+        };
+        found.push(eval::compare_task(engine, side, task, &mut progress)?);
+        Ok(())
+    })?;
+    if let (Some(file), Some(head)) = (place.states, &head) {
+        file.write(&States { hidden }.to_bytes(head, &ids, place.window)?)?;
+    }
+    Ok(found)
+}
+
+fn comparison_json(c: &Comparison) -> Result<serde_json::Value> {
+    let mut json = serde_json::to_value(&c.figures)?;
+    let map = json.as_object_mut().context("figures are an object")?;
+    map.insert("kld".into(), serde_json::to_value(c.kld)?);
+    map.insert("top1_agreement".into(), c.top1_agreement.into());
+    map.insert("top1_stderr".into(), c.top1_stderr.into());
+    map.insert("ppl_ratio".into(), c.ppl_ratio.into());
+    map.insert("ppl_ratio_stderr".into(), c.ppl_ratio_stderr.into());
+    Ok(json)
 }
 
 /// The window, and each text cut into windows that begin with BOS; ids are left as they are.

@@ -138,6 +138,38 @@ fn verify(model: &Model, ui: &Ui) -> Result<Verified> {
     verified
 }
 
+fn head(cells: &[&str]) -> Vec<String> {
+    cells.iter().map(|cell| cell.to_string()).collect()
+}
+
+fn by_tensor(report: &Report) -> Vec<Vec<String>> {
+    let row = |t: &Tensor| {
+        let (shape, bits) = (format!("{:?}", t.shape), format!("{:.2}", t.bits_per_weight));
+        head(&[&t.name, &t.format, &shape, &bytes(t.bytes), &bits])
+    };
+    let first = head(&["tensor", "format", "shape", "size", "bits"]);
+    std::iter::once(first).chain(report.tensors.iter().map(row)).collect()
+}
+
+fn by_role(report: &Report) -> Vec<Vec<String>> {
+    // Place of the role's first tensor, role, format and shape.
+    type Alike<'a> = (usize, &'a str, &'a str, &'a [usize]);
+    // Tensors and their bytes.
+    let mut groups: BTreeMap<Alike<'_>, (usize, u64)> = BTreeMap::new();
+    for t in &report.tensors {
+        let first = report.tensors.iter().position(|o| o.role == t.role).unwrap_or(0);
+        let group = groups.entry((first, &t.role, &t.format, &t.shape)).or_default();
+        *group = (group.0 + 1, group.1 + t.bytes);
+    }
+    let row = |((_, role, format, shape), (n, total)): (Alike<'_>, (usize, u64))| {
+        let bits = 8.0 * total as f64 / (n * shape.iter().product::<usize>().max(1)) as f64;
+        let (n, shape, bits) = (n.to_string(), format!("{shape:?}"), format!("{bits:.2}"));
+        head(&[role, &n, format, &shape, &bytes(total), &bits])
+    };
+    let first = head(&["role", "tensors", "format", "shape", "size", "bits"]);
+    std::iter::once(first).chain(groups.into_iter().map(row)).collect()
+}
+
 fn text(report: &Report, options: &Inspect, verified: Option<&Verified>) -> String {
     let r = report;
     let global = r.global_layers.len();
@@ -169,43 +201,7 @@ fn text(report: &Report, options: &Inspect, verified: Option<&Verified>) -> Stri
         );
     }
     out.push('\n');
-    let head = |cells: &[&str]| cells.iter().map(|c| c.to_string()).collect::<Vec<_>>();
-    let mut table = Vec::new();
-    if options.tensors {
-        table.push(head(&["tensor", "format", "shape", "size", "bits"]));
-        for t in &r.tensors {
-            let shape = format!("{:?}", t.shape);
-            table.push(vec![
-                t.name.clone(),
-                t.format.clone(),
-                shape,
-                bytes(t.bytes),
-                format!("{:.2}", t.bits_per_weight),
-            ]);
-        }
-    } else {
-        // The first place of the role's first tensor, role, format, shape -> tensors and their
-        // bytes.
-        type Alike<'a> = (usize, &'a str, &'a str, &'a [usize]);
-        let mut groups: BTreeMap<Alike<'_>, (usize, u64)> = BTreeMap::new();
-        for t in &r.tensors {
-            let first = r.tensors.iter().position(|o| o.role == t.role).unwrap_or(0);
-            let group = groups.entry((first, &t.role, &t.format, &t.shape)).or_default();
-            *group = (group.0 + 1, group.1 + t.bytes);
-        }
-        table.push(head(&["role", "tensors", "format", "shape", "size", "bits"]));
-        for ((_, role, format, shape), (n, total)) in groups {
-            let bits = 8.0 * total as f64 / (n * shape.iter().product::<usize>().max(1)) as f64;
-            table.push(head(&[
-                role,
-                &n.to_string(),
-                format,
-                &format!("{shape:?}"),
-                &bytes(total),
-                &format!("{bits:.2}"),
-            ]));
-        }
-    }
+    let mut table = if options.tensors { by_tensor(r) } else { by_role(r) };
     let (count, size) =
         (r.tensors.len().to_string(), bytes(r.tensors.iter().map(|t| t.bytes).sum()));
     let elements: usize = r.tensors.iter().map(|t| t.shape.iter().product::<usize>()).sum();

@@ -171,7 +171,9 @@ impl Vulkan {
         let kind = p.properties.device_type;
         let api = p.properties.api_version;
         let name = text(&p.properties.device_name);
-        let ids = [p.properties.vendor_id, p.properties.device_id, p.properties.driver_version];
+        let [vendor, id, version] =
+            [p.properties.vendor_id, p.properties.device_id, p.properties.driver_version];
+        let driver_text = format!("{} {}", text(&driver.driver_name), text(&driver.driver_info));
         let extensions = self.extensions(device);
         let has = |name: &CStr| extensions.iter().any(|e| e == name);
         let mut missing = Vec::new();
@@ -199,9 +201,7 @@ impl Vulkan {
         DeviceInfo {
             index,
             name,
-            driver: format!("{} {}", text(&driver.driver_name), text(&driver.driver_info))
-                .trim()
-                .to_owned(),
+            driver: driver_text.trim().to_owned(),
             is_cpu: kind == vk::PhysicalDeviceType::CPU,
             is_integrated,
             api: (vk::api_version_major(api), vk::api_version_minor(api)),
@@ -228,13 +228,8 @@ impl Vulkan {
             offers_matrices: missing.is_empty() && has(khr::cooperative_matrix::NAME),
             draws: queue_family(&families).is_some_and(draws),
             identity: format!(
-                "{:x}:{:x} driver {} version {:x} {} {}",
-                ids[0],
-                ids[1],
-                driver.driver_id.as_raw(),
-                ids[2],
-                text(&driver.driver_name),
-                text(&driver.driver_info)
+                "{vendor:x}:{id:x} driver {} version {version:x} {driver_text}",
+                driver.driver_id.as_raw()
             ),
             missing,
         }

@@ -104,6 +104,34 @@ pub struct Bench {
 }
 
 impl Bench {
+    /// Refuses numbers and tests that nothing can be measured with.
+    fn check(&self) -> Result<()> {
+        let rows = self.rows.iter().chain(&self.kernel_rows);
+        if rows.chain([&self.repetitions, &self.pp, &self.tg]).any(|n| *n == 0) {
+            let what = "--repetitions, --rows, --kernel-rows, --pp and --tg must be above 0";
+            return Err(Fault::usage(what).into());
+        }
+        if self.synthetic.is_some() && self.only.contains(&Test::Load) {
+            let what = "made-up weights are not loaded from files: --only load needs --model";
+            return Err(Fault::usage(what).into());
+        }
+        Ok(())
+    }
+
+    /// Returns the positions of the context: as many as asked for, else as the tests need.
+    fn context(&self, asked: AutoOr) -> Result<usize> {
+        let deepest = self.depth.iter().max().copied().unwrap_or(0);
+        let most_rows = self.rows.iter().chain(&self.kernel_rows).max().copied().unwrap_or(1);
+        let needed = self.pp.max(deepest + self.tg.max(most_rows) + 1);
+        match asked {
+            AutoOr::N(n) if n < needed => {
+                Err(Fault::usage(format!("these tests need --ctx-size {needed}")).into())
+            }
+            AutoOr::N(n) => Ok(n),
+            AutoOr::Auto => Ok(needed),
+        }
+    }
+
     fn mixing(&self) -> Mixing {
         let (prior, rate) = match self.mixing {
             HowMixed::Learned => (true, crate::draft::mix::RATE),
@@ -162,21 +190,9 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     if let Some(file) = &options.from {
         return show(&read_report(file)?, old.as_ref(), options, page);
     }
-    let rows = options.rows.iter().chain(&options.kernel_rows);
-    if rows.chain([&options.repetitions, &options.pp, &options.tg]).any(|n| *n == 0) {
-        return Err(Fault::usage(
-            "--repetitions, --rows, --kernel-rows, --pp and --tg must be above 0",
-        )
-        .into());
-    }
+    options.check()?;
     let asked = options.model.settled()?;
     let model = match options.synthetic {
-        Some(_) if options.only.contains(&Test::Load) => {
-            return Err(Fault::usage(
-                "made-up weights are not loaded from files: --only load needs --model",
-            )
-            .into());
-        }
         Some(_) => None,
         None => Some(Model::open(asked.model.as_deref(), ui)?),
     };
@@ -192,16 +208,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let load = conditions::load_average();
     let cpu = Cpu::probe()?;
     let cores = cpu.threads;
-    let deepest = options.depth.iter().max().copied().unwrap_or(0);
-    let most_rows = options.rows.iter().chain(&options.kernel_rows).max().copied().unwrap_or(1);
-    let needed = options.pp.max(deepest + options.tg.max(most_rows) + 1);
-    let context = match asked.run.context {
-        AutoOr::N(n) if n < needed => {
-            return Err(Fault::usage(format!("these tests need --ctx-size {needed}")).into());
-        }
-        AutoOr::N(n) => n,
-        AutoOr::Auto => needed,
-    };
+    let context = options.context(asked.run.context)?;
     let pool = load::pool(&asked.run)?;
     let mut loaded = load::load(weights, &name, &asked.run, Room::of(context), &pool, ui)?;
     let engine = loaded.engine.as_mut();
