@@ -1,21 +1,18 @@
 //! `gemma eval`: how likely a model finds a text, alone or against a reference.
 
-use super::destination::Destination;
 use super::output::print;
 use super::ui::Ui;
 use crate::cli::options::{ModelArgs, UiOptions};
 use crate::cli::text_file::read_file;
-use crate::engine::Engine;
 use crate::error::Fault;
-use crate::eval::{self, Comparison, Figures, Reference, States, Task};
+use crate::eval::{self, Comparison, Figures, Task};
 use crate::gemma::Special;
 use crate::runtime::options::AutoOr;
-use crate::runtime::processor::default_threads;
 use crate::runtime::{Model, ModelOptions, Room, load, npu};
 use crate::tensor::Token;
 use crate::util::units::{digits3, duration, thousands};
 use anyhow::{Context, Result};
-use clap::{Args, ValueHint};
+use clap::Args;
 use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -34,10 +31,6 @@ pub struct Eval {
     /// Model to compare with: adds KL divergence, top-1 agreement and the ratio of perplexities
     #[arg(long, value_name = "PATH|ID")]
     pub reference: Option<String>,
-    /// File for what the reference's head reads: the first run writes it, later ones use it instead
-    /// of running the reference
-    #[arg(long, value_name = "FILE", requires = "reference", value_hint = ValueHint::FilePath)]
-    pub states: Option<Destination>,
     /// Tokens at the start of each window that are context only and not scored
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub skip: usize,
@@ -57,10 +50,6 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
     if options.files.is_empty() && options.ids.is_empty() {
         let help = "give texts (gemma eval FILE...), or token ids (gemma eval --ids FILE)";
         return Err(Fault::usage("there is nothing to evaluate").help(help).into());
-    }
-    // A file of states that cannot be written is refused before the work.
-    if let Some(file) = options.states.as_ref().filter(|file| !file.path().exists()) {
-        file.open()?;
     }
     let ModelOptions { model, run } = options.model.settled()?;
     let model = Model::open(model.as_deref(), ui)?;
@@ -100,10 +89,12 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
         }
         Some(name) => {
             let reference = Model::open(Some(name), ui)?;
-            let threads = run.threads.unwrap_or_else(default_threads);
-            let place = Place { states: options.states.as_ref(), window, threads };
-            let other = || Ok(load(&reference)?.engine);
-            let found = compare(engine.as_mut(), &reference, other, &place, &parts, tasks)?;
+            let mut other = load(&reference)?.engine;
+            let found: Vec<Comparison> = tasks
+                .map(|(task, mut progress)| {
+                    eval::compare_task(engine.as_mut(), other.as_mut(), task, &mut progress)
+                })
+                .collect::<Result<_>>()?;
             let whole = if found.len() == 1 { found[0].clone() } else { Comparison::all(&found) };
             render(&parts, &found, &whole, |c| Ok((comparison_json(c)?, describe_comparison(c))))?
         }
@@ -146,59 +137,6 @@ impl<'a> Progress<'a> {
             self.said.set(Instant::now());
         }
     }
-}
-
-/// Where the reference's states are kept, and how they are scored.
-struct Place<'a> {
-    states: Option<&'a Destination>,
-    window: usize,
-    threads: usize,
-}
-
-/// Compares each text with the reference: with its stored states if a file has them, else with its
-/// engine, whose states are then written to the file.
-fn compare<'a, P: FnMut(usize)>(
-    engine: &mut dyn Engine,
-    reference: &Model,
-    load: impl FnOnce() -> Result<Box<dyn Engine>>,
-    place: &Place<'_>,
-    parts: &[Part],
-    mut tasks: impl Iterator<Item = (Task<'a>, P)>,
-) -> Result<Vec<Comparison>> {
-    let ids: Vec<&[Token]> = parts.iter().map(|p| &p.1[..]).collect();
-    let head = match place.states {
-        Some(_) => Some(eval::Head::new(&reference.weights, place.threads)?),
-        None => None,
-    };
-    let stored = match (place.states, &head) {
-        (Some(file), Some(head)) => States::read(file.path(), head, &ids, place.window)?,
-        _ => None,
-    };
-    let mut found = Vec::new();
-    if let (Some(states), Some(head)) = (&stored, &head) {
-        let mut rest = &states.hidden[..];
-        for (task, mut progress) in tasks {
-            let (own, others) = rest.split_at(task.ids.len() * reference.config().dim);
-            let side = Reference::Stored(head, own);
-            found.push(eval::compare_task(engine, side, task, &mut progress)?);
-            rest = others;
-        }
-        return Ok(found);
-    }
-    let mut other = load()?;
-    let mut hidden = Vec::new();
-    tasks.try_for_each(|(task, mut progress)| -> Result<()> {
-        let side = match head {
-            Some(_) => Reference::Kept(other.as_mut(), &mut hidden),
-            None => Reference::Engine(other.as_mut()),
-        };
-        found.push(eval::compare_task(engine, side, task, &mut progress)?);
-        Ok(())
-    })?;
-    if let (Some(file), Some(head)) = (place.states, &head) {
-        file.write(&States { hidden }.to_bytes(head, &ids, place.window)?)?;
-    }
-    Ok(found)
 }
 
 fn comparison_json(c: &Comparison) -> Result<serde_json::Value> {

@@ -195,7 +195,7 @@ const USAGES: [(&str, &str); 3] = [
 ];
 
 /// Options that `-h` leaves to `--help`: those that few people ever type.
-const SELDOM: [&str; 48] = [
+const SELDOM: [&str; 47] = [
     "allow_requantize",
     "check",
     "color",
@@ -237,7 +237,6 @@ const SELDOM: [&str; 48] = [
     "skip",
     "sources",
     "special_in_prompt",
-    "states",
     "stats_file",
     "strict",
     "system_file",

@@ -318,7 +318,7 @@ mod tests {
                 assert!(READ.contains(&long), "--{long} takes a path or a text: is it written?");
             }
         }
-        for long in ["output", "stats-file", "resume", "report", "states"] {
+        for long in ["output", "stats-file", "resume", "report"] {
             assert!(writing.contains(&long), "--{long}");
         }
     }
