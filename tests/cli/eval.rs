@@ -1,4 +1,4 @@
-//! `gemma eval` beside a reference: kinds of text, windows, and states that are kept.
+//! `gemma eval` beside a reference: kinds of text, and windows.
 
 use crate::{common, shell};
 use common::{Form, TinyModel};
@@ -90,32 +90,6 @@ fn skipped_tokens_are_context_only() {
     eval(&dir, &["--ids", "x.json", "-c", "45", "--skip", "44"]).fails(2, &["--skip 44", "help: "]);
 }
 
-#[test]
-fn kept_states_give_the_same_figures_and_belong_to_one_reference_and_text() {
-    let dir = setup();
-    let args = ["--ids", "x.json", "--ids", "y.json", "-c", "50", "--states", "s.safetensors"];
-    let plain = eval(&dir, &args[..6]).ok().json();
-    assert_eq!(eval(&dir, &args).ok().json(), plain);
-    let bytes = fs::read(dir.path().join("s.safetensors")).unwrap();
-    assert!(bytes.len() > 150 * 64 * 4);
-    // The second time the reference does not run: nothing is written, every figure is the same bit
-    // for bit.
-    assert_eq!(eval(&dir, &args).ok().json(), plain);
-    assert!(fs::read(dir.path().join("s.safetensors")).unwrap() == bytes);
-    eval(&dir, &["--ids", "x.json", "-c", "50", "--states", "s.safetensors"])
-        .fails(3, &["another ids", "help: "]);
-    eval(&dir, &["--ids", "x.json", "--ids", "y.json", "-c", "51", "--states", "s.safetensors"])
-        .fails(3, &["another window"]);
-    let other = ["eval", "-m", "a", "--reference", "c", "-q"];
-    gemma_in(dir.path(), &[&other[..], &args].concat(), b"").fails(3, &["another reference"]);
-    fs::write(dir.path().join("s.safetensors"), &bytes[..bytes.len() / 2]).unwrap();
-    eval(&dir, &args).fails(3, &["not a file of stored states", "help: "]);
-    let coarse =
-        ["eval", "-m", "b", "--reference", "a", "--ids", "x.json", "--states", "t.safetensors"];
-    gemma_in(dir.path(), &coarse, b"").fails(2, &["head is quantised", "help: "]);
-    assert!(!dir.path().join("t.safetensors").exists());
-}
-
 /// Every window of a text begins with BOS, so that all but the first predict as well as it.
 #[test]
 fn windows_of_a_text_begin_with_bos() {
@@ -123,7 +97,7 @@ fn windows_of_a_text_begin_with_bos() {
     fs::write(dir.path().join("t.txt"), "The sun is a star. ".repeat(40)).unwrap();
     let eval = |c: &str| {
         let path = dir.path().join("t.txt");
-        gemma(&["eval", "--text", path.to_str().unwrap(), "-c", c, "--json", "-q"], b"").ok().json()
+        gemma(&["eval", path.to_str().unwrap(), "-c", c, "--json", "-q"], b"").ok().json()
     };
     let (whole, cut) = (eval("2000"), eval("21"));
     let windows = (whole["tokens"].as_u64().unwrap() - 1).div_ceil(20);

@@ -129,7 +129,6 @@ fn a_place_that_cannot_be_written_is_said_before_the_model_is_looked_for() {
         ("generate Hi", "--stats-file 'no dir/x'"),
         (batch, "-o no/x"),
         ("bench --only decode", "--report no/x"),
-        ("eval --text in.jsonl --reference other", "--states no/x"),
     ] {
         let run = bash(dir.path(), &format!("\"$G\" {command} -m /nonexistent {options}"));
         let help =

@@ -50,7 +50,7 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
                 if text.starts_with('\n') { "gemma.toml, line 3" } else { "gemma.toml, line 1" };
             fs::write(dir.path().join("gemma.toml"), &text).unwrap();
             let own = format!("set it in {}", users_file.display());
-            for args in [&short[..], &["doctor"], &["eval", "--text", "gemma.toml"], &["serve"]] {
+            for args in [&short[..], &["doctor"], &["eval", "gemma.toml"], &["serve"]] {
                 with_env(dir.path(), args, &env)
                     .fails(2, &[line, &format!("`{key}`"), &format!("--{key}"), &own]);
             }

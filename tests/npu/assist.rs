@@ -404,7 +404,7 @@ fn a_long_context_on_the_command_line() {
     );
 
     let nll = |mode: &str| {
-        let args = ["eval", "-m", "tiny", "--text", "prompt.txt", "--json", "-q", "--npu", mode];
+        let args = ["eval", "-m", "tiny", "prompt.txt", "--json", "-q", "--npu", mode];
         gemma_in(dir.path(), &args, b"").ok().json()["mean_nll"].as_f64().unwrap()
     };
     let (with, without) = (nll("model"), nll("off"));

@@ -135,7 +135,7 @@ fn likelihoods_are_nearly_those_of_f16() {
         // kernel is off by whole units.
         let (characters, bound) = if device == "cpu" { ("40000", 0.003) } else { ("400", 0.06) };
         let eval = |kv| {
-            let args = ["eval", "--text", characters, "-c", "128", "--kv", kv, "--json"];
+            let args = ["eval", characters, "-c", "128", "--kv", kv, "--json"];
             run(device, &args).json()
         };
         let (half, q8) = (eval("f16"), eval("q8"));

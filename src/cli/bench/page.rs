@@ -1,4 +1,4 @@
-//! The page that `gemma bench --report` writes: the tables of `--format md`, and plots of the same
+//! The page that `gemma bench --report` writes: the tables of the run, and plots of the same
 //! figures. It is one HTML file that loads nothing.
 
 use super::measure::Figure;
@@ -32,8 +32,7 @@ pub fn page(report: &Report, old: Option<&Report>) -> Result<String> {
     let title = escape(&format!("gemma bench: {}", report.model.name));
     let mut body = format!("<h1>{title}</h1>\n<pre>{}</pre>\n", escape(&report.markdown(old)));
     if let Some(old) = old {
-        let before =
-            format!("Before: {}, {} UTC, {}", old.model.name, old.date, old.machine.device);
+        let before = format!("Before: {}, {}, {}", old.model.name, old.date, old.machine.device);
         body += &format!("<p>{}</p>\n", escape(&before));
     }
     for plot in plots(report, old)? {

@@ -13,7 +13,7 @@ use crate::runtime::options::RunOptions;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::placement::{self, Device};
 use crate::util::units::bytes;
-use crate::vulkan::{Choice, DeviceInfo, LIMIT, QUEUE, choose};
+use crate::vulkan::{Choice, DeviceInfo, LIMIT, choose};
 use anyhow::Result;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -283,7 +283,7 @@ fn permissions(nodes: &[Node], opened: bool) -> Option<Check> {
 fn queue(device: &DeviceInfo) -> Check {
     let queue = match device.draws {
         true => "the one that also draws".to_owned(),
-        false => format!("one for computing alone ({QUEUE}=graphics takes the one that draws)"),
+        false => "one for computing alone".to_owned(),
     };
     Check::pass("gpu queue", format!("{queue}, subgroups of {}", device.subgroup))
 }

@@ -52,8 +52,7 @@ fn a_report_is_a_page_of_what_was_measured() {
         "text",
         "--draft-tree",
         "7",
-        "--format",
-        "json",
+        "--json",
         "--report",
         "a.html",
     ])
@@ -114,9 +113,7 @@ fn a_report_is_a_page_of_what_was_measured() {
     }
     let date = json["date"].as_str().unwrap();
     assert!(
-        date.len() == 16
-            && page.contains(&format!("{date} UTC"))
-            && page.contains("\ngemma bench -q"),
+        date.ends_with(" GMT") && page.contains(date) && page.contains("\ngemma bench -q"),
         "{date}"
     );
     // Texts of twelve tokens say nothing about drafts.
@@ -126,12 +123,6 @@ fn a_report_is_a_page_of_what_was_measured() {
         "{doubts:?}"
     );
     assert!(page.contains("too few to judge") && again.text().contains("too few"));
-    let csv = bench(&["--from", "run.json", "--format", "csv"]).ok();
-    assert!(
-        csv.text().contains("\ntest,\"tg4\",tok/s,") && csv.text().contains("\nkernel,"),
-        "{}",
-        csv.text()
-    );
     let help = gemma(&["bench", "--help"], b"").ok();
     assert!(
         help.text().contains("[default: prefill,decode,verify,kernels,text]"),

@@ -86,7 +86,7 @@ fn a_client_takes_no_more_than_its_part() {
     let dir = tempfile::tempdir().unwrap();
     with_model(dir.path(), &[("chat_template.jinja", TEMPLATE.as_bytes())]);
     let expected = questions().map(|(_, options)| {
-        let args = ["generate", "-m", "m", "-q", "--greedy", "-n", "20", "Say something."];
+        let args = ["generate", "-m", "m", "-q", "--temp", "0", "-n", "20", "Say something."];
         gemma_in(dir.path(), &[&args[..], &options].concat(), b"").text().to_owned()
     });
     let options = ["-m", "m", "--api-key", "ill", "--api-key", "good", "--client-timeout", "10"];
