@@ -12,7 +12,7 @@ pub struct SamplingOptions {
     /// Generate at most this many tokens
     #[arg(short = 'n', long, value_name = "N", default_value_t = 512, value_parser = tokens)]
     pub max_tokens: usize,
-    /// Temperature; 0 takes the likeliest token [default: the model's]
+    /// Temperature, 0 for none [default: the model's]
     #[arg(long, alias = "temperature", allow_negative_numbers = true, value_name = "T", value_parser = number::<0, 100>)]
     pub temp: Option<f32>,
     /// Sample from the K likeliest [default: the model's]
@@ -37,6 +37,9 @@ pub struct SamplingOptions {
     /// say. The seed of a text is part of its figures.
     #[arg(long, value_name = "N", value_parser = seed)]
     pub seed: Option<u64>,
+    /// Always take the likeliest token, as with --temp 0
+    #[arg(long)]
+    pub greedy: bool,
     /// End the answer before this text (repeatable)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
@@ -59,6 +62,7 @@ impl SamplingOptions {
             min_p: None,
             repeat_penalty: None,
             seed: None,
+            greedy: false,
             stop: Vec::new(),
             ignore_eos: false,
         }
@@ -84,7 +88,7 @@ impl SamplingOptions {
             };
         let wide = |x: Option<f32>| x.map(decimal);
         let whole = |x: Option<usize>| x.map(|x| x as f64);
-        let config = SamplerConfig {
+        let mut config = SamplerConfig {
             temperature: pick("temp", wide(self.temp), wide(model.temperature), 1.0) as f32,
             top_k: pick("top-k", whole(self.top_k), whole(model.top_k), 64.0) as usize,
             top_p: pick("top-p", wide(self.top_p), wide(model.top_p), 0.95) as f32,
@@ -97,6 +101,9 @@ impl SamplingOptions {
             ) as f32,
             seed: self.seed.unwrap_or_else(random_seed),
         };
+        if self.greedy {
+            config.temperature = 0.0;
+        }
         (config, resolved)
     }
 }

@@ -36,6 +36,7 @@ struct Sampling {
     min_p: Option<f32>,
     repeat_penalty: Option<f32>,
     seed: Option<u64>,
+    greedy: Option<bool>,
 }
 
 /// How a line wants its answer.
@@ -117,7 +118,7 @@ struct Fields {
 }
 
 /// Fields of a record, for who misspells one.
-const FIELDS: [&str; 19] = [
+const FIELDS: [&str; 20] = [
     "id",
     "prompt",
     "messages",
@@ -133,6 +134,7 @@ const FIELDS: [&str; 19] = [
     "min_p",
     "repeat_penalty",
     "seed",
+    "greedy",
     "response_format",
     "json_schema",
     "grammar",
@@ -285,14 +287,18 @@ impl Job {
     /// The batch's sampling with what the record says of it.
     pub fn sampling(&self, base: &SamplerConfig, seed: u64) -> SamplerConfig {
         let own = &self.sampling;
-        SamplerConfig {
+        let mut config = SamplerConfig {
             temperature: own.temperature.unwrap_or(base.temperature),
             top_k: own.top_k.unwrap_or(base.top_k),
             top_p: own.top_p.unwrap_or(base.top_p),
             min_p: own.min_p.unwrap_or(base.min_p),
             repeat_penalty: own.repeat_penalty.unwrap_or(base.repeat_penalty),
             seed: own.seed.unwrap_or(seed),
+        };
+        if own.greedy == Some(true) {
+            config.temperature = 0.0;
         }
+        config
     }
 }
 
