@@ -1,4 +1,5 @@
-//! Tells the program which commit it was built from, so that `gemma --version` can say so.
+//! Tells the program which commit it was built from, so that `gemma --version` can say so, and the
+//! tests whether there is a Vulkan driver.
 //!
 //! Nothing else is told, and no time of day: two builds of one commit are equal. A source archive without `.git` names no commit;
 //! a package made by cargo brings the commit in a file of its own.
@@ -8,6 +9,10 @@ use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-check-cfg=cfg(vulkan_driver)");
+    if has_vulkan_driver() {
+        println!("cargo::rustc-cfg=vulkan_driver");
+    }
     let variable = |name: &str| std::env::var(name).ok();
     // A new commit would build everything anew; whoever works on the program does that often, and knows the commit.
     let commit = match variable("PROFILE").as_deref() {
@@ -24,6 +29,22 @@ fn main() {
         variable("CARGO_PKG_VERSION").unwrap_or_default(),
         about.join(", ")
     );
+}
+
+/// Whether a Vulkan driver is installed: tests of the GPU are ignored where none is.
+fn has_vulkan_driver() -> bool {
+    println!("cargo::rerun-if-env-changed=VK_DRIVER_FILES");
+    println!("cargo::rerun-if-env-changed=VK_ICD_FILENAMES");
+    let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"].map(std::env::var_os);
+    let manifests = |folder: &str| {
+        let folder = Path::new(folder);
+        // A folder that comes to be changes the one above it.
+        let watched = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
+        println!("cargo::rerun-if-changed={}", watched.display());
+        std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
+    };
+    let folders = ["/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
+    named.iter().any(Option::is_some) | folders.map(manifests).contains(&true)
 }
 
 /// The commit that `cargo package` has written down.

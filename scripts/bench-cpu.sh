@@ -20,7 +20,7 @@ export LD_LIBRARY_PATH=$llama/fallback${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 for i in $(seq "$rounds"); do
   echo "round $i of $rounds" >&2
   "$gemma" bench --synthetic "$shape" --format-weights i4-g32 --format-embedding i8-row --only decode,verify,kernels --tg 64 \
-    --rows 1,2,4,8,16 --repetitions 3 -t "$threads" --format json -q >"$work/ours-$i.json" 2>/dev/null
+    --rows 1,2,4,8,16 --repetitions 3 -t "$threads" --json -q >"$work/ours-$i.json" 2>/dev/null
   "$llama/llama-bench" -m "$llama/bench-$shape.gguf" -dev none -t "$threads" -p 0 -n 64 -r 3 -o json >"$work/decode-$i.json" 2>/dev/null
   "$llama/verify-bench" "$llama/bench-$shape.gguf" -d 0 -n 1,2,4,8,16 -r 5 -ngl 0 -t "$threads" >"$work/verify-$i.txt" 2>/dev/null
 done

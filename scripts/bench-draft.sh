@@ -32,7 +32,7 @@ declare -A config=(
 order=${CONFIGS:-full lookup table ngram model no-table no-context fixed taught chain chain-8 tree-7 tree-31}
 for name in $order; do
   # shellcheck disable=SC2086
-  "$gemma" bench -q --replay "$work/heldout.jsonl" --format json --replay-count "${COUNT:-60}" --replay-tokens "${TOKENS:-256}" \
+  "$gemma" bench -q --replay "$work/heldout.jsonl" --json --replay-count "${COUNT:-60}" --replay-tokens "${TOKENS:-256}" \
     --draft "${DRAFT:-auto}" ${TOKENIZER:+--tokenizer "$TOKENIZER"} ${config[$name]} ${ARGS:-} >"$work/$name.json"
   echo "$name done" >&2
 done

@@ -85,7 +85,7 @@ for recipe in $recipes; do
   measure "$recipe" "$work/ours-$(basename "$recipe" .toml).json" \
     "$gemma" bench --synthetic "$shape" "${what[@]}" -d "$device" \
     --only prefill,decode,verify,kernels --pp "$prompt" --tg "$tokens" --depth "$depth" \
-    --rows "$rows" --kernel-rows "$kernel_rows" --repetitions "$repetitions" --format json -q
+    --rows "$rows" --kernel-rows "$kernel_rows" --repetitions "$repetitions" --json -q
 done
 
 if compgen -G "$work/ours-*.json" >/dev/null; then

@@ -9,7 +9,7 @@ import sys
 
 
 def ours(path):
-    """Figures of one `gemma bench --format json`: decode tok/s, ms by rows, weight bytes, read bandwidth."""
+    """Figures of one `gemma bench --json`: decode tok/s, ms by rows, weight bytes, read bandwidth."""
     report = json.load(open(path))
     rows = {r["name"]: r["figure"]["median"] for r in report["results"]}
     decode = next(v for k, v in rows.items() if k.startswith("tg"))

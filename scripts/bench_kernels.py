@@ -1,7 +1,7 @@
 """Where a pass's time goes, kernel by kernel, and what bounds each.
 
     gemma bench --synthetic 27b --recipe seed -d vulkan --only kernels --kernel-rows 1,8,16,128 \\
-      --format json >seed.json
+      --json >seed.json
     python3 scripts/bench_kernels.py seed.json... [--rows 1 8] [--peak T]
 
 scripts/bench-gpu.sh leaves such files of each recipe. A kernel is bound by what would take the

@@ -62,7 +62,7 @@ def evaluate(a, directory, name):
     if not done.exists():
         found = {}
         for kind, path in a.text:
-            command = [a.gemma, "eval", "-m", directory, "--reference", a.model, "--text", path, "-c", a.window, "--json", "-q"]
+            command = [a.gemma, "eval", "-m", directory, "--reference", a.model, path, "-c", a.window, "--json", "-q"]
             out = json.loads(subprocess.run([str(c) for c in command], check=True, capture_output=True).stdout)
             found[kind] = {"tokens": out["tokens"], "top1": out["top1_agreement"], "ppl_ratio": out["ppl_ratio"], **out["kld"]}
         done.write_text(json.dumps(found))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles shaders/*.comp to shaders/spirv/ and writes the manifest that tests/shaders.rs holds the sources to.
+# Compiles shaders/*.comp to shaders/spirv/ and writes the manifest that tests/source/shaders.rs holds the sources to.
 #
 #   scripts/build-shaders.sh [GLSLANG]      the compiler, or a command that runs it: "chroot /trixie glslang"
 #

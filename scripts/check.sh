@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Line tables of forty binaries: nobody looks at a profile of these.
+# Nobody looks at a profile of these.
 export CARGO_PROFILE_RELEASE_DEBUG=0
 
 step() { printf '\n== %s\n' "$1"; }
@@ -20,22 +20,7 @@ step "README and docs"
 scripts/check-readme.sh target/release/gemma
 
 step "tests"
-# What `cargo test --release` runs, in two lanes: many tests wait for a driver that compiles kernels with one thread.
-slow="plan serve_equality split vulkan_check vulkan_failures vulkan_invariance vulkan_rows vulkan_twins"
-rest=(--lib --bins)
-for path in tests/*.rs tests/*/main.rs; do
-  name=${path#tests/} name=${name%/main.rs} name=${name%.rs}
-  [[ " $slow " = *" $name "* ]] || rest+=(--test "$name")
-done
-log=$(mktemp)
-# shellcheck disable=SC2086
-cargo test --release --no-fail-fast --test ${slow// / --test } >"$log" 2>&1 &
-lane=$! failed=0
-cargo test --release --no-fail-fast "${rest[@]}" || failed=1
-wait "$lane" || failed=1
-cat "$log"
-rm "$log"
-[ "$failed" = 0 ]
+cargo test --release --no-fail-fast --lib --bins --tests
 cargo test --release --doc
 
 step "kernels on AMD GPUs, as their driver compiles them"
@@ -50,7 +35,7 @@ scripts/test-bench.sh target/release/gemma
 if [ "${GEMMA_REQUIRE_GPU:-}" = 1 ]; then
   step "Vulkan under the validation layers"
   # A complaint ends the command with a panic; the tests above ran under the layers too.
-  GEMMA_VULKAN_CPU=1 GEMMA_VULKAN_VALIDATE=1 target/release/gemma generate -d vulkan --greedy \
+  GEMMA_VULKAN_CPU=1 GEMMA_VULKAN_VALIDATE=1 target/release/gemma generate -d vulkan --temp 0 \
     -n 40 "What is photosynthesis?" </dev/null
 fi
 

@@ -2,7 +2,7 @@
 //! target checks the whole tree in one pass.
 //!
 //! # Floors
-//! A file uses lower floors or its own room only; `tests/layering.rs` checks it.
+//! A file uses lower floors or its own room only; `tests/source/layering.rs` checks it.
 //! ```text
 //! 6  cli         a file or folder a command, options/ for what several take; what was typed ->
 //!                options of a session; the only room that prints

@@ -22,7 +22,7 @@ pub fn tokenizer(data: &[u8]) {
     let _ = ChatTemplate::built_in().encode(&tokenizer, &messages, None, Special::AsText, None);
 }
 
-/// Ways to ask for more memory than there is, which ends a process: `tests/foreign.rs` tries those.
+/// Ways to ask for more memory than there is, which ends a process: `tests/cli/foreign.rs` tries those.
 const AMPLIFIERS: [&str; 12] = [
     "*", "~", "+", "indent", "replace", "format", "batch", "slice", "center", "just", "join", "ns",
 ];
@@ -42,7 +42,7 @@ pub fn template(data: &[u8]) {
 /// The first byte says which notation the rest is in.
 pub fn grammar(data: &[u8]) {
     static GRAMMARS: LazyLock<Grammars> =
-        LazyLock::new(|| Grammars::new(TOKENIZER.clone(), &[1]).expect("the tokenizer has an end"));
+        LazyLock::new(|| Grammars::new(TOKENIZER.clone(), &[1], 1).expect("the tokenizer has an end"));
     let Some((how, rest)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(rest) else { return };
     let source = match how % 3 {
@@ -53,7 +53,7 @@ pub fn grammar(data: &[u8]) {
         1 => Source::Lark(text.into()),
         _ => Source::Regex(text.into()),
     };
-    let _ = GRAMMARS.compile(&source);
+    let _ = GRAMMARS.compile(&source, &|| true);
 }
 
 /// `gemma.toml` in the working directory.

@@ -17,7 +17,7 @@ mod view;
 
 pub use foreign::check_bytes;
 pub use store::Stamp;
-pub use view::{Dtype, TensorView};
+pub use view::{Dtype, TensorView, is_weight};
 
 use crate::error::Fault;
 use crate::tensor::{Format, Matrix};
@@ -359,7 +359,7 @@ impl Checkpoint {
     pub fn format(&self, name: &str) -> Option<Format> {
         Some(match self.lookup(name)?.kind {
             Kind::Packed(format) => format,
-            Kind::Plain(Dtype::Bf16) | Kind::Blocks(_) => Format::BF16,
+            Kind::Plain(Dtype::BF16) | Kind::Blocks(_) => Format::BF16,
             Kind::Plain(_) => Format::F32,
         })
     }
@@ -390,7 +390,7 @@ impl Checkpoint {
         }
         match view.dtype {
             Dtype::F32 => Matrix::new(Format::F32, rows, cols, view.data, Vec::new()),
-            Dtype::Bf16 => Matrix::new(Format::BF16, rows, cols, view.data, Vec::new()),
+            Dtype::BF16 => Matrix::new(Format::BF16, rows, cols, view.data, Vec::new()),
             Dtype::F16 => {
                 let values = view.to_f32()?;
                 Matrix::new(

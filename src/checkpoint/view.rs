@@ -1,75 +1,15 @@
 //! A tensor as a file stores it: dtype, shape, bytes.
 
 use anyhow::{Result, bail};
-use half::{bf16, f16};
-use std::fmt;
-use std::str::FromStr;
+use candle_core::{DType, Device, Tensor};
+pub use safetensors::Dtype;
 
-/// Element types of the safetensors format, by their spelling there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Dtype {
-    Bool,
-    U8,
-    I8,
-    F8E4M3,
-    F8E5M2,
-    U16,
-    I16,
-    F16,
-    Bf16,
-    U32,
-    I32,
-    F32,
-    U64,
-    I64,
-    F64,
-}
+/// Values that are converted at once; bounds the memory of their copies.
+const BLOCK: usize = 1 << 20;
 
-const NAMES: [(Dtype, &str, usize); 15] = [
-    (Dtype::Bool, "BOOL", 1),
-    (Dtype::U8, "U8", 1),
-    (Dtype::I8, "I8", 1),
-    (Dtype::F8E4M3, "F8_E4M3", 1),
-    (Dtype::F8E5M2, "F8_E5M2", 1),
-    (Dtype::U16, "U16", 2),
-    (Dtype::I16, "I16", 2),
-    (Dtype::F16, "F16", 2),
-    (Dtype::Bf16, "BF16", 2),
-    (Dtype::U32, "U32", 4),
-    (Dtype::I32, "I32", 4),
-    (Dtype::F32, "F32", 4),
-    (Dtype::U64, "U64", 8),
-    (Dtype::I64, "I64", 8),
-    (Dtype::F64, "F64", 8),
-];
-
-impl Dtype {
-    /// Bytes of one element.
-    pub fn bytes(self) -> usize {
-        NAMES[self as usize].2
-    }
-
-    /// Whether model weights may have it.
-    pub fn is_weight(self) -> bool {
-        matches!(self, Dtype::F16 | Dtype::Bf16 | Dtype::F32)
-    }
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(NAMES[*self as usize].1)
-    }
-}
-
-impl FromStr for Dtype {
-    type Err = anyhow::Error;
-
-    fn from_str(s: &str) -> Result<Self> {
-        match NAMES.iter().find(|(_, name, _)| *name == s) {
-            Some((dtype, _, _)) => Ok(*dtype),
-            None => bail!("unknown dtype `{s}`"),
-        }
-    }
+/// Returns whether model weights may have this dtype.
+pub fn is_weight(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32)
 }
 
 /// One stored tensor; `data` holds the product of `shape` elements, little-endian, row-major.
@@ -81,31 +21,29 @@ pub struct TensorView<'a> {
 }
 
 impl TensorView<'_> {
-    /// Appends elements `range` (flat, row-major) as f32. Only f16, bf16 and f32 tensors can be
-    /// read so.
+    /// Appends elements `range` (flat, row-major) as f32.
+    ///
+    /// Fails for dtypes other than f16, bf16 and f32.
     pub fn read_f32(&self, range: std::ops::Range<usize>, out: &mut Vec<f32>) -> Result<()> {
-        let width = self.dtype.bytes();
+        let width = self.dtype.bitsize() / 8;
         let Some(data) = self.data.get(range.start * width..range.end * width) else {
             bail!("elements {range:?} lie outside a tensor of shape {:?}", self.shape);
         };
-        match self.dtype {
-            Dtype::F32 => {
-                out.extend(data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)))
-            }
-            Dtype::F16 => {
-                out.extend(data.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()))
-            }
-            Dtype::Bf16 => {
-                out.extend(data.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()))
-            }
-            other => bail!("{other} is not a dtype of weights"),
+        if !is_weight(self.dtype) {
+            bail!("{} is not a dtype of weights", self.dtype);
+        }
+        let dtype = DType::try_from(self.dtype)?;
+        for block in data.chunks(BLOCK * width) {
+            let shape = [block.len() / width];
+            let values = Tensor::from_raw_buffer(block, dtype, &shape, &Device::Cpu)?;
+            out.extend(values.to_dtype(DType::F32)?.to_vec1::<f32>()?);
         }
         Ok(())
     }
 
-    /// The whole tensor as f32.
+    /// Returns the whole tensor as f32.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
-        let n = self.data.len() / self.dtype.bytes();
+        let n = self.data.len() / (self.dtype.bitsize() / 8);
         let mut out = Vec::with_capacity(n);
         self.read_f32(0..n, &mut out)?;
         Ok(out)
@@ -115,13 +53,40 @@ impl TensorView<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::{bf16, f16};
 
     #[test]
-    fn the_table_is_in_the_order_of_the_enum() {
-        for (i, (dtype, name, _)) in NAMES.iter().enumerate() {
-            assert_eq!(*dtype as usize, i);
-            assert_eq!(name.parse::<Dtype>().unwrap(), *dtype);
+    fn every_dtype_of_weights_is_read_exactly() {
+        let values = [1.5f32, -0.0, 6.1e-5, f32::INFINITY];
+        let bytes = |dtype| -> Vec<u8> {
+            values
+                .iter()
+                .flat_map(|v| match dtype {
+                    Dtype::F32 => v.to_le_bytes().to_vec(),
+                    Dtype::F16 => f16::from_f32(*v).to_le_bytes().to_vec(),
+                    _ => bf16::from_f32(*v).to_le_bytes().to_vec(),
+                })
+                .collect()
+        };
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
+            // One byte in front: nothing says that data are aligned.
+            let data = [vec![0], bytes(dtype)].concat();
+            let view = TensorView { dtype, shape: &[4], data: &data[1..] };
+            let want = values.map(|v| match dtype {
+                Dtype::F32 => v,
+                Dtype::F16 => f16::from_f32(v).to_f32(),
+                _ => bf16::from_f32(v).to_f32(),
+            });
+            let read = view.to_f32().unwrap();
+            assert_eq!(
+                read.iter().map(|v| v.to_bits()).collect::<Vec<_>>(),
+                want.map(f32::to_bits)
+            );
+            let mut part = Vec::new();
+            view.read_f32(1..3, &mut part).unwrap();
+            assert_eq!(part, want[1..3]);
+            assert!(view.read_f32(1..5, &mut part).is_err());
         }
-        assert!("F4".parse::<Dtype>().is_err());
+        assert!(TensorView { dtype: Dtype::U8, shape: &[1], data: &[1] }.to_f32().is_err());
     }
 }

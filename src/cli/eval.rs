@@ -1,20 +1,18 @@
 //! `gemma eval`: how likely a model finds a text, alone or against a reference.
 
-use super::destination::Destination;
 use super::output::print;
 use super::ui::Ui;
 use crate::cli::options::{ModelArgs, UiOptions};
 use crate::cli::text_file::read_file;
 use crate::error::Fault;
-use crate::eval::{self, Comparison, Figures, Reference, States, Task};
+use crate::eval::{self, Comparison, Figures, Task};
 use crate::gemma::Special;
 use crate::runtime::options::AutoOr;
-use crate::runtime::processor::default_threads;
 use crate::runtime::{Model, ModelOptions, Room, load, npu};
 use crate::tensor::Token;
 use crate::util::units::{digits3, duration, thousands};
 use anyhow::{Context, Result};
-use clap::{Args, ValueHint};
+use clap::Args;
 use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -27,19 +25,12 @@ pub struct Eval {
     /// default those of the longest text, or as many as the model takes.
     #[arg(value_name = "[KIND=]FILE", conflicts_with = "ids")]
     pub files: Vec<String>,
-    /// The same, as an option (repeatable)
-    #[arg(long, value_name = "[KIND=]FILE", conflicts_with = "ids")]
-    pub text: Vec<String>,
     /// Token ids to evaluate as they are, instead of texts: {"ids": [...]} (repeatable)
     #[arg(long, value_name = "[KIND=]FILE")]
     pub ids: Vec<String>,
     /// Model to compare with: adds KL divergence, top-1 agreement and the ratio of perplexities
     #[arg(long, value_name = "PATH|ID")]
     pub reference: Option<String>,
-    /// File for what the reference's head reads: the first run writes it, later ones use it instead
-    /// of running the reference
-    #[arg(long, value_name = "FILE", requires = "reference", value_hint = ValueHint::FilePath)]
-    pub states: Option<Destination>,
     /// Tokens at the start of each window that are context only and not scored
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub skip: usize,
@@ -56,13 +47,9 @@ pub struct Eval {
 type Part = (String, Vec<Token>);
 
 pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
-    if options.files.is_empty() && options.text.is_empty() && options.ids.is_empty() {
+    if options.files.is_empty() && options.ids.is_empty() {
         let help = "give texts (gemma eval FILE...), or token ids (gemma eval --ids FILE)";
         return Err(Fault::usage("there is nothing to evaluate").help(help).into());
-    }
-    // A file of states that cannot be written is refused before the work.
-    if let Some(file) = options.states.as_ref().filter(|file| !file.path().exists()) {
-        file.open()?;
     }
     let ModelOptions { model, run } = options.model.settled()?;
     let model = Model::open(model.as_deref(), ui)?;
@@ -79,7 +66,7 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
     let bar = ui.bar("evaluating", total);
     let progress = Progress::new(ui, bar.is_hidden(), total);
     let mut done = 0;
-    let mut tasks = parts.iter().map(|(_, ids)| {
+    let tasks = parts.iter().map(|(_, ids)| {
         let before = done;
         done += ids.len();
         let (bar, progress) = (bar.clone(), &progress);
@@ -102,57 +89,14 @@ pub fn run(options: &Eval, ui: &Ui) -> Result<u8> {
         }
         Some(name) => {
             let reference = Model::open(Some(name), ui)?;
-            let threads = run.threads.unwrap_or_else(default_threads);
-            let ids: Vec<&[Token]> = parts.iter().map(|p| &p.1[..]).collect();
-            let head = options
-                .states
-                .as_ref()
-                .map(|_| eval::Head::new(&reference.weights, threads))
-                .transpose()?;
-            let stored = match (&options.states, &head) {
-                (Some(file), Some(head)) => States::read(file.path(), head, &ids, window)?,
-                _ => None,
-            };
-            let mut found = Vec::new();
-            if let (Some(states), Some(head)) = (&stored, &head) {
-                let dim = reference.config().dim;
-                let mut rest = &states.hidden[..];
-                for (task, mut progress) in tasks {
-                    let (own, others) = rest.split_at(task.ids.len() * dim);
-                    found.push(eval::compare_task(
-                        engine.as_mut(),
-                        Reference::Stored(head, own),
-                        task,
-                        &mut progress,
-                    )?);
-                    rest = others;
-                }
-            } else {
-                let mut other = load(&reference)?.engine;
-                let mut hidden = Vec::new();
-                tasks.try_for_each(|(task, mut progress)| -> Result<()> {
-                    let side = match head {
-                        Some(_) => Reference::Kept(other.as_mut(), &mut hidden),
-                        None => Reference::Engine(other.as_mut()),
-                    };
-                    found.push(eval::compare_task(engine.as_mut(), side, task, &mut progress)?);
-                    Ok(())
-                })?;
-                if let (Some(file), Some(head)) = (&options.states, &head) {
-                    file.write(&States { hidden }.to_bytes(head, &ids, window)?)?;
-                }
-            }
+            let mut other = load(&reference)?.engine;
+            let found: Vec<Comparison> = tasks
+                .map(|(task, mut progress)| {
+                    eval::compare_task(engine.as_mut(), other.as_mut(), task, &mut progress)
+                })
+                .collect::<Result<_>>()?;
             let whole = if found.len() == 1 { found[0].clone() } else { Comparison::all(&found) };
-            render(&parts, &found, &whole, |c| {
-                let mut json = serde_json::to_value(&c.figures)?;
-                let map = json.as_object_mut().context("figures are an object")?;
-                map.insert("kld".into(), serde_json::to_value(c.kld)?);
-                map.insert("top1_agreement".into(), c.top1_agreement.into());
-                map.insert("top1_stderr".into(), c.top1_stderr.into());
-                map.insert("ppl_ratio".into(), c.ppl_ratio.into());
-                map.insert("ppl_ratio_stderr".into(), c.ppl_ratio_stderr.into());
-                Ok((json, describe_comparison(c)))
-            })?
+            render(&parts, &found, &whole, |c| Ok((comparison_json(c)?, describe_comparison(c))))?
         }
     };
     bar.finish_and_clear();
@@ -195,16 +139,23 @@ impl<'a> Progress<'a> {
     }
 }
 
+fn comparison_json(c: &Comparison) -> Result<serde_json::Value> {
+    let mut json = serde_json::to_value(&c.figures)?;
+    let map = json.as_object_mut().context("figures are an object")?;
+    map.insert("kld".into(), serde_json::to_value(c.kld)?);
+    map.insert("top1_agreement".into(), c.top1_agreement.into());
+    map.insert("top1_stderr".into(), c.top1_stderr.into());
+    map.insert("ppl_ratio".into(), c.ppl_ratio.into());
+    map.insert("ppl_ratio_stderr".into(), c.ppl_ratio_stderr.into());
+    Ok(json)
+}
+
 /// The window, and each text cut into windows that begin with BOS; ids are left as they are.
 fn read(options: &Eval, model: &Model, ui: &Ui) -> Result<(usize, Vec<Part>)> {
     let from_ids = !options.ids.is_empty();
     let tokenizer = if from_ids { None } else { Some(model.tokenizer(ui)?) };
     let mut parts: Vec<Part> = Vec::new();
-    for named in if from_ids {
-        options.ids.iter().chain(&[])
-    } else {
-        options.files.iter().chain(&options.text)
-    } {
+    for named in if from_ids { &options.ids } else { &options.files } {
         let (kind, path) = named.split_once('=').unwrap_or_else(|| (stem(named), named));
         let ids = match &tokenizer {
             None => read_ids(Path::new(path))?,

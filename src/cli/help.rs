@@ -1,12 +1,7 @@
-//! The texts around the options: first steps, examples, exit codes, and the short view that `-h`
-//! gives.
+//! Help texts around the options: first steps, examples, exit codes, and which options `-h` leaves
+//! to `--help`.
 
-use super::ui::paragraph;
-use clap::{Arg, Command};
-use std::ffi::OsString;
-
-/// Column of the short help at which texts begin, but for options that are longer.
-const COLUMN: usize = 27;
+use clap::Command;
 
 /// What `gemma --version` prints behind the name: version, commit where it is known, and features.
 pub const VERSION: &str = env!("DESCRIPTION_OF_BUILD");
@@ -193,7 +188,7 @@ const USAGES: [(&str, &str); 3] = [
 ];
 
 /// Options that `-h` leaves to `--help`: those that few people ever type.
-const SELDOM: [&str; 49] = [
+const SELDOM: [&str; 46] = [
     "allow_requantize",
     "check",
     "color",
@@ -208,7 +203,6 @@ const SELDOM: [&str; 49] = [
     "from",
     "gpu_layers",
     "grammar",
-    "greedy",
     "ignore_eos",
     "kernel_rows",
     "kv",
@@ -217,7 +211,6 @@ const SELDOM: [&str; 49] = [
     "mem_limit",
     "min_p",
     "mixing",
-    "mixing_rate",
     "newline",
     "npu",
     "prefill",
@@ -236,7 +229,6 @@ const SELDOM: [&str; 49] = [
     "skip",
     "sources",
     "special_in_prompt",
-    "states",
     "stats_file",
     "strict",
     "system_file",
@@ -259,10 +251,14 @@ pub fn complete(root: Command) -> Command {
                 command = command.override_usage(*usage);
             }
             command
-                .after_help(format!("All options, explained, with examples: gemma {name} --help"))
+                .after_help(format!("All options: gemma {name} --help"))
                 .after_long_help(format!(
                     "{own}Exit codes, environment variables and gemma.toml: gemma --help"
                 ))
+                .mut_args(|arg| match SELDOM.contains(&arg.get_id().as_str()) {
+                    true => arg.hide_short_help(true),
+                    false => arg,
+                })
                 // "-5" after an option is its value, be it wrong, and not an option called 5.
                 .mut_args(|arg| match arg.get_long() {
                     Some(_)
@@ -288,80 +284,6 @@ fn epilogue() -> String {
     format!("Exit codes:\n{codes}\n{SETTINGS}")
 }
 
-/// What `-h` prints for the command line `argv`: everyday options, one line each as far as they
-/// fit. `None` where clap's own help is meant.
-pub fn short(root: &Command, argv: &[OsString]) -> Option<String> {
-    let name = argv.get(1)?.to_str()?;
-    if argv.iter().any(|arg| arg == "--help") {
-        return None;
-    }
-    let command = root.get_subcommands().find(|c| c.get_name() == name)?;
-    let usage = command.clone().bin_name(format!("gemma {name}")).render_usage();
-    let shown = |arg: &&Arg| {
-        !(arg.is_hide_set()
-            || arg.is_hide_short_help_set()
-            || SELDOM.contains(&arg.get_id().as_str()))
-    };
-    let (words, options): (Vec<&Arg>, Vec<&Arg>) =
-        command.get_arguments().filter(shown).partition(|arg| arg.is_positional());
-    let help = ("  -h, --help".to_owned(), "Print this; --help explains all options".to_owned());
-    let lines: Vec<(String, String)> =
-        words.iter().chain(&options).map(|arg| (spelling(arg), about(arg))).chain([help]).collect();
-    let longest = lines.iter().map(|(spelling, _)| spelling.chars().count()).max().unwrap_or(0);
-    let column = COLUMN.min(longest + 2);
-    let lines: String = lines
-        .iter()
-        .map(|(spelling, about)| paragraph(&format!("{spelling}  "), column, about))
-        .collect();
-    let about = command.get_about().map_or(String::new(), |text| text.to_string());
-    Some(format!(
-        "{}\n{usage}\n\n{lines}\nAll options: gemma {name} --help\n",
-        paragraph("", 0, &about)
-    ))
-}
-
-/// `  -n, --max-tokens <N>`
-fn spelling(arg: &Arg) -> String {
-    let names = arg.get_value_names().unwrap_or_default();
-    let value =
-        names.first().map_or_else(|| arg.get_id().as_str().to_uppercase(), |name| name.to_string());
-    if arg.is_positional() {
-        return format!("  {value}");
-    }
-    let short = arg.get_short().map_or("    ".to_owned(), |c| format!("-{c}, "));
-    let long = arg.get_long().unwrap_or_default();
-    let value = match (
-        arg.get_action().takes_values(),
-        arg.get_num_args().is_some_and(|n| n.min_values() == 0),
-    ) {
-        (false, _) => String::new(),
-        (_, true) => format!(" [{value}]"),
-        _ => format!(" <{value}>"),
-    };
-    format!("  {short}--{long}{value}")
-}
-
-/// The first sentence about an option, and its default.
-fn about(arg: &Arg) -> String {
-    let mut text = arg.get_help().map_or(String::new(), |text| text.to_string());
-    let values: Vec<String> =
-        arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
-    if arg.get_action().takes_values() && values.first().is_some_and(|first| !text.contains(first))
-    {
-        text += &format!(": {}", values.join(", "));
-    }
-    let default: Vec<_> =
-        arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
-    let default = default.join(",");
-    if arg.get_action().takes_values()
-        && !default.is_empty()
-        && !format!("{text} {}", spelling(arg)).contains(&default)
-    {
-        text += &format!(" [default: {default}]");
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -377,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_has_examples_and_its_short_help_is_short() {
+    fn every_command_has_examples_and_every_seldom_option_exists() {
         let root = definition();
         for command in root.get_subcommands() {
             let name = command.get_name();
@@ -385,16 +307,6 @@ mod tests {
                 examples(name).is_some_and(|text| text.lines().count() > 2),
                 "{name} has no examples"
             );
-            let argv = ["gemma", name, "-h"].map(OsString::from);
-            let help = short(&root, &argv).unwrap();
-            assert!(
-                help.lines().count() <= 40,
-                "gemma {name} -h has {} lines:\n{help}",
-                help.lines().count()
-            );
-            assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
-            assert!(help.ends_with(&format!("gemma {name} --help\n")), "{help}");
-            assert!(short(&root, &["gemma", name, "--help"].map(OsString::from)).is_none());
         }
         for (name, _) in EXAMPLES {
             assert!(

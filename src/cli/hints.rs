@@ -1,10 +1,8 @@
 //! What was typed and is wrong, answered in the words of the person who typed it: other programs'
 //! commands and options, a prompt without a command or without quotes, options before the command.
 
-use super::help;
 use super::settings::{self, Early};
 use super::ui::Ui;
-use crate::cli::args::definition;
 use crate::error::{Fault, fault_of};
 use crate::util::shell::quoted;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -106,11 +104,6 @@ pub fn report(early: Early, argv: &[OsString]) -> ExitCode {
     if let Some(fault) = explain(&error, argv) {
         return refuse(fault.into());
     }
-    if let Some(text) =
-        (error.kind() == ErrorKind::DisplayHelp).then(|| help::short(&definition(), argv)).flatten()
-    {
-        return super::output::print(&text).map_or_else(refuse, |()| ExitCode::SUCCESS);
-    }
     Early::Clap(error).print()
 }
 
@@ -202,6 +195,7 @@ fn unknown_command(command: &str, words: &[String], error: &clap::Error) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::args::definition;
 
     /// The hint for a command line, as `error` and `help`.
     fn hint(line: &[&str]) -> Option<(String, String)> {
@@ -276,7 +270,7 @@ mod tests {
             (["serve", "--port", "abc"], "'--port <PORT>': expected a whole number"),
             (["generate", "--parallel", "abc"], "'--parallel <N>': expected a whole number"),
             (["bench", "--pp", "x"], "'--pp <N>': expected a whole number"),
-            (["bench", "--mixing-rate", "x"], "'--mixing-rate <X>': expected a number"),
+            (["bench", "--temp", "x"], "'--temp <T>': expected a number"),
             (["plan", "-t", "0"], "'--threads <N>': expected a whole number from 1 to 1024"),
         ] {
             let what = hint(&line).unwrap_or_else(|| panic!("{line:?}")).0;

@@ -27,9 +27,6 @@ pub struct Inspect {
     /// List every tensor
     #[arg(long)]
     pub tensors: bool,
-    /// Hash every tensor (SHA-256 of its bytes) and the whole
-    #[arg(long)]
-    pub hash: bool,
     /// Compare every tensor with the report beside it, and all its decoders with each other; refuse
     /// what is not finite
     #[arg(long)]
@@ -60,7 +57,6 @@ struct Report {
     bytes: u64,
     bits_per_weight: f64,
     tokenizer_sha256: Option<String>,
-    sha256: Option<String>,
     notes: Vec<String>,
     tensors: Vec<Tensor>,
 }
@@ -73,15 +69,13 @@ struct Tensor {
     shape: Vec<usize>,
     bytes: u64,
     bits_per_weight: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sha256: Option<String>,
 }
 
 pub fn run(options: &Inspect, ui: &Ui) -> Result<u8> {
     let name = options.which.as_deref().or(options.model.as_deref());
     let model = Model::open(name, ui)?;
     let verified = if options.verify { Some(verify(&model, ui)?) } else { None };
-    let report = report(&model, options.hash, ui)?;
+    let report = report(&model)?;
     match options.json {
         true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
         false => print(&text(&report, options, verified.as_ref()))?,
@@ -89,23 +83,15 @@ pub fn run(options: &Inspect, ui: &Ui) -> Result<u8> {
     Ok(0)
 }
 
-fn report(model: &Model, hash: bool, ui: &Ui) -> Result<Report> {
+fn report(model: &Model) -> Result<Report> {
     let (c, checkpoint) = (model.config(), model.checkpoint());
-    let roles = model.weights.roles();
-    let bar = ui.bar("hashing", if hash { roles.len() as u64 } else { 0 });
-    let mut whole = Sha256::new();
     let mut tensors = Vec::new();
-    for (role, layer) in roles {
+    for (role, layer) in model.weights.roles() {
         let name = model.weights.name(role, layer);
         let stored = checkpoint
             .lookup(&name)
             .ok_or_else(|| Fault::model(format!("tensor {name} vanished")))?;
         let elements = stored.shape.iter().product::<usize>().max(1);
-        let sha256 = match hash {
-            true => Some(hash_tensor(model, role, layer, &mut whole)?),
-            false => None,
-        };
-        bar.inc(1);
         let bits_per_weight = 8.0 * stored.bytes as f64 / elements as f64;
         let (format, role) = (stored.kind.to_string(), role.name().to_owned());
         tensors.push(Tensor {
@@ -115,10 +101,8 @@ fn report(model: &Model, hash: bool, ui: &Ui) -> Result<Report> {
             shape: stored.shape,
             bytes: stored.bytes,
             bits_per_weight,
-            sha256,
         });
     }
-    bar.finish_and_clear();
     let size = Size::of(&model.weights)?;
     Ok(Report {
         name: model.name.clone(),
@@ -139,31 +123,9 @@ fn report(model: &Model, hash: bool, ui: &Ui) -> Result<Report> {
         tokenizer_sha256: checkpoint
             .side_file("tokenizer.json")?
             .map(|file| hex(Sha256::digest(&file))),
-        sha256: hash.then(|| hex(whole.finalize())),
         notes: model.weights.notes().to_vec(),
         tensors,
     })
-}
-
-fn hash_tensor(
-    model: &Model,
-    role: crate::gemma::Role,
-    layer: usize,
-    whole: &mut Sha256,
-) -> Result<String> {
-    let mut one = Sha256::new();
-    let mut feed = |bytes: &[u8]| {
-        one.update(bytes);
-        whole.update(bytes);
-    };
-    if role.is_matrix() {
-        let matrix = model.weights.matrix(role, layer)?;
-        feed(&matrix.codes);
-        feed(bytemuck::cast_slice(&matrix.scales));
-    } else {
-        feed(bytemuck::cast_slice(&model.weights.vector(role, layer)?));
-    }
-    Ok(hex(one.finalize()))
 }
 
 fn verify(model: &Model, ui: &Ui) -> Result<Verified> {
@@ -174,6 +136,38 @@ fn verify(model: &Model, ui: &Ui) -> Result<Verified> {
     });
     bar.finish_and_clear();
     verified
+}
+
+fn head(cells: &[&str]) -> Vec<String> {
+    cells.iter().map(|cell| cell.to_string()).collect()
+}
+
+fn by_tensor(report: &Report) -> Vec<Vec<String>> {
+    let row = |t: &Tensor| {
+        let (shape, bits) = (format!("{:?}", t.shape), format!("{:.2}", t.bits_per_weight));
+        head(&[&t.name, &t.format, &shape, &bytes(t.bytes), &bits])
+    };
+    let first = head(&["tensor", "format", "shape", "size", "bits"]);
+    std::iter::once(first).chain(report.tensors.iter().map(row)).collect()
+}
+
+fn by_role(report: &Report) -> Vec<Vec<String>> {
+    // Place of the role's first tensor, role, format and shape.
+    type Alike<'a> = (usize, &'a str, &'a str, &'a [usize]);
+    // Tensors and their bytes.
+    let mut groups: BTreeMap<Alike<'_>, (usize, u64)> = BTreeMap::new();
+    for t in &report.tensors {
+        let first = report.tensors.iter().position(|o| o.role == t.role).unwrap_or(0);
+        let group = groups.entry((first, &t.role, &t.format, &t.shape)).or_default();
+        *group = (group.0 + 1, group.1 + t.bytes);
+    }
+    let row = |((_, role, format, shape), (n, total)): (Alike<'_>, (usize, u64))| {
+        let bits = 8.0 * total as f64 / (n * shape.iter().product::<usize>().max(1)) as f64;
+        let (n, shape, bits) = (n.to_string(), format!("{shape:?}"), format!("{bits:.2}"));
+        head(&[role, &n, format, &shape, &bytes(total), &bits])
+    };
+    let first = head(&["role", "tensors", "format", "shape", "size", "bits"]);
+    std::iter::once(first).chain(groups.into_iter().map(row)).collect()
 }
 
 fn text(report: &Report, options: &Inspect, verified: Option<&Verified>) -> String {
@@ -199,9 +193,6 @@ fn text(report: &Report, options: &Inspect, verified: Option<&Verified>) -> Stri
     if let Some(hash) = &r.tokenizer_sha256 {
         line("tokenizer", format!("sha256 {hash}"));
     }
-    if let Some(hash) = &r.sha256 {
-        line("weights", format!("sha256 {hash}"));
-    }
     if let Some(v) = verified {
         let hashes = if v.hashed > 0 { ", as the report's hashes say" } else { "" };
         line(
@@ -210,52 +201,7 @@ fn text(report: &Report, options: &Inspect, verified: Option<&Verified>) -> Stri
         );
     }
     out.push('\n');
-    let head = |cells: &[&str]| cells.iter().map(|c| c.to_string()).collect::<Vec<_>>();
-    let mut table = Vec::new();
-    if options.tensors {
-        table.push(head(&[
-            "tensor",
-            "format",
-            "shape",
-            "size",
-            "bits",
-            if options.hash { "sha256" } else { "" },
-        ]));
-        for t in &r.tensors {
-            let shape = format!("{:?}", t.shape);
-            let hash = t.sha256.clone().unwrap_or_default();
-            table.push(vec![
-                t.name.clone(),
-                t.format.clone(),
-                shape,
-                bytes(t.bytes),
-                format!("{:.2}", t.bits_per_weight),
-                hash,
-            ]);
-        }
-    } else {
-        // The first place of the role's first tensor, role, format, shape -> tensors and their
-        // bytes.
-        type Alike<'a> = (usize, &'a str, &'a str, &'a [usize]);
-        let mut groups: BTreeMap<Alike<'_>, (usize, u64)> = BTreeMap::new();
-        for t in &r.tensors {
-            let first = r.tensors.iter().position(|o| o.role == t.role).unwrap_or(0);
-            let group = groups.entry((first, &t.role, &t.format, &t.shape)).or_default();
-            *group = (group.0 + 1, group.1 + t.bytes);
-        }
-        table.push(head(&["role", "tensors", "format", "shape", "size", "bits"]));
-        for ((_, role, format, shape), (n, total)) in groups {
-            let bits = 8.0 * total as f64 / (n * shape.iter().product::<usize>().max(1)) as f64;
-            table.push(head(&[
-                role,
-                &n.to_string(),
-                format,
-                &format!("{shape:?}"),
-                &bytes(total),
-                &format!("{bits:.2}"),
-            ]));
-        }
-    }
+    let mut table = if options.tensors { by_tensor(r) } else { by_role(r) };
     let (count, size) =
         (r.tensors.len().to_string(), bytes(r.tensors.iter().map(|t| t.bytes).sum()));
     let elements: usize = r.tensors.iter().map(|t| t.shape.iter().product::<usize>()).sum();
@@ -264,7 +210,7 @@ fn text(report: &Report, options: &Inspect, verified: Option<&Verified>) -> Stri
         8.0 * r.tensors.iter().map(|t| t.bytes).sum::<u64>() as f64 / elements.max(1) as f64
     );
     table.push(match options.tensors {
-        true => head(&[&format!("all {count} tensors"), "", "", &size, &bits, ""]),
+        true => head(&[&format!("all {count} tensors"), "", "", &size, &bits]),
         false => head(&["all", &count, "", "", &size, &bits]),
     });
     out + &markdown(&table)

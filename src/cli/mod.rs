@@ -1,7 +1,6 @@
 //! Floor 6: the command line. What was typed becomes a validated setup; results go to standard
 //! output, everything else to standard error.
 
-pub mod answer;
 pub mod args;
 pub mod bench;
 pub mod chat;

@@ -1,6 +1,7 @@
 //! The JSON result of `generate`, version 1. `result.schema.json` describes it and a test holds
 //! both together.
 
+pub use crate::runtime::answers::FinishReason;
 use serde::Serialize;
 
 /// Version of the record's shape.
@@ -28,31 +29,6 @@ pub struct Record {
     /// What went wrong: with the finish reason `error`, or where the text ended before its grammar
     /// was complete.
     pub error: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FinishReason {
-    /// The model ended its turn.
-    Stop,
-    /// --max-tokens or the end of the context.
-    #[default]
-    Length,
-    StopString,
-    Interrupted,
-    Error,
-}
-
-impl FinishReason {
-    pub fn name(self) -> &'static str {
-        match self {
-            FinishReason::Stop => "stop",
-            FinishReason::Length => "length",
-            FinishReason::StopString => "stop_string",
-            FinishReason::Interrupted => "interrupted",
-            FinishReason::Error => "error",
-        }
-    }
 }
 
 #[derive(Clone, Debug, Default, Serialize)]

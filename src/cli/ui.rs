@@ -295,11 +295,6 @@ pub fn page_columns() -> usize {
     shown.map_or(COLUMNS, |(width, _)| usize::from(width.0).clamp(20, 101) - 1)
 }
 
-/// A paragraph with `label` in front of it, broken into lines of at most [`COLUMNS`].
-pub fn paragraph(label: &str, indent: usize, text: &str) -> String {
-    paragraph_in(label, indent, text, COLUMNS)
-}
-
 /// Text broken between words for a window of so many columns; as it is where they are unknown (0).
 pub fn wrapped(text: &str, columns: usize) -> String {
     paragraph_in("", 0, text, if columns == 0 { usize::MAX } else { columns }).trim_end().to_owned()

@@ -98,6 +98,11 @@ impl<'a> Scheduler<'a> {
         self
     }
 
+    /// Texts at once.
+    pub fn sequences(&self) -> usize {
+        self.texts.len()
+    }
+
     /// Texts that are read or grow.
     pub fn running(&self) -> usize {
         self.texts.iter().flatten().count()
@@ -226,7 +231,7 @@ impl<'a> Scheduler<'a> {
             }
             committed => committed?,
         }
-        for sequence in self.sequences(|text| !text.grows()) {
+        for sequence in self.sequences_where(|text| !text.grows()) {
             let text = self.texts[sequence].as_ref().expect("it is being read");
             let read = Event::Prefill(self.target.position(sequence), text.past().len());
             if !text.chunk.is_empty() && on_event(sequence, read) == Flow::Stop {
@@ -239,15 +244,15 @@ impl<'a> Scheduler<'a> {
         Ok(ended)
     }
 
-    /// Sequences of the texts of which `of` is true.
-    fn sequences(&self, of: impl Fn(&Text) -> bool) -> Vec<usize> {
-        let is = |sequence: &usize| self.texts[*sequence].as_ref().is_some_and(&of);
+    /// Returns the sequences whose text satisfies `predicate`.
+    fn sequences_where(&self, predicate: impl Fn(&Text) -> bool) -> Vec<usize> {
+        let is = |sequence: &usize| self.texts[*sequence].as_ref().is_some_and(&predicate);
         (0..self.texts.len()).filter(is).collect()
     }
 
     /// Texts begin to be read, from what the cache holds of them on, and to grow once they are.
     fn begin_texts(&mut self) -> Result<()> {
-        for sequence in self.sequences(|text| !text.grows()) {
+        for sequence in self.sequences_where(|text| !text.grows()) {
             let text = self.texts[sequence].as_mut().expect("it does not grow");
             if text.stage == Stage::Admitted {
                 self.target.adopt(&[(sequence, text.past())])?;
@@ -279,7 +284,7 @@ impl<'a> Scheduler<'a> {
             let shared = whole_pages(common(others, past));
             shared > held && self.target.position(*other) < shared
         };
-        self.prefixes.is_on() && self.sequences(Text::is_read).iter().any(reads_more)
+        self.prefixes.is_on() && self.sequences_where(Text::is_read).iter().any(reads_more)
     }
 
     /// Finds what need not be read of a text.
@@ -299,7 +304,7 @@ impl<'a> Scheduler<'a> {
         let growing = self.texts.iter().flatten().filter(|text| text.grows()).count();
         let most = self.target.engine().info().max_rows - growing;
         let mut rows = if growing > 0 { most.min(PROMPT_ROWS) } else { most };
-        let reading = self.sequences(Text::is_read);
+        let reading = self.sequences_where(Text::is_read);
         let all = rows;
         for (i, &sequence) in reading.iter().enumerate() {
             let text = self.texts[sequence].as_mut().expect("it is being read");
@@ -322,7 +327,7 @@ impl<'a> Scheduler<'a> {
                 text.scored_at = None;
             }
         }
-        self.sequences(Text::takes_part)
+        self.sequences_where(Text::takes_part)
     }
 
     /// Makes a tree for each of these texts, and of all of them as many nodes as pay.

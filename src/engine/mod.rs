@@ -3,14 +3,12 @@
 
 pub mod planned;
 pub mod reduced;
-pub mod reference;
 mod rows;
 pub mod timeline;
 pub mod tree;
 
 pub use planned::PlannedEngine;
 pub use reduced::VocabAdapter;
-pub use reference::ReferenceEngine;
 pub use timeline::Timeline;
 pub use tree::TokenTree;
 

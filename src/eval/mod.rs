@@ -4,10 +4,6 @@
 //! predicted. A text longer than the window is cut into consecutive windows, each from an empty
 //! cache. Rows of logits are looked at and dropped, chunk by chunk.
 
-mod states;
-
-pub use states::{Head, States};
-
 use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
 use crate::error::Fault;
 use crate::tensor::{Token, math};
@@ -73,15 +69,6 @@ pub struct Task<'a> {
     pub skip: usize,
 }
 
-/// Where the reference's logits come from.
-pub enum Reference<'a> {
-    Engine(&'a mut dyn Engine),
-    /// The same; the hidden states that its head reads are kept, `[tokens, dim]`.
-    Kept(&'a mut dyn Engine, &'a mut Vec<f32>),
-    /// A head, and the hidden states that it read in an earlier run.
-    Stored(&'a Head<'a>, &'a [f32]),
-}
-
 /// Evaluates `ids`. `progress` hears how many tokens are done.
 pub fn evaluate(
     engine: &mut dyn Engine,
@@ -111,20 +98,17 @@ pub fn compare(
     window: usize,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Comparison> {
-    compare_task(engine, Reference::Engine(reference), Task { ids, window, skip: 0 }, progress)
+    compare_task(engine, reference, Task { ids, window, skip: 0 }, progress)
 }
 
-/// The same for any task and source of the reference's logits.
+/// The same for any task.
 pub fn compare_task(
     engine: &mut dyn Engine,
-    reference: Reference<'_>,
+    reference: &mut dyn Engine,
     task: Task<'_>,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Comparison> {
-    let vocab = match &reference {
-        Reference::Engine(other) | Reference::Kept(other, _) => other.info().vocab,
-        Reference::Stored(head, _) => head.vocab(),
-    };
+    let vocab = reference.info().vocab;
     if engine.info().vocab != vocab {
         let what = format!("the model has {} tokens, the reference {vocab}", engine.info().vocab);
         return Err(Fault::model(what).help("compare models of one vocabulary").into());
@@ -209,7 +193,7 @@ impl<'a> Row<'a> {
 /// position, and the token that follows it in the window if that is to be scored.
 fn walk(
     engine: &mut dyn Engine,
-    mut reference: Option<Reference<'_>>,
+    mut reference: Option<&mut dyn Engine>,
     task: Task<'_>,
     progress: &mut dyn FnMut(usize),
     each: &mut dyn FnMut(&[Row<'_>], Option<Token>),
@@ -224,30 +208,22 @@ fn walk(
             .into());
     }
     let mut chunk = engine.info().max_rows;
-    if let Some(Reference::Engine(other) | Reference::Kept(other, _)) = &reference {
+    if let Some(other) = &reference {
         chunk = chunk.min(other.info().max_rows);
     }
     let mut scores = [Scores::default(), Scores::default()];
     let mut done = 0;
     for window in task.ids.chunks(task.window.max(1)) {
         engine.truncate(0, 0)?;
-        if let Some(Reference::Engine(other) | Reference::Kept(other, _)) = &mut reference {
+        if let Some(other) = &mut reference {
             other.truncate(0, 0)?;
         }
         for start in (0..window.len()).step_by(chunk) {
             let tokens = &window[start..(start + chunk).min(window.len())];
             let [own, others] = &mut scores;
-            pass(engine, tokens, Output::Logits, own)?;
-            match &mut reference {
-                None => {}
-                Some(Reference::Engine(other)) => pass(*other, tokens, Output::Logits, others)?,
-                Some(Reference::Kept(other, kept)) => {
-                    pass(*other, tokens, Output::Hidden, others)?;
-                    kept.extend_from_slice(&others.hidden);
-                }
-                Some(Reference::Stored(head, states)) => {
-                    head.scores(states, done..done + tokens.len(), others)?
-                }
+            pass(engine, tokens, own)?;
+            if let Some(other) = &mut reference {
+                pass(*other, tokens, others)?;
             }
             let sides = if reference.is_some() { 2 } else { 1 };
             for i in 0..tokens.len() {
@@ -263,13 +239,8 @@ fn walk(
 }
 
 /// One chunk of a window.
-fn pass(
-    engine: &mut dyn Engine,
-    tokens: &[Token],
-    output: Output,
-    scores: &mut Scores,
-) -> Result<()> {
-    engine.run(&[Input::new(0, &TokenTree::chain(tokens), Rows::All)], output, scores)?;
+fn pass(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -> Result<()> {
+    engine.run(&[Input::new(0, &TokenTree::chain(tokens), Rows::All)], Output::Logits, scores)?;
     engine.commit(&[(0, &(0..tokens.len() as u32).collect::<Vec<_>>())])
 }
 

@@ -6,7 +6,7 @@
 use super::Config;
 use super::progress::Progress;
 use super::synthetic::Synthetic;
-use crate::checkpoint::{Checkpoint, Kind, Stored};
+use crate::checkpoint::{Checkpoint, Kind, Stored, is_weight};
 use crate::error::Fault;
 use crate::tensor::{Format, Matrix, StoredMatrix};
 use anyhow::Result;
@@ -398,7 +398,7 @@ impl Weights {
                 ));
         }
         match tensor.kind {
-            Kind::Plain(dtype) if !dtype.is_weight() => Err(bad(format!("has dtype {dtype}"))
+            Kind::Plain(dtype) if !is_weight(dtype) => Err(bad(format!("has dtype {dtype}"))
                 .help("weights must be BF16, F16 or F32: use the original checkpoint")),
             _ => Ok(()),
         }

@@ -1,5 +1,5 @@
 //! The kernel in Rust: `npu-kernels/flash_partial.h` operation by operation, so that both give the
-//! same bits (`tests/npu_kernel.rs` compiles the C++ source and compares). The host model runs this
+//! same bits (`tests/npu/kernel.rs` compiles the C++ source and compares). The host model runs this
 //! one where no library of the C++ source is given.
 
 use super::host::Core;

@@ -30,7 +30,7 @@ pub fn kind(name: &str, role: Role, target: Target, cols: usize) -> Result<Kind>
     }
     let format = match target {
         Target::AsIs(Dtype::F16) => return Ok(Kind::F16),
-        Target::AsIs(Dtype::Bf16) | Target::Format(Format::BF16) => return Ok(Kind::Bf16),
+        Target::AsIs(Dtype::BF16) | Target::Format(Format::BF16) => return Ok(Kind::Bf16),
         Target::AsIs(Dtype::F32) | Target::Format(Format::F32) => return Ok(Kind::F32),
         Target::AsIs(_) => return refuse(),
         Target::Format(format) => format,

@@ -22,7 +22,7 @@ pub struct Part {
 
 impl Part {
     fn new(name: String, dtype: Dtype, shape: Vec<usize>) -> Self {
-        let bytes = (dtype.bytes() * shape.iter().product::<usize>()) as u64;
+        let bytes = (dtype.bitsize() / 8 * shape.iter().product::<usize>()) as u64;
         Part { name, dtype, shape, bytes }
     }
 }
@@ -256,7 +256,7 @@ fn parts(name: &str, role: Role, target: Target, rows: usize, cols: usize) -> Re
     let format = match target {
         Target::AsIs(dtype) => return Ok(plain(dtype)),
         Target::Format(Format::F32) => return Ok(plain(Dtype::F32)),
-        Target::Format(Format::BF16) => return Ok(plain(Dtype::Bf16)),
+        Target::Format(Format::BF16) => return Ok(plain(Dtype::BF16)),
         Target::Format(format) => format,
     };
     if !role.is_matrix() && format != Format::I8_ROW {

@@ -224,7 +224,7 @@ impl Tensor {
             }
             Choice::AsIs => {
                 let Some(checkpoint) = source.checkpoint() else {
-                    return Ok(Tensor { target: Target::AsIs(Dtype::Bf16), rates: Vec::new() });
+                    return Ok(Tensor { target: Target::AsIs(Dtype::BF16), rates: Vec::new() });
                 };
                 let target = match checkpoint.lookup(&name()).map(|s| s.kind) {
                     Some(Kind::Plain(dtype)) => Target::AsIs(dtype),

@@ -69,7 +69,7 @@ impl<'a> Reader<'a> {
         let (mut bytes, mut values) = (Vec::new(), Vec::new());
         match self {
             Reader::Plain { checkpoint, entry, dtype } => {
-                let (width, end) = (dtype.bytes(), rows.end * entry.cols);
+                let (width, end) = (dtype.bitsize() / 8, rows.end * entry.cols);
                 for start in (rows.start * entry.cols..end).step_by(PIECE) {
                     let n = PIECE.min(end - start);
                     checkpoint.read(&entry.name, start * width..(start + n) * width, &mut bytes)?;

@@ -393,6 +393,9 @@ mod tests {
             end(r#"echo the driver says hello; echo '["16x16x16", "16x8x32"]'"#),
             "through 16x16x16 16x8x32"
         );
+        // More than a pipe holds.
+        let much = "head -c 300000 /dev/zero | tr '\\0' 'x'; echo; echo '[\"1x2x3\"]'";
+        assert_eq!(end(much), "through 1x2x3");
         for (signal, number) in [("ABRT", 6), ("SEGV", 11), ("ILL", 4)] {
             assert_eq!(
                 end(&format!("kill -{signal} $$")),

@@ -5,6 +5,7 @@
 //! way. What the user should know is told to a [`Listener`]; this room prints nothing.
 
 pub mod acquire;
+pub mod answers;
 pub mod calibration;
 pub mod constraints;
 pub mod costs;

@@ -38,7 +38,7 @@ pub fn spawn<'scope, T: Send + 'scope>(
 
 /// A closure to hand out, and the same one to keep: whichever is called first does the work, and
 /// the other one must not be called. A thread that cannot be started swallows what it was given.
-pub fn offer<T>(
+fn offer<T>(
     work: impl FnOnce() -> T + Send,
 ) -> (impl FnOnce() -> T + Send, impl FnOnce() -> T + Send) {
     let shared = Arc::new(Mutex::new(Some(work)));

@@ -16,11 +16,6 @@ pub const ALLOW_CPU_DRIVER: &str = "GEMMA_VULKAN_CPU";
 /// Environment variable that caps the bytes that a device says are free: for tests.
 pub const MEMORY: &str = "GEMMA_VULKAN_MEMORY";
 
-/// Environment variable: `graphics` takes the queue that the desktop draws with, which some drivers
-/// run faster. Otherwise a queue for computing alone is taken where there is one, which the desktop
-/// disturbs less.
-pub const QUEUE: &str = "GEMMA_VULKAN_QUEUE";
-
 /// What one device is and can do.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
@@ -176,7 +171,9 @@ impl Vulkan {
         let kind = p.properties.device_type;
         let api = p.properties.api_version;
         let name = text(&p.properties.device_name);
-        let ids = [p.properties.vendor_id, p.properties.device_id, p.properties.driver_version];
+        let [vendor, id, version] =
+            [p.properties.vendor_id, p.properties.device_id, p.properties.driver_version];
+        let driver_text = format!("{} {}", text(&driver.driver_name), text(&driver.driver_info));
         let extensions = self.extensions(device);
         let has = |name: &CStr| extensions.iter().any(|e| e == name);
         let mut missing = Vec::new();
@@ -204,9 +201,7 @@ impl Vulkan {
         DeviceInfo {
             index,
             name,
-            driver: format!("{} {}", text(&driver.driver_name), text(&driver.driver_info))
-                .trim()
-                .to_owned(),
+            driver: driver_text.trim().to_owned(),
             is_cpu: kind == vk::PhysicalDeviceType::CPU,
             is_integrated,
             api: (vk::api_version_major(api), vk::api_version_minor(api)),
@@ -231,15 +226,10 @@ impl Vulkan {
             // NVIDIA's driver (580.159) numbers the workgroups of such dispatches from zero.
             divides_calls: driver.driver_id != vk::DriverId::NVIDIA_PROPRIETARY,
             offers_matrices: missing.is_empty() && has(khr::cooperative_matrix::NAME),
-            draws: queue_family(&families, wants_graphics()).is_some_and(draws),
+            draws: queue_family(&families).is_some_and(draws),
             identity: format!(
-                "{:x}:{:x} driver {} version {:x} {} {}",
-                ids[0],
-                ids[1],
-                driver.driver_id.as_raw(),
-                ids[2],
-                text(&driver.driver_name),
-                text(&driver.driver_info)
+                "{vendor:x}:{id:x} driver {} version {version:x} {driver_text}",
+                driver.driver_id.as_raw()
             ),
             missing,
         }
@@ -451,10 +441,9 @@ impl Gpu {
         }
         let physical = vulkan.physical()?[info.index];
         let instance = &vulkan.instance;
-        let family =
-            queue_family(&vulkan.queue_families(physical), wants_graphics()).ok_or_else(|| {
-                Fault::new(Kind::Device, format!("{} has no compute queue", info.name))
-            })?;
+        let family = queue_family(&vulkan.queue_families(physical)).ok_or_else(|| {
+            Fault::new(Kind::Device, format!("{} has no compute queue", info.name))
+        })?;
         let priority = [1.0];
         let queues = [vk::DeviceQueueCreateInfo::default()
             .queue_family_index(family)
@@ -518,22 +507,13 @@ impl Drop for Gpu {
     }
 }
 
-/// Whether [`QUEUE`] asks for a queue that draws.
-fn wants_graphics() -> bool {
-    std::env::var(QUEUE).is_ok_and(|v| v == "graphics")
-}
-
-/// The first queue family that computes, of those with graphics or of those without, as wanted; any
-/// where there is none such.
-fn queue_family(families: &[vk::QueueFlags], graphics: bool) -> Option<u32> {
+/// Returns the first queue family that only computes, which the desktop disturbs less, else the
+/// first that computes.
+fn queue_family(families: &[vk::QueueFlags]) -> Option<u32> {
     let computes = |f: &vk::QueueFlags| f.contains(vk::QueueFlags::COMPUTE);
-    let wanted =
-        |f: &vk::QueueFlags| computes(f) && f.contains(vk::QueueFlags::GRAPHICS) == graphics;
-    families
-        .iter()
-        .position(wanted)
-        .or_else(|| families.iter().position(computes))
-        .map(|i| i as u32)
+    let alone = |f: &vk::QueueFlags| computes(f) && !f.contains(vk::QueueFlags::GRAPHICS);
+    let found = families.iter().position(alone).or_else(|| families.iter().position(computes));
+    found.map(|i| i as u32)
 }
 
 /// How an error begins that says that a device was lost.

@@ -34,7 +34,7 @@ pub use call::Bucket;
 pub use check::{CheckedExecutor, InjectedFault};
 pub use choose::{Choice, choose, ranked};
 pub use cut::LIMIT;
-pub use device::{ALLOW_CPU_DRIVER, DeviceInfo, MEMORY, QUEUE, Vulkan};
+pub use device::{ALLOW_CPU_DRIVER, DeviceInfo, MEMORY, Vulkan};
 pub use executor::{MadeUp, VulkanExecutor};
 pub use footprint::{STAGING, VulkanFootprint, blocks};
 pub use listing::{Listed, Listing};

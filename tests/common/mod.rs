@@ -246,7 +246,7 @@ pub fn safetensors(tensors: &[Named], dtype: Dtype) -> Vec<u8> {
             match dtype {
                 Dtype::F32 => data.extend(v.to_le_bytes()),
                 Dtype::F16 => data.extend(f16::from_f32(*v).to_le_bytes()),
-                Dtype::Bf16 => data.extend(bf16::from_f32(*v).to_le_bytes()),
+                Dtype::BF16 => data.extend(bf16::from_f32(*v).to_le_bytes()),
                 other => panic!("{other} is no weight dtype"),
             }
         }

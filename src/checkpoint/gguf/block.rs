@@ -133,7 +133,7 @@ impl Kind {
         match self {
             Kind::F32 => Some(Dtype::F32),
             Kind::F16 => Some(Dtype::F16),
-            Kind::Bf16 => Some(Dtype::Bf16),
+            Kind::Bf16 => Some(Dtype::BF16),
             _ => None,
         }
     }

@@ -3,7 +3,6 @@
 
 use super::report::Report;
 use crate::util::shell::quoted;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Repetitions of one test that differ by more than this were disturbed.
 const SPREAD: f64 = 1.10;
@@ -19,26 +18,6 @@ pub fn version() -> String {
 pub fn command_line() -> String {
     let args = std::env::args_os().skip(1).map(|arg| quoted(&arg.to_string_lossy()));
     std::iter::once("gemma".to_owned()).chain(args).collect::<Vec<_>>().join(" ")
-}
-
-/// The time of day in UTC, as `2026-11-23 01:20`.
-pub fn now() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    utc(seconds)
-}
-
-fn utc(seconds: u64) -> String {
-    let (days, minutes) = (seconds / 86_400, seconds / 60 % 1440);
-    // Years that begin in March, in eras of 400 of them (H. Hinnant, "chrono-compatible low-level
-    // date algorithms").
-    let shifted = days + 719_468;
-    let (era, day) = (shifted / 146_097, shifted % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let (day, march) = (day - (153 * month + 2) / 5 + 1, month < 10);
-    let (month, year) = if march { (month + 3, year) } else { (month - 9, year + 1) };
-    format!("{:04}-{month:02}-{day:02} {:02}:{:02}", era * 400 + year, minutes / 60, minutes % 60)
 }
 
 /// Processes that ran or wanted to, on average over the last minute; `None` where the system does
@@ -92,20 +71,6 @@ mod tests {
     use super::super::measure::Figure;
     use super::super::report::{Acceptance, Row, Text, TextKind};
     use super::*;
-
-    #[test]
-    fn days_are_those_of_the_calendar() {
-        for (seconds, text) in [
-            (0, "1970-01-01 00:00"),
-            (951_782_399, "2000-02-28 23:59"),
-            (951_782_400, "2000-02-29 00:00"),
-            (1_709_251_200, "2024-03-01 00:00"),
-            (1_735_689_540, "2024-12-31 23:59"),
-            (4_107_542_400, "2100-03-01 00:00"),
-        ] {
-            assert_eq!(utc(seconds), text);
-        }
-    }
 
     #[test]
     fn a_busy_machine_and_short_texts_are_told() {

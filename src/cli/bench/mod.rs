@@ -75,19 +75,16 @@ pub struct Bench {
     /// Temperature of the text test
     #[arg(long, value_name = "T", default_value_t = 0.0)]
     pub temp: f32,
-    /// What to print
-    #[arg(long, value_enum, default_value_t = Output::Md)]
-    pub format: Output,
-    /// Print one JSON object, as --format json does
-    #[arg(long, overrides_with = "format")]
+    /// One JSON object instead of tables
+    #[arg(long)]
     pub json: bool,
-    /// Compare with an older run's --format json, in the table and on the page of --report
+    /// Compare with an older run's --json, in the tables and on the page of --report
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
-    /// Draw the figures on a page of HTML that loads nothing from anywhere
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    /// Also write the figures and plots of them to an HTML page that loads nothing
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "replay")]
     pub report: Option<Destination>,
-    /// Measure nothing: show an older run's --format json, as --format or --report says
+    /// Measure nothing: show an older run's --json, as --json or --report says
     #[arg(long, value_name = "FILE", conflicts_with_all = ["replay", "model", "synthetic"])]
     pub from: Option<PathBuf>,
     #[command(flatten)]
@@ -95,9 +92,6 @@ pub struct Bench {
     /// How the drafts' sources are mixed: for measuring what that brings
     #[arg(long, value_enum, default_value_t = HowMixed::Learned)]
     pub mixing: HowMixed,
-    /// Step by which the weights of the mixture learn
-    #[arg(long, value_name = "X", default_value_t = crate::draft::mix::RATE, value_parser = clap::value_parser!(f32), hide_short_help = true)]
-    pub mixing_rate: f32,
     /// How draft candidates are ranked at a temperature above 0: for measuring what that brings
     #[arg(long, value_enum, default_value_t = Ranking::Noise)]
     pub ranking: Ranking,
@@ -110,14 +104,37 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// What `--format` and `--json` ask for.
-    fn format(&self) -> Output {
-        if self.json { Output::Json } else { self.format }
+    /// Refuses numbers and tests that nothing can be measured with.
+    fn check(&self) -> Result<()> {
+        let rows = self.rows.iter().chain(&self.kernel_rows);
+        if rows.chain([&self.repetitions, &self.pp, &self.tg]).any(|n| *n == 0) {
+            let what = "--repetitions, --rows, --kernel-rows, --pp and --tg must be above 0";
+            return Err(Fault::usage(what).into());
+        }
+        if self.synthetic.is_some() && self.only.contains(&Test::Load) {
+            let what = "made-up weights are not loaded from files: --only load needs --model";
+            return Err(Fault::usage(what).into());
+        }
+        Ok(())
+    }
+
+    /// Returns the positions of the context: as many as asked for, else as the tests need.
+    fn context(&self, asked: AutoOr) -> Result<usize> {
+        let deepest = self.depth.iter().max().copied().unwrap_or(0);
+        let most_rows = self.rows.iter().chain(&self.kernel_rows).max().copied().unwrap_or(1);
+        let needed = self.pp.max(deepest + self.tg.max(most_rows) + 1);
+        match asked {
+            AutoOr::N(n) if n < needed => {
+                Err(Fault::usage(format!("these tests need --ctx-size {needed}")).into())
+            }
+            AutoOr::N(n) => Ok(n),
+            AutoOr::Auto => Ok(needed),
+        }
     }
 
     fn mixing(&self) -> Mixing {
         let (prior, rate) = match self.mixing {
-            HowMixed::Learned => (true, self.mixing_rate),
+            HowMixed::Learned => (true, crate::draft::mix::RATE),
             HowMixed::Taught => (true, 0.0),
             HowMixed::Fixed => (false, 0.0),
         };
@@ -159,37 +176,23 @@ pub enum Test {
     Load,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    Md,
-    Json,
-    Csv,
-}
-
 pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let page = options.report.as_ref().map(Destination::open).transpose()?;
     if !options.replay.replay.is_empty() {
-        return show_replay(&replay::run(options, ui)?, options, page);
+        let report = replay::run(options, ui)?;
+        print(&match options.json {
+            true => format!("{}\n", serde_json::to_string_pretty(&report)?),
+            false => report.markdown(),
+        })?;
+        return Ok(0);
     }
     let old = options.compare.as_deref().map(read_report).transpose()?;
     if let Some(file) = &options.from {
         return show(&read_report(file)?, old.as_ref(), options, page);
     }
-    let rows = options.rows.iter().chain(&options.kernel_rows);
-    if rows.chain([&options.repetitions, &options.pp, &options.tg]).any(|n| *n == 0) {
-        return Err(Fault::usage(
-            "--repetitions, --rows, --kernel-rows, --pp and --tg must be above 0",
-        )
-        .into());
-    }
+    options.check()?;
     let asked = options.model.settled()?;
     let model = match options.synthetic {
-        Some(_) if options.only.contains(&Test::Load) => {
-            return Err(Fault::usage(
-                "made-up weights are not loaded from files: --only load needs --model",
-            )
-            .into());
-        }
         Some(_) => None,
         None => Some(Model::open(asked.model.as_deref(), ui)?),
     };
@@ -205,16 +208,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let load = conditions::load_average();
     let cpu = Cpu::probe()?;
     let cores = cpu.threads;
-    let deepest = options.depth.iter().max().copied().unwrap_or(0);
-    let most_rows = options.rows.iter().chain(&options.kernel_rows).max().copied().unwrap_or(1);
-    let needed = options.pp.max(deepest + options.tg.max(most_rows) + 1);
-    let context = match asked.run.context {
-        AutoOr::N(n) if n < needed => {
-            return Err(Fault::usage(format!("these tests need --ctx-size {needed}")).into());
-        }
-        AutoOr::N(n) => n,
-        AutoOr::Auto => needed,
-    };
+    let context = options.context(asked.run.context)?;
     let pool = load::pool(&asked.run)?;
     let mut loaded = load::load(weights, &name, &asked.run, Room::of(context), &pool, ui)?;
     let engine = loaded.engine.as_mut();
@@ -224,7 +218,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
     let mut report = Report {
         v: 1,
         version: conditions::version(),
-        date: conditions::now(),
+        date: httpdate::fmt_http_date(std::time::SystemTime::now()),
         command: conditions::command_line(),
         machine: Machine::new(cpu, engine.report().device, threads, device_speed),
         model: report::Model {
@@ -268,27 +262,12 @@ fn show(
     options: &Bench,
     page: Option<Writer>,
 ) -> Result<u8> {
-    print(&match options.format() {
-        Output::Md => report.markdown(old),
-        Output::Csv => report.csv(),
-        Output::Json => format!("{}\n", serde_json::to_string_pretty(report)?),
+    print(&match options.json {
+        true => format!("{}\n", serde_json::to_string_pretty(report)?),
+        false => report.markdown(old),
     })?;
     if let Some(mut file) = page {
-        file.write(page::of(report, old).as_bytes())?;
-        file.finish()?;
-    }
-    Ok(0)
-}
-
-/// The same of a replay's.
-fn show_replay(report: &replay::Report, options: &Bench, page: Option<Writer>) -> Result<u8> {
-    print(&match options.format() {
-        Output::Md => report.markdown(),
-        Output::Csv => report.csv(),
-        Output::Json => format!("{}\n", serde_json::to_string_pretty(report)?),
-    })?;
-    if let Some(mut file) = page {
-        file.write(page::of_replay(report).as_bytes())?;
+        file.write(page::page(report, old)?.as_bytes())?;
         file.finish()?;
     }
     Ok(0)
@@ -302,7 +281,7 @@ fn sampling() -> SamplerConfig {
 fn read_report(path: &Path) -> Result<Report> {
     let text = read_file(path)?;
     serde_json::from_str(&text).with_context(|| {
-        Fault::model(format!("{} is not a result of gemma bench --format json", path.display()))
+        Fault::model(format!("{} is not a result of gemma bench --json", path.display()))
     })
 }
 

@@ -144,16 +144,12 @@ struct Tally {
 
 pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
     let replay = &options.replay;
-    let model = match &replay.tokenizer {
-        Some(_) => None,
-        None => Some(Model::open(options.model.model.as_deref(), ui)?),
-    };
-    let (tokenizer, template) = match (&replay.tokenizer, &model) {
-        (Some(dir), _) => (read_tokenizer(dir)?, ChatTemplate::built_in()),
-        (None, Some(model)) => {
+    let (tokenizer, template) = match &replay.tokenizer {
+        Some(dir) => (read_tokenizer(dir)?, ChatTemplate::built_in()),
+        None => {
+            let model = Model::open(options.model.model.as_deref(), ui)?;
             (model.tokenizer(ui)?, ChatTemplate::from_checkpoint(model.checkpoint())?)
         }
-        (None, None) => unreachable!("a model is opened where no tokenizer is named"),
     };
     let mut texts = Vec::new();
     for file in &replay.replay {
@@ -163,21 +159,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
     if texts.is_empty() {
         return Err(Fault::model("there is nothing to replay in these files").into());
     }
-    let wants = |part| replay.sources.contains(&part);
-    let (lm, name) = if wants(Part::Model) {
-        draft_model(options, &tokenizer, &texts, ui)?
-    } else {
-        (None, None)
-    };
-    let mixing = options.mixing();
-    let mut builder = TreeBuilder::new(
-        "mixed",
-        lm,
-        wants(Part::Context),
-        wants(Part::Table).then(Table::new),
-        mixing,
-    );
-
+    let (mut builder, name) = builder(options, &tokenizer, &texts, ui)?;
     let sampler = Sampler::new(SamplerConfig::default())?.usable(tokenizer.vocab());
     let shape = Shape::of(options);
     let mut all: BTreeMap<&str, Vec<Tally>> = BTreeMap::new();
@@ -218,7 +200,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
             .iter()
             .filter_map(|s| Some(s.to_possible_value()?.get_name().to_owned()))
             .collect(),
-        mixing: format!("{mixing:?}"),
+        mixing: format!("{:?}", options.mixing()),
         weights: builder.weights(),
         tree: shape.to_string(),
         draft_ms_per_pass: 1e3 * time.as_secs_f64() / passes as f64,
@@ -237,6 +219,23 @@ pub fn read_tokenizer(dir: &std::path::Path) -> Result<Tokenizer> {
     let bytes = read_regular(&path, LARGEST)
         .with_context(|| Fault::model(format!("cannot read {}", path.display())))?;
     Tokenizer::from_bytes(&bytes).with_context(|| format!("reading {}", path.display()))
+}
+
+/// Returns the sources that were asked for, mixed, and the name of the draft model.
+fn builder(
+    options: &Bench,
+    tokenizer: &Tokenizer,
+    texts: &[Transcript],
+    ui: &Ui,
+) -> Result<(TreeBuilder, Option<String>)> {
+    let wants = |part| options.replay.sources.contains(&part);
+    let (lm, name) = match wants(Part::Model) {
+        true => draft_model(options, tokenizer, texts, ui)?,
+        false => (None, None),
+    };
+    let table = wants(Part::Table).then(Table::new);
+    let builder = TreeBuilder::new("mixed", lm, wants(Part::Context), table, options.mixing());
+    Ok((builder, name))
 }
 
 /// The draft model and its name.
@@ -455,17 +454,6 @@ impl Report {
             table.push(row);
         }
         out + &markdown(&table)
-    }
-
-    pub fn csv(&self) -> String {
-        let mut out = String::from("category,records,tokens,passes,tau,low,high,predicted\n");
-        for c in &self.categories {
-            let Category { name, records, tokens, passes, tau, low, high, predicted, .. } = c;
-            out += &format!(
-                "{name},{records},{tokens},{passes},{tau:.4},{low:.4},{high:.4},{predicted:.4}\n"
-            );
-        }
-        out
     }
 }
 

@@ -1,4 +1,4 @@
-//! The figures of a run, as Markdown, JSON or CSV, alone or beside an older run.
+//! The figures of a run, as Markdown or JSON, alone or beside an older run.
 
 use super::measure::Figure;
 use crate::cli::table::markdown;
@@ -198,7 +198,7 @@ pub fn of_rows(rows: usize) -> String {
 }
 
 /// What the ratio is, under every table that has one.
-pub const RATIO: &str = "Ratio: tokens a second with drafts over those without, of one prompt both \
+const RATIO: &str = "Ratio: tokens a second with drafts over those without, of one prompt both \
                          ways, one right after the other; the median over all such pairs, and the \
                          range that half of them lie in.";
 
@@ -251,7 +251,7 @@ impl Report {
             format!(
                 "gemma {}{}",
                 self.version,
-                if self.date.is_empty() { String::new() } else { format!(", {} UTC", self.date) }
+                if self.date.is_empty() { String::new() } else { format!(", {}", self.date) }
             ),
         ];
         lines.extend((!self.command.is_empty()).then(|| self.command.clone()));
@@ -296,30 +296,6 @@ impl Report {
             table.push(row.to_vec());
         }
         table
-    }
-
-    /// One table; its first column tells tests from kernels.
-    pub fn csv(&self) -> String {
-        let quoted = |text: &str| format!("\"{}\"", text.replace('"', "'"));
-        let mut out = String::from("kind,name,unit,median,min,max,runs,note\n");
-        for row in &self.results {
-            let (f, note) = (&row.figure, quoted(&row.note));
-            let (name, unit) = (quoted(&row.name), &row.unit);
-            out += &format!(
-                "test,{name},{unit},{},{},{},{},{note}\n",
-                f.median,
-                f.min,
-                f.max,
-                f.runs.len()
-            );
-        }
-        for k in &self.kernels {
-            let note =
-                format!("{} calls in {} s; passes of {}", k.calls, k.seconds, of_rows(k.rows));
-            let (speed, note) = (k.gb_per_s(), quoted(&note));
-            out += &format!("kernel,{},GB/s,{speed},{speed},{speed},1,{note}\n", quoted(&k.label));
-        }
-        out
     }
 }
 
@@ -388,7 +364,7 @@ fn texts(text: &Text, old: Option<&Text>) -> Vec<Vec<String>> {
 
 /// The older median, and how much faster or slower it is now; `same` where the ranges of both runs
 /// overlap.
-pub fn change(row: &Row, old: &Report) -> [String; 2] {
+fn change(row: &Row, old: &Report) -> [String; 2] {
     let Some(before) = old.results.iter().find(|o| o.name == row.name && o.unit == row.unit) else {
         return [String::new(), String::new()];
     };
@@ -456,9 +432,6 @@ mod tests {
         let json = serde_json::to_string(&report(3.0)).unwrap();
         let back: Report = serde_json::from_str(&json).unwrap();
         assert_eq!(back.results[0].figure, report(3.0).results[0].figure);
-        let csv = report(3.0).csv();
-        assert!(csv.lines().all(|l| l.split(',').count() == 8 && !l.contains(",,")), "{csv}");
-        assert_eq!([csv.matches("\ntest,").count(), csv.matches("\nkernel,").count()], [1, 1]);
     }
 
     #[test]

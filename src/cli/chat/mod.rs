@@ -15,10 +15,12 @@ use super::signals::Interrupt;
 use super::ui::{Ui, clean, wrapped};
 use super::{prompt, stats};
 use crate::cli::options::Source;
-use crate::decode::text::TextStream;
-use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
+use crate::decode::{Flow, Scheduler, Stats};
 use crate::engine::{EngineExt, Timeline};
 use crate::error::{Fault, Kind};
+use crate::gemma::Tokenizer;
+use crate::runtime::answers::{AnswerEvent, AnswerRequest, Answers, Finished};
+use crate::runtime::constraints::Constrained;
 use crate::runtime::drafting::Drafting;
 use crate::runtime::{self, Started, npu};
 use crate::sampler::{Sampler, SamplerConfig};
@@ -106,7 +108,7 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
         options,
         ui,
         talk: Conversation::new(template, tokenizer, system),
-        stream: &|| TextStream::new(tokenizer, &options.sampling.stop),
+        tokenizer,
         target,
         drafting,
         sampler: sampler(config.seed)?,
@@ -131,7 +133,7 @@ struct Talk<'a> {
     options: &'a Chat,
     ui: &'a Ui,
     talk: Conversation<'a>,
-    stream: &'a dyn Fn() -> TextStream<'a>,
+    tokenizer: &'a Tokenizer,
     target: Timeline,
     drafting: Drafting,
     sampler: Sampler,
@@ -307,61 +309,49 @@ impl Talk<'_> {
     }
 
     /// Streams an answer. What Ctrl-C leaves of it is kept.
-    fn stream_answer(&mut self, text: &str, mut history: Vec<Token>) -> Result<()> {
-        let (prompt, context) = (history.len(), self.target.engine().context(0));
+    fn stream_answer(&mut self, text: &str, history: Vec<Token>) -> Result<()> {
+        let context = self.target.engine().context(0);
         self.interrupt.reset();
-        let limits = Limits {
-            max_tokens: self.max_tokens,
-            stop_ids: self.stop_ids,
-            interrupt: self.interrupt.flag(),
-        };
         let mut wrap = Wrap::new(terminal::columns());
-        let (mut stream, mut answer, mut stats) =
-            ((self.stream)(), String::new(), Stats::default());
-        let bar = self.ui.bar("reading", prompt as u64);
+        let mut answer = String::new();
+        let bar = self.ui.bar("reading", history.len() as u64);
         let mut failure = None;
         let Drafting { drafter, policy, .. } = &mut self.drafting;
-        let stop = decode::generate(
-            &mut self.target,
-            drafter.as_mut(),
-            policy,
-            &self.sampler,
-            &mut history,
-            &limits,
-            &mut stats,
-            &mut |event| {
-                match event {
-                    Event::Prefill(done, _) => bar.set_position(done as u64),
-                    Event::Token(token) => {
-                        bar.finish_and_clear();
-                        let piece = stream.push(token);
-                        answer.push_str(piece);
-                        match show(&mut wrap, piece) {
-                            Ok(()) if stream.is_stopped() => return Flow::Stop,
-                            Ok(()) => {}
-                            Err(e) => {
-                                failure = Some(e);
-                                return Flow::Stop;
-                            }
-                        }
+        let flag = self.interrupt.flag();
+        let scheduler =
+            Scheduler::new(&mut self.target, drafter.as_mut(), policy, self.stop_ids, flag);
+        let request = AnswerRequest {
+            history,
+            sampler: self.sampler.clone(),
+            constrained: Constrained::new(None, 0),
+            stops: self.options.sampling.stop.clone(),
+            max_tokens: self.max_tokens,
+            chances: None,
+            data: (),
+        };
+        let finished =
+            Answers::new(scheduler, self.tokenizer).complete(request, &mut |(), event| {
+                let piece = match event {
+                    AnswerEvent::Read(done) => {
+                        bar.set_position(done as u64);
+                        return Flow::Continue;
                     }
-                }
-                Flow::Continue
-            },
-        );
+                    AnswerEvent::Text(piece) => piece,
+                };
+                bar.finish_and_clear();
+                answer.push_str(piece);
+                failure = show(&mut wrap, piece).err();
+                if failure.is_some() { Flow::Stop } else { Flow::Continue }
+            });
         bar.finish_and_clear();
-        let rest = stream.finish();
-        answer.push_str(rest);
-        let shown = show(&mut wrap, rest).and_then(|()| show(&mut wrap, "\n"));
+        answer.push_str(&finished.rest);
+        let shown = show(&mut wrap, &finished.rest).and_then(|()| show(&mut wrap, "\n"));
         if let Some(e) = failure.or(shown.err()) {
             return Err(e).context("cannot write to the terminal");
         }
-        let finish = match stop? {
-            _ if stream.is_stopped() => FinishReason::StopString,
-            Stop::Token(_) => FinishReason::Stop,
-            Stop::Length => FinishReason::Length,
-            Stop::Interrupt | Stop::Receiver => FinishReason::Interrupted,
-        };
+        let completion_tokens = finished.completion_tokens();
+        let Finished { history, prompt_tokens, reason, stats, .. } = finished;
+        let finish = reason?;
         match finish {
             FinishReason::Length if history.len() >= context => self.ui.line(
                 "(the context is full; the next message has the oldest ones left out, \
@@ -371,7 +361,7 @@ impl Talk<'_> {
             FinishReason::Interrupted => self.ui.line("(stopped)"),
             _ => {}
         }
-        let usage = Usage { prompt_tokens: prompt, completion_tokens: history.len() - prompt };
+        let usage = Usage { prompt_tokens, completion_tokens };
         // A prompt that was not even read leaves nothing to go on with.
         if usage.completion_tokens > 0 {
             self.talk.answered(text, &answer, history);

@@ -12,15 +12,15 @@ use super::record::{FinishReason, Record, Usage, VERSION};
 use super::settings::Typed;
 use super::signals::Interrupt;
 use super::ui::{COLUMNS, Ui, wrapped};
-use super::{answer, prompt, stats};
+use super::{prompt, stats};
 use crate::cli::options::Source;
-use crate::decode::text::TextStream;
-use crate::decode::{self, Event, Flow, Limits, Stats, Stop};
+use crate::decode::{Flow, Scheduler, Stats};
 use crate::error::Fault;
 use crate::gemma::Generation;
 use crate::grammar::Grammar;
+use crate::runtime::answers::{self, AnswerEvent, AnswerRequest, Answers, Finished};
 use crate::runtime::constraints::{Constrained, Constraints};
-use crate::runtime::{DraftingOptions, Model, Room, Session, Size, Started, npu};
+use crate::runtime::{Drafting, DraftingOptions, Model, Room, Session, Size, Started, npu};
 use crate::sampler::SamplerConfig;
 use crate::tensor::Token;
 use crate::util::units::thousands;
@@ -85,7 +85,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn go(
         &self,
-        mut history: Vec<Token>,
+        history: Vec<Token>,
         mut output: Output,
         stats_file: Option<Writer>,
     ) -> Result<u8> {
@@ -98,7 +98,7 @@ impl Run<'_> {
         let started = session.start(Room::of(context), &self.drafting, ui)?;
         let Started { mut target, load_seconds, drafts: mut drafting, costs } = started;
         let constrained = Constrained::new(self.grammar.as_ref(), history.len());
-        let sampler = answer::sampler(
+        let sampler = answers::sampler(
             self.config.clone(),
             &constrained,
             &session.tokenizer,
@@ -107,60 +107,47 @@ impl Run<'_> {
         )?;
 
         let interrupt = Interrupt::watch()?;
-        let limits = Limits {
-            max_tokens: options.sampling.max_tokens,
-            stop_ids: &session.stop_ids,
-            interrupt: interrupt.flag(),
-        };
-        let prompt_tokens = history.len();
-        let mut stats = Stats::default();
-        let mut stream = TextStream::new(&session.tokenizer, &options.sampling.stop);
+        let bar = ui.bar("reading", history.len() as u64);
         let mut failure = None;
-        let bar = ui.bar("reading", prompt_tokens as u64);
-        let stop = decode::generate(
-            &mut target,
-            drafting.drafter.as_mut(),
-            &mut drafting.policy,
-            &sampler,
-            &mut history,
-            &limits,
-            &mut stats,
-            &mut |event| {
-                match event {
-                    Event::Prefill(done, _) => bar.set_position(done as u64),
-                    Event::Token(token) => {
-                        bar.finish_and_clear();
-                        match output.text(stream.push(token)) {
-                            Ok(()) if stream.is_stopped() => return Flow::Stop,
-                            Ok(()) => {}
-                            Err(error) => {
-                                failure = Some(error);
-                                return Flow::Stop;
-                            }
-                        }
+        let Drafting { drafter, policy, .. } = &mut drafting;
+        let stop_ids = &session.stop_ids;
+        let scheduler =
+            Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, interrupt.flag());
+        let request = AnswerRequest {
+            history,
+            sampler,
+            constrained,
+            stops: options.sampling.stop.clone(),
+            max_tokens: options.sampling.max_tokens,
+            chances: None,
+            data: (),
+        };
+        let finished =
+            Answers::new(scheduler, &session.tokenizer).complete(request, &mut |(), event| {
+                let text = match event {
+                    AnswerEvent::Read(done) => {
+                        bar.set_position(done as u64);
+                        return Flow::Continue;
                     }
-                }
-                Flow::Continue
-            },
-        );
+                    AnswerEvent::Text(text) => text,
+                };
+                bar.finish_and_clear();
+                failure = output.text(text).err();
+                if failure.is_some() { Flow::Stop } else { Flow::Continue }
+            });
         bar.finish_and_clear();
         if let Some(error) = failure {
             return Err(error);
         }
-        output.text(stream.finish())?;
+        output.text(&finished.rest)?;
 
-        let completion_tokens = history.len() - prompt_tokens;
-        let cut = match &stop {
-            Ok(Stop::Interrupt) | Err(_) => None,
-            Ok(_) => constrained.check(&history, completion_tokens, stream.is_stopped()).err(),
+        let completion_tokens = finished.completion_tokens();
+        let (finish_reason, cut, error) = match &finished.reason {
+            Ok(FinishReason::Interrupted) => (FinishReason::Interrupted, None, None),
+            Ok(reason) => (*reason, finished.check().err(), None),
+            Err(error) => (FinishReason::Error, None, Some(format!("{error:#}"))),
         };
-        let (finish_reason, error) = match &stop {
-            _ if stream.is_stopped() => (FinishReason::StopString, None),
-            Ok(Stop::Token(_)) => (FinishReason::Stop, None),
-            Ok(Stop::Length) => (FinishReason::Length, None),
-            Ok(Stop::Interrupt | Stop::Receiver) => (FinishReason::Interrupted, None),
-            Err(error) => (FinishReason::Error, Some(format!("{error:#}"))),
-        };
+        let Finished { history, prompt_tokens, reason, stats, .. } = finished;
         let figures = costs.keep(&drafting, ui);
         let disabled_reason = drafting.disabled();
         let engine = target.engine();
@@ -190,7 +177,7 @@ impl Run<'_> {
         };
         npu::say(engine, ui);
         drop(target);
-        let failed = stop.err().or(cut.map(Into::into));
+        let failed = reason.err().or(cut.map(Into::into));
         // The text so far stays where it has gone; a file is left as it was.
         if failed.is_none() || !output.appears_whole() {
             output.finish(&record)?;

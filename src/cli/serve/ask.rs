@@ -4,13 +4,13 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::queue::{EVENTS, Event, Job};
 use super::shares::Client;
-use crate::cli::answer;
 use crate::cli::format::{Format, Formats};
 use crate::cli::prompt::{Prompts, Said};
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Config, Message, Special, Tokenizer};
 use crate::grammar::tools::{self, Calls, Tool};
 use crate::grammar::{Grammar, Source};
+use crate::runtime::answers;
 use crate::runtime::constraints::{Constrained, Constraints};
 use crate::runtime::load::check_prompt;
 use crate::runtime::options::AutoOr;
@@ -223,7 +223,7 @@ impl Asked {
                 let config = self.sampling(&served.sampling, seed.wrapping_add(i));
                 let (tokenizer, ends) = (&served.tokenizer, &served.stop_ids);
                 let sampler =
-                    answer::sampler(config, &constrained, tokenizer, ends, self.ignore_eos)?;
+                    answers::sampler(config, &constrained, tokenizer, ends, self.ignore_eos)?;
                 // The first mask is made here, not where others would wait for it. What is wrong
                 // with it is told when the answer comes to it.
                 let _ = sampler.mask(&history);

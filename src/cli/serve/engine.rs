@@ -7,14 +7,13 @@
 use super::error::ApiError;
 use super::queue::{End, Event, Figures, Job, Piece, Queue};
 use super::shares::Client;
-use crate::cli::answer::Growing;
-use crate::cli::record::FinishReason;
 use crate::cli::ui::Ui;
-use crate::decode::{self, Ended, Flow, Request, Scheduler, Stats, Stop};
+use crate::decode::{Flow, Scheduler, Stop};
 use crate::error::{Kind, fault_of};
+use crate::runtime::answers::{
+    AnswerEvent, AnswerRequest, Answers, FinishReason, Finished, Paused,
+};
 use crate::runtime::{Drafting, DraftingOptions, Room, Session, Started, npu};
-use crate::sampler::Sampler;
-use crate::tensor::Token;
 use anyhow::Result;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,13 +34,9 @@ pub struct Engine<'a> {
     pub ui: &'a Ui,
 }
 
-/// A text of a client, in a sequence of the target.
-struct Seat<'a> {
+/// What a client is told of one of its answers.
+struct Delivery {
     client: Client,
-    growing: Growing<'a>,
-    sampler: Sampler,
-    max_tokens: usize,
-    chances: Option<usize>,
     choice: usize,
     events: Sender<(usize, Event)>,
     asked: Instant,
@@ -51,12 +46,7 @@ struct Seat<'a> {
     first_token: Option<Duration>,
 }
 
-/// A text that waits for a device to come back, or for its turn.
-struct Stranded<'a> {
-    seat: Seat<'a>,
-    history: Vec<Token>,
-    stats: Stats,
-}
+type PausedAnswer<'a> = Paused<'a, Delivery>;
 
 impl Engine<'_> {
     /// Answers requests until there are to be no more. `loaded` hears of each engine that is
@@ -73,15 +63,16 @@ impl Engine<'_> {
 
     fn serve(&self, loaded: &mut dyn FnMut(&Started)) -> Result<()> {
         let start = || self.session.start(self.room, self.drafting, self.ui);
-        let (mut started, mut stranded, mut losses) = (start()?, Vec::new(), Vec::new());
+        let (mut started, mut paused, mut losses) = (start()?, Vec::new(), Vec::new());
         loop {
             loaded(&started);
-            let Err((mut error, texts)) = self.grow(started, stranded) else { return Ok(()) };
-            stranded = texts;
+            let Err((mut error, answers)) = self.grow(started, paused) else { return Ok(()) };
+            paused = answers;
             started = loop {
                 if !may_reopen(&error, &mut losses) {
-                    for Stranded { mut seat, history, stats } in stranded {
-                        seat.tell_end(Err(ApiError::of(&error)), &history, &stats, self.queue);
+                    for answer in paused {
+                        let ended = answer.end(Ok(Stop::Interrupt));
+                        end(ended, Some(ApiError::of(&error)), self.queue);
                     }
                     return Err(error);
                 }
@@ -95,28 +86,28 @@ impl Engine<'_> {
         }
     }
 
-    /// Answers requests with one loaded engine.
+    /// Answers requests with one loaded engine, and goes on with answers that lost theirs.
     fn grow<'s>(
         &'s self,
         started: Started,
-        stranded: Vec<Stranded<'s>>,
-    ) -> Result<(), (anyhow::Error, Vec<Stranded<'s>>)> {
+        paused: Vec<PausedAnswer<'s>>,
+    ) -> Result<(), (anyhow::Error, Vec<PausedAnswer<'s>>)> {
         let Started { mut target, drafts: mut drafting, costs, .. } = started;
         let cut = AtomicBool::new(false);
         let Drafting { drafter, policy, .. } = &mut drafting;
         let stop_ids = &self.session.stop_ids;
-        let texts = Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, &cut)
+        let scheduler = Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, &cut)
             .keeping_prefixes();
-        let seats = (0..self.room.sequences).map(|_| None).collect();
-        let mut hall =
-            Hall { engine: self, seats, paused: stranded.into(), texts, passes: 0, rounds: 0 };
-        match hall.answer_all(&cut) {
+        let answers = Answers::new(scheduler, &*self.session.tokenizer);
+        let mut turns =
+            Turns { queue: self.queue, paused: paused.into(), answers, passes: 0, rounds: 0 };
+        match turns.answer_all(&cut) {
             Ok(()) => {
                 costs.keep(&drafting, self.ui);
                 npu::say(target.engine(), self.ui);
                 Ok(())
             }
-            Err(error) => Err((error, hall.strand())),
+            Err(error) => Err((error, turns.into_paused())),
         }
     }
 }
@@ -129,93 +120,90 @@ fn may_reopen(error: &anyhow::Error, losses: &mut Vec<Instant>) -> bool {
     losses.len() < LOSSES && fault_of(error).is_some_and(|fault| fault.kind == Kind::Device)
 }
 
-struct Hall<'s, 't> {
-    engine: &'s Engine<'s>,
-    /// By sequence.
-    seats: Vec<Option<Seat<'s>>>,
-    /// Texts that gave their sequences to other clients, or lost a device. Oldest first.
-    paused: VecDeque<Stranded<'s>>,
-    texts: Scheduler<'t>,
+/// The answers of all clients, which take turns.
+struct Turns<'t, 's> {
+    queue: &'s Queue,
+    /// Answers that gave their sequences to other clients, or lost a device. Oldest first.
+    paused: VecDeque<PausedAnswer<'s>>,
+    answers: Answers<'t, 's, Delivery>,
     passes: u64,
     rounds: u64,
 }
 
-impl<'s> Hall<'s, '_> {
+impl<'s> Turns<'_, 's> {
     fn answer_all(&mut self, cut: &AtomicBool) -> Result<()> {
-        let queue = self.engine.queue;
         loop {
             self.make_room();
-            while self.texts.has_room() {
+            while self.answers.has_room() {
                 if self.resume() {
                     continue;
                 }
-                match queue.take(self.texts.running() == 0, |client| self.running(client)) {
+                let is_idle = self.answers.is_empty();
+                match self.queue.take(is_idle, |client| self.running(client)) {
                     Some(job) => self.admit(job),
                     None => break,
                 }
             }
-            if self.texts.running() == 0 {
+            if self.answers.is_empty() {
                 return Ok(());
             }
-            cut.store(queue.is_over(), Ordering::Relaxed);
+            cut.store(self.queue.is_over(), Ordering::Relaxed);
             self.drop_gone();
             self.step()?;
         }
     }
 
-    /// Texts of a client that have a sequence.
+    /// Answers of a client that have a sequence.
     fn running(&self, client: Client) -> usize {
-        self.seats.iter().flatten().filter(|seat| seat.client == client).count()
+        self.answers.running().filter(|(_, delivery)| delivery.client == client).count()
     }
 
-    /// Pauses texts of clients that have more than their share while others wait: at the end no
-    /// client that waits has two texts fewer than another one. A paused text goes on later, from
-    /// where it was.
+    /// Pauses answers of clients that have more than their share while others wait: at the end no
+    /// client that waits has two answers fewer than another one. A paused answer goes on later,
+    /// from where it was.
     fn make_room(&mut self) {
-        while !self.texts.has_room() {
-            let Some(next) = self.engine.queue.next(|client| self.running(client)) else { return };
-            let most = |sequence: &usize| {
-                let seat = self.seats[*sequence].as_ref().expect("every sequence has a text");
-                (self.running(seat.client), seat.asked)
-            };
-            // Of the client with the most texts the one that came last.
-            let Some(sequence) = (0..self.seats.len()).max_by_key(most) else { return };
-            if most(&sequence).0 < self.running(next) + 2 {
+        while !self.answers.has_room() {
+            let Some(next) = self.queue.next(|client| self.running(client)) else { return };
+            // Of the client with the most answers the one that came last.
+            let running = self.answers.running().map(|(sequence, delivery)| {
+                (self.running(delivery.client), delivery.asked, sequence)
+            });
+            let Some((most, _, sequence)) = running.max() else { return };
+            if most < self.running(next) + 2 {
                 return;
             }
-            let paused = self.take_out(sequence);
-            self.paused.extend(paused);
+            self.paused.extend(self.answers.pause(sequence));
+            self.queue.metrics.pauses.add(1);
             // The client that waits comes first, whoever else is paused.
-            let job = self.engine.queue.take(false, |client| self.running(client));
+            let job = self.queue.take(false, |client| self.running(client));
             job.into_iter().for_each(|job| self.admit(job));
         }
     }
 
-    /// Lets a paused text go on, unless a client that waits has fewer texts. Returns whether it did.
+    /// Lets a paused answer go on, unless a client that waits has fewer answers. Returns whether it
+    /// did.
     fn resume(&mut self) -> bool {
-        self.paused.retain(|text| !text.seat.events.is_closed());
-        let running = |text: &Stranded| self.running(text.seat.client);
+        self.paused.retain(|answer| !answer.data().events.is_closed());
+        let running = |answer: &PausedAnswer| self.running(answer.data().client);
         let Some(at) = (0..self.paused.len()).min_by_key(|at| running(&self.paused[*at])) else {
             return false;
         };
-        let next = self.engine.queue.next(|client| self.running(client));
+        let next = self.queue.next(|client| self.running(client));
         if next.is_some_and(|next| self.running(next) < running(&self.paused[at])) {
             return false;
         }
-        let Stranded { seat, history, stats } = self.paused.remove(at).expect("it is there");
-        self.seat(seat, history, stats);
+        let mut answer = self.paused.remove(at).expect("it is there");
+        let chances = std::mem::take(&mut answer.chances);
+        answer.data_mut().piece.chances.extend(chances);
+        let resumed = self.answers.resume(answer);
+        self.began(resumed);
         true
     }
 
     fn admit(&mut self, job: Job) {
         let Job { history, sampler, constrained, stops, max_tokens, chances, .. } = job;
-        let tokenizer = &self.engine.session.tokenizer;
-        let seat = Seat {
+        let data = Delivery {
             client: job.client,
-            growing: Growing::new(tokenizer, &stops, constrained, history.len()),
-            sampler,
-            max_tokens,
-            chances,
             choice: job.choice,
             events: job.events,
             asked: job.asked,
@@ -223,96 +211,100 @@ impl<'s> Hall<'s, '_> {
             told: None,
             first_token: None,
         };
-        self.seat(seat, history, Stats::default());
+        let request =
+            AnswerRequest { history, sampler, constrained, stops, max_tokens, chances, data };
+        let admitted = self.answers.admit(request);
+        self.began(admitted);
     }
 
-    /// Gives a text a sequence, in which it begins or goes on.
-    fn seat(&mut self, mut seat: Seat<'s>, history: Vec<Token>, stats: Stats) {
-        let queue = self.engine.queue;
-        let request = Request {
-            history: history.clone(),
-            sampler: seat.sampler.clone(),
-            max_tokens: seat.max_tokens - seat.growing.completion_tokens(&history),
-            stats: stats.clone(),
-            chances: seat.chances,
-        };
-        match self.texts.admit(request) {
-            Ok(sequence) => self.seats[sequence] = Some(seat),
-            Err(error) => seat.tell_end(Err(ApiError::of(&error)), &history, &stats, queue),
+    /// Tells the client of an answer that could not begin.
+    fn began(&mut self, result: Result<usize, Box<Finished<Delivery>>>) {
+        if let Err(finished) = result {
+            end(*finished, None, self.queue);
         }
-        queue.metrics.running.set(self.texts.running() as u64);
+        self.count_running();
     }
 
-    /// Texts whose clients have gone are not read or grown any further.
+    fn count_running(&self) {
+        self.queue.metrics.running.set(self.answers.scheduler().running() as u64);
+    }
+
+    /// Answers whose clients have gone are not read or grown any further.
     fn drop_gone(&mut self) {
-        for sequence in 0..self.seats.len() {
-            if self.seats[sequence].as_ref().is_some_and(|seat| seat.events.is_closed()) {
-                self.seats[sequence] = None;
-                self.texts.cancel(sequence);
-            }
-        }
+        let gone = self.answers.running().filter(|(_, delivery)| delivery.events.is_closed());
+        let gone: Vec<usize> = gone.map(|(sequence, _)| sequence).collect();
+        gone.into_iter().for_each(|sequence| drop(self.answers.pause(sequence)));
     }
 
     /// One pass, and what it brought to the clients.
     fn step(&mut self) -> Result<()> {
-        let (seats, queue) = (&mut self.seats, self.engine.queue);
-        let ended = self.texts.step(&mut |sequence, event| {
-            let decode::Event::Token(token) = event else { return Flow::Continue };
-            let seat = seats[sequence].as_mut().expect("a text has a seat");
-            seat.piece.tokens += 1;
-            let text = seat.growing.push(token);
-            seat.piece.text.push_str(text);
-            if seat.growing.is_stopped() { Flow::Stop } else { Flow::Continue }
+        let finished = self.answers.step(&mut |delivery, event| {
+            if let AnswerEvent::Text(text) = event {
+                delivery.piece.tokens += 1;
+                delivery.piece.text.push_str(text);
+            }
+            Flow::Continue
         })?;
-        queue.metrics.passes.add(self.texts.passes() - self.passes);
-        self.passes = self.texts.passes();
-        queue.metrics.rounds.add(self.texts.rounds() - self.rounds);
-        self.rounds = self.texts.rounds();
-        for Ended { sequence, history, stop, stats, chances } in ended {
-            let mut seat = self.seats[sequence].take().expect("a text has a seat");
-            seat.piece.chances.extend(chances);
-            let rest = seat.growing.finish();
-            seat.piece.text.push_str(rest);
-            let reason = seat.reason(stop);
-            seat.tell_end(reason, &history, &stats, queue);
-        }
-        for sequence in 0..self.seats.len() {
-            let Some(seat) = &mut self.seats[sequence] else { continue };
-            seat.piece.chances.extend(self.texts.take_chances(sequence));
-            if !seat.tell(queue) {
-                self.seats[sequence] = None;
-                self.texts.cancel(sequence);
+        let (metrics, scheduler) = (&self.queue.metrics, self.answers.scheduler());
+        metrics.passes.add(scheduler.passes() - self.passes);
+        self.passes = scheduler.passes();
+        metrics.rounds.add(scheduler.rounds() - self.rounds);
+        self.rounds = scheduler.rounds();
+        finished.into_iter().for_each(|finished| end(finished, None, self.queue));
+        let running: Vec<usize> = self.answers.running().map(|(sequence, _)| sequence).collect();
+        for sequence in running {
+            let Some((delivery, chances)) = self.answers.news(sequence) else { continue };
+            delivery.piece.chances.extend(chances);
+            if !delivery.tell(self.queue) {
+                drop(self.answers.pause(sequence));
             }
         }
-        queue.metrics.running.set(self.texts.running() as u64);
+        self.count_running();
         Ok(())
     }
 
-    /// Takes the texts out of an engine that is of no use any more.
-    fn strand(mut self) -> Vec<Stranded<'s>> {
-        let running: Vec<_> =
-            (0..self.seats.len()).filter_map(|sequence| self.take_out(sequence)).collect();
-        running.into_iter().chain(self.paused).collect()
-    }
-
-    /// Takes a text out of its sequence.
-    fn take_out(&mut self, sequence: usize) -> Option<Stranded<'s>> {
-        let (mut seat, ended) = (self.seats[sequence].take()?, self.texts.cancel(sequence)?);
-        let Ended { history, stats, chances, .. } = ended;
-        seat.piece.chances.extend(chances);
-        Some(Stranded { seat, history, stats })
+    /// Takes the answers out of an engine that is of no use any more.
+    fn into_paused(mut self) -> Vec<PausedAnswer<'s>> {
+        let running: Vec<usize> = self.answers.running().map(|(sequence, _)| sequence).collect();
+        let running = running.into_iter().filter_map(|sequence| self.answers.pause(sequence));
+        running.chain(self.paused).collect()
     }
 }
 
-impl Seat<'_> {
-    /// Why the finished text ended. That its grammar is not complete is told by the reason, as
-    /// OpenAI's server does.
-    fn reason(&self, stop: Result<Stop>) -> Result<FinishReason, ApiError> {
-        let stop = stop.map_err(|error| ApiError::of(&error))?;
-        self.growing.reason(stop).ok_or_else(ApiError::ending)
+/// Tells a client how its answer ended: by `failure`, or for the answer's own reason. That a
+/// grammar is not complete is told by the reason, as OpenAI's server does.
+fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &Queue) {
+    let completion_tokens = finished.completion_tokens() as u64;
+    let Finished { data: mut delivery, rest, prompt_tokens, stats, chances, .. } = finished;
+    delivery.piece.text.push_str(&rest);
+    delivery.piece.chances.extend(chances);
+    if !delivery.tell(queue) {
+        return;
     }
+    let reason = match (failure, finished.reason) {
+        (Some(error), _) => Err(error),
+        (None, Ok(FinishReason::Interrupted)) => Err(ApiError::ending()),
+        (None, Ok(reason)) => Ok(reason),
+        (None, Err(error)) => Err(ApiError::of(&error)),
+    };
+    let prompt_tokens = prompt_tokens as u64;
+    let figures = Figures {
+        prompt_tokens,
+        // The newest token of a prompt is never cached: a pass has to score it.
+        cached_tokens: prompt_tokens.saturating_sub(1).saturating_sub(stats.prefilled),
+        completion_tokens,
+        passes: stats.passes,
+        decode_time: stats.decode_time,
+        first_token: delivery.first_token,
+    };
+    queue.metrics.prompt_tokens.add(figures.prompt_tokens);
+    queue.metrics.cached_tokens.add(figures.cached_tokens);
+    let end = End { reason, stop_string: finished.stop_string, figures };
+    let _ = delivery.events.try_send((delivery.choice, Event::End(Box::new(end))));
+}
 
-    /// Sends what came. Whether the client still takes it.
+impl Delivery {
+    /// Sends what came. Returns whether the client still takes it.
     fn tell(&mut self, queue: &Queue) -> bool {
         if self.piece == Piece::default() {
             return true;
@@ -342,32 +334,5 @@ impl Seat<'_> {
             }
             Err(TrySendError::Closed(_)) => false,
         }
-    }
-
-    fn tell_end(
-        &mut self,
-        reason: Result<FinishReason, ApiError>,
-        history: &[Token],
-        stats: &Stats,
-        queue: &Queue,
-    ) {
-        if !self.tell(queue) {
-            return;
-        }
-        let prompt_tokens = self.growing.prompt_tokens as u64;
-        let figures = Figures {
-            prompt_tokens,
-            // The newest token of a prompt is never cached: a pass has to score it.
-            cached_tokens: prompt_tokens.saturating_sub(1).saturating_sub(stats.prefilled),
-            completion_tokens: self.growing.completion_tokens(history) as u64,
-            passes: stats.passes,
-            decode_time: stats.decode_time,
-            first_token: self.first_token,
-        };
-        queue.metrics.prompt_tokens.add(figures.prompt_tokens);
-        queue.metrics.cached_tokens.add(figures.cached_tokens);
-        let stop_string = self.growing.stop_string().map(str::to_owned);
-        let end = End { reason, stop_string, figures };
-        let _ = self.events.try_send((self.choice, Event::End(Box::new(end))));
     }
 }

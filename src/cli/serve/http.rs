@@ -25,6 +25,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, channel};
@@ -92,9 +93,9 @@ impl Room {
 #[derive(Clone, Copy)]
 pub struct Peer(pub IpAddr);
 
-/// Says that an endpoint writes its own line of the log.
-#[derive(Clone)]
-struct Logged;
+/// Set by an endpoint that logs a request itself. An extension of the request.
+#[derive(Clone, Default)]
+struct LogsItself(Arc<AtomicBool>);
 
 /// Reads a body into what is asked and how it is answered.
 type Parse = fn(Fields, &Arc<Served>) -> Result<(Asked, Box<dyn Form>), ApiError>;
@@ -131,18 +132,19 @@ pub fn router(app: Arc<App>, origins: &[String]) -> Router {
 }
 
 /// Lets in who may come, and logs what endpoints do not log themselves.
-async fn watch(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+async fn watch(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let shown = if path.len() > 100 { "(long)" } else { &path };
     let mut entry = Entry::new(&app.queue, app.log, method.as_str(), shown);
+    let claim = LogsItself::default();
+    entry.is_told = claim.0.clone();
     let response = match app.guard.check(request.version(), request.headers(), &path) {
-        Ok(()) => next.run(request).await,
+        Ok(()) => {
+            request.extensions_mut().insert(claim);
+            next.run(request).await
+        }
         Err(error) => refusal(&error, is_anthropic(&path)),
     };
-    if response.extensions().get::<Logged>().is_some() {
-        entry.forget();
-        return response;
-    }
     entry.status = response.status().as_u16();
     entry.outcome = if response.status().is_success() { "done" } else { "refused" };
     entry.reason = response.extensions().get::<Reason>().map(|reason| reason.0.clone());
@@ -361,6 +363,9 @@ async fn messages(State(app): State<Arc<App>>, request: Request) -> Response {
 /// Answers one request, in a stream or whole.
 async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
     let path = request.uri().path().to_owned();
+    if let Some(claim) = request.extensions().get::<LogsItself>() {
+        claim.0.store(true, Ordering::Relaxed);
+    }
     let mut entry = Entry::new(&app.queue, app.log, request.method().as_str(), &path);
     let (id, mut seed) = (entry.id.clone(), None);
     let begun = begin(&app, request, parse).await;
@@ -382,7 +387,6 @@ async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
             refusal(&error, is_anthropic(&path))
         }
     };
-    response.extensions_mut().insert(Logged);
     let header = |text: String| HeaderValue::from_str(&text).ok();
     let headers = response.headers_mut();
     headers.extend(header(id).map(|id| (Some(REQUEST_ID), id)));

@@ -8,6 +8,7 @@ use crate::cli::ui::clean;
 use serde_json::json;
 use std::io::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Characters of a reason that are logged.
@@ -33,7 +34,8 @@ pub struct Entry {
     pub figures: Figures,
     /// Why it failed, in words that name fields and limits.
     pub reason: Option<String>,
-    is_told: bool,
+    /// The request is logged elsewhere.
+    pub is_told: Arc<AtomicBool>,
 }
 
 impl Entry {
@@ -49,7 +51,7 @@ impl Entry {
             outcome: "cancelled",
             figures: Figures::default(),
             reason: None,
-            is_told: false,
+            is_told: Arc::default(),
         }
     }
 
@@ -63,11 +65,6 @@ impl Entry {
     fn reason(&self) -> Option<String> {
         let reason: String = self.reason.as_ref()?.chars().take(LONGEST_REASON).collect();
         Some(clean(&reason.replace('\n', " ")))
-    }
-
-    /// Someone else tells of this request.
-    pub fn forget(&mut self) {
-        self.is_told = true;
     }
 
     /// Whether anybody wants to read of it: what is asked every few seconds tells nothing.
@@ -129,7 +126,7 @@ fn each(count: u64, of: u64) -> f64 {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if self.is_told {
+        if self.is_told.load(Ordering::Relaxed) {
             return;
         }
         self.queue.metrics.ended(self.outcome);

@@ -84,6 +84,7 @@ pub struct Metrics {
     pub rounds: Counter,
     pub device_losses: Counter,
     pub slow_clients: Counter,
+    pub pauses: Counter,
     pub first_token: Histogram,
     pub between_tokens: Histogram,
 }
@@ -123,6 +124,7 @@ impl Metrics {
                 "Clients cut off because they did not read.",
                 &self.slow_clients,
             ),
+            ("gemma_pauses_total", "counter", "Texts paused for other clients.", &self.pauses),
         ] {
             let n = counter.get();
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {n}");

@@ -271,7 +271,7 @@ mod tests {
 
     /// Options that take a path or any text: what is read, never written, and not loaded as code.
     /// An option that is new to this list is either such a one or has to be a [`Destination`].
-    const READ: [&str; 29] = [
+    const READ: [&str; 28] = [
         "calibrate",
         "compare",
         "device",
@@ -299,7 +299,6 @@ mod tests {
         "stop",
         "system",
         "system-file",
-        "text",
         "tokenizer",
     ];
 
@@ -317,7 +316,7 @@ mod tests {
                 assert!(READ.contains(&long), "--{long} takes a path or a text: is it written?");
             }
         }
-        for long in ["output", "stats-file", "resume", "report", "states"] {
+        for long in ["output", "stats-file", "resume", "report"] {
             assert!(writing.contains(&long), "--{long}");
         }
     }

@@ -15,17 +15,15 @@ fn memory_of_a_gpu_in_the_processor_is_counted_whole() {
 }
 
 #[test]
-fn a_queue_with_or_without_graphics_is_taken_as_wanted() {
+fn a_queue_for_computing_alone_is_preferred() {
     let [graphics, compute, copies] = [
         vk::QueueFlags::GRAPHICS | vk::QueueFlags::COMPUTE,
         vk::QueueFlags::COMPUTE,
         vk::QueueFlags::TRANSFER,
     ];
-    assert_eq!(queue_family(&[copies, graphics, compute], false), Some(2));
-    assert_eq!(queue_family(&[copies, graphics, compute], true), Some(1));
-    assert_eq!(queue_family(&[graphics], false), Some(0));
-    assert_eq!(queue_family(&[compute], true), Some(0));
-    assert_eq!(queue_family(&[copies], false), None);
+    assert_eq!(queue_family(&[copies, graphics, compute]), Some(2));
+    assert_eq!(queue_family(&[copies, graphics]), Some(1));
+    assert_eq!(queue_family(&[copies]), None);
 }
 
 #[test]

@@ -18,9 +18,10 @@ use crate::cli::options::Source as Origin;
 use crate::cli::settings::Typed;
 use crate::cli::signals::Interrupt;
 use crate::cli::ui::Ui;
-use crate::cli::{answer, output, prompt};
+use crate::cli::{output, prompt};
 use crate::error::{Fault, Kind, fault_of};
 use crate::grammar::Source;
+use crate::runtime::answers;
 use crate::runtime::constraints::{Constrained, Constraints};
 use crate::runtime::options::AutoOr;
 use crate::runtime::{Room, Session, npu};
@@ -247,7 +248,7 @@ impl Batch<'_> {
             source.map(|source| self.constraints.get(source, ignore_eos, &|| true)).transpose()?;
         let constrained = Constrained::new(grammar.as_ref(), history.len());
         let (tokenizer, ends) = (&self.session.tokenizer, &self.session.stop_ids);
-        let sampler = answer::sampler(config, &constrained, tokenizer, ends, ignore_eos)?;
+        let sampler = answers::sampler(config, &constrained, tokenizer, ends, ignore_eos)?;
         let stops =
             if job.stop.is_empty() { options.sampling.stop.clone() } else { job.stop.clone() };
         let max_tokens = job.max_tokens.unwrap_or(options.sampling.max_tokens);

@@ -1,0 +1,301 @@
+//! Answers that grow together: text pieces, stop strings, grammars and finish reasons over the
+//! scheduler.
+//!
+//! `generate` and `chat` have one answer at a time ([`Answers::complete`]). A batch and the server
+//! have several ([`Answers::admit`], [`Answers::step`]). Whatever is asked beside it, an answer has
+//! the text that it has alone.
+//!
+//! The caller's own data of an answer travels with it as `T`.
+
+use super::constraints::Constrained;
+use crate::decode::text::TextStream;
+use crate::decode::{self, Chances, Ended, Flow, Scheduler, Stats, Stop};
+use crate::error::Fault;
+use crate::gemma::Tokenizer;
+use crate::sampler::{Sampler, SamplerConfig};
+use crate::tensor::Token;
+use anyhow::Result;
+use serde::Serialize;
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended its turn.
+    Stop,
+    /// --max-tokens or the end of the context.
+    #[default]
+    Length,
+    StopString,
+    Interrupted,
+    Error,
+}
+
+impl FinishReason {
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::StopString => "stop_string",
+            FinishReason::Interrupted => "interrupted",
+            FinishReason::Error => "error",
+        }
+    }
+}
+
+/// Returns the sampler of an answer. `ends` are the tokens that end one; `ignore_eos` bans them.
+pub fn sampler(
+    config: SamplerConfig,
+    constrained: &Constrained,
+    tokenizer: &Tokenizer,
+    ends: &[Token],
+    ignore_eos: bool,
+) -> Result<Sampler> {
+    let sampler = constrained.sampler(Sampler::new(config)?.usable(tokenizer.vocab()));
+    Ok(if ignore_eos { sampler.ban(ends.iter().copied()) } else { sampler })
+}
+
+/// A request for one answer.
+pub struct AnswerRequest<T> {
+    /// The prompt, at least one token.
+    pub history: Vec<Token>,
+    pub sampler: Sampler,
+    /// The grammar that `sampler` follows, if any.
+    pub constrained: Constrained,
+    /// Texts that end the answer and are not part of it.
+    pub stops: Vec<String>,
+    pub max_tokens: usize,
+    /// The number of likeliest tokens that are told beside each token's own chance; `None` for no
+    /// chances.
+    pub chances: Option<usize>,
+    pub data: T,
+}
+
+/// News of an answer within a pass.
+pub enum AnswerEvent<'e> {
+    /// Tokens of the prompt that are cached.
+    Read(usize),
+    /// The answer grew by a token, which made this text certain; often none.
+    Text(&'e str),
+}
+
+/// An answer that came to its end.
+pub struct Finished<T> {
+    pub data: T,
+    /// The text that is certain now that no token follows.
+    pub rest: String,
+    /// Prompt and answer.
+    pub history: Vec<Token>,
+    pub prompt_tokens: usize,
+    /// An error is the answer's own: the others go on.
+    pub reason: Result<FinishReason>,
+    /// The stop string that ended it.
+    pub stop_string: Option<String>,
+    pub stats: Stats,
+    /// Chances of the tokens of the last pass.
+    pub chances: Vec<Chances>,
+    constrained: Constrained,
+}
+
+impl<T> Finished<T> {
+    pub fn completion_tokens(&self) -> usize {
+        self.history.len() - self.prompt_tokens
+    }
+
+    /// Returns an error if the answer ended before its grammar was complete.
+    pub fn check(&self) -> Result<(), Fault> {
+        let is_stopped = self.stop_string.is_some();
+        self.constrained.check(&self.history, self.completion_tokens(), is_stopped)
+    }
+}
+
+/// An answer in a sequence of the target.
+struct Answer<'a, T> {
+    data: T,
+    stream: TextStream<'a>,
+    constrained: Constrained,
+    sampler: Sampler,
+    prompt_tokens: usize,
+    max_tokens: usize,
+    chances: Option<usize>,
+}
+
+/// An answer without a sequence, which can go on where it was.
+pub struct Paused<'a, T> {
+    answer: Answer<'a, T>,
+    history: Vec<Token>,
+    stats: Stats,
+    /// Chances of tokens that came since the caller asked for them.
+    pub chances: Vec<Chances>,
+}
+
+impl<T> Paused<'_, T> {
+    pub fn data(&self) -> &T {
+        &self.answer.data
+    }
+
+    pub fn data_mut(&mut self) -> &mut T {
+        &mut self.answer.data
+    }
+
+    /// Ends the answer where it is.
+    pub fn end(self, stop: Result<Stop>) -> Finished<T> {
+        let Paused { answer, history, stats, chances } = self;
+        answer.finish(history, stop, stats, chances)
+    }
+}
+
+impl<T> Answer<'_, T> {
+    fn finish(
+        mut self,
+        history: Vec<Token>,
+        stop: Result<Stop>,
+        stats: Stats,
+        chances: Vec<Chances>,
+    ) -> Finished<T> {
+        let rest = self.stream.finish().to_owned();
+        let stop_string = self.stream.stop_string().map(str::to_owned);
+        let reason = stop.map(|stop| match stop {
+            _ if stop_string.is_some() => FinishReason::StopString,
+            Stop::Token(_) => FinishReason::Stop,
+            Stop::Length => FinishReason::Length,
+            Stop::Interrupt | Stop::Receiver => FinishReason::Interrupted,
+        });
+        let Answer { data, constrained, prompt_tokens, .. } = self;
+        Finished {
+            data,
+            rest,
+            history,
+            prompt_tokens,
+            reason,
+            stop_string,
+            stats,
+            chances,
+            constrained,
+        }
+    }
+}
+
+/// The answers that share a target.
+pub struct Answers<'t, 'a, T> {
+    scheduler: Scheduler<'t>,
+    tokenizer: &'a Tokenizer,
+    /// By sequence of the target.
+    running: Vec<Option<Answer<'a, T>>>,
+}
+
+impl<'t, 'a, T> Answers<'t, 'a, T> {
+    pub fn new(scheduler: Scheduler<'t>, tokenizer: &'a Tokenizer) -> Self {
+        let running = (0..scheduler.sequences()).map(|_| None).collect();
+        Answers { scheduler, tokenizer, running }
+    }
+
+    pub fn scheduler(&self) -> &Scheduler<'t> {
+        &self.scheduler
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.scheduler.has_room()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.scheduler.running() == 0
+    }
+
+    /// The running answers' sequences and data.
+    pub fn running(&self) -> impl Iterator<Item = (usize, &T)> {
+        let running = self.running.iter().enumerate();
+        running.filter_map(|(sequence, answer)| Some((sequence, &answer.as_ref()?.data)))
+    }
+
+    /// The data of a running answer, and the chances of tokens that came since the last call.
+    pub fn news(&mut self, sequence: usize) -> Option<(&mut T, Vec<Chances>)> {
+        let answer = self.running[sequence].as_mut()?;
+        Some((&mut answer.data, self.scheduler.take_chances(sequence)))
+    }
+
+    /// Gives an answer a free sequence, of which there must be one. An answer that cannot begin is
+    /// returned with its error.
+    pub fn admit(&mut self, request: AnswerRequest<T>) -> Result<usize, Box<Finished<T>>> {
+        let AnswerRequest { history, sampler, constrained, stops, max_tokens, chances, data } =
+            request;
+        let stream = TextStream::new(self.tokenizer, &stops);
+        let prompt_tokens = history.len();
+        let answer =
+            Answer { data, stream, constrained, sampler, prompt_tokens, max_tokens, chances };
+        self.resume(Paused { answer, history, stats: Stats::default(), chances: Vec::new() })
+    }
+
+    /// Lets a paused answer go on in a free sequence, of which there must be one.
+    pub fn resume(&mut self, paused: Paused<'a, T>) -> Result<usize, Box<Finished<T>>> {
+        let Paused { answer, history, stats, .. } = paused;
+        let request = decode::Request {
+            history: history.clone(),
+            sampler: answer.sampler.clone(),
+            max_tokens: answer.max_tokens - (history.len() - answer.prompt_tokens),
+            stats: stats.clone(),
+            chances: answer.chances,
+        };
+        match self.scheduler.admit(request) {
+            Ok(sequence) => {
+                self.running[sequence] = Some(answer);
+                Ok(sequence)
+            }
+            Err(error) => Err(Box::new(answer.finish(history, Err(error), stats, Vec::new()))),
+        }
+    }
+
+    /// Takes an answer out of its sequence.
+    pub fn pause(&mut self, sequence: usize) -> Option<Paused<'a, T>> {
+        let (answer, ended) = (self.running[sequence].take()?, self.scheduler.cancel(sequence)?);
+        let Ended { history, stats, chances, .. } = ended;
+        Some(Paused { answer, history, stats, chances })
+    }
+
+    /// Runs one pass. Returns the answers that came to an end; their sequences are free again. An
+    /// error is one that no answer survives.
+    pub fn step(
+        &mut self,
+        on_event: &mut dyn FnMut(&mut T, AnswerEvent<'_>) -> Flow,
+    ) -> Result<Vec<Finished<T>>> {
+        let running = &mut self.running;
+        let ended = self.scheduler.step(&mut |sequence, event| {
+            let answer = running[sequence].as_mut().expect("every text is an answer's");
+            let event = match event {
+                decode::Event::Prefill(done, _) => AnswerEvent::Read(done),
+                decode::Event::Token(token) => AnswerEvent::Text(answer.stream.push(token)),
+            };
+            let flow = on_event(&mut answer.data, event);
+            if answer.stream.is_stopped() { Flow::Stop } else { flow }
+        })?;
+        let finish = |Ended { sequence, history, stop, stats, chances }| {
+            let answer = running[sequence].take().expect("every text is an answer's");
+            answer.finish(history, stop, stats, chances)
+        };
+        Ok(ended.into_iter().map(finish).collect())
+    }
+
+    /// Grows one answer to its end, whatever ends it.
+    pub fn complete(
+        &mut self,
+        request: AnswerRequest<T>,
+        on_event: &mut dyn FnMut(&mut T, AnswerEvent<'_>) -> Flow,
+    ) -> Finished<T> {
+        let sequence = match self.admit(request) {
+            Ok(sequence) => sequence,
+            Err(finished) => return *finished,
+        };
+        loop {
+            match self.step(on_event) {
+                Ok(mut finished) => {
+                    if let Some(finished) = finished.pop() {
+                        return finished;
+                    }
+                }
+                Err(error) => {
+                    return self.pause(sequence).expect("it is running").end(Err(error));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! What strangers wrote, and what a system may refuse, ends a run with a documented exit code, a
+//! reason and a remedy: chat templates, files that shrink, pipes in the place of files, no threads,
+//! no memory.
+#![cfg(target_os = "linux")]
+
+use crate::shell;
+use serde_json::Value;
+use shell::{BINARY, Run, bash, code, command, gemma_in};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+fn bundled() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("draft")
+}
+
+/// The bundled target as a directory of the user's, `m`, with these files in the place of its own.
+fn with_model(dir: &Path, own: &[(&str, &[u8])]) {
+    fs::create_dir(dir.join("m")).unwrap();
+    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+        symlink(bundled().join("demo-target").join(name), dir.join("m").join(name)).unwrap();
+    }
+    for (name, bytes) in own {
+        let _ = fs::remove_file(dir.join("m").join(name));
+        fs::write(dir.join("m").join(name), bytes).unwrap();
+    }
+}
+
+const SHORT: [&str; 6] = ["generate", "Hi", "-n", "2", "-q", "--draft=off"];
+
+fn short(dir: &Path) -> Run {
+    gemma_in(dir, &[&SHORT[..], &["-m", "m"]].concat(), b"")
+}
+
+/// Each asks for more memory, stack, or time than there is, or meets a panic of the library.
+#[test]
+fn a_chat_template_takes_no_more_than_its_part() {
+    let dir = tempfile::tempdir().unwrap();
+    with_model(dir.path(), &[]);
+    let long = format!("{{{{ a{} }}}}", ".a".repeat(100_000));
+    for (template, says) in [
+        ("{% for i in range(2) %}{{ loop.cycle() }}{% endfor %}", "cannot be rendered"),
+        (
+            "{% set n = namespace(a='xxxxxxxx') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+            "memory",
+        ),
+        ("{{ 'a\nb'|indent(10000000000) }}", "memory"),
+        ("{{ '%10000000000d'|format(1) }}", "memory"),
+        ("{{ [1]|batch(1000000000000, 0) }}", "memory"),
+        ("{{ [1]|slice(1000000000000) }}", "memory"),
+        ("{% set n = namespace(a=1) %}{% set n.a = n %}{{ n }}", "nests too deeply"),
+        ("{% for i in range(99999) %}{% set x = range(99999)|sort %}{% endfor %}", "to an end"),
+        (&long, "at most"),
+        ("{% include '/etc/passwd' %}", ""),
+    ] {
+        fs::write(dir.path().join("m/chat_template.jinja"), template).unwrap();
+        short(dir.path()).fails(3, &["template", says, "--raw"]);
+    }
+    // What nests deeply and is small is rendered.
+    for deep in ["-".repeat(50_000), "not ".repeat(15_000)] {
+        let template = format!("{{{{ {deep} 1 }}}}");
+        fs::write(dir.path().join("m/chat_template.jinja"), template).unwrap();
+        short(dir.path()).ok();
+    }
+}
+
+/// The model of a run that reads it for seconds is cut to nothing meanwhile.
+#[test]
+fn a_model_that_shrinks_while_it_is_read_is_an_invalid_model() {
+    let dir = tempfile::tempdir().unwrap();
+    for args in [&["inspect", "m", "--verify"][..], &["eval", "-m", "m", "text"]] {
+        let _ = fs::remove_dir_all(dir.path().join("m"));
+        let weights = fs::read(bundled().join("demo-target/model.safetensors")).unwrap();
+        with_model(dir.path(), &[("model.safetensors", &weights)]);
+        fs::write(dir.path().join("text"), "A text of some words. ".repeat(300)).unwrap();
+        let file = dir.path().join("m/model.safetensors");
+        let mut command = command(BINARY, dir.path());
+        command.args(args).stdout(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let maps = format!("/proc/{}/maps", child.id());
+        let is_mapped =
+            || fs::read_to_string(&maps).is_ok_and(|maps| maps.contains("model.safetensors"));
+        while !is_mapped() {
+            assert!(child.try_wait().unwrap().is_none(), "{args:?} ended before it read anything");
+            std::thread::yield_now();
+        }
+        fs::File::options().write(true).open(&file).unwrap().set_len(4096).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(code(output.status), 3, "{args:?}: {said}");
+        assert!(said.contains("model.safetensors") && said.contains("help: "), "{said}");
+    }
+}
+
+/// The superuser may have any number of threads, and becomes another user for this.
+#[test]
+fn without_threads_the_work_is_done_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    with_model(dir.path(), &[]);
+    fs::write(dir.path().join("in"), "{\"prompt\": \"Hi\", \"max_tokens\": 2}\n").unwrap();
+    let alone = r#"chmod 755 .; cp "$G" gemma; chmod -R a+rX .; mkdir w; chmod 777 w; cd w
+as='env HOME=/nonexistent'; [ "$(id -u)" != 0 ] || as="setpriv --reuid 64999 --regid 64999 --clear-groups $as"
+$as prlimit --nproc=1 ../gemma "#;
+    for (args, good) in [
+        ("generate Hi -n 2 -q --threads 1", true),
+        ("generate Hi -n 2 -q --threads 2", false),
+        ("generate --batch ../in -q --threads 1", true),
+        ("generate --batch ../in -q --threads 1 --parallel 2", false),
+        ("generate Hi -n 2 -q --threads 1 --json-schema '{}'", false),
+        ("tokenize Hi", true),
+        ("inspect ../m --verify", true),
+        ("eval --threads 1 ../in -m ../m", true),
+        ("serve --port 0 --threads 1", false),
+        ("doctor --json", false),
+    ] {
+        let dir = dir.path().join(args.replace(['/', ' ', '\''], "_"));
+        fs::create_dir(&dir).unwrap();
+        symlink("../m", dir.join("m")).unwrap();
+        fs::copy(dir.join("../in"), dir.join("in")).unwrap();
+        let run = bash(&dir, &format!("{alone}{args}"));
+        assert!(!run.err.contains("panicked"), "{args}: {}", run.err);
+        if good {
+            run.ok();
+        } else if !args.starts_with("doctor") {
+            assert!([1, 5].contains(&run.code), "{args}: {run:?}");
+            assert!(run.err.contains("error: ") && run.err.contains("help: "), "{}", run.err);
+        }
+    }
+}
+
+/// Whatever the limit, a run is done, or says that memory is missing, or that threads are: never a
+/// signal.
+#[test]
+fn a_limit_on_memory_is_told_apart_from_a_crash() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut refused, mut done) = (0, 0);
+    for megabytes in (100..500).step_by(20) {
+        let script = format!(
+            "ulimit -v {}; \"$G\" --version >/dev/null 2>&1 || exit 127; \"$G\" generate Hi -n 2 -q -t 1",
+            megabytes * 1000
+        );
+        let run = bash(dir.path(), &script);
+        match run.code {
+            0 => done += 1,
+            5 => {
+                assert!(run.err.contains("error: ") && run.err.contains("help: "), "{run:?}");
+                refused += 1;
+            }
+            1 => assert!(run.err.contains("error: "), "{run:?}"),
+            // The system's loader had no room for the program itself.
+            127 => {}
+            _ => panic!("{megabytes} MB: {run:?}"),
+        }
+    }
+    assert!(refused > 0 && done > 0, "{refused} refused, {done} done");
+}
+
+#[test]
+fn pipes_in_the_place_of_files_are_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    with_model(dir.path(), &[]);
+    bash(dir.path(), "\"$G\" generate Hi -n 2 -q").ok();
+    let script = r#"set -e
+for f in .cache/gemma/*.json; do rm "$f"; mkfifo "$f"; done
+timeout 60 "$G" generate Hi -n 2 -q
+mkdir g p; mkfifo g/x.gguf p/model.safetensors; cp m/config.json p
+for model in g g/x.gguf p; do code=0; timeout 60 "$G" inspect $model >/dev/null 2>&1 || code=$?; [ $code = 3 ]; done
+mkfifo recipe; code=0; timeout 60 "$G" quantize m q --recipe ./recipe >/dev/null 2>&1 || code=$?; [ $code = 3 ]
+mkdir -p hub/models--a--b/refs hub/models--a--b/snapshots; mkfifo hub/models--a--b/refs/main
+code=0; HF_HUB_CACHE=$PWD/hub timeout 60 "$G" inspect a/b >/dev/null 2>&1 || code=$?; [ $code = 3 ]"#;
+    bash(dir.path(), script).ok();
+}
+
+#[test]
+fn numbers_that_no_machine_holds_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    with_model(dir.path(), &[]);
+    for shift in [30, 40, 56, 57, 60, 63] {
+        for more in [0u64, 1] {
+            let positions = ((1u64 << shift) + more).to_string();
+            for args in [
+                &["generate", "Hi", "-d", "cpu", "-c"][..],
+                &["plan", "m", "-d", "cpu", "-c"],
+                &["serve", "--port", "0", "-d", "cpu", "--parallel", "64", "-c"],
+            ] {
+                let run = gemma_in(dir.path(), &[args, &[&positions]].concat(), b"");
+                // A plan is made of what does not fit too.
+                let good: &[i32] = if args[0] == "plan" { &[0, 2, 5] } else { &[2, 5] };
+                assert!(good.contains(&run.code), "{args:?} {positions}: {run:?}");
+                assert!(!run.err.contains("panicked"), "{run:?}");
+            }
+        }
+    }
+    gemma_in(dir.path(), &["generate", "Hi", "-c", "18446744073709551615"], b"")
+        .fails(2, &["--ctx-size", "1073741824"]);
+}
+
+/// A draft may cost time, never a text: its final norm makes all of its logits infinite.
+#[test]
+fn a_draft_whose_numbers_overflow_changes_no_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = bundled().join("demo-draft");
+    fs::create_dir(dir.path().join("own")).unwrap();
+    for (from, name) in [(&from, "config.json"), (&bundled().join("demo-target"), "tokenizer.json")]
+    {
+        fs::copy(from.join(name), dir.path().join("own").join(name)).unwrap();
+    }
+    let mut weights = fs::read(from.join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&weights[8..8 + length]).unwrap();
+    let norm = &header["model.norm.weight"];
+    let huge: &[u8] = match norm["dtype"].as_str().unwrap() {
+        "F32" => &3e38f32.to_le_bytes(),
+        "BF16" => &3e38f32.to_le_bytes()[2..],
+        other => panic!("{other}"),
+    };
+    let at = |i: usize| 8 + length + norm["data_offsets"][i].as_u64().unwrap() as usize;
+    weights[at(0)..at(1)].chunks_mut(huge.len()).for_each(|value| value.copy_from_slice(huge));
+    fs::write(dir.path().join("own/model.safetensors"), weights).unwrap();
+    let run = |draft: &str| {
+        let args = ["generate", "Hi.", "-n", "12", "--seed", "3", "-q", "--draft", draft];
+        gemma_in(dir.path(), &args, b"").ok().out
+    };
+    assert_eq!(run("own"), run("off"));
+}
+
+/// In /tmp somebody may have made the directory beside DST before us.
+#[test]
+fn quantize_writes_through_no_link_and_into_nobody_elses_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    with_model(dir.path(), &[]);
+    let quantize = ["quantize", "m", "q", "--linear", "i8-row", "--allow-requantize", "-q"];
+    let partial = dir.path().join(".q.partial");
+    fs::create_dir(dir.path().join("theirs")).unwrap();
+    symlink("theirs", &partial).unwrap();
+    gemma_in(dir.path(), &quantize, b"").fails(2, &[".q.partial", "of yours"]);
+    fs::remove_file(&partial).unwrap();
+    fs::write(dir.path().join("precious"), "kept").unwrap();
+    for name in ["lock", "journal"] {
+        fs::create_dir(&partial).unwrap();
+        symlink("../precious", partial.join(name)).unwrap();
+        let run = gemma_in(dir.path(), &quantize, b"");
+        assert!(run.code == 1 && run.err.contains(".q.partial"), "{run:?}");
+        fs::remove_dir_all(&partial).unwrap();
+    }
+    assert_eq!(fs::read(dir.path().join("precious")).unwrap(), b"kept");
+    // A directory of another user; only the superuser can make one.
+    let script = r#"[ "$(id -u)" = 0 ] || exit 77; mkdir .q.partial; chown 64999 .q.partial"#;
+    if bash(dir.path(), script).code == 0 {
+        gemma_in(dir.path(), &quantize, b"").fails(2, &["of yours"]);
+    }
+}

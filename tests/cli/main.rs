@@ -1,0 +1,18 @@
+//! The program as a shell or a terminal sees it.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/shell.rs"]
+mod shell;
+
+mod eval;
+mod files;
+mod foreign;
+mod grammar;
+mod models;
+mod newcomer;
+mod options;
+mod output;
+mod settings;
+mod signals;
+mod terminal;

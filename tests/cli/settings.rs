@@ -1,0 +1,247 @@
+//! Settings from files and the environment: what they may do, and what is said of mistakes in them.
+
+use crate::shell;
+use shell::{BINARY, Run, bash, command, gemma_in, wait};
+use std::fs;
+use std::path::Path;
+
+/// A run that ends at once where nothing is wrong with its settings.
+const TOKENIZE: [&str; 2] = ["tokenize", "Hi"];
+
+fn with_env(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Run {
+    let mut command = command(BINARY, dir);
+    command.args(args).envs(env.iter().copied());
+    wait(command, b"")
+}
+
+/// Nothing that a file in the working directory says may load code, write a file or open the server;
+/// the user's own file may.
+#[test]
+fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let users = tempfile::tempdir().unwrap();
+    fs::create_dir(users.path().join("gemma")).unwrap();
+    let users_file = users.path().join("gemma/config.toml");
+    let env = [("XDG_CONFIG_HOME", users.path().to_str().unwrap())];
+    let short = ["generate", "Hi", "-n", "2", "-q"];
+    for (key, value, section) in [
+        ("npu", "model:./e.so", "generate"),
+        ("npu", "model:./e.so", "chat"),
+        ("npu", "model:./e.so", "eval"),
+        ("npu", "model:./e.so", "bench"),
+        ("states", "made", "eval"),
+        ("output", "made", "generate"),
+        ("stats-file", "made", "generate"),
+        ("report", "made", "bench"),
+        ("host", "0.0.0.0", "serve"),
+        ("api-key", "open-sesame", "serve"),
+        ("api-key-file", "keys", "serve"),
+        ("cors-origin", "https://evil.example", "serve"),
+        ("alias", "*", "serve"),
+        ("log", "off", "serve"),
+        ("device-lock", "off", "serve"),
+        ("device-lock", "off", "generate"),
+    ] {
+        for text in
+            [format!("{key} = \"{value}\"\n"), format!("\n[{section}]\n{key} = \"{value}\"\n")]
+        {
+            let line =
+                if text.starts_with('\n') { "gemma.toml, line 3" } else { "gemma.toml, line 1" };
+            fs::write(dir.path().join("gemma.toml"), &text).unwrap();
+            let own = format!("set it in {}", users_file.display());
+            for args in [&short[..], &["doctor"], &["eval", "gemma.toml"], &["serve"]] {
+                with_env(dir.path(), args, &env)
+                    .fails(2, &[line, &format!("`{key}`"), &format!("--{key}"), &own]);
+            }
+        }
+    }
+    assert!(!dir.path().join("made").exists());
+
+    // Words are no paths, and models are only read.
+    fs::write(dir.path().join("gemma.toml"), "npu = \"off\"\ndraft = \"ngram\"\n").unwrap();
+    with_env(dir.path(), &short, &env).ok();
+    fs::remove_file(dir.path().join("gemma.toml")).unwrap();
+    fs::write(&users_file, "output = \"made\"\n").unwrap();
+    with_env(dir.path(), &short, &env).ok();
+    assert!(dir.path().join("made").exists());
+
+    // Numbers and lists are refused too; the same is good in the user's own file.
+    let edge = "[serve]\nport = 80\nmax-body = 999\nclient-timeout = 9\ncors-origin = \
+        [\"http://localhost:1\"]\nalias = [\"a\", \"b\"]\nhost = \"::1\"\ndevice-lock = \"off\"\n";
+    for line in edge.lines().skip(1) {
+        fs::write(dir.path().join("gemma.toml"), format!("[serve]\n{line}\n")).unwrap();
+        let key = line.split(' ').next().unwrap();
+        with_env(dir.path(), &["serve", "--print-config"], &env)
+            .fails(2, &["gemma.toml, line 2", &format!("`{key}`")]);
+    }
+    fs::remove_file(dir.path().join("gemma.toml")).unwrap();
+    fs::write(&users_file, edge).unwrap();
+    let shown = with_env(dir.path(), &["serve", "--print-config"], &env).ok();
+    for line in edge.lines().skip(1) {
+        // A file in the working directory could not hold it.
+        assert!(shown.text().contains(&format!("# {line} ")), "{line}: {}", shown.text());
+    }
+    fs::remove_file(&users_file).unwrap();
+
+    // A relative place is the working directory again.
+    fs::create_dir(dir.path().join("gemma")).unwrap();
+    fs::write(dir.path().join("gemma/config.toml"), "output = \"again\"\n").unwrap();
+    with_env(dir.path(), &short, &[("XDG_CONFIG_HOME", ".")]).ok();
+    assert!(!dir.path().join("again").exists());
+}
+
+#[test]
+fn what_one_run_works_on_is_in_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir_all(dir.path().join(".config/gemma")).unwrap();
+    for file in ["gemma.toml", ".config/gemma/config.toml"] {
+        for text in [
+            "batch = \"x\"",
+            "resume = \"x\"",
+            "[quantize]\nrestart = true",
+            "[bench]\nfrom = \"x\"",
+            "print-config = true",
+        ] {
+            fs::write(dir.path().join(file), text).unwrap();
+            gemma_in(dir.path(), &TOKENIZE, b"")
+                .fails(2, &[file.rsplit('/').next().unwrap(), "as a flag"]);
+        }
+        fs::remove_file(dir.path().join(file)).unwrap();
+    }
+}
+
+#[test]
+fn misspelt_keys_have_a_line_and_a_likely_meaning() {
+    let dir = tempfile::tempdir().unwrap();
+    for (text, words) in [
+        (
+            "temp = 1\nmax-tokns = 4\n",
+            &["gemma.toml, line 2", "`max-tokns`", "help: did you mean max-tokens?"][..],
+        ),
+        ("[generate]\n\nmax_tokens = 4\n", &["gemma.toml, line 3", "did you mean max-tokens?"]),
+        (
+            "[genrate]\nmax-tokens = 4\n",
+            &["gemma.toml, line 1", "[genrate]", "did you mean [generate]?"],
+        ),
+        ("quux = 4\n", &["line 1", "`quux`", "long options"]),
+    ] {
+        fs::write(dir.path().join("gemma.toml"), text).unwrap();
+        gemma_in(dir.path(), &TOKENIZE, b"").fails(2, words);
+    }
+    // Other names of an option are names of it.
+    fs::write(dir.path().join("gemma.toml"), "temperature = 0.25\n").unwrap();
+    let shown = gemma_in(dir.path(), &["generate", "--print-config"], b"").ok();
+    assert!(
+        shown.text().lines().any(|l| l.starts_with("temp = 0.25 ") && l.ends_with("# gemma.toml")),
+        "{}",
+        shown.text()
+    );
+}
+
+#[test]
+fn keys_are_not_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let serve = ["serve", "--print-config", "--api-key", "open-sesame"];
+    let shown = gemma_in(dir.path(), &serve, b"").ok();
+    assert!(shown.text().contains("# api-key is set, and not shown"), "{}", shown.text());
+    let env = [("GEMMA_API_KEY", "open-sesame")];
+    let from_env = with_env(dir.path(), &["serve", "--print-config"], &env).ok();
+    assert!(from_env.text().contains("api-key is set"), "{}", from_env.text());
+    for text in [shown.text(), from_env.text()] {
+        assert!(!text.contains("sesame"), "{text}");
+    }
+}
+
+#[test]
+fn a_file_of_settings_is_a_file_of_some_length() {
+    let dir = tempfile::tempdir().unwrap();
+    bash(dir.path(), "mkfifo gemma.toml").ok();
+    gemma_in(dir.path(), &TOKENIZE, b"").fails(2, &["gemma.toml", "not a regular file"]);
+    bash(dir.path(), "rm gemma.toml; ln -s /dev/zero gemma.toml").ok();
+    gemma_in(dir.path(), &TOKENIZE, b"").fails(2, &["gemma.toml", "not a regular file"]);
+    bash(dir.path(), "rm gemma.toml; yes '#' | head -c 2000000 >gemma.toml").ok();
+    gemma_in(dir.path(), &TOKENIZE, b"").fails(2, &["gemma.toml", "longer than"]);
+}
+
+/// The superuser may look everywhere, and becomes another user for this.
+#[test]
+fn a_home_that_may_not_be_searched_is_no_reason_to_fail() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    fs::create_dir(&home).unwrap();
+    let script = r#"chmod 755 .; chmod 000 home; export HOME="$PWD/home"; cp "$G" gemma
+if [ "$(id -u)" = 0 ]; then setpriv --reuid 65534 --regid 65534 --clear-groups ./gemma tokenize Hi; else ./gemma tokenize Hi; fi
+code=$?; chmod 755 home; exit $code"#;
+    assert_eq!(bash(dir.path(), script).ok().text().lines().count(), 1);
+}
+
+#[test]
+fn variables_are_named_where_they_are_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let short = ["generate", "Hi", "-n", "2"];
+    let wrong = |args: &[&str], env: &[(&str, &str)], words: &[&str]| {
+        let run = with_env(dir.path(), args, env).fails(2, words);
+        assert!(!run.err.contains("Usage:"), "{}", run.err);
+    };
+    wrong(
+        &["generate", "Hi"],
+        &[("GEMMA_MAX_TOKENS", "abc")],
+        &["'abc'", "--max-tokens", "GEMMA_MAX_TOKENS", "unset GEMMA_MAX_TOKENS"],
+    );
+    wrong(&short, &[("GEMMA_TEMPERATURE", "hot")], &["'hot'", "GEMMA_TEMPERATURE"]);
+    // What was typed is not the environment's fault.
+    let typed =
+        with_env(dir.path(), &["generate", "Hi", "--top-k", "abc"], &[("GEMMA_TEMP", "0.5")])
+            .fails(2, &["--top-k"]);
+    assert!(!typed.err.contains("GEMMA_"), "{}", typed.err);
+
+    let shown =
+        with_env(dir.path(), &["generate", "--print-config"], &[("GEMMA_TEMPERATURE", "0.25")])
+            .ok();
+    let line = shown.text().lines().find(|l| l.starts_with("temp = ")).unwrap().to_owned();
+    assert!(line.contains("0.25") && line.ends_with("# environment GEMMA_TEMPERATURE"), "{line}");
+
+    let said = with_env(
+        dir.path(),
+        &TOKENIZE,
+        &[("GEMMA_MAXTOKENS", "3"), ("GEMMA_VULKAN_CPU", "1"), ("GEMMA_SEED", "")],
+    )
+    .ok();
+    assert!(
+        said.err.contains("GEMMA_MAXTOKENS") && said.err.contains("did you mean GEMMA_MAX_TOKENS?"),
+        "{}",
+        said.err
+    );
+    assert!(!said.err.contains("GEMMA_VULKAN"), "{}", said.err);
+    assert_eq!(
+        with_env(dir.path(), &[&TOKENIZE[..], &["-q"]].concat(), &[("GEMMA_MAXTOKENS", "3")])
+            .ok()
+            .err,
+        ""
+    );
+}
+
+/// What `--print-config` shows can be saved, and then says of the next model what it says of this
+/// one: nothing.
+#[test]
+fn a_shown_configuration_can_be_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let show = |dir: &Path| {
+        gemma_in(dir, &["generate", "--print-config", "-n", "7", "--npu", "model:x.so"], b"").ok()
+    };
+    let text = show(dir.path()).text().to_owned();
+    for line in ["# temp = ", "# top-k = ", "# npu = \"model:x.so\"", "max-tokens = 7 "] {
+        assert!(text.lines().any(|l| l.starts_with(line)), "{line}: {text}");
+    }
+    assert!(!text.contains("isa"), "{text}");
+    fs::write(dir.path().join("gemma.toml"), &text).unwrap();
+    let again = gemma_in(dir.path(), &["generate", "--print-config"], b"").ok();
+    assert!(
+        again
+            .text()
+            .lines()
+            .any(|l| l.starts_with("max-tokens = 7 ") && l.ends_with("# gemma.toml")),
+        "{}",
+        again.text()
+    );
+}

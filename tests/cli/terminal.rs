@@ -1,0 +1,478 @@
+//! What a terminal is sent: colour where it is wanted, a final line break, figures, and no question
+//! but in a chat.
+#![cfg(target_os = "linux")]
+
+use crate::shell;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A process on a terminal of its own, 80 columns wide: standard input, output and error.
+struct Terminal {
+    master: File,
+    child: Child,
+    /// All that the terminal was sent, the part of it that is whole characters, and how much of
+    /// that was looked at.
+    raw: Vec<u8>,
+    sent: String,
+    seen: usize,
+}
+
+impl Terminal {
+    fn open(args: &[&str], env: &[(&str, &str)], dir: &Path) -> Terminal {
+        let (mut master, mut slave) = (0, 0);
+        let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: both numbers are written by the call, the size is read; the other arguments may
+        // be null.
+        let made = unsafe {
+            libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), &size)
+        };
+        assert_eq!(made, 0);
+        // SAFETY: fresh descriptors that nobody else owns.
+        let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gemma"));
+        command.args(args).current_dir(dir).env_clear().env("HOME", dir).env("TERM", "xterm");
+        command.envs(env.iter().copied());
+        command.stdin(slave.try_clone().unwrap()).stdout(slave.try_clone().unwrap()).stderr(slave);
+        // SAFETY: these may be called between fork and exec; the terminal on standard input becomes
+        // the one whose Ctrl-C counts.
+        unsafe {
+            command.pre_exec(|| {
+                libc::signal(libc::SIGINT, libc::SIG_DFL);
+                libc::setrlimit(libc::RLIMIT_CORE, &libc::rlimit { rlim_cur: 0, rlim_max: 0 });
+                libc::setsid();
+                libc::ioctl(0, libc::TIOCSCTTY, 0);
+                Ok(())
+            });
+        }
+        let child = command.spawn().unwrap();
+        Terminal { master, child, raw: Vec::new(), sent: String::new(), seen: 0 }
+    }
+
+    /// Reads until the terminal shows `text` behind what was looked at, and returns what came
+    /// before it; `None` where the process ends without it.
+    #[track_caller]
+    fn find(&mut self, text: &str) -> Option<String> {
+        let patience = Instant::now() + Duration::from_secs(120);
+        let mut bytes = [0; 4096];
+        loop {
+            if let Some(at) = self.sent[self.seen..].find(text) {
+                let before = self.sent[self.seen..][..at].to_owned();
+                self.seen += at + text.len();
+                return Some(before);
+            }
+            let left = &self.sent[self.seen..];
+            assert!(Instant::now() < patience, "no {text:?} in {left:?}");
+            let n = self.master.read(&mut bytes).unwrap_or(0);
+            if n == 0 {
+                return None;
+            }
+            self.raw.extend_from_slice(&bytes[..n]);
+            let whole = std::str::from_utf8(&self.raw).map_or_else(|e| e.valid_up_to(), str::len);
+            self.sent = std::str::from_utf8(&self.raw[..whole]).unwrap().to_owned();
+        }
+    }
+
+    /// As [`find`](Self::find), of a process that goes on.
+    #[track_caller]
+    fn until(&mut self, text: &str) -> String {
+        let Some(before) = self.find(text) else {
+            panic!("it ended without {text:?}: {:?}", &self.sent[self.seen..])
+        };
+        before
+    }
+
+    /// Waits for the prompt, which the line editor begins like this, and returns what came before
+    /// it.
+    #[track_caller]
+    fn prompt(&mut self) -> String {
+        self.until("\x1b[?2004h")
+    }
+
+    /// Types a line and waits until the editor has taken it.
+    #[track_caller]
+    fn line(&mut self, keys: &str) {
+        self.keys(keys);
+        self.until("\x1b[?2004l");
+    }
+
+    /// Types a line and returns what is shown until the next prompt. Keys pressed between two
+    /// prompts may be lost.
+    #[track_caller]
+    fn ask(&mut self, keys: &str) -> String {
+        self.line(keys);
+        self.prompt()
+    }
+
+    fn keys(&mut self, keys: &str) {
+        self.master.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// The window gets so many columns.
+    fn resize(&self, columns: u16) {
+        let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: the size is read by the call.
+        assert_eq!(unsafe { libc::ioctl(self.master.as_raw_fd(), libc::TIOCSWINSZ, &size) }, 0);
+    }
+
+    /// Whether the terminal echoes what is typed and hands it on by lines, as a shell leaves it.
+    fn is_as_it_was(&self) -> bool {
+        // SAFETY: a structure of numbers, which the call writes.
+        let (modes, got) = unsafe {
+            let mut modes: libc::termios = std::mem::zeroed();
+            let got = libc::tcgetattr(self.master.as_raw_fd(), &mut modes);
+            (modes, got)
+        };
+        got == 0
+            && modes.c_lflag & (libc::ECHO | libc::ICANON | libc::ISIG)
+                == libc::ECHO | libc::ICANON | libc::ISIG
+    }
+
+    /// The exit code and all that was sent.
+    fn end(mut self) -> (Option<i32>, String) {
+        // Reading a terminal that everyone has left fails; until then it gives all there is.
+        let _ = self.master.read_to_end(&mut self.raw);
+        (
+            self.child.wait().unwrap().code(),
+            String::from_utf8(std::mem::take(&mut self.raw)).unwrap(),
+        )
+    }
+}
+
+/// A test that fails leaves no process behind.
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs to its end. Returns the exit code and what the terminal was sent.
+fn on_terminal(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String) {
+    Terminal::open(args, env, tempfile::tempdir().unwrap().path()).end()
+}
+
+#[test]
+fn a_terminal_gets_colour_a_final_line_break_and_figures() {
+    let args = ["generate", "Hi.", "-n", "4", "--seed", "3", "--ignore-eos"];
+    let (code, text) = on_terminal(&args, &[]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("\x1b[1;33mnote:\x1b[0m") && text.contains("seed 3"), "{text:?}");
+    for env in [("NO_COLOR", "1"), ("CLICOLOR", "0"), ("TERM", "dumb")] {
+        let (_, text) = on_terminal(&args, &[env]);
+        assert!(!text.contains("\x1b[1;33m") && !text.contains("\x1b[2m"), "{env:?}: {text:?}");
+        assert!(
+            text.contains("\r\n(cut off by --max-tokens)\r\n4 tokens, "),
+            "the text ends in a line break: {text:?}"
+        );
+    }
+    let (_, full) = on_terminal(
+        &["generate", "Hi.", "-n", "99", "-c", "14", "--ignore-eos", "--color", "never"],
+        &[],
+    );
+    assert!(full.contains("(cut off: the context of 14 positions is full)\r\n"), "{full:?}");
+    let stats = full.lines().last().unwrap_or_default();
+    assert!(
+        stats.contains(" tokens, ") && stats.chars().count() <= 80 && !stats.contains("tok/pass"),
+        "{stats:?}"
+    );
+    let (_, verbose) = on_terminal(&[&args[..], &["-v", "--color", "never"]].concat(), &[]);
+    let figures = verbose.split_once("4 tokens, ").unwrap_or_default().1;
+    assert!(
+        figures.contains("tok/pass") && figures.lines().all(|line| line.chars().count() <= 80),
+        "{verbose:?}"
+    );
+    let (_, never) =
+        on_terminal(&[&args[..], &["--color", "never", "--progress", "off"]].concat(), &[]);
+    assert!(!never.contains('\x1b'), "{never:?}");
+    let (_, dumb) = on_terminal(&args, &[("TERM", "dumb")]);
+    assert!(!dumb.contains('\x1b'), "a dumb terminal gets no bars either: {dumb:?}");
+    let (_, quiet) = on_terminal(&[&args[..], &["-q"]].concat(), &[]);
+    assert!(
+        !quiet.contains('\x1b') && !quiet.contains("note") && quiet.ends_with("\r\n"),
+        "{quiet:?}"
+    );
+}
+
+/// What the model says, and what files are called, is shown; a terminal obeys none of it.
+#[test]
+fn a_terminal_obeys_no_text_of_others() {
+    let args = ["generate", "Hi.", "-q", "--regex", "\\x1b\\[31mx\\x07"];
+    let (code, text) = on_terminal(&args, &[]);
+    assert_eq!((code, text.contains("[31mx")), (Some(0), true), "{text:?}");
+    assert!(!text.contains(['\x1b', '\x07']), "{text:?}");
+    let piped = shell::gemma(&args, b"").ok();
+    assert!(piped.text().contains("\x1b[31mx\x07"), "{:?}", piped.text());
+
+    let dir = tempfile::tempdir().unwrap();
+    let name = "m\x1b]0;owned\x07";
+    std::os::unix::fs::symlink(
+        concat!(env!("CARGO_MANIFEST_DIR"), "/draft/demo-target"),
+        dir.path().join(name),
+    )
+    .unwrap();
+    for args in
+        [&["inspect", name][..], &["plan", name, "-d", "cpu"], &["inspect", name, "--x\x1bx"]]
+    {
+        let terminal = Terminal::open(args, &[("NO_COLOR", "1")], dir.path());
+        let (_, text) = terminal.end();
+        assert!(
+            !text.contains(['\x07']) && !text.contains("\x1b]") && !text.contains("\x1bx"),
+            "{text:?}"
+        );
+    }
+}
+
+#[test]
+fn a_terminal_is_never_asked_for_input() {
+    for args in [&["generate"][..], &["generate", "-"], &["tokenize"]] {
+        let (code, text) = on_terminal(args, &[]);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains("help:"), "{text}");
+    }
+}
+
+#[test]
+fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut chat =
+        Terminal::open(&["chat", "--seed", "2", "-n", "12", "-s", "Be brief."], &[], dir.path());
+    chat.until("/help lists the commands");
+    chat.prompt();
+    assert!(chat.ask("/stats\r").contains("there is no answer yet"));
+    let answer = chat.ask("What is photosynthesis?\r");
+    assert!(answer.trim().len() > 20, "{answer:?}");
+    let first = read_anew(&chat.ask("/stats\r"));
+    // A line that is edited, and one that goes on in the next: the answer reads the new message
+    // alone.
+    chat.ask("Why thx\x7fat?\\\r");
+    chat.ask("Tell me.\r");
+    let second = read_anew(&chat.ask("/stats\r"));
+    assert!(second < first + 10, "{first} tokens were read first, {second} then");
+    assert!(chat.ask("/nonsense\r").contains("there is no command /nonsense"));
+    assert!(chat.ask("/save talk.json\r").contains("saved as talk.json"));
+    let talk: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
+    let roles: Vec<_> =
+        talk.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
+    assert_eq!(talk[3]["content"], "Why that?\nTell me.");
+    assert!(
+        answer.replace("\r\n", "\n").contains(talk[2]["content"].as_str().unwrap().trim()),
+        "{answer:?}: {talk}"
+    );
+    // A link is followed to the file that it names, and stays a link.
+    std::os::unix::fs::symlink("talk.json", dir.path().join("link")).unwrap();
+    std::fs::remove_file(dir.path().join("talk.json")).unwrap();
+    assert!(chat.ask("/save link\r").contains("saved as link"));
+    assert!(dir.path().join("link").is_symlink() && dir.path().join("talk.json").exists());
+    assert!(chat.ask("/reset\r").contains("is forgotten"));
+    assert!(chat.ask("/save talk.json\r").contains("nothing was said yet"));
+    chat.keys("/quit\r");
+    let (code, text) = chat.end();
+    assert_eq!(code, Some(0), "{text}");
+}
+
+/// Tokens of the last prompt that were not in the cache.
+fn read_anew(stats: &str) -> usize {
+    let (before, _) = stats
+        .split_once(" tokens of the last prompt were read")
+        .unwrap_or_else(|| panic!("{stats:?}"));
+    before.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn an_interrupt_stops_an_answer_and_keys_pressed_meanwhile_are_not_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut chat = Terminal::open(&["chat", "--seed", "2", "--ignore-eos"], &[], dir.path());
+    chat.until("Ctrl-D leaves");
+    chat.prompt();
+    for _ in 0..2 {
+        chat.line("Count from one to a thousand.\r");
+        // Some of the answer, which would go on until the context is full.
+        chat.until(" ");
+        chat.keys("QJQJ");
+        chat.until(" ");
+        chat.keys("\x15\x03");
+        let answer = chat.until("(stopped)");
+        assert!(!answer.contains("QJ") && !answer.contains("^C"), "{answer:?}");
+        chat.prompt();
+    }
+    chat.keys("\x04");
+    chat.until("\x1b[?2004l");
+    let modes = chat.is_as_it_was();
+    let (code, text) = chat.end();
+    assert_eq!((code, modes), (Some(0), true), "{text}");
+}
+
+#[test]
+fn an_interrupt_at_the_prompt_drops_the_line_and_leaves_at_the_second_on_an_empty_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut chat = Terminal::open(&["chat", "-n", "4", "--seed", "2"], &[], dir.path());
+    chat.until("Ctrl-D leaves");
+    chat.prompt();
+    // A line, and a message of two lines of which the second is not done.
+    assert!(!chat.ask("What is dropped?\x03").contains("leaves"));
+    chat.ask("A first line\\\r");
+    assert!(!chat.ask("a second\x03").contains("leaves"));
+    // The arrow key brings the dropped line back.
+    chat.ask("\x1b[A\r");
+    chat.ask("/save talk.json\r");
+    let talk: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
+    assert_eq!(talk[0]["content"], "a second");
+    // On an empty line it says how to leave. Where more than a second passes between two, it says
+    // so again. Keys are pressed at the prompt alone: between two, the terminal takes Ctrl-C itself
+    // and drops what it was sent and has not shown.
+    assert!(chat.ask("\x03").contains("(Ctrl-D or /quit leaves; Ctrl-C again leaves too)"));
+    for _ in 0..20 {
+        chat.line("\x03");
+        match chat.find("\x1b[?2004h") {
+            Some(hint) => assert!(hint.contains("Ctrl-C again leaves too"), "{hint:?}"),
+            None => break,
+        }
+    }
+    let (code, text) = chat.end();
+    assert_eq!(code, Some(0), "{text}");
+}
+
+#[test]
+fn a_signal_at_the_prompt_or_in_an_answer_leaves_the_terminal_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
+        for answering in [false, true] {
+            let mut chat = Terminal::open(&["chat", "--ignore-eos"], &[], dir.path());
+            chat.until("Ctrl-D leaves");
+            chat.prompt();
+            if answering {
+                chat.line("Count from one to a thousand.\r");
+                chat.until(" ");
+            }
+            assert!(
+                !chat.is_as_it_was(),
+                "the editor reads key by key, and an answer is not echoed into"
+            );
+            // SAFETY: no pointers.
+            assert_eq!(unsafe { libc::kill(chat.child.id() as i32, signal) }, 0);
+            let status = chat.child.wait().unwrap();
+            assert_eq!(status.signal(), Some(signal), "{status}");
+            assert!(chat.is_as_it_was(), "signal {signal}, answering: {answering}");
+        }
+    }
+}
+
+#[test]
+fn a_conversation_is_undone_answered_again_saved_and_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let saved = |chat: &mut Terminal| -> serde_json::Value {
+        assert!(chat.ask("/save talk.json\r").contains("saved as talk.json"));
+        serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap()
+    };
+    // So hot that no two seeds agree.
+    let sampling =
+        ["chat", "--seed", "2", "--temp", "3", "--top-k", "0", "--top-p", "1", "-n", "8"];
+    let mut chat =
+        Terminal::open(&[&sampling[..], &["What is", "photosynthesis?"]].concat(), &[], dir.path());
+    chat.until("> What is photosynthesis?");
+    chat.prompt();
+    let first = saved(&mut chat);
+    assert_eq!(first[0]["content"], "What is photosynthesis?");
+    // Another seed gives another answer to the same message.
+    chat.ask("/retry\r");
+    let again = saved(&mut chat);
+    assert_eq!((again.as_array().unwrap().len(), &again[0]), (2, &first[0]));
+    assert_ne!(again[1], first[1]);
+    chat.line("\"\"\"\r");
+    chat.prompt();
+    chat.line("two\r");
+    chat.prompt();
+    chat.ask("/lines\"\"\"\r");
+    assert_eq!(saved(&mut chat)[2]["content"], "two\n/lines");
+    assert!(chat.ask("/undo\r").contains("forgotten"));
+    assert_eq!(saved(&mut chat), again);
+    assert!(chat.ask("/system Be brief.\r").contains("from here on"));
+    assert!(chat.ask("/system\r").contains("Be brief."));
+    let with = saved(&mut chat);
+    assert_eq!(with[0]["content"], "Be brief.");
+    assert!(chat.ask("/clear\r").contains("is forgotten"));
+    assert!(chat.ask("/undo\r").contains("nothing to undo"));
+    assert!(chat.ask("/load nowhere.json\r").contains("error:"));
+    std::fs::write(dir.path().join("kept.json"), with.to_string()).unwrap();
+    assert!(chat.ask("/load kept.json\r").contains("(1 message with its answer from kept.json)"));
+    // A directory that is missing is not made, and generate -o says the same.
+    let refused = chat.ask("/save no/where.json\r");
+    assert!(refused.contains("there is no directory no") && refused.contains("mkdir -p no"));
+    assert!(!dir.path().join("no").exists());
+    assert_eq!(saved(&mut chat), with);
+    assert!(chat.ask("And now?\r").trim().len() > 2);
+    let help = chat.ask("/help\r");
+    for word in ["  /help", "/bye, /exit", "/clear", "no history file"] {
+        assert!(help.contains(word), "{help}");
+    }
+    chat.keys("/bye\r");
+    assert_eq!(chat.end().0, Some(0));
+}
+
+#[test]
+fn a_full_context_leaves_out_the_oldest_messages_and_the_window_has_the_width_it_has_now() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["chat", "--seed", "2", "-c", "128", "-n", "24", "--ignore-eos"];
+    let mut chat = Terminal::open(&args, &[], dir.path());
+    chat.until("Ctrl-D leaves");
+    chat.prompt();
+    chat.resize(40);
+    let mut left_out = false;
+    for i in 0..8 {
+        let answer = chat.ask(&format!("Message {i}: what is a hash map?\r"));
+        assert!(!answer.contains("error:"), "{answer}");
+        left_out |= answer.contains("no longer sees the oldest");
+    }
+    assert!(left_out);
+    // A message that cannot fit is refused, and nothing is left out for it.
+    let refused = chat.ask(&format!("{}\r", "far too many words ".repeat(60)));
+    assert!(
+        refused.contains("the context holds 128") && !refused.contains("no longer sees"),
+        "{refused}"
+    );
+    let stats = chat.ask("/stats\r");
+    let lines: Vec<&str> = stats.split("\r\n").filter(|line| !line.starts_with('\x1b')).collect();
+    assert!(
+        lines.len() > 2
+            && lines.iter().all(|line| line.chars().count() <= 40 + "\x1b[2m\x1b[0m".len()),
+        "{stats:?}"
+    );
+    chat.ask("/save talk.json\r");
+    let talk: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
+    assert_eq!(talk.as_array().unwrap().len(), 16, "the file has all of it");
+    chat.keys("/quit\r");
+    assert_eq!(chat.end().0, Some(0));
+}
+
+#[test]
+fn a_chat_is_never_entered_from_a_pipe() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gemma"));
+    let output = command.args(["chat"]).stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
+    assert!(text.contains("terminal") && text.contains("gemma generate"), "{text}");
+}
+
+/// Who types no file is told what it waits for.
+#[test]
+fn a_batch_on_a_terminal_says_that_it_reads_from_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut terminal = Terminal::open(&["generate", "--batch"], &[], dir.path());
+    terminal.until("reading records from the terminal");
+    terminal.until("Ctrl-D");
+    terminal.keys("{\"id\": 5, \"prompt\": \"Hi\", \"max_tokens\": 2}\r");
+    terminal.until("\"v\":1,\"id\":5,");
+    terminal.keys("\x04");
+    let (code, text) = terminal.end();
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("1 record, 0 failed"), "{text}");
+}

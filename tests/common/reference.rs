@@ -1,0 +1,399 @@
+//! Reference engine: Gemma 3 with candle tensors, in f32.
+//!
+//! The engine shares no arithmetic with the kernels, the plan or the page cache: keys and values
+//! are plain tensors, a tree is a mask, weights are dequantised, activations are never rounded.
+//! Tests compare the planned engine and the golden vectors with it. Rows depend on the other rows
+//! of their pass up to rounding, because candle's matrix product blocks by row count.
+
+use anyhow::{Context, Result, bail, ensure};
+use candle_core::{D, Device, Tensor};
+use gemma::compute::Reports;
+use gemma::engine::{
+    Cached, Engine, EngineReport, Info, Input, Memory, Output, Prefix, Rows, Scores, TokenTree,
+};
+use gemma::gemma::{Config, Role, Rope, Weights};
+use gemma::tensor::Token;
+
+/// Most rows of one pass; nothing in the oracle depends on it.
+const MAX_ROWS: usize = 256;
+
+struct Layer {
+    q: Tensor,              // [n_heads * head_dim, dim]
+    k: Tensor,              // [n_kv_heads * head_dim, dim]
+    v: Tensor,              // [n_kv_heads * head_dim, dim]
+    o: Tensor,              // [dim, n_heads * head_dim]
+    gate: Tensor,           // [ffn_dim, dim]
+    up: Tensor,             // [ffn_dim, dim]
+    down: Tensor,           // [dim, ffn_dim]
+    q_norm: Tensor,         // [head_dim], one added, as all norms here
+    k_norm: Tensor,         // [head_dim]
+    input_norm: Tensor,     // [dim]
+    post_attn_norm: Tensor, // [dim]
+    pre_ffn_norm: Tensor,   // [dim]
+    post_ffn_norm: Tensor,  // [dim]
+    window: Option<usize>,
+    rope: Rope,
+}
+
+/// Keys (rotated) and values of some positions, `[positions, n_kv_heads, head_dim]` each.
+#[derive(Clone)]
+struct KeysValues {
+    k: Tensor,
+    v: Tensor,
+}
+
+impl KeysValues {
+    fn then(&self, other: &KeysValues) -> Result<KeysValues> {
+        Ok(KeysValues {
+            k: Tensor::cat(&[&self.k, &other.k], 0)?,
+            v: Tensor::cat(&[&self.v, &other.v], 0)?,
+        })
+    }
+}
+
+/// One model and one timeline, computed the slow way.
+pub struct ReferenceEngine {
+    config: Config,
+    embed: Tensor, // [vocab, dim]
+    head: Tensor,  // [vocab, dim]
+    final_norm: Tensor,
+    layers: Vec<Layer>,
+    cache: Vec<KeysValues>,   // [n_layers], committed positions
+    scratch: Vec<KeysValues>, // [n_layers], nodes of the last tree
+    last: TokenTree,
+    /// Of a pass that was begun.
+    scores: Option<Scores>,
+    /// All that is committed.
+    tokens: Vec<Token>,
+    info: Info,
+    context: usize,
+    parameters: usize,
+}
+
+impl ReferenceEngine {
+    /// Dequantises everything: four bytes per parameter.
+    pub fn new(weights: &Weights, context: usize) -> Result<Self> {
+        let config = weights.config().clone();
+        let mut parameters = 0;
+        let mut matrix = |role, layer| -> Result<Tensor> {
+            let m = weights.matrix(role, layer)?;
+            parameters += m.rows * m.cols;
+            Ok(Tensor::from_vec(m.dequantize(), (m.rows, m.cols), &Device::Cpu)?)
+        };
+        let norm = |role, layer| -> Result<Tensor> {
+            let values: Vec<f32> = weights.vector(role, layer)?.iter().map(|w| 1.0 + w).collect();
+            Ok(Tensor::new(values, &Device::Cpu)?)
+        };
+        let layer =
+            |i: usize, matrix: &mut dyn FnMut(Role, usize) -> Result<Tensor>| -> Result<Layer> {
+                let global = config.is_global(i);
+                Ok(Layer {
+                    q: matrix(Role::Q, i)?,
+                    k: matrix(Role::K, i)?,
+                    v: matrix(Role::V, i)?,
+                    o: matrix(Role::O, i)?,
+                    gate: matrix(Role::Gate, i)?,
+                    up: matrix(Role::Up, i)?,
+                    down: matrix(Role::Down, i)?,
+                    q_norm: norm(Role::QNorm, i)?,
+                    k_norm: norm(Role::KNorm, i)?,
+                    input_norm: norm(Role::InputNorm, i)?,
+                    post_attn_norm: norm(Role::PostAttnNorm, i)?,
+                    pre_ffn_norm: norm(Role::PreFfnNorm, i)?,
+                    post_ffn_norm: norm(Role::PostFfnNorm, i)?,
+                    window: (!global).then_some(config.window),
+                    rope: if global { config.rope_global } else { config.rope_local },
+                })
+            };
+        let layers =
+            (0..config.n_layers).map(|i| layer(i, &mut matrix)).collect::<Result<Vec<_>>>()?;
+        let embed = matrix(Role::Embed, 0)?;
+        let head = if weights.has_own_head() { matrix(Role::Head, 0)? } else { embed.clone() };
+        let none = Tensor::zeros(
+            (0, config.n_kv_heads, config.head_dim),
+            candle_core::DType::F32,
+            &Device::Cpu,
+        )?;
+        let cache = vec![KeysValues { k: none.clone(), v: none }; config.n_layers];
+        Ok(ReferenceEngine {
+            final_norm: norm(Role::FinalNorm, 0)?,
+            scratch: cache.clone(),
+            last: TokenTree::default(),
+            scores: None,
+            tokens: Vec::new(),
+            info: Info {
+                sequences: 1,
+                max_rows: MAX_ROWS,
+                vocab: config.vocab,
+                reach: None,
+                columns: None,
+                most_rows: 1,
+            },
+            config,
+            embed,
+            head,
+            layers,
+            cache,
+            context,
+            parameters,
+        })
+    }
+
+    /// Evaluates the whole tree and scores nodes `first..`.
+    fn pass(&mut self, tree: &TokenTree, first: usize, rows: Rows, out: &mut Scores) -> Result<()> {
+        let n = tree.len();
+        ensure!(
+            first < n && n <= MAX_ROWS,
+            "a pass takes 1 to {MAX_ROWS} rows, got {n} (first {first})"
+        );
+        let positions: Vec<usize> =
+            tree.depths().iter().map(|d| self.tokens.len() + *d as usize).collect();
+        let deepest = positions.iter().max().copied().unwrap_or(0);
+        ensure!(deepest < self.context, "the context has {} positions", self.context);
+        let vocab = self.config.vocab;
+        ensure!(tree.tokens.iter().all(|t| (*t as usize) < vocab), "the vocabulary has {vocab}");
+        let eps = self.config.eps as f64;
+        let mut x = (self.embed.index_select(&indices(&tree.tokens)?, 0)?
+            * self.config.embed_scale as f64)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            let (attention, new) = self.attention(
+                layer,
+                &self.cache[i],
+                &rms_norm(&x, &layer.input_norm, eps)?,
+                tree,
+                &positions,
+            )?;
+            self.scratch[i] = new;
+            x = (x + rms_norm(&attention, &layer.post_attn_norm, eps)?)?;
+            let h = rms_norm(&x, &layer.pre_ffn_norm, eps)?;
+            // candle's `gelu` is the tanh form, as Gemma's is.
+            let ffn =
+                linear(&(linear(&h, &layer.gate)?.gelu()? * linear(&h, &layer.up)?)?, &layer.down)?;
+            x = (x + rms_norm(&ffn, &layer.post_ffn_norm, eps)?)?;
+        }
+        let (start, len) = match rows {
+            Rows::None => (n, 0),
+            Rows::Last => (n - 1, 1),
+            Rows::All => (first, n - first),
+        };
+        out.vocab = self.config.vocab;
+        out.logits.clear();
+        out.hidden.clear();
+        if len > 0 {
+            let h = rms_norm(&x.narrow(0, start, len)?.contiguous()?, &self.final_norm, eps)?;
+            out.logits = linear(&h, &self.head)?.flatten_all()?.to_vec1()?;
+            out.hidden = h.flatten_all()?.to_vec1()?;
+        }
+        self.last.clone_from(tree);
+        Ok(())
+    }
+
+    /// `x [rows, dim]` -> the block's output `[rows, dim]` and the rows' own keys and values.
+    fn attention(
+        &self,
+        layer: &Layer,
+        cache: &KeysValues,
+        x: &Tensor,
+        tree: &TokenTree,
+        positions: &[usize],
+    ) -> Result<(Tensor, KeysValues)> {
+        let Config { n_heads, n_kv_heads, head_dim, .. } = self.config;
+        let (n, eps) = (positions.len(), self.config.eps as f64);
+        let q =
+            rms_norm(&linear(x, &layer.q)?.reshape((n, n_heads, head_dim))?, &layer.q_norm, eps)?;
+        let k = rms_norm(
+            &linear(x, &layer.k)?.reshape((n, n_kv_heads, head_dim))?,
+            &layer.k_norm,
+            eps,
+        )?;
+        let v = linear(x, &layer.v)?.reshape((n, n_kv_heads, head_dim))?;
+        let angles = angles(layer.rope, head_dim, positions)?;
+        let new = KeysValues { k: rotate(&k, &angles)?, v };
+        let all = cache.then(&new)?;
+        // Queries of the heads that share a key head lie next to each other: [n_kv_heads, shared *
+        // rows, head_dim].
+        let shared = n_heads / n_kv_heads;
+        let q = rotate(&q, &angles)?.transpose(0, 1)?.contiguous()?.reshape((
+            n_kv_heads,
+            shared * n,
+            head_dim,
+        ))?;
+        let k = all.k.transpose(0, 1)?.contiguous()?; // [n_kv_heads, seen, head_dim]
+        let v = all.v.transpose(0, 1)?.contiguous()?;
+        let seen = self.tokens.len() + n;
+        let scores = (q.matmul(&k.t()?.contiguous()?)? * self.config.query_scale as f64)?
+            .reshape((n_heads, n, seen))?;
+        let scores = scores.broadcast_add(&self.mask(tree, positions, layer.window)?)?;
+        let weights = softmax(&scores)?.reshape((n_kv_heads, shared * n, seen))?;
+        let mixed =
+            weights.matmul(&v)?.reshape((n_heads, n, head_dim))?.transpose(0, 1)?.contiguous()?;
+        Ok((linear(&mixed.reshape((n, n_heads * head_dim))?, &layer.o)?, new))
+    }
+
+    /// 0 where a row sees a position, minus infinity elsewhere: `[rows, committed + rows]`.
+    fn mask(&self, tree: &TokenTree, positions: &[usize], window: Option<usize>) -> Result<Tensor> {
+        let (n, seen) = (tree.len(), self.tokens.len() + tree.len());
+        let mut mask = vec![f32::NEG_INFINITY; n * seen];
+        let near = |from: usize, to: usize| window.is_none_or(|w| from - to < w);
+        for (row, mask) in mask.chunks_exact_mut(seen).enumerate() {
+            (0..self.tokens.len()).filter(|p| near(positions[row], *p)).for_each(|p| mask[p] = 0.0);
+            let mut node = Some(row as u32);
+            while let Some(at) = node.map(|n| n as usize) {
+                if near(positions[row], positions[at]) {
+                    mask[self.tokens.len() + at] = 0.0;
+                }
+                node = tree.parent[at];
+            }
+        }
+        Ok(Tensor::from_vec(mask, (n, seen), &Device::Cpu)?)
+    }
+}
+
+fn indices(values: &[u32]) -> Result<Tensor> {
+    Ok(Tensor::new(values, &Device::Cpu)?)
+}
+
+/// `x [rows, cols]` times the transpose of `weight [outputs, cols]`.
+fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    Ok(x.matmul(&weight.t()?)?)
+}
+
+/// Over the last dimension; `weight` has its one added already.
+fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    let scale = (x.sqr()?.mean_keepdim(D::Minus1)? + eps)?.sqrt()?.recip()?;
+    Ok(x.broadcast_mul(&scale)?.broadcast_mul(weight)?)
+}
+
+fn softmax(x: &Tensor) -> Result<Tensor> {
+    let e = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
+    Ok(e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?)
+}
+
+/// Cosines and sines of each position, `[positions, 1, head_dim / 2]`; the angles rounded to f32 as
+/// transformers has them.
+fn angles(rope: Rope, head_dim: usize, positions: &[usize]) -> Result<[Tensor; 2]> {
+    let half = head_dim / 2;
+    let angle = |position: usize, i: usize| {
+        let frequency = 1.0 / rope.theta.powf((2 * i) as f32 / head_dim as f32) / rope.factor;
+        position as f32 * frequency
+    };
+    let all: Vec<f32> =
+        positions.iter().flat_map(|p| (0..half).map(move |i| angle(*p, i))).collect();
+    let all = Tensor::from_vec(all, (positions.len(), 1, half), &Device::Cpu)?;
+    Ok([all.cos()?, all.sin()?])
+}
+
+/// Rotates `x [positions, heads, head_dim]`: component i of the first half turns with component i
+/// of the second.
+fn rotate(x: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
+    let half = x.dim(2)? / 2;
+    let (a, b) = (x.narrow(2, 0, half)?, x.narrow(2, half, half)?);
+    let first = (a.broadcast_mul(cos)? - b.broadcast_mul(sin)?)?;
+    let second = (b.broadcast_mul(cos)? + a.broadcast_mul(sin)?)?;
+    Ok(Tensor::cat(&[&first, &second], 2)?)
+}
+
+impl Engine for ReferenceEngine {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn cached(&self, _: usize) -> Cached<'_> {
+        Cached { tokens: &self.tokens, room: self.context - self.tokens.len(), free_pages: 0 }
+    }
+
+    /// Evaluates old nodes once more: nothing here is worth saving.
+    fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
+        let &[Input { sequence: 0, tree, first, rows }] = inputs else {
+            bail!("there is one sequence")
+        };
+        let same = first == 0
+            || first == self.last.len()
+                && tree.tokens.starts_with(&self.last.tokens)
+                && tree.parent.starts_with(&self.last.parent);
+        ensure!(same, "a pass continues the tree of the last one");
+        self.scores = None;
+        let mut scores = Scores::default();
+        self.pass(tree, first, rows, &mut scores)?;
+        if output != Output::Hidden {
+            scores.hidden.clear();
+        }
+        self.scores = Some(scores);
+        Ok(false)
+    }
+
+    fn finish(&mut self, out: &mut Scores) -> Result<()> {
+        *out = self.scores.take().context("no pass was begun")?;
+        Ok(())
+    }
+
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    fn lend(&self, _: usize) -> Option<&[f32]> {
+        None
+    }
+
+    fn commit(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
+        let &[(0, path)] = paths else { bail!("there is one sequence") };
+        let parent_of = |node: u32| self.last.parent.get(node as usize).copied();
+        let linked = path.windows(2).all(|w| parent_of(w[1]) == Some(Some(w[0])));
+        ensure!(
+            path.first() == Some(&0) && parent_of(0) == Some(None) && linked,
+            "a commit takes a path from the root of the last pass"
+        );
+        let path_rows = indices(path)?;
+        for (cache, new) in self.cache.iter_mut().zip(&self.scratch) {
+            let taken = KeysValues {
+                k: new.k.index_select(&path_rows, 0)?,
+                v: new.v.index_select(&path_rows, 0)?,
+            };
+            *cache = cache.then(&taken)?;
+        }
+        self.tokens.extend(path.iter().map(|node| self.last.tokens[*node as usize]));
+        self.last = TokenTree::default();
+        Ok(())
+    }
+
+    /// Never refused: nothing is ever dropped.
+    fn truncate(&mut self, _: usize, position: usize) -> Result<()> {
+        ensure!(
+            position <= self.tokens.len(),
+            "cannot truncate to {position}: only {} tokens are committed",
+            self.tokens.len()
+        );
+        for cache in &mut self.cache {
+            *cache = KeysValues {
+                k: cache.k.narrow(0, 0, position)?,
+                v: cache.v.narrow(0, 0, position)?,
+            };
+        }
+        self.tokens.truncate(position);
+        self.last = TokenTree::default();
+        Ok(())
+    }
+
+    /// Nothing is kept: there are no pages.
+    fn retain(&mut self, _: usize, _: usize) -> Option<Prefix> {
+        None
+    }
+
+    fn resume(&mut self, _: usize, _: &Prefix, _: usize) -> Result<()> {
+        bail!("the oracle keeps no prefixes")
+    }
+
+    fn report(&self) -> EngineReport {
+        let width = self.config.n_kv_heads * self.config.head_dim;
+        let kv = 8 * self.tokens.len() * width * self.config.n_layers;
+        EngineReport {
+            device: "reference: candle, f32".into(),
+            memory: Memory { weights: 4 * self.parameters as u64, kv: kv as u64, activations: 0 },
+            executor: None,
+        }
+    }
+
+    fn device(&mut self) -> Option<&mut dyn Reports> {
+        None
+    }
+}

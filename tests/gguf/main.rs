@@ -1,0 +1,8 @@
+//! GGUF files: read, written, hostile.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod hostile;
+mod read;
+mod write;

@@ -1,0 +1,99 @@
+//! Every form of checkpoint gives the same weights; every hostile file is refused with a reason,
+//! and none crashes.
+
+use crate::common;
+use common::{Form, TinyModel};
+use gemma::checkpoint::{Checkpoint, Dtype};
+use gemma::error::{Kind, fault_of};
+use gemma::gemma::{Config, Role, Weights};
+use std::path::Path;
+
+fn open(dir: &Path) -> anyhow::Result<Weights> {
+    Weights::open(Checkpoint::open(dir)?)
+}
+
+/// All weights as bits, and the configuration without what only says how it was spelled.
+fn everything(weights: &Weights) -> (Config, Vec<Vec<u32>>) {
+    let values = weights.roles().into_iter().map(|(role, layer)| {
+        let values = match role.is_matrix() {
+            true => weights.matrix(role, layer).unwrap().dequantize(),
+            false => weights.vector(role, layer).unwrap(),
+        };
+        values.into_iter().map(f32::to_bits).collect()
+    });
+    (weights.config().clone(), values.collect())
+}
+
+#[test]
+fn all_forms_dtypes_and_shardings_give_equal_weights() {
+    let model = TinyModel::tiny(1);
+    let dir = tempfile::tempdir().unwrap();
+    let mut first = None;
+    for form in Form::ALL {
+        for dtype in [Dtype::BF16, Dtype::F16, Dtype::F32] {
+            for shards in [1, 3] {
+                let path = dir.path().join(format!("{form:?}-{dtype}-{shards}"));
+                model.write(&path, form, dtype, shards);
+                let weights = open(&path).unwrap();
+                let skipped = weights.notes().iter().any(|n| n.contains("vision tower"));
+                assert_eq!(
+                    skipped,
+                    matches!(form, Form::Multimodal | Form::MultimodalV5),
+                    "{form:?}"
+                );
+                let got = everything(&weights);
+                assert_eq!(
+                    got,
+                    *first.get_or_insert_with(|| got.clone()),
+                    "{form:?} {dtype} {shards}"
+                );
+            }
+        }
+    }
+    let (config, values) = first.unwrap();
+    assert_eq!(
+        (0..4).map(|i| config.is_global(i)).collect::<Vec<_>>(),
+        [false, false, true, false]
+    );
+    assert_eq!((config.rope_global.factor, config.rope_local.factor), (8.0, 1.0));
+    assert_eq!((config.rope_global.theta, config.rope_local.theta), (1e6, 1e4));
+    assert_eq!(config.eos, [1, 106]);
+    assert_eq!(values[0].len(), 160 * 128);
+    assert_eq!(f32::from_bits(values[0][7]), model.tensors[0].2[7]);
+}
+
+/// Whatever reads a file that became shorter names it, and says what to do.
+#[test]
+fn weights_that_shrink_after_they_were_opened_are_an_invalid_model() {
+    let dir = tempfile::tempdir().unwrap();
+    TinyModel::tiny(2).write(dir.path(), Form::TextV4, Dtype::BF16, 1);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let file = dir.path().join("model.safetensors");
+    std::fs::File::options().write(true).open(&file).unwrap().set_len(4096).unwrap();
+    let name = checkpoint.stored()[0].name.clone();
+    for error in [
+        checkpoint.fingerprint().unwrap_err(),
+        checkpoint.read_through().unwrap_err(),
+        checkpoint.read(&name, 0..8192, &mut Vec::new()).unwrap_err(),
+    ] {
+        let fault = fault_of(&error).unwrap_or_else(|| panic!("{error:#}"));
+        assert_eq!(fault.kind, Kind::Model);
+        assert!(fault.what.contains(file.to_str().unwrap()) && fault.help.is_some(), "{fault:?}");
+    }
+}
+
+#[test]
+fn synthetic_weights_depend_on_their_seed_alone() {
+    let config = Config::from_json(&TinyModel::tiny(1).config(Form::TextV4)).unwrap();
+    let make = |seed| {
+        Weights::synthetic(
+            config.clone(),
+            |role| if role == Role::Embed { "i8-row" } else { "i4-g32" }.parse().unwrap(),
+            seed,
+        )
+    };
+    let (a, b, c) = (everything(&make(5)), everything(&make(5)), everything(&make(6)));
+    assert_eq!(a, b);
+    assert_ne!(a.1, c.1);
+    assert_ne!(a.1[2], a.1[15], "layers differ");
+}

@@ -1,0 +1,11 @@
+//! Models as they are stored: values, tokenizers, checkpoints, hostile files.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/reference.rs"]
+mod reference;
+
+mod checkpoint;
+mod golden;
+mod hostile_files;
+mod tokenizer;

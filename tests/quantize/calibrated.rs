@@ -1,0 +1,169 @@
+//! Quantising with text: the solver's forward pass is the model's, its answers are better than
+//! nearest codes, and neither threads nor interruptions change a byte of them.
+
+use crate::{common, reference};
+use common::{Form, TinyModel};
+use gemma::checkpoint::{Checkpoint, Dtype};
+use gemma::eval;
+use gemma::gemma::{Role, Weights};
+use gemma::quant::calibrate::{Text, survey};
+use gemma::quant::{Calibrated, Importance, Nearest, Options, Plan, Recipe, run};
+use gemma::tensor::encode::OnProcessor;
+use reference::ReferenceEngine;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+fn open(dir: &Path) -> Weights {
+    Weights::open(Checkpoint::open(dir).unwrap()).unwrap()
+}
+
+/// Made-up tokens with some structure; the vocabulary has 160.
+fn text(windows: usize) -> Text {
+    let run: Vec<u32> = (0..40_000u32)
+        .map(|i| 3 + ((i.wrapping_mul(2_654_435_761) >> 19) ^ (i / 7)) % 150)
+        .collect();
+    Text::cut(&run, 2, 64, windows).unwrap()
+}
+
+/// Quantises with text; `stop_after` progress calls the first time, if given. Returns the measured
+/// divergence.
+fn calibrated(
+    src: &Path,
+    dst: &Path,
+    recipe: &Recipe,
+    threads: usize,
+    stop_after: Option<usize>,
+) -> f64 {
+    let (source, options) = (open(src), Options { threads, ..Options::default() });
+    let mut left = stop_after;
+    loop {
+        let mut solver =
+            Calibrated::new(&source, text(12), threads, Arc::new(OnProcessor)).unwrap();
+        let plan = Plan::new(&source, recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
+            .unwrap();
+        solver.begin(&plan.layout).unwrap();
+        let mut tell = |_: gemma::quant::Progress<'_>| match left.as_mut() {
+            Some(0) => anyhow::bail!("enough"),
+            Some(n) => {
+                *n -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        };
+        let ended = run(&source, dst, &plan, &options, &mut solver, &mut tell).is_err();
+        if !ended {
+            return solver.divergence(&open(dst)).unwrap();
+        }
+        assert_eq!(left, Some(0));
+        left = None;
+    }
+}
+
+fn weights_of(dir: &Path) -> Vec<u8> {
+    fs::read(dir.join("model.safetensors")).unwrap()
+}
+
+fn recipe() -> Recipe {
+    let text = r#"
+[formats]
+"embed_tokens" = "t4-row+h128"
+"layers.*.self_attn.{q,k}_proj" = "i4-g32"
+"layers.*.self_attn.v_proj" = "t3-row+h128"
+"layers.*.self_attn.o_proj" = "i4-row+h128"
+"layers.1.mlp.*" = "as-is"
+"layers.*.mlp.*" = "t2-row+h128"
+"norms" = "as-is"
+"#;
+    Recipe::parse("test", text).unwrap()
+}
+
+#[test]
+fn threads_and_interruptions_change_no_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let src = dir.path().join("src");
+    TinyModel::tiny(1).write(&src, Form::TextV4, Dtype::BF16, 1);
+    let to = |name: &str| dir.path().join(name);
+    let first = calibrated(&src, &to("one"), &recipe(), 1, None);
+    let want = weights_of(&to("one"));
+    for (i, (threads, stop)) in
+        [(2, None), (2, Some(3)), (1, Some(9)), (2, Some(17)), (1, Some(30))]
+            .into_iter()
+            .enumerate()
+    {
+        let dst = to(&format!("again{i}"));
+        let measured = calibrated(&src, &dst, &recipe(), threads, stop);
+        assert!(weights_of(&dst) == want, "{threads} threads, stopped after {stop:?}");
+        assert!((measured - first).abs() < 1e-9, "{measured} and {first}");
+    }
+}
+
+/// What the solver believes of the model it makes is what the oracle finds.
+#[test]
+fn the_measured_divergence_is_the_oracles() {
+    let dir = tempfile::tempdir().unwrap();
+    let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
+    TinyModel::tiny(3).write(&src, Form::TextV4, Dtype::F32, 1);
+    let measured = calibrated(&src, &dst, &recipe(), 2, None);
+    let text = text(12);
+    let oracle = |dir: &Path| ReferenceEngine::new(&open(dir), text.window).unwrap();
+    let (mut made, mut source) = (oracle(&dst), oracle(&src));
+    // The solver leaves out what follows BOS alone; here every position counts that is followed by
+    // another in its window.
+    let (mut sum, mut count) = (0.0, 0);
+    for window in text.tokens.chunks(text.window) {
+        let c = eval::compare(&mut made, &mut source, window, text.window, &mut |_| {}).unwrap();
+        sum += c.kld.mean * (text.window - 1) as f64;
+        count += text.window - 1;
+    }
+    let oracle = sum / count as f64;
+    assert!((measured / oracle - 1.0).abs() < 0.05, "{measured} and {oracle}");
+}
+
+#[test]
+fn text_makes_better_codes() {
+    let dir = tempfile::tempdir().unwrap();
+    let src = dir.path().join("src");
+    TinyModel::tiny(5).write(&src, Form::TextV4, Dtype::BF16, 1);
+    let source = open(&src);
+    let text = text(12);
+    for linear in ["t2-row+h128", "i2-row+h128", "i4-g32", "i2-g64"] {
+        let recipe = Recipe::inline(linear.parse().unwrap(), "i8-row".parse().unwrap());
+        let (solved, nearest) =
+            (dir.path().join(format!("{linear}-s")), dir.path().join(format!("{linear}-n")));
+        calibrated(&src, &solved, &recipe, 2, None);
+        let mut solver = Nearest::new(2);
+        let options = Options::default();
+        let plan =
+            Plan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
+                .unwrap();
+        run(&source, &nearest, &plan, &options, &mut solver, &mut |_| Ok(())).unwrap();
+        let divergence = |dir: &Path| {
+            let oracle = |dir: &Path| ReferenceEngine::new(&open(dir), text.window).unwrap();
+            let (mut made, mut source) = (oracle(dir), oracle(&src));
+            eval::compare(&mut made, &mut source, &text.tokens, text.window, &mut |_| {})
+                .unwrap()
+                .kld
+                .mean
+        };
+        let (solved, nearest) = (divergence(&solved), divergence(&nearest));
+        assert!(solved < 0.9 * nearest, "{linear}: {solved} with text, {nearest} without");
+    }
+}
+
+/// Every matrix is disturbed once, and the feed-forward matters more than where attention looks.
+#[test]
+fn a_survey_finds_what_matters() {
+    let dir = tempfile::tempdir().unwrap();
+    TinyModel::tiny(7).write(dir.path(), Form::TextV4, Dtype::F32, 1);
+    let source = open(dir.path());
+    let found = survey(&source, &text(4), 1, &mut |_| Ok(())).unwrap();
+    let again = survey(&source, &text(4), 1, &mut |_| Ok(())).unwrap();
+    assert_eq!(found, again);
+    let matrices = source.roles().into_iter().filter(|r| r.0.is_matrix()).count();
+    assert_eq!(found.len(), matrices);
+    assert!(found.iter().all(|s| s.divergence > 0.0 && s.divergence.is_finite()));
+    let of =
+        |role: Role| found.iter().filter(|s| s.role == role).map(|s| s.divergence).sum::<f64>();
+    assert!(of(Role::Q) < of(Role::Down) + of(Role::Up) + of(Role::Gate), "{found:?}");
+}

@@ -1,0 +1,15 @@
+//! `gemma quantize`: what it writes, plans and measures, and what an interruption leaves.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/reference.rs"]
+mod reference;
+#[path = "../common/shell.rs"]
+mod shell;
+
+mod calibrated;
+mod command;
+mod formats;
+mod plan;
+mod resume;
+mod solver;

@@ -1,0 +1,421 @@
+//! A night's work is not lost: runs that were killed, interrupted or out of disk go on where they
+//! were, and end in the same bytes.
+
+use crate::{common, shell};
+use common::{Dims, Form, TinyModel, write_model};
+use gemma::checkpoint::{Checkpoint, Dtype};
+use gemma::error::{Kind, fault_of};
+use gemma::gemma::Weights;
+use gemma::quant::{Options, Progress, Recipe, Report, quantize, unfinished};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use shell::{BINARY, bash, code, command, gemma_in};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+
+fn open(dir: &Path) -> Weights {
+    Weights::open(Checkpoint::open(dir).unwrap()).unwrap()
+}
+
+fn recipe() -> Recipe {
+    Recipe::inline("i4-g32".parse().unwrap(), "i8-row".parse().unwrap())
+}
+
+fn options() -> Options {
+    Options { threads: 2, shard_bytes: 90_000, ..Options::default() }
+}
+
+/// Every file of a directory by name.
+fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let read = |e: fs::DirEntry| {
+        (e.file_name().to_string_lossy().into_owned(), fs::read(e.path()).unwrap())
+    };
+    fs::read_dir(dir).unwrap().map(|e| read(e.unwrap())).collect()
+}
+
+/// Names in a directory, hidden ones too.
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// A run that is told to stop behind so many tensors, as by Ctrl-C.
+fn stopped(
+    source: &Weights,
+    dst: &Path,
+    options: &Options,
+    tensors: usize,
+) -> anyhow::Result<Report> {
+    let mut left = tensors;
+    quantize(source, dst, &recipe(), options, &mut |p: Progress<'_>| {
+        anyhow::ensure!(left > 0, "interrupted");
+        left -= p.error.is_some() as usize;
+        Ok(())
+    })
+}
+
+/// Runs to the end.
+fn finish(source: &Weights, dst: &Path) -> anyhow::Result<Report> {
+    quantize(source, dst, &recipe(), &options(), &mut |_| Ok(()))
+}
+
+/// A directory with a source and what an undisturbed run makes of it.
+struct Case {
+    dir: tempfile::TempDir,
+    undisturbed: BTreeMap<String, Vec<u8>>,
+}
+
+impl Case {
+    fn new(seed: u64) -> Case {
+        let dir = tempfile::tempdir().unwrap();
+        TinyModel::tiny(seed).write(&dir.path().join("src"), Form::TextV4, Dtype::BF16, 2);
+        finish(&open(&dir.path().join("src")), &dir.path().join("whole")).unwrap();
+        let undisturbed = files(&dir.path().join("whole"));
+        Case { dir, undisturbed }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn source(&self) -> Weights {
+        open(&self.at("src"))
+    }
+
+    /// The destination is what it should be, and nothing lies beside it.
+    fn assert_whole(&self) {
+        assert!(files(&self.at("dst")) == self.undisturbed, "the bytes differ");
+        assert_eq!(names(self.dir.path()), ["dst", "src", "whole"]);
+    }
+}
+
+#[test]
+fn an_interrupted_run_goes_on_where_it_was() {
+    let case = Case::new(1);
+    assert!(case.undisturbed.len() > 5, "several shards: {:?}", case.undisturbed.keys());
+    let (source, dst) = (case.source(), case.at("dst"));
+    assert_eq!(stopped(&source, &dst, &options(), 0).unwrap_err().to_string(), "interrupted");
+    assert_eq!((unfinished(&dst), dst.exists()), (None, false), "nothing done, nothing kept");
+    // Each run does a few tensors more; the ones before are told too.
+    for tensors in [3, 11, 11, 25, 40] {
+        stopped(&source, &dst, &options(), tensors).unwrap_err();
+        let left = unfinished(&dst).unwrap();
+        assert_eq!(left.done, tensors);
+        assert!(!dst.exists());
+    }
+    finish(&source, &dst).unwrap();
+    case.assert_whole();
+}
+
+#[test]
+fn what_was_torn_or_damaged_is_done_again() {
+    let case = Case::new(2);
+    let (source, dst, partial) = (case.source(), case.at("dst"), case.at(".dst.partial"));
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 7] = [
+        ("half a line", |p| {
+            let text = fs::read(p.join("journal")).unwrap();
+            fs::write(p.join("journal"), &text[..text.len() - 30]).unwrap();
+        }),
+        ("a line of rubbish", |p| {
+            let text = fs::read_to_string(p.join("journal")).unwrap();
+            fs::write(p.join("journal"), text + "\0\0\0\n").unwrap();
+        }),
+        ("the first file cut short", |p| {
+            let file = first_file(p);
+            let length = fs::metadata(&file).unwrap().len();
+            fs::OpenOptions::new().write(true).open(file).unwrap().set_len(length - 1).unwrap();
+        }),
+        ("a byte turned over", |p| {
+            let file = first_file(p);
+            let mut bytes = fs::read(&file).unwrap();
+            let at = bytes.len() - 100;
+            bytes[at] ^= 4;
+            fs::write(file, bytes).unwrap();
+        }),
+        ("a file gone", |p| fs::remove_file(first_file(p)).unwrap()),
+        ("all files gone", |p| fs::remove_dir_all(p.join("files")).unwrap()),
+        ("an empty journal", |p| fs::write(p.join("journal"), "").unwrap()),
+    ];
+    for (what, damage) in damages {
+        stopped(&source, &dst, &options(), 30).unwrap_err();
+        damage(&partial);
+        finish(&source, &dst).unwrap_or_else(|e| panic!("{what}: {e:#}"));
+        case.assert_whole();
+        fs::remove_dir_all(&dst).unwrap();
+    }
+}
+
+/// The first file of tensors of an unfinished run.
+fn first_file(partial: &Path) -> PathBuf {
+    let files = partial.join("files");
+    files.join(names(&files).into_iter().find(|n| n.contains("00001-of")).unwrap())
+}
+
+#[test]
+fn another_run_is_never_continued() {
+    let case = Case::new(3);
+    let (source, dst) = (case.source(), case.at("dst"));
+    stopped(&source, &dst, &options(), 20).unwrap_err();
+    let refused = |recipe: &Recipe, options: &Options, expected: &str| {
+        let error = quantize(&case.source(), &dst, recipe, options, &mut |_| Ok(())).unwrap_err();
+        let fault = fault_of(&error).unwrap();
+        assert_eq!(fault.kind, Kind::Usage);
+        assert!(fault.what.contains(expected), "{} lacks {expected}", fault.what);
+        assert!(fault.help.as_ref().unwrap().contains("--restart"));
+        assert_eq!(unfinished(&dst).unwrap().done, 20, "what is there stays");
+    };
+    let other = Recipe::inline("i4-g64".parse().unwrap(), "i8-row".parse().unwrap());
+    refused(&other, &options(), "i4-g32");
+    refused(&recipe(), &Options { shard_bytes: 1_000_000, ..options() }, "other options");
+    // Other bytes of the same length and time.
+    let weights = case.at("src/model-00002-of-00002.safetensors");
+    let bytes = fs::read(&weights).unwrap();
+    change(&weights, bytes.len() - 1);
+    refused(&recipe(), &options(), "model-00002-of-00002.safetensors changed");
+    change(&weights, bytes.len() - 1);
+    assert!(fs::read(&weights).unwrap() == bytes);
+    let restart = Options { restart: true, ..options() };
+    quantize(&case.source(), &dst, &recipe(), &restart, &mut |_| Ok(())).unwrap();
+    case.assert_whole();
+}
+
+/// Turns over a low bit of a byte, and gives the file its old time.
+fn change(file: &Path, at: usize) {
+    let modified = fs::metadata(file).unwrap().modified().unwrap();
+    let file = fs::File::options().read(true).write(true).open(file).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at as u64).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at as u64).unwrap();
+    file.set_modified(modified).unwrap();
+}
+
+/// Where a large shard is not sampled, the tensors that are done prove that it is the same.
+#[test]
+fn a_source_of_the_same_length_and_time_is_never_mixed_in() {
+    let mut case = Case::new(9);
+    larger().write(&case.at("src"), Form::TextV5, Dtype::BF16, 1);
+    let (dst, weights) = (case.at("dst"), case.at("src/model.safetensors"));
+    let bytes = fs::read(&weights).unwrap();
+    // The first tensor is the largest, and the samples have 4 kB of each 1/63.
+    let between = bytes.len() / 63 * 3 / 2;
+    stopped(&case.source(), &dst, &options(), 20).unwrap_err();
+    change(&weights, between);
+    let error = finish(&case.source(), &dst).unwrap_err();
+    assert_eq!(fault_of(&error).unwrap().kind, Kind::Usage);
+    assert!(error.to_string().contains("changed in the source"), "{error:#}");
+    assert_eq!(unfinished(&dst).unwrap().done, 20, "what is there stays");
+    change(&weights, between);
+    // A copy with times of its own goes on, more than once.
+    let _ = fs::remove_dir_all(case.at("whole"));
+    finish(&case.source(), &case.at("whole")).unwrap();
+    case.undisturbed = files(&case.at("whole"));
+    fs::rename(case.at("src"), case.at("old")).unwrap();
+    fs::create_dir(case.at("src")).unwrap();
+    for name in names(&case.at("old")) {
+        fs::copy(case.at("old").join(&name), case.at("src").join(&name)).unwrap();
+    }
+    fs::remove_dir_all(case.at("old")).unwrap();
+    stopped(&case.source(), &dst, &options(), 25).unwrap_err();
+    assert_eq!(unfinished(&dst).unwrap().done, 25);
+    finish(&case.source(), &dst).unwrap();
+    case.assert_whole();
+}
+
+#[test]
+fn a_source_that_changes_meanwhile_is_noticed() {
+    let case = Case::new(4);
+    let (dst, shard) = (case.at("dst"), case.at("src/model-00001-of-00002.safetensors"));
+    let last = fs::metadata(&shard).unwrap().len() as usize - 1;
+    let run = |meanwhile: &dyn Fn()| {
+        let mut calls = 0;
+        quantize(&case.source(), &dst, &recipe(), &options(), &mut |_| {
+            calls += 1;
+            if calls == 10 {
+                meanwhile();
+            }
+            Ok(())
+        })
+    };
+    for (file, at) in [(case.at("src/config.json"), 3), (shard.clone(), last)] {
+        let error = run(&|| change(&file, at)).unwrap_err();
+        assert!(error.to_string().contains("changed while"), "{error:#}");
+        assert_eq!(names(case.dir.path()), ["src", "whole"]);
+        change(&file, at);
+    }
+    // A second link changes the inode, and no byte.
+    run(&|| fs::hard_link(&shard, case.at("link")).unwrap()).unwrap();
+    fs::remove_file(case.at("link")).unwrap();
+    case.assert_whole();
+}
+
+#[test]
+fn two_runs_never_share_a_destination() {
+    let case = Case::new(5);
+    let (source, dst, mut refusal) = (case.source(), case.at("dst"), None);
+    quantize(&source, &dst, &recipe(), &options(), &mut |_| {
+        if refusal.is_none() {
+            refusal = Some(finish(&open(&case.at("src")), &dst).unwrap_err());
+        }
+        Ok(())
+    })
+    .unwrap();
+    let refusal = refusal.unwrap();
+    assert_eq!(fault_of(&refusal).unwrap().kind, Kind::Usage);
+    assert!(refusal.to_string().contains("at work"), "{refusal:#}");
+    case.assert_whole();
+}
+
+/// Cut off while it is read: an error that names the tensor, not a signal.
+#[test]
+fn a_shard_that_shrinks_is_an_error() {
+    let case = Case::new(6);
+    let (source, dst, mut calls) = (case.source(), case.at("dst"), 0);
+    let weights = case.at("src/model-00002-of-00002.safetensors");
+    let error = quantize(&source, &dst, &recipe(), &options(), &mut |_| {
+        calls += 1;
+        if calls == 5 {
+            fs::File::options().write(true).open(&weights).unwrap().set_len(5000).unwrap();
+        }
+        Ok(())
+    })
+    .unwrap_err();
+    assert_eq!(fault_of(&error).unwrap().kind, Kind::Model);
+    assert!(error.to_string().contains("tensor `model.layers."), "{error:#}");
+    assert!(!dst.exists() && unfinished(&dst).is_none());
+}
+
+#[test]
+fn what_is_not_finite_is_refused_by_name_even_in_norms() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = TinyModel::tiny(7);
+    for (tensor, place, bad) in [
+        ("layers.2.mlp.up_proj", 128 * 9 + 3, f32::NAN),
+        ("layers.1.self_attn.q_norm", 3, f32::INFINITY),
+    ] {
+        let mut tensors = model.named(Form::TextV4);
+        tensors.iter_mut().find(|t| t.0.contains(tensor)).unwrap().2[place] = bad;
+        write_model(&dir.path().join("src"), &model.config(Form::TextV4), &tensors, Dtype::BF16, 1);
+        gemma_in(dir.path(), &["quantize", "src", "dst"], b"").fails(3, &[tensor, "help: "]);
+        assert_eq!(names(dir.path()), ["src"]);
+    }
+}
+
+/// A model that takes long enough for signals to come in between.
+fn larger() -> TinyModel {
+    TinyModel::new(Dims { n_layers: 6, dim: 256, ffn_dim: 1024, vocab: 2000, ..Dims::default() }, 8)
+}
+
+const LARGER: [&str; 6] =
+    ["quantize", "src", "dst", "--linear=i4-g32", "-t1", "--embedding=i4-g64"];
+
+/// Bytes of the files that a run has written so far.
+fn written(partial: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(partial.join("files")) else { return 0 };
+    entries.filter_map(|e| Some(e.ok()?.metadata().ok()?.len())).sum()
+}
+
+/// Starts a run and waits until it has written so much, or ended.
+fn start(dir: &Path, bytes: u64) -> Child {
+    let mut child = command(BINARY, dir).args(LARGER).spawn().unwrap();
+    while written(&dir.join(".dst.partial")) < bytes && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    child
+}
+
+#[test]
+fn killed_at_any_moment_and_run_again_the_bytes_are_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    larger().write(&at("src"), Form::TextV5, Dtype::BF16, 3);
+    gemma_in(dir.path(), &LARGER, b"").ok();
+    let undisturbed = files(&at("dst"));
+    fs::rename(at("dst"), at("whole")).unwrap();
+    let total: u64 = undisturbed.values().map(|f| f.len() as u64).sum();
+    let mut rng = SmallRng::seed_from_u64(20);
+    let mut inside = 0;
+    for _ in 0..20 {
+        let mut child = start(dir.path(), rng.random_range(0..total));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        inside += !at("dst").exists() as usize;
+        // Killed at the very end it may be there already; then another run only clears up.
+        let expected = if at("dst").exists() { 2 } else { 0 };
+        assert_eq!(gemma_in(dir.path(), &LARGER, b"").code, expected);
+        assert!(files(&at("dst")) == undisturbed, "the bytes differ");
+        assert_eq!(names(dir.path()), ["dst", "src", "whole"]);
+        fs::remove_dir_all(at("dst")).unwrap();
+    }
+    assert!(inside >= 10, "only {inside} of 20 were killed before the end");
+}
+
+#[test]
+fn the_first_ctrl_c_keeps_what_is_done_and_says_how_to_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    larger().write(&dir.path().join("src"), Form::TextV5, Dtype::BF16, 1);
+    // A run may be faster than the signal: then there is another.
+    let said = (0..10).find_map(|_| {
+        let _ = fs::remove_dir_all(dir.path().join("dst"));
+        let mut child = start(dir.path(), 1_000_000);
+        // SAFETY: a signal to a child that has not been waited for, so the id is still its own.
+        assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
+        let said: Vec<String> =
+            BufReader::new(child.stderr.take().unwrap()).lines().map(|l| l.unwrap()).collect();
+        (code(child.wait().unwrap()) == 130).then_some(said)
+    });
+    let said = said.expect("no signal came in time");
+    assert!(said.iter().any(|l| l.contains("the same command goes on")), "{said:?}");
+    let again = gemma_in(dir.path(), &LARGER, b"").ok();
+    assert!(again.err.contains("going on from .dst.partial"), "{}", again.err);
+    assert_eq!(names(dir.path()), ["dst", "src"]);
+}
+
+/// A limit on file sizes fails writes as a full disk does.
+#[test]
+fn a_full_disk_keeps_what_is_done() {
+    let dir = tempfile::tempdir().unwrap();
+    larger().write(&dir.path().join("src"), Form::TextV5, Dtype::BF16, 1);
+    let run = bash(dir.path(), &format!("ulimit -f 1000; exec \"$G\" {}", LARGER.join(" ")));
+    run.fails(
+        1,
+        &["cannot write tensor `model.layers.", "model.safetensors", "the same command goes on"],
+    );
+    assert!(!dir.path().join("dst").exists());
+    let again = gemma_in(dir.path(), &LARGER, b"").ok();
+    assert!(again.err.contains("going on from"), "{}", again.err);
+    assert_eq!(names(dir.path()), ["dst", "src"]);
+    gemma_in(dir.path(), &["inspect", "dst", "--verify"], b"").ok();
+}
+
+/// A disk that fails in the middle of a shard costs nothing but the tensor that was being read.
+#[test]
+fn a_read_error_names_the_tensor_and_keeps_what_is_done() {
+    let dir = tempfile::tempdir().unwrap();
+    larger().write(&dir.path().join("src"), Form::TextV5, Dtype::BF16, 1);
+    let mut kept = false;
+    // The samples that tell one source from another.
+    let samples = 64;
+    for reads in [0, 1, 2, 3, 4, 6].map(|reads| samples + reads) {
+        let run = bash(
+            dir.path(),
+            &format!("GEMMA_FAIL_READS_AFTER={reads} \"$G\" {}", LARGER.join(" ")),
+        );
+        kept |= run.err.contains("the same command goes on");
+        run.fails(1, &["reading tensor `model.", "Input/output error"]);
+        assert!(!dir.path().join("dst").exists(), "after {reads} reads");
+    }
+    assert!(kept, "no tensor was done before a read failed");
+    let again = gemma_in(dir.path(), &LARGER, b"").ok();
+    assert!(again.err.contains("going on from"), "{}", again.err);
+    assert_eq!(names(dir.path()), ["dst", "src"]);
+    gemma_in(dir.path(), &["inspect", "dst", "--verify"], b"").ok();
+}

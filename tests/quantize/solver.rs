@@ -1,0 +1,187 @@
+//! The seam that methods of quantising plug into: what they are asked for, in which order, and what
+//! they see of an earlier run.
+
+use crate::common;
+use common::{Form, TinyModel};
+use gemma::checkpoint::{Checkpoint, Dtype};
+use gemma::gemma::{Role, Weights};
+use gemma::quant::{Entry, Importance, Layout, Nearest, Options, Plan, Recipe, Solver, run};
+use gemma::tensor::quantize::quantize;
+use gemma::tensor::{Format, Matrix};
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+fn open(dir: &Path) -> Weights {
+    Weights::open(Checkpoint::open(dir).unwrap()).unwrap()
+}
+
+/// Rounds like [`Nearest`], and writes down what happens.
+#[derive(Default)]
+struct Watched {
+    whole: bool,
+    said: Vec<String>,
+    /// Codes of the matrices that went through, by role and layer.
+    seen: BTreeMap<(Role, usize), Vec<u8>>,
+}
+
+impl Solver for Watched {
+    fn name(&self) -> String {
+        "watched".into()
+    }
+
+    fn wants_whole(&self, entry: &Entry) -> bool {
+        self.whole && entry.role != Role::Embed
+    }
+
+    fn memory(&self, _: &Layout) -> u64 {
+        1_000_000_000
+    }
+
+    fn matrix(
+        &mut self,
+        entry: &Entry,
+        format: Format,
+        rows: Range<usize>,
+        values: &[f32],
+    ) -> anyhow::Result<Matrix<'static>> {
+        assert_eq!(values.len(), rows.len() * entry.cols);
+        assert!(
+            rows.start.is_multiple_of(16)
+                && (rows.end.is_multiple_of(16) || rows.end == entry.rows)
+        );
+        let part = if rows.len() == entry.rows { String::new() } else { format!(" {rows:?}") };
+        self.said.push(format!("{:?} {}{part}", entry.role, entry.layer));
+        let matrix = quantize(format, rows.len(), entry.cols, values)?;
+        self.seen.entry((entry.role, entry.layer)).or_default().extend_from_slice(&matrix.codes);
+        Ok(matrix)
+    }
+
+    fn resumed(&mut self, entry: &Entry, matrix: &Matrix<'_>) -> anyhow::Result<()> {
+        self.said.push(format!("again {:?} {}", entry.role, entry.layer));
+        self.seen.insert((entry.role, entry.layer), matrix.codes.to_vec());
+        Ok(())
+    }
+
+    fn layer_done(&mut self, layer: usize) -> anyhow::Result<()> {
+        self.said.push(format!("layer {layer} done"));
+        Ok(())
+    }
+}
+
+#[test]
+fn a_solver_sees_every_matrix_in_the_order_of_the_forward_pass_again_after_a_stop() {
+    let dir = tempfile::tempdir().unwrap();
+    let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
+    TinyModel::tiny(1).write(&src, Form::TextV4, Dtype::BF16, 1);
+    let (source, options) = (open(&src), Options { threads: 2, ..Options::default() });
+    let recipe = Recipe::inline("i4-g32".parse().unwrap(), "i8-row".parse().unwrap());
+    let mut solver = Watched { whole: true, ..Watched::default() };
+    let mut plan =
+        Plan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0)).unwrap();
+    assert!(plan.memory > 1_000_000_000 && plan.solver == "watched");
+    plan.chunk = 64 * 128;
+
+    let mut left = 20;
+    let mut stop = |p: gemma::quant::Progress<'_>| {
+        left -= p.error.is_some() as usize;
+        anyhow::ensure!(left > 0, "enough");
+        Ok(())
+    };
+    run(&source, &dst, &plan, &options, &mut solver, &mut stop).unwrap_err();
+    assert_eq!(solver.said[..4], ["Embed 0 0..64", "Embed 0 64..128", "Embed 0 128..160", "Q 0"]);
+    assert_eq!(
+        solver.said[4..11],
+        ["K 0", "V 0", "O 0", "Gate 0", "Up 0", "Down 0", "layer 0 done"]
+    );
+    let first = std::mem::take(&mut solver.seen);
+
+    solver.said.clear();
+    run(&source, &dst, &plan, &options, &mut solver, &mut |_| Ok(())).unwrap();
+    assert_eq!(
+        solver.said[..8],
+        [
+            "again Q 0",
+            "again K 0",
+            "again V 0",
+            "again O 0",
+            "again Gate 0",
+            "again Up 0",
+            "again Down 0",
+            "layer 0 done"
+        ]
+    );
+    assert_eq!(solver.said.iter().filter(|s| s.ends_with("done")).count(), 4);
+    assert_eq!(solver.said.last().unwrap(), "layer 3 done");
+    for (at, codes) in solver.seen.iter() {
+        assert!(first.get(at).is_none_or(|f| f == codes), "{at:?}: not what was written");
+        assert_eq!(codes[..], open(&dst).matrix(at.0, at.1).unwrap().codes[..], "{at:?}");
+    }
+}
+
+/// However few rows fit into memory, and whoever else is at work: the same bytes.
+#[test]
+fn chunks_change_no_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let src = dir.path().join("src");
+    TinyModel::tiny(2).write(&src, Form::TextV4, Dtype::F32, 1);
+    let recipe = Recipe::inline("i2-row+h128".parse().unwrap(), "i4-g64".parse().unwrap());
+    let mut first: Option<Vec<u8>> = None;
+    for (i, (chunk, threads)) in
+        [(1, 1), (40 * 128, 3), (1 << 20, 2), (1 << 20, 64)].into_iter().enumerate()
+    {
+        let (dst, options) =
+            (dir.path().join(i.to_string()), Options { threads, ..Options::default() });
+        let (source, mut solver) = (open(&src), Nearest::new(threads));
+        let mut plan =
+            Plan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
+                .unwrap();
+        plan.chunk = chunk;
+        run(&source, &dst, &plan, &options, &mut solver, &mut |_| Ok(())).unwrap();
+        let bytes = [
+            fs::read(dst.join("model.safetensors")).unwrap(),
+            fs::read(dst.join("quant-report.json")).unwrap(),
+        ]
+        .concat();
+        assert!(
+            *first.get_or_insert_with(|| bytes.clone()) == bytes,
+            "chunks of {chunk}, {threads} threads"
+        );
+    }
+}
+
+/// A limit on memory makes chunks smaller; one that cannot be kept is refused with what can.
+#[test]
+fn a_memory_limit_is_kept_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    TinyModel::tiny(3).write(dir.path(), Form::TextV4, Dtype::BF16, 1);
+    let source = open(dir.path());
+    let recipe = Recipe::inline("i4-g32".parse().unwrap(), "i8-row".parse().unwrap());
+    let plan = |memory| {
+        Plan::new(
+            &source,
+            &recipe,
+            &Options { threads: 1, memory, ..Options::default() },
+            &Nearest::new(1),
+            Importance::Relative(&|_, _| 1.0),
+        )
+    };
+    let free = plan(None).unwrap();
+    let tight = plan(Some(free.memory - 10_000_000)).unwrap();
+    assert!(tight.chunk < free.chunk && tight.memory <= free.memory - 10_000_000);
+    let fault = gemma::error::fault_of(&plan(Some(1_000_000)).unwrap_err()).unwrap().clone();
+    assert_eq!(fault.kind, gemma::error::Kind::Memory);
+    let named = fault
+        .help
+        .unwrap()
+        .split("--mem-limit ")
+        .nth(1)
+        .unwrap()
+        .split("MB")
+        .next()
+        .unwrap()
+        .parse::<u64>()
+        .unwrap();
+    assert!(plan(Some(named * 1_000_000)).is_ok());
+}

@@ -1,0 +1,356 @@
+//! The promise of the server: each answer is byte for byte the one of `gemma generate`, whatever is
+//! asked beside it, and whoever goes away.
+//!
+//! GEMMA_SERVE_REQUESTS says how many different requests there are, 200 for a whole run. Without it
+//! there are 24, and on Vulkan 3: a driver may compute on the processor.
+
+use crate::{common, server, shell};
+use common::{Dims, Form, TinyModel};
+use gemma::checkpoint::Dtype;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+use server::{Server, request, streamed};
+use shell::{BINARY, command, wait};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// How much is asked.
+struct Extent {
+    /// Different requests
+    requests: usize,
+    /// How many of them at once, one after the other
+    at_once: &'static [usize],
+    /// Sentences of a long system message, some pages of the cache, and of a long prompt
+    long: usize,
+}
+
+impl Extent {
+    /// The whole, of so many requests where nobody says how many.
+    fn whole(requests: usize) -> Extent {
+        let given = std::env::var("GEMMA_SERVE_REQUESTS").ok();
+        let given = given.map(|n| n.parse().expect("GEMMA_SERVE_REQUESTS is a number"));
+        Extent { requests: given.unwrap_or(requests), at_once: &[1, 8, 32], long: 60 }
+    }
+}
+
+/// A question as a client asks it, and as `gemma generate` is asked it.
+struct Case {
+    path: &'static str,
+    body: Value,
+    arguments: Vec<String>,
+    messages: Option<Value>,
+}
+
+const QUESTIONS: [&str; 6] = [
+    "What is the capital of France?",
+    "Why is the sky blue?",
+    "Name three colours.",
+    "Who are you?",
+    "Count from one to ten.",
+    "What is photosynthesis?",
+];
+
+/// What many clients' messages begin with.
+fn system(number: usize, sentences: usize) -> String {
+    (0..sentences).map(|i| format!("Rule {i} of {number}: say what is known. ")).collect()
+}
+
+/// Requests of mixed options, the same in each run.
+fn cases(extent: &Extent) -> Vec<Case> {
+    let mut rng = SmallRng::seed_from_u64(7);
+    (0..extent.requests).map(|number| case(&mut rng, number, extent.long)).collect()
+}
+
+fn case(rng: &mut SmallRng, number: usize, long: usize) -> Case {
+    let question = QUESTIONS[rng.random_range(0..QUESTIONS.len())];
+    let mut case = match 5 - number % 6 {
+        0 => Case {
+            path: "/v1/completions",
+            body: json!({"prompt": question}),
+            arguments: vec!["--raw".into(), question.into()],
+            messages: None,
+        },
+        kind => {
+            let mut messages = vec![json!({"role": "user", "content": question})];
+            if kind == 2 {
+                messages.insert(0, json!({"role": "system", "content": "Be brief."}));
+            }
+            if kind > 3 {
+                let system = system(number / 6 % 2, long);
+                messages.insert(0, json!({"role": "system", "content": system}));
+            }
+            if kind == 3 || kind == 5 {
+                messages.push(json!({"role": "assistant", "content": "I do not know."}));
+                messages.push(json!({"role": "user", "content": "Try again."}));
+            }
+            Case {
+                path: "/v1/chat/completions",
+                body: json!({"messages": messages}),
+                arguments: Vec::new(),
+                messages: Some(messages.into()),
+            }
+        }
+    };
+    case.set("seed", "seed", rng.random_range(0..1000).into());
+    case.set("max_tokens", "max-tokens", rng.random_range(1..60).into());
+    match rng.random_range(0..5) {
+        0 => case.set("temperature", "temp", 0.into()),
+        1 => case.set("temperature", "temp", json!(0.75)),
+        2 => case.set("temperature", "temp", json!(1.5)),
+        _ => {}
+    }
+    for (share, field, option, value) in [
+        (4, "top_k", "top-k", json!(5)),
+        (4, "top_p", "top-p", json!(0.5)),
+        (5, "min_p", "min-p", json!(0.125)),
+        (4, "repeat_penalty", "repeat-penalty", json!(1.25)),
+        (4, "stop", "stop", json!("the")),
+    ] {
+        if rng.random_range(0..share) == 0 {
+            case.set(field, option, value);
+        }
+    }
+    match rng.random_range(0..6) {
+        0 => case.set("regex", "regex", "[A-Z][a-z]+( [a-z]+){2,5}[.]".into()),
+        1 => {
+            let schema = json!({"type": "object", "properties": {"city": {"type": "string",
+                "maxLength": 12}, "sure": {"type": "boolean"}}, "required": ["city", "sure"],
+                "additionalProperties": false});
+            case.arguments.push(format!("--json-schema={schema}"));
+            case.body["response_format"] = json!({"type": "json_schema",
+                "json_schema": {"name": "answer", "schema": schema}});
+        }
+        _ => {}
+    }
+    case.body["stream"] = rng.random_bool(0.5).into();
+    case
+}
+
+impl Case {
+    fn set(&mut self, field: &str, option: &str, value: Value) {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        self.arguments.push(format!("--{option}={text}"));
+        self.body[field] = value;
+    }
+
+    /// What `gemma generate` answers with these options.
+    fn expected(&self, options: &[&str]) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let mut generate = command(BINARY, dir.path());
+        on(&mut generate);
+        generate.args(["generate", "-q", "--draft=off"]).args(options).args(&self.arguments);
+        if let Some(messages) = &self.messages {
+            let file = dir.path().join("messages.json");
+            std::fs::write(&file, messages.to_string()).unwrap();
+            generate.arg("--messages").arg(file);
+        }
+        let run = wait(generate, b"");
+        // 8 says that the limit came before the end of a grammar: the text is what counts.
+        assert!([0, 8].contains(&run.code), "{run:?}");
+        run.text().to_owned()
+    }
+
+    fn ask(&self, server: &Server) -> String {
+        let reply = server.post(self.path, &self.body);
+        assert_eq!(reply.status, 200, "{}: {reply:?}", self.body);
+        if self.body["stream"] == true {
+            return streamed(&reply.events(), 1).remove(0);
+        }
+        let choice = &reply.json()["choices"][0];
+        let text = choice["message"]["content"].as_str().or(choice["text"].as_str());
+        text.unwrap_or_else(|| panic!("{reply:?}")).to_owned()
+    }
+
+    /// Asks, and goes away after a while.
+    fn ask_and_leave(&self, server: &Server, after: Duration) {
+        let body = self.body.to_string();
+        let mut stream = server.connect();
+        stream.write_all(&request(&server.address, "POST", self.path, "", &body)).unwrap();
+        stream.set_read_timeout(Some(after)).unwrap();
+        let _ = stream.read(&mut [0; 64]);
+    }
+}
+
+/// Lets Vulkan's driver on the processor count.
+fn on(command: &mut std::process::Command) {
+    command.env("GEMMA_VULKAN_CPU", "1");
+}
+
+/// Asks all, so many at once, in random order, beside a long prompt and clients that go away.
+fn ask_all(
+    server: &Server,
+    cases: &[Case],
+    expected: &[String],
+    (at_once, long): (usize, usize),
+    seed: u64,
+) {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut order: Vec<usize> = (0..cases.len()).collect();
+    order.shuffle(&mut rng);
+    // A fifth as many that will not wait for their answers.
+    let leave: Vec<(usize, u64)> = (0..cases.len().div_ceil(5))
+        .map(|_| (rng.random_range(0..cases.len()), rng.random_range(1..60)))
+        .collect();
+    let (todo, leave) = (Mutex::new(order), Mutex::new(leave));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let long = "All work and no play makes a dull day. ".repeat(long);
+            let messages = json!([{"role": "user", "content": long}]);
+            let body = json!({"messages": messages, "max_tokens": 3});
+            assert_eq!(server.post("/v1/chat/completions", &body).status, 200);
+        });
+        scope.spawn(|| {
+            while let Some((which, after)) = leave.lock().unwrap().pop() {
+                cases[which].ask_and_leave(server, Duration::from_millis(after));
+            }
+        });
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                loop {
+                    let Some(which) = todo.lock().unwrap().pop() else { break };
+                    let text = cases[which].ask(server);
+                    assert_eq!(text, expected[which], "{}", cases[which].body);
+                }
+            });
+        }
+    });
+}
+
+fn check(options: &[&str], extent: &Extent) {
+    let cases = cases(extent);
+    let expected: Vec<String> = cases.iter().map(|case| case.expected(options)).collect();
+    let distinct: std::collections::BTreeSet<&String> = expected.iter().collect();
+    assert!(distinct.len() * 2 > cases.len(), "the answers hardly differ: {distinct:?}");
+    for (drafts, cache) in [("--draft=auto", "--cache-ram=0"), ("--draft=off", "--cache-ram=50MB")]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let options = [&["--parallel", "8", "--log", "off", drafts, cache], options].concat();
+        let server = Server::start_in(dir.path(), &options, on);
+        for (round, at_once) in extent.at_once.iter().enumerate() {
+            ask_all(&server, &cases, &expected, (*at_once, extent.long), round as u64);
+        }
+        server.wait_for("gemma_running_texts", 0.0);
+        server.wait_for("gemma_queue_length", 0.0);
+        // What they begin with was mostly not read again.
+        let [read, cached] = ["gemma_prompt_tokens_total", "gemma_cached_prompt_tokens_total"]
+            .map(|name| server.metric(name));
+        let share = if extent.at_once.len() > 1 { read / 3.0 } else { 0.0 };
+        assert!(cached > share, "{cached} of {read} tokens were cached");
+    }
+}
+
+/// Writes a random model with the tokens of the bundled one, so small that a driver which computes
+/// on the processor is done with a pass at once. Returns where it is.
+fn tiny(dir: &Path) -> String {
+    let dims = Dims { vocab: 16384, window: 300, ..Dims::default() };
+    TinyModel::new(dims, 1).write(dir, Form::TextV4, Dtype::BF16, 1);
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target").join(file);
+        std::fs::copy(bundled, dir.join(file)).unwrap();
+    }
+    dir.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn every_answer_is_that_of_generate_whatever_the_load() {
+    check(&["--device", "cpu"], &Extent::whole(24));
+}
+
+/// Whether there is a Vulkan device; says so where there is none.
+fn has_vulkan() -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let mut devices = command(BINARY, dir.path());
+    on(&mut devices);
+    devices.args(["devices", "--json"]);
+    let found = wait(devices, b"").json()["vulkan"].as_array().is_some_and(|list| !list.is_empty());
+    if !found {
+        assert!(std::env::var_os("GEMMA_REQUIRE_GPU").is_none(), "there is no Vulkan device");
+        eprintln!("skipped: there is no Vulkan device");
+    }
+    found
+}
+
+#[test]
+fn every_answer_is_that_of_generate_on_vulkan_too() {
+    if has_vulkan() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = ["--device", "vulkan", "-m", &tiny(dir.path())];
+        let extent = match std::env::var_os("GEMMA_SERVE_REQUESTS") {
+            Some(_) => Extent::whole(24),
+            None => Extent { requests: 3, at_once: &[8], long: 26 },
+        };
+        check(&options, &extent);
+    }
+}
+
+/// A device that is lost in the middle of eight streams is opened again, and all go on with the
+/// right text; the third loss within a minute is the end.
+#[test]
+fn texts_outlive_the_device() {
+    if !has_vulkan() {
+        return;
+    }
+    let model = tempfile::tempdir().unwrap();
+    let model = tiny(&model.path().join("tiny"));
+    let ask = |server: &Server, seed: u64, tokens: usize| {
+        let messages = json!([{"role": "user", "content": QUESTIONS[seed as usize % 6]}]);
+        let body = json!({"messages": messages, "seed": seed, "max_tokens": tokens,
+            "ignore_eos": true, "stream": true, "temperature": 1.5});
+        server.post("/v1/chat/completions", &body)
+    };
+    let answers = |lose_after: &str, tokens: usize| {
+        let dir = tempfile::tempdir().unwrap();
+        let options = ["--device", "vulkan", "--parallel", "8", "--draft=off", "-m", &model];
+        let server = Server::start_in(dir.path(), &options, |command| {
+            on(command);
+            command.env(gemma::testing::LOSE_AFTER, lose_after);
+        });
+        let mut replies: Vec<(u64, String)> = std::thread::scope(|scope| {
+            let start = |seed| {
+                let server = &server;
+                scope.spawn(move || (seed, ask(server, seed, tokens).body))
+            };
+            let asked: Vec<_> = (0..8).map(start).collect();
+            asked.into_iter().map(|reply| reply.join().unwrap()).collect()
+        });
+        replies.sort();
+        (server, replies)
+    };
+    let texts = |replies: &[(u64, String)]| -> Vec<String> {
+        let events = |body: &String| {
+            let data = body.lines().filter_map(|line| line.strip_prefix("data: "));
+            let data = data.filter(|data| *data != "[DONE]");
+            data.map(|data| serde_json::from_str(data).unwrap()).collect::<Vec<Value>>()
+        };
+        replies.iter().map(|(_, body)| streamed(&events(body), 1).remove(0)).collect()
+    };
+    let whole = {
+        let (server, whole) = answers("-", 16);
+        assert_eq!(server.metric("gemma_device_losses_total"), 0.0);
+        texts(&whole)
+    };
+    // How many submissions load the model and read the prompts is the device's affair: one of these
+    // losses meets all eight texts growing.
+    let mut growing = false;
+    for (after, losses) in [("12,-", 1), ("18,-", 1), ("14,10,-", 2), ("24,-", 1), ("30,-", 1)] {
+        let (server, replies) = answers(after, 16);
+        let said = server.said();
+        assert_eq!(texts(&replies), whole, "{after}: {said}");
+        if server.metric("gemma_device_losses_total") > 0.0 {
+            assert_eq!(server.metric("gemma_device_losses_total"), f64::from(losses), "{said}");
+        }
+        growing |= said.contains("lost in a pass over 8 tokens");
+        if growing && losses == 2 {
+            break;
+        }
+    }
+    assert!(growing, "no loss met eight growing texts");
+    let (server, replies) = answers("12,8,8", 100);
+    assert!(replies.iter().any(|(_, body)| body.contains("lost")), "{replies:?}");
+    let (code, said) = server.wait();
+    assert_eq!(code, 4, "{said}");
+}

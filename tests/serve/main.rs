@@ -1,0 +1,12 @@
+//! The server as its clients see it.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/server.rs"]
+mod server;
+#[path = "../common/shell.rs"]
+mod shell;
+
+mod equality;
+mod forms;
+mod hostile;

@@ -1,0 +1,371 @@
+//! Holds the source tree to the picture in `src/lib.rs`: floors, seams and file sizes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Room in `src/` and its floor. A file uses only lower floors, or its own room.
+const FLOORS: &[(&str, u8)] = &[
+    ("tensor", 0),
+    ("error", 0),
+    ("util", 0),
+    ("testing", 0),
+    ("sampler", 1),
+    ("kv", 0),
+    ("compute", 1),
+    ("checkpoint", 1),
+    ("gemma", 2),
+    ("npu", 2),
+    ("vulkan", 2),
+    ("engine", 3),
+    ("grammar", 3),
+    ("eval", 4),
+    ("quant", 4),
+    ("draft", 4),
+    ("decode", 5),
+    ("runtime", 5),
+    ("cli", 6),
+    ("main", 7),
+    ("lib", 7),
+];
+
+const MAX_LINES: usize = 600;
+
+/// A word, and the places where it may stand.
+const SEAMS: &[(&str, &[&str])] = &[
+    ("ash::", &["vulkan/"]),
+    ("candle_core", &["checkpoint/view.rs"]),
+    ("clap", &["cli/", "main.rs"]),
+    ("indicatif", &["cli/"]),
+    ("println!", &["cli/", "main.rs", "draft/policy/simulator.rs"]),
+    ("eprintln!", &["cli/", "main.rs"]),
+    ("eprint!", &["cli/", "main.rs"]),
+    ("print!", &["cli/", "main.rs"]),
+    ("self_attn", &["gemma/weights.rs"]),
+    ("layernorm", &["gemma/weights.rs"]),
+    ("embed_tokens", &["gemma/weights.rs"]),
+    ("token_embd", &["gemma/gguf/"]),
+    ("tokenizer.ggml", &["gemma/gguf/"]),
+    ("CpuExecutor", &["compute/", "runtime/"]),
+    ("llguidance", &["grammar/"]),
+    ("rustyline", &["cli/chat/"]),
+    ("axum", &["cli/serve/"]),
+    ("hyper", &["cli/serve/"]),
+    ("tokio", &["cli/serve/"]),
+];
+
+fn files(dir: &Path, ending: &str, out: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for entry in entries {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files(&path, ending, out);
+        } else if path.extension().is_some_and(|e| e == ending) {
+            out.push(path);
+        }
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Files of `src/` by their path below it, tests and comments cut away.
+fn sources() -> Vec<(String, String)> {
+    let mut list = Vec::new();
+    files(&root().join("src"), "rs", &mut list);
+    assert!(list.len() > 20, "the walk found only {} files", list.len());
+    let code = |path: &Path| {
+        let text = fs::read_to_string(path).unwrap();
+        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap().to_string();
+        text.lines().map(|l| l.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
+    };
+    list.iter()
+        .map(|p| {
+            (p.strip_prefix(root().join("src")).unwrap().to_string_lossy().into_owned(), code(p))
+        })
+        .collect()
+}
+
+fn room(file: &str) -> &str {
+    file.split(['/', '.']).next().unwrap()
+}
+
+fn floor(name: &str) -> Option<u8> {
+    FLOORS.iter().find(|(room, _)| *room == name).map(|(_, floor)| *floor)
+}
+
+/// Rooms named in `crate::room` paths, grouped imports included.
+fn uses(code: &str) -> Vec<String> {
+    let mut rooms = Vec::new();
+    for (at, _) in code.match_indices("crate::") {
+        let rest = &code[at + "crate::".len()..];
+        if let Some(group) = rest.strip_prefix('{') {
+            let mut depth = 0;
+            let mut word = String::new();
+            for c in group.chars() {
+                match c {
+                    '{' => depth += 1,
+                    '}' if depth == 0 => break,
+                    '}' => depth -= 1,
+                    ',' if depth == 0 => rooms.push(std::mem::take(&mut word)),
+                    _ if depth == 0 => word.push(c),
+                    _ => {}
+                }
+            }
+            rooms.push(word);
+        } else {
+            rooms.push(rest.to_string());
+        }
+    }
+    let name = |s: &String| {
+        s.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>()
+    };
+    rooms.iter().map(name).filter(|n| !n.is_empty()).collect()
+}
+
+#[test]
+fn every_room_has_a_floor() {
+    for (file, _) in sources() {
+        assert!(
+            floor(room(&file)).is_some(),
+            "src/{file} stands on no floor: add its room to the picture first"
+        );
+    }
+}
+
+#[test]
+fn files_use_only_lower_floors() {
+    let mut wrong = Vec::new();
+    for (file, code) in sources() {
+        let (mine, here) = (room(&file).to_string(), floor(room(&file)).unwrap());
+        for used in uses(&code) {
+            if used != mine && floor(&used).is_some_and(|f| f >= here) {
+                wrong.push(format!("src/{file} uses {used}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "upward or sideways: {wrong:#?}");
+}
+
+#[test]
+fn the_check_sees_an_upward_use() {
+    assert_eq!(
+        uses("use crate::cli::ui;\nuse crate::{kv::PAGE, decode::{a, b}, error};"),
+        ["cli", "kv", "decode", "error"]
+    );
+}
+
+/// Paths that begin with `crate::` or `super::`, those in braces taken apart.
+fn paths(code: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    let mut rest = code;
+    while let Some(at) = ["crate::", "super::"].iter().filter_map(|start| rest.find(start)).min() {
+        let is_inside = rest[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+        let end = if is_inside { &rest[at + 7..] } else { path(&rest[at..], &[], &mut found) };
+        rest = end;
+    }
+    found
+}
+
+/// Takes one path, or one group of them, from the beginning of `code`; returns what follows.
+fn path<'a>(mut code: &'a str, before: &[String], found: &mut Vec<Vec<String>>) -> &'a str {
+    let mut path = before.to_vec();
+    loop {
+        let end = code.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(code.len());
+        if end > 0 {
+            path.push(code[..end].to_owned());
+        }
+        code = &code[end..];
+        let Some(next) = code.strip_prefix("::") else {
+            found.push(path);
+            return code;
+        };
+        code = next;
+        let Some(mut group) = code.strip_prefix('{') else { continue };
+        loop {
+            group = group.trim_start_matches([' ', '\n', ',']);
+            if let Some(after) = group.strip_prefix('}') {
+                return after;
+            }
+            let shorter = self::path(group, &path, found);
+            // What is no path, such as `as name` or `*`, is passed over.
+            let end = shorter.find([',', '}', '{']).unwrap_or(shorter.len());
+            group = &shorter[end..];
+            if group.is_empty() {
+                return group;
+            }
+        }
+    }
+}
+
+/// The modules of a file: `cli/chat/wrap.rs` is `cli::chat::wrap`.
+fn module(file: &str) -> Vec<String> {
+    let mut parts: Vec<String> =
+        file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    parts.pop_if(|last| last == "mod");
+    parts
+}
+
+/// Which modules of the command line each of its files names.
+fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
+    let files: Vec<(Vec<String>, String)> = sources()
+        .into_iter()
+        .filter(|(f, _)| room(f) == "cli")
+        .map(|(f, code)| (module(&f), code))
+        .collect();
+    let modules: BTreeSet<Vec<String>> = files.iter().map(|(module, _)| module.clone()).collect();
+    let absolute = |own: &[String], path: Vec<String>| {
+        let up = path.iter().take_while(|part| *part == "super").count();
+        match up {
+            0 => path[1..].to_vec(),
+            _ => [&own[..own.len() - up], &path[up..]].concat(),
+        }
+    };
+    let imports = |own: &Vec<String>, code: &str| {
+        let named = paths(code).into_iter().map(|path| absolute(own, path));
+        let module = |path: Vec<String>| {
+            (1..=path.len()).rev().map(|n| path[..n].to_vec()).find(|p| modules.contains(p))
+        };
+        named.filter_map(module).filter(|other| other != own).collect()
+    };
+    files.iter().map(|(own, code)| (own.clone(), imports(own, code))).collect()
+}
+
+#[test]
+fn the_check_takes_paths_apart() {
+    let code = "use super::ui;\nuse crate::cli::{args::{self, Cli}, stats as s};\nfn f() { crate::cli::help::text(super::super::X) }";
+    let found: Vec<String> = paths(code).iter().map(|path| path.join(" ")).collect();
+    let want = [
+        "super ui",
+        "crate cli args self",
+        "crate cli args Cli",
+        "crate cli stats",
+        "crate cli help text",
+        "super super X",
+    ];
+    assert_eq!(found, want);
+}
+
+#[test]
+fn commands_import_no_command() {
+    let args = fs::read_to_string(root().join("src/cli/args.rs")).unwrap();
+    let (_, list) = args.split_once("pub enum Command {").expect("the commands are an enum");
+    let commands: BTreeSet<String> =
+        paths(list.split("\n}").next().unwrap()).into_iter().map(|path| path[1].clone()).collect();
+    assert!(commands.len() >= 10 && commands.contains("chat"), "{commands:?}");
+    let mut wrong = Vec::new();
+    for (own, others) in imports_of_cli() {
+        // These two gather all commands.
+        let gathers = own.len() == 1 || own[1] == "args";
+        let named = others.iter().filter(|other| {
+            other.len() > 1 && commands.contains(&other[1]) && own.get(1) != Some(&other[1])
+        });
+        wrong.extend(
+            named
+                .filter(|_| !gathers)
+                .map(|other| format!("{} uses {}", own.join("::"), other.join("::"))),
+        );
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// A module and its parts may know each other; nothing else that imports may be imported back.
+#[test]
+fn the_command_line_has_no_import_circle() {
+    let is_part = |a: &[String], b: &[String]| a.starts_with(b) || b.starts_with(a);
+    let mut left = imports_of_cli();
+    assert!(left.len() > 50, "only {} files were found", left.len());
+    for (own, others) in &mut left {
+        others.retain(|other| !is_part(own, other));
+    }
+    // What imports nothing that is left is in no circle.
+    while let Some(done) =
+        left.iter().find(|(_, others)| others.is_empty()).map(|(own, _)| own.clone())
+    {
+        left.remove(&done);
+        left.values_mut().for_each(|others| {
+            others.remove(&done);
+        });
+    }
+    assert!(left.is_empty(), "in a circle, or above one: {left:#?}");
+}
+
+#[test]
+fn seams_hold() {
+    let mut wrong = Vec::new();
+    for (file, code) in sources() {
+        for (word, allowed) in SEAMS {
+            let found = code
+                .match_indices(word)
+                .any(|(at, _)| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
+            if found && !allowed.iter().any(|a| file.starts_with(a)) {
+                wrong.push(format!("src/{file} says `{word}`"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Adding a weight format touches at most 8 files: no present one is spoken of in more, but for
+/// `F32` and `I8`, which activations have too.
+#[test]
+fn a_weight_format_is_spoken_of_in_few_files() {
+    const MOST: usize = 8;
+    let sources = sources();
+    let table = &sources.iter().find(|(file, _)| file == "tensor/code.rs").unwrap().1;
+    let (_, list) = table.split_once("pub enum Code {").unwrap();
+    let codes: Vec<&str> = list
+        .split('}')
+        .next()
+        .unwrap()
+        .split(',')
+        .map(str::trim)
+        .filter(|c| !c.is_empty())
+        .collect();
+    assert!(codes.len() >= 10 && codes.contains(&"T25"), "{codes:?}");
+    for code in codes.into_iter().filter(|code| !["F32", "I8"].contains(code)) {
+        let names = [format!("Code::{code}"), format!("CpuLayout::{code}")];
+        let is_named = |text: &str| {
+            names.iter().any(|name| {
+                let ends = |at: usize| {
+                    !text[at + name.len()..].starts_with(|c: char| c.is_alphanumeric() || c == '_')
+                };
+                text.match_indices(name).any(|(at, _)| ends(at))
+            })
+        };
+        let files: Vec<&String> =
+            sources.iter().filter(|(_, text)| is_named(text)).map(|(file, _)| file).collect();
+        assert!(!files.is_empty() && files.len() <= MOST, "{code}: {files:#?}");
+    }
+}
+
+#[test]
+fn no_hand_written_file_is_too_long() {
+    let mut list = Vec::new();
+    for (dir, ending) in [
+        ("src", "rs"),
+        ("tests", "rs"),
+        ("benches", "rs"),
+        ("shaders", "comp"),
+        ("scripts", "py"),
+        ("scripts", "sh"),
+    ] {
+        files(&root().join(dir), ending, &mut list);
+    }
+    let long: Vec<_> = list
+        .iter()
+        .filter(|p| fs::read_to_string(p).unwrap().lines().count() > MAX_LINES)
+        .collect();
+    assert!(long.is_empty(), "more than {MAX_LINES} lines: {long:?}");
+}
+
+#[test]
+fn rooms_have_short_readmes() {
+    for room in ["src", "draft", "shaders", "npu-kernels", "quant", "tests", "scripts"] {
+        let text = fs::read_to_string(root().join(room).join("README.md"))
+            .unwrap_or_else(|e| panic!("{room}/README.md: {e}"));
+        let lines = text.lines().count();
+        assert!((3..=40).contains(&lines), "{room}/README.md has {lines} lines");
+    }
+}

@@ -1,0 +1,78 @@
+//! What a draft model reads of a prompt, and when.
+
+use crate::{invariance, toy};
+use gemma::draft::{Ask, Drafter, Lm, NoDraft, TreeBuilder};
+use gemma::engine::{EngineExt, Timeline};
+use gemma::sampler::SamplerConfig;
+use invariance::{Case, run};
+use toy::Toy;
+
+/// A draft model that sees a few positions reads the end of a prompt, however long that is, and
+/// guesses as well.
+#[test]
+fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
+    let target = Toy { context: 3000, max_rows: 64, ..Toy::new(31) };
+    let draft = Toy { context: 60, max_rows: 32, reach: Some(16), ..target.clone() };
+    let mut lm = Lm::new("model", draft.engine());
+    let history: Vec<u32> = (0..2000).map(|i| i * i % 37).collect();
+    lm.read(0, &history, &mut || false).unwrap();
+    assert_eq!(lm.engine().position(0), 0, "told not to");
+    for (end, read) in [(1000, 8), (1010, 18), (1011, 19), (2000, 8), (400, 8), (3, 3), (10, 10)] {
+        lm.read(0, &history[..end], &mut || true).unwrap();
+        assert_eq!(lm.engine().position(0), read, "{end} tokens");
+        assert_eq!(lm.left(0, end), 60 - read);
+    }
+    // Far past what it has room for, it still guesses what the target picks: two tokens decide in
+    // both.
+    let case = Case { max_tokens: 300, ..Case::new(&history[..500], SamplerConfig::default()) };
+    let mut drafter = TreeBuilder::of_model("model", draft.engine());
+    let (text, stats) = run(&mut Timeline::new(target.engine()), &mut drafter, &case);
+    let (plain, _) = run(&mut Timeline::new(target.engine()), &mut NoDraft, &case);
+    assert_eq!(text, plain);
+    assert!(stats.passes * 3 < stats.tokens && drafter.note().is_none(), "{stats:?}");
+}
+
+/// While the target's device reads a prompt, the draft model does.
+#[test]
+fn a_prompt_is_read_beside_the_target() {
+    /// How much was read before the target was done, and after.
+    #[derive(Default)]
+    struct Reader {
+        beside: Vec<usize>,
+        looks: usize,
+        after: usize,
+    }
+    impl Drafter for Reader {
+        fn name(&self) -> &'static str {
+            "reader"
+        }
+        fn read_ahead(
+            &mut self,
+            _: usize,
+            history: &[u32],
+            more: &mut dyn FnMut() -> bool,
+        ) -> anyhow::Result<()> {
+            self.beside.push(history.len());
+            while more() {
+                self.looks += 1;
+            }
+            Ok(())
+        }
+        fn prepare(&mut self, _: usize, history: &[u32]) -> anyhow::Result<()> {
+            self.after = history.len();
+            Ok(())
+        }
+        fn propose(&mut self, _: &mut [Ask<'_>]) -> anyhow::Result<usize> {
+            Ok(0)
+        }
+    }
+    let case = Case { max_tokens: 5, ..Case::new(&[7; 81], SamplerConfig::default()) };
+    let mut texts = Vec::new();
+    for (beside, chunks, looks) in [(None, 0, 0), (Some(4), 3, 12)] {
+        let mut reader = Reader::default();
+        let target = Toy { beside, ..Toy::new(32) };
+        texts.push(run(&mut Timeline::new(target.engine()), &mut reader, &case).0);
+        assert_eq!((reader.beside, reader.looks, reader.after), (vec![80; chunks], looks, 80));
+    }
+    assert_eq!(texts[0], texts[1]);
+}

@@ -1,0 +1,168 @@
+//! `--kv q8` as a user meets it: about half the bytes of f16, one text whatever drafts, and nearly
+//! the likelihoods of f16.
+
+use crate::{common, shell};
+use common::{trees, vulkan};
+use gemma::compute::KvFormat;
+use gemma::compute::cpu::{CpuExecutor, CpuOptions, Isa};
+use gemma::engine::planned::EngineOptions;
+use gemma::engine::{EngineExt, PlannedEngine, Rows, Scores};
+use gemma::gemma::{Config, Weights};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use serde_json::Value;
+use shell::{BINARY, Run, command, wait};
+use std::fs;
+
+/// One sliding-window layer and a global one, with heads of this size.
+fn configuration(head_dim: usize) -> anyhow::Result<Config> {
+    let json = serde_json::json!({
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
+        "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": head_dim, "vocab_size": trees::VOCAB,
+        "query_pre_attn_scalar": head_dim, "sliding_window": 100, "sliding_window_pattern": 2,
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "max_position_embeddings": 4096,
+    });
+    Config::from_json(&json)
+}
+
+fn weights(head_dim: usize) -> Weights {
+    let format = "bf16".parse().unwrap();
+    Weights::synthetic(configuration(head_dim).unwrap(), move |_| format, 5)
+}
+
+/// Few and many groups, 16 and 32 channels wide, and every width of the walks over keys and values.
+#[test]
+fn kernels_equal_their_twins_for_every_head_size() {
+    for head_dim in [16, 48, 64, 128, 256, 320] {
+        for isa in Isa::all_supported() {
+            let exec =
+                CpuExecutor::new(CpuOptions { threads: 2, isa: Some(isa), check: true }).unwrap();
+            let options = EngineOptions { context: 400, kv: KvFormat::Q8 };
+            let mut engine =
+                PlannedEngine::new(&weights(head_dim), Box::new(exec), options).unwrap();
+            let mut rng = SmallRng::seed_from_u64(head_dim as u64);
+            let text = trees::tokens(&mut rng, 300);
+            trees::prefill(&mut engine, &text, &mut rng);
+            let mut scores = Scores::default();
+            for rows in [1, 2, 3, 9] {
+                engine
+                    .forward(&trees::random_tree(&mut rng, rows), Rows::All, &mut scores)
+                    .unwrap();
+            }
+            assert!(scores.logits.iter().all(|v| v.is_finite()));
+        }
+    }
+}
+
+#[test]
+fn heads_that_no_group_divides_are_refused() {
+    for head_dim in [8, 24, 72] {
+        let error = configuration(head_dim).err().unwrap();
+        assert_eq!(gemma::error::fault_of(&error).unwrap().kind.exit_code(), 3);
+        assert!(error.to_string().contains(&format!("not {head_dim}")), "{error:#}");
+    }
+}
+
+/// The bundled model on this device, which may be a driver on the processor.
+fn run(device: &str, args: &[&str]) -> Run {
+    let dir = tempfile::tempdir().unwrap();
+    let text =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/quant/calibration.txt")).unwrap();
+    for characters in [400, 40000] {
+        fs::write(
+            dir.path().join(characters.to_string()),
+            text.chars().take(characters).collect::<String>(),
+        )
+        .unwrap();
+    }
+    let mut command = command(BINARY, dir.path());
+    for name in ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"] {
+        command.envs(std::env::var_os(name).map(|v| (name, v)));
+    }
+    command.env(gemma::vulkan::ALLOW_CPU_DRIVER, "1").args(args).args(["-d", device, "-q"]);
+    wait(command, b"").ok()
+}
+
+fn devices() -> Vec<&'static str> {
+    if vulkan::device().is_some() { vec!["cpu", "vulkan"] } else { vec!["cpu"] }
+}
+
+#[test]
+fn one_text_whatever_drafts() {
+    for device in devices() {
+        // A driver on the processor takes half a second a token.
+        let tokens = if device == "cpu" { "24" } else { "10" };
+        for temp in ["0", "1"] {
+            let text = |draft: &[&str]| {
+                let args = [
+                    "generate",
+                    "What is a prime number?",
+                    "--kv",
+                    "q8",
+                    "--temp",
+                    temp,
+                    "--seed",
+                    "3",
+                    "-n",
+                    tokens,
+                ];
+                run(device, &[&args, draft].concat()).out
+            };
+            let plain = text(&["--draft", "off"]);
+            assert!(plain.len() > 20, "{device}: {plain:?}");
+            for draft in [
+                &["--draft", "ngram"][..],
+                &["--draft", "bundled"],
+                &["--draft", "auto", "--draft-tree", "12"],
+            ] {
+                assert_eq!(text(draft), plain, "{device}, temperature {temp}, {draft:?}");
+            }
+        }
+    }
+}
+
+/// The bound is a few standard errors of the difference; f16 differs from f32 as much, since an
+/// activation that is rounded the other way moves single tokens far. Printed with `--nocapture`.
+#[test]
+fn likelihoods_are_nearly_those_of_f16() {
+    for device in devices() {
+        // A driver on the processor takes a second a token: few of them, and a wider bound. A wrong
+        // kernel is off by whole units.
+        let (characters, bound) = if device == "cpu" { ("40000", 0.003) } else { ("400", 0.06) };
+        let eval = |kv| {
+            let args = ["eval", characters, "-c", "128", "--kv", kv, "--json"];
+            run(device, &args).json()
+        };
+        let (half, q8) = (eval("f16"), eval("q8"));
+        assert_ne!(half["nll"], q8["nll"], "{device}: --kv changed nothing");
+        let mean = |j: &Value| j["mean_nll"].as_f64().unwrap();
+        let tokens = half["nll"].as_array().unwrap().len();
+        println!(
+            "{device}: mean NLL of {tokens} tokens {:.5} with f16, {:.5} with q8",
+            mean(&half),
+            mean(&q8)
+        );
+        assert!(
+            (mean(&half) - mean(&q8)).abs() < bound,
+            "{device}: {} and {}",
+            mean(&half),
+            mean(&q8)
+        );
+    }
+}
+
+#[test]
+fn bytes_are_17_of_32() {
+    for device in devices() {
+        let kv = |kv| {
+            let args = [
+                "generate", "Hello", "--kv", kv, "-n", "1", "-c", "600", "--draft", "off",
+                "--format", "json",
+            ];
+            run(device, &args).json()["memory"]["kv"].as_u64().unwrap()
+        };
+        assert_eq!(kv("q8") * 32, kv("f16") * 17, "{device}");
+        assert_eq!(kv("f16") * 2, kv("f32"), "{device}");
+    }
+}

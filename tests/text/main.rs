@@ -1,0 +1,24 @@
+//! The promises: the same text whatever drafts, trees, threads and neighbours; exact rows and
+//! exact sampling.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/invariance.rs"]
+mod invariance;
+#[path = "../common/reduced.rs"]
+mod reduced;
+#[path = "../common/shell.rs"]
+mod shell;
+#[path = "../common/toy.rs"]
+mod toy;
+
+mod bundled;
+mod draft_prompt;
+mod drafter_invariance;
+mod kv_q8;
+mod linear;
+mod policy_size;
+mod prefixes;
+mod row_exactness;
+mod sampling;
+mod split;

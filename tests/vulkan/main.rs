@@ -1,0 +1,16 @@
+//! The GPU. Without a Vulkan driver at build time these tests are ignored.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/invariance.rs"]
+mod invariance;
+
+mod check;
+mod device;
+mod drafts;
+mod driver;
+mod failures;
+mod load;
+mod pieces;
+mod rows;
+mod twins;

@@ -1,0 +1,87 @@
+//! A pass goes out in submissions that no watchdog takes for a hang, and cutting it changes no bit.
+
+use crate::common;
+use common::vulkan::{device, large_config};
+use gemma::compute::KvFormat;
+use gemma::engine::planned::EngineOptions;
+use gemma::engine::{Engine, EngineExt, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::gemma::Weights;
+use gemma::vulkan::{LIMIT, MadeUp, VulkanExecutor};
+use std::sync::{Arc, Mutex};
+
+/// Seconds that a Radeon 780M, bound by its memory, is modelled to need for a multiply-add of a
+/// row.
+const LAPTOP: f64 = 7e-12;
+
+/// Scores of two pieces of a prompt, of single rows and of a tree of 16, each pass made twice.
+fn scores(exec: VulkanExecutor, format: &str) -> Vec<Vec<u32>> {
+    let format = format.parse().unwrap();
+    let weights = Weights::synthetic(large_config(), |_| format, 5);
+    let options = EngineOptions { context: 300, kv: KvFormat::F16 };
+    let mut engine = PlannedEngine::new(&weights, Box::new(exec), options).unwrap();
+    let (mut scores, mut all) = (Scores::default(), Vec::new());
+    for rows in [128, 128, 1, 1, 16, 16u32] {
+        let tokens: Vec<u32> = (0..rows).map(|i| (i * 31 + rows) % 96).collect();
+        engine.forward(&TokenTree::chain(&tokens), Rows::All, &mut scores).unwrap();
+        engine.commit(&[(0, &(0..rows).collect::<Vec<_>>())]).unwrap();
+        all.push(scores.logits.iter().map(|x| x.to_bits()).collect());
+    }
+    all
+}
+
+/// The first pass of six whose logits differ, and where.
+fn difference(got: &[Vec<u32>], want: &[Vec<u32>]) -> Option<String> {
+    let pass = got.iter().zip(want).position(|(a, b)| a != b)?;
+    let (a, b) = (&got[pass], &want[pass]);
+    let differ: Vec<usize> = (0..a.len()).filter(|i| a[*i] != b[*i]).collect();
+    let vocab = large_config().vocab;
+    let (first, last) = (differ[0], differ[differ.len() - 1]);
+    let places = format!("row {} column {} to row {}", first / vocab, first % vocab, last / vocab);
+    Some(format!("pass {pass}: {} of {} logits differ, from {places}", differ.len(), a.len()))
+}
+
+fn made_up(each: f64) -> Arc<Mutex<MadeUp>> {
+    Arc::new(Mutex::new(MadeUp::taking(each)))
+}
+
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn a_device_50_times_slower_than_a_laptops_is_given_no_submission_over_the_bound() {
+    let Some(open) = device() else { return };
+    let want = scores(open(), "i8-row");
+    let mut counts = Vec::new();
+    for slower in [0.01, 1.0, 50.0] {
+        let laptop = made_up(slower * LAPTOP);
+        let found = difference(&scores(open().pretending(&laptop), "i8-row"), &want);
+        assert_eq!(found, None, "{slower} times as slow");
+        let given = laptop.lock().unwrap().clone();
+        // A call that cannot be divided may take longer by itself: gate and up of 128 rows.
+        let whole = 2.0 * 128.0 * 1280.0 * 2304.0 * slower * LAPTOP;
+        let most = if open().info().divides_calls { LIMIT } else { LIMIT.max(whole) };
+        assert!(given.longest <= most * 1.001, "{} s, {slower} times as slow", given.longest);
+        counts.push(given.submissions);
+    }
+    // Six passes: of the fastest device only the first of its kind may take a few submissions more.
+    assert!(counts[0] <= 12 && counts[2] > 2 * counts[0], "{counts:?} submissions");
+}
+
+/// Calls are divided down to their workgroups, also those whose last workgroups go on with what
+/// comes next.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn a_call_in_many_parts_computes_the_same() {
+    let Some(open) = device() else { return };
+    for format in ["i4-g32", "t2-row+h128"] {
+        let want = scores(open(), format);
+        let crawling = made_up(1e-7);
+        assert_eq!(
+            difference(&scores(open().pretending(&crawling), format), &want),
+            None,
+            "{format}"
+        );
+        let given = crawling.lock().unwrap().submissions;
+        // Six passes of some 30 calls: each of them one by one where none can be divided.
+        let least = if open().info().divides_calls { 1000 } else { 100 };
+        assert!(given > least, "{given} submissions");
+    }
+}

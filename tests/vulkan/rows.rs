@@ -1,0 +1,164 @@
+//! Promise 2 on Vulkan: a row's scores depend on its own token path alone, bit for bit, whatever
+//! shares the pass.
+
+use crate::common;
+use common::trees::{bits, check_sequences, check_tree, prefill, random_tree, tokens};
+use common::vulkan::{config, device, wide_config};
+use gemma::compute::KvFormat;
+use gemma::engine::planned::EngineOptions;
+use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::gemma::{Role, Weights};
+use gemma::vulkan::VulkanExecutor;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+
+fn engine(exec: VulkanExecutor, linear: &str, embed: &str, kv: KvFormat) -> PlannedEngine {
+    engine_for(exec, linear, embed, kv, 1)
+}
+
+fn engine_for(
+    exec: VulkanExecutor,
+    linear: &str,
+    embed: &str,
+    kv: KvFormat,
+    sequences: usize,
+) -> PlannedEngine {
+    let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
+    let weights = Weights::synthetic(
+        config(70),
+        move |role| if role == Role::Embed { embed } else { linear },
+        11,
+    );
+    PlannedEngine::for_sequences(
+        &weights,
+        Box::new(exec),
+        EngineOptions { context: 1200, kv },
+        sequences,
+    )
+    .unwrap()
+}
+
+/// Formats that between them meet every kernel of linear layers.
+const KINDS: [(&str, &str, KvFormat); 4] = [
+    ("i4-g32", "i8-row", KvFormat::F16),
+    ("i4-row+h128", "i8a-row", KvFormat::F32),
+    ("t3-row+h128", "i4-g64", KvFormat::F16),
+    ("i4-g32", "i8-row", KvFormat::Q8),
+];
+
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn trees_equal_one_by_one_decoding() {
+    let Some(open) = device() else { return };
+    let mut rng = SmallRng::seed_from_u64(1);
+    let text = tokens(&mut rng, 1100);
+    // Inside the window, at its edge, around page edges, and where the ring has turned: each with
+    // several kinds, the last with both forms of half precision. On a processor's driver every case
+    // takes half a minute.
+    let depths: [&[usize]; KINDS.len()] = [&[256, 1050], &[0, 70], &[0, 256], &[70, 1050]];
+    for ((linear, embed, kv), depths) in KINDS.into_iter().zip(depths) {
+        let mut a = engine(open(), linear, embed, kv);
+        let mut b = engine(open(), linear, embed, kv);
+        for &n in depths {
+            check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{linear}, {embed}, {kv:?}"));
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn sequences_in_one_pass_do_not_meet() {
+    let Some(open) = device() else { return };
+    let mut rng = SmallRng::seed_from_u64(3);
+    let lengths = [1050, 0, 255];
+    let (linear, embed, kv) = KINDS[3];
+    let mut shared = engine_for(open(), linear, embed, kv, lengths.len());
+    let mut alone: Vec<_> = lengths.iter().map(|_| engine(open(), linear, embed, kv)).collect();
+    check_sequences(&mut shared, &mut alone, &lengths, &mut rng, "on the device");
+}
+
+/// Codes and scales are those of the row when it was first evaluated, whatever was rejected beside
+/// it.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn committed_bytes_equal_a_fresh_prefill() {
+    let Some(open) = device() else { return };
+    let mut rng = SmallRng::seed_from_u64(2);
+    for kv in [KvFormat::F16, KvFormat::Q8] {
+        let mut a = engine(open(), "i4-g32", "i8-row", kv);
+        let mut history = tokens(&mut rng, 240);
+        prefill(&mut a, &history, &mut rng);
+        let mut scores = Scores::default();
+        for rows in [1, 7, 16, 32, 3, 20] {
+            let tree = random_tree(&mut rng, rows);
+            a.forward(&tree, Rows::Last, &mut scores).unwrap();
+            let mut path = vec![rows as u32 - 1];
+            while let Some(parent) = tree.parent[path[path.len() - 1] as usize] {
+                path.push(parent);
+            }
+            path.reverse();
+            a.commit(&[(0, &path)]).unwrap();
+            history.extend(path.iter().map(|n| tree.tokens[*n as usize]));
+        }
+        let mut fresh = engine(open(), "i4-g32", "i8-row", kv);
+        prefill(&mut fresh, &history, &mut rng);
+        let (a, fresh) = (a.visible_cache(0).unwrap(), fresh.visible_cache(0).unwrap());
+        assert!(a == fresh && a.iter().any(|b| *b != 0), "{kv:?}, {} tokens", history.len());
+    }
+}
+
+/// One row, a few and many go through different kernels of linear layers: dot products, and matrix
+/// instructions where a device has them.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn kernels_for_one_few_and_many_rows_give_the_same_bits() {
+    let Some(open) = device() else { return };
+    let tokens = tokens(&mut SmallRng::seed_from_u64(3), 72);
+    for linear in ["i4-g32", "i4-row+h128"] {
+        let formats = [linear, "i8-row"].map(|f| f.parse().unwrap());
+        let weights = Weights::synthetic(
+            wide_config(),
+            move |role| formats[(role == Role::Embed) as usize],
+            12,
+        );
+        let options = EngineOptions { context: 128, kv: KvFormat::F16 };
+        let mut engine = PlannedEngine::new(&weights, Box::new(open()), options).unwrap();
+        let mut scores = Scores::default();
+        let mut want = Vec::new();
+        for token in &tokens {
+            engine.forward(&TokenTree::root(*token), Rows::All, &mut scores).unwrap();
+            engine.commit(&[(0, &[0])]).unwrap();
+            want.push(bits(scores.row(0)));
+        }
+        for rows in [7, 8, 9, 16, 31, 33, 64, 72] {
+            engine.truncate(0, 0).unwrap();
+            engine.forward(&TokenTree::chain(&tokens[..rows]), Rows::All, &mut scores).unwrap();
+            let wrong: Vec<usize> =
+                (0..rows).filter(|row| bits(scores.row(*row)) != want[*row]).collect();
+            assert!(wrong.is_empty(), "{linear}: rows {wrong:?} of {rows}");
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn lists_of_the_best_logits_are_those_of_the_logits() {
+    let Some(open) = device() else { return };
+    let mut engine = engine(open(), "i4-g32", "i8-row", KvFormat::F16);
+    let tree = TokenTree::chain(&[3, 1, 4, 1, 5]);
+    let (mut all, mut best) = (Scores::default(), Scores::default());
+    engine.forward(&tree, Rows::All, &mut all).unwrap();
+    for (n, usable) in [(1, 96), (5, 96), (64, 90), (3, 7)] {
+        let input = Input::new(0, &tree, Rows::All);
+        engine.run(&[input], Output::Best { n, usable }, &mut best).unwrap();
+        assert_eq!(best.rows(), 5);
+        for (row, list) in best.best.iter().enumerate() {
+            let mut want: Vec<(u32, f32)> =
+                (0..).zip(all.row(row)[..usable].iter().copied()).collect();
+            want.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            let n = n.min(usable);
+            assert!(list.len() >= n, "{} of {n}", list.len());
+            assert_eq!(list[..n], want[..n], "row {row}, best {n} of {usable}");
+        }
+    }
+}

@@ -1,0 +1,514 @@
+//! Every Vulkan kernel against its scalar twin, by itself, at the edges of what it is cut into:
+//! rows, matrix rows, columns, groups, heads, pages and windows. Each value meets each kernel; not
+//! every combination does, since each costs the driver a compilation.
+
+use crate::common;
+use common::twins::{ROWS, SEQUENCES, Step, Twins, every_row_count};
+use common::vulkan::device;
+use gemma::compute::{
+    Attention, Best, Commit, Embed, Executor, GateUp, KvFormat, KvLayer, Linear, Norm, Op,
+    PageRange, Part, Prepare, Rope, RowSet,
+};
+use gemma::kv::{OffloadedPages, Pages};
+use gemma::tensor::encode::{OnProcessor, TileEncoder};
+use gemma::tensor::trellis::Trellis;
+use gemma::tensor::{Code, Format};
+use gemma::vulkan::VulkanTiles;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+/// Every code and every group. The numbers of rows make different kernels, the same for every
+/// format but for how it is decoded: one format of each way to multiply meets all of them, the
+/// others some.
+const FORMATS: [(&str, &[usize]); 14] = [
+    ("f32", &[2, 9]),
+    ("bf16", &ROWS),
+    ("i8-row", &[1, 5, 8, 33]),
+    ("i8-g32", &[1, 3]),
+    ("i8-g64", &[1]),
+    ("i4-row", &[3, 16, 17]),
+    ("i4-g32", &ROWS),
+    ("i2-row", &[2, 8, 33]),
+    ("i2-g128", &[1]),
+    ("i8a-row", &[1, 9, 17]),
+    ("t2-row", &[1, 16]),
+    ("t2.5-row", &[2, 5]),
+    ("t3-row", &[1, 3, 9, 33]),
+    ("t4-row", &[8, 17]),
+];
+
+fn format(spelled: &str) -> Format {
+    spelled.parse().unwrap()
+}
+
+/// Columns that a format can have, around `cols`.
+fn allowed(format: Format, cols: usize) -> usize {
+    (cols..).step_by(16).find(|c| format.check_cols(*c).is_ok()).unwrap()
+}
+
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn linear_layers() {
+    let Some(open) = device() else { return };
+    for (i, (spelled, rows)) in FORMATS.into_iter().enumerate() {
+        let exec = open();
+        let mut t =
+            Twins::new(if spelled == "t2-row" { exec.with_large_blocks() } else { exec }, i as u64);
+        let f = format(spelled);
+        // Matrix rows around the 16 of a workgroup and the tiles of 16; columns that fill no step,
+        // one, and more than a round of lanes.
+        let shapes = [(1, 16), (17, 48), (33, 128), (40, 640), (16, 1168), (3, 2176)];
+        let jobs: Vec<_> =
+            shapes.into_iter().map(|(n, cols)| t.job(f, n, allowed(f, cols))).collect();
+        t.run(
+            spelled,
+            vec![Op::Linear(Linear { jobs: jobs.clone(), rows: RowSet::All })],
+            every_row_count().filter(|s| rows.contains(&s.live)),
+        );
+        let selected = [1, 3, 8, 9].map(|selected| Step { live: 2, selected, ..Step::default() });
+        // The kernels for selected rows are those for all of them but for a row's number: a few
+        // formats will do.
+        if ["bf16", "i4-g32", "t3-row"].contains(&spelled) {
+            t.run(spelled, vec![Op::Linear(Linear { jobs, rows: RowSet::Selected })], selected);
+        }
+    }
+}
+
+/// Matrices as large as a vocabulary have a kernel of their own, and so have the rows of a prompt:
+/// each of them is computed, also the last of a block.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn linear_layers_of_many_rows() {
+    let Some(open) = device() else { return };
+    let mut t = Twins::of_rows(open(), 1, 128);
+    for (spelled, n, cols, lives) in [
+        ("i8-row", 16384, 64, [7, 17]),
+        ("i4-g32", 16389, 64, [7, 17]),
+        ("i8-row", 72, 1024, [65, 128]),
+        ("i4-row", 72, 1024, [65, 128]),
+        ("i4-g32", 72, 1024, [65, 128]),
+        ("i2-row", 40, 1024, [65, 128]),
+        ("t3-row", 48, 1024, [65, 128]),
+    ] {
+        let jobs = vec![t.job(format(spelled), n, cols)];
+        t.run(
+            spelled,
+            vec![Op::Linear(Linear { jobs, rows: RowSet::All })],
+            lives.map(|live| Step { live, ..Step::default() }),
+        );
+    }
+}
+
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn embeddings() {
+    let Some(open) = device() else { return };
+    let mut t = Twins::new(open(), 2);
+    let more = ["f32+h128", "i4-row+h128", "i8-g64+h128", "i8a-row+h128", "t2-row+h128"];
+    for (i, spelled) in FORMATS.into_iter().map(|f| f.0).chain(more).enumerate() {
+        let f = format(spelled);
+        let cols = allowed(f, [16, 48, 640, 1168][i % 4]);
+        let (table, out) = (t.matrix(f, 37, cols), t.rows(cols));
+        t.run(spelled, vec![Op::Embed(Embed { table, scale: 11.3, out })], every_row_count());
+    }
+}
+
+/// Norms alone, with what they add, and with the preparation of what follows.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn norms_and_preparation() {
+    let Some(open) = device() else { return };
+    let mut t = Twins::new(open(), 3);
+    // The width of a row, what follows, and whether something is added first.
+    for (dim, prepared, adds) in [
+        (16, Some("i8-row"), false),
+        (48, Some("i4-row"), true),
+        (48, None, true),
+        (128, Some("i8-g32"), true),
+        (128, Some("bf16+h128"), false),
+        (160, Some("i4-g32"), false),
+        (192, Some("i2-g64"), true),
+        (384, Some("i4-g128+h128"), true),
+        (640, Some("f32+h128"), true),
+        (1152, Some("i4-row+h128"), true),
+        (1168, None, false),
+        (5376, Some("t3-row+h128"), true),
+        (5376, Some("i4-g32"), true),
+    ] {
+        for rows in if dim == 1152 { &[RowSet::All, RowSet::Selected][..] } else { &[RowSet::All] }
+        {
+            let (x, w, out) = (t.floats(dim), t.vector(dim), t.rows(dim));
+            let add = adds.then(|| (t.floats(dim), t.vector(dim)));
+            let mut ops = vec![Op::Norm(Norm { x, add, w, eps: 1e-6, dim, out, rows: *rows })];
+            ops.extend(prepared.map(|f| {
+                Op::Prepare(Prepare { input: out, act: t.act(format(f), dim), rows: *rows })
+            }));
+            let steps = every_row_count().map(|s| Step { selected: s.live, ..s });
+            t.run(&format!("norm of {dim}, then {prepared:?}"), ops, steps);
+        }
+    }
+    // By itself, and of rows that are zero.
+    for (dim, spelled) in [(48, "i8-row"), (256, "i4-g32+h128")] {
+        for input in [t.floats(dim), t.rows(dim)] {
+            let act = t.act(format(spelled), dim);
+            t.run(
+                spelled,
+                vec![Op::Prepare(Prepare { input, act, rows: RowSet::All })],
+                every_row_count(),
+            );
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn gates() {
+    let Some(open) = device() else { return };
+    let mut t = Twins::new(open(), 4);
+    for (dim, ffn, spelled, prepared) in [
+        (48, 40, "i8-row", None),
+        (64, 48, "t2-row", Some("i8-row")),
+        (64, 256, "i4-g32", Some("i4-row+h128")),
+    ] {
+        let (gate, up) = (t.job(format(spelled), ffn, dim), t.job(format(spelled), ffn, dim));
+        let out = gate.out;
+        let mut ops = vec![Op::GateUp(GateUp {
+            act_gate: gate.act,
+            gate: gate.weight,
+            act_up: up.act,
+            up: up.weight,
+            out,
+        })];
+        ops.extend(prepared.map(|f| {
+            Op::Prepare(Prepare { input: out, act: t.act(format(f), ffn), rows: RowSet::All })
+        }));
+        t.run(spelled, ops, every_row_count());
+    }
+}
+
+/// Channels of a head, query heads, kv heads, cache format, window.
+type Heads = (usize, usize, usize, KvFormat, Option<usize>);
+
+/// With the numbers of rows that meet them: kernels for wide heads take a processor's driver long
+/// to compile.
+const HEADS: [(Heads, &[usize]); 6] = [
+    ((16, 2, 2, KvFormat::F16, None), &ROWS),
+    ((32, 4, 2, KvFormat::F32, Some(70)), &ROWS),
+    ((16, 4, 1, KvFormat::F32, Some(256)), &[1, 3, 9]),
+    ((64, 1, 1, KvFormat::F16, None), &[2, 5]),
+    ((128, 2, 1, KvFormat::F16, None), &[1, 2]),
+    ((256, 1, 1, KvFormat::F32, Some(257)), &[1, 3]),
+];
+
+/// A layer's cache, filled.
+fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
+    let pages = Pages::for_layer(1100, t.layout.max_rows, window);
+    let all_pages = SEQUENCES * pages.count + 2;
+    let (cache, scratch) =
+        (all_pages * gemma::kv::PAGE * heads * dim, t.layout.max_rows * heads * dim);
+    let table = t.table(pages.count, all_pages);
+    let mut made = |n: usize| {
+        let id = t.exec.alloc("cache", n * kv.bytes()).unwrap();
+        match kv {
+            KvFormat::F32 => t.fill(id, n),
+            _ => t.fill_halves(id, n),
+        }
+        id
+    };
+    let [k, v, scratch_k, scratch_v] = [cache, cache, scratch, scratch].map(&mut made);
+    let key_block = (t.exec.storage(Part::Layer(0)).key_block)(kv);
+    KvLayer {
+        format: kv,
+        n_kv_heads: heads,
+        head_dim: dim,
+        pages,
+        all_pages,
+        table,
+        key_block,
+        k,
+        v,
+        scratch_k,
+        scratch_v,
+    }
+}
+
+/// Committed positions: none, and around the edges of windows and pages.
+const BASES: [usize; 7] = [0, 5, 69, 255, 256, 300, 770];
+
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn attention() {
+    let Some(open) = device() else { return };
+    for (i, (heads, rows)) in HEADS.into_iter().enumerate() {
+        // Large blocks of narrow heads: of wide ones they take long to compile.
+        let exec = open();
+        let mut t = Twins::new(if heads.0 == 16 { exec.with_large_blocks() } else { exec }, 5);
+        let (dim, n_heads, ..) = heads;
+        let kv = layer(&mut t, heads);
+        let width = n_heads * dim;
+        let (q, out) = (t.floats(width), t.rows(width));
+        let mut ops = vec![Op::Attention(Attention {
+            q,
+            out,
+            n_heads,
+            scale: (dim as f32).powf(-0.5),
+            kv,
+            range: PageRange::All,
+        })];
+        if i % 2 == 0 {
+            let act = t.act(format("i8-row"), width);
+            ops.push(Op::Prepare(Prepare { input: out, act, rows: RowSet::All }));
+        }
+        let steps = rows.iter().enumerate().flat_map(|(n, &live)| {
+            let step = |base, tree| Step { live, first: n % 3, base, tree, ..Step::default() };
+            let several =
+                |base, tree| Step { live, base, tree, sequences: SEQUENCES, ..Step::default() };
+            let one =
+                [step(BASES[(n + i) % 7], n % 2 == 0), step(BASES[(n + i + 3) % 7], n % 2 == 1)];
+            one.into_iter().chain((live > 1).then(|| several(BASES[(n + i + 1) % 7], n % 2 == 1)))
+        });
+        t.run(&format!("{heads:?}"), ops, steps.collect::<Vec<_>>());
+    }
+}
+
+/// Attention beside an NPU: over the pages that it leaves, not divided.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn attention_over_the_rest() {
+    let Some(open) = device() else { return };
+    for (heads, _) in HEADS.into_iter().filter(|(heads, _)| heads.4.is_none()) {
+        let mut t = Twins::new(open(), 9);
+        let (dim, n_heads, ..) = heads;
+        let kv = layer(&mut t, heads);
+        let (q, out) = (t.floats(n_heads * dim), t.rows(n_heads * (dim + 2)));
+        let scale = (dim as f32).powf(-0.5);
+        for (i, share) in [(0, 256), (1, 128), (2, 0)] {
+            let range = PageRange::After(OffloadedPages { lag: t.layout.max_rows, share });
+            let op = Op::Attention(Attention { q, out, n_heads, scale, kv, range });
+            let step = |live, base| Step { live, first: i, base, tree: i != 1, ..Step::default() };
+            t.run(
+                &format!("{heads:?}, share {share}"),
+                vec![op],
+                [step(1, 5), step(3, 300 + 7 * i), step(9, 770)],
+            );
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn rotation_of_heads() {
+    let Some(open) = device() else { return };
+    for (heads, _) in HEADS {
+        let mut t = Twins::new(open(), 6);
+        let (dim, n_heads, n_kv, ..) = heads;
+        let kv = layer(&mut t, heads);
+        let [q, k, v] = [n_heads, n_kv, n_kv].map(|n| t.floats(n * dim));
+        let (q_norm, k_norm, rope_table) = (t.vector(dim), t.vector(dim), t.floats(dim));
+        let op = Op::Rope(Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv });
+        for step in every_row_count() {
+            // They are turned in place.
+            [q, k]
+                .into_iter()
+                .zip([n_heads, n_kv])
+                .for_each(|(id, n)| t.fill(id, t.layout.max_rows * n * dim));
+            t.run(&format!("{heads:?}"), vec![op.clone()], [step]);
+        }
+    }
+}
+
+/// Few rows: each of these is one call, whose workgroups do what the next dispatches would. More
+/// rows: a call each.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn dispatches_in_one_call() {
+    let Some(open) = device() else { return };
+    let steps = |live| {
+        let step = |first, base, tree| Step { live, first, base, tree, ..Step::default() };
+        [step(0, 300, false), step(live % 3, 770, true)]
+    };
+    // Rows and calls: each of them with two of three shapes, since each costs a processor's driver
+    // several compilations.
+    let heads = [
+        ((128, 2, 1, KvFormat::F16, None), "i4-g32", &[(1, 1), (9, 1)][..]),
+        ((32, 8, 2, KvFormat::F32, Some(70)), "f32", &[(1, 1), (3, 1), (33, 2)]),
+        ((64, 4, 2, KvFormat::F16, Some(300)), "i8-g32", &[(3, 1), (9, 1), (33, 2)]),
+        // A scale of the whole row.
+        ((64, 4, 2, KvFormat::F32, None), "i8-row", &[(1, 1), (2, 1)]),
+        ((32, 8, 2, KvFormat::F16, Some(70)), "i4-row+h128", &[(1, 1), (2, 1), (33, 2)]),
+        ((64, 4, 2, KvFormat::F16, None), "nothing", &[(2, 1)]),
+    ];
+    for (h, prepared, rows) in heads {
+        let mut t = Twins::new(open(), 11);
+        let (dim, n_heads, n_kv, ..) = h;
+        let kv = layer(&mut t, h);
+        let mut jobs = [n_heads, n_kv, n_kv].map(|n| t.job(format("i4-g32"), n * dim, 96));
+        let act = jobs[0].act;
+        jobs.iter_mut().for_each(|job| job.act = act);
+        let [q, k, v] = jobs.each_ref().map(|job| job.out);
+        let (q_norm, k_norm, rope_table) = (t.vector(dim), t.vector(dim), t.floats(dim));
+        let out = t.rows(n_heads * dim);
+        let act = (prepared != "nothing").then(|| t.act(format(prepared), n_heads * dim));
+        for &(live, calls) in rows {
+            let linear = Op::Linear(Linear { jobs: jobs.to_vec(), rows: RowSet::All });
+            let rope =
+                Op::Rope(Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv });
+            t.run(&format!("{h:?}"), vec![linear, rope], steps(live));
+            assert_eq!(t.exec.calls(), calls, "{h:?}: products and rotation, {live} rows");
+            let attention = Op::Attention(Attention {
+                q,
+                out,
+                n_heads,
+                scale: (dim as f32).powf(-0.5),
+                kv,
+                range: PageRange::All,
+            });
+            let mut ops = vec![attention];
+            ops.extend(act.map(|act| Op::Prepare(Prepare { input: out, act, rows: RowSet::All })));
+            t.run(&format!("{h:?}"), ops, steps(live));
+            assert_eq!(t.exec.calls(), calls, "{h:?}: attention and preparation, {live} rows");
+        }
+    }
+}
+
+/// Queries, keys and values in formats of which each has a call of its own: it rotates its own
+/// heads.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn rotation_by_several_calls() {
+    let Some(open) = device() else { return };
+    let h = (64, 4, 2, KvFormat::F16, None);
+    for (formats, rows) in [
+        (["i4-g32", "i8-g32", "i4-g32"], &[(1, 3), (9, 3)][..]),
+        (["t2-row", "t2-row", "t3-row"], &[(2, 2)]),
+        (["i4-row", "t3-row", "t3-row"], &[(1, 2), (33, 3)]),
+        (["bf16"; 3], &[(1, 1), (9, 1)]),
+    ] {
+        let mut t = Twins::new(open(), 13);
+        let (dim, n_heads, n_kv, ..) = h;
+        let kv = layer(&mut t, h);
+        let heads = [n_heads, n_kv, n_kv].into_iter().zip(formats);
+        let mut jobs: Vec<_> = heads.map(|(n, f)| t.job(format(f), n * dim, 128)).collect();
+        let act = jobs[0].act;
+        jobs.iter_mut().for_each(|job| job.act = act);
+        let [q, k, v] = [0, 1, 2].map(|i| jobs[i].out);
+        let (q_norm, k_norm, rope_table) = (t.vector(dim), t.vector(dim), t.floats(dim));
+        let rope = Op::Rope(Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv });
+        for &(live, calls) in rows {
+            let steps = [0, live % 3].map(|first| Step { live, first, ..Step::default() });
+            let linear = Op::Linear(Linear { jobs: jobs.clone(), rows: RowSet::All });
+            t.run(&format!("{formats:?}"), vec![linear, rope.clone()], steps);
+            assert_eq!(t.exec.calls(), calls, "{formats:?}, {live} rows");
+        }
+    }
+}
+
+/// One row or two: the last workgroup of a linear layer does the norm behind it, and prepares its
+/// result for one reader.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn norms_in_the_call_of_a_linear_layer() {
+    let Some(open) = device() else { return };
+    for (weights, dim, cols, prepared, rows) in [
+        ("i4-g32", 640, 96, &["i4-g32"][..], &[(1, 1), (2, 1), (3, 2)][..]),
+        ("t3-row", 1152, 192, &["t3-row+h128"], &[(1, 1), (2, 1), (3, 2)]),
+        ("i8-row", 5376, 64, &["i8-row", "bf16+h128"], &[(1, 2), (5, 3)]),
+        ("i2-g128", 48, 128, &[], &[(2, 1)]),
+        ("bf16", 640, 96, &["bf16"], &[(1, 1), (2, 1), (3, 2)]),
+    ] {
+        let mut t = Twins::new(open(), 12);
+        let job = t.job(format(weights), dim, cols);
+        let (x, w, w_add, out) = (t.floats(dim), t.vector(dim), t.vector(dim), t.rows(dim));
+        let norm = Op::Norm(Norm {
+            x,
+            add: Some((job.out, w_add)),
+            w,
+            eps: 1e-6,
+            dim,
+            out,
+            rows: RowSet::All,
+        });
+        let mut ops = vec![Op::Linear(Linear { jobs: vec![job], rows: RowSet::All }), norm];
+        ops.extend(prepared.iter().map(|f| {
+            Op::Prepare(Prepare { input: out, act: t.act(format(f), dim), rows: RowSet::All })
+        }));
+        for &(live, calls) in rows {
+            // The second step meets counters that the first one left.
+            let steps = [0, live % 3].map(|first| Step { live, first, ..Step::default() });
+            t.run(&format!("{weights}, norm, then {prepared:?}"), ops.clone(), steps);
+            assert_eq!(t.exec.calls(), calls, "{weights}, norm, then {prepared:?}, {live} rows");
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn commits() {
+    let Some(open) = device() else { return };
+    for pair in [[0, 2], [1, 3]] {
+        let mut t = Twins::new(open(), 7);
+        // Layers of one model differ in their windows alone.
+        let layers = pair.map(|i| {
+            layer(&mut t, {
+                let (dim, _, heads, format, _) = HEADS[pair[0]].0;
+                (dim, 0, heads, format, HEADS[i].0.4)
+            })
+        });
+        let steps = ROWS.into_iter().enumerate().map(|(n, path)| {
+            let sequences = if n % 4 == 1 { SEQUENCES } else { 1 };
+            let step = Step {
+                live: 40,
+                base: BASES[n % 7],
+                tree: n % 3 == 0,
+                path,
+                sequences,
+                ..Step::default()
+            };
+            if n % 2 == 0 { step } else { Step { base: 1020 - path, ..step } }
+        });
+        t.run(
+            "commit",
+            vec![Op::Commit(Commit { layers: layers.to_vec() })],
+            steps.collect::<Vec<_>>(),
+        );
+    }
+}
+
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn lists_of_the_best() {
+    let Some(open) = device() else { return };
+    let mut t = Twins::new(open(), 8);
+    for (vocab, usable, n_best) in [(257, 257, 1), (5003, 5000, 64), (100, 90, 256)] {
+        let (logits, maxima, lists) =
+            (t.floats(vocab), t.rows(256), t.rows(gemma::compute::best::WORDS));
+        let steps =
+            [1, 3, 9].map(|selected| Step { live: 1, selected, n_best, usable, ..Step::default() });
+        t.run(
+            &format!("best of {vocab}"),
+            vec![Op::Best(Best { logits, vocab, maxima, lists })],
+            steps,
+        );
+    }
+}
+
+/// A device finds the codes that the processor finds: of tiles like weights, of far outliers, of
+/// equal weights where every path ties, and of more tiles than a device has paths noted at once.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn codes_of_tiles() {
+    let Some(device) = device() else { return };
+    let tiles = VulkanTiles::new(device()).unwrap();
+    let mut random = SmallRng::seed_from_u64(5);
+    for code in [Code::T2, Code::T25, Code::T3, Code::T4] {
+        let trellis = Trellis::of(code).unwrap();
+        let spread = [9.2f32, 40.0, 0.0, 1e30];
+        let wanted: Vec<f32> = (0..5 * 256)
+            .map(|i| spread[i / 256 % 4] * (random.random::<f32>() + random.random::<f32>() - 1.0))
+            .collect();
+        let [mut want, mut got] = [(); 2].map(|()| vec![[0u64; 16]; 5]);
+        OnProcessor.encode(trellis, &wanted, &mut want).unwrap();
+        tiles.encode(trellis, &wanted, &mut got).unwrap();
+        assert!(got == want, "{code:?}");
+    }
+}
