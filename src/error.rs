@@ -75,6 +75,12 @@ pub fn no_thread() -> Fault {
     )
 }
 
+/// What is said where there is no process for work that must run within limits.
+pub fn no_process() -> Fault {
+    Fault::new(Kind::Memory, "no process can be started for what must run within limits")
+        .help("a limit on processes (ulimit -u) or on memory (ulimit -v) is too low")
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what)

@@ -4,10 +4,10 @@
 //! # Floors
 //! A file uses lower floors or its own room only; `tests/source/layering.rs` checks it.
 //! ```text
-//! 6  cli         a file or folder a command, options/ for what several take; what was typed ->
+//! 7  cli         a file or folder a command, options/ for what several take; what was typed ->
 //!                options of a session; the only room that prints
-//! 5  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
-//!    decode      the scheduler: one loop for all texts; verification, text that is certain,
+//! 6  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
+//! 5  decode      the scheduler: one loop for all texts; verification, text that is certain,
 //!                statistics
 //! 4  draft       where proposals come from
 //!    quant       conversion of checkpoints

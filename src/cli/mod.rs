@@ -1,4 +1,4 @@
-//! Floor 6: the command line. What was typed becomes a validated setup; results go to standard
+//! Floor 7: the command line. What was typed becomes a validated setup; results go to standard
 //! output, everything else to standard error.
 
 pub mod args;

@@ -7,7 +7,7 @@
 
 use super::tokenizer::{Special, Tokenizer};
 use crate::checkpoint::Checkpoint;
-use crate::error::Fault;
+use crate::error::{Fault, no_process};
 use crate::tensor::Token;
 use crate::util::child::{self, Child, End, Limits};
 use crate::util::{hex, json};
@@ -137,7 +137,7 @@ impl ChatTemplate {
         if self.is_known() || !child::is_allowed() {
             return Ok(request.render()?);
         }
-        let mut child = Child::start(ROLE)?;
+        let mut child = Child::start(ROLE).with_context(no_process)?;
         child.send(&request, &[]);
         let end = match child.receive::<Result<String, Fault>>(&|| true) {
             Ok((result, _)) => return Ok(result?),

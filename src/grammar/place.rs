@@ -4,11 +4,11 @@
 use super::Source;
 use super::machine::{Ask, Machine, State};
 use super::vocabulary::Vocabulary;
-use crate::error::{Fault, fault_of};
+use crate::error::{Fault, fault_of, no_process};
 use crate::sampler::Mask;
 use crate::tensor::Token;
 use crate::util::child::{self, Child, End, Limits};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,7 +68,7 @@ impl Place {
         if !child::is_allowed() {
             return Ok(Place::Here(Box::new(Machine::compile(source, vocabulary)?)));
         }
-        let mut child = Child::start(ROLE)?;
+        let mut child = Child::start(ROLE).with_context(no_process)?;
         let request = Request::Compile { source: source.clone(), stops: vocabulary.stops().into() };
         child.send(&request, &vocabulary.to_bytes());
         match receive(&mut child, vocabulary, is_wanted) {

@@ -8,7 +8,6 @@
 //!
 //! Start reading at [`Child`] (parent) and [`confined`] (child).
 
-use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
@@ -84,10 +83,6 @@ pub struct Child {
 impl Child {
     /// Starts the child that has this role, see [`role`].
     pub fn start(role: &str) -> Result<Child> {
-        let fault = || {
-            Fault::new(Kind::Memory, "no process can be started for what must run within limits")
-                .help("a limit on processes (ulimit -u) or on memory (ulimit -v) is too low")
-        };
         // A second arena of the allocator would reserve address space that the limit counts.
         let mut process = command(&[role])?
             .env("MALLOC_ARENA_MAX", "1")
@@ -96,8 +91,7 @@ impl Child {
             .stderr(Stdio::null())
             // Ctrl-C at a terminal is the parent's to handle.
             .process_group(0)
-            .spawn()
-            .with_context(fault)?;
+            .spawn()?;
         let input = process.stdin.take().expect("it is piped");
         let output = process.stdout.take().expect("it is piped");
         Ok(Child { process, input, output })

@@ -198,8 +198,7 @@ fn bench_reports_what_was_asked_for() {
         "1,2",
         "--repetitions",
         "1",
-        "--format",
-        "json",
+        "--json",
     ];
     let run = gemma(&args, b"").ok();
     assert_eq!(run.err, "");

@@ -29,7 +29,6 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
         ("npu", "model:./e.so", "chat"),
         ("npu", "model:./e.so", "eval"),
         ("npu", "model:./e.so", "bench"),
-        ("states", "made", "eval"),
         ("output", "made", "generate"),
         ("stats-file", "made", "generate"),
         ("report", "made", "bench"),

@@ -23,10 +23,10 @@ const FLOORS: &[(&str, u8)] = &[
     ("quant", 4),
     ("draft", 4),
     ("decode", 5),
-    ("runtime", 5),
-    ("cli", 6),
-    ("main", 7),
-    ("lib", 7),
+    ("runtime", 6),
+    ("cli", 7),
+    ("main", 8),
+    ("lib", 8),
 ];
 
 const MAX_LINES: usize = 600;

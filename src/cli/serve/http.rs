@@ -10,16 +10,16 @@ use super::log::Entry;
 use super::options::LogFormat;
 use super::queue::{EVENTS, Event, Queue};
 use super::reply::{self, Collected};
-use super::shares::{Client, Share, Shared};
+use super::response::{Reason, answer_json, refusal, respond};
+use super::shares::{Client, Peer, Share, Shared};
 use super::{anthropic, openai, responses};
 use crate::gemma::Special;
 use crate::grammar::Grammar;
 use crate::tensor::Token;
 use axum::Router;
-use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
-use axum::http::{Method, StatusCode};
+use axum::http::Method;
+use axum::http::header::{HeaderName, HeaderValue};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
@@ -31,8 +31,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, channel};
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
-/// Seconds after which a client that found the queue full may try again.
-const RETRY: &str = "1";
 /// Bytes of a text that is only to be tokenised.
 const LONGEST_TEXT: usize = 1 << 20;
 /// Tokens that are only to be put together.
@@ -88,10 +86,6 @@ impl Room {
         Bodies { most, patience, memory: self.preparing.clone() }
     }
 }
-
-/// The address of a connection, as an extension of its requests.
-#[derive(Clone, Copy)]
-pub struct Peer(pub IpAddr);
 
 /// Set by an endpoint that logs a request itself. An extension of the request.
 #[derive(Clone, Default)]
@@ -153,32 +147,6 @@ async fn watch(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
 
 fn is_anthropic(path: &str) -> bool {
     path.starts_with("/v1/messages")
-}
-
-/// Why a request was refused, as an extension of its response.
-#[derive(Clone)]
-struct Reason(String);
-
-/// A whole response.
-pub fn respond(status: u16, kind: &'static str, body: impl Into<Body>) -> Response {
-    let mut response = Response::new(body.into());
-    *response.status_mut() = StatusCode::from_u16(status).unwrap_or_default();
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response
-}
-
-pub fn answer_json(text: String) -> Response {
-    respond(200, "application/json", text)
-}
-
-pub fn refusal(error: &ApiError, anthropic: bool) -> Response {
-    let body = if anthropic { error.anthropic() } else { error.openai() };
-    let mut response = respond(error.status, "application/json", body.to_string());
-    response.extensions_mut().insert(Reason(error.message.clone()));
-    if matches!(error.status, 429 | 503) {
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY));
-    }
-    response
 }
 
 fn result(result: Result<String, ApiError>, anthropic: bool) -> Response {

@@ -13,9 +13,8 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 use tokio_io_timeout::TimeoutStream;
 
-use super::http::Peer;
 use super::queue::Queue;
-use super::shares::{Client, Shared};
+use super::shares::{Client, Peer, Shared};
 
 /// Connections at once, of which a client has half; more of them are closed.
 const MOST: usize = 4096;

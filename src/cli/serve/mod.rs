@@ -8,6 +8,7 @@
 mod anthropic;
 mod ask;
 mod body;
+mod chances;
 mod engine;
 mod error;
 mod fields;
@@ -21,6 +22,7 @@ mod openai;
 mod options;
 mod queue;
 mod reply;
+mod response;
 mod responses;
 mod shares;
 #[cfg(feature = "testing")]

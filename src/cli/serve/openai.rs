@@ -1,6 +1,7 @@
 //! `/v1/chat/completions` and `/v1/completions`, as OpenAI's server has them.
 
 use super::ask::{Asked, MOST_ANSWERS, Offer, Prompt, Served, talk};
+use super::chances::{LogProbs, TextLogProbs};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::form::{Answer, Events, Form, Head, new_id};
@@ -12,8 +13,7 @@ use crate::decode::Chances;
 use crate::gemma::Message;
 use crate::grammar::tools::{Calls, Tool};
 use crate::tensor::Token;
-use serde::ser::SerializeStruct;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -207,53 +207,6 @@ pub fn usage(figures: &Figures) -> Value {
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     })
-}
-
-/// Tokens with their chances in OpenAI's form, written without a tree of values: that would take
-/// twenty times the memory.
-struct LogProbs<'a> {
-    served: &'a Served,
-    chances: &'a [Chances],
-}
-
-/// A token in words and in bytes, with its chance.
-#[derive(Serialize)]
-struct Chance {
-    token: String,
-    logprob: f64,
-    bytes: Vec<u8>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    top_logprobs: Option<Vec<Chance>>,
-}
-
-impl Chance {
-    fn new(served: &Served, token: Token, logprob: f32) -> Chance {
-        let bytes = served.tokenizer.token_bytes(token);
-        let token = String::from_utf8_lossy(&bytes).into_owned();
-        Chance { token, logprob: logprob.into(), bytes, top_logprobs: None }
-    }
-}
-
-impl Serialize for LogProbs<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        struct Content<'a>(&'a LogProbs<'a>);
-        impl Serialize for Content<'_> {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                let LogProbs { served, chances } = self.0;
-                serializer.collect_seq(chances.iter().map(|chances| {
-                    let best = chances.best.iter();
-                    let best = best.map(|(token, logprob)| Chance::new(served, *token, *logprob));
-                    let top_logprobs = Some(best.collect());
-                    let own = Chance::new(served, chances.token, chances.log_prob);
-                    Chance { top_logprobs, ..own }
-                }))
-            }
-        }
-        let mut object = serializer.serialize_struct("LogProbs", 2)?;
-        object.serialize_field("content", &Content(self))?;
-        object.serialize_field("refusal", &())?;
-        object.end()
-    }
 }
 
 /// One of the answers of a whole response.
@@ -512,60 +465,6 @@ impl Text {
         }
         self.offsets[choice] += log_probs.lengths().sum::<usize>();
         Some(log_probs)
-    }
-}
-
-/// Tokens with their chances in the form of `/v1/completions`, written as [`LogProbs`] are.
-struct TextLogProbs<'a> {
-    served: &'a Served,
-    chances: &'a [Chances],
-    /// Characters of the answer before.
-    offset: usize,
-}
-
-impl TextLogProbs<'_> {
-    fn text(&self, token: Token) -> String {
-        String::from_utf8_lossy(&self.served.tokenizer.token_bytes(token)).into_owned()
-    }
-
-    /// Characters of each token.
-    fn lengths(&self) -> impl Iterator<Item = usize> {
-        self.chances.iter().map(|chances| self.text(chances.token).chars().count())
-    }
-}
-
-/// Writes an iterator's items as a list.
-struct List<F>(F);
-
-impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq((self.0)())
-    }
-}
-
-impl Serialize for TextLogProbs<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let chances = || self.chances.iter();
-        let best = |chances: &Chances| {
-            let best = chances.best.iter();
-            let best = best.map(|(token, log_prob)| (self.text(*token), Value::from(*log_prob)));
-            best.collect::<serde_json::Map<_, _>>()
-        };
-        let offsets = || {
-            self.lengths().scan(self.offset, |at, length| {
-                *at += length;
-                Some(*at - length)
-            })
-        };
-        let mut object = serializer.serialize_struct("LogProbs", 4)?;
-        object.serialize_field("tokens", &List(|| chances().map(|c| self.text(c.token))))?;
-        object.serialize_field(
-            "token_logprobs",
-            &List(|| chances().map(|c| f64::from(c.log_prob))),
-        )?;
-        object.serialize_field("top_logprobs", &List(|| chances().map(best)))?;
-        object.serialize_field("text_offset", &List(offsets))?;
-        object.end()
     }
 }
 

@@ -2,9 +2,9 @@
 
 use super::error::ApiError;
 use super::form::{Answer, Events, Form};
-use super::http::{answer_json, refusal, respond};
 use super::log::Entry;
 use super::queue::{Event, Figures, Piece};
+use super::response::{answer_json, refusal, respond};
 use super::shares::Share;
 use crate::cli::record::FinishReason;
 use axum::body::Body;

@@ -16,6 +16,10 @@ pub enum Client {
     Address(IpAddr),
 }
 
+/// The address of a connection, as an extension of its requests.
+#[derive(Clone, Copy)]
+pub struct Peer(pub IpAddr);
+
 impl Client {
     /// The client at an address. Hosts have a whole /64 network of IPv6 to choose theirs from.
     pub fn at(address: IpAddr) -> Client {
