@@ -98,7 +98,7 @@ impl Engine<'_> {
         let stop_ids = &self.session.stop_ids;
         let scheduler = Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, &cut)
             .keeping_prefixes();
-        let answers = Answers::new(scheduler, &*self.session.tokenizer);
+        let answers = Answers::new(scheduler, &self.session.tokenizer);
         let mut turns =
             Turns { queue: self.queue, paused: paused.into(), answers, passes: 0, rounds: 0 };
         match turns.answer_all(&cut) {
