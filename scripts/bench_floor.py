@@ -46,7 +46,7 @@ def evenly(file, sources, each, shortest):
 
 
 def measured(a, device, cache, prompts, count, more):
-    command = [a.gemma.resolve(), "bench", "-q", "-d", device, "--only", "text", "--format", "json", "--text-tokens", a.tokens,
+    command = [a.gemma.resolve(), "bench", "-q", "-d", device, "--only", "text", "--json", "--text-tokens", a.tokens,
                "--repetitions", a.repetitions, "--prompt-count", count, *more, *a.args.split()]  # fmt: skip
     for file in prompts:
         command += ["--prompts", file]

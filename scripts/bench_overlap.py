@@ -22,7 +22,7 @@ ARMS = ("alone", "beside the draft", "beside a busy loop")
 
 def decoded(a, target):
     model = ["-m", target] if pathlib.Path(target).exists() else ["--synthetic", target, *a.args.split()]
-    command = [a.gemma.resolve(), "bench", "-q", *model, "-d", a.device, "--only", "decode", "--tg", a.tokens, "--repetitions", 9, "--format", "json"]
+    command = [a.gemma.resolve(), "bench", "-q", *model, "-d", a.device, "--only", "decode", "--tg", a.tokens, "--repetitions", 9, "--json"]
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"gemma bench failed ({done.returncode}):\n{done.stderr[-2000:]}")

@@ -104,7 +104,7 @@ def ours(a, temperature, prompts, target):
         len(prompts),
     ]
     command += ["--text-tokens", a.tokens, "--repetitions", a.repetitions, "--temp", temperature]
-    out, _ = run(a, *command, "--format", "json", "-q")
+    out, _ = run(a, *command, "--json", "-q")
     (a.work / f"gemma-{temperature:g}.json").write_text(out)
     text = json.loads(out)["text"]
     f = text["all"] or text["kinds"][0]

@@ -34,7 +34,7 @@ for recipe in options.recipe:
         common = ["--synthetic", options.shape, "--recipe", recipe, "-d", options.device, "--ctx-size", str(context)]
         planned = run("plan", *common, "--bandwidth", "100", "--json")
         place = planned["gpu" if options.device.startswith("vulkan") else "cpu"]["bytes"]
-        model = run("bench", *common, "--only", "decode", "--tg", "1", "--repetitions", "1", "--format", "json", "-q")["model"]
+        model = run("bench", *common, "--only", "decode", "--tg", "1", "--repetitions", "1", "--json", "-q")["model"]
         off = max(abs(place[k] - model[k]) / model[k] for k in KINDS)
         worst = max(worst, off)
         cells = " | ".join(f"{place[k] / 1e6:.1f} / {model[k] / 1e6:.1f}" for k in KINDS)
