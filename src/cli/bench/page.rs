@@ -36,22 +36,17 @@ pub fn page(report: &Report, old: Option<&Report>) -> Result<String> {
         body += &format!("<p>{}</p>\n", escape(&before));
     }
     for plot in plots(report, old)? {
+        let (title, caption) = (escape(&plot.title), escape(&plot.caption));
+        let label = format!("<svg role=\"img\" aria-label=\"{title}\" ");
+        let svg = plot.svg.replacen("<svg ", &label, 1);
         body += &format!(
-            "<figure>\n<h2>{0}</h2>\n{1}<figcaption>{2}</figcaption>\n</figure>\n",
-            escape(&plot.title),
-            plot.svg.replacen(
-                "<svg ",
-                &format!("<svg role=\"img\" aria-label=\"{}\" ", escape(&plot.title)),
-                1
-            ),
-            escape(&plot.caption)
+            "<figure>\n<h2>{title}</h2>\n{svg}<figcaption>{caption}</figcaption>\n</figure>\n"
         );
     }
     // The policy holds even where a model's name is hostile.
-    let policy = "default-src 'none'; style-src 'unsafe-inline'";
     Ok(format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta \
-         http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n<meta name=\"viewport\" \
+         http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n<meta name=\"viewport\" \
          content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
          <style>\n{STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
     ))
@@ -155,11 +150,7 @@ fn kernel_bars(kernels: &[&Kernel]) -> Vec<Bar> {
     let total: f64 = kernels.iter().map(|k| k.seconds).sum();
     let bar = |k: &&Kernel| {
         let share = 100.0 * k.seconds / total.max(f64::MIN_POSITIVE);
-        let speed = match k.bytes {
-            0 => String::new(),
-            _ => format!(", {} GB/s", digits3(k.gb_per_s())),
-        };
-        Bar::new(k.label.clone(), share, format!("{share:.1} %{speed}"))
+        Bar::new(k.label.clone(), share, format!("{share:.1} %"))
     };
     kernels.iter().take(MOST).map(bar).collect()
 }
@@ -188,8 +179,7 @@ fn draw(height: i32, plot: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<Strin
     let mut svg = String::new();
     let area = SVGBackend::with_string(&mut svg, (WIDTH, height as u32)).into_drawing_area();
     plot(&area)?;
-    area.present()?;
-    drop(area);
+    drop(area); // Finishes the text.
     Ok(svg)
 }
 
@@ -204,8 +194,7 @@ fn bars(bars: &[Bar], whole: f64) -> Result<String> {
         for (row, bar) in (0..).zip(bars) {
             let (top, middle) = (row * ROW + 4, row * ROW + ROW / 2);
             let end = LABEL + (LONGEST * bar.value / most) as i32;
-            let corners = [(LABEL, top), (end, top + ROW - 8)];
-            area.draw(&Rectangle::new(corners, bar.colour.filled()))?;
+            area.draw(&Rectangle::new([(LABEL, top), (end, top + ROW - 8)], bar.colour.filled()))?;
             area.draw(&Text::new(clean(&bar.label), (LABEL - 10, middle), right.clone()))?;
             area.draw(&Text::new(bar.text.clone(), (end + 8, middle), left.clone()))?;
         }
