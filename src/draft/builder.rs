@@ -62,7 +62,6 @@ pub struct Ways {
 }
 
 pub struct TreeBuilder {
-    name: &'static str,
     ways: Ways,
     /// Whether what a text had before is a source.
     reads_text: bool,
@@ -72,22 +71,14 @@ pub struct TreeBuilder {
 }
 
 impl TreeBuilder {
-    /// `name` appears in the statistics. Without the draft model guesses come from what was there
-    /// before.
-    pub fn new(
-        name: &'static str,
-        lm: Option<Lm>,
-        context: bool,
-        table: Option<Table>,
-        mixing: Mixing,
-    ) -> Self {
+    /// Makes a drafter. Without the draft model guesses come from what was there before.
+    pub fn new(lm: Option<Lm>, context: bool, table: Option<Table>, mixing: Mixing) -> Self {
         let mixer = |warm: bool| {
             if mixing.prior { Mixer::new(warm) } else { Mixer::fixed(warm) }.at_rate(mixing.rate)
         };
         let mixers = [false, true].map(|warm| mixer(warm && mixing.noise));
         let (gather, chances, step_time) = Default::default();
         TreeBuilder {
-            name,
             ways: Ways { table, lm, mixers, mixing, gather, chances, step_time },
             reads_text: context,
             trees: Vec::new(),
@@ -96,18 +87,18 @@ impl TreeBuilder {
     }
 
     /// The draft model alone.
-    pub fn of_model(name: &'static str, engine: Box<dyn Engine>) -> Self {
-        Self::new(name, Some(Lm::new(name, engine)), false, None, Mixing::default())
+    pub fn of_model(engine: Box<dyn Engine>) -> Self {
+        Self::new(Some(Lm::new(engine)), false, None, Mixing::default())
     }
 
     /// What was there before, without a draft model: `--draft ngram`.
     pub fn of_text() -> Self {
-        Self::new("ngram", None, true, Some(Table::new()), Mixing::default())
+        Self::new(None, true, Some(Table::new()), Mixing::default())
     }
 
     /// All of it.
-    pub fn of_both(name: &'static str, engine: Box<dyn Engine>) -> Self {
-        Self::new("mixed", Some(Lm::new(name, engine)), true, Some(Table::new()), Mixing::default())
+    pub fn of_both(engine: Box<dyn Engine>) -> Self {
+        Self::new(Some(Lm::new(engine)), true, Some(Table::new()), Mixing::default())
     }
 
     /// Returns the mixer's weights for temperature 0, set by set.
@@ -232,10 +223,6 @@ impl TreeBuilder {
 }
 
 impl Drafter for TreeBuilder {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
     fn read_ahead(
         &mut self,
         text: usize,

@@ -9,8 +9,10 @@ use crate::tensor::Token;
 /// Tokens newer than the cache that still go into the first pass of a round instead of a prefill.
 const PENDING: usize = 16;
 
+/// Name of the draft model as a source, in the statistics.
+pub const NAME: &str = "model";
+
 pub struct Lm {
-    name: &'static str,
     timeline: Timeline,
     /// By sequence.
     texts: Vec<Text>,
@@ -38,11 +40,10 @@ struct Text {
 }
 
 impl Lm {
-    /// `name` appears in the statistics. The engine's tokenizer must be the target's; its rows may
-    /// be fewer or more. It drafts for as many texts as the engine has sequences.
-    pub fn new(name: &'static str, engine: Box<dyn Engine>) -> Self {
+    /// Drafts for as many texts as the engine has sequences. The engine's tokenizer must be the
+    /// target's; its rows may be fewer or more.
+    pub fn new(engine: Box<dyn Engine>) -> Self {
         Lm {
-            name,
             texts: vec![Text::default(); engine.info().sequences],
             timeline: Timeline::new(engine),
             round: Vec::new(),
@@ -52,10 +53,6 @@ impl Lm {
             passes: 0,
             rows: 0,
         }
-    }
-
-    pub fn name(&self) -> &'static str {
-        self.name
     }
 
     pub fn engine(&self) -> &dyn Engine {
@@ -71,7 +68,7 @@ impl Lm {
     pub fn note(&self) -> Option<String> {
         let is_full = |text| self.timeline.position(text) + 1 >= self.engine().context(text);
         let full = self.engine().info().reach.is_none() && (0..self.texts.len()).any(is_full);
-        full.then(|| format!("{}: the draft model's context is full", self.name))
+        full.then(|| "the draft model's context is full".into())
     }
 
     /// Tokens behind a text's history of so many that the model has room for.

@@ -86,8 +86,6 @@ impl Ask<'_> {
 
 /// A source of guesses for all texts that grow.
 pub trait Drafter {
-    /// A short name for the statistics.
-    fn name(&self) -> &'static str;
     /// Adds guesses for each of these texts. Returns how many passes of a draft model that took.
     fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize>;
     /// Works ahead on what may follow these proposals, which the target's device scores at this
@@ -131,10 +129,6 @@ pub trait Drafter {
 pub struct NoDraft;
 
 impl Drafter for NoDraft {
-    fn name(&self) -> &'static str {
-        "none"
-    }
-
     fn propose(&mut self, _: &mut [Ask<'_>]) -> Result<usize> {
         Ok(0)
     }

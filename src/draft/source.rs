@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::Proposal;
 use super::automaton::{Automaton, Match};
-use super::lm::Lm;
+use super::lm::{self, Lm};
 use super::mix::{
     self, Candidates, ContextClass, FEATURES, Features, LAST, LONG, MISS, MODEL, Mixer, NOISE,
     PAIR, SHORT,
@@ -253,12 +253,11 @@ pub fn advocate(
     candidates: &Candidates,
     chances: &[f32],
     candidate: usize,
-    model: &'static str,
 ) -> &'static str {
     let parts = mixer.parts(candidates, chances, candidate);
     let voice = |f: &usize| parts[*f].unwrap_or(f32::NEG_INFINITY);
     match (LONG..=MODEL).max_by(|a, b| voice(a).total_cmp(&voice(b)).then(b.cmp(a))) {
-        Some(MODEL) => model,
+        Some(MODEL) => lm::NAME,
         Some(PAIR | LAST) => TABLE,
         _ => CONTEXT,
     }

@@ -140,7 +140,7 @@ pub fn build(
         }
         None => (WITHOUT_MODEL, None, Habits::default(), None),
     };
-    let builder = TreeBuilder::new("mixed", lm, true, Some(Table::new()), options.mixing);
+    let builder = TreeBuilder::new(lm, true, Some(Table::new()), options.mixing);
     let identity = spelled(identity);
     let habits = passes.habits.get(&identity).cloned().unwrap_or(habits);
     let ahead = match options.ahead {
@@ -185,7 +185,7 @@ fn draft_model(
             (loaded, level) = (single, seconds);
         }
     }
-    let lm = Lm::new("model", partner.engine(loaded.engine)?);
+    let lm = Lm::new(partner.engine(loaded.engine)?);
     Ok(DraftModel { lm, identity, device: loaded.device, level })
 }
 

@@ -128,13 +128,14 @@ impl Tree {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draft::lm;
 
     fn node(token: u32, parent: u32, depth: usize, row: Option<u32>) -> Node {
         let matched = Match::default();
         Node {
             own: 0.5,
             chance: 0.5,
-            source: "model",
+            source: lm::NAME,
             row,
             ..Node::new(token, parent, depth, matched)
         }

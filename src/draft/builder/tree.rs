@@ -218,7 +218,6 @@ impl Tree {
         mixer.chances(&candidates, &mut ways.chances);
         let mut order: Vec<usize> = (0..candidates.tokens.len()).collect();
         order.sort_by(|&a, &b| ways.chances[b].total_cmp(&ways.chances[a]));
-        let model = ways.lm.as_ref().map_or("model", |lm| lm.name());
         for (rank, i) in order.into_iter().enumerate() {
             let (token, own) = (candidates.tokens[i], ways.chances[i]);
             let wanted = rank < if ctx.chain { 1 } else { BRANCHES } && own >= FAINT;
@@ -226,7 +225,7 @@ impl Tree {
             if !wanted && there.is_none() {
                 continue;
             }
-            let source = advocate(mixer, &candidates, &ways.chances, i, model);
+            let source = advocate(mixer, &candidates, &ways.chances, i);
             match there {
                 Some(child) => {
                     let child = &mut self.nodes[child as usize];
