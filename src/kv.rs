@@ -1,5 +1,5 @@
-//! Where a position's keys and values live: pages of 256 positions, rings for sliding-window
-//! layers, what may be truncated. [`pool`] counts who holds which page.
+//! Places of a position's keys and values: pages of 256 positions, and rings for sliding-window
+//! layers. [`pool`] counts the holders of each page.
 
 pub mod pool;
 
@@ -11,8 +11,8 @@ pub const PAGE: usize = 256;
 /// Tokens that can always be taken back, however far the ring has turned.
 pub const SLACK: usize = 256;
 
-/// The pages that a sequence has in one layer. A global layer keeps them all; a sliding-window layer
-/// has the places of a ring for them.
+/// The pages that a sequence has in one layer. A global layer keeps them all; a sliding-window
+/// layer has the places of a ring for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
     /// Most pages that a sequence holds at a time.
@@ -22,7 +22,8 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// The pages that a layer needs for `context` positions when up to `rows` are written at once.
+    /// Returns the pages that a layer needs for `context` positions when up to `rows` are written
+    /// at once.
     pub fn for_layer(context: usize, rows: usize, window: Option<usize>) -> Self {
         let all = context.div_ceil(PAGE);
         let count = match window {
@@ -32,13 +33,13 @@ impl Pages {
         Pages { count: count.max(1), window }
     }
 
-    /// Where a sequence's page table has its nth page.
+    /// Returns the entry of a sequence's page table that has its nth page.
     #[inline(always)]
     pub fn entry(self, page: usize) -> usize {
         page % self.count
     }
 
-    /// First position that a query at `position` sees.
+    /// Returns the first position that a query at `position` sees.
     #[inline(always)]
     pub fn first_visible(self, position: usize) -> usize {
         match self.window {
@@ -56,12 +57,12 @@ pub struct OffloadedPages {
     /// of a pass. So it is sealed in every pass that the row can be part of, however the prompt was
     /// cut and whatever was drafted.
     pub lag: usize,
-    /// Of 256 sealed pages, so many are offloaded.
+    /// Offloaded pages of every 256 sealed ones.
     pub share: usize,
 }
 
 impl OffloadedPages {
-    /// How many of the first pages of a row at this position are offloaded.
+    /// Returns how many of the first pages of a row at this position are offloaded.
     #[inline(always)]
     pub fn count(self, position: usize) -> usize {
         position.saturating_sub(self.lag) / PAGE * self.share / 256
@@ -72,7 +73,7 @@ impl OffloadedPages {
 mod tests {
     use super::*;
 
-    /// Whatever row of a pass stands at a position, its offloaded pages are committed.
+    /// The offloaded pages of a position are committed, whatever row of a pass it is.
     #[test]
     fn offloaded_pages_are_sealed_in_every_pass() {
         for (lag, share) in [(16, 256), (128, 256), (512, 256), (128, 100), (128, 0)] {

@@ -1,7 +1,7 @@
-//! What the model gave the tokens of a text: their log-probabilities.
+//! Log-probabilities of the tokens of a text.
 //!
-//! They are the model's own, before bans, grammar, penalty, temperature and filters: what a sampler
-//! is asked for does not change what the model thinks likely.
+//! They are the model's own, before bans, grammar, penalty, temperature and filters. A sampler's
+//! settings do not change what the model thinks likely.
 
 use crate::tensor::Token;
 
@@ -15,7 +15,8 @@ pub struct Chances {
 }
 
 impl Chances {
-    /// The chances behind a row of logits, in which `token` was picked, with the `n` likeliest.
+    /// Returns the chances behind a row of logits, in which `token` was picked, with the `n`
+    /// likeliest.
     pub fn of(logits: &[f32], token: Token, n: usize) -> Chances {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();

@@ -29,7 +29,7 @@ pub struct Text {
     /// Where the prompt parts from texts that were read before, in whole pages; 0 once it is read.
     pub fork: usize,
     pub wanted: Option<usize>,
-    /// Of tokens that came since somebody asked.
+    /// Chances of the tokens that came since the caller asked last.
     pub chances: Vec<Chances>,
 }
 
@@ -56,13 +56,13 @@ impl Text {
         self.stage == Stage::Reads
     }
 
-    /// All but the newest token, which is the root of the next tree.
+    /// Returns all but the newest token, which is the root of the next tree.
     pub fn past(&self) -> &[Token] {
         self.history.split_last().map_or(&[], |(_, past)| past)
     }
 }
 
-/// What is asked of the drafter for each text that grows, with what the target said of its last
+/// Returns a request to the drafter for each text that grows, with the target's scores of its last
 /// tree. `anew` empties the proposals.
 pub fn asks<'t>(
     texts: &'t mut [Option<Text>],

@@ -1,9 +1,9 @@
-//! What texts may begin with that has been read before: prefixes kept where texts ended, began to
-//! grow, or parted, and what sequences hold at this moment.
+//! Prefix cache: beginnings of texts that were read before. Prefixes are kept where texts ended,
+//! began to grow, or parted; sequences in use count too.
 //!
-//! A sliding window forgets what going back needs, so a text can go on from the places alone whose
-//! windows were kept. Prefixes share pages with the sequences that they were read in. What was of
-//! use longest ago goes first when sequences need pages.
+//! A sliding window forgets the keys that going back needs, so a text can go on only from the
+//! places whose windows were kept. Prefixes share pages with the sequences that they were read in.
+//! The least recently used prefix goes first when sequences need pages.
 
 use crate::engine::{Prefix, Timeline};
 use crate::kv::{PAGE, SLACK};
@@ -13,7 +13,7 @@ use anyhow::Result;
 /// Prefixes at most: each is compared with each new text.
 const MOST: usize = 256;
 
-/// Tokens of the whole pages among so many.
+/// Returns the number of tokens of the whole pages among so many.
 pub(super) fn whole_pages(tokens: usize) -> usize {
     tokens / PAGE * PAGE
 }
@@ -22,7 +22,7 @@ pub(super) fn common(a: &[Token], b: &[Token]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-struct Kept {
+struct KeptPrefix {
     prefix: Prefix,
     /// When it was of use last, in the same count as sequences.
     used: u64,
@@ -31,14 +31,14 @@ struct Kept {
 /// Prefixes of one target, and when each of its sequences was of use last.
 pub struct Prefixes {
     is_on: bool,
-    kept: Vec<Kept>,
+    kept: Vec<KeptPrefix>,
     /// By sequence.
     used: Vec<u64>,
     now: u64,
 }
 
 impl Prefixes {
-    /// For so many sequences; nothing is kept before [`start`](Self::start).
+    /// Makes an empty cache for so many sequences. Nothing is kept before [`start`](Self::start).
     pub fn new(sequences: usize) -> Prefixes {
         Prefixes { is_on: false, kept: Vec::new(), used: vec![0; sequences], now: 0 }
     }
@@ -51,18 +51,18 @@ impl Prefixes {
         self.is_on = true;
     }
 
-    /// A sequence is of use now.
+    /// Marks a sequence as used now.
     pub fn touch(&mut self, sequence: usize) {
         self.now += 1;
         self.used[sequence] = self.now;
     }
 
-    /// When a sequence was of use last.
+    /// Returns the time of a sequence's last use.
     pub fn last_use(&self, sequence: usize) -> u64 {
         self.used[sequence]
     }
 
-    /// Tokens that a text need not read if it takes this sequence.
+    /// Returns the number of tokens that a text need not read if it takes this sequence.
     pub fn gain(&self, target: &Timeline, sequence: usize, history: &[Token]) -> usize {
         let common = target.common(sequence, history);
         // Behind a window that has moved on nothing is left; a prefix may hold it.
@@ -86,7 +86,7 @@ impl Prefixes {
         if self.kept.len() == MOST {
             self.drop_oldest();
         }
-        self.kept.push(Kept { prefix, used: self.now });
+        self.kept.push(KeptPrefix { prefix, used: self.now });
     }
 
     /// Puts the longest prefix of `past` into a sequence that holds less of it: a kept one, or what
@@ -101,7 +101,7 @@ impl Prefixes {
         if let Some((pages, other)) = others.map(pages).max().filter(|(pages, _)| *pages > held) {
             self.retain(target, other, pages);
         }
-        let longer = |(i, kept): (usize, &Kept)| {
+        let longer = |(i, kept): (usize, &KeptPrefix)| {
             let pages = whole_pages(common(kept.prefix.tokens(), past));
             (pages > held).then_some((pages, i))
         };
@@ -117,8 +117,8 @@ impl Prefixes {
         }
     }
 
-    /// How far `past` was read before, in whole pages, whether or not anybody can go on from there.
-    /// Others may part from it there too.
+    /// Returns how far `past` was read before, in whole pages, whether or not a text can go on
+    /// from there. Others may part from it there too.
     pub fn fork(&self, target: &Timeline, sequence: usize, past: &[Token]) -> usize {
         if !self.is_on {
             return 0;

@@ -37,17 +37,17 @@ pub struct Request {
     pub chances: Option<usize>,
 }
 
-/// A text that came to its end. Its error is its own: the others go on.
+/// A text that came to its end. An error is the text's own: the others go on.
 pub struct Ended {
     pub sequence: usize,
     pub history: Vec<Token>,
     pub stop: Result<Stop>,
     pub stats: Stats,
-    /// Of the tokens of the last pass.
+    /// Chances of the tokens of the last pass.
     pub chances: Vec<Chances>,
 }
 
-/// A target, what drafts for it, and the texts that share both.
+/// A target, its drafter, and the texts that share both.
 pub struct Scheduler<'a> {
     target: &'a mut Timeline,
     drafter: &'a mut dyn Drafter,
@@ -61,13 +61,13 @@ pub struct Scheduler<'a> {
     scores: Scores,
     passes: u64,
     rounds: u64,
-    /// What the next step ends with.
+    /// The error that the next step ends with.
     failure: Option<Error>,
 }
 
 impl<'a> Scheduler<'a> {
-    /// `stop_ids` are tokens that end a text and are not part of it. The target's caches may hold
-    /// anything.
+    /// Makes a scheduler without texts. `stop_ids` are tokens that end a text and are not part of
+    /// it. The target's caches may hold anything.
     pub fn new(
         target: &'a mut Timeline,
         drafter: &'a mut dyn Drafter,
@@ -92,18 +92,18 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Keeps what texts may begin with in pages that no text needs.
+    /// Keeps prefixes of texts in pages that no text needs.
     pub fn keeping_prefixes(mut self) -> Self {
         self.prefixes.start();
         self
     }
 
-    /// Texts at once.
+    /// Returns the number of texts at once.
     pub fn sequences(&self) -> usize {
         self.texts.len()
     }
 
-    /// Texts that are read or grow.
+    /// Returns the number of texts that are read or grow.
     pub fn running(&self) -> usize {
         self.texts.iter().flatten().count()
     }
@@ -112,19 +112,19 @@ impl<'a> Scheduler<'a> {
         self.running() < self.texts.len()
     }
 
-    /// Passes that scored anything.
+    /// Returns the number of passes that scored anything.
     pub fn passes(&self) -> u64 {
         self.passes
     }
 
-    /// Passes, those among them that only read prompts.
+    /// Returns passes, those among them that only read prompts.
     pub fn rounds(&self) -> u64 {
         self.rounds
     }
 
-    /// Gives a text a free sequence and returns that: the one that holds most of it, of such ones
-    /// the one that was given to no text for longest; nothing is read yet. An empty history is an
-    /// error, and so is one that leaves no room in the context.
+    /// Gives a text a free sequence and returns its number. The sequence that holds most of the
+    /// text is taken; of equal ones, the one unused for longest. Nothing is read yet. An empty
+    /// history is an error, and so is one that leaves no room in the context.
     pub fn admit(&mut self, request: Request) -> Result<usize> {
         let Request { history, sampler, max_tokens, stats, chances } = request;
         let left = max_tokens.min(room(self.target, &history)?);
@@ -159,7 +159,7 @@ impl<'a> Scheduler<'a> {
         self.texts[sequence].is_some().then(|| self.end(sequence, Ok(Stop::Receiver)))
     }
 
-    /// The chances of the tokens that a text grew by since they were taken last.
+    /// Returns the chances of the tokens that a text grew by since they were taken last.
     pub fn take_chances(&mut self, sequence: usize) -> Vec<Chances> {
         self.texts[sequence].as_mut().map_or_else(Vec::new, |t| std::mem::take(&mut t.chances))
     }
@@ -175,9 +175,9 @@ impl<'a> Scheduler<'a> {
         Ended { sequence, history, stop, stats, chances }
     }
 
-    /// One pass, and what it brings: `on_event` hears of each text, by its sequence, and may end
-    /// it. Returns the texts that came to an end; their sequences are free again. An error is one
-    /// that no text would survive.
+    /// Runs one pass. `on_event` gets the events of each text, by its sequence, and may end it.
+    /// Returns the texts that came to an end; their sequences are free again. An error is one that
+    /// no text would survive.
     pub fn step(&mut self, on_event: &mut dyn FnMut(usize, Event) -> Flow) -> Result<Vec<Ended>> {
         if let Some(error) = self.failure.take() {
             return Err(error);
@@ -250,7 +250,8 @@ impl<'a> Scheduler<'a> {
         (0..self.texts.len()).filter(is).collect()
     }
 
-    /// Texts begin to be read, from what the cache holds of them on, and to grow once they are.
+    /// Starts the reading of admitted texts behind the part that the cache holds, and the growth of
+    /// those that are read.
     fn begin_texts(&mut self) -> Result<()> {
         for sequence in self.sequences_where(|text| !text.grows()) {
             let text = self.texts[sequence].as_mut().expect("it does not grow");
@@ -274,8 +275,8 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Whether a text that is about to be read has more in common with one that is being read than
-    /// its sequence holds: nobody need read that twice.
+    /// Returns whether a text shares more with one that is being read than its sequence holds. It
+    /// then waits, so that the shared part is read once.
     fn waits(&self, sequence: usize) -> bool {
         let past = self.texts[sequence].as_ref().map_or(&[][..], Text::past);
         let held = self.target.position(sequence);
@@ -287,7 +288,7 @@ impl<'a> Scheduler<'a> {
         self.prefixes.is_on() && self.sequences_where(Text::is_read).iter().any(reads_more)
     }
 
-    /// Finds what need not be read of a text.
+    /// Finds the part of a text that is read already.
     fn begin_reading(&mut self, sequence: usize) {
         let text = self.texts[sequence].as_mut().expect("it is to be read");
         self.prefixes.resume(self.target, sequence, text.past());
@@ -298,8 +299,8 @@ impl<'a> Scheduler<'a> {
         text.stage = Stage::Reads;
     }
 
-    /// Decides what the pass reads of each prompt: the same of each, what one does not need for the
-    /// next. Returns the rows of all.
+    /// Decides how many tokens of each prompt the pass reads: an equal share each, and unused rows
+    /// go to the next prompt. Returns the rows of all.
     fn plan_reading(&mut self) -> usize {
         let growing = self.texts.iter().flatten().filter(|text| text.grows()).count();
         let most = self.target.engine().info().max_rows - growing;
@@ -317,8 +318,8 @@ impl<'a> Scheduler<'a> {
         all - rows
     }
 
-    /// Sequences of the texts that can grow now. A grammar may need long to say what may follow:
-    /// the others do not wait for it.
+    /// Returns the sequences of the texts that can grow now. A grammar may need long to say what
+    /// may follow: the others do not wait for it.
     fn find_growing(&mut self) -> Vec<usize> {
         for text in self.texts.iter_mut().flatten().filter(|text| text.grows()) {
             text.rests = !text.sampler.is_ready(&text.history);
@@ -432,7 +433,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// What the pass says of each tree. A text whose rule fails has an error of its own.
+    /// Verifies each tree against the pass. A text whose rule fails has an error of its own.
     fn verify(&mut self, growing: &[usize]) -> Vec<Result<Verdict>> {
         let mut row = 0;
         let mut verdicts = Vec::with_capacity(growing.len());
@@ -446,7 +447,7 @@ impl<'a> Scheduler<'a> {
         verdicts
     }
 
-    /// Lets a text grow by what the pass brings. Returns what ends it.
+    /// Lets a text grow by the tokens of a verdict. Returns what ends it.
     fn grow(
         &mut self,
         sequence: usize,
@@ -480,8 +481,7 @@ impl<'a> Scheduler<'a> {
         None
     }
 
-    /// What the pass has of the histories is in scratch: agreeing with them commits it, of all at
-    /// once.
+    /// Commits the accepted rows of all texts at once. The rows are in scratch since the pass.
     fn commit(&mut self) -> Result<()> {
         let texts = self.texts.iter().enumerate();
         let pasts: Vec<_> =
@@ -509,7 +509,7 @@ impl<'a> Scheduler<'a> {
     }
 }
 
-/// Tokens that the context has room for after `history`.
+/// Returns the number of tokens that the context has room for after `history`.
 pub fn room(target: &Timeline, history: &[Token]) -> Result<usize> {
     let context = target.engine().context(0);
     if history.is_empty() {

@@ -1,4 +1,4 @@
-//! What happened, in numbers.
+//! Counts and times of generation.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl Tally {
         self.accepted += other.accepted;
     }
 
-    /// Acceptance rate: accepted of drafted.
+    /// Returns the acceptance rate: accepted of drafted.
     pub fn rate(self) -> f64 {
         ratio(self.accepted, self.drafted)
     }
@@ -29,7 +29,7 @@ impl Tally {
 pub struct Stats {
     /// Tokens of the history before generation.
     pub prompt_tokens: u64,
-    /// Those of them that were not cached yet.
+    /// Tokens of the history that were not cached yet.
     pub prefilled: u64,
     /// Tokens generated.
     pub tokens: u64,
@@ -102,12 +102,12 @@ impl Stats {
         other.by_source.iter().for_each(|(name, one)| self.source(name).add(*one));
     }
 
-    /// Tokens that the passes brought.
+    /// Returns the number of tokens that the passes brought.
     pub fn committed(&self) -> u64 {
         self.lengths.iter().enumerate().map(|(n, count)| (n as u64 + 1) * count).sum()
     }
 
-    /// Tokens per pass of the target; plain decoding has 1.
+    /// Returns the tokens per pass of the target; plain decoding has 1.
     pub fn accepted_length(&self) -> f64 {
         ratio(self.committed(), self.passes)
     }
@@ -116,7 +116,7 @@ impl Stats {
         per_second(self.prefilled, self.prefill_time)
     }
 
-    /// Tokens generated per second of decoding.
+    /// Returns the tokens generated per second of decoding.
     pub fn decode_rate(&self) -> f64 {
         per_second(self.tokens, self.decode_time)
     }

@@ -11,7 +11,7 @@ pub struct TextStream<'a> {
     /// Decoded, not yet shown: it begins like a stop string.
     held: String,
     shown: String,
-    /// Which of the stop strings has come.
+    /// Index of the stop string that has come.
     stop: Option<usize>,
 }
 
@@ -21,23 +21,23 @@ impl<'a> TextStream<'a> {
         TextStream { detokenizer, stops, held: String::new(), shown: String::new(), stop: None }
     }
 
-    /// The text that this token makes certain.
+    /// Returns the text that this token makes certain.
     pub fn push(&mut self, token: Token) -> &str {
         let text = self.detokenizer.push(token);
         self.take(&text)
     }
 
-    /// Whether a stop string has come. It is not part of the text.
+    /// Returns whether a stop string has come. It is not part of the text.
     pub fn is_stopped(&self) -> bool {
         self.stop.is_some()
     }
 
-    /// The stop string that has come.
+    /// Returns the stop string that has come.
     pub fn stop_string(&self) -> Option<&str> {
         self.stop.map(|stop| self.stops[stop].as_str())
     }
 
-    /// What is still held when no token follows.
+    /// Returns the held text when no token follows.
     pub fn finish(&mut self) -> &str {
         let rest = self.detokenizer.finish();
         self.take(&rest);
@@ -71,7 +71,7 @@ impl<'a> TextStream<'a> {
     }
 }
 
-/// Bytes of the longest end of `text` that begins `stop`.
+/// Returns the number of bytes of the longest end of `text` that begins `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let longest = stop.len().saturating_sub(1).min(text.len());
     (1..=longest)

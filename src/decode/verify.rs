@@ -6,7 +6,7 @@ use crate::engine::{Scores, TokenTree};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 
-/// What a round brings.
+/// Outcome of a round for one tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Accepted nodes, root first.
@@ -16,7 +16,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The tokens that the history grows by.
+    /// Returns the tokens that the history grows by.
     pub fn tokens(&self, tree: &TokenTree) -> Vec<Token> {
         self.path[1..].iter().map(|&node| tree.tokens[node as usize]).chain([self.next]).collect()
     }
@@ -24,8 +24,8 @@ impl Verdict {
 
 /// Walks from the root to the child that carries the token picked, for as long as there is one.
 ///
-/// `scores` has a row per node from row `first` on, `history` ends with the root. What a sampler's rule allows is asked
-/// along the accepted path alone.
+/// `scores` has a row per node from row `first` on, `history` ends with the root. What a sampler's
+/// rule allows is asked along the accepted path alone.
 pub fn verify(
     tree: &TokenTree,
     scores: &Scores,

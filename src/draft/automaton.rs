@@ -1,8 +1,8 @@
-//! What followed the last time the text ended like this: a suffix automaton over prompt and output.
+//! Matches of the text's end with earlier places: a suffix automaton over prompt and output.
 //!
 //! The automaton (Blumer et al. 1985) grows by one token at a time. Its newest state stands for the
-//! whole text, so that state's suffix link is the longest ending that occurred before, and the
-//! link's transitions are all that ever followed it.
+//! whole text. That state's suffix link is the longest ending that occurred before, and the link's
+//! transitions are all that ever followed it.
 
 use crate::tensor::Token;
 
@@ -66,7 +66,7 @@ impl Automaton {
         Automaton { tokens: Vec::new(), states: vec![State::default()], last: 0 }
     }
 
-    /// Appends what `history` has more; begins anew if it is another text.
+    /// Appends the new tokens of `history`. Begins anew if `history` is another text.
     pub fn sync(&mut self, history: &[Token]) {
         if !history.starts_with(&self.tokens) {
             *self = Self::new();
@@ -131,13 +131,13 @@ impl Automaton {
         self.states.len() as u32 - 1
     }
 
-    /// The longest ending that occurred before.
+    /// Returns the longest ending that occurred before.
     pub fn ending(&self) -> Match {
         let state = self.states[self.last as usize].link;
         Match { state, len: self.states[state as usize].len }
     }
 
-    /// The longest ending of the matched text and one more token.
+    /// Returns the longest ending of the matched text and one more token.
     pub fn step(&self, mut at: Match, token: Token) -> Match {
         loop {
             if let Some(state) = self.states[at.state as usize].step(token) {
@@ -151,7 +151,7 @@ impl Automaton {
         }
     }
 
-    /// The longest shorter ending that more tokens followed.
+    /// Returns the longest shorter ending that more tokens followed.
     pub fn shorter(&self, at: Match) -> Match {
         let kinds = self.states[at.state as usize].next.len();
         let mut state = at.state;
@@ -167,10 +167,10 @@ impl Automaton {
         Match::default()
     }
 
-    /// What followed a match, the likeliest `n`: each token's share of the occurrences, where the
-    /// latest counts twice and as many as there are kinds are kept for what has not been seen yet
-    /// (escape method C of prediction by partial matching). Returns the share kept. Nothing follows
-    /// the empty match.
+    /// Lists the likeliest `n` tokens that followed a match, each with its share of the
+    /// occurrences. The latest occurrence counts twice. Part of the share is kept for unseen
+    /// tokens, as many counts as there are distinct tokens (escape method C of prediction by
+    /// partial matching). Returns the part kept. Nothing follows the empty match.
     pub fn continuations(&self, at: Match, n: usize, out: &mut Vec<(Token, f32)>) -> f32 {
         out.clear();
         if at.state == 0 {
@@ -205,7 +205,7 @@ impl Automaton {
         left
     }
 
-    /// Tokens read.
+    /// Returns the number of tokens read.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
@@ -225,7 +225,7 @@ mod tests {
         automaton
     }
 
-    /// 300 tokens out of four.
+    /// Returns 300 tokens out of four.
     fn noise() -> Vec<Token> {
         let mut state = 1u32;
         let step = || {
@@ -235,8 +235,8 @@ mod tests {
         std::iter::repeat_with(step).take(300).collect()
     }
 
-    /// The longest ending of `text` that also occurs in its first `n` tokens with something behind
-    /// it, by trying all.
+    /// Returns the longest ending of `text` that also occurs in its first `n` tokens with something
+    /// behind it, by trying all.
     fn longest_ending(text: &[Token], n: usize) -> usize {
         let end = text.len();
         (1..end)

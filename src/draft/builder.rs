@@ -17,7 +17,7 @@ use anyhow::Result;
 
 use super::lm::{Lm, Start};
 use super::mix::{self, Mixer};
-use super::source::Gather;
+use super::source::CandidateCollector;
 use super::table::Table;
 use super::{Ask, Drafter, Figures};
 use crate::engine::Engine;
@@ -30,8 +30,8 @@ const REPEATED: u32 = 4;
 /// How much the measured time of a draft step moves with each one.
 const RATE: f32 = 0.1;
 
-/// How the sources are made into one tree. The default is the best; the others are there to be
-/// measured against.
+/// How the sources are mixed into one tree. The default is the best; the other settings are for
+/// comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mixing {
     /// Begin with the weights learnt elsewhere; else with the same for every place.
@@ -48,66 +48,57 @@ impl Default for Mixing {
     }
 }
 
-/// What all texts' trees are grown with.
-pub struct Ways {
+/// State that the trees of all texts share.
+pub struct SharedState {
     table: Option<Table>,
     lm: Option<Lm>,
     /// For temperature 0 and for others.
     mixers: [Mixer; 2],
     mixing: Mixing,
-    gather: Gather,
+    gather: CandidateCollector,
     chances: Vec<f32>,
     /// Seconds that a draft step takes.
     step_time: f32,
 }
 
 pub struct TreeBuilder {
-    name: &'static str,
-    ways: Ways,
-    /// Whether what a text had before is a source.
+    ways: SharedState,
+    /// Whether earlier text is a source.
     reads_text: bool,
-    /// By text, as far as there were any.
+    /// Trees by text.
     trees: Vec<Tree>,
     figures: Figures,
 }
 
 impl TreeBuilder {
-    /// `name` appears in the statistics. Without the draft model guesses come from what was there
-    /// before.
-    pub fn new(
-        name: &'static str,
-        lm: Option<Lm>,
-        context: bool,
-        table: Option<Table>,
-        mixing: Mixing,
-    ) -> Self {
+    /// Makes a drafter. Without a draft model, guesses come from earlier text and from the table.
+    pub fn new(lm: Option<Lm>, context: bool, table: Option<Table>, mixing: Mixing) -> Self {
         let mixer = |warm: bool| {
             if mixing.prior { Mixer::new(warm) } else { Mixer::fixed(warm) }.at_rate(mixing.rate)
         };
         let mixers = [false, true].map(|warm| mixer(warm && mixing.noise));
         let (gather, chances, step_time) = Default::default();
         TreeBuilder {
-            name,
-            ways: Ways { table, lm, mixers, mixing, gather, chances, step_time },
+            ways: SharedState { table, lm, mixers, mixing, gather, chances, step_time },
             reads_text: context,
             trees: Vec::new(),
             figures: Figures::default(),
         }
     }
 
-    /// The draft model alone.
-    pub fn of_model(name: &'static str, engine: Box<dyn Engine>) -> Self {
-        Self::new(name, Some(Lm::new(name, engine)), false, None, Mixing::default())
+    /// Makes a drafter of the draft model alone.
+    pub fn of_model(engine: Box<dyn Engine>) -> Self {
+        Self::new(Some(Lm::new(engine)), false, None, Mixing::default())
     }
 
-    /// What was there before, without a draft model: `--draft ngram`.
+    /// Makes a drafter without a draft model: `--draft ngram`.
     pub fn of_text() -> Self {
-        Self::new("ngram", None, true, Some(Table::new()), Mixing::default())
+        Self::new(None, true, Some(Table::new()), Mixing::default())
     }
 
-    /// All of it.
-    pub fn of_both(name: &'static str, engine: Box<dyn Engine>) -> Self {
-        Self::new("mixed", Some(Lm::new(name, engine)), true, Some(Table::new()), Mixing::default())
+    /// Makes a drafter of all sources.
+    pub fn of_both(engine: Box<dyn Engine>) -> Self {
+        Self::new(Some(Lm::new(engine)), true, Some(Table::new()), Mixing::default())
     }
 
     /// Returns the mixer's weights for temperature 0, set by set.
@@ -115,7 +106,7 @@ impl TreeBuilder {
         self.ways.mixers[0].sets().iter().map(|set| set.to_vec()).collect()
     }
 
-    /// The tree of a text.
+    /// Returns the tree of a text.
     fn tree(&mut self, text: usize) -> &mut Tree {
         while self.trees.len() <= text {
             self.trees.push(Tree::new(self.trees.len(), self.reads_text));
@@ -123,8 +114,8 @@ impl TreeBuilder {
         &mut self.trees[text]
     }
 
-    /// Begins the texts' trees, or goes on with those of the round before. Returns which wait for
-    /// the draft model to see their roots.
+    /// Begins the texts' trees, or goes on with those of the round before. Returns how each text
+    /// starts: some wait until the draft model has seen their roots.
     fn begin(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Start>> {
         let mut found = Vec::with_capacity(asks.len());
         let mut matches = Vec::with_capacity(asks.len());
@@ -232,10 +223,6 @@ impl TreeBuilder {
 }
 
 impl Drafter for TreeBuilder {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
     fn read_ahead(
         &mut self,
         text: usize,

@@ -1,5 +1,5 @@
-//! What a pass of the target costs by its rows: c(M), for each of a few ranges of context.
-//! `policy/passes.rs` keeps it in line with what is measured.
+//! Cost of a pass of the target by its rows, c(M), for each of a few ranges of context.
+//! `policy/passes.rs` updates it by measured passes.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,8 @@ pub struct CostCurve {
 }
 
 impl CostCurve {
-    /// From measured (rows, seconds), by ascending rows from 1 on; linear between them.
+    /// Makes a curve of measured (rows, seconds), by ascending rows from 1 on. It is linear between
+    /// them.
     pub fn new(points: &[(usize, f32)]) -> Self {
         assert!(
             points.first().is_some_and(|p| p.0 == 1),
@@ -34,8 +35,8 @@ impl CostCurve {
         CostCurve { seconds }
     }
 
-    /// One value per number of rows, as [`seconds`](Self::seconds) gave them; `None` for what no
-    /// measurement can have given.
+    /// Makes a curve of one value per number of rows, as [`seconds`](Self::seconds) returned them.
+    /// Returns `None` for values that no measurement can have given.
     pub fn restored(seconds: Vec<f32>) -> Option<Self> {
         let sane = |s: &f32| s.is_normal() && (0.0..LONGEST).contains(s);
         (!seconds.is_empty() && seconds.iter().all(sane)).then_some(CostCurve { seconds })
@@ -45,24 +46,25 @@ impl CostCurve {
         self.seconds.len()
     }
 
-    /// Seconds of a pass over so many rows: never less than one of one row, whatever each was last
-    /// seen to take.
+    /// Returns the seconds of a pass over so many rows. A pass never costs less than a pass over
+    /// one row, whatever each was last seen to take.
     pub fn cost(&self, rows: usize) -> f32 {
         self.seconds[rows.clamp(1, self.max_rows()) - 1].max(self.seconds[0])
     }
 
-    /// By rows, from 1 on.
+    /// Returns the seconds by rows, from 1 on.
     pub fn seconds(&self) -> &[f32] {
         &self.seconds
     }
 
-    /// Multiplies the cost of each number of rows by what `factor` says of it.
+    /// Multiplies the cost of each number of rows by `factor` of it.
     pub fn scale(&mut self, factor: impl Fn(usize) -> f32) {
         self.seconds.iter_mut().enumerate().for_each(|(i, cost)| *cost *= factor(i + 1));
     }
 }
 
-/// The range of context that a history of this length falls into: one page, or up to 4, 16, 64, ...
+/// Returns the range of context that a history of this length falls into: one page, or up to 4, 16,
+/// 64, ...
 pub fn range(position: usize) -> usize {
     match position.div_ceil(PAGE) {
         0 | 1 => 0,
@@ -70,39 +72,39 @@ pub fn range(position: usize) -> usize {
     }
 }
 
-/// A curve for each range of context that was met.
+/// Curves of the ranges of context that were met.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// By range, at least one.
+    /// Curves by range, at least one.
     curves: BTreeMap<usize, CostCurve>,
 }
 
 impl Default for Costs {
-    /// A pass over one row, whatever that takes.
+    /// Assumes a second for each pass.
     fn default() -> Self {
         Costs::new(CostCurve::new(&[(1, 1.0)]), 0)
     }
 }
 
 impl Costs {
-    /// `curve` as measured at this position.
+    /// Makes costs of one curve, measured at this position.
     pub fn new(curve: CostCurve, position: usize) -> Self {
         Costs { curves: BTreeMap::from([(range(position), curve)]) }
     }
 
-    /// Of curves that are known from before, by range; `None` without any.
+    /// Makes costs of known curves, by range. Returns `None` without any.
     pub fn restored(known: impl IntoIterator<Item = (usize, CostCurve)>) -> Option<Self> {
         let curves: BTreeMap<_, _> = known.into_iter().collect();
         (!curves.is_empty()).then_some(Costs { curves })
     }
 
-    /// The curves known, by range.
+    /// Returns the known curves by range.
     pub fn known(&self) -> impl Iterator<Item = (usize, &CostCurve)> {
         self.curves.iter().map(|(range, curve)| (*range, curve))
     }
 
-    /// The curve for a history of this length. A range that is met for the first time begins with
-    /// what the nearest one has come to.
+    /// Returns the curve for a history of this length. A new range begins with the present values
+    /// of the nearest one.
     pub fn at(&mut self, position: usize) -> &mut CostCurve {
         let here = range(position);
         if !self.curves.contains_key(&here) {

@@ -1,8 +1,8 @@
-//! What drafters say of their work, for statistics and for the next run.
+//! Counts of drafters, for statistics and for the next run.
 
 use super::Costs;
 
-/// What is worth remembering from one text to the next.
+/// Measurements of drafting that the next text or run begins with.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Habits {
     /// Tokens that a draft step brings, and the rounds behind it; by step.
@@ -33,7 +33,7 @@ pub struct Figures {
     pub plain_seconds: f64,
     /// c(M), where it is known.
     pub costs: Option<Costs>,
-    /// What a next run may begin with.
+    /// Measurements that the next run begins with.
     pub habits: Habits,
 }
 

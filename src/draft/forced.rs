@@ -1,5 +1,5 @@
-//! What a grammar leaves no choice about: guesses that cannot be wrong, and cost nothing but rows
-//! of the target's pass.
+//! Tokens that a grammar leaves no choice about: guesses that cannot be wrong, and cost nothing but
+//! rows of the target's pass.
 
 use super::{DraftContext, Proposal};
 
@@ -18,18 +18,18 @@ pub fn chain(ctx: &DraftContext<'_>, out: &mut Proposal) {
     }
 }
 
-/// Nodes that the target is bound to take.
+/// Returns the number of nodes that the target is bound to take.
 pub fn count(out: &Proposal) -> usize {
     (1..out.len()).filter(|&node| is_sure(out, node)).count()
 }
 
-/// Whether the target is bound to take a node.
+/// Returns whether the target is bound to take a node.
 pub fn is_sure(out: &Proposal, node: usize) -> bool {
     out.chance[node] == 1.0 && out.source[node] == NAME
 }
 
-/// The nodes of several proposals, likeliest first: the chance of each, whether the target is bound
-/// to take it, and the index of its proposal. What is sure comes before what is only likely.
+/// Returns the nodes of several proposals, likeliest first: the chance of each, whether the target
+/// is bound to take it, and the index of its proposal. Certain nodes come before likely ones.
 pub fn by_chance(all: &[&mut Proposal]) -> Vec<(f32, bool, usize)> {
     let mut order = Vec::new();
     for (index, proposal) in all.iter().enumerate() {

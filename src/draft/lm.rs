@@ -9,8 +9,10 @@ use crate::tensor::Token;
 /// Tokens newer than the cache that still go into the first pass of a round instead of a prefill.
 const PENDING: usize = 16;
 
+/// Name of the draft model as a source, in the statistics.
+pub const NAME: &str = "model";
+
 pub struct Lm {
-    name: &'static str,
     timeline: Timeline,
     /// By sequence.
     texts: Vec<Text>,
@@ -24,13 +26,13 @@ pub struct Lm {
     rows: u64,
 }
 
-/// What the model reads of a text.
+/// The part of a text that the model reads.
 #[derive(Clone, Debug, Default)]
 struct Text {
-    /// Where in the history that part begins.
+    /// Position in the history at which the part begins.
     from: usize,
-    /// What the engine evaluates: tokens newer than the cache in a line, then nodes of the tree;
-    /// and how many of them it has.
+    /// Rows for the engine: a line of tokens newer than the cache, then nodes of the tree. `done`
+    /// counts the rows that are evaluated.
     work: TokenTree,
     done: usize,
     /// The row of the first node of the last pass among its scores.
@@ -38,11 +40,10 @@ struct Text {
 }
 
 impl Lm {
-    /// `name` appears in the statistics. The engine's tokenizer must be the target's; its rows may
-    /// be fewer or more. It drafts for as many texts as the engine has sequences.
-    pub fn new(name: &'static str, engine: Box<dyn Engine>) -> Self {
+    /// Drafts for as many texts as the engine has sequences. The engine's tokenizer must be the
+    /// target's; its rows may be fewer or more.
+    pub fn new(engine: Box<dyn Engine>) -> Self {
         Lm {
-            name,
             texts: vec![Text::default(); engine.info().sequences],
             timeline: Timeline::new(engine),
             round: Vec::new(),
@@ -54,33 +55,29 @@ impl Lm {
         }
     }
 
-    pub fn name(&self) -> &'static str {
-        self.name
-    }
-
     pub fn engine(&self) -> &dyn Engine {
         self.timeline.engine()
     }
 
-    /// Whether the model knows the token.
+    /// Returns whether the model knows the token.
     pub fn knows(&self, token: Token) -> bool {
         (token as usize) < self.engine().info().vocab
     }
 
-    /// Why nothing is proposed, if so.
+    /// Returns why nothing is proposed, if so.
     pub fn note(&self) -> Option<String> {
         let is_full = |text| self.timeline.position(text) + 1 >= self.engine().context(text);
         let full = self.engine().info().reach.is_none() && (0..self.texts.len()).any(is_full);
-        full.then(|| format!("{}: the draft model's context is full", self.name))
+        full.then(|| "the draft model's context is full".into())
     }
 
-    /// Tokens behind a text's history of so many that the model has room for.
+    /// Returns the number of tokens that the model has room for behind a history of this length.
     pub fn left(&self, text: usize, history: usize) -> usize {
         (self.engine().context(text) + self.texts[text].from).saturating_sub(history)
     }
 
-    /// The part of a history that the model reads. Where it sees only so far back, of what it has
-    /// not read yet that is the last half of what it sees: a long prompt takes no longer than a
+    /// Returns the part of a history that the model reads. A model with a bounded reach reads the
+    /// last half of its reach of a long unread text. A long prompt then takes no longer than a
     /// short one, and no text grows too long. Behind the first 10,000 characters of 30 held-out
     /// texts the small bundled draft brought 2.28 tokens a pass so, 2.27 having read all; with a
     /// quarter 2.25.
@@ -111,9 +108,9 @@ impl Lm {
         Ok(())
     }
 
-    /// Begins a round of these texts, and says of each how. With a text comes the place of its
-    /// newest token in the tree of the round before, where that goes on from there. Most of what
-    /// the target accepted is in scratch since then and costs nothing.
+    /// Begins a round of these texts. Returns how each starts. Each text comes with the place of
+    /// its newest token in the last round's tree, if it goes on from there. Most accepted tokens
+    /// are in scratch since then and cost nothing.
     pub fn begin<'h>(&mut self, texts: &[(usize, &'h [Token], Option<u32>)]) -> Result<Vec<Start>> {
         self.round = texts.iter().map(|(text, ..)| *text).collect();
         self.waiting = 0;
@@ -186,37 +183,37 @@ impl Lm {
         Ok(starts)
     }
 
-    /// Rows of what the cache does not hold of a text.
+    /// Returns the rows of a text that the cache does not hold.
     fn unread(&self, text: usize, part: &[Token]) -> usize {
         let new = &part[self.timeline.position(text)..];
         new.iter().map(|token| self.rows_of(*token)).sum()
     }
 
-    /// The place of a text's newest token among its nodes, if that is evaluated.
+    /// Returns the place of a text's newest token among its nodes, if it is evaluated.
     fn stands_at(&self, text: usize, history: &[Token]) -> Option<u32> {
         let part = history.get(self.texts.get(text)?.from..).unwrap_or_default();
         self.timeline.stands_at(text, part)
     }
 
-    /// Rows that a token takes, at most.
+    /// Returns the number of rows that a token takes, at most.
     pub fn rows_of(&self, token: Token) -> usize {
         self.engine().info().rows_of(token)
     }
 
-    /// Rows of scratch that are still free this round.
+    /// Returns the number of rows of scratch that are still free this round.
     pub fn room(&self) -> usize {
         self.engine().info().max_rows.saturating_sub(self.filled + self.waiting)
     }
 
-    /// Lets a node of a text wait for the next pass, below one that is evaluated or waits too.
-    /// Returns its place.
+    /// Queues a node of a text for the next pass, below one that is evaluated or queued. Returns
+    /// its place.
     pub fn push(&mut self, text: usize, parent: u32, token: Token) -> u32 {
         self.waiting += self.rows_of(token);
         self.texts[text].work.push(parent, token)
     }
 
-    /// Evaluates all nodes that wait. [`logits`](Self::logits) then has a row for each of them, but
-    /// of a text that began anew for its newest token alone.
+    /// Evaluates all queued nodes. [`logits`](Self::logits) then has a row for each of them; a text
+    /// that began anew has a row for its newest token alone.
     pub fn evaluate(&mut self) -> Result<()> {
         let mut inputs = Vec::with_capacity(self.round.len());
         let mut scored = 0;
@@ -242,24 +239,24 @@ impl Lm {
         Ok(())
     }
 
-    /// Passes so far, and their rows, reading prompts not counted.
+    /// Returns the numbers of passes so far and of their rows, reading prompts not counted.
     pub fn work_done(&self) -> [u64; 2] {
         [self.passes, self.rows]
     }
 
-    /// Which token each logit is for; `None` where logit i is token i's.
+    /// Returns the token of each logit; `None` where logit i is token i's.
     pub fn columns(&self) -> Option<&Columns> {
         self.engine().info().columns.as_ref()
     }
 
-    /// Logits behind the i-th of a text's nodes in the last pass.
+    /// Returns the logits behind the i-th of a text's nodes in the last pass.
     pub fn logits(&self, text: usize, i: usize) -> &[f32] {
         let row = self.texts[text].row + i;
         self.engine().lend(row).unwrap_or_else(|| self.scores.row(row))
     }
 }
 
-/// The same texts, none of which goes on.
+/// Returns the same texts without places in a tree: all begin anew.
 fn anew_all<'h>(
     texts: &[(usize, &'h [Token], Option<u32>)],
 ) -> Vec<(usize, &'h [Token], Option<u32>)> {

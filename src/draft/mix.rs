@@ -25,25 +25,26 @@ pub const LAST: usize = 3;
 pub const MODEL: usize = 4;
 /// The shared noise.
 pub const NOISE: usize = 5;
-/// 1 for "none of these".
+/// 1 for the candidate "none of these".
 pub const MISS: usize = 6;
 
 /// No source calls a token less likely than this.
 pub const FLOOR: f32 = -7.0;
 
-/// Classes of contexts: what each of its marks chooses among.
+/// Classes of contexts, by length of match, sureness of the model and record in the table.
 const LENGTHS: usize = 7;
 const SURENESS: usize = 6;
 const RECORDS: usize = 5;
 pub const SETS: usize = 1 + LENGTHS + SURENESS + RECORDS;
 
-/// What is known of a node's context before any candidate is looked at.
+/// Class of a node's context, known before any candidate is looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContextClass([u8; 3]);
 
 impl ContextClass {
-    /// Length of the context match; the draft model's chance of its best token, if it was asked;
-    /// how often the table has seen the last two tokens, or else whether it knows the last one.
+    /// Makes a class of the length of the context match, the draft model's chance of its best
+    /// token, and the table's record. `pair` is how often the table has seen the last two tokens;
+    /// `last` is whether it knows the last one.
     pub fn new(matched: u32, model: Option<f32>, pair: u32, last: bool) -> Self {
         let length = match matched {
             0..=3 => matched as u8,
@@ -73,7 +74,7 @@ impl ContextClass {
     }
 }
 
-/// What may follow one node: candidates and what each source thinks of them.
+/// Candidates to follow one node, with each source's log-probabilities.
 #[derive(Clone, Debug, Default)]
 pub struct Candidates {
     pub class: ContextClass,
@@ -83,8 +84,8 @@ pub struct Candidates {
     pub features: Vec<Features>,
 }
 
-/// The weights: a sum of four sets, each chosen by a mark of the context, so that what is learnt in
-/// one context helps in others.
+/// The weights: a sum of four sets, each chosen by one mark of the context. Learning in one context
+/// so helps in others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mixer {
     sets: [Features; SETS],
@@ -97,21 +98,21 @@ pub const RATE: f32 = 0.003;
 const BOUND: f32 = 8.0;
 
 impl Mixer {
-    /// Begins with what was learnt from other text ([`prior`](super::prior)); `warm` for a
-    /// temperature above 0.
+    /// Makes a mixer with the weights learnt from other text ([`prior`](super::prior)). `warm` is
+    /// for a temperature above 0.
     pub fn new(warm: bool) -> Self {
         Mixer { sets: super::prior::weights(warm), rate: RATE }
     }
 
-    /// Equal trust in all that have an opinion, and no learning: what the learnt weights are
-    /// measured against.
+    /// Makes a mixer with equal trust in all sources that does not learn: the baseline of the
+    /// learnt weights.
     pub fn fixed(warm: bool) -> Self {
         let mut sets = [[0.0; FEATURES]; SETS];
         sets[0] = [0.4, 0.2, 0.4, 0.2, 1.0, warm as u8 as f32, 0.0];
         Mixer { sets, rate: 0.0 }
     }
 
-    /// The same weights, learning by another step.
+    /// Returns the same weights with another learning rate.
     pub fn at_rate(self, rate: f32) -> Self {
         Mixer { rate, ..self }
     }
@@ -124,7 +125,7 @@ impl Mixer {
         sum
     }
 
-    /// The chance of each candidate, and last of none of them. `[candidates + 1]`
+    /// Computes the chance of each candidate, and last of none of them. `[candidates + 1]`
     pub fn chances(&self, candidates: &Candidates, out: &mut Vec<f32>) {
         let weights = self.weights(candidates.class);
         out.clear();
@@ -143,8 +144,8 @@ impl Mixer {
         out.iter_mut().for_each(|chance| *chance /= sum);
     }
 
-    /// What each source adds to a candidate's score beyond what it gives to the others, by their
-    /// chances; `None` where it has no opinion.
+    /// Returns how much each source adds to a candidate's score beyond what it adds to the others,
+    /// weighted by their chances. `None` stands for a source without an opinion.
     pub fn parts(
         &self,
         candidates: &Candidates,
@@ -166,7 +167,7 @@ impl Mixer {
         })
     }
 
-    /// Takes in what came. `chances` is room to work in.
+    /// Takes one learning step for the token that came. `chances` is scratch.
     pub fn learn(&mut self, candidates: &Candidates, came: Token, chances: &mut Vec<f32>) {
         if self.rate == 0.0 {
             return;
@@ -199,7 +200,7 @@ impl Mixer {
 /// Weights by set, as [`prior`](super::prior) spells them.
 pub type Sets = [Features; SETS];
 
-/// A probability as an opinion.
+/// Returns a probability as a bounded logarithm.
 pub fn opinion(p: f32) -> f32 {
     p.max(f32::MIN_POSITIVE).ln().max(FLOOR)
 }
@@ -208,7 +209,8 @@ pub fn opinion(p: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// Two sources: the first is right with a chance of `right`, the second says nothing.
+    /// Returns candidates of two sources: the first is right with a chance of `right`, the second
+    /// has no preference.
     fn candidates(sure: f32) -> Candidates {
         let row = |p: f32, miss: f32| {
             let mut row = [0.0; FEATURES];

@@ -1,9 +1,9 @@
 //! Floor 4: guessing what the target will pick. A guess can make the text come sooner; it cannot
 //! change it.
 //!
-//! A drafter is asked once a round. What became of its last guess it reads off the history; what
-//! the target thought of it, off [`Verified`]. Adding a source of guesses: a feature in [`mix`],
-//! filled in [`source`]; its state derives from `history`.
+//! A drafter is asked once a round. It reads the outcome of its last guess off the history, and the
+//! target's scores off [`Verified`]. A new source of guesses is a feature in [`mix`], filled in
+//! [`source`]; its state derives from `history`.
 
 pub mod automaton;
 pub mod builder;
@@ -37,7 +37,7 @@ pub use verified::Verified;
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 
-/// What a drafter may know and how much it may propose.
+/// Knowledge of a drafter about one text, and bounds of its proposal.
 #[derive(Clone, Copy)]
 pub struct DraftContext<'a> {
     /// All tokens so far, at least one; the last one is the root of the tree.
@@ -57,12 +57,12 @@ pub struct DraftContext<'a> {
     /// Tokens a second that plain decoding brings, for drafters that weigh their own time; `None`
     /// asks for decisions that do not depend on the clock.
     pub rate: Option<f32>,
-    /// What the target said of the last round's tree, where [`Drafter::reads_target`] asks for it.
+    /// The target's scores of the last round's tree, where [`Drafter::reads_target`] asks for them.
     pub verified: Option<Verified<'a>>,
 }
 
 impl DraftContext<'_> {
-    /// The newest token.
+    /// Returns the newest token.
     pub fn root(&self) -> Token {
         *self.history.last().expect("a history has at least one token")
     }
@@ -78,7 +78,7 @@ pub struct Ask<'a> {
 }
 
 impl Ask<'_> {
-    /// Whether no guess is of use.
+    /// Returns whether no guess is of use.
     pub fn is_idle(&self) -> bool {
         self.ctx.nodes == 0 || self.ctx.depth == 0
     }
@@ -86,18 +86,16 @@ impl Ask<'_> {
 
 /// A source of guesses for all texts that grow.
 pub trait Drafter {
-    /// A short name for the statistics.
-    fn name(&self) -> &'static str;
     /// Adds guesses for each of these texts. Returns how many passes of a draft model that took.
     fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize>;
-    /// Works ahead on what may follow these proposals, which the target's device scores at this
-    /// moment, for as long as `more` says so. The contexts are those that they were made for.
-    /// Nothing depends on it but how much the next proposals cost and offer.
+    /// Drafts ahead, below these proposals, while the target's device scores them, for as long as
+    /// `more` returns true. The contexts are those of the proposals. It changes only the cost and
+    /// quality of the next proposals.
     fn meanwhile(&mut self, _asks: &[Ask<'_>], _more: &mut dyn FnMut() -> bool) -> Result<()> {
         Ok(())
     }
-    /// Reads what it can of a text's prompt while the target's device does, for as long as `more`
-    /// says so.
+    /// Reads a part of a text's prompt while the target's device works, for as long as `more`
+    /// returns true.
     fn read_ahead(
         &mut self,
         _text: usize,
@@ -106,22 +104,22 @@ pub trait Drafter {
     ) -> Result<()> {
         Ok(())
     }
-    /// Another text takes this place: reads the rest of its prompt ahead of the first proposal.
+    /// Reads the rest of a new text's prompt ahead of the first proposal.
     fn prepare(&mut self, _text: usize, _history: &[Token]) -> Result<()> {
         Ok(())
     }
-    /// Whether [`DraftContext::verified`] is of use.
+    /// Returns whether [`DraftContext::verified`] is of use.
     fn reads_target(&self) -> bool {
         false
     }
-    /// Whether a text's end has come before, at some length: a look that costs next to nothing, for
-    /// rounds that would not ask.
+    /// Returns whether a text's end has occurred before, at some length. The check costs next to
+    /// nothing; it serves rounds that would not ask.
     fn has_recent_match(&mut self, _text: usize, _history: &[Token]) -> bool {
         false
     }
-    /// Adds up what there is to say of its work so far.
+    /// Adds its counts so far.
     fn figures(&self, _out: &mut Figures) {}
-    /// Why nothing is being proposed, if so.
+    /// Returns why nothing is being proposed, if so.
     fn note(&self) -> Option<String> {
         None
     }
@@ -131,10 +129,6 @@ pub trait Drafter {
 pub struct NoDraft;
 
 impl Drafter for NoDraft {
-    fn name(&self) -> &'static str {
-        "none"
-    }
-
     fn propose(&mut self, _: &mut [Ask<'_>]) -> Result<usize> {
         Ok(0)
     }

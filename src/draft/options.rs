@@ -1,4 +1,4 @@
-//! What the user wants of drafts.
+//! Options of drafts.
 
 use std::str::FromStr;
 
@@ -43,7 +43,7 @@ pub struct DraftOptions {
 }
 
 impl DraftOptions {
-    /// The number of nodes, where the user has set it.
+    /// Returns the number of nodes, where the user has set it.
     pub fn fixed(self) -> Option<usize> {
         match (self.tree, self.tokens) {
             (TreeSize::Nodes(n), _) | (TreeSize::Chain, Some(n)) => Some(n),

@@ -1,12 +1,11 @@
-//! The mixer's weights before it has seen anything of the text at hand: what it learnt from the
-//! drafts' training text.
+//! The mixer's first weights, learnt from the drafts' training text.
 //!
-//! `scripts/draft_prior.py` says how they were learnt. Columns: longest match, shorter match,
-//! pair, last token, model, noise, none.
+//! `scripts/draft_prior.py` says how they were learnt. Columns: longest match, shorter match, pair,
+//! last token, model, noise, none.
 
 use super::mix::Sets;
 
-/// `warm` for a temperature above 0.
+/// Returns the weights; `warm` for a temperature above 0.
 pub fn weights(warm: bool) -> Sets {
     if warm { WARM } else { COLD }
 }

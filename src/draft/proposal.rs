@@ -16,7 +16,7 @@ pub struct Proposal {
 }
 
 impl Proposal {
-    /// A proposal of nothing.
+    /// Makes a proposal of the root alone.
     pub fn root(token: Token) -> Self {
         Proposal { tree: TokenTree::root(token), chance: vec![1.0], source: vec![""] }
     }
@@ -32,12 +32,12 @@ impl Proposal {
         self.source.push("");
     }
 
-    /// Nodes, the root included.
+    /// Returns nodes, the root included.
     pub fn len(&self) -> usize {
         self.tree.len()
     }
 
-    /// Whether nothing is proposed.
+    /// Returns whether nothing is proposed.
     pub fn is_empty(&self) -> bool {
         self.len() <= 1
     }
@@ -63,12 +63,12 @@ impl Proposal {
         node
     }
 
-    /// Expected number of tokens taken, the root not counted.
+    /// Returns the expected number of tokens taken, the root not counted.
     pub fn expected(&self) -> f32 {
         self.chance[1..].iter().sum()
     }
 
-    /// Nodes but the root, most likely first; a parent comes before its children.
+    /// Returns the nodes without the root, most likely first; a parent comes before its children.
     pub fn by_chance(&self) -> Vec<u32> {
         let mut order: Vec<u32> = (1..self.len() as u32).collect();
         // Stable: among equals the earlier node, so the parent.

@@ -1,4 +1,4 @@
-//! What a loop and the policy tell each other in each round.
+//! Messages between the decoding loop and the policy in each round.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub struct Round {
     pub recent_match: bool,
 }
 
-/// What may be drafted for a round.
+/// Bounds of drafting in a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Allowance {
     /// Nodes to ask of each text, and how deep.
@@ -28,14 +28,14 @@ pub struct Allowance {
     /// Tokens a second that plain decoding brings; `None` asks for decisions that do not depend on
     /// the clock.
     pub rate: Option<f32>,
-    /// No source is asked: only what a grammar leaves no choice about is wanted.
+    /// No source is asked: only tokens that a grammar forces are wanted.
     pub only_forced: bool,
 }
 
 /// A verification pass of the target.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pass {
-    /// Of all trees, and of prompts that are read in it.
+    /// Rows of all trees, and of prompts that are read in the pass.
     pub rows: usize,
     /// From its beginning until its tokens were known.
     pub time: Duration,
@@ -45,11 +45,11 @@ pub struct Pass {
     pub late: Duration,
 }
 
-/// What became of a round.
+/// Outcome of a round.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome<'a> {
     pub pass: Pass,
-    /// Of each text, in the order of [`Policy::choose`](super::Policy::choose), the nodes that the
-    /// target took, root included.
+    /// Nodes that the target took of each text, root included, in the order of
+    /// [`Policy::choose`](super::Policy::choose).
     pub paths: &'a [Vec<u32>],
 }

@@ -1,10 +1,10 @@
-//! What each source says of one place in the tree, gathered into one list of candidates.
+//! Candidates of all sources for one place in the tree, gathered into one list.
 
 use anyhow::Result;
 
 use super::Proposal;
 use super::automaton::{Automaton, Match};
-use super::lm::Lm;
+use super::lm::{self, Lm};
 use super::mix::{
     self, Candidates, ContextClass, FEATURES, Features, LAST, LONG, MISS, MODEL, Mixer, NOISE,
     PAIR, SHORT,
@@ -20,10 +20,10 @@ const TABLE: &str = "table";
 const FROM_MATCH: usize = 6;
 const FROM_TABLE: usize = 8;
 const FROM_MODEL: usize = 12;
-/// What one token may hope for of the share that a source keeps for all it has not seen.
+/// Assumed part of a source's share for unseen tokens that one such token has.
 const UNSEEN: f32 = 0.02;
 
-/// Where guesses come from; each may be missing.
+/// The sources of guesses; each may be missing.
 #[derive(Clone, Copy, Default)]
 pub struct Sources<'a> {
     pub context: Option<&'a Automaton>,
@@ -32,22 +32,22 @@ pub struct Sources<'a> {
     pub lm: Option<(&'a Lm, usize)>,
 }
 
-/// A node of the tree: what stands there and before it.
+/// A node of the tree with its context.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeContext {
     pub previous: Option<Token>,
     pub token: Token,
-    /// The longest ending here that the text had before.
+    /// Longest ending at this node that occurred before.
     pub matched: Match,
     /// Position of the token that is to be guessed.
     pub position: usize,
 }
 
-/// What the target allows and how it draws.
+/// The target's mask and sampler.
 #[derive(Clone, Copy)]
 pub struct Rules<'a> {
     pub sampler: &'a Sampler,
-    /// What may follow this place, where a rule says so.
+    /// Tokens that a grammar allows here.
     pub mask: Option<&'a Mask>,
     /// Ids from here on are unknown to the target.
     pub vocab: usize,
@@ -96,9 +96,9 @@ impl Opinion {
     }
 }
 
-/// Room to work in, kept from one node to the next.
+/// Collects the candidates of a node. Its buffers are kept from one node to the next.
 #[derive(Default)]
-pub struct Gather {
+pub struct CandidateCollector {
     /// By feature: the two matches and the two keys.
     opinions: [Opinion; 4],
     tempered: Tempered,
@@ -106,9 +106,9 @@ pub struct Gather {
     masked: Vec<f32>,
 }
 
-impl Gather {
-    /// All that is known of what follows a node. `row` is the place of its logits in the draft
-    /// model's last batch, if it was in it; `context` is the text with the node at its end where a
+impl CandidateCollector {
+    /// Returns the candidates to follow a node. `row` is the place of its logits in the draft
+    /// model's last batch, if it was in it. `context` is the text with the node at its end where a
     /// penalty reads it.
     pub fn candidates(
         &mut self,
@@ -229,14 +229,14 @@ impl Gather {
     }
 }
 
-/// Whether a source's guesses cost nothing but rows of the target's pass.
+/// Returns whether a source's guesses cost nothing but rows of the target's pass.
 pub fn is_free(name: &str) -> bool {
     [CONTEXT, TABLE, super::forced::NAME].contains(&name)
 }
 
-/// How many draft steps each node of a proposal takes. Guesses that cost nothing take none, as long
-/// as no guess of a draft model stands before them: they would be there without it. Of the others
-/// each takes one more than its parent.
+/// Returns the draft steps of each node of a proposal. Guesses that cost nothing take none if no
+/// guess of a draft model stands before them, since they would be there without it. Every other
+/// node takes one more than its parent.
 pub fn draft_steps(proposal: &Proposal) -> Vec<usize> {
     let mut steps = vec![0; proposal.len()];
     for node in 1..proposal.len() {
@@ -247,18 +247,17 @@ pub fn draft_steps(proposal: &Proposal) -> Vec<usize> {
     steps
 }
 
-/// The source that speaks most for a candidate against the others.
+/// Returns the source that adds most to a candidate's score against the others.
 pub fn advocate(
     mixer: &Mixer,
     candidates: &Candidates,
     chances: &[f32],
     candidate: usize,
-    model: &'static str,
 ) -> &'static str {
     let parts = mixer.parts(candidates, chances, candidate);
     let voice = |f: &usize| parts[*f].unwrap_or(f32::NEG_INFINITY);
     match (LONG..=MODEL).max_by(|a, b| voice(a).total_cmp(&voice(b)).then(b.cmp(a))) {
-        Some(MODEL) => model,
+        Some(MODEL) => lm::NAME,
         Some(PAIR | LAST) => TABLE,
         _ => CONTEXT,
     }

@@ -1,5 +1,5 @@
-//! What the target thought the last time these two tokens, or this one, came last: the only
-//! distillation that a user's own target gives, and for nothing (Token Recycling, Luo et al. 2024).
+//! Table of the target's own distributions after two tokens, or one: the only distillation that a
+//! user's own target gives, and for nothing (Token Recycling, Luo et al. 2024).
 //!
 //! Every row that the target verifies, accepted or not, leaves its eight likeliest tokens under its
 //! last two tokens and under its last one. Rows that meet under one key are averaged, so the entry
@@ -29,7 +29,7 @@ const TOKENS: u32 = 1 << 24;
 pub struct Slot {
     /// Tells keys of the same place apart; 0 is an empty slot.
     pub check: u32,
-    /// Rows seen, fading when others want the place.
+    /// Rows seen. The count fades when other keys need the slot.
     pub count: u8,
     /// Token in the upper three bytes, steps of its log-probability in the lowest; best first, 0
     /// for none.
@@ -37,7 +37,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Tokens and probabilities, best first.
+    /// Returns the tokens and probabilities, best first.
     pub fn list(&self) -> impl Iterator<Item = (Token, f32)> {
         self.best
             .iter()
@@ -67,7 +67,7 @@ impl Slot {
     }
 }
 
-/// What comes last at some place: two tokens, or one.
+/// The last tokens of a place: two, or one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     Pair(Token, Token),
@@ -75,7 +75,7 @@ pub enum Key {
 }
 
 impl Key {
-    /// First slot of the key's ways, and what tells it apart there.
+    /// Returns the first slot of the key's ways, and its check value.
     fn place(self) -> (usize, u32) {
         let (a, b) = match self {
             Key::Pair(a, b) => (a as u64 + 1, b as u64),
@@ -111,7 +111,7 @@ impl Table {
         self.slots[first..first + WAYS].iter().find(|slot| slot.check == check)
     }
 
-    /// Takes in a row: tokens and probabilities, best first.
+    /// Adds a row to a key: tokens and probabilities, best first.
     pub fn put(&mut self, key: Key, row: &[(Token, f32)]) {
         let (first, check) = key.place();
         let ways = &mut self.slots[first..first + WAYS];
@@ -128,7 +128,7 @@ impl Table {
         ways[way].blend(row);
     }
 
-    /// Takes in every row of a tree that the target has scored.
+    /// Adds every row of a tree that the target has scored.
     pub fn feed(&mut self, history: &[Token], verified: Verified<'_>, sampler: &Sampler) {
         let before = verified.position.checked_sub(2).and_then(|at| history.get(at));
         let mut row: Vec<(Token, f32)> = Vec::with_capacity(BEST);

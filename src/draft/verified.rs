@@ -1,5 +1,4 @@
-//! What the target said of the last round's tree: the one thing a drafter is told that the history
-//! does not hold.
+//! The target's scores of the last round's tree, which the history does not hold.
 
 use crate::engine::{Scores, TokenTree};
 use crate::sampler::Sampler;
@@ -8,8 +7,8 @@ use crate::tensor::Token;
 /// Tokens remembered of each row.
 pub const BEST: usize = 8;
 
-/// A tree that the target has scored. A row of logits is not searched before [`best`](Self::best)
-/// is asked: a round whose drafter rests does no more than plain decoding.
+/// A tree that the target has scored. A row of logits is searched when [`best`](Self::best) is
+/// called. A round whose drafter rests does no more than plain decoding.
 #[derive(Clone, Copy)]
 pub struct Verified<'a> {
     /// Length of the history that ended with the tree's root.
@@ -21,7 +20,7 @@ pub struct Verified<'a> {
 }
 
 impl Verified<'_> {
-    /// The likeliest tokens behind a node and their logits, best first, at most [`BEST`].
+    /// Returns the likeliest tokens behind a node and their logits, best first, at most [`BEST`].
     pub fn best(&self, node: usize, sampler: &Sampler) -> Vec<(Token, f32)> {
         let row = self.first + node;
         match self.scores.best.get(row) {

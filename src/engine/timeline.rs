@@ -42,11 +42,6 @@ impl Timeline {
         &*self.engine
     }
 
-    /// The engine, for whatever leaves its positions and scratch alone, such as profiling.
-    pub fn engine_mut(&mut self) -> &mut dyn Engine {
-        &mut *self.engine
-    }
-
     /// Tokens committed.
     pub fn position(&self, sequence: usize) -> usize {
         self.engine.position(sequence)

@@ -1,14 +1,14 @@
 //! Pages with reference counts, and the lists of pages that sequences consist of.
 //!
-//! A pool has the pages of all layers that keep equally many: page 7 is page 7 of each of them. Only
-//! the newest page of a list is ever written, and only while nobody else has it; so full pages can
-//! be shared without a copy. A page that nobody holds any more is free again.
+//! A pool has the pages of all layers that keep equally many: page 7 is page 7 of each of them.
+//! Only the newest page of a list is ever written, and only while nobody else has it; so full pages
+//! can be shared without a copy. A page that nobody holds any more is free again.
 
 use super::{PAGE, Pages};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Numbers of the pages that nobody holds; the next one to be taken is the last.
+/// Numbers of the free pages; the last one is taken next.
 type Free = Arc<Mutex<Vec<u32>>>;
 
 fn lock(free: &Free) -> MutexGuard<'_, Vec<u32>> {
@@ -39,7 +39,7 @@ impl Pool {
         Pool { free: Arc::new(Mutex::new((0..pages as u32).rev().collect())) }
     }
 
-    /// Pages that nobody holds.
+    /// Returns the number of free pages.
     pub fn free(&self) -> usize {
         lock(&self.free).len()
     }
@@ -54,23 +54,24 @@ impl Pool {
 /// sliding-window layer has given up the first of them.
 #[derive(Clone, Debug, Default)]
 pub struct PageList {
-    /// Pages given up: which one the first is that the list holds.
+    /// Number of the sequence's first page that the list holds; the pages before it were given up.
     first: usize,
     pages: VecDeque<Arc<Page>>,
 }
 
 impl PageList {
-    /// Which page of the pool the nth page of the sequence is; `None` if the list does not hold it.
+    /// Returns the page of the pool that is the nth page of the sequence; `None` if the list does
+    /// not hold it.
     pub fn page(&self, nth: usize) -> Option<u32> {
         self.pages.get(nth.checked_sub(self.first)?).map(|page| page.id)
     }
 
-    /// All pages held, as (nth of the sequence, page of the pool).
+    /// Returns all pages held, as (nth of the sequence, page of the pool).
     pub fn iter(&self) -> impl Iterator<Item = (usize, u32)> {
         self.pages.iter().enumerate().map(|(i, page)| (self.first + i, page.id))
     }
 
-    /// Whether all pages come from this pool.
+    /// Returns whether all pages come from this pool.
     pub fn is_of(&self, pool: &Pool) -> bool {
         self.pages.iter().all(|page| Arc::ptr_eq(&page.free, &pool.free))
     }
@@ -79,9 +80,9 @@ impl PageList {
         self.first + self.pages.len()
     }
 
-    /// Takes pages for all positions before `position`, where the oldest ones are given up as the
-    /// layer needs no more than `layer.count`. Says of each new page where it stands; returns whether
-    /// the pool had enough.
+    /// Takes pages for all positions before `position`. Gives up the oldest ones, since the layer
+    /// needs no more than `layer.count`. Reports the place of each new page. Returns whether the
+    /// pool had enough.
     pub fn grow(
         &mut self,
         layer: Pages,
@@ -101,8 +102,8 @@ impl PageList {
         true
     }
 
-    /// Whether the list can go back to this many positions: it still has every key that the next
-    /// query sees, and a page that would be written from its middle on belongs to nobody else.
+    /// Returns whether the list can go back to this many positions. It must have every key that the
+    /// next query sees. A page that would be written from its middle on must have no other holder.
     pub fn can_return_to(&self, layer: Pages, position: usize) -> bool {
         if position == 0 {
             return true;
@@ -122,8 +123,9 @@ impl PageList {
         }
     }
 
-    /// What another sequence needs to go on behind the first `position` positions, which are whole
-    /// pages: all of them, or those that a window still sees. `None` if some are not held any more.
+    /// Returns the pages that another sequence needs to go on behind the first `position`
+    /// positions, which are whole pages: all of them, or those that a window still sees. Returns
+    /// `None` if some are not held any more.
     pub fn beginning(&self, layer: Pages, position: usize) -> Option<PageList> {
         if position == 0 {
             return Some(PageList::default());

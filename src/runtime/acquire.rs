@@ -1,5 +1,5 @@
-//! Where the name of a model leads nowhere: what was probably meant, and what to type to get it.
-//! Nothing is downloaded.
+//! Help for names that lead to no model: the name that was probably meant, and the command that
+//! gets it. Nothing is downloaded.
 
 use crate::error::Fault;
 use crate::util::shell::quoted;
@@ -22,7 +22,7 @@ const FILES: [&str; 6] = [".gguf", ".safetensors", ".bin", ".pt", ".json", ".txt
 /// Entries of a directory that an error lists at most.
 const LISTED: usize = 8;
 
-/// Whether a name has the form `owner/name` of an id, and not that of a path to a file.
+/// Returns whether a name has the form `owner/name` of an id, and not that of a path to a file.
 pub fn is_id(name: &str) -> bool {
     let part = |p: &str| {
         !p.is_empty()
@@ -33,7 +33,7 @@ pub fn is_id(name: &str) -> bool {
     !is_file && matches!(name.split_once('/'), Some((owner, model)) if part(owner) && part(model))
 }
 
-/// What to type to get a model that is not in the cache.
+/// Returns the commands that get a model that is not in the cache.
 pub fn how_to_get(id: &str) -> String {
     let google = id.strip_prefix("google/gemma-3-");
     let official = google
@@ -61,16 +61,16 @@ pub fn how_to_get(id: &str) -> String {
     text
 }
 
-/// What somebody else's way to name a model means here.
+/// A model named in another program's way.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meant {
+pub struct ResolvedName {
     pub id: String,
     /// The quantisation behind a colon.
     pub tag: Option<String>,
 }
 
-/// The id that a URL, a name without its owner, or another program's name stands for.
-pub fn translate(name: &str) -> Option<Meant> {
+/// Returns the id that a URL, a name without its owner, or another program's name stands for.
+pub fn translate(name: &str) -> Option<ResolvedName> {
     let bare =
         name.strip_prefix("https://").or_else(|| name.strip_prefix("http://")).unwrap_or(name);
     let on_hub = ["huggingface.co/", "www.huggingface.co/", "hf.co/"]
@@ -88,15 +88,15 @@ pub fn translate(name: &str) -> Option<Meant> {
     match second {
         Some(second) if on_hub.is_some() || (tag.is_some() && !deeper) => {
             let id = format!("{first}/{second}");
-            is_id(&id).then(|| Meant { id, tag: tag.map(str::to_owned) })
+            is_id(&id).then(|| ResolvedName { id, tag: tag.map(str::to_owned) })
         }
         None => official(first, tag),
         _ => None,
     }
 }
 
-/// `gemma3:27b`, `gemma-3-27b-it`, `gemma3`: Google's model of that size.
-fn official(name: &str, tag: Option<&str>) -> Option<Meant> {
+/// Returns Google's model of a size: `gemma3:27b`, `gemma-3-27b-it`, `gemma3`.
+fn official(name: &str, tag: Option<&str>) -> Option<ResolvedName> {
     let whole = format!("{name}-{}", tag.unwrap_or_default()).to_ascii_lowercase();
     let rest = whole.strip_prefix("gemma-3").or_else(|| whole.strip_prefix("gemma3"))?;
     if !rest.starts_with(['-', '_']) || FILES.iter().any(|ending| name.ends_with(ending)) {
@@ -114,15 +114,15 @@ fn official(name: &str, tag: Option<&str>) -> Option<Meant> {
         (_, true) => format!("google/gemma-3-{}-pt", size.0),
         _ => format!("google/gemma-3-{}-it", size.0),
     };
-    Some(Meant { id, tag: None })
+    Some(ResolvedName { id, tag: None })
 }
 
-/// A path that the shell was to expand and did not, because it was in quotes.
+/// Returns a path that the shell was to expand and did not, because it was in quotes.
 pub fn expanded(name: &str, home: Option<&Path>) -> Option<PathBuf> {
     Some(home?.join(name.strip_prefix("~/")?))
 }
 
-/// A path where nothing lies: what its directory holds instead.
+/// Returns the error for a path that does not exist, with the models that its directory holds.
 pub fn no_such_path(path: &Path) -> Fault {
     let what = format!("there is no model at {}", path.display());
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
@@ -157,7 +157,7 @@ pub fn no_such_path(path: &Path) -> Fault {
     })
 }
 
-/// Names of the models directly in a directory: GGUF files, and directories of a model.
+/// Returns the names of the models directly in a directory: GGUF files, and directories of a model.
 fn models_in(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let is_gguf = |path: &Path| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));

@@ -202,13 +202,14 @@ impl<'t, 'a, T> Answers<'t, 'a, T> {
         self.scheduler.running() == 0
     }
 
-    /// The running answers' sequences and data.
+    /// Returns the running answers' sequences and data.
     pub fn running(&self) -> impl Iterator<Item = (usize, &T)> {
         let running = self.running.iter().enumerate();
         running.filter_map(|(sequence, answer)| Some((sequence, &answer.as_ref()?.data)))
     }
 
-    /// The data of a running answer, and the chances of tokens that came since the last call.
+    /// Returns the data of a running answer, and the chances of tokens that came since the last
+    /// call.
     pub fn news(&mut self, sequence: usize) -> Option<(&mut T, Vec<Chances>)> {
         let answer = self.running[sequence].as_mut()?;
         Some((&mut answer.data, self.scheduler.take_chances(sequence)))

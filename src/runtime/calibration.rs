@@ -1,4 +1,4 @@
-//! What the passes of a target cost here, before and after a run.
+//! Costs of a target's passes on this machine, before and after a run.
 
 use super::costs::{CostFile, Passes};
 use super::drafting::Drafting;
@@ -8,14 +8,14 @@ use super::{Listener, Session};
 use crate::draft::Figures;
 use anyhow::Result;
 
-/// What is known of a target's passes, and where it is kept.
+/// Costs of a target's passes, and the file that keeps them.
 pub struct Calibration {
     pub passes: Passes,
     file: CostFile,
 }
 
 impl Calibration {
-    /// As an earlier run has left it, or measured now; nothing where nothing is drafted.
+    /// Reads the costs of an earlier run, or measures them. Does neither where nothing is drafted.
     pub fn of(
         session: &Session,
         options: &DraftingOptions,

@@ -1,4 +1,4 @@
-//! Answers that must follow a grammar: the grammars of a model, and what became of an answer.
+//! Grammars of a model, and checks of the answers that must follow them.
 
 use crate::error::{Fault, Kind, fault_of};
 use crate::gemma::Tokenizer;
@@ -26,7 +26,7 @@ pub struct Constraints {
 }
 
 impl Constraints {
-    /// For so many texts at once.
+    /// Makes an empty set for so many texts at once.
     pub fn new(tokenizer: &Arc<Tokenizer>, stops: &[Token], texts: usize) -> Constraints {
         Constraints {
             tokenizer: tokenizer.clone(),
@@ -41,7 +41,8 @@ impl Constraints {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is known of a grammar: that it was compiled, or why it was refused.
+    /// Returns a grammar that was compiled, or why it was refused; `None` where it was not asked
+    /// for.
     pub fn recall(&self, source: &Source) -> Option<Result<Grammar, Fault>> {
         let mut known = self.known();
         let entry = known.get_mut(&key(source))?;
@@ -102,7 +103,7 @@ fn key(source: &Source) -> String {
 pub struct Constrained(Option<Arc<Follow>>);
 
 impl Constrained {
-    /// The grammar of an answer to `prompt` tokens, if there is one.
+    /// Returns the grammar of an answer to `prompt` tokens, if there is one.
     pub fn new(grammar: Option<&Grammar>, prompt: usize) -> Constrained {
         Constrained(grammar.map(|grammar| Arc::new(grammar.follow(prompt))))
     }
@@ -114,7 +115,7 @@ impl Constrained {
         }
     }
 
-    /// Why a text that ended for another reason than its grammar is not what was asked for.
+    /// Returns an error for a text that ended for another reason than its grammar.
     pub fn check(
         &self,
         history: &[Token],

@@ -1,9 +1,9 @@
-//! What passes cost on this machine: measured when a model first runs on a device, refined by every
-//! text, kept between runs.
+//! Costs of passes on this machine. They are measured when a model first runs on a device, refined
+//! by every text, and kept between runs.
 //!
-//! A file a model and device under `$XDG_CACHE_HOME/gemma`, JSON, written whole or not at all. What
-//! is damaged, of another version or of something else is measured again. Nothing but speed depends
-//! on it.
+//! Each model and device has a JSON file under `$XDG_CACHE_HOME/gemma`, written whole or not at
+//! all. A file that is damaged, of another version or of something else is ignored and measured
+//! again. It affects speed only.
 
 use super::load::Loaded;
 use crate::draft::{CostCurve, Costs, Figures, Habits};
@@ -41,36 +41,35 @@ const LISTED: usize = 64;
 const SIZES: [usize; 6] = [1, ALWAYS, 2, 4, 16, 32];
 const ALWAYS: usize = 8;
 
-/// What is known of a target's passes.
+/// Known costs of a target's passes.
 #[derive(Clone, Debug)]
 pub struct Passes {
     pub costs: Costs,
-    /// What drafting came to on earlier texts, by draft model.
+    /// Measurements of drafting on earlier texts, by draft model.
     pub habits: BTreeMap<String, Habits>,
     /// The GPU that runs the target, or a part of it.
     pub device: Option<DeviceInfo>,
 }
 
 impl Passes {
-    /// For those who do not draft.
+    /// Returns unknown costs, for runs without drafts.
     pub fn unknown() -> Passes {
         Passes { costs: Costs::default(), habits: BTreeMap::new(), device: None }
     }
 
-    /// Seconds of a pass over one row, at the shortest context that is known.
+    /// Returns the seconds of a pass over one row, at the shortest context that is known.
     pub fn plain(&self) -> f32 {
         self.costs.known().next().map_or(0.0, |(_, curve)| curve.cost(1))
     }
 
-    /// Measured now.
+    /// Measures the costs now.
     pub fn measured(loaded: &mut Loaded) -> Result<Passes> {
         let curve = cost_curve(loaded.engine.as_mut())?;
         let costs = Costs::new(curve, loaded.engine.position(0));
         Ok(Passes { costs, habits: BTreeMap::new(), device: loaded.device.clone() })
     }
 
-    /// As an earlier run has left them, or measured now. The note says why a file that is there was
-    /// not used.
+    /// Reads the costs of an earlier run, or measures them. The note says why a file was not used.
     pub fn kept_or_measured(
         loaded: &mut Loaded,
         file: &CostFile,
@@ -89,7 +88,7 @@ impl Passes {
     }
 }
 
-/// Where the costs of one model on one device lie.
+/// File of the costs of one model on one device.
 pub struct CostFile {
     /// `None` without a home.
     path: Option<PathBuf>,
@@ -112,13 +111,13 @@ struct KeptHabits {
 }
 
 impl CostFile {
-    /// `model` identifies the weights; `device` is the engine's description, which names device,
-    /// driver and threads.
+    /// Names the file. `model` identifies the weights; `device` is the engine's description, which
+    /// names device, driver and threads.
     pub fn new(model: &[u8], device: &str, kv: &str) -> CostFile {
         Self::within(xdg::cache(), model, device, kv)
     }
 
-    /// The same in another directory.
+    /// Names the file in another directory.
     pub fn within(directory: Option<PathBuf>, model: &[u8], device: &str, kv: &str) -> CostFile {
         let key = format!("{} {} kv {kv} on {device}", env!("CARGO_PKG_VERSION"), hex(model));
         let name = hex(&Sha256::digest(&key)[..8]);
@@ -129,12 +128,12 @@ impl CostFile {
         self.path.as_deref()
     }
 
-    /// What a file says that it is of.
+    /// Returns the key that the file must have.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// What the file holds; `None` where there is none.
+    /// Reads the file; `None` where there is none.
     pub fn load(&self) -> Result<Option<(Costs, BTreeMap<String, Habits>)>> {
         let Some(path) = self.path.as_ref().filter(|p| p.exists()) else { return Ok(None) };
         let read = || -> Result<(Costs, BTreeMap<String, Habits>)> {
@@ -156,7 +155,7 @@ impl CostFile {
         read().map(Some).with_context(|| format!("{} is not used", path.display()))
     }
 
-    /// Keeps what a text has taught; `draft` identifies the draft model.
+    /// Saves the costs after a text; `draft` identifies the draft model.
     pub fn save(&self, mut passes: Passes, draft: &str, figures: &Figures) -> Result<()> {
         let (Some(path), Some(costs)) = (&self.path, &figures.costs) else { return Ok(()) };
         passes.habits.insert(draft.to_owned(), figures.habits.clone());
@@ -184,8 +183,8 @@ impl CostFile {
     }
 }
 
-/// Seconds that a pass over one row takes, for a start: the first round of drafts has to know what
-/// it spends.
+/// Returns the seconds that a pass over one row takes, for a start: the first round of drafts has
+/// to know what it spends.
 pub fn one_row(engine: &mut dyn Engine) -> Result<f32> {
     let mut scores = Scores::default();
     let mut best = f32::INFINITY;
@@ -197,8 +196,8 @@ pub fn one_row(engine: &mut dyn Engine) -> Result<f32> {
     Ok(best)
 }
 
-/// How long the engine's passes take by their rows, as rounds will have them: the best tokens of
-/// each row listed where the engine does.
+/// Measures the seconds of the engine's passes by their rows, as rounds will have them: the best
+/// tokens of each row listed where the engine does.
 fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
     let mut scores = Scores::default();
     let room = engine.context(0).saturating_sub(engine.position(0)).min(engine.info().max_rows);
@@ -211,13 +210,13 @@ fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
     })
 }
 
-/// The curve by a function that makes a pass over so many rows and says how many seconds that took.
-/// One row and [`ALWAYS`] are measured on any device, the other sizes as far as [`WARMING`] and
-/// [`PATIENCE`] go; the rest is on a line with its neighbours.
+/// Makes the curve with `pass`, a function that makes a pass over so many rows and returns its
+/// seconds. One row and [`ALWAYS`] are measured on any device, the other sizes as far as
+/// [`WARMING`] and [`PATIENCE`] go. Other sizes are on a line with their neighbours.
 ///
 /// The first pass of a size, which may compile its kernels and touch its memory, does not count.
-/// Then all sizes take turns, so that what else happens on the machine meets them alike, and of
-/// each the best run counts.
+/// Then all sizes take turns, so that other load on the machine meets them alike. The best run of
+/// each counts.
 fn measure(room: usize, pass: &mut dyn FnMut(usize) -> Result<f32>) -> Result<CostCurve> {
     let (mut points, mut warming, mut spent) = (BTreeMap::new(), 0.0, 0.0);
     for rows in SIZES {
@@ -250,8 +249,8 @@ fn measure(room: usize, pass: &mut dyn FnMut(usize) -> Result<f32>) -> Result<Co
     Ok(CostCurve::new(&curve))
 }
 
-/// Fewer rows never take longer: what was measured above a larger pass had its time slice stolen,
-/// and would make all larger ones look dear, so that none is ever tried.
+/// Lowers costs above that of a larger pass. Such a measurement lost a time slice, and would make
+/// all larger passes look dear, so that none is ever tried.
 fn without_spikes(points: &mut BTreeMap<usize, f32>) {
     let mut least = f32::INFINITY;
     for seconds in points.values_mut().rev() {
@@ -260,7 +259,7 @@ fn without_spikes(points: &mut BTreeMap<usize, f32>) {
     }
 }
 
-/// What a pass may take by those measured: on the line through its neighbours or the nearest two.
+/// Estimates a pass from the measured ones: on the line through its neighbours or the nearest two.
 fn estimate(points: &BTreeMap<usize, f32>, rows: usize) -> f32 {
     let known: Vec<(usize, f32)> = points.iter().map(|(rows, seconds)| (*rows, *seconds)).collect();
     let [.., (_, only)] = known[..] else { return 0.0 };
@@ -303,8 +302,8 @@ mod tests {
         assert_eq!(stolen, points(&[(1, 1.0), (2, 1.2), (4, 1.2), (8, 1.5)]));
     }
 
-    /// A machine whose passes take these seconds, and what a size needs once; `busy(pass, seconds
-    /// so far)` says how much longer all takes.
+    /// Returns a machine whose passes take these seconds, and what a size needs once; `busy(pass,
+    /// seconds so far)` says how much longer all takes.
     fn measured(
         curve: &[(usize, f32)],
         once: f32,

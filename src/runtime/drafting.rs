@@ -1,4 +1,4 @@
-//! Which drafter: what was asked for, as far as the target's tokenizer allows.
+//! Choice of the drafter: the one asked for, as far as the target's tokenizer allows.
 
 use super::costs::{Passes, one_row};
 use super::load::{Room, kv_format, load};
@@ -30,7 +30,7 @@ const FEWER: f32 = 0.6;
 const SMALL: u64 = 16 << 20;
 const FEW: usize = 4;
 
-/// A drafter, and why it is less than was hoped for.
+/// A drafter, and the reason if it is less than was asked for.
 pub struct Drafting {
     pub drafter: Box<dyn Drafter>,
     /// How much of its guesses a pass takes.
@@ -41,7 +41,7 @@ pub struct Drafting {
 }
 
 impl Drafting {
-    /// Plain decoding.
+    /// Makes plain decoding.
     pub fn off() -> Drafting {
         Drafting {
             drafter: Box::new(NoDraft),
@@ -51,7 +51,7 @@ impl Drafting {
         }
     }
 
-    /// Adds up what drafter and policy have to say.
+    /// Adds up the counts of drafter and policy.
     pub fn figures(&self) -> Figures {
         let mut figures = Figures::default();
         self.drafter.figures(&mut figures);
@@ -59,7 +59,7 @@ impl Drafting {
         figures
     }
 
-    /// Why nothing is being drafted, if so.
+    /// Returns why nothing is being drafted, if so.
     pub fn disabled(&self) -> Option<String> {
         let notes: Vec<String> =
             self.policy.note().into_iter().chain(self.drafter.note()).collect();
@@ -70,7 +70,7 @@ impl Drafting {
 /// The target that is drafted for.
 pub struct Target<'a> {
     pub session: &'a Session,
-    /// What it makes room for.
+    /// Room of the target.
     pub room: Room,
     /// How long its passes take.
     pub passes: &'a Passes,
@@ -140,7 +140,7 @@ pub fn build(
         }
         None => (WITHOUT_MODEL, None, Habits::default(), None),
     };
-    let builder = TreeBuilder::new("mixed", lm, true, Some(Table::new()), options.mixing);
+    let builder = TreeBuilder::new(lm, true, Some(Table::new()), options.mixing);
     let identity = spelled(identity);
     let habits = passes.habits.get(&identity).cloned().unwrap_or(habits);
     let ahead = match options.ahead {
@@ -185,30 +185,30 @@ fn draft_model(
             (loaded, level) = (single, seconds);
         }
     }
-    let lm = Lm::new("model", partner.engine(loaded.engine)?);
+    let lm = Lm::new(partner.engine(loaded.engine)?);
     Ok(DraftModel { lm, identity, device: loaded.device, level })
 }
 
-/// Stands for the draft model where there is none.
+/// Identity in place of the draft model's where there is none.
 const WITHOUT_MODEL: [u8; 32] = [0; 32];
 
 fn spelled(draft_identity: [u8; 32]) -> String {
     hex(&draft_identity[..8])
 }
 
-/// Threads of `most` for a draft model of so many bytes, `beside` a target that does not need the
-/// processor.
+/// Returns the number of threads of `most` for a draft model of so many bytes, `beside` a target
+/// that does not need the processor.
 fn threads(bytes: u64, beside: bool, most: usize) -> usize {
     if beside && bytes <= SMALL { most.min(FEW) } else { most }
 }
 
-/// Whether drafts and target keep out of each other's way: a driver on the processor computes where
-/// the drafts do.
+/// Returns whether drafts and target keep out of each other's way: a driver on the processor
+/// computes where the drafts do.
 fn works_beside(target: Option<&DeviceInfo>, draft: Option<&DeviceInfo>) -> bool {
     target.is_some_and(|t| !t.is_cpu && draft.is_none_or(|d| d.index != t.index))
 }
 
-/// The device that the draft model runs on.
+/// Returns the device that the draft model runs on.
 ///
 /// Under `auto` the processor, which is free while the target's device works, unless the model is
 /// large enough that the processor reads it slowly and a discrete GPU has room for all of it beside
@@ -229,7 +229,7 @@ fn place(
     Ok(gpu.map_or(Device::Cpu, |index| Device::Vulkan(Choice::Index(index))))
 }
 
-/// Why one model's guesses mean nothing to the other.
+/// Returns why one model's guesses mean nothing to the other.
 pub fn mismatch(target: &Tokenizer, draft: &Tokenizer) -> Option<String> {
     (!target.agrees_with(draft)).then(|| {
         let (a, b) = (target.vocab(), draft.vocab());

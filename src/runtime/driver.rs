@@ -1,12 +1,12 @@
-//! GPU drivers that this program has not met yet are tried by a child process, since some of them
-//! die or hang in what is asked of them.
+//! GPU drivers are tried by a child process before their first use, since some of them crash or
+//! hang.
 //!
 //! The rule: a driver is used as far as a child process came through it, with matrix instructions,
 //! else without, else not at all.
 //!
-//! What came of a trial is kept in the cache by device, driver, their versions and the shaders of
-//! this build, so that it is made once. Nothing is kept of a trial that ended in an error, as where
-//! memory is short: the run itself meets that too, and says it.
+//! The outcome of a trial is kept in the cache by device, driver, their versions and the shaders of
+//! this build, so that it is made once. A trial that ended in an error, such as too little memory,
+//! is not kept: the run itself meets and reports it.
 
 use super::Listener;
 use super::trial;
@@ -52,21 +52,21 @@ pub enum Use {
     NotAtAll,
 }
 
-/// What came of a trial.
+/// Outcome of a trial.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     pub allows: Use,
-    /// How the child ended that went further than the driver is used.
+    /// How the child ended that tried more than is used.
     pub why: Option<String>,
     /// Shapes of int8 matrices that the device lists.
     pub shapes: Vec<String>,
-    /// Where it is kept; not at all where it may come out differently next time.
+    /// File that keeps the verdict; `None` where it may come out differently next time.
     #[serde(skip)]
     pub file: Option<PathBuf>,
 }
 
 impl Verdict {
-    /// What a user should know of a driver that is not used whole.
+    /// Returns a note for the user about a driver that is not used whole.
     pub fn note(&self, device: &DeviceInfo) -> Option<String> {
         let why = self.why.as_deref().unwrap_or_default();
         let name = &device.name;
@@ -80,7 +80,7 @@ impl Verdict {
         }
     }
 
-    /// What to do about that.
+    /// Returns the remedy for that.
     pub fn remedy(&self) -> String {
         let again = self
             .file
@@ -90,7 +90,7 @@ impl Verdict {
     }
 }
 
-/// Opens a device as far as its driver has come through a trial, which an unknown one has now.
+/// Opens a device as far as its driver has come through a trial. An unknown driver is tried now.
 pub fn open(device: &DeviceInfo, listener: &dyn Listener) -> Result<VulkanExecutor> {
     let verdict = verdict(device, listener);
     let matrices = match verdict.allows {
@@ -108,18 +108,18 @@ pub fn open(device: &DeviceInfo, listener: &dyn Listener) -> Result<VulkanExecut
     VulkanExecutor::open_for(Choice::Index(device.index), matrices)
 }
 
-/// What an earlier trial has come to, if there was one.
+/// Returns the verdict of an earlier trial, if there was one.
 pub fn known(device: &DeviceInfo) -> Option<Verdict> {
-    Kept::of(device, xdg::cache()).load()
+    VerdictFile::of(device, xdg::cache()).load()
 }
 
 /// Verdicts that this process knows, by key.
 static KNOWN: Mutex<Option<HashMap<String, Verdict>>> = Mutex::new(None);
 
-/// How far a device's driver is used: as it is known from an earlier trial, or from one that is
-/// made now, and then said.
+/// Returns how far a device's driver is used, from an earlier trial or from one that is made now
+/// and reported.
 pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> Verdict {
-    let kept = Kept::of(device, xdg::cache());
+    let kept = VerdictFile::of(device, xdg::cache());
     let mut known = KNOWN.lock().expect("no thread panics while it holds this");
     let known = known.get_or_insert_default();
     if let Some(verdict) = known.get(&kept.key) {
@@ -147,7 +147,7 @@ pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> Verdict {
 
 /// How a child process ended.
 #[derive(Debug)]
-enum End {
+enum ChildEnd {
     /// It came through, with the shapes of matrices that the device lists.
     Through(Vec<String>),
     /// By the driver's fault, in words.
@@ -156,9 +156,9 @@ enum End {
     Unknown(String),
 }
 
-/// The rule. `try_child` tries the driver with matrix instructions (true) or without. The verdict's
-/// `file` is empty, but not `None`, where it should be kept.
-fn judge(offers_matrices: bool, mut try_child: impl FnMut(bool) -> End) -> Verdict {
+/// Applies the rule. `try_child` tries the driver with matrix instructions (true) or without. The
+/// verdict's `file` is empty, but not `None`, where it should be kept.
+fn judge(offers_matrices: bool, mut try_child: impl FnMut(bool) -> ChildEnd) -> Verdict {
     let mut verdict = Verdict {
         allows: Use::NotAtAll,
         why: None,
@@ -169,12 +169,12 @@ fn judge(offers_matrices: bool, mut try_child: impl FnMut(bool) -> End) -> Verdi
     for (matrices, allows) in steps.into_iter().filter(|(matrices, _)| offers_matrices || *matrices)
     {
         match try_child(matrices) {
-            End::Through(shapes) => return Verdict { allows, shapes, ..verdict },
-            End::Fatal(why) => {
+            ChildEnd::Through(shapes) => return Verdict { allows, shapes, ..verdict },
+            ChildEnd::Fatal(why) => {
                 verdict = Verdict { allows: Use::NotAtAll, why: Some(why), ..verdict }
             }
             // The run will meet the same error, or none.
-            End::Unknown(why) => {
+            ChildEnd::Unknown(why) => {
                 verdict = Verdict { allows, why: Some(why), file: None, ..verdict }
             }
         }
@@ -183,17 +183,17 @@ fn judge(offers_matrices: bool, mut try_child: impl FnMut(bool) -> End) -> Verdi
 }
 
 /// Tries a device's driver in a child process.
-fn try_in_child(index: usize, whole: bool, patience: f64) -> End {
+fn try_in_child(index: usize, whole: bool, patience: f64) -> ChildEnd {
     let how = if whole { "whole" } else { "plain" };
     match child::command(&[TRY, how, &index.to_string()]) {
         Ok(mut command) => end_of(&mut command, patience),
-        Err(error) => End::Unknown(format!("could not be started: {error:#}")),
+        Err(error) => ChildEnd::Unknown(format!("could not be started: {error:#}")),
     }
 }
 
 /// Runs a child process, but not longer than `patience` seconds.
-fn end_of(command: &mut Command, patience: f64) -> End {
-    let unknown = |what: &str, e: std::io::Error| End::Unknown(format!("{what}: {e}"));
+fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
+    let unknown = |what: &str, e: std::io::Error| ChildEnd::Unknown(format!("{what}: {e}"));
     // What drivers print beside an error of this program's is nothing for its user.
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = match started {
@@ -218,7 +218,7 @@ fn end_of(command: &mut Command, patience: f64) -> End {
                 let _ = child.kill();
                 // One that waits in the kernel ends later, or never: only a thread waits for it.
                 let _ = std::thread::Builder::new().spawn(move || child.wait());
-                return End::Fatal(format!("did not end within {patience} s"));
+                return ChildEnd::Fatal(format!("did not end within {patience} s"));
             }
             Ok(None) if !is_open => std::thread::sleep(LOOK),
             Ok(_) => {}
@@ -229,15 +229,15 @@ fn end_of(command: &mut Command, patience: f64) -> End {
         // A driver may print too: the report is the last line.
         let said = String::from_utf8_lossy(&said);
         match said.lines().last().map(serde_json::from_str) {
-            Some(Ok(shapes)) => End::Through(shapes),
-            _ => End::Unknown("said nothing".into()),
+            Some(Ok(shapes)) => ChildEnd::Through(shapes),
+            _ => ChildEnd::Unknown("said nothing".into()),
         }
     };
     ending(status).unwrap_or_else(report)
 }
 
-/// `None` where a child ended well.
-fn ending(status: ExitStatus) -> Option<End> {
+/// Returns how a child ended; `None` where it ended well.
+fn ending(status: ExitStatus) -> Option<ChildEnd> {
     // Those that a process meets by its own doing; others come from outside, as that of Ctrl-C.
     const FATAL: [i32; 7] = [
         libc::SIGABRT,
@@ -251,15 +251,17 @@ fn ending(status: ExitStatus) -> Option<End> {
     match (status.code(), status.signal()) {
         (Some(0), _) => None,
         (_, Some(signal)) if FATAL.contains(&signal) => {
-            Some(End::Fatal(format!("was ended by signal {signal}")))
+            Some(ChildEnd::Fatal(format!("was ended by signal {signal}")))
         }
-        (_, Some(signal)) => Some(End::Unknown(format!("was stopped by signal {signal}"))),
-        (code, _) => Some(End::Unknown(format!("failed with exit code {}", code.unwrap_or(1)))),
+        (_, Some(signal)) => Some(ChildEnd::Unknown(format!("was stopped by signal {signal}"))),
+        (code, _) => {
+            Some(ChildEnd::Unknown(format!("failed with exit code {}", code.unwrap_or(1))))
+        }
     }
 }
 
 /// A verdict's file.
-struct Kept {
+struct VerdictFile {
     path: Option<PathBuf>,
     key: String,
 }
@@ -272,14 +274,18 @@ struct Content {
     verdict: Verdict,
 }
 
-impl Kept {
-    fn of(device: &DeviceInfo, directory: Option<PathBuf>) -> Kept {
+impl VerdictFile {
+    fn of(device: &DeviceInfo, directory: Option<PathBuf>) -> VerdictFile {
         let digest = |text: &str| hex(&Sha256::digest(text)[..8]);
         let key = format!("{}, shaders {}", device.identity, digest(SHADERS));
-        Kept { path: directory.map(|d| d.join(format!("driver-{}.json", digest(&key)))), key }
+        VerdictFile {
+            path: directory.map(|d| d.join(format!("driver-{}.json", digest(&key)))),
+            key,
+        }
     }
 
-    /// What an earlier trial came to. A file that is damaged or of something else counts as none.
+    /// Reads the verdict of an earlier trial. A file that is damaged or of something else counts as
+    /// none.
     fn load(&self) -> Option<Verdict> {
         let path = self.path.as_ref()?;
         let read = || -> Result<Verdict> {
@@ -306,8 +312,7 @@ impl Kept {
     }
 }
 
-/// What a child process found that was started to try a driver: what it says on standard output;
-/// `None` if this process is none.
+/// Runs the trial if this process was started for one, and returns its output; `None` otherwise.
 pub fn as_child(argv: &[OsString]) -> Option<Result<String>> {
     let [_, option, how, index] = argv else { return None };
     let index = index.to_str().and_then(|i| i.parse().ok()).filter(|_| option == TRY)?;
@@ -343,8 +348,8 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    fn through(shapes: &[&str]) -> End {
-        End::Through(shapes.iter().map(|s| s.to_string()).collect())
+    fn through(shapes: &[&str]) -> ChildEnd {
+        ChildEnd::Through(shapes.iter().map(|s| s.to_string()).collect())
     }
 
     fn shell(script: &str) -> Command {
@@ -353,22 +358,21 @@ mod tests {
         command
     }
 
-    /// What becomes of a device with or without matrices whose trials end like this, and whether
-    /// that is kept.
-    fn judged(offers: bool, with: fn() -> End, without: fn() -> End) -> (Use, bool) {
+    /// Returns the use of a device whose trials end like this, and whether the verdict is kept.
+    fn judged(offers: bool, with: fn() -> ChildEnd, without: fn() -> ChildEnd) -> (Use, bool) {
         let verdict = judge(offers, |matrices| if matrices { with() } else { without() });
         (verdict.allows, verdict.file.is_some())
     }
 
     #[test]
     fn a_driver_is_used_as_far_as_a_child_came_through() {
-        let [well, died, erred]: [fn() -> End; 3] = [
+        let [well, died, erred]: [fn() -> ChildEnd; 3] = [
             || through(&["16x8x32"]),
-            || End::Fatal("was ended by signal 6".into()),
-            || End::Unknown("failed".into()),
+            || ChildEnd::Fatal("was ended by signal 6".into()),
+            || ChildEnd::Unknown("failed".into()),
         ];
         // Without matrices there is nothing to leave out, and so no second child.
-        let none = || -> End { unreachable!() };
+        let none = || -> ChildEnd { unreachable!() };
         assert_eq!(judged(false, well, none), (Use::Whole, true));
         assert_eq!(judged(false, died, none), (Use::NotAtAll, true));
         assert_eq!(judged(false, erred, none), (Use::Whole, false));
@@ -385,9 +389,9 @@ mod tests {
     #[test]
     fn children_end_in_a_report_by_the_drivers_fault_or_otherwise() {
         let end = |script: &str| match end_of(&mut shell(script), 60.0) {
-            End::Through(shapes) => format!("through {}", shapes.join(" ")),
-            End::Fatal(why) => format!("fatal: {why}"),
-            End::Unknown(why) => format!("unknown: {why}"),
+            ChildEnd::Through(shapes) => format!("through {}", shapes.join(" ")),
+            ChildEnd::Fatal(why) => format!("fatal: {why}"),
+            ChildEnd::Unknown(why) => format!("unknown: {why}"),
         };
         assert_eq!(
             end(r#"echo the driver says hello; echo '["16x16x16", "16x8x32"]'"#),
@@ -408,7 +412,7 @@ mod tests {
         assert_eq!(end("echo hello"), "unknown: said nothing");
         let absent = end_of(&mut Command::new("/nonexistent/gemma"), 60.0);
         assert!(
-            matches!(&absent, End::Unknown(why) if why.starts_with("could not be started")),
+            matches!(&absent, ChildEnd::Unknown(why) if why.starts_with("could not be started")),
             "{absent:?}"
         );
     }
@@ -418,7 +422,10 @@ mod tests {
         let pid = tempfile::NamedTempFile::new().unwrap();
         let script = format!("echo $$ > {}; while :; do sleep 1; done", pid.path().display());
         let end = end_of(&mut shell(&script), 0.5);
-        assert!(matches!(&end, End::Fatal(why) if why == "did not end within 0.5 s"), "{end:?}");
+        assert!(
+            matches!(&end, ChildEnd::Fatal(why) if why == "did not end within 0.5 s"),
+            "{end:?}"
+        );
         let pid: i32 = std::fs::read_to_string(pid.path()).unwrap().trim().parse().unwrap();
         // SAFETY: signal 0 only asks whether the process is there.
         let is_there = || unsafe { libc::kill(pid, 0) } == 0;
@@ -435,11 +442,12 @@ mod tests {
     #[test]
     fn verdicts_are_kept_by_device_and_driver() {
         let root = tempfile::tempdir().unwrap();
-        let kept = |identity: &str| Kept::of(&device(identity), Some(root.path().join("gemma")));
+        let kept =
+            |identity: &str| VerdictFile::of(&device(identity), Some(root.path().join("gemma")));
         let judged =
-            |end: fn() -> End| judge(true, |whole| if whole { end() } else { through(&[]) });
+            |end: fn() -> ChildEnd| judge(true, |whole| if whole { end() } else { through(&[]) });
         assert_eq!(kept("radv 25.1").load(), None);
-        let mut verdict = judged(|| End::Fatal("was ended by signal 11".into()));
+        let mut verdict = judged(|| ChildEnd::Fatal("was ended by signal 11".into()));
         kept("radv 25.1").save(&mut verdict);
         assert_eq!(verdict.file, kept("radv 25.1").path);
         assert_eq!(kept("radv 25.1").load().as_ref(), Some(&verdict));
@@ -458,11 +466,11 @@ mod tests {
                 .contains(&format!("rm '{}'", verdict.file.as_ref().unwrap().display()))
         );
         // What is not to be kept is not, and nothing is where there is no place.
-        let mut verdict = judged(|| End::Unknown("failed".into()));
+        let mut verdict = judged(|| ChildEnd::Unknown("failed".into()));
         kept("nvidia").save(&mut verdict);
         assert_eq!((verdict.file, kept("nvidia").load()), (None, None));
         let mut verdict = judge(true, |_| through(&["16x8x32"]));
-        let nowhere = Kept { path: None, key: "x".into() };
+        let nowhere = VerdictFile { path: None, key: "x".into() };
         nowhere.save(&mut verdict);
         assert_eq!((verdict.allows, verdict.file, nowhere.load()), (Use::Whole, None, None));
         assert_eq!(std::fs::read_dir(root.path().join("gemma")).unwrap().count(), 1);
@@ -471,7 +479,7 @@ mod tests {
     #[test]
     fn a_file_that_is_damaged_or_of_something_else_counts_as_none() {
         let root = tempfile::tempdir().unwrap();
-        let kept = Kept::of(&device("radv"), Some(root.path().into()));
+        let kept = VerdictFile::of(&device("radv"), Some(root.path().into()));
         let path = kept.path.clone().unwrap();
         kept.save(&mut judge(true, |_| through(&["16x16x16"])));
         let good = std::fs::read(&path).unwrap();

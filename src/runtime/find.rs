@@ -1,7 +1,7 @@
-//! Which model is meant: a path, an id in the Hugging Face cache, or the bundled one. Nothing is
-//! ever downloaded.
+//! Lookup of a model by name: a path, an id in the Hugging Face cache, or the bundled one. Nothing
+//! is ever downloaded.
 
-use super::acquire::{Meant, expanded, how_to_get, is_id, no_such_path, translate};
+use super::acquire::{ResolvedName, expanded, how_to_get, is_id, no_such_path, translate};
 use crate::error::Fault;
 use crate::util::files::read_regular_text;
 use crate::util::shell::quoted;
@@ -15,7 +15,7 @@ pub enum Source {
     Directory(PathBuf),
 }
 
-/// What `--model` names.
+/// Finds the model that `--model` names.
 pub fn find(name: Option<&str>) -> Result<Source> {
     let Some(name) = name else { return Ok(Source::Bundled) };
     let path = Path::new(name);
@@ -34,7 +34,7 @@ pub fn find(name: Option<&str>) -> Result<Source> {
     Err(explain(name).into())
 }
 
-/// Why nothing is found under a name that is neither a path nor an id.
+/// Returns the error for a name that is neither a path nor an id.
 fn explain(name: &str) -> Fault {
     let home = std::env::var_os("HOME").map(PathBuf::from);
     if let Some(path) = expanded(name, home.as_deref()) {
@@ -45,7 +45,9 @@ fn explain(name: &str) -> Fault {
         );
         return Fault::model(what).help(format!("did you mean -m {meant}?"));
     }
-    let Some(Meant { id, tag }) = translate(name) else { return no_such_path(Path::new(name)) };
+    let Some(ResolvedName { id, tag }) = translate(name) else {
+        return no_such_path(Path::new(name));
+    };
     let fault = Fault::model(format!("there is no model at {name}"));
     match (in_cache(&id, &caches()), tag) {
         (Ok(_), None) => fault.help(format!("did you mean -m {id}?")),
@@ -70,7 +72,7 @@ fn explain(name: &str) -> Fault {
     }
 }
 
-/// Directories that may be the cache, by precedence: $HF_HUB_CACHE, $HF_HOME/hub,
+/// Returns the directories that may be the cache, by precedence: $HF_HUB_CACHE, $HF_HOME/hub,
 /// ~/.cache/huggingface/hub.
 pub fn caches() -> Vec<PathBuf> {
     let dir = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -87,7 +89,7 @@ pub fn caches() -> Vec<PathBuf> {
         .collect()
 }
 
-/// The snapshot that `refs/main` names.
+/// Returns the snapshot that `refs/main` names.
 pub fn in_cache(id: &str, caches: &[PathBuf]) -> Result<PathBuf> {
     let download = format!("hf download {id}");
     for cache in caches {
@@ -127,7 +129,7 @@ pub fn in_cache(id: &str, caches: &[PathBuf]) -> Result<PathBuf> {
     Err(fault.help(how_to_get(id)).into())
 }
 
-/// Whether a snapshot has what every model has.
+/// Returns whether a snapshot has what every model has.
 fn holds_a_model(snapshot: &Path) -> bool {
     let mut names =
         std::fs::read_dir(snapshot).into_iter().flatten().flatten().map(|e| e.file_name());
@@ -137,7 +139,7 @@ fn holds_a_model(snapshot: &Path) -> bool {
     })
 }
 
-/// What a download leaves that was not allowed: a snapshot with a page, or with nothing.
+/// Returns the error for a snapshot without weights, which a download without permission leaves.
 fn without_weights(id: &str, snapshot: &Path) -> Fault {
     let what = format!("the download of {id} holds no files of a model ({})", snapshot.display());
     Fault::model(what).help(format!(

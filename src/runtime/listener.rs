@@ -1,14 +1,14 @@
-//! Who is told what happens while a session opens and runs: this room prints nothing.
+//! Receiver of notes while a session opens and runs. Nothing in `runtime` prints.
 
-/// Hears what the user may want to know.
+/// Receives notes for the user.
 pub trait Listener {
-    /// Something that the user should know; the same words need to be said only once.
+    /// Reports something that the user should know. The same words need to be shown only once.
     fn note(&self, text: &str);
 
-    /// Something for those who want details: at level 1, or at level 2 for those who want more.
+    /// Reports a detail of level 1 or 2, for verbose output.
     fn detail(&self, level: u8, text: &str);
 
-    /// Whether notes reach anybody: some cost a measurement.
+    /// Returns whether notes reach anybody: some cost a measurement.
     fn hears_notes(&self) -> bool;
 
     /// Begins to show how much of `bytes` is loaded, until what is returned is dropped; `None`
@@ -21,7 +21,7 @@ pub trait Loading: Send {
     fn set(&self, bytes: u64);
 }
 
-/// Hears nothing: for trials of what might be.
+/// Drops all notes.
 pub struct Silence;
 
 impl Listener for Silence {

@@ -24,8 +24,8 @@ use anyhow::{Context, Result};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// Positions to make room for: what was asked for, or what `needed` tokens take, as far as the
-/// model goes.
+/// Returns the number of positions to make room for: what was asked for, or what `needed` tokens
+/// take, as far as the model goes.
 pub fn context(asked: AutoOr, needed: usize, config: &Config, listener: &dyn Listener) -> usize {
     match asked {
         AutoOr::N(n) => {
@@ -61,7 +61,7 @@ pub fn check_prompt(tokens: usize, at_least: bool, asked: AutoOr, config: &Confi
     Err(Fault::new(Kind::Context, what).help(remedy).into())
 }
 
-/// What an engine makes room for.
+/// Positions, sequences and prefixes that an engine makes room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Positions of each sequence.
@@ -72,7 +72,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// For one text.
+    /// Makes room for one text.
     pub fn of(context: usize) -> Room {
         Room { context, sequences: 1, prefixes: 0 }
     }
@@ -88,7 +88,7 @@ pub struct Loaded {
     pub device: Option<DeviceInfo>,
 }
 
-/// The threads that everything of one run shares, in turn.
+/// Returns the threads that everything of one run shares, in turn.
 pub fn pool(options: &RunOptions) -> Result<Arc<Pool>> {
     Ok(Arc::new(Pool::new(options.threads.unwrap_or_else(default_threads))?))
 }
@@ -96,7 +96,7 @@ pub fn pool(options: &RunOptions) -> Result<Arc<Pool>> {
 /// Smaller models are there before anyone could read what a bar says.
 const WORTH_A_BAR: u64 = 200_000_000;
 
-/// Precision of the cache.
+/// Returns the precision of the cache.
 pub fn kv_format(weights: &Weights, asked: Kv) -> Result<KvFormat> {
     Ok(match asked {
         Kv::F16 => KvFormat::F16,
@@ -124,7 +124,7 @@ pub fn load(
     load_task(&task, label, options, pool, listener).map_err(|error| with_remedy(error, room))
 }
 
-/// Fewer sequences and fewer spare pages take less.
+/// Adds the remedy: fewer sequences and fewer spare pages take less.
 fn with_remedy(mut error: anyhow::Error, room: Room) -> anyhow::Error {
     let Room { sequences, prefixes, .. } = room;
     let remedy = match (sequences, prefixes) {
@@ -203,8 +203,8 @@ fn load_task(
     Ok(Loaded { engine, seconds, pool: pool.clone(), device })
 }
 
-/// Does what `load` says while a bar shows how many bytes of the weights are read; it is gone when
-/// that is done.
+/// Runs `load` while a bar shows how many bytes of the weights are read. The bar is gone at the
+/// end.
 fn shown<T>(bar: Option<Box<dyn Loading>>, weights: &Weights, load: impl FnOnce() -> T) -> T {
     let Some(bar) = bar else { return load() };
     let (before, (done, is_done)) = (weights.bytes_read(), mpsc::channel::<()>());
@@ -250,7 +250,7 @@ fn place(
     Ok(Box::new(SplitExecutor::new(device, host()?, on_gpu as u16, (on_gpu + on_cpu) as u16)))
 }
 
-/// A split is worth a word: what it is, what it costs, and how to get it again.
+/// Reports a split: what it is, what it costs, and how to get it again.
 fn say_split(placement: &Placement, pool: &Pool, listener: &dyn Listener) {
     let Some(device) = placement
         .device
@@ -268,7 +268,7 @@ fn say_split(placement: &Placement, pool: &Pool, listener: &dyn Listener) {
     ));
 }
 
-/// Whether another device may do better.
+/// Returns whether another device may do better.
 fn is_the_devices(error: &anyhow::Error) -> bool {
     fault_of(error).is_some_and(|fault| matches!(fault.kind, Kind::Device | Kind::Memory))
 }

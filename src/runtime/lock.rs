@@ -1,9 +1,9 @@
-//! One process at a time on a GPU: two that load at once would each take the memory that the other
+//! One process at a time on a GPU. Two that load at once would each take the memory that the other
 //! counted on.
 //!
-//! A lock is between the processes of one user. A file that all users share could be locked by any
-//! of them for good; without one, processes of two users load beside each other, and the one that
-//! finds too little memory left ends with exit code 5.
+//! A lock is between the processes of one user, since any user could hold a file that all share for
+//! good. Processes of two users load beside each other; the one that finds too little memory ends
+//! with exit code 5.
 
 use super::Listener;
 use crate::error::{Fault, Kind};
@@ -90,8 +90,8 @@ fn cannot_lock(path: &Path) -> Fault {
         .help("--device-lock off uses the device without a lock")
 }
 
-/// A directory in which this user alone may make files: `$XDG_RUNTIME_DIR`, or `gemma-UID` among
-/// the temporary files.
+/// Returns a directory in which this user alone may make files: `$XDG_RUNTIME_DIR`, or `gemma-UID`
+/// among the temporary files.
 fn directory(runtime: Option<PathBuf>, temporary: &Path) -> Result<PathBuf> {
     let is_private = |directory: &Path| -> io::Result<bool> {
         let meta = directory.symlink_metadata()?;
@@ -117,7 +117,7 @@ fn directory(runtime: Option<PathBuf>, temporary: &Path) -> Result<PathBuf> {
     }
 }
 
-/// The file that stands for a device.
+/// Returns the file that stands for a device.
 pub fn file(directory: &Path, name: &str, index: usize) -> PathBuf {
     let clean: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();

@@ -57,7 +57,7 @@ impl Model {
         self.weights.checkpoint().expect("an opened model has files")
     }
 
-    /// The model's tokenizer; an error where it has none.
+    /// Returns the model's tokenizer; an error where it has none.
     pub fn tokenizer(&self, listener: &dyn Listener) -> Result<Tokenizer> {
         let start = Instant::now();
         let tokenizer = tokenizer_of(self.checkpoint())?;
@@ -74,12 +74,12 @@ impl Model {
     }
 }
 
-/// The tokenizer of a model; an error where it has none.
+/// Returns the tokenizer of a model; an error where it has none.
 pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Tokenizer> {
     own_tokenizer(checkpoint)?.ok_or_else(|| no_tokenizer(checkpoint).into())
 }
 
-/// The tokenizer of a model; `None` where it has none.
+/// Returns the tokenizer of a model; `None` where it has none.
 pub fn own_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
     let Some(file) = checkpoint.side_file("tokenizer.json")? else { return Ok(None) };
     let shown = checkpoint.display("tokenizer.json");
@@ -87,7 +87,7 @@ pub fn own_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
     Tokenizer::from_bytes(&file).map(Some).with_context(|| format!("reading {shown}"))
 }
 
-/// What to say of a model without a tokenizer.
+/// Returns the error for a model without a tokenizer.
 pub fn no_tokenizer(checkpoint: &Checkpoint) -> Fault {
     if checkpoint.metadata().is_some() {
         return Fault::model(format!("{} holds no tokenizer", checkpoint.name()))

@@ -1,4 +1,4 @@
-//! `--npu`: whether an NPU takes part, and what is said of it.
+//! `--npu`: whether an NPU takes part, and its report.
 
 use super::Listener;
 use super::options::RunOptions;
@@ -16,7 +16,7 @@ use crate::testing;
 use anyhow::Result;
 use std::path::PathBuf;
 
-/// What was asked for.
+/// Values of `--npu`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Npu {
     /// A device, where it is predicted to pay.
@@ -46,26 +46,26 @@ impl std::str::FromStr for Npu {
 }
 
 impl Npu {
-    /// Whether one is to be used whatever is predicted: then a plan counts what it takes.
+    /// Returns whether an NPU is used whatever is predicted. A plan then counts its memory.
     pub fn is_asked(&self) -> bool {
         matches!(self, Npu::Force | Npu::Model(_))
     }
 }
 
-/// Why it takes no part where several texts share passes.
+/// Returns the error for an NPU where several texts share passes.
 pub fn for_one_text() -> anyhow::Error {
     let fault =
         Fault::usage("the NPU works for one text at a time, and --parallel answers several");
     fault.help("leave out --npu or --parallel").into()
 }
 
-/// What a model's attention is to the NPU.
+/// Returns the dimensions of a model's attention for the NPU.
 pub fn dims(config: &Config) -> Dims {
     let Config { n_heads, n_kv_heads, head_dim, query_scale, .. } = *config;
     Dims { n_heads, n_kv_heads, head_dim, scale: query_scale }
 }
 
-/// One line on what happened to an NPU that was given up.
+/// Reports in one line why an NPU was given up.
 pub fn say(engine: &dyn Engine, listener: &dyn Listener) {
     if let Some(why) = report(engine).and_then(|r| r.given_up) {
         listener.note(&format!(
@@ -74,12 +74,12 @@ pub fn say(engine: &dyn Engine, listener: &dyn Listener) {
     }
 }
 
-/// What an NPU did beside an engine's device, where one takes part.
+/// Returns the report of an NPU beside an engine's device, if one takes part.
 pub fn report(engine: &dyn Engine) -> Option<AssistReport> {
     engine.report().executor.and_then(|executor| executor.assist)
 }
 
-/// What a step reads, for the prediction.
+/// Returns the reads of a step, for the prediction.
 fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> Work {
     let global_layers = (0..config.n_layers).filter(|l| config.is_global(*l)).count();
     Work {
@@ -92,8 +92,8 @@ fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> Work {
     }
 }
 
-/// Puts an NPU beside `executor` where `--npu` and the prediction say so. Whatever stands against
-/// that is one line, and the executor goes on alone.
+/// Puts an NPU beside `executor` where `--npu` and the prediction say so. An obstacle is reported
+/// in one line, and the executor goes on alone.
 pub fn beside(
     mut executor: Box<dyn Executor>,
     options: &RunOptions,
@@ -135,7 +135,7 @@ pub fn beside(
     }
 }
 
-/// The operation on its device, the share of 256 that it should take, and why.
+/// Returns the operation on its device, the share of 256 that it should take, and why.
 fn bring_up(
     executor: &mut dyn Executor,
     options: &RunOptions,

@@ -1,4 +1,4 @@
-//! What a session is asked for: plain values, whoever read them from wherever.
+//! Options of a session as plain values, independent of the command line.
 
 use super::lock::DeviceLock;
 use super::npu::Npu;
@@ -7,7 +7,7 @@ use crate::compute::cpu::Isa;
 use crate::draft::{DraftOptions, Mixing, TreeSize};
 use std::str::FromStr;
 
-/// Which model, and where it runs.
+/// The model, and where it runs.
 #[derive(Clone, Debug, Default)]
 pub struct ModelOptions {
     /// A directory, a GGUF file or an id; the bundled demo model without a name.
@@ -48,7 +48,7 @@ pub struct DraftingOptions {
 }
 
 impl DraftingOptions {
-    /// What the length of drafts is bounded by.
+    /// Returns the bounds on the length of drafts.
     pub fn limits(&self) -> DraftOptions {
         let tokens = match self.tokens {
             AutoOr::Auto => None,

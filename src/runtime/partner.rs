@@ -1,5 +1,5 @@
-//! Which draft model fits a target: by its tokenizer, or by the vocabulary that lies beside a draft
-//! of few rows.
+//! Choice of a draft model that fits a target: by its tokenizer, or by the vocabulary file of a
+//! draft with few rows.
 
 use super::drafting::mismatch;
 use super::find::{Source, find};
@@ -18,7 +18,7 @@ const SLOW_PASS: f32 = 0.05;
 /// Rows that a table may have more or fewer than its tokenizer has tokens, at most.
 const PADDING: usize = 64;
 
-/// A draft model that speaks the target's language.
+/// A draft model whose tokens are the target's.
 pub struct Partner {
     pub weights: Weights,
     /// Where the model has rows for some of the target's tokens only.
@@ -26,7 +26,7 @@ pub struct Partner {
 }
 
 impl Partner {
-    /// The model in `checkpoint`, or why it cannot draft for this tokenizer.
+    /// Returns the model in `checkpoint`, or why it cannot draft for this tokenizer.
     ///
     /// A draft without a tokenizer has the target's where it has as many rows, or is one of this
     /// project's where it has as many as those: a wrong guess here costs speed and no text.
@@ -50,8 +50,8 @@ impl Partner {
         Ok(Ok(Partner { weights: Weights::open(checkpoint)?, spelling }))
     }
 
-    /// An engine for a draft of few rows as if it were a target, to measure other drafts with;
-    /// other models' engines as they are.
+    /// Returns an engine for a draft of few rows as if it were a target, to measure other drafts
+    /// with; other models' engines as they are.
     pub fn stand_in(
         checkpoint: &Checkpoint,
         tokenizer: &Tokenizer,
@@ -68,7 +68,7 @@ impl Partner {
         Ok(Box::new(VocabAdapter::new(inner, vocabulary.spelling(tokenizer))?.whole()))
     }
 
-    /// The model that `--draft PATH` names.
+    /// Returns the model that `--draft PATH` names.
     pub fn at(path: &str, tokenizer: &Tokenizer) -> Result<Result<Partner, String>> {
         let shown = || format!("cannot draft with {path}");
         let Source::Directory(directory) = find(Some(path)).with_context(shown)? else {
@@ -80,8 +80,8 @@ impl Partner {
         Self::new(checkpoint, tokenizer)
     }
 
-    /// The model that a source of guesses names, for a target whose passes take so many seconds;
-    /// `None` for those without.
+    /// Returns the model that a source of guesses names, for a target whose passes take so many
+    /// seconds; `None` for those without.
     pub fn named(
         source: &DraftFrom,
         tokenizer: &Tokenizer,
@@ -94,8 +94,8 @@ impl Partner {
         }
     }
 
-    /// The bundled draft for this tokenizer, of the size that suits a target whose passes take so
-    /// many seconds.
+    /// Returns the bundled draft for this tokenizer, of the size that suits a target whose passes
+    /// take so many seconds.
     pub fn bundled(tokenizer: &Tokenizer, pass: f32) -> Result<Result<Partner, String>> {
         if !cfg!(feature = "bundled") {
             return Ok(Err("this build of gemma carries no models".into()));
@@ -111,17 +111,17 @@ impl Partner {
         }))
     }
 
-    /// What its files are called.
+    /// Returns the name of its files.
     pub fn name(&self) -> String {
         self.weights.checkpoint().map_or_else(String::new, |c| c.name().to_owned())
     }
 
-    /// See [`Checkpoint::fingerprint`].
+    /// Returns the hash of its files, see [`Checkpoint::fingerprint`].
     pub fn fingerprint(&self) -> Result<[u8; 32]> {
         self.weights.checkpoint().map_or(Ok([0; 32]), Checkpoint::fingerprint)
     }
 
-    /// Positions to make room for where the target has `context`.
+    /// Returns the number of positions to make room for where the target has `context`.
     pub fn context(&self, context: usize) -> usize {
         let config = self.weights.config();
         let Some(spelling) = &self.spelling else { return context.min(config.max_position) };
@@ -135,13 +135,13 @@ impl Partner {
         }
     }
 
-    /// Precision of its cache. The bundled drafts read theirs from the processor's own, where
-    /// attention is most of a pass.
+    /// Returns the precision of its cache. The bundled drafts read theirs from the processor's own,
+    /// where attention is most of a pass.
     pub fn kv(&self, asked: Kv) -> Kv {
         if asked == Kv::Auto && self.spelling.is_some() { Kv::Q8 } else { asked }
     }
 
-    /// The model's engine as the target's drafter talks to it.
+    /// Returns the model's engine as the target's drafter talks to it.
     pub fn engine(self, inner: Box<dyn Engine>) -> Result<Box<dyn Engine>> {
         Ok(match self.spelling {
             Some(spelling) => Box::new(VocabAdapter::new(inner, spelling)?),

@@ -35,19 +35,19 @@ impl Cpu {
     }
 }
 
-/// All threads that this process may use.
+/// Returns all threads that this process may use.
 pub fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// A field of /proc/meminfo in bytes.
+/// Returns a field of /proc/meminfo in bytes.
 pub fn memory(field: &str) -> Option<u64> {
     let kib: u64 =
         proc_field("/proc/meminfo", field)?.trim_end_matches("kB").trim().parse().ok()?;
     Some(kib * 1024)
 }
 
-/// The first `name : value` line of a file under /proc.
+/// Returns the first `name : value` line of a file under /proc.
 fn proc_field(path: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let found =

@@ -16,14 +16,14 @@ use std::sync::Arc;
 pub struct Session {
     pub model: Model,
     pub tokenizer: Arc<Tokenizer>,
-    /// What the model's authors recommend.
+    /// Settings that the model's authors recommend.
     pub generation: Generation,
     /// Tokens that end an answer.
     pub stop_ids: Vec<Token>,
     pub run: RunOptions,
 }
 
-/// A loaded target, and what drafts for it.
+/// A loaded target and its drafter.
 pub struct Started {
     pub target: Timeline,
     pub load_seconds: f64,
@@ -39,7 +39,7 @@ impl Session {
         Session::of(model, tokenizer, options.run.clone())
     }
 
-    /// The same of an opened model, which may have another one's tokenizer.
+    /// Makes a session of an opened model, which may have another one's tokenizer.
     pub fn of(model: Model, tokenizer: Tokenizer, run: RunOptions) -> Result<Session> {
         let generation = Generation::of(model.checkpoint())?;
         let stop_ids = generation.stop_ids(model.config());
@@ -50,7 +50,8 @@ impl Session {
         self.model.config()
     }
 
-    /// Positions to make room for: what was asked for, or what `needed` tokens take.
+    /// Returns the number of positions to make room for: what was asked for, or what `needed`
+    /// tokens take.
     pub fn context(&self, needed: usize, listener: &dyn Listener) -> usize {
         load::context(self.run.context, needed, self.config(), listener)
     }
@@ -61,8 +62,7 @@ impl Session {
         load::load(&self.model.weights, &self.model.name, &self.run, room, &pool, listener)
     }
 
-    /// Loads the model for one text or for several that share its passes, with what drafts for
-    /// them.
+    /// Loads the model and its drafter, for one text or for several that share passes.
     pub fn start(
         &self,
         room: Room,

@@ -11,27 +11,27 @@ use std::collections::HashMap;
 /// Formats of made-up weights.
 #[derive(Clone, Debug, Default)]
 pub struct Formats {
-    /// Of the linear layers.
+    /// Format of the linear layers.
     pub weights: Option<Format>,
-    /// Of the embedding table and the output head.
+    /// Format of the embedding table and the output head.
     pub embedding: Option<Format>,
     /// `q4_0`, `bf16`, or a recipe of `gemma quantize`, instead of the two above.
     pub recipe: Option<String>,
 }
 
 impl Formats {
-    /// Those of a recipe.
+    /// Returns the formats of a recipe.
     pub fn of_recipe(name: &str) -> Formats {
         Formats { recipe: Some(name.to_owned()), ..Formats::default() }
     }
 
-    /// Whether any of these options was given.
+    /// Returns whether any of these options was given.
     pub fn is_asked(&self) -> bool {
         self.recipe.is_some() || self.weights.is_some() || self.embedding.is_some()
     }
 
-    /// Made-up weights of these formats. A recipe that leaves a choice is settled as `gemma
-    /// quantize` would without text, for a checkpoint of this shape without its tokenizer's files.
+    /// Makes weights of these formats. A recipe that leaves a choice is settled as `gemma quantize`
+    /// would without text, for a checkpoint of this shape without its tokenizer's files.
     pub fn weights(&self, config: Config) -> Result<Weights> {
         let (linear, table) = match self.recipe.as_deref() {
             Some("q4_0") => (Format::I4_G32, Format::BF16),
@@ -46,7 +46,7 @@ impl Formats {
     }
 }
 
-/// Made-up weights of the formats that a recipe of `gemma quantize` chooses.
+/// Makes weights of the formats that a recipe of `gemma quantize` chooses.
 pub fn settled(config: Config, recipe: &Recipe) -> Result<Weights> {
     let n_layers = config.n_layers;
     let source = Weights::synthetic(config.clone(), |_| Format::BF16, SEED);
@@ -64,10 +64,10 @@ pub fn settled(config: Config, recipe: &Recipe) -> Result<Weights> {
     Ok(Weights::synthetic_by_layer(config, move |r, layer| found[&(role(r), layer)], SEED))
 }
 
-/// Of made-up weights.
+/// Seed of made-up weights.
 const SEED: u64 = 1;
 
-/// Which Gemma 3.
+/// Sizes of Gemma 3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     B27,
@@ -78,7 +78,7 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// Weights of this shape, made up as they are asked for.
+    /// Returns weights of this shape, made up as they are asked for.
     pub fn weights(self, formats: &Formats) -> Result<Weights> {
         formats.weights(Config::from_json(&self.config())?)
     }
@@ -86,7 +86,7 @@ impl Shape {
     /// From the largest on.
     pub const ALL: [Shape; 5] = [Shape::B27, Shape::B12, Shape::B4, Shape::B1, Shape::M270];
 
-    /// The Gemma 3 that a name means, and the recipe of the files that the name stands for:
+    /// Returns the Gemma 3 that a name means, and the recipe of the files that the name stands for:
     /// Google's 4-bit file for a size alone (`27b`, `gemma-3-27b`, Ollama's `gemma3:27b`),
     /// otherwise what lies on the page of that name (`google/gemma-3-27b-it`,
     /// `google/gemma-3-27b-it-qat-q4_0-gguf`).
@@ -108,7 +108,8 @@ impl Shape {
         Some((shape, recipe))
     }
 
-    /// The page of the chat model in the formats of a recipe; `None` where Google publishes none.
+    /// Returns the page of the chat model in the formats of a recipe; `None` where Google publishes
+    /// none.
     pub fn page(self, recipe: &str) -> Option<String> {
         let name = format!("google/gemma-3-{}-it", self.name());
         match recipe {
@@ -128,7 +129,7 @@ impl Shape {
         }
     }
 
-    /// Its `config.json`, as far as the shape goes; sizes as on the models' pages.
+    /// Returns its `config.json`, as far as the shape goes; sizes as on the models' pages.
     pub fn config(self) -> Value {
         // dim, layers, heads, kv heads, head dim, ffn, window, query scalar, vocabulary, global
         // RoPE factor

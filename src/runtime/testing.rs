@@ -2,12 +2,12 @@
 
 use crate::vulkan::DeviceInfo;
 
-/// An integrated GPU of a laptop with 32 GB.
+/// Returns an integrated GPU of a laptop with 32 GB.
 pub fn laptop_gpu() -> DeviceInfo {
     gpu("AMD Radeon 780M", 21_000_000_000)
 }
 
-/// The same by another name and with other memory.
+/// Returns the same by another name and with other memory.
 pub fn gpu(name: &str, memory: u64) -> DeviceInfo {
     DeviceInfo {
         index: 0,

@@ -16,7 +16,7 @@ use serde_json::json;
 /// Positions that there is room for in the small model's context.
 pub const SMALL_CONTEXT: usize = 256;
 
-/// A made-up model of two layers, one of which sees the whole context.
+/// Returns a made-up model of two layers, one of which sees the whole context.
 pub fn small_model() -> Result<Weights> {
     let config = json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
@@ -30,7 +30,7 @@ pub fn small_model() -> Result<Weights> {
     Ok(Weights::synthetic(Config::from_json(&config)?, format, 1))
 }
 
-/// Passes of one row and of several.
+/// Runs passes of one row and of several.
 pub fn run_passes(engine: &mut dyn Engine) -> Result<()> {
     let mut scores = Scores::default();
     for rows in [1u32, 9] {

@@ -141,10 +141,6 @@ impl Oracle {
 }
 
 impl Drafter for Oracle {
-    fn name(&self) -> &'static str {
-        "oracle"
-    }
-
     fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize> {
         asks.iter_mut().try_for_each(|ask| self.guess(&ask.ctx, ask.out))?;
         Ok(0)
@@ -176,10 +172,6 @@ pub struct Random {
 }
 
 impl Drafter for Random {
-    fn name(&self) -> &'static str {
-        "random"
-    }
-
     fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize> {
         asks.iter_mut().for_each(|ask| self.guess(ask.out));
         Ok(0)
@@ -221,12 +213,12 @@ pub fn everything() -> Policy {
 /// Every drafter there is, around a target and a draft model.
 pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, Drafting)> {
     let vocab = target().info().vocab;
-    let model = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_model("model", draft())) };
+    let model = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_model(draft())) };
     let ngram = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_text()) };
-    let both = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_both("model", draft())) };
+    let both = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_both(draft())) };
     let mixed = |prior, rate, noise| -> Box<dyn Drafter> {
-        let (lm, table) = (Some(Lm::new("model", draft())), Some(Table::new()));
-        Box::new(TreeBuilder::new("mixed", lm, true, table, Mixing { prior, rate, noise }))
+        let (lm, table) = (Some(Lm::new(draft())), Some(Table::new()));
+        Box::new(TreeBuilder::new(lm, true, table, Mixing { prior, rate, noise }))
     };
     let (auto, chain) = (policy(TreeSize::Auto, None), || policy(TreeSize::Chain, None));
     let by_the_clock = Policy::new(costs(), DraftOptions::default(), true);
@@ -241,7 +233,7 @@ pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, D
         ("model auto", (model(), auto)),
         ("model chain of 4", (model(), policy(TreeSize::Chain, Some(4)))),
         ("model tree of 11", (model(), policy(TreeSize::Nodes(11), None))),
-        ("target as model", (Box::new(TreeBuilder::of_model("self", target())), everything())),
+        ("target as model", (Box::new(TreeBuilder::of_model(target())), everything())),
         ("model and ngram", (both(), everything())),
         ("model and ngram chain", (both(), chain())),
         ("model and ngram by the clock", (both(), by_the_clock)),

@@ -89,13 +89,13 @@ fn costs() -> Costs {
 
 /// The drafters that `--draft` and `--draft-tree` make, with decisions that never look at a clock.
 fn drafters(pair: &Pair, pool: &Arc<Pool>) -> Vec<(&'static str, Drafting)> {
-    let model = || Box::new(TreeBuilder::of_model("model", engine(&pair.draft, pool)));
-    let both = || Box::new(TreeBuilder::of_both("model", engine(&pair.draft, pool)));
+    let model = || Box::new(TreeBuilder::of_model(engine(&pair.draft, pool)));
+    let both = || Box::new(TreeBuilder::of_both(engine(&pair.draft, pool)));
     let by = |drafter: Box<dyn Drafter>, tree| {
         let options = DraftOptions { tree, tokens: None };
         (drafter, Policy::new(costs(), options, false))
     };
-    let itself = Box::new(TreeBuilder::of_model("oracle", engine(&pair.target, pool)));
+    let itself = Box::new(TreeBuilder::of_model(engine(&pair.target, pool)));
     vec![
         ("ngram", by(Box::new(TreeBuilder::of_text()), TreeSize::Auto)),
         ("bundled", by(model(), TreeSize::Auto)),
@@ -274,7 +274,7 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
             "some of the prompt is outside the vocabulary"
         );
         let inner = engine_of(&weights, &pool, partner.context(256));
-        let mut draft = TreeBuilder::of_model("model", partner.engine(inner).unwrap());
+        let mut draft = TreeBuilder::of_model(partner.engine(inner).unwrap());
         for temperature in [0.0, 1.0] {
             let sampler = SamplerConfig {
                 temperature,

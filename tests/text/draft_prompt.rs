@@ -13,7 +13,7 @@ use toy::Toy;
 fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
     let target = Toy { context: 3000, max_rows: 64, ..Toy::new(31) };
     let draft = Toy { context: 60, max_rows: 32, reach: Some(16), ..target.clone() };
-    let mut lm = Lm::new("model", draft.engine());
+    let mut lm = Lm::new(draft.engine());
     let history: Vec<u32> = (0..2000).map(|i| i * i % 37).collect();
     lm.read(0, &history, &mut || false).unwrap();
     assert_eq!(lm.engine().position(0), 0, "told not to");
@@ -25,7 +25,7 @@ fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
     // Far past what it has room for, it still guesses what the target picks: two tokens decide in
     // both.
     let case = Case { max_tokens: 300, ..Case::new(&history[..500], SamplerConfig::default()) };
-    let mut drafter = TreeBuilder::of_model("model", draft.engine());
+    let mut drafter = TreeBuilder::of_model(draft.engine());
     let (text, stats) = run(&mut Timeline::new(target.engine()), &mut drafter, &case);
     let (plain, _) = run(&mut Timeline::new(target.engine()), &mut NoDraft, &case);
     assert_eq!(text, plain);
@@ -43,9 +43,6 @@ fn a_prompt_is_read_beside_the_target() {
         after: usize,
     }
     impl Drafter for Reader {
-        fn name(&self) -> &'static str {
-            "reader"
-        }
         fn read_ahead(
             &mut self,
             _: usize,

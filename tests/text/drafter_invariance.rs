@@ -164,10 +164,6 @@ fn a_full_context_ends_the_text() {
 struct Each(Vec<Box<dyn Drafter>>);
 
 impl Drafter for Each {
-    fn name(&self) -> &'static str {
-        "each"
-    }
-
     fn prepare(&mut self, text: usize, history: &[u32]) -> Result<()> {
         self.0[text].prepare(0, history)
     }
@@ -312,7 +308,7 @@ fn caches_follow_an_edited_history() {
         let draft = Toy { slack, ..draft_of(&target, 0.15) };
         let mut drafters: Vec<Box<dyn Drafter>> = vec![
             Box::new(NoDraft),
-            Box::new(TreeBuilder::of_both("model", draft.engine())),
+            Box::new(TreeBuilder::of_both(draft.engine())),
             Box::new(TreeBuilder::of_text()),
             Box::new(Oracle::new(target.engine(), false)),
             Box::new(Random { state: 3, vocab: 40 }),
@@ -419,7 +415,7 @@ fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
         for max_rows in [1, 8, 20, 64, 400] {
             let small = Toy { max_rows, ..draft.clone() };
             let beside = Toy { beside: Some(3), ..target.clone() };
-            let mut drafter = TreeBuilder::of_model("model", small.engine());
+            let mut drafter = TreeBuilder::of_model(small.engine());
             let (got, stats) = run(&mut Timeline::new(beside.engine()), &mut drafter, &case);
             assert_eq!(got, want);
             let mut figures = Figures::default();

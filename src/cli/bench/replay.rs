@@ -234,7 +234,7 @@ fn builder(
         false => (None, None),
     };
     let table = wants(Part::Table).then(Table::new);
-    let builder = TreeBuilder::new("mixed", lm, wants(Part::Context), table, options.mixing());
+    let builder = TreeBuilder::new(lm, wants(Part::Context), table, options.mixing());
     Ok((builder, name))
 }
 
@@ -272,7 +272,7 @@ fn draft_model(
     };
     let (pool, room) = (load::pool(&run)?, Room::of(partner.context(context)));
     let loaded = load::load(&partner.weights, "draft model", &run, room, &pool, ui)?;
-    Ok((Some(Lm::new("model", partner.engine(loaded.engine)?)), Some(name)))
+    Ok((Some(Lm::new(partner.engine(loaded.engine)?)), Some(name)))
 }
 
 /// At most `most` of each category, evenly spread over what is there.

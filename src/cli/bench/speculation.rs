@@ -244,10 +244,6 @@ struct Watched<'a> {
 }
 
 impl Drafter for Watched<'_> {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
     fn read_ahead(
         &mut self,
         text: usize,

@@ -17,8 +17,8 @@ use crate::tensor::Token;
 
 /// Less likely nodes are not worth the power.
 const FAINTEST: f32 = 0.02;
-/// Share of the draft model's scratch that one round's work ahead may take: the rest is for what
-/// the next rounds go on with.
+/// Share of the draft model's scratch that one round's work ahead may take. The rest is for the
+/// rounds that follow.
 const PART: usize = 5;
 
 impl TreeBuilder {
@@ -60,14 +60,15 @@ impl TreeBuilder {
 }
 
 impl Tree {
-    /// Whether the tree is the one that was proposed, and the draft model has seen its root.
+    /// Returns whether the tree is the one that was proposed, and the draft model has seen its
+    /// root.
     fn is_of(&self, ask: &Ask<'_>) -> bool {
         let has_row = self.nodes.first().is_some_and(|root| root.row.is_some());
         self.asked == ask.ctx.history.len() && has_row && ask.out.tree.tokens[0] == ask.ctx.root()
     }
 
-    /// The nodes, of at most `room` rows, where the next round likeliest begins, as far as they are
-    /// worth it.
+    /// Returns the nodes, of at most `room` rows, where the next round likeliest begins, as far as
+    /// they are worth it.
     fn likeliest_next(&mut self, ctx: &DraftContext<'_>, lm: &Lm, room: usize) -> Vec<u32> {
         self.weigh(ctx.chain);
         let mut chosen: Vec<u32> = Vec::new();
@@ -91,8 +92,8 @@ impl Tree {
         chosen
     }
 
-    /// The node at which the history stands now, and its place in the draft model's work, if that
-    /// has seen it.
+    /// Returns the node at which the history stands now, and its place in the draft model's work,
+    /// if that has seen it.
     pub fn find(&self, history: &[Token], asked: usize) -> Option<(u32, u32)> {
         let newer = history.get(asked..).filter(|newer| asked > 0 && !newer.is_empty())?;
         let root = newer.iter().try_fold(0, |at, &token| self.child(at, token))?;
@@ -128,13 +129,14 @@ impl Tree {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draft::lm;
 
     fn node(token: u32, parent: u32, depth: usize, row: Option<u32>) -> Node {
         let matched = Match::default();
         Node {
             own: 0.5,
             chance: 0.5,
-            source: "model",
+            source: lm::NAME,
             row,
             ..Node::new(token, parent, depth, matched)
         }

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::Ways;
+use super::SharedState;
 use crate::draft::automaton::{Automaton, Match};
 use crate::draft::lm::Lm;
 use crate::draft::mix::Candidates;
@@ -21,7 +21,7 @@ const LEAST: f32 = 0.1;
 /// A node is not evaluated along with others if it is this much less likely than the likeliest of
 /// them.
 pub const SHARE: f32 = 0.1;
-/// What a node's likeliest continuation has of its chance, as a rule at most.
+/// Assumed upper bound of the likeliest continuation's share of a node's chance.
 const HOPE: f32 = 0.7;
 /// Price of a draft step, in tokens that plain decoding would bring meanwhile, above which steps
 /// are one node wide.
@@ -36,11 +36,11 @@ pub struct Node {
     pub own: f32,
     pub chance: f32,
     pub source: &'static str,
-    /// The longest ending here that the text had before.
+    /// Longest ending at this node that occurred before.
     pub matched: Match,
-    /// What follows, once that was asked.
+    /// Continuations of the node, once they were asked for.
     pub candidates: Option<Candidates>,
-    /// A rule leaves nothing to ask: one token may follow, or none but the end.
+    /// The grammar leaves no choice: one token may follow, or none but the end.
     pub forced: bool,
     /// Place in the draft model's work, once it is evaluated.
     pub row: Option<u32>,
@@ -62,13 +62,13 @@ impl Node {
         }
     }
 
-    /// Whether nobody has asked yet what follows.
+    /// Returns whether the continuations were not asked for yet.
     fn is_open(&self) -> bool {
         self.candidates.is_none() && !self.forced
     }
 }
 
-/// What is guessed of a text.
+/// The guesses of one text.
 #[derive(Default)]
 pub struct Tree {
     /// The text's place among those of the draft model.
@@ -77,19 +77,19 @@ pub struct Tree {
     /// The last round's tree, root first, parents before children; and the length of its history.
     pub nodes: Vec<Node>,
     pub asked: usize,
-    /// At a temperature above 0.
+    /// Whether the temperature is above 0.
     pub warm: bool,
     /// The tree was grown since it was proposed.
     pub ahead: bool,
 }
 
 impl Tree {
-    /// `reads_text` says whether what the text had before is a source.
+    /// Makes an empty tree. `reads_text` says whether earlier text is a source.
     pub fn new(text: usize, reads_text: bool) -> Self {
         Tree { text, context: reads_text.then(Automaton::new), ..Tree::default() }
     }
 
-    /// Takes in what the history has become. Returns the longest ending that it had before.
+    /// Reads the new tokens of the history. Returns the longest ending that occurred before.
     pub fn follow(&mut self, history: &[Token]) -> Match {
         self.context.as_mut().map_or(Match::default(), |automaton| {
             automaton.sync(history);
@@ -97,8 +97,8 @@ impl Tree {
         })
     }
 
-    /// One step of learning for every place of the last tree whose outcome the history shows.
-    pub fn learn(&mut self, ways: &mut Ways, history: &[Token]) {
+    /// Takes one learning step for every place of the last tree whose outcome the history shows.
+    pub fn learn(&mut self, ways: &mut SharedState, history: &[Token]) {
         let asked = std::mem::take(&mut self.asked);
         if asked == 0
             || history.len() <= asked
@@ -118,12 +118,12 @@ impl Tree {
         }
     }
 
-    /// The ending that `token` makes of another one.
+    /// Returns the ending that `token` makes of another one.
     fn step(&self, matched: Match, token: Token) -> Match {
         self.context.as_ref().map_or(Match::default(), |a| a.step(matched, token))
     }
 
-    /// A tree of its root alone.
+    /// Empties the tree to its root.
     pub fn begin(&mut self, root: Token, matched: Match) {
         self.nodes.clear();
         self.nodes.push(Node { own: 1.0, chance: 1.0, ..Node::new(root, 0, 0, matched) });
@@ -139,7 +139,8 @@ impl Tree {
         }
     }
 
-    /// Lets these nodes wait for the draft model, whose parents it has seen or sees with them.
+    /// Queues these nodes for the draft model. It has seen their parents, or sees them in the same
+    /// pass.
     pub fn push(&mut self, lm: &mut Lm, frontier: &[u32]) {
         for &i in frontier {
             let (parent, token) = (self.nodes[i as usize].parent, self.nodes[i as usize].token);
@@ -156,7 +157,7 @@ impl Tree {
         found.map(|i| (after + i) as u32)
     }
 
-    /// Tokens from below the root to a node.
+    /// Returns the tokens from below the root to a node.
     fn path(&self, mut node: u32) -> Vec<Token> {
         let mut path = Vec::new();
         while node != 0 {
@@ -171,7 +172,7 @@ impl Tree {
     /// node's, and adds or corrects the children.
     pub fn expand(
         &mut self,
-        ways: &mut Ways,
+        ways: &mut SharedState,
         ctx: &DraftContext<'_>,
         at: u32,
         row: Option<usize>,
@@ -218,7 +219,6 @@ impl Tree {
         mixer.chances(&candidates, &mut ways.chances);
         let mut order: Vec<usize> = (0..candidates.tokens.len()).collect();
         order.sort_by(|&a, &b| ways.chances[b].total_cmp(&ways.chances[a]));
-        let model = ways.lm.as_ref().map_or("model", |lm| lm.name());
         for (rank, i) in order.into_iter().enumerate() {
             let (token, own) = (candidates.tokens[i], ways.chances[i]);
             let wanted = rank < if ctx.chain { 1 } else { BRANCHES } && own >= FAINT;
@@ -226,7 +226,7 @@ impl Tree {
             if !wanted && there.is_none() {
                 continue;
             }
-            let source = advocate(mixer, &candidates, &ways.chances, i, model);
+            let source = advocate(mixer, &candidates, &ways.chances, i);
             match there {
                 Some(child) => {
                     let child = &mut self.nodes[child as usize];
@@ -261,7 +261,7 @@ impl Tree {
         }
     }
 
-    /// Chances of whole paths. In a chain only the likeliest child of a node has any.
+    /// Computes the chances of whole paths. In a chain only the likeliest child of a node has any.
     pub fn weigh(&mut self, chain: bool) {
         let mut heir: Vec<u32> = if chain { vec![0; self.nodes.len()] } else { Vec::new() };
         if chain {
@@ -279,7 +279,8 @@ impl Tree {
         }
     }
 
-    /// The `n` likeliest nodes besides the root, best first; a parent comes before its children.
+    /// Returns the `n` likeliest nodes besides the root, best first; a parent comes before its
+    /// children.
     pub fn best(&self, n: usize) -> Vec<u32> {
         let mut order: Vec<u32> =
             (1..self.nodes.len() as u32).filter(|&i| self.nodes[i as usize].chance > 0.0).collect();
@@ -294,8 +295,8 @@ impl Tree {
         order
     }
 
-    /// Continues every node of the tree by what costs nothing.
-    pub fn spread(&mut self, ways: &mut Ways, ctx: &DraftContext<'_>) -> Result<()> {
+    /// Continues every node of the tree by the sources that cost nothing.
+    pub fn spread(&mut self, ways: &mut SharedState, ctx: &DraftContext<'_>) -> Result<()> {
         loop {
             self.weigh(ctx.chain);
             let open = |&i: &u32| {
@@ -309,9 +310,9 @@ impl Tree {
         }
     }
 
-    /// The nodes that the draft model should see next, of at most `room` rows; none if that is not
-    /// worth the text's part of a pass, which takes as long as plain decoding takes for `price`
-    /// tokens.
+    /// Returns the nodes that the draft model should see next, of at most `room` rows. Returns none
+    /// if they are not worth the text's part of a pass, which takes as long as plain decoding takes
+    /// for `price` tokens.
     pub fn frontier(&self, ctx: &DraftContext<'_>, lm: &Lm, price: f32, room: usize) -> Vec<u32> {
         let best = self.best(ctx.nodes);
         // What cannot bring a likelier node than the tree has already is of no use.

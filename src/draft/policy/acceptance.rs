@@ -8,11 +8,11 @@ use super::super::Habits;
 
 /// Draft steps that are considered at most.
 const DEEPEST: usize = 24;
-/// What each round leaves of the memory of those before.
+/// Factor by which older rounds fade with each new one.
 const MEMORY: f32 = 0.98;
-/// Rounds, or guesses, that what is believed beforehand weighs as much as.
+/// Weight of the prior belief, in rounds or guesses.
 const PRIOR: f32 = 4.0;
-/// What is believed beforehand: the chance that one more step brings a token.
+/// Prior belief: the chance that one more step brings a token.
 const FIRST: f32 = 0.65;
 
 /// Guesses of one class, fading.
@@ -49,12 +49,13 @@ impl Acceptance {
         seen.map(|class| (class.tokens / class.rounds, class.rounds)).collect()
     }
 
-    /// What to multiply the chances of guesses by: how far earlier ones came true.
+    /// Returns the factor for the chances of guesses: how far earlier ones came true.
     pub fn trust(&self) -> f32 {
         ((self.came + PRIOR) / (self.promised + PRIOR)).min(1.0)
     }
 
-    /// By draft steps, from 0 on: nodes and tokens, beside the root's, of a text.
+    /// Returns the expected nodes and tokens of a text, beside the root's, by draft steps from 0
+    /// on.
     pub fn expected(&self) -> [(f32, f32); DEEPEST + 1] {
         let (mut sum, mut before, mut first) = ((0.0, 0.0), 1.0, FIRST);
         std::array::from_fn(|step| {
@@ -71,8 +72,8 @@ impl Acceptance {
         })
     }
 
-    /// Takes in what became of a text's guesses, for which a draft model was asked or not: their
-    /// classes, and the path that was taken, both with the root.
+    /// Records the outcome of a text's guesses. `asked` says whether a draft model was asked.
+    /// `classes` and `path` include the root.
     pub fn observe(&mut self, asked: bool, classes: &[usize], path: &[u32]) {
         // Guesses that were all thrown away count as one step that failed.
         let deepest = classes.iter().copied().max().unwrap_or(0).max(asked as usize);
@@ -88,7 +89,8 @@ impl Acceptance {
         }
     }
 
-    /// Takes in a round: tokens that the chances of its guesses promised, and that came of them.
+    /// Records a round: tokens that the chances of its guesses promised, and tokens that came of
+    /// them.
     pub fn settle(&mut self, promised: f32, came: f32) {
         self.promised = MEMORY * self.promised + promised;
         self.came = MEMORY * self.came + came;

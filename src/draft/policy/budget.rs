@@ -1,16 +1,15 @@
-//! What keeps drafting honest: losses against plain decoding are counted and bounded, and what did
-//! not pay is tried again ever more rarely.
+//! Bounds of the loss against plain decoding, and pauses before trials that grow with each failure.
 
 /// Passes of plain decoding that drafting may lose at once, and the share of a text's tokens, of
 /// which each is a plain pass, that it may lose beside.
 const AT_ONCE: f32 = 0.4;
 const SHARE: f32 = 0.008;
-/// Rounds before what was not used is tried again, at first and at most.
+/// Rounds before an unused way is tried again, at first and at most.
 const PAUSE: u32 = 8;
 const LONGEST: u32 = 128;
 
-/// What drafting may still lose against plain decoding. The unit is a plain pass, which brings each
-/// text one token.
+/// Loss against plain decoding that drafting may still make. The unit is a plain pass, which brings
+/// each text one token.
 #[derive(Clone, Debug, Default)]
 pub struct LossBudget {
     /// Passes won since the text began, less what earlier texts have lost.
@@ -20,8 +19,8 @@ pub struct LossBudget {
 }
 
 impl LossBudget {
-    /// What one text has won or left is not for the next to lose; losses stay until later tokens
-    /// have made up for them.
+    /// Begins a text. Gains of the last text are dropped. Losses stay until later tokens have made
+    /// up for them.
     pub fn begin_text(&mut self) {
         *self = LossBudget { balance: (self.balance + SHARE * self.tokens).min(0.0), tokens: 0.0 };
     }
@@ -32,13 +31,14 @@ impl LossBudget {
         self.tokens += tokens;
     }
 
-    /// Plain passes that the next round may take beyond the one that its first token is worth.
+    /// Returns the plain passes that the next round may take beyond the one that its first token is
+    /// worth.
     pub fn room(&self) -> f32 {
         self.balance + AT_ONCE + SHARE * self.tokens
     }
 }
 
-/// When to try again what was not used lately: after a pause that doubles with each trial.
+/// Pause before the next trial of an unused way; it doubles with each trial.
 #[derive(Clone, Debug, Default)]
 pub struct BackOff {
     wait: u32,
@@ -46,13 +46,13 @@ pub struct BackOff {
 }
 
 impl BackOff {
-    /// A round has passed: whether a trial is due.
+    /// Counts a round. Returns whether a trial is due.
     pub fn is_due(&mut self) -> bool {
         self.wait = self.wait.saturating_sub(1);
         self.wait == 0
     }
 
-    /// It was used, because it `pays` or as a trial.
+    /// Records a use, because it `pays` or as a trial.
     pub fn tried(&mut self, pays: bool) {
         self.pause = if pays { PAUSE } else { (2 * self.pause).clamp(PAUSE, LONGEST) };
         self.wait = self.pause;

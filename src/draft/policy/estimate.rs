@@ -1,8 +1,8 @@
-//! What is known of a measured time.
+//! Estimates of measured times.
 
-/// How much an ordinary measurement moves what is known.
+/// Rate at which an ordinary measurement moves the estimate.
 pub(super) const RATE: f32 = 0.05;
-/// Times what is known, or its part, from which a measurement is an outlier.
+/// Ratio to the estimate, or its inverse, from which a measurement is an outlier.
 const OUTLIER: f32 = 1.25;
 /// Outliers in a row on one side from which the time has changed.
 pub(super) const STREAK: i32 = 4;
@@ -10,20 +10,21 @@ pub(super) const STREAK: i32 = 4;
 /// Tells an ordinary measurement from an outlier, and outliers from a change.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OutlierFilter {
-    /// Outliers in a row: above what is known, or, below 0, under it.
+    /// Outliers in a row: above the estimate, or, if negative, below it.
     pub streak: i32,
-    /// The one of them nearest to what is known, as times of that.
+    /// The outlier nearest to the estimate, as a ratio to it.
     nearest: f32,
 }
 
 impl OutlierFilter {
-    /// 0 for an ordinary measurement, 1 for an outlier above what is known, -1 for one under it.
+    /// Returns 0 for an ordinary measurement, 1 for an outlier above the estimate, -1 for one
+    /// below.
     pub fn side(ratio: f32) -> i32 {
         (ratio > OUTLIER) as i32 - (ratio * OUTLIER < 1.0) as i32
     }
 
-    /// By how much a measurement of `ratio` times what is known moves that: a little where it is
-    /// ordinary, `None` where it is an outlier, and all the way where `needed` outliers came in a
+    /// Returns by how much a measurement of `ratio` times the estimate moves it: a little where it
+    /// is ordinary, `None` where it is an outlier, and all the way after `needed` outliers in a
     /// row.
     pub fn judge(&mut self, ratio: f32, needed: i32) -> Option<f32> {
         let side = Self::side(ratio);
@@ -51,7 +52,7 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// Takes in a measurement. Returns the seconds to book: those measured, or those known where
+    /// Records a measurement. Returns the seconds to book: those measured, or the estimate where
     /// they are an outlier.
     pub fn observe(&mut self, seconds: f32) -> f32 {
         if self.mean == 0.0 {

@@ -11,10 +11,11 @@
 //!
 //! **Estimator.** Each time that enters the rule is measured: a pass by its rows, a draft step,
 //! asking without one, and how much longer passes become by work ahead. What is known of it is a
-//! mean that fades ([`estimate`]). A measurement beyond 1.25 times that is an outlier, which changes
-//! nothing: a program that holds a pass up, or kernels that are compiled. Four outliers in a row on
-//! one side are a change, which is believed at once; of passes with guesses after one plain pass,
-//! which tells whether guesses have another price or the machine another speed ([`passes`]).
+//! mean that fades ([`estimate`]). A measurement beyond 1.25 times that is an outlier, which
+//! changes nothing: a program that holds a pass up, or kernels that are compiled. Four outliers in
+//! a row on one side are a change, which is believed at once; of passes with guesses after one
+//! plain pass, which tells whether guesses have another price or the machine another speed
+//! ([`passes`]).
 //!
 //! **Back-off.** What is not the best choice by what is known is tried again after a pause, which
 //! doubles with each trial in vain ([`budget`]): a draft step where none pays, asking where plain
@@ -48,7 +49,7 @@ use estimate::Estimate;
 use overlap::Overlap;
 use passes::PassTimes;
 
-/// What drafting must win by what is known, to be worth the errors in that.
+/// Factor by which the predicted speed of drafting must win: a margin for errors of the estimates.
 const MARGIN: f32 = 1.05;
 
 /// The round whose outcome is not known yet.
@@ -83,11 +84,11 @@ pub struct Policy {
     overlap: Overlap,
     /// How much longer passes take with work ahead than they would.
     stretch: f32,
-    /// What asking takes without a draft model, and what a draft step takes.
+    /// Seconds of asking without a draft model, and of a draft step.
     ask: Estimate,
     step: Estimate,
-    /// When plain decoding, guesses that cost nothing and a draft model are tried again, each where
-    /// it is not what is done.
+    /// Pauses before trials of plain decoding, of guesses that cost nothing, and of a draft model.
+    /// Each counts while its way is not used.
     plain_trial: BackOff,
     free_trial: BackOff,
     steps_trial: BackOff,
@@ -100,7 +101,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// `clock: false` decides by `costs` alone, for tests that want the same trees each time.
+    /// Makes a policy. `clock: false` decides by `costs` alone, for tests that need the same trees
+    /// each time.
     pub fn new(costs: Costs, options: DraftOptions, clock: bool) -> Self {
         let size = f32::INFINITY;
         let mut policy = Policy { costs, options, clock, size, stretch: 1.0, ..Policy::default() };
@@ -108,48 +110,48 @@ impl Policy {
         policy
     }
 
-    /// Plain decoding.
+    /// Makes a policy of plain decoding.
     pub fn off() -> Self {
         let options = DraftOptions { tree: TreeSize::Nodes(0), tokens: None };
         Self::new(Costs::default(), options, false)
     }
 
-    /// Begins with what earlier runs have learnt.
+    /// Begins with the measurements of earlier runs.
     pub fn with(mut self, habits: &Habits) -> Self {
         self.acceptance.inherit(habits);
         self.step.mean = Some(habits.level).filter(|s| s.is_normal() && *s > 0.0).unwrap_or(0.0);
         self
     }
 
-    /// Whether to draft while the target's device works.
+    /// Sets whether to draft while the target's device works.
     pub fn working_ahead(mut self, wish: Ahead) -> Self {
         self.overlap.wish = wish;
         self
     }
 
-    /// Whether work ahead is wanted at all, be it of a prompt.
+    /// Returns whether work ahead is wanted at all, be it of a prompt.
     pub fn works_ahead(&self) -> bool {
         self.overlap.wish != Ahead::Never
     }
 
-    /// Another text has come.
+    /// Begins another text.
     pub fn begin_text(&mut self) {
         self.budget.begin_text();
     }
 
-    /// Seconds of a pass over so many rows beside the texts' own, no less than those of a plain
-    /// one.
+    /// Returns the seconds of a pass over so many rows beside the texts' own, no less than those of
+    /// a plain one.
     fn cost(&mut self, nodes: usize) -> f32 {
         let (texts, curve) = (self.round.texts, self.costs.at(self.round.position));
         curve.cost(texts + nodes).max(curve.cost(texts))
     }
 
-    /// Nodes that a pass has room for.
+    /// Returns the number of nodes that a pass has room for.
     fn room(&mut self) -> usize {
         self.costs.at(self.round.position).max_rows().saturating_sub(self.round.texts)
     }
 
-    /// Seconds that the target is expected to wait for so many draft steps.
+    /// Returns the seconds that the target is expected to wait for so many draft steps.
     fn wait(&self, steps: usize) -> f32 {
         match steps {
             _ if !self.clock => 0.0,
@@ -158,13 +160,13 @@ impl Policy {
         }
     }
 
-    /// Guesses that may all fail, after drafting for so many seconds.
+    /// Returns the number of guesses that may all fail after drafting for so many seconds.
     fn affordable(&mut self, drafting: f32) -> usize {
         let most = ((1.0 + self.budget.room()) * self.cost(0) - drafting) / self.stretch.max(1.0);
         (1..=self.room()).take_while(|nodes| self.cost(*nodes) <= most).count()
     }
 
-    /// What may be drafted for the round that begins.
+    /// Returns the bounds of drafting for the round that begins.
     pub fn allow(&mut self, round: &Round) -> Allowance {
         let Round { texts, position, most, recent_match } = *round;
         self.round = Pending { texts, position, ..Pending::default() };
@@ -191,8 +193,8 @@ impl Policy {
         Allowance { nodes, draft_steps, rate, ..all }
     }
 
-    /// Passes of a draft model that make the most tokens a second by what is known, as far as their
-    /// failure can be afforded; `None` for a plain round.
+    /// Returns the passes of a draft model that make the most tokens a second by the estimates, as
+    /// far as their failure can be afforded. Returns `None` for a plain round.
     fn steps(&mut self, recent_match: bool) -> Option<usize> {
         if self.clock && (self.passes.is_doubtful() || self.plain_trial.is_due()) {
             self.plain_trial.tried(self.passes.is_doubtful());
@@ -226,8 +228,8 @@ impl Policy {
         Some(chosen)
     }
 
-    /// Leaves the texts the guesses that make the most tokens a second together. They took the
-    /// target so many seconds of waiting, and a draft model so many passes.
+    /// Leaves the texts the guesses that make the most tokens a second together. Drafting took the
+    /// target so many seconds of waiting and the draft model so many passes.
     pub fn choose(&mut self, proposals: &mut [&mut Proposal], drafting: Duration, steps: usize) {
         if let Some(allowed) = self.round.steps.filter(|_| self.clock) {
             self.round.drafting = self.waited(drafting.as_secs_f32(), steps, allowed);
@@ -251,7 +253,7 @@ impl Policy {
         self.round.ahead = ahead.then_some(pass * self.stretch);
     }
 
-    /// Takes in the seconds that the target waited for guesses. Returns those to book.
+    /// Records the seconds that the target waited for guesses. Returns those to book.
     fn waited(&mut self, seconds: f32, steps: usize, allowed: usize) -> f32 {
         let most = 2.0 * self.step.mean * steps.max(1) as f32;
         let seconds = match self.overlap.was_ahead {
@@ -264,7 +266,7 @@ impl Policy {
         seconds
     }
 
-    /// How many nodes each text keeps.
+    /// Returns how many nodes each text keeps.
     fn best_sizes(&mut self, proposals: &[&mut Proposal]) -> Vec<usize> {
         let (texts, drafting, trust) =
             (proposals.len(), self.round.drafting, self.acceptance.trust());
@@ -286,14 +288,13 @@ impl Policy {
         keep
     }
 
-    /// For how long a draft model may work ahead while the target's device scores what was chosen;
-    /// `None` for not at all.
+    /// Returns for how long a draft model may work ahead during the pass; `None` for not at all.
     pub fn ahead(&self) -> Option<Duration> {
         let seconds = self.round.ahead?;
         Some(if self.clock { Duration::from_secs_f32(seconds) } else { Duration::MAX })
     }
 
-    /// Takes in what became of the round.
+    /// Records the outcome of the round.
     pub fn observe(&mut self, outcome: &Outcome<'_>) {
         let spent = self.spent(outcome.pass);
         let (plain, round) = (self.cost(0), std::mem::take(&mut self.round));
@@ -313,7 +314,7 @@ impl Policy {
         self.acceptance.settle(round.promised, taken.saturating_sub(round.sure) as f32);
     }
 
-    /// Seconds to book for a round.
+    /// Returns the seconds to book for a round.
     fn spent(&mut self, pass: Pass) -> f32 {
         let Pending { texts, rows, drafting, .. } = self.round;
         let curve = self.costs.at(self.round.position);
@@ -330,7 +331,7 @@ impl Policy {
         self.passes.observe(curve, [texts, rows], time, stretch) + drafting + (most - time)
     }
 
-    /// Adds up what there is to say.
+    /// Adds its counts.
     pub fn figures(&self, out: &mut Figures) {
         out.add(&self.figures);
         out.trust = self.acceptance.trust();
@@ -339,7 +340,7 @@ impl Policy {
         out.habits = Habits { survival: self.acceptance.survival(), level: self.step.mean };
     }
 
-    /// Why nothing is being drafted, if so.
+    /// Returns why nothing is being drafted, if so.
     pub fn note(&self) -> Option<String> {
         self.rests.then(|| "drafting rests: it does not pay on this text".to_owned())
     }

@@ -13,14 +13,15 @@ pub struct Overlap {
     /// Seconds of drafting that the target waits for, without work ahead and behind it; 0 before
     /// anything is known.
     waited: [f32; 2],
-    /// Of the way that is not taken.
+    /// Pause before the next trial of the unused way.
     trial: BackOff,
     /// The last round worked ahead.
     pub was_ahead: bool,
 }
 
 impl Overlap {
-    /// Share of the drafting that the target is expected to wait for in the round that begins.
+    /// Returns the share of the drafting that the target is expected to wait for in the round that
+    /// begins.
     pub fn share(&self) -> f32 {
         let [without, behind] = self.waited;
         if self.was_ahead && without > 0.0 { (behind / without).min(1.0) } else { 1.0 }
@@ -32,8 +33,8 @@ impl Overlap {
         *known += if *known == 0.0 { 1.0 } else { RATE } * (seconds - *known);
     }
 
-    /// Whether to work ahead during a pass that takes so many seconds longer by that, where a draft
-    /// model is asked.
+    /// Returns whether to work ahead during a pass that takes so many seconds longer by that, where
+    /// a draft model is asked.
     pub fn begin(&mut self, asked: bool, longer: f32) -> bool {
         let [without, behind] = self.waited;
         let pays = without == 0.0 || longer <= without - behind;

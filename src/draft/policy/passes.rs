@@ -1,28 +1,28 @@
-//! What measured passes say of c(M).
+//! Updates of c(M) by measured passes.
 
 use super::super::CostCurve;
 use super::estimate::{OutlierFilter, STREAK};
 
-/// Keeps a cost curve in line with what is measured.
+/// Updates a cost curve by measured passes.
 #[derive(Clone, Debug, Default)]
 pub struct PassTimes {
-    /// Of plain passes, which have no guesses, and of those with guesses.
+    /// Filters of plain passes, which have no guesses, and of passes with guesses.
     plain: OutlierFilter,
     drafted: OutlierFilter,
 }
 
 impl PassTimes {
-    /// Whether only a plain pass can tell if the price of guesses or the speed of the machine has
-    /// changed.
+    /// Returns whether a plain pass is needed to tell if the price of guesses or the speed of the
+    /// machine has changed.
     pub fn is_doubtful(&self) -> bool {
         self.drafted.streak.abs() == STREAK
     }
 
-    /// Takes in a pass over `rows` rows, of which `plain` are the texts' own. A plain pass moves
-    /// all sizes alike: it says how fast the machine is, not what a guess costs. One with guesses
-    /// moves other sizes the less the further they are, and plain ones not at all; or, where the
-    /// drafter worked ahead beside it, `stretch` alone, which is how much longer that makes it.
-    /// Returns the seconds to book: those measured, or those known where they are an outlier.
+    /// Records a pass over `rows` rows, of which `plain` are the texts' own. A plain pass moves all
+    /// sizes alike, since it measures the machine and not the price of a guess. A pass with guesses
+    /// moves other sizes the less the further they are, and plain ones not at all. If the drafter
+    /// worked ahead during the pass, only `stretch` moves. Returns the seconds to book: those
+    /// measured, or the estimate where they are an outlier.
     pub fn observe(
         &mut self,
         curve: &mut CostCurve,

@@ -1,6 +1,5 @@
-//! What drafting costs and brings on made-up texts and devices, with a clock that only moves when
-//! something is computed. `cargo test --lib draft::policy::simulator -- --nocapture` prints the
-//! table.
+//! Simulation of drafting on made-up texts and devices. The clock only moves when something is
+//! computed. `cargo test --lib draft::policy::simulator -- --nocapture` prints the table.
 
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ impl Dice {
     }
 }
 
-/// What passes take, by rows, in plain passes.
+/// Seconds of plain passes by rows.
 type Points = &'static [(usize, f32)];
 const FLAT: Points = &[(1, 1.0), (16, 1.1), (32, 1.3)];
 const KNEE: Points = &[(1, 1.0), (4, 1.1), (8, 1.6), (32, 5.0)];
@@ -35,8 +34,7 @@ struct Case {
     claim: f32,
     /// How far measured times are off, at most.
     noise: f64,
-    /// What passes over several rows are first believed to cost beyond one row, as a share of what
-    /// they do.
+    /// First belief of the cost of several rows beyond one, as a share of the true cost.
     belief: f32,
     /// Guesses that cost nothing, in front of the others.
     free: usize,
@@ -75,9 +73,9 @@ type Takes<'a> = &'a mut dyn FnMut(usize, usize, usize, &mut Dice) -> usize;
 /// take, and so many seconds.
 type Weather<'a> = &'a mut dyn FnMut(usize, f64) -> (f64, f64);
 
-/// Speed over that of plain decoding for some texts of `tokens` each. Time that has nothing to do
-/// with drafts does not belong to it: noise and what comes once are taken off; what makes plain
-/// decoding slow as well counts for both.
+/// Returns the speed over that of plain decoding for some texts of `tokens` each. Time that has
+/// nothing to do with drafts is taken off: noise, and costs that come once. Delays that slow plain
+/// decoding as well count for both.
 fn speed_in(case: &Case, texts: usize, tokens: usize, takes: Takes, weather: Weather) -> f64 {
     let curve = CostCurve::new(case.points);
     let believed: Vec<_> =
@@ -148,22 +146,23 @@ fn speed_in(case: &Case, texts: usize, tokens: usize, takes: Takes, weather: Wea
     plain / (clock - excused)
 }
 
-/// How much longer something takes beside other programs: mostly little, sometimes much.
+/// Returns how much longer something takes beside other programs: mostly little, sometimes much.
 fn held_up(load: f64, dice: &mut Dice) -> f64 {
     if load == 0.0 { 0.0 } else { load * (1.0 / (1.0 - dice.roll()) - 1.0).min(20.0) }
 }
 
-/// The same in still weather.
+/// Returns the speed without delays.
 fn speed(case: &Case, texts: usize, tokens: usize, takes: Takes) -> f64 {
     speed_in(case, texts, tokens, takes, &mut |_, _| (1.0, 0.0))
 }
 
-/// Each token of a line comes true with this chance.
+/// Makes each token of a line come true with this chance.
 fn coins(alpha: f64) -> impl FnMut(usize, usize, usize, &mut Dice) -> usize {
     move |_, most, _, dice| (0..most).take_while(|_| dice.roll() < alpha).count()
 }
 
-/// Least and mean of a measurement over several seeds: one text is a matter of luck.
+/// Returns the least and the mean of a measurement over several seeds. A single text is a matter of
+/// luck.
 fn over_seeds(case: Case, measure: impl Fn(&Case) -> f64) -> (f64, f64) {
     let all = (0..12).map(|i| measure(&Case { seed: 1 + i * 0x9e37_79b9, ..case }));
     all.fold((f64::INFINITY, 0.0), |(least, sum), speed| (least.min(speed), sum + speed / 12.0))
@@ -208,14 +207,14 @@ impl Table {
     }
 }
 
-/// All curves, prices of a draft step and claims.
+/// Returns all curves, prices of a draft step and claims.
 fn cases() -> impl Iterator<Item = Case> {
     let steps = [0.0, 0.03, 0.2, 0.6];
     let all = [FLAT, KNEE, STEEP].into_iter().flat_map(move |points| steps.map(|s| (points, s)));
     all.flat_map(|(points, step)| [0.3, 0.9].map(|claim| Case { points, step, claim, ..USUAL }))
 }
 
-/// What the losses are on a host where asking takes so long and leaves the caches so full.
+/// Measures the losses on a host with this time of asking and this cost of displaced caches.
 fn losses(ask: f64, pollution: f64) -> Table {
     let mut table = Table::default();
     for case in cases().map(|case| Case { ask, pollution, ..case }) {
@@ -308,7 +307,7 @@ fn an_expensive_draft_model_has_to_add_to_what_is_free() {
     }
 }
 
-/// Seconds that the first pass of each size takes beside: its kernels are compiled.
+/// Returns the seconds that the first pass of each size takes beside: its kernels are compiled.
 fn cold(once: f64) -> impl FnMut(usize, f64) -> (f64, f64) {
     let mut met = Vec::new();
     move |rows, _| {
@@ -319,7 +318,7 @@ fn cold(once: f64) -> impl FnMut(usize, f64) -> (f64, f64) {
     }
 }
 
-/// One pass in a text is held up.
+/// Holds up one pass in a text.
 fn once_at(pass: usize, seconds: f64) -> impl FnMut(usize, f64) -> (f64, f64) {
     let mut passes = 0;
     move |_, _| {
@@ -396,7 +395,7 @@ fn a_machine_that_is_slow_for_a_while_does_not_end_drafting() {
     }
 }
 
-/// What several rows cost beyond one is believed to be nothing, or ten times what it is.
+/// The belief that several rows cost nothing beyond one, or ten times as much, is corrected.
 #[test]
 fn costs_that_were_measured_in_a_bad_moment_are_found_to_be_wrong() {
     for (belief, step, alpha, least) in [(0.0, 0.03, 0.9, 0.87), (10.0, 0.2, 0.6, 0.84)] {

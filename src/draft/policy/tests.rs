@@ -14,7 +14,7 @@ fn round(texts: usize) -> Round {
     Round { texts, position: 10, most: 100, recent_match: false }
 }
 
-/// A root with children of these chances.
+/// Returns a root with children of these chances.
 fn fan(chances: &[f32]) -> Proposal {
     let mut proposal = Proposal::root(1);
     chances.iter().enumerate().for_each(|(i, chance)| {
@@ -23,7 +23,7 @@ fn fan(chances: &[f32]) -> Proposal {
     proposal
 }
 
-/// A line of as many tokens as asked for, each of this chance.
+/// Returns a line of as many tokens as asked for, each of this chance.
 fn line(chance: f32, allowed: Allowance) -> Proposal {
     let mut line = Proposal::root(2);
     let most = allowed.nodes.min(allowed.depth).min(allowed.draft_steps);
@@ -33,7 +33,7 @@ fn line(chance: f32, allowed: Allowance) -> Proposal {
     line
 }
 
-/// Nodes kept of each text's guesses.
+/// Returns the numbers of nodes kept of each text's guesses.
 fn kept(points: Points, options: DraftOptions, chances: &[&[f32]]) -> Vec<usize> {
     let mut policy = policy(points, options, false);
     policy.allow(&round(chances.len()));

@@ -45,7 +45,7 @@ impl<'a> Host<'a> {
         Host { found: LazyCell::new(Box::new(move || devices)), ..Host::bare(run, available) }
     }
 
-    /// Another one, of so much memory.
+    /// Makes another machine of so much memory.
     pub fn other(run: &'a RunOptions, memory: u64) -> Result<Host<'a>> {
         let wants_gpu = matches!(run.device, Device::Vulkan(_))
             || !matches!(run.gpu_layers, GpuLayers::Auto | GpuLayers::N(0));
@@ -61,12 +61,12 @@ impl<'a> Host<'a> {
         Ok(Host { elsewhere: Some(memory), ..Host::bare(run, Some(memory - in_use(memory))) })
     }
 
-    /// One without a GPU.
+    /// Returns one without a GPU.
     fn bare(run: &'a RunOptions, available: Option<u64>) -> Host<'a> {
         Host { run, available, elsewhere: None, found: LazyCell::new(Box::new(|| Ok(Vec::new()))) }
     }
 
-    /// Where a run would load the model.
+    /// Returns where a run would load the model.
     pub fn place(&self, task: &Task<'_>, listener: &dyn Listener) -> Result<Placement> {
         let devices = || self.found.clone().map_err(Into::into);
         Ok(candidates_among(task, self.run, devices, listener)?.swap_remove(0))
@@ -77,7 +77,7 @@ impl<'a> Host<'a> {
         check_memory(placement, self.available)
     }
 
-    /// Where a run would load the model, if it fits.
+    /// Returns where a run would load the model, if it fits.
     pub fn fitting(&self, task: &Task<'_>) -> Option<Placement> {
         self.place(task, &Silence).ok().filter(|p| self.check(p).is_ok())
     }
@@ -92,8 +92,8 @@ fn found(devices: &Result<Vec<DeviceInfo>>) -> Found {
     }
 }
 
-/// Memory of another machine that the system and other programs are taken to use: a quarter, and at
-/// most 8 GB.
+/// Returns memory of another machine that the system and other programs are taken to use: a
+/// quarter, and at most 8 GB.
 pub fn in_use(memory: u64) -> u64 {
     (memory / 4).min(8_000_000_000)
 }

@@ -1,4 +1,4 @@
-//! What a model takes, part by part, wherever its layers run: a dry run of the code that loads it.
+//! Memory of a model, part by part, wherever its layers run: a dry run of the code that loads it.
 
 use crate::compute::cpu::CpuFootprint;
 use crate::compute::dry::{Dry, Pieces};
@@ -34,7 +34,7 @@ impl Need {
     }
 }
 
-/// What a pass over one row of each sequence reads.
+/// Bytes that a pass over one row of each sequence reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Reads {
     pub weights: u64,
@@ -43,7 +43,7 @@ pub struct Reads {
     pub kv_when_full: u64,
 }
 
-/// What the bytes of keys and values are for.
+/// Bytes of keys and values by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct KvParts {
     /// The whole context of global layers, and the window of the others: what queries can see, of
@@ -59,7 +59,8 @@ pub struct KvParts {
 }
 
 impl KvParts {
-    /// Of layers that make room for `context` positions of each sequence, in passes of `rows` rows.
+    /// Counts the bytes of layers that make room for `context` positions of each sequence, in
+    /// passes of `rows` rows.
     fn of<'a>(
         layers: impl Iterator<Item = &'a KvLayer>,
         (sequences, context): (usize, usize),
@@ -102,7 +103,7 @@ pub struct Layout {
     pub pieces: Pieces,
 }
 
-/// What is to be loaded.
+/// A model to be loaded, and its room.
 #[derive(Clone, Copy)]
 pub struct Task<'a> {
     pub weights: &'a Weights,
@@ -127,7 +128,7 @@ impl Task<'_> {
         SparePages::within(self.prefixes, self.weights.config(), self.kv, self.context)
     }
 
-    /// What it takes with the first `on_gpu` layers on `device`.
+    /// Measures the memory with the first `on_gpu` layers on `device`.
     pub fn measure(&self, device: Option<&DeviceInfo>, on_gpu: usize) -> Result<Layout> {
         let n = self.layers();
         let dry = |device| Box::new(Dry::new(VulkanFootprint::new(device)));
@@ -183,8 +184,8 @@ impl Task<'_> {
         forward::load(self.weights, exec, options)
     }
 
-    /// The share of the layers `layers` with these bytes of weights and buffers; `embeds` where a
-    /// table that is only looked up would be.
+    /// Returns the share of the layers `layers` with these bytes of weights and buffers. `embeds`
+    /// says where a table that is only looked up would be.
     fn share(
         &self,
         model: &Forward,
@@ -216,8 +217,8 @@ impl Task<'_> {
         }
     }
 
-    /// The most layers that fit into what is free on the device, and what they take; `None` if not
-    /// even one does.
+    /// Returns the most layers that fit into what is free on the device, and what they take; `None`
+    /// if not even one does.
     pub fn most_layers(&self, device: &DeviceInfo) -> Result<Option<Layout>> {
         let fits = |n: usize| -> Result<Option<Layout>> {
             let layout = self.measure(Some(device), n)?;

@@ -1,4 +1,5 @@
-//! Where a model runs: what `--device` and `--gpu-layers` ask for, what there is, and what fits.
+//! Choice of the place where a model runs: by `--device` and `--gpu-layers`, the machine's devices,
+//! and their memory.
 
 pub mod host;
 pub mod measure;
@@ -14,7 +15,7 @@ use crate::vulkan::{Choice, DeviceInfo, Vulkan, choose, ranked};
 use anyhow::Result;
 use measure::{Layout, Need, Task};
 
-/// What was asked for.
+/// Values of `--device`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
     #[default]
@@ -49,8 +50,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// `all 62 layers on X (9.9 GB)`, `20 of 62 layers and the head on X (4.1 GB), 42 on the
-    /// processor (6.2 GB)`.
+    /// Describes the placement: `all 62 layers on X (9.9 GB)`, `20 of 62 layers and the head on X
+    /// (4.1 GB), 42 on the processor (6.2 GB)`.
     pub fn describe(&self) -> String {
         let (gpu, cpu) = (&self.layout.gpu, &self.layout.cpu);
         let (here, there) = (bytes(cpu.need.total()), bytes(gpu.need.total()));
@@ -76,10 +77,9 @@ impl Placement {
 /// bring.
 const SMALL: u64 = 200_000_000;
 
-/// Where to run the model, and where else if that fails.
+/// Returns the places for the model, the best first.
 ///
-/// What is named is taken or refused. Under `auto` a GPU that is there but cannot serve is
-/// mentioned once.
+/// A named device is taken or refused. Under `auto` a GPU that cannot serve is reported once.
 pub fn candidates(
     task: &Task<'_>,
     options: &RunOptions,
@@ -88,7 +88,7 @@ pub fn candidates(
     candidates_among(task, options, || Vulkan::open().and_then(|v| v.devices()), listener)
 }
 
-/// The same among the devices that `found` lists.
+/// Returns the same among the devices that `found` lists.
 pub fn candidates_among(
     task: &Task<'_>,
     options: &RunOptions,
@@ -126,7 +126,7 @@ pub fn candidates_among(
     }
 }
 
-/// The GPUs that take at least one layer, the one that takes most first.
+/// Returns the GPUs that take at least one layer, the one that takes most first.
 fn gpus(task: &Task<'_>, devices: &[DeviceInfo], listener: &dyn Listener) -> Vec<Placement> {
     let (mut list, mut why) = (Vec::new(), None);
     for device in ranked(devices) {
@@ -143,8 +143,8 @@ fn gpus(task: &Task<'_>, devices: &[DeviceInfo], listener: &dyn Listener) -> Vec
     list
 }
 
-/// A discrete GPU for a second model: where all of it fits into what is free now, if it is too
-/// large for the processor's caches.
+/// Returns a discrete GPU for a second model: where all of it fits into what is free now, if it is
+/// too large for the processor's caches.
 pub fn roomy_gpu(task: &Task<'_>) -> Result<Option<usize>> {
     if on_cpu(task)?.layout.cpu.need.weights < SMALL {
         return Ok(None);
@@ -198,7 +198,7 @@ fn on_gpu(task: &Task<'_>, device: &DeviceInfo, wish: GpuLayers) -> Result<Place
     Err(Fault::new(Kind::Memory, what).help(format!("{fewer}{help}")).into())
 }
 
-/// The bytes of a side in words.
+/// Returns the bytes of a side in words.
 fn parts(need: Need) -> String {
     let staging = if need.staging > 0 {
         format!(" and {} for loading", bytes(need.staging))
@@ -211,8 +211,8 @@ fn parts(need: Need) -> String {
     )
 }
 
-/// Refuses what would drive the machine into swapping, before it does. `available` is what
-/// the system says.
+/// Refuses a placement that would make the machine swap. `available` is the free memory that the
+/// system reports.
 pub fn check_memory(placement: &Placement, available: Option<u64>) -> Result<()> {
     let need = placement.layout.cpu.need;
     // A GPU that shares the memory takes from it too.

@@ -37,7 +37,7 @@ pub struct Speeds {
     pub gpu: Option<Speed>,
 }
 
-/// What a pass over one row takes, at most as fast as memory allows.
+/// Prediction of a pass over one row, at most as fast as memory allows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Prediction {
     pub ms_per_pass: f64,
@@ -56,17 +56,17 @@ impl Speeds {
         Speeds::of_cpu(read_bandwidth(pool, PROBE_BYTES)).beside(device)
     }
 
-    /// The processor's memory alone, measured in 1e9 bytes a second.
+    /// Returns the processor's memory alone, measured in 1e9 bytes a second.
     pub fn of_cpu(gb_per_s: f64) -> Speeds {
         Speeds { cpu: Speed { gb_per_s, how: "measured" }, gpu: None }
     }
 
-    /// Those of a machine that is not at hand.
+    /// Returns the assumed speeds of another machine.
     pub fn elsewhere() -> Speeds {
         Speeds { cpu: Speed { gb_per_s: ELSEWHERE, how: "assumed" }, gpu: None }
     }
 
-    /// The same beside this GPU, or without one. What is not known of it is assumed.
+    /// Returns the same beside this GPU, or without one. What is not known of it is assumed.
     pub fn beside(self, device: Option<&DeviceInfo>) -> Speeds {
         let Speeds { cpu, gpu } = self;
         let assumed =
@@ -75,7 +75,7 @@ impl Speeds {
         Speeds { cpu, gpu: device.map(|d| gpu.unwrap_or_else(|| guessed(d))) }
     }
 
-    /// The same with the GPU's speed measured, which takes some of its memory for a moment.
+    /// Returns the same with the GPU's speed measured, which takes some of its memory for a moment.
     pub fn measured(self, device: &DeviceInfo, listener: &dyn Listener) -> Result<Speeds> {
         let mut exec = driver::open(device, listener)?;
         let (rows, cols) = (8192, PROBE_BYTES / 4 / 8192);
@@ -92,7 +92,7 @@ impl Speeds {
         Ok(Speeds { gpu: Some(Speed { gb_per_s: read / 1e9, how: "measured" }), ..self })
     }
 
-    /// Those that somebody gives: of the memory that layers lie in, or of the GPU's and of the
+    /// Takes speeds from the user: of the memory that layers lie in, or of the GPU's and of the
     /// processor's.
     pub fn given(speeds: &[f64]) -> Speeds {
         let speed = |gb_per_s| Speed { gb_per_s, how: "given" };
@@ -100,7 +100,7 @@ impl Speeds {
         Speeds { cpu: last, gpu: Some(first) }
     }
 
-    /// A prediction in words, and what it rests on.
+    /// Returns a prediction in words, and what it rests on.
     pub fn describe(&self, p: &Prediction) -> String {
         format!(
             "at most {} tok/s without drafts ({} ms a pass, {} ms when the context is full) at the \
@@ -112,7 +112,7 @@ impl Speeds {
         )
     }
 
-    /// The speeds that a prediction rests on.
+    /// Returns the speeds that a prediction rests on.
     pub fn basis(&self, p: &Prediction) -> String {
         let speed = |s: Speed| format!("{} GB/s ({})", digits3(s.gb_per_s), s.how);
         // Memories from which nothing is read say nothing.

@@ -45,7 +45,7 @@ struct Work {
 }
 
 impl Work {
-    /// Of a prompt of `tokens` in the layers `layers`.
+    /// Counts the multiplications of a prompt of `tokens` in the layers `layers`.
     fn of(weights: &Weights, layers: std::ops::Range<usize>, tokens: usize) -> Result<Work> {
         let config = weights.config();
         let mut work = Work::default();
@@ -117,7 +117,7 @@ struct Small {
 }
 
 impl Small {
-    /// `[dim, ffn_dim, n_heads]`, with half as many heads of keys and values.
+    /// Makes a model of `[dim, ffn_dim, n_heads]`, with half as many heads of keys and values.
     fn new(
         [dim, ffn, heads]: [usize; 3],
         format: Format,
@@ -152,7 +152,7 @@ impl Small {
         self.engine.forward(&self.tree, Rows::Last, &mut self.scores)
     }
 
-    /// Of one pass where the engine is; nothing of it is kept.
+    /// Times one pass where the engine is; nothing of it is kept.
     fn seconds(&mut self) -> Result<f64> {
         // The first pass finds nothing in the caches, and a GPU's kernels not compiled.
         self.pass()?;
@@ -166,9 +166,9 @@ impl Small {
     }
 }
 
-/// How long the model takes to read a document where it is placed. `None` where a GPU has layers
-/// and `on_gpu` is missing, which times it and may say something: a GPU's kernels take seconds to
-/// compile.
+/// Returns how long the model takes to read a document where it is placed. `None` where a GPU has
+/// layers and `on_gpu` is missing, which times it and may say something: a GPU's kernels take
+/// seconds to compile.
 pub fn reading(
     task: &Task<'_>,
     placement: &Placement,

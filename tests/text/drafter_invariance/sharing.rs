@@ -40,8 +40,8 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
         })
         .collect();
     let drafter = |texts: usize| {
-        let lm = Some(Lm::new("model", draft.engine_for(texts)));
-        TreeBuilder::new("mixed", lm, true, None, Mixing { rate: 0.0, ..Mixing::default() })
+        let lm = Some(Lm::new(draft.engine_for(texts)));
+        TreeBuilder::new(lm, true, None, Mixing { rate: 0.0, ..Mixing::default() })
     };
     let never = AtomicBool::new(false);
     let mut passes = Vec::new();
@@ -98,7 +98,7 @@ fn a_draft_model_without_room_for_all_texts_is_only_less_useful() {
     for max_rows in [1, 3, 7, 12, 40] {
         let draft = Toy { max_rows, ..draft_of(&target, 0.1) };
         let mut timeline = Timeline::new(target.engine_for(5));
-        let mut builder = TreeBuilder::of_both("model", draft.engine_for(5));
+        let mut builder = TreeBuilder::of_both(draft.engine_for(5));
         let mut policy = invariance::policy(TreeSize::Nodes(4), None);
         let mut texts = Scheduler::new(&mut timeline, &mut builder, &mut policy, &[], &never);
         let got = grow(&mut texts, &cases);

@@ -182,7 +182,7 @@ fn a_draft_of_few_rows_gives_the_plain_text_and_proposes_what_it_knows() {
         assert!(drafted > 100, "{drafted}");
     }
     let sampler = Sampler::new(SamplerConfig::default()).unwrap();
-    let mut drafter = TreeBuilder::of_model("model", reduced_draft(8).1);
+    let mut drafter = TreeBuilder::of_model(reduced_draft(8).1);
     let mut out = Proposal::default();
     let history = [2, 268, 301];
     out.reset(301);
