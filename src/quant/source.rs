@@ -4,7 +4,7 @@
 use super::layout::Entry;
 use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView, gguf};
 use crate::error::Fault;
-use crate::gemma::Weights;
+use crate::models::Weights;
 use crate::tensor::Matrix;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
