@@ -8,9 +8,9 @@ use crate::compute::step::StepView;
 use crate::compute::{BufferId, Executor, ExecutorExt, Held, KvFormat, Reports};
 use crate::error::{Fault, Kind};
 use crate::kv::{PAGE, PageList, Pool};
+use crate::models::Angles;
 use crate::models::Weights;
-use crate::models::forward::{self, Forward, ForwardOptions, PageTable, SparePages};
-use crate::models::rope::Angles;
+use crate::models::forward::{self, Forward, ForwardOptions, PageTable, RopeTable, SparePages};
 use crate::tensor::Token;
 use anyhow::{Context, Result, ensure};
 
@@ -31,10 +31,12 @@ pub struct PlannedEngine {
     sequences: Vec<Sequence>,
     /// Of each of the model's page tables.
     pools: Vec<Pool>,
-    angles: [Angles; 2],
+    /// Of each of the model's tables of angles.
+    angles: Vec<Angles>,
     words: Vec<u32>,
     lists: Vec<u32>,
-    tables: [Vec<f32>; 2],
+    /// Angles of the rows of a pass, f32 `[rows, 2, head_dim / 2]`
+    row_angles: Vec<f32>,
     scratch: Scratch,
     /// Rows that the last pass scored.
     selected: usize,
@@ -95,21 +97,14 @@ impl PlannedEngine {
         let options = ForwardOptions { context, kv, max_rows, sequences, spare };
         let model = forward::load(weights, exec.as_mut(), options)?;
         let c = &model.config;
-        let is_local = (0..c.n_layers).all(|layer| !c.is_global(layer));
-        let info = Info {
-            sequences,
-            max_rows,
-            vocab: c.vocab,
-            reach: is_local.then_some(c.window),
-            columns: None,
-            most_rows: 1,
-        };
+        let reach = if c.global_layers().is_empty() { c.window() } else { None };
+        let info = Info { sequences, max_rows, vocab: c.vocab, reach, columns: None, most_rows: 1 };
         Ok(PlannedEngine {
             info,
-            angles: [Angles::new(c.rope_local, c.head_dim), Angles::new(c.rope_global, c.head_dim)],
+            angles: model.ropes.iter().map(RopeTable::angles).collect(),
             words: vec![0; model.layout.tables_at()],
             lists: Vec::new(),
-            tables: Default::default(),
+            row_angles: Vec::new(),
             context: options.context,
             sequences: (0..sequences)
                 .map(|_| Sequence {
@@ -198,13 +193,12 @@ impl PlannedEngine {
         };
         self.model.layout.fill(&mut self.words, &step);
         self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
-        let head_dim = self.model.config.head_dim;
-        for ((angles, table), buffer) in
-            self.angles.iter().zip(&mut self.tables).zip(self.model.rope)
-        {
-            table.clear();
-            scratch.positions[first..].iter().for_each(|p| angles.push(*p as usize, table));
-            self.exec.write(buffer, first * head_dim * 4, bytemuck::cast_slice(table))?;
+        for (angles, table) in self.angles.iter().zip(&self.model.ropes) {
+            self.row_angles.clear();
+            let positions = &scratch.positions[first..];
+            positions.iter().for_each(|p| angles.push(*p as usize, &mut self.row_angles));
+            let offset = first * table.head_dim * 4;
+            self.exec.write(table.buffer, offset, bytemuck::cast_slice(&self.row_angles))?;
         }
         let selected = scratch.selected.len();
         let lists = self.model.best.zip(self.model.pass_with_best).filter(|_| wanted.is_some());

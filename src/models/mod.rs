@@ -1,5 +1,7 @@
-//! Floor 2: what Gemma 3 is. Configuration and weights here; nothing knows a device.
+//! Floor 2: what a model is. Configuration, weights, forward pass, tokenizer and chat template here;
+//! nothing knows a device. Start with [`architecture`] and the layer in [`gemma3`].
 
+pub mod architecture;
 pub mod chat;
 pub mod config;
 pub mod forward;
@@ -7,15 +9,18 @@ pub mod gemma3;
 pub mod generation;
 mod progress;
 pub mod reduced;
+mod role;
 pub mod rope;
 mod synthetic;
 pub mod tokenizer;
 pub mod weights;
 
+pub use architecture::{Step, TensorSpec};
 pub use chat::{ChatTemplate, Message};
-pub use config::{Config, Rope};
+pub use config::{Config, LayerSpec, RopeSpec};
 pub use generation::Generation;
 pub use reduced::{ReducedVocabulary, VocabMap};
+pub use role::Role;
 pub use rope::Angles;
 pub use tokenizer::{Detokenizer, Special, Tokenizer};
-pub use weights::{Role, Weights};
+pub use weights::Weights;

@@ -1,7 +1,7 @@
 //! How far the loading of weights has come, for whoever shows it: threads that read add up, another
 //! one looks.
 
-use super::{Role, Weights};
+use super::{Role, TensorSpec, Weights};
 use crate::tensor::{Source, StoredMatrix};
 use anyhow::Result;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,8 +32,8 @@ impl Weights {
 
     /// What [`Weights::bytes_read`] grows by when all matrices are loaded.
     pub fn bytes_to_read(&self) -> Result<u64> {
-        let matrices = self.roles().into_iter().filter(|(role, _)| role.is_matrix());
-        matrices.map(|(role, layer)| Ok(stored_bytes(&self.stored(role, layer)?) as u64)).sum()
+        let bytes = |t: &TensorSpec| Ok(stored_bytes(&self.stored(t.role, t.layer)?) as u64);
+        self.matrices().map(bytes).sum()
     }
 
     /// Counts a matrix that was read as a whole.

@@ -1,7 +1,7 @@
 //! Made-up weights: any shape, any format, the same for the same seed. They cost no memory until a
 //! matrix is asked for.
 
-use super::Role;
+use super::{Role, TensorSpec};
 use crate::tensor::{Code, Coding, Format, Matrix, Source, StoredMatrix, Values};
 use crate::util::threads;
 use anyhow::Result;
@@ -44,18 +44,15 @@ impl Stream {
 }
 
 impl Synthetic {
-    /// `format_of` is asked for each matrix of so many layers.
-    pub fn new(n_layers: usize, format_of: impl Fn(Role, usize) -> Format, seed: u64) -> Self {
-        let layers = |role: Role| 0..if role.is_layer() { n_layers } else { 1 };
-        let matrices = Role::MATRICES
-            .into_iter()
-            .flat_map(|role| layers(role).map(move |layer| (role, layer)));
-        Synthetic {
-            formats: matrices
-                .map(|(role, layer)| ((role, layer), format_of(role, layer)))
-                .collect(),
-            seed,
-        }
+    /// Asks `format_of` for the format of each matrix of a model.
+    pub fn new(
+        tensors: &[TensorSpec],
+        format_of: impl Fn(Role, usize) -> Format,
+        seed: u64,
+    ) -> Self {
+        let matrices = tensors.iter().filter(|t| t.is_matrix());
+        let formats = matrices.map(|t| ((t.role, t.layer), format_of(t.role, t.layer))).collect();
+        Synthetic { formats, seed }
     }
 
     pub fn format(&self, role: Role, layer: usize) -> Format {
@@ -110,7 +107,7 @@ impl Synthetic {
         };
         let codes = Codes {
             weights: self,
-            of: (role, layer),
+            tensor: (role, layer),
             code: format.code,
             row_bytes: format.row_bytes(cols),
             limit,
@@ -130,17 +127,18 @@ impl Synthetic {
         })
     }
 
-    /// Norm weights between -1/4 and 1/4.
+    /// Norm weights between -1/4 and 1/4; the factor of a residual stream is 1 more.
     pub fn vector(&self, role: Role, layer: usize, cols: usize) -> Vec<f32> {
         let mut stream = self.stream(role, layer, 0);
-        (0..cols).map(|_| stream.unit() / 4.0).collect()
+        let middle = if role == Role::LayerScale { 1.0 } else { 0.0 };
+        (0..cols).map(|_| middle + stream.unit() / 4.0).collect()
     }
 }
 
 /// Codes of a matrix. The numbers of each row are a stream of their own.
 struct Codes<'a> {
     weights: &'a Synthetic,
-    of: (Role, usize),
+    tensor: (Role, usize),
     code: Code,
     row_bytes: usize,
     limit: f32,
@@ -153,7 +151,13 @@ impl Source for Codes<'_> {
             let (row, from) = (at / self.row_bytes, at % self.row_bytes);
             let (part, rest) = out.split_at_mut(out.len().min(self.row_bytes - from));
             at += part.len();
-            fill(self.code, from, part, self.limit, self.weights.stream(self.of.0, self.of.1, row));
+            fill(
+                self.code,
+                from,
+                part,
+                self.limit,
+                self.weights.stream(self.tensor.0, self.tensor.1, row),
+            );
             out = rest;
         }
         Ok(())
@@ -235,8 +239,9 @@ mod tests {
     fn pieces_of_a_matrix_are_parts_of_the_whole() {
         for format in ["f32", "bf16", "i8-row", "i8a-row", "i4-g32", "i2-g32", "t3-row"] {
             let format: Format = format.parse().unwrap();
-            let synthetic = Synthetic::new(2, |_, _| format, 5);
             let (rows, cols) = (35, 192);
+            let tensor = TensorSpec { role: Role::Up, layer: 1, rows, cols };
+            let synthetic = Synthetic::new(&[tensor], |_, _| format, 5);
             let stored = synthetic.stored(Role::Up, 1, rows, cols).unwrap();
             let whole = synthetic.matrix(Role::Up, 1, rows, cols).unwrap();
             let sides: [(&dyn Source, &[u8]); 2] = [

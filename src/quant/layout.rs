@@ -5,7 +5,7 @@ use crate::checkpoint::gguf::Kind as Block;
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, artifact};
 use crate::error::Fault;
-use crate::models::{Role, Weights};
+use crate::models::{Role, TensorSpec, Weights};
 use crate::tensor::Format;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
@@ -56,6 +56,8 @@ impl std::fmt::Display for Target {
 pub struct Entry {
     pub role: Role,
     pub layer: usize,
+    /// Whether it is the last tensor of its layer.
+    pub ends_layer: bool,
     /// The source's name.
     pub name: String,
     pub rows: usize,
@@ -84,6 +86,13 @@ pub struct Layout {
     gguf: Option<Vec<u8>>,
 }
 
+/// Returns whether a tensor is the last of its layer.
+fn ends_layer(tensors: &[TensorSpec], i: usize) -> bool {
+    let layer = |t: &TensorSpec| t.role.is_layer().then_some(t.layer);
+    let own = layer(&tensors[i]);
+    own.is_some() && own != tensors.get(i + 1).and_then(layer)
+}
+
 impl Layout {
     /// A layout without tensors.
     pub fn empty() -> Self {
@@ -93,14 +102,16 @@ impl Layout {
     /// The same as one GGUF file with these keys; refuses what such a file cannot hold.
     pub fn gguf(weights: &Weights, targets: &[Target], keys: &Keys) -> Result<Self> {
         let mut entries = Vec::new();
-        for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
+        let tensors = weights.tensors();
+        for (i, &target) in (0..tensors.len()).zip(targets) {
+            let TensorSpec { role, layer, rows, cols } = tensors[i];
             let name = weights.name(role, layer);
-            let [rows, cols] = role.shape(weights.config());
             let kind = gguf::kind(&name, role, target, cols)?;
             let parts = vec![gguf::part(role, layer, kind, rows, cols)];
             entries.push(Entry {
                 role,
                 layer,
+                ends_layer: ends_layer(tensors, i),
                 name,
                 rows,
                 cols,
@@ -123,14 +134,15 @@ impl Layout {
         self.gguf.is_some()
     }
 
-    /// Lays out `weights`, each tensor of [`Weights::roles`] as its target says; refuses widths
+    /// Lays out `weights`, each tensor of [`Weights::tensors`] as its target says; refuses widths
     /// that a format cannot cut.
     pub fn new(weights: &Weights, targets: &[Target], shard_bytes: u64) -> Result<Self> {
         let mut entries = Vec::new();
         let (mut shard, mut filled) = (0, 0);
-        for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
+        let tensors = weights.tensors();
+        for (i, &target) in (0..tensors.len()).zip(targets) {
+            let TensorSpec { role, layer, rows, cols } = tensors[i];
             let name = weights.name(role, layer);
-            let [rows, cols] = role.shape(weights.config());
             let parts = parts(&name, role, target, rows, cols)?;
             let bytes: u64 = parts.iter().map(|p| p.bytes).sum();
             if filled > 0 && filled + bytes > shard_bytes {
@@ -140,6 +152,7 @@ impl Layout {
             entries.push(Entry {
                 role,
                 layer,
+                ends_layer: ends_layer(tensors, i),
                 name,
                 rows,
                 cols,

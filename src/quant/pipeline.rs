@@ -72,7 +72,7 @@ pub fn quantize(
     tell: Tell<'_>,
 ) -> Result<Report> {
     let mut solver = Nearest::new(options.threads);
-    let n_layers = source.config().n_layers;
+    let n_layers = source.config().layers.len();
     let plan = Plan::new(
         source,
         recipe,
@@ -322,7 +322,7 @@ impl Run<'_> {
 
     /// Tells the solver where a layer ends.
     fn layer_done(&mut self, entry: &Entry) -> Result<()> {
-        match crate::models::Role::LAYER.last() == Some(&entry.role) {
+        match entry.ends_layer {
             true => self.solver.layer_done(entry.layer),
             false => Ok(()),
         }

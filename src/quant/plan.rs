@@ -10,7 +10,7 @@ use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, Kind, artifact, shards};
 use crate::error::{Fault, Kind as FaultKind};
 use crate::models::gemma3::gguf::export;
-use crate::models::{Role, Weights};
+use crate::models::{Role, TensorSpec, Weights};
 use crate::tensor::Format;
 use anyhow::{Context, Result};
 
@@ -63,14 +63,14 @@ impl Plan {
         solver: &dyn Solver,
         importance: Importance<'_>,
     ) -> Result<Plan> {
-        let roles = source.roles();
-        let choices = recipe.resolve(&roles)?;
-        let tensors: Vec<Tensor> = roles
+        let specs = source.tensors();
+        let choices = recipe.resolve(specs)?;
+        let tensors: Vec<Tensor> = specs
             .iter()
             .zip(choices)
-            .map(|(&(role, layer), choice)| Tensor::new(source, role, layer, choice))
+            .map(|(spec, choice)| Tensor::new(source, spec, choice))
             .collect::<Result<_>>()?;
-        let weights = weigh(&roles, source, importance);
+        let weights = weigh(specs, importance);
         let mut plan = Plan {
             recipe: recipe.name().to_owned(),
             asked: recipe.asked(),
@@ -85,8 +85,7 @@ impl Plan {
             chunk: 0,
             memory: 0,
         };
-        plan.target =
-            recipe.target().map(|aim| aim.bytes(&roles, source.config(), &plan.side_files));
+        plan.target = recipe.target().map(|aim| aim.bytes(specs, &plan.side_files));
         match plan.target {
             None => plan.lay_out(source, &tensors, &weights, &mut std::iter::empty(), options)?,
             Some(size) => plan.fit(source, &tensors, &weights, size, options)?,
@@ -215,8 +214,8 @@ struct Tensor {
 }
 
 impl Tensor {
-    fn new(source: &Weights, role: Role, layer: usize, choice: &Choice) -> Result<Tensor> {
-        let [rows, cols] = role.shape(source.config());
+    fn new(source: &Weights, spec: &TensorSpec, choice: &Choice) -> Result<Tensor> {
+        let TensorSpec { role, layer, rows, cols } = *spec;
         let name = || source.name(role, layer);
         let formats = match choice {
             Choice::One(format) => {
@@ -259,22 +258,22 @@ impl Tensor {
 /// What a distortion of 1 costs for each tensor: its share of the layers' weights times its
 /// sensitivity, scaled so that equal distortions everywhere cost [`KLD_PER_DISTORTION`] times that.
 /// The table comes on top: it is no layer.
-fn weigh(roles: &[(Role, usize)], source: &Weights, importance: Importance<'_>) -> Vec<f64> {
+fn weigh(tensors: &[TensorSpec], importance: Importance<'_>) -> Vec<f64> {
     let alpha = match importance {
         Importance::Relative(alpha) => alpha,
         Importance::Measured(divergence) => {
-            let cost = |&(role, layer): &(Role, usize)| {
-                if role.is_matrix() { SOLVED * divergence(role, layer) } else { 0.0 }
+            let cost = |t: &TensorSpec| {
+                if t.is_matrix() { SOLVED * divergence(t.role, t.layer) } else { 0.0 }
             };
-            return roles.iter().map(cost).collect();
+            return tensors.iter().map(cost).collect();
         }
     };
-    let weighed = |&(role, layer): &(Role, usize)| match role.is_matrix() {
-        true => role.shape(source.config()).iter().product::<usize>() as f64 * alpha(role, layer),
+    let weighed = |t: &TensorSpec| match t.is_matrix() {
+        true => t.size() as f64 * alpha(t.role, t.layer),
         false => 0.0,
     };
-    let layers: f64 = roles.iter().filter(|r| r.0.is_layer()).map(weighed).sum();
-    roles.iter().map(|r| KLD_PER_DISTORTION * weighed(r) / layers.max(1.0)).collect()
+    let layers: f64 = tensors.iter().filter(|t| t.role.is_layer()).map(weighed).sum();
+    tensors.iter().map(|t| KLD_PER_DISTORTION * weighed(t) / layers.max(1.0)).collect()
 }
 
 fn side_files(source: &Weights) -> Result<Vec<(String, u64)>> {

@@ -5,7 +5,7 @@ use super::options::RunOptions;
 use crate::compute::{AssistReport, Executor, KvFormat};
 use crate::engine::Engine;
 use crate::error::Fault;
-use crate::models::Config;
+use crate::models::{Config, LayerSpec};
 use crate::npu::attention::{Dims, FlashPartial};
 use crate::npu::gate::{self, Machine, WORTH, Work};
 use crate::npu::host::{HostModelAccel, Library, ModelOptions};
@@ -13,7 +13,7 @@ use crate::npu::probe::{System, open_first};
 use crate::npu::session::Session;
 use crate::npu::{OffloadExecutor, manifest};
 use crate::testing;
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use std::path::PathBuf;
 
 /// Values of `--npu`.
@@ -59,10 +59,19 @@ pub fn for_one_text() -> anyhow::Error {
     fault.help("leave out --npu or --parallel").into()
 }
 
-/// Returns the dimensions of a model's attention for the NPU.
-pub fn dims(config: &Config) -> Dims {
-    let Config { n_heads, n_kv_heads, head_dim, query_scale, .. } = *config;
-    Dims { n_heads, n_kv_heads, head_dim, scale: query_scale }
+/// Returns the dimensions of attention in a model's global layers, which the NPU takes if they are
+/// alike.
+pub fn dims(config: &Config) -> Result<Dims> {
+    let of_layer = |layer: &LayerSpec| Dims {
+        n_heads: layer.n_heads,
+        n_kv_heads: layer.n_kv_heads,
+        head_dim: layer.head_dim,
+        scale: layer.query_scale,
+    };
+    let mut global = config.layers.iter().filter(|layer| layer.is_global()).map(of_layer);
+    let first = global.next().context("no layer sees all positions")?;
+    ensure!(global.all(|dims| dims == first), "the layers that see all positions differ in shape");
+    Ok(first)
 }
 
 /// Reports in one line why an NPU was given up.
@@ -81,13 +90,14 @@ pub fn report(engine: &dyn Engine) -> Option<AssistReport> {
 
 /// Returns the reads of a step, for the prediction.
 fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> Work {
-    let global_layers = (0..config.n_layers).filter(|l| config.is_global(*l)).count();
+    let global_layers = config.global_layers();
+    let layer = &config.layers[global_layers.first().copied().unwrap_or(0)];
     Work {
         weights: weights as f64,
-        global_layers,
-        local_layers: config.n_layers - global_layers,
-        window: config.window,
-        position: (2 * config.n_kv_heads * kv.head_bytes(config.head_dim)) as f64,
+        global_layers: global_layers.len(),
+        local_layers: config.layers.len() - global_layers.len(),
+        window: config.window().unwrap_or(0),
+        position: (2 * layer.n_kv_heads * kv.head_bytes(layer.head_dim)) as f64,
         context,
     }
 }
@@ -116,12 +126,12 @@ pub fn beside(
         return Ok(executor);
     }
     match bring_up(executor.as_mut(), options, config, work(config, kv, weights, context)) {
-        Ok((npu, share, why)) => {
+        Ok((npu, dims, share, why)) => {
             listener.detail(1, &format!("npu: {why}"));
             Ok(if share == 0 {
                 executor
             } else {
-                Box::new(OffloadExecutor::new(executor, npu, dims(config), share))
+                Box::new(OffloadExecutor::new(executor, npu, dims, share))
             })
         }
         Err(why) if asked => {
@@ -141,8 +151,8 @@ fn bring_up(
     options: &RunOptions,
     config: &Config,
     work: Work,
-) -> Result<(FlashPartial, usize, String)> {
-    let dims = dims(config);
+) -> Result<(FlashPartial, Dims, usize, String)> {
+    let dims = dims(config)?;
     let shape = dims.shape()?;
     let session = match &options.npu {
         Npu::Model(library) => {
@@ -166,7 +176,7 @@ fn bring_up(
     let measured = gate::self_test(&mut npu, dims)?;
     let near = format!("self-test {:.2} % from exact", 100.0 * measured.distance);
     if matches!(options.npu, Npu::Model(_)) {
-        return Ok((npu, 256, format!("a model of it on the host, {near}")));
+        return Ok((npu, dims, 256, format!("a model of it on the host, {near}")));
     }
     let Some(speed) = executor.read_bandwidth() else {
         anyhow::bail!(
@@ -192,14 +202,14 @@ fn bring_up(
         100.0 * WORTH
     );
     Ok(match options.npu {
-        Npu::Force => (npu, 256, figures),
+        Npu::Force => (npu, dims, 256, figures),
         _ if choice.gain >= WORTH => {
             // In coarse steps: a share decides how sums are rounded, and measured speeds differ a
             // little from run to run.
             let share = choice.share.next_multiple_of(32).min(256);
-            (npu, share, format!("{figures}: takes {share} of 256 sealed pages"))
+            (npu, dims, share, format!("{figures}: takes {share} of 256 sealed pages"))
         }
-        _ => (npu, 0, format!("{figures}: not used")),
+        _ => (npu, dims, 0, format!("{figures}: not used")),
     })
 }
 

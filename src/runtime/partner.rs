@@ -128,7 +128,7 @@ impl Partner {
         // Some tokens take several positions. Layers with a window take no more memory for that,
         // and know no last position.
         let needed = context.saturating_mul(spelling.most_parts());
-        if config.global.iter().any(|global| *global) {
+        if config.layers.iter().any(|layer| layer.is_global()) {
             needed.min(config.max_position)
         } else {
             needed

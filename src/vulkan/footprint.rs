@@ -1,5 +1,6 @@
 //! What the executor takes of a device's memory: by the same rules, without the device.
 
+use super::call::LAYER_BYTES;
 use super::device::DeviceInfo;
 use super::finish::EPILOGUE_BYTES;
 use super::layout::sizes;
@@ -87,7 +88,7 @@ impl OwnSizes {
     /// Label and bytes of each, in the order of allocation.
     pub fn buffers(self) -> [(&'static str, usize); 6] {
         let (partials, layers, epilogues) =
-            (self.partial_floats * 4, self.layers * 48, self.epilogues * EPILOGUE_BYTES);
+            (self.partial_floats * 4, self.layers * LAYER_BYTES, self.epilogues * EPILOGUE_BYTES);
         [
             ("gate", self.gate),
             ("up", self.gate),

@@ -160,7 +160,7 @@ fn a_survey_finds_what_matters() {
     let found = survey(&source, &text(4), 1, &mut |_| Ok(())).unwrap();
     let again = survey(&source, &text(4), 1, &mut |_| Ok(())).unwrap();
     assert_eq!(found, again);
-    let matrices = source.roles().into_iter().filter(|r| r.0.is_matrix()).count();
+    let matrices = source.matrices().count();
     assert_eq!(found.len(), matrices);
     assert!(found.iter().all(|s| s.divergence > 0.0 && s.divergence.is_finite()));
     let of =

@@ -5,7 +5,7 @@ use crate::common;
 use common::{Dims, Form, TinyModel, write_model};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
-use gemma::models::{Role, Weights};
+use gemma::models::{Role, TensorSpec, Weights};
 use gemma::quant::{Importance, Nearest, Options, Plan, Progress, Recipe, quantize, verify};
 use gemma::tensor::Format;
 use gemma::tensor::quantize::quantize as round;
@@ -70,7 +70,8 @@ fn what_is_written_is_what_rounding_gives() {
                 .unwrap();
         let written = open(&dst);
         assert_eq!(written.config(), source.config());
-        for ((role, layer), told) in source.roles().into_iter().zip(&report.tensors) {
+        for (&TensorSpec { role, layer, .. }, told) in source.tensors().iter().zip(&report.tensors)
+        {
             assert_eq!(told.name, written.name(role, layer));
             if !role.is_matrix() {
                 assert_eq!(
@@ -204,9 +205,8 @@ fn norms_can_be_packed_too() {
     let (source, checked) = (open(&src), Options { verify: true, ..Options::default() });
     let report = quantize(&source, &dst, &recipe, &checked, &mut silent).unwrap();
     let written = open(&dst);
-    for ((role, layer), told) in
-        source.roles().into_iter().zip(&report.tensors).filter(|((role, _), _)| !role.is_matrix())
-    {
+    let tensors = source.tensors().iter().zip(&report.tensors);
+    for (&TensorSpec { role, layer, .. }, told) in tensors.filter(|(t, _)| !t.is_matrix()) {
         let (want, got) =
             (source.vector(role, layer).unwrap(), written.vector(role, layer).unwrap());
         let step = want.iter().fold(0f32, |m, v| m.max(v.abs())) / 127.0;

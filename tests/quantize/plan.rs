@@ -79,7 +79,7 @@ fn open(dir: &Path) -> Weights {
 }
 
 fn plan(source: &Weights, recipe: &Recipe) -> anyhow::Result<Plan> {
-    let layers = source.config().n_layers;
+    let layers = source.config().layers.len();
     Plan::new(
         source,
         recipe,

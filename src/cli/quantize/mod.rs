@@ -161,7 +161,7 @@ pub fn run(options: &Quantize, ui: &Ui) -> Result<u8> {
         verify: options.verify,
         ..Options::default()
     };
-    let n_layers = source.config().n_layers;
+    let n_layers = source.config().layers.len();
     let prior = |role, layer| prior(role, layer, n_layers);
     let stage = Stage::default();
     let (interrupt, announced) = stage.watch(&options.ui, options.calibrate != "none")?;
@@ -327,7 +327,7 @@ fn survey(
     ui: &Ui,
 ) -> Result<HashMap<(Role, usize), f64>> {
     let config = source.config();
-    let copies = source.roles().iter().filter(|r| r.0.is_matrix()).count() + 1;
+    let copies = source.matrices().count() + 1;
     let tokens = (SURVEY_BYTES / (4 * config.dim * copies)).clamp(SURVEY_WINDOW, SURVEY_TOKENS);
     let text = calibrate::Text::cut(run, config.bos, SURVEY_WINDOW, tokens / SURVEY_WINDOW)?;
     let bar = ui.bar("measuring sensitivities", 1000);

@@ -144,21 +144,16 @@ mod tests {
     #[test]
     fn what_27b_files_leave_out_is_known() {
         let c = read(&keys(62, 5376, 32, 128));
-        assert_eq!((c.query_scale, c.eps), ((1.0 / 168f64.sqrt()) as f32, 1e-6));
-        assert_eq!(
-            (c.rope_global.factor, c.rope_global.theta, c.rope_local.theta),
-            (8.0, 1e6, 1e4)
-        );
-        assert_eq!(
-            (0..62).filter(|i| c.is_global(*i)).collect::<Vec<_>>(),
-            [5, 11, 17, 23, 29, 35, 41, 47, 53, 59]
-        );
-        assert_eq!((c.head_dim, c.eos.as_slice(), c.bos, c.tied), (128, &[1][..], 2, true));
+        let (local, global) = (c.layers[0], c.layers[5]);
+        assert_eq!((local.query_scale, c.eps), ((1.0 / 168f64.sqrt()) as f32, 1e-6));
+        assert_eq!((global.rope.factor, global.rope.theta, local.rope.theta), (8.0, 1e6, 1e4));
+        assert_eq!(c.global_layers(), [5, 11, 17, 23, 29, 35, 41, 47, 53, 59]);
+        assert_eq!((local.head_dim, c.eos.as_slice(), c.bos, c.tied), (128, &[1][..], 2, true));
         let c = read(&keys(34, 2560, 8, 256));
-        assert_eq!((c.query_scale, c.rope_global.factor), (1.0 / 16.0, 8.0));
+        assert_eq!((c.layers[5].query_scale, c.layers[5].rope.factor), (1.0 / 16.0, 8.0));
         let c = read(&keys(26, 1152, 4, 256));
         assert_eq!(
-            (c.query_scale, c.rope_global.factor, c.rope_local.factor),
+            (c.layers[5].query_scale, c.layers[5].rope.factor, c.layers[0].rope.factor),
             (1.0 / 16.0, 1.0, 1.0)
         );
     }
@@ -171,11 +166,11 @@ mod tests {
         m.insert("gemma3.rope.freq_base_swa".into(), Stored::Float(5e3));
         m.insert("gemma3.attention.sliding_window_pattern".into(), Stored::Int(2));
         let c = read(&m);
-        assert_eq!((c.rope_global.factor, c.rope_local.theta), (2.0, 5e3));
-        assert_eq!(c.global.iter().filter(|g| **g).count(), 17);
+        assert_eq!((c.layers[1].rope.factor, c.layers[0].rope.theta), (2.0, 5e3));
+        assert_eq!(c.global_layers().len(), 17);
         let mut m = keys(2, 64, 2, 32);
         m.insert("gemma3.attention.sliding_window_pattern".into(), Stored::Ints(vec![0, 1]));
-        assert_eq!(read(&m).global, [true, false]);
+        assert_eq!(read(&m).global_layers(), [0]);
     }
 
     #[test]

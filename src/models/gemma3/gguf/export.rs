@@ -5,7 +5,7 @@ use super::{ADD_BOS, ARCHITECTURE, BOS, CHAT_TEMPLATE, EOS, EOT, PAD, SAMPLING, 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::write::Keys;
 use crate::error::Fault;
-use crate::models::{ChatTemplate, Config, Generation, Weights};
+use crate::models::{ChatTemplate, Config, Generation, LayerSpec, RopeSpec, Weights};
 use anyhow::{Context, Result};
 
 /// Every n-th layer sees all positions; llama.cpp takes no other pattern from every file.
@@ -16,7 +16,7 @@ const PATTERN: usize = 6;
 pub fn keys(weights: &Weights) -> Result<Keys> {
     let c = weights.config();
     let checkpoint = weights.checkpoint().context("made-up weights have no files")?;
-    check(c)?;
+    let (local, global) = layers(c)?;
     let of = |key: &str| format!("{ARCHITECTURE}.{key}");
     let mut keys = Keys::default();
     keys.text("general.architecture", ARCHITECTURE);
@@ -25,26 +25,26 @@ pub fn keys(weights: &Weights) -> Result<Keys> {
     for (key, n) in [
         ("context_length", c.max_position),
         ("embedding_length", c.dim),
-        ("block_count", c.n_layers),
+        ("block_count", c.layers.len()),
         ("feed_forward_length", c.ffn_dim),
-        ("attention.head_count", c.n_heads),
-        ("attention.head_count_kv", c.n_kv_heads),
-        ("attention.key_length", c.head_dim),
-        ("attention.value_length", c.head_dim),
-        ("attention.sliding_window", c.window),
+        ("attention.head_count", local.n_heads),
+        ("attention.head_count_kv", local.n_kv_heads),
+        ("attention.key_length", local.head_dim),
+        ("attention.value_length", local.head_dim),
+        ("attention.sliding_window", local.window.unwrap_or(0)),
         ("vocab_size", c.vocab),
     ] {
         keys.u32(&of(key), u32::try_from(n)?);
     }
     keys.f32(&of("attention.layer_norm_rms_epsilon"), c.eps);
-    keys.f32(&of("rope.freq_base"), c.rope_global.theta);
-    keys.f32(&of("rope.freq_base_swa"), c.rope_local.theta);
+    keys.f32(&of("rope.freq_base"), global.theta);
+    keys.f32(&of("rope.freq_base_swa"), local.rope.theta);
     // Said either way, because readers guess a factor where nothing is said.
-    if c.rope_global.factor == 1.0 {
+    if global.factor == 1.0 {
         keys.text(&of("rope.scaling.type"), "none");
     } else {
         keys.text(&of("rope.scaling.type"), "linear");
-        keys.f32(&of("rope.scaling.factor"), c.rope_global.factor);
+        keys.f32(&of("rope.scaling.factor"), global.factor);
     }
     sampling(&Generation::of(checkpoint)?, &mut keys);
     tokenizer(checkpoint, c, &mut keys)?;
@@ -52,23 +52,28 @@ pub fn keys(weights: &Weights) -> Result<Keys> {
     Ok(keys)
 }
 
-/// Refuses what a GGUF file cannot say.
-fn check(c: &Config) -> Result<()> {
-    let scale = if c.n_layers == super::config::LAYERS_27B as usize {
-        c.dim / c.n_heads
-    } else {
-        c.head_dim
-    };
+/// Returns the shape of local layers and the rotation of global ones. Refuses a model that a GGUF
+/// file cannot describe.
+fn layers(c: &Config) -> Result<(LayerSpec, RopeSpec)> {
+    let first = c.layers[0];
+    let is_27b = c.layers.len() == super::config::LAYERS_27B as usize;
+    let scale = if is_27b { c.dim / first.n_heads } else { first.head_dim };
     let expected = (scale as f64).sqrt().recip() as f32;
-    let what = if c.query_scale != expected {
-        format!("its attention scale is {}, where llama.cpp computes {expected}", c.query_scale)
-    } else if (0..c.n_layers).any(|layer| c.is_global(layer) != (layer + 1).is_multiple_of(PATTERN))
-    {
+    let is_placed = |i: usize| c.layers[i].is_global() == (i + 1).is_multiple_of(PATTERN);
+    // Without a global layer, llama.cpp's default stands in the file.
+    let rope = RopeSpec { theta: 1e6, factor: 1.0, share: 1.0 };
+    let global = c.layers.iter().find(|layer| layer.is_global()).map_or(rope, |layer| layer.rope);
+    let shape = |layer: &LayerSpec| LayerSpec { window: first.window, rope, ..*layer };
+    let what = if first.query_scale != expected {
+        format!("its attention scale is {}, where llama.cpp computes {expected}", first.query_scale)
+    } else if !(0..c.layers.len()).all(is_placed) {
         format!("its global layers are not every {PATTERN}th")
-    } else if (c.rope_local.theta, c.rope_local.factor) != (1e4, 1.0) {
-        "its local layers rotate otherwise than Gemma 3's".into()
+    } else if first.rope != (RopeSpec { theta: 1e4, ..rope }) || global.share != 1.0 {
+        "its layers rotate otherwise than Gemma 3's".into()
+    } else if c.layers.iter().any(|layer| shape(layer) != shape(&first)) {
+        "its layers differ in their heads".into()
     } else {
-        return Ok(());
+        return Ok((first, global));
     };
     Err(Fault::model(format!("the model cannot be written as GGUF: {what}"))
         .help("make a directory instead: a destination that does not end in .gguf")

@@ -14,7 +14,7 @@ pub use vocab::repairs;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::{Make, Metadata, Presentation};
 use crate::error::Fault;
-use crate::models::weights::Role;
+use crate::models::Role;
 use anyhow::Result;
 use serde_json::json;
 
@@ -60,6 +60,7 @@ pub fn tensor_name(role: Role, layer: usize) -> String {
         Role::PostFfnNorm => layer_tensor("post_ffw_norm"),
         Role::QNorm => layer_tensor("attn_q_norm"),
         Role::KNorm => layer_tensor("attn_k_norm"),
+        Role::LayerScale => layer_tensor("layer_output_scale"),
     }
 }
 
@@ -69,12 +70,8 @@ fn role_of(name: &str) -> Option<(Role, usize)> {
         Some(rest) => rest.split_once('.')?.0.parse().ok()?,
         None => 0,
     };
-    let whole = [Role::Embed, Role::FinalNorm, Role::Head];
-    Role::LAYER
-        .into_iter()
-        .chain(whole)
-        .map(|role| (role, layer))
-        .find(|(role, layer)| tensor_name(*role, *layer) == name)
+    let roles = Role::ALL.into_iter().map(|role| (role, layer));
+    roles.into_iter().find(|(role, layer)| tensor_name(*role, *layer) == name)
 }
 
 /// Makes a GGUF checkpoint look like a Hugging Face directory; every other one stays as it is.
@@ -184,7 +181,7 @@ mod tests {
 
     #[test]
     fn names_lead_back_to_their_roles() {
-        for role in Role::LAYER {
+        for role in Role::ALL.into_iter().filter(|role| role.is_layer()) {
             assert_eq!(role_of(&tensor_name(role, 41)), Some((role, 41)));
         }
         assert_eq!(role_of("token_embd.weight"), Some((Role::Embed, 0)));
