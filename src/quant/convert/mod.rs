@@ -16,7 +16,7 @@ use super::verify::verify;
 use super::{Options, Recipe};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Fault, Kind as FaultKind, fault_of};
-use crate::gemma::Weights;
+use crate::models::Weights;
 use crate::util::{hex, threads};
 use anyhow::{Context, Result};
 use journal::{Done, Found, Header, Journal, count, other_run, places};
@@ -274,7 +274,7 @@ impl Run<'_> {
 
     /// Tells the solver where a layer ends.
     fn layer_done(&mut self, entry: &Entry) -> Result<()> {
-        match crate::gemma::Role::LAYER.last() == Some(&entry.role) {
+        match crate::models::Role::LAYER.last() == Some(&entry.role) {
             true => self.solver.layer_done(entry.layer),
             false => Ok(()),
         }

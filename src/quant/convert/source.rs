@@ -3,7 +3,7 @@
 
 use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView, gguf};
 use crate::error::Fault;
-use crate::gemma::Weights;
+use crate::models::Weights;
 use crate::quant::layout::Entry;
 use crate::tensor::Matrix;
 use anyhow::{Context, Result};

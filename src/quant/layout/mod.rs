@@ -6,7 +6,7 @@ use crate::checkpoint::gguf::Kind as Block;
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, artifact};
 use crate::error::Fault;
-use crate::gemma::{Role, Weights};
+use crate::models::{Role, Weights};
 use crate::tensor::Format;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};

@@ -18,7 +18,7 @@ mod size;
 pub use size::{Aim, nearest_to, parse_size};
 
 use crate::error::Fault;
-use crate::gemma::Role;
+use crate::models::Role;
 use crate::tensor::Format;
 use crate::util::files::read_regular_text;
 use anyhow::{Context, Result};

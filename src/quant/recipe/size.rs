@@ -1,6 +1,6 @@
 //! Sizes that a recipe aims at, as people write them.
 
-use crate::gemma::{Config, Role};
+use crate::models::{Config, Role};
 use crate::util::units;
 use anyhow::Result;
 
