@@ -231,8 +231,8 @@ impl Reports for Listing {
 mod tests {
     use super::*;
     use crate::compute::KvFormat;
-    use crate::gemma::forward::{self, ForwardOptions, SparePages};
-    use crate::gemma::{Config, Role, Weights};
+    use crate::models::forward::{self, ForwardOptions, SparePages};
+    use crate::models::{Config, Role, Weights};
     use crate::vulkan::device::choose::tests::device;
 
     /// The calls of a pass over `rows` rows of two layers in one format.

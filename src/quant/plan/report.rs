@@ -1,8 +1,9 @@
 //! `quant-report.json`: what was done, tensor by tensor. Its length is known before anything is
 //! quantised.
 
-use super::layout::{Entry, Layout};
-use super::plan::Plan;
+use super::Plan;
+use crate::quant::layout::{Entry, Layout};
+use crate::quant::pretty;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
@@ -91,12 +92,12 @@ impl Report {
             .iter()
             .map(|e| TensorReport::new(e, LONGEST, "0".repeat(64)))
             .collect();
-        Ok(super::pretty(&Report::new(plan, tensors, "0".repeat(64)))?.len())
+        Ok(pretty(&Report::new(plan, tensors, "0".repeat(64)))?.len())
     }
 
     /// The file, filled up with blanks to the promised length.
     pub fn to_file(&self, plan: &Plan) -> Result<Vec<u8>> {
-        let mut text = super::pretty(self)?;
+        let mut text = pretty(self)?;
         let missing = Report::file_bytes(plan)?.saturating_sub(text.len());
         text.pop();
         text.resize(text.len() + missing, b' ');

@@ -1,11 +1,11 @@
 //! What an unfinished run has done, so that the next one goes on from there: a line of JSON per
 //! finished tensor.
 
-use super::layout::{Entry, Layout};
-use super::plan::Plan;
-use super::{Options, SIDE_FILES};
 use crate::checkpoint::{Checkpoint, Stamp};
 use crate::error::Fault;
+use crate::quant::layout::{Entry, Layout};
+use crate::quant::plan::Plan;
+use crate::quant::{Options, SIDE_FILES};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};

@@ -4,13 +4,13 @@
 //! Our int4 and int8 codes of any group that is made of 32s become Q4_0 and Q8_0 with the group's
 //! scale repeated, floats stay what they are, and norms gain the 1 that llama.cpp expects in them.
 
-use super::layout::{Part, Target};
+use super::{Part, Target};
 use crate::checkpoint::Dtype;
 use crate::checkpoint::gguf::Kind;
 use crate::checkpoint::gguf::write::{Keys, Tensor, header as container};
 use crate::error::Fault;
-use crate::gemma::Role;
-use crate::gemma::gguf::tensor_name;
+use crate::models::Role;
+use crate::models::gemma3::gguf::tensor_name;
 use crate::tensor::{Format, Group};
 use anyhow::Result;
 

@@ -1,9 +1,8 @@
 //! A tensor on its way into a file of the result, in the shape that the container asks for.
 
-use super::gguf;
-use super::layout::Entry;
 use super::staging::Growing;
 use crate::checkpoint::gguf::Kind;
+use crate::quant::layout::Entry;
 use crate::tensor::Matrix;
 use anyhow::Result;
 use half::f16;
@@ -66,10 +65,7 @@ impl<'a> Sink<'a> {
     pub fn finish(mut self) -> Result<String> {
         let scales = std::mem::take(&mut self.scales);
         self.put(bytemuck::cast_slice(&scales))?;
-        let e = self.entry;
-        if let Some(kind) = e.block {
-            self.put(&vec![0; gguf::padding(e.role, e.layer, kind, e.rows, e.cols)])?;
-        }
+        self.put(&vec![0; self.entry.padding()])?;
         Ok(crate::util::hex(self.hash.finalize()))
     }
 }

@@ -1,11 +1,12 @@
 //! What the artifact will hold, to the byte, before anything is written.
 
-use super::gguf;
+mod gguf;
+
 use crate::checkpoint::gguf::Kind as Block;
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, artifact};
 use crate::error::Fault;
-use crate::gemma::{Role, Weights};
+use crate::models::{Role, Weights};
 use crate::tensor::Format;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
@@ -72,6 +73,12 @@ pub struct Entry {
 impl Entry {
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|p| p.bytes).sum()
+    }
+
+    /// Zero bytes after the data, which align the next tensor of a GGUF file.
+    pub fn padding(&self) -> usize {
+        self.block
+            .map_or(0, |kind| gguf::padding(self.role, self.layer, kind, self.rows, self.cols))
     }
 }
 

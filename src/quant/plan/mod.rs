@@ -1,23 +1,30 @@
 //! What a run will write and need, to the byte, from headers alone.
 
-use super::allocate::{Candidate, KLD_PER_DISTORTION, Rate, allocate};
+mod allocate;
+mod memory;
+mod report;
+
+pub use allocate::prior;
+pub use report::{FILE as REPORT_FILE, Report, TensorReport, digits};
+
 use super::layout::{Layout, Target};
 use super::recipe::{Choice, Recipe};
-use super::report::{self, Report};
 use super::solver::Solver;
-use super::{Options, SIDE_FILES};
+use super::{Options, SIDE_FILES, pretty};
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, Kind, artifact, shards};
-use crate::error::{Fault, Kind as FaultKind};
-use crate::gemma::gguf::export;
-use crate::gemma::{Role, Weights};
+use crate::error::Fault;
+use crate::models::gemma3::gguf::export;
+use crate::models::{Role, Weights};
 use crate::tensor::Format;
+use crate::util::units;
+use allocate::{Candidate, KLD_PER_DISTORTION, Rate, allocate};
 use anyhow::{Context, Result};
 
 /// Tells how much a tensor matters, by role and layer.
 #[derive(Clone, Copy)]
 pub enum Importance<'a> {
-    /// Per weight; 1 is the average. See [`super::allocate::prior`].
+    /// Per weight; 1 is the average. See [`prior`].
     Relative(&'a dyn Fn(Role, usize) -> f64),
     /// In nats of divergence per unit of relative squared error; see [`super::calibrate::survey`].
     Measured(&'a dyn Fn(Role, usize) -> f64),
@@ -91,7 +98,7 @@ impl Plan {
             None => plan.lay_out(source, &tensors, &weights, &mut std::iter::empty(), options)?,
             Some(size) => plan.fit(source, &tensors, &weights, size, options)?,
         }
-        (plan.chunk, plan.memory) = memory(&plan.layout, solver, options)?;
+        (plan.chunk, plan.memory) = memory::bounds(&plan.layout, solver, options)?;
         Ok(plan)
     }
 
@@ -120,7 +127,7 @@ impl Plan {
         };
         self.lay_out(source, tensors, weights, &mut formats.iter().copied(), options)?;
         if self.total_bytes > size {
-            let (asked, least) = (super::size(size), super::size(self.total_bytes));
+            let (asked, least) = (units::bytes(size), units::bytes(self.total_bytes));
             let what = format!(
                 "{asked} cannot be reached: the smallest that this recipe makes is {least}"
             );
@@ -169,7 +176,7 @@ impl Plan {
             Some(keys) => Layout::gguf(source, &targets, keys)?,
             None => Layout::new(source, &targets, options.shard_bytes)?,
         };
-        self.predicted_kld = Some(report::digits(kld, 3));
+        self.predicted_kld = Some(digits(kld, 3));
         self.total_bytes = self.count(source)?;
         Ok(())
     }
@@ -192,15 +199,12 @@ impl Plan {
     pub fn made_files(&self, source: &Weights) -> Result<Vec<(&'static str, Vec<u8>)>> {
         let mut out = Vec::new();
         if let Some(index) = self.layout.index() {
-            out.push((shards::INDEX, super::pretty(&index)?));
+            out.push((shards::INDEX, pretty(&index)?));
         }
         if let Some(checkpoint) = source.checkpoint() {
             out.push((
                 "config.json",
-                super::pretty(&artifact::with_formats(
-                    checkpoint.config(),
-                    &self.layout.formats(),
-                ))?,
+                pretty(&artifact::with_formats(checkpoint.config(), &self.layout.formats()))?,
             ));
         }
         Ok(out)
@@ -286,53 +290,4 @@ fn side_files(source: &Weights) -> Result<Vec<(String, u64)>> {
         }
     }
     Ok(out)
-}
-
-/// Weights of a chunk where memory is no matter, and the fewest rows of one: trellis codes come in
-/// tiles of 16.
-const CHUNK: usize = 4 << 20;
-const CHUNK_PER_THREAD: usize = 512 << 10;
-pub const TILE_ROWS: usize = 16;
-/// Bytes that one weight of a chunk takes: as f32, here and in the chunk read ahead, and its codes.
-const PER_WEIGHT: u64 = 12;
-/// The same where a matrix is held whole and nothing is read ahead.
-const PER_WHOLE_WEIGHT: u64 = 8;
-/// The program itself, headers and side files; and what a thread keeps.
-const BASE: u64 = 128 << 20;
-const PER_THREAD: u64 = 8 << 20;
-
-/// Weights per chunk and bytes in all under the limit.
-fn memory(layout: &Layout, solver: &dyn Solver, options: &Options) -> Result<(usize, u64)> {
-    let scales = |e: &super::Entry| e.parts[1..].iter().map(|p| p.bytes).sum::<u64>();
-    let fixed = BASE
-        + PER_THREAD * options.threads as u64
-        + layout.entries.iter().map(scales).max().unwrap_or(0)
-        + solver.memory(layout);
-    let whole = layout
-        .entries
-        .iter()
-        .filter(|e| solver.wants_whole(e))
-        .map(|e| e.rows * e.cols)
-        .max()
-        .unwrap_or(0);
-    let widest = layout.entries.iter().map(|e| e.cols).max().unwrap_or(1);
-    let peak =
-        |chunk: usize| fixed + (PER_WEIGHT * chunk as u64).max(PER_WHOLE_WEIGHT * whole as u64);
-    let least = TILE_ROWS * widest;
-    let chunk = CHUNK.max(CHUNK_PER_THREAD * options.threads).max(least);
-    let Some(limit) = options.memory else { return Ok((chunk, peak(chunk))) };
-    if limit < peak(least) {
-        let what = format!(
-            "{} of memory are not enough: {} are needed",
-            super::size(limit),
-            super::size(peak(least))
-        );
-        let help = format!(
-            "give --mem-limit {}MB or more, or fewer --threads",
-            peak(least).div_ceil(1_000_000)
-        );
-        return Err(Fault::new(FaultKind::Memory, what).help(help).into());
-    }
-    let chunk = chunk.min(((limit - fixed) / PER_WEIGHT) as usize);
-    Ok((chunk, peak(chunk)))
 }

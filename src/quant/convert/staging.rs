@@ -5,9 +5,9 @@
 //! In a directory that others may write, such as /tmp, somebody may have made `.DST.partial` before
 //! us: so it has to be this user's own, and no file in it is reached through a symbolic link.
 
-use super::size;
 use crate::error::{Fault, Kind};
 use crate::util::files::is_own;
+use crate::util::units;
 use anyhow::{Context, Result};
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -51,8 +51,8 @@ pub fn check_space(dst: &Path, bytes: u64) -> Result<()> {
             let what = format!(
                 "{} has {} free, {} are needed",
                 parent.display(),
-                size(free),
-                size(needed)
+                units::bytes(free),
+                units::bytes(needed)
             );
             Err(Fault::new(Kind::Failure, what)
                 .help("free some space, or choose a destination on another disk")

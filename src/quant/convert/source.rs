@@ -1,10 +1,10 @@
 //! Tensors of the source as floats, a run of rows at a time, through `pread`: nothing of a 54 GB
 //! checkpoint stays mapped.
 
-use super::layout::Entry;
 use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView, gguf};
 use crate::error::Fault;
-use crate::gemma::Weights;
+use crate::models::Weights;
+use crate::quant::layout::Entry;
 use crate::tensor::Matrix;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};

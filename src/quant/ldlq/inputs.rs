@@ -35,7 +35,6 @@ pub struct Block {
 pub struct Inputs {
     cols: usize,
     blocks: Vec<Block>,
-    tokens: usize,
 }
 
 /// A block ready for solving.
@@ -57,12 +56,7 @@ impl Inputs {
             let area = cols.len() * cols.len();
             Block { cols, h: vec![0.0; area], cross: corrected.then(|| vec![0.0; area]) }
         });
-        Inputs { cols, blocks: blocks.collect(), tokens: 0 }
-    }
-
-    /// Tokens counted.
-    pub fn tokens(&self) -> usize {
-        self.tokens
+        Inputs { cols, blocks: blocks.collect() }
     }
 
     /// Counts tokens: inputs in the source (if wanted) and in the model being made, `[tokens,
@@ -81,7 +75,6 @@ impl Inputs {
                 add_gram(cross, n, &cut(source, &block.cols), &made, false);
             }
         }
-        self.tokens += tokens.len();
     }
 
     /// Adds `share` of the mean diagonal to the diagonal: an error that counts the same in every
@@ -179,7 +172,7 @@ fn transpose(h: &mut [f32], n: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::solve::linalg::{View, product};
+    use crate::quant::ldlq::linalg::{View, product};
 
     fn numbers(n: usize, mut state: u64) -> Vec<f32> {
         let mut next = || {
@@ -195,7 +188,6 @@ mod tests {
         let x = numbers(cols * tokens, 3);
         let mut inputs = Inputs::new(cols, false);
         inputs.add(None, &x, 200);
-        assert_eq!(inputs.tokens(), 597);
         let (factors, note) = inputs.factor(false);
         assert!(note.is_none() && factors.len() == 1);
         let c = &factors[0].c;

@@ -1,9 +1,9 @@
 //! How long a conversion takes, from a small sample of each format.
 
-use super::layout::{Entry, Target};
-use super::pipeline::errors;
-use super::plan::{Plan, TILE_ROWS};
-use super::solver::{Nearest, Solver};
+use super::tensor::errors;
+use crate::quant::layout::{Entry, Target};
+use crate::quant::plan::Plan;
+use crate::quant::solver::{Nearest, Solver, TILE_ROWS};
 use crate::tensor::Format;
 use anyhow::Result;
 use rand::rngs::SmallRng;

@@ -1,31 +1,27 @@
 //! The conversion itself: rows in, codes and scales out, one tensor after the other, each noted in
 //! the journal.
 
-use super::allocate::prior;
-use super::journal::{Done, Found, Header, Journal, count, other_run, places};
+pub mod estimate;
+mod journal;
+mod resume;
+mod sink;
+mod source;
+mod staging;
+mod tensor;
+
 use super::layout::{Entry, Target};
-use super::plan::{Importance, Plan, TILE_ROWS};
-use super::report::{FILE, Report, TensorReport, digits};
-use super::sink::Sink;
+use super::plan::{Importance, Plan, REPORT_FILE, Report, TensorReport, prior};
 use super::solver::{Nearest, Solver};
-use super::source::Reader;
-use super::staging::{Growing, Staging, check_destination, check_space, partial_of, sweep};
 use super::verify::verify;
-use super::{Options, Recipe, gguf};
+use super::{Options, Recipe};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Fault, Kind as FaultKind, fault_of};
-use crate::gemma::Weights;
-use crate::tensor::quantize::quantize as nearest;
-use crate::tensor::{Format, Matrix};
-use crate::util::hex;
-use crate::util::threads::{self, Task};
+use crate::models::Weights;
+use crate::util::{hex, threads};
 use anyhow::{Context, Result};
-use half::f16;
+use journal::{Done, Found, Header, Journal, count, other_run, places};
 use sha2::{Digest, Sha256};
-use std::fs::File;
-use std::io::Read;
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use staging::{Growing, Staging, check_destination, check_space, partial_of, sweep};
 use std::path::{Path, PathBuf};
 
 /// Bytes after which a finished tensor is made durable; norms wait for the next matrix.
@@ -122,7 +118,8 @@ pub fn run(
             if options.verify {
                 check_written(&staging, plan, options, tell)?;
             }
-            staging.publish(plan.layout.is_gguf().then_some(gguf::FILE), dst)?;
+            let file = plan.layout.is_gguf().then(|| plan.layout.file(0));
+            staging.publish(file.as_deref(), dst)?;
             Ok(report)
         }
         Err(error) => {
@@ -164,12 +161,6 @@ pub fn check_source(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> 
         }
         _ => Ok(()),
     }
-}
-
-/// Hashes the codes and scales of a matrix that is packed in the source.
-fn packed_hash(matrix: &Matrix<'_>) -> Sha256 {
-    let hash = Sha256::new_with_prefix(&matrix.codes);
-    hash.chain_update(bytemuck::cast_slice::<f16, u8>(&matrix.scales))
 }
 
 /// What goes on from tensor to tensor.
@@ -232,52 +223,13 @@ impl Run<'_> {
         for (name, bytes) in self.plan.made_files(self.source)? {
             self.staging.write(name, &bytes)?;
         }
-        self.staging.write(FILE, &report.to_file(self.plan)?)?;
+        self.staging.write(REPORT_FILE, &report.to_file(self.plan)?)?;
         for (name, _) in &self.plan.side_files {
             let bytes =
                 checkpoint.side_file(name)?.with_context(|| format!("{name} went missing"))?;
             self.staging.write(name, &bytes)?;
         }
         Ok(report)
-    }
-
-    /// Whether the source is what it was when `header` was made. A new stamp alone is no change: a
-    /// link or other permissions make one.
-    fn is_source_unchanged(
-        &self,
-        checkpoint: &Checkpoint,
-        header: &Header,
-        done: &[Done],
-    ) -> Result<bool> {
-        let now = Header::new(checkpoint, self.plan, self.options)?;
-        if now.has_stamps_of(header) || !now.continues(header) {
-            return Ok(now.continues(header));
-        }
-        for (entry, line) in self.plan.layout.entries.iter().zip(done) {
-            if self.source_hash(entry)? != line.source_sha256 {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// SHA-256 of what the source stores of a tensor, as [`Done::source_sha256`] has it.
-    fn source_hash(&self, entry: &Entry) -> Result<String> {
-        let reader = Reader::open(self.source, entry)?;
-        let hash = match (entry.target, &reader) {
-            (Target::Format(format), Reader::Packed { matrix, .. }) if matrix.format == format => {
-                packed_hash(matrix)
-            }
-            _ => {
-                let mut hash = Sha256::new();
-                reader.pieces(0..entry.rows, &mut |bytes, _| {
-                    hash.update(bytes);
-                    Ok(())
-                })?;
-                hash
-            }
-        };
-        Ok(hex(hash.finalize()))
     }
 
     /// Writes what a shard still lacks.
@@ -322,7 +274,7 @@ impl Run<'_> {
 
     /// Tells the solver where a layer ends.
     fn layer_done(&mut self, entry: &Entry) -> Result<()> {
-        match crate::gemma::Role::LAYER.last() == Some(&entry.role) {
+        match crate::models::Role::LAYER.last() == Some(&entry.role) {
             true => self.solver.layer_done(entry.layer),
             false => Ok(()),
         }
@@ -341,174 +293,4 @@ impl Run<'_> {
             error,
         })
     }
-
-    /// Whether a finished tensor lies where it should, byte for byte.
-    fn resume(&mut self, line: &Done, entry: &Entry, offset: u64) -> Result<bool> {
-        let layout = &self.plan.layout;
-        let header = layout.header(entry.shard)?;
-        let path = self.staging.files().join(layout.file(entry.shard));
-        let Ok(mut file) = File::open(&path) else { return Ok(false) };
-        let mut start = vec![0; header.len()];
-        if file.read_exact(&mut start).is_err() || start != header {
-            return Ok(false);
-        }
-        let whole = self.solver.wants_resumed(entry) && entry.role.is_matrix();
-        let mut bytes =
-            vec![
-                0;
-                if whole { entry.bytes() as usize } else { (entry.bytes() as usize).min(1 << 20) }
-            ];
-        let (mut hash, mut at) = (Sha256::new(), 0);
-        while at < entry.bytes() {
-            let n = bytes.len().min((entry.bytes() - at) as usize);
-            if file.read_exact_at(&mut bytes[..n], header.len() as u64 + offset + at).is_err() {
-                return Ok(false);
-            }
-            hash.update(&bytes[..n]);
-            at += n as u64;
-        }
-        if hex(hash.finalize()) != line.sha256 {
-            return Ok(false);
-        }
-        if let (true, Target::Format(format)) = (whole, entry.target) {
-            let matrix = match entry.block {
-                Some(kind) => {
-                    let bytes = &bytes[..kind.bytes_of(entry.rows * entry.cols)];
-                    kind.matrix(entry.rows, entry.cols, bytes, self.options.threads, Vec::new())?
-                }
-                None => {
-                    let (codes, scales) = bytes.split_at(entry.parts[0].bytes as usize);
-                    let scales: Vec<f16> =
-                        scales.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect();
-                    Matrix::new(format, entry.rows, entry.cols, codes, scales)?
-                }
-            };
-            self.solver.resumed(entry, &matrix)?;
-        }
-        self.layer_done(entry)?;
-        self.weights += (entry.rows * entry.cols) as u64;
-        self.say(entry, Some(line.relative_error))?;
-        Ok(true)
-    }
-
-    /// One tensor to the end of its file: SHA-256 of what was written and of its source, and the
-    /// relative error.
-    fn tensor(&mut self, entry: &Entry, file: &mut Growing) -> Result<(String, String, f64)> {
-        let reader = Reader::open(self.source, entry)?;
-        match (entry.target, &reader) {
-            (Target::AsIs(_), _) => self.copy(entry, &reader, file),
-            (Target::Format(format), Reader::Packed { matrix, .. }) if matrix.format == format => {
-                self.repeat(entry, matrix, file)
-            }
-            (Target::Format(format), _) => self.convert(entry, format, &reader, file),
-        }
-    }
-
-    /// Bytes as the source has them.
-    fn copy(
-        &mut self,
-        entry: &Entry,
-        reader: &Reader<'_>,
-        file: &mut Growing,
-    ) -> Result<(String, String, f64)> {
-        let (mut sink, mut source_hash) = (Sink::new(entry, file), Sha256::new());
-        reader.pieces(0..entry.rows, &mut |bytes, values| {
-            source_hash.update(bytes);
-            sink.plain(bytes, values)?;
-            self.advance(entry, values.len())
-        })?;
-        Ok((sink.finish()?, hex(source_hash.finalize()), 0.0))
-    }
-
-    /// Tiles of rows that a chunk may have.
-    fn most_tiles(&self, entry: &Entry) -> usize {
-        (self.plan.chunk / entry.cols / TILE_ROWS).max(1)
-    }
-
-    /// Codes and scales as the source has them.
-    fn repeat(
-        &mut self,
-        entry: &Entry,
-        matrix: &Matrix<'_>,
-        file: &mut Growing,
-    ) -> Result<(String, String, f64)> {
-        let mut sink = Sink::new(entry, file);
-        sink.matrix(matrix)?;
-        Ok((sink.finish()?, hex(packed_hash(matrix).finalize()), 0.0))
-    }
-
-    /// Codes as they come, then the scales. While a chunk is converted, the next one is read. An
-    /// error from `tell` ends it between two chunks; what is done with the last one is worth
-    /// finishing.
-    fn convert(
-        &mut self,
-        entry: &Entry,
-        format: Format,
-        reader: &Reader<'_>,
-        file: &mut Growing,
-    ) -> Result<(String, String, f64)> {
-        let (mut sink, mut source_hash) = (Sink::new(entry, file), Sha256::new());
-        let (mut error, mut power) = (0.0, 0.0);
-        let vector = !entry.role.is_matrix();
-        let step = match self.solver.wants_whole(entry) {
-            true => entry.rows,
-            // Trellis codes take so long that a chunk is no more than a tile's rows for each
-            // thread.
-            false if format.code.is_trellis() => {
-                TILE_ROWS * self.options.threads.clamp(1, self.most_tiles(entry))
-            }
-            false => TILE_ROWS * self.most_tiles(entry),
-        };
-        let chunk = |start: usize| start..(start + step).min(entry.rows);
-        let mut values = reader.rows(chunk(0), &mut source_hash)?;
-        for start in (0..entry.rows).step_by(step) {
-            let (rows, next) = (chunk(start), chunk(start + step));
-            let (matrix, ahead) = std::thread::scope(|scope| {
-                let source_hash = &mut source_hash;
-                let ahead = (!next.is_empty())
-                    .then(|| threads::spawn(scope, move || reader.rows(next, source_hash)));
-                let matrix = match vector {
-                    true => nearest(format, rows.len(), entry.cols, &values),
-                    false => self.solver.matrix(entry, format, rows.clone(), &values),
-                };
-                (matrix, ahead.map(Task::join))
-            });
-            let matrix = matrix?;
-            // Row by row: the sum must not depend on the number of threads.
-            for (e, p) in errors(&matrix, &values, self.options.threads) {
-                error += e;
-                power += p;
-            }
-            sink.matrix(&matrix)?;
-            if start + step < entry.rows {
-                self.advance(entry, values.len())?;
-            }
-            values = ahead.transpose()?.unwrap_or_default();
-        }
-        let relative = if power > 0.0 { digits(f64::sqrt(error / power), 6) } else { 0.0 };
-        Ok((sink.finish()?, hex(source_hash.finalize()), relative))
-    }
-}
-
-/// For each row its squared error and the squares that it came from.
-pub(super) fn errors(matrix: &Matrix<'_>, values: &[f32], threads: usize) -> Vec<(f64, f64)> {
-    let (rows, cols) = (matrix.rows, matrix.cols);
-    let of = |rows: Range<usize>| -> Vec<(f64, f64)> {
-        let mut decoded = vec![0f32; cols];
-        let square = |v: f64| v * v;
-        rows.map(|row| {
-            let source = &values[row * cols..][..cols];
-            matrix.dequantize_row(row, &mut decoded);
-            let error = source.iter().zip(&decoded).map(|(s, d)| square((s - d) as f64)).sum();
-            (error, source.iter().map(|s| square(*s as f64)).sum())
-        })
-        .collect()
-    };
-    let each = rows.div_ceil(threads.max(1)).max(1);
-    std::thread::scope(|scope| {
-        let of = &of;
-        let spawn = |start| threads::spawn(scope, move || of(start..(start + each).min(rows)));
-        let handles: Vec<_> = (0..rows).step_by(each).map(spawn).collect();
-        handles.into_iter().flat_map(Task::join).collect()
-    })
 }

@@ -12,12 +12,17 @@
 //! Patterns: see [`Pattern`]. Whatever cannot be meant is refused with its line: unknown keys and
 //! formats, a line that decides nothing.
 
-use super::pattern::Pattern;
+mod pattern;
+mod size;
+
+pub use size::{Aim, nearest_to, parse_size};
+
 use crate::error::Fault;
-use crate::gemma::{Config, Role};
+use crate::models::Role;
 use crate::tensor::Format;
 use crate::util::files::read_regular_text;
 use anyhow::{Context, Result};
+use pattern::Pattern;
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use toml::Spanned;
@@ -25,11 +30,11 @@ use toml::de::{DeTable, DeValue};
 
 /// Recipes inside the binary: name and text.
 pub const BUILT_IN: [(&str, &str); 5] = [
-    ("seed", include_str!("../../quant/seed.toml")),
-    ("int4", include_str!("../../quant/int4.toml")),
-    ("9gb", include_str!("../../quant/9gb.toml")),
-    ("10gb", include_str!("../../quant/10gb.toml")),
-    ("12gb", include_str!("../../quant/12gb.toml")),
+    ("seed", include_str!("../../../quant/seed.toml")),
+    ("int4", include_str!("../../../quant/int4.toml")),
+    ("9gb", include_str!("../../../quant/9gb.toml")),
+    ("10gb", include_str!("../../../quant/10gb.toml")),
+    ("12gb", include_str!("../../../quant/12gb.toml")),
 ];
 
 /// Bytes of a recipe at most: each line is held against each tensor.
@@ -54,66 +59,6 @@ struct Rule {
     text: String,
     pattern: Pattern,
     choice: Choice,
-}
-
-/// The size that a choice of formats is to reach.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Aim {
-    /// Bytes of all that is written.
-    Bytes(u64),
-    /// Bits for each weight, scales and headers included, files beside the weights not.
-    BitsPerWeight(f64),
-}
-
-impl From<u64> for Aim {
-    fn from(bytes: u64) -> Aim {
-        Aim::Bytes(bytes)
-    }
-}
-
-impl Aim {
-    /// Bytes of all that is written, for a model of these tensors with these files beside them.
-    pub fn bytes(
-        self,
-        roles: &[(Role, usize)],
-        config: &Config,
-        side_files: &[(String, u64)],
-    ) -> u64 {
-        match self {
-            Aim::Bytes(bytes) => bytes,
-            Aim::BitsPerWeight(bits) => {
-                let weights: usize =
-                    roles.iter().map(|r| r.0.shape(config).iter().product::<usize>()).sum();
-                (bits / 8.0 * weights as f64) as u64
-                    + side_files.iter().map(|(_, bytes)| bytes).sum::<u64>()
-            }
-        }
-    }
-}
-
-impl std::str::FromStr for Aim {
-    type Err = anyhow::Error;
-
-    /// `9.5GB` or `4.5bpw`.
-    fn from_str(text: &str) -> Result<Aim> {
-        let trimmed = text.trim().to_ascii_lowercase();
-        match trimmed.strip_suffix("bpw").map(|number| number.trim().parse::<f64>()) {
-            None => parse_size(text).map(Aim::Bytes),
-            Some(Ok(bits)) if (1.0..=32.0).contains(&bits) => Ok(Aim::BitsPerWeight(bits)),
-            Some(_) => anyhow::bail!(
-                "`{text}` is not a number of bits per weight from 1 to 32: write it like 4.5bpw"
-            ),
-        }
-    }
-}
-
-impl std::fmt::Display for Aim {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Aim::Bytes(bytes) => f.write_str(&super::size(*bytes)),
-            Aim::BitsPerWeight(bits) => write!(f, "{bits}bpw"),
-        }
-    }
 }
 
 /// A recipe that was read without fault; whether its lines fit a model shows in
@@ -322,54 +267,6 @@ fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, 
     Ok((parsed, choice))
 }
 
-/// What comes nearest to a type of llama.cpp's, such as `Q4_K_M`; `None` for other names.
-pub fn nearest_to(name: &str) -> Option<&'static str> {
-    let upper = name.to_ascii_uppercase();
-    let bits = upper.trim_start_matches('I').strip_prefix(['Q', 'T'])?.trim_start_matches('Q');
-    let rest = bits.get(1..)?;
-    if !(rest.starts_with('_') && rest.len() > 1) {
-        return None;
-    }
-    match bits.as_bytes()[0] {
-        b'1' | b'2' => Some("--target-size 2.6bpw"),
-        b'3' => Some("--target-size 3.5bpw"),
-        b'4' => Some("int4, or --target-size 4.8bpw"),
-        b'5' => Some("--target-size 5.7bpw"),
-        b'6' => Some("--target-size 6.6bpw"),
-        b'8' => Some("--linear i8-row"),
-        _ => None,
-    }
-}
-
-/// `9.5GB`, `900 MB`, `8GiB` or `512 B`. A number alone is refused: nobody means bytes.
-pub fn parse_size(text: &str) -> Result<u64> {
-    let trimmed = text.trim();
-    let digits = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
-    let (number, unit) = trimmed.split_at(digits);
-    let unit: f64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" if number.parse::<f64>().is_ok() => {
-            anyhow::bail!(
-                "`{text}` has no unit: write {}GB, or {}bpw for bits per weight",
-                trimmed,
-                trimmed
-            )
-        }
-        "b" => 1.0,
-        "k" | "kb" => 1e3,
-        "m" | "mb" => 1e6,
-        "g" | "gb" => 1e9,
-        "t" | "tb" => 1e12,
-        "kib" => 1024.0,
-        "mib" => 1024.0 * 1024.0,
-        "gib" => 1024.0 * 1024.0 * 1024.0,
-        _ => anyhow::bail!("`{text}` is not a size: write it like 9.5GB"),
-    };
-    match number.parse::<f64>() {
-        Ok(n) if n > 0.0 && n * unit < 1e18 => Ok((n * unit) as u64),
-        _ => anyhow::bail!("`{text}` is not a size: write it like 9.5GB"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -447,28 +344,6 @@ mod tests {
         assert!(Recipe::load(FOR_SIZES).unwrap().with_target(9_500_000_000).is_ok());
         assert!(Recipe::load("int4").unwrap().with_target(9_500_000_000).is_err());
         assert!(format!("{:#}", Recipe::load("8gb").unwrap_err()).contains("8gb"));
-    }
-
-    #[test]
-    fn sizes_are_read_as_people_write_them() {
-        for (text, bytes) in [
-            ("9.5GB", 9_500_000_000),
-            ("900 MB", 900_000_000),
-            ("1GiB", 1 << 30),
-            ("123 B", 123),
-            ("2g", 2_000_000_000),
-        ] {
-            assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
-        }
-        for bad in ["", "GB", "-1GB", "9.5.1GB", "1e400GB", "0GB", "9 bananas", "9"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
-        }
-        assert!(format!("{:#}", parse_size("2").unwrap_err()).contains("2GB"));
-        assert_eq!("4.5 bpw".parse::<Aim>().unwrap(), Aim::BitsPerWeight(4.5));
-        assert_eq!("1MB".parse::<Aim>().unwrap(), Aim::Bytes(1_000_000));
-        for bad in ["4.5", "bpw", "0.5bpw", "64bpw", "nanbpw"] {
-            assert!(bad.parse::<Aim>().is_err(), "{bad}");
-        }
     }
 
     #[test]
