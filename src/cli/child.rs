@@ -2,8 +2,8 @@
 
 use crate::cli::io::output::print;
 use crate::cli::io::ui::Ui;
-use crate::gemma::chat;
 use crate::grammar;
+use crate::models::chat;
 use crate::runtime::driver;
 use crate::util::child::role;
 use std::ffi::OsString;

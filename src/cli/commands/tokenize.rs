@@ -5,7 +5,7 @@ use crate::cli::io::input;
 use crate::cli::io::output::print;
 use crate::cli::options::{InputOptions, SpecialPolicy, UiOptions};
 use crate::cli::settings::Typed;
-use crate::gemma::{ChatTemplate, Message, Special};
+use crate::models::{ChatTemplate, Message, Special};
 use crate::runtime::Model;
 use anyhow::Result;
 use clap::Args;

@@ -4,7 +4,7 @@
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
 use crate::cli::options::UiOptions;
-use crate::gemma::Role;
+use crate::models::Role;
 use crate::quant::{Entry, Progress};
 use crate::util::units::{bytes, duration};
 use anyhow::Result;
