@@ -1,4 +1,4 @@
-"""What drafting on a processor thread costs a target that decodes on the GPU meanwhile.
+"""Measures what drafting on a CPU thread costs a target that decodes on the GPU meanwhile.
 
     python3 scripts/bench_overlap.py TARGET... --draft DRAFT_DIR [-d vulkan] [--rounds 12] [--args
     "--format-weights i4-g32"]

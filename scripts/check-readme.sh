@@ -58,7 +58,7 @@ words_of() {
   tr -s '[:space:]' ' ' | sed 's/^ //; s/ $//'
 }
 
-# What is shown is what is printed.
+# The output that a page shows is the output of the command.
 run=0
 compare() { # page, command, what the page shows
   [ -n "$2" ] || return 0

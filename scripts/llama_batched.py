@@ -1,4 +1,4 @@
-"""What llama.cpp generates for several texts at once: the peer of bench-batch.sh and
+"""Tokens a second of llama.cpp for several texts at once: the peer of bench-batch.sh and
 bench-serve.sh."""
 
 import json

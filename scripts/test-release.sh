@@ -50,7 +50,7 @@ mount -t proc proc "$root/proc" || skip "/proc cannot be mounted in the bare sys
 mounted=1
 mkdir -p "$root/home/user"
 inside() { chroot "$root" env -i PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin HOME=/home/user TERM=xterm "$@"; }
-# What a user's own runs leave in the home directory is theirs, and packages' databases change by themselves.
+# Files in the home directory are the user's own, and the databases of packages change by themselves.
 files() { (cd "$root" && find . -path ./proc -prune -o -path ./home/user -prune -o -path ./var/lib/dpkg -prune -o -path ./var/log -prune \
   -o -path ./var/cache/man -prune -o -path ./tmp -prune -o -print | sort); }
 

@@ -82,7 +82,7 @@ def read(name):
     answers = []
     for line in open(f"{name}.jsonl"):
         reply = json.loads(line)
-        # What is no JSON has no id: the number of its line stands for it, which depends on the cut.
+        # A line that is no JSON has no id. Its id is its line number, which depends on the cut.
         name = reply.get("custom_id") or reply["id"]
         answers.append((name if isinstance(name, str) else "", json.dumps([reply.get(k) for k in ("text", "error", "response")])))
     return answers

@@ -60,7 +60,7 @@ SCHEMAS = [
          "value": {"type": "string", "maxLength": 60}},
      "required": ["type", "value"], "additionalProperties": False}]},
 ]
-# What loops on blanks where white space is free, or is as long as the model likes.
+# Schemas that make other programs loop on blanks, or have no end.
 LOOPS = [
     {"type": "array", "items": STRING},
     {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},

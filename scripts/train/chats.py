@@ -63,7 +63,7 @@ def classify(text):
 
 
 def clean(cls, text):
-    """Whether a chat is good enough to be imitated in the decay phase."""
+    """True if a chat is good enough to be imitated in the decay phase."""
     turns = TURN.findall(text)
     model = "\n".join(t for who, t in turns if who == "model")
     if len(turns) < 2 or len(text) > 7000 or len(model) < 2 or model.startswith(

@@ -27,7 +27,7 @@ MOST = 4
 
 
 def piece_bytes(piece):
-    """What a piece adds to a text."""
+    """The text that a piece adds."""
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         return bytes([int(piece[3:5], 16)])
     return piece.replace("\u2581", " ").encode()

@@ -83,7 +83,7 @@ def generate(net: Net, e, prompts, new=256, temperature=0.0, top_k=64, top_p=0.9
 
 
 def dense_hidden(net, e, tokens):
-    """What Net.hidden computes on packed rows, with plain attention (any device; slow on long
+    """The result of Net.hidden on packed rows, with plain attention (any device; slow on long
     rows)."""
     n, dev = tokens.shape[1], tokens.device
     pos, doc = torch.arange(n, device=dev), (tokens == 2).cumsum(1)

@@ -26,7 +26,7 @@ def hadamard(n=128, device="cuda"):
 
 
 def signs(n, device="cuda"):
-    """What the program multiplies columns by in front of a Hadamard transform: `signs` in
+    """The signs that the program multiplies columns by before a Hadamard transform: `signs` in
     src/tensor/hadamard.rs, as 1 and -1."""
     x = np.arange(1, n // 32 + 1, dtype=np.uint64) * 0x9E3779B9 & 0xFFFFFFFF
     x = (x ^ x >> 16) * 0x21F0AAAD & 0xFFFFFFFF
@@ -109,7 +109,7 @@ PARTS = ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v
 
 
 def queries(x, w, cos, sin, act=lambda t: t):
-    """What attention starts from: queries, keys and values [batch, heads, length, 64] of the
+    """The inputs of attention: queries, keys and values [batch, heads, length, 64] of the
     residual stream x."""
     norm1, wq, wk, wv, norm_q, norm_k = w[:6]
     b, s, _ = x.shape

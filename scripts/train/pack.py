@@ -35,7 +35,7 @@ def plain(question):
 
 
 def questions(path):
-    """What no chat may ask: the prompts of a file of JSON lines that are not marked as taught."""
+    """Prompts that no chat may ask: those of a file of JSON lines that are not marked as taught."""
     lines = map(json.loads, open(path, encoding="utf-8")) if path else ()
     return frozenset(plain(l["prompt"]) for l in lines if not l.get("taught"))
 
