@@ -14,7 +14,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("kv", 0),
     ("compute", 1),
     ("checkpoint", 1),
-    ("gemma", 2),
+    ("models", 2),
     ("npu", 2),
     ("vulkan", 2),
     ("engine", 3),
@@ -41,11 +41,11 @@ const SEAMS: &[(&str, &[&str])] = &[
     ("eprintln!", &["cli/", "main.rs"]),
     ("eprint!", &["cli/", "main.rs"]),
     ("print!", &["cli/", "main.rs"]),
-    ("self_attn", &["gemma/weights.rs"]),
-    ("layernorm", &["gemma/weights.rs"]),
-    ("embed_tokens", &["gemma/weights.rs"]),
-    ("token_embd", &["gemma/gguf/"]),
-    ("tokenizer.ggml", &["gemma/gguf/"]),
+    ("self_attn", &["models/weights.rs"]),
+    ("layernorm", &["models/weights.rs"]),
+    ("embed_tokens", &["models/weights.rs"]),
+    ("token_embd", &["models/gemma3/gguf/"]),
+    ("tokenizer.ggml", &["models/gemma3/gguf/"]),
     ("CpuExecutor", &["compute/", "runtime/"]),
     ("llguidance", &["grammar/"]),
     ("rustyline", &["cli/chat/"]),
@@ -207,6 +207,41 @@ fn module(file: &str) -> Vec<String> {
     parts
 }
 
+/// Resolves a path that begins with `crate` or `super` and stands in module `own`.
+fn absolute(own: &[String], path: Vec<String>) -> Vec<String> {
+    let up = path.iter().take_while(|part| *part == "super").count();
+    match up {
+        0 => path[1..].to_vec(),
+        _ => [&own[..own.len().saturating_sub(up)], &path[up..]].concat(),
+    }
+}
+
+/// Folders of a room from the lowest to the highest. A file uses only its own folder and lower ones.
+const FOLDERS: &[(&str, &[&str])] = &[("vulkan", &["device", "lower", "run", "check"])];
+
+#[test]
+fn folders_use_only_lower_folders() {
+    let mut wrong = Vec::new();
+    for (room, folders) in FOLDERS {
+        let level = |name: &String| folders.iter().position(|folder| folder == name);
+        let mut seen = BTreeSet::new();
+        for (file, code) in sources() {
+            let own = module(&file);
+            let Some(here) = own.get(1).filter(|_| own[0] == *room).and_then(level) else {
+                continue;
+            };
+            seen.insert(here);
+            for path in paths(&code) {
+                let used = absolute(&own, path);
+                let is_up = used[0] == *room && used.get(1).and_then(level) > Some(here);
+                wrong.extend(is_up.then(|| format!("src/{file} uses {}", used.join("::"))));
+            }
+        }
+        assert_eq!(seen.len(), folders.len(), "{room} lacks a folder: {folders:?}");
+    }
+    assert!(wrong.is_empty(), "upward: {wrong:#?}");
+}
+
 /// Which modules of the command line each of its files names.
 fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
     let files: Vec<(Vec<String>, String)> = sources()
@@ -215,13 +250,6 @@ fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
         .map(|(f, code)| (module(&f), code))
         .collect();
     let modules: BTreeSet<Vec<String>> = files.iter().map(|(module, _)| module.clone()).collect();
-    let absolute = |own: &[String], path: Vec<String>| {
-        let up = path.iter().take_while(|part| *part == "super").count();
-        match up {
-            0 => path[1..].to_vec(),
-            _ => [&own[..own.len() - up], &path[up..]].concat(),
-        }
-    };
     let imports = |own: &Vec<String>, code: &str| {
         let named = paths(code).into_iter().map(|path| absolute(own, path));
         let module = |path: Vec<String>| {
