@@ -1,6 +1,6 @@
 //! Calls of `row.comp`: norms, gates and preparation of whole rows.
 
-use super::super::kernels::RowPush;
+use super::kernels::RowPush;
 use super::*;
 
 /// What `row.comp` does with a row.

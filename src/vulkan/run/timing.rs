@@ -1,8 +1,8 @@
 //! Time of each kernel by time stamps of the device.
 
-use super::call::Call;
-use super::device::{Gpu, failed};
 use crate::compute::KernelTime;
+use crate::vulkan::device::{Gpu, failed};
+use crate::vulkan::lower::Call;
 use anyhow::Result;
 use ash::vk;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Calls of attention.
 
-use super::super::kernels::{AttentionPush, Join, PartialAttentionPush};
+use super::kernels::{AttentionPush, Join, PartialAttentionPush};
 use super::*;
 use anyhow::{bail, ensure};
 

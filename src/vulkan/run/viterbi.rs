@@ -1,13 +1,13 @@
 //! Trellis codes found on the device: the same states as the processor finds, because all costs
 //! are integers.
 
-use super::call::Call;
-use super::executor::VulkanExecutor;
-use super::kernels::{self, PathTrellis, Specialise, ViterbiPush, word};
+use super::VulkanExecutor;
 use crate::compute::{BufferId, Executor};
 use crate::tensor::encode::TileEncoder;
 use crate::tensor::trellis::{STATES, TILE, Trellis};
 use crate::tensor::viterbi::{STEPS, WEIGHTS, quarters};
+use crate::vulkan::lower::Call;
+use crate::vulkan::lower::kernels::{self, PathTrellis, Specialise, ViterbiPush, word};
 use anyhow::Result;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};

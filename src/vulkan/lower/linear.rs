@@ -1,12 +1,12 @@
 //! Calls of linear layers: which of the kernels, in what shape.
 
-use super::call::{Access, Bucket, Call, Lowering};
 use super::kernels::{self, Kernel, LinearPush, MatrixPush, PathTrellis, Push, Specialise, word};
 use super::layout::{DeviceMatrix, Packing, code_number};
-use super::pipeline::{Constants, Shader};
+use super::{Access, Bucket, Call, Lowering};
 use crate::compute::{LinearJob, RowSet};
 use crate::tensor::trellis::{TILE, Trellis};
 use crate::tensor::{Code, Format, Group};
+use crate::vulkan::device::pipeline::{Constants, Shader};
 use anyhow::Result;
 use bytemuck::Zeroable;
 

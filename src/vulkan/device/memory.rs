@@ -1,7 +1,7 @@
 //! Device memory: two arenas (weights, buffers) of large blocks that pieces are cut from, and host
 //! memory that both sides see.
 
-use super::device::{DeviceInfo, Gpu, failed};
+use super::{DeviceInfo, Gpu, failed};
 use crate::error::{Fault, Kind};
 use anyhow::Result;
 use ash::vk;

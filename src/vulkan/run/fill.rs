@@ -1,9 +1,9 @@
 //! Which bytes of which matrices go into a staging block together, and the threads that read them
 //! there.
 
-use super::memory::Block;
-use super::queue::Timeline;
 use crate::tensor::Source;
+use crate::vulkan::device::memory::Block;
+use crate::vulkan::device::queue::Timeline;
 use anyhow::{Result, anyhow, ensure};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;

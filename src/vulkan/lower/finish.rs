@@ -7,14 +7,12 @@
 //! all of the row: where there are one or two, the last workgroup of all does it. Gate times up is
 //! left out, since it slows the products by more than a dispatch (docs/NOTES.md).
 
-use super::call::{
-    Access, Bucket, Call, Lowering, kv_code, preparation, prepared, reads_before_write,
-};
-use super::footprint::COUNTS;
 use super::kernels::{AttentionPush, Heads, Join, LinearPush, NextNorm, Specialise, word};
-use super::pipeline::Shader;
+use super::sizes::COUNTS;
+use super::{Access, Bucket, Call, Lowering, kv_code, preparation, prepared, reads_before_write};
 use crate::compute::{Act, BufferId, Dispatch, LinearJob, Norm, Op, Rope, RowSet};
 use crate::tensor::Group;
+use crate::vulkan::device::pipeline::Shader;
 use std::collections::HashMap;
 use std::mem::offset_of;
 
@@ -230,7 +228,7 @@ impl Epilogues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vulkan::kernels::{MatrixProbe, MatrixProbePush};
+    use crate::vulkan::lower::kernels::{MatrixProbe, MatrixProbePush};
 
     fn call(epilogue: u8) -> Call {
         let epilogue = Some(Epilogue { bytes: vec![epilogue; 16], at: 0 });

@@ -1,6 +1,6 @@
 //! Where a barrier must stand between the calls of a plan.
 
-use super::call::{Access, Call};
+use super::{Access, Call};
 use crate::compute::BufferId;
 
 /// Which buffers were touched since the last barrier.

@@ -1,15 +1,15 @@
 //! The submissions of a pass: recorded in pieces as estimates want them, or felt out one by one.
 
-use super::super::barrier::{barrier, kernel_barrier};
-use super::super::call::{Bucket, Call};
-use super::super::cut::{self, Cut, Feeler, Size};
-use super::super::device::{LOST, is_lost};
-use super::super::hazards::Hazards;
-use super::super::pipeline;
 use super::commands::{axis, dispatch, dispatch_part};
+use super::cut::{self, Cut, Feeler, Size};
 use super::{Pass, VulkanExecutor};
 use crate::compute::PlanId;
 use crate::error::{Fault, Kind};
+use crate::vulkan::device::barrier::{barrier, kernel_barrier};
+use crate::vulkan::device::pipeline;
+use crate::vulkan::device::{LOST, is_lost};
+use crate::vulkan::lower::hazards::Hazards;
+use crate::vulkan::lower::{Bucket, Call};
 use anyhow::Result;
 use ash::vk;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

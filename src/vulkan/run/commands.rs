@@ -1,9 +1,9 @@
 //! What is recorded: calls, and copies to where the host sees them.
 
-use super::super::barrier::{barrier, host_barrier};
-use super::super::call::Call;
-use super::super::memory::Block;
-use super::super::queue::Queue;
+use crate::vulkan::device::barrier::{barrier, host_barrier};
+use crate::vulkan::device::memory::Block;
+use crate::vulkan::device::queue::Queue;
+use crate::vulkan::lower::Call;
 use anyhow::Result;
 use ash::vk;
 use std::ops::Range;

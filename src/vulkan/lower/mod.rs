@@ -1,19 +1,15 @@
 //! From operations to kernel calls: which shader, how specialised, over how many workgroups.
 
 mod attention;
+pub mod finish;
 mod following;
+pub mod hazards;
+pub mod kernels;
+pub mod layout;
+mod linear;
 mod rows;
+pub mod sizes;
 
-use super::device::DeviceInfo;
-use super::finish::Epilogue;
-use super::footprint::OwnSizes;
-use super::kernels::{
-    self, BestPush, CommitPush, EmbedPush, Kernel, LinearPush, Push, RopePush, Specialise, word,
-};
-use super::layout::{DeviceMatrix, Packing, code_number};
-use super::linear::put_beside;
-use super::matrix::MatrixShape;
-use super::pipeline::{Constants, Shader};
 use crate::compute::step::StepView;
 use crate::compute::{
     Act, Attention, Best, BufferId, Commit, Dispatch, Embed, GateUp, KvFormat, KvLayer, Linear,
@@ -22,9 +18,19 @@ use crate::compute::{
 use crate::kv::{OffloadedPages, PAGE};
 use crate::tensor::Group;
 use crate::tensor::trellis::Trellis;
+use crate::vulkan::device::DeviceInfo;
+use crate::vulkan::device::matrix::MatrixShape;
+use crate::vulkan::device::pipeline::{Constants, Shader};
 use anyhow::Result;
+use finish::Epilogue;
 pub(super) use following::{prepared, reads_before_write};
+use kernels::{
+    BestPush, CommitPush, EmbedPush, Kernel, LinearPush, Push, RopePush, Specialise, word,
+};
+use layout::{DeviceMatrix, Packing, code_number};
+use linear::put_beside;
 use rows::{Merge, RowWork};
+use sizes::OwnSizes;
 use std::ops::Range;
 
 /// How many rows (and pages) the recorded commands are for; kernels look up in the step buffer how
@@ -58,7 +64,7 @@ impl Bucket {
         Bucket::holding(live.len(), step.selected.len(), step.path.len(), pages, mixed)
     }
 
-    pub(super) fn of(&self, rows: RowSet) -> usize {
+    pub(in crate::vulkan) fn of(&self, rows: RowSet) -> usize {
         match rows {
             RowSet::All => self.rows,
             RowSet::Selected => self.selected,
@@ -181,11 +187,11 @@ impl Own {
 const OTHER_WORK: u64 = 4096;
 
 impl Lowering<'_> {
-    pub(super) fn at(&self, id: BufferId) -> u64 {
+    pub(in crate::vulkan) fn at(&self, id: BufferId) -> u64 {
         self.addresses[id.0 as usize]
     }
 
-    pub(super) fn matrix(&self, id: WeightId) -> &DeviceMatrix {
+    pub(in crate::vulkan) fn matrix(&self, id: WeightId) -> &DeviceMatrix {
         &self.matrices[id.0 as usize]
     }
 
@@ -257,7 +263,7 @@ impl Lowering<'_> {
         Ok(out)
     }
 
-    pub(super) fn call<K: Kernel>(
+    pub(in crate::vulkan) fn call<K: Kernel>(
         &self,
         kernel: &K,
         push: &K::Push,
@@ -298,7 +304,7 @@ impl Lowering<'_> {
         Ok(call)
     }
 
-    pub(super) fn rope(&self, op: &Rope, bucket: Bucket) -> Call {
+    pub(in crate::vulkan) fn rope(&self, op: &Rope, bucket: Bucket) -> Call {
         let Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op;
         let kernel = kernels::Rope {
             local: self.info.subgroup,
@@ -370,7 +376,7 @@ impl Lowering<'_> {
 }
 
 /// `KV` of `kv.glsl`.
-pub(super) fn kv_code(kv: &KvLayer) -> u32 {
+pub(in crate::vulkan) fn kv_code(kv: &KvLayer) -> u32 {
     match kv.format {
         KvFormat::F32 => 0,
         KvFormat::F16 => 1,
@@ -388,7 +394,7 @@ fn group(group: Group) -> u32 {
 
 /// How an activation is prepared: through a Hadamard or not, as int8 or not, and the columns that
 /// share a scale where there are scales.
-pub(super) fn preparation(act: Option<&Act>) -> (bool, bool, u32) {
+pub(in crate::vulkan) fn preparation(act: Option<&Act>) -> (bool, bool, u32) {
     act.map_or((false, false, 0), |act| {
         let int8 = act.format.int8;
         (act.format.hadamard, int8, if int8 { group(act.format.group) } else { 0 })

@@ -1,15 +1,23 @@
 //! Devices: what there is, what each can do, which one is taken. Probed once; nothing is used that
 //! was not asked about.
 
-use super::choose::{Choice, choose};
-use super::matrix::{self, MatrixShape};
-use super::memory::Requested;
-use super::validation::{self, Validation};
+pub mod barrier;
+pub mod choose;
+pub mod matrix;
+pub mod memory;
+pub mod pipeline;
+pub mod queue;
+pub mod validation;
+
 use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
 use ash::{Device, Entry, Instance, khr, vk};
+use choose::{Choice, choose};
+use matrix::MatrixShape;
+use memory::Requested;
 use std::ffi::{CStr, c_char};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use validation::Validation;
 
 /// Environment variable that lets a driver without a GPU (lavapipe) count as a device: for tests.
 pub const ALLOW_CPU_DRIVER: &str = "GEMMA_VULKAN_CPU";
@@ -99,7 +107,7 @@ impl Drop for Vulkan {
     }
 }
 
-pub(super) fn no_driver(what: String) -> anyhow::Error {
+fn no_driver(what: String) -> anyhow::Error {
     Fault::new(Kind::Device, what)
         .help(
             "install a Vulkan driver (Debian: mesa-vulkan-drivers and libvulkan1), or use \
@@ -109,7 +117,7 @@ pub(super) fn no_driver(what: String) -> anyhow::Error {
 }
 
 /// True where an environment variable is set to something but 0.
-pub(super) fn is_set(name: &str) -> bool {
+fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some_and(|v| !v.is_empty() && v != "0")
 }
 

@@ -1,12 +1,5 @@
-//! Matrix instructions: the shapes that a device lists, and whether they lay their results out as
-//! the kernels take them to, which Vulkan leaves to the driver.
+//! The shapes of matrices that a device multiplies.
 
-use super::barrier::host_barrier;
-use super::kernels::{MatrixProbe, MatrixProbePush, Push, Specialise};
-use super::memory::Block;
-use super::pipeline::{Pipelines, Shader};
-use super::queue::Queue;
-use anyhow::Result;
 use ash::vk;
 
 /// An M x K matrix of int8 times a K x N one, by a subgroup, into int32.
@@ -59,37 +52,6 @@ pub fn best_shape(shapes: &[MatrixShape]) -> Option<MatrixShape> {
         .or_else(|| shapes.iter().filter(usable).max_by_key(|s| s.m * s.n * s.k).copied())
 }
 
-/// Lanes of a subgroup and elements of a product that each has.
-const PRODUCT: (usize, usize) = (32, 4);
-
-/// Runs `matrix_probe.comp`, whose results go to `block`.
-pub fn are_as_expected(
-    queue: &mut Queue,
-    pipelines: &mut Pipelines,
-    block: &Block,
-) -> Result<bool> {
-    let pipeline = pipelines.get(Shader::MatrixProbe, &MatrixProbe {}.constants())?;
-    let (layout, push) = (pipelines.layout, Push::of(&MatrixProbePush { out: block.address }));
-    // SAFETY: the block holds the results and lives until they are there.
-    let done = queue.once(|device, commands| unsafe {
-        device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
-        device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
-        device.cmd_dispatch(commands, 1, 1, 1);
-        host_barrier(device, commands);
-    })?;
-    queue.wait(done)?;
-    // SAFETY: the device is done with the block.
-    let bytes = unsafe { block.bytes(0, PRODUCT.0 * PRODUCT.1 * 4) };
-    Ok(bytes.chunks_exact(4).enumerate().all(|(i, word)| word == expected(i).to_le_bytes()))
-}
-
-/// Element `i % 4` of lane `i / 4`: 8 row + column + 113, see the shader.
-fn expected(i: usize) -> i32 {
-    let (lane, element) = (i / PRODUCT.1, i % PRODUCT.1);
-    let (row, column) = (lane / 4 + element / 2 * 8, lane % 4 * 2 + element % 2);
-    (8 * row + column + 113) as i32
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,12 +94,5 @@ mod tests {
         assert_eq!(best(&[(8, 8, 8), (16, 16, 16)]), Some(of((16, 16, 16))));
         assert_eq!(best(&[(8, 16, 32), (32, 32, 32)]), Some(of((8, 16, 32))));
         assert_eq!(best(&[(32, 8, 16)]), None);
-    }
-
-    #[test]
-    fn every_element_of_the_product_is_expected_once() {
-        let mut all: Vec<i32> = (0..PRODUCT.0 * PRODUCT.1).map(expected).collect();
-        all.sort_unstable();
-        assert_eq!(all, (113..113 + 16 * 8).collect::<Vec<i32>>());
     }
 }

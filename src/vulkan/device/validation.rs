@@ -1,7 +1,7 @@
 //! The validation layers, for tests: what they say is printed and counted, and whoever asked for
 //! them fails if there was anything.
 
-use super::device::is_set;
+use super::is_set;
 use ash::{Entry, Instance, ext, vk};
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_void};

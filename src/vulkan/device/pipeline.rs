@@ -2,7 +2,7 @@
 //! once and kept on disk.
 
 use super::choose::Choice;
-use super::device::{Gpu, failed};
+use super::{Gpu, failed};
 use crate::util::files::{read_regular, write_whole};
 use crate::util::{hex, threads, xdg};
 use anyhow::Result;
@@ -32,7 +32,7 @@ macro_rules! shaders {
             pub fn code(self) -> &'static [u8] {
                 match self {
                     $(Shader::$name => {
-                        include_bytes!(concat!("../../shaders/spirv/", $file, ".spv"))
+                        include_bytes!(concat!("../../../shaders/spirv/", $file, ".spv"))
                     })*
                 }
             }
@@ -91,7 +91,7 @@ pub struct Pipelines {
 static OPEN: Mutex<Vec<Weak<Mutex<Pipelines>>>> = Mutex::new(Vec::new());
 
 /// The shaders of this build, in words: the SHA-256 of each.
-pub const SHADERS: &str = include_str!("../../shaders/manifest.txt");
+pub const SHADERS: &str = include_str!("../../../shaders/manifest.txt");
 
 /// Opens a device, if this process has not got it open already; `matrices` as in [`Gpu::open`].
 pub fn open(choice: Choice, matrices: bool) -> Result<(Arc<Gpu>, Arc<Mutex<Pipelines>>)> {

@@ -1,10 +1,10 @@
 //! How fast a device reads its memory and takes bytes from the host.
 
-use super::super::barrier::barrier;
-use super::super::kernels::{Push, Read, ReadPush, Specialise};
-use super::super::memory::{Block, Place};
-use super::super::pipeline::{self, Shader};
 use super::VulkanExecutor;
+use crate::vulkan::device::barrier::barrier;
+use crate::vulkan::device::memory::{Block, Place};
+use crate::vulkan::device::pipeline::{self, Shader};
+use crate::vulkan::lower::kernels::{Push, Read, ReadPush, Specialise};
 use ash::vk;
 use std::time::Instant;
 

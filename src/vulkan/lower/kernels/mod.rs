@@ -2,7 +2,7 @@
 //! shaders declare them. The tests hold every struct here to the committed SPIR-V: names, numbers
 //! of constants, places of arguments, types and how many there are.
 
-use super::pipeline::{Constants, PUSH, Shader};
+use crate::vulkan::device::pipeline::{Constants, PUSH, Shader};
 use bytemuck::{Pod, Zeroable};
 
 /// A specialisation constant as a struct here declares it.

@@ -1,6 +1,6 @@
 //! Which of the devices is taken.
 
-use super::device::{ALLOW_CPU_DRIVER, DeviceInfo, is_set, no_driver};
+use super::{ALLOW_CPU_DRIVER, DeviceInfo, is_set, no_driver};
 use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
 

@@ -1,6 +1,6 @@
 //! Submitting and waiting: one queue, one timeline semaphore that counts submissions.
 
-use super::device::{Gpu, failed};
+use super::{Gpu, failed};
 use crate::testing;
 use anyhow::Result;
 use ash::vk;

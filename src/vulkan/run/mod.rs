@@ -2,38 +2,49 @@
 //! submission, or several (`cut`).
 
 mod commands;
+mod cut;
+mod fill;
+mod footprint;
+mod matrix_probe;
 mod pieces;
 mod speed;
 mod staging;
+mod timing;
+mod upload;
+mod viterbi;
 
-use super::barrier::{barrier, host_barrier};
-use super::call::{Bucket, Call, Lowering, Own};
-use super::choose::Choice;
-use super::cut::{Cut, Size};
-use super::device::Gpu;
-use super::finish::Epilogues;
-use super::footprint::{OwnSizes, READBACK, RESULTS, key_block};
-use super::layout::DeviceMatrix;
-use super::matrix;
-use super::memory::{Arena, Block, Place, Span, Use};
-use super::pipeline::{self, Pipelines};
-use super::queue::Queue;
-use super::timing::Timing;
-use super::upload::Uploader;
 use crate::compute::dry::Pieces;
 use crate::compute::{
     BufferId, Caps, Commit, Dispatch, Executor, Held, LoadJob, Loading, Op, Part, Plan, PlanId,
     Report, Reports, StepLayout, Storage, WeightId,
 };
 use crate::tensor::{Matrix, StoredMatrix};
+use crate::vulkan::device::barrier::{barrier, host_barrier};
+use crate::vulkan::device::choose::Choice;
+use crate::vulkan::device::matrix;
+use crate::vulkan::device::memory::{Arena, Block, Place, Span, Use};
+use crate::vulkan::device::pipeline::{self, Pipelines};
+use crate::vulkan::device::queue::Queue;
+use crate::vulkan::device::{DeviceInfo, Gpu};
+use crate::vulkan::lower::finish::Epilogues;
+use crate::vulkan::lower::layout::DeviceMatrix;
+use crate::vulkan::lower::sizes::{OwnSizes, key_block};
+use crate::vulkan::lower::{Bucket, Call, Lowering, Own};
 use anyhow::{Context, Result, ensure};
 use ash::vk;
 use commands::{dispatch, read_back};
+pub use cut::LIMIT;
+use cut::{Cut, Size};
+use footprint::{READBACK, RESULTS};
+pub use footprint::{STAGING, VulkanFootprint, blocks};
 pub use pieces::MadeUp;
 use pieces::explained;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+use timing::Timing;
+use upload::Uploader;
+pub use viterbi::VulkanTiles;
 
 /// Most bytes that `vkCmdUpdateBuffer` takes at a time.
 const UPDATE: usize = 65536;
@@ -130,7 +141,11 @@ impl VulkanExecutor {
         let results = Block::new(&gpu, "results of a pass", RESULTS, Place::Readback)?;
         let known_elements = gpu.matrices == Some(matrix::SHAPE)
             && gpu.info.subgroup == 32
-            && matrix::are_as_expected(&mut queue, &mut pipeline::lock(&pipelines), &results)?;
+            && matrix_probe::are_as_expected(
+                &mut queue,
+                &mut pipeline::lock(&pipelines),
+                &results,
+            )?;
         Ok(VulkanExecutor {
             known_elements,
             queue,
@@ -159,7 +174,7 @@ impl VulkanExecutor {
     }
 
     /// Where a buffer lies on the device.
-    pub(super) fn address(&self, id: BufferId) -> u64 {
+    pub(in crate::vulkan) fn address(&self, id: BufferId) -> u64 {
         self.addresses[id.0 as usize]
     }
 
@@ -230,7 +245,11 @@ impl VulkanExecutor {
     }
 
     /// The calls of a recorded plan.
-    pub(super) fn calls_of(&mut self, plan: PlanId, bucket: Bucket) -> Result<Vec<Call>> {
+    pub(in crate::vulkan) fn calls_of(
+        &mut self,
+        plan: PlanId,
+        bucket: Bucket,
+    ) -> Result<Vec<Call>> {
         let mut calls = self.calls(plan, bucket, true)?;
         let own = self.own.expect("made when the first plan was recorded");
         let Some(new) = self.epilogues.place(
@@ -262,7 +281,7 @@ impl VulkanExecutor {
     }
 
     /// Runs calls one after the other, apart from any plan.
-    pub(super) fn run_calls(&mut self, calls: &[Call]) -> Result<()> {
+    pub(in crate::vulkan) fn run_calls(&mut self, calls: &[Call]) -> Result<()> {
         let (layout, pipelines) = self.kernels(calls)?;
         self.stage(None)?;
         let done = self.queue.once(|device, commands| {
@@ -275,7 +294,7 @@ impl VulkanExecutor {
         self.queue.wait(done)
     }
 
-    pub fn info(&self) -> &super::device::DeviceInfo {
+    pub fn info(&self) -> &DeviceInfo {
         &self.gpu.info
     }
 

@@ -1,14 +1,6 @@
 //! Which kernels a device would be given for a model, without the device: for whoever looks at what
 //! a driver makes of them.
 
-use super::call::{Access, Bucket, Call, Lowering, Own};
-use super::device::DeviceInfo;
-use super::executor::BLOCK_ROWS;
-use super::footprint::{OwnSizes, VulkanFootprint};
-use super::kernels::{self, Kernel};
-use super::layout::{DeviceMatrix, Packing, code_number};
-use super::matrix::{self, MatrixShape};
-use super::pipeline::{Constants, Shader};
 use crate::checkpoint::gguf::Kind;
 use crate::compute::dry::Dry;
 use crate::compute::{
@@ -16,6 +8,14 @@ use crate::compute::{
     StepLayout, Storage, WeightId,
 };
 use crate::tensor::{Code, Format, Matrix};
+use crate::vulkan::device::DeviceInfo;
+use crate::vulkan::device::matrix::{self, MatrixShape};
+use crate::vulkan::device::pipeline::{Constants, Shader};
+use crate::vulkan::lower::kernels::{self, Kernel};
+use crate::vulkan::lower::layout::{DeviceMatrix, Packing, code_number};
+use crate::vulkan::lower::{Access, Bucket, Call, Lowering, Own};
+use crate::vulkan::run::BLOCK_ROWS;
+use crate::vulkan::{lower::sizes::OwnSizes, run::VulkanFootprint};
 use anyhow::{Context, Result};
 
 /// Calls of one kernel that differ in nothing but where their data lie.
@@ -229,11 +229,11 @@ impl Reports for Listing {
 
 #[cfg(test)]
 mod tests {
-    use super::super::choose::tests::device;
     use super::*;
     use crate::compute::KvFormat;
     use crate::models::forward::{self, ForwardOptions, SparePages};
     use crate::models::{Config, Role, Weights};
+    use crate::vulkan::device::choose::tests::device;
 
     /// The calls of a pass over `rows` rows of two layers in one format.
     fn pass(format: &str, shapes: &[MatrixShape], rows: usize) -> Vec<Listed> {

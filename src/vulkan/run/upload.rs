@@ -2,18 +2,18 @@
 //! blocks, and the device unpacks one block while others are read. On a device with memory of its
 //! own a block is copied there first, since kernels read over the bus in no good order.
 
-use super::barrier::{barrier, copied_barrier};
-use super::device::Gpu;
 use super::fill::{Filling, Part, RING, STAGE, Stream, cut};
-use super::kernels::{self, Kernel, Push, RepackPush, UnpackPush, word};
-use super::layout::{DeviceMatrix, Packing, code_number, sizes};
-use super::memory::{Arena, Block, Place, Span};
-use super::pipeline::{self, Pipelines, Shader};
-use super::queue::Queue;
 use crate::compute::{LoadJob, Loading};
 use crate::error::no_thread;
 use crate::tensor::{Coding, StoredMatrix};
 use crate::util::threads;
+use crate::vulkan::device::Gpu;
+use crate::vulkan::device::barrier::{barrier, copied_barrier};
+use crate::vulkan::device::memory::{Arena, Block, Place, Span};
+use crate::vulkan::device::pipeline::{self, Pipelines, Shader};
+use crate::vulkan::device::queue::Queue;
+use crate::vulkan::lower::kernels::{self, Kernel, Push, RepackPush, UnpackPush, word};
+use crate::vulkan::lower::layout::{DeviceMatrix, Packing, code_number, sizes};
 use anyhow::{Context, Result};
 use ash::vk;
 use std::sync::{Arc, Mutex, OnceLock, mpsc};

@@ -7,12 +7,10 @@
 //! device's numbers, so that no difference adds to the next and a run gives the text that it gives
 //! unchecked.
 
-use super::call::{Bucket, Call};
-use super::compare::{
-    Difference, Grid, Rule, first_difference, first_q8_difference, first_wrong_code, typed,
-};
-use super::executor::VulkanExecutor;
-use super::outputs::{Holds, Output, outputs, unrounded};
+mod compare;
+mod listing;
+mod outputs;
+
 use crate::compute::memory::Buffers;
 use crate::compute::step::StepView;
 use crate::compute::{
@@ -21,7 +19,14 @@ use crate::compute::{
 };
 use crate::tensor::Matrix;
 use crate::testing;
+use crate::vulkan::lower::{Bucket, Call};
+use crate::vulkan::run::VulkanExecutor;
 use anyhow::{Result, bail, ensure};
+use compare::{
+    Difference, Grid, Rule, first_difference, first_q8_difference, first_wrong_code, typed,
+};
+pub use listing::{Listed, Listing};
+use outputs::{Holds, Output, outputs, unrounded};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
