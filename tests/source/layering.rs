@@ -189,7 +189,7 @@ fn path<'a>(mut code: &'a str, before: &[String], found: &mut Vec<Vec<String>>) 
                 return after;
             }
             let shorter = self::path(group, &path, found);
-            // What is no path, such as `as name` or `*`, is passed over.
+            // `as name` and `*` are no paths and are skipped.
             let end = shorter.find([',', '}', '{']).unwrap_or(shorter.len());
             group = &shorter[end..];
             if group.is_empty() {
@@ -262,7 +262,8 @@ fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
 
 #[test]
 fn the_check_takes_paths_apart() {
-    let code = "use super::ui;\nuse crate::cli::{args::{self, Cli}, stats as s};\nfn f() { crate::cli::help::text(super::super::X) }";
+    let code = "use super::ui;\nuse crate::cli::{args::{self, Cli}, stats as s};\n\
+                fn f() { crate::cli::help::text(super::super::X) }";
     let found: Vec<String> = paths(code).iter().map(|path| path.join(" ")).collect();
     let want = [
         "super ui",
@@ -308,7 +309,7 @@ fn the_command_line_has_no_import_circle() {
     for (own, others) in &mut left {
         others.retain(|other| !is_part(own, other));
     }
-    // What imports nothing that is left is in no circle.
+    // A file that imports none of the remaining files is in no circle.
     while let Some(done) =
         left.iter().find(|(_, others)| others.is_empty()).map(|(own, _)| own.clone())
     {
