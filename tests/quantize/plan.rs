@@ -6,7 +6,7 @@ use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
 use gemma::models::Weights;
-use gemma::quant::allocate::prior;
+use gemma::quant::prior;
 use gemma::quant::recipe::BUILT_IN;
 use gemma::quant::{Aim, Importance, Nearest, Options, Plan, Recipe, quantize};
 use serde_json::{Map, json};

@@ -5,7 +5,7 @@
 
 use super::rows;
 use crate::models::{Angles, LayerSpec, Role, Step, TensorSpec, Weights};
-use crate::quant::solve::linalg::{View, multiply};
+use crate::quant::ldlq::linalg::{View, multiply};
 use crate::tensor::Matrix;
 use anyhow::{Context, Result, bail};
 use rayon::prelude::*;
