@@ -7,6 +7,8 @@
 use super::config::{Config, LayerSpec};
 use super::gemma3::Gemma3;
 use super::role::Role;
+use crate::checkpoint::gguf::Metadata;
+use crate::checkpoint::gguf::write::Keys;
 use crate::error::Fault;
 use serde_json::Value;
 
@@ -19,6 +21,18 @@ pub trait Architecture: Sync {
     fn is_named(&self, model_type: Option<&str>, class: Option<&str>) -> bool;
     /// Reads a `config.json` of the family.
     fn config(&self, json: &Value) -> Result<Config, Fault>;
+    /// Name in GGUF files, the first part of its keys there.
+    fn gguf(&self) -> &'static str;
+    /// Returns the `config.json` that the keys of a GGUF file mean, or what is wrong with them.
+    /// `vocab` is the number of rows of the embedding table.
+    fn gguf_config(
+        &self,
+        metadata: &Metadata,
+        vocab: Option<usize>,
+        has_own_head: bool,
+    ) -> Result<Value, String>;
+    /// Adds the keys of a GGUF file. Refuses a model that llama.cpp would compute otherwise.
+    fn gguf_keys(&self, config: &Config, keys: &mut Keys) -> anyhow::Result<()>;
     /// Returns the steps of a layer of this shape.
     fn layer(&self, config: &Config, spec: &LayerSpec) -> Vec<Step>;
 }
@@ -44,12 +58,22 @@ pub fn of_json(json: &Value) -> Result<&'static dyn Architecture, Fault> {
     let model_type = |v: &Value| v.get("model_type").and_then(Value::as_str).map(str::to_owned);
     let class = json["architectures"].get(0).and_then(Value::as_str);
     let kind = model_type(json).or_else(|| model_type(text));
-    let known = ARCHITECTURES.into_iter().find(|a| a.is_named(kind.as_deref(), class));
-    known.ok_or_else(|| {
+    let found = ARCHITECTURES.into_iter().find(|a| a.is_named(kind.as_deref(), class));
+    found.ok_or_else(|| {
         let found = kind.as_deref().or(class).unwrap_or("of no stated kind");
-        Fault::model(format!("the model is {found}"))
-            .help("this program runs Gemma 3 (model_type gemma3 or gemma3_text)")
+        Fault::model(format!("the model is {found}")).help(known())
     })
+}
+
+/// Returns the architecture that a GGUF file names.
+pub fn of_gguf(name: &str) -> Option<&'static dyn Architecture> {
+    ARCHITECTURES.into_iter().find(|a| a.gguf() == name)
+}
+
+/// Returns a sentence that names the architectures that run.
+pub fn known() -> String {
+    let names: Vec<&str> = ARCHITECTURES.iter().map(|a| a.name()).collect();
+    format!("this program runs {}", names.join(", "))
 }
 
 /// One step of a layer. It reads the values of the step before it, f32 `[rows, width]` each, and

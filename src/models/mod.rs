@@ -7,6 +7,7 @@ pub mod config;
 pub mod forward;
 pub mod gemma3;
 pub mod generation;
+pub mod gguf;
 mod progress;
 pub mod reduced;
 mod role;

@@ -4,7 +4,7 @@ use super::Listener;
 use super::find::{Source, find};
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
-use crate::models::gemma3::gguf::repairs;
+use crate::models::gguf::repairs;
 use crate::models::{Config, Tokenizer, Weights};
 use crate::util::units::thousands;
 use anyhow::{Context, Result};

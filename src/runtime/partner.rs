@@ -75,7 +75,7 @@ impl Partner {
             unreachable!("a name was given")
         };
         let checkpoint = Checkpoint::open(&directory)
-            .and_then(crate::models::gemma3::gguf::present)
+            .and_then(crate::models::gguf::present)
             .with_context(shown)?;
         Self::new(checkpoint, tokenizer)
     }

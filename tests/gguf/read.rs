@@ -5,7 +5,7 @@ use common::gguf::{self, File, Val, directory, logits};
 use common::{Dims, TinyModel};
 use gemma::checkpoint::gguf::Kind;
 use gemma::checkpoint::{Checkpoint, Dtype};
-use gemma::models::gemma3::gguf::repairs;
+use gemma::models::gguf::repairs;
 use gemma::models::{ChatTemplate, Generation, Message, Special, TensorSpec, Tokenizer, Weights};
 use gemma::quant::{Options, Recipe, quantize};
 use gemma::tensor::Format;

@@ -3,11 +3,13 @@
 
 pub mod bundled;
 mod config;
-pub mod gguf;
+mod gguf;
 
 use super::architecture::{Architecture, Step};
 use super::config::{Config, LayerSpec};
 use super::role::Role;
+use crate::checkpoint::gguf::Metadata;
+use crate::checkpoint::gguf::write::Keys;
 use crate::error::Fault;
 use serde_json::Value;
 
@@ -27,6 +29,23 @@ impl Architecture for Gemma3 {
 
     fn config(&self, json: &Value) -> Result<Config, Fault> {
         config::config(json)
+    }
+
+    fn gguf(&self) -> &'static str {
+        gguf::ARCHITECTURE
+    }
+
+    fn gguf_config(
+        &self,
+        metadata: &Metadata,
+        vocab: Option<usize>,
+        has_own_head: bool,
+    ) -> Result<Value, String> {
+        gguf::config(metadata, vocab, has_own_head)
+    }
+
+    fn gguf_keys(&self, config: &Config, keys: &mut Keys) -> anyhow::Result<()> {
+        gguf::keys(config, keys)
     }
 
     fn layer(&self, config: &Config, spec: &LayerSpec) -> Vec<Step> {

@@ -14,7 +14,7 @@ use super::{Options, SIDE_FILES, pretty};
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, Kind, artifact, shards};
 use crate::error::Fault;
-use crate::models::gemma3::gguf::export;
+use crate::models::gguf::export;
 use crate::models::{Role, TensorSpec, Weights};
 use crate::tensor::Format;
 use crate::util::units;

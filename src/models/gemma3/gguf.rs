@@ -1,17 +1,28 @@
-//! `config.json` from the keys of a GGUF file, and from what llama.cpp knows by heart.
+//! The keys that a GGUF file has for the architecture `gemma3`, read and written. Some facts are in
+//! no key, because llama.cpp knows them by heart.
 
-use super::{ARCHITECTURE, BOS, Metadata, PAD};
-use crate::checkpoint::gguf::Value as Stored;
+use crate::checkpoint::gguf::write::Keys;
+use crate::checkpoint::gguf::{Metadata, Value as Stored};
+use crate::error::Fault;
+use crate::models::gguf::{BOS, PAD, eos};
+use crate::models::{Config, LayerSpec, RopeSpec};
+use anyhow::Result;
 use serde_json::{Value, json};
+
+/// Name of the architecture, and the first part of its keys.
+pub const ARCHITECTURE: &str = "gemma3";
+
+/// Every n-th layer sees all positions; llama.cpp takes no other pattern from every file.
+const PATTERN: usize = 6;
 
 /// Layers of Gemma 3 4B, 12B and 27B, whose global positions are divided by 8; older files do not
 /// say so.
 const SCALED: [i64; 3] = [34, 48, 62];
 /// Layers of 27B, whose attention scale is that of `dim / n_heads`; no key says so.
-pub const LAYERS_27B: i64 = 62;
+const LAYERS_27B: i64 = 62;
 
-/// The shapes are checked by [`super::super::Config`] as those of any other file; here they only
-/// have to be there.
+/// Returns the `config.json` that a file's keys mean. The shapes are checked when that is read; here
+/// they only have to be there.
 pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Result<Value, String> {
     let of = |key: &str| format!("{ARCHITECTURE}.{key}");
     let optional = |key: &str| match metadata.get(&of(key)) {
@@ -41,7 +52,7 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         "bos_token_id": metadata.int(BOS.0).unwrap_or(BOS.1.into()),
-        "eos_token_id": super::eos(metadata),
+        "eos_token_id": eos(metadata),
         "pad_token_id": metadata.int(PAD.0).unwrap_or(PAD.1.into()),
         "head_dim": head_dim,
         "hidden_activation": "gelu_pytorch_tanh",
@@ -97,7 +108,66 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
     Ok(json)
 }
 
-/// As `rope_scaling` has it.
+/// Adds the keys of the architecture. Refuses a model that llama.cpp would compute otherwise.
+pub fn keys(c: &Config, keys: &mut Keys) -> Result<()> {
+    let (local, global) = layers(c)?;
+    let of = |key: &str| format!("{ARCHITECTURE}.{key}");
+    for (key, n) in [
+        ("context_length", c.max_position),
+        ("embedding_length", c.dim),
+        ("block_count", c.layers.len()),
+        ("feed_forward_length", c.ffn_dim),
+        ("attention.head_count", local.n_heads),
+        ("attention.head_count_kv", local.n_kv_heads),
+        ("attention.key_length", local.head_dim),
+        ("attention.value_length", local.head_dim),
+        ("attention.sliding_window", local.window.unwrap_or(0)),
+        ("vocab_size", c.vocab),
+    ] {
+        keys.u32(&of(key), u32::try_from(n)?);
+    }
+    keys.f32(&of("attention.layer_norm_rms_epsilon"), c.eps);
+    keys.f32(&of("rope.freq_base"), global.theta);
+    keys.f32(&of("rope.freq_base_swa"), local.rope.theta);
+    // Said either way, because readers guess a factor where nothing is said.
+    if global.factor == 1.0 {
+        keys.text(&of("rope.scaling.type"), "none");
+    } else {
+        keys.text(&of("rope.scaling.type"), "linear");
+        keys.f32(&of("rope.scaling.factor"), global.factor);
+    }
+    Ok(())
+}
+
+/// Returns the shape of local layers and the rotation of global ones. Refuses a model that a GGUF
+/// file cannot describe.
+fn layers(c: &Config) -> Result<(LayerSpec, RopeSpec)> {
+    let first = c.layers[0];
+    let is_27b = c.layers.len() == LAYERS_27B as usize;
+    let scale = if is_27b { c.dim / first.n_heads } else { first.head_dim };
+    let expected = (scale as f64).sqrt().recip() as f32;
+    let is_placed = |i: usize| c.layers[i].is_global() == (i + 1).is_multiple_of(PATTERN);
+    // Without a global layer, llama.cpp's default stands in the file.
+    let rope = RopeSpec { theta: 1e6, factor: 1.0, share: 1.0 };
+    let global = c.layers.iter().find(|layer| layer.is_global()).map_or(rope, |layer| layer.rope);
+    let shape = |layer: &LayerSpec| LayerSpec { window: first.window, rope, ..*layer };
+    let what = if first.query_scale != expected {
+        format!("its attention scale is {}, where llama.cpp computes {expected}", first.query_scale)
+    } else if !(0..c.layers.len()).all(is_placed) {
+        format!("its global layers are not every {PATTERN}th")
+    } else if first.rope != (RopeSpec { theta: 1e4, ..rope }) || global.share != 1.0 {
+        "its layers rotate otherwise than Gemma 3's".into()
+    } else if c.layers.iter().any(|layer| shape(layer) != shape(&first)) {
+        "its layers differ in their heads".into()
+    } else {
+        return Ok((first, global));
+    };
+    Err(Fault::model(format!("the model cannot be written as GGUF: {what}"))
+        .help("make a directory instead: a destination that does not end in .gguf")
+        .into())
+}
+
+/// Returns the value of `rope_scaling`.
 fn scaling(metadata: &Metadata, layers: i64) -> Value {
     let key = |key: &str| format!("{ARCHITECTURE}.rope.{key}");
     let factor = metadata.float(&key("scaling.factor")).or(metadata.float(&key("scale_linear")));
@@ -109,7 +179,7 @@ fn scaling(metadata: &Metadata, layers: i64) -> Value {
     }
 }
 
-/// An f32 as the decimal that was meant.
+/// Returns an f32 as the decimal that was meant.
 fn decimal(value: f64) -> f64 {
     (value as f32).to_string().parse().unwrap_or(value)
 }
@@ -117,7 +187,6 @@ fn decimal(value: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::Config;
 
     fn keys(layers: i64, dim: i64, heads: i64, key_length: i64) -> Metadata {
         let mut m = Metadata::default();

@@ -1,0 +1,81 @@
+//! The metadata that llama.cpp needs to run a model, from what its files say.
+
+use super::vocab::{self, Vocabulary};
+use super::{ADD_BOS, BOS, CHAT_TEMPLATE, EOS, EOT, PAD, SAMPLING, UNK};
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::gguf::write::Keys;
+use crate::error::Fault;
+use crate::models::{ChatTemplate, Config, Generation, Weights};
+use anyhow::{Context, Result};
+
+/// Returns all keys but those that depend on how the tensors are stored. Refuses a model that
+/// llama.cpp would compute otherwise.
+pub fn keys(weights: &Weights) -> Result<Keys> {
+    let c = weights.config();
+    let checkpoint = weights.checkpoint().context("made-up weights have no files")?;
+    let mut keys = Keys::default();
+    let architecture = c.architecture;
+    keys.text("general.architecture", architecture.gguf());
+    keys.text("general.type", "model");
+    keys.text("general.name", checkpoint.name().trim_end_matches(".gguf"));
+    architecture.gguf_keys(c, &mut keys)?;
+    sampling(&Generation::of(checkpoint)?, &mut keys);
+    tokenizer(checkpoint, c, &mut keys)?;
+    keys.text(CHAT_TEMPLATE, ChatTemplate::from_checkpoint(checkpoint)?.source());
+    Ok(keys)
+}
+
+fn sampling(generation: &Generation, keys: &mut Keys) {
+    let values = [
+        generation.temperature,
+        None,
+        generation.top_p,
+        generation.min_p,
+        generation.repeat_penalty,
+    ];
+    for ((_, key), value) in SAMPLING.iter().zip(values) {
+        if let Some(value) = value {
+            keys.f32(key, value);
+        }
+    }
+    if let Some(k) = generation.top_k.and_then(|k| i32::try_from(k).ok()) {
+        keys.i32(SAMPLING[1].1, k);
+    }
+}
+
+fn tokenizer(checkpoint: &Checkpoint, c: &Config, keys: &mut Keys) -> Result<()> {
+    let name = "tokenizer.json";
+    let Some(bytes) = checkpoint.side_file(name)? else {
+        let what = format!("{} is missing", checkpoint.display(name));
+        return Err(Fault::model(what)
+            .help("a GGUF file holds its tokenizer: copy tokenizer.json from the model's page")
+            .into());
+    };
+    let unreadable = || {
+        Fault::model(format!("{} cannot be read", checkpoint.display(name)))
+            .help("download the file again")
+    };
+    let vocabulary = Vocabulary::of(&bytes, c.vocab).with_context(unreadable)?;
+    keys.text(vocab::MODEL, "llama");
+    keys.text("tokenizer.ggml.pre", "default");
+    keys.texts(vocab::TOKENS, &vocabulary.tokens);
+    keys.f32s(vocab::SCORES, &vocabulary.scores);
+    keys.i32s(vocab::TYPES, &vocabulary.types.iter().map(|t| *t as i32).collect::<Vec<_>>());
+    if let Some(merges) = &vocabulary.merges {
+        keys.texts(vocab::MERGES, merges);
+    }
+    keys.u32(BOS.0, c.bos);
+    keys.u32(EOS.0, c.eos.first().copied().unwrap_or(EOS.1));
+    if let Some(turn) = vocabulary.id("<end_of_turn>") {
+        keys.u32(EOT.0, turn);
+    }
+    for ((key, _), piece) in [(PAD, "<pad>"), (UNK, "<unk>")] {
+        if let Some(id) = vocabulary.id(piece) {
+            keys.u32(key, id);
+        }
+    }
+    keys.bool(ADD_BOS, true);
+    keys.bool("tokenizer.ggml.add_eos_token", false);
+    keys.bool("tokenizer.ggml.add_space_prefix", false);
+    Ok(())
+}
