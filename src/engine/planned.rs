@@ -1,5 +1,5 @@
-//! The engine that runs plans on an executor: fills the step buffer, keeps what is committed, and
-//! says what may be taken back.
+//! The engine that runs plans on an executor. It fills the step buffer, keeps the committed tokens
+//! and their pages, and knows how far a sequence can go back.
 
 use super::rows::Scratch;
 use super::{Cached, Engine, EngineReport, Info, Input, Memory, Output, Prefix, Scores};
@@ -14,7 +14,7 @@ use crate::models::forward::{self, Forward, ForwardOptions, PageTable, RopeTable
 use crate::tensor::Token;
 use anyhow::{Context, Result, ensure};
 
-/// What the caller decides.
+/// Choices of the caller.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
     /// Positions to make room for.
@@ -29,9 +29,9 @@ pub struct PlannedEngine {
     info: Info,
     context: usize,
     sequences: Vec<Sequence>,
-    /// Of each of the model's page tables.
+    /// One for each of the model's page tables
     pools: Vec<Pool>,
-    /// Of each of the model's tables of angles.
+    /// One for each of the model's tables of angles
     angles: Vec<Angles>,
     words: Vec<u32>,
     lists: Vec<u32>,
@@ -43,24 +43,24 @@ pub struct PlannedEngine {
     output: Output,
     /// Rows of a path to commit.
     path: Vec<u32>,
-    /// A pass that was started and whose scores nobody has taken.
+    /// A pass that was started and not finished.
     started: Option<Started>,
 }
 
-/// What there is of a text.
+/// Committed part of a text.
 #[derive(Debug, Default)]
 struct Sequence {
     /// All that is committed.
     tokens: Vec<Token>,
-    /// The pages that hold it, of each of the model's page tables.
+    /// Its pages, one list for each of the model's page tables
     pages: Vec<PageList>,
 }
 
-/// What a pass under way will give.
+/// Results of a pass under way.
 struct Started {
-    /// Rows selected.
+    /// Number of rows
     selected: usize,
-    /// Where lists of the best tokens come instead of logits.
+    /// Buffer of the lists of best tokens, where they come instead of logits
     lists: Option<BufferId>,
 }
 
@@ -70,7 +70,7 @@ impl PlannedEngine {
         Self::for_sequences(weights, exec, options, 1)
     }
 
-    /// The same for several sequences, each with so much room.
+    /// Loads `weights` for several sequences, each with so much room.
     pub fn for_sequences(
         weights: &Weights,
         exec: Box<dyn Executor>,
@@ -80,7 +80,7 @@ impl PlannedEngine {
         Self::with_spare(weights, exec, options, sequences, SparePages::default())
     }
 
-    /// The same with pages for prefixes beside those of the sequences.
+    /// Loads `weights` with pages for prefixes beside those of the sequences.
     pub fn with_spare(
         weights: &Weights,
         mut exec: Box<dyn Executor>,
@@ -123,7 +123,7 @@ impl PlannedEngine {
         })
     }
 
-    /// Which word of the step buffer says where a sequence has its nth page.
+    /// Returns the word of the step buffer that says where a sequence has its nth page.
     fn entry(&self, table: &PageTable, sequence: usize, nth: usize) -> usize {
         let at = table.at + sequence * table.pages.count + table.pages.entry(nth);
         self.model.layout.tables_at() + at
@@ -135,7 +135,7 @@ impl PlannedEngine {
         })
     }
 
-    /// Takes pages for what these sequences are to commit.
+    /// Takes pages for the tokens that these sequences are to commit.
     fn make_room(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
         let mut entries = Vec::new();
         let mut is_enough = true;
@@ -154,7 +154,7 @@ impl PlannedEngine {
         self.write_entries(&entries)?;
         if !is_enough {
             return Err(Fault::new(Kind::Memory, "all pages of the cache are held")
-                .help("let go of prefixes before sequences grow")
+                .help("drop prefixes before sequences grow")
                 .into());
         }
         Ok(())
@@ -383,9 +383,9 @@ impl Engine for PlannedEngine {
 }
 
 impl PlannedEngine {
-    /// Keys and values of a sequence that later queries can still see, in position order: per layer, head and
-    /// position one key and one value. For tests: two engines with the same history hold the same
-    /// bytes.
+    /// Returns the keys and values of a sequence that later queries can still see: for each layer,
+    /// head and position one key and one value. Tests compare them, since two engines with the same
+    /// history hold the same bytes.
     pub fn visible_cache(&mut self, sequence: usize) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         let now = self.sequences[sequence].tokens.len();
