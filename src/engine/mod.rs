@@ -156,8 +156,8 @@ pub struct Info {
     pub max_rows: usize,
     /// Tokens that it takes: all below this.
     pub vocab: usize,
-    /// Positions that a row sees directly, its own included; `None` where it sees all of them. Older
-    /// positions reach it only through others.
+    /// Positions that a row sees directly, its own included; `None` where it sees all of them.
+    /// Older positions reach it only through others.
     pub reach: Option<usize>,
     /// Tokens of the columns of its scores; `None` where column and token are one number.
     pub columns: Option<Columns>,
@@ -188,8 +188,9 @@ pub struct Cached<'a> {
     pub free_pages: usize,
 }
 
-/// The beginning of a text. Its keys and values stay in the caches until this is dropped, also after
-/// the sequence that it was read in has gone. All sequences that begin with it share its pages.
+/// The beginning of a text. Its keys and values stay in the caches until this is dropped, also
+/// after the sequence that it was read in has gone. All sequences that begin with it share its
+/// pages.
 #[derive(Clone, Debug)]
 pub struct Prefix {
     /// Whole pages
@@ -233,8 +234,8 @@ pub trait Engine: Send {
     fn finish(&mut self, out: &mut Scores) -> Result<()>;
     /// Returns the logits of the i-th row asked for where they were left, until the next pass.
     fn lend(&self, i: usize) -> Option<&[f32]>;
-    /// Makes nodes in scratch part of the caches. Each of these sequences gives a path of nodes, root
-    /// first, each the parent of the next. The rest of its tree is forgotten; trees of other
+    /// Makes nodes in scratch part of the caches. Each of these sequences gives a path of nodes,
+    /// root first, each the parent of the next. The rest of its tree is forgotten; trees of other
     /// sequences stay.
     fn commit(&mut self, paths: &[(usize, &[u32])]) -> Result<()>;
     /// Takes a sequence back to `position` tokens. Fails when a sliding window has lost positions

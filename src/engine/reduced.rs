@@ -42,8 +42,8 @@ impl Sequence {
         self.nodes.clear();
     }
 
-    /// Puts the nodes of a tree from `first` on into `work`, which holds the nodes before. `room` is
-    /// scratch memory of [`VocabMap::spell`].
+    /// Puts the nodes of a tree from `first` on into `work`, which holds the nodes before. `room`
+    /// is scratch memory of [`VocabMap::spell`].
     fn spell(&mut self, tree: &TokenTree, first: usize, spelling: &VocabMap, room: &mut Vec<u32>) {
         for node in first..tree.len() {
             let mut parent = tree.parent[node].map(|p| self.nodes[p as usize].1.end - 1);
@@ -80,9 +80,9 @@ impl VocabAdapter {
         Ok(VocabAdapter { inner, spelling, info, sequences, ends: None, spelled: Vec::new() })
     }
 
-    /// Scores every token of the target, a token without a row by minus infinity. The draft model can
-    /// then stand for a target, to measure others with. All tokens count as one row, for which there
-    /// is room whatever they take.
+    /// Scores every token of the target, a token without a row by minus infinity. The draft model
+    /// can then stand for a target, to measure others with. All tokens count as one row, for which
+    /// there is room whatever they take.
     pub fn whole(mut self) -> Self {
         self.info.max_rows = (self.info.max_rows / self.spelling.most_parts()).max(1);
         self.info.columns = None;

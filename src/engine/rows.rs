@@ -120,8 +120,8 @@ impl Scratch {
         }
     }
 
-    /// Returns the rows of a path of nodes of a sequence's tree; `None` unless it leads down from the
-    /// root.
+    /// Returns the rows of a path of nodes of a sequence's tree; `None` unless it leads down from
+    /// the root.
     pub fn path(&self, sequence: usize, path: &[u32]) -> Option<Vec<u32>> {
         let nodes = &self.trees.iter().find(|tree| tree.0 == sequence)?.1;
         let rows: Vec<u32> =

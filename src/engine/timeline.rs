@@ -55,8 +55,8 @@ impl Timeline {
         path.last().copied().filter(|_| path.len() == newer.len())
     }
 
-    /// Makes the caches agree with these histories as far as this takes no pass. It commits the part
-    /// that scratch holds, all at once, and takes back tokens that are not in them.
+    /// Makes the caches agree with these histories as far as this takes no pass. It commits the
+    /// part that scratch holds, all at once, and takes back tokens that are not in them.
     pub fn adopt(&mut self, histories: &[(usize, &[Token])]) -> Result<()> {
         let mut paths = Vec::with_capacity(histories.len());
         for &(sequence, history) in histories {

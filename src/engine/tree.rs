@@ -51,8 +51,8 @@ impl TokenTree {
             .map(|i| i as u32)
     }
 
-    /// Returns the nodes that spell the longest prefix of `tokens` in the tree, root first; no node if
-    /// the root is another token.
+    /// Returns the nodes that spell the longest prefix of `tokens` in the tree, root first; no node
+    /// if the root is another token.
     pub fn walk(&self, tokens: &[Token]) -> Vec<u32> {
         let mut path: Vec<u32> = Vec::new();
         for &token in tokens {

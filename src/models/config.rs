@@ -56,9 +56,9 @@ pub struct Config {
     pub layers: Vec<LayerSpec>,
     pub dim: usize,
     pub ffn_dim: usize,
-    /// Rows of the embedding that are tokens or could be.
+    /// Rows of the embedding that are tokens or could be
     pub vocab: usize,
-    /// Of every RMSNorm.
+    /// The epsilon of every RMSNorm
     pub eps: f32,
     /// Factor of embeddings.
     pub embed_scale: f32,

@@ -1,4 +1,4 @@
-//! Made-up weights: any shape, any format, the same for the same seed. They cost no memory until a
+//! Made-up weights of any shape and format, the same for the same seed. They take no memory until a
 //! matrix is asked for.
 
 use super::{Role, TensorSpec};
@@ -21,7 +21,7 @@ pub(super) struct Synthetic {
 /// A stream of 64-bit numbers (splitmix64).
 struct Stream(u64);
 
-/// What a stream's state grows by.
+/// Increment of a stream's state.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Stream {
@@ -32,12 +32,12 @@ impl Stream {
         z ^ z >> 31
     }
 
-    /// The same stream without its first `n` numbers.
+    /// Returns the stream without its first `n` numbers.
     fn skip(self, n: usize) -> Stream {
         Stream(self.0.wrapping_add((n as u64).wrapping_mul(STEP)))
     }
 
-    /// Uniform in -1..1.
+    /// Returns a number uniform in -1..1.
     fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
@@ -64,7 +64,7 @@ impl Synthetic {
         Stream(mix.next())
     }
 
-    /// Uniform weights of variance 1 / cols, so that activations neither vanish nor explode.
+    /// Makes uniform weights of variance 1 / cols, so that activations neither vanish nor explode.
     pub fn matrix(
         &self,
         role: Role,
@@ -88,7 +88,7 @@ impl Synthetic {
         Matrix::new(stored.format, rows, cols, codes, scales)
     }
 
-    /// The same matrix, not made yet.
+    /// Returns a matrix whose weights are made as they are read.
     pub fn stored(
         &self,
         role: Role,
@@ -127,7 +127,7 @@ impl Synthetic {
         })
     }
 
-    /// Norm weights between -1/4 and 1/4; the factor of a residual stream is 1 more.
+    /// Makes norm weights between -1/4 and 1/4; the factor of a residual stream is 1 more.
     pub fn vector(&self, role: Role, layer: usize, cols: usize) -> Vec<f32> {
         let mut stream = self.stream(role, layer, 0);
         let middle = if role == Role::LayerScale { 1.0 } else { 0.0 };
@@ -164,7 +164,7 @@ impl Source for Codes<'_> {
     }
 }
 
-/// Scales, f16. A little spread, so that a kernel that mixes up its scales is caught.
+/// Scales, f16. They are spread a little, so that tests catch a kernel that mixes up its scales.
 struct Scales {
     stream: u64,
     unit: f32,
@@ -208,7 +208,7 @@ fn pieces<const N: usize>(at: usize, out: &mut [u8], mut next: impl FnMut() -> [
     }
 }
 
-/// Part of a row of codes, from byte `at` on.
+/// Fills part of a row of codes, from byte `at` on.
 fn fill(code: Code, at: usize, part: &mut [u8], limit: f32, stream: Stream) {
     match code {
         Code::F32 => {
@@ -234,7 +234,7 @@ fn fill(code: Code, at: usize, part: &mut [u8], limit: f32, stream: Stream) {
 mod tests {
     use super::*;
 
-    /// What a device reads in pieces is what the processor gets whole.
+    /// A device reads in pieces, the processor reads whole matrices: the bytes are the same.
     #[test]
     fn pieces_of_a_matrix_are_parts_of_the_whole() {
         for format in ["f32", "bf16", "i8-row", "i8a-row", "i4-g32", "i2-g32", "t3-row"] {

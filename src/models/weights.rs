@@ -1,7 +1,7 @@
 //! The weights of a model by role and layer.
 //!
-//! Every shape is checked when the weights are opened; tensors that this program does not know are
-//! refused, because leaving out, say, a bias would change what the model says without a word.
+//! Every shape is checked when the weights are opened. Unknown tensors are refused, because leaving
+//! out, say, a bias would change the model's text silently.
 
 use super::progress::Progress;
 use super::synthetic::Synthetic;
@@ -12,11 +12,11 @@ use crate::tensor::{Format, Matrix, StoredMatrix};
 use anyhow::Result;
 use std::borrow::Cow;
 
-/// Where the language model's tensors hang, as files in the wild have it; see [`HEADS`].
+/// Prefixes of the language model's tensors in published files; see [`HEADS`].
 const PREFIXES: [&str; 5] =
     ["language_model.model.", "model.language_model.", "model.", "language_model.", ""];
 
-/// Where an output head of its own may hang.
+/// Names of an output head.
 const HEADS: [&str; 3] =
     ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight"];
 
@@ -59,12 +59,12 @@ impl Weights {
         Weights { config, tensors, source, notes, progress: Progress::default() }.check_all(stored)
     }
 
-    /// Random weights of any shape and format, made on demand; for measurements and tests.
+    /// Makes random weights of any shape and format on demand, for measurements and tests.
     pub fn synthetic(config: Config, format_of: impl Fn(Role) -> Format, seed: u64) -> Weights {
         Self::synthetic_by_layer(config, |role, _| format_of(role), seed)
     }
 
-    /// The same where a layer's matrix may have a format of its own.
+    /// Makes random weights of which each matrix may have a format of its own.
     pub fn synthetic_by_layer(
         config: Config,
         format_of: impl Fn(Role, usize) -> Format,
@@ -79,7 +79,7 @@ impl Weights {
         &self.config
     }
 
-    /// The files behind the weights; `None` for synthetic ones.
+    /// Returns the files behind the weights; `None` for synthetic ones.
     pub fn checkpoint(&self) -> Option<&Checkpoint> {
         match &self.source {
             Source::Files { checkpoint, .. } => Some(checkpoint),
@@ -87,13 +87,13 @@ impl Weights {
         }
     }
 
-    /// What was passed over or settled in silence; worth one line to the user each.
+    /// Returns what the user should know about the files, a line each, such as skipped parts.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Whether the output head is a matrix of its own ([`Role::Head`]) rather than the embedding
-    /// table.
+    /// Returns whether the output head is a matrix of its own ([`Role::Head`]) rather than the
+    /// embedding table.
     pub fn has_own_head(&self) -> bool {
         matches!(self.source, Source::Files { head: Some(_), .. })
     }
@@ -114,7 +114,7 @@ impl Weights {
         *found.unwrap_or_else(|| panic!("layer {layer} has no {role:?}"))
     }
 
-    /// The checkpoint's name of a tensor; for synthetic weights, the name it would have.
+    /// Returns the checkpoint's name of a tensor; for synthetic weights, the name it would have.
     pub fn name(&self, role: Role, layer: usize) -> String {
         let (prefix, head) = match &self.source {
             Source::Files { prefix, head, .. } => (*prefix, *head),
@@ -123,7 +123,7 @@ impl Weights {
         name_of(role, layer, prefix, head)
     }
 
-    /// The format that [`Weights::matrix`] gives a matrix in, without loading it.
+    /// Returns the format that [`Weights::matrix`] gives a matrix in, without loading it.
     pub fn format(&self, role: Role, layer: usize) -> Result<Format> {
         match &self.source {
             Source::Synthetic(synthetic) => Ok(synthetic.format(role, layer)),
@@ -137,7 +137,8 @@ impl Weights {
         }
     }
 
-    /// A matrix as the file stores it: bf16, f32 and packed formats without a copy, f16 as f32.
+    /// Returns a matrix as the file stores it: bf16, f32 and packed formats without a copy, f16 as
+    /// f32.
     pub fn matrix(&self, role: Role, layer: usize) -> Result<Matrix<'_>> {
         assert!(role.is_matrix(), "{role:?} is no matrix");
         let TensorSpec { rows, cols, .. } = self.tensor(role, layer);
@@ -149,7 +150,7 @@ impl Weights {
         }
     }
 
-    /// The same matrix, not read yet.
+    /// Returns a matrix that is not read yet.
     pub fn stored(&self, role: Role, layer: usize) -> Result<StoredMatrix<'_>> {
         assert!(role.is_matrix(), "{role:?} is no matrix");
         let TensorSpec { rows, cols, .. } = self.tensor(role, layer);
@@ -171,14 +172,14 @@ impl Weights {
         }
     }
 
-    /// A matrix's format and size alone, without its contents.
+    /// Returns a matrix's format and size alone, without its contents.
     pub fn shape(&self, role: Role, layer: usize) -> Result<Matrix<'static>> {
         let TensorSpec { rows, cols, .. } = self.tensor(role, layer);
         let (codes, scales) = (Cow::Borrowed(&[][..]), Cow::Borrowed(&[][..]));
         Ok(Matrix { rows, cols, format: self.format(role, layer)?, codes, scales })
     }
 
-    /// A norm's weights as stored, to which the norm adds 1.
+    /// Returns a vector as stored. To a norm's weights, the norm adds 1.
     pub fn vector(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
         assert!(!role.is_matrix(), "{role:?} is no vector");
         let cols = self.tensor(role, layer).cols;
@@ -201,7 +202,7 @@ impl Weights {
         Ok(values)
     }
 
-    /// Every tensor is there with the right shape, and nothing else is.
+    /// Checks that every tensor is there with the right shape, and no other tensor is.
     fn check_all(mut self, stored: Vec<Stored>) -> Result<Weights> {
         let Source::Files { checkpoint, .. } = &self.source else { return Ok(self) };
         let shown = checkpoint.name();
@@ -297,17 +298,17 @@ fn name_of(role: Role, layer: usize, prefix: &str, head: Option<&str>) -> String
     }
 }
 
-/// The name that a text-only model has for a tensor.
+/// Returns the name of a tensor in a text-only model.
 pub(super) fn standard_name(role: Role, layer: usize) -> String {
     name_of(role, layer, "model.", None)
 }
 
-/// `, ...` where a list was cut.
+/// Returns `, ...` where a list was cut.
 fn dots(len: usize, shown: usize) -> &'static str {
     if len > shown { ", ..." } else { "" }
 }
 
-/// The matrix without its padding rows.
+/// Returns the matrix without its padding rows.
 fn first_rows(matrix: Matrix<'_>, rows: usize) -> Matrix<'_> {
     if rows >= matrix.rows {
         return matrix;
@@ -329,7 +330,7 @@ fn first_rows(matrix: Matrix<'_>, rows: usize) -> Matrix<'_> {
     Matrix { rows, codes: cut(matrix.codes, codes), scales: cut(matrix.scales, scales), ..matrix }
 }
 
-/// The prefix under which this checkpoint keeps its language model.
+/// Returns the prefix under which this checkpoint keeps its language model.
 fn find_prefix(checkpoint: &Checkpoint, stored: &[Stored]) -> Result<&'static str> {
     let shown = checkpoint.name();
     if let Some(tensor) = stored
@@ -372,8 +373,8 @@ fn find_prefix(checkpoint: &Checkpoint, stored: &[Stored]) -> Result<&'static st
     }
 }
 
-/// Sparse configurations leave the vocabulary to the class default, which text-only exports do not
-/// match: then the table decides.
+/// Sets the vocabulary to the rows of the table where the configuration does not name it. Sparse
+/// configurations leave it to the class default, which text-only exports do not match.
 fn settle_vocab(
     checkpoint: &Checkpoint,
     prefix: &str,
@@ -396,7 +397,7 @@ fn settle_vocab(
     Ok(())
 }
 
-/// The output head where it differs from the embedding table.
+/// Returns the name of the output head where it differs from the embedding table.
 fn find_head(
     checkpoint: &Checkpoint,
     prefix: &str,
@@ -419,8 +420,7 @@ fn find_head(
         return Ok(None);
     }
     if config.tied {
-        // transformers 4 would use the table, transformers 5 the head: the file does not say what
-        // its model says.
+        // transformers 4 would use the table, transformers 5 the head: the file is ambiguous.
         return Err(Fault::model(format!(
             "{}: `{name}` differs from the embedding table although config.json ties them",
             checkpoint.name()

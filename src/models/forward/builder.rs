@@ -136,8 +136,8 @@ impl<'a> Builder<'a> {
         Ok(if self.exec.caps().is_dry { 1.0 } else { self.weights.vector(role, layer)?[0] })
     }
 
-    /// Returns prepared activations of this kind; their buffers are `input` itself where nothing has
-    /// to be prepared.
+    /// Returns prepared activations of this kind; their buffers are `input` itself where nothing
+    /// has to be prepared.
     fn act(&mut self, format: ActFormat, cols: usize, input: BufferId) -> Result<Act> {
         if !format.int8 && !format.hadamard {
             return Ok(Act { format, cols, values: input, scales: input, sums: input });

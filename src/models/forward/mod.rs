@@ -44,7 +44,7 @@ pub struct Forward {
     pub commit: PlanId,
 }
 
-/// What the caller decides.
+/// Choices of the caller.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardOptions {
     /// Positions to make room for.
@@ -62,15 +62,16 @@ pub struct ForwardOptions {
 /// sequences. Without any, prefixes hold what sequences leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SparePages {
-    /// Of the layers that keep all positions
+    /// For each layer that keeps all positions
     pub global: usize,
-    /// Of the sliding-window layers
+    /// For each sliding-window layer
     pub local: usize,
 }
 
 impl SparePages {
-    /// Returns as many as so many bytes hold, in the proportion in which prefixes take them: of each
-    /// text of half the context, one behind its prompt and one behind its answer, windows apart.
+    /// Returns as many as so many bytes hold, in the proportion in which prefixes take them: of
+    /// each text of half the context, one behind its prompt and one behind its answer, windows
+    /// apart.
     pub fn within(bytes: u64, config: &Config, kv: KvFormat, context: usize) -> SparePages {
         let global = (context / 2).div_ceil(PAGE).max(1);
         let local = global.min(2 * config.window().unwrap_or(0).div_ceil(PAGE));
@@ -104,11 +105,11 @@ impl RopeTable {
     }
 }
 
-/// Which pages each sequence has in some of the layers.
+/// A table of the pages that each sequence has in layers with the same window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageTable {
     pub pages: Pages,
-    /// Pages that there are
+    /// Pages in all
     pub all_pages: usize,
     /// Where it begins among the step's tables: `[sequences, pages.count]`
     pub at: usize,

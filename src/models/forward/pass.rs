@@ -1,7 +1,7 @@
 //! Lowering: the steps of each layer to dispatches.
 //!
-//! The norm behind a block and the norm before the next one are one dispatch, since both work row by
-//! row on the residual stream, which stays in f32 (Gemma 3's peaks near 7e5).
+//! The norm behind a block and the norm before the next one are one dispatch, since both work row
+//! by row on the residual stream, which stays in f32 (Gemma 3's peaks near 7e5).
 
 use super::{Builder, RopeTable};
 use crate::compute::{

@@ -21,8 +21,8 @@ const SCALED: [i64; 3] = [34, 48, 62];
 /// Layers of 27B, whose attention scale is that of `dim / n_heads`; no key says so.
 const LAYERS_27B: i64 = 62;
 
-/// Returns the `config.json` that a file's keys mean. The shapes are checked when that is read; here
-/// they only have to be there.
+/// Returns the `config.json` that a file's keys mean. The shapes are checked when that is read;
+/// here they only have to be there.
 pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Result<Value, String> {
     let of = |key: &str| format!("{ARCHITECTURE}.{key}");
     let optional = |key: &str| match metadata.get(&of(key)) {

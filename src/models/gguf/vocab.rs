@@ -23,7 +23,7 @@ pub const TYPES: &str = "tokenizer.ggml.token_type";
 /// tokenizer only.
 pub const MERGES: &str = "tokenizer.ggml.merges";
 
-/// What a piece is.
+/// Kinds of pieces.
 pub const NORMAL: i64 = 1;
 pub const UNKNOWN: i64 = 2;
 pub const CONTROL: i64 = 3;
@@ -41,19 +41,19 @@ const MOST_WORK: usize = 1 << 28;
 /// Ids of Gemma's control tokens in every vocabulary of its family.
 const KNOWN_IDS: [usize; 8] = [0, 1, 2, 3, 105, 106, 255_999, 256_000];
 
-/// Whether the file has a tokenizer at all.
+/// Returns whether the file has a tokenizer at all.
 pub fn is_there(metadata: &Metadata) -> bool {
     !matches!(metadata.text(MODEL), None | Some("none" | "no_vocab"))
 }
 
-/// Whether a converter takes this piece for a control token although the tokenizer's own file lists
-/// it among the others.
+/// Returns whether a converter takes this piece for a control token although the tokenizer's own
+/// file lists it among the others.
 pub fn is_placeholder(piece: &str) -> bool {
     matches!(piece, "<mask>" | "<2mass>" | "[@BOS@]")
         || piece.starts_with("<unused") && piece.ends_with('>')
 }
 
-/// What is said, to those who want details, of control tokens that the file takes for something else.
+/// Returns a note about control tokens that the file takes for ordinary text.
 pub fn repairs(metadata: &Metadata) -> Option<String> {
     let (tokens, types) = (metadata.texts(TOKENS)?, metadata.ints(TYPES)?);
     let wrong: Vec<&str> = KNOWN_IDS

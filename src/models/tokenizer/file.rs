@@ -1,8 +1,8 @@
 //! `tokenizer.json`, read straight into the parts of the `tokenizers` crate that Gemma needs.
 //!
 //! The crate's own reader buffers every value before it knows its type, which doubles the time for
-//! Gemma's 33 MB, and it panics on some damaged files. Here each part goes where it belongs at
-//! once, and what Gemma does not have is refused.
+//! Gemma's 33 MB, and it panics on some damaged files. This reader puts each part where it belongs
+//! at once, and refuses parts that Gemma does not have.
 
 use super::piece_bytes;
 use crate::error::Fault;
@@ -32,10 +32,10 @@ pub const KNOWN_CONTROL: [&str; 8] = [
     "<end_of_image>",
 ];
 
-/// What a file says.
+/// Contents of a file.
 pub struct Parts {
-    /// Without decoder and post-processor: bytes of pieces are simply joined, and a BOS is the
-    /// caller's business.
+    /// Has no decoder and no post-processor: the bytes of pieces are joined, and the caller adds a
+    /// BOS.
     pub tokenizer: Tokenizer,
     /// Bytes of each piece, control tokens included; `[vocab]`, empty for holes.
     pub pieces: Vec<Box<[u8]>>,
@@ -162,7 +162,7 @@ pub fn read(bytes: &[u8]) -> Result<Parts> {
     Ok(Parts { tokenizer, pieces, repaired })
 }
 
-/// A tokenizer that is whole, and another family's.
+/// Returns the error for a whole tokenizer of another family.
 fn foreign(what: String) -> Fault {
     Fault::model(format!("tokenizer.json is not the tokenizer of a Gemma 3: {what}")).help(
         "this is another model, or its tokenizer.json was replaced: copy it from the page of the \
@@ -195,7 +195,7 @@ fn model(model: Model) -> Result<BPE> {
     builder.build().map_err(|e| anyhow!("{e}"))
 }
 
-/// Marks Gemma's control tokens as such; returns those that were not.
+/// Marks Gemma's control tokens as such; returns those that were not marked.
 fn repair(added: &mut Vec<AddedToken>, vocab: &Vocab) -> Vec<String> {
     let mut repaired = Vec::new();
     for name in KNOWN_CONTROL {
@@ -210,7 +210,7 @@ fn repair(added: &mut Vec<AddedToken>, vocab: &Vocab) -> Vec<String> {
     repaired
 }
 
-/// Gemma's decoder puts spaces for `▁` and bytes for `<0x..>`; one that does something else means
+/// Checks the decoder. Gemma's puts spaces for `▁` and bytes for `<0x..>`; another one means
 /// another kind of pieces.
 fn check_decoder(decoder: Option<&Value>) -> Result<()> {
     let Some(decoder) = decoder else { return Ok(()) };
@@ -225,9 +225,9 @@ fn check_decoder(decoder: Option<&Value>) -> Result<()> {
     Ok(())
 }
 
-/// Gemma's normalizer puts `▁` for spaces, and its pre-tokenizer cuts at spaces. Other kinds belong
-/// to other families; the library panics on some files of theirs, and a few steps in a row can make
-/// any text of one letter.
+/// Checks a normalizer or pre-tokenizer. Gemma's normalizer puts `▁` for spaces, and its
+/// pre-tokenizer cuts at spaces. Other kinds belong to other families. The library panics on some
+/// of their files, and a few steps in a row can make any text of one letter.
 fn check_text(step: Option<&Value>, name: &str, kind: &str, key: &str) -> Result<()> {
     let Some(step) = step.filter(|step| !step.is_null()) else { return Ok(()) };
     let fits = step["type"] == kind && step["pattern"]["String"] == " " && step[key].is_string();

@@ -39,7 +39,7 @@ pub fn block_end(steps: &[Step], start: usize) -> usize {
     steps[start..].iter().position(ends).map_or(steps.len(), |end| start + end + 1)
 }
 
-/// A layer's weights: those of the source, or what they became.
+/// A layer with weights of the source, or with those made of them.
 pub struct Layer<'a> {
     pub steps: Vec<Step>,
     spec: LayerSpec,
@@ -49,7 +49,7 @@ pub struct Layer<'a> {
     /// Cosines then sines of each position of a window, `[window, head_dim]`.
     angles: Vec<f32>,
     matrices: HashMap<Role, Matrix<'a>>,
-    /// Weights of norms plus 1, and single numbers.
+    /// Weights of norms as stored, and single numbers.
     vectors: HashMap<Role, Vec<f32>>,
 }
 

@@ -149,7 +149,7 @@ impl<'a> Calibrator<'a> {
             .with_context(|| format!("no format is known for {}", role.short_name(layer)))
     }
 
-    /// What a matrix became, in this run or an earlier one.
+    /// Puts a matrix as it became, in this run or an earlier one, into the copy.
     pub fn done(&mut self, role: Role, layer: usize, matrix: Matrix<'static>) -> Result<()> {
         let (_, current) = self.reach(layer, role)?;
         current.made.replace(role, matrix);

@@ -16,7 +16,7 @@ const NOISE: f32 = 0.14;
 /// Bytes of logits that are compared at once.
 const LOGITS: usize = 512 << 20;
 
-/// What a matrix's noise does to the model's predictions.
+/// Effect of a matrix's noise on the model's predictions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sensitivity {
     pub role: Role,
@@ -114,7 +114,7 @@ fn final_norm(weights: &Weights) -> Result<Vec<f32>> {
     Ok(plus_one(&weights.vector(Role::FinalNorm, 0)?))
 }
 
-/// What the head reads: `x` through all layers and the last norm.
+/// Returns the input of the head: `x` through all layers and the last norm.
 pub fn final_hidden(weights: &Weights, text: &Text, mut x: Vec<f32>) -> Result<Vec<f32>> {
     let dim = weights.config().dim;
     for index in 0..weights.config().layers.len() {
@@ -154,7 +154,7 @@ impl Ends<'_> {
         for start in (0..base.len() / config.dim).step_by(rows) {
             let part = start * config.dim..base.len().min((start + rows) * config.dim);
             let want = logits(&base[part.clone()], &head);
-            // What follows BOS alone is not predicted from any text.
+            // A prediction from BOS alone has no text to go by.
             let counts = |row: usize| !(start + row).is_multiple_of(self.window);
             count += (0..part.len() / config.dim).filter(|row| counts(*row)).count();
             for (sum, (x, own)) in sums.iter_mut().zip(streams) {
