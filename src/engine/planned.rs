@@ -326,8 +326,8 @@ impl Engine for PlannedEngine {
         let mut lists = own.pages.iter().zip(&self.model.tables);
         ensure!(
             lists.all(|(list, table)| list.can_return_to(table.pages, position)),
-            "the sequence's pages no longer hold what position {position} needs, or a prefix has a \
-                page that ends behind it"
+            "the sequence's pages no longer hold what position {position} needs, \
+                or a prefix has a page that ends behind it"
         );
         own.tokens.truncate(position);
         own.pages.iter_mut().for_each(|list| list.truncate(position));

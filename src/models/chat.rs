@@ -257,8 +257,8 @@ impl Rendering {
         let refused = |e: minijinja::Error| {
             let why = e.detail().map_or_else(|| e.to_string(), str::to_string);
             Fault::model(format!("the chat template refuses these messages: {why}")).help(
-                "begin with a user message and let user and assistant take turns, or use \
-                    --raw for no template",
+                "begin with a user message and let user and assistant take turns, \
+                    or use --raw for no template",
             )
         };
         env.template_from_str(&template.source)

@@ -243,8 +243,8 @@ impl Weights {
                     self.config.layers.len()
                 ))
                 .help(
-                    "config.json and the weights do not belong together, or the model was \
-                        changed in a way this program does not compute",
+                    "config.json and the weights do not belong together, \
+                        or the model was changed in a way this program does not compute",
                 )
                 .into());
             }
@@ -279,8 +279,8 @@ fn check(spec: &TensorSpec, tensor: &Stored, shown: &str) -> Result<(), Fault> {
         let want = if role.is_matrix() { format!("[{rows}, {cols}]") } else { format!("[{cols}]") };
         return Err(bad(format!("has shape {:?}; config.json asks for {want}", tensor.shape))
             .help(
-                "config.json and the weights do not belong together: fetch both from the \
-                same place",
+                "config.json and the weights do not belong together: \
+                fetch both from the same place",
             ));
     }
     match tensor.kind {
@@ -360,8 +360,8 @@ fn find_prefix(checkpoint: &Checkpoint, stored: &[Stored]) -> Result<&'static st
                 stored.len()
             ))
             .help(
-                "a checkpoint has `model.embed_tokens.weight` or \
-                    `language_model.model.embed_tokens.weight`",
+                "a checkpoint has `model.embed_tokens.weight`, \
+                    or `language_model.model.embed_tokens.weight`",
             )
             .into())
         }
@@ -407,8 +407,8 @@ fn find_head(
     let Some(name) = HEADS.into_iter().find(|name| checkpoint.lookup(name).is_some()) else {
         if !config.tied {
             notes.push(
-                "no output head in the files although config.json unties it: the embedding \
-                table serves"
+                "no output head in the files although config.json unties it: \
+                the embedding table serves"
                     .into(),
             );
         }
@@ -426,8 +426,8 @@ fn find_head(
             checkpoint.name()
         ))
         .help(
-            "set \"tie_word_embeddings\": false in config.json to use it, or remove the tensor \
-            to use the table",
+            "set \"tie_word_embeddings\": false in config.json to use it, \
+            or remove the tensor to use the table",
         )
         .into());
     }

@@ -239,8 +239,8 @@ fn caches(
         let (heads, dim) = (spec.n_kv_heads, spec.head_dim);
         if format == KvFormat::Q8 && !(dim.is_multiple_of(16) && dim <= MAX_HEAD_DIM) {
             let what = format!(
-                "int8 keys and values take heads of up to {MAX_HEAD_DIM} channels, a multiple of \
-                    16, not {dim}"
+                "int8 keys and values take heads of up to {MAX_HEAD_DIM} channels, \
+                    a multiple of 16, not {dim}"
             );
             return Err(Fault::model(what).help("use --kv f16").into());
         }

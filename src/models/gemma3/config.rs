@@ -231,13 +231,13 @@ fn factor(section: Option<&Value>) -> Result<f32, Fault> {
         (Value::String(kind), Some(scale)) if kind == "linear" => match scale.as_f64() {
             Some(f) if (1.0..=1024.0).contains(&f) => Ok(f as f32),
             _ => Err(Fault::model(format!(
-                "linear RoPE needs a factor from 1 to 1024, not \
-                {scale}"
+                "linear RoPE needs a factor from 1 to 1024, \
+                not {scale}"
             ))),
         },
         _ => Err(Fault::model(format!("RoPE as in {section} is not supported")).help(
-            "Gemma 3 uses `default` and `linear` (with a factor); remove a scaling that was \
-                added for longer contexts",
+            "Gemma 3 uses `default` and `linear` (with a factor); \
+                remove a scaling that was added for longer contexts",
         )),
     }
 }

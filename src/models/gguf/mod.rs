@@ -105,8 +105,8 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     }
     if metadata.bool(ADD_BOS) == Some(false) {
         notes.push(
-            "the file asks for no BOS in front of prompts; there is one all the same: the model was \
-             trained so"
+            "the file asks for no BOS in front of prompts; there is one all the same: \
+             the model was trained so"
                 .into(),
         );
     }

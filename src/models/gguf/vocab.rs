@@ -63,8 +63,8 @@ pub fn repairs(metadata: &Metadata) -> Option<String> {
         .collect();
     (!wrong.is_empty()).then(|| {
         format!(
-            "the file marks {} as ordinary text; they are treated as the control tokens that \
-            they are",
+            "the file marks {} as ordinary text; \
+            they are treated as the control tokens that they are",
             wrong.join(", ")
         )
     })
@@ -391,8 +391,8 @@ impl Vocabulary {
             let spelled = |Merge(a, b): &Merge| match a.contains(' ') || b.contains(' ') {
                 true => {
                     bail!(
-                        "its merge of {a:?} and {b:?} has a space, which a GGUF file cannot tell \
-                            from the one between them"
+                        "its merge of {a:?} and {b:?} has a space, \
+                            which a GGUF file cannot tell from the one between them"
                     )
                 }
                 false => Ok(format!("{a} {b}")),

@@ -165,8 +165,8 @@ pub fn read(bytes: &[u8]) -> Result<Parts> {
 /// Returns the error for a whole tokenizer of another family.
 fn foreign(what: String) -> Fault {
     Fault::model(format!("tokenizer.json is not the tokenizer of a Gemma 3: {what}")).help(
-        "this is another model, or its tokenizer.json was replaced: copy it from the page of the \
-            Gemma 3 that the weights are of",
+        "this is another model, or its tokenizer.json was replaced: \
+            copy it from the page of the Gemma 3 that the weights are of",
     )
 }
 

@@ -64,8 +64,8 @@ impl Tokenizer {
         let notes = match repaired.is_empty() {
             true => Vec::new(),
             false => vec![format!(
-                "the tokenizer marks {} as ordinary text; they are treated as the control tokens \
-                    that they are",
+                "the tokenizer marks {} as ordinary text; \
+                    they are treated as the control tokens that they are",
                 repaired.join(", ")
             )],
         };
