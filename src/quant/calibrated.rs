@@ -1,7 +1,7 @@
 //! The solver that reads text: [`Calibrator`] behind the pipeline's seam.
 
 use super::calibrate::{Calibrator, Text};
-use super::layout::{Entry, Layout, Target};
+use super::layout::{ArtifactLayout, TargetFormat, TensorPlan};
 use super::ldlq::can_solve;
 use super::solver::Solver;
 use crate::models::{Role, Weights};
@@ -48,9 +48,9 @@ impl<'a> Calibrated<'a> {
     }
 
     /// Must be called once, before the run: what each matrix becomes.
-    pub fn begin(&mut self, layout: &Layout) -> Result<()> {
-        let format = |e: &Entry| match e.target {
-            Target::Format(format) if e.role.is_matrix() && can_solve(format, e.cols) => {
+    pub fn begin(&mut self, layout: &ArtifactLayout) -> Result<()> {
+        let format = |e: &TensorPlan| match e.target {
+            TargetFormat::Format(format) if e.role.is_matrix() && can_solve(format, e.cols) => {
                 Some(((e.role, e.layer), format))
             }
             _ => None,
@@ -95,15 +95,15 @@ impl Solver for Calibrated<'_> {
         self.name.clone()
     }
 
-    fn wants_whole(&self, entry: &Entry) -> bool {
+    fn wants_whole(&self, entry: &TensorPlan) -> bool {
         entry.role.is_matrix() && !is_table(entry.role)
     }
 
-    fn wants_resumed(&self, entry: &Entry) -> bool {
+    fn wants_resumed(&self, entry: &TensorPlan) -> bool {
         entry.role.is_matrix()
     }
 
-    fn memory(&self, layout: &Layout) -> u64 {
+    fn memory(&self, layout: &ArtifactLayout) -> u64 {
         let config = self.source.config();
         let streams = 2 * self.text.tokens.len() * config.dim;
         let widest = layout
@@ -129,7 +129,7 @@ impl Solver for Calibrated<'_> {
 
     fn matrix(
         &mut self,
-        entry: &Entry,
+        entry: &TensorPlan,
         format: Format,
         rows: Range<usize>,
         values: &[f32],
@@ -161,7 +161,7 @@ impl Solver for Calibrated<'_> {
         })
     }
 
-    fn resumed(&mut self, entry: &Entry, matrix: &Matrix<'_>) -> Result<()> {
+    fn resumed(&mut self, entry: &TensorPlan, matrix: &Matrix<'_>) -> Result<()> {
         let Calibrated { calibrator: own, threads, .. } = self;
         let calibrator = calibrator(own)?;
         threads.install(|| match entry.role {

@@ -1,7 +1,7 @@
 //! Offline conversion: a checkpoint of floats to a packed artifact that looks like a Hugging Face
 //! directory.
 //!
-//! A [`Recipe`] says which format each tensor gets; applied to a model's headers it is a [`Plan`],
+//! A [`Recipe`] says which format each tensor gets; applied to a model's headers it is a [`QuantPlan`],
 //! exact to the byte; a [`Solver`] finds the codes. One pass over the tensors in the order of the
 //! forward pass; what is finished is journalled, so that a run that was ended goes on where it was.
 //! The destination appears complete or not at all.
@@ -17,17 +17,17 @@ mod solver;
 mod verify;
 
 pub use calibrated::Calibrated;
-pub use convert::{Progress, Unfinished, check_source, estimate, quantize, run, unfinished};
-pub use layout::{Class, Entry, Layout, Part, Target};
-pub use plan::{Importance, Plan, Report, TensorReport, prior};
+pub use convert::{QuantProgress, Unfinished, check_source, estimate, quantize, run, unfinished};
+pub use layout::{ArtifactLayout, Class, StoredTensor, TargetFormat, TensorPlan};
+pub use plan::{Importance, QuantPlan, QuantReport, TensorReport, prior};
 pub use recipe::{Aim, Recipe};
 pub use solver::{Nearest, Solver};
-pub use verify::{Verified, verify};
+pub use verify::{Verification, verify};
 
 /// How a conversion is run. Nothing here changes a byte of the weights; `shard_bytes` says how they
 /// are cut into files.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct QuantizeOptions {
     pub threads: usize,
     /// Largest file of tensors, headers not counted; a single tensor is never cut.
     pub shard_bytes: u64,
@@ -44,10 +44,10 @@ pub struct Options {
     pub verify: bool,
 }
 
-impl Default for Options {
+impl Default for QuantizeOptions {
     /// All cores; 4 GB, which copies, mounts and hubs all take.
     fn default() -> Self {
-        Options {
+        QuantizeOptions {
             threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
             shard_bytes: 4_000_000_000,
             memory: None,

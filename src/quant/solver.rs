@@ -1,7 +1,7 @@
 //! The seam between the pipeline, which reads, writes and keeps the journal, and the methods that
 //! find the codes.
 
-use super::layout::{Entry, Layout};
+use super::layout::{ArtifactLayout, TensorPlan};
 use crate::tensor::encode::{OnProcessor, TileEncoder};
 use crate::tensor::quantize::quantize_by;
 use crate::tensor::{Format, Matrix};
@@ -22,24 +22,24 @@ pub trait Solver {
 
     /// Whether it wants all rows of this matrix at once. Otherwise they come in runs of any length,
     /// multiples of 16 but for the last, and the result must not depend on how they are cut.
-    fn wants_whole(&self, _entry: &Entry) -> bool {
+    fn wants_whole(&self, _entry: &TensorPlan) -> bool {
         false
     }
 
     /// Whether it wants to see this matrix again where an earlier run has finished it.
-    fn wants_resumed(&self, entry: &Entry) -> bool {
+    fn wants_resumed(&self, entry: &TensorPlan) -> bool {
         self.wants_whole(entry)
     }
 
     /// Bytes that it needs beyond the matrix it is given and the codes it returns.
-    fn memory(&self, _layout: &Layout) -> u64 {
+    fn memory(&self, _layout: &ArtifactLayout) -> u64 {
         0
     }
 
     /// Codes some rows of a matrix; `values` are `[rows, cols]`, all finite.
     fn matrix(
         &mut self,
-        entry: &Entry,
+        entry: &TensorPlan,
         format: Format,
         rows: Range<usize>,
         values: &[f32],
@@ -47,7 +47,7 @@ pub trait Solver {
 
     /// Shows a matrix that an earlier, interrupted run has finished, in the place where
     /// [`Solver::matrix`] would be asked for it.
-    fn resumed(&mut self, _entry: &Entry, _matrix: &Matrix<'_>) -> Result<()> {
+    fn resumed(&mut self, _entry: &TensorPlan, _matrix: &Matrix<'_>) -> Result<()> {
         Ok(())
     }
 
@@ -82,7 +82,7 @@ impl Solver for Nearest {
 
     fn matrix(
         &mut self,
-        entry: &Entry,
+        entry: &TensorPlan,
         format: Format,
         rows: Range<usize>,
         values: &[f32],

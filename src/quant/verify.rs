@@ -22,7 +22,7 @@ const ALIGN: usize = 64;
 
 /// What [`verify`] has compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verified {
+pub struct Verification {
     pub tensors: usize,
     /// Tensors whose SHA-256 was compared with the report: all or none.
     pub hashed: usize,
@@ -49,7 +49,7 @@ pub fn verify(
     weights: &Weights,
     threads: usize,
     tell: &mut dyn FnMut(usize) -> Result<()>,
-) -> Result<Verified> {
+) -> Result<Verification> {
     let checkpoint = weights.checkpoint().context("made-up weights have no files")?;
     let report: Option<Listed> = match checkpoint.side_file(FILE)? {
         Some(text) => Some(
@@ -62,7 +62,7 @@ pub fn verify(
         .as_ref()
         .map(|r| r.tensors.iter().map(|t| (t.name.as_str(), t.sha256.as_str())).collect());
     let isas = Isa::all_supported();
-    let mut done = Verified { backends: vec!["matrix".into()], ..Verified::default() };
+    let mut done = Verification { backends: vec!["matrix".into()], ..Verification::default() };
     done.backends.extend(isas.iter().map(|isa| format!("packed {isa}")));
     for (role, layer) in weights.roles() {
         let name = weights.name(role, layer);

@@ -1,8 +1,8 @@
 //! How long a conversion takes, from a small sample of each format.
 
 use super::tensor::errors;
-use crate::quant::layout::{Entry, Target};
-use crate::quant::plan::Plan;
+use crate::quant::layout::{TargetFormat, TensorPlan};
+use crate::quant::plan::QuantPlan;
 use crate::quant::solver::{Nearest, Solver, TILE_ROWS};
 use crate::tensor::Format;
 use anyhow::Result;
@@ -16,10 +16,10 @@ const SAMPLE: usize = 256 << 10;
 
 /// Seconds that rounding to nearest takes: a sample of each format is coded, decoded and hashed.
 /// Reading and writing files is not a part of it, nor is what a calibrating solver does besides.
-pub fn seconds(plan: &Plan, nearest: &mut Nearest) -> Result<f64> {
-    let mut formats: Vec<(Format, Vec<&Entry>)> = Vec::new();
+pub fn seconds(plan: &QuantPlan, nearest: &mut Nearest) -> Result<f64> {
+    let mut formats: Vec<(Format, Vec<&TensorPlan>)> = Vec::new();
     for entry in plan.layout.entries.iter().filter(|e| e.role.is_matrix()) {
-        let Target::Format(format) = entry.target else { continue };
+        let TargetFormat::Format(format) = entry.target else { continue };
         match formats.iter_mut().find(|(known, _)| *known == format) {
             Some((_, entries)) => entries.push(entry),
             None => formats.push((format, vec![entry])),
@@ -34,7 +34,7 @@ pub fn seconds(plan: &Plan, nearest: &mut Nearest) -> Result<f64> {
     Ok(seconds)
 }
 
-fn seconds_per_weight(format: Format, entry: &Entry, nearest: &mut Nearest) -> Result<f64> {
+fn seconds_per_weight(format: Format, entry: &TensorPlan, nearest: &mut Nearest) -> Result<f64> {
     let threads = nearest.threads;
     let tiles = if format.code.is_trellis() { 1 } else { (SAMPLE / entry.cols / TILE_ROWS).max(1) };
     let rows = (TILE_ROWS * tiles * threads).min(entry.rows);

@@ -3,9 +3,9 @@
 
 use crate::checkpoint::{Checkpoint, Stamp};
 use crate::error::Fault;
-use crate::quant::layout::{Entry, Layout};
-use crate::quant::plan::Plan;
-use crate::quant::{Options, SIDE_FILES};
+use crate::quant::layout::{ArtifactLayout, TensorPlan};
+use crate::quant::plan::QuantPlan;
+use crate::quant::{QuantizeOptions, SIDE_FILES};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -25,7 +25,7 @@ struct SourceFile {
 /// Whatever the bytes of the result depend on. A run continues another only if this is the same,
 /// but for `asked` and `stamps`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Header {
+pub struct JournalHeader {
     journal: u32,
     version: String,
     source: Vec<SourceFile>,
@@ -43,8 +43,12 @@ pub struct Header {
     shard_bytes: u64,
 }
 
-impl Header {
-    pub fn new(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> Result<Header> {
+impl JournalHeader {
+    pub fn new(
+        checkpoint: &Checkpoint,
+        plan: &QuantPlan,
+        options: &QuantizeOptions,
+    ) -> Result<JournalHeader> {
         let mut hash = Sha256::new();
         for shard in 0..plan.layout.shards {
             hash.update(plan.layout.header(shard)?);
@@ -61,7 +65,7 @@ impl Header {
                 source.push(SourceFile { name: file.to_owned(), sha256: crate::util::hex(digest) });
             }
         }
-        Ok(Header {
+        Ok(JournalHeader {
             journal: 2,
             version: env!("CARGO_PKG_VERSION").into(),
             source,
@@ -76,18 +80,18 @@ impl Header {
     }
 
     /// Whether a run with this header goes on from where one with `other` ended.
-    pub fn continues(&self, other: &Header) -> bool {
+    pub fn continues(&self, other: &JournalHeader) -> bool {
         let (asked, stamps) = (other.asked.clone(), other.stamps.clone());
-        Header { asked, stamps, ..self.clone() } == *other
+        JournalHeader { asked, stamps, ..self.clone() } == *other
     }
 
     /// Whether no weight file of the source was written or replaced in between.
-    pub fn has_stamps_of(&self, other: &Header) -> bool {
+    pub fn has_stamps_of(&self, other: &JournalHeader) -> bool {
         self.stamps == other.stamps
     }
 
     /// The first thing in which another run's header differs, in words.
-    fn difference(&self, other: &Header) -> String {
+    fn difference(&self, other: &JournalHeader) -> String {
         if self.version != other.version {
             return format!("by version {} of this program", other.version);
         }
@@ -122,7 +126,7 @@ impl Header {
 
 /// A tensor that is finished, as a line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Done {
+pub struct FinishedTensor {
     pub tensor: String,
     pub format: String,
     /// In the data of its file.
@@ -135,9 +139,9 @@ pub struct Done {
 
 /// What a journal says of an earlier run.
 #[derive(Default)]
-pub struct Found {
+pub struct JournalState {
     /// In the order of the layout.
-    pub done: Vec<Done>,
+    pub done: Vec<FinishedTensor>,
     /// The source was written, copied or moved since: whether `done` is of its tensors has to be
     /// looked at.
     pub is_moved: bool,
@@ -155,10 +159,10 @@ impl Journal {
     /// A journal of another run is refused, unless `restart` says to begin again.
     pub fn open(
         path: &Path,
-        header: &Header,
-        layout: &Layout,
+        header: &JournalHeader,
+        layout: &ArtifactLayout,
         restart: bool,
-    ) -> Result<(Journal, Found)> {
+    ) -> Result<(Journal, JournalState)> {
         let failed = || format!("opening {}", path.display());
         let mut file = OpenOptions::new()
             .read(true)
@@ -172,9 +176,10 @@ impl Journal {
         file.read_to_end(&mut text).with_context(failed)?;
         let mut journal = Journal { path: path.to_owned(), file };
         let mut lines = text.split_inclusive(|b| *b == b'\n').filter(|l| l.ends_with(b"\n"));
-        let first = lines.next().map(|line| (line.len(), serde_json::from_slice::<Header>(line)));
+        let first =
+            lines.next().map(|line| (line.len(), serde_json::from_slice::<JournalHeader>(line)));
         let mut good = 0;
-        let mut found = Found::default();
+        let mut found = JournalState::default();
         match first {
             Some((length, Ok(begun))) if !restart => {
                 if !header.continues(&begun) {
@@ -186,7 +191,9 @@ impl Journal {
                 for line in lines {
                     // Whatever does not fit was torn off or damaged: it is done again, with all
                     // behind it.
-                    let Ok(line_done) = serde_json::from_slice::<Done>(line) else { break };
+                    let Ok(line_done) = serde_json::from_slice::<FinishedTensor>(line) else {
+                        break;
+                    };
                     match places.next() {
                         Some((e, offset))
                             if e.name == line_done.tensor
@@ -208,7 +215,7 @@ impl Journal {
     }
 
     /// Keeps the header and the first `n` of these tensors.
-    pub fn keep(&mut self, header: &Header, done: &[Done]) -> Result<()> {
+    pub fn keep(&mut self, header: &JournalHeader, done: &[FinishedTensor]) -> Result<()> {
         self.cut(0)?;
         self.push(header)?;
         done.iter().try_for_each(|d| self.push(d))?;
@@ -240,7 +247,7 @@ pub fn other_run(path: &Path, begun: &str) -> Fault {
 }
 
 /// Each tensor with its place in its file's data.
-pub fn places(layout: &Layout) -> impl Iterator<Item = (&Entry, u64)> {
+pub fn places(layout: &ArtifactLayout) -> impl Iterator<Item = (&TensorPlan, u64)> {
     let (mut shard, mut at) = (0, 0);
     layout.entries.iter().map(move |e| {
         if e.shard != shard {

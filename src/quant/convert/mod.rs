@@ -9,19 +9,19 @@ mod source;
 mod staging;
 mod tensor;
 
-use super::layout::{Entry, Target};
-use super::plan::{Importance, Plan, REPORT_FILE, Report, TensorReport, prior};
+use super::layout::{TargetFormat, TensorPlan};
+use super::plan::{Importance, QuantPlan, QuantReport, REPORT_FILE, TensorReport, prior};
 use super::solver::{Nearest, Solver};
 use super::verify::verify;
-use super::{Options, Recipe};
+use super::{QuantizeOptions, Recipe};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Fault, Kind as FaultKind, fault_of};
 use crate::models::Weights;
 use crate::util::{hex, threads};
 use anyhow::{Context, Result};
-use journal::{Done, Found, Header, Journal, count, other_run, places};
+use journal::{FinishedTensor, Journal, JournalHeader, JournalState, count, other_run, places};
 use sha2::{Digest, Sha256};
-use staging::{Growing, Staging, check_destination, check_space, partial_of, sweep};
+use staging::{StagedFile, Staging, check_destination, check_space, partial_of, sweep};
 use std::path::{Path, PathBuf};
 
 /// Bytes after which a finished tensor is made durable; norms wait for the next matrix.
@@ -30,9 +30,9 @@ const SYNC_BYTES: u64 = 1 << 20;
 /// Told at a tensor's start, after each chunk of its rows, and when it is done; once for a tensor
 /// that was found done.
 #[derive(Clone, Debug)]
-pub struct Progress<'a> {
+pub struct QuantProgress<'a> {
     /// What is converted or was found converted; `None` while the result is read back.
-    pub entry: Option<&'a Entry>,
+    pub entry: Option<&'a TensorPlan>,
     /// Weights done.
     pub done: u64,
     /// Weights in all.
@@ -42,7 +42,7 @@ pub struct Progress<'a> {
     pub error: Option<f64>,
 }
 
-type Tell<'a> = &'a mut dyn FnMut(Progress<'_>) -> Result<()>;
+type Tell<'a> = &'a mut dyn FnMut(QuantProgress<'_>) -> Result<()>;
 
 /// What an earlier run left of a destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,12 +64,12 @@ pub fn quantize(
     source: &Weights,
     dst: &Path,
     recipe: &Recipe,
-    options: &Options,
+    options: &QuantizeOptions,
     tell: Tell<'_>,
-) -> Result<Report> {
+) -> Result<QuantReport> {
     let mut solver = Nearest::new(options.threads);
     let n_layers = source.config().n_layers;
-    let plan = Plan::new(
+    let plan = QuantPlan::new(
         source,
         recipe,
         options,
@@ -88,18 +88,18 @@ pub fn quantize(
 pub fn run(
     source: &Weights,
     dst: &Path,
-    plan: &Plan,
-    options: &Options,
+    plan: &QuantPlan,
+    options: &QuantizeOptions,
     solver: &mut dyn Solver,
     tell: Tell<'_>,
-) -> Result<Report> {
+) -> Result<QuantReport> {
     threads::prepare_common_pool();
     let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
     check_source(checkpoint, plan, options)?;
     sweep(dst);
     check_destination(dst, plan.layout.is_gguf())?;
     let staging = Staging::open(dst)?;
-    let header = Header::new(checkpoint, plan, options)?;
+    let header = JournalHeader::new(checkpoint, plan, options)?;
     let (journal, found) =
         Journal::open(&staging.journal(), &header, &plan.layout, options.restart)?;
     let mut run = Run {
@@ -134,17 +134,26 @@ pub fn run(
 
 /// Reads back what was written, before anyone else sees it. What a disk has damaged the next run
 /// finds and does again.
-fn check_written(staging: &Staging, plan: &Plan, options: &Options, tell: Tell<'_>) -> Result<()> {
+fn check_written(
+    staging: &Staging,
+    plan: &QuantPlan,
+    options: &QuantizeOptions,
+    tell: Tell<'_>,
+) -> Result<()> {
     let total = plan.layout.parameters();
     let written = Weights::open(Checkpoint::open(&staging.files())?)?;
-    let reading = Progress { entry: None, done: total, total, error: None };
+    let reading = QuantProgress { entry: None, done: total, total, error: None };
     verify(&written, options.threads, &mut |_| tell(reading.clone())).map(|_| ())
 }
 
 /// Refuses to round what is rounded already; packed weights that keep their format lose nothing.
-pub fn check_source(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> Result<()> {
-    let again = |e: &&Entry| match checkpoint.lookup(&e.name).map(|s| s.kind) {
-        Some(Kind::Packed(format)) => e.target != Target::Format(format),
+pub fn check_source(
+    checkpoint: &Checkpoint,
+    plan: &QuantPlan,
+    options: &QuantizeOptions,
+) -> Result<()> {
+    let again = |e: &&TensorPlan| match checkpoint.lookup(&e.name).map(|s| s.kind) {
+        Some(Kind::Packed(format)) => e.target != TargetFormat::Format(format),
         Some(Kind::Blocks(_)) => e.target.is_packed(),
         _ => false,
     };
@@ -166,8 +175,8 @@ pub fn check_source(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> 
 /// What goes on from tensor to tensor.
 struct Run<'a> {
     source: &'a Weights,
-    plan: &'a Plan,
-    options: &'a Options,
+    plan: &'a QuantPlan,
+    options: &'a QuantizeOptions,
     solver: &'a mut dyn Solver,
     tell: Tell<'a>,
     staging: &'a Staging,
@@ -179,9 +188,14 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn all(&mut self, header: &Header, found: Found, dst: &Path) -> Result<Report> {
+    fn all(
+        &mut self,
+        header: &JournalHeader,
+        found: JournalState,
+        dst: &Path,
+    ) -> Result<QuantReport> {
         let mut done = Vec::with_capacity(self.plan.layout.entries.len());
-        let Found { done: found, is_moved } = found;
+        let JournalState { done: found, is_moved } = found;
         let claimed = found.len();
         for (line, (entry, offset)) in found.into_iter().zip(places(&self.plan.layout)) {
             if !self.resume(&line, entry, offset)? {
@@ -216,7 +230,7 @@ impl Run<'_> {
         let tensors = tensors
             .map(|(e, d)| TensorReport::new(e, d.relative_error, d.sha256.clone()))
             .collect();
-        let report = Report::new(self.plan, tensors, hex(hash.finalize()));
+        let report = QuantReport::new(self.plan, tensors, hex(hash.finalize()));
         if self.plan.layout.is_gguf() {
             return Ok(report);
         }
@@ -233,7 +247,7 @@ impl Run<'_> {
     }
 
     /// Writes what a shard still lacks.
-    fn shard(&mut self, shard: usize, done: &mut Vec<Done>) -> Result<()> {
+    fn shard(&mut self, shard: usize, done: &mut Vec<FinishedTensor>) -> Result<()> {
         let plan = self.plan;
         let header = plan.layout.header(shard)?;
         let entries = || places(&plan.layout).enumerate().filter(|(_, (e, _))| e.shard == shard);
@@ -242,7 +256,7 @@ impl Run<'_> {
         let Some(&(_, keep)) = missing.first() else { return Ok(()) };
         let path = self.staging.files().join(plan.layout.file(shard));
         let mut file =
-            Growing::open(&path, if keep == 0 { 0 } else { header.len() as u64 + keep })?;
+            StagedFile::open(&path, if keep == 0 { 0 } else { header.len() as u64 + keep })?;
         if keep == 0 {
             file.write_all(&header)?;
         }
@@ -253,8 +267,15 @@ impl Run<'_> {
             let (sha256, source_sha256, relative_error) = self.tensor(entry, &mut file)?;
             let (tensor, format, bytes) =
                 (entry.name.clone(), entry.target.to_string(), entry.bytes());
-            let line =
-                Done { tensor, format, offset, bytes, sha256, source_sha256, relative_error };
+            let line = FinishedTensor {
+                tensor,
+                format,
+                offset,
+                bytes,
+                sha256,
+                source_sha256,
+                relative_error,
+            };
             self.unsynced += bytes;
             let durable = self.unsynced >= SYNC_BYTES;
             // The journal may only tell what is written.
@@ -273,20 +294,20 @@ impl Run<'_> {
     }
 
     /// Tells the solver where a layer ends.
-    fn layer_done(&mut self, entry: &Entry) -> Result<()> {
+    fn layer_done(&mut self, entry: &TensorPlan) -> Result<()> {
         match crate::models::Role::LAYER.last() == Some(&entry.role) {
             true => self.solver.layer_done(entry.layer),
             false => Ok(()),
         }
     }
 
-    fn advance(&mut self, entry: &Entry, weights: usize) -> Result<()> {
+    fn advance(&mut self, entry: &TensorPlan, weights: usize) -> Result<()> {
         self.weights += weights as u64;
         self.say(entry, None)
     }
 
-    fn say(&mut self, entry: &Entry, error: Option<f64>) -> Result<()> {
-        (self.tell)(Progress {
+    fn say(&mut self, entry: &TensorPlan, error: Option<f64>) -> Result<()> {
+        (self.tell)(QuantProgress {
             entry: Some(entry),
             done: self.weights,
             total: self.plan.layout.parameters(),

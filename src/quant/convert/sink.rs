@@ -1,8 +1,8 @@
 //! A tensor on its way into a file of the result, in the shape that the container asks for.
 
-use super::staging::Growing;
+use super::staging::StagedFile;
 use crate::checkpoint::gguf::Kind;
-use crate::quant::layout::Entry;
+use crate::quant::layout::TensorPlan;
 use crate::tensor::Matrix;
 use anyhow::Result;
 use half::f16;
@@ -12,17 +12,17 @@ use sha2::{Digest, Sha256};
 const ROWS: usize = 1024;
 
 /// Hashes what it writes.
-pub struct Sink<'a> {
-    entry: &'a Entry,
-    file: &'a mut Growing,
+pub struct TensorWriter<'a> {
+    entry: &'a TensorPlan,
+    file: &'a mut StagedFile,
     hash: Sha256,
     /// They follow the codes.
     scales: Vec<f16>,
 }
 
-impl<'a> Sink<'a> {
-    pub fn new(entry: &'a Entry, file: &'a mut Growing) -> Self {
-        Sink { entry, file, hash: Sha256::new(), scales: Vec::new() }
+impl<'a> TensorWriter<'a> {
+    pub fn new(entry: &'a TensorPlan, file: &'a mut StagedFile) -> Self {
+        TensorWriter { entry, file, hash: Sha256::new(), scales: Vec::new() }
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {

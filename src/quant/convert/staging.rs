@@ -177,7 +177,7 @@ impl Staging {
 
     /// A whole file of the result.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let mut file = Growing::open(&self.files().join(name), 0)?;
+        let mut file = StagedFile::open(&self.files().join(name), 0)?;
         file.write_all(bytes)?;
         file.sync()
     }
@@ -215,16 +215,16 @@ impl Staging {
 }
 
 /// A file being written.
-pub struct Growing {
+pub struct StagedFile {
     file: BufWriter<File>,
     path: PathBuf,
     /// What errors say is being written.
     label: String,
 }
 
-impl Growing {
+impl StagedFile {
     /// Opens or makes a file, cut to its first `keep` bytes.
-    pub fn open(path: &Path, keep: u64) -> Result<Growing> {
+    pub fn open(path: &Path, keep: u64) -> Result<StagedFile> {
         let open = || {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
@@ -234,7 +234,7 @@ impl Growing {
             Ok::<_, io::Error>(file)
         };
         let file = open().with_context(|| format!("cannot open {}", path.display()))?;
-        Ok(Growing {
+        Ok(StagedFile {
             file: BufWriter::with_capacity(1 << 20, file),
             path: path.to_owned(),
             label: "the file".into(),

@@ -1,10 +1,10 @@
 //! One tensor: rows of the source in, codes and scales out.
 
 use super::Run;
-use super::sink::Sink;
-use super::source::Reader;
-use super::staging::Growing;
-use crate::quant::layout::{Entry, Target};
+use super::sink::TensorWriter;
+use super::source::SourceTensor;
+use super::staging::StagedFile;
+use crate::quant::layout::{TargetFormat, TensorPlan};
 use crate::quant::plan::digits;
 use crate::quant::solver::TILE_ROWS;
 use crate::tensor::quantize::quantize as nearest;
@@ -21,27 +21,29 @@ impl Run<'_> {
     /// relative error.
     pub(super) fn tensor(
         &mut self,
-        entry: &Entry,
-        file: &mut Growing,
+        entry: &TensorPlan,
+        file: &mut StagedFile,
     ) -> Result<(String, String, f64)> {
-        let reader = Reader::open(self.source, entry)?;
+        let reader = SourceTensor::open(self.source, entry)?;
         match (entry.target, &reader) {
-            (Target::AsIs(_), _) => self.copy(entry, &reader, file),
-            (Target::Format(format), Reader::Packed { matrix, .. }) if matrix.format == format => {
+            (TargetFormat::AsIs(_), _) => self.copy(entry, &reader, file),
+            (TargetFormat::Format(format), SourceTensor::Packed { matrix, .. })
+                if matrix.format == format =>
+            {
                 self.repeat(entry, matrix, file)
             }
-            (Target::Format(format), _) => self.convert(entry, format, &reader, file),
+            (TargetFormat::Format(format), _) => self.convert(entry, format, &reader, file),
         }
     }
 
     /// Bytes as the source has them.
     fn copy(
         &mut self,
-        entry: &Entry,
-        reader: &Reader<'_>,
-        file: &mut Growing,
+        entry: &TensorPlan,
+        reader: &SourceTensor<'_>,
+        file: &mut StagedFile,
     ) -> Result<(String, String, f64)> {
-        let (mut sink, mut source_hash) = (Sink::new(entry, file), Sha256::new());
+        let (mut sink, mut source_hash) = (TensorWriter::new(entry, file), Sha256::new());
         reader.pieces(0..entry.rows, &mut |bytes, values| {
             source_hash.update(bytes);
             sink.plain(bytes, values)?;
@@ -51,18 +53,18 @@ impl Run<'_> {
     }
 
     /// Tiles of rows that a chunk may have.
-    fn most_tiles(&self, entry: &Entry) -> usize {
+    fn most_tiles(&self, entry: &TensorPlan) -> usize {
         (self.plan.chunk / entry.cols / TILE_ROWS).max(1)
     }
 
     /// Codes and scales as the source has them.
     fn repeat(
         &mut self,
-        entry: &Entry,
+        entry: &TensorPlan,
         matrix: &Matrix<'_>,
-        file: &mut Growing,
+        file: &mut StagedFile,
     ) -> Result<(String, String, f64)> {
-        let mut sink = Sink::new(entry, file);
+        let mut sink = TensorWriter::new(entry, file);
         sink.matrix(matrix)?;
         Ok((sink.finish()?, hex(packed_hash(matrix).finalize()), 0.0))
     }
@@ -72,12 +74,12 @@ impl Run<'_> {
     /// finishing.
     fn convert(
         &mut self,
-        entry: &Entry,
+        entry: &TensorPlan,
         format: Format,
-        reader: &Reader<'_>,
-        file: &mut Growing,
+        reader: &SourceTensor<'_>,
+        file: &mut StagedFile,
     ) -> Result<(String, String, f64)> {
-        let (mut sink, mut source_hash) = (Sink::new(entry, file), Sha256::new());
+        let (mut sink, mut source_hash) = (TensorWriter::new(entry, file), Sha256::new());
         let (mut error, mut power) = (0.0, 0.0);
         let vector = !entry.role.is_matrix();
         let step = match self.solver.wants_whole(entry) {

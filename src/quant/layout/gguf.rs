@@ -4,7 +4,7 @@
 //! Our int4 and int8 codes of any group that is made of 32s become Q4_0 and Q8_0 with the group's
 //! scale repeated, floats stay what they are, and norms gain the 1 that llama.cpp expects in them.
 
-use super::{Part, Target};
+use super::{StoredTensor, TargetFormat};
 use crate::checkpoint::Dtype;
 use crate::checkpoint::gguf::Kind;
 use crate::checkpoint::gguf::write::{Keys, Tensor, header as container};
@@ -18,7 +18,7 @@ use anyhow::Result;
 pub const FILE: &str = "model.gguf";
 
 /// How a tensor is stored; an error where GGUF has no such thing.
-pub fn kind(name: &str, role: Role, target: Target, cols: usize) -> Result<Kind> {
+pub fn kind(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result<Kind> {
     let refuse = || {
         let what = format!("{name} as {target} cannot be written to a GGUF file");
         let help = "GGUF takes i4 and i8 in rows or groups, f32, f16 and bf16, and floats for \
@@ -29,11 +29,13 @@ pub fn kind(name: &str, role: Role, target: Target, cols: usize) -> Result<Kind>
         return if target.is_packed() { refuse() } else { Ok(Kind::F32) };
     }
     let format = match target {
-        Target::AsIs(Dtype::F16) => return Ok(Kind::F16),
-        Target::AsIs(Dtype::BF16) | Target::Format(Format::BF16) => return Ok(Kind::Bf16),
-        Target::AsIs(Dtype::F32) | Target::Format(Format::F32) => return Ok(Kind::F32),
-        Target::AsIs(_) => return refuse(),
-        Target::Format(format) => format,
+        TargetFormat::AsIs(Dtype::F16) => return Ok(Kind::F16),
+        TargetFormat::AsIs(Dtype::BF16) | TargetFormat::Format(Format::BF16) => {
+            return Ok(Kind::Bf16);
+        }
+        TargetFormat::AsIs(Dtype::F32) | TargetFormat::Format(Format::F32) => return Ok(Kind::F32),
+        TargetFormat::AsIs(_) => return refuse(),
+        TargetFormat::Format(format) => format,
     };
     let Some(kind) = format.code.spec().gguf.and_then(Kind::named) else { return refuse() };
     let cut = match format.group {
@@ -46,10 +48,15 @@ pub fn kind(name: &str, role: Role, target: Target, cols: usize) -> Result<Kind>
 }
 
 /// A tensor as the file stores it, its padding included.
-pub fn part(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> Part {
+pub fn part(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> StoredTensor {
     let tensor = tensor(role, layer, kind, rows, cols);
     let bytes = tensor.bytes() + tensor.padding() as u64;
-    Part { name: tensor.name, dtype: kind.dtype().unwrap_or(Dtype::U8), shape: tensor.shape, bytes }
+    StoredTensor {
+        name: tensor.name,
+        dtype: kind.dtype().unwrap_or(Dtype::U8),
+        shape: tensor.shape,
+        bytes,
+    }
 }
 
 /// Bytes of the zeros that fill a tensor up to the file's alignment.

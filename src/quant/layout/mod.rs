@@ -14,63 +14,63 @@ use std::collections::BTreeMap;
 
 /// One tensor of the artifact.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part {
+pub struct StoredTensor {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     pub bytes: u64,
 }
 
-impl Part {
+impl StoredTensor {
     fn new(name: String, dtype: Dtype, shape: Vec<usize>) -> Self {
         let bytes = (dtype.bitsize() / 8 * shape.iter().product::<usize>()) as u64;
-        Part { name, dtype, shape, bytes }
+        StoredTensor { name, dtype, shape, bytes }
     }
 }
 
 /// What a tensor becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Target {
+pub enum TargetFormat {
     /// The source's own values in this type.
     AsIs(Dtype),
     Format(Format),
 }
 
-impl Target {
+impl TargetFormat {
     /// Whether it is stored as codes and scales, rather than as floats under the source's name.
     pub fn is_packed(self) -> bool {
-        matches!(self, Target::Format(f) if f.code.is_integer() || f.hadamard)
+        matches!(self, TargetFormat::Format(f) if f.code.is_integer() || f.hadamard)
     }
 }
 
-impl std::fmt::Display for Target {
+impl std::fmt::Display for TargetFormat {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Target::AsIs(dtype) => f.pad(&dtype.to_string().to_lowercase()),
-            Target::Format(format) => f.pad(&format.to_string()),
+            TargetFormat::AsIs(dtype) => f.pad(&dtype.to_string().to_lowercase()),
+            TargetFormat::Format(format) => f.pad(&format.to_string()),
         }
     }
 }
 
 /// One tensor of the source and what it becomes.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct TensorPlan {
     pub role: Role,
     pub layer: usize,
     /// The source's name.
     pub name: String,
     pub rows: usize,
     pub cols: usize,
-    pub target: Target,
+    pub target: TargetFormat,
     /// Codes, then scales; or one plain tensor.
-    pub parts: Vec<Part>,
+    pub parts: Vec<StoredTensor>,
     /// How a GGUF file stores it; `None` in an artifact.
     pub block: Option<Block>,
     /// Index of its file.
     pub shard: usize,
 }
 
-impl Entry {
+impl TensorPlan {
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|p| p.bytes).sum()
     }
@@ -84,28 +84,28 @@ impl Entry {
 
 /// The whole artifact.
 #[derive(Clone, Debug)]
-pub struct Layout {
-    pub entries: Vec<Entry>,
+pub struct ArtifactLayout {
+    pub entries: Vec<TensorPlan>,
     pub shards: usize,
     /// What stands before the data of a GGUF file.
     gguf: Option<Vec<u8>>,
 }
 
-impl Layout {
+impl ArtifactLayout {
     /// A layout without tensors.
     pub fn empty() -> Self {
-        Layout { entries: Vec::new(), shards: 0, gguf: None }
+        ArtifactLayout { entries: Vec::new(), shards: 0, gguf: None }
     }
 
     /// The same as one GGUF file with these keys; refuses what such a file cannot hold.
-    pub fn gguf(weights: &Weights, targets: &[Target], keys: &Keys) -> Result<Self> {
+    pub fn gguf(weights: &Weights, targets: &[TargetFormat], keys: &Keys) -> Result<Self> {
         let mut entries = Vec::new();
         for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
             let name = weights.name(role, layer);
             let [rows, cols] = role.shape(weights.config());
             let kind = gguf::kind(&name, role, target, cols)?;
             let parts = vec![gguf::part(role, layer, kind, rows, cols)];
-            entries.push(Entry {
+            entries.push(TensorPlan {
                 role,
                 layer,
                 name,
@@ -122,7 +122,7 @@ impl Layout {
             .filter_map(|e| Some((e.role, e.layer, e.block?, e.rows, e.cols)))
             .collect();
         let header = gguf::header(keys, &tensors);
-        Ok(Layout { entries, shards: 1, gguf: Some(header) })
+        Ok(ArtifactLayout { entries, shards: 1, gguf: Some(header) })
     }
 
     /// Whether it is one GGUF file rather than a directory.
@@ -132,7 +132,7 @@ impl Layout {
 
     /// Lays out `weights`, each tensor of [`Weights::roles`] as its target says; refuses widths
     /// that a format cannot cut.
-    pub fn new(weights: &Weights, targets: &[Target], shard_bytes: u64) -> Result<Self> {
+    pub fn new(weights: &Weights, targets: &[TargetFormat], shard_bytes: u64) -> Result<Self> {
         let mut entries = Vec::new();
         let (mut shard, mut filled) = (0, 0);
         for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
@@ -144,7 +144,7 @@ impl Layout {
                 (shard, filled) = (shard + 1, 0);
             }
             filled += bytes;
-            entries.push(Entry {
+            entries.push(TensorPlan {
                 role,
                 layer,
                 name,
@@ -156,17 +156,18 @@ impl Layout {
                 shard,
             });
         }
-        Ok(Layout { entries, shards: shard + 1, gguf: None })
+        Ok(ArtifactLayout { entries, shards: shard + 1, gguf: None })
     }
 
     /// Bytes of all tensors, without headers.
     pub fn bytes(&self) -> u64 {
-        self.entries.iter().map(Entry::bytes).sum()
+        self.entries.iter().map(TensorPlan::bytes).sum()
     }
 
     /// Bytes of one shard's file, with its header.
     pub fn file_bytes(&self, shard: usize) -> Result<u64> {
-        let data: u64 = self.entries.iter().filter(|e| e.shard == shard).map(Entry::bytes).sum();
+        let data: u64 =
+            self.entries.iter().filter(|e| e.shard == shard).map(TensorPlan::bytes).sum();
         Ok(self.header(shard)?.len() as u64 + data)
     }
 
@@ -235,8 +236,8 @@ impl Layout {
 
     /// The packed tensors' formats, as `config.json` lists them.
     pub fn formats(&self) -> BTreeMap<String, Format> {
-        let packed = |e: &Entry| match e.target {
-            Target::Format(format) if e.target.is_packed() => Some((e.name.clone(), format)),
+        let packed = |e: &TensorPlan| match e.target {
+            TargetFormat::Format(format) if e.target.is_packed() => Some((e.name.clone(), format)),
             _ => None,
         };
         self.entries.iter().filter_map(packed).collect()
@@ -248,23 +249,29 @@ impl Layout {
 pub struct Class {
     /// `None` stands for all norms together.
     pub role: Option<Role>,
-    pub target: Target,
+    pub target: TargetFormat,
     pub tensors: usize,
     pub codes: u64,
     pub scales: u64,
 }
 
 /// The tensors of one entry. Plain floats keep the source's name and need no packing.
-fn parts(name: &str, role: Role, target: Target, rows: usize, cols: usize) -> Result<Vec<Part>> {
+fn parts(
+    name: &str,
+    role: Role,
+    target: TargetFormat,
+    rows: usize,
+    cols: usize,
+) -> Result<Vec<StoredTensor>> {
     let plain = |dtype| {
         let shape = if role.is_matrix() { vec![rows, cols] } else { vec![cols] };
-        vec![Part::new(name.into(), dtype, shape)]
+        vec![StoredTensor::new(name.into(), dtype, shape)]
     };
     let format = match target {
-        Target::AsIs(dtype) => return Ok(plain(dtype)),
-        Target::Format(Format::F32) => return Ok(plain(Dtype::F32)),
-        Target::Format(Format::BF16) => return Ok(plain(Dtype::BF16)),
-        Target::Format(format) => format,
+        TargetFormat::AsIs(dtype) => return Ok(plain(dtype)),
+        TargetFormat::Format(Format::F32) => return Ok(plain(Dtype::F32)),
+        TargetFormat::Format(Format::BF16) => return Ok(plain(Dtype::BF16)),
+        TargetFormat::Format(format) => format,
     };
     if !role.is_matrix() && format != Format::I8_ROW {
         let what = format!("{name} is a vector, which cannot be stored as {format}");
@@ -276,14 +283,14 @@ fn parts(name: &str, role: Role, target: Target, rows: usize, cols: usize) -> Re
         ))
         .help("choose another format")
     })?;
-    let mut out = vec![Part::new(
+    let mut out = vec![StoredTensor::new(
         artifact::codes_name(name),
         Dtype::U8,
         format.codes_shape(rows, cols).to_vec(),
     )];
     match format.row_scales(cols) {
         0 => {}
-        n => out.push(Part::new(artifact::scales_name(name), Dtype::F16, vec![rows, n])),
+        n => out.push(StoredTensor::new(artifact::scales_name(name), Dtype::F16, vec![rows, n])),
     }
     Ok(out)
 }

@@ -24,7 +24,7 @@ const TRIES: usize = 5;
 
 /// Second moments of one block of columns, as sums over tokens.
 #[derive(Clone)]
-pub struct Block {
+pub struct ColumnBlock {
     pub cols: Range<usize>,
     h: Vec<f32>,             // [n, n]: inputs of the model being made
     cross: Option<Vec<f32>>, // [n, n]: inputs in the source times inputs of the model being made
@@ -34,7 +34,7 @@ pub struct Block {
 #[derive(Clone)]
 pub struct Inputs {
     cols: usize,
-    blocks: Vec<Block>,
+    blocks: Vec<ColumnBlock>,
 }
 
 /// A block ready for solving.
@@ -54,7 +54,7 @@ impl Inputs {
         let blocks = (0..cols).step_by(width).map(|start| {
             let cols = start..cols.min(start + width);
             let area = cols.len() * cols.len();
-            Block { cols, h: vec![0.0; area], cross: corrected.then(|| vec![0.0; area]) }
+            ColumnBlock { cols, h: vec![0.0; area], cross: corrected.then(|| vec![0.0; area]) }
         });
         Inputs { cols, blocks: blocks.collect() }
     }
@@ -92,7 +92,7 @@ impl Inputs {
         let mut note = None;
         let mut out = Vec::new();
         for block in self.blocks.drain(..) {
-            let Block { cols, mut h, mut cross } = block;
+            let ColumnBlock { cols, mut h, mut cross } = block;
             let n = cols.len();
             mirror(&mut h, n);
             if transformed {

@@ -1,8 +1,8 @@
 //! Memory of a conversion, and the chunks that fit a limit.
 
 use crate::error::{Fault, Kind};
-use crate::quant::Options;
-use crate::quant::layout::{Entry, Layout};
+use crate::quant::QuantizeOptions;
+use crate::quant::layout::{ArtifactLayout, TensorPlan};
 use crate::quant::solver::{Solver, TILE_ROWS};
 use crate::util::units;
 use anyhow::Result;
@@ -20,8 +20,12 @@ const BASE: u64 = 128 << 20;
 const PER_THREAD: u64 = 8 << 20;
 
 /// Weights per chunk and bytes in all under the limit.
-pub fn bounds(layout: &Layout, solver: &dyn Solver, options: &Options) -> Result<(usize, u64)> {
-    let scales = |e: &Entry| e.parts[1..].iter().map(|p| p.bytes).sum::<u64>();
+pub fn bounds(
+    layout: &ArtifactLayout,
+    solver: &dyn Solver,
+    options: &QuantizeOptions,
+) -> Result<(usize, u64)> {
+    let scales = |e: &TensorPlan| e.parts[1..].iter().map(|p| p.bytes).sum::<u64>();
     let fixed = BASE
         + PER_THREAD * options.threads as u64
         + layout.entries.iter().map(scales).max().unwrap_or(0)

@@ -5,12 +5,12 @@ mod memory;
 mod report;
 
 pub use allocate::prior;
-pub use report::{FILE as REPORT_FILE, Report, TensorReport, digits};
+pub use report::{FILE as REPORT_FILE, QuantReport, TensorReport, digits};
 
-use super::layout::{Layout, Target};
-use super::recipe::{Choice, Recipe};
+use super::layout::{ArtifactLayout, TargetFormat};
+use super::recipe::{FormatChoice, Recipe};
 use super::solver::Solver;
-use super::{Options, SIDE_FILES, pretty};
+use super::{QuantizeOptions, SIDE_FILES, pretty};
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, Kind, artifact, shards};
 use crate::error::Fault;
@@ -36,7 +36,7 @@ const SOLVED: f64 = 0.5;
 
 /// A recipe applied to a model.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct QuantPlan {
     /// Of the recipe: name, SHA-256 of its text, the size it aims at.
     pub recipe: String,
     /// The options that ask for it, see [`Recipe::asked`].
@@ -45,7 +45,7 @@ pub struct Plan {
     pub target: Option<u64>,
     /// See [`Solver::name`].
     pub solver: String,
-    pub layout: Layout,
+    pub layout: ArtifactLayout,
     /// Mean divergence (nats) to expect by the planning rule.
     pub predicted_kld: Option<f64>,
     /// Files copied beside the weights, and their bytes.
@@ -60,16 +60,16 @@ pub struct Plan {
     pub memory: u64,
 }
 
-impl Plan {
+impl QuantPlan {
     /// Resolves the recipe for `source`, whose headers alone are read. Made-up weights are planned
     /// as a checkpoint of bf16 would be, without the files beside the weights.
     pub fn new(
         source: &Weights,
         recipe: &Recipe,
-        options: &Options,
+        options: &QuantizeOptions,
         solver: &dyn Solver,
         importance: Importance<'_>,
-    ) -> Result<Plan> {
+    ) -> Result<QuantPlan> {
         let roles = source.roles();
         let choices = recipe.resolve(&roles)?;
         let tensors: Vec<Tensor> = roles
@@ -78,13 +78,13 @@ impl Plan {
             .map(|(&(role, layer), choice)| Tensor::new(source, role, layer, choice))
             .collect::<Result<_>>()?;
         let weights = weigh(&roles, source, importance);
-        let mut plan = Plan {
+        let mut plan = QuantPlan {
             recipe: recipe.name().to_owned(),
             asked: recipe.asked(),
             recipe_sha256: recipe.sha256(),
             target: None,
             solver: solver.name(),
-            layout: Layout::empty(),
+            layout: ArtifactLayout::empty(),
             predicted_kld: None,
             side_files: if options.gguf { Vec::new() } else { side_files(source)? },
             keys: options.gguf.then(|| export::keys(source)).transpose()?,
@@ -109,7 +109,7 @@ impl Plan {
         tensors: &[Tensor],
         weights: &[f64],
         size: u64,
-        options: &Options,
+        options: &QuantizeOptions,
     ) -> Result<()> {
         let open: Vec<Candidate> = tensors
             .iter()
@@ -158,23 +158,23 @@ impl Plan {
         tensors: &[Tensor],
         weights: &[f64],
         chosen: &mut dyn Iterator<Item = Format>,
-        options: &Options,
+        options: &QuantizeOptions,
     ) -> Result<()> {
         let mut targets = Vec::with_capacity(tensors.len());
         let mut kld = 0.0;
         for (tensor, weight) in tensors.iter().zip(weights) {
             let target = match tensor.rates.len() {
                 0 | 1 => tensor.target,
-                _ => Target::Format(chosen.next().context("fewer formats than tensors")?),
+                _ => TargetFormat::Format(chosen.next().context("fewer formats than tensors")?),
             };
-            if let Target::Format(format) = target {
+            if let TargetFormat::Format(format) = target {
                 kld += weight * format.distortion();
             }
             targets.push(target);
         }
         self.layout = match &self.keys {
-            Some(keys) => Layout::gguf(source, &targets, keys)?,
-            None => Layout::new(source, &targets, options.shard_bytes)?,
+            Some(keys) => ArtifactLayout::gguf(source, &targets, keys)?,
+            None => ArtifactLayout::new(source, &targets, options.shard_bytes)?,
         };
         self.predicted_kld = Some(digits(kld, 3));
         self.total_bytes = self.count(source)?;
@@ -192,7 +192,7 @@ impl Plan {
         for (_, bytes) in self.made_files(source)? {
             total += bytes.len() as u64;
         }
-        Ok(total + Report::file_bytes(self)? as u64)
+        Ok(total + QuantReport::file_bytes(self)? as u64)
     }
 
     /// Small files that follow from the layout: the index and `config.json`.
@@ -213,32 +213,35 @@ impl Plan {
 
 /// A tensor with what its line leaves open.
 struct Tensor {
-    target: Target,
+    target: TargetFormat,
     /// More than one where the line leaves a choice.
     rates: Vec<Rate>,
 }
 
 impl Tensor {
-    fn new(source: &Weights, role: Role, layer: usize, choice: &Choice) -> Result<Tensor> {
+    fn new(source: &Weights, role: Role, layer: usize, choice: &FormatChoice) -> Result<Tensor> {
         let [rows, cols] = role.shape(source.config());
         let name = || source.name(role, layer);
         let formats = match choice {
-            Choice::One(format) => {
-                return Ok(Tensor { target: Target::Format(*format), rates: Vec::new() });
+            FormatChoice::One(format) => {
+                return Ok(Tensor { target: TargetFormat::Format(*format), rates: Vec::new() });
             }
-            Choice::AsIs => {
+            FormatChoice::AsIs => {
                 let Some(checkpoint) = source.checkpoint() else {
-                    return Ok(Tensor { target: Target::AsIs(Dtype::BF16), rates: Vec::new() });
+                    return Ok(Tensor {
+                        target: TargetFormat::AsIs(Dtype::BF16),
+                        rates: Vec::new(),
+                    });
                 };
                 let target = match checkpoint.lookup(&name()).map(|s| s.kind) {
-                    Some(Kind::Plain(dtype)) => Target::AsIs(dtype),
-                    Some(Kind::Packed(format)) => Target::Format(format),
-                    Some(Kind::Blocks(_)) => Target::Format(Format::BF16),
+                    Some(Kind::Plain(dtype)) => TargetFormat::AsIs(dtype),
+                    Some(Kind::Packed(format)) => TargetFormat::Format(format),
+                    Some(Kind::Blocks(_)) => TargetFormat::Format(Format::BF16),
                     None => return Err(Fault::model(format!("{} went missing", name())).into()),
                 };
                 return Ok(Tensor { target, rates: Vec::new() });
             }
-            Choice::Any(formats) => formats,
+            FormatChoice::Any(formats) => formats,
         };
         // Those that cut this width: small models are often too narrow for a Hadamard.
         let fits = formats.iter().filter(|f| f.check_cols(cols).is_ok());
@@ -256,7 +259,7 @@ impl Tensor {
             );
             return Err(Fault::model(what).help("use a recipe without +h128, such as int4").into());
         };
-        Ok(Tensor { target: Target::Format(first.format), rates })
+        Ok(Tensor { target: TargetFormat::Format(first.format), rates })
     }
 }
 

@@ -1,8 +1,8 @@
 //! `quant-report.json`: what was done, tensor by tensor. Its length is known before anything is
 //! quantised.
 
-use super::Plan;
-use crate::quant::layout::{Entry, Layout};
+use super::QuantPlan;
+use crate::quant::layout::{ArtifactLayout, TensorPlan};
 use crate::quant::pretty;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ pub struct TensorReport {
 
 /// What a run did.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct QuantReport {
     pub version: String,
     /// Of the SHA-256 of each of the source's tensors, as stored there, in the order of the forward
     /// pass: the same however the source is sharded.
@@ -47,7 +47,7 @@ pub struct Report {
 }
 
 impl TensorReport {
-    pub fn new(entry: &Entry, relative_error: f64, sha256: String) -> Self {
+    pub fn new(entry: &TensorPlan, relative_error: f64, sha256: String) -> Self {
         TensorReport {
             name: entry.name.clone(),
             format: entry.target.to_string(),
@@ -64,10 +64,10 @@ impl TensorReport {
     }
 }
 
-impl Report {
-    pub fn new(plan: &Plan, tensors: Vec<TensorReport>, source_sha256: String) -> Report {
-        let layout: &Layout = &plan.layout;
-        Report {
+impl QuantReport {
+    pub fn new(plan: &QuantPlan, tensors: Vec<TensorReport>, source_sha256: String) -> QuantReport {
+        let layout: &ArtifactLayout = &plan.layout;
+        QuantReport {
             version: env!("CARGO_PKG_VERSION").into(),
             source_sha256,
             recipe: plan.recipe.clone(),
@@ -84,7 +84,7 @@ impl Report {
 
     /// Bytes of the file, whatever errors and hashes it will tell: numbers of most digits stand for
     /// them.
-    pub fn file_bytes(plan: &Plan) -> Result<usize> {
+    pub fn file_bytes(plan: &QuantPlan) -> Result<usize> {
         const LONGEST: f64 = 0.0000123457;
         let tensors = plan
             .layout
@@ -92,13 +92,13 @@ impl Report {
             .iter()
             .map(|e| TensorReport::new(e, LONGEST, "0".repeat(64)))
             .collect();
-        Ok(pretty(&Report::new(plan, tensors, "0".repeat(64)))?.len())
+        Ok(pretty(&QuantReport::new(plan, tensors, "0".repeat(64)))?.len())
     }
 
     /// The file, filled up with blanks to the promised length.
-    pub fn to_file(&self, plan: &Plan) -> Result<Vec<u8>> {
+    pub fn to_file(&self, plan: &QuantPlan) -> Result<Vec<u8>> {
         let mut text = pretty(self)?;
-        let missing = Report::file_bytes(plan)?.saturating_sub(text.len());
+        let missing = QuantReport::file_bytes(plan)?.saturating_sub(text.len());
         text.pop();
         text.resize(text.len() + missing, b' ');
         text.push(b'\n');

@@ -45,7 +45,7 @@ pub const FOR_SIZES: &str = "10gb";
 
 /// What a line says about its tensors.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Choice {
+pub enum FormatChoice {
     /// Copied in the source's own type.
     AsIs,
     One(Format),
@@ -58,7 +58,7 @@ struct Rule {
     line: usize,
     text: String,
     pattern: Pattern,
-    choice: Choice,
+    choice: FormatChoice,
 }
 
 /// A recipe that was read without fault; whether its lines fit a model shows in
@@ -176,7 +176,7 @@ impl Recipe {
     }
 
     fn leaves_a_choice(&self) -> bool {
-        self.rules.iter().any(|r| matches!(r.choice, Choice::Any(_)))
+        self.rules.iter().any(|r| matches!(r.choice, FormatChoice::Any(_)))
     }
 
     /// The options of `gemma quantize` that ask for it.
@@ -205,7 +205,7 @@ impl Recipe {
     }
 
     /// What each tensor gets. Refuses tensors that no line matches, and lines that decide nothing.
-    pub fn resolve(&self, tensors: &[(Role, usize)]) -> Result<Vec<&Choice>> {
+    pub fn resolve(&self, tensors: &[(Role, usize)]) -> Result<Vec<&FormatChoice>> {
         let help = "quant/README.md describes recipes";
         let (mut out, mut used) =
             (Vec::with_capacity(tensors.len()), vec![false; self.rules.len()]);
@@ -228,7 +228,7 @@ impl Recipe {
             let what = format!("recipe {}, line {}: `{}` {why}", self.name, rule.line, rule.text);
             return Err(Fault::model(what).help("remove or correct the line").into());
         }
-        if self.target.is_none() && out.iter().any(|c| matches!(c, Choice::Any(_))) {
+        if self.target.is_none() && out.iter().any(|c| matches!(c, FormatChoice::Any(_))) {
             let what =
                 format!("recipe {} leaves formats open, and there is no size to reach", self.name);
             return Err(Fault::usage(what).help("give --target-size, e.g. 9.5GB").into());
@@ -237,11 +237,11 @@ impl Recipe {
     }
 }
 
-fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, Choice)> {
+fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, FormatChoice)> {
     let parsed = Pattern::parse(pattern).with_context(|| format!("`{pattern}`"))?;
     let choice = match choice.get_ref() {
-        DeValue::String(text) if text == "as-is" => Choice::AsIs,
-        DeValue::String(text) => Choice::One(text.parse()?),
+        DeValue::String(text) if text == "as-is" => FormatChoice::AsIs,
+        DeValue::String(text) => FormatChoice::One(text.parse()?),
         DeValue::Array(list) => {
             let mut formats = Vec::new();
             for item in list.iter() {
@@ -255,8 +255,8 @@ fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, 
             }
             match formats[..] {
                 [] => anyhow::bail!("`{pattern}` has no format to choose from"),
-                [one] => Choice::One(one),
-                _ => Choice::Any(formats),
+                [one] => FormatChoice::One(one),
+                _ => FormatChoice::Any(formats),
             }
         }
         other => anyhow::bail!(
@@ -298,11 +298,11 @@ mod tests {
                 [tensors.iter().position(|t| *t == (role, layer)).unwrap()]
             .clone()
         };
-        assert_eq!(of(Role::QNorm, 2), Choice::AsIs);
-        assert_eq!(of(Role::Embed, 0), Choice::One(Format::BF16));
-        assert_eq!(of(Role::Up, 0), Choice::One(Format::I8_ROW));
-        assert_eq!(of(Role::Up, 1), Choice::One("i4-row".parse().unwrap()));
-        assert_eq!(of(Role::Q, 0), Choice::One("i4-row".parse().unwrap()));
+        assert_eq!(of(Role::QNorm, 2), FormatChoice::AsIs);
+        assert_eq!(of(Role::Embed, 0), FormatChoice::One(Format::BF16));
+        assert_eq!(of(Role::Up, 0), FormatChoice::One(Format::I8_ROW));
+        assert_eq!(of(Role::Up, 1), FormatChoice::One("i4-row".parse().unwrap()));
+        assert_eq!(of(Role::Q, 0), FormatChoice::One("i4-row".parse().unwrap()));
     }
 
     #[test]
