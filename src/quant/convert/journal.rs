@@ -1,5 +1,5 @@
-//! What an unfinished run has done, so that the next one goes on from there: a line of JSON per
-//! finished tensor.
+//! Journal of a conversion: one line of JSON for the header and for each finished tensor, from
+//! which the next run resumes.
 
 use crate::checkpoint::{Checkpoint, Stamp};
 use crate::error::Fault;
@@ -14,31 +14,32 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// A file of the source.
+/// Name and digest of a file of the source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SourceFile {
     name: String,
-    /// Of weights: of their length and of samples, see [`Checkpoint::digest`].
+    /// SHA-256; for weight files, that of their length and of samples ([`Checkpoint::digest`]).
     sha256: String,
 }
 
-/// Whatever the bytes of the result depend on. A run continues another only if this is the same,
-/// but for `asked` and `stamps`.
+/// Everything that the bytes of the result depend on. A run resumes another only if this is equal,
+/// except `asked` and `stamps`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalHeader {
     journal: u32,
     version: String,
     source: Vec<SourceFile>,
-    /// Of the weight files. Where they differ, the samples in `source` do not prove
-    /// that the weights are the same: the tensors that are done have to be compared.
+    /// Stamps of the weight files. If they differ, the samples in `source` do not prove that the
+    /// weights are the same, and the finished tensors must be compared.
     stamps: Vec<Stamp>,
     recipe: String,
-    /// How it was asked for. It is shown only: two ways to ask for the same layout are the same.
+    /// The options that chose the recipe, for messages. Other options with the same layout resume
+    /// the run.
     #[serde(default)]
     asked: String,
     recipe_sha256: String,
     solver: String,
-    /// Of every tensor's name, format and place.
+    /// SHA-256 of the name, format and place of every tensor.
     layout_sha256: String,
     shard_bytes: u64,
 }
@@ -56,7 +57,8 @@ impl JournalHeader {
         for e in &plan.layout.entries {
             hash.update(format!("{} {}\n", e.name, e.target));
         }
-        // Before the bytes: of a change in between the stamp is too old, never too new.
+        // Stamps are read before the bytes. After a change in between, the stamp is too old and
+        // never too new.
         let stamps = checkpoint.stamps()?;
         let mut source = Vec::new();
         let weights = checkpoint.weight_files().iter().map(String::as_str);
@@ -79,18 +81,18 @@ impl JournalHeader {
         })
     }
 
-    /// Whether a run with this header goes on from where one with `other` ended.
+    /// Returns whether a run with this header may resume one with `other`.
     pub fn continues(&self, other: &JournalHeader) -> bool {
         let (asked, stamps) = (other.asked.clone(), other.stamps.clone());
         JournalHeader { asked, stamps, ..self.clone() } == *other
     }
 
-    /// Whether no weight file of the source was written or replaced in between.
+    /// Returns whether no weight file of the source was written or replaced since `other`.
     pub fn has_stamps_of(&self, other: &JournalHeader) -> bool {
         self.stamps == other.stamps
     }
 
-    /// The first thing in which another run's header differs, in words.
+    /// Describes the first difference from another run's header.
     fn difference(&self, other: &JournalHeader) -> String {
         if self.version != other.version {
             return format!("by version {} of this program", other.version);
@@ -114,7 +116,7 @@ impl JournalHeader {
         if self.asked != other.asked { other.asked() } else { "with other options".into() }
     }
 
-    /// What was typed for the recipe, as a part of a sentence.
+    /// Returns the options that chose the recipe, as a part of a sentence.
     fn asked(&self) -> String {
         if self.asked.is_empty() {
             format!("with --recipe {}", self.recipe)
@@ -124,12 +126,12 @@ impl JournalHeader {
     }
 }
 
-/// A tensor that is finished, as a line of the journal.
+/// A finished tensor, as a line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FinishedTensor {
     pub tensor: String,
     pub format: String,
-    /// In the data of its file.
+    /// Offset in the data of its file.
     pub offset: u64,
     pub bytes: u64,
     pub sha256: String,
@@ -137,26 +139,26 @@ pub struct FinishedTensor {
     pub relative_error: f64,
 }
 
-/// What a journal says of an earlier run.
+/// Content of a journal that an earlier run left.
 #[derive(Default)]
 pub struct JournalState {
-    /// In the order of the layout.
+    /// Finished tensors in the order of the layout.
     pub done: Vec<FinishedTensor>,
-    /// The source was written, copied or moved since: whether `done` is of its tensors has to be
-    /// looked at.
+    /// Whether the source was written, copied or moved since. Its tensors must then be compared
+    /// with `done`.
     pub is_moved: bool,
 }
 
-/// The open journal; lines are added at its end.
+/// The open journal. Lines are appended.
 pub struct Journal {
     path: PathBuf,
     file: File,
 }
 
 impl Journal {
-    /// Opens or begins the journal, and returns what an earlier run has left in it.
+    /// Opens or creates the journal, and returns the content that an earlier run left.
     ///
-    /// A journal of another run is refused, unless `restart` says to begin again.
+    /// Refuses a journal of another run, unless `restart` is set.
     pub fn open(
         path: &Path,
         header: &JournalHeader,
@@ -189,8 +191,8 @@ impl Journal {
                 found.is_moved = !header.has_stamps_of(&begun);
                 let mut places = places(layout);
                 for line in lines {
-                    // Whatever does not fit was torn off or damaged: it is done again, with all
-                    // behind it.
+                    // A line that does not fit was truncated or damaged. Its tensor and all later
+                    // ones are converted again.
                     let Ok(line_done) = serde_json::from_slice::<FinishedTensor>(line) else {
                         break;
                     };
@@ -214,7 +216,7 @@ impl Journal {
         Ok((journal, found))
     }
 
-    /// Keeps the header and the first `n` of these tensors.
+    /// Rewrites the journal with this header and these tensors.
     pub fn keep(&mut self, header: &JournalHeader, done: &[FinishedTensor]) -> Result<()> {
         self.cut(0)?;
         self.push(header)?;
@@ -222,7 +224,7 @@ impl Journal {
         self.sync()
     }
 
-    /// Adds a line.
+    /// Appends a line.
     pub fn push<T: Serialize>(&mut self, line: &T) -> Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
@@ -239,14 +241,14 @@ impl Journal {
     }
 }
 
-/// The refusal to go on with a run that was begun differently; `path` is its journal.
+/// Returns the refusal to resume a run that was started differently. `path` is its journal.
 pub fn other_run(path: &Path, begun: &str) -> Fault {
     let directory = path.parent().unwrap_or(path).display();
     Fault::usage(format!("{directory} was begun {begun}"))
         .help("run it as it was begun to go on, or add --restart to throw away what is there")
 }
 
-/// Each tensor with its place in its file's data.
+/// Iterates over the tensors with their offsets in the data of their files.
 pub fn places(layout: &ArtifactLayout) -> impl Iterator<Item = (&TensorPlan, u64)> {
     let (mut shard, mut at) = (0, 0);
     layout.entries.iter().map(move |e| {
@@ -258,7 +260,7 @@ pub fn places(layout: &ArtifactLayout) -> impl Iterator<Item = (&TensorPlan, u64
     })
 }
 
-/// Lines of finished tensors in the journal at `path`.
+/// Returns the number of finished tensors in the journal at `path`.
 pub fn count(path: &Path) -> usize {
     std::fs::read(path)
         .map_or(0, |text| text.iter().filter(|b| **b == b'\n').count().saturating_sub(1))

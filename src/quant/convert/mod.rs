@@ -1,5 +1,8 @@
-//! The conversion itself: rows in, codes and scales out, one tensor after the other, each noted in
-//! the journal.
+//! The conversion: reads rows of one tensor after the other, writes codes and scales, and records
+//! each finished tensor in the journal.
+//!
+//! `tensor.rs` converts one tensor, `resume.rs` checks the work of an interrupted run, `staging.rs`
+//! holds the files until the result is complete.
 
 pub mod estimate;
 mod journal;
@@ -24,42 +27,41 @@ use sha2::{Digest, Sha256};
 use staging::{StagedFile, Staging, check_destination, check_space, partial_of, sweep};
 use std::path::{Path, PathBuf};
 
-/// Bytes after which a finished tensor is made durable; norms wait for the next matrix.
+/// Bytes after which finished tensors are synced to disk. Norms wait for the next matrix.
 const SYNC_BYTES: u64 = 1 << 20;
 
-/// Told at a tensor's start, after each chunk of its rows, and when it is done; once for a tensor
-/// that was found done.
+/// Progress of a conversion. It is reported at the start of a tensor, after each chunk of its rows
+/// and at its end, and once for a tensor of an earlier run.
 #[derive(Clone, Debug)]
 pub struct QuantProgress<'a> {
-    /// What is converted or was found converted; `None` while the result is read back.
+    /// The current tensor; `None` while the result is read back.
     pub entry: Option<&'a TensorPlan>,
-    /// Weights done.
+    /// Finished weights.
     pub done: u64,
-    /// Weights in all.
+    /// All weights.
     pub total: u64,
-    /// Once the tensor is done and in the journal: its relative error, see
-    /// [`TensorReport::relative_error`].
+    /// [`TensorReport::relative_error`] of a tensor that is finished and in the journal.
     pub error: Option<f64>,
 }
 
 type Tell<'a> = &'a mut dyn FnMut(QuantProgress<'_>) -> Result<()>;
 
-/// What an earlier run left of a destination.
+/// The remains of an earlier run of the same destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
     pub path: PathBuf,
-    /// Tensors.
+    /// Finished tensors.
     pub done: usize,
 }
 
-/// Looks whether an earlier run was ended before `dst` was complete, and how far it came.
+/// Returns the remains of an earlier run if it ended before `dst` was complete.
 pub fn unfinished(dst: &Path) -> Option<Unfinished> {
     let path = partial_of(dst);
     let done = count(&path.join("journal"));
     (done > 0).then_some(Unfinished { path, done })
 }
 
-/// Plans and runs a conversion without data: every weight to the nearest code.
+/// Plans and runs a conversion without calibration: rounds every weight to the nearest code.
 pub fn quantize(
     source: &Weights,
     dst: &Path,
@@ -79,12 +81,12 @@ pub fn quantize(
     run(source, dst, &plan, options, &mut solver, tell)
 }
 
-/// Converts `source` into `dst`: a directory, which must not exist or be empty, or a GGUF file,
-/// which must not exist.
+/// Converts `source` into `dst`. `dst` is a directory that is empty or does not exist, or a GGUF
+/// file that does not exist.
 ///
-/// The same source, plan and solver give the same bytes, whatever the options and however often the
-/// run was ended and begun again. After an error, one from `tell` included, the finished tensors
-/// are kept for the next run, unless the source is at fault.
+/// The same source, plan and solver give the same bytes with any options and any number of
+/// interruptions. After an error, also one from `tell`, the finished tensors are kept for the next
+/// run, unless the source is at fault.
 pub fn run(
     source: &Weights,
     dst: &Path,
@@ -132,8 +134,8 @@ pub fn run(
     }
 }
 
-/// Reads back what was written, before anyone else sees it. What a disk has damaged the next run
-/// finds and does again.
+/// Verifies the written files before they are published. The next run detects damaged tensors and
+/// converts them again.
 fn check_written(
     staging: &Staging,
     plan: &QuantPlan,
@@ -146,7 +148,8 @@ fn check_written(
     verify(&written, options.threads, &mut |_| tell(reading.clone())).map(|_| ())
 }
 
-/// Refuses to round what is rounded already; packed weights that keep their format lose nothing.
+/// Refuses a source with quantised weights that would be rounded again. Packed weights that keep
+/// their format pass, because they lose nothing.
 pub fn check_source(
     checkpoint: &Checkpoint,
     plan: &QuantPlan,
@@ -164,15 +167,15 @@ pub fn check_source(
                 checkpoint.name(),
                 entry.name
             );
-            let help = "start from the original checkpoint; if there is none, --allow-requantize \
-                adds error to error";
+            let help = "start from the original checkpoint; \
+                if there is none, --allow-requantize adds error to error";
             Err(Fault::model(what).help(help).into())
         }
         _ => Ok(()),
     }
 }
 
-/// What goes on from tensor to tensor.
+/// State of a run.
 struct Run<'a> {
     source: &'a Weights,
     plan: &'a QuantPlan,
@@ -181,9 +184,9 @@ struct Run<'a> {
     tell: Tell<'a>,
     staging: &'a Staging,
     journal: Journal,
-    /// Converted so far.
+    /// Weights converted so far.
     weights: u64,
-    /// Bytes written since the last time all was made durable.
+    /// Bytes written since the last sync.
     unsynced: u64,
 }
 
@@ -246,7 +249,7 @@ impl Run<'_> {
         Ok(report)
     }
 
-    /// Writes what a shard still lacks.
+    /// Writes the missing tensors of a shard.
     fn shard(&mut self, shard: usize, done: &mut Vec<FinishedTensor>) -> Result<()> {
         let plan = self.plan;
         let header = plan.layout.header(shard)?;
@@ -278,7 +281,7 @@ impl Run<'_> {
             };
             self.unsynced += bytes;
             let durable = self.unsynced >= SYNC_BYTES;
-            // The journal may only tell what is written.
+            // The data must be written before the journal names it.
             if durable { file.sync() } else { file.flush() }?;
             self.journal.push(&line)?;
             if durable {
@@ -293,7 +296,7 @@ impl Run<'_> {
         file.sync()
     }
 
-    /// Tells the solver where a layer ends.
+    /// Tells the solver that a layer is complete if this was its last tensor.
     fn layer_done(&mut self, entry: &TensorPlan) -> Result<()> {
         match crate::models::Role::LAYER.last() == Some(&entry.role) {
             true => self.solver.layer_done(entry.layer),

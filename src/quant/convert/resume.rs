@@ -1,5 +1,5 @@
-//! Resuming an interrupted run: the finished tensors are compared with the journal, and the source
-//! with what it was.
+//! Checks before an interrupted run resumes: compares finished tensors with the journal, and the
+//! source with its earlier state.
 
 use super::Run;
 use super::journal::{FinishedTensor, JournalHeader};
@@ -17,8 +17,8 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 
 impl Run<'_> {
-    /// Whether the source is what it was when `header` was made. A new stamp alone is no change: a
-    /// link or other permissions make one.
+    /// Returns whether the source is the same as when `header` was made. A new stamp alone is no
+    /// change, because a link or other permissions cause one.
     pub(super) fn is_source_unchanged(
         &self,
         checkpoint: &Checkpoint,
@@ -37,7 +37,8 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// SHA-256 of what the source stores of a tensor, as [`FinishedTensor::source_sha256`] has it.
+    /// Returns the SHA-256 of a tensor as the source stores it, see
+    /// [`FinishedTensor::source_sha256`].
     pub(super) fn source_hash(&self, entry: &TensorPlan) -> Result<String> {
         let reader = SourceTensor::open(self.source, entry)?;
         let hash = match (entry.target, &reader) {
@@ -58,7 +59,7 @@ impl Run<'_> {
         Ok(hex(hash.finalize()))
     }
 
-    /// Whether a finished tensor lies where it should, byte for byte.
+    /// Returns whether a finished tensor is in its place, byte for byte.
     pub(super) fn resume(
         &mut self,
         line: &FinishedTensor,

@@ -1,5 +1,5 @@
-//! Tensors of the source as floats, a run of rows at a time, through `pread`: nothing of a 54 GB
-//! checkpoint stays mapped.
+//! Tensors of the source as f32, some rows at a time. They are read by `pread`, so that no part of
+//! a checkpoint of 54 GB stays mapped.
 
 use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView, gguf};
 use crate::error::Fault;
@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::ops::Range;
 
-/// Weights read at once, so that the bytes they came from take little memory.
+/// Weights read at once. It bounds the memory of the stored bytes.
 const PIECE: usize = 1 << 20;
 
-/// Takes bytes as stored and what they mean, piece by piece.
+/// Receives the stored bytes and their values, piece by piece.
 pub type Take<'a> = &'a mut dyn FnMut(&[u8], &[f32]) -> Result<()>;
 
 /// One tensor of the source.
@@ -23,13 +23,13 @@ pub enum SourceTensor<'a> {
         entry: &'a TensorPlan,
         dtype: Dtype,
     },
-    /// It is stored in blocks that are not among our formats.
+    /// The source stores it in GGUF blocks that are no format of this program.
     Blocks {
         checkpoint: &'a Checkpoint,
         entry: &'a TensorPlan,
         kind: gguf::Kind,
     },
-    /// The source is quantised already.
+    /// The source stores it in a format of this program.
     Packed {
         entry: &'a TensorPlan,
         matrix: Matrix<'a>,
@@ -52,7 +52,7 @@ impl<'a> SourceTensor<'a> {
         }
     }
 
-    /// Some rows as floats, all finite. `hash` is fed what the source stores of them.
+    /// Returns some rows as f32, all finite. Adds the stored bytes to `hash`.
     pub fn rows(&self, rows: Range<usize>, hash: &mut Sha256) -> Result<Vec<f32>> {
         let mut out = Vec::new();
         self.pieces(rows, &mut |bytes, values| {
@@ -63,8 +63,8 @@ impl<'a> SourceTensor<'a> {
         Ok(out)
     }
 
-    /// The same piece by piece: bytes as stored (of packed weights: their values), and what they
-    /// mean.
+    /// Passes some rows to `each`, piece by piece: the stored bytes (for packed weights, the values
+    /// as bytes) and the values.
     pub fn pieces(&self, rows: Range<usize>, each: Take<'_>) -> Result<()> {
         let (mut bytes, mut values) = (Vec::new(), Vec::new());
         match self {
@@ -108,8 +108,8 @@ impl<'a> SourceTensor<'a> {
     }
 }
 
-/// Refuses what would poison a whole row silently; `start` is the first value's place in the
-/// tensor.
+/// Refuses values that are not finite, because one of them would spoil a whole row. `start` is the
+/// index of the first value in the tensor.
 fn check(entry: &TensorPlan, start: usize, values: &[f32]) -> Result<()> {
     let Some(at) = values.iter().position(|v| !v.is_finite()) else { return Ok(()) };
     let place = match entry.role.is_matrix() {

@@ -1,4 +1,4 @@
-//! What the artifact will hold, to the byte, before anything is written.
+//! Layout of an artifact, to the byte, known before anything is written.
 
 mod gguf;
 
@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// One tensor of the artifact.
+/// A stored tensor: plain values, codes or scales.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredTensor {
     pub name: String,
@@ -28,16 +28,16 @@ impl StoredTensor {
     }
 }
 
-/// What a tensor becomes.
+/// The format that a tensor gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TargetFormat {
-    /// The source's own values in this type.
+    /// The source's values, copied in this type.
     AsIs(Dtype),
     Format(Format),
 }
 
 impl TargetFormat {
-    /// Whether it is stored as codes and scales, rather than as floats under the source's name.
+    /// Returns whether the tensor is stored as codes and scales. Floats keep the source's name.
     pub fn is_packed(self) -> bool {
         matches!(self, TargetFormat::Format(f) if f.code.is_integer() || f.hadamard)
     }
@@ -52,19 +52,19 @@ impl std::fmt::Display for TargetFormat {
     }
 }
 
-/// One tensor of the source and what it becomes.
+/// A tensor of the source and its place in the artifact.
 #[derive(Clone, Debug)]
 pub struct TensorPlan {
     pub role: Role,
     pub layer: usize,
-    /// The source's name.
+    /// Name in the source.
     pub name: String,
     pub rows: usize,
     pub cols: usize,
     pub target: TargetFormat,
-    /// Codes, then scales; or one plain tensor.
+    /// Codes, then scales, or one plain tensor.
     pub parts: Vec<StoredTensor>,
-    /// How a GGUF file stores it; `None` in an artifact.
+    /// Block type in a GGUF file; `None` in an artifact.
     pub block: Option<Block>,
     /// Index of its file.
     pub shard: usize,
@@ -75,29 +75,30 @@ impl TensorPlan {
         self.parts.iter().map(|p| p.bytes).sum()
     }
 
-    /// Zero bytes after the data, which align the next tensor of a GGUF file.
+    /// Returns the number of zero bytes after the data, which align the next tensor of a GGUF file.
     pub fn padding(&self) -> usize {
         self.block
             .map_or(0, |kind| gguf::padding(self.role, self.layer, kind, self.rows, self.cols))
     }
 }
 
-/// The whole artifact.
+/// Tensors of an artifact or of a GGUF file, in the order of the forward pass.
 #[derive(Clone, Debug)]
 pub struct ArtifactLayout {
     pub entries: Vec<TensorPlan>,
     pub shards: usize,
-    /// What stands before the data of a GGUF file.
+    /// The bytes before the data of a GGUF file; `None` for an artifact.
     gguf: Option<Vec<u8>>,
 }
 
 impl ArtifactLayout {
-    /// A layout without tensors.
+    /// Returns a layout without tensors.
     pub fn empty() -> Self {
         ArtifactLayout { entries: Vec::new(), shards: 0, gguf: None }
     }
 
-    /// The same as one GGUF file with these keys; refuses what such a file cannot hold.
+    /// Lays out `weights` as one GGUF file with these keys. Refuses formats that GGUF does not
+    /// have.
     pub fn gguf(weights: &Weights, targets: &[TargetFormat], keys: &Keys) -> Result<Self> {
         let mut entries = Vec::new();
         for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
@@ -125,13 +126,13 @@ impl ArtifactLayout {
         Ok(ArtifactLayout { entries, shards: 1, gguf: Some(header) })
     }
 
-    /// Whether it is one GGUF file rather than a directory.
+    /// Returns whether the layout is one GGUF file instead of a directory.
     pub fn is_gguf(&self) -> bool {
         self.gguf.is_some()
     }
 
-    /// Lays out `weights`, each tensor of [`Weights::roles`] as its target says; refuses widths
-    /// that a format cannot cut.
+    /// Lays out `weights` as an artifact, with one target for each tensor. Refuses widths that a
+    /// format cannot divide into its groups.
     pub fn new(weights: &Weights, targets: &[TargetFormat], shard_bytes: u64) -> Result<Self> {
         let mut entries = Vec::new();
         let (mut shard, mut filled) = (0, 0);
@@ -159,12 +160,12 @@ impl ArtifactLayout {
         Ok(ArtifactLayout { entries, shards: shard + 1, gguf: None })
     }
 
-    /// Bytes of all tensors, without headers.
+    /// Returns the bytes of all tensors without headers.
     pub fn bytes(&self) -> u64 {
         self.entries.iter().map(TensorPlan::bytes).sum()
     }
 
-    /// Bytes of one shard's file, with its header.
+    /// Returns the bytes of one shard's file with its header.
     pub fn file_bytes(&self, shard: usize) -> Result<u64> {
         let data: u64 =
             self.entries.iter().filter(|e| e.shard == shard).map(TensorPlan::bytes).sum();
@@ -175,8 +176,8 @@ impl ArtifactLayout {
         self.entries.iter().map(|e| (e.rows * e.cols) as u64).sum()
     }
 
-    /// Bytes by class of tensor and format, in the order of the forward pass; all norms are one
-    /// class.
+    /// Returns the bytes by class of tensor and format, in the order of the forward pass. All norms
+    /// are one class.
     pub fn classes(&self) -> Vec<Class> {
         let mut out: Vec<Class> = Vec::new();
         for e in &self.entries {
@@ -192,14 +193,14 @@ impl ArtifactLayout {
             out[at].codes += e.parts[0].bytes;
             out[at].scales += e.parts[1..].iter().map(|p| p.bytes).sum::<u64>();
         }
-        // Norms last; several formats of one role together, the largest code first.
+        // Norms come last. Formats of one role stand together, the largest first.
         out.sort_by_key(|c| {
             (c.role.is_none(), c.role, std::cmp::Reverse((c.codes + c.scales) / c.tensors as u64))
         });
         out
     }
 
-    /// Name of a shard's file.
+    /// Returns the name of a shard's file.
     pub fn file(&self, shard: usize) -> String {
         match self.shards {
             1 if self.is_gguf() => gguf::FILE.into(),
@@ -208,7 +209,7 @@ impl ArtifactLayout {
         }
     }
 
-    /// The bytes before a shard's data: length, then JSON padded to 8.
+    /// Returns the bytes before a shard's data: a length, then JSON padded to a multiple of 8.
     pub fn header(&self, shard: usize) -> Result<Vec<u8>> {
         if let Some(header) = &self.gguf {
             return Ok(header.clone());
@@ -217,7 +218,9 @@ impl ArtifactLayout {
         map.insert("__metadata__".into(), json!({"format": "pt"}));
         let mut at = 0;
         for part in self.entries.iter().filter(|e| e.shard == shard).flat_map(|e| &e.parts) {
-            let entry = json!({"dtype": part.dtype.to_string(), "shape": part.shape, "data_offsets": [at, at + part.bytes]});
+            let dtype = part.dtype.to_string();
+            let offsets = [at, at + part.bytes];
+            let entry = json!({"dtype": dtype, "shape": part.shape, "data_offsets": offsets});
             map.insert(part.name.clone(), entry);
             at += part.bytes;
         }
@@ -226,15 +229,18 @@ impl ArtifactLayout {
         Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
     }
 
-    /// `model.safetensors.index.json`, where there are several shards.
+    /// Returns `model.safetensors.index.json` if there are several shards.
     pub fn index(&self) -> Option<Value> {
         let files = self.entries.iter().flat_map(|e| {
             e.parts.iter().map(|p| (p.name.clone(), Value::String(self.file(e.shard))))
         });
-        (self.shards > 1).then(|| json!({"metadata": {"total_size": self.bytes()}, "weight_map": files.collect::<Map<_, _>>()}))
+        (self.shards > 1).then(|| {
+            let files = files.collect::<Map<_, _>>();
+            json!({"metadata": {"total_size": self.bytes()}, "weight_map": files})
+        })
     }
 
-    /// The packed tensors' formats, as `config.json` lists them.
+    /// Returns the formats of the packed tensors, as `config.json` lists them.
     pub fn formats(&self) -> BTreeMap<String, Format> {
         let packed = |e: &TensorPlan| match e.target {
             TargetFormat::Format(format) if e.target.is_packed() => Some((e.name.clone(), format)),
@@ -244,10 +250,10 @@ impl ArtifactLayout {
     }
 }
 
-/// Tensors of one role that become the same.
+/// Tensors of one role that get the same format.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
-    /// `None` stands for all norms together.
+    /// `None` means all norms together.
     pub role: Option<Role>,
     pub target: TargetFormat,
     pub tensors: usize,
@@ -255,7 +261,7 @@ pub struct Class {
     pub scales: u64,
 }
 
-/// The tensors of one entry. Plain floats keep the source's name and need no packing.
+/// Returns the stored tensors of one tensor. Plain floats keep the source's name.
 fn parts(
     name: &str,
     role: Role,

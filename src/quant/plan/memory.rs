@@ -1,4 +1,4 @@
-//! Memory of a conversion, and the chunks that fit a limit.
+//! Memory of a conversion, and the size of chunks that fits a limit.
 
 use crate::error::{Fault, Kind};
 use crate::quant::QuantizeOptions;
@@ -7,19 +7,18 @@ use crate::quant::solver::{Solver, TILE_ROWS};
 use crate::util::units;
 use anyhow::Result;
 
-/// Weights of a chunk where memory is no matter, and the fewest rows of one: trellis codes come in
-/// tiles of 16.
+/// Weights of a chunk without a limit of memory.
 const CHUNK: usize = 4 << 20;
 const CHUNK_PER_THREAD: usize = 512 << 10;
-/// Bytes that one weight of a chunk takes: as f32, here and in the chunk read ahead, and its codes.
+/// Bytes of a weight of a chunk: as f32, here and in the chunk read ahead, and its codes.
 const PER_WEIGHT: u64 = 12;
-/// The same where a matrix is held whole and nothing is read ahead.
+/// Bytes of a weight if the matrix is held whole and nothing is read ahead.
 const PER_WHOLE_WEIGHT: u64 = 8;
-/// The program itself, headers and side files; and what a thread keeps.
+/// Bytes of the program, headers and side files, and of each thread.
 const BASE: u64 = 128 << 20;
 const PER_THREAD: u64 = 8 << 20;
 
-/// Weights per chunk and bytes in all under the limit.
+/// Returns the weights of a chunk and the peak memory in bytes, under the limit.
 pub fn bounds(
     layout: &ArtifactLayout,
     solver: &dyn Solver,

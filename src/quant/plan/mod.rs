@@ -1,4 +1,4 @@
-//! What a run will write and need, to the byte, from headers alone.
+//! Plan of a conversion: its files and its memory, to the byte, from headers alone.
 
 mod allocate;
 mod memory;
@@ -21,48 +21,48 @@ use crate::util::units;
 use allocate::{Candidate, KLD_PER_DISTORTION, Rate, allocate};
 use anyhow::{Context, Result};
 
-/// Tells how much a tensor matters, by role and layer.
+/// Sensitivity of a tensor, by role and layer.
 #[derive(Clone, Copy)]
 pub enum Importance<'a> {
-    /// Per weight; 1 is the average. See [`prior`].
+    /// Relative sensitivity of a weight; 1 is the average. See [`prior`].
     Relative(&'a dyn Fn(Role, usize) -> f64),
-    /// In nats of divergence per unit of relative squared error; see [`super::calibrate::survey`].
+    /// Nats of KL divergence per unit of relative squared error. See [`super::calibrate::survey`].
     Measured(&'a dyn Fn(Role, usize) -> f64),
 }
 
-/// Divergence that feedback and correction leave, as a share of what the same codes cost as white
-/// noise.
+/// KL divergence that feedback and correction leave, as a share of that of white noise of the same
+/// size.
 const SOLVED: f64 = 0.5;
 
 /// A recipe applied to a model.
 #[derive(Clone, Debug)]
 pub struct QuantPlan {
-    /// Of the recipe: name, SHA-256 of its text, the size it aims at.
+    /// Name of the recipe.
     pub recipe: String,
-    /// The options that ask for it, see [`Recipe::asked`].
+    /// The options that chose the recipe, see [`Recipe::asked`].
     pub asked: String,
     pub recipe_sha256: String,
     pub target: Option<u64>,
-    /// See [`Solver::name`].
+    /// Name of the solver, see [`Solver::name`].
     pub solver: String,
     pub layout: ArtifactLayout,
-    /// Mean divergence (nats) to expect by the planning rule.
+    /// Mean KL divergence in nats by the planning rule.
     pub predicted_kld: Option<f64>,
-    /// Files copied beside the weights, and their bytes.
+    /// Files copied beside the weights, with their bytes.
     pub side_files: Vec<(String, u64)>,
-    /// What a GGUF file says about the model.
+    /// Metadata of a GGUF file; `None` for an artifact.
     keys: Option<Keys>,
-    /// Bytes of everything that is written.
+    /// Bytes of all files.
     pub total_bytes: u64,
-    /// Most weights held at once as floats, where the solver does not ask for whole matrices.
+    /// Most weights held at once as floats, if the solver does not need whole matrices.
     pub chunk: usize,
-    /// Most memory to expect, in bytes.
+    /// Predicted peak memory in bytes.
     pub memory: u64,
 }
 
 impl QuantPlan {
-    /// Resolves the recipe for `source`, whose headers alone are read. Made-up weights are planned
-    /// as a checkpoint of bf16 would be, without the files beside the weights.
+    /// Resolves the recipe for `source`. Reads its headers only. Synthetic weights are planned as a
+    /// bf16 checkpoint without side files.
     pub fn new(
         source: &Weights,
         recipe: &Recipe,
@@ -102,7 +102,7 @@ impl QuantPlan {
         Ok(plan)
     }
 
-    /// Finds the best formats whose whole artifact takes no more than `size` bytes.
+    /// Finds the formats of least cost whose whole artifact takes at most `size` bytes.
     fn fit(
         &mut self,
         source: &Weights,
@@ -136,8 +136,8 @@ impl QuantPlan {
                 .help(format!("give --target-size {kb}kB or more"))
                 .into());
         }
-        // Headers and reports grow by a few bytes with the formats' names, so the budget is
-        // corrected until all fits.
+        // Headers and reports grow by a few bytes with the names of formats, so the budget is
+        // corrected until everything fits.
         let mut budget = bytes_of(&formats) + (size - self.total_bytes);
         while let Some(found) = allocate(&open, budget) {
             self.lay_out(source, tensors, weights, &mut found.iter().copied(), options)?;
@@ -151,7 +151,7 @@ impl QuantPlan {
             .into())
     }
 
-    /// The layout with these formats for the open tensors, and what follows from it.
+    /// Sets the layout with these formats for the open tensors, and the figures that follow.
     fn lay_out(
         &mut self,
         source: &Weights,
@@ -195,7 +195,7 @@ impl QuantPlan {
         Ok(total + QuantReport::file_bytes(self)? as u64)
     }
 
-    /// Small files that follow from the layout: the index and `config.json`.
+    /// Returns the small files that follow from the layout: the index and `config.json`.
     pub fn made_files(&self, source: &Weights) -> Result<Vec<(&'static str, Vec<u8>)>> {
         let mut out = Vec::new();
         if let Some(index) = self.layout.index() {
@@ -211,10 +211,10 @@ impl QuantPlan {
     }
 }
 
-/// A tensor with what its line leaves open.
+/// A tensor with the formats that its recipe line allows.
 struct Tensor {
     target: TargetFormat,
-    /// More than one where the line leaves a choice.
+    /// More than one if the line leaves a choice.
     rates: Vec<Rate>,
 }
 
@@ -243,7 +243,8 @@ impl Tensor {
             }
             FormatChoice::Any(formats) => formats,
         };
-        // Those that cut this width: small models are often too narrow for a Hadamard.
+        // Formats that divide this width. Small models are often too narrow for a Hadamard
+        // transform.
         let fits = formats.iter().filter(|f| f.check_cols(cols).is_ok());
         let rates: Vec<_> = fits
             .map(|&format| Rate {
@@ -263,9 +264,9 @@ impl Tensor {
     }
 }
 
-/// What a distortion of 1 costs for each tensor: its share of the layers' weights times its
-/// sensitivity, scaled so that equal distortions everywhere cost [`KLD_PER_DISTORTION`] times that.
-/// The table comes on top: it is no layer.
+/// Returns the cost of a distortion of 1 for each tensor: its share of the layers' weights times
+/// its sensitivity. Equal distortions of all layers cost [`KLD_PER_DISTORTION`] times the
+/// distortion. The embedding table is added to that, because it is no layer.
 fn weigh(roles: &[(Role, usize)], source: &Weights, importance: Importance<'_>) -> Vec<f64> {
     let alpha = match importance {
         Importance::Relative(alpha) => alpha,

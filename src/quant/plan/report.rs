@@ -1,5 +1,4 @@
-//! `quant-report.json`: what was done, tensor by tensor. Its length is known before anything is
-//! quantised.
+//! `quant-report.json`: format and error of each tensor. Its length is known before the conversion.
 
 use super::QuantPlan;
 use crate::quant::layout::{ArtifactLayout, TensorPlan};
@@ -9,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 pub const FILE: &str = "quant-report.json";
 
-/// What became of one tensor.
+/// Format and error of one tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorReport {
     pub name: String,
@@ -17,30 +16,30 @@ pub struct TensorReport {
     pub shape: Vec<usize>,
     pub bytes: u64,
     pub bits_per_weight: f64,
-    /// sqrt(sum of squared errors / sum of squares), to six digits; 0 for what is copied.
+    /// sqrt(sum of squared errors / sum of squares), to six digits; 0 for a copy.
     pub relative_error: f64,
-    /// Of the bytes written: codes, then scales.
+    /// SHA-256 of the written bytes: codes, then scales.
     pub sha256: String,
 }
 
-/// What a run did.
+/// Result of a conversion.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QuantReport {
     pub version: String,
-    /// Of the SHA-256 of each of the source's tensors, as stored there, in the order of the forward
-    /// pass: the same however the source is sharded.
+    /// SHA-256 over those of the source's tensors as stored, in the order of the forward pass. It
+    /// does not depend on the source's shards.
     pub source_sha256: String,
     pub recipe: String,
-    /// Of the recipe's text.
+    /// SHA-256 of the recipe's text.
     pub recipe_sha256: String,
-    /// Where the recipe aimed at a size.
+    /// The size that the recipe aimed at, if any.
     pub target_bytes: Option<u64>,
-    /// How codes were found, with whatever that depends on.
+    /// See [`Solver::name`](crate::quant::Solver::name).
     pub solver: String,
-    /// In nats, by the planning rule; `None` where the rule says nothing.
+    /// Predicted KL divergence in nats by the planning rule.
     pub predicted_kld: Option<f64>,
     pub parameters: u64,
-    /// Of all tensors, without headers and side files.
+    /// Bytes of all tensors, without headers and side files.
     pub bytes: u64,
     pub bits_per_weight: f64,
     pub tensors: Vec<TensorReport>,
@@ -82,8 +81,7 @@ impl QuantReport {
         }
     }
 
-    /// Bytes of the file, whatever errors and hashes it will tell: numbers of most digits stand for
-    /// them.
+    /// Returns the bytes of the file. The longest possible numbers stand for the errors and hashes.
     pub fn file_bytes(plan: &QuantPlan) -> Result<usize> {
         const LONGEST: f64 = 0.0000123457;
         let tensors = plan
@@ -95,7 +93,7 @@ impl QuantReport {
         Ok(pretty(&QuantReport::new(plan, tensors, "0".repeat(64)))?.len())
     }
 
-    /// The file, filled up with blanks to the promised length.
+    /// Returns the file, padded with blanks to the length of [`Self::file_bytes`].
     pub fn to_file(&self, plan: &QuantPlan) -> Result<Vec<u8>> {
         let mut text = pretty(self)?;
         let missing = QuantReport::file_bytes(plan)?.saturating_sub(text.len());
@@ -106,7 +104,7 @@ impl QuantReport {
     }
 }
 
-/// `x` to `n` significant digits; nothing below 1e-12.
+/// Rounds `x` to `n` significant digits, and below 1e-12 to 0.
 pub fn digits(x: f64, n: usize) -> f64 {
     if x < 1e-12 { 0.0 } else { format!("{x:.*e}", n - 1).parse().unwrap_or(x) }
 }
