@@ -89,7 +89,7 @@ fn plan(source: &Weights, recipe: &Recipe) -> anyhow::Result<QuantPlan> {
     )
 }
 
-/// What a dry run must say of a class: its row's label, bytes of codes, bytes of scales.
+/// A row of a dry run: the label of a class, bytes of codes, bytes of scales.
 type Class = (&'static str, u64, u64);
 
 /// Rows x columns x bits / 8 and 2 bytes a scale, computed here from the shapes alone.
@@ -190,7 +190,7 @@ fn named_sizes_are_reached_from_below() {
     assert!(sized(60_000_000_000).unwrap().total_bytes < 30_000_000_000);
 }
 
-/// What a plan says is what lies there in the end, for every recipe.
+/// The planned files are the written files, for every recipe.
 #[test]
 fn every_recipe_writes_what_it_predicts() {
     let dir = tempfile::tempdir().unwrap();

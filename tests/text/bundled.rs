@@ -110,7 +110,7 @@ fn drafters(pair: &Pair, pool: &Arc<Pool>) -> Vec<(&'static str, Drafting)> {
     ]
 }
 
-/// What one prompt gives, and how many passes that took.
+/// Returns the text of one prompt, and its passes.
 fn run(
     pair: &Pair,
     target: &mut Timeline,
