@@ -316,8 +316,8 @@ fn models_on_the_machine_are_listed_and_broken_ones_say_why() {
         (1, &json!("checkpoint"), &json!(16.0))
     );
     assert_eq!((&tiny["fits"], &tiny["error"]), (&json!(true), &Value::Null));
-    // What is quantised here, GGUF files, pages of the cache; of another family nothing, and of a
-    // directory of settings.
+    // Artifacts, GGUF files and snapshots of the cache are listed. Other model families and a
+    // directory of settings are not.
     gemma_in(dir.path(), &["quantize", "tiny", "q"], b"").ok();
     let snapshot = ".cache/huggingface/hub/models--google--gemma-3-1b-it-qat-q4_0-gguf";
     let files = format!("{snapshot}/snapshots/c0ffee");
@@ -448,7 +448,8 @@ fn a_draft_without_a_tokenizer_takes_the_targets() {
     let sources = drafted["draft"]["sources"].as_array().unwrap();
     let model = sources.iter().find(|source| source["name"] == "model").expect("it drafts");
     assert!(model["accepted"].as_u64().unwrap() > 0, "the same tokens: {model}");
-    // Another number of rows says nothing of its tokens, unless it is that of this project's drafts.
+    // Another number of rows says nothing of its tokens, unless it is that of this project's
+    // drafts.
     let other = TinyModel::new(Dims { vocab: 9000, n_layers: 1, ..Dims::default() }, 15);
     other.write(&at("other"), Form::TextV4, Dtype::BF16, 1);
     run("other").fails(3, &["other/tokenizer.json is missing"]);
