@@ -31,7 +31,6 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
         ("npu", "model:./e.so", "bench"),
         ("output", "made", "generate"),
         ("stats-file", "made", "generate"),
-        ("report", "made", "bench"),
         ("host", "0.0.0.0", "serve"),
         ("api-key", "open-sesame", "serve"),
         ("api-key-file", "keys", "serve"),
@@ -94,13 +93,9 @@ fn what_one_run_works_on_is_in_no_file() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir_all(dir.path().join(".config/gemma")).unwrap();
     for file in ["gemma.toml", ".config/gemma/config.toml"] {
-        for text in [
-            "batch = \"x\"",
-            "resume = \"x\"",
-            "[quantize]\nrestart = true",
-            "[bench]\nfrom = \"x\"",
-            "print-config = true",
-        ] {
+        for text in
+            ["batch = \"x\"", "resume = \"x\"", "[quantize]\nrestart = true", "print-config = true"]
+        {
             fs::write(dir.path().join(file), text).unwrap();
             gemma_in(dir.path(), &TOKENIZE, b"")
                 .fails(2, &[file.rsplit('/').next().unwrap(), "as a flag"]);
