@@ -149,7 +149,7 @@ pub enum Output {
 
 /// Properties of an engine, for as long as it lives.
 #[derive(Clone, Debug)]
-pub struct Info {
+pub struct EngineInfo {
     /// Texts that it keeps apart, each with a cache and a history of its own.
     pub sequences: usize,
     /// Most rows that scratch holds, and so a pass takes, of all sequences together.
@@ -165,7 +165,7 @@ pub struct Info {
     pub most_rows: usize,
 }
 
-impl Info {
+impl EngineInfo {
     /// Returns the most rows that a token takes.
     pub fn rows_of(&self, token: Token) -> usize {
         let is_row = self.columns.as_ref().is_none_or(|c| c.column(token).is_some());
@@ -218,7 +218,7 @@ impl Prefix {
 /// No method has a body here: an engine around another one forwards each of them or says what it
 /// does not do. [`EngineExt`] has the functions that follow from them.
 pub trait Engine: Send {
-    fn info(&self) -> &Info;
+    fn info(&self) -> &EngineInfo;
     fn cached(&self, sequence: usize) -> Cached<'_>;
     /// Begins a pass over nodes of a tree of each of these sequences, each evaluated as it would be
     /// alone. Keys and values go to scratch, which holds the trees named here and no others from
@@ -287,14 +287,14 @@ pub struct EngineReport {
     /// Such as `cpu: avx512-vnni, 2 threads`.
     pub device: String,
     /// Bytes of weights, KV cache, and everything else.
-    pub memory: Memory,
+    pub memory: EngineMemory,
     /// Report of the executor; `None` where there is none.
     pub executor: Option<Report>,
 }
 
 /// Bytes by arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct EngineMemory {
     pub weights: u64,
     pub kv: u64,
     pub activations: u64,

@@ -2,7 +2,9 @@
 //! and their pages, and knows how far a sequence can go back.
 
 use super::rows::Scratch;
-use super::{Cached, Engine, EngineReport, Info, Input, Memory, Output, Prefix, Scores};
+use super::{
+    Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, Prefix, Scores,
+};
 use crate::compute::best;
 use crate::compute::step::StepView;
 use crate::compute::{BufferId, Executor, ExecutorExt, Held, KvFormat, Reports};
@@ -26,7 +28,7 @@ pub struct EngineOptions {
 pub struct PlannedEngine {
     exec: Box<dyn Executor>,
     model: Forward,
-    info: Info,
+    info: EngineInfo,
     context: usize,
     sequences: Vec<Sequence>,
     /// One for each of the model's page tables
@@ -98,7 +100,8 @@ impl PlannedEngine {
         let model = forward::load(weights, exec.as_mut(), options)?;
         let c = &model.config;
         let reach = if c.global_layers().is_empty() { c.window() } else { None };
-        let info = Info { sequences, max_rows, vocab: c.vocab, reach, columns: None, most_rows: 1 };
+        let info =
+            EngineInfo { sequences, max_rows, vocab: c.vocab, reach, columns: None, most_rows: 1 };
         Ok(PlannedEngine {
             info,
             angles: model.ropes.iter().map(RopeTable::angles).collect(),
@@ -250,7 +253,7 @@ impl PlannedEngine {
 }
 
 impl Engine for PlannedEngine {
-    fn info(&self) -> &Info {
+    fn info(&self) -> &EngineInfo {
         &self.info
     }
 
@@ -372,7 +375,7 @@ impl Engine for PlannedEngine {
         let Held { weights, buffers } = report.held;
         EngineReport {
             device: report.device.clone(),
-            memory: Memory { weights, kv, activations: buffers - kv },
+            memory: EngineMemory { weights, kv, activations: buffers - kv },
             executor: Some(report),
         }
     }

@@ -5,8 +5,8 @@
 //! inside run ahead of positions outside. The last row of a node gives its logits.
 
 use super::{
-    Cached, Columns, Engine, EngineExt, EngineReport, Info, Input, Output, Prefix, Rows, Scores,
-    TokenTree,
+    Cached, Columns, Engine, EngineExt, EngineInfo, EngineReport, Input, Output, Prefix, Rows,
+    Scores, TokenTree,
 };
 use crate::compute::Reports;
 use crate::models::reduced::VocabMap;
@@ -17,7 +17,7 @@ use std::ops::Range;
 pub struct VocabAdapter {
     inner: Box<dyn Engine>,
     spelling: VocabMap,
-    info: Info,
+    info: EngineInfo,
     sequences: Vec<Sequence>,
     /// Rows that end a node, among the rows scored last; `None` where all do.
     ends: Option<Vec<usize>>,
@@ -71,7 +71,7 @@ impl VocabAdapter {
             "the draft model has a history already"
         );
         let tokens = (0..want as u32).map(|row| spelling.token(row)).collect();
-        let info = Info {
+        let info = EngineInfo {
             vocab: spelling.vocab(),
             columns: Some(Columns::new(tokens, spelling.vocab())),
             most_rows: spelling.most_parts(),
@@ -151,7 +151,7 @@ impl VocabAdapter {
 }
 
 impl Engine for VocabAdapter {
-    fn info(&self) -> &Info {
+    fn info(&self) -> &EngineInfo {
         &self.info
     }
 

@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{D, Device, Tensor};
 use gemma::compute::Reports;
 use gemma::engine::{
-    Cached, Engine, EngineReport, Info, Input, Memory, Output, Prefix, Rows, Scores, TokenTree,
+    Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, Prefix, Rows, Scores,
+    TokenTree,
 };
 use gemma::models::{Config, LayerSpec, Role, RopeSpec, Weights};
 use gemma::tensor::Token;
@@ -64,7 +65,7 @@ pub struct ReferenceEngine {
     scores: Option<Scores>,
     /// All committed tokens.
     tokens: Vec<Token>,
-    info: Info,
+    info: EngineInfo,
     context: usize,
     parameters: usize,
 }
@@ -118,7 +119,7 @@ impl ReferenceEngine {
             last: TokenTree::default(),
             scores: None,
             tokens: Vec::new(),
-            info: Info {
+            info: EngineInfo {
                 sequences: 1,
                 max_rows: MAX_ROWS,
                 vocab: config.vocab,
@@ -291,7 +292,7 @@ fn rotate(x: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
 }
 
 impl Engine for ReferenceEngine {
-    fn info(&self) -> &Info {
+    fn info(&self) -> &EngineInfo {
         &self.info
     }
 
@@ -385,7 +386,11 @@ impl Engine for ReferenceEngine {
         let kv = 8 * self.tokens.len() * width;
         EngineReport {
             device: "reference: candle, f32".into(),
-            memory: Memory { weights: 4 * self.parameters as u64, kv: kv as u64, activations: 0 },
+            memory: EngineMemory {
+                weights: 4 * self.parameters as u64,
+                kv: kv as u64,
+                activations: 0,
+            },
             executor: None,
         }
     }

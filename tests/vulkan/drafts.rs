@@ -10,7 +10,7 @@ use gemma::compute::{Executor, KvFormat, Reports};
 use gemma::decode::Stop;
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{
-    Cached, Engine, EngineReport, Info, Input, Output, PlannedEngine, Prefix, Scores,
+    Cached, Engine, EngineInfo, EngineReport, Input, Output, PlannedEngine, Prefix, Scores,
 };
 use gemma::eval::evaluate;
 use gemma::models::{Role, Weights};
@@ -61,7 +61,7 @@ impl Drop for Lent {
 }
 
 impl Engine for Lent {
-    fn info(&self) -> &Info {
+    fn info(&self) -> &EngineInfo {
         self.get().info()
     }
     fn cached(&self, sequence: usize) -> Cached<'_> {

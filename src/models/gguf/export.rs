@@ -1,6 +1,6 @@
 //! The metadata that llama.cpp needs to run a model, from what its files say.
 
-use super::vocab::{self, Vocabulary};
+use super::vocab::{self, GgufVocabulary};
 use super::{ADD_BOS, BOS, CHAT_TEMPLATE, EOS, EOT, PAD, SAMPLING, UNK};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::write::Keys;
@@ -55,7 +55,7 @@ fn tokenizer(checkpoint: &Checkpoint, c: &Config, keys: &mut Keys) -> Result<()>
         Fault::model(format!("{} cannot be read", checkpoint.display(name)))
             .help("download the file again")
     };
-    let vocabulary = Vocabulary::of(&bytes, c.vocab).with_context(unreadable)?;
+    let vocabulary = GgufVocabulary::of(&bytes, c.vocab).with_context(unreadable)?;
     keys.text(vocab::MODEL, "llama");
     keys.text("tokenizer.ggml.pre", "default");
     keys.texts(vocab::TOKENS, &vocabulary.tokens);

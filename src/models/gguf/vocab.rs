@@ -8,7 +8,7 @@
 
 use super::Metadata;
 use crate::error::Fault;
-use crate::models::tokenizer::{KNOWN_CONTROL, Merge};
+use crate::models::tokenizer::{KNOWN_CONTROL, MergedPair};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
@@ -308,7 +308,7 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
 }
 
 /// A `tokenizer.json` as converters write it into GGUF files.
-pub struct Vocabulary {
+pub struct GgufVocabulary {
     pub tokens: Vec<String>,
     pub scores: Vec<f32>,
     pub types: Vec<i64>,
@@ -326,7 +326,7 @@ struct Source {
 #[derive(Deserialize)]
 struct SourceModel {
     vocab: HashMap<String, usize>,
-    merges: Vec<Merge>,
+    merges: Vec<MergedPair>,
 }
 
 #[derive(Deserialize)]
@@ -342,12 +342,12 @@ const ADDED_SCORE: f32 = -1000.0;
 const PADDING_SCORE: f32 = -10000.0;
 const SINGLE_SCORE: f32 = -1e6;
 
-impl Vocabulary {
+impl GgufVocabulary {
     /// `size` pieces; ids beyond are left out, holes are padding. Scores are the ranks of the
     /// merges.
-    pub fn of(tokenizer_json: &[u8], size: usize) -> Result<Vocabulary> {
+    pub fn of(tokenizer_json: &[u8], size: usize) -> Result<GgufVocabulary> {
         let source: Source = serde_json::from_slice(tokenizer_json)?;
-        let mut out = Vocabulary {
+        let mut out = GgufVocabulary {
             tokens: (0..size).map(|id| format!("[PAD{id}]")).collect(),
             scores: vec![PADDING_SCORE; size],
             types: vec![UNUSED; size],
@@ -372,7 +372,7 @@ impl Vocabulary {
             out.scores[added.id] = ADDED_SCORE;
         }
         let mut rank = 0f32;
-        for Merge(a, b) in &source.model.merges {
+        for MergedPair(a, b) in &source.model.merges {
             let made = source.model.vocab.get(&format!("{a}{b}")).copied();
             let id = made.with_context(|| format!("it merges {a:?} and {b:?} into no piece"))?;
             if out.scores.get(id) == Some(&SINGLE_SCORE) {
@@ -381,14 +381,14 @@ impl Vocabulary {
             }
         }
         let pieces = Pieces::new(&out.tokens, &out.scores, &out.types);
-        let same = |(ours, theirs): (&(&str, &str), &Merge)| {
+        let same = |(ours, theirs): (&(&str, &str), &MergedPair)| {
             *ours == (theirs.0.as_str(), theirs.1.as_str())
         };
         let derived = pieces.merges(&pieces.ids()?);
         if derived.len() != source.model.merges.len()
             || !derived.iter().zip(&source.model.merges).all(same)
         {
-            let spelled = |Merge(a, b): &Merge| match a.contains(' ') || b.contains(' ') {
+            let spelled = |MergedPair(a, b): &MergedPair| match a.contains(' ') || b.contains(' ') {
                 true => {
                     bail!(
                         "its merge of {a:?} and {b:?} has a space, \

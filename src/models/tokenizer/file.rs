@@ -58,7 +58,7 @@ struct Model {
     #[serde(rename = "type")]
     kind: Option<String>,
     vocab: Pieces,
-    merges: Vec<Merge>,
+    merges: Vec<MergedPair>,
     unk_token: Option<String>,
     byte_fallback: Option<bool>,
     fuse_unk: Option<bool>,
@@ -95,29 +95,29 @@ impl<'de> Deserialize<'de> for Pieces {
 }
 
 /// Two pieces that become one: `["a", "b"]`, or `"a b"` in older files.
-pub struct Merge(pub String, pub String);
+pub struct MergedPair(pub String, pub String);
 
-impl<'de> Deserialize<'de> for Merge {
+impl<'de> Deserialize<'de> for MergedPair {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct Pair;
         impl<'de> Visitor<'de> for Pair {
-            type Value = Merge;
+            type Value = MergedPair;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("two pieces")
             }
-            fn visit_str<E: Error>(self, text: &str) -> Result<Merge, E> {
+            fn visit_str<E: Error>(self, text: &str) -> Result<MergedPair, E> {
                 let (a, b) = text
                     .split_once(' ')
                     .ok_or_else(|| E::custom(format_args!("merge {text:?} has no space")))?;
-                Ok(Merge(a.into(), b.into()))
+                Ok(MergedPair(a.into(), b.into()))
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Merge, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<MergedPair, A::Error> {
                 let two =
                     (list.next_element()?, list.next_element()?, list.next_element::<String>()?);
                 let (Some(a), Some(b), None) = two else {
                     return Err(A::Error::custom("a merge is of two pieces"));
                 };
-                Ok(Merge(a, b))
+                Ok(MergedPair(a, b))
             }
         }
         from.deserialize_any(Pair)
@@ -179,11 +179,11 @@ fn set(pieces: &mut Vec<Box<[u8]>>, id: u32, piece: &str) {
 
 fn model(model: Model) -> Result<BPE> {
     let longest = model.vocab.0.keys().map(String::len).max().unwrap_or(0);
-    for Merge(a, b) in &model.merges {
+    for MergedPair(a, b) in &model.merges {
         // The crate has room for the longest piece only.
         ensure!(a.len() + b.len() <= longest, "it merges {a:?} and {b:?} into no piece");
     }
-    let merges = model.merges.into_iter().map(|Merge(a, b)| (a, b)).collect();
+    let merges = model.merges.into_iter().map(|MergedPair(a, b)| (a, b)).collect();
     let mut builder = BPE::builder()
         .vocab_and_merges(model.vocab.0, merges)
         .byte_fallback(model.byte_fallback.unwrap_or(false))

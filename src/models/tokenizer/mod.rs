@@ -2,7 +2,7 @@
 
 mod file;
 
-pub(super) use file::{KNOWN_CONTROL, Merge};
+pub(super) use file::{KNOWN_CONTROL, MergedPair};
 
 use crate::error::{Fault, fault_of};
 use crate::tensor::Token;

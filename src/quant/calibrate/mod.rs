@@ -8,7 +8,7 @@ mod survey;
 mod text;
 
 pub use survey::{Sensitivity, survey};
-pub use text::{BUILT_IN, Text};
+pub use text::{BUILT_IN, CalibrationText};
 
 use super::ldlq::{Factor, Inputs, Solved, solve_matrix};
 use crate::models::{Config, Role, Weights};
@@ -34,7 +34,7 @@ const MEASURED: usize = 4096;
 /// Solves a model's matrices in the order of the forward pass.
 pub struct Calibrator<'a> {
     source: &'a Weights,
-    text: Text,
+    text: CalibrationText,
     formats: HashMap<(Role, usize), Format>,
     /// Residual streams `[tokens, dim]`: through the source, and through what was made of it.
     original: Vec<f32>,
@@ -62,7 +62,7 @@ impl<'a> Calibrator<'a> {
     /// finds trellis codes.
     pub fn new(
         source: &'a Weights,
-        text: Text,
+        text: CalibrationText,
         formats: HashMap<(Role, usize), Format>,
         tiles: Arc<dyn TileEncoder>,
     ) -> Result<Calibrator<'a>> {

@@ -3,7 +3,7 @@
 //! way.
 
 use super::layer::{Layer, linear, norm_rows, plus_one};
-use super::{BATCH, Text, embed};
+use super::{BATCH, CalibrationText, embed};
 use crate::models::{Role, Weights};
 use crate::tensor::{Format, Matrix, math};
 use anyhow::Result;
@@ -28,7 +28,7 @@ pub struct Sensitivity {
 /// Disturbs each matrix in turn. `heard` is told the share done after each layer.
 pub fn survey(
     weights: &Weights,
-    text: &Text,
+    text: &CalibrationText,
     seed: u64,
     heard: &mut dyn FnMut(f64) -> Result<()>,
 ) -> Result<Vec<Sensitivity>> {
@@ -115,7 +115,11 @@ fn final_norm(weights: &Weights) -> Result<Vec<f32>> {
 }
 
 /// Returns the input of the head: `x` through all layers and the last norm.
-pub fn final_hidden(weights: &Weights, text: &Text, mut x: Vec<f32>) -> Result<Vec<f32>> {
+pub fn final_hidden(
+    weights: &Weights,
+    text: &CalibrationText,
+    mut x: Vec<f32>,
+) -> Result<Vec<f32>> {
     let dim = weights.config().dim;
     for index in 0..weights.config().layers.len() {
         let layer = Layer::open(weights, text.window, index)?;

@@ -302,7 +302,7 @@ fn calibration<'a>(
             .into());
     }
     let window = WINDOW.min(source.config().max_position);
-    let text = calibrate::Text::cut(
+    let text = calibrate::CalibrationText::cut(
         &run,
         source.config().bos,
         window,
@@ -331,7 +331,8 @@ fn survey(
     let config = source.config();
     let copies = source.matrices().count() + 1;
     let tokens = (SURVEY_BYTES / (4 * config.dim * copies)).clamp(SURVEY_WINDOW, SURVEY_TOKENS);
-    let text = calibrate::Text::cut(run, config.bos, SURVEY_WINDOW, tokens / SURVEY_WINDOW)?;
+    let text =
+        calibrate::CalibrationText::cut(run, config.bos, SURVEY_WINDOW, tokens / SURVEY_WINDOW)?;
     let bar = ui.bar("measuring sensitivities", 1000);
     stage.show(&bar);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
