@@ -24,14 +24,9 @@ const LAYERS_27B: i64 = 62;
 /// Returns the `config.json` that a file's keys mean. The shapes are checked when that is read;
 /// here they only have to be there.
 pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Result<Value, String> {
-    let of = |key: &str| format!("{ARCHITECTURE}.{key}");
-    let optional = |key: &str| match metadata.get(&of(key)) {
-        None => Ok(None),
-        Some(Stored::Int(n)) => Ok(Some(*n)),
-        Some(_) => Err(format!("`{}` is not a whole number", of(key))),
-    };
-    let needed = |key: &str| optional(key)?.ok_or_else(|| format!("`{}` is missing", of(key)));
-    let float = |key: &str| metadata.float(&of(key));
+    let optional = |name: &str| optional(metadata, name);
+    let needed = |name: &str| optional(name)?.ok_or_else(|| format!("`{}` is missing", key(name)));
+    let float = |name: &str| metadata.float(&key(name));
 
     let (layers, dim, heads) =
         (needed("block_count")?, needed("embedding_length")?, needed("attention.head_count")?);
@@ -39,11 +34,11 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
         Some(n) => n,
         None => dim
             .checked_div(heads)
-            .ok_or_else(|| format!("`{}` is 0", of("attention.head_count")))?,
+            .ok_or_else(|| format!("`{}` is 0", key("attention.head_count")))?,
     };
-    for key in ["attention.value_length", "rope.dimension_count"] {
-        if let Some(n) = optional(key)?.filter(|n| *n != head_dim) {
-            return Err(format!("`{}` is {n}, but heads have {head_dim}", of(key)));
+    for name in ["attention.value_length", "rope.dimension_count"] {
+        if let Some(n) = optional(name)?.filter(|n| *n != head_dim) {
+            return Err(format!("`{}` is {n}, but heads have {head_dim}", key(name)));
         }
     }
     let query =
@@ -79,10 +74,16 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
             json[key] = cap.into();
         }
     }
+    windows(metadata, layers, &mut json)?;
+    Ok(json)
+}
+
+/// Adds the window, and which layers have it.
+fn windows(metadata: &Metadata, layers: i64, json: &mut Value) -> Result<(), String> {
     let everywhere = || -> Value { vec!["full_attention"; layers.clamp(0, 1024) as usize].into() };
     match (
-        optional("attention.sliding_window")?,
-        metadata.get(&of("attention.sliding_window_pattern")),
+        optional(metadata, "attention.sliding_window")?,
+        metadata.get(&key("attention.sliding_window_pattern")),
     ) {
         (None | Some(0), _) => json["layer_types"] = everywhere(),
         (Some(window), pattern) => {
@@ -99,20 +100,33 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
                 Some(_) => {
                     return Err(format!(
                         "`{}` is neither a number nor a list",
-                        of("attention.sliding_window_pattern")
+                        key("attention.sliding_window_pattern")
                     ));
                 }
             }
         }
     }
-    Ok(json)
+    Ok(())
+}
+
+/// Returns the full name of a key.
+fn key(name: &str) -> String {
+    format!("{ARCHITECTURE}.{name}")
+}
+
+/// Returns a whole number, if the file has it.
+fn optional(metadata: &Metadata, name: &str) -> Result<Option<i64>, String> {
+    match metadata.get(&key(name)) {
+        None => Ok(None),
+        Some(Stored::Int(n)) => Ok(Some(*n)),
+        Some(_) => Err(format!("`{}` is not a whole number", key(name))),
+    }
 }
 
 /// Adds the keys of the architecture. Refuses a model that llama.cpp would compute otherwise.
 pub fn keys(c: &Config, keys: &mut Keys) -> Result<()> {
     let (local, global) = layers(c)?;
-    let of = |key: &str| format!("{ARCHITECTURE}.{key}");
-    for (key, n) in [
+    for (name, n) in [
         ("context_length", c.max_position),
         ("embedding_length", c.dim),
         ("block_count", c.layers.len()),
@@ -124,17 +138,17 @@ pub fn keys(c: &Config, keys: &mut Keys) -> Result<()> {
         ("attention.sliding_window", local.window.unwrap_or(0)),
         ("vocab_size", c.vocab),
     ] {
-        keys.u32(&of(key), u32::try_from(n)?);
+        keys.u32(&key(name), u32::try_from(n)?);
     }
-    keys.f32(&of("attention.layer_norm_rms_epsilon"), c.eps);
-    keys.f32(&of("rope.freq_base"), global.theta);
-    keys.f32(&of("rope.freq_base_swa"), local.rope.theta);
+    keys.f32(&key("attention.layer_norm_rms_epsilon"), c.eps);
+    keys.f32(&key("rope.freq_base"), global.theta);
+    keys.f32(&key("rope.freq_base_swa"), local.rope.theta);
     // Said either way, because readers guess a factor where nothing is said.
     if global.factor == 1.0 {
-        keys.text(&of("rope.scaling.type"), "none");
+        keys.text(&key("rope.scaling.type"), "none");
     } else {
-        keys.text(&of("rope.scaling.type"), "linear");
-        keys.f32(&of("rope.scaling.factor"), global.factor);
+        keys.text(&key("rope.scaling.type"), "linear");
+        keys.f32(&key("rope.scaling.factor"), global.factor);
     }
     Ok(())
 }
@@ -169,9 +183,9 @@ fn layers(c: &Config) -> Result<(LayerSpec, RopeSpec)> {
 
 /// Returns the value of `rope_scaling`.
 fn scaling(metadata: &Metadata, layers: i64) -> Value {
-    let key = |key: &str| format!("{ARCHITECTURE}.rope.{key}");
-    let factor = metadata.float(&key("scaling.factor")).or(metadata.float(&key("scale_linear")));
-    match (metadata.text(&key("scaling.type")), factor) {
+    let factor = metadata.float(&key("rope.scaling.factor"));
+    let factor = factor.or(metadata.float(&key("rope.scale_linear")));
+    match (metadata.text(&key("rope.scaling.type")), factor) {
         (Some("none"), _) => Value::Null,
         (None, None) if SCALED.contains(&layers) => json!({"factor": 8.0, "rope_type": "linear"}),
         (None, None) => Value::Null,
