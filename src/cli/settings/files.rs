@@ -192,7 +192,7 @@ pub fn arguments(
                     });
                 };
                 let own: Vec<&str> = options.keys().map(String::as_str).collect();
-                for (option, value) in section {
+                for option in section.keys() {
                     file.check(key, option, options.get(option), &own)?;
                 }
                 if key == command {
