@@ -6,7 +6,7 @@ use crate::cli::io::ui::Ui;
 use crate::cli::options::UiOptions;
 use crate::cli::settings::Typed;
 use crate::error::Fault;
-use crate::quant::{self, Verified};
+use crate::quant::{self, Verification};
 use crate::runtime::model::{Model, Size};
 use crate::runtime::processor::default_threads;
 use crate::util::hex;
@@ -130,7 +130,7 @@ fn report(model: &Model) -> Result<Report> {
     })
 }
 
-fn verify(model: &Model, ui: &Ui) -> Result<Verified> {
+fn verify(model: &Model, ui: &Ui) -> Result<Verification> {
     let bar = ui.bar("verifying", model.weights.roles().len() as u64);
     let verified = quant::verify(&model.weights, default_threads(), &mut |done| {
         bar.set_position(done as u64);
@@ -172,7 +172,7 @@ fn by_role(report: &Report) -> Vec<Vec<String>> {
     std::iter::once(first).chain(groups.into_iter().map(row)).collect()
 }
 
-fn text(report: &Report, options: &Inspect, verified: Option<&Verified>) -> String {
+fn text(report: &Report, options: &Inspect, verified: Option<&Verification>) -> String {
     let r = report;
     let global = r.global_layers.len();
     let mut out = format!("{}{}\n", r.name, if r.bundled { " (bundled)" } else { "" });

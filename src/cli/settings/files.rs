@@ -24,8 +24,8 @@ use toml::de::DeTable;
 const LONGEST: u64 = 1 << 20;
 
 /// Options that say what one run works on, and whether it stops or starts again. No file sets them.
-pub const ONE_RUN: [&str; 7] =
-    ["print-config", "restart", "allow-requantize", "batch", "resume", "shard", "from"];
+pub const ONE_RUN: [&str; 6] =
+    ["print-config", "restart", "allow-requantize", "batch", "resume", "shard"];
 
 /// A file of settings.
 pub struct File {
@@ -255,7 +255,7 @@ mod tests {
 
     /// Options that take a path or any text: what is read, never written, and not loaded as code.
     /// An option that is new to this list is either such a one or has to be a [`Destination`].
-    const READ: [&str; 28] = [
+    const READ: [&str; 26] = [
         "calibrate",
         "compare",
         "device",
@@ -266,7 +266,6 @@ mod tests {
         "draft",
         "draft-device",
         "file",
-        "from",
         "grammar",
         "ids",
         "json-schema",
@@ -279,7 +278,6 @@ mod tests {
         "recipe",
         "reference",
         "regex",
-        "replay",
         "stop",
         "system",
         "system-file",
@@ -300,7 +298,7 @@ mod tests {
                 assert!(READ.contains(&long), "--{long} takes a path or a text: is it written?");
             }
         }
-        for long in ["output", "stats-file", "resume", "report"] {
+        for long in ["output", "stats-file", "resume"] {
             assert!(writing.contains(&long), "--{long}");
         }
     }

@@ -15,8 +15,8 @@ use crate::models::{Role, Special, Weights};
 use crate::quant::prior;
 use crate::quant::recipe::{FOR_SIZES, nearest_to, parse_size};
 use crate::quant::{
-    self, Aim, Calibrated, Importance, Nearest, Options, Plan, Recipe, Solver, calibrate, estimate,
-    unfinished,
+    self, Aim, Calibrated, Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, Solver,
+    calibrate, estimate, unfinished,
 };
 use crate::runtime::driver;
 use crate::runtime::find;
@@ -154,14 +154,14 @@ pub fn run(options: &Quantize, typed: &Typed) -> Result<u8> {
             .with_context(|| format!("cannot open the model {}", path.display()))?,
     )?;
     source.notes().iter().for_each(|note| ui.note(note));
-    let how = Options {
+    let how = QuantizeOptions {
         threads: options.threads.map_or_else(default_threads, usize::from),
         memory: options.mem_limit,
         restart: options.restart,
         requantize: options.allow_requantize,
         gguf: options.destination().extension().is_some_and(|e| e == "gguf"),
         verify: options.verify,
-        ..Options::default()
+        ..QuantizeOptions::default()
     };
     let n_layers = source.config().n_layers;
     let prior = |role, layer| prior(role, layer, n_layers);
@@ -194,17 +194,17 @@ pub fn run(options: &Quantize, typed: &Typed) -> Result<u8> {
             Some(_) => Importance::Measured(&known),
             None => Importance::Relative(&prior),
         };
-        Plan::new(&source, &recipe, &how, solver, importance)?
+        QuantPlan::new(&source, &recipe, &how, solver, importance)?
     };
     if let Some(checkpoint) = source.checkpoint() {
         quant::check_source(checkpoint, &plan, &how)?;
     }
     if options.dry_run {
         let int4 = Recipe::load("int4")?;
-        let int4 = Plan::new(
+        let int4 = QuantPlan::new(
             &source,
             &int4,
-            &Options { memory: None, ..how },
+            &QuantizeOptions { memory: None, ..how },
             &nearest,
             Importance::Relative(&prior),
         );

@@ -5,7 +5,7 @@ use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
 use crate::cli::options::UiOptions;
 use crate::models::Role;
-use crate::quant::{Entry, Progress};
+use crate::quant::{QuantProgress, TensorPlan};
 use crate::util::units::{bytes, duration};
 use anyhow::Result;
 use indicatif::ProgressBar;
@@ -85,7 +85,7 @@ impl<'a> Meter<'a> {
         Meter { ui, bar, n_layers, resumed, found: 0, start: now, said: now, stage }
     }
 
-    pub fn hear(&mut self, p: &Progress<'_>) {
+    pub fn hear(&mut self, p: &QuantProgress<'_>) {
         let Some(entry) = p.entry else {
             self.bar.set_message("verifying");
             return;
@@ -130,14 +130,14 @@ impl<'a> Meter<'a> {
     }
 
     /// `layer 2/26 up_proj`.
-    fn label(&self, entry: &Entry) -> String {
+    fn label(&self, entry: &TensorPlan) -> String {
         match entry.role.is_layer() {
             true => format!("layer {}/{} {}", entry.layer + 1, self.n_layers, entry.role.name()),
             false => entry.role.name().to_owned(),
         }
     }
 
-    fn line(&self, entry: &Entry, p: &Progress<'_>) -> String {
+    fn line(&self, entry: &TensorPlan, p: &QuantProgress<'_>) -> String {
         let (passed, fresh) = (self.start.elapsed().as_secs_f64(), p.done - self.found);
         let left = if fresh > 0 { passed * (p.total - p.done) as f64 / fresh as f64 } else { 0.0 };
         let left = if p.done < p.total {

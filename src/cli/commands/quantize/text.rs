@@ -5,7 +5,7 @@ use crate::cli::io::table::markdown;
 use crate::models::{Config, Weights};
 use crate::quant::prior;
 use crate::quant::recipe::BUILT_IN;
-use crate::quant::{Importance, Nearest, Options, Plan, Recipe, Report};
+use crate::quant::{Importance, Nearest, QuantPlan, QuantReport, QuantizeOptions, Recipe};
 use crate::runtime::Size;
 use crate::runtime::shapes::{Formats, Shape};
 use crate::tensor::Format;
@@ -65,28 +65,28 @@ pub fn list() -> Result<String> {
     Ok(format!("{about}\n{}\n{note}\n{}\n{formats_note}", markdown(&table), markdown(&formats)))
 }
 
-fn plan_of(shape: Shape, recipe: &Recipe) -> Result<Plan> {
+fn plan_of(shape: Shape, recipe: &Recipe) -> Result<QuantPlan> {
     let config = Config::from_json(&shape.config())?;
     let n_layers = config.n_layers;
     let source = Weights::synthetic(config, |_| Format::BF16, 1);
     let importance = |role, layer| prior(role, layer, n_layers);
-    Plan::new(
+    QuantPlan::new(
         &source,
         recipe,
-        &Options::default(),
+        &QuantizeOptions::default(),
         &Nearest::new(1),
         Importance::Relative(&importance),
     )
 }
 
-fn bits(plan: &Plan) -> f64 {
+fn bits(plan: &QuantPlan) -> f64 {
     8.0 * plan.layout.bytes() as f64 / plan.layout.parameters() as f64
 }
 
 /// The last line: what was made, and how good it is.
 pub fn summary(
-    report: &Report,
-    plan: &Plan,
+    report: &QuantReport,
+    plan: &QuantPlan,
     options: &Quantize,
     start: Instant,
     measured: Option<f64>,
@@ -115,7 +115,7 @@ pub fn figure(x: f64) -> String {
 /// Bytes by class of tensor, and what the artifact needs and promises. `int4_kld`: what recipe int4
 /// would have.
 pub fn describe(
-    plan: &Plan,
+    plan: &QuantPlan,
     seconds: f64,
     threads: usize,
     calibrated: bool,
