@@ -20,10 +20,13 @@ fn sparse_27b(dir: &Path) {
     const SHARDS: usize = 12;
     fs::create_dir_all(dir).unwrap();
     let config = json!({
-        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "eos_token_id": [1, 106],
         "text_config": {
-            "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62, "num_attention_heads": 32,
-            "num_key_value_heads": 16, "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504,
+            "num_hidden_layers": 62, "num_attention_heads": 32,
+            "num_key_value_heads": 16, "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0,
+                "rope_type": "linear"},
             "sliding_window": 1024, "model_type": "gemma3_text",
         },
     });

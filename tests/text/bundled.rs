@@ -269,8 +269,10 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
     let tokenizer = Tokenizer::from_bytes(&std::fs::read(path).unwrap()).unwrap();
     let pool = Arc::new(Pool::new(2).unwrap());
     let config = Config::from_json(&serde_json::json!({
-        "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 262_208, "sliding_window": 64, "query_pre_attn_scalar": 32,
+        "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64,
+        "intermediate_size": 64, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 262_208, "sliding_window": 64,
+        "query_pre_attn_scalar": 32,
     }));
     let target = Weights::synthetic(config.unwrap(), |_| Format::I8_ROW, 5);
     let prompt = tokenizer
