@@ -221,10 +221,10 @@ fn variables_are_named_where_they_are_wrong() {
 fn a_shown_configuration_can_be_saved() {
     let dir = tempfile::tempdir().unwrap();
     let show = |dir: &Path| {
-        gemma_in(dir, &["generate", "--print-config", "-n", "7", "--npu", "model:x.so"], b"").ok()
+        gemma_in(dir, &["generate", "--print-config", "-n", "7", "--stats-file", "x"], b"").ok()
     };
     let text = show(dir.path()).text().to_owned();
-    for line in ["# temp = ", "# top-k = ", "# npu = \"model:x.so\"", "max-tokens = 7 "] {
+    for line in ["# temp = ", "# top-k = ", "# stats-file = \"x\"", "max-tokens = 7 "] {
         assert!(text.lines().any(|l| l.starts_with(line)), "{line}: {text}");
     }
     assert!(!text.contains("isa"), "{text}");
