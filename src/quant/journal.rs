@@ -4,14 +4,14 @@
 use super::layout::{Entry, Layout};
 use super::plan::Plan;
 use super::{Options, SIDE_FILES};
-use crate::checkpoint::{Checkpoint, Stamp};
+use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
+use crate::os::files::{Stamp, refuse_links};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// A file of the source.
@@ -160,14 +160,9 @@ impl Journal {
         restart: bool,
     ) -> Result<(Journal, Found)> {
         let failed = || format!("opening {}", path.display());
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(path)
-            .with_context(failed)?;
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let mut file = refuse_links(&mut options).open(path).with_context(failed)?;
         let mut text = Vec::new();
         file.read_to_end(&mut text).with_context(failed)?;
         let mut journal = Journal { path: path.to_owned(), file };

@@ -15,6 +15,7 @@ use super::{Options, Recipe, gguf};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Fault, Kind as FaultKind, fault_of};
 use crate::gemma::Weights;
+use crate::os::files::read_exact_at;
 use crate::tensor::quantize::quantize as nearest;
 use crate::tensor::{Format, Matrix};
 use crate::util::hex;
@@ -25,7 +26,6 @@ use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Bytes after which a finished tensor is made durable; norms wait for the next matrix.
@@ -361,7 +361,8 @@ impl Run<'_> {
         let (mut hash, mut at) = (Sha256::new(), 0);
         while at < entry.bytes() {
             let n = bytes.len().min((entry.bytes() - at) as usize);
-            if file.read_exact_at(&mut bytes[..n], header.len() as u64 + offset + at).is_err() {
+            let at_file = header.len() as u64 + offset + at;
+            if read_exact_at(&file, &mut bytes[..n], at_file).is_err() {
                 return Ok(false);
             }
             hash.update(&bytes[..n]);

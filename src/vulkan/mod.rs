@@ -1,4 +1,4 @@
-//! Floor 2: the Vulkan executor. Knows plans and formats, no model. The only room that speaks ash.
+//! The Vulkan executor. Knows plans and formats, no model. The only room that speaks ash.
 //!
 //! A [`crate::compute::Plan`] becomes kernel calls (`call`), recorded once for each bucket of rows
 //! and pages (`executor`); what varies from pass to pass is in the step buffer. Kernels are

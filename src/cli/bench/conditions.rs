@@ -20,12 +20,6 @@ pub fn command_line() -> String {
     std::iter::once("gemma".to_owned()).chain(args).collect::<Vec<_>>().join(" ")
 }
 
-/// Processes that ran or wanted to, on average over the last minute; `None` where the system does
-/// not say.
-pub fn load_average() -> Option<f64> {
-    std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
-}
-
 /// What makes the figures doubtful, in sentences. The rule: a machine is busy if its load average
 /// before the run was above its number of cores, or if repetitions of one test differ by more than
 /// 10 %.

@@ -112,16 +112,6 @@ pub fn verify(
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Processor time that this process has taken, in seconds: other processes' work is not in it.
-pub fn processor_seconds() -> f64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one timespec.
-    match unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) } {
-        0 => time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64,
-        _ => 0.0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

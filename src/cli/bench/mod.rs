@@ -205,7 +205,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<u8> {
         .map(|s| format!("synthetic {}", s.name()))
         .unwrap_or_else(|| model.as_ref().expect("no shape").name.clone());
 
-    let load = conditions::load_average();
+    let load = crate::os::machine::load_average();
     let cpu = Cpu::probe()?;
     let cores = cpu.threads;
     let context = options.context(asked.run.context)?;

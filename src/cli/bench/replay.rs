@@ -7,7 +7,6 @@
 //! of every row. Nothing depends on the clock.
 
 use super::Bench;
-use super::measure::processor_seconds;
 use super::transcripts::{self, Transcript};
 use crate::cli::table::markdown;
 use crate::cli::ui::Ui;
@@ -18,6 +17,7 @@ use crate::draft::{
 use crate::engine::{Scores, TokenTree};
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Tokenizer};
+use crate::os::process::processor_seconds;
 use crate::runtime::load;
 use crate::runtime::options::{AutoOr, GpuLayers, RunOptions};
 use crate::runtime::partner::Partner;

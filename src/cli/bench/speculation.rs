@@ -1,7 +1,7 @@
 //! Real prompts, plain against drafted: the same text both ways, and how much sooner.
 
 use super::Bench;
-use super::measure::{Figure, processor_seconds};
+use super::measure::Figure;
 use super::report::{Acceptance, Row, Text, TextKind};
 use crate::cli::text_file::read_file;
 use crate::cli::ui::Ui;
@@ -10,6 +10,7 @@ use crate::draft::{Ask, Drafter};
 use crate::engine::Timeline;
 use crate::error::Fault;
 use crate::gemma::{ChatTemplate, Message, ReducedVocabulary, Special, Tokenizer};
+use crate::os::process::processor_seconds;
 use crate::runtime::costs::Passes;
 use crate::runtime::drafting::{self, Drafting, Target};
 use crate::runtime::partner::Partner;
