@@ -2,9 +2,9 @@
 
 use super::calibrate::{Calibrator, Text};
 use super::layout::{Entry, Layout, Target};
-use super::solve::can_solve;
+use super::ldlq::can_solve;
 use super::solver::Solver;
-use crate::gemma::{Role, Weights};
+use crate::models::{Role, Weights};
 use crate::tensor::encode::TileEncoder;
 use crate::tensor::quantize::quantize_by;
 use crate::tensor::{Code, Format, Matrix};
@@ -113,7 +113,7 @@ impl Solver for Calibrated<'_> {
             .map(|e| e.cols)
             .max()
             .unwrap_or(0);
-        let block = super::solve::block_width(widest);
+        let block = super::ldlq::block_width(widest);
         // Moments, cross moments and a factor of each block.
         let moments = 3 * widest.div_ceil(block.max(1)) * block * block;
         let largest = layout

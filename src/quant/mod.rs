@@ -6,31 +6,21 @@
 //! forward pass; what is finished is journalled, so that a run that was ended goes on where it was.
 //! The destination appears complete or not at all.
 
-pub mod allocate;
 pub mod calibrate;
 mod calibrated;
-pub mod estimate;
-mod gguf;
-mod journal;
+mod convert;
 mod layout;
-mod pattern;
-mod pipeline;
+mod ldlq;
 mod plan;
 pub mod recipe;
-mod report;
-mod sink;
-pub mod solve;
 mod solver;
-mod source;
-mod staging;
 mod verify;
 
 pub use calibrated::Calibrated;
+pub use convert::{Progress, Unfinished, check_source, estimate, quantize, run, unfinished};
 pub use layout::{Class, Entry, Layout, Part, Target};
-pub use pipeline::{Progress, Unfinished, check_source, quantize, run, unfinished};
-pub use plan::{Importance, Plan};
+pub use plan::{Importance, Plan, Report, TensorReport, prior};
 pub use recipe::{Aim, Recipe};
-pub use report::{Report, TensorReport};
 pub use solver::{Nearest, Solver};
 pub use verify::{Verified, verify};
 
@@ -81,20 +71,6 @@ const SIDE_FILES: &[&str] = &[
     "chat_template.jinja",
     "chat_template.json",
 ];
-
-/// Bytes as people write them, in decimal units: `917 B`, `1.23 MB`, `15.6 GB`.
-fn size(bytes: u64) -> String {
-    let (mut value, mut unit) = (bytes as f64, "B");
-    for next in ["kB", "MB", "GB", "TB"] {
-        // 999.9 would be printed as 1000.
-        if value < 999.5 {
-            break;
-        }
-        (value, unit) = (value / 1e3, next);
-    }
-    let decimals = if unit == "B" { 0 } else { 2 - (value.max(1.0).log10() as usize).min(2) };
-    format!("{value:.decimals$} {unit}")
-}
 
 /// JSON for people, with a line's end.
 fn pretty(value: &impl serde::Serialize) -> anyhow::Result<Vec<u8>> {

@@ -2,7 +2,6 @@
 //! find the codes.
 
 use super::layout::{Entry, Layout};
-use super::plan::TILE_ROWS;
 use crate::tensor::encode::{OnProcessor, TileEncoder};
 use crate::tensor::quantize::quantize_by;
 use crate::tensor::{Format, Matrix};
@@ -11,6 +10,9 @@ use anyhow::Result;
 use half::f16;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Rows of a tile of trellis codes. Runs of rows are multiples of it, except the last one.
+pub const TILE_ROWS: usize = 16;
 
 /// A method of quantising, asked for one matrix after the other in the order of the forward pass.
 pub trait Solver {

@@ -1,12 +1,12 @@
 //! Reads an artifact back: every tensor is what the report says, and decodes to the same floats,
 //! bit for bit, in the form that each backend of this machine keeps it in.
 
-use super::report::FILE;
+use super::plan::REPORT_FILE as FILE;
 use crate::checkpoint::{Checkpoint, artifact};
 use crate::compute::cpu::Isa;
 use crate::compute::cpu::linear::PackedMatrix;
 use crate::error::Fault;
-use crate::gemma::{Role, Weights};
+use crate::models::{Role, Weights};
 use crate::tensor::Matrix;
 use crate::util::threads::{self, Task};
 use anyhow::{Context, Result};

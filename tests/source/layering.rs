@@ -15,7 +15,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("kv", 0),
     ("compute", 2),
     ("checkpoint", 2),
-    ("gemma", 3),
+    ("models", 3),
     ("npu", 3),
     ("vulkan", 3),
     ("engine", 4),
@@ -42,11 +42,11 @@ const SEAMS: &[(&str, &[&str])] = &[
     ("eprintln!", &["cli/", "main.rs"]),
     ("eprint!", &["cli/", "main.rs"]),
     ("print!", &["cli/", "main.rs"]),
-    ("self_attn", &["gemma/weights.rs"]),
-    ("layernorm", &["gemma/weights.rs"]),
-    ("embed_tokens", &["gemma/weights.rs"]),
-    ("token_embd", &["gemma/gguf/"]),
-    ("tokenizer.ggml", &["gemma/gguf/"]),
+    ("self_attn", &["models/weights.rs"]),
+    ("layernorm", &["models/weights.rs"]),
+    ("embed_tokens", &["models/weights.rs"]),
+    ("token_embd", &["models/gemma3/gguf/"]),
+    ("tokenizer.ggml", &["models/gemma3/gguf/"]),
     ("CpuExecutor", &["compute/", "runtime/"]),
     ("llguidance", &["grammar/"]),
     ("rustyline", &["cli/chat/"]),
@@ -194,7 +194,7 @@ fn path<'a>(mut code: &'a str, before: &[String], found: &mut Vec<Vec<String>>) 
                 return after;
             }
             let shorter = self::path(group, &path, found);
-            // What is no path, such as `as name` or `*`, is passed over.
+            // `as name` and `*` are no paths and are skipped.
             let end = shorter.find([',', '}', '{']).unwrap_or(shorter.len());
             group = &shorter[end..];
             if group.is_empty() {
@@ -212,6 +212,41 @@ fn module(file: &str) -> Vec<String> {
     parts
 }
 
+/// Resolves a path that begins with `crate` or `super` and stands in module `own`.
+fn absolute(own: &[String], path: Vec<String>) -> Vec<String> {
+    let up = path.iter().take_while(|part| *part == "super").count();
+    match up {
+        0 => path[1..].to_vec(),
+        _ => [&own[..own.len().saturating_sub(up)], &path[up..]].concat(),
+    }
+}
+
+/// Folders of a room from the lowest to the highest. A file uses only its own folder and lower ones.
+const FOLDERS: &[(&str, &[&str])] = &[("vulkan", &["device", "lower", "run", "check"])];
+
+#[test]
+fn folders_use_only_lower_folders() {
+    let mut wrong = Vec::new();
+    for (room, folders) in FOLDERS {
+        let level = |name: &String| folders.iter().position(|folder| folder == name);
+        let mut seen = BTreeSet::new();
+        for (file, code) in sources() {
+            let own = module(&file);
+            let Some(here) = own.get(1).filter(|_| own[0] == *room).and_then(level) else {
+                continue;
+            };
+            seen.insert(here);
+            for path in paths(&code) {
+                let used = absolute(&own, path);
+                let is_up = used[0] == *room && used.get(1).and_then(level) > Some(here);
+                wrong.extend(is_up.then(|| format!("src/{file} uses {}", used.join("::"))));
+            }
+        }
+        assert_eq!(seen.len(), folders.len(), "{room} lacks a folder: {folders:?}");
+    }
+    assert!(wrong.is_empty(), "upward: {wrong:#?}");
+}
+
 /// Which modules of the command line each of its files names.
 fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
     let files: Vec<(Vec<String>, String)> = sources()
@@ -220,13 +255,6 @@ fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
         .map(|(f, code)| (module(&f), code))
         .collect();
     let modules: BTreeSet<Vec<String>> = files.iter().map(|(module, _)| module.clone()).collect();
-    let absolute = |own: &[String], path: Vec<String>| {
-        let up = path.iter().take_while(|part| *part == "super").count();
-        match up {
-            0 => path[1..].to_vec(),
-            _ => [&own[..own.len() - up], &path[up..]].concat(),
-        }
-    };
     let imports = |own: &Vec<String>, code: &str| {
         let named = paths(code).into_iter().map(|path| absolute(own, path));
         let module = |path: Vec<String>| {
@@ -239,7 +267,8 @@ fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
 
 #[test]
 fn the_check_takes_paths_apart() {
-    let code = "use super::ui;\nuse crate::cli::{args::{self, Cli}, stats as s};\nfn f() { crate::cli::help::text(super::super::X) }";
+    let code = "use super::ui;\nuse crate::cli::{args::{self, Cli}, stats as s};\n\
+                fn f() { crate::cli::help::text(super::super::X) }";
     let found: Vec<String> = paths(code).iter().map(|path| path.join(" ")).collect();
     let want = [
         "super ui",
@@ -284,7 +313,7 @@ fn the_command_line_has_no_import_circle() {
     for (own, others) in &mut left {
         others.retain(|other| !is_part(own, other));
     }
-    // What imports nothing that is left is in no circle.
+    // A file that imports none of the remaining files is in no circle.
     while let Some(done) =
         left.iter().find(|(_, others)| others.is_empty()).map(|(own, _)| own.clone())
     {

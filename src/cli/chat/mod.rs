@@ -17,7 +17,7 @@ use crate::cli::options::Source;
 use crate::decode::{Flow, Scheduler, Stats};
 use crate::engine::{EngineExt, Timeline};
 use crate::error::{Fault, Kind};
-use crate::gemma::Tokenizer;
+use crate::models::Tokenizer;
 use crate::os::terminal;
 use crate::runtime::answers::{AnswerEvent, AnswerRequest, Answers, Finished};
 use crate::runtime::constraints::Constrained;

@@ -10,8 +10,8 @@ use crate::checkpoint::Checkpoint;
 use crate::cli::options::UiOptions;
 use crate::cli::text_file::read_file;
 use crate::error::Fault;
-use crate::gemma::{Role, Special, Weights};
-use crate::quant::allocate::prior;
+use crate::models::{Role, Special, Weights};
+use crate::quant::prior;
 use crate::quant::recipe::{FOR_SIZES, nearest_to, parse_size};
 use crate::quant::{
     self, Aim, Calibrated, Importance, Nearest, Options, Plan, Recipe, Solver, calibrate, estimate,

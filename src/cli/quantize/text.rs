@@ -2,8 +2,8 @@
 
 use super::Quantize;
 use crate::cli::table::markdown;
-use crate::gemma::{Config, Weights};
-use crate::quant::allocate::prior;
+use crate::models::{Config, Weights};
+use crate::quant::prior;
 use crate::quant::recipe::BUILT_IN;
 use crate::quant::{Importance, Nearest, Options, Plan, Recipe, Report};
 use crate::runtime::Size;

@@ -17,13 +17,13 @@ pub enum Crash {
 
 /// Reports a crash to standard error with [`say`] and returns the exit code. It must not allocate
 /// when memory was refused.
-pub type Report = fn(&Crash) -> u8;
+pub type CrashReport = fn(&Crash) -> u8;
 
 /// The system's allocator. It notes that an allocation was refused: Rust aborts then.
 pub struct Allocator;
 
 static REFUSED: AtomicBool = AtomicBool::new(false);
-static REPORT: OnceLock<Report> = OnceLock::new();
+static REPORT: OnceLock<CrashReport> = OnceLock::new();
 
 fn noted(pointer: *mut u8) -> *mut u8 {
     if pointer.is_null() {
@@ -57,7 +57,7 @@ unsafe impl GlobalAlloc for Allocator {
 }
 
 /// Installs the handlers.
-pub fn watch(report: Report) {
+pub fn watch(report: CrashReport) {
     let _ = REPORT.set(report);
     let handlers: [(i32, extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void)); 2] =
         [(libc::SIGBUS, on_bus_error), (libc::SIGABRT, on_abort)];

@@ -1,0 +1,153 @@
+//! The models that the binary carries (`draft/`, with their model cards): a small Gemma-3-shaped
+//! chat model and its drafter, and a drafter that knows the commonest tokens of Gemma 3's
+//! tokenizer. They are not Gemma.
+
+use crate::checkpoint::Checkpoint;
+use crate::error::Fault;
+use crate::models::ReducedVocabulary;
+use anyhow::Result;
+
+/// What the program calls the bundled target.
+pub const NAME: &str = "bundled demo";
+
+#[cfg(feature = "bundled")]
+macro_rules! file {
+    ($path:literal) => {
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/draft/", $path)).as_slice()
+    };
+}
+
+#[cfg(not(feature = "bundled"))]
+macro_rules! file {
+    ($path:literal) => {
+        [].as_slice()
+    };
+}
+
+/// Both models read and write the same tokens.
+const TOKENIZER: (&str, &[u8]) = ("tokenizer.json", file!("demo-target/tokenizer.json"));
+
+const GEMMA_VOCABULARY: &[u8] = file!("gemma3-draft/draft_vocabulary.json");
+
+/// The model that answers where none is named.
+pub fn target() -> Result<Checkpoint> {
+    check_present()?;
+    let files = vec![
+        ("config.json", file!("demo-target/config.json")),
+        ("generation_config.json", file!("demo-target/generation_config.json")),
+        ("model.safetensors", file!("demo-target/model.safetensors")),
+        ("tokenizer_config.json", file!("demo-target/tokenizer_config.json")),
+        TOKENIZER,
+    ];
+    Checkpoint::from_memory(NAME, files)
+}
+
+/// Its drafter.
+pub fn draft() -> Result<Checkpoint> {
+    check_present()?;
+    let files = vec![
+        ("config.json", file!("demo-draft/config.json")),
+        ("model.safetensors", file!("demo-draft/model.safetensors")),
+        TOKENIZER,
+    ];
+    Checkpoint::from_memory("bundled draft", files)
+}
+
+/// Sizes of the draft for targets with the tokenizer of Gemma 3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftSize {
+    /// Stays in a processor's cache beside the target.
+    Small,
+    /// Guesses better, for targets that take longer.
+    Medium,
+}
+
+/// A drafter for targets with the tokenizer of Gemma 3, which it knows by a hash only.
+pub fn gemma_draft(size: DraftSize) -> Result<Checkpoint> {
+    check_present()?;
+    let vocabulary = (crate::models::reduced::FILE, GEMMA_VOCABULARY);
+    let files = match size {
+        DraftSize::Small => vec![
+            ("config.json", file!("gemma3-draft/small/config.json")),
+            ("model.safetensors", file!("gemma3-draft/small/model.safetensors")),
+            vocabulary,
+        ],
+        DraftSize::Medium => vec![
+            ("config.json", file!("gemma3-draft/medium/config.json")),
+            ("model.safetensors", file!("gemma3-draft/medium/model.safetensors")),
+            vocabulary,
+        ],
+    };
+    Checkpoint::from_memory("bundled draft for Gemma 3", files)
+}
+
+/// The tokens that a draft for Gemma 3 of so many rows has rows for; `None` for another number.
+pub fn gemma_vocabulary(rows: usize) -> Option<ReducedVocabulary> {
+    ReducedVocabulary::parse(GEMMA_VOCABULARY, rows).ok()
+}
+
+/// Builds without the feature `bundled` say so.
+fn check_present() -> Result<()> {
+    if cfg!(feature = "bundled") {
+        return Ok(());
+    }
+    Err(Fault::model("this build carries no models")
+        .help("name one with --model; --draft auto then guesses from the text itself")
+        .into())
+}
+
+#[cfg(all(test, feature = "bundled"))]
+mod tests {
+    use super::*;
+    use crate::models::{ChatTemplate, Message, Special, Tokenizer, Weights};
+
+    #[test]
+    fn the_pair_opens_and_shares_its_vocabulary() {
+        let (target, draft) =
+            (Weights::open(target().unwrap()).unwrap(), Weights::open(draft().unwrap()).unwrap());
+        assert_eq!(target.config().vocab, draft.config().vocab);
+        let tokenizer = Tokenizer::from_bytes(TOKENIZER.1).unwrap();
+        assert!(tokenizer.vocab() <= target.config().vocab);
+        assert_eq!([tokenizer.id("<bos>"), tokenizer.id("<end_of_turn>")], [Some(2), Some(106)]);
+    }
+
+    #[test]
+    fn its_tokenizer_round_trips_text_and_its_template_is_gemmas() {
+        let tokenizer = Tokenizer::from_bytes(TOKENIZER.1).unwrap();
+        for text in [
+            "def f(x):\n\tif x:\n        return  1\r\n",
+            "naïve — 😀 𝒳 ▁ \u{0}",
+            "   ",
+            "a\n\n\n\nb <end_of_turn>",
+        ] {
+            // The stand-in for a space cannot be told from a space again; everything else comes
+            // back as it was.
+            assert_eq!(
+                tokenizer.decode(&tokenizer.encode(text, Special::AsText).unwrap()),
+                text.replace('▁', " ")
+            );
+        }
+        let template = ChatTemplate::from_checkpoint(&target().unwrap()).unwrap();
+        let message =
+            |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let messages = [
+            message("system", " Be brief. "),
+            message("user", "hi "),
+            message("assistant", "hello"),
+            message("user", "bye"),
+        ];
+        assert_eq!(
+            template.render(&messages, true).unwrap(),
+            ChatTemplate::built_in().render(&messages, true).unwrap()
+        );
+        for special in [Special::AsText, Special::Parse] {
+            let tokens =
+                template.encode(&tokenizer, &messages, None, special, Some("Good")).unwrap();
+            assert_eq!(tokens.iter().filter(|t| **t == 2).count(), 1);
+            assert_eq!(
+                tokens,
+                template.encode(&tokenizer, &messages, None, Special::Parse, Some("Good")).unwrap()
+            );
+        }
+    }
+}

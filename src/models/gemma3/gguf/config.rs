@@ -1,0 +1,200 @@
+//! `config.json` from the keys of a GGUF file, and from what llama.cpp knows by heart.
+
+use super::{ARCHITECTURE, BOS, Metadata, PAD};
+use crate::checkpoint::gguf::Value as Stored;
+use serde_json::{Value, json};
+
+/// Layers of Gemma 3 4B, 12B and 27B, whose global positions are divided by 8; older files do not
+/// say so.
+const SCALED: [i64; 3] = [34, 48, 62];
+/// Layers of 27B, whose attention scale is that of `dim / n_heads`; no key says so.
+pub const LAYERS_27B: i64 = 62;
+
+/// The shapes are checked by [`super::super::Config`] as those of any other file; here they only
+/// have to be there.
+pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Result<Value, String> {
+    let of = |key: &str| format!("{ARCHITECTURE}.{key}");
+    let optional = |key: &str| match metadata.get(&of(key)) {
+        None => Ok(None),
+        Some(Stored::Int(n)) => Ok(Some(*n)),
+        Some(_) => Err(format!("`{}` is not a whole number", of(key))),
+    };
+    let needed = |key: &str| optional(key)?.ok_or_else(|| format!("`{}` is missing", of(key)));
+    let float = |key: &str| metadata.float(&of(key));
+
+    let (layers, dim, heads) =
+        (needed("block_count")?, needed("embedding_length")?, needed("attention.head_count")?);
+    let head_dim = match optional("attention.key_length")? {
+        Some(n) => n,
+        None => dim
+            .checked_div(heads)
+            .ok_or_else(|| format!("`{}` is 0", of("attention.head_count")))?,
+    };
+    for key in ["attention.value_length", "rope.dimension_count"] {
+        if let Some(n) = optional(key)?.filter(|n| *n != head_dim) {
+            return Err(format!("`{}` is {n}, but heads have {head_dim}", of(key)));
+        }
+    }
+    let query =
+        if layers == LAYERS_27B { dim.checked_div(heads).unwrap_or(head_dim) } else { head_dim };
+    let mut json = json!({
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "bos_token_id": metadata.int(BOS.0).unwrap_or(BOS.1.into()),
+        "eos_token_id": super::eos(metadata),
+        "pad_token_id": metadata.int(PAD.0).unwrap_or(PAD.1.into()),
+        "head_dim": head_dim,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": dim,
+        "intermediate_size": needed("feed_forward_length")?,
+        "max_position_embeddings": needed("context_length")?,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": optional("attention.head_count_kv")?.unwrap_or(heads),
+        "query_pre_attn_scalar": query,
+        "rms_norm_eps": decimal(float("attention.layer_norm_rms_epsilon").unwrap_or(1e-6)),
+        "rope_local_base_freq": float("rope.freq_base_swa").unwrap_or(1e4),
+        "rope_scaling": scaling(metadata, layers),
+        "rope_theta": float("rope.freq_base").unwrap_or(1e6),
+        "tie_word_embeddings": !own_head,
+        "torch_dtype": "bfloat16",
+    });
+    if let Some(rows) = vocab {
+        json["vocab_size"] = rows.into();
+    }
+    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        // Known, and refused with the rest of what is not computed.
+        if let Some(cap) = float(key).filter(|v| *v != 0.0) {
+            json[key] = cap.into();
+        }
+    }
+    let everywhere = || -> Value { vec!["full_attention"; layers.clamp(0, 1024) as usize].into() };
+    match (
+        optional("attention.sliding_window")?,
+        metadata.get(&of("attention.sliding_window_pattern")),
+    ) {
+        (None | Some(0), _) => json["layer_types"] = everywhere(),
+        (Some(window), pattern) => {
+            json["sliding_window"] = window.into();
+            match pattern {
+                None => json["sliding_window_pattern"] = 6.into(),
+                Some(Stored::Int(n)) => json["sliding_window_pattern"] = (*n).into(),
+                Some(Stored::Ints(local)) => {
+                    let kind = |local: &i64| {
+                        if *local != 0 { "sliding_attention" } else { "full_attention" }
+                    };
+                    json["layer_types"] = local.iter().map(kind).collect();
+                }
+                Some(_) => {
+                    return Err(format!(
+                        "`{}` is neither a number nor a list",
+                        of("attention.sliding_window_pattern")
+                    ));
+                }
+            }
+        }
+    }
+    Ok(json)
+}
+
+/// As `rope_scaling` has it.
+fn scaling(metadata: &Metadata, layers: i64) -> Value {
+    let key = |key: &str| format!("{ARCHITECTURE}.rope.{key}");
+    let factor = metadata.float(&key("scaling.factor")).or(metadata.float(&key("scale_linear")));
+    match (metadata.text(&key("scaling.type")), factor) {
+        (Some("none"), _) => Value::Null,
+        (None, None) if SCALED.contains(&layers) => json!({"factor": 8.0, "rope_type": "linear"}),
+        (None, None) => Value::Null,
+        (kind, factor) => json!({"factor": factor, "rope_type": kind.unwrap_or("linear")}),
+    }
+}
+
+/// An f32 as the decimal that was meant.
+fn decimal(value: f64) -> f64 {
+    (value as f32).to_string().parse().unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::Config;
+
+    fn keys(layers: i64, dim: i64, heads: i64, key_length: i64) -> Metadata {
+        let mut m = Metadata::default();
+        for (key, value) in [
+            ("block_count", layers),
+            ("embedding_length", dim),
+            ("attention.head_count", heads),
+            ("attention.head_count_kv", heads / 2),
+            ("attention.key_length", key_length),
+            ("feed_forward_length", 4 * dim),
+            ("context_length", 131_072),
+            ("attention.sliding_window", 1024),
+        ] {
+            m.insert(format!("{ARCHITECTURE}.{key}"), Stored::Int(value));
+        }
+        m.insert("gemma3.attention.layer_norm_rms_epsilon".into(), Stored::Float(1e-6f32.into()));
+        m
+    }
+
+    fn read(m: &Metadata) -> Config {
+        Config::from_json(&config(m, Some(262_144), false).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_27b_files_leave_out_is_known() {
+        let c = read(&keys(62, 5376, 32, 128));
+        assert_eq!((c.query_scale, c.eps), ((1.0 / 168f64.sqrt()) as f32, 1e-6));
+        assert_eq!(
+            (c.rope_global.factor, c.rope_global.theta, c.rope_local.theta),
+            (8.0, 1e6, 1e4)
+        );
+        assert_eq!(
+            (0..62).filter(|i| c.is_global(*i)).collect::<Vec<_>>(),
+            [5, 11, 17, 23, 29, 35, 41, 47, 53, 59]
+        );
+        assert_eq!((c.head_dim, c.eos.as_slice(), c.bos, c.tied), (128, &[1][..], 2, true));
+        let c = read(&keys(34, 2560, 8, 256));
+        assert_eq!((c.query_scale, c.rope_global.factor), (1.0 / 16.0, 8.0));
+        let c = read(&keys(26, 1152, 4, 256));
+        assert_eq!(
+            (c.query_scale, c.rope_global.factor, c.rope_local.factor),
+            (1.0 / 16.0, 1.0, 1.0)
+        );
+    }
+
+    #[test]
+    fn what_a_file_says_goes_first() {
+        let mut m = keys(34, 2560, 8, 256);
+        m.insert("gemma3.rope.scaling.type".into(), Stored::Text("linear".into()));
+        m.insert("gemma3.rope.scaling.factor".into(), Stored::Float(2.0));
+        m.insert("gemma3.rope.freq_base_swa".into(), Stored::Float(5e3));
+        m.insert("gemma3.attention.sliding_window_pattern".into(), Stored::Int(2));
+        let c = read(&m);
+        assert_eq!((c.rope_global.factor, c.rope_local.theta), (2.0, 5e3));
+        assert_eq!(c.global.iter().filter(|g| **g).count(), 17);
+        let mut m = keys(2, 64, 2, 32);
+        m.insert("gemma3.attention.sliding_window_pattern".into(), Stored::Ints(vec![0, 1]));
+        assert_eq!(read(&m).global, [true, false]);
+    }
+
+    #[test]
+    fn what_is_not_computed_is_refused() {
+        let refusal = |key: &str, value: Stored| {
+            let mut m = keys(2, 64, 2, 32);
+            m.insert(format!("{ARCHITECTURE}.{key}"), value);
+            match config(&m, None, false) {
+                Err(what) => what,
+                Ok(json) => Config::from_json(&json).unwrap_err().to_string(),
+            }
+        };
+        assert!(refusal("final_logit_softcapping", Stored::Float(30.0)).contains("soft-capping"));
+        assert!(refusal("rope.scaling.type", Stored::Text("yarn".into())).contains("yarn"));
+        assert!(refusal("attention.value_length", Stored::Int(64)).contains("value_length"));
+        assert!(refusal("rope.dimension_count", Stored::Int(16)).contains("dimension_count"));
+        assert!(config(&Metadata::default(), None, false).unwrap_err().contains("block_count"));
+        let mut m = Metadata::default();
+        m.insert("gemma3.block_count".into(), Stored::Ints(vec![1]));
+        assert!(config(&m, None, false).unwrap_err().contains("whole number"));
+    }
+}

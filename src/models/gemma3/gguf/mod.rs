@@ -1,0 +1,201 @@
+//! GGUF as llama.cpp writes it for Gemma 3 (architecture `gemma3`): the only files that spell its
+//! keys and tensor names.
+//!
+//! [`present`] makes such a file look like a Hugging Face directory: configuration, tensor names,
+//! norms without the 1 that converters add to them, tokenizer, template.
+//! Source: ggml-org/llama.cpp, convert_hf_to_gguf.py and gguf-py/gguf/constants.py.
+
+mod config;
+pub mod export;
+mod vocab;
+
+pub use vocab::repairs;
+
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::gguf::{Make, Metadata, Presentation};
+use crate::error::Fault;
+use crate::models::weights::Role;
+use anyhow::Result;
+use serde_json::json;
+
+/// What the architecture is called, and the first part of its keys.
+pub(super) const ARCHITECTURE: &str = "gemma3";
+
+const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
+const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
+
+/// Keys of single tokens, and what Gemma's files have there.
+const BOS: (&str, u32) = ("tokenizer.ggml.bos_token_id", 2);
+const EOS: (&str, u32) = ("tokenizer.ggml.eos_token_id", 1);
+const EOT: (&str, u32) = ("tokenizer.ggml.eot_token_id", 106);
+const PAD: (&str, u32) = ("tokenizer.ggml.padding_token_id", 0);
+const UNK: (&str, u32) = ("tokenizer.ggml.unknown_token_id", 3);
+
+/// Sampling defaults: the name in `generation_config.json` and the key.
+const SAMPLING: [(&str, &str); 5] = [
+    ("temperature", "general.sampling.temp"),
+    ("top_k", "general.sampling.top_k"),
+    ("top_p", "general.sampling.top_p"),
+    ("min_p", "general.sampling.min_p"),
+    ("repetition_penalty", "general.sampling.penalty_repeat"),
+];
+
+/// The tensor's name in a GGUF file.
+pub fn tensor_name(role: Role, layer: usize) -> String {
+    let layer_tensor = |name: &str| format!("blk.{layer}.{name}.weight");
+    match role {
+        Role::Embed => "token_embd.weight".into(),
+        Role::FinalNorm => "output_norm.weight".into(),
+        Role::Head => "output.weight".into(),
+        Role::Q => layer_tensor("attn_q"),
+        Role::K => layer_tensor("attn_k"),
+        Role::V => layer_tensor("attn_v"),
+        Role::O => layer_tensor("attn_output"),
+        Role::Gate => layer_tensor("ffn_gate"),
+        Role::Up => layer_tensor("ffn_up"),
+        Role::Down => layer_tensor("ffn_down"),
+        Role::InputNorm => layer_tensor("attn_norm"),
+        Role::PostAttnNorm => layer_tensor("post_attention_norm"),
+        Role::PreFfnNorm => layer_tensor("ffn_norm"),
+        Role::PostFfnNorm => layer_tensor("post_ffw_norm"),
+        Role::QNorm => layer_tensor("attn_q_norm"),
+        Role::KNorm => layer_tensor("attn_k_norm"),
+    }
+}
+
+/// The role and layer of a tensor; `None` for what Gemma 3 has not.
+fn role_of(name: &str) -> Option<(Role, usize)> {
+    let layer = match name.strip_prefix("blk.") {
+        Some(rest) => rest.split_once('.')?.0.parse().ok()?,
+        None => 0,
+    };
+    let whole = [Role::Embed, Role::FinalNorm, Role::Head];
+    Role::LAYER
+        .into_iter()
+        .chain(whole)
+        .map(|role| (role, layer))
+        .find(|(role, layer)| tensor_name(*role, *layer) == name)
+}
+
+/// Makes a GGUF checkpoint look like a Hugging Face directory; every other one stays as it is.
+pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
+    let Some(metadata) = checkpoint.unpresented() else { return Ok(checkpoint) };
+    let shown = checkpoint.name();
+    match metadata.text("general.architecture") {
+        Some(ARCHITECTURE) => {}
+        Some("clip") => {
+            return Err(Fault::model(format!("{shown} holds the vision tower alone"))
+                .help("give the file of the language model, whose name does not contain `mmproj`")
+                .into());
+        }
+        other => {
+            let what =
+                format!("{shown}: the model is {}", other.unwrap_or("of no stated architecture"));
+            return Err(Fault::model(what)
+                .help(format!("this program runs Gemma 3 (architecture {ARCHITECTURE})"))
+                .into());
+        }
+    }
+    let shape = |role| checkpoint.lookup(&tensor_name(role, 0)).map(|t| t.shape);
+    let rows = shape(Role::Embed).and_then(|shape| shape.first().copied());
+    let config = config::config(metadata, rows, shape(Role::Head).is_some()).map_err(|what| {
+        Fault::model(format!("{shown}: {what}"))
+            .help("the file was made wrongly: fetch or convert the model again")
+    })?;
+    let mut files: Vec<(&'static str, Make)> = vec![
+        ("generation_config.json", generation_config),
+        ("tokenizer_config.json", tokenizer_config),
+    ];
+    let mut notes = Vec::new();
+    if vocab::is_there(metadata) {
+        files.push(("tokenizer.json", vocab::tokenizer_json));
+    }
+    if metadata.bool(ADD_BOS) == Some(false) {
+        notes.push(
+            "the file asks for no BOS in front of prompts; there is one all the same: Gemma \
+            3 was trained so"
+                .into(),
+        );
+    }
+    let rename = |name: &str| {
+        role_of(name).map(|(role, layer)| crate::models::weights::standard_name(role, layer))
+    };
+    let norm = |name: &str| role_of(name).is_some_and(|(role, _)| !role.is_matrix());
+    checkpoint.present(Presentation { config, rename: &rename, plus_one: &norm, files, notes })
+}
+
+/// Tokens that end a text: what the file says, and Gemma's end of a turn where the vocabulary has
+/// it.
+fn eos(metadata: &Metadata) -> Vec<i64> {
+    let tokens = metadata.texts(vocab::TOKENS);
+    let turn =
+        tokens.and_then(|t| (t.get(EOT.1 as usize)? == "<end_of_turn>").then_some(EOT.1 as i64));
+    let mut eos = vec![metadata.int(EOS.0).unwrap_or(EOS.1 as i64)];
+    eos.extend(metadata.int(EOT.0).into_iter().chain(turn));
+    // Where the file names only the end of a turn, the end of the text still is one.
+    eos.extend(tokens.and_then(|t| (t.get(EOS.1 as usize)? == "<eos>").then_some(EOS.1 as i64)));
+    eos.sort();
+    eos.dedup();
+    eos
+}
+
+fn generation_config(metadata: &Metadata) -> Result<Vec<u8>> {
+    let mut json = json!({
+        "bos_token_id": metadata.int(BOS.0).unwrap_or(BOS.1.into()),
+        "do_sample": true,
+        "eos_token_id": eos(metadata),
+        "pad_token_id": metadata.int(PAD.0).unwrap_or(PAD.1.into()),
+    });
+    for (name, key) in SAMPLING {
+        match metadata.int(key) {
+            Some(n) => json[name] = n.into(),
+            // The shortest decimal that means the same f32.
+            None => {
+                if let Some(v) = metadata.float(key) {
+                    json[name] = (v as f32).to_string().parse().unwrap_or(v).into();
+                }
+            }
+        }
+    }
+    Ok(serde_json::to_vec_pretty(&json)?)
+}
+
+fn tokenizer_config(metadata: &Metadata) -> Result<Vec<u8>> {
+    let token = |(key, default): (&str, u32)| {
+        let id = metadata.int(key).unwrap_or(default.into());
+        metadata.texts(vocab::TOKENS).and_then(|t| t.get(usize::try_from(id).ok()?)).cloned()
+    };
+    let json = json!({
+        "add_bos_token": true,
+        "add_eos_token": false,
+        "bos_token": token(BOS).unwrap_or("<bos>".into()),
+        "chat_template": metadata.text(CHAT_TEMPLATE),
+        "eos_token": token(EOS).unwrap_or("<eos>".into()),
+        "pad_token": token(PAD).unwrap_or("<pad>".into()),
+        "tokenizer_class": "GemmaTokenizer",
+        "unk_token": token(UNK).unwrap_or("<unk>".into()),
+    });
+    Ok(serde_json::to_vec_pretty(&json)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_back_to_their_roles() {
+        for role in Role::LAYER {
+            assert_eq!(role_of(&tensor_name(role, 41)), Some((role, 41)));
+        }
+        assert_eq!(role_of("token_embd.weight"), Some((Role::Embed, 0)));
+        for name in [
+            "blk.x.attn_q.weight",
+            "blk.1.attn_q.bias",
+            "blk.01.attn_q.weight",
+            "rope_freqs.weight",
+            "",
+        ] {
+            assert_eq!(role_of(name), None, "{name}");
+        }
+    }
+}

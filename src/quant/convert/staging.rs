@@ -1,0 +1,249 @@
+//! The destination of a conversion: complete or not there at all. Until then all lies in
+//! `.DST.partial` beside it, which one process at a time may use: `files/` becomes DST, `journal`
+//! says what is in them, `lock` is locked.
+//!
+//! In a directory that others may write, such as /tmp, somebody may have made `.DST.partial` before
+//! us: so it has to be this user's own, and no file in it is reached through a symbolic link.
+
+use crate::error::{Fault, Kind};
+use crate::os::files as os;
+use crate::util::units;
+use anyhow::{Context, Result};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// Refuses a destination that holds something or cannot be made; `file`: that is a directory
+/// already.
+pub fn check_destination(dst: &Path, file: bool) -> Result<()> {
+    let shown = dst.display();
+    if file && dst.symlink_metadata().is_ok() {
+        return Err(Fault::usage(format!("{shown} exists"))
+            .help("choose another destination, or remove it first")
+            .into());
+    }
+    if dst.symlink_metadata().is_ok()
+        && !(dst.is_dir() && !dst.is_symlink() && fs::read_dir(dst)?.next().is_none())
+    {
+        return Err(Fault::usage(format!("{shown} exists and is not an empty directory"))
+            .help("choose another destination, or remove it first")
+            .into());
+    }
+    if dst.file_name().is_none() {
+        return Err(Fault::usage(format!("{shown} does not name a new directory"))
+            .help("choose another destination")
+            .into());
+    }
+    let parent = parent_of(dst);
+    if !parent.is_dir() {
+        let fault = Fault::new(Kind::Failure, format!("{} is not a directory", parent.display()));
+        return Err(fault.help(format!("make it first: mkdir -p {}", parent.display())).into());
+    }
+    Ok(())
+}
+
+/// Refuses a disk that has no room for `bytes` more.
+pub fn check_space(dst: &Path, bytes: u64) -> Result<()> {
+    let (parent, needed) = (parent_of(dst), bytes + (16 << 20));
+    match os::free_bytes(&parent) {
+        Some(free) if free < needed => {
+            let what = format!(
+                "{} has {} free, {} are needed",
+                parent.display(),
+                units::bytes(free),
+                units::bytes(needed)
+            );
+            Err(Fault::new(Kind::Failure, what)
+                .help("free some space, or choose a destination on another disk")
+                .into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn parent_of(path: &Path) -> PathBuf {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
+}
+
+/// The directory beside `dst` where its files grow.
+pub fn partial_of(dst: &Path) -> PathBuf {
+    let name = dst.file_name().unwrap_or_default().to_string_lossy();
+    dst.with_file_name(format!(".{name}.partial"))
+}
+
+/// Removes what a run left that was killed after it had moved its result to `dst`: all of `files`,
+/// or the only file in it.
+pub fn sweep(dst: &Path) {
+    let partial = partial_of(dst);
+    let is_moved = match fs::read_dir(partial.join("files")) {
+        Ok(mut files) => dst.is_file() && files.next().is_none(),
+        Err(e) => e.kind() == io::ErrorKind::NotFound && dst.exists(),
+    };
+    if is_moved && partial.join("journal").exists() {
+        // Only clutter: failing to remove it harms nobody.
+        let _ = fs::remove_dir_all(partial);
+    }
+}
+
+/// The working directory, ours alone as long as this lives.
+pub struct Staging {
+    root: PathBuf,
+    _lock: Lock,
+}
+
+fn ignore_existing(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
+}
+
+/// Refuses what is no directory, or somebody else's.
+fn check_own(directory: &Path) -> Result<()> {
+    let shown = directory.display();
+    let is_own = os::is_own_directory(directory).with_context(|| format!("looking at {shown}"))?;
+    if !is_own {
+        let fault = Fault::usage(format!("{shown} is no directory of yours"));
+        return Err(fault.help("choose a destination in a directory of your own").into());
+    }
+    Ok(())
+}
+
+/// A locked file, free when this goes.
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing alone would leave it locked as long as a process that is just being started has a
+        // copy of the descriptor.
+        let _ = self.0.unlock();
+    }
+}
+
+impl Staging {
+    /// Makes or reopens the directory; refused while another process uses it.
+    pub fn open(dst: &Path) -> Result<Staging> {
+        let root = partial_of(dst);
+        let failed = || format!("creating {}", root.display());
+        let busy = || {
+            let fault =
+                Fault::usage(format!("another gemma quantize is at work on {}", dst.display()));
+            fault.help("wait for it, or choose another destination")
+        };
+        os::create_private_directory(&root).or_else(ignore_existing).with_context(failed)?;
+        check_own(&root)?;
+        fs::create_dir(root.join("files")).or_else(ignore_existing).with_context(failed)?;
+        check_own(&root.join("files"))?;
+        let path = root.join("lock");
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false);
+        let lock = os::refuse_links(&mut options).open(&path).with_context(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(busy().into()),
+            Err(TryLockError::Error(e)) => {
+                return Err(e).with_context(|| format!("locking {}", path.display()));
+            }
+        }
+        // Whoever held it before may have finished and removed it between our two calls.
+        if os::FileId::of_path(&path).ok().flatten() != os::FileId::of_file(&lock)? {
+            return Err(busy().into());
+        }
+        Ok(Staging { root, _lock: Lock(lock) })
+    }
+
+    /// Where the files of the result lie until it is complete.
+    pub fn files(&self) -> PathBuf {
+        self.root.join("files")
+    }
+
+    pub fn journal(&self) -> PathBuf {
+        self.root.join("journal")
+    }
+
+    /// A whole file of the result.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let mut file = Growing::open(&self.files().join(name), 0)?;
+        file.write_all(bytes)?;
+        file.sync()
+    }
+
+    /// Throws away what lies there.
+    pub fn empty(&self) -> Result<()> {
+        let files = self.files();
+        fs::remove_dir_all(&files)
+            .and_then(|()| fs::create_dir(&files))
+            .with_context(|| format!("emptying {}", files.display()))
+    }
+
+    /// Moves the files, or the only one, to their final name: from here on everything is there.
+    pub fn publish(self, file: Option<&str>, dst: &Path) -> Result<()> {
+        let sync = |dir: &Path| {
+            os::sync_directory(dir).with_context(|| format!("syncing {}", dir.display()))
+        };
+        let files = self.files();
+        sync(&files)?;
+        let result = file.map_or_else(|| files.clone(), |name| files.join(name));
+        fs::rename(&result, dst)
+            .with_context(|| format!("moving {} to {}", result.display(), dst.display()))?;
+        sync(&parent_of(dst))?;
+        self.discard();
+        Ok(())
+    }
+
+    /// Removes the directory.
+    pub fn discard(self) {
+        // The result does not depend on it, and a later run clears it away.
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+/// A file being written.
+pub struct Growing {
+    file: BufWriter<File>,
+    path: PathBuf,
+    /// What errors say is being written.
+    label: String,
+}
+
+impl Growing {
+    /// Opens or makes a file, cut to its first `keep` bytes.
+    pub fn open(path: &Path, keep: u64) -> Result<Growing> {
+        let open = || {
+            let mut options = File::options();
+            options.write(true).create(true).truncate(false);
+            let mut file = os::refuse_links(&mut options).open(path)?;
+            file.set_len(keep)?;
+            file.seek(SeekFrom::Start(keep))?;
+            Ok::<_, io::Error>(file)
+        };
+        let file = open().with_context(|| format!("cannot open {}", path.display()))?;
+        Ok(Growing {
+            file: BufWriter::with_capacity(1 << 20, file),
+            path: path.to_owned(),
+            label: "the file".into(),
+        })
+    }
+
+    /// From here on a tensor of this name is written.
+    pub fn begin(&mut self, tensor: &str) {
+        self.label = format!("tensor `{tensor}`");
+    }
+
+    pub fn write_all(&mut self, bytes: &[u8]) -> Result<()> {
+        let written = self.file.write_all(bytes);
+        self.check(written)
+    }
+
+    pub fn flush(&mut self) -> Result<()> {
+        let flushed = self.file.flush();
+        self.check(flushed)
+    }
+
+    /// Flushes and makes it durable: a full disk may only show here.
+    pub fn sync(&mut self) -> Result<()> {
+        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
+        self.check(synced)
+    }
+
+    fn check(&self, result: io::Result<()>) -> Result<()> {
+        result.with_context(|| format!("cannot write {} to {}", self.label, self.path.display()))
+    }
+}
