@@ -23,13 +23,13 @@ fn main() -> ExitCode {
         return code;
     }
     child::allow();
-    crash::watch(cli::crash::report);
-    let (command, typed) = match cli::args::parse(&argv) {
+    crash::watch(cli::io::crash::report);
+    let (command, typed) = match cli::commands::parse(&argv) {
         Ok(parsed) => parsed,
         // Help and version end here with 0, wrong usage with 2.
         Err(early) => return cli::hints::report(early, &argv),
     };
-    match cli::run(&command, &typed) {
+    match cli::commands::run(&command, &typed) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             typed.ui.error(&error);
