@@ -1,4 +1,4 @@
-//! Floor 4: guessing what the target will pick. A guess can make the text come sooner; it cannot
+//! Guessing what the target will pick. A guess can make the text come sooner; it cannot
 //! change it.
 //!
 //! A drafter is asked once a round. It reads the outcome of its last guess off the history, and the

@@ -1,17 +1,17 @@
 //! Journal of a conversion: one line of JSON for the header and for each finished tensor, from
 //! which the next run resumes.
 
-use crate::checkpoint::{Checkpoint, Stamp};
+use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
+use crate::os::files::{Stamp, refuse_links};
 use crate::quant::layout::{ArtifactLayout, TensorPlan};
 use crate::quant::plan::QuantPlan;
 use crate::quant::{QuantizeOptions, SIDE_FILES};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Name and digest of a file of the source.
@@ -166,14 +166,9 @@ impl Journal {
         restart: bool,
     ) -> Result<(Journal, JournalState)> {
         let failed = || format!("opening {}", path.display());
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(path)
-            .with_context(failed)?;
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let mut file = refuse_links(&mut options).open(path).with_context(failed)?;
         let mut text = Vec::new();
         file.read_to_end(&mut text).with_context(failed)?;
         let mut journal = Journal { path: path.to_owned(), file };
