@@ -153,7 +153,7 @@ fn cached(
     grid: Grid,
     rule: Rule,
 ) -> CheckedOutput {
-    let holds = match kv.format {
+    let content = match kv.format {
         KvFormat::F32 => Content::F32(grid, rule),
         KvFormat::F16 => Content::F16(grid, rule),
         KvFormat::Q8 => Content::Q8 {
@@ -162,7 +162,7 @@ fn cached(
             exact: rule == Rule::Same,
         },
     };
-    CheckedOutput { id, name, holds }
+    CheckedOutput { id, name, content }
 }
 
 /// Returns the outputs of prepared activations: floats, or codes with their scales and sums.
