@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
 
-use super::growing::{Stage, Text, asks};
+use super::growing::{Stage, Text, draft_requests};
 use super::prefixes::{Prefixes, common, whole_pages};
 use super::{Chances, Event, Flow, Stats, Stop, Verdict, verify};
-use crate::draft::{Allowance, Drafter, Outcome, Pass, Policy, Proposal, Round, forced, verified};
+use crate::draft::{
+    Allowance, DraftRequest, Drafter, Outcome, Pass, Policy, Proposal, Round, grammar, verified,
+};
 use crate::engine::{EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
 use crate::error::{Fault, Kind};
 use crate::kv::PAGE;
@@ -348,15 +350,18 @@ impl<'a> Scheduler<'a> {
         let round = Round { texts: growing.len(), position, most, recent_match };
         let allowed = self.policy.allow(&round);
         let vocab = target.engine().info().vocab;
-        let mut asks = asks(&mut self.texts, &self.scores, &allowed, vocab, true);
+        let mut requests = draft_requests(&mut self.texts, &self.scores, &allowed, vocab, true);
         let steps = if allowed.only_forced {
-            asks.iter_mut().for_each(|ask| forced::chain(&ask.ctx, ask.out));
+            requests.iter_mut().for_each(|request| grammar::chain(&request.ctx, request.out));
             0
         } else {
-            drafter.propose(&mut asks)?
+            drafter.propose(&mut requests)?
         };
-        asks.iter_mut().for_each(|ask| ask.out.limit(&ask.ctx));
-        let mut proposals: Vec<&mut Proposal> = asks.into_iter().map(|ask| ask.out).collect();
+        for DraftRequest { ctx, out, .. } in &mut requests {
+            out.limit(ctx.nodes, ctx.depth, ctx.vocab);
+        }
+        let mut proposals: Vec<&mut Proposal> =
+            requests.into_iter().map(|request| request.out).collect();
         self.policy.choose(&mut proposals, asked.elapsed(), steps);
         Ok(allowed)
     }
@@ -412,10 +417,10 @@ impl<'a> Scheduler<'a> {
         }
         let Some(usual) = self.policy.ahead() else { return Ok(()) };
         let vocab = target.engine().info().vocab;
-        let asks = asks(&mut self.texts, &self.scores, allowed, vocab, false);
+        let requests = draft_requests(&mut self.texts, &self.scores, allowed, vocab, false);
         let start = Instant::now();
         let (mut at_work, mut looked, mut last) = (start, false, Duration::ZERO);
-        drafter.meanwhile(&asks, &mut || {
+        drafter.meanwhile(&requests, &mut || {
             let (busy, now) = (target.is_busy(), start.elapsed());
             (at_work, looked) = (if busy { start + now } else { at_work }, true);
             // Half of a batch may run on after the pass: it is not lost if the guess is right.

@@ -216,7 +216,7 @@ fn absolute(own: &[String], path: Vec<String>) -> Vec<String> {
     }
 }
 
-/// Folders of a room from the lowest to the highest. A file uses only its own folder and lower ones.
+/// Folders of a room from the lowest to the highest. A file uses its own folder and lower ones.
 const FOLDERS: &[(&str, &[&str])] = &[("vulkan", &["device", "lower", "run", "check"])];
 
 #[test]

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Result;
 use gemma::decode::{Event, Flow, Limits, Request, Scheduler, Stats, Stop, generate};
 use gemma::draft::{
-    Ask, DraftContext, Drafter, Figures, NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
+    DraftContext, DraftRequest, Drafter, Figures, NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
 };
 use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree, VocabAdapter};
 use gemma::error::{Kind, fault_of};
@@ -168,9 +168,9 @@ impl Drafter for Each {
         self.0[text].prepare(0, history)
     }
 
-    fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize> {
-        for Ask { text, ctx, out } in asks {
-            self.0[*text].propose(&mut [Ask { text: 0, ctx: *ctx, out }])?;
+    fn propose(&mut self, asks: &mut [DraftRequest<'_>]) -> Result<usize> {
+        for DraftRequest { text, ctx, out } in asks {
+            self.0[*text].propose(&mut [DraftRequest { text: 0, ctx: *ctx, out }])?;
         }
         Ok(0)
     }

@@ -13,7 +13,8 @@ use crate::cli::table::markdown;
 use crate::cli::ui::Ui;
 use crate::decode::{Stats, Verdict};
 use crate::draft::{
-    Ask, DraftContext, Drafter, Figures, Lm, Pass, Proposal, Table, TreeBuilder, TreeSize, Verified,
+    DraftContext, DraftModel, DraftRequest, Drafter, Figures, Pass, Proposal, Source, TreeBuilder,
+    TreeSize, Verified,
 };
 use crate::engine::{Scores, TokenTree};
 use crate::error::Fault;
@@ -27,7 +28,8 @@ use crate::sampler::{Sampler, SamplerConfig};
 use crate::util::files::read_regular;
 use crate::util::hex;
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
@@ -67,18 +69,12 @@ pub struct ReplayOptions {
     #[arg(long, value_name = "N")]
     pub replay_count: Option<usize>,
     /// Sources that take part: for measuring what each brings
-    #[arg(long, value_enum, value_name = "SOURCES", value_delimiter = ',', default_values_t = [Part::Context, Part::Table, Part::Model])]
-    pub sources: Vec<Part>,
+    #[arg(long, value_parser = source_names(), value_name = "SOURCES", value_delimiter = ',', default_values_t = Source::mixed().map(|source| source.name().to_owned()))]
+    pub sources: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Part {
-    /// What followed the last time the text ended like this
-    Context,
-    /// What the target thought after these two tokens, or this one
-    Table,
-    /// The draft model
-    Model,
+fn source_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(Source::mixed().map(Source::name))
 }
 
 /// What a replay found.
@@ -195,11 +191,7 @@ pub fn run(options: &Bench, ui: &Ui) -> Result<Report> {
         version: env!("CARGO_PKG_VERSION"),
         tokenizer_sha256: hex(tokenizer.sha256()),
         draft: name,
-        sources: replay
-            .sources
-            .iter()
-            .filter_map(|s| Some(s.to_possible_value()?.get_name().to_owned()))
-            .collect(),
+        sources: replay.sources.clone(),
         mixing: format!("{:?}", options.mixing()),
         weights: builder.weights(),
         tree: shape.to_string(),
@@ -228,18 +220,17 @@ fn builder(
     texts: &[Transcript],
     ui: &Ui,
 ) -> Result<(TreeBuilder, Option<String>)> {
-    let wants = |part| options.replay.sources.contains(&part);
-    let (lm, name) = match wants(Part::Model) {
+    let sources: Vec<Source> =
+        options.replay.sources.iter().filter_map(|name| Source::named(name)).collect();
+    let (model, name) = match sources.contains(&Source::Model) {
         true => draft_model(options, tokenizer, texts, ui)?,
         false => (None, None),
     };
-    let table = wants(Part::Table).then(Table::new);
-    let builder = TreeBuilder::new(lm, wants(Part::Context), table, options.mixing());
-    Ok((builder, name))
+    Ok((TreeBuilder::new(model, &sources, options.mixing()), name))
 }
 
 /// The draft model and its name.
-type Drafts = (Option<Lm>, Option<String>);
+type Drafts = (Option<DraftModel>, Option<String>);
 
 /// The draft model, with room for the longest text as far as it goes.
 fn draft_model(
@@ -272,7 +263,7 @@ fn draft_model(
     };
     let (pool, room) = (load::pool(&run)?, Room::of(partner.context(context)));
     let loaded = load::load(&partner.weights, "draft model", &run, room, &pool, ui)?;
-    Ok((Some(Lm::new(partner.engine(loaded.engine)?)), Some(name)))
+    Ok((Some(DraftModel::new(partner.engine(loaded.engine)?)), Some(name)))
 }
 
 /// At most `most` of each category, evenly spread over what is there.
@@ -351,8 +342,8 @@ fn one(
         };
         let root = ctx.root();
         proposal.reset(root);
-        builder.propose(&mut [Ask { text: 0, ctx, out: &mut proposal }])?;
-        proposal.limit(&ctx);
+        builder.propose(&mut [DraftRequest { text: 0, ctx, out: &mut proposal }])?;
+        proposal.limit(ctx.nodes, ctx.depth, ctx.vocab);
         tally.time += start.elapsed();
         tally.rounds.push(processor_seconds() - busy);
         let path = proposal.tree.walk(&[&[root], left].concat());

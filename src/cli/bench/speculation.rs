@@ -6,7 +6,7 @@ use super::report::{Acceptance, Row, Text, TextKind};
 use crate::cli::text_file::read_file;
 use crate::cli::ui::Ui;
 use crate::decode::{self, Flow, Limits, Stats};
-use crate::draft::{Ask, Drafter};
+use crate::draft::{DraftRequest, Drafter};
 use crate::engine::Timeline;
 use crate::error::Fault;
 use crate::models::{ChatTemplate, Message, ReducedVocabulary, Special, Tokenizer};
@@ -259,11 +259,15 @@ impl Drafter for Watched<'_> {
         Ok(())
     }
 
-    fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize> {
+    fn propose(&mut self, asks: &mut [DraftRequest<'_>]) -> Result<usize> {
         self.inner.propose(asks)
     }
 
-    fn meanwhile(&mut self, asks: &[Ask<'_>], more: &mut dyn FnMut() -> bool) -> Result<()> {
+    fn meanwhile(
+        &mut self,
+        asks: &[DraftRequest<'_>],
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
         self.inner.meanwhile(asks, more)
     }
 

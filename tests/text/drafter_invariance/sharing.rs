@@ -1,7 +1,7 @@
 //! Texts that share passes: what a draft model guesses of each, and how prompts are read.
 
 use super::*;
-use gemma::draft::{Lm, Mixing};
+use gemma::draft::{DraftModel, Mixing, Source};
 use gemma::sampler::{Mask, Rule};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -40,8 +40,9 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
         })
         .collect();
     let drafter = |texts: usize| {
-        let lm = Some(Lm::new(draft.engine_for(texts)));
-        TreeBuilder::new(lm, true, None, Mixing { rate: 0.0, ..Mixing::default() })
+        let model = Some(DraftModel::new(draft.engine_for(texts)));
+        let mixing = Mixing { rate: 0.0, ..Mixing::default() };
+        TreeBuilder::new(model, &[Source::Context], mixing)
     };
     let never = AtomicBool::new(false);
     let mut passes = Vec::new();
