@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
-# Tokens per pass that each part of the drafting stack brings, by replay of texts that no model was trained on.
+# Measures the tokens per pass that each source of drafts brings, by replay of texts that no model
+# was trained on.
 #
 #   scripts/bench-draft.sh HELDOUT_DIR WORK_DIR [PROMPTS_DIR]
 #
-# HELDOUT_DIR holds KIND-*.txt or .txt.zst, documents ended by a line <|doc|>, chats as Gemma turns; PROMPTS_DIR *.jsonl with "turns"
-# and "reference". WORK_DIR, outside the project, gets the transcripts and the results. GEMMA names the binary, DRAFT and TOKENIZER
-# a draft model and the tokenizer to read the texts with (the bundled pair's otherwise), COUNT and TOKENS bound the texts of a kind
-# and the tokens of each, CONFIGS picks configurations. Needs python3, and zstd for .zst files.
+# HELDOUT_DIR    KIND-*.txt or .txt.zst; a line <|doc|> ends a document, chats are Gemma turns
+# WORK_DIR       gets the transcripts and the results; it must be outside the project
+# PROMPTS_DIR    *.jsonl with "turns" and "reference"
+#
+# Needs python3, and zstd for .zst files. Environment:
+#
+#   GEMMA             the binary
+#   DRAFT, TOKENIZER  a draft model and the tokenizer of the texts (the bundled pair's)
+#   COUNT, TOKENS     most texts of a kind, most tokens of a text
+#   CONFIGS           the configurations to run
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,10p' "$0"; exit 2; }
 heldout=$1 work=$2 prompts=${3:-}

@@ -4,8 +4,8 @@
 //! # Floors
 //! A file uses lower floors or its own room only; `tests/source/layering.rs` checks it.
 //! ```text
-//! 7  cli         a file or folder a command, options/ for what several take; what was typed ->
-//!                options of a session; the only room that prints
+//! 7  cli         commands/ has a file or folder for each command, options/ the options that several
+//!                take, io/ what they read and write; the only room that prints
 //! 6  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
 //! 5  decode      the scheduler: one loop for all texts; verification, text that is certain,
 //!                statistics

@@ -287,7 +287,7 @@ fn epilogue() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::definition;
+    use crate::cli::commands::definition;
 
     /// Prompts that the bundled model was taught.
     fn taught() -> Vec<String> {

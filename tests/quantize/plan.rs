@@ -8,7 +8,7 @@ use gemma::error::{Kind, fault_of};
 use gemma::models::Weights;
 use gemma::quant::prior;
 use gemma::quant::recipe::BUILT_IN;
-use gemma::quant::{Aim, Importance, Nearest, Options, Plan, Recipe, quantize};
+use gemma::quant::{Aim, Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, quantize};
 use serde_json::{Map, json};
 use shell::gemma_in;
 use std::fs::{self, File};
@@ -78,12 +78,12 @@ fn open(dir: &Path) -> Weights {
     Weights::open(Checkpoint::open(dir).unwrap()).unwrap()
 }
 
-fn plan(source: &Weights, recipe: &Recipe) -> anyhow::Result<Plan> {
+fn plan(source: &Weights, recipe: &Recipe) -> anyhow::Result<QuantPlan> {
     let layers = source.config().n_layers;
-    Plan::new(
+    QuantPlan::new(
         source,
         recipe,
-        &Options::default(),
+        &QuantizeOptions::default(),
         &Nearest::new(1),
         Importance::Relative(&|role, layer| prior(role, layer, layers)),
     )
@@ -205,7 +205,7 @@ fn every_recipe_writes_what_it_predicts() {
         }
         let plan = plan(&source, &recipe).unwrap();
         let dst = dir.path().join(name);
-        let options = Options { verify: true, ..Options::default() };
+        let options = QuantizeOptions { verify: true, ..QuantizeOptions::default() };
         let report = quantize(&source, &dst, &recipe, &options, &mut |_| Ok(())).unwrap();
         let bytes: u64 =
             fs::read_dir(&dst).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();

@@ -5,8 +5,8 @@
 //! read the `gemma.toml` that came along. [`refusal`] tells by the type of an option's value and by
 //! its heading in the help, so that a new option is kept out by being declared.
 
-use crate::cli::destination::Destination;
-use crate::cli::ui::nearest;
+use crate::cli::io::destination::Destination;
+use crate::cli::io::ui::nearest;
 use crate::error::Fault;
 use crate::runtime::lock::DeviceLock;
 use crate::runtime::npu::Npu;
@@ -267,7 +267,7 @@ fn as_arguments(key: &str, arg: &Arg, value: &toml::Value) -> Option<Vec<OsStrin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::definition;
+    use crate::cli::commands::definition;
 
     /// Options that take a path or any text: what is read, never written, and not loaded as code.
     /// An option that is new to this list is either such a one or has to be a [`Destination`].

@@ -1,8 +1,8 @@
-//! How long a conversion takes, from a small sample of each format.
+//! Estimate of the time of a conversion, from a small sample of each format.
 
 use super::tensor::errors;
-use crate::quant::layout::{Entry, Target};
-use crate::quant::plan::Plan;
+use crate::quant::layout::{TargetFormat, TensorPlan};
+use crate::quant::plan::QuantPlan;
 use crate::quant::solver::{Nearest, Solver, TILE_ROWS};
 use crate::tensor::Format;
 use anyhow::Result;
@@ -11,15 +11,15 @@ use rand::{Rng, SeedableRng};
 use sha2::{Digest, Sha256};
 use std::time::Instant;
 
-/// Weights of a sample for each thread, where the format is quick to code.
+/// Weights of a sample for each thread, for formats that are quick to code.
 const SAMPLE: usize = 256 << 10;
 
-/// Seconds that rounding to nearest takes: a sample of each format is coded, decoded and hashed.
-/// Reading and writing files is not a part of it, nor is what a calibrating solver does besides.
-pub fn seconds(plan: &Plan, nearest: &mut Nearest) -> Result<f64> {
-    let mut formats: Vec<(Format, Vec<&Entry>)> = Vec::new();
+/// Returns the seconds that rounding to nearest takes. Codes, decodes and hashes a sample of each
+/// format. Excludes reading and writing files, and calibration.
+pub fn seconds(plan: &QuantPlan, nearest: &mut Nearest) -> Result<f64> {
+    let mut formats: Vec<(Format, Vec<&TensorPlan>)> = Vec::new();
     for entry in plan.layout.entries.iter().filter(|e| e.role.is_matrix()) {
-        let Target::Format(format) = entry.target else { continue };
+        let TargetFormat::Format(format) = entry.target else { continue };
         match formats.iter_mut().find(|(known, _)| *known == format) {
             Some((_, entries)) => entries.push(entry),
             None => formats.push((format, vec![entry])),
@@ -34,11 +34,11 @@ pub fn seconds(plan: &Plan, nearest: &mut Nearest) -> Result<f64> {
     Ok(seconds)
 }
 
-fn seconds_per_weight(format: Format, entry: &Entry, nearest: &mut Nearest) -> Result<f64> {
+fn seconds_per_weight(format: Format, entry: &TensorPlan, nearest: &mut Nearest) -> Result<f64> {
     let threads = nearest.threads;
     let tiles = if format.code.is_trellis() { 1 } else { (SAMPLE / entry.cols / TILE_ROWS).max(1) };
     let rows = (TILE_ROWS * tiles * threads).min(entry.rows);
-    // Weights of no model: how long they take does not depend on what they are.
+    // Random weights serve, because the time does not depend on their values.
     let mut random = SmallRng::seed_from_u64(1);
     let values: Vec<f32> = (0..rows * entry.cols).map(|_| random.random_range(-1.0..1.0)).collect();
     let start = Instant::now();

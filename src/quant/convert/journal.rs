@@ -1,11 +1,11 @@
-//! What an unfinished run has done, so that the next one goes on from there: a line of JSON per
-//! finished tensor.
+//! Journal of a conversion: one line of JSON for the header and for each finished tensor, from
+//! which the next run resumes.
 
 use crate::checkpoint::{Checkpoint, Stamp};
 use crate::error::Fault;
-use crate::quant::layout::{Entry, Layout};
-use crate::quant::plan::Plan;
-use crate::quant::{Options, SIDE_FILES};
+use crate::quant::layout::{ArtifactLayout, TensorPlan};
+use crate::quant::plan::QuantPlan;
+use crate::quant::{QuantizeOptions, SIDE_FILES};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -14,37 +14,42 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// A file of the source.
+/// Name and digest of a file of the source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SourceFile {
     name: String,
-    /// Of weights: of their length and of samples, see [`Checkpoint::digest`].
+    /// SHA-256; for weight files, that of their length and of samples ([`Checkpoint::digest`]).
     sha256: String,
 }
 
-/// Whatever the bytes of the result depend on. A run continues another only if this is the same,
-/// but for `asked` and `stamps`.
+/// Everything that the bytes of the result depend on. A run resumes another only if this is equal,
+/// except `asked` and `stamps`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Header {
+pub struct JournalHeader {
     journal: u32,
     version: String,
     source: Vec<SourceFile>,
-    /// Of the weight files. Where they differ, the samples in `source` do not prove
-    /// that the weights are the same: the tensors that are done have to be compared.
+    /// Stamps of the weight files. If they differ, the samples in `source` do not prove that the
+    /// weights are the same, and the finished tensors must be compared.
     stamps: Vec<Stamp>,
     recipe: String,
-    /// How it was asked for. It is shown only: two ways to ask for the same layout are the same.
+    /// The options that chose the recipe, for messages. Other options with the same layout resume
+    /// the run.
     #[serde(default)]
     asked: String,
     recipe_sha256: String,
     solver: String,
-    /// Of every tensor's name, format and place.
+    /// SHA-256 of the name, format and place of every tensor.
     layout_sha256: String,
     shard_bytes: u64,
 }
 
-impl Header {
-    pub fn new(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> Result<Header> {
+impl JournalHeader {
+    pub fn new(
+        checkpoint: &Checkpoint,
+        plan: &QuantPlan,
+        options: &QuantizeOptions,
+    ) -> Result<JournalHeader> {
         let mut hash = Sha256::new();
         for shard in 0..plan.layout.shards {
             hash.update(plan.layout.header(shard)?);
@@ -52,7 +57,8 @@ impl Header {
         for e in &plan.layout.entries {
             hash.update(format!("{} {}\n", e.name, e.target));
         }
-        // Before the bytes: of a change in between the stamp is too old, never too new.
+        // Stamps are read before the bytes. After a change in between, the stamp is too old and
+        // never too new.
         let stamps = checkpoint.stamps()?;
         let mut source = Vec::new();
         let weights = checkpoint.weight_files().iter().map(String::as_str);
@@ -61,7 +67,7 @@ impl Header {
                 source.push(SourceFile { name: file.to_owned(), sha256: crate::util::hex(digest) });
             }
         }
-        Ok(Header {
+        Ok(JournalHeader {
             journal: 2,
             version: env!("CARGO_PKG_VERSION").into(),
             source,
@@ -75,19 +81,19 @@ impl Header {
         })
     }
 
-    /// Whether a run with this header goes on from where one with `other` ended.
-    pub fn continues(&self, other: &Header) -> bool {
+    /// Returns whether a run with this header may resume one with `other`.
+    pub fn continues(&self, other: &JournalHeader) -> bool {
         let (asked, stamps) = (other.asked.clone(), other.stamps.clone());
-        Header { asked, stamps, ..self.clone() } == *other
+        JournalHeader { asked, stamps, ..self.clone() } == *other
     }
 
-    /// Whether no weight file of the source was written or replaced in between.
-    pub fn has_stamps_of(&self, other: &Header) -> bool {
+    /// Returns whether no weight file of the source was written or replaced since `other`.
+    pub fn has_stamps_of(&self, other: &JournalHeader) -> bool {
         self.stamps == other.stamps
     }
 
-    /// The first thing in which another run's header differs, in words.
-    fn difference(&self, other: &Header) -> String {
+    /// Describes the first difference from another run's header.
+    fn difference(&self, other: &JournalHeader) -> String {
         if self.version != other.version {
             return format!("by version {} of this program", other.version);
         }
@@ -110,7 +116,7 @@ impl Header {
         if self.asked != other.asked { other.asked() } else { "with other options".into() }
     }
 
-    /// What was typed for the recipe, as a part of a sentence.
+    /// Returns the options that chose the recipe, as a part of a sentence.
     fn asked(&self) -> String {
         if self.asked.is_empty() {
             format!("with --recipe {}", self.recipe)
@@ -120,12 +126,12 @@ impl Header {
     }
 }
 
-/// A tensor that is finished, as a line of the journal.
+/// A finished tensor, as a line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Done {
+pub struct FinishedTensor {
     pub tensor: String,
     pub format: String,
-    /// In the data of its file.
+    /// Offset in the data of its file.
     pub offset: u64,
     pub bytes: u64,
     pub sha256: String,
@@ -133,32 +139,32 @@ pub struct Done {
     pub relative_error: f64,
 }
 
-/// What a journal says of an earlier run.
+/// Content of a journal that an earlier run left.
 #[derive(Default)]
-pub struct Found {
-    /// In the order of the layout.
-    pub done: Vec<Done>,
-    /// The source was written, copied or moved since: whether `done` is of its tensors has to be
-    /// looked at.
+pub struct JournalState {
+    /// Finished tensors in the order of the layout.
+    pub done: Vec<FinishedTensor>,
+    /// Whether the source was written, copied or moved since. Its tensors must then be compared
+    /// with `done`.
     pub is_moved: bool,
 }
 
-/// The open journal; lines are added at its end.
+/// The open journal. Lines are appended.
 pub struct Journal {
     path: PathBuf,
     file: File,
 }
 
 impl Journal {
-    /// Opens or begins the journal, and returns what an earlier run has left in it.
+    /// Opens or creates the journal, and returns the content that an earlier run left.
     ///
-    /// A journal of another run is refused, unless `restart` says to begin again.
+    /// Refuses a journal of another run, unless `restart` is set.
     pub fn open(
         path: &Path,
-        header: &Header,
-        layout: &Layout,
+        header: &JournalHeader,
+        layout: &ArtifactLayout,
         restart: bool,
-    ) -> Result<(Journal, Found)> {
+    ) -> Result<(Journal, JournalState)> {
         let failed = || format!("opening {}", path.display());
         let mut file = OpenOptions::new()
             .read(true)
@@ -172,9 +178,10 @@ impl Journal {
         file.read_to_end(&mut text).with_context(failed)?;
         let mut journal = Journal { path: path.to_owned(), file };
         let mut lines = text.split_inclusive(|b| *b == b'\n').filter(|l| l.ends_with(b"\n"));
-        let first = lines.next().map(|line| (line.len(), serde_json::from_slice::<Header>(line)));
+        let first =
+            lines.next().map(|line| (line.len(), serde_json::from_slice::<JournalHeader>(line)));
         let mut good = 0;
-        let mut found = Found::default();
+        let mut found = JournalState::default();
         match first {
             Some((length, Ok(begun))) if !restart => {
                 if !header.continues(&begun) {
@@ -184,9 +191,11 @@ impl Journal {
                 found.is_moved = !header.has_stamps_of(&begun);
                 let mut places = places(layout);
                 for line in lines {
-                    // Whatever does not fit was torn off or damaged: it is done again, with all
-                    // behind it.
-                    let Ok(line_done) = serde_json::from_slice::<Done>(line) else { break };
+                    // A line that does not fit was truncated or damaged. Its tensor and all later
+                    // ones are converted again.
+                    let Ok(line_done) = serde_json::from_slice::<FinishedTensor>(line) else {
+                        break;
+                    };
                     match places.next() {
                         Some((e, offset))
                             if e.name == line_done.tensor
@@ -207,15 +216,15 @@ impl Journal {
         Ok((journal, found))
     }
 
-    /// Keeps the header and the first `n` of these tensors.
-    pub fn keep(&mut self, header: &Header, done: &[Done]) -> Result<()> {
+    /// Rewrites the journal with this header and these tensors.
+    pub fn keep(&mut self, header: &JournalHeader, done: &[FinishedTensor]) -> Result<()> {
         self.cut(0)?;
         self.push(header)?;
         done.iter().try_for_each(|d| self.push(d))?;
         self.sync()
     }
 
-    /// Adds a line.
+    /// Appends a line.
     pub fn push<T: Serialize>(&mut self, line: &T) -> Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
@@ -232,15 +241,15 @@ impl Journal {
     }
 }
 
-/// The refusal to go on with a run that was begun differently; `path` is its journal.
+/// Returns the refusal to resume a run that was started differently. `path` is its journal.
 pub fn other_run(path: &Path, begun: &str) -> Fault {
     let directory = path.parent().unwrap_or(path).display();
     Fault::usage(format!("{directory} was begun {begun}"))
         .help("run it as it was begun to go on, or add --restart to throw away what is there")
 }
 
-/// Each tensor with its place in its file's data.
-pub fn places(layout: &Layout) -> impl Iterator<Item = (&Entry, u64)> {
+/// Iterates over the tensors with their offsets in the data of their files.
+pub fn places(layout: &ArtifactLayout) -> impl Iterator<Item = (&TensorPlan, u64)> {
     let (mut shard, mut at) = (0, 0);
     layout.entries.iter().map(move |e| {
         if e.shard != shard {
@@ -251,7 +260,7 @@ pub fn places(layout: &Layout) -> impl Iterator<Item = (&Entry, u64)> {
     })
 }
 
-/// Lines of finished tensors in the journal at `path`.
+/// Returns the number of finished tensors in the journal at `path`.
 pub fn count(path: &Path) -> usize {
     std::fs::read(path)
         .map_or(0, |text| text.iter().filter(|b| **b == b'\n').count().saturating_sub(1))

@@ -1,5 +1,8 @@
-//! The conversion itself: rows in, codes and scales out, one tensor after the other, each noted in
-//! the journal.
+//! The conversion: reads rows of one tensor after the other, writes codes and scales, and records
+//! each finished tensor in the journal.
+//!
+//! `tensor.rs` converts one tensor, `resume.rs` checks the work of an interrupted run, `staging.rs`
+//! holds the files until the result is complete.
 
 pub mod estimate;
 mod journal;
@@ -9,67 +12,66 @@ mod source;
 mod staging;
 mod tensor;
 
-use super::layout::{Entry, Target};
-use super::plan::{Importance, Plan, REPORT_FILE, Report, TensorReport, prior};
+use super::layout::{TargetFormat, TensorPlan};
+use super::plan::{Importance, QuantPlan, QuantReport, REPORT_FILE, TensorReport, prior};
 use super::solver::{Nearest, Solver};
 use super::verify::verify;
-use super::{Options, Recipe};
+use super::{QuantizeOptions, Recipe};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Fault, Kind as FaultKind, fault_of};
 use crate::models::Weights;
 use crate::util::{hex, threads};
 use anyhow::{Context, Result};
-use journal::{Done, Found, Header, Journal, count, other_run, places};
+use journal::{FinishedTensor, Journal, JournalHeader, JournalState, count, other_run, places};
 use sha2::{Digest, Sha256};
-use staging::{Growing, Staging, check_destination, check_space, partial_of, sweep};
+use staging::{StagedFile, Staging, check_destination, check_space, partial_of, sweep};
 use std::path::{Path, PathBuf};
 
-/// Bytes after which a finished tensor is made durable; norms wait for the next matrix.
+/// Bytes after which finished tensors are synced to disk. Norms wait for the next matrix.
 const SYNC_BYTES: u64 = 1 << 20;
 
-/// Told at a tensor's start, after each chunk of its rows, and when it is done; once for a tensor
-/// that was found done.
+/// Progress of a conversion. It is reported at the start of a tensor, after each chunk of its rows
+/// and at its end, and once for a tensor of an earlier run.
 #[derive(Clone, Debug)]
-pub struct Progress<'a> {
-    /// What is converted or was found converted; `None` while the result is read back.
-    pub entry: Option<&'a Entry>,
-    /// Weights done.
+pub struct QuantProgress<'a> {
+    /// The current tensor; `None` while the result is read back.
+    pub entry: Option<&'a TensorPlan>,
+    /// Finished weights.
     pub done: u64,
-    /// Weights in all.
+    /// All weights.
     pub total: u64,
-    /// Once the tensor is done and in the journal: its relative error, see
-    /// [`TensorReport::relative_error`].
+    /// [`TensorReport::relative_error`] of a tensor that is finished and in the journal.
     pub error: Option<f64>,
 }
 
-type Tell<'a> = &'a mut dyn FnMut(Progress<'_>) -> Result<()>;
+type Tell<'a> = &'a mut dyn FnMut(QuantProgress<'_>) -> Result<()>;
 
-/// What an earlier run left of a destination.
+/// The remains of an earlier run of the same destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
     pub path: PathBuf,
-    /// Tensors.
+    /// Finished tensors.
     pub done: usize,
 }
 
-/// Looks whether an earlier run was ended before `dst` was complete, and how far it came.
+/// Returns the remains of an earlier run if it ended before `dst` was complete.
 pub fn unfinished(dst: &Path) -> Option<Unfinished> {
     let path = partial_of(dst);
     let done = count(&path.join("journal"));
     (done > 0).then_some(Unfinished { path, done })
 }
 
-/// Plans and runs a conversion without data: every weight to the nearest code.
+/// Plans and runs a conversion without calibration: rounds every weight to the nearest code.
 pub fn quantize(
     source: &Weights,
     dst: &Path,
     recipe: &Recipe,
-    options: &Options,
+    options: &QuantizeOptions,
     tell: Tell<'_>,
-) -> Result<Report> {
+) -> Result<QuantReport> {
     let mut solver = Nearest::new(options.threads);
     let n_layers = source.config().n_layers;
-    let plan = Plan::new(
+    let plan = QuantPlan::new(
         source,
         recipe,
         options,
@@ -79,27 +81,27 @@ pub fn quantize(
     run(source, dst, &plan, options, &mut solver, tell)
 }
 
-/// Converts `source` into `dst`: a directory, which must not exist or be empty, or a GGUF file,
-/// which must not exist.
+/// Converts `source` into `dst`. `dst` is a directory that is empty or does not exist, or a GGUF
+/// file that does not exist.
 ///
-/// The same source, plan and solver give the same bytes, whatever the options and however often the
-/// run was ended and begun again. After an error, one from `tell` included, the finished tensors
-/// are kept for the next run, unless the source is at fault.
+/// The same source, plan and solver give the same bytes with any options and any number of
+/// interruptions. After an error, also one from `tell`, the finished tensors are kept for the next
+/// run, unless the source is at fault.
 pub fn run(
     source: &Weights,
     dst: &Path,
-    plan: &Plan,
-    options: &Options,
+    plan: &QuantPlan,
+    options: &QuantizeOptions,
     solver: &mut dyn Solver,
     tell: Tell<'_>,
-) -> Result<Report> {
+) -> Result<QuantReport> {
     threads::prepare_common_pool();
     let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
     check_source(checkpoint, plan, options)?;
     sweep(dst);
     check_destination(dst, plan.layout.is_gguf())?;
     let staging = Staging::open(dst)?;
-    let header = Header::new(checkpoint, plan, options)?;
+    let header = JournalHeader::new(checkpoint, plan, options)?;
     let (journal, found) =
         Journal::open(&staging.journal(), &header, &plan.layout, options.restart)?;
     let mut run = Run {
@@ -132,19 +134,29 @@ pub fn run(
     }
 }
 
-/// Reads back what was written, before anyone else sees it. What a disk has damaged the next run
-/// finds and does again.
-fn check_written(staging: &Staging, plan: &Plan, options: &Options, tell: Tell<'_>) -> Result<()> {
+/// Verifies the written files before they are published. The next run detects damaged tensors and
+/// converts them again.
+fn check_written(
+    staging: &Staging,
+    plan: &QuantPlan,
+    options: &QuantizeOptions,
+    tell: Tell<'_>,
+) -> Result<()> {
     let total = plan.layout.parameters();
     let written = Weights::open(Checkpoint::open(&staging.files())?)?;
-    let reading = Progress { entry: None, done: total, total, error: None };
+    let reading = QuantProgress { entry: None, done: total, total, error: None };
     verify(&written, options.threads, &mut |_| tell(reading.clone())).map(|_| ())
 }
 
-/// Refuses to round what is rounded already; packed weights that keep their format lose nothing.
-pub fn check_source(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> Result<()> {
-    let again = |e: &&Entry| match checkpoint.lookup(&e.name).map(|s| s.kind) {
-        Some(Kind::Packed(format)) => e.target != Target::Format(format),
+/// Refuses a source with quantised weights that would be rounded again. Packed weights that keep
+/// their format pass, because they lose nothing.
+pub fn check_source(
+    checkpoint: &Checkpoint,
+    plan: &QuantPlan,
+    options: &QuantizeOptions,
+) -> Result<()> {
+    let again = |e: &&TensorPlan| match checkpoint.lookup(&e.name).map(|s| s.kind) {
+        Some(Kind::Packed(format)) => e.target != TargetFormat::Format(format),
         Some(Kind::Blocks(_)) => e.target.is_packed(),
         _ => false,
     };
@@ -155,33 +167,38 @@ pub fn check_source(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> 
                 checkpoint.name(),
                 entry.name
             );
-            let help = "start from the original checkpoint; if there is none, --allow-requantize \
-                adds error to error";
+            let help = "start from the original checkpoint; \
+                if there is none, --allow-requantize adds error to error";
             Err(Fault::model(what).help(help).into())
         }
         _ => Ok(()),
     }
 }
 
-/// What goes on from tensor to tensor.
+/// State of a run.
 struct Run<'a> {
     source: &'a Weights,
-    plan: &'a Plan,
-    options: &'a Options,
+    plan: &'a QuantPlan,
+    options: &'a QuantizeOptions,
     solver: &'a mut dyn Solver,
     tell: Tell<'a>,
     staging: &'a Staging,
     journal: Journal,
-    /// Converted so far.
+    /// Weights converted so far.
     weights: u64,
-    /// Bytes written since the last time all was made durable.
+    /// Bytes written since the last sync.
     unsynced: u64,
 }
 
 impl Run<'_> {
-    fn all(&mut self, header: &Header, found: Found, dst: &Path) -> Result<Report> {
+    fn all(
+        &mut self,
+        header: &JournalHeader,
+        found: JournalState,
+        dst: &Path,
+    ) -> Result<QuantReport> {
         let mut done = Vec::with_capacity(self.plan.layout.entries.len());
-        let Found { done: found, is_moved } = found;
+        let JournalState { done: found, is_moved } = found;
         let claimed = found.len();
         for (line, (entry, offset)) in found.into_iter().zip(places(&self.plan.layout)) {
             if !self.resume(&line, entry, offset)? {
@@ -216,7 +233,7 @@ impl Run<'_> {
         let tensors = tensors
             .map(|(e, d)| TensorReport::new(e, d.relative_error, d.sha256.clone()))
             .collect();
-        let report = Report::new(self.plan, tensors, hex(hash.finalize()));
+        let report = QuantReport::new(self.plan, tensors, hex(hash.finalize()));
         if self.plan.layout.is_gguf() {
             return Ok(report);
         }
@@ -232,8 +249,8 @@ impl Run<'_> {
         Ok(report)
     }
 
-    /// Writes what a shard still lacks.
-    fn shard(&mut self, shard: usize, done: &mut Vec<Done>) -> Result<()> {
+    /// Writes the missing tensors of a shard.
+    fn shard(&mut self, shard: usize, done: &mut Vec<FinishedTensor>) -> Result<()> {
         let plan = self.plan;
         let header = plan.layout.header(shard)?;
         let entries = || places(&plan.layout).enumerate().filter(|(_, (e, _))| e.shard == shard);
@@ -242,7 +259,7 @@ impl Run<'_> {
         let Some(&(_, keep)) = missing.first() else { return Ok(()) };
         let path = self.staging.files().join(plan.layout.file(shard));
         let mut file =
-            Growing::open(&path, if keep == 0 { 0 } else { header.len() as u64 + keep })?;
+            StagedFile::open(&path, if keep == 0 { 0 } else { header.len() as u64 + keep })?;
         if keep == 0 {
             file.write_all(&header)?;
         }
@@ -253,11 +270,18 @@ impl Run<'_> {
             let (sha256, source_sha256, relative_error) = self.tensor(entry, &mut file)?;
             let (tensor, format, bytes) =
                 (entry.name.clone(), entry.target.to_string(), entry.bytes());
-            let line =
-                Done { tensor, format, offset, bytes, sha256, source_sha256, relative_error };
+            let line = FinishedTensor {
+                tensor,
+                format,
+                offset,
+                bytes,
+                sha256,
+                source_sha256,
+                relative_error,
+            };
             self.unsynced += bytes;
             let durable = self.unsynced >= SYNC_BYTES;
-            // The journal may only tell what is written.
+            // The data must be written before the journal names it.
             if durable { file.sync() } else { file.flush() }?;
             self.journal.push(&line)?;
             if durable {
@@ -272,21 +296,21 @@ impl Run<'_> {
         file.sync()
     }
 
-    /// Tells the solver where a layer ends.
-    fn layer_done(&mut self, entry: &Entry) -> Result<()> {
+    /// Tells the solver that a layer is complete if this was its last tensor.
+    fn layer_done(&mut self, entry: &TensorPlan) -> Result<()> {
         match crate::models::Role::LAYER.last() == Some(&entry.role) {
             true => self.solver.layer_done(entry.layer),
             false => Ok(()),
         }
     }
 
-    fn advance(&mut self, entry: &Entry, weights: usize) -> Result<()> {
+    fn advance(&mut self, entry: &TensorPlan, weights: usize) -> Result<()> {
         self.weights += weights as u64;
         self.say(entry, None)
     }
 
-    fn say(&mut self, entry: &Entry, error: Option<f64>) -> Result<()> {
-        (self.tell)(Progress {
+    fn say(&mut self, entry: &TensorPlan, error: Option<f64>) -> Result<()> {
+        (self.tell)(QuantProgress {
             entry: Some(entry),
             done: self.weights,
             total: self.plan.layout.parameters(),

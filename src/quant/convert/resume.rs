@@ -1,12 +1,12 @@
-//! Resuming an interrupted run: the finished tensors are compared with the journal, and the source
-//! with what it was.
+//! Checks before an interrupted run resumes: compares finished tensors with the journal, and the
+//! source with its earlier state.
 
 use super::Run;
-use super::journal::{Done, Header};
-use super::source::Reader;
+use super::journal::{FinishedTensor, JournalHeader};
+use super::source::SourceTensor;
 use super::tensor::packed_hash;
 use crate::checkpoint::Checkpoint;
-use crate::quant::layout::{Entry, Target};
+use crate::quant::layout::{TargetFormat, TensorPlan};
 use crate::tensor::Matrix;
 use crate::util::hex;
 use anyhow::Result;
@@ -17,15 +17,15 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 
 impl Run<'_> {
-    /// Whether the source is what it was when `header` was made. A new stamp alone is no change: a
-    /// link or other permissions make one.
+    /// Returns whether the source is the same as when `header` was made. A new stamp alone is no
+    /// change, because a link or other permissions cause one.
     pub(super) fn is_source_unchanged(
         &self,
         checkpoint: &Checkpoint,
-        header: &Header,
-        done: &[Done],
+        header: &JournalHeader,
+        done: &[FinishedTensor],
     ) -> Result<bool> {
-        let now = Header::new(checkpoint, self.plan, self.options)?;
+        let now = JournalHeader::new(checkpoint, self.plan, self.options)?;
         if now.has_stamps_of(header) || !now.continues(header) {
             return Ok(now.continues(header));
         }
@@ -37,11 +37,14 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// SHA-256 of what the source stores of a tensor, as [`Done::source_sha256`] has it.
-    pub(super) fn source_hash(&self, entry: &Entry) -> Result<String> {
-        let reader = Reader::open(self.source, entry)?;
+    /// Returns the SHA-256 of a tensor as the source stores it, see
+    /// [`FinishedTensor::source_sha256`].
+    pub(super) fn source_hash(&self, entry: &TensorPlan) -> Result<String> {
+        let reader = SourceTensor::open(self.source, entry)?;
         let hash = match (entry.target, &reader) {
-            (Target::Format(format), Reader::Packed { matrix, .. }) if matrix.format == format => {
+            (TargetFormat::Format(format), SourceTensor::Packed { matrix, .. })
+                if matrix.format == format =>
+            {
                 packed_hash(matrix)
             }
             _ => {
@@ -56,8 +59,13 @@ impl Run<'_> {
         Ok(hex(hash.finalize()))
     }
 
-    /// Whether a finished tensor lies where it should, byte for byte.
-    pub(super) fn resume(&mut self, line: &Done, entry: &Entry, offset: u64) -> Result<bool> {
+    /// Returns whether a finished tensor is in its place, byte for byte.
+    pub(super) fn resume(
+        &mut self,
+        line: &FinishedTensor,
+        entry: &TensorPlan,
+        offset: u64,
+    ) -> Result<bool> {
         let layout = &self.plan.layout;
         let header = layout.header(entry.shard)?;
         let path = self.staging.files().join(layout.file(entry.shard));
@@ -84,7 +92,7 @@ impl Run<'_> {
         if hex(hash.finalize()) != line.sha256 {
             return Ok(false);
         }
-        if let (true, Target::Format(format)) = (whole, entry.target) {
+        if let (true, TargetFormat::Format(format)) = (whole, entry.target) {
             let matrix = match entry.block {
                 Some(kind) => {
                     let bytes = &bytes[..kind.bytes_of(entry.rows * entry.cols)];

@@ -1,28 +1,28 @@
-//! A tensor on its way into a file of the result, in the shape that the container asks for.
+//! Writer of one tensor, in the layout of the artifact or of a GGUF file.
 
-use super::staging::Growing;
+use super::staging::StagedFile;
 use crate::checkpoint::gguf::Kind;
-use crate::quant::layout::Entry;
+use crate::quant::layout::TensorPlan;
 use crate::tensor::Matrix;
 use anyhow::Result;
 use half::f16;
 use sha2::{Digest, Sha256};
 
-/// Rows turned into blocks at once.
+/// Rows converted to GGUF blocks at once.
 const ROWS: usize = 1024;
 
-/// Hashes what it writes.
-pub struct Sink<'a> {
-    entry: &'a Entry,
-    file: &'a mut Growing,
+/// Writes one tensor to its file and hashes the bytes.
+pub struct TensorWriter<'a> {
+    entry: &'a TensorPlan,
+    file: &'a mut StagedFile,
     hash: Sha256,
-    /// They follow the codes.
+    /// Scales, which are written after the codes.
     scales: Vec<f16>,
 }
 
-impl<'a> Sink<'a> {
-    pub fn new(entry: &'a Entry, file: &'a mut Growing) -> Self {
-        Sink { entry, file, hash: Sha256::new(), scales: Vec::new() }
+impl<'a> TensorWriter<'a> {
+    pub fn new(entry: &'a TensorPlan, file: &'a mut StagedFile) -> Self {
+        TensorWriter { entry, file, hash: Sha256::new(), scales: Vec::new() }
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
@@ -30,7 +30,7 @@ impl<'a> Sink<'a> {
         self.file.write_all(bytes)
     }
 
-    /// Some more rows, coded.
+    /// Writes more coded rows.
     pub fn matrix(&mut self, matrix: &Matrix<'_>) -> Result<()> {
         match self.entry.block {
             None => {
@@ -48,7 +48,7 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Some more plain weights: their bytes in the source, and what they mean.
+    /// Writes more plain weights: their bytes in the source, or their values.
     pub fn plain(&mut self, bytes: &[u8], values: &[f32]) -> Result<()> {
         match self.entry.block {
             Some(_) if !self.entry.role.is_matrix() => self.norm(values),
@@ -61,7 +61,7 @@ impl<'a> Sink<'a> {
         self.put(bytemuck::cast_slice(&plus_one))
     }
 
-    /// The rest of it; SHA-256 of all, in hexadecimal.
+    /// Writes scales and padding. Returns the SHA-256 of all bytes, in hexadecimal.
     pub fn finish(mut self) -> Result<String> {
         let scales = std::mem::take(&mut self.scales);
         self.put(bytemuck::cast_slice(&scales))?;

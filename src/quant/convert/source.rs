@@ -1,58 +1,58 @@
-//! Tensors of the source as floats, a run of rows at a time, through `pread`: nothing of a 54 GB
-//! checkpoint stays mapped.
+//! Tensors of the source as f32, some rows at a time. They are read by `pread`, so that no part of
+//! a checkpoint of 54 GB stays mapped.
 
 use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView, gguf};
 use crate::error::Fault;
 use crate::models::Weights;
-use crate::quant::layout::Entry;
+use crate::quant::layout::TensorPlan;
 use crate::tensor::Matrix;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::ops::Range;
 
-/// Weights read at once, so that the bytes they came from take little memory.
+/// Weights read at once. It bounds the memory of the stored bytes.
 const PIECE: usize = 1 << 20;
 
-/// Takes bytes as stored and what they mean, piece by piece.
+/// Receives the stored bytes and their values, piece by piece.
 pub type Take<'a> = &'a mut dyn FnMut(&[u8], &[f32]) -> Result<()>;
 
 /// One tensor of the source.
-pub enum Reader<'a> {
+pub enum SourceTensor<'a> {
     Plain {
         checkpoint: &'a Checkpoint,
-        entry: &'a Entry,
+        entry: &'a TensorPlan,
         dtype: Dtype,
     },
-    /// It is stored in blocks that are not among our formats.
+    /// The source stores it in GGUF blocks that are no format of this program.
     Blocks {
         checkpoint: &'a Checkpoint,
-        entry: &'a Entry,
+        entry: &'a TensorPlan,
         kind: gguf::Kind,
     },
-    /// The source is quantised already.
+    /// The source stores it in a format of this program.
     Packed {
-        entry: &'a Entry,
+        entry: &'a TensorPlan,
         matrix: Matrix<'a>,
     },
 }
 
-impl<'a> Reader<'a> {
-    pub fn open(source: &'a Weights, entry: &'a Entry) -> Result<Self> {
+impl<'a> SourceTensor<'a> {
+    pub fn open(source: &'a Weights, entry: &'a TensorPlan) -> Result<Self> {
         let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
         match checkpoint.lookup(&entry.name).map(|s| s.kind) {
-            Some(Kind::Plain(dtype)) => Ok(Reader::Plain { checkpoint, entry, dtype }),
-            Some(Kind::Blocks(kind)) => Ok(Reader::Blocks { checkpoint, entry, kind }),
+            Some(Kind::Plain(dtype)) => Ok(SourceTensor::Plain { checkpoint, entry, dtype }),
+            Some(Kind::Blocks(kind)) => Ok(SourceTensor::Blocks { checkpoint, entry, kind }),
             Some(Kind::Packed(_)) if entry.role.is_matrix() => {
-                Ok(Reader::Packed { entry, matrix: source.matrix(entry.role, entry.layer)? })
+                Ok(SourceTensor::Packed { entry, matrix: source.matrix(entry.role, entry.layer)? })
             }
             Some(Kind::Packed(_)) => {
-                Ok(Reader::Packed { entry, matrix: checkpoint.matrix(&entry.name)? })
+                Ok(SourceTensor::Packed { entry, matrix: checkpoint.matrix(&entry.name)? })
             }
             None => Err(Fault::model(format!("tensor `{}` went missing", entry.name)).into()),
         }
     }
 
-    /// Some rows as floats, all finite. `hash` is fed what the source stores of them.
+    /// Returns some rows as f32, all finite. Adds the stored bytes to `hash`.
     pub fn rows(&self, rows: Range<usize>, hash: &mut Sha256) -> Result<Vec<f32>> {
         let mut out = Vec::new();
         self.pieces(rows, &mut |bytes, values| {
@@ -63,12 +63,12 @@ impl<'a> Reader<'a> {
         Ok(out)
     }
 
-    /// The same piece by piece: bytes as stored (of packed weights: their values), and what they
-    /// mean.
+    /// Passes some rows to `each`, piece by piece: the stored bytes (for packed weights, the values
+    /// as bytes) and the values.
     pub fn pieces(&self, rows: Range<usize>, each: Take<'_>) -> Result<()> {
         let (mut bytes, mut values) = (Vec::new(), Vec::new());
         match self {
-            Reader::Plain { checkpoint, entry, dtype } => {
+            SourceTensor::Plain { checkpoint, entry, dtype } => {
                 let (width, end) = (dtype.bitsize() / 8, rows.end * entry.cols);
                 for start in (rows.start * entry.cols..end).step_by(PIECE) {
                     let n = PIECE.min(end - start);
@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
                     each(&bytes, &values)?;
                 }
             }
-            Reader::Blocks { checkpoint, entry, kind } => {
+            SourceTensor::Blocks { checkpoint, entry, kind } => {
                 let end = rows.end * entry.cols;
                 for start in (rows.start * entry.cols..end).step_by(PIECE) {
                     let n = PIECE.min(end - start);
@@ -95,7 +95,7 @@ impl<'a> Reader<'a> {
                     each(&bytes, &values)?;
                 }
             }
-            Reader::Packed { entry, matrix } => {
+            SourceTensor::Packed { entry, matrix } => {
                 for row in rows {
                     values.resize(entry.cols, 0.0);
                     matrix.dequantize_row(row, &mut values);
@@ -108,9 +108,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Refuses what would poison a whole row silently; `start` is the first value's place in the
-/// tensor.
-fn check(entry: &Entry, start: usize, values: &[f32]) -> Result<()> {
+/// Refuses values that are not finite, because one of them would spoil a whole row. `start` is the
+/// index of the first value in the tensor.
+fn check(entry: &TensorPlan, start: usize, values: &[f32]) -> Result<()> {
     let Some(at) = values.iter().position(|v| !v.is_finite()) else { return Ok(()) };
     let place = match entry.role.is_matrix() {
         true => format!("row {}", (start + at) / entry.cols),

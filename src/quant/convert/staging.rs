@@ -1,9 +1,9 @@
-//! The destination of a conversion: complete or not there at all. Until then all lies in
-//! `.DST.partial` beside it, which one process at a time may use: `files/` becomes DST, `journal`
-//! says what is in them, `lock` is locked.
+//! Staging directory of a conversion. The destination DST appears complete or not at all.
 //!
-//! In a directory that others may write, such as /tmp, somebody may have made `.DST.partial` before
-//! us: so it has to be this user's own, and no file in it is reached through a symbolic link.
+//! Until then, all files are in `.DST.partial` beside it: `files/` becomes DST, `journal` lists the
+//! finished tensors, and one process at a time holds `lock`. In a directory that others can write
+//! to, such as /tmp, another user may have made `.DST.partial`. It must therefore belong to this
+//! user, and no file in it is opened through a symbolic link.
 
 use crate::error::{Fault, Kind};
 use crate::util::files::is_own;
@@ -14,8 +14,7 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Refuses a destination that holds something or cannot be made; `file`: that is a directory
-/// already.
+/// Refuses a destination that is not empty or cannot be made. With `file`, it must not exist.
 pub fn check_destination(dst: &Path, file: bool) -> Result<()> {
     let shown = dst.display();
     if file && dst.symlink_metadata().is_ok() {
@@ -43,7 +42,7 @@ pub fn check_destination(dst: &Path, file: bool) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a disk that has no room for `bytes` more.
+/// Refuses a disk with less than `bytes` of free space.
 pub fn check_space(dst: &Path, bytes: u64) -> Result<()> {
     let (parent, needed) = (parent_of(dst), bytes + (16 << 20));
     match free_bytes(&parent) {
@@ -66,25 +65,24 @@ fn parent_of(path: &Path) -> PathBuf {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
 }
 
-/// Bytes that this user may still write there; `None` where the system does not say.
+/// Returns the free bytes for this user; `None` if the system does not say.
 fn free_bytes(dir: &Path) -> Option<u64> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(dir.as_os_str().as_bytes()).ok()?;
-    // SAFETY: plain C data, filled by the call below.
+    // SAFETY: the struct is plain C data, for which zeros are valid.
     let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: a terminated path and a valid struct.
+    // SAFETY: `path` is terminated by a zero byte and `stat` is a valid struct.
     (unsafe { libc::statvfs(path.as_ptr(), &mut stat) } == 0)
         .then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// The directory beside `dst` where its files grow.
+/// Returns the staging directory beside `dst`.
 pub fn partial_of(dst: &Path) -> PathBuf {
     let name = dst.file_name().unwrap_or_default().to_string_lossy();
     dst.with_file_name(format!(".{name}.partial"))
 }
 
-/// Removes what a run left that was killed after it had moved its result to `dst`: all of `files`,
-/// or the only file in it.
+/// Removes the staging directory of a run that was killed after it had moved its result to `dst`.
 pub fn sweep(dst: &Path) {
     let partial = partial_of(dst);
     let is_moved = match fs::read_dir(partial.join("files")) {
@@ -92,12 +90,12 @@ pub fn sweep(dst: &Path) {
         Err(e) => e.kind() == io::ErrorKind::NotFound && dst.exists(),
     };
     if is_moved && partial.join("journal").exists() {
-        // Only clutter: failing to remove it harms nobody.
+        // The directory is only clutter, so an error does no harm.
         let _ = fs::remove_dir_all(partial);
     }
 }
 
-/// The working directory, ours alone as long as this lives.
+/// The staging directory, locked for this process while the value lives.
 pub struct Staging {
     root: PathBuf,
     _lock: Lock,
@@ -107,7 +105,7 @@ fn ignore_existing(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
 }
 
-/// Refuses what is no directory, or somebody else's.
+/// Refuses a path that is no directory or belongs to another user.
 fn check_own(directory: &Path) -> Result<()> {
     let shown = directory.display();
     let meta = directory.symlink_metadata().with_context(|| format!("looking at {shown}"))?;
@@ -118,19 +116,19 @@ fn check_own(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A locked file, free when this goes.
+/// A locked file. Dropping the value unlocks it.
 struct Lock(File);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Closing alone would leave it locked as long as a process that is just being started has a
-        // copy of the descriptor.
+        // Closing is not enough: a child process that is just starting may hold a copy of the
+        // descriptor.
         let _ = self.0.unlock();
     }
 }
 
 impl Staging {
-    /// Makes or reopens the directory; refused while another process uses it.
+    /// Makes or reopens the directory. Refuses one that another process uses.
     pub fn open(dst: &Path) -> Result<Staging> {
         let root = partial_of(dst);
         let failed = || format!("creating {}", root.display());
@@ -159,14 +157,14 @@ impl Staging {
                 return Err(e).with_context(|| format!("locking {}", path.display()));
             }
         }
-        // Whoever held it before may have finished and removed it between our two calls.
+        // The process that held the lock may have removed the file between the two calls.
         if fs::metadata(&path).map(|m| m.ino()).ok() != lock.metadata().map(|m| m.ino()).ok() {
             return Err(busy().into());
         }
         Ok(Staging { root, _lock: Lock(lock) })
     }
 
-    /// Where the files of the result lie until it is complete.
+    /// Returns the directory of the result's files.
     pub fn files(&self) -> PathBuf {
         self.root.join("files")
     }
@@ -175,14 +173,14 @@ impl Staging {
         self.root.join("journal")
     }
 
-    /// A whole file of the result.
+    /// Writes a whole file of the result.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let mut file = Growing::open(&self.files().join(name), 0)?;
+        let mut file = StagedFile::open(&self.files().join(name), 0)?;
         file.write_all(bytes)?;
         file.sync()
     }
 
-    /// Throws away what lies there.
+    /// Removes all files of the result.
     pub fn empty(&self) -> Result<()> {
         let files = self.files();
         fs::remove_dir_all(&files)
@@ -190,7 +188,7 @@ impl Staging {
             .with_context(|| format!("emptying {}", files.display()))
     }
 
-    /// Moves the files, or the only one, to their final name: from here on everything is there.
+    /// Moves the files, or the only file, to the destination.
     pub fn publish(self, file: Option<&str>, dst: &Path) -> Result<()> {
         let sync = |dir: &Path| {
             File::open(dir)
@@ -207,24 +205,24 @@ impl Staging {
         Ok(())
     }
 
-    /// Removes the directory.
+    /// Removes the staging directory.
     pub fn discard(self) {
-        // The result does not depend on it, and a later run clears it away.
+        // The result does not depend on it, and a later run removes the rest.
         let _ = fs::remove_dir_all(&self.root);
     }
 }
 
-/// A file being written.
-pub struct Growing {
+/// A file of the staging directory that is being written.
+pub struct StagedFile {
     file: BufWriter<File>,
     path: PathBuf,
-    /// What errors say is being written.
+    /// Name of the content, for errors.
     label: String,
 }
 
-impl Growing {
-    /// Opens or makes a file, cut to its first `keep` bytes.
-    pub fn open(path: &Path, keep: u64) -> Result<Growing> {
+impl StagedFile {
+    /// Opens or creates a file and truncates it to `keep` bytes.
+    pub fn open(path: &Path, keep: u64) -> Result<StagedFile> {
         let open = || {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
@@ -234,14 +232,14 @@ impl Growing {
             Ok::<_, io::Error>(file)
         };
         let file = open().with_context(|| format!("cannot open {}", path.display()))?;
-        Ok(Growing {
+        Ok(StagedFile {
             file: BufWriter::with_capacity(1 << 20, file),
             path: path.to_owned(),
             label: "the file".into(),
         })
     }
 
-    /// From here on a tensor of this name is written.
+    /// Sets the name of the tensor that is written next, for errors.
     pub fn begin(&mut self, tensor: &str) {
         self.label = format!("tensor `{tensor}`");
     }
@@ -256,7 +254,7 @@ impl Growing {
         self.check(flushed)
     }
 
-    /// Flushes and makes it durable: a full disk may only show here.
+    /// Flushes the file and syncs it to disk. A full disk may cause an error only here.
     pub fn sync(&mut self) -> Result<()> {
         let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
         self.check(synced)

@@ -1,10 +1,10 @@
-//! One tensor: rows of the source in, codes and scales out.
+//! Conversion of one tensor: reads rows of the source, writes codes and scales.
 
 use super::Run;
-use super::sink::Sink;
-use super::source::Reader;
-use super::staging::Growing;
-use crate::quant::layout::{Entry, Target};
+use super::sink::TensorWriter;
+use super::source::SourceTensor;
+use super::staging::StagedFile;
+use crate::quant::layout::{TargetFormat, TensorPlan};
 use crate::quant::plan::digits;
 use crate::quant::solver::TILE_ROWS;
 use crate::tensor::quantize::quantize as nearest;
@@ -17,31 +17,33 @@ use sha2::{Digest, Sha256};
 use std::ops::Range;
 
 impl Run<'_> {
-    /// One tensor to the end of its file: SHA-256 of what was written and of its source, and the
-    /// relative error.
+    /// Appends one tensor to its file. Returns the SHA-256 of the written bytes, that of the source
+    /// and the relative error.
     pub(super) fn tensor(
         &mut self,
-        entry: &Entry,
-        file: &mut Growing,
+        entry: &TensorPlan,
+        file: &mut StagedFile,
     ) -> Result<(String, String, f64)> {
-        let reader = Reader::open(self.source, entry)?;
+        let reader = SourceTensor::open(self.source, entry)?;
         match (entry.target, &reader) {
-            (Target::AsIs(_), _) => self.copy(entry, &reader, file),
-            (Target::Format(format), Reader::Packed { matrix, .. }) if matrix.format == format => {
+            (TargetFormat::AsIs(_), _) => self.copy(entry, &reader, file),
+            (TargetFormat::Format(format), SourceTensor::Packed { matrix, .. })
+                if matrix.format == format =>
+            {
                 self.repeat(entry, matrix, file)
             }
-            (Target::Format(format), _) => self.convert(entry, format, &reader, file),
+            (TargetFormat::Format(format), _) => self.convert(entry, format, &reader, file),
         }
     }
 
-    /// Bytes as the source has them.
+    /// Copies the bytes of the source.
     fn copy(
         &mut self,
-        entry: &Entry,
-        reader: &Reader<'_>,
-        file: &mut Growing,
+        entry: &TensorPlan,
+        reader: &SourceTensor<'_>,
+        file: &mut StagedFile,
     ) -> Result<(String, String, f64)> {
-        let (mut sink, mut source_hash) = (Sink::new(entry, file), Sha256::new());
+        let (mut sink, mut source_hash) = (TensorWriter::new(entry, file), Sha256::new());
         reader.pieces(0..entry.rows, &mut |bytes, values| {
             source_hash.update(bytes);
             sink.plain(bytes, values)?;
@@ -50,40 +52,39 @@ impl Run<'_> {
         Ok((sink.finish()?, hex(source_hash.finalize()), 0.0))
     }
 
-    /// Tiles of rows that a chunk may have.
-    fn most_tiles(&self, entry: &Entry) -> usize {
+    /// Returns the most tiles of rows in a chunk.
+    fn most_tiles(&self, entry: &TensorPlan) -> usize {
         (self.plan.chunk / entry.cols / TILE_ROWS).max(1)
     }
 
-    /// Codes and scales as the source has them.
+    /// Copies the codes and scales of the source.
     fn repeat(
         &mut self,
-        entry: &Entry,
+        entry: &TensorPlan,
         matrix: &Matrix<'_>,
-        file: &mut Growing,
+        file: &mut StagedFile,
     ) -> Result<(String, String, f64)> {
-        let mut sink = Sink::new(entry, file);
+        let mut sink = TensorWriter::new(entry, file);
         sink.matrix(matrix)?;
         Ok((sink.finish()?, hex(packed_hash(matrix).finalize()), 0.0))
     }
 
-    /// Codes as they come, then the scales. While a chunk is converted, the next one is read. An
-    /// error from `tell` ends it between two chunks; what is done with the last one is worth
-    /// finishing.
+    /// Writes the codes of each chunk, then all scales. The next chunk is read while one is
+    /// converted. An error from `tell` stops the conversion between two chunks, but not after the
+    /// last one.
     fn convert(
         &mut self,
-        entry: &Entry,
+        entry: &TensorPlan,
         format: Format,
-        reader: &Reader<'_>,
-        file: &mut Growing,
+        reader: &SourceTensor<'_>,
+        file: &mut StagedFile,
     ) -> Result<(String, String, f64)> {
-        let (mut sink, mut source_hash) = (Sink::new(entry, file), Sha256::new());
+        let (mut sink, mut source_hash) = (TensorWriter::new(entry, file), Sha256::new());
         let (mut error, mut power) = (0.0, 0.0);
         let vector = !entry.role.is_matrix();
         let step = match self.solver.wants_whole(entry) {
             true => entry.rows,
-            // Trellis codes take so long that a chunk is no more than a tile's rows for each
-            // thread.
+            // Trellis codes are slow, so a chunk has one tile of rows for each thread.
             false if format.code.is_trellis() => {
                 TILE_ROWS * self.options.threads.clamp(1, self.most_tiles(entry))
             }
@@ -104,7 +105,7 @@ impl Run<'_> {
                 (matrix, ahead.map(Task::join))
             });
             let matrix = matrix?;
-            // Row by row: the sum must not depend on the number of threads.
+            // Errors are added row by row, so the sum does not depend on the number of threads.
             for (e, p) in errors(&matrix, &values, self.options.threads) {
                 error += e;
                 power += p;
@@ -120,13 +121,13 @@ impl Run<'_> {
     }
 }
 
-/// Hashes the codes and scales of a matrix that is packed in the source.
+/// Hashes the codes and scales of a packed matrix.
 pub(super) fn packed_hash(matrix: &Matrix<'_>) -> Sha256 {
     let hash = Sha256::new_with_prefix(&matrix.codes);
     hash.chain_update(bytemuck::cast_slice::<f16, u8>(&matrix.scales))
 }
 
-/// For each row its squared error and the squares that it came from.
+/// Returns the squared error and the sum of squares of each row.
 pub(super) fn errors(matrix: &Matrix<'_>, values: &[f32], threads: usize) -> Vec<(f64, f64)> {
     let (rows, cols) = (matrix.rows, matrix.cols);
     let of = |rows: Range<usize>| -> Vec<(f64, f64)> {

@@ -1,10 +1,9 @@
-//! GGUF output: one file that llama.cpp reads too, for formats that it can hold without rounding
-//! again.
+//! GGUF output: one file that llama.cpp reads too, for formats that it can hold without rounding.
 //!
-//! Our int4 and int8 codes of any group that is made of 32s become Q4_0 and Q8_0 with the group's
-//! scale repeated, floats stay what they are, and norms gain the 1 that llama.cpp expects in them.
+//! int4 and int8 codes become Q4_0 and Q8_0 if their group is a multiple of 32; the scale of the
+//! group is repeated. Floats stay as they are. llama.cpp expects norms with 1 added.
 
-use super::{Part, Target};
+use super::{StoredTensor, TargetFormat};
 use crate::checkpoint::Dtype;
 use crate::checkpoint::gguf::Kind;
 use crate::checkpoint::gguf::write::{Keys, Tensor, header as container};
@@ -14,26 +13,28 @@ use crate::models::gemma3::gguf::tensor_name;
 use crate::tensor::{Format, Group};
 use anyhow::Result;
 
-/// Name of the file while it grows.
+/// Name of the file in the staging directory.
 pub const FILE: &str = "model.gguf";
 
-/// How a tensor is stored; an error where GGUF has no such thing.
-pub fn kind(name: &str, role: Role, target: Target, cols: usize) -> Result<Kind> {
+/// Returns the GGUF type of a tensor, or an error if GGUF has no such type.
+pub fn kind(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result<Kind> {
     let refuse = || {
         let what = format!("{name} as {target} cannot be written to a GGUF file");
-        let help = "GGUF takes i4 and i8 in rows or groups, f32, f16 and bf16, and floats for \
-            norms: use --recipe int4";
+        let help = "GGUF takes i4 and i8 in rows or groups, f32, f16, bf16, and norms as floats: \
+            use --recipe int4";
         Err(Fault::usage(what).help(help).into())
     };
     if !role.is_matrix() {
         return if target.is_packed() { refuse() } else { Ok(Kind::F32) };
     }
     let format = match target {
-        Target::AsIs(Dtype::F16) => return Ok(Kind::F16),
-        Target::AsIs(Dtype::BF16) | Target::Format(Format::BF16) => return Ok(Kind::Bf16),
-        Target::AsIs(Dtype::F32) | Target::Format(Format::F32) => return Ok(Kind::F32),
-        Target::AsIs(_) => return refuse(),
-        Target::Format(format) => format,
+        TargetFormat::AsIs(Dtype::F16) => return Ok(Kind::F16),
+        TargetFormat::AsIs(Dtype::BF16) | TargetFormat::Format(Format::BF16) => {
+            return Ok(Kind::Bf16);
+        }
+        TargetFormat::AsIs(Dtype::F32) | TargetFormat::Format(Format::F32) => return Ok(Kind::F32),
+        TargetFormat::AsIs(_) => return refuse(),
+        TargetFormat::Format(format) => format,
     };
     let Some(kind) = format.code.spec().gguf.and_then(Kind::named) else { return refuse() };
     let cut = match format.group {
@@ -45,14 +46,19 @@ pub fn kind(name: &str, role: Role, target: Target, cols: usize) -> Result<Kind>
     if cut && cols.is_multiple_of(kind.weights()) && !format.hadamard { Ok(kind) } else { refuse() }
 }
 
-/// A tensor as the file stores it, its padding included.
-pub fn part(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> Part {
+/// Returns a tensor as the file stores it, with its padding.
+pub fn part(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> StoredTensor {
     let tensor = tensor(role, layer, kind, rows, cols);
     let bytes = tensor.bytes() + tensor.padding() as u64;
-    Part { name: tensor.name, dtype: kind.dtype().unwrap_or(Dtype::U8), shape: tensor.shape, bytes }
+    StoredTensor {
+        name: tensor.name,
+        dtype: kind.dtype().unwrap_or(Dtype::U8),
+        shape: tensor.shape,
+        bytes,
+    }
 }
 
-/// Bytes of the zeros that fill a tensor up to the file's alignment.
+/// Returns the number of zero bytes that pad a tensor to the file's alignment.
 pub fn padding(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> usize {
     tensor(role, layer, kind, rows, cols).padding()
 }
@@ -62,20 +68,20 @@ fn tensor(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> Ten
     Tensor { name: tensor_name(role, layer), kind, shape }
 }
 
-/// Everything before the data of these tensors: role, layer, kind, rows, columns.
+/// Returns everything before the data of these tensors (role, layer, kind, rows, columns).
 pub fn header(keys: &Keys, tensors: &[(Role, usize, Kind, usize, usize)]) -> Vec<u8> {
     let mut keys = keys.clone();
     let weights = |of: Kind| {
         tensors.iter().filter(|t| t.2 == of && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>()
     };
-    // llama.cpp numbers files by the type of most of their weights.
+    // llama.cpp numbers a file by the type of most of its weights.
     let mostly =
         [(Kind::F32, 0), (Kind::F16, 1), (Kind::Q4_0, 2), (Kind::Q8_0, 7), (Kind::Bf16, 32)];
     keys.u32(
         "general.file_type",
         mostly.into_iter().max_by_key(|(kind, _)| weights(*kind)).map_or(0, |m| m.1),
     );
-    // The version of the blocks' layouts: all files since May 2023 have this one.
+    // Version of the block layouts since May 2023.
     keys.u32("general.quantization_version", 2);
     let tensors: Vec<Tensor> = tensors
         .iter()

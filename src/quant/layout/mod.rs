@@ -1,4 +1,4 @@
-//! What the artifact will hold, to the byte, before anything is written.
+//! Layout of an artifact, to the byte, known before anything is written.
 
 mod gguf;
 
@@ -12,100 +12,101 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// One tensor of the artifact.
+/// A stored tensor: plain values, codes or scales.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part {
+pub struct StoredTensor {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     pub bytes: u64,
 }
 
-impl Part {
+impl StoredTensor {
     fn new(name: String, dtype: Dtype, shape: Vec<usize>) -> Self {
         let bytes = (dtype.bitsize() / 8 * shape.iter().product::<usize>()) as u64;
-        Part { name, dtype, shape, bytes }
+        StoredTensor { name, dtype, shape, bytes }
     }
 }
 
-/// What a tensor becomes.
+/// The format that a tensor gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Target {
-    /// The source's own values in this type.
+pub enum TargetFormat {
+    /// The source's values, copied in this type.
     AsIs(Dtype),
     Format(Format),
 }
 
-impl Target {
-    /// Whether it is stored as codes and scales, rather than as floats under the source's name.
+impl TargetFormat {
+    /// Returns whether the tensor is stored as codes and scales. Floats keep the source's name.
     pub fn is_packed(self) -> bool {
-        matches!(self, Target::Format(f) if f.code.is_integer() || f.hadamard)
+        matches!(self, TargetFormat::Format(f) if f.code.is_integer() || f.hadamard)
     }
 }
 
-impl std::fmt::Display for Target {
+impl std::fmt::Display for TargetFormat {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Target::AsIs(dtype) => f.pad(&dtype.to_string().to_lowercase()),
-            Target::Format(format) => f.pad(&format.to_string()),
+            TargetFormat::AsIs(dtype) => f.pad(&dtype.to_string().to_lowercase()),
+            TargetFormat::Format(format) => f.pad(&format.to_string()),
         }
     }
 }
 
-/// One tensor of the source and what it becomes.
+/// A tensor of the source and its place in the artifact.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct TensorPlan {
     pub role: Role,
     pub layer: usize,
-    /// The source's name.
+    /// Name in the source.
     pub name: String,
     pub rows: usize,
     pub cols: usize,
-    pub target: Target,
-    /// Codes, then scales; or one plain tensor.
-    pub parts: Vec<Part>,
-    /// How a GGUF file stores it; `None` in an artifact.
+    pub target: TargetFormat,
+    /// Codes, then scales, or one plain tensor.
+    pub parts: Vec<StoredTensor>,
+    /// Block type in a GGUF file; `None` in an artifact.
     pub block: Option<Block>,
     /// Index of its file.
     pub shard: usize,
 }
 
-impl Entry {
+impl TensorPlan {
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|p| p.bytes).sum()
     }
 
-    /// Zero bytes after the data, which align the next tensor of a GGUF file.
+    /// Returns the number of zero bytes after the data, which align the next tensor of a GGUF file.
     pub fn padding(&self) -> usize {
         self.block
             .map_or(0, |kind| gguf::padding(self.role, self.layer, kind, self.rows, self.cols))
     }
 }
 
-/// The whole artifact.
+/// Tensors of an artifact or of a GGUF file, in the order of the forward pass.
 #[derive(Clone, Debug)]
-pub struct Layout {
-    pub entries: Vec<Entry>,
+pub struct ArtifactLayout {
+    pub entries: Vec<TensorPlan>,
     pub shards: usize,
-    /// What stands before the data of a GGUF file.
+    /// The bytes before the data of a GGUF file; `None` for an artifact.
     gguf: Option<Vec<u8>>,
 }
 
-impl Layout {
-    /// A layout without tensors.
+impl ArtifactLayout {
+    /// Returns a layout without tensors.
     pub fn empty() -> Self {
-        Layout { entries: Vec::new(), shards: 0, gguf: None }
+        ArtifactLayout { entries: Vec::new(), shards: 0, gguf: None }
     }
 
-    /// The same as one GGUF file with these keys; refuses what such a file cannot hold.
-    pub fn gguf(weights: &Weights, targets: &[Target], keys: &Keys) -> Result<Self> {
+    /// Lays out `weights` as one GGUF file with these keys. Refuses formats that GGUF does not
+    /// have.
+    pub fn gguf(weights: &Weights, targets: &[TargetFormat], keys: &Keys) -> Result<Self> {
         let mut entries = Vec::new();
         for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
             let name = weights.name(role, layer);
             let [rows, cols] = role.shape(weights.config());
             let kind = gguf::kind(&name, role, target, cols)?;
             let parts = vec![gguf::part(role, layer, kind, rows, cols)];
-            entries.push(Entry {
+            entries.push(TensorPlan {
                 role,
                 layer,
                 name,
@@ -122,17 +123,17 @@ impl Layout {
             .filter_map(|e| Some((e.role, e.layer, e.block?, e.rows, e.cols)))
             .collect();
         let header = gguf::header(keys, &tensors);
-        Ok(Layout { entries, shards: 1, gguf: Some(header) })
+        Ok(ArtifactLayout { entries, shards: 1, gguf: Some(header) })
     }
 
-    /// Whether it is one GGUF file rather than a directory.
+    /// Returns whether the layout is one GGUF file instead of a directory.
     pub fn is_gguf(&self) -> bool {
         self.gguf.is_some()
     }
 
-    /// Lays out `weights`, each tensor of [`Weights::roles`] as its target says; refuses widths
-    /// that a format cannot cut.
-    pub fn new(weights: &Weights, targets: &[Target], shard_bytes: u64) -> Result<Self> {
+    /// Lays out `weights` as an artifact, with one target for each tensor. Refuses widths that a
+    /// format cannot divide into its groups.
+    pub fn new(weights: &Weights, targets: &[TargetFormat], shard_bytes: u64) -> Result<Self> {
         let mut entries = Vec::new();
         let (mut shard, mut filled) = (0, 0);
         for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
@@ -144,7 +145,7 @@ impl Layout {
                 (shard, filled) = (shard + 1, 0);
             }
             filled += bytes;
-            entries.push(Entry {
+            entries.push(TensorPlan {
                 role,
                 layer,
                 name,
@@ -156,17 +157,18 @@ impl Layout {
                 shard,
             });
         }
-        Ok(Layout { entries, shards: shard + 1, gguf: None })
+        Ok(ArtifactLayout { entries, shards: shard + 1, gguf: None })
     }
 
-    /// Bytes of all tensors, without headers.
+    /// Returns the bytes of all tensors without headers.
     pub fn bytes(&self) -> u64 {
-        self.entries.iter().map(Entry::bytes).sum()
+        self.entries.iter().map(TensorPlan::bytes).sum()
     }
 
-    /// Bytes of one shard's file, with its header.
+    /// Returns the bytes of one shard's file with its header.
     pub fn file_bytes(&self, shard: usize) -> Result<u64> {
-        let data: u64 = self.entries.iter().filter(|e| e.shard == shard).map(Entry::bytes).sum();
+        let data: u64 =
+            self.entries.iter().filter(|e| e.shard == shard).map(TensorPlan::bytes).sum();
         Ok(self.header(shard)?.len() as u64 + data)
     }
 
@@ -174,8 +176,8 @@ impl Layout {
         self.entries.iter().map(|e| (e.rows * e.cols) as u64).sum()
     }
 
-    /// Bytes by class of tensor and format, in the order of the forward pass; all norms are one
-    /// class.
+    /// Returns the bytes by class of tensor and format, in the order of the forward pass. All norms
+    /// are one class.
     pub fn classes(&self) -> Vec<Class> {
         let mut out: Vec<Class> = Vec::new();
         for e in &self.entries {
@@ -191,14 +193,14 @@ impl Layout {
             out[at].codes += e.parts[0].bytes;
             out[at].scales += e.parts[1..].iter().map(|p| p.bytes).sum::<u64>();
         }
-        // Norms last; several formats of one role together, the largest code first.
+        // Norms come last. Formats of one role stand together, the largest first.
         out.sort_by_key(|c| {
             (c.role.is_none(), c.role, std::cmp::Reverse((c.codes + c.scales) / c.tensors as u64))
         });
         out
     }
 
-    /// Name of a shard's file.
+    /// Returns the name of a shard's file.
     pub fn file(&self, shard: usize) -> String {
         match self.shards {
             1 if self.is_gguf() => gguf::FILE.into(),
@@ -207,7 +209,7 @@ impl Layout {
         }
     }
 
-    /// The bytes before a shard's data: length, then JSON padded to 8.
+    /// Returns the bytes before a shard's data: a length, then JSON padded to a multiple of 8.
     pub fn header(&self, shard: usize) -> Result<Vec<u8>> {
         if let Some(header) = &self.gguf {
             return Ok(header.clone());
@@ -216,7 +218,9 @@ impl Layout {
         map.insert("__metadata__".into(), json!({"format": "pt"}));
         let mut at = 0;
         for part in self.entries.iter().filter(|e| e.shard == shard).flat_map(|e| &e.parts) {
-            let entry = json!({"dtype": part.dtype.to_string(), "shape": part.shape, "data_offsets": [at, at + part.bytes]});
+            let dtype = part.dtype.to_string();
+            let offsets = [at, at + part.bytes];
+            let entry = json!({"dtype": dtype, "shape": part.shape, "data_offsets": offsets});
             map.insert(part.name.clone(), entry);
             at += part.bytes;
         }
@@ -225,46 +229,55 @@ impl Layout {
         Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
     }
 
-    /// `model.safetensors.index.json`, where there are several shards.
+    /// Returns `model.safetensors.index.json` if there are several shards.
     pub fn index(&self) -> Option<Value> {
         let files = self.entries.iter().flat_map(|e| {
             e.parts.iter().map(|p| (p.name.clone(), Value::String(self.file(e.shard))))
         });
-        (self.shards > 1).then(|| json!({"metadata": {"total_size": self.bytes()}, "weight_map": files.collect::<Map<_, _>>()}))
+        (self.shards > 1).then(|| {
+            let files = files.collect::<Map<_, _>>();
+            json!({"metadata": {"total_size": self.bytes()}, "weight_map": files})
+        })
     }
 
-    /// The packed tensors' formats, as `config.json` lists them.
+    /// Returns the formats of the packed tensors, as `config.json` lists them.
     pub fn formats(&self) -> BTreeMap<String, Format> {
-        let packed = |e: &Entry| match e.target {
-            Target::Format(format) if e.target.is_packed() => Some((e.name.clone(), format)),
+        let packed = |e: &TensorPlan| match e.target {
+            TargetFormat::Format(format) if e.target.is_packed() => Some((e.name.clone(), format)),
             _ => None,
         };
         self.entries.iter().filter_map(packed).collect()
     }
 }
 
-/// Tensors of one role that become the same.
+/// Tensors of one role that get the same format.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
-    /// `None` stands for all norms together.
+    /// `None` means all norms together.
     pub role: Option<Role>,
-    pub target: Target,
+    pub target: TargetFormat,
     pub tensors: usize,
     pub codes: u64,
     pub scales: u64,
 }
 
-/// The tensors of one entry. Plain floats keep the source's name and need no packing.
-fn parts(name: &str, role: Role, target: Target, rows: usize, cols: usize) -> Result<Vec<Part>> {
+/// Returns the stored tensors of one tensor. Plain floats keep the source's name.
+fn parts(
+    name: &str,
+    role: Role,
+    target: TargetFormat,
+    rows: usize,
+    cols: usize,
+) -> Result<Vec<StoredTensor>> {
     let plain = |dtype| {
         let shape = if role.is_matrix() { vec![rows, cols] } else { vec![cols] };
-        vec![Part::new(name.into(), dtype, shape)]
+        vec![StoredTensor::new(name.into(), dtype, shape)]
     };
     let format = match target {
-        Target::AsIs(dtype) => return Ok(plain(dtype)),
-        Target::Format(Format::F32) => return Ok(plain(Dtype::F32)),
-        Target::Format(Format::BF16) => return Ok(plain(Dtype::BF16)),
-        Target::Format(format) => format,
+        TargetFormat::AsIs(dtype) => return Ok(plain(dtype)),
+        TargetFormat::Format(Format::F32) => return Ok(plain(Dtype::F32)),
+        TargetFormat::Format(Format::BF16) => return Ok(plain(Dtype::BF16)),
+        TargetFormat::Format(format) => format,
     };
     if !role.is_matrix() && format != Format::I8_ROW {
         let what = format!("{name} is a vector, which cannot be stored as {format}");
@@ -276,14 +289,14 @@ fn parts(name: &str, role: Role, target: Target, rows: usize, cols: usize) -> Re
         ))
         .help("choose another format")
     })?;
-    let mut out = vec![Part::new(
+    let mut out = vec![StoredTensor::new(
         artifact::codes_name(name),
         Dtype::U8,
         format.codes_shape(rows, cols).to_vec(),
     )];
     match format.row_scales(cols) {
         0 => {}
-        n => out.push(Part::new(artifact::scales_name(name), Dtype::F16, vec![rows, n])),
+        n => out.push(StoredTensor::new(artifact::scales_name(name), Dtype::F16, vec![rows, n])),
     }
     Ok(out)
 }

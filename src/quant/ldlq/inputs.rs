@@ -1,67 +1,65 @@
-//! What a linear layer's inputs look like: their second moments, plain and against what they would
-//! be in the source.
+//! Second moments of a linear layer's inputs, and cross moments with the inputs in the source.
 
 use super::linalg::{add_gram, cholesky, mirror};
 use crate::tensor::hadamard;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Widest matrix of second moments; wider inputs are cut into equal blocks that are taken as
-/// independent. 21504 columns make three blocks of 7168, and a factorisation a ninth as long.
+/// Most columns of a matrix of second moments. Wider inputs are cut into equal blocks, which are
+/// treated as independent: 21504 columns make three blocks of 7168, and take a ninth of the time.
 const WIDEST: usize = 8192;
 
-/// Columns of a block, the last one of a width perhaps narrower.
+/// Returns the columns of a block. The last block may be narrower.
 pub fn block_width(cols: usize) -> usize {
-    // Whole Hadamard blocks, so that transforms stay inside.
+    // A multiple of the Hadamard width, so that a transform stays in its block.
     cols.div_ceil(cols.div_ceil(WIDEST).max(1)).next_multiple_of(hadamard::WIDTH).min(cols)
 }
 
-/// Share of the mean diagonal that is added to the diagonal.
+/// Damping: the share of the mean diagonal that is added to the diagonal.
 const DAMPING: f32 = 0.01;
 
-/// Tries at factoring, each with ten times the damping of the one before.
+/// Attempts at a factorisation, each with ten times the damping of the previous one.
 const TRIES: usize = 5;
 
 /// Second moments of one block of columns, as sums over tokens.
 #[derive(Clone)]
-pub struct Block {
+pub struct ColumnBlock {
     pub cols: Range<usize>,
-    h: Vec<f32>,             // [n, n]: inputs of the model being made
-    cross: Option<Vec<f32>>, // [n, n]: inputs in the source times inputs of the model being made
+    h: Vec<f32>,             // [n, n]: inputs in the quantised model
+    cross: Option<Vec<f32>>, // [n, n]: inputs in the source times those
 }
 
 /// Second moments of the inputs of some linear layers.
 #[derive(Clone)]
 pub struct Inputs {
     cols: usize,
-    blocks: Vec<Block>,
+    blocks: Vec<ColumnBlock>,
 }
 
-/// A block ready for solving.
+/// Factorised moments of a block of columns.
 pub struct Factor {
     pub cols: Range<usize>,
     /// `[n, n]`, lower triangular: `C C^T` are the damped second moments.
     pub c: Vec<f32>,
-    /// `[n, n]`: cross moments less plain ones; what the source's output lacks when it is fed what
-    /// the model is fed.
+    /// `[n, n]`: cross moments minus second moments, from which the correction follows.
     pub shift: Option<Vec<f32>>,
 }
 
 impl Inputs {
-    /// No tokens yet. With `corrected`, the source's inputs are counted too.
+    /// Returns moments of no tokens. With `corrected`, cross moments with the source are counted
+    /// too.
     pub fn new(cols: usize, corrected: bool) -> Inputs {
         let width = block_width(cols);
         let blocks = (0..cols).step_by(width).map(|start| {
             let cols = start..cols.min(start + width);
             let area = cols.len() * cols.len();
-            Block { cols, h: vec![0.0; area], cross: corrected.then(|| vec![0.0; area]) }
+            ColumnBlock { cols, h: vec![0.0; area], cross: corrected.then(|| vec![0.0; area]) }
         });
         Inputs { cols, blocks: blocks.collect() }
     }
 
-    /// Counts tokens: inputs in the source (if wanted) and in the model being made, `[tokens,
-    /// cols]` each. Every `window`th token from the first on is left out: it is the text's
-    /// beginning, whose activations are like no other's.
+    /// Adds tokens: inputs in the source (if corrected) and in the quantised model, f32 `[tokens,
+    /// cols]` each. Skips the first token of each `window`, because its activations are outliers.
     pub fn add(&mut self, source: Option<&[f32]>, made: &[f32], window: usize) {
         let cols = self.cols;
         let tokens: Vec<usize> = (0..made.len() / cols).filter(|t| t % window != 0).collect();
@@ -77,22 +75,21 @@ impl Inputs {
         }
     }
 
-    /// Adds `share` of the mean diagonal to the diagonal: an error that counts the same in every
-    /// direction.
+    /// Adds `share` of the mean diagonal to the diagonal, which weights errors in all directions.
     pub fn add_floor(&mut self, share: f32) {
         for block in &mut self.blocks {
             damp(&mut block.h, block.cols.len(), share);
         }
     }
 
-    /// Ready for weights that stand behind a Hadamard transform or not. The second value is a line
-    /// for the log when damping had to be raised; where nothing helps, columns are taken as
+    /// Factorises the moments, behind a Hadamard transform if `transformed`. The second value is a
+    /// note for the log if damping had to be raised. If no damping suffices, columns are treated as
     /// independent.
     pub fn factor(mut self, transformed: bool) -> (Vec<Factor>, Option<String>) {
         let mut note = None;
         let mut out = Vec::new();
         for block in self.blocks.drain(..) {
-            let Block { cols, mut h, mut cross } = block;
+            let ColumnBlock { cols, mut h, mut cross } = block;
             let n = cols.len();
             mirror(&mut h, n);
             if transformed {
@@ -118,8 +115,8 @@ impl Inputs {
     }
 }
 
-/// The factor of a damped matrix, and how often the damping was raised; the diagonal's after
-/// [`TRIES`].
+/// Returns the factor of a damped matrix, and how often the damping was raised. After [`TRIES`] it
+/// is the factor of the diagonal.
 fn factor(h: Vec<f32>, n: usize) -> (Vec<f32>, usize) {
     let mut share = DAMPING;
     for tries in 0..TRIES {
@@ -144,14 +141,14 @@ fn damp(h: &mut [f32], n: usize, share: f32) {
     (0..n).for_each(|i| h[i * n + i] += add);
 }
 
-/// Mean of the finite entries of the diagonal; 1 where nothing was counted, so that a factor
-/// exists.
+/// Returns the mean of the finite entries of the diagonal, or 1 if nothing was counted.
 fn mean_diagonal(h: &[f32], n: usize) -> f32 {
     let sum: f64 = (0..n).map(|i| h[i * n + i] as f64).filter(|d| d.is_finite()).sum();
     if sum > 0.0 { (sum / n as f64) as f32 } else { 1.0 }
 }
 
-/// `T h T^T`: rows, then columns. `offset` is the first column's index, which the signs depend on.
+/// Computes `T h T^T`. The signs of the transform depend on `offset`, the index of the first
+/// column.
 fn transform_both(h: &mut [f32], n: usize, offset: usize) {
     let rows =
         |h: &mut [f32]| h.par_chunks_mut(n).for_each(|row| hadamard::transform_at(row, offset));

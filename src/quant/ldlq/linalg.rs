@@ -1,9 +1,8 @@
-//! Dense f32 algebra for the solver: products by the `gemm` crate, a blocked Cholesky
-//! factorisation, triangular solves.
+//! Dense f32 algebra for LDLQ: products by the `gemm` crate, a blocked Cholesky factorisation,
+//! triangular solves.
 //!
-//! Results depend neither on the number of threads nor on how often they are asked for: every
-//! product adds over its inner dimension in the library's one order, and threads only share out
-//! rows and columns of results.
+//! Results do not depend on the number of threads. Every product adds over its inner dimension in
+//! the library's fixed order, and threads divide only the rows and columns of results.
 
 use anyhow::{Result, bail};
 use rayon::prelude::*;
@@ -12,7 +11,7 @@ use std::ops::Range;
 /// Columns of one step of the blocked algorithms.
 const STEP: usize = 128;
 
-/// A matrix somewhere in a slice; element `[i, j]` lies at `i * row_stride + j * col_stride`.
+/// A matrix in a slice. Element `[i, j]` is at `i * row_stride + j * col_stride`.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     data: &'a [f32],
@@ -23,13 +22,13 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Row-major and without gaps.
+    /// Returns a view of a row-major matrix without gaps.
     pub fn of(data: &'a [f32], cols: usize) -> View<'a> {
         assert!(cols > 0 && data.len().is_multiple_of(cols));
         View { data, rows: data.len() / cols, cols, row_stride: cols, col_stride: 1 }
     }
 
-    /// Some rows and columns of it.
+    /// Returns a view of some rows and columns.
     pub fn part(self, rows: Range<usize>, cols: Range<usize>) -> View<'a> {
         assert!(
             rows.end <= self.rows
@@ -47,7 +46,7 @@ impl<'a> View<'a> {
         View { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
     }
 
-    /// Whether the last element lies in the slice.
+    /// Returns whether the last element is inside the slice.
     fn fits(&self) -> bool {
         self.rows == 0
             || self.cols == 0
@@ -56,7 +55,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// `c = keep * c + factor * a b`, with `c` row-major and rows `stride` apart.
+/// Computes `c = keep * c + factor * a b`. `c` is row-major with rows `stride` apart.
 pub fn multiply(c: &mut [f32], stride: usize, keep: f32, factor: f32, a: View<'_>, b: View<'_>) {
     assert!(a.cols == b.rows && a.fits() && b.fits() && b.cols <= stride);
     if a.rows == 0 || b.cols == 0 {
@@ -65,8 +64,8 @@ pub fn multiply(c: &mut [f32], stride: usize, keep: f32, factor: f32, a: View<'_
     assert!((a.rows - 1) * stride + b.cols <= c.len());
     let strides = |v: View<'_>| (v.col_stride as isize, v.row_stride as isize);
     let ((a_cs, a_rs), (b_cs, b_rs)) = (strides(a), strides(b));
-    // SAFETY: the three matrices lie inside their slices, as asserted above, and `c` is borrowed
-    // for this call alone.
+    // SAFETY: the three matrices are inside their slices, as asserted above, and `c` is borrowed
+    // exclusively for this call.
     unsafe {
         gemm::gemm(
             a.rows,
@@ -92,7 +91,7 @@ pub fn multiply(c: &mut [f32], stride: usize, keep: f32, factor: f32, a: View<'_
     }
 }
 
-/// `a b` as a new row-major matrix.
+/// Returns `a b` as a row-major matrix.
 pub fn product(a: View<'_>, b: View<'_>) -> Vec<f32> {
     let mut c = vec![0.0; a.rows * b.cols];
     if !c.is_empty() {
@@ -101,8 +100,8 @@ pub fn product(a: View<'_>, b: View<'_>) -> Vec<f32> {
     c
 }
 
-/// `h += x^T y`, `h` being `[n, n]`, `x` and `y` `[rows, n]`. Of a symmetric product only the lower
-/// triangle is right until [`mirror`] copies it.
+/// Computes `h += x^T y` with `h` `[n, n]`, `x` and `y` `[rows, n]`. With `symmetric`, only the
+/// lower triangle is computed; [`mirror`] copies it.
 pub fn add_gram(h: &mut [f32], n: usize, x: &[f32], y: &[f32], symmetric: bool) {
     let (x, y) = (View::of(x, n), View::of(y, n));
     for start in (0..n).step_by(4 * STEP) {
@@ -113,7 +112,7 @@ pub fn add_gram(h: &mut [f32], n: usize, x: &[f32], y: &[f32], symmetric: bool) 
     }
 }
 
-/// Copies the lower triangle onto the upper one.
+/// Copies the lower triangle to the upper one.
 pub fn mirror(h: &mut [f32], n: usize) {
     for i in 0..n {
         for j in 0..i {
@@ -125,7 +124,7 @@ pub fn mirror(h: &mut [f32], n: usize) {
 /// Replaces the lower triangle of a symmetric positive definite `a` by `C` with `C C^T = a`, and
 /// clears the upper one.
 ///
-/// Fails, with `a` destroyed, where a pivot is not positive.
+/// Fails with `a` destroyed if a pivot is not positive.
 pub fn cholesky(a: &mut [f32], n: usize) -> Result<()> {
     assert_eq!(a.len(), n * n);
     for start in (0..n).step_by(STEP) {
@@ -149,7 +148,7 @@ pub fn cholesky(a: &mut [f32], n: usize) -> Result<()> {
     Ok(())
 }
 
-/// Factors a diagonal block in f64; returns it as `[width, width]`.
+/// Factorises a diagonal block in f64. Returns it as f32 `[width, width]`.
 fn cholesky_corner(a: &mut [f32], n: usize, at: Range<usize>) -> Result<Vec<f32>> {
     let width = at.len();
     let mut c = vec![0f64; width * width];
@@ -173,7 +172,7 @@ fn cholesky_corner(a: &mut [f32], n: usize, at: Range<usize>) -> Result<Vec<f32>
     Ok(corner)
 }
 
-/// `x := x C^-T` for one row and a lower triangular `C`.
+/// Computes `x := x C^-T` for one row and a lower triangular `C`.
 fn solve_lower(c: &[f32], width: usize, x: &mut [f32]) {
     for j in 0..width {
         let sum: f32 = (0..j).map(|i| x[i] * c[j * width + i]).sum();
@@ -181,7 +180,7 @@ fn solve_lower(c: &[f32], width: usize, x: &mut [f32]) {
     }
 }
 
-/// `x := x C^-1` for one row and a lower triangular `C`.
+/// Computes `x := x C^-1` for one row and a lower triangular `C`.
 pub fn solve_upper(c: &[f32], width: usize, x: &mut [f32]) {
     for j in (0..width).rev() {
         let sum: f32 = (j + 1..width).map(|i| x[i] * c[i * width + j]).sum();
@@ -189,12 +188,12 @@ pub fn solve_upper(c: &[f32], width: usize, x: &mut [f32]) {
     }
 }
 
-/// A square block on the diagonal of `c`, as a matrix of its own.
+/// Copies a square block on the diagonal of `c`.
 pub fn corner(c: &[f32], n: usize, at: Range<usize>) -> Vec<f32> {
     at.clone().flat_map(|i| &c[i * n + at.start..i * n + at.end]).copied().collect()
 }
 
-/// `m := m (C C^T)^-1`, `m` being `[rows, n]` and `C` a Cholesky factor.
+/// Computes `m := m (C C^T)^-1` with `m` `[rows, n]` and `C` a Cholesky factor.
 pub fn solve(m: &mut [f32], c: &[f32], n: usize) {
     let starts: Vec<usize> = (0..n).step_by(STEP).collect();
     for forward in [true, false] {

@@ -1,11 +1,11 @@
-//! From a matrix of floats and the moments of its inputs to codes: block-wise rounding with linear
-//! feedback (LDLQ, Chee et al. 2023, arXiv 2307.13304, in the form of QuIP#), on targets corrected
-//! for inputs that are themselves quantised.
+//! Block-wise rounding with linear feedback (LDLQ, Chee et al. 2023, arXiv 2307.13304, in the form
+//! of QuIP#): codes of a matrix from its weights and the second moments of its inputs. The targets
+//! are corrected for inputs that are quantised too.
 //!
-//! With `C C^T` the inputs' second moments, the output error of a row is `|(w - q) C|^2`. Columns
-//! are coded from the last to the first, sixteen at a time; each block aims at its weights plus
-//! what the errors of later columns ask of it, so that only the block's own rounding error stays,
-//! weighted by its diagonal block of `C`.
+//! With `C C^T` the second moments, the output error of a row is `|(w - q) C|^2`. Columns are coded
+//! from the last to the first, sixteen at a time. Each block aims at its weights plus the feedback
+//! from the errors of later columns. Its own rounding error, weighted by its diagonal block of `C`,
+//! remains.
 
 mod inputs;
 pub mod linalg;
@@ -21,19 +21,19 @@ use std::ops::Range;
 
 /// Columns coded at once.
 const BLOCK: usize = 16;
-/// Columns between two sums over everything that lies behind them; all groups end at its edges.
+/// Columns between two sums over all later columns. All groups end at its edges.
 const SPAN: usize = 128;
-/// Rows that try out scales before all rows are coded.
+/// Rows on which scales are tried before all rows are coded.
 const SAMPLE: usize = 64;
-/// Multiples of the data-free scale that are tried.
+/// Tried multiples of the data-free scale.
 const SCALES: [f32; 6] = [0.86, 0.93, 1.0, 1.07, 1.15, 1.25];
 
-/// Whether [`solve_matrix`] can code such a matrix.
+/// Returns whether [`solve_matrix`] can code such a matrix.
 pub fn can_solve(format: Format, cols: usize) -> bool {
     format.code.is_coded_by_columns() && cols.is_multiple_of(SPAN)
 }
 
-/// A coded matrix and what the coding cost.
+/// A coded matrix and its loss.
 pub struct Solved {
     pub matrix: Matrix<'static>,
     /// Squared output error over squared output, on the calibration text: `|(w - q) C|^2 / |w
@@ -41,13 +41,11 @@ pub struct Solved {
     pub loss: f64,
 }
 
-/// Codes `w` `[rows, cols]`, which is in the domain of the format: behind its Hadamard, if it has
-/// one, as `factors` are.
+/// Codes `w`, f32 `[rows, cols]`. `w` and `factors` are behind the Hadamard transform if the format
+/// has one.
 ///
-/// With `try_scales`, some rows decide by how much all scales differ from the data-free ones;
-/// without, each row is by itself.
-///
-/// `tiles` finds trellis codes.
+/// With `try_scales`, some rows decide by which factor all scales differ from the data-free ones.
+/// Without it, each row is independent. `tiles` encodes trellis codes.
 pub fn solve_matrix(
     tiles: &dyn TileEncoder,
     format: Format,
@@ -78,8 +76,8 @@ pub fn solve_matrix(
     })
 }
 
-/// Moves the targets to where, on the inputs of the model being made, they give the source's
-/// outputs.
+/// Corrects the targets so that they give the source's outputs on the inputs of the quantised
+/// model.
 fn correct(w: &mut [f32], cols: usize, factors: &[Factor]) {
     for Factor { cols: at, c, shift } in factors {
         let (Some(shift), n) = (shift, at.len()) else { continue };
@@ -92,7 +90,7 @@ fn correct(w: &mut [f32], cols: usize, factors: &[Factor]) {
     }
 }
 
-/// The multiple of the scales with the least loss on some rows, spread evenly.
+/// Returns the multiple of the scales with the least loss on some rows, spread evenly.
 fn best_scale(
     tiles: &dyn TileEncoder,
     format: Format,
@@ -126,7 +124,7 @@ struct Fit {
 }
 
 impl Fit {
-    /// What the row's scale is multiplied by to lose least.
+    /// Returns the factor of the row's scale that minimises the loss.
     fn factor(&self) -> f32 {
         if self.coded > 0.0 && self.cross > 0.0 { (self.cross / self.coded) as f32 } else { 1.0 }
     }
@@ -153,7 +151,7 @@ fn code(
     factors: &[Factor],
 ) -> Result<Run> {
     let mut encoder = Encoder::new(format, rows, cols, scales.to_vec())?;
-    let mut error = w; // weights, then weights less decoded codes
+    let mut error = w; // weights, then weights minus decoded codes
     let mut decoded = vec![0.0; rows * cols];
     for factor in factors.iter().rev() {
         code_block(tiles, format, &mut encoder, rows, cols, factor, &mut error, &mut decoded)?;
@@ -165,7 +163,7 @@ fn code(
     Ok(Run { encoder, fits })
 }
 
-/// The columns of one factor, from the last to the first.
+/// Codes the columns of one factor, from the last to the first.
 fn code_block(
     tiles: &dyn TileEncoder,
     format: Format,
@@ -181,7 +179,7 @@ fn code_block(
     let mut codes = vec![0.0; rows * BLOCK];
     for span in (0..n).step_by(SPAN).rev() {
         let end = n.min(span + SPAN);
-        // What the columns behind the span ask of it.
+        // Feedback from the columns after the span.
         let mut feedback = vec![0.0; rows * SPAN];
         if end < n {
             let behind = View::of(error, cols).part(0..rows, offset + end..offset + n);
@@ -226,9 +224,9 @@ fn code_block(
     Ok(())
 }
 
-/// What a group of columns aims at before any of it is coded, `[rows, group]`: the best guess at
-/// its scale's job. `feedback` holds what the columns behind the span, which ends at `end`, ask
-/// for.
+/// Returns the targets of a group of columns before any of it is coded, f32 `[rows, group]`. They
+/// determine the scale of the group. `feedback` is that of the columns after the span, which ends
+/// at `end`.
 fn group_targets(
     cols: usize,
     offset: usize,
@@ -261,7 +259,7 @@ fn group_targets(
     targets
 }
 
-/// Adds what columns `offset..offset + n` give to each row's fit.
+/// Adds the contribution of columns `offset..offset + n` to the fit of each row.
 fn measure(
     cols: usize,
     offset: usize,

@@ -1,9 +1,9 @@
-//! Which format each tensor gets so that the whole fits a size: an exact multiple-choice knapsack.
+//! Choice of a format for each tensor so that the whole fits a size: a multiple-choice knapsack.
 //!
 //! The cost of a tensor is its sensitivity times its share of the weights times the distortion of
-//! its code: the divergence of a model's predictions grows linearly in each layer's relative
-//! squared error (HIGGS, arXiv 2411.17525), and for Gemma 3 27B by about [`KLD_PER_DISTORTION`]
-//! (our estimate from published pairs of sizes and divergences).
+//! its format. The KL divergence of a model grows linearly with the relative squared error of each
+//! layer (HIGGS, arXiv 2411.17525). For Gemma 3 27B the factor is about [`KLD_PER_DISTORTION`], an
+//! estimate from published pairs of sizes and divergences.
 
 use crate::models::Role;
 use crate::tensor::Format;
@@ -11,33 +11,33 @@ use crate::tensor::Format;
 /// Mean KL divergence (nats) per unit of mean relative squared error of the linear layers.
 pub const KLD_PER_DISTORTION: f64 = 6.5;
 
-/// States of the knapsack: sizes are rounded up to the bytes to give away divided by this.
+/// States of the knapsack. Sizes are rounded up to the distributable bytes divided by this.
 const STATES: u64 = 1 << 17;
 
-/// One tensor and what it may become.
+/// A tensor with its possible formats.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     /// Cost of a distortion of 1.
     pub weight: f64,
-    /// At least one.
+    /// Possible formats, at least one.
     pub options: Vec<Rate>,
 }
 
-/// One format's price and effect.
+/// Size and distortion of a tensor in one format.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     pub format: Format,
     pub bytes: u64,
-    /// Relative squared error, as of [`distortion`].
+    /// Relative squared error, see [`Format::distortion`].
     pub distortion: f64,
 }
 
-/// The formats with the least sum of weight * distortion whose bytes sum to at most `budget`, one
-/// for each tensor.
+/// Returns one format for each tensor, with the least sum of weight times distortion and at most
+/// `budget` bytes in all. Returns `None` if even the smallest formats do not fit.
 ///
-/// `None` where even the smallest do not fit. Exact as long as the bytes to give away beyond the
-/// smallest formats are no more than [`STATES`] or share a divisor that makes them so; otherwise
-/// sizes are rounded up, never beyond the budget, and what remains buys the best single upgrades.
+/// The result is exact if the distributable bytes, divided by the greatest common divisor of all
+/// sizes, are at most [`STATES`]. Otherwise sizes are rounded up, and the remaining bytes buy the
+/// best single upgrades. The budget is never exceeded.
 pub fn allocate(tensors: &[Candidate], budget: u64) -> Option<Vec<Format>> {
     let least = |c: &Candidate| c.options.iter().map(|o| o.bytes).min();
     let floors: Vec<u64> = tensors.iter().map(least).collect::<Option<_>>()?;
@@ -62,7 +62,7 @@ pub fn allocate(tensors: &[Candidate], budget: u64) -> Option<Vec<Format>> {
     Some(tensors.iter().zip(chosen).map(|(t, c)| t.options[c].format).collect())
 }
 
-/// Dynamic programming over tensors and units spent beyond the floors.
+/// Solves the knapsack by dynamic programming over tensors and units beyond the smallest formats.
 fn knapsack(tensors: &[Candidate], floors: &[u64], unit: u64, states: usize) -> Vec<usize> {
     let width = states + 1;
     let mut best = vec![0f64; width];
@@ -92,7 +92,8 @@ fn knapsack(tensors: &[Candidate], floors: &[u64], unit: u64, states: usize) -> 
     chosen
 }
 
-/// Spends what rounding left over: the best single change that still fits, until there is none.
+/// Spends the bytes that rounding left over. Makes the best single change that fits until none
+/// does.
 fn upgrade(tensors: &[Candidate], chosen: &mut [usize], budget: u64) {
     loop {
         let spent: u64 = tensors.iter().zip(chosen.iter()).map(|(t, c)| t.options[*c].bytes).sum();
@@ -117,9 +118,9 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// How much more a tensor matters than the average, known without data: v, o and down feed the
-/// residual stream directly, q and k only steer attention behind a norm; the first layer and the
-/// last four have no layers to average their errors away.
+/// Returns the sensitivity of a tensor relative to the average, without data. v, o and down feed
+/// the residual stream directly; q and k only steer attention behind a norm. The first layer and
+/// the last four count more, because few layers average their errors.
 pub fn prior(role: Role, layer: usize, n_layers: usize) -> f64 {
     let by_role = match role {
         Role::V => 2.0,
@@ -148,7 +149,7 @@ mod tests {
         })
     }
 
-    /// The least cost of all ways.
+    /// Returns the least cost of all combinations.
     fn brute(tensors: &[Candidate], budget: u64) -> Option<f64> {
         let Some((first, rest)) = tensors.split_first() else { return Some(0.0) };
         let with = |o: &Rate| {
@@ -174,7 +175,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_way_is_better(tensors in candidates(), budget in 0u64..1500, scale in prop_oneof![Just(1u64), Just(1_000_003)]) {
+        fn no_way_is_better(
+            tensors in candidates(),
+            budget in 0u64..1500,
+            scale in prop_oneof![Just(1u64), Just(1_000_003)],
+        ) {
             let mut tensors = tensors;
             tensors.iter_mut().flat_map(|t| &mut t.options).for_each(|o| o.bytes *= scale);
             let budget = budget * scale + scale / 2;

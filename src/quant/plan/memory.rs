@@ -1,27 +1,30 @@
-//! Memory of a conversion, and the chunks that fit a limit.
+//! Memory of a conversion, and the size of chunks that fits a limit.
 
 use crate::error::{Fault, Kind};
-use crate::quant::Options;
-use crate::quant::layout::{Entry, Layout};
+use crate::quant::QuantizeOptions;
+use crate::quant::layout::{ArtifactLayout, TensorPlan};
 use crate::quant::solver::{Solver, TILE_ROWS};
 use crate::util::units;
 use anyhow::Result;
 
-/// Weights of a chunk where memory is no matter, and the fewest rows of one: trellis codes come in
-/// tiles of 16.
+/// Weights of a chunk without a limit of memory.
 const CHUNK: usize = 4 << 20;
 const CHUNK_PER_THREAD: usize = 512 << 10;
-/// Bytes that one weight of a chunk takes: as f32, here and in the chunk read ahead, and its codes.
+/// Bytes of a weight of a chunk: as f32, here and in the chunk read ahead, and its codes.
 const PER_WEIGHT: u64 = 12;
-/// The same where a matrix is held whole and nothing is read ahead.
+/// Bytes of a weight if the matrix is held whole and nothing is read ahead.
 const PER_WHOLE_WEIGHT: u64 = 8;
-/// The program itself, headers and side files; and what a thread keeps.
+/// Bytes of the program, headers and side files, and of each thread.
 const BASE: u64 = 128 << 20;
 const PER_THREAD: u64 = 8 << 20;
 
-/// Weights per chunk and bytes in all under the limit.
-pub fn bounds(layout: &Layout, solver: &dyn Solver, options: &Options) -> Result<(usize, u64)> {
-    let scales = |e: &Entry| e.parts[1..].iter().map(|p| p.bytes).sum::<u64>();
+/// Returns the weights of a chunk and the peak memory in bytes, under the limit.
+pub fn bounds(
+    layout: &ArtifactLayout,
+    solver: &dyn Solver,
+    options: &QuantizeOptions,
+) -> Result<(usize, u64)> {
+    let scales = |e: &TensorPlan| e.parts[1..].iter().map(|p| p.bytes).sum::<u64>();
     let fixed = BASE
         + PER_THREAD * options.threads as u64
         + layout.entries.iter().map(scales).max().unwrap_or(0)

@@ -1,16 +1,16 @@
-//! What a run will write and need, to the byte, from headers alone.
+//! Plan of a conversion: its files and its memory, to the byte, from headers alone.
 
 mod allocate;
 mod memory;
 mod report;
 
 pub use allocate::prior;
-pub use report::{FILE as REPORT_FILE, Report, TensorReport, digits};
+pub use report::{FILE as REPORT_FILE, QuantReport, TensorReport, digits};
 
-use super::layout::{Layout, Target};
-use super::recipe::{Choice, Recipe};
+use super::layout::{ArtifactLayout, TargetFormat};
+use super::recipe::{FormatChoice, Recipe};
 use super::solver::Solver;
-use super::{Options, SIDE_FILES, pretty};
+use super::{QuantizeOptions, SIDE_FILES, pretty};
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, Kind, artifact, shards};
 use crate::error::Fault;
@@ -21,55 +21,55 @@ use crate::util::units;
 use allocate::{Candidate, KLD_PER_DISTORTION, Rate, allocate};
 use anyhow::{Context, Result};
 
-/// Tells how much a tensor matters, by role and layer.
+/// Sensitivity of a tensor, by role and layer.
 #[derive(Clone, Copy)]
 pub enum Importance<'a> {
-    /// Per weight; 1 is the average. See [`prior`].
+    /// Relative sensitivity of a weight; 1 is the average. See [`prior`].
     Relative(&'a dyn Fn(Role, usize) -> f64),
-    /// In nats of divergence per unit of relative squared error; see [`super::calibrate::survey`].
+    /// Nats of KL divergence per unit of relative squared error. See [`super::calibrate::survey`].
     Measured(&'a dyn Fn(Role, usize) -> f64),
 }
 
-/// Divergence that feedback and correction leave, as a share of what the same codes cost as white
-/// noise.
+/// KL divergence that feedback and correction leave, as a share of that of white noise of the same
+/// size.
 const SOLVED: f64 = 0.5;
 
 /// A recipe applied to a model.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    /// Of the recipe: name, SHA-256 of its text, the size it aims at.
+pub struct QuantPlan {
+    /// Name of the recipe.
     pub recipe: String,
-    /// The options that ask for it, see [`Recipe::asked`].
+    /// The options that chose the recipe, see [`Recipe::asked`].
     pub asked: String,
     pub recipe_sha256: String,
     pub target: Option<u64>,
-    /// See [`Solver::name`].
+    /// Name of the solver, see [`Solver::name`].
     pub solver: String,
-    pub layout: Layout,
-    /// Mean divergence (nats) to expect by the planning rule.
+    pub layout: ArtifactLayout,
+    /// Mean KL divergence in nats by the planning rule.
     pub predicted_kld: Option<f64>,
-    /// Files copied beside the weights, and their bytes.
+    /// Files copied beside the weights, with their bytes.
     pub side_files: Vec<(String, u64)>,
-    /// What a GGUF file says about the model.
+    /// Metadata of a GGUF file; `None` for an artifact.
     keys: Option<Keys>,
-    /// Bytes of everything that is written.
+    /// Bytes of all files.
     pub total_bytes: u64,
-    /// Most weights held at once as floats, where the solver does not ask for whole matrices.
+    /// Most weights held at once as floats, if the solver does not need whole matrices.
     pub chunk: usize,
-    /// Most memory to expect, in bytes.
+    /// Predicted peak memory in bytes.
     pub memory: u64,
 }
 
-impl Plan {
-    /// Resolves the recipe for `source`, whose headers alone are read. Made-up weights are planned
-    /// as a checkpoint of bf16 would be, without the files beside the weights.
+impl QuantPlan {
+    /// Resolves the recipe for `source`. Reads its headers only. Synthetic weights are planned as a
+    /// bf16 checkpoint without side files.
     pub fn new(
         source: &Weights,
         recipe: &Recipe,
-        options: &Options,
+        options: &QuantizeOptions,
         solver: &dyn Solver,
         importance: Importance<'_>,
-    ) -> Result<Plan> {
+    ) -> Result<QuantPlan> {
         let roles = source.roles();
         let choices = recipe.resolve(&roles)?;
         let tensors: Vec<Tensor> = roles
@@ -78,13 +78,13 @@ impl Plan {
             .map(|(&(role, layer), choice)| Tensor::new(source, role, layer, choice))
             .collect::<Result<_>>()?;
         let weights = weigh(&roles, source, importance);
-        let mut plan = Plan {
+        let mut plan = QuantPlan {
             recipe: recipe.name().to_owned(),
             asked: recipe.asked(),
             recipe_sha256: recipe.sha256(),
             target: None,
             solver: solver.name(),
-            layout: Layout::empty(),
+            layout: ArtifactLayout::empty(),
             predicted_kld: None,
             side_files: if options.gguf { Vec::new() } else { side_files(source)? },
             keys: options.gguf.then(|| export::keys(source)).transpose()?,
@@ -102,14 +102,14 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Finds the best formats whose whole artifact takes no more than `size` bytes.
+    /// Finds the formats of least cost whose whole artifact takes at most `size` bytes.
     fn fit(
         &mut self,
         source: &Weights,
         tensors: &[Tensor],
         weights: &[f64],
         size: u64,
-        options: &Options,
+        options: &QuantizeOptions,
     ) -> Result<()> {
         let open: Vec<Candidate> = tensors
             .iter()
@@ -136,8 +136,8 @@ impl Plan {
                 .help(format!("give --target-size {kb}kB or more"))
                 .into());
         }
-        // Headers and reports grow by a few bytes with the formats' names, so the budget is
-        // corrected until all fits.
+        // Headers and reports grow by a few bytes with the names of formats, so the budget is
+        // corrected until everything fits.
         let mut budget = bytes_of(&formats) + (size - self.total_bytes);
         while let Some(found) = allocate(&open, budget) {
             self.lay_out(source, tensors, weights, &mut found.iter().copied(), options)?;
@@ -151,30 +151,30 @@ impl Plan {
             .into())
     }
 
-    /// The layout with these formats for the open tensors, and what follows from it.
+    /// Sets the layout with these formats for the open tensors, and the figures that follow.
     fn lay_out(
         &mut self,
         source: &Weights,
         tensors: &[Tensor],
         weights: &[f64],
         chosen: &mut dyn Iterator<Item = Format>,
-        options: &Options,
+        options: &QuantizeOptions,
     ) -> Result<()> {
         let mut targets = Vec::with_capacity(tensors.len());
         let mut kld = 0.0;
         for (tensor, weight) in tensors.iter().zip(weights) {
             let target = match tensor.rates.len() {
                 0 | 1 => tensor.target,
-                _ => Target::Format(chosen.next().context("fewer formats than tensors")?),
+                _ => TargetFormat::Format(chosen.next().context("fewer formats than tensors")?),
             };
-            if let Target::Format(format) = target {
+            if let TargetFormat::Format(format) = target {
                 kld += weight * format.distortion();
             }
             targets.push(target);
         }
         self.layout = match &self.keys {
-            Some(keys) => Layout::gguf(source, &targets, keys)?,
-            None => Layout::new(source, &targets, options.shard_bytes)?,
+            Some(keys) => ArtifactLayout::gguf(source, &targets, keys)?,
+            None => ArtifactLayout::new(source, &targets, options.shard_bytes)?,
         };
         self.predicted_kld = Some(digits(kld, 3));
         self.total_bytes = self.count(source)?;
@@ -192,10 +192,10 @@ impl Plan {
         for (_, bytes) in self.made_files(source)? {
             total += bytes.len() as u64;
         }
-        Ok(total + Report::file_bytes(self)? as u64)
+        Ok(total + QuantReport::file_bytes(self)? as u64)
     }
 
-    /// Small files that follow from the layout: the index and `config.json`.
+    /// Returns the small files that follow from the layout: the index and `config.json`.
     pub fn made_files(&self, source: &Weights) -> Result<Vec<(&'static str, Vec<u8>)>> {
         let mut out = Vec::new();
         if let Some(index) = self.layout.index() {
@@ -211,36 +211,40 @@ impl Plan {
     }
 }
 
-/// A tensor with what its line leaves open.
+/// A tensor with the formats that its recipe line allows.
 struct Tensor {
-    target: Target,
-    /// More than one where the line leaves a choice.
+    target: TargetFormat,
+    /// More than one if the line leaves a choice.
     rates: Vec<Rate>,
 }
 
 impl Tensor {
-    fn new(source: &Weights, role: Role, layer: usize, choice: &Choice) -> Result<Tensor> {
+    fn new(source: &Weights, role: Role, layer: usize, choice: &FormatChoice) -> Result<Tensor> {
         let [rows, cols] = role.shape(source.config());
         let name = || source.name(role, layer);
         let formats = match choice {
-            Choice::One(format) => {
-                return Ok(Tensor { target: Target::Format(*format), rates: Vec::new() });
+            FormatChoice::One(format) => {
+                return Ok(Tensor { target: TargetFormat::Format(*format), rates: Vec::new() });
             }
-            Choice::AsIs => {
+            FormatChoice::AsIs => {
                 let Some(checkpoint) = source.checkpoint() else {
-                    return Ok(Tensor { target: Target::AsIs(Dtype::BF16), rates: Vec::new() });
+                    return Ok(Tensor {
+                        target: TargetFormat::AsIs(Dtype::BF16),
+                        rates: Vec::new(),
+                    });
                 };
                 let target = match checkpoint.lookup(&name()).map(|s| s.kind) {
-                    Some(Kind::Plain(dtype)) => Target::AsIs(dtype),
-                    Some(Kind::Packed(format)) => Target::Format(format),
-                    Some(Kind::Blocks(_)) => Target::Format(Format::BF16),
+                    Some(Kind::Plain(dtype)) => TargetFormat::AsIs(dtype),
+                    Some(Kind::Packed(format)) => TargetFormat::Format(format),
+                    Some(Kind::Blocks(_)) => TargetFormat::Format(Format::BF16),
                     None => return Err(Fault::model(format!("{} went missing", name())).into()),
                 };
                 return Ok(Tensor { target, rates: Vec::new() });
             }
-            Choice::Any(formats) => formats,
+            FormatChoice::Any(formats) => formats,
         };
-        // Those that cut this width: small models are often too narrow for a Hadamard.
+        // Formats that divide this width. Small models are often too narrow for a Hadamard
+        // transform.
         let fits = formats.iter().filter(|f| f.check_cols(cols).is_ok());
         let rates: Vec<_> = fits
             .map(|&format| Rate {
@@ -256,13 +260,13 @@ impl Tensor {
             );
             return Err(Fault::model(what).help("use a recipe without +h128, such as int4").into());
         };
-        Ok(Tensor { target: Target::Format(first.format), rates })
+        Ok(Tensor { target: TargetFormat::Format(first.format), rates })
     }
 }
 
-/// What a distortion of 1 costs for each tensor: its share of the layers' weights times its
-/// sensitivity, scaled so that equal distortions everywhere cost [`KLD_PER_DISTORTION`] times that.
-/// The table comes on top: it is no layer.
+/// Returns the cost of a distortion of 1 for each tensor: its share of the layers' weights times
+/// its sensitivity. Equal distortions of all layers cost [`KLD_PER_DISTORTION`] times the
+/// distortion. The embedding table is added to that, because it is no layer.
 fn weigh(roles: &[(Role, usize)], source: &Weights, importance: Importance<'_>) -> Vec<f64> {
     let alpha = match importance {
         Importance::Relative(alpha) => alpha,

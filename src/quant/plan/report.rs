@@ -1,15 +1,14 @@
-//! `quant-report.json`: what was done, tensor by tensor. Its length is known before anything is
-//! quantised.
+//! `quant-report.json`: format and error of each tensor. Its length is known before the conversion.
 
-use super::Plan;
-use crate::quant::layout::{Entry, Layout};
+use super::QuantPlan;
+use crate::quant::layout::{ArtifactLayout, TensorPlan};
 use crate::quant::pretty;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 pub const FILE: &str = "quant-report.json";
 
-/// What became of one tensor.
+/// Format and error of one tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorReport {
     pub name: String,
@@ -17,37 +16,37 @@ pub struct TensorReport {
     pub shape: Vec<usize>,
     pub bytes: u64,
     pub bits_per_weight: f64,
-    /// sqrt(sum of squared errors / sum of squares), to six digits; 0 for what is copied.
+    /// sqrt(sum of squared errors / sum of squares), to six digits; 0 for a copy.
     pub relative_error: f64,
-    /// Of the bytes written: codes, then scales.
+    /// SHA-256 of the written bytes: codes, then scales.
     pub sha256: String,
 }
 
-/// What a run did.
+/// Result of a conversion.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct QuantReport {
     pub version: String,
-    /// Of the SHA-256 of each of the source's tensors, as stored there, in the order of the forward
-    /// pass: the same however the source is sharded.
+    /// SHA-256 over those of the source's tensors as stored, in the order of the forward pass. It
+    /// does not depend on the source's shards.
     pub source_sha256: String,
     pub recipe: String,
-    /// Of the recipe's text.
+    /// SHA-256 of the recipe's text.
     pub recipe_sha256: String,
-    /// Where the recipe aimed at a size.
+    /// The size that the recipe aimed at, if any.
     pub target_bytes: Option<u64>,
-    /// How codes were found, with whatever that depends on.
+    /// See [`Solver::name`](crate::quant::Solver::name).
     pub solver: String,
-    /// In nats, by the planning rule; `None` where the rule says nothing.
+    /// Predicted KL divergence in nats by the planning rule.
     pub predicted_kld: Option<f64>,
     pub parameters: u64,
-    /// Of all tensors, without headers and side files.
+    /// Bytes of all tensors, without headers and side files.
     pub bytes: u64,
     pub bits_per_weight: f64,
     pub tensors: Vec<TensorReport>,
 }
 
 impl TensorReport {
-    pub fn new(entry: &Entry, relative_error: f64, sha256: String) -> Self {
+    pub fn new(entry: &TensorPlan, relative_error: f64, sha256: String) -> Self {
         TensorReport {
             name: entry.name.clone(),
             format: entry.target.to_string(),
@@ -64,10 +63,10 @@ impl TensorReport {
     }
 }
 
-impl Report {
-    pub fn new(plan: &Plan, tensors: Vec<TensorReport>, source_sha256: String) -> Report {
-        let layout: &Layout = &plan.layout;
-        Report {
+impl QuantReport {
+    pub fn new(plan: &QuantPlan, tensors: Vec<TensorReport>, source_sha256: String) -> QuantReport {
+        let layout: &ArtifactLayout = &plan.layout;
+        QuantReport {
             version: env!("CARGO_PKG_VERSION").into(),
             source_sha256,
             recipe: plan.recipe.clone(),
@@ -82,9 +81,8 @@ impl Report {
         }
     }
 
-    /// Bytes of the file, whatever errors and hashes it will tell: numbers of most digits stand for
-    /// them.
-    pub fn file_bytes(plan: &Plan) -> Result<usize> {
+    /// Returns the bytes of the file. The longest possible numbers stand for the errors and hashes.
+    pub fn file_bytes(plan: &QuantPlan) -> Result<usize> {
         const LONGEST: f64 = 0.0000123457;
         let tensors = plan
             .layout
@@ -92,13 +90,13 @@ impl Report {
             .iter()
             .map(|e| TensorReport::new(e, LONGEST, "0".repeat(64)))
             .collect();
-        Ok(pretty(&Report::new(plan, tensors, "0".repeat(64)))?.len())
+        Ok(pretty(&QuantReport::new(plan, tensors, "0".repeat(64)))?.len())
     }
 
-    /// The file, filled up with blanks to the promised length.
-    pub fn to_file(&self, plan: &Plan) -> Result<Vec<u8>> {
+    /// Returns the file, padded with blanks to the length of [`Self::file_bytes`].
+    pub fn to_file(&self, plan: &QuantPlan) -> Result<Vec<u8>> {
         let mut text = pretty(self)?;
-        let missing = Report::file_bytes(plan)?.saturating_sub(text.len());
+        let missing = QuantReport::file_bytes(plan)?.saturating_sub(text.len());
         text.pop();
         text.resize(text.len() + missing, b' ');
         text.push(b'\n');
@@ -106,7 +104,7 @@ impl Report {
     }
 }
 
-/// `x` to `n` significant digits; nothing below 1e-12.
+/// Rounds `x` to `n` significant digits, and below 1e-12 to 0.
 pub fn digits(x: f64, n: usize) -> f64 {
     if x < 1e-12 { 0.0 } else { format!("{x:.*e}", n - 1).parse().unwrap_or(x) }
 }

@@ -1,5 +1,5 @@
-//! Recipes: which format each tensor gets. TOML; the first line whose pattern matches a tensor
-//! decides.
+//! Recipes: TOML files that name the format of each tensor. The first line whose pattern matches a
+//! tensor decides.
 //!
 //! ```toml
 //! about = "one line for people"
@@ -9,8 +9,8 @@
 //! "embed_tokens" = "i8-row"
 //! "linears" = ["t2-row+h128", "t3-row+h128"]   # whichever serves the size best
 //! ```
-//! Patterns: see [`Pattern`]. Whatever cannot be meant is refused with its line: unknown keys and
-//! formats, a line that decides nothing.
+//! [`Pattern`] explains patterns. Unknown keys and formats, and lines that decide nothing, are
+//! refused with their line.
 
 mod pattern;
 mod size;
@@ -28,7 +28,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Recipes inside the binary: name and text.
+/// Names and texts of the built-in recipes.
 pub const BUILT_IN: [(&str, &str); 5] = [
     ("seed", include_str!("../../../quant/seed.toml")),
     ("int4", include_str!("../../../quant/int4.toml")),
@@ -37,19 +37,19 @@ pub const BUILT_IN: [(&str, &str); 5] = [
     ("12gb", include_str!("../../../quant/12gb.toml")),
 ];
 
-/// Bytes of a recipe at most: each line is held against each tensor.
+/// Most bytes of a recipe. Each line is compared with each tensor.
 const LONGEST: u64 = 64 << 10;
 
-/// Which built-in recipe serves a size that is given without one.
+/// The built-in recipe for a size that is given without a recipe.
 pub const FOR_SIZES: &str = "10gb";
 
-/// What a line says about its tensors.
+/// The formats that a line allows for its tensors.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Choice {
-    /// Copied in the source's own type.
+pub enum FormatChoice {
+    /// A copy in the source's type.
     AsIs,
     One(Format),
-    /// The allocator's choice; more than one.
+    /// Two or more formats, from which the allocator chooses.
     Any(Vec<Format>),
 }
 
@@ -58,24 +58,23 @@ struct Rule {
     line: usize,
     text: String,
     pattern: Pattern,
-    choice: Choice,
+    choice: FormatChoice,
 }
 
-/// A recipe that was read without fault; whether its lines fit a model shows in
-/// [`Recipe::resolve`].
+/// A parsed recipe. [`Recipe::resolve`] checks its lines against a model.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     name: String,
     text: String,
     rules: Vec<Rule>,
     target: Option<Aim>,
-    /// See [`Recipe::asked`].
+    /// The options that choose it, see [`Recipe::asked`].
     asked: String,
     about: String,
 }
 
 impl Recipe {
-    /// A built-in recipe, or one in a file.
+    /// Loads a built-in recipe or a file.
     pub fn load(name: &str) -> Result<Recipe> {
         if let Some((_, text)) = BUILT_IN.iter().find(|(n, _)| *n == name) {
             return Recipe::parse(name, text);
@@ -95,20 +94,23 @@ impl Recipe {
         Recipe::parse(name, &text)
     }
 
-    /// One format for all linear layers, one for the embedding table and the head; norms as they
-    /// are.
+    /// Returns a recipe with one format for all linear layers and one for the embedding table and
+    /// the head. Norms are copied.
     pub fn inline(linear: Format, embedding: Format) -> Recipe {
         let tables = [Role::Embed, Role::Head].map(|r| r.short_name(0)).join(",");
-        let text = format!(
-            "[formats]\nnorms = \"as-is\"\n\"{{{tables}}}\" = \"{embedding}\"\nlinears = \
-                \"{linear}\"\n"
-        );
+        let lines = [
+            "[formats]".to_owned(),
+            "norms = \"as-is\"".to_owned(),
+            format!("\"{{{tables}}}\" = \"{embedding}\""),
+            format!("linears = \"{linear}\"\n"),
+        ];
+        let text = lines.join("\n");
         let recipe =
             Recipe::parse(&format!("{linear}, {embedding}"), &text).expect("a text of our own");
         Recipe { asked: format!("--linear {linear} --embedding {embedding}"), ..recipe }
     }
 
-    /// `name` is shown in errors and in the report.
+    /// Parses a recipe. Errors and the report show `name`.
     pub fn parse(name: &str, text: &str) -> Result<Recipe> {
         let line_at = |at: usize| 1 + text[..at.min(text.len())].matches('\n').count();
         let bad = |at: usize, what: String| -> anyhow::Error {
@@ -144,7 +146,7 @@ impl Recipe {
                 (other, _) => return Err(bad(key.span().start, format!("unknown key `{other}`"))),
             }
         }
-        // The table comes sorted by name; what counts is the order in the file.
+        // The parser sorts the table by name, but the order in the file decides.
         recipe.rules.sort_by_key(|r| r.line);
         recipe.rules.iter_mut().for_each(|r| r.line = line_at(r.line));
         if recipe.rules.is_empty() {
@@ -157,7 +159,7 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// The same with another size to reach; refused where no line leaves a choice.
+    /// Returns the recipe with another size. Refuses a recipe without a line that leaves a choice.
     pub fn with_target(mut self, aim: impl Into<Aim>) -> Result<Recipe> {
         let aim = aim.into();
         if !self.leaves_a_choice() {
@@ -176,36 +178,37 @@ impl Recipe {
     }
 
     fn leaves_a_choice(&self) -> bool {
-        self.rules.iter().any(|r| matches!(r.choice, Choice::Any(_)))
+        self.rules.iter().any(|r| matches!(r.choice, FormatChoice::Any(_)))
     }
 
-    /// The options of `gemma quantize` that ask for it.
+    /// Returns the options of `gemma quantize` that choose the recipe.
     pub fn asked(&self) -> String {
         self.asked.clone()
     }
 
-    /// Its line for people; empty where it has none.
+    /// Returns the description of the recipe; empty if there is none.
     pub fn about(&self) -> &str {
         &self.about
     }
 
-    /// What it is called: built-in name, or the file's name without the way to it.
+    /// Returns the built-in name, or the file name without its directory.
     pub fn name(&self) -> &str {
         Path::new(&self.name).file_name().and_then(|n| n.to_str()).unwrap_or(&self.name)
     }
 
-    /// Largest size of the whole artifact.
+    /// Returns the size that the whole artifact may have.
     pub fn target(&self) -> Option<Aim> {
         self.target
     }
 
-    /// SHA-256 of the text.
+    /// Returns the SHA-256 of the text.
     pub fn sha256(&self) -> String {
         crate::util::hex(Sha256::digest(self.text.as_bytes()))
     }
 
-    /// What each tensor gets. Refuses tensors that no line matches, and lines that decide nothing.
-    pub fn resolve(&self, tensors: &[(Role, usize)]) -> Result<Vec<&Choice>> {
+    /// Returns the choice for each tensor. Refuses tensors that no line matches, and lines that
+    /// decide nothing.
+    pub fn resolve(&self, tensors: &[(Role, usize)]) -> Result<Vec<&FormatChoice>> {
         let help = "quant/README.md describes recipes";
         let (mut out, mut used) =
             (Vec::with_capacity(tensors.len()), vec![false; self.rules.len()]);
@@ -228,7 +231,7 @@ impl Recipe {
             let what = format!("recipe {}, line {}: `{}` {why}", self.name, rule.line, rule.text);
             return Err(Fault::model(what).help("remove or correct the line").into());
         }
-        if self.target.is_none() && out.iter().any(|c| matches!(c, Choice::Any(_))) {
+        if self.target.is_none() && out.iter().any(|c| matches!(c, FormatChoice::Any(_))) {
             let what =
                 format!("recipe {} leaves formats open, and there is no size to reach", self.name);
             return Err(Fault::usage(what).help("give --target-size, e.g. 9.5GB").into());
@@ -237,11 +240,11 @@ impl Recipe {
     }
 }
 
-fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, Choice)> {
+fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, FormatChoice)> {
     let parsed = Pattern::parse(pattern).with_context(|| format!("`{pattern}`"))?;
     let choice = match choice.get_ref() {
-        DeValue::String(text) if text == "as-is" => Choice::AsIs,
-        DeValue::String(text) => Choice::One(text.parse()?),
+        DeValue::String(text) if text == "as-is" => FormatChoice::AsIs,
+        DeValue::String(text) => FormatChoice::One(text.parse()?),
         DeValue::Array(list) => {
             let mut formats = Vec::new();
             for item in list.iter() {
@@ -255,8 +258,8 @@ fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, 
             }
             match formats[..] {
                 [] => anyhow::bail!("`{pattern}` has no format to choose from"),
-                [one] => Choice::One(one),
-                _ => Choice::Any(formats),
+                [one] => FormatChoice::One(one),
+                _ => FormatChoice::Any(formats),
             }
         }
         other => anyhow::bail!(
@@ -289,8 +292,8 @@ mod tests {
     fn the_first_match_in_the_file_wins() {
         // Sorted by name, `layers` would come before `norms` and the wider pattern before the
         // narrower one.
-        let text = "about = 'x'\n[formats]\nnorms = 'as-is'\nembed_tokens = \
-            'bf16'\n'layers.{0,3}.mlp.*' = 'i8-row'\n'layers.**' = 'i4-row'\n";
+        let text = "about = 'x'\n[formats]\nnorms = 'as-is'\nembed_tokens = 'bf16'\n\
+            'layers.{0,3}.mlp.*' = 'i8-row'\n'layers.**' = 'i4-row'\n";
         let recipe = Recipe::parse("r", text).unwrap();
         let tensors = tensors(4);
         let of = |role, layer| {
@@ -298,11 +301,11 @@ mod tests {
                 [tensors.iter().position(|t| *t == (role, layer)).unwrap()]
             .clone()
         };
-        assert_eq!(of(Role::QNorm, 2), Choice::AsIs);
-        assert_eq!(of(Role::Embed, 0), Choice::One(Format::BF16));
-        assert_eq!(of(Role::Up, 0), Choice::One(Format::I8_ROW));
-        assert_eq!(of(Role::Up, 1), Choice::One("i4-row".parse().unwrap()));
-        assert_eq!(of(Role::Q, 0), Choice::One("i4-row".parse().unwrap()));
+        assert_eq!(of(Role::QNorm, 2), FormatChoice::AsIs);
+        assert_eq!(of(Role::Embed, 0), FormatChoice::One(Format::BF16));
+        assert_eq!(of(Role::Up, 0), FormatChoice::One(Format::I8_ROW));
+        assert_eq!(of(Role::Up, 1), FormatChoice::One("i4-row".parse().unwrap()));
+        assert_eq!(of(Role::Q, 0), FormatChoice::One("i4-row".parse().unwrap()));
     }
 
     #[test]

@@ -1,21 +1,21 @@
-//! Which tensors a line of a recipe means: globs over their names, and two words for whole classes.
+//! Patterns of recipe lines: globs over names of tensors, and two words for whole classes.
 //!
-//! Names are those of [`Role::short_name`]: the checkpoint's, without the model's prefix and
-//! without `.weight`. `*` stands for any characters but dots, `**` for any at all, `{a,b}` for
-//! either, `{0,58..61}` for numbers, the last one included. `norms` is every vector, `linears`
-//! every matrix of a layer.
+//! Names are those of [`Role::short_name`]: the checkpoint's names without the model's prefix and
+//! without `.weight`. `*` matches any characters except dots, `**` any characters, `{a,b}` either,
+//! and `{0,58..61}` numbers with the last one included. `norms` is every vector, `linears` every
+//! matrix of a layer.
 
 use crate::models::Role;
 use anyhow::{Result, bail, ensure};
 
-/// Most globs that one pattern may stand for.
+/// Most globs that the braces of one pattern may expand to.
 const MAX_GLOBS: usize = 10_000;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pattern {
     Norms,
     Linears,
-    /// The pattern without its braces: a name matches where it matches any of these.
+    /// The expansions of the braces. A name matches if it matches any of them.
     Globs(Vec<String>),
 }
 
@@ -46,7 +46,7 @@ impl Pattern {
     }
 }
 
-/// All texts that the braces of `pattern` stand for.
+/// Expands the braces of `pattern`.
 fn expand(pattern: &str) -> Result<Vec<String>> {
     let mut done = vec![String::new()];
     let mut rest = pattern;
@@ -67,7 +67,7 @@ fn expand(pattern: &str) -> Result<Vec<String>> {
     Ok(done)
 }
 
-/// `0,58..61` as 0, 58, 59, 60, 61.
+/// Expands `0,58..61` to 0, 58, 59, 60, 61.
 fn choices(inside: &str) -> Result<Vec<String>> {
     let mut out = Vec::new();
     for choice in inside.split(',') {

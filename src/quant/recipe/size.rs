@@ -1,15 +1,15 @@
-//! Sizes that a recipe aims at, as people write them.
+//! Sizes of a recipe, as users write them.
 
 use crate::models::{Config, Role};
 use crate::util::units;
 use anyhow::Result;
 
-/// The size that a choice of formats is to reach.
+/// The size that a choice of formats must fit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Aim {
-    /// Bytes of all that is written.
+    /// Bytes of all files.
     Bytes(u64),
-    /// Bits for each weight, scales and headers included, files beside the weights not.
+    /// Bits per weight, with scales and headers, without side files.
     BitsPerWeight(f64),
 }
 
@@ -20,7 +20,7 @@ impl From<u64> for Aim {
 }
 
 impl Aim {
-    /// Bytes of all that is written, for a model of these tensors with these files beside them.
+    /// Returns the bytes of all files for a model of these tensors and side files.
     pub fn bytes(
         self,
         roles: &[(Role, usize)],
@@ -42,7 +42,7 @@ impl Aim {
 impl std::str::FromStr for Aim {
     type Err = anyhow::Error;
 
-    /// `9.5GB` or `4.5bpw`.
+    /// Parses `9.5GB` or `4.5bpw`.
     fn from_str(text: &str) -> Result<Aim> {
         let trimmed = text.trim().to_ascii_lowercase();
         match trimmed.strip_suffix("bpw").map(|number| number.trim().parse::<f64>()) {
@@ -64,7 +64,7 @@ impl std::fmt::Display for Aim {
     }
 }
 
-/// What comes nearest to a type of llama.cpp's, such as `Q4_K_M`; `None` for other names.
+/// Returns the options nearest to a type of llama.cpp, such as `Q4_K_M`; `None` for other names.
 pub fn nearest_to(name: &str) -> Option<&'static str> {
     let upper = name.to_ascii_uppercase();
     let bits = upper.trim_start_matches('I').strip_prefix(['Q', 'T'])?.trim_start_matches('Q');
@@ -83,7 +83,8 @@ pub fn nearest_to(name: &str) -> Option<&'static str> {
     }
 }
 
-/// `9.5GB`, `900 MB`, `8GiB` or `512 B`. A number alone is refused: nobody means bytes.
+/// Parses `9.5GB`, `900 MB`, `8GiB` or `512 B`. Refuses a number without unit, because bytes are
+/// not meant.
 pub fn parse_size(text: &str) -> Result<u64> {
     let trimmed = text.trim();
     let digits = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
