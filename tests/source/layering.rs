@@ -217,7 +217,10 @@ fn absolute(own: &[String], path: Vec<String>) -> Vec<String> {
 }
 
 /// Folders of a room from the lowest to the highest. A file uses its own folder and lower ones.
-const FOLDERS: &[(&str, &[&str])] = &[("vulkan", &["device", "lower", "run", "check"])];
+const FOLDERS: &[(&str, &[&str])] = &[
+    ("draft", &["sources", "mix", "policy", "builder"]),
+    ("vulkan", &["device", "lower", "run", "check"]),
+];
 
 #[test]
 fn folders_use_only_lower_folders() {

@@ -183,13 +183,7 @@ impl Drafter for Each {
 fn request(case: &Case) -> Request {
     let sampler = Sampler::new(case.config.clone()).unwrap();
     let sampler = case.rule.iter().fold(sampler, |sampler, rule| sampler.under(rule.clone()));
-    Request {
-        history: case.prompt.clone(),
-        sampler,
-        max_tokens: case.max_tokens,
-        chances: None,
-        stats: Stats::default(),
-    }
+    Request::new(case.prompt.clone(), sampler, case.max_tokens)
 }
 
 /// Texts that share passes are those that they are alone, whatever drafts, whoever comes and goes
@@ -243,10 +237,13 @@ fn texts_in_one_pass_are_those_alone() {
                 let case = &cases[next];
                 // What cannot be admitted leaves the others alone.
                 let nothing = Request { history: vec![], ..request(case) };
-                assert_eq!(fault_of(&texts.admit(nothing).unwrap_err()).unwrap().kind, Kind::Usage);
+                assert_eq!(
+                    fault_of(&texts.admit(nothing).unwrap_err().error).unwrap().kind,
+                    Kind::Usage
+                );
                 // Who goes away at once, or later, does too.
                 let gone = texts.admit(request(&cases[0])).unwrap();
-                assert_eq!(texts.cancel(gone).unwrap().history, cases[0].prompt);
+                assert_eq!(texts.cancel(gone).unwrap().text.history, cases[0].prompt);
                 assert!(texts.cancel(gone).is_none());
                 seated[texts.admit(request(case)).unwrap()] = next;
                 next += 1;
@@ -260,8 +257,8 @@ fn texts_in_one_pass_are_those_alone() {
                 }
             };
             for ended in texts.step(&mut listen).unwrap() {
-                assert_eq!(ended.stats.tokens as usize, heard[seated[ended.sequence]]);
-                got[seated[ended.sequence]] = Some((ended.history, ended.stop.unwrap()));
+                assert_eq!(ended.text.stats.tokens as usize, heard[seated[ended.sequence]]);
+                got[seated[ended.sequence]] = Some((ended.text.history, ended.stop.unwrap()));
             }
         }
         for ((got, alone), case) in got.into_iter().zip(&alone).zip(&cases) {

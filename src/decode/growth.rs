@@ -2,19 +2,15 @@
 
 use std::time::Instant;
 
-use super::{Chances, Stats};
+use super::TokenLogProbs;
+use super::scheduler::Request;
 use crate::draft::{Allowance, DraftContext, DraftRequest, Proposal, Verified};
 use crate::engine::{Scores, TokenTree};
-use crate::sampler::Sampler;
 use crate::tensor::Token;
 
 /// A text that has a sequence of the target.
 pub struct Text {
-    pub history: Vec<Token>,
-    pub sampler: Sampler,
-    /// Tokens that may still come.
-    pub left: usize,
-    pub stats: Stats,
+    pub request: Request,
     pub admitted: Instant,
     pub stage: Stage,
     /// It grows, but is not part of this pass: its grammar's mask is not computed yet.
@@ -29,9 +25,8 @@ pub struct Text {
     /// Length of the prefix that the prompt shares with earlier texts, in whole pages; 0 once it is
     /// read.
     pub fork: usize,
-    pub wanted: Option<usize>,
-    /// Chances of the tokens since the last call for them.
-    pub chances: Vec<Chances>,
+    /// Log-probabilities of the tokens since the last call for them.
+    pub log_probs: Vec<TokenLogProbs>,
 }
 
 /// Progress of a text.
@@ -59,7 +54,7 @@ impl Text {
 
     /// Returns all but the newest token, which is the root of the next tree.
     pub fn past(&self) -> &[Token] {
-        self.history.split_last().map_or(&[], |(_, past)| past)
+        self.request.history.split_last().map_or(&[], |(_, past)| past)
     }
 }
 
@@ -76,13 +71,14 @@ pub fn draft_requests<'t>(
     let growing =
         texts.filter_map(|(s, text)| Some((s, text.as_mut().filter(|t| t.takes_part())?)));
     let request = |(sequence, text): (usize, &'t mut Text)| {
-        let Text { history, sampler, left, proposal, scored, scored_at, .. } = text;
+        let Text { request, proposal, scored, scored_at, .. } = text;
+        let Request { history, sampler, max_tokens, .. } = &*request;
         let ctx = DraftContext {
             history,
             sampler,
             // Each node needs a mask of its own.
             nodes: if sampler.is_slow() { 0 } else { allowed.nodes },
-            depth: allowed.depth.min(*left - 1),
+            depth: allowed.depth.min(max_tokens - 1),
             vocab,
             chain: allowed.chain,
             draft_steps: allowed.draft_steps,
