@@ -1,6 +1,6 @@
 """The mixer's weights for temperature 0, as the block COLD of src/draft/mix/prior.rs.
 
-  gemma bench --replay TRAIN.jsonl --tokenizer GEMMA --draft MEDIUM --json > REPORT.json
+  cargo run --release --example replay -- TRAIN.jsonl --tokenizer GEMMA --draft MEDIUM >REPORT.json
   draft_prior.py REPORT.json
 
 TRAIN.jsonl is text that the drafts were trained on, GEMMA a directory with Gemma 3's

@@ -8,16 +8,15 @@ use crate::error::Fault;
 use crate::models::Config;
 use crate::npu::attention::{Dims, FlashPartial};
 use crate::npu::gate::{self, Machine, WORTH, Work};
-use crate::npu::host::{HostModelAccel, Library, ModelOptions};
+use crate::npu::host::{HostModelAccel, ModelOptions};
 use crate::npu::probe::{System, open_first};
 use crate::npu::session::Session;
 use crate::npu::{OffloadExecutor, manifest};
 use crate::testing;
 use anyhow::Result;
-use std::path::PathBuf;
 
 /// Values of `--npu`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Npu {
     /// A device, where it is predicted to pay.
     #[default]
@@ -25,21 +24,19 @@ pub enum Npu {
     Off,
     /// A device, whatever is predicted.
     Force,
-    /// The model of a device on the host, with the kernel's Rust twin or its C++ source as a
-    /// library.
-    Model(Option<PathBuf>),
+    /// The model of a device on the host.
+    Model,
 }
 
 impl std::str::FromStr for Npu {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Self, String> {
-        match s.split_once(':') {
-            None if s == "auto" => Ok(Npu::Auto),
-            None if s == "off" => Ok(Npu::Off),
-            None if s == "force" => Ok(Npu::Force),
-            None if s == "model" => Ok(Npu::Model(None)),
-            Some(("model", file)) if !file.is_empty() => Ok(Npu::Model(Some(file.into()))),
+        match s {
+            "auto" => Ok(Npu::Auto),
+            "off" => Ok(Npu::Off),
+            "force" => Ok(Npu::Force),
+            "model" => Ok(Npu::Model),
             _ => Err("expected auto, off, force or model".into()),
         }
     }
@@ -48,7 +45,7 @@ impl std::str::FromStr for Npu {
 impl Npu {
     /// Returns whether an NPU is used whatever is predicted. A plan then counts its memory.
     pub fn is_asked(&self) -> bool {
-        matches!(self, Npu::Force | Npu::Model(_))
+        matches!(self, Npu::Force | Npu::Model)
     }
 }
 
@@ -144,16 +141,12 @@ fn bring_up(
 ) -> Result<(FlashPartial, usize, String)> {
     let dims = dims(config);
     let shape = dims.shape()?;
-    let session = match &options.npu {
-        Npu::Model(library) => {
-            let library = library.as_deref().map(Library::open).transpose()?;
-            let accel = HostModelAccel::new(ModelOptions {
-                compiled: library,
-                fault: testing::fault(testing::NPU_FAULT)
-                    .map(|fault| fault.parse().map_err(anyhow::Error::msg))
-                    .transpose()?,
-                late: false,
-            });
+    let session = match options.npu {
+        Npu::Model => {
+            let fault = testing::fault(testing::NPU_FAULT)
+                .map(|fault| fault.parse().map_err(anyhow::Error::msg))
+                .transpose()?;
+            let accel = HostModelAccel::new(ModelOptions { fault, ..ModelOptions::default() });
             Session::open(Box::new(accel), &HostModelAccel::xclbin(shape))?
         }
         _ => {
@@ -165,7 +158,7 @@ fn bring_up(
     let mut npu = FlashPartial::new(session, dims)?;
     let measured = gate::self_test(&mut npu, dims)?;
     let near = format!("self-test {:.2} % from exact", 100.0 * measured.distance);
-    if matches!(options.npu, Npu::Model(_)) {
+    if options.npu == Npu::Model {
         return Ok((npu, 256, format!("a model of it on the host, {near}")));
     }
     let Some(speed) = executor.read_bandwidth() else {
@@ -209,12 +202,10 @@ mod tests {
 
     #[test]
     fn modes_are_named_exactly() {
-        assert_eq!("model".parse(), Ok(Npu::Model(None)));
-        assert_eq!("model:/a:b".parse(), Ok(Npu::Model(Some("/a:b".into()))));
         assert_eq!(
-            ["auto", "off", "force"].map(|s| s.parse()),
-            [Ok(Npu::Auto), Ok(Npu::Off), Ok(Npu::Force)]
+            ["auto", "off", "force", "model"].map(|s| s.parse()),
+            [Npu::Auto, Npu::Off, Npu::Force, Npu::Model].map(Ok)
         );
-        assert!(["", "on", "model:", "force:1"].iter().all(|s| s.parse::<Npu>().is_err()));
+        assert!(["", "on", "model:x", "force:1"].iter().all(|s| s.parse::<Npu>().is_err()));
     }
 }

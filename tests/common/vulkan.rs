@@ -7,9 +7,9 @@ use gemma::vulkan::validation::{VALIDATE, is_installed};
 use gemma::vulkan::{ALLOW_CPU_DRIVER, Choice, VulkanExecutor};
 use std::sync::Once;
 
-/// What opens the device, if there is one; a driver on the processor will do. Where the validation
-/// layers are installed they watch over it, and a complaint fails the test when the device is
-/// closed; commands that the test starts inherit that.
+/// Returns a function that opens the device, if there is one. A driver on the CPU serves. The
+/// validation layers are enabled if they are installed: a complaint fails the test when the device
+/// is closed. Commands that the test starts inherit that.
 pub fn device() -> Option<impl Fn() -> VulkanExecutor> {
     static ENVIRONMENT: Once = Once::new();
     // SAFETY: this happens once, before any other thread of the tests asks for the device and so
@@ -69,7 +69,8 @@ fn config_with(
         "hidden_size": dim, "intermediate_size": ffn_dim, "num_hidden_layers": n_layers,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 96,
         "query_pre_attn_scalar": 21, "sliding_window": window, "sliding_window_pattern": pattern,
-        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0,
+            "rope_type": "linear"},
         "max_position_embeddings": 4096,
     });
     Config::from_json(&json).unwrap()

@@ -99,7 +99,7 @@ fn threads_and_interruptions_change_no_byte() {
     }
 }
 
-/// What the solver believes of the model it makes is what the oracle finds.
+/// The divergence that the solver predicts is the one that the oracle measures.
 #[test]
 fn the_measured_divergence_is_the_oracles() {
     let dir = tempfile::tempdir().unwrap();

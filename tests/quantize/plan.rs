@@ -20,10 +20,13 @@ fn sparse_27b(dir: &Path) {
     const SHARDS: usize = 12;
     fs::create_dir_all(dir).unwrap();
     let config = json!({
-        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "eos_token_id": [1, 106],
         "text_config": {
-            "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62, "num_attention_heads": 32,
-            "num_key_value_heads": 16, "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504,
+            "num_hidden_layers": 62, "num_attention_heads": 32,
+            "num_key_value_heads": 16, "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0,
+                "rope_type": "linear"},
             "sliding_window": 1024, "model_type": "gemma3_text",
         },
     });
@@ -89,7 +92,7 @@ fn plan(source: &Weights, recipe: &Recipe) -> anyhow::Result<QuantPlan> {
     )
 }
 
-/// What a dry run must say of a class: its row's label, bytes of codes, bytes of scales.
+/// A row of a dry run: the label of a class, bytes of codes, bytes of scales.
 type Class = (&'static str, u64, u64);
 
 /// Rows x columns x bits / 8 and 2 bytes a scale, computed here from the shapes alone.
@@ -190,7 +193,7 @@ fn named_sizes_are_reached_from_below() {
     assert!(sized(60_000_000_000).unwrap().total_bytes < 30_000_000_000);
 }
 
-/// What a plan says is what lies there in the end, for every recipe.
+/// The planned files are the written files, for every recipe.
 #[test]
 fn every_recipe_writes_what_it_predicts() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What the device unpacks itself lies in its memory as what the processor converts: the same bits.
+//! Weights that the device unpacks have the same bits as those that the CPU converts.
 
 use crate::common;
 use common::gguf::{File, Tensor, logits};

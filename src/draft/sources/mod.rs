@@ -109,11 +109,6 @@ impl Source {
         SOURCES.iter().filter(|row| !row.features.is_empty()).map(|row| row.source)
     }
 
-    /// Returns the source of a name.
-    pub fn named(name: &str) -> Option<Source> {
-        SOURCES.iter().find(|row| row.name == name).map(|row| row.source)
-    }
-
     pub fn name(self) -> &'static str {
         SOURCES[self as usize].name
     }
@@ -286,7 +281,7 @@ mod tests {
     #[test]
     fn the_table_of_sources_is_in_order() {
         for (place, row) in SOURCES.iter().enumerate() {
-            assert_eq!((row.source as usize, Source::named(row.name)), (place, Some(row.source)));
+            assert_eq!((row.source as usize, row.source.name()), (place, row.name));
         }
         let mut features: Vec<usize> =
             SOURCES.iter().flat_map(|row| row.features).map(|(feature, _)| *feature).collect();

@@ -8,7 +8,7 @@ use crate::kv::PAGE;
 use crate::models::forward::{self, Forward, ForwardOptions, SparePages};
 use crate::models::{Role, Weights};
 use crate::npu::OffloadExecutor;
-use crate::npu::dry::flash_partial;
+use crate::npu::attention::FlashPartial;
 use crate::runtime::npu;
 use crate::vulkan::{DeviceInfo, STAGING, VulkanFootprint};
 use anyhow::Result;
@@ -159,7 +159,7 @@ impl Task<'_> {
         };
         let dims = npu::dims(self.weights.config());
         // Models that no NPU takes run without.
-        if let Some(npu) = self.npu.then(|| flash_partial(dims)).and_then(Result::ok) {
+        if let Some(npu) = self.npu.then(|| FlashPartial::dry(dims)).and_then(Result::ok) {
             exec = Box::new(OffloadExecutor::new(exec, npu, dims, 256));
         }
         let model = self.load(exec.as_mut())?;

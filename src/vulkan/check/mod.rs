@@ -8,7 +8,6 @@
 //! unchecked.
 
 mod compare;
-mod listing;
 mod outputs;
 
 use crate::compute::memory::Buffers;
@@ -25,7 +24,6 @@ use anyhow::{Result, bail, ensure};
 use compare::{
     Difference, Grid, Rule, first_difference, first_q8_difference, first_wrong_code, typed,
 };
-pub use listing::{Listed, Listing};
 use outputs::{Holds, Output, outputs, unrounded};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;

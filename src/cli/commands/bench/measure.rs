@@ -1,4 +1,4 @@
-//! What is timed: prefill, decode, and passes of several rows. One function each, on any engine.
+//! Timing of prefill, decode and passes of several rows on any engine.
 
 use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
 use crate::sampler::Sampler;
@@ -30,7 +30,7 @@ impl Figure {
         Figure { median, min, max, runs }
     }
 
-    /// Below the first a quarter of the runs lies, above the second another; 0 without runs.
+    /// Returns the first and the third quartile; 0 without runs.
     pub fn quartiles(&self) -> [f64; 2] {
         let mut sorted = self.runs.clone();
         sorted.sort_by(f64::total_cmp);
@@ -43,13 +43,13 @@ impl Figure {
         [at(0.25), at(0.75)]
     }
 
-    /// Every run through a function, as tokens a second out of seconds.
+    /// Converts each run, for example seconds to tokens per second.
     pub fn map(&self, f: impl Fn(f64) -> f64) -> Self {
         Figure::of(self.runs.iter().map(|x| f(*x)).collect())
     }
 }
 
-/// Token ids that look like no text in particular, the same each time.
+/// Returns `n` pseudorandom token ids, the same each time.
 pub fn tokens(vocab: usize, n: usize) -> Vec<Token> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let next = || {
@@ -60,8 +60,7 @@ pub fn tokens(vocab: usize, n: usize) -> Vec<Token> {
     std::iter::repeat_with(next).take(n).collect()
 }
 
-/// Evaluates and commits `tokens`, in passes as large as the engine takes. Returns the seconds
-/// taken.
+/// Evaluates and commits `tokens`, in passes as large as the engine takes. Returns the seconds.
 pub fn prefill(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -> Result<f64> {
     let start = Instant::now();
     for chunk in tokens.chunks(engine.info().max_rows) {
@@ -72,12 +71,12 @@ pub fn prefill(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// What the sampler picks from, as a text that grows asks for it.
+/// Returns the output of a pass that the sampler needs.
 fn output(sampler: &Sampler) -> Output {
     sampler.decisive().map_or(Output::Logits, |(n, usable)| Output::Best { n, usable })
 }
 
-/// Generates `n` tokens one by one, sampling included. Returns the seconds taken.
+/// Generates `n` tokens one by one, sampling included. Returns the seconds.
 pub fn decode(
     engine: &mut dyn Engine,
     sampler: &Sampler,
@@ -95,8 +94,7 @@ pub fn decode(
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Checks a line of `rows` tokens, every row's logits sampled, and takes nothing of it. Returns the
-/// seconds taken.
+/// Evaluates a chain of `rows` tokens, samples each row, and commits nothing. Returns the seconds.
 pub fn verify(
     engine: &mut dyn Engine,
     sampler: &Sampler,
@@ -110,16 +108,6 @@ pub fn verify(
         std::hint::black_box(scores.pick(row, sampler, engine.position(0) + row, &[])?);
     }
     Ok(start.elapsed().as_secs_f64())
-}
-
-/// Processor time that this process has taken, in seconds: other processes' work is not in it.
-pub fn processor_seconds() -> f64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one timespec.
-    match unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) } {
-        0 => time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64,
-        _ => 0.0,
-    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use super::measure::Figure;
 use crate::cli::io::table::markdown;
 use crate::cli::io::ui::wrapped;
 use crate::decode::Stats;
-use crate::runtime::processor::Cpu;
 use crate::util::units::{bytes, digits3};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -40,19 +39,6 @@ pub struct Machine {
     pub device: String,
     /// Measured, 1e9 bytes a second: what the processor or the GPU reads from its memory.
     pub read_gb_per_s: f64,
-}
-
-impl Machine {
-    /// `device_speed` is the device's own reading speed in bytes a second, where it has memory of
-    /// its own.
-    pub fn new(cpu: Cpu, device: String, threads: usize, device_speed: Option<f64>) -> Self {
-        Machine {
-            cpu: cpu.name,
-            threads,
-            device,
-            read_gb_per_s: device_speed.map_or(cpu.read_gb_per_s, |c| c / 1e9),
-        }
-    }
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -114,10 +100,6 @@ impl Text {
     pub fn rows(&self) -> impl Iterator<Item = &TextKind> {
         self.kinds.iter().chain(&self.all)
     }
-
-    pub fn prompts(&self) -> usize {
-        self.kinds.iter().map(|k| k.prompts).sum()
-    }
 }
 
 /// Prompts of one kind.
@@ -128,13 +110,9 @@ pub struct TextKind {
     /// Median tokens a second.
     pub plain: f64,
     pub drafted: f64,
-    /// Drafted over plain speed of each pair of runs: one prompt both ways, one right after the
-    /// other. What is shown as the ratio is the median of these, which is not the ratio of the two
-    /// medians above.
+    /// Drafted over plain speed of each pair of runs of one prompt. The two runs of a pair follow
+    /// each other. The median of these ratios is not the ratio of the medians above.
     pub ratio: Figure,
-    /// The same by processor time of this process: what other programs do hardly changes it.
-    #[serde(default)]
-    pub by_processor: Figure,
     pub tokens_per_pass: f64,
 }
 
@@ -187,42 +165,39 @@ fn one() -> usize {
 }
 
 impl Kernel {
-    pub fn gb_per_s(&self) -> f64 {
+    fn gb_per_s(&self) -> f64 {
         if self.seconds > 0.0 { self.bytes as f64 / self.seconds / 1e9 } else { 0.0 }
     }
 }
 
 /// Such as `1 row`, `8 rows`.
-pub fn of_rows(rows: usize) -> String {
+pub fn count_rows(rows: usize) -> String {
     format!("{rows} row{}", if rows == 1 { "" } else { "s" })
 }
 
-/// What the ratio is, under every table that has one.
-const RATIO: &str = "Ratio: tokens a second with drafts over those without, of one prompt both \
-                         ways, one right after the other; the median over all such pairs, and the \
-                         range that half of them lie in.";
+/// Explanation under the table of texts.
+const RATIO: &str = "Ratio: tokens per second with drafts divided by those without. Each prompt \
+    runs both ways, one right after the other. Shown are the median over all pairs and its \
+    quartiles.";
 
 impl Report {
     /// Tables of at most 100 columns; with an older run, what became of its figures.
     pub fn markdown(&self, old: Option<&Report>) -> String {
         let mut out = self.heading();
-        let tests: Vec<&Row> =
-            self.results.iter().filter(|row| self.text.is_none() || row.unit != "x").collect();
-        let table = match old {
-            Some(old) => compared(&tests, old),
-            None => plain(&tests),
-        };
-        if !tests.is_empty() {
-            out += &markdown(&table);
+        if !self.results.is_empty() {
+            out += &markdown(&match old {
+                Some(old) => compared(&self.results, old),
+                None => plain(&self.results),
+            });
         }
         if let Some(text) = &self.text {
             out.push('\n');
             out += &markdown(&texts(text, old.and_then(|old| old.text.as_ref())));
             out += &format!("\n{}", wrapped(RATIO, COLUMNS) + "\n");
         }
-        for (rows, kernels) in self.kernels_by_rows() {
+        for kernels in self.kernels.chunk_by(|a, b| a.rows == b.rows) {
             out.push('\n');
-            out += &markdown(&self.kernel_table(rows, &kernels));
+            out += &markdown(&self.kernel_table(kernels));
         }
         for doubt in &self.doubts {
             out += &format!("\n{}\n", wrapped(&format!("Note: {doubt}"), COLUMNS));
@@ -230,7 +205,32 @@ impl Report {
         out
     }
 
-    /// What was measured on what.
+    /// Returns the reasons to distrust the figures, in sentences: a load average before the run
+    /// above the number of cores, or repetitions of a test that differ by more than 10 %.
+    pub fn find_doubts(&self, load: Option<f64>, cores: usize) -> Vec<String> {
+        let busy = load.filter(|load| *load > cores as f64).map(|load| {
+            format!(
+                "The load average was {load:.1} on {cores} cores before the run: other programs \
+                 slow it down. Repeat the run when they have ended."
+            )
+        });
+        let is_disturbed = |row: &&Row| row.figure.max > SPREAD * row.figure.min;
+        let disturbed: Vec<&Row> = self.results.iter().filter(is_disturbed).collect();
+        let spread = disturbed.split_first().map(|(first, more)| {
+            let more = match more.len() {
+                0 => String::new(),
+                n => format!(" and of {n} other tests"),
+            };
+            format!(
+                "Repetitions of {}{more} differ by more than 10 %: another program ran, or the \
+                 processor changed its clock.",
+                first.name
+            )
+        });
+        busy.into_iter().chain(spread).collect()
+    }
+
+    /// Returns lines about the model, the machine and the run.
     fn heading(&self) -> String {
         let (m, model) = (&self.machine, &self.model);
         let (weights, kv) = (bytes(model.weights), bytes(model.kv));
@@ -258,24 +258,11 @@ impl Report {
         lines.iter().map(|line| wrapped(line, COLUMNS) + "\n").collect::<String>() + "\n"
     }
 
-    /// The kernels of passes of one size, size by size.
-    pub fn kernels_by_rows(&self) -> Vec<(usize, Vec<&Kernel>)> {
-        let mut sizes: Vec<(usize, Vec<&Kernel>)> = Vec::new();
-        for kernel in &self.kernels {
-            match sizes.iter_mut().find(|(rows, _)| *rows == kernel.rows) {
-                Some((_, kernels)) => kernels.push(kernel),
-                None => sizes.push((kernel.rows, vec![kernel])),
-            }
-        }
-        sizes
-    }
-
-    fn kernel_table(&self, rows: usize, kernels: &[&Kernel]) -> Vec<Vec<String>> {
+    fn kernel_table(&self, kernels: &[Kernel]) -> Vec<Vec<String>> {
         let total: f64 = kernels.iter().map(|k| k.seconds).sum();
-        let passes = if rows == 1 {
-            "kernel (decode)".into()
-        } else {
-            format!("kernel ({})", of_rows(rows))
+        let passes = match kernels[0].rows {
+            1 => "kernel (decode)".to_owned(),
+            rows => format!("kernel ({})", count_rows(rows)),
         };
         let head = [&passes, "calls", "ms", "% of time", "GB/s", "% of memory speed"];
         let mut table = vec![head.map(String::from).to_vec()];
@@ -299,10 +286,18 @@ impl Report {
     }
 }
 
+/// Returns the average number of runnable processes over the last minute, where the system tells.
+pub fn load_average() -> Option<f64> {
+    std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
+}
+
+/// Repetitions of one test that differ by more than this factor were disturbed.
+const SPREAD: f64 = 1.10;
+
 /// Columns of a line of text around the tables, and the most of a table.
 const COLUMNS: usize = 100;
 
-fn plain(rows: &[&Row]) -> Vec<Vec<String>> {
+fn plain(rows: &[Row]) -> Vec<Vec<String>> {
     let mut table =
         vec![["test", "median", "unit", "min", "max", "runs", ""].map(String::from).to_vec()];
     for row in rows {
@@ -324,7 +319,7 @@ fn plain(rows: &[&Row]) -> Vec<Vec<String>> {
     table
 }
 
-fn compared(rows: &[&Row], old: &Report) -> Vec<Vec<String>> {
+fn compared(rows: &[Row], old: &Report) -> Vec<Vec<String>> {
     let mut table = vec![["test", "median", "unit", "before", "change"].map(String::from).to_vec()];
     for row in rows {
         let [before, change] = change(row, old);
@@ -435,23 +430,23 @@ mod tests {
     }
 
     #[test]
+    fn a_busy_machine_and_disturbed_runs_are_reported() {
+        let report = report(10.0);
+        assert_eq!(report.find_doubts(Some(2.0), 2).len(), 1, "9 to 11 is a wide range");
+        let busy = report.find_doubts(Some(2.1), 2);
+        assert!(busy[0].contains("load average was 2.1 on 2 cores"), "{busy:?}");
+        assert!(busy[1].contains("Repetitions of pp512 differ"), "{busy:?}");
+    }
+
+    #[test]
     fn kernels_of_each_size_of_pass_have_a_table_of_their_own() {
         let mut report = report(1.0);
         let eight = Kernel { rows: 8, seconds: 0.25, ..report.kernels[0].clone() };
         report.kernels.push(eight);
         let text = report.markdown(None);
-        assert!(
-            text.contains("| kernel (decode) |") && text.contains("| kernel (8 rows) |"),
-            "{text}"
-        );
-        assert_eq!(
-            text.matches("|       100 |").count(),
-            2,
-            "shares are of passes of one size: {text}"
-        );
-        let older = r#"{"label": "qkv", "calls": 2, "seconds": 0.5, "bytes": 4}"#;
-        let kernel: Kernel = serde_json::from_str(older).unwrap();
-        assert_eq!((kernel.rows, kernel.passes, kernel.macs), (1, 0, 0));
+        let has = |heading: &str| text.contains(heading);
+        assert!(has("| kernel (decode) |") && has("| kernel (8 rows) |"), "{text}");
+        assert_eq!(text.matches("|       100 |").count(), 2, "shares within a size: {text}");
     }
 
     /// The longest names and figures that a run has.
@@ -467,11 +462,6 @@ mod tests {
         };
         report.results.push(row("verify 32 rows @ d131072", "ms", "c(32) = 12.34"));
         report.results.push(row("tg128 @ d131072", "tok/s", "1234 GB/s, 100 % of memory"));
-        report.results.push(row(
-            "drafted / plain, how-to",
-            "x",
-            &"words of a long note ".repeat(8),
-        ));
         let ratio = Figure::of(vec![10.5, 12.25]);
         let kind = TextKind {
             kind: "random words".into(),

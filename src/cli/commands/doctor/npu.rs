@@ -11,7 +11,7 @@ use crate::runtime::npu::Npu;
 const HEAD_DIM: usize = 128;
 
 pub fn check(machine: &dyn Machine, asked: &ModelOptions) -> Check {
-    if matches!(asked.run.npu, Npu::Off | Npu::Model(_)) {
+    if matches!(asked.run.npu, Npu::Off | Npu::Model) {
         return Check::pass("npu", "no device was asked for (--npu)");
     }
     let system = machine.npu();

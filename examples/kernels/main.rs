@@ -1,7 +1,10 @@
 //! Lists the kernels that GPUs would be given for Gemma 3 27B, in every recipe and format and for
-//! passes of every number of rows: `kernels < DEVICES`, where DEVICES is a JSON list of what
-//! devices can do, and each line of the output is a JSON object, a call of a pass.
-//! `scripts/check-amd.sh` compiles them for AMD's GPUs.
+//! passes of every number of rows.
+//!
+//! `kernels < DEVICES` reads a JSON list of devices and prints a JSON object for each call of a pass.
+//! `scripts/check-amd.sh` compiles these calls for AMD's GPUs.
+
+mod listing;
 
 use anyhow::{Context, Result};
 use gemma::compute::KvFormat;
@@ -11,7 +14,8 @@ use gemma::models::forward::{self, ForwardOptions, SparePages};
 use gemma::quant::recipe::BUILT_IN;
 use gemma::runtime::shapes::{Formats, Shape};
 use gemma::tensor::Format;
-use gemma::vulkan::{Bucket, DeviceInfo, Listed, Listing, MatrixShape};
+use gemma::vulkan::{Bucket, DeviceInfo};
+use listing::{ListedCall, Listing, device_info};
 use serde_json::{Value, json};
 use std::io::{Write, stdin, stdout};
 
@@ -46,8 +50,8 @@ fn main() -> Result<()> {
         Ok((name, Formats { weights: format, ..Formats::default() }))
     });
     for device in &devices {
-        let (info, shapes) = device_info(device)?;
-        for call in Listing::new(&info, &shapes).beside_passes() {
+        let (info, _) = device_info(device)?;
+        for call in Listing::beside_passes() {
             print(device, &info, "loading", 0, json!({}), call)?;
         }
     }
@@ -67,12 +71,12 @@ fn main() -> Result<()> {
 /// Lists the calls of all passes over a model.
 fn list(device: &Value, model: &str, weights: &Weights, kv: KvFormat) -> Result<()> {
     let (info, shapes) = device_info(device)?;
-    let mut listing = Listing::new(&info, &shapes);
+    let listing = Listing::new(&info, &shapes);
     let max_rows = info.max_rows();
     let context = CONTEXTS[CONTEXTS.len() - 1];
     let plans = forward::load(
         weights,
-        &mut listing,
+        &mut listing.executor(),
         ForwardOptions { context, kv, max_rows, sequences: 1, spare: SparePages::default() },
     )?;
     let verify = plans.pass_with_best.unwrap_or(plans.pass);
@@ -96,14 +100,14 @@ fn list(device: &Value, model: &str, weights: &Weights, kv: KvFormat) -> Result<
     Ok(())
 }
 
-/// Prints a call of a pass; `place` says of which model and where in a text.
+/// Prints a call of a pass. `place` names the model and the position in a text.
 fn print(
     device: &Value,
     info: &DeviceInfo,
     pass: &str,
     rows: usize,
     place: Value,
-    call: Listed,
+    call: ListedCall,
 ) -> Result<()> {
     let matrices =
         call.matrices.iter().map(|(format, rows, cols)| json!([format.to_string(), rows, cols]));
@@ -117,37 +121,4 @@ fn print(
         line.extend(place);
     }
     Ok(writeln!(stdout(), "{line}")?)
-}
-
-/// A device of which only this is known.
-fn device_info(device: &Value) -> Result<(DeviceInfo, Vec<MatrixShape>)> {
-    let number = |name: &str| device[name].as_u64().with_context(|| format!("{name} of {device}"));
-    let is_integrated = device["integrated"].as_bool().context("integrated: true or false")?;
-    let shapes: Vec<[u32; 3]> = serde_json::from_value(device["int8_matrices"].clone())
-        .context("int8_matrices: [[M, N, K]]")?;
-    let memory = 64 << 30;
-    let info = DeviceInfo {
-        index: 0,
-        name: device["chip"].as_str().context("chip: a name")?.to_owned(),
-        driver: String::new(),
-        is_cpu: false,
-        is_integrated,
-        api: (1, 3),
-        subgroup: 32.clamp(number("min_subgroup")? as u32, number("max_subgroup")? as u32),
-        asks_subgroup: device["asks_subgroup"].as_bool().context("asks_subgroup: true or false")?,
-        max_shared: number("max_shared")? as u32,
-        max_workgroup: number("max_workgroup")? as u32,
-        max_subgroups: number("max_subgroups")? as u32,
-        max_allocation: memory,
-        memory,
-        available: None,
-        timestamp_ns: 10.0,
-        busy: if is_integrated { 16 } else { 256 },
-        divides_calls: true,
-        offers_matrices: !shapes.is_empty(),
-        draws: false,
-        identity: String::new(),
-        missing: Vec::new(),
-    };
-    Ok((info, shapes.into_iter().map(|[m, n, k]| MatrixShape { m, n, k }).collect()))
 }

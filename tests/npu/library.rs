@@ -1,9 +1,9 @@
-//! The kernel's C++ source, compiled for the host as a shared library: the same functions that a
-//! core's program calls.
+//! Loads the kernel's C++ source as a shared library for this processor. A core of the array calls
+//! the same functions.
 
-use super::Core;
-use crate::npu::layout::Shape;
 use anyhow::{Context, Result, ensure};
+use gemma::npu::host::Core;
+use gemma::npu::layout::{OBJECT, Shape};
 use std::ffi::{CString, c_char, c_void};
 use std::path::Path;
 use std::sync::Arc;
@@ -42,9 +42,7 @@ impl Library {
     pub fn open(path: &Path) -> Result<Arc<Library>> {
         let name =
             CString::new(path.as_os_str().as_encoded_bytes()).context("a path with a zero byte")?;
-        // SAFETY: a path that ends in zero. Loading runs the library's initialisers, and its
-        // functions are called: the user named it as code to run, and no file in the working
-        // directory can (see `cli::settings`).
+        // SAFETY: the path ends in zero, and the test built the library from our own source.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         ensure!(!handle.is_null(), "cannot load {}: {}", path.display(), last_error());
         // Closes it where a symbol is missing.
@@ -77,12 +75,7 @@ impl Library {
     pub fn core(self: &Arc<Library>) -> Box<dyn Core> {
         let lines = |bytes: usize| vec![Line([0; 64]); bytes.div_ceil(64)];
         let (state, out) = (lines(self.state_bytes), lines(self.shape.out_bytes()));
-        Box::new(LibraryCore {
-            code: self.clone(),
-            state,
-            object: lines(crate::npu::layout::OBJECT),
-            out,
-        })
+        Box::new(LibraryCore { code: self.clone(), state, object: lines(OBJECT), out })
     }
 }
 

@@ -1,23 +1,22 @@
-//! Real prompts, plain against drafted: the same text both ways, and how much sooner.
+//! The text test: real prompts, answered with and without drafts.
 
 use super::Bench;
-use super::measure::{Figure, processor_seconds};
-use super::report::{Acceptance, Row, Text, TextKind};
+use super::measure::Figure;
+use super::report::{Acceptance, Text, TextKind};
 use crate::cli::io::text_file::read_file;
 use crate::cli::io::ui::Ui;
 use crate::decode::{self, Flow, Limits, Stats};
-use crate::draft::{DraftRequest, Drafter};
 use crate::engine::Timeline;
 use crate::error::Fault;
 use crate::models::{ChatTemplate, Message, ReducedVocabulary, Special, Tokenizer};
 use crate::runtime::costs::Passes;
 use crate::runtime::drafting::{self, Drafting, Target};
 use crate::runtime::partner::Partner;
-use crate::runtime::{DraftingOptions, Model, Room, RunOptions, Session};
+use crate::runtime::{Model, Room, RunOptions, Session};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
+use crate::util::files::read_regular;
 use crate::util::json;
-use crate::util::units::digits3;
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -49,11 +48,10 @@ struct Prompt {
     tokens: Vec<Token>,
 }
 
-/// One row per kind of prompt and one for all: drafted over plain speed, pair by pair. And the same
-/// for plots.
-pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(Vec<Row>, Text)> {
-    let tokenizer = match &options.replay.tokenizer {
-        Some(directory) => super::replay::read_tokenizer(directory)?,
+/// Answers each prompt with and without drafts, and checks that both texts are equal.
+pub fn measure(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<Text> {
+    let tokenizer = match &options.tokenizer {
+        Some(path) => read_tokenizer(path)?,
         None => model.tokenizer(ui)?,
     };
     let session = Session::of(model, tokenizer, run.clone())?;
@@ -71,7 +69,7 @@ pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(
     let drafted =
         Target { session: &session, room: Room::of(context), passes: &passes, pool: &first.pool };
     let mut target = Timeline::new(first.engine);
-    let chosen = DraftingOptions { mixing: options.mixing(), ..options.draft.settled()? };
+    let chosen = options.draft.settled()?;
     let sampler =
         Sampler::new(SamplerConfig { temperature: options.temp, seed: 1, ..super::sampling() })?
             .usable(tokenizer.vocab());
@@ -110,10 +108,7 @@ pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(
     }
     bar.finish_and_clear();
     let all: Vec<Pair> = kinds.values().flatten().copied().collect();
-    let mut rows: Vec<Row> =
-        kinds.iter().map(|(kind, pairs)| row(kind, pairs, options.repetitions)).collect();
-    rows.push(row("all", &all, options.repetitions));
-    let text = Text {
+    Ok(Text {
         temperature: options.temp,
         tokens: options.text_tokens,
         runs: options.repetitions,
@@ -127,16 +122,13 @@ pub fn run(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<(
             .collect(),
         all: Some(text_kind("all", &all, options.repetitions)),
         acceptance: Acceptance::of(&rounds),
-    };
-    Ok((rows, text))
+    })
 }
 
 /// One text, one way.
 struct Way {
     text: Vec<Token>,
     stats: Stats,
-    /// Seconds of processor time that decoding took.
-    busy: f64,
 }
 
 /// One text both ways, one right after the other: what else the machine does meets both alike.
@@ -147,22 +139,16 @@ struct Pair {
     drafted: f64,
     tokens: u64,
     passes: u64,
-    /// Plain over drafted time with the prompt, and processor time of decoding.
-    whole: f64,
-    busy: f64,
 }
 
 impl Pair {
     fn of(plain: &Way, drafted: &Way) -> Pair {
         let speed = |w: &Way| w.stats.tokens as f64 / w.stats.decode_time.as_secs_f64();
-        let whole = |w: &Way| (w.stats.prefill_time + w.stats.decode_time).as_secs_f64();
         Pair {
             plain: speed(plain),
             drafted: speed(drafted),
             tokens: drafted.stats.committed(),
             passes: drafted.stats.passes,
-            whole: whole(plain) / whole(drafted),
-            busy: plain.busy / drafted.busy,
         }
     }
 }
@@ -179,28 +165,7 @@ fn text_kind(kind: &str, pairs: &[Pair], repetitions: usize) -> TextKind {
         plain: figure(pairs, |p| p.plain).median,
         drafted: figure(pairs, |p| p.drafted).median,
         ratio: figure(pairs, |p| p.drafted / p.plain),
-        by_processor: figure(pairs, |p| p.busy),
         tokens_per_pass: sum(|p| p.tokens) / sum(|p| p.passes).max(1.0),
-    }
-}
-
-fn row(kind: &str, pairs: &[Pair], repetitions: usize) -> Row {
-    let TextKind { plain, drafted, ratio, by_processor, tokens_per_pass, .. } =
-        text_kind(kind, pairs, repetitions);
-    let (plain, drafted, whole) =
-        (digits3(plain), digits3(drafted), figure(pairs, |p| p.whole).median);
-    let [low, high] = ratio.quartiles();
-    Row {
-        name: format!("drafted / plain, {kind}"),
-        unit: "x".into(),
-        figure: ratio,
-        note: format!(
-            "half of the pairs {low:.2} to {high:.2}; plain {plain} tok/s, drafted {drafted}, \
-             {tokens_per_pass:.2} tok/pass; with the prompt {whole:.2} x, {:.2} x by processor \
-             time",
-            by_processor.median
-        ),
-        pass: None,
     }
 }
 
@@ -217,12 +182,11 @@ fn once(
     let limits = Limits { max_tokens: tokens, stop_ids: stops, interrupt: &never };
     let (mut history, mut stats) = (prompt.tokens.clone(), Stats::default());
     let Drafting { drafter, policy, .. } = drafting;
-    let mut drafter = Watched { inner: drafter.as_mut(), since: 0.0 };
     // The other way has read the same prompt just before.
     target.clear(0)?;
     decode::generate(
         target,
-        &mut drafter,
+        drafter.as_mut(),
         policy,
         sampler,
         &mut history,
@@ -230,54 +194,17 @@ fn once(
         &mut stats,
         &mut |_| Flow::Continue,
     )?;
-    Ok(Way {
-        text: history.split_off(prompt.tokens.len()),
-        stats,
-        busy: processor_seconds() - drafter.since,
-    })
+    Ok(Way { text: history.split_off(prompt.tokens.len()), stats })
 }
 
-/// A drafter that notes the processor's time when the prompt is read and decoding begins.
-struct Watched<'a> {
-    inner: &'a mut dyn Drafter,
-    since: f64,
-}
+/// Longest tokenizer.json, in bytes.
+const LARGEST: u64 = 512 << 20;
 
-impl Drafter for Watched<'_> {
-    fn read_ahead(
-        &mut self,
-        text: usize,
-        history: &[Token],
-        more: &mut dyn FnMut() -> bool,
-    ) -> Result<()> {
-        self.inner.read_ahead(text, history, more)
-    }
-
-    fn prepare(&mut self, text: usize, history: &[Token]) -> Result<()> {
-        self.inner.prepare(text, history)?;
-        self.since = processor_seconds();
-        Ok(())
-    }
-
-    fn propose(&mut self, asks: &mut [DraftRequest<'_>]) -> Result<usize> {
-        self.inner.propose(asks)
-    }
-
-    fn meanwhile(
-        &mut self,
-        asks: &[DraftRequest<'_>],
-        more: &mut dyn FnMut() -> bool,
-    ) -> Result<()> {
-        self.inner.meanwhile(asks, more)
-    }
-
-    fn reads_target(&self) -> bool {
-        self.inner.reads_target()
-    }
-
-    fn has_recent_match(&mut self, text: usize, history: &[Token]) -> bool {
-        self.inner.has_recent_match(text, history)
-    }
+fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
+    let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
+    let bytes = read_regular(&path, LARGEST)
+        .with_context(|| Fault::model(format!("cannot read {}", path.display())))?;
+    Tokenizer::from_bytes(&bytes).with_context(|| format!("reading {}", path.display()))
 }
 
 /// The built-in prompts, or every n-th of each file of `{"category": ..., "turns": [...]}` or
