@@ -1,4 +1,4 @@
-//! Floor 5: the loop, verification, text that is certain, statistics.
+//! The loop, verification, text that is certain, statistics.
 
 mod growth;
 pub mod log_probs;

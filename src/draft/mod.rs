@@ -1,5 +1,4 @@
-//! Floor 4: draft trees that the target verifies. Drafts change the speed of a text, never its
-//! tokens.
+//! Draft trees that the target verifies. Drafts change the speed of a text, never its tokens.
 //!
 //! The scheduler asks a [`Drafter`] for a [`Proposal`] once a round, and a [`Policy`] how much of
 //! it a pass takes. [`TreeBuilder`] is the drafter of all [`sources`]; [`mix`] makes one
