@@ -4,27 +4,28 @@
 //! # Floors
 //! A file uses lower floors or its own room only; `tests/source/layering.rs` checks it.
 //! ```text
-//! 7  cli         commands/ has a file or folder for each command, options/ the options that several
+//! 8  cli         commands/ has a file or folder for each command, options/ the options that several
 //!                take, io/ what they read and write; the only room that prints
-//! 6  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
-//! 5  decode      the scheduler: one loop for all texts; verification, text that is certain,
+//! 7  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
+//! 6  decode      the scheduler: one loop for all texts; verification, text that is certain,
 //!                statistics
-//! 4  draft       where proposals come from
+//! 5  draft       where proposals come from
 //!    quant       conversion of checkpoints
 //!    eval        likelihoods of texts
-//! 3  engine      one model and the timelines of its texts
+//! 4  engine      one model and the timelines of its texts
 //!    grammar     which tokens may follow (JSON Schema, Lark, regular expressions)
-//! 2  models      what a model is: config, weights, forward pass, tokenizer, chat template;
+//! 3  models      what a model is: config, weights, forward pass, tokenizer, chat template;
 //!                gemma3/ what only Gemma 3 has
 //!    vulkan      the GPU executor
 //!    npu         an executor that hands full pages of global layers to an NPU; a model of one
-//! 1  checkpoint  files -> tensors
+//! 2  checkpoint  files -> tensors
 //!    compute     the list of dispatches, the CPU kernels and their scalar twins
 //!    sampler     scores -> a token
+//! 1  util        child processes, figures, shell words, directories, files written whole
 //! 0  tensor      formats and codecs
+//!    os          the operating system, in functions that every system can offer
 //!    kv, error   pages of keys and values; faults that carry an exit code and a remedy
 //!    testing     faults that tests ask for
-//!    util        hexadecimal, figures, shell words, directories, files written whole
 //! ```
 //!
 //! # The way of a token
@@ -54,6 +55,7 @@ pub mod grammar;
 pub mod kv;
 pub mod models;
 pub mod npu;
+pub mod os;
 pub mod quant;
 pub mod runtime;
 pub mod sampler;

@@ -1,4 +1,4 @@
-//! Floor 1: the dispatch list (`plan`), the executor seam, the CPU executor with its scalar twins,
+//! The dispatch list (`plan`), the executor seam, the CPU executor with its scalar twins,
 //! and the executor that spreads a plan over two others (`split`). Knows no model.
 
 pub mod best;

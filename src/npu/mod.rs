@@ -1,4 +1,4 @@
-//! Floor 2: attention on the AMD NPU (XDNA1: Phoenix, Hawk Point), as an executor around another
+//! Attention on the AMD NPU (XDNA1: Phoenix, Hawk Point), as an executor around another
 //! one.
 //!
 //! The NPU takes sealed pages of global layers ([`crate::kv::OffloadedPages`]) and gives back partials;

@@ -13,6 +13,7 @@ use super::trial;
 use crate::compute::KvFormat;
 use crate::engine::planned::{EngineOptions, PlannedEngine};
 use crate::error::{Fault, Kind};
+use crate::os::process::{Exit, describe_exit, wait_for_output};
 use crate::testing;
 use crate::util::files::{read_regular, write_whole};
 use crate::util::{child, hex, xdg};
@@ -23,7 +24,6 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::Read;
-use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
@@ -204,7 +204,7 @@ fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
     let (start, mut said, mut is_open) = (Instant::now(), Vec::new(), true);
     let status = loop {
         // A driver may print more than a pipe holds.
-        let has_output = is_open && child::is_readable(&output, LOOK);
+        let has_output = is_open && wait_for_output(&output, LOOK);
         if has_output {
             let mut part = [0; 4096];
             let length = output.read(&mut part).unwrap_or(0);
@@ -238,25 +238,10 @@ fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
 
 /// Returns how a child ended; `None` where it ended well.
 fn ending(status: ExitStatus) -> Option<ChildEnd> {
-    // Those that a process meets by its own doing; others come from outside, as that of Ctrl-C.
-    const FATAL: [i32; 7] = [
-        libc::SIGABRT,
-        libc::SIGBUS,
-        libc::SIGFPE,
-        libc::SIGILL,
-        libc::SIGSEGV,
-        libc::SIGSYS,
-        libc::SIGTRAP,
-    ];
-    match (status.code(), status.signal()) {
-        (Some(0), _) => None,
-        (_, Some(signal)) if FATAL.contains(&signal) => {
-            Some(ChildEnd::Fatal(format!("was ended by signal {signal}")))
-        }
-        (_, Some(signal)) => Some(ChildEnd::Unknown(format!("was stopped by signal {signal}"))),
-        (code, _) => {
-            Some(ChildEnd::Unknown(format!("failed with exit code {}", code.unwrap_or(1))))
-        }
+    match Exit::of_status(status) {
+        Exit::Code(0) => None,
+        Exit::Memory | Exit::Fault => Some(ChildEnd::Fatal(describe_exit(status))),
+        _ => Some(ChildEnd::Unknown(describe_exit(status))),
     }
 }
 
@@ -426,9 +411,8 @@ mod tests {
             matches!(&end, ChildEnd::Fatal(why) if why == "did not end within 0.5 s"),
             "{end:?}"
         );
-        let pid: i32 = std::fs::read_to_string(pid.path()).unwrap().trim().parse().unwrap();
-        // SAFETY: signal 0 only asks whether the process is there.
-        let is_there = || unsafe { libc::kill(pid, 0) } == 0;
+        let pid = std::fs::read_to_string(pid.path()).unwrap();
+        let is_there = || std::fs::exists(format!("/proc/{}", pid.trim())).unwrap();
         assert!((0..2000).any(|_| {
             std::thread::sleep(Duration::from_millis(5));
             !is_there()

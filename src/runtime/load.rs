@@ -8,7 +8,7 @@ use super::options::{AutoOr, Kv, RunOptions};
 use super::placement::measure::Task;
 use super::placement::predict::Speeds;
 use super::placement::{self, Placement};
-use super::processor::{default_threads, memory};
+use super::processor::default_threads;
 use super::{Listener, Loading};
 use crate::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
 use crate::compute::split::SplitExecutor;
@@ -232,7 +232,7 @@ fn place(
     listener: &dyn Listener,
 ) -> Result<Box<dyn Executor>> {
     let host = || -> Result<Box<dyn Executor>> {
-        placement::check_memory(placement, memory("MemAvailable"))?;
+        placement::check_memory(placement, crate::os::machine::available_memory())?;
         Ok(Box::new(CpuExecutor::on(
             pool.clone(),
             CpuOptions { check, isa, ..CpuOptions::default() },

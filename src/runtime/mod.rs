@@ -1,4 +1,4 @@
-//! Floor 6: from options to an opened model, a loaded target and its drafts.
+//! From options to an opened model, a loaded target and its drafts.
 //!
 //! [`Session::open`] opens a model's files, [`Session::start`] loads them where they fit best,
 //! knows what a pass costs and puts the drafter together. All commands that run a model go this

@@ -1,4 +1,4 @@
-//! Floor 2: the Vulkan executor. Knows plans and formats, no model. The only room that speaks ash.
+//! The Vulkan executor. Knows plans and formats, no model. The only room that speaks ash.
 //!
 //! Folders use only those before them:
 //! - `device`: instance, device, memory, queue, pipelines from committed SPIR-V;

@@ -5,7 +5,6 @@ use super::{Device, Placement, candidates_among, check_memory};
 use crate::error::{Fault, Kind, fault_of};
 use crate::runtime::options::GpuLayers;
 use crate::runtime::options::RunOptions;
-use crate::runtime::processor::memory;
 use crate::runtime::{Listener, Silence};
 use crate::vulkan::{DeviceInfo, Vulkan};
 use anyhow::Result;
@@ -31,7 +30,7 @@ impl<'a> Host<'a> {
         let ask = || Vulkan::open().and_then(|v| v.devices());
         Host {
             found: LazyCell::new(Box::new(move || found(&ask()))),
-            ..Host::bare(run, memory("MemAvailable"))
+            ..Host::bare(run, crate::os::machine::available_memory())
         }
     }
 

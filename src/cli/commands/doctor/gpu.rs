@@ -7,6 +7,7 @@ use super::{Check, needs_gpu};
 use crate::cli::io::ui::Ui;
 use crate::error::{Fault, Kind, fault_of};
 use crate::models::Weights;
+use crate::os::files::group_id;
 use crate::runtime::ModelOptions;
 use crate::runtime::driver::{Use, Verdict};
 use crate::runtime::load;
@@ -17,7 +18,6 @@ use crate::util::units::bytes;
 use crate::vulkan::{Choice, DeviceInfo, choose};
 use anyhow::Result;
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// PCI vendors of graphics: id, name, kernel module.
@@ -158,7 +158,7 @@ fn refused_nodes(machine: &dyn Machine) -> Vec<Check> {
 /// Returns the name of the group that a file belongs to.
 fn group_of(machine: &dyn Machine, path: &Path) -> String {
     let name = || {
-        let id = std::fs::metadata(path).ok()?.gid().to_string();
+        let id = group_id(path)?.to_string();
         let groups = machine.read("etc/group")?;
         groups.lines().find_map(|line| {
             let mut fields = line.split(':');

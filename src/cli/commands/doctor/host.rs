@@ -4,6 +4,7 @@ use crate::cli::io::ui::Ui;
 use crate::compute::cpu::isa::Isa;
 use crate::npu::manifest;
 use crate::npu::probe::System;
+use crate::os::files::is_writable_directory;
 use crate::runtime::Silence;
 use crate::runtime::driver::{self, Verdict};
 use crate::runtime::options::RunOptions;
@@ -104,11 +105,8 @@ impl Machine for Here {
     }
 
     fn is_writable(&self, directory: &Path) -> bool {
-        use std::os::unix::ffi::OsStrExt;
         let parent = directory.ancestors().find(|d| d.is_dir()).unwrap_or(Path::new("/"));
-        // SAFETY: the name ends in zero.
-        std::ffi::CString::new(parent.as_os_str().as_bytes())
-            .is_ok_and(|name| unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) } == 0)
+        is_writable_directory(parent)
     }
 
     fn threads(&self) -> usize {

@@ -125,8 +125,8 @@ fn a_node_that_may_not_be_opened_is_named_with_its_group() {
     is(&checks, "permissions", Status::Fail, &[]);
     assert_eq!(exit_code(&checks), 4);
     // The group is that of the node.
-    let node = std::fs::metadata(fake.root.path().join("dev/dri/renderD128")).unwrap();
-    let id = std::os::unix::fs::MetadataExt::gid(&node);
+    let node = fake.root.path().join("dev/dri/renderD128");
+    let id = crate::os::files::group_id(&node).unwrap();
     fake.put("etc/group", &format!("other:x:{}:\ngraphics:x:{id}:me\n", id + 1));
     is(&fake.examine(&[]), "permissions", Status::Warn, &["sudo usermod -aG graphics \"$USER\""]);
     // A driver that opens the GPU by nodes of its own needs none of these.
