@@ -224,6 +224,7 @@ fn absolute(own: &[String], path: Vec<String>) -> Vec<String> {
 /// Folders and files of a room from the lowest to the highest. A file uses only its own folder and
 /// lower ones.
 const FOLDERS: &[(&str, &[&str])] = &[
+    ("draft", &["sources", "mix", "policy", "builder"]),
     ("vulkan", &["device", "lower", "run", "check"]),
     ("quant", &["recipe", "layout", "solver", "ldlq", "calibrate", "plan", "verify", "convert"]),
 ];

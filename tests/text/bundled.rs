@@ -8,7 +8,7 @@ use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Pool};
 use gemma::decode::{Flow, Limits, Stats, generate};
 use gemma::draft::{
-    Ask, CostCurve, Costs, DraftContext, DraftOptions, Drafter, NoDraft, Policy, Proposal,
+    CostCurve, Costs, DraftContext, DraftOptions, DraftRequest, Drafter, NoDraft, Policy, Proposal,
     TreeBuilder, TreeSize,
 };
 use gemma::engine::planned::EngineOptions;
@@ -362,7 +362,7 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
             rate: None,
             verified: None,
         };
-        draft.propose(&mut [Ask { text: 0, ctx, out: &mut out }]).unwrap();
+        draft.propose(&mut [DraftRequest { text: 0, ctx, out: &mut out }]).unwrap();
         assert!(
             out.len() > 8 && out.tree.tokens[1..].iter().all(|t| spelling.row(*t).is_some()),
             "{:?}",
