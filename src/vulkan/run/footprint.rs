@@ -13,7 +13,7 @@ use anyhow::Result;
 /// Bytes beside the arenas: staging while weights are loaded, and what comes back. Where a device
 /// has memory of its own half of it and more is host memory, which leaves room for what the driver
 /// takes for itself.
-pub const STAGING: u64 = upload::STAGING + READBACK + RESULTS;
+const STAGING: u64 = upload::STAGING + READBACK + RESULTS;
 /// Bytes that come back at a time.
 pub const READBACK: u64 = 8 << 20;
 /// Bytes of a pass's results that are copied behind it in the same submission: lists of the best
@@ -80,6 +80,10 @@ impl Footprint for VulkanFootprint {
 
     fn max_rows(&self) -> usize {
         self.device.max_rows()
+    }
+
+    fn staging(&self) -> u64 {
+        STAGING
     }
 
     fn key_block(&self) -> fn(KvFormat) -> usize {
