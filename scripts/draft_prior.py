@@ -1,4 +1,4 @@
-"""The mixer's weights for temperature 0, as the block COLD of src/draft/prior.rs.
+"""The mixer's weights for temperature 0, as the block COLD of src/draft/mix/prior.rs.
 
   cargo run --release --example replay -- TRAIN.jsonl --tokenizer GEMMA --draft MEDIUM >REPORT.json
   draft_prior.py REPORT.json
@@ -21,7 +21,7 @@ NAMES += ["no record", "last token known", "pair seen once", "2-4 times", "more 
 
 with open(sys.argv[1], encoding="utf-8") as file:
     rows = json.load(file)["weights"]
-print("const COLD: Sets = [")
+print("static COLD: Weights = [")
 for row, label in zip(rows, NAMES, strict=True):
     print(f"    [{', '.join(f'{w:.3f}' for w in row)}], // {label}")
 print("];")

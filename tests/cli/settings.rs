@@ -64,8 +64,8 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
     assert!(dir.path().join("made").exists());
 
     // Numbers and lists are refused too; the same is good in the user's own file.
-    let edge = "[serve]\nport = 80\nmax-body = 999\nclient-timeout = 9\ncors-origin = \
-        [\"http://localhost:1\"]\nalias = [\"a\", \"b\"]\nhost = \"::1\"\ndevice-lock = \"off\"\n";
+    let edge = "[serve]\nport = 80\nmax-body = 999\nclient-timeout = 9\n\
+        cors-origin = [\"http://localhost:1\"]\nalias = [\"a\", \"b\"]\nhost = \"::1\"\ndevice-lock = \"off\"\n";
     for line in edge.lines().skip(1) {
         fs::write(dir.path().join("gemma.toml"), format!("[serve]\n{line}\n")).unwrap();
         let key = line.split(' ').next().unwrap();

@@ -234,8 +234,13 @@ fn absolute(own: &[String], path: Vec<String>) -> Vec<String> {
     }
 }
 
-/// Folders of a room from the lowest to the highest. A file uses only its own folder and lower ones.
-const FOLDERS: &[(&str, &[&str])] = &[("vulkan", &["device", "lower", "run", "check"])];
+/// Folders and files of a room from the lowest to the highest. A file uses only its own folder and
+/// lower ones.
+const FOLDERS: &[(&str, &[&str])] = &[
+    ("draft", &["sources", "mix", "policy", "builder"]),
+    ("vulkan", &["device", "lower", "run", "check"]),
+    ("quant", &["recipe", "layout", "solver", "ldlq", "calibrate", "plan", "verify", "convert"]),
+];
 
 #[test]
 fn folders_use_only_lower_folders() {

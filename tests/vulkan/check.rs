@@ -117,8 +117,8 @@ fn a_wrong_result_is_found_and_named() {
             0,
             32 + 7,
             code,
-            "dispatch 2, `quantise` of layer 0, differs from its twin in the codes: row 1, column \
-                29: code ",
+            "dispatch 2, `quantise` of layer 0, differs from its twin in the codes: \
+                row 1, column 29: code ",
         ),
         (2, 1, 1, sign, "in the scales: row 1, column 0: "),
         (2, 2, 1, last_bit, "in the sums: row 1, column 0: "),
@@ -148,8 +148,8 @@ fn a_wrong_result_is_found_and_named() {
             0,
             32 + 7,
             code,
-            "dispatch 7, `quantise` of layer 0, differs from its twin in the codes: row 1, column \
-                29: code ",
+            "dispatch 7, `quantise` of layer 0, differs from its twin in the codes: \
+                row 1, column 29: code ",
         ),
         (
             8,

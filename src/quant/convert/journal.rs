@@ -23,7 +23,7 @@ struct SourceFile {
 }
 
 /// Everything that the bytes of the result depend on. A run resumes another only if this is equal,
-/// except `asked` and `stamps`.
+/// except `spelling` and `stamps`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalHeader {
     journal: u32,
@@ -35,8 +35,8 @@ pub struct JournalHeader {
     recipe: String,
     /// The options that chose the recipe, for messages. Other options with the same layout resume
     /// the run.
-    #[serde(default)]
-    asked: String,
+    #[serde(default, rename = "asked")]
+    spelling: String,
     recipe_sha256: String,
     solver: String,
     /// SHA-256 of the name, format and place of every tensor.
@@ -73,7 +73,7 @@ impl JournalHeader {
             source,
             stamps,
             recipe: plan.recipe.clone(),
-            asked: plan.asked.clone(),
+            spelling: plan.spelling.clone(),
             recipe_sha256: plan.recipe_sha256.clone(),
             solver: plan.solver.clone(),
             layout_sha256: crate::util::hex(hash.finalize()),
@@ -83,8 +83,8 @@ impl JournalHeader {
 
     /// Returns whether a run with this header may resume one with `other`.
     pub fn continues(&self, other: &JournalHeader) -> bool {
-        let (asked, stamps) = (other.asked.clone(), other.stamps.clone());
-        JournalHeader { asked, stamps, ..self.clone() } == *other
+        let (spelling, stamps) = (other.spelling.clone(), other.stamps.clone());
+        JournalHeader { spelling, stamps, ..self.clone() } == *other
     }
 
     /// Returns whether no weight file of the source was written or replaced since `other`.
@@ -108,20 +108,20 @@ impl JournalHeader {
             return "from a source with fewer files".into();
         }
         if (&self.recipe, &self.recipe_sha256) != (&other.recipe, &other.recipe_sha256) {
-            return other.asked();
+            return other.spelling();
         }
         if self.solver != other.solver {
             return format!("with the method {}", other.solver);
         }
-        if self.asked != other.asked { other.asked() } else { "with other options".into() }
+        if self.spelling != other.spelling { other.spelling() } else { "with other options".into() }
     }
 
     /// Returns the options that chose the recipe, as a part of a sentence.
-    fn asked(&self) -> String {
-        if self.asked.is_empty() {
+    fn spelling(&self) -> String {
+        if self.spelling.is_empty() {
             format!("with --recipe {}", self.recipe)
         } else {
-            format!("with {}", self.asked)
+            format!("with {}", self.spelling)
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::cli::io::{prompt, stats};
 use crate::cli::options::Source;
 use crate::cli::options::{DraftArgs, ModelArgs, SamplingOptions, UiOptions};
 use crate::cli::settings::Typed;
-use crate::decode::{Flow, Scheduler, Stats};
+use crate::decode::{Flow, Request, Scheduler, Stats};
 use crate::engine::{EngineExt, Timeline};
 use crate::error::{Fault, Kind};
 use crate::models::Tokenizer;
@@ -321,12 +321,9 @@ impl Talk<'_> {
         let scheduler =
             Scheduler::new(&mut self.target, drafter.as_mut(), policy, self.stop_ids, flag);
         let request = AnswerRequest {
-            history,
-            sampler: self.sampler.clone(),
+            text: Request::new(history, self.sampler.clone(), self.max_tokens),
             constrained: Constrained::new(None, 0),
             stops: self.options.sampling.stop.clone(),
-            max_tokens: self.max_tokens,
-            chances: None,
             data: (),
         };
         let finished =

@@ -46,7 +46,7 @@ pub fn push_result(messages: &mut Vec<Message>, open: &mut bool, text: String) {
 
 /// What a piece of an answer is.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part {
+pub enum AnswerPart {
     Text(String),
     /// A call of this function begins.
     Call(String),
@@ -60,7 +60,7 @@ enum At {
     Begin,
     Text,
     /// In what comes before the arguments.
-    Head(String),
+    ResponseHead(String),
     Arguments {
         depth: usize,
         in_string: bool,
@@ -72,35 +72,35 @@ enum At {
 
 /// Takes an answer apart that follows the grammar of calls.
 #[derive(Clone, Debug)]
-pub struct Reader {
+pub struct CallReader {
     at: At,
 }
 
-impl Reader {
+impl CallReader {
     /// `calls` says whether there may be calls at all.
-    pub fn new(calls: bool) -> Reader {
-        Reader { at: if calls { At::Begin } else { At::Text } }
+    pub fn new(calls: bool) -> CallReader {
+        CallReader { at: if calls { At::Begin } else { At::Text } }
     }
 
     /// What this piece of the answer is.
-    pub fn push(&mut self, text: &str) -> Vec<Part> {
-        let mut parts: Vec<Part> = Vec::new();
+    pub fn push(&mut self, text: &str) -> Vec<AnswerPart> {
+        let mut parts: Vec<AnswerPart> = Vec::new();
         for c in text.chars() {
             match &mut self.at {
-                At::Begin | At::Between if c == '{' => self.at = At::Head("{".into()),
+                At::Begin | At::Between if c == '{' => self.at = At::ResponseHead("{".into()),
                 At::Between => {}
                 At::Begin | At::Text => {
                     self.at = At::Text;
                     match parts.last_mut() {
-                        Some(Part::Text(text)) => text.push(c),
-                        _ => parts.push(Part::Text(c.into())),
+                        Some(AnswerPart::Text(text)) => text.push(c),
+                        _ => parts.push(AnswerPart::Text(c.into())),
                     }
                 }
-                At::Head(head) => {
+                At::ResponseHead(head) => {
                     head.push(c);
                     let name = head.strip_prefix(CALL).and_then(|h| h.strip_suffix(ARGUMENTS));
                     if let Some(name) = name {
-                        parts.push(Part::Call(name.to_owned()));
+                        parts.push(AnswerPart::Call(name.to_owned()));
                         self.at = At::Arguments { depth: 0, in_string: false, escaped: false };
                     }
                 }
@@ -119,8 +119,8 @@ impl Reader {
                         _ => {}
                     }
                     match parts.last_mut() {
-                        Some(Part::Arguments(text)) => text.push(c),
-                        _ => parts.push(Part::Arguments(c.into())),
+                        Some(AnswerPart::Arguments(text)) => text.push(c),
+                        _ => parts.push(AnswerPart::Arguments(c.into())),
                     }
                 }
             }
@@ -134,15 +134,17 @@ mod tests {
     use super::*;
 
     /// The parts of a text, whichever pieces it comes in.
-    fn parts(text: &str, calls: bool, piece: usize) -> Vec<Part> {
-        let mut reader = Reader::new(calls);
+    fn parts(text: &str, calls: bool, piece: usize) -> Vec<AnswerPart> {
+        let mut reader = CallReader::new(calls);
         let chars: Vec<char> = text.chars().collect();
-        let mut all: Vec<Part> = Vec::new();
+        let mut all: Vec<AnswerPart> = Vec::new();
         for piece in chars.chunks(piece) {
             for part in reader.push(&piece.iter().collect::<String>()) {
                 match (all.last_mut(), part) {
-                    (Some(Part::Text(old)), Part::Text(new)) => old.push_str(&new),
-                    (Some(Part::Arguments(old)), Part::Arguments(new)) => old.push_str(&new),
+                    (Some(AnswerPart::Text(old)), AnswerPart::Text(new)) => old.push_str(&new),
+                    (Some(AnswerPart::Arguments(old)), AnswerPart::Arguments(new)) => {
+                        old.push_str(&new)
+                    }
                     (_, part) => all.push(part),
                 }
             }
@@ -155,15 +157,18 @@ mod tests {
         let arguments = r#"{"a": "}\"{\\", "b": [{"c": 1}, 2]}"#;
         let text = format!("{}\n{}", spelled("one", arguments), spelled("two", "{}"));
         let want = [
-            Part::Call("one".into()),
-            Part::Arguments(arguments.into()),
-            Part::Call("two".into()),
-            Part::Arguments("{}".into()),
+            AnswerPart::Call("one".into()),
+            AnswerPart::Arguments(arguments.into()),
+            AnswerPart::Call("two".into()),
+            AnswerPart::Arguments("{}".into()),
         ];
         for piece in [1, 2, 3, 7, 1000] {
             assert_eq!(parts(&text, true, piece), want, "{piece}");
-            assert_eq!(parts(&text, false, piece), [Part::Text(text.clone())]);
-            assert_eq!(parts("It is {late}", true, piece), [Part::Text("It is {late}".into())]);
+            assert_eq!(parts(&text, false, piece), [AnswerPart::Text(text.clone())]);
+            assert_eq!(
+                parts("It is {late}", true, piece),
+                [AnswerPart::Text("It is {late}".into())]
+            );
         }
         assert_eq!(parts(&text[..30], true, 4)[..1], want[..1]);
     }

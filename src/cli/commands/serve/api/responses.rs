@@ -1,12 +1,12 @@
 //! `/v1/responses`, as OpenAI's server has it, without what a server would have to remember.
 
-use super::ask::{Asked, Prompt, Sampling, Served, talk};
+use super::super::queue::{AnswerEnd, Piece, RequestFigures};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::form::{Answer, Events, Form, Head, new_id};
-use super::openai::offer;
-use super::queue::{End, Figures, Piece};
-use super::tools::{self, Part, Reader};
+use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
+use super::openai::tool_options;
+use super::request::{ApiRequest, Prompt, SamplingFields, ServedModel, conversation};
+use super::tools::{self, AnswerPart, CallReader};
 use crate::cli::io::format::Format;
 use crate::cli::io::record::FinishReason;
 use crate::grammar::Source;
@@ -140,7 +140,10 @@ fn format(options: Option<TextOptions>) -> Result<Option<Format>, ApiError> {
 }
 
 /// Reads a body of `/v1/responses`.
-pub fn body(mut fields: Fields, served: &Arc<Served>) -> Result<(Asked, Box<dyn Form>), ApiError> {
+pub fn body(
+    mut fields: Fields,
+    served: &Arc<ServedModel>,
+) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
     let model: Option<String> = fields.take("model")?;
     model.iter().try_for_each(|model| served.check_name(model))?;
     let messages = messages(fields.need("input")?)?;
@@ -158,18 +161,18 @@ pub fn body(mut fields: Fields, served: &Arc<Served>) -> Result<(Asked, Box<dyn 
     let tools = tools.into_iter().map(tool).collect::<Result<Vec<_>, _>>()?;
     let choice: Option<Value> = fields.take("tool_choice")?;
     let many = fields.take("parallel_tool_calls")?.unwrap_or(true);
-    let offer = offer(tools, choice.as_ref(), many)?;
-    let prompts = vec![Prompt::Talk(talk(messages, system, offer.as_ref()))];
-    let asked = Asked {
+    let tool_options = tool_options(tools, choice.as_ref(), many)?;
+    let prompts = vec![Prompt::Conversation(conversation(messages, system, tool_options.as_ref()))];
+    let request = ApiRequest {
         prompts,
         n: 1,
-        sampling: Sampling::take(&mut fields)?,
+        sampling: SamplingFields::take(&mut fields)?,
         seed: fields.take_limit("seed")?,
         max_tokens: fields.take_limit("max_output_tokens")?,
         format: format(fields.take("text")?)?,
-        offer,
+        tool_options,
         stream: fields.take("stream")?.unwrap_or(false),
-        ..Asked::default()
+        ..ApiRequest::default()
     };
     // Nothing is stored: an answer that another is to follow has to be sent along.
     fields.only("previous_response_id", &[])?;
@@ -179,16 +182,16 @@ pub fn body(mut fields: Fields, served: &Arc<Served>) -> Result<(Asked, Box<dyn 
     fields.pass_over(&["store", "user", "metadata", "service_tier", "safety_identifier"]);
     fields.pass_over(&["prompt_cache_key", "stream_options"]);
     fields.finish()?;
-    let head = Head::new("resp_", model, served);
-    let reader = Reader::new(asked.offer.is_some());
+    let head = ResponseHead::new("resp_", model, served);
+    let reader = CallReader::new(request.tool_options.is_some());
     let shown = Shown {
         tools: shown_tools,
         choice: choice.unwrap_or("auto".into()),
         many,
-        max_tokens: asked.max_tokens,
+        max_tokens: request.max_tokens,
     };
     let form = Items { head, reader, shown, sequence: 0, items: Vec::new(), is_open: false };
-    Ok((asked, Box::new(Responses { form, reason: None })))
+    Ok((request, Box::new(Responses { form, reason: None })))
 }
 
 fn shown(tool: &ToolItem) -> Value {
@@ -206,8 +209,8 @@ struct Shown {
 
 /// The items of an answer, on their way.
 struct Items {
-    head: Head,
-    reader: Reader,
+    head: ResponseHead,
+    reader: CallReader,
     shown: Shown,
     /// Of the next event.
     sequence: u64,
@@ -224,7 +227,7 @@ struct Responses {
 
 impl Items {
     fn object(&self, status: &str) -> Value {
-        let Head { id, created, model, .. } = &self.head;
+        let ResponseHead { id, created, model, .. } = &self.head;
         let Shown { tools, choice, many, max_tokens } = &self.shown;
         json!({"id": id, "object": "response", "created_at": created, "model": model,
             "status": status, "output": self.items, "error": null, "incomplete_details": null,
@@ -233,7 +236,7 @@ impl Items {
             "max_output_tokens": max_tokens, "usage": null})
     }
 
-    fn send(&mut self, mut event: Value, out: &mut Events) {
+    fn send(&mut self, mut event: Value, out: &mut SseEvents) {
         event["sequence_number"] = self.sequence.into();
         self.sequence += 1;
         out.named(&event);
@@ -245,7 +248,7 @@ impl Items {
         (self.items.len() - 1, last["id"].clone(), last["type"] == "message")
     }
 
-    fn open(&mut self, item: Value, out: &mut Events) {
+    fn open(&mut self, item: Value, out: &mut SseEvents) {
         self.shut("completed", out);
         let mut begun = item.clone();
         begun["content"].take();
@@ -272,7 +275,7 @@ impl Items {
         }
     }
 
-    fn shut(&mut self, status: &str, out: &mut Events) {
+    fn shut(&mut self, status: &str, out: &mut SseEvents) {
         if !std::mem::take(&mut self.is_open) {
             return;
         }
@@ -306,12 +309,12 @@ impl Items {
         );
     }
 
-    fn part(&mut self, part: Part, out: &mut Events) {
+    fn part(&mut self, part: AnswerPart, out: &mut SseEvents) {
         let append = |value: &mut Value, text: &str| {
             *value = (value.as_str().unwrap_or_default().to_owned() + text).into();
         };
         match part {
-            Part::Text(text) => {
+            AnswerPart::Text(text) => {
                 if !self.is_open || !self.last().2 {
                     let part = json!({"type": "output_text", "text": "", "annotations": [],
                         "logprobs": []});
@@ -330,12 +333,12 @@ impl Items {
                     out,
                 );
             }
-            Part::Call(name) => self.open(
+            AnswerPart::Call(name) => self.open(
                 json!({"type": "function_call", "id": new_id("fc_"), "call_id": new_id("call_"),
                     "status": "in_progress", "name": name, "arguments": ""}),
                 out,
             ),
-            Part::Arguments(text) => {
+            AnswerPart::Arguments(text) => {
                 let (index, id, _) = self.last();
                 append(&mut self.items[index]["arguments"], &text);
                 self.send(
@@ -348,13 +351,13 @@ impl Items {
     }
 
     /// The whole answer.
-    fn finished(&self, reason: FinishReason, figures: &Figures) -> Value {
+    fn finished(&self, reason: FinishReason, figures: &RequestFigures) -> Value {
         let is_whole = reason != FinishReason::Length;
         let mut object = self.object(if is_whole { "completed" } else { "incomplete" });
         if !is_whole {
             object["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
-        let Figures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
+        let RequestFigures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
         object["usage"] = json!({
             "input_tokens": prompt_tokens,
             "input_tokens_details": {"cached_tokens": cached_tokens},
@@ -366,9 +369,14 @@ impl Items {
     }
 }
 
-impl Form for Responses {
-    fn whole(&mut self, answers: &[Answer], figures: &Figures, choice: usize) -> String {
-        let (answer, mut unsent) = (&answers[choice], Events::default());
+impl ApiForm for Responses {
+    fn whole(
+        &mut self,
+        answers: &[CollectedAnswer],
+        figures: &RequestFigures,
+        choice: usize,
+    ) -> String {
+        let (answer, mut unsent) = (&answers[choice], SseEvents::default());
         for part in self.form.reader.push(&answer.text) {
             self.form.part(part, &mut unsent);
         }
@@ -376,32 +384,32 @@ impl Form for Responses {
         self.form.finished(answer.reason, figures).to_string()
     }
 
-    fn begin(&mut self, out: &mut Events) {
+    fn begin(&mut self, out: &mut SseEvents) {
         for kind in ["response.created", "response.in_progress"] {
             let response = self.form.object("in_progress");
             self.form.send(json!({"type": kind, "response": response}), out);
         }
     }
 
-    fn piece(&mut self, _: usize, piece: &Piece, out: &mut Events) {
+    fn piece(&mut self, _: usize, piece: &Piece, out: &mut SseEvents) {
         for part in self.form.reader.push(&piece.text) {
             self.form.part(part, out);
         }
     }
 
-    fn end(&mut self, _: usize, reason: FinishReason, _: &End, out: &mut Events) {
+    fn end(&mut self, _: usize, reason: FinishReason, _: &AnswerEnd, out: &mut SseEvents) {
         self.form.shut(status(reason), out);
         self.reason = Some(reason);
     }
 
-    fn close(&mut self, figures: &Figures, out: &mut Events) {
+    fn close(&mut self, figures: &RequestFigures, out: &mut SseEvents) {
         let reason = self.reason.unwrap_or(FinishReason::Stop);
         let response = self.form.finished(reason, figures);
         let kind = format!("response.{}", response["status"].as_str().unwrap_or_default());
         self.form.send(json!({"type": kind, "response": response}), out);
     }
 
-    fn fail(&mut self, error: &ApiError, out: &mut Events) {
+    fn fail(&mut self, error: &ApiError, out: &mut SseEvents) {
         let mut response = self.form.object("failed");
         response["error"] = json!({"code": "server_error", "message": error.message});
         self.form.send(json!({"type": "response.failed", "response": response}), out);

@@ -13,8 +13,8 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 use tokio_io_timeout::TimeoutStream;
 
-use super::queue::Queue;
-use super::shares::{Client, Peer, Shared};
+use super::super::pool::{Client, Peer, SharedPool};
+use super::super::queue::RequestQueue;
 
 /// Connections at once, of which a client has half; more of them are closed.
 const MOST: usize = 4096;
@@ -44,7 +44,7 @@ pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
 
 /// How far the server has come to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
+pub enum ServerStage {
     Open,
     /// Nobody is let in any more; answers that were begun go on.
     Closing,
@@ -57,14 +57,14 @@ pub async fn serve(
     listener: TcpListener,
     router: Router,
     patience: Duration,
-    queue: Arc<Queue>,
-    mut stage: watch::Receiver<Stage>,
+    queue: Arc<RequestQueue>,
+    mut stage: watch::Receiver<ServerStage>,
 ) {
-    let (places, graceful) = (Shared::new(MOST), GracefulShutdown::new());
+    let (places, graceful) = (SharedPool::new(MOST), GracefulShutdown::new());
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = stage.wait_for(|stage| *stage >= Stage::Closing) => break,
+            _ = stage.wait_for(|stage| *stage >= ServerStage::Closing) => break,
         };
         let Ok((stream, peer)) = accepted else {
             tokio::time::sleep(PAUSE).await;
@@ -99,7 +99,7 @@ pub async fn serve(
     }
     drop(listener);
     let over = async {
-        let _ = stage.wait_for(|stage| *stage == Stage::Over).await;
+        let _ = stage.wait_for(|stage| *stage == ServerStage::Over).await;
         tokio::time::sleep(FAREWELL).await;
     };
     tokio::select! {

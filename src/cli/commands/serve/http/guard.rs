@@ -1,7 +1,7 @@
 //! Who may ask: keys, the origins of browsers' pages, and the names that the server goes by.
 
-use super::error::ApiError;
-use super::shares::Client;
+use super::super::api::error::ApiError;
+use super::super::pool::Client;
 use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN};
 use axum::http::{HeaderMap, Version};
 use sha2::{Digest, Sha256};

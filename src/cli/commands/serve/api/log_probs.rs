@@ -1,17 +1,17 @@
-//! Chances of tokens as JSON, in the forms of OpenAI's two endpoints.
+//! TokenLogProbs of tokens as JSON, in the forms of OpenAI's two endpoints.
 
-use super::ask::Served;
-use crate::decode::Chances;
+use super::request::ServedModel;
+use crate::decode::TokenLogProbs;
 use crate::tensor::Token;
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-/// Tokens with their chances in OpenAI's form, written without a tree of values: that would take
+/// Tokens with their log-probabilities in OpenAI's form, written without a tree of values: that would take
 /// twenty times the memory.
 pub struct LogProbs<'a> {
-    pub served: &'a Served,
-    pub chances: &'a [Chances],
+    pub served: &'a ServedModel,
+    pub log_probs: &'a [TokenLogProbs],
 }
 
 /// A token in words and in bytes, with its chance.
@@ -25,7 +25,7 @@ struct Chance {
 }
 
 impl Chance {
-    fn new(served: &Served, token: Token, logprob: f32) -> Chance {
+    fn new(served: &ServedModel, token: Token, logprob: f32) -> Chance {
         let bytes = served.tokenizer.token_bytes(token);
         let token = String::from_utf8_lossy(&bytes).into_owned();
         Chance { token, logprob: logprob.into(), bytes, top_logprobs: None }
@@ -37,12 +37,12 @@ impl Serialize for LogProbs<'_> {
         struct Content<'a>(&'a LogProbs<'a>);
         impl Serialize for Content<'_> {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                let LogProbs { served, chances } = self.0;
-                serializer.collect_seq(chances.iter().map(|chances| {
-                    let best = chances.best.iter();
+                let LogProbs { served, log_probs } = self.0;
+                serializer.collect_seq(log_probs.iter().map(|own| {
+                    let best = own.best.iter();
                     let best = best.map(|(token, logprob)| Chance::new(served, *token, *logprob));
                     let top_logprobs = Some(best.collect());
-                    let own = Chance::new(served, chances.token, chances.log_prob);
+                    let own = Chance::new(served, own.token, own.log_prob);
                     Chance { top_logprobs, ..own }
                 }))
             }
@@ -54,10 +54,10 @@ impl Serialize for LogProbs<'_> {
     }
 }
 
-/// Tokens with their chances in the form of `/v1/completions`, written as [`LogProbs`] are.
+/// Tokens with their log-probabilities in the form of `/v1/completions`, written as [`LogProbs`] are.
 pub struct TextLogProbs<'a> {
-    pub served: &'a Served,
-    pub chances: &'a [Chances],
+    pub served: &'a ServedModel,
+    pub log_probs: &'a [TokenLogProbs],
     /// Characters of the answer before.
     pub offset: usize,
 }
@@ -69,7 +69,7 @@ impl TextLogProbs<'_> {
 
     /// Characters of each token.
     pub fn lengths(&self) -> impl Iterator<Item = usize> {
-        self.chances.iter().map(|chances| self.text(chances.token).chars().count())
+        self.log_probs.iter().map(|own| self.text(own.token).chars().count())
     }
 }
 
@@ -84,9 +84,9 @@ impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
 
 impl Serialize for TextLogProbs<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let chances = || self.chances.iter();
-        let best = |chances: &Chances| {
-            let best = chances.best.iter();
+        let log_probs = || self.log_probs.iter();
+        let best = |own: &TokenLogProbs| {
+            let best = own.best.iter();
             let best = best.map(|(token, log_prob)| (self.text(*token), Value::from(*log_prob)));
             best.collect::<serde_json::Map<_, _>>()
         };
@@ -97,12 +97,12 @@ impl Serialize for TextLogProbs<'_> {
             })
         };
         let mut object = serializer.serialize_struct("LogProbs", 4)?;
-        object.serialize_field("tokens", &List(|| chances().map(|c| self.text(c.token))))?;
+        object.serialize_field("tokens", &List(|| log_probs().map(|c| self.text(c.token))))?;
         object.serialize_field(
             "token_logprobs",
-            &List(|| chances().map(|c| f64::from(c.log_prob))),
+            &List(|| log_probs().map(|c| f64::from(c.log_prob))),
         )?;
-        object.serialize_field("top_logprobs", &List(|| chances().map(best)))?;
+        object.serialize_field("top_logprobs", &List(|| log_probs().map(best)))?;
         object.serialize_field("text_offset", &List(offsets))?;
         object.end()
     }

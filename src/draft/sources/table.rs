@@ -1,14 +1,28 @@
-//! Table of the target's own distributions after two tokens, or one: the only distillation that a
-//! user's own target gives, and for nothing (Token Recycling, Luo et al. 2024).
+//! Table of the target's own distributions after two tokens, or one (Token Recycling, Luo et al.
+//! 2024). It costs no pass, since every verification computes these distributions.
 //!
 //! Every row that the target verifies, accepted or not, leaves its eight likeliest tokens under its
 //! last two tokens and under its last one. Rows that meet under one key are averaged, so the entry
 //! tends to the target's distribution there.
 
-use super::Verified;
-use super::verified::BEST;
+use crate::draft::verified::{BEST, Verified};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
+
+/// Classes of [`class`].
+pub const CLASSES: usize = 5;
+
+/// Returns the class of a node: `pair` is how often the table has seen the last two tokens, `last`
+/// is whether it knows the last one.
+pub fn class(pair: u8, last: bool) -> usize {
+    match (pair, last) {
+        (0, false) => 0,
+        (0, true) => 1,
+        (1, _) => 2,
+        (2..=4, _) => 3,
+        _ => 4,
+    }
+}
 
 /// Slots that a key may stand in.
 const WAYS: usize = 4;
@@ -119,7 +133,7 @@ impl Table {
             let least =
                 (0..WAYS).min_by_key(|&way| (ways[way].check != 0, ways[way].count)).unwrap_or(0);
             if ways[least].check != 0 {
-                // What is wanted again and again must get in some day.
+                // A key that comes again and again must find a slot in the end.
                 ways.iter_mut().for_each(|slot| slot.count = slot.count.saturating_sub(1));
             }
             ways[least] = Slot { check, ..Slot::default() };
@@ -181,7 +195,7 @@ mod tests {
             (table.get(key).unwrap().count, table.get(Key::Pair(4, 3)), table.get(Key::Last(4))),
             (2, None, None)
         );
-        // What comes always is soon the first, however often something else came before.
+        // A token that comes always is soon the first, however often others came before.
         (0..200).for_each(|_| table.put(key, &[(99, 1.0)]));
         assert!(
             table.get(key).unwrap().list().next().is_some_and(|(token, p)| token == 99 && p > 0.9)

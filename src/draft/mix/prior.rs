@@ -1,18 +1,20 @@
-//! The mixer's first weights, learnt from the drafts' training text.
+//! The mixer's first weights, learnt from the training text of the draft models.
 //!
-//! `scripts/draft_prior.py` says how they were learnt. Columns: longest match, shorter match, pair,
-//! last token, model, noise, none.
+//! `scripts/draft_prior.py` says how they were learnt. Columns are features: longest match, shorter
+//! match, pair, last token, model, noise, none. Features and sets that were added later stand
+//! behind these, and begin with the weights of their sources.
 
-use super::mix::Sets;
+/// Weights by set and feature.
+type Weights = [[f32; 7]; 19];
 
-/// Returns the weights; `warm` for a temperature above 0.
-pub fn weights(warm: bool) -> Sets {
-    if warm { WARM } else { COLD }
+/// Returns the weights. `warm` is for a temperature above 0.
+pub fn weights(warm: bool) -> &'static Weights {
+    if warm { &WARM } else { &COLD }
 }
 
 #[rustfmt::skip]
-#[allow(clippy::approx_constant)] // learnt, whatever it looks like
-const COLD: Sets = [
+#[allow(clippy::approx_constant)] // a learnt weight
+static COLD: Weights = [
     [0.332, 0.056, 0.198, 0.164, 0.890, 0.000, 0.020], // everywhere
     [0.000, 0.000, 0.084, 0.018, 0.119, 0.000, 0.502], // match of none
     [-0.193, -0.181, 0.083, 0.057, 0.139, 0.000, 0.361], // match of 1
@@ -35,7 +37,7 @@ const COLD: Sets = [
 ];
 
 #[rustfmt::skip]
-const WARM: Sets = [
+static WARM: Weights = [
     [0.398, 0.180, 0.417, 0.264, 0.953, 0.674, -0.196], // everywhere
     [0.000, 0.000, -0.001, 0.017, 0.205, 0.012, 0.938], // match of none
     [-0.131, 0.065, 0.057, 0.071, -0.060, 0.050, 0.195], // match of 1

@@ -1,15 +1,15 @@
 //! `/v1/chat/completions` and `/v1/completions`, as OpenAI's server has them.
 
-use super::ask::{Asked, MOST_ANSWERS, Offer, Prompt, Served, talk};
-use super::chances::{LogProbs, TextLogProbs};
+use super::super::queue::{AnswerEnd, Piece, RequestFigures};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::form::{Answer, Events, Form, Head, new_id};
-use super::queue::{End, Figures, Piece};
-use super::tools::{self, Part, Reader};
+use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
+use super::log_probs::{LogProbs, TextLogProbs};
+use super::request::{ApiRequest, MOST_ANSWERS, Prompt, ServedModel, ToolOptions, conversation};
+use super::tools::{self, AnswerPart, CallReader};
 use crate::cli::io::prompt::Content;
 use crate::cli::io::record::FinishReason;
-use crate::decode::Chances;
+use crate::decode::TokenLogProbs;
 use crate::grammar::tools::{Calls, Tool};
 use crate::models::Message;
 use crate::tensor::Token;
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Alternatives to each token at most.
-const MOST_CHANCES: usize = 20;
+const MOST_LOG_PROBS: usize = 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -70,15 +70,18 @@ struct ToolFunction {
 }
 
 /// Reads a body of `/v1/chat/completions`.
-pub fn chat(fields: Fields, served: &Arc<Served>) -> Result<(Asked, Box<dyn Form>), ApiError> {
+pub fn chat(
+    fields: Fields,
+    served: &Arc<ServedModel>,
+) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
     let mut fields = fields;
     let model: Option<String> = fields.take("model")?;
     model.iter().try_for_each(|model| served.check_name(model))?;
     let items: Vec<Item> = fields.need("messages")?;
-    let mut asked = Asked::take(&mut fields)?;
-    asked.take_format(&mut fields)?;
-    let include_usage = take_include_usage(&mut fields, asked.stream)?;
-    asked.chances = take_chances(&mut fields)?;
+    let mut request = ApiRequest::take(&mut fields)?;
+    request.take_format(&mut fields)?;
+    let include_usage = take_include_usage(&mut fields, request.stream)?;
+    request.top_log_probs = take_top_log_probs(&mut fields)?;
     let tools: Vec<ToolItem> = fields.take("tools")?.unwrap_or_default();
     let choice: Option<Value> = fields.take("tool_choice")?;
     let many = fields.take("parallel_tool_calls")?.unwrap_or(true);
@@ -92,26 +95,26 @@ pub fn chat(fields: Fields, served: &Arc<Served>) -> Result<(Asked, Box<dyn Form
         }
     };
     let tools = tools.into_iter().map(function).collect::<Result<Vec<_>, _>>()?;
-    asked.offer = offer(tools, choice.as_ref(), many)?;
+    request.tool_options = tool_options(tools, choice.as_ref(), many)?;
     fields.only("modalities", &[json!(["text"])])?;
     fields.only("store", &[false.into()])?;
     fields.pass_over(&["prompt_cache_key"]);
     fields.finish()?;
-    let said = talk(messages(items)?, None, asked.offer.as_ref());
-    asked.prompts = vec![Prompt::Talk(said)];
-    let head = Head::new("chatcmpl-", model, served);
-    let reader = Reader::new(asked.offer.is_some());
-    let choices = (0..asked.n).map(|_| Choice { reader: reader.clone(), calls: 0 }).collect();
-    let wants_chances = asked.chances.is_some();
-    Ok((asked, Box::new(Chat { head, choices, include_usage, wants_chances })))
+    let said = conversation(messages(items)?, None, request.tool_options.as_ref());
+    request.prompts = vec![Prompt::Conversation(said)];
+    let head = ResponseHead::new("chatcmpl-", model, served);
+    let reader = CallReader::new(request.tool_options.is_some());
+    let choices = (0..request.n).map(|_| Choice { reader: reader.clone(), calls: 0 }).collect();
+    let wants_log_probs = request.top_log_probs.is_some();
+    Ok((request, Box::new(Chat { head, choices, include_usage, wants_log_probs })))
 }
 
 /// Which functions an answer may call, by `tool_choice`.
-pub fn offer(
+pub fn tool_options(
     mut tools: Vec<Tool>,
     choice: Option<&Value>,
     many: bool,
-) -> Result<Option<Offer>, ApiError> {
+) -> Result<Option<ToolOptions>, ApiError> {
     let wrong = |what: String| ApiError::bad(what).param("tool_choice");
     let calls = match choice {
         None => Calls::May,
@@ -133,10 +136,10 @@ pub fn offer(
             if tools.is_empty() {
                 return Err(wrong(format!("there is no function {name:?} among the tools")));
             }
-            return Ok(Some(Offer { tools, calls: Calls::Must, many: false }));
+            return Ok(Some(ToolOptions { tools, calls: Calls::Must, many: false }));
         }
     };
-    Ok((!tools.is_empty()).then_some(Offer { tools, calls, many }))
+    Ok((!tools.is_empty()).then_some(ToolOptions { tools, calls, many }))
 }
 
 /// The conversation, with calls and their results as the model reads them.
@@ -182,12 +185,12 @@ fn take_include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiErro
     Ok(options.and_then(|options| options.include_usage).unwrap_or(false))
 }
 
-fn take_chances(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+fn take_top_log_probs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let wanted = fields.take("logprobs")?.unwrap_or(false);
     let top: Option<usize> = fields.take("top_logprobs")?;
     match top {
-        Some(top) if top > MOST_CHANCES => {
-            let what = format!("'top_logprobs' is from 0 to {MOST_CHANCES}");
+        Some(top) if top > MOST_LOG_PROBS => {
+            let what = format!("'top_logprobs' is from 0 to {MOST_LOG_PROBS}");
             Err(ApiError::bad(what).param("top_logprobs"))
         }
         Some(1..) if !wanted => {
@@ -199,8 +202,8 @@ fn take_chances(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 }
 
 /// Tokens as OpenAI counts them.
-pub fn usage(figures: &Figures) -> Value {
-    let Figures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
+pub fn usage(figures: &RequestFigures) -> Value {
+    let RequestFigures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
     json!({
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -224,7 +227,7 @@ fn part(
     object: &Value,
     (choice, choices): (usize, usize),
     answer: &impl Serialize,
-    figures: &Figures,
+    figures: &RequestFigures,
 ) -> String {
     let mut text = match choice {
         0 => object.to_string().strip_suffix("]}").expect("answers come last").to_owned(),
@@ -239,26 +242,26 @@ fn part(
 
 /// One of the answers, on its way.
 struct Choice {
-    reader: Reader,
+    reader: CallReader,
     calls: usize,
 }
 
 /// Answers of `/v1/chat/completions`.
 struct Chat {
-    head: Head,
+    head: ResponseHead,
     choices: Vec<Choice>,
     include_usage: bool,
-    wants_chances: bool,
+    wants_log_probs: bool,
 }
 
 impl Chat {
     fn object(&self, kind: &str, choices: Value) -> Value {
-        let Head { id, created, model, served } = &self.head;
+        let ResponseHead { id, created, model, served } = &self.head;
         json!({"id": id, "object": kind, "created": created, "model": model,
             "system_fingerprint": served.fingerprint, "choices": choices})
     }
 
-    fn chunk(&self, choices: Value, out: &mut Events) {
+    fn chunk(&self, choices: Value, out: &mut SseEvents) {
         let mut chunk = self.object("chat.completion.chunk", choices);
         if self.include_usage {
             chunk["usage"] = Value::Null;
@@ -266,7 +269,7 @@ impl Chat {
         out.data(&chunk);
     }
 
-    fn delta(&self, choice: usize, delta: Value, log_probs: Value, out: &mut Events) {
+    fn delta(&self, choice: usize, delta: Value, log_probs: Value, out: &mut SseEvents) {
         let choice = json!({"index": choice, "delta": delta, "logprobs": log_probs,
             "finish_reason": null});
         self.chunk(json!([choice]), out);
@@ -281,16 +284,21 @@ impl Chat {
     }
 }
 
-impl Form for Chat {
-    fn whole(&mut self, answers: &[Answer], figures: &Figures, choice: usize) -> String {
+impl ApiForm for Chat {
+    fn whole(
+        &mut self,
+        answers: &[CollectedAnswer],
+        figures: &RequestFigures,
+        choice: usize,
+    ) -> String {
         let answer = &answers[choice];
         let (mut content, mut calls) = (String::new(), Vec::<Value>::new());
         for part in self.choices[choice].reader.push(&answer.text) {
             match part {
-                Part::Text(text) => content += &text,
-                Part::Call(name) => calls.push(json!({"id": new_id("call_"),
+                AnswerPart::Text(text) => content += &text,
+                AnswerPart::Call(name) => calls.push(json!({"id": new_id("call_"),
                     "type": "function", "function": {"name": name, "arguments": ""}})),
-                Part::Arguments(text) => {
+                AnswerPart::Arguments(text) => {
                     let call = calls.last_mut().expect("arguments follow their call");
                     let arguments = &mut call["function"]["arguments"];
                     *arguments = (arguments.as_str().unwrap_or_default().to_owned() + &text).into();
@@ -303,57 +311,57 @@ impl Form for Chat {
             message["tool_calls"] = calls.into();
             message["content"] = Value::Null;
         }
-        let log_probs = LogProbs { served: &self.head.served, chances: &answer.chances };
+        let log_probs = LogProbs { served: &self.head.served, log_probs: &answer.log_probs };
         let whole = Whole {
             index: choice,
             message: json!({"message": message}),
-            logprobs: self.wants_chances.then_some(log_probs),
+            logprobs: self.wants_log_probs.then_some(log_probs),
             finish_reason: self.finish(choice, answer.reason),
         };
         let object = self.object("chat.completion", json!([]));
         part(&object, (choice, answers.len()), &whole, figures)
     }
 
-    fn begin(&mut self, out: &mut Events) {
+    fn begin(&mut self, out: &mut SseEvents) {
         for choice in 0..self.choices.len() {
             let delta = json!({"role": "assistant", "content": "", "refusal": null});
             self.delta(choice, delta, Value::Null, out);
         }
     }
 
-    fn piece(&mut self, choice: usize, piece: &Piece, out: &mut Events) {
-        let mut chances = match self.wants_chances && !piece.chances.is_empty() {
-            true => json!(LogProbs { served: &self.head.served, chances: &piece.chances }),
+    fn piece(&mut self, choice: usize, piece: &Piece, out: &mut SseEvents) {
+        let mut log_probs = match self.wants_log_probs && !piece.log_probs.is_empty() {
+            true => json!(LogProbs { served: &self.head.served, log_probs: &piece.log_probs }),
             false => Value::Null,
         };
         let parts = self.choices[choice].reader.push(&piece.text);
-        if parts.is_empty() && !chances.is_null() {
-            self.delta(choice, json!({}), chances.take(), out);
+        if parts.is_empty() && !log_probs.is_null() {
+            self.delta(choice, json!({}), log_probs.take(), out);
         }
         for part in parts {
             let own = &mut self.choices[choice];
             let delta = match part {
-                Part::Text(text) => json!({"content": text}),
-                Part::Call(name) => {
+                AnswerPart::Text(text) => json!({"content": text}),
+                AnswerPart::Call(name) => {
                     own.calls += 1;
                     json!({"tool_calls": [{"index": own.calls - 1, "id": new_id("call_"),
                         "type": "function", "function": {"name": name, "arguments": ""}}]})
                 }
-                Part::Arguments(text) => json!({"tool_calls": [{"index": own.calls - 1,
+                AnswerPart::Arguments(text) => json!({"tool_calls": [{"index": own.calls - 1,
                     "function": {"arguments": text}}]}),
             };
-            self.delta(choice, delta, chances.take(), out);
+            self.delta(choice, delta, log_probs.take(), out);
         }
     }
 
-    fn end(&mut self, choice: usize, reason: FinishReason, _: &End, out: &mut Events) {
+    fn end(&mut self, choice: usize, reason: FinishReason, _: &AnswerEnd, out: &mut SseEvents) {
         let finish = self.finish(choice, reason);
         let choice = json!({"index": choice, "delta": {}, "logprobs": null,
             "finish_reason": finish});
         self.chunk(json!([choice]), out);
     }
 
-    fn close(&mut self, figures: &Figures, out: &mut Events) {
+    fn close(&mut self, figures: &RequestFigures, out: &mut SseEvents) {
         if self.include_usage {
             let mut chunk = self.object("chat.completion.chunk", json!([]));
             chunk["usage"] = usage(figures);
@@ -375,13 +383,13 @@ enum Prompts {
 /// Reads a body of `/v1/completions`.
 pub fn completions(
     fields: Fields,
-    served: &Arc<Served>,
-) -> Result<(Asked, Box<dyn Form>), ApiError> {
+    served: &Arc<ServedModel>,
+) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
     let mut fields = fields;
     let model: Option<String> = fields.take("model")?;
     model.iter().try_for_each(|model| served.check_name(model))?;
-    let mut asked = Asked::take(&mut fields)?;
-    asked.take_format(&mut fields)?;
+    let mut request = ApiRequest::take(&mut fields)?;
+    request.take_format(&mut fields)?;
     let prompts = match fields.need("prompt")? {
         Prompts::Text(text) => vec![Prompt::Text(text)],
         Prompts::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
@@ -391,13 +399,13 @@ pub fn completions(
     if prompts.is_empty() {
         return Err(ApiError::bad("'prompt' is an empty list").param("prompt"));
     }
-    let include_usage = take_include_usage(&mut fields, asked.stream)?;
+    let include_usage = take_include_usage(&mut fields, request.stream)?;
     let top: Option<usize> = fields.take("logprobs")?;
-    if top.is_some_and(|top| top > MOST_CHANCES) {
-        let what = format!("'logprobs' is from 0 to {MOST_CHANCES}");
+    if top.is_some_and(|top| top > MOST_LOG_PROBS) {
+        let what = format!("'logprobs' is from 0 to {MOST_LOG_PROBS}");
         return Err(ApiError::bad(what).param("logprobs"));
     }
-    asked.chances = top;
+    request.top_log_probs = top;
     let echo = fields.take("echo")?.unwrap_or(false);
     if echo && top.is_some() {
         let what = "'logprobs' of a prompt, which 'echo' would show, are not supported";
@@ -406,7 +414,7 @@ pub fn completions(
     fields.only("suffix", &["".into()])?;
     fields.finish()?;
     // More prompts than this are too many answers.
-    let answers = prompts.len().saturating_mul(asked.n);
+    let answers = prompts.len().saturating_mul(request.n);
     if answers > MOST_ANSWERS {
         let what = format!("a request has at most {MOST_ANSWERS} answers, and this one {answers}");
         return Err(ApiError::bad(what).param("prompt"));
@@ -416,36 +424,36 @@ pub fn completions(
         Prompt::Tokens(tokens) if echo => served.tokenizer.decode(tokens).into(),
         _ => Arc::from(""),
     };
-    let each = |prompt: &Prompt| std::iter::repeat_n(shown(prompt), asked.n);
+    let each = |prompt: &Prompt| std::iter::repeat_n(shown(prompt), request.n);
     let echoes = prompts.iter().flat_map(each).collect();
-    asked.prompts = prompts;
-    let head = Head::new("cmpl-", model, served);
+    request.prompts = prompts;
+    let head = ResponseHead::new("cmpl-", model, served);
     let offsets = vec![0; answers];
     Ok((
-        asked,
-        Box::new(Text { head, echoes, include_usage, wants_chances: top.is_some(), offsets }),
+        request,
+        Box::new(Text { head, echoes, include_usage, wants_log_probs: top.is_some(), offsets }),
     ))
 }
 
 /// Answers of `/v1/completions`.
 struct Text {
-    head: Head,
+    head: ResponseHead,
     /// What each answer begins with.
     echoes: Vec<Arc<str>>,
     include_usage: bool,
-    wants_chances: bool,
-    /// Characters of each answer whose chances were told.
+    wants_log_probs: bool,
+    /// Characters of each answer whose log_probs were told.
     offsets: Vec<usize>,
 }
 
 impl Text {
     fn object(&self, choices: Value) -> Value {
-        let Head { id, created, model, served } = &self.head;
+        let ResponseHead { id, created, model, served } = &self.head;
         json!({"id": id, "object": "text_completion", "created": created, "model": model,
             "system_fingerprint": served.fingerprint, "choices": choices})
     }
 
-    fn chunk(&self, choice: Value, out: &mut Events) {
+    fn chunk(&self, choice: Value, out: &mut SseEvents) {
         let mut chunk = self.object(json!([choice]));
         if self.include_usage {
             chunk["usage"] = Value::Null;
@@ -456,11 +464,11 @@ impl Text {
     fn log_probs<'a>(
         &'a mut self,
         choice: usize,
-        chances: &'a [Chances],
+        log_probs: &'a [TokenLogProbs],
     ) -> Option<TextLogProbs<'a>> {
         let (served, offset) = (&*self.head.served, self.offsets[choice]);
-        let log_probs = TextLogProbs { served, chances, offset };
-        if !self.wants_chances {
+        let log_probs = TextLogProbs { served, log_probs, offset };
+        if !self.wants_log_probs {
             return None;
         }
         self.offsets[choice] += log_probs.lengths().sum::<usize>();
@@ -473,21 +481,26 @@ fn finish(reason: FinishReason) -> &'static str {
     if reason == FinishReason::Length { "length" } else { "stop" }
 }
 
-impl Form for Text {
-    fn whole(&mut self, answers: &[Answer], figures: &Figures, choice: usize) -> String {
+impl ApiForm for Text {
+    fn whole(
+        &mut self,
+        answers: &[CollectedAnswer],
+        figures: &RequestFigures,
+        choice: usize,
+    ) -> String {
         let answer = &answers[choice];
         let text = format!("{}{}", self.echoes[choice], answer.text);
         let object = self.object(json!([]));
         let whole = Whole {
             index: choice,
             message: json!({"text": text}),
-            logprobs: self.log_probs(choice, &answer.chances),
+            logprobs: self.log_probs(choice, &answer.log_probs),
             finish_reason: finish(answer.reason),
         };
         part(&object, (choice, answers.len()), &whole, figures)
     }
 
-    fn begin(&mut self, out: &mut Events) {
+    fn begin(&mut self, out: &mut SseEvents) {
         for (index, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
             let choice =
                 json!({"index": index, "text": &**echo, "logprobs": null, "finish_reason": null});
@@ -495,9 +508,9 @@ impl Form for Text {
         }
     }
 
-    fn piece(&mut self, choice: usize, piece: &Piece, out: &mut Events) {
-        let log_probs = json!(self.log_probs(choice, &piece.chances));
-        if piece.text.is_empty() && piece.chances.is_empty() {
+    fn piece(&mut self, choice: usize, piece: &Piece, out: &mut SseEvents) {
+        let log_probs = json!(self.log_probs(choice, &piece.log_probs));
+        if piece.text.is_empty() && piece.log_probs.is_empty() {
             return;
         }
         let choice = json!({"index": choice, "text": piece.text, "logprobs": log_probs,
@@ -505,13 +518,13 @@ impl Form for Text {
         self.chunk(choice, out);
     }
 
-    fn end(&mut self, choice: usize, reason: FinishReason, _: &End, out: &mut Events) {
+    fn end(&mut self, choice: usize, reason: FinishReason, _: &AnswerEnd, out: &mut SseEvents) {
         let choice = json!({"index": choice, "text": "", "logprobs": null,
             "finish_reason": finish(reason)});
         self.chunk(choice, out);
     }
 
-    fn close(&mut self, figures: &Figures, out: &mut Events) {
+    fn close(&mut self, figures: &RequestFigures, out: &mut SseEvents) {
         if self.include_usage {
             let mut chunk = self.object(json!([]));
             chunk["usage"] = usage(figures);

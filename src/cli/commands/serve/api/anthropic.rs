@@ -1,12 +1,12 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`, as Anthropic's server has them.
 
-use super::ask::{Asked, Prompt, Sampling, Served, take_stops, talk};
+use super::super::queue::{AnswerEnd, Piece, RequestFigures};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::form::{Answer, Events, Form, Head, new_id};
-use super::openai::offer;
-use super::queue::{End, Figures, Piece};
-use super::tools::{self, Part, Reader};
+use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
+use super::openai::tool_options;
+use super::request::{ApiRequest, Prompt, SamplingFields, ServedModel, conversation, take_stops};
+use super::tools::{self, AnswerPart, CallReader};
 use crate::cli::io::record::FinishReason;
 use crate::grammar::tools::Tool;
 use crate::models::Message;
@@ -89,12 +89,12 @@ impl Content {
 }
 
 /// What a message and a count have in common: the conversation and the functions.
-struct Talk {
+struct MessagesBody {
     model: Option<String>,
-    asked: Asked,
+    request: ApiRequest,
 }
 
-fn take(fields: &mut Fields, served: &Served) -> Result<Talk, ApiError> {
+fn take(fields: &mut Fields, served: &ServedModel) -> Result<MessagesBody, ApiError> {
     let model: Option<String> = fields.take("model")?;
     model.iter().try_for_each(|model| served.check_name(model))?;
     let items: Vec<Item> = fields.need("messages")?;
@@ -122,12 +122,17 @@ fn take(fields: &mut Fields, served: &Served) -> Result<Talk, ApiError> {
     if thinking.is_some_and(|thinking| thinking.kind != "disabled") {
         return Err(ApiError::unsupported("thinking"));
     }
-    let offer = offer(tools, choice.as_ref(), many)?;
+    let tool_options = tool_options(tools, choice.as_ref(), many)?;
     let (messages, prefill) = messages(items)?;
-    let mut said = talk(messages, system, offer.as_ref());
+    let mut said = conversation(messages, system, tool_options.as_ref());
     said.prefill = prefill;
-    let asked = Asked { prompts: vec![Prompt::Talk(said)], n: 1, offer, ..Asked::default() };
-    Ok(Talk { model, asked })
+    let request = ApiRequest {
+        prompts: vec![Prompt::Conversation(said)],
+        n: 1,
+        tool_options,
+        ..ApiRequest::default()
+    };
+    Ok(MessagesBody { model, request })
 }
 
 /// The conversation, and how the answer begins where its last message is the assistant's.
@@ -192,30 +197,33 @@ fn spaced(value: &Value) -> String {
 /// Reads a body of `/v1/messages`.
 pub fn messages_body(
     mut fields: Fields,
-    served: &Arc<Served>,
-) -> Result<(Asked, Box<dyn Form>), ApiError> {
-    let Talk { model, asked } = take(&mut fields, served)?;
-    let asked = Asked {
+    served: &Arc<ServedModel>,
+) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
+    let MessagesBody { model, request } = take(&mut fields, served)?;
+    let request = ApiRequest {
         max_tokens: Some(fields.need("max_tokens")?),
-        sampling: Sampling::take(&mut fields)?,
+        sampling: SamplingFields::take(&mut fields)?,
         // Not among Anthropic's options: it makes an answer that is sampled come again.
         seed: fields.take_limit("seed")?,
         stops: take_stops(&mut fields, "stop_sequences")?,
         stream: fields.take("stream")?.unwrap_or(false),
-        ..asked
+        ..request
     };
     fields.pass_over(&["metadata", "service_tier"]);
     fields.finish()?;
-    let head = Head::new("msg_", model, served);
-    let reader = Reader::new(asked.offer.is_some());
-    Ok((asked, Box::new(Blocks { head, reader, index: 0, open: None, called: false, delta: None })))
+    let head = ResponseHead::new("msg_", model, served);
+    let reader = CallReader::new(request.tool_options.is_some());
+    Ok((
+        request,
+        Box::new(Blocks { head, reader, index: 0, open: None, called: false, delta: None }),
+    ))
 }
 
 /// Reads a body of `/v1/messages/count_tokens`.
-pub fn count_body(mut fields: Fields, served: &Arc<Served>) -> Result<Prompt, ApiError> {
-    let Talk { mut asked, .. } = take(&mut fields, served)?;
+pub fn count_body(mut fields: Fields, served: &Arc<ServedModel>) -> Result<Prompt, ApiError> {
+    let MessagesBody { mut request, .. } = take(&mut fields, served)?;
     fields.finish()?;
-    Ok(asked.prompts.remove(0))
+    Ok(request.prompts.remove(0))
 }
 
 /// What a block of the answer holds.
@@ -227,8 +235,8 @@ enum Kind {
 
 /// Answers of `/v1/messages`.
 struct Blocks {
-    head: Head,
-    reader: Reader,
+    head: ResponseHead,
+    reader: CallReader,
     /// Of the block that is open, or comes next.
     index: usize,
     open: Option<Kind>,
@@ -253,14 +261,14 @@ impl Blocks {
         }
     }
 
-    fn open(&mut self, kind: Kind, block: Value, out: &mut Events) {
+    fn open(&mut self, kind: Kind, block: Value, out: &mut SseEvents) {
         self.shut(out);
         self.open = Some(kind);
         out.named(&json!({"type": "content_block_start", "index": self.index,
             "content_block": block}));
     }
 
-    fn shut(&mut self, out: &mut Events) {
+    fn shut(&mut self, out: &mut SseEvents) {
         if self.open.take().is_some() {
             out.named(&json!({"type": "content_block_stop", "index": self.index}));
             self.index += 1;
@@ -269,27 +277,32 @@ impl Blocks {
 }
 
 /// Tokens as Anthropic counts them: those that were cached are not among the input's.
-fn usage(figures: &Figures) -> Value {
-    let Figures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
+fn usage(figures: &RequestFigures) -> Value {
+    let RequestFigures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
     json!({"input_tokens": prompt_tokens - cached_tokens, "output_tokens": completion_tokens,
         "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached_tokens})
 }
 
-impl Form for Blocks {
-    fn whole(&mut self, answers: &[Answer], figures: &Figures, choice: usize) -> String {
+impl ApiForm for Blocks {
+    fn whole(
+        &mut self,
+        answers: &[CollectedAnswer],
+        figures: &RequestFigures,
+        choice: usize,
+    ) -> String {
         let answer = &answers[choice];
         let mut content: Vec<Value> = Vec::new();
         let mut arguments = Vec::<String>::new();
         for part in self.reader.push(&answer.text) {
             match part {
-                Part::Text(text) => content.push(json!({"type": "text", "text": text})),
-                Part::Call(name) => {
+                AnswerPart::Text(text) => content.push(json!({"type": "text", "text": text})),
+                AnswerPart::Call(name) => {
                     self.called = true;
                     arguments.push(String::new());
                     content.push(json!({"type": "tool_use", "id": new_id("toolu_"),
                         "name": name}));
                 }
-                Part::Arguments(text) => {
+                AnswerPart::Arguments(text) => {
                     arguments.last_mut().expect("arguments follow their call").push_str(&text);
                 }
             }
@@ -305,48 +318,50 @@ impl Form for Blocks {
         object.to_string()
     }
 
-    fn begin(&mut self, out: &mut Events) {
-        let usage = usage(&Figures::default());
+    fn begin(&mut self, out: &mut SseEvents) {
+        let usage = usage(&RequestFigures::default());
         out.named(&json!({"type": "message_start", "message": self.object(json!([]), usage)}));
     }
 
-    fn piece(&mut self, _: usize, piece: &Piece, out: &mut Events) {
+    fn piece(&mut self, _: usize, piece: &Piece, out: &mut SseEvents) {
         for part in self.reader.push(&piece.text) {
             let delta = match part {
-                Part::Text(text) => {
+                AnswerPart::Text(text) => {
                     if self.open != Some(Kind::Text) {
                         self.open(Kind::Text, json!({"type": "text", "text": ""}), out);
                     }
                     json!({"type": "text_delta", "text": text})
                 }
-                Part::Call(name) => {
+                AnswerPart::Call(name) => {
                     self.called = true;
                     let block = json!({"type": "tool_use", "id": new_id("toolu_"), "name": name,
                         "input": {}});
                     self.open(Kind::ToolUse, block, out);
                     continue;
                 }
-                Part::Arguments(text) => json!({"type": "input_json_delta", "partial_json": text}),
+                AnswerPart::Arguments(text) => {
+                    json!({"type": "input_json_delta", "partial_json": text})
+                }
             };
             out.named(&json!({"type": "content_block_delta", "index": self.index,
                 "delta": delta}));
         }
     }
 
-    fn end(&mut self, _: usize, reason: FinishReason, end: &End, out: &mut Events) {
+    fn end(&mut self, _: usize, reason: FinishReason, end: &AnswerEnd, out: &mut SseEvents) {
         self.shut(out);
         let delta = json!({"stop_reason": self.stop_reason(reason),
             "stop_sequence": end.stop_string});
         self.delta = Some(delta);
     }
 
-    fn close(&mut self, figures: &Figures, out: &mut Events) {
+    fn close(&mut self, figures: &RequestFigures, out: &mut SseEvents) {
         let delta = self.delta.take();
         out.named(&json!({"type": "message_delta", "delta": delta, "usage": usage(figures)}));
         out.named(&json!({"type": "message_stop"}));
     }
 
-    fn fail(&mut self, error: &ApiError, out: &mut Events) {
+    fn fail(&mut self, error: &ApiError, out: &mut SseEvents) {
         out.named(&error.anthropic());
     }
 }

@@ -1,7 +1,8 @@
-//! Tokens that a grammar leaves no choice about: guesses that cannot be wrong, and cost nothing but
-//! rows of the target's pass.
+//! Tokens that a grammar forces: candidates that cannot be wrong, and cost only rows of the
+//! target's pass.
 
-use super::{DraftContext, Proposal};
+use crate::draft::drafter::DraftContext;
+use crate::draft::proposal::Proposal;
 
 /// The source's name in the statistics.
 pub const NAME: &str = "grammar";
@@ -10,7 +11,7 @@ pub const NAME: &str = "grammar";
 pub fn chain(ctx: &DraftContext<'_>, out: &mut Proposal) {
     let (mut text, mut at) = (ctx.history.to_vec(), 0);
     while text.len() - ctx.history.len() < ctx.nodes.min(ctx.depth) {
-        // A rule that fails will say so when the target's own token is picked.
+        // A rule that fails is an error later, when the target's own token is picked.
         let Ok(Some(mask)) = ctx.sampler.mask(&text) else { return };
         let Some(token) = mask.only().filter(|_| !mask.ends()) else { return };
         at = out.add(at, token, 1.0, NAME);

@@ -1,18 +1,20 @@
-//! The endpoints: from HTTP to what is asked, and answers back.
+//! The endpoints: from HTTP to what is parsed, and answers back.
 
-use super::ask::{self, Asked, Served};
-use super::body::Bodies;
-use super::error::ApiError;
-use super::fields::Fields;
-use super::form::Form;
-use super::guard::Guard;
-use super::log::Entry;
+mod body;
+pub mod guard;
+pub mod listen;
+mod reply;
+mod response;
+
+use super::api::error::ApiError;
+use super::api::fields::Fields;
+use super::api::form::ApiForm;
+use super::api::request::{ApiRequest, ServedModel, TOKENISER_MEMORY, tokeniser_memory};
+use super::api::{anthropic, openai, responses};
+use super::log::LogEntry;
 use super::options::LogFormat;
-use super::queue::{EVENTS, Event, Queue};
-use super::reply::{self, Collected};
-use super::response::{Reason, answer_json, refusal, respond};
-use super::shares::{Client, Peer, Share, Shared};
-use super::{anthropic, openai, responses};
+use super::pool::{Client, Peer, PoolShare, SharedPool};
+use super::queue::{ClientEvent, Delivery, EVENTS, RequestQueue};
 use crate::grammar::Grammar;
 use crate::models::Special;
 use crate::tensor::Token;
@@ -23,6 +25,10 @@ use axum::http::header::{HeaderName, HeaderValue};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
+use body::BodyLimits;
+use guard::Guard;
+use reply::Collected;
+use response::{RefusalReason, answer_json, refusal, respond};
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,50 +55,50 @@ const SEED: HeaderName = HeaderName::from_static("x-seed");
 
 /// All that endpoints need.
 pub struct App {
-    pub queue: Arc<Queue>,
+    pub queue: Arc<RequestQueue>,
     /// Known once the model is loaded.
-    pub served: OnceLock<Arc<Served>>,
+    pub served: OnceLock<Arc<ServedModel>>,
     pub guard: Guard,
     pub log: LogFormat,
-    pub bodies: Bodies,
-    pub room: Room,
+    pub bodies: BodyLimits,
+    pub room: SharedLimits,
 }
 
 /// What requests share before and besides the engine.
-pub struct Room {
+pub struct SharedLimits {
     /// Bytes of memory for requests that are prepared.
-    preparing: Arc<Shared>,
+    preparing: Arc<SharedPool>,
     /// Bytes of memory for answers, from the request until they are sent.
-    answers: Arc<Shared>,
+    answers: Arc<SharedPool>,
     /// Threads that prepare requests.
-    threads: Arc<Shared>,
+    threads: Arc<SharedPool>,
     /// Threads that compile grammars.
-    compilers: Arc<Shared>,
+    compilers: Arc<SharedPool>,
 }
 
-impl Room {
-    /// Room for bodies of at most so many bytes.
-    pub fn new(body: usize) -> Room {
-        Room {
-            preparing: Shared::new(MEMORY.max(4 * super::body::memory(body))),
-            answers: Shared::new(MEMORY),
-            threads: Shared::new(PREPARING),
-            compilers: Shared::new(COMPILING),
+impl SharedLimits {
+    /// Makes the limits for bodies of at most so many bytes.
+    pub fn new(body: usize) -> SharedLimits {
+        SharedLimits {
+            preparing: SharedPool::new(MEMORY.max(4 * body::memory(body))),
+            answers: SharedPool::new(MEMORY),
+            threads: SharedPool::new(PREPARING),
+            compilers: SharedPool::new(COMPILING),
         }
     }
 
     /// Limits of bodies.
-    pub fn bodies(&self, most: usize, patience: Duration) -> Bodies {
-        Bodies { most, patience, memory: self.preparing.clone() }
+    pub fn bodies(&self, most: usize, patience: Duration) -> BodyLimits {
+        BodyLimits { most, patience, memory: self.preparing.clone() }
     }
 }
 
 /// Set by an endpoint that logs a request itself. An extension of the request.
 #[derive(Clone, Default)]
-struct LogsItself(Arc<AtomicBool>);
+struct LogClaim(Arc<AtomicBool>);
 
-/// Reads a body into what is asked and how it is answered.
-type Parse = fn(Fields, &Arc<Served>) -> Result<(Asked, Box<dyn Form>), ApiError>;
+/// Reads a body into what is parsed and how it is answered.
+type Parse = fn(Fields, &Arc<ServedModel>) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError>;
 
 pub fn router(app: Arc<App>, origins: &[String]) -> Router {
     let router = Router::new()
@@ -129,8 +135,8 @@ pub fn router(app: Arc<App>, origins: &[String]) -> Router {
 async fn watch(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let shown = if path.len() > 100 { "(long)" } else { &path };
-    let mut entry = Entry::new(&app.queue, app.log, method.as_str(), shown);
-    let claim = LogsItself::default();
+    let mut entry = LogEntry::new(&app.queue, app.log, method.as_str(), shown);
+    let claim = LogClaim::default();
     entry.is_told = claim.0.clone();
     let response = match app.guard.check(request.version(), request.headers(), &path) {
         Ok(()) => {
@@ -141,7 +147,7 @@ async fn watch(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
     };
     entry.status = response.status().as_u16();
     entry.outcome = if response.status().is_success() { "done" } else { "refused" };
-    entry.reason = response.extensions().get::<Reason>().map(|reason| reason.0.clone());
+    entry.reason = response.extensions().get::<RefusalReason>().map(|reason| reason.0.clone());
     response
 }
 
@@ -187,7 +193,7 @@ async fn version() -> Response {
 
 impl App {
     /// The model; an error as long as it is being loaded.
-    fn served(&self) -> Result<&Arc<Served>, ApiError> {
+    fn served(&self) -> Result<&Arc<ServedModel>, ApiError> {
         self.queue.is_open()?;
         self.served.get().ok_or_else(|| ApiError::new(503, "the model is being loaded"))
     }
@@ -216,7 +222,7 @@ impl App {
     }
 }
 
-fn about(served: &Served) -> Value {
+fn about(served: &ServedModel) -> Value {
     json!({"id": served.name, "object": "model", "created": served.created, "owned_by": "gemma",
         "max_model_len": served.context})
 }
@@ -257,7 +263,7 @@ async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
             let tokens = tokens.map_err(|error| ApiError::of(&error))?;
             Ok(json!({"count": tokens.len(), "tokens": tokens}).to_string())
         };
-        app.prepare(request, |bytes| ask::TOKENISING * bytes.min(LONGEST_TEXT), work).await
+        app.prepare(request, |bytes| TOKENISER_MEMORY * bytes.min(LONGEST_TEXT), work).await
     };
     result(answer.await, false)
 }
@@ -292,7 +298,7 @@ async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response
             Ok(json!({"input_tokens": tokens.len()}).to_string())
         };
         let model = app.served()?.clone();
-        app.prepare(request, |bytes| ask::tokenising(bytes, &model), work).await
+        app.prepare(request, |bytes| tokeniser_memory(bytes, &model), work).await
     };
     result(answer.await, true)
 }
@@ -300,7 +306,7 @@ async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response
 /// Does what takes the processor a while beside the threads that serve connections. `held` is what
 /// it takes of what clients share.
 async fn apart<T: Send + 'static>(
-    held: Share,
+    held: PoolShare,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let work = move || {
@@ -331,17 +337,17 @@ async fn messages(State(app): State<Arc<App>>, request: Request) -> Response {
 /// Answers one request, in a stream or whole.
 async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
     let path = request.uri().path().to_owned();
-    if let Some(claim) = request.extensions().get::<LogsItself>() {
+    if let Some(claim) = request.extensions().get::<LogClaim>() {
         claim.0.store(true, Ordering::Relaxed);
     }
-    let mut entry = Entry::new(&app.queue, app.log, request.method().as_str(), &path);
+    let mut entry = LogEntry::new(&app.queue, app.log, request.method().as_str(), &path);
     let (id, mut seed) = (entry.id.clone(), None);
     let begun = begin(&app, request, parse).await;
     let mut response = match begun {
-        Ok(Begun { asked, form, events, memory, seed: own }) => {
+        Ok(StartedRequest { parsed, form, events, memory, seed: own }) => {
             seed = Some(own);
-            let collected = Collected::new(asked.answers(), memory);
-            match asked.stream {
+            let collected = Collected::new(parsed.answers(), memory);
+            match parsed.stream {
                 true => reply::stream(form, events, collected, entry),
                 false => {
                     let is_anthropic = is_anthropic(&path);
@@ -363,49 +369,50 @@ async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
 }
 
 /// A request whose texts wait for the engine.
-struct Begun {
-    asked: Asked,
-    form: Box<dyn Form>,
-    events: Receiver<(usize, Event)>,
+struct StartedRequest {
+    parsed: ApiRequest,
+    form: Box<dyn ApiForm>,
+    events: Receiver<(usize, ClientEvent)>,
     /// What the answers may take.
-    memory: Share,
+    memory: PoolShare,
     seed: u64,
 }
 
-async fn begin(app: &App, request: Request, parse: Parse) -> Result<Begun, ApiError> {
-    let asked_at = Instant::now();
+async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedRequest, ApiError> {
+    let received = Instant::now();
     let served = app.served()?.clone();
     let (client, own) = (app.client(&request), served.clone());
-    let (asked, form) = app.prepare(request, |_| 0, move |fields| parse(fields, &own)).await?;
-    let memory = answers_room(app, &served, &asked, client)?;
-    let grammar = grammar(app, &served, &asked, client).await?;
-    let needed = ask::tokenising(asked.longest(), &served);
+    let (parsed, form) = app.prepare(request, |_| 0, move |fields| parse(fields, &own)).await?;
+    let memory = answers_room(app, &served, &parsed, client)?;
+    let grammar = grammar(app, &served, &parsed, client).await?;
+    let needed = tokeniser_memory(parsed.longest(), &served);
     if needed > app.room.preparing.most() {
-        let what = format!("a prompt of {} bytes is too long for this server", asked.longest());
+        let what = format!("a prompt of {} bytes is too long for this server", parsed.longest());
         return Err(ApiError::new(413, what).code("context_length_exceeded"));
     }
     let room = app.room.preparing.take(client, needed).await;
     let thread = app.room.threads.take(client, 1).await;
     let (send, events) = channel(EVENTS);
     let make = move || {
-        let client = ask::Sender { client, events: send, asked: asked_at };
-        let jobs = asked.jobs(&served, grammar, &client);
+        let delivery = |choice| Delivery::new(client, choice, send.clone(), received);
+        let requests = parsed.requests(&served, grammar, &delivery);
         drop(room);
-        jobs.map(|(jobs, seed)| (asked, jobs, seed)).map_err(|error| ApiError::of(&error))
+        let made = requests.map(|(requests, seed)| (parsed, requests, seed));
+        made.map_err(|error| ApiError::of(&error))
     };
-    let (asked, jobs, seed) = apart(thread, make).await?;
-    app.queue.add(jobs)?;
-    Ok(Begun { asked, form, events, memory, seed })
+    let (parsed, requests, seed) = apart(thread, make).await?;
+    app.queue.add(requests)?;
+    Ok(StartedRequest { parsed, form, events, memory, seed })
 }
 
 /// Memory for all that the answers may become.
 fn answers_room(
     app: &App,
-    served: &Served,
-    asked: &Asked,
+    served: &ServedModel,
+    parsed: &ApiRequest,
     client: Client,
-) -> Result<Share, ApiError> {
-    let (needed, most) = (asked.answers_memory(served), app.room.answers.most());
+) -> Result<PoolShare, ApiError> {
+    let (needed, most) = (parsed.answers_memory(served), app.room.answers.most());
     if needed > most {
         let what = format!(
             "the answers could take {} MB of memory, and a client has {} MB: ask for fewer answers \
@@ -424,19 +431,19 @@ fn answers_room(
 /// The grammar of the answers, compiled where it is a new one. That ends once the client is gone.
 async fn grammar(
     app: &App,
-    served: &Arc<Served>,
-    asked: &Asked,
+    served: &Arc<ServedModel>,
+    parsed: &ApiRequest,
     client: Client,
 ) -> Result<Option<Grammar>, ApiError> {
     let wrong = |error: anyhow::Error| ApiError::of(&error);
-    let Some(source) = asked.source().map_err(wrong)? else { return Ok(None) };
-    if let (Some(known), false) = (served.constraints.recall(&source), asked.ignore_eos) {
+    let Some(source) = parsed.source().map_err(wrong)? else { return Ok(None) };
+    if let (Some(known), false) = (served.constraints.recall(&source), parsed.ignore_eos) {
         return known.map(Some).map_err(|fault| wrong(fault.into()));
     }
     let compiler = app.room.compilers.take(client, 1).await;
     // Dropped with this future, which a client that goes away takes with it.
     let here = Arc::new(());
-    let (there, served, ignore_eos) = (Arc::downgrade(&here), served.clone(), asked.ignore_eos);
+    let (there, served, ignore_eos) = (Arc::downgrade(&here), served.clone(), parsed.ignore_eos);
     let compile = move || {
         let is_wanted = || there.strong_count() > 0;
         served.constraints.get(&source, ignore_eos, &is_wanted).map_err(|e| ApiError::of(&e))

@@ -1,7 +1,7 @@
 //! What all clients share: memory, threads, room in the queue. One client has at most half of each,
 //! so that there is always some for another one.
 //!
-//! A client is an API key, or an address where the server asks for no key. See [`Shared`].
+//! A client is an API key, or an address where the server asks for no key. See [`SharedPool`].
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -31,7 +31,7 @@ impl Client {
 }
 
 /// A number of units (bytes, threads) of which clients take shares.
-pub struct Shared {
+pub struct SharedPool {
     total: usize,
     used: Mutex<Used>,
     freed: Notify,
@@ -45,16 +45,16 @@ struct Used {
 }
 
 /// Units that a client has until this is dropped.
-pub struct Share {
-    of: Arc<Shared>,
+pub struct PoolShare {
+    of: Arc<SharedPool>,
     client: Client,
     units: usize,
 }
 
-impl Shared {
+impl SharedPool {
     /// `total` is at least 2.
-    pub fn new(total: usize) -> Arc<Shared> {
-        Arc::new(Shared { total, used: Mutex::default(), freed: Notify::new() })
+    pub fn new(total: usize) -> Arc<SharedPool> {
+        Arc::new(SharedPool { total, used: Mutex::default(), freed: Notify::new() })
     }
 
     /// Units that one client has at most.
@@ -67,7 +67,7 @@ impl Shared {
     }
 
     /// A share of at most [`most`](Self::most) units; `None` if so many are not free.
-    pub fn try_take(self: &Arc<Self>, client: Client, units: usize) -> Option<Share> {
+    pub fn try_take(self: &Arc<Self>, client: Client, units: usize) -> Option<PoolShare> {
         let mut used = self.used();
         let own = used.by_client.get(&client).copied().unwrap_or(0);
         if used.all + units > self.total || own + units > self.most() {
@@ -75,11 +75,11 @@ impl Shared {
         }
         used.all += units;
         used.by_client.insert(client, own + units);
-        Some(Share { of: self.clone(), client, units })
+        Some(PoolShare { of: self.clone(), client, units })
     }
 
     /// Waits for such a share. Whoever waits must have no other share of the same units.
-    pub async fn take(self: &Arc<Self>, client: Client, units: usize) -> Share {
+    pub async fn take(self: &Arc<Self>, client: Client, units: usize) -> PoolShare {
         loop {
             let mut freed = std::pin::pin!(self.freed.notified());
             // What is freed from here on ends the wait.
@@ -92,7 +92,7 @@ impl Shared {
     }
 }
 
-impl Drop for Share {
+impl Drop for PoolShare {
     fn drop(&mut self) {
         let mut used = self.of.used();
         used.all -= self.units;
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_client_has_at_most_half() {
-        let shared = Shared::new(10);
+        let shared = SharedPool::new(10);
         let (a, b) = (at("127.0.0.1"), at("127.0.0.2"));
         let first = shared.try_take(a, 3).unwrap();
         assert!(shared.try_take(a, 3).is_none());
@@ -142,7 +142,7 @@ mod tests {
     fn who_waits_is_woken_by_what_is_freed() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            let shared = Shared::new(4);
+            let shared = SharedPool::new(4);
             let client = at("127.0.0.1");
             let held = shared.take(client, 2).await;
             let waiting = shared.take(client, 1);

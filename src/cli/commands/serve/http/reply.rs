@@ -1,11 +1,11 @@
 //! Answers on their way to a client, in a stream or whole.
 
-use super::error::ApiError;
-use super::form::{Answer, Events, Form};
-use super::log::Entry;
-use super::queue::{Event, Figures, Piece};
+use super::super::api::error::ApiError;
+use super::super::api::form::{ApiForm, CollectedAnswer, SseEvents};
+use super::super::log::LogEntry;
+use super::super::pool::PoolShare;
+use super::super::queue::{ClientEvent, Piece, RequestFigures};
 use super::response::{answer_json, refusal, respond};
-use super::shares::Share;
 use crate::cli::io::record::FinishReason;
 use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, HeaderName, HeaderValue};
@@ -19,49 +19,49 @@ const ALIVE: Duration = Duration::from_secs(15);
 
 /// Answers as far as they have come.
 pub struct Collected {
-    answers: Vec<Answer>,
+    answers: Vec<CollectedAnswer>,
     open: usize,
-    figures: Figures,
+    figures: RequestFigures,
     /// What the answers may take.
-    _memory: Share,
+    _memory: PoolShare,
 }
 
 impl Collected {
-    pub fn new(choices: usize, memory: Share) -> Collected {
-        let answer = || Answer {
+    pub fn new(choices: usize, memory: PoolShare) -> Collected {
+        let answer = || CollectedAnswer {
             text: String::new(),
-            chances: Vec::new(),
+            log_probs: Vec::new(),
             reason: FinishReason::Stop,
             stop_string: None,
         };
         let answers = (0..choices).map(|_| answer()).collect();
-        Collected { answers, open: choices, figures: Figures::default(), _memory: memory }
+        Collected { answers, open: choices, figures: RequestFigures::default(), _memory: memory }
     }
 }
 
 /// Tells the log what there is to say of answers that ended well.
-fn ended_well(entry: &mut Entry, collected: &Collected) {
+fn ended_well(entry: &mut LogEntry, collected: &Collected) {
     entry.status = 200;
     entry.outcome = collected.answers.first().map_or("done", |answer| answer.reason.name());
 }
 
 /// Waits for all answers and gives them out at once.
 pub async fn whole(
-    mut form: Box<dyn Form>,
-    mut events: Receiver<(usize, Event)>,
+    mut form: Box<dyn ApiForm>,
+    mut events: Receiver<(usize, ClientEvent)>,
     mut collected: Collected,
-    entry: &mut Entry,
+    entry: &mut LogEntry,
     anthropic: bool,
 ) -> Response {
     while collected.open > 0 {
         let failed = match events.recv().await {
-            Some((choice, Event::Piece(Piece { text, chances, .. }))) => {
+            Some((choice, ClientEvent::Piece(Piece { text, log_probs, .. }))) => {
                 let answer = &mut collected.answers[choice];
                 answer.text += &text;
-                answer.chances.extend(chances);
+                answer.log_probs.extend(log_probs);
                 continue;
             }
-            Some((choice, Event::End(end))) => {
+            Some((choice, ClientEvent::End(end))) => {
                 collected.open -= 1;
                 collected.figures.add(&end.figures);
                 entry.figures = collected.figures.clone();
@@ -85,13 +85,13 @@ pub async fn whole(
         return answer_json(form.whole(&collected.answers, &collected.figures, 0));
     }
     // All of them in one text could be larger than what was kept of them.
-    let next = |(mut form, mut collected, choice): (Box<dyn Form>, Collected, usize)| async move {
+    let next = |(mut form, mut collected, choice): (Box<dyn ApiForm>, Collected, usize)| async move {
         let Collected { answers, figures, .. } = &mut collected;
         if choice == answers.len() {
             return None;
         }
         let part = form.whole(answers, figures, choice);
-        answers[choice].chances = Vec::new();
+        answers[choice].log_probs = Vec::new();
         Some((Ok::<_, Infallible>(part), (form, collected, choice + 1)))
     };
     let parts = futures_util::stream::unfold((form, collected, 0), next);
@@ -105,28 +105,28 @@ fn lost() -> ApiError {
 
 /// An answer in a stream.
 pub struct Stream {
-    form: Box<dyn Form>,
-    events: Receiver<(usize, Event)>,
+    form: Box<dyn ApiForm>,
+    events: Receiver<(usize, ClientEvent)>,
     collected: Collected,
-    entry: Entry,
-    at: At,
+    entry: LogEntry,
+    stage: StreamStage,
 }
 
 #[derive(PartialEq)]
-enum At {
+enum StreamStage {
     Begin,
-    Goes,
+    Running,
     End,
 }
 
 /// Gives out the answers as they come.
 pub fn stream(
-    form: Box<dyn Form>,
-    events: Receiver<(usize, Event)>,
+    form: Box<dyn ApiForm>,
+    events: Receiver<(usize, ClientEvent)>,
     collected: Collected,
-    entry: Entry,
+    entry: LogEntry,
 ) -> Response {
-    let stream = Stream { form, events, collected, entry, at: At::Begin };
+    let stream = Stream { form, events, collected, entry, stage: StreamStage::Begin };
     let events = futures_util::stream::unfold(stream, |mut stream| async {
         let text = stream.next().await?;
         Some((Ok::<_, Infallible>(text), stream))
@@ -142,27 +142,27 @@ pub fn stream(
 impl Stream {
     /// What is to be sent next.
     async fn next(&mut self) -> Option<String> {
-        let mut out = Events::default();
-        match self.at {
-            At::Begin => {
-                self.at = At::Goes;
+        let mut out = SseEvents::default();
+        match self.stage {
+            StreamStage::Begin => {
+                self.stage = StreamStage::Running;
                 self.form.begin(&mut out);
                 // There is nothing to send of some forms' beginnings.
                 if !out.0.is_empty() {
                     return Some(out.0);
                 }
             }
-            At::Goes => {}
-            At::End => return None,
+            StreamStage::Running => {}
+            StreamStage::End => return None,
         }
-        while out.0.is_empty() && self.at == At::Goes {
+        while out.0.is_empty() && self.stage == StreamStage::Running {
             match tokio::time::timeout(ALIVE, self.events.recv()).await {
                 Ok(event) => self.take(event, &mut out),
                 Err(_) => out.0 += ": waiting\n\n",
             }
         }
         // What came meanwhile goes with it.
-        while self.at == At::Goes {
+        while self.stage == StreamStage::Running {
             match self.events.try_recv() {
                 Ok(event) => self.take(Some(event), &mut out),
                 Err(_) => break,
@@ -171,14 +171,14 @@ impl Stream {
         Some(out.0)
     }
 
-    fn take(&mut self, event: Option<(usize, Event)>, out: &mut Events) {
+    fn take(&mut self, event: Option<(usize, ClientEvent)>, out: &mut SseEvents) {
         let failed = match event {
-            Some((choice, Event::Piece(piece))) => {
+            Some((choice, ClientEvent::Piece(piece))) => {
                 self.entry.figures.completion_tokens += piece.tokens;
                 self.form.piece(choice, &piece, out);
                 return;
             }
-            Some((choice, Event::End(end))) => {
+            Some((choice, ClientEvent::End(end))) => {
                 self.collected.open -= 1;
                 self.collected.figures.add(&end.figures);
                 match end.reason {
@@ -202,6 +202,6 @@ impl Stream {
             self.form.fail(&error, out);
         }
         self.entry.figures = self.collected.figures.clone();
-        self.at = At::End;
+        self.stage = StreamStage::End;
     }
 }

@@ -1,23 +1,19 @@
-//! A text of the scheduler, and what is asked of a drafter for it.
+//! A text of the scheduler, and the request to the drafter for it.
 
 use std::time::Instant;
 
-use super::{Chances, Stats};
-use crate::draft::{Allowance, Ask, DraftContext, Proposal, Verified};
+use super::TokenLogProbs;
+use super::scheduler::Request;
+use crate::draft::{Allowance, DraftContext, DraftRequest, Proposal, Verified};
 use crate::engine::{Scores, TokenTree};
-use crate::sampler::Sampler;
 use crate::tensor::Token;
 
 /// A text that has a sequence of the target.
 pub struct Text {
-    pub history: Vec<Token>,
-    pub sampler: Sampler,
-    /// Tokens that may still come.
-    pub left: usize,
-    pub stats: Stats,
+    pub request: Request,
     pub admitted: Instant,
     pub stage: Stage,
-    /// It grows, but sits out this pass: what may follow it is not known yet.
+    /// It grows, but is not part of this pass: its grammar's mask is not computed yet.
     pub rests: bool,
     pub proposal: Proposal,
     /// The tree of the last round, the length of its history, and the row of its root among the
@@ -26,20 +22,20 @@ pub struct Text {
     pub scored_at: Option<(usize, usize)>,
     /// The end of the prompt's part that the pass reads.
     pub chunk: TokenTree,
-    /// Where the prompt parts from texts that were read before, in whole pages; 0 once it is read.
+    /// Length of the prefix that the prompt shares with earlier texts, in whole pages; 0 once it is
+    /// read.
     pub fork: usize,
-    pub wanted: Option<usize>,
-    /// Chances of the tokens that came since the caller asked last.
-    pub chances: Vec<Chances>,
+    /// Log-probabilities of the tokens since the last call for them.
+    pub log_probs: Vec<TokenLogProbs>,
 }
 
-/// How far a text is.
+/// Progress of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Admitted,
-    /// Its prompt is read.
+    /// Its prompt is being read.
     Reads,
-    /// It grows, since then.
+    /// It grows since this moment.
     Grows(Instant),
 }
 
@@ -58,30 +54,31 @@ impl Text {
 
     /// Returns all but the newest token, which is the root of the next tree.
     pub fn past(&self) -> &[Token] {
-        self.history.split_last().map_or(&[], |(_, past)| past)
+        self.request.history.split_last().map_or(&[], |(_, past)| past)
     }
 }
 
 /// Returns a request to the drafter for each text that grows, with the target's scores of its last
 /// tree. `anew` empties the proposals.
-pub fn asks<'t>(
+pub fn draft_requests<'t>(
     texts: &'t mut [Option<Text>],
     scores: &'t Scores,
     allowed: &Allowance,
     vocab: usize,
     anew: bool,
-) -> Vec<Ask<'t>> {
+) -> Vec<DraftRequest<'t>> {
     let texts = texts.iter_mut().enumerate();
     let growing =
         texts.filter_map(|(s, text)| Some((s, text.as_mut().filter(|t| t.takes_part())?)));
-    let ask = |(sequence, text): (usize, &'t mut Text)| {
-        let Text { history, sampler, left, proposal, scored, scored_at, .. } = text;
+    let request = |(sequence, text): (usize, &'t mut Text)| {
+        let Text { request, proposal, scored, scored_at, .. } = text;
+        let Request { history, sampler, max_tokens, .. } = &*request;
         let ctx = DraftContext {
             history,
             sampler,
-            // Each guess takes a mask of its own.
+            // Each node needs a mask of its own.
             nodes: if sampler.is_slow() { 0 } else { allowed.nodes },
-            depth: allowed.depth.min(*left - 1),
+            depth: allowed.depth.min(max_tokens - 1),
             vocab,
             chain: allowed.chain,
             draft_steps: allowed.draft_steps,
@@ -96,7 +93,7 @@ pub fn asks<'t>(
         if anew {
             proposal.reset(ctx.root());
         }
-        Ask { text: sequence, ctx, out: proposal }
+        DraftRequest { text: sequence, ctx, out: proposal }
     };
-    growing.map(ask).collect()
+    growing.map(request).collect()
 }

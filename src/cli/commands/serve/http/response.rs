@@ -1,6 +1,6 @@
 //! Whole responses: JSON, and refusals in OpenAI's or Anthropic's form.
 
-use super::error::ApiError;
+use super::super::api::error::ApiError;
 use axum::body::Body;
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -11,7 +11,7 @@ const RETRY: &str = "1";
 
 /// Why a request was refused, as an extension of its response.
 #[derive(Clone)]
-pub struct Reason(pub String);
+pub struct RefusalReason(pub String);
 
 /// A whole response.
 pub fn respond(status: u16, kind: &'static str, body: impl Into<Body>) -> Response {
@@ -28,7 +28,7 @@ pub fn answer_json(text: String) -> Response {
 pub fn refusal(error: &ApiError, anthropic: bool) -> Response {
     let body = if anthropic { error.anthropic() } else { error.openai() };
     let mut response = respond(error.status, "application/json", body.to_string());
-    response.extensions_mut().insert(Reason(error.message.clone()));
+    response.extensions_mut().insert(RefusalReason(error.message.clone()));
     if matches!(error.status, 429 | 503) {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY));
     }

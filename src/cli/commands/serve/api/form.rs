@@ -1,28 +1,28 @@
 //! The forms in which answers go out: one trait, a file each.
 
-use super::ask::Served;
+use super::super::queue::{AnswerEnd, Piece, RequestFigures};
 use super::error::ApiError;
-use super::queue::{End, Figures, Piece};
+use super::request::ServedModel;
 use crate::cli::io::record::FinishReason;
-use crate::decode::Chances;
+use crate::decode::TokenLogProbs;
 use rand::RngCore;
 use serde_json::Value;
 use std::sync::Arc;
 
 /// A whole answer.
 #[derive(Debug)]
-pub struct Answer {
+pub struct CollectedAnswer {
     pub text: String,
-    pub chances: Vec<Chances>,
+    pub log_probs: Vec<TokenLogProbs>,
     pub reason: FinishReason,
     pub stop_string: Option<String>,
 }
 
 /// Server-sent events, to be written.
 #[derive(Debug, Default)]
-pub struct Events(pub String);
+pub struct SseEvents(pub String);
 
-impl Events {
+impl SseEvents {
     pub fn data(&mut self, value: &Value) {
         self.0 += &format!("data: {value}\n\n");
     }
@@ -35,37 +35,42 @@ impl Events {
 }
 
 /// How one request is answered.
-pub trait Form: Send {
+pub trait ApiForm: Send {
     /// Writes one of the answers, which are asked for in turn. All of them together are the
-    /// response, and none is larger than its own text and chances need.
-    fn whole(&mut self, answers: &[Answer], figures: &Figures, choice: usize) -> String;
+    /// response, and none is larger than its own text and log_probs need.
+    fn whole(
+        &mut self,
+        answers: &[CollectedAnswer],
+        figures: &RequestFigures,
+        choice: usize,
+    ) -> String;
     /// A stream begins.
-    fn begin(&mut self, out: &mut Events);
+    fn begin(&mut self, out: &mut SseEvents);
     /// A choice goes on.
-    fn piece(&mut self, choice: usize, piece: &Piece, out: &mut Events);
+    fn piece(&mut self, choice: usize, piece: &Piece, out: &mut SseEvents);
     /// A choice ends well.
-    fn end(&mut self, choice: usize, reason: FinishReason, end: &End, out: &mut Events);
+    fn end(&mut self, choice: usize, reason: FinishReason, end: &AnswerEnd, out: &mut SseEvents);
     /// All choices have ended.
-    fn close(&mut self, figures: &Figures, out: &mut Events);
+    fn close(&mut self, figures: &RequestFigures, out: &mut SseEvents);
     /// The stream ends with an error.
-    fn fail(&mut self, error: &ApiError, out: &mut Events) {
+    fn fail(&mut self, error: &ApiError, out: &mut SseEvents) {
         out.data(&error.openai());
     }
 }
 
 /// What all objects of an answer say.
 #[derive(Clone)]
-pub struct Head {
+pub struct ResponseHead {
     pub id: String,
     pub created: u64,
     pub model: String,
-    pub served: Arc<Served>,
+    pub served: Arc<ServedModel>,
 }
 
-impl Head {
+impl ResponseHead {
     /// `prefix` is what ids of this kind begin with.
-    pub fn new(prefix: &str, model: Option<String>, served: &Arc<Served>) -> Head {
-        Head {
+    pub fn new(prefix: &str, model: Option<String>, served: &Arc<ServedModel>) -> ResponseHead {
+        ResponseHead {
             id: new_id(prefix),
             created: now(),
             model: model.unwrap_or_else(|| served.name.clone()),

@@ -1,16 +1,16 @@
 //! What a client asks for, whatever form it came in, and how it becomes texts for the engine.
 
+use super::super::queue::{ClientRequest, Delivery, EVENTS};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::queue::{EVENTS, Event, Job};
-use super::shares::Client;
 use crate::cli::io::format::{Format, Formats};
 use crate::cli::io::prompt::{Prompts, Said};
+use crate::decode::Request;
 use crate::error::Fault;
 use crate::grammar::tools::{self, Calls, Tool};
 use crate::grammar::{Grammar, Source};
 use crate::models::{ChatTemplate, Config, Message, Special, Tokenizer};
-use crate::runtime::answers;
+use crate::runtime::answers::{self, AnswerRequest};
 use crate::runtime::constraints::{Constrained, Constraints};
 use crate::runtime::load::check_prompt;
 use crate::runtime::options::AutoOr;
@@ -20,11 +20,9 @@ use anyhow::{Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
-use std::time::Instant;
-use tokio::sync::mpsc;
 
 /// Bytes of memory for each byte of a text that is tokenised.
-pub const TOKENISING: usize = 240;
+pub const TOKENISER_MEMORY: usize = 240;
 /// Bytes that a chat template may add to what was said, beside doubling it.
 const RENDERED: usize = 1 << 16;
 /// Bytes of memory for an answer, for each of its tokens, for each token whose chances are told,
@@ -43,7 +41,7 @@ const MOST_STOPS: usize = 64;
 const LONGEST_STOP: usize = 4096;
 
 /// The model, as clients' threads know it.
-pub struct Served {
+pub struct ServedModel {
     pub name: String,
     pub aliases: Vec<String>,
     pub created: u64,
@@ -61,7 +59,7 @@ pub struct Served {
     pub max_tokens: AutoOr,
 }
 
-impl Served {
+impl ServedModel {
     /// Whether a client may call the model so.
     pub fn check_name(&self, name: &str) -> Result<(), ApiError> {
         if name == self.name || self.aliases.iter().any(|alias| alias == name || alias == "*") {
@@ -76,7 +74,7 @@ impl Served {
 #[derive(Clone, Debug)]
 pub enum Prompt {
     /// Goes through the chat template.
-    Talk(Said),
+    Conversation(Said),
     /// Is continued as it is, behind one BOS.
     Text(String),
     /// The same of tokens, as they are.
@@ -85,7 +83,7 @@ pub enum Prompt {
 
 /// Fields that stand in for `--temp` and its like.
 #[derive(Clone, Debug, Default)]
-pub struct Sampling {
+pub struct SamplingFields {
     temperature: Option<f32>,
     top_k: Option<usize>,
     top_p: Option<f32>,
@@ -95,34 +93,28 @@ pub struct Sampling {
 
 /// Functions that an answer may call.
 #[derive(Clone, Debug)]
-pub struct Offer {
+pub struct ToolOptions {
     pub tools: Vec<Tool>,
     pub calls: Calls,
     /// Several calls in an answer.
     pub many: bool,
 }
 
-/// Who sent a request and waits for its answers.
-pub struct Sender {
-    pub client: Client,
-    pub events: mpsc::Sender<(usize, Event)>,
-    pub asked: Instant,
-}
-
 /// A request.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct ApiRequest {
     /// An answer, or `n`, to each.
     pub prompts: Vec<Prompt>,
     pub n: usize,
-    pub sampling: Sampling,
+    pub sampling: SamplingFields,
     pub seed: Option<u64>,
     pub stops: Vec<String>,
     pub max_tokens: Option<usize>,
     pub ignore_eos: bool,
     pub format: Option<Format>,
-    pub offer: Option<Offer>,
-    pub chances: Option<usize>,
+    pub tool_options: Option<ToolOptions>,
+    /// Alternatives to tell beside the log-probability of each token; `None` for neither.
+    pub top_log_probs: Option<usize>,
     pub stream: bool,
 }
 
@@ -133,10 +125,10 @@ enum OneOrMore {
     More(Vec<String>),
 }
 
-impl Sampling {
-    pub fn take(fields: &mut Fields) -> Result<Sampling, ApiError> {
+impl SamplingFields {
+    pub fn take(fields: &mut Fields) -> Result<SamplingFields, ApiError> {
         let penalty = fields.take("repetition_penalty")?;
-        Ok(Sampling {
+        Ok(SamplingFields {
             temperature: fields.take("temperature")?,
             top_k: fields.take_limit("top_k")?,
             top_p: fields.take("top_p")?,
@@ -161,9 +153,9 @@ pub fn take_stops(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiErr
     Ok(stops)
 }
 
-impl Asked {
+impl ApiRequest {
     /// Takes what OpenAI's two forms have in common.
-    pub fn take(fields: &mut Fields) -> Result<Asked, ApiError> {
+    pub fn take(fields: &mut Fields) -> Result<ApiRequest, ApiError> {
         let n = fields.take("n")?.unwrap_or(1);
         if !(1..=MOST_ANSWERS).contains(&n) {
             let what = format!("'n' is from 1 to {MOST_ANSWERS}");
@@ -176,15 +168,15 @@ impl Asked {
         fields.only("presence_penalty", &zero)?;
         fields.only("logit_bias", &[Value::Object(Default::default())])?;
         fields.pass_over(&["user", "metadata", "service_tier", "safety_identifier"]);
-        Ok(Asked {
+        Ok(ApiRequest {
             n,
-            sampling: Sampling::take(fields)?,
+            sampling: SamplingFields::take(fields)?,
             seed: fields.take_limit("seed")?,
             stops: take_stops(fields, "stop")?,
             max_tokens: fields.take_limit("max_completion_tokens")?.or(max_tokens),
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             stream: fields.take("stream")?.unwrap_or(false),
-            ..Asked::default()
+            ..ApiRequest::default()
         })
     }
 
@@ -206,16 +198,17 @@ impl Asked {
         Ok(())
     }
 
-    /// The request's texts, those of the first prompt first, and the seed of the first; a further
-    /// answer to the same prompt has the next seed.
-    pub fn jobs(
+    /// Returns a request for each answer, in the order of the prompts, and the seed of the first one.
+    /// A further answer to the same prompt has the next seed. `delivery` makes the delivery of the
+    /// nth answer.
+    pub fn requests(
         &self,
-        served: &Served,
+        served: &ServedModel,
         grammar: Option<Grammar>,
-        from: &Sender,
-    ) -> Result<(Vec<Job>, u64)> {
+        delivery: &dyn Fn(usize) -> Delivery,
+    ) -> Result<(Vec<ClientRequest>, u64)> {
         let seed = self.seed.unwrap_or_else(|| rand::random::<u32>() as u64);
-        let mut jobs = Vec::with_capacity(self.answers());
+        let mut requests = Vec::with_capacity(self.answers());
         for prompt in &self.prompts {
             let history = prompt.tokens(served)?;
             for i in 0..self.n as u64 {
@@ -224,24 +217,16 @@ impl Asked {
                 let (tokenizer, ends) = (&served.tokenizer, &served.stop_ids);
                 let sampler =
                     answers::sampler(config, &constrained, tokenizer, ends, self.ignore_eos)?;
-                // The first mask is made here, not where others would wait for it. What is wrong
-                // with it is told when the answer comes to it.
+                // The first mask is computed here, so that the engine's thread need not wait for it.
+                // An error of it is reported when the answer begins.
                 let _ = sampler.mask(&history);
-                jobs.push(Job {
-                    history: history.clone(),
-                    sampler,
-                    constrained,
-                    stops: self.stops.clone(),
-                    max_tokens: self.most_tokens(served),
-                    chances: self.chances,
-                    choice: jobs.len(),
-                    client: from.client,
-                    events: from.events.clone(),
-                    asked: from.asked,
-                });
+                let text = Request::new(history.clone(), sampler, self.most_tokens(served));
+                let text = Request { top_log_probs: self.top_log_probs, ..text };
+                let (stops, data) = (self.stops.clone(), delivery(requests.len()));
+                requests.push(AnswerRequest { text, constrained, stops, data });
             }
         }
-        Ok((jobs, seed))
+        Ok((requests, seed))
     }
 
     /// Answers to all prompts.
@@ -250,7 +235,7 @@ impl Asked {
     }
 
     /// Tokens of an answer at most; the context may hold fewer.
-    fn most_tokens(&self, served: &Served) -> usize {
+    fn most_tokens(&self, served: &ServedModel) -> usize {
         let most = match served.max_tokens {
             AutoOr::Auto => usize::MAX,
             AutoOr::N(n) => n,
@@ -259,17 +244,17 @@ impl Asked {
     }
 
     /// Bytes of memory that the answers may take until they are sent. At most [`MOST_ANSWERS`] are
-    /// asked for.
-    pub fn answers_memory(&self, served: &Served) -> usize {
+    /// request for.
+    pub fn answers_memory(&self, served: &ServedModel) -> usize {
         let tokens = self.most_tokens(served).min(served.context);
         // A stream keeps what its client has not read.
         let kept = if self.stream { tokens.min(EVENTS) } else { tokens };
-        let (chances, json) = match self.chances {
+        let (log_probs, json) = match self.top_log_probs {
             Some(best) => (CHANCES + BEST * best, CHANCES_JSON + BEST_JSON * best),
             None => (0, TOKEN),
         };
         let history = size_of::<Token>() * served.context;
-        self.answers() * (ANSWER + history + kept * (TOKEN + chances)) + kept * json
+        self.answers() * (ANSWER + history + kept * (TOKEN + log_probs)) + kept * json
     }
 
     /// Bytes of the longest prompt.
@@ -279,12 +264,12 @@ impl Asked {
 
     /// What the answers must follow.
     pub fn source(&self) -> Result<Option<Source>> {
-        match (&self.offer, &self.format) {
+        match (&self.tool_options, &self.format) {
             (None, None | Some(Format::Text)) => Ok(None),
             (None, Some(Format::Grammar(source))) => Ok(Some(source.clone())),
-            (Some(offer), None | Some(Format::Text)) => {
+            (Some(tool_options), None | Some(Format::Text)) => {
                 // A schema that is wrong is told by its place in itself.
-                tools::source(&offer.tools, offer.calls, offer.many).map(Some)
+                tools::source(&tool_options.tools, tool_options.calls, tool_options.many).map(Some)
             }
             (Some(_), Some(Format::Grammar(_))) => Err(Fault::usage(
                 "an answer that may call functions cannot follow another form too",
@@ -308,10 +293,10 @@ impl Asked {
 }
 
 /// Bytes of memory that making tokens of a prompt of so many bytes takes.
-pub fn tokenising(bytes: usize, served: &Served) -> usize {
+pub fn tokeniser_memory(bytes: usize, served: &ServedModel) -> usize {
     // A text that no context holds is refused before.
     let fits = served.context.saturating_mul(served.tokenizer.longest());
-    TOKENISING * most_rendered(bytes).min(fits)
+    TOKENISER_MEMORY * most_rendered(bytes).min(fits)
 }
 
 /// Bytes that a chat template may make of so many.
@@ -323,18 +308,18 @@ impl Prompt {
     /// Bytes of text.
     fn bytes(&self) -> usize {
         match self {
-            Prompt::Talk(said) => said.bytes(),
+            Prompt::Conversation(said) => said.bytes(),
             Prompt::Text(text) => text.len(),
-            Prompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISING,
+            Prompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISER_MEMORY,
         }
     }
 
     /// The prompt's tokens. One that leaves an answer no room is refused.
-    pub fn tokens(&self, served: &Served) -> Result<Vec<Token>> {
-        let Served { tokenizer, config, template, context, .. } = served;
+    pub fn tokens(&self, served: &ServedModel) -> Result<Vec<Token>> {
+        let ServedModel { tokenizer, config, template, context, .. } = served;
         let raw;
         let (template, said) = match self {
-            Prompt::Talk(said) => (Some(template), said),
+            Prompt::Conversation(said) => (Some(template), said),
             Prompt::Text(text) => {
                 raw = Said { text: Some(text.clone()), ..Said::default() };
                 (None, &raw)
@@ -350,19 +335,23 @@ impl Prompt {
             }
         };
         let most_rendered = most_rendered(said.bytes());
-        let asked = AutoOr::N(*context);
-        let prompts = Prompts { template, config, tokenizer, asked, most_rendered };
+        let prompts =
+            Prompts { template, config, tokenizer, asked: AutoOr::N(*context), most_rendered };
         prompts.tokens(said, Special::AsText).map(|(tokens, _)| tokens)
     }
 }
 
 /// A conversation of these messages, with what says which functions there are.
-pub fn talk(mut messages: Vec<Message>, system: Option<String>, offer: Option<&Offer>) -> Said {
+pub fn conversation(
+    mut messages: Vec<Message>,
+    system: Option<String>,
+    tool_options: Option<&ToolOptions>,
+) -> Said {
     if let Some(system) = system {
         messages.insert(0, Message { role: "system".into(), content: system });
     }
-    if let Some(offer) = offer {
-        let told = super::tools::instructions(&offer.tools);
+    if let Some(tool_options) = tool_options {
+        let told = super::tools::instructions(&tool_options.tools);
         match messages.first_mut().filter(|first| first.role == "system") {
             Some(first) => first.content = format!("{}\n\n{told}", first.content),
             None => messages.insert(0, Message { role: "system".into(), content: told }),

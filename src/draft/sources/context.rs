@@ -8,8 +8,21 @@ use crate::tensor::Token;
 
 /// Suffix links along which occurrences are counted; longer chains only appear in monotonous text.
 const COUNTED: usize = 32;
-/// Suffix links looked at for a shorter ending that says more.
+/// Suffix links followed in the search of a shorter ending that more tokens followed.
 const SHORTER: usize = 16;
+
+/// Classes of [`class`].
+pub const CLASSES: usize = 7;
+
+/// Returns the class of a match of this length.
+pub fn class(length: u32) -> usize {
+    match length {
+        0..=3 => length as usize,
+        4..=7 => 4,
+        8..=15 => 5,
+        _ => 6,
+    }
+}
 
 /// All strings that end at the same places.
 #[derive(Clone, Debug, Default)]

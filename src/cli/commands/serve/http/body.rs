@@ -1,8 +1,8 @@
-//! Bodies of requests: bounded in size, time and in the memory that reading them takes.
+//! Reading of request bodies, with limits of size, time and memory.
 
-use super::error::ApiError;
-use super::fields::Fields;
-use super::shares::{Client, Share, Shared};
+use super::super::api::error::ApiError;
+use super::super::api::fields::Fields;
+use super::super::pool::{Client, PoolShare, SharedPool};
 use crate::util::json::MOST_VALUES;
 use axum::extract::Request;
 use http_body_util::BodyExt;
@@ -16,19 +16,19 @@ const COPIES: usize = 3;
 const VALUE: usize = 100;
 
 /// Limits of bodies.
-pub struct Bodies {
+pub struct BodyLimits {
     /// Bytes of a body at most.
     pub most: usize,
     /// How long a client may take to send a body.
     pub patience: Duration,
     /// Bytes of memory for requests that are prepared.
-    pub memory: Arc<Shared>,
+    pub memory: Arc<SharedPool>,
 }
 
 /// A body, and the memory that reading it takes.
 pub struct ReadBody {
     pub bytes: Vec<u8>,
-    memory: Option<Share>,
+    memory: Option<PoolShare>,
 }
 
 impl ReadBody {
@@ -36,7 +36,7 @@ impl ReadBody {
     pub async fn needs(
         &mut self,
         bytes: usize,
-        from: &Bodies,
+        from: &BodyLimits,
         client: Client,
     ) -> Result<(), ApiError> {
         if bytes > from.memory.most() {
@@ -60,7 +60,7 @@ pub fn memory(length: usize) -> usize {
     COPIES * length + VALUE * (length / 2).min(MOST_VALUES)
 }
 
-impl Bodies {
+impl BodyLimits {
     pub async fn read(&self, request: Request, client: Client) -> Result<ReadBody, ApiError> {
         let length = request.headers().get("content-length");
         let length: Option<usize> = length.and_then(|length| length.to_str().ok()?.parse().ok());

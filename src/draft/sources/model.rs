@@ -1,24 +1,30 @@
-//! A small language model as a source of guesses: it reads each text's history once, and nodes of
-//! all texts' trees in passes that they share.
+//! A small language model as a source. It reads each history once, and evaluates the nodes of all
+//! trees in shared passes.
 
 use anyhow::Result;
 
 use crate::engine::{Columns, Engine, EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
 use crate::tensor::Token;
 
-/// Tokens newer than the cache that still go into the first pass of a round instead of a prefill.
+/// Most unread tokens that go into the first pass of a round instead of a prefill.
 const PENDING: usize = 16;
 
-/// Name of the draft model as a source, in the statistics.
-pub const NAME: &str = "model";
+/// Classes of [`class`].
+pub const CLASSES: usize = 6;
 
-pub struct Lm {
+/// Returns the class of the model's probability of its best token; `None` without the model.
+pub fn class(best: Option<f32>) -> usize {
+    const BOUNDS: [f32; 4] = [0.25, 0.5, 0.75, 0.92];
+    best.map_or(0, |p| 1 + BOUNDS.iter().filter(|bound| p >= **bound).count())
+}
+
+pub struct DraftModel {
     timeline: Timeline,
     /// By sequence.
     texts: Vec<Text>,
-    /// Texts of this round: passes keep their trees in scratch.
+    /// Texts of this round. Passes keep their trees in scratch.
     round: Vec<usize>,
-    /// Rows of scratch that passes have filled, and those of nodes that wait for the next one.
+    /// Rows of scratch that are filled, and rows of the nodes that wait for the next pass.
     filled: usize,
     waiting: usize,
     scores: Scores,
@@ -39,11 +45,11 @@ struct Text {
     row: usize,
 }
 
-impl Lm {
+impl DraftModel {
     /// Drafts for as many texts as the engine has sequences. The engine's tokenizer must be the
     /// target's; its rows may be fewer or more.
     pub fn new(engine: Box<dyn Engine>) -> Self {
-        Lm {
+        DraftModel {
             texts: vec![Text::default(); engine.info().sequences],
             timeline: Timeline::new(engine),
             round: Vec::new(),
@@ -125,7 +131,7 @@ impl Lm {
         let some_go_on = starts.contains(&Start::GoesOn);
         let room = if some_go_on { most - most.min(self.filled + most.div_ceil(8)) } else { most };
 
-        // What of the others' histories the first pass has to read.
+        // The unread parts of the other histories: the first pass has to read them.
         let mut anew: Vec<(usize, &'h [Token])> = Vec::new();
         for (&(text, history, _), start) in texts.iter().zip(&starts) {
             if *start == Start::Cannot {
@@ -142,10 +148,13 @@ impl Lm {
         self.timeline.adopt(&pasts)?;
         let longest = PENDING.min(most / 4).max(1);
         loop {
-            let of = |(text, part): &(usize, &[Token])| part.len() - self.timeline.position(*text);
+            let unread_of =
+                |(text, part): &(usize, &[Token])| part.len() - self.timeline.position(*text);
             let rows: usize = anew.iter().map(|(text, part)| self.unread(*text, part)).sum();
-            let Some(most_unread) = (0..anew.len()).max_by_key(|i| of(&anew[*i])) else { break };
-            let unread = of(&anew[most_unread]);
+            let Some(most_unread) = (0..anew.len()).max_by_key(|i| unread_of(&anew[*i])) else {
+                break;
+            };
+            let unread = unread_of(&anew[most_unread]);
             if rows <= room && unread <= longest {
                 break;
             }
