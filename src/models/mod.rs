@@ -1,5 +1,5 @@
-//! Floor 2: what a model is. Configuration, weights, forward pass, tokenizer and chat template
-//! here; nothing knows a device. Start with [`architecture`] and the layer in [`gemma3`].
+//! What a model is: configuration, weights, forward pass, tokenizer and chat template. Nothing here
+//! knows a device. Start with [`architecture`] and the layer in [`gemma3`].
 
 pub mod architecture;
 pub mod chat;

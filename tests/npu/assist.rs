@@ -263,7 +263,7 @@ fn every_fault_is_survived() {
         for late in [false, true] {
             for from in [0, 5, jobs] {
                 let options =
-                    ModelOptions { fault: Some(Fault { kind, from }), late, compiled: None };
+                    ModelOptions { fault: Some(Fault { kind, from }), late, ..Default::default() };
                 let (mut e, open) = assisted(KvFormat::F32, 256, options, cpu(2, false));
                 assert!(open.total() > 3);
                 let got = logits(&mut e);
