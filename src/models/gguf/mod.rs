@@ -66,8 +66,8 @@ fn role_of(name: &str) -> Option<(Role, usize)> {
         Some(rest) => rest.split_once('.')?.0.parse().ok()?,
         None => 0,
     };
-    let roles = Role::ALL.into_iter().map(|role| (role, layer));
-    roles.into_iter().find(|(role, layer)| tensor_name(*role, *layer) == name)
+    let mut roles = Role::ALL.into_iter().map(|role| (role, layer));
+    roles.find(|(role, layer)| tensor_name(*role, *layer) == name)
 }
 
 /// Makes a GGUF checkpoint look like a Hugging Face directory; every other one stays as it is.
@@ -113,7 +113,8 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     let rename = |name: &str| {
         role_of(name).map(|(role, layer)| crate::models::weights::standard_name(role, layer))
     };
-    let norm = |name: &str| role_of(name).is_some_and(|(role, _)| !role.is_matrix());
+    let is_norm = |role: Role| !role.is_matrix() && role != Role::LayerScale;
+    let norm = |name: &str| role_of(name).is_some_and(|(role, _)| is_norm(role));
     checkpoint.present(Presentation { config, rename: &rename, plus_one: &norm, files, notes })
 }
 
