@@ -1,6 +1,6 @@
 //! Costs of a target's passes on this machine, before and after a run.
 
-use crate::draft::Figures;
+use crate::draft::DraftFigures;
 use crate::runtime::drafting::Drafting;
 use crate::runtime::drafting::costs::{CostFile, Passes};
 use crate::runtime::load::{Loaded, kv_format};
@@ -36,13 +36,13 @@ impl Calibration {
 
     /// Saves what passes cost, for the next run. A failure to save is a note, and no failure of the
     /// run.
-    pub fn keep(self, drafting: &Drafting, listener: &dyn Listener) -> Figures {
+    pub fn keep(self, drafting: &Drafting, listener: &dyn Listener) -> DraftFigures {
         let figures = drafting.figures();
         self.save(&drafting.identity, &figures, listener);
         figures
     }
 
-    fn save(self, identity: &str, figures: &Figures, listener: &dyn Listener) {
+    fn save(self, identity: &str, figures: &DraftFigures, listener: &dyn Listener) {
         if let Err(why) = self.file.save(self.passes, identity, figures) {
             listener.detail(1, &format!("the costs of passes were not saved: {why:#}"));
         }
