@@ -49,7 +49,7 @@ fn weights() -> Weights {
 }
 
 fn dims() -> Dims {
-    gemma::runtime::npu::dims(&config_of(2, 2)).unwrap()
+    gemma::runtime::devices::npu::dims(&config_of(2, 2)).unwrap()
 }
 
 fn cpu(threads: usize, check: bool) -> Box<CpuExecutor> {
