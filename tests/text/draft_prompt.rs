@@ -55,7 +55,7 @@ fn a_prompt_is_read_beside_the_target() {
             }
             Ok(())
         }
-        fn prepare(&mut self, _: usize, history: &[u32]) -> anyhow::Result<()> {
+        fn prepare(&mut self, _: usize, history: &[u32], _: Duration) -> anyhow::Result<()> {
             self.after = history.len();
             Ok(())
         }

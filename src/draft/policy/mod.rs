@@ -53,6 +53,11 @@ use passes::PassTimes;
 
 /// Factor by which the predicted speed of drafting must win: a margin for errors of the estimates.
 const MARGIN: f32 = 1.05;
+/// Plain passes that a draft model may take to read a prompt.
+const READING: f32 = 0.4;
+/// Plain passes beyond the expected time that are booked of an outlier, at most: a cost that comes
+/// once counts, and a program that holds a pass up for long does not end drafting.
+const WORST: f32 = 1.0;
 
 /// The round that runs now.
 #[derive(Clone, Debug, Default)]
@@ -139,6 +144,14 @@ impl Policy {
     /// Begins another text.
     pub fn begin_text(&mut self) {
         self.budget.begin_text();
+    }
+
+    /// Returns for how long a draft model may read the prompt of a text of this length.
+    pub fn reading(&mut self, position: usize) -> Duration {
+        if !self.clock || self.options.fixed().is_some() {
+            return Duration::MAX;
+        }
+        Duration::from_secs_f32(READING * self.costs.at(position).cost(1))
     }
 
     /// Returns the seconds of a pass over so many rows beside the texts' own, no less than those of
@@ -258,14 +271,17 @@ impl Policy {
     /// Records the seconds that the target waited for guesses. Returns those to book.
     fn waited(&mut self, seconds: f32, steps: usize, allowed: usize) -> f32 {
         let most = 2.0 * self.step.mean * steps.max(1) as f32;
-        let seconds = match self.overlap.was_ahead {
-            _ if allowed == 0 => return self.ask.observe(seconds),
+        let worst = WORST * self.cost(0);
+        let known = match self.overlap.was_ahead {
+            _ if allowed == 0 || steps == 0 && !self.overlap.was_ahead => {
+                let known = self.ask.observe(seconds);
+                return seconds.clamp(known, known + worst);
+            }
             true => seconds.min(most),
-            false if steps == 0 => return self.ask.observe(seconds),
             false => self.step.observe(seconds / steps as f32) * steps as f32,
         };
-        self.overlap.observe(seconds);
-        seconds
+        self.overlap.observe(known);
+        seconds.clamp(known, known + worst)
     }
 
     /// Returns how many nodes each text keeps.
@@ -330,7 +346,9 @@ impl Policy {
         let usual = curve.cost(rows) * stretch.as_ref().map_or(1.0, |stretch| **stretch);
         let most = pass.time.as_secs_f32();
         let time = usual.clamp(pass.time.saturating_sub(pass.late).as_secs_f32(), most);
-        self.passes.observe(curve, [texts, rows], time, stretch) + drafting + (most - time)
+        let worst = if rows > texts { WORST * curve.cost(texts) } else { 0.0 };
+        let known = self.passes.observe(curve, [texts, rows], time, stretch);
+        time.clamp(known, known + worst) + drafting + (most - time)
     }
 
     /// Adds its counts.
