@@ -1,5 +1,4 @@
-//! Floor 4: draft trees that the target verifies. Drafts change the speed of a text, never its
-//! tokens.
+//! Draft trees that the target verifies. Drafts change the speed of a text, never its tokens.
 //!
 //! The scheduler asks a [`Drafter`] for a [`Proposal`] once a round, and a [`Policy`] how much of
 //! it a pass takes. [`TreeBuilder`] is the drafter of all [`sources`]; [`mix`] makes one
@@ -20,10 +19,10 @@ pub mod verified;
 pub use builder::{Mixing, TreeBuilder};
 pub use costs::{CostCurve, Costs};
 pub use drafter::{DraftContext, DraftRequest, Drafter, NoDraft};
-pub use figures::{Figures, Habits};
+pub use figures::{DraftFigures, Habits};
 pub use options::{Ahead, DraftOptions, TreeSize};
 pub use policy::Policy;
 pub use proposal::Proposal;
-pub use round::{Allowance, Outcome, Pass, Round};
-pub use sources::{Source, grammar, model::DraftModel};
+pub use round::{Allowance, Pass, Round, RoundOutcome};
+pub use sources::{DraftSource, grammar, model::DraftModel};
 pub use verified::Verified;

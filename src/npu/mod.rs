@@ -1,4 +1,4 @@
-//! Floor 2: attention on the AMD NPU (XDNA1: Phoenix, Hawk Point), as an executor around another
+//! Attention on the AMD NPU (XDNA1: Phoenix, Hawk Point), as an executor around another
 //! one.
 //!
 //! The NPU takes sealed pages of global layers ([`crate::kv::OffloadedPages`]) and gives back partials;
@@ -19,6 +19,7 @@
 pub mod accel;
 pub mod assist;
 pub mod attention;
+pub mod bring_up;
 pub mod command;
 pub mod gate;
 pub mod host;

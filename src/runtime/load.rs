@@ -1,25 +1,24 @@
 //! From opened weights to a loaded engine, where they fit best.
 
-use super::driver;
-use super::lock;
-use super::model::Size;
-use super::npu;
-use super::options::{AutoOr, Kv, RunOptions};
-use super::placement::measure::Task;
-use super::placement::predict::Speeds;
-use super::placement::{self, Placement};
-use super::processor::{default_threads, memory};
-use super::{Listener, Loading};
 use crate::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
 use crate::compute::split::SplitExecutor;
-use crate::compute::{Executor, KvFormat};
+use crate::compute::{DeviceInfo, Executor, KvFormat};
 use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, PlannedEngine};
 use crate::error::{Fault, Kind, fault_of};
 use crate::models::{Config, Role, Weights};
+use crate::runtime::devices::backends::backend_of;
+use crate::runtime::devices::lock;
+use crate::runtime::devices::npu;
+use crate::runtime::devices::processor::default_threads;
+use crate::runtime::model::Size;
+use crate::runtime::options::{AutoOr, Kv, RunOptions};
+use crate::runtime::placement::measure::Task;
+use crate::runtime::placement::predict::Speeds;
+use crate::runtime::placement::{self, Placement};
+use crate::runtime::{Listener, LoadingBar};
 use crate::util::threads;
 use crate::util::units::{bytes, thousands};
-use crate::vulkan::{CheckedExecutor, DeviceInfo};
 use anyhow::{Context, Result};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -165,9 +164,14 @@ fn load_task(
         let load = || {
             place(&placement, pool, options.check, options.isa, listener)
                 .and_then(|executor| match sequences {
-                    1 => {
-                        npu::beside(executor, options, weights.config(), sizes, is_split, listener)
-                    }
+                    1 => npu::beside(
+                        executor,
+                        options.npu,
+                        weights.config(),
+                        sizes,
+                        is_split,
+                        listener,
+                    ),
                     _ => Ok(executor),
                 })
                 .and_then(|executor| {
@@ -205,7 +209,7 @@ fn load_task(
 
 /// Runs `load` while a bar shows how many bytes of the weights are read. The bar is gone at the
 /// end.
-fn shown<T>(bar: Option<Box<dyn Loading>>, weights: &Weights, load: impl FnOnce() -> T) -> T {
+fn shown<T>(bar: Option<Box<dyn LoadingBar>>, weights: &Weights, load: impl FnOnce() -> T) -> T {
     let Some(bar) = bar else { return load() };
     let (before, (done, is_done)) = (weights.bytes_read(), mpsc::channel::<()>());
     std::thread::scope(|scope| {
@@ -232,17 +236,15 @@ fn place(
     listener: &dyn Listener,
 ) -> Result<Box<dyn Executor>> {
     let host = || -> Result<Box<dyn Executor>> {
-        placement::check_memory(placement, memory("MemAvailable"))?;
+        placement::check_memory(placement, crate::os::machine::available_memory())?;
         Ok(Box::new(CpuExecutor::on(
             pool.clone(),
             CpuOptions { check, isa, ..CpuOptions::default() },
         )))
     };
     let Some(info) = &placement.device else { return host() };
-    let mut device = driver::open(info, listener)?;
-    device.expect(&placement.layout.pieces);
-    let device: Box<dyn Executor> =
-        if check { Box::new(CheckedExecutor::new(device)) } else { Box::new(device) };
+    let pieces = Some(&placement.layout.pieces);
+    let device = backend_of(info).open(info, pieces, check, listener)?;
     let (on_gpu, on_cpu) = (placement.layout.gpu.layers, placement.layout.cpu.layers);
     if on_cpu == 0 {
         return Ok(device);

@@ -1,4 +1,4 @@
-//! Floor 2: the Vulkan executor. Knows plans and formats, no model. The only room that speaks ash.
+//! The Vulkan executor. Knows plans and formats, no model. The only room that speaks ash.
 //!
 //! Folders use only those before them:
 //! - `device`: instance, device, memory, queue, pipelines from committed SPIR-V;
@@ -20,6 +20,4 @@ pub use device::{ALLOW_CPU_DRIVER, DeviceInfo, MEMORY, Vulkan, validation};
 pub use lower::layout::{DeviceMatrix, Packing, code_number};
 pub use lower::sizes::OwnSizes;
 pub use lower::{Access, Bucket, Call, Lowering, Own, kernels};
-pub use run::{
-    BLOCK_ROWS, LIMIT, MadeUp, STAGING, VulkanExecutor, VulkanFootprint, VulkanTiles, blocks,
-};
+pub use run::{BLOCK_ROWS, LIMIT, MadeUp, VulkanExecutor, VulkanFootprint, VulkanTiles, blocks};

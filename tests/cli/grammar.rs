@@ -139,9 +139,8 @@ fn answers_fit_their_schema_and_drafts_change_nothing() {
     let rules = [
         (json!({"id": 1, "prompt": "A number?", "regex": "[1-9][0-9]{3}"}), r"4"),
         (
-            json!({"id": 2, "prompt": "A \
-                sum?", "grammar": "start: n \" + \" n \" = \" n\nn: \
-                /[0-9]{1,3}/"}),
+            json!({"id": 2, "prompt": "A sum?",
+                "grammar": "start: n \" + \" n \" = \" n\nn: /[0-9]{1,3}/"}),
             " + ",
         ),
         (
@@ -171,8 +170,8 @@ fn answers_fit_their_schema_and_drafts_change_nothing() {
 /// Forced parts of a text come in fewer passes, drafts or not.
 #[test]
 fn what_a_schema_fixes_is_drafted_for_nothing() {
-    let schema = json!({"const": {"kind": "photosynthesis", "needs": ["light", "water", "carbon \
-        dioxide"], "gives": ["sugar", "oxygen"]}});
+    let schema = json!({"const": {"kind": "photosynthesis", "needs": ["light", "water", 
+        "carbon dioxide"], "gives": ["sugar", "oxygen"]}});
     let run = |draft: &[&str]| {
         let schema = schema.to_string();
         let args =

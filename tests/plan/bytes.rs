@@ -11,8 +11,8 @@ use gemma::engine::PlannedEngine;
 use gemma::engine::planned::EngineOptions;
 use gemma::models::forward::{self, ForwardOptions, SparePages};
 use gemma::models::{Config, Weights};
-use gemma::runtime::placement::measure::{Layout, Task};
-use gemma::runtime::shapes::{Formats, Shape};
+use gemma::runtime::model::shapes::{MadeUpFormats, Shape};
+use gemma::runtime::placement::measure::{MemoryLayout, Task};
 use gemma::tensor::Matrix;
 use gemma::vulkan::{Choice, DeviceInfo, Vulkan, VulkanExecutor, blocks, choose};
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
@@ -78,16 +78,18 @@ fn config() -> Config {
 }
 
 /// The recipes of 27B; the sizes that they aim at are made smaller in proportion.
-fn recipes() -> Vec<(String, Formats)> {
-    let inline =
-        |weights: &str| Formats { weights: Some(weights.parse().unwrap()), ..Formats::default() };
+fn recipes() -> Vec<(String, MadeUpFormats)> {
+    let inline = |weights: &str| MadeUpFormats {
+        weights: Some(weights.parse().unwrap()),
+        ..MadeUpFormats::default()
+    };
     let named = ["seed", "int4", "9gb", "10gb", "12gb"];
-    let named = named.map(|name| (name.to_owned(), Formats::of_recipe(name)));
+    let named = named.map(|name| (name.to_owned(), MadeUpFormats::of_recipe(name)));
     std::iter::once(("i4-g32".to_owned(), inline("i4-g32"))).chain(named).collect()
 }
 
 /// The recipe for a model of fewer weights.
-fn scaled(name: &str, formats: &Formats, directory: &std::path::Path) -> Formats {
+fn scaled(name: &str, formats: &MadeUpFormats, directory: &std::path::Path) -> MadeUpFormats {
     let Some(gb) = name.strip_suffix("gb") else { return formats.clone() };
     let text = std::fs::read_to_string(format!("{}/quant/{name}.toml", env!("CARGO_MANIFEST_DIR")))
         .unwrap();
@@ -98,7 +100,7 @@ fn scaled(name: &str, formats: &Formats, directory: &std::path::Path) -> Formats
     );
     let path = directory.join(format!("{name}.toml"));
     std::fs::write(&path, text).unwrap();
-    Formats::of_recipe(path.to_str().unwrap())
+    MadeUpFormats::of_recipe(path.to_str().unwrap())
 }
 
 fn task(weights: &Weights, context: usize) -> Task<'_> {
@@ -134,8 +136,8 @@ fn a_device_is_asked_for_what_was_planned() {
 }
 
 #[test]
-#[ignore = "counts all allocations of its process: a_processor_takes_what_was_planned runs it \
-    alone"]
+#[ignore = "counts all allocations of its process: \
+    a_processor_takes_what_was_planned runs it alone"]
 fn allocations() {
     let directory = tempfile::tempdir().unwrap();
     for (name, formats) in recipes() {
@@ -175,8 +177,8 @@ fn info() -> DeviceInfo {
 }
 
 #[test]
-#[ignore = "the device's count is the process's: a_device_is_asked_for_what_was_planned runs it \
-    alone"]
+#[ignore = "the device's count is the process's: \
+    a_device_is_asked_for_what_was_planned runs it alone"]
 fn device_allocations() {
     let (info, directory) = (info(), tempfile::tempdir().unwrap());
     for (name, formats) in recipes().into_iter().filter(|(name, _)| name != "12gb") {
@@ -285,6 +287,7 @@ impl Reports for Untouched {
 /// A laptop's graphics, which give 4 GiB at a time.
 fn laptop() -> DeviceInfo {
     DeviceInfo {
+        backend: "vulkan",
         index: 0,
         name: "laptop".into(),
         driver: String::new(),
@@ -320,7 +323,7 @@ fn the_27b_shape_takes_what_was_planned() {
             let task = task(&weights, context);
             let what = format!("{name} at {context}");
             if context == 2048 {
-                let planned: Layout = task.measure(None, 0).unwrap();
+                let planned: MemoryLayout = task.measure(None, 0).unwrap();
                 let inner = CpuExecutor::new(CpuOptions::default()).unwrap();
                 let mut exec = Untouched { inner, weights: 0, matrices: 0 };
                 let options = ForwardOptions {

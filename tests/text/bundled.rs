@@ -6,7 +6,7 @@
 
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Pool};
-use gemma::decode::{Flow, Limits, Stats, generate};
+use gemma::decode::{Flow, GenerationLimits, Stats, generate};
 use gemma::draft::{
     CostCurve, Costs, DraftContext, DraftOptions, DraftRequest, Drafter, NoDraft, Policy, Proposal,
     TreeBuilder, TreeSize,
@@ -17,31 +17,54 @@ use gemma::models::gemma3::bundled::{self, DraftSize};
 use gemma::models::{
     ChatTemplate, Config, Message, ReducedVocabulary, Special, Tokenizer, Weights,
 };
-use gemma::runtime::partner::Partner;
+use gemma::runtime::model::partner::Partner;
 use gemma::sampler::{Sampler, SamplerConfig};
 use gemma::tensor::Format;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-const PROMPTS: &str = "What is photosynthesis?|Give me three tips for sleeping better.|Write a \
-    Python function that adds two numbers.|\
-Explain what a hash map is.|Tell me a short story about a fox.|What is 12 times 7?|List the days \
-of the week.|How do I boil an egg?|\
-What does a compiler do?|Translate to French: good morning.|Write a haiku about rain.|Why is the \
-sky blue?|What is a prime number?|\
-Describe a sunset.|What is the difference between TCP and UDP?|Write a SQL query that counts \
-users.|Who are you?|Say hello.|\
-Count from one to twenty.|Repeat this: red green blue red green blue red green blue|What is a \
-verb?|How does a bicycle stay upright?|\
-Write a shell command that finds large files.|What causes tides?|Explain recursion.|Name five \
-animals.|What is inflation?|\
-Write a polite email to a landlord.|How many legs does a spider have?|What is a database \
-index?|Give a recipe for pancakes.|\
-What is the capital of Italy?|Write a JSON object for a person.|Explain gravity to a child.|What \
-is unit testing?|\
-Summarise: the cat sat on the mat, the cat slept on the mat, the cat left the mat.|How do vaccines \
-work?|What is an API?|\
-Write a limerick.|What is the boiling point of water?";
+const PROMPTS: [&str; 40] = [
+    "What is photosynthesis?",
+    "Give me three tips for sleeping better.",
+    "Write a Python function that adds two numbers.",
+    "Explain what a hash map is.",
+    "Tell me a short story about a fox.",
+    "What is 12 times 7?",
+    "List the days of the week.",
+    "How do I boil an egg?",
+    "What does a compiler do?",
+    "Translate to French: good morning.",
+    "Write a haiku about rain.",
+    "Why is the sky blue?",
+    "What is a prime number?",
+    "Describe a sunset.",
+    "What is the difference between TCP and UDP?",
+    "Write a SQL query that counts users.",
+    "Who are you?",
+    "Say hello.",
+    "Count from one to twenty.",
+    "Repeat this: red green blue red green blue red green blue",
+    "What is a verb?",
+    "How does a bicycle stay upright?",
+    "Write a shell command that finds large files.",
+    "What causes tides?",
+    "Explain recursion.",
+    "Name five animals.",
+    "What is inflation?",
+    "Write a polite email to a landlord.",
+    "How many legs does a spider have?",
+    "What is a database index?",
+    "Give a recipe for pancakes.",
+    "What is the capital of Italy?",
+    "Write a JSON object for a person.",
+    "Explain gravity to a child.",
+    "What is unit testing?",
+    "Summarise: the cat sat on the mat, the cat slept on the mat, the cat left the mat.",
+    "How do vaccines work?",
+    "What is an API?",
+    "Write a limerick.",
+    "What is the boiling point of water?",
+];
 
 const TOKENS: usize = 16;
 
@@ -61,8 +84,7 @@ fn pair() -> Pair {
         let message = Message { role: "user".into(), content: text.into() };
         template.encode(&tokenizer, &[message], None, Special::AsText, None).unwrap()
     };
-    let prompts: Vec<_> = PROMPTS.split('|').map(encode).collect();
-    assert_eq!(prompts.len(), 40);
+    let prompts = PROMPTS.into_iter().map(encode).collect();
     Pair {
         tokenizer,
         target: Weights::open(checkpoint).unwrap(),
@@ -124,7 +146,7 @@ fn run(
     let sampler = Sampler::new(config).unwrap().usable(pair.tokenizer.vocab());
     let (mut history, mut stats, never) =
         (prompt.to_vec(), Stats::default(), AtomicBool::new(false));
-    let limits = Limits { max_tokens: TOKENS, stop_ids: &[1, 106], interrupt: &never };
+    let limits = GenerationLimits { max_tokens: TOKENS, stop_ids: &[1, 106], interrupt: &never };
     let go_on = &mut |_| Flow::Continue;
     generate(target, drafter, policy, &sampler, &mut history, &limits, &mut stats, go_on).unwrap();
     (history.split_off(prompt.len()), stats.passes)
@@ -305,7 +327,7 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
             let text = |drafter: &mut dyn Drafter| {
                 let (mut history, mut stats, never) =
                     (prompt.clone(), Stats::default(), AtomicBool::new(false));
-                let limits = Limits { max_tokens: 24, stop_ids: &[], interrupt: &never };
+                let limits = GenerationLimits { max_tokens: 24, stop_ids: &[], interrupt: &never };
                 let mut target = Timeline::new(engine(&target, &pool));
                 let options = DraftOptions { tree: TreeSize::Nodes(15), tokens: None };
                 let mut policy = Policy::new(costs(), options, false);

@@ -1,8 +1,8 @@
 //! Which model is meant, and where it runs.
 
 use crate::compute::cpu::Isa;
-use crate::runtime::lock::DeviceLock;
-use crate::runtime::npu::Npu;
+use crate::runtime::devices::backends::Npu;
+use crate::runtime::devices::lock::DeviceLock;
 use crate::runtime::options::{AutoOr, GpuLayers, Kv};
 use crate::runtime::{ModelOptions, RunOptions};
 use anyhow::Result;
@@ -106,8 +106,8 @@ impl RunArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::placement::Device;
-    use crate::vulkan::Choice;
+    use crate::compute::Choice;
+    use crate::runtime::options::Device;
     use clap::Parser;
 
     #[derive(Parser)]

@@ -1,16 +1,13 @@
 //! Memory of a model, part by part, wherever its layers run: a dry run of the code that loads it.
 
-use crate::compute::cpu::CpuFootprint;
 use crate::compute::dry::{Dry, Pieces};
 use crate::compute::split::SplitExecutor;
-use crate::compute::{Executor, Held, KvFormat, KvLayer};
+use crate::compute::{DeviceInfo, Executor, Held, KvFormat, KvLayer};
 use crate::kv::PAGE;
 use crate::models::forward::{self, Forward, ForwardOptions, SparePages};
 use crate::models::{Role, Weights};
-use crate::npu::OffloadExecutor;
-use crate::npu::attention::FlashPartial;
-use crate::runtime::npu;
-use crate::vulkan::{DeviceInfo, STAGING, VulkanFootprint};
+use crate::runtime::devices::backends::{self, FlashPartial, OffloadExecutor};
+use crate::runtime::devices::npu;
 use anyhow::Result;
 use serde::Serialize;
 
@@ -93,7 +90,7 @@ pub struct Share {
 
 /// A model spread over the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Layout {
+pub struct MemoryLayout {
     pub gpu: Share,
     pub cpu: Share,
     /// Bytes of the processor's memory that an NPU takes: its own copy of the global layers' keys
@@ -129,34 +126,27 @@ impl Task<'_> {
     }
 
     /// Measures the memory with the first `on_gpu` layers on `device`.
-    pub fn measure(&self, device: Option<&DeviceInfo>, on_gpu: usize) -> Result<Layout> {
+    pub fn measure(&self, device: Option<&DeviceInfo>, on_gpu: usize) -> Result<MemoryLayout> {
         let n = self.layers();
-        let dry = |device| Box::new(Dry::new(VulkanFootprint::new(device)));
-        let host = || Box::new(Dry::new(CpuFootprint));
+        let dry = |device| Box::new(Dry::new(backends::footprint(device)));
         let device = device.filter(|_| on_gpu > 0);
-        if let Some(device) = device.filter(|_| on_gpu < n) {
-            let (device, host) = (dry(device), host());
+        let staging = device.map_or(0, |d| backends::footprint(Some(d)).staging());
+        let staged = |share: Share| Share { need: Need { staging, ..share.need }, ..share };
+        if device.is_some() && on_gpu < n {
+            let (device, host) = (dry(device), dry(None));
             let (gpu, cpu) = (device.counted(), host.counted());
             let mut exec = SplitExecutor::new(device, host, on_gpu as u16, n as u16);
             let model = self.load(&mut exec)?;
-            return Ok(Layout {
+            return Ok(MemoryLayout {
                 gpu: staged(self.share(&model, 0..on_gpu, gpu.held(), false)),
                 cpu: self.share(&model, on_gpu..n, cpu.held(), true),
                 npu: 0, // It works beside one device only.
                 pieces: gpu.pieces(),
             });
         }
-        let (mut exec, counted): (Box<dyn Executor>, _) = match device.map(dry) {
-            Some(device) => {
-                let counted = device.counted();
-                (device, counted)
-            }
-            None => {
-                let host = host();
-                let counted = host.counted();
-                (host, counted)
-            }
-        };
+        let place = dry(device);
+        let counted = place.counted();
+        let mut exec: Box<dyn Executor> = place;
         let dims = npu::dims(self.weights.config());
         // Models that no NPU takes run without.
         if let Some(npu) = self.npu.then(|| FlashPartial::dry(dims)).and_then(Result::ok) {
@@ -167,8 +157,8 @@ impl Task<'_> {
         let share = self.share(&model, 0..n, held, true);
         let npu = exec.report().held.buffers - held.buffers;
         Ok(match device {
-            Some(_) => Layout { gpu: staged(share), npu, pieces, ..Layout::default() },
-            None => Layout { cpu: share, npu, ..Layout::default() },
+            Some(_) => MemoryLayout { gpu: staged(share), npu, pieces, ..MemoryLayout::default() },
+            None => MemoryLayout { cpu: share, npu, ..MemoryLayout::default() },
         })
     }
 
@@ -219,8 +209,8 @@ impl Task<'_> {
 
     /// Returns the most layers that fit into what is free on the device, and what they take; `None`
     /// if not even one does.
-    pub fn most_layers(&self, device: &DeviceInfo) -> Result<Option<Layout>> {
-        let fits = |n: usize| -> Result<Option<Layout>> {
+    pub fn most_layers(&self, device: &DeviceInfo) -> Result<Option<MemoryLayout>> {
+        let fits = |n: usize| -> Result<Option<MemoryLayout>> {
             let layout = self.measure(Some(device), n)?;
             Ok((layout.gpu.need.total() <= device.free()).then_some(layout))
         };
@@ -235,8 +225,4 @@ impl Task<'_> {
         }
         Ok(best)
     }
-}
-
-fn staged(share: Share) -> Share {
-    Share { need: Need { staging: STAGING, ..share.need }, ..share }
 }

@@ -5,12 +5,11 @@ use super::Placement;
 use super::measure::Share;
 use crate::compute::cpu::Pool;
 use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
-use crate::compute::{Executor, Part, Plan, Reports, StepLayout};
+use crate::compute::{DeviceInfo, Part, Plan, StepLayout};
 use crate::runtime::Listener;
-use crate::runtime::driver;
+use crate::runtime::devices::backends;
 use crate::tensor::{Format, Matrix};
 use crate::util::units::digits3;
-use crate::vulkan::DeviceInfo;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::borrow::Cow;
@@ -77,7 +76,7 @@ impl Speeds {
 
     /// Returns the same with the GPU's speed measured, which takes some of its memory for a moment.
     pub fn measured(self, device: &DeviceInfo, listener: &dyn Listener) -> Result<Speeds> {
-        let mut exec = driver::open(device, listener)?;
+        let mut exec = backends::open(device, listener)?;
         let (rows, cols) = (8192, PROBE_BYTES / 4 / 8192);
         let codes = Cow::Owned(vec![0; PROBE_BYTES]);
         exec.load(
@@ -148,7 +147,7 @@ impl Speeds {
 
 #[cfg(test)]
 mod tests {
-    use super::super::measure::{Layout, Reads};
+    use super::super::measure::{MemoryLayout, Reads};
     use super::*;
 
     #[test]
@@ -157,10 +156,10 @@ mod tests {
             reads: Reads { weights, kv_when_full },
             ..Share::default()
         };
-        let layout = Layout {
+        let layout = MemoryLayout {
             gpu: share(6_000_000_000, 3_000_000_000),
             cpu: share(2_000_000_000, 0),
-            ..Layout::default()
+            ..MemoryLayout::default()
         };
         let speed = |gb_per_s| Speed { gb_per_s, how: "assumed" };
         let speeds = Speeds { cpu: speed(20.0), gpu: Some(speed(300.0)) };

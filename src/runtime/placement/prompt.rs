@@ -9,7 +9,7 @@ use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, EngineExt, PlannedEngine, Rows, Scores, TokenTree};
 use crate::models::{Config, Role, Weights};
 use crate::runtime::Listener;
-use crate::runtime::driver;
+use crate::runtime::devices::backends;
 use crate::tensor::{Format, Token};
 use anyhow::Result;
 use serde::Serialize;
@@ -190,7 +190,7 @@ pub fn reading(
     {
         let work = Work::of(task.weights, 0..n_gpu, tokens)?;
         seconds += Rates::measure(work.linear.keys().copied(), task.kv, &|| {
-            Ok(Box::new(driver::open(device, listener)?))
+            backends::open(device, listener)
         })?
         .seconds(&work);
     }
@@ -205,10 +205,10 @@ pub fn reading(
 mod tests {
     use super::super::measure::Share;
     use super::*;
-    use crate::runtime::shapes::{Formats, Shape};
+    use crate::runtime::model::shapes::{MadeUpFormats, Shape};
 
     fn weights(recipe: &str) -> Weights {
-        Shape::M270.weights(&Formats::of_recipe(recipe)).unwrap()
+        Shape::M270.weights(&MadeUpFormats::of_recipe(recipe)).unwrap()
     }
 
     #[test]

@@ -3,7 +3,6 @@
 
 mod command;
 mod conversation;
-mod terminal;
 mod typing;
 mod wrap;
 
@@ -19,10 +18,12 @@ use crate::decode::{Flow, Request, Scheduler, Stats};
 use crate::engine::{EngineExt, Timeline};
 use crate::error::{Fault, Kind};
 use crate::models::Tokenizer;
+use crate::os::terminal;
 use crate::runtime::answers::{AnswerEvent, AnswerRequest, Answers, Finished};
 use crate::runtime::constraints::Constrained;
+use crate::runtime::devices::npu;
 use crate::runtime::drafting::Drafting;
-use crate::runtime::{self, Started, npu};
+use crate::runtime::{self, Started};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use crate::util::units::thousands;
@@ -119,7 +120,7 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
         interrupt: Interrupt::watch_answers()?,
         last: None,
     };
-    terminal::restore_at_signals()?;
+    terminal::restore_at_signals().context("watching the terminal")?;
     if !ui.is_quiet() {
         ui.line(&format!("{}: /help lists the commands, Ctrl-D leaves", session.model.name));
     }
@@ -312,7 +313,7 @@ impl Talk<'_> {
     fn stream_answer(&mut self, text: &str, history: Vec<Token>) -> Result<()> {
         let context = self.target.engine().context(0);
         self.interrupt.reset();
-        let mut wrap = Wrap::new(terminal::columns());
+        let mut wrap = Wrap::new(columns());
         let mut answer = String::new();
         let bar = self.ui.bar("reading", history.len() as u64);
         let mut failure = None;
@@ -394,7 +395,7 @@ impl Talk<'_> {
         let (tokens, context) =
             (thousands(self.talk.position() as u64), thousands(engine.context(0) as u64));
         let line = stats::line(&record, stats, self.threads)?;
-        let columns = terminal::columns();
+        let columns = columns();
         self.ui.line(&wrapped(
             &format!(
                 "conversation: {tokens} of {context} tokens; {} tokens of the last prompt \
@@ -417,9 +418,14 @@ fn shortened(text: &str) -> String {
     }
 }
 
+/// Returns the columns of the window at this moment; 0 where the terminal does not say.
+fn columns() -> usize {
+    terminal_size::terminal_size_of(std::io::stdout()).map_or(0, |(width, _)| width.0.into())
+}
+
 /// Text on its way to the terminal, which must obey nothing in it.
 fn show(wrap: &mut Wrap, piece: &str) -> std::io::Result<()> {
-    wrap.resize(terminal::columns());
+    wrap.resize(columns());
     let mut out = std::io::stdout().lock();
     out.write_all(wrap.push(&clean(piece)).as_bytes()).and_then(|()| out.flush())
 }

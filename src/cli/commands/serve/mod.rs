@@ -24,9 +24,11 @@ use crate::cli::io::ui::Ui;
 use crate::cli::options::{SamplingOptions, Source};
 use crate::cli::settings::Typed;
 use crate::error::{Fault, Kind, no_thread};
+use crate::os::process::raise_open_files;
 use crate::runtime::constraints::Constraints;
+use crate::runtime::devices::npu;
 use crate::runtime::load::kv_format;
-use crate::runtime::{Room, Session, Started, npu};
+use crate::runtime::{Room, Session, Started};
 use crate::util::{hex, threads};
 use anyhow::{Context, Result};
 use api::form;
@@ -68,7 +70,8 @@ pub fn run(options: &Serve, typed: &Typed) -> Result<u8> {
         bodies: room.bodies(most, patience),
         room,
     });
-    raise_descriptors();
+    // Each connection takes a descriptor.
+    raise_open_files();
     let address = SocketAddr::new(edge.host, edge.port);
     let server = Server::start(address, &app, &edge.cors_origin)?;
 
@@ -191,17 +194,5 @@ impl Server {
         let _ = self.stage.send(ServerStage::Over);
         let _ = self.runtime.block_on(self.connections);
         self.runtime.shutdown_background();
-    }
-}
-
-/// Lets the process have as many descriptors as it may: each connection takes one.
-fn raise_descriptors() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: plain system calls on a value of this function.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
-        }
     }
 }

@@ -12,7 +12,7 @@ pub struct Fake {
     pub isa: Vec<Isa>,
     pub trial: Result<(), Fault>,
     pub tried: RefCell<Vec<String>>,
-    pub verdict: Verdict,
+    pub verdict: DriverVerdict,
 }
 
 impl Fake {
@@ -26,8 +26,8 @@ impl Fake {
             isa: vec![Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni],
             trial: Ok(()),
             tried: RefCell::default(),
-            verdict: Verdict {
-                allows: Use::Whole,
+            verdict: DriverVerdict {
+                allows: DriverUse::Whole,
                 why: None,
                 shapes: vec!["16x16x16".into()],
                 file: None,
@@ -55,7 +55,7 @@ impl Fake {
     }
 
     pub fn link(&self, path: &str, to: &str) {
-        std::os::unix::fs::symlink(to, self.root.path().join(path)).unwrap();
+        crate::os::files::symlink(to, self.root.path().join(path));
     }
 
     pub fn remove(&self, path: &str) {
@@ -104,10 +104,10 @@ impl Machine for Fake {
 
     fn open(&self, node: &Path) -> io::Result<()> {
         assert!(node.exists());
-        if self.refused { Err(io::Error::from_raw_os_error(libc::EACCES)) } else { Ok(()) }
+        if self.refused { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(()) }
     }
 
-    fn verdict(&self, _: &DeviceInfo) -> Verdict {
+    fn verdict(&self, _: &DeviceInfo) -> DriverVerdict {
         self.verdict.clone()
     }
 
@@ -136,8 +136,8 @@ impl Machine for Fake {
         Ok("as it should be".into())
     }
 
-    fn npu(&self) -> System {
-        System {
+    fn npu(&self) -> NpuSystem {
+        NpuSystem {
             root: self.root().to_owned(),
             arrays: vec![PathBuf::from("/nowhere")],
             locked: self.locked,

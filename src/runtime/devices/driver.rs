@@ -8,22 +8,18 @@
 //! this build, so that it is made once. A trial that ended in an error, such as too little memory,
 //! is not kept: the run itself meets and reports it.
 
-use super::Listener;
-use super::trial;
-use crate::compute::KvFormat;
-use crate::engine::planned::{EngineOptions, PlannedEngine};
-use crate::error::{Fault, Kind};
+use crate::compute::DeviceInfo;
+use crate::os::process::{Exit, describe_exit, wait_for_output};
+use crate::runtime::Listener;
 use crate::testing;
 use crate::util::files::{read_regular, write_whole};
 use crate::util::{child, hex, xdg};
-use crate::vulkan::{Choice, DeviceInfo, SHADERS, Vulkan, VulkanExecutor};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::Read;
-use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
@@ -46,7 +42,7 @@ const LARGEST: u64 = 1 << 16;
 /// How far a driver is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Use {
+pub enum DriverUse {
     Whole,
     WithoutMatrices,
     NotAtAll,
@@ -54,8 +50,8 @@ pub enum Use {
 
 /// Outcome of a trial.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
-    pub allows: Use,
+pub struct DriverVerdict {
+    pub allows: DriverUse,
     /// How the child ended that tried more than is used.
     pub why: Option<String>,
     /// Shapes of int8 matrices that the device lists.
@@ -65,18 +61,18 @@ pub struct Verdict {
     pub file: Option<PathBuf>,
 }
 
-impl Verdict {
+impl DriverVerdict {
     /// Returns a note for the user about a driver that is not used whole.
     pub fn note(&self, device: &DeviceInfo) -> Option<String> {
         let why = self.why.as_deref().unwrap_or_default();
         let name = &device.name;
         match self.allows {
-            Use::Whole => None,
-            Use::WithoutMatrices => Some(format!(
+            DriverUse::Whole => None,
+            DriverUse::WithoutMatrices => Some(format!(
                 "{name} is used without its matrix instructions, and slower: a trial of its driver \
                     with them {why}"
             )),
-            Use::NotAtAll => Some(format!("{name} is not used: a trial of its driver {why}")),
+            DriverUse::NotAtAll => Some(format!("{name} is not used: a trial of its driver {why}")),
         }
     }
 
@@ -90,35 +86,17 @@ impl Verdict {
     }
 }
 
-/// Opens a device as far as its driver has come through a trial. An unknown driver is tried now.
-pub fn open(device: &DeviceInfo, listener: &dyn Listener) -> Result<VulkanExecutor> {
-    let verdict = verdict(device, listener);
-    let matrices = match verdict.allows {
-        Use::Whole => true,
-        Use::WithoutMatrices => false,
-        Use::NotAtAll => {
-            let what = verdict
-                .note(device)
-                .expect("there is something to say of a driver that is not used");
-            return Err(Fault::new(Kind::Device, what)
-                .help(format!("{}; or use --device cpu", verdict.remedy()))
-                .into());
-        }
-    };
-    VulkanExecutor::open_for(Choice::Index(device.index), matrices)
-}
-
 /// Returns the verdict of an earlier trial, if there was one.
-pub fn known(device: &DeviceInfo) -> Option<Verdict> {
+pub fn known(device: &DeviceInfo) -> Option<DriverVerdict> {
     VerdictFile::of(device, xdg::cache()).load()
 }
 
 /// Verdicts that this process knows, by key.
-static KNOWN: Mutex<Option<HashMap<String, Verdict>>> = Mutex::new(None);
+static KNOWN: Mutex<Option<HashMap<String, DriverVerdict>>> = Mutex::new(None);
 
 /// Returns how far a device's driver is used, from an earlier trial or from one that is made now
 /// and reported.
-pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> Verdict {
+pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> DriverVerdict {
     let kept = VerdictFile::of(device, xdg::cache());
     let mut known = KNOWN.lock().expect("no thread panics while it holds this");
     let known = known.get_or_insert_default();
@@ -136,7 +114,7 @@ pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> Verdict {
             judge(device.offers_matrices, |whole| try_in_child(device.index, whole, patience));
         kept.save(&mut verdict);
         // What is not used at all is an error, which says the same.
-        if let (Use::WithoutMatrices, Some(note)) = (verdict.allows, verdict.note(device)) {
+        if let (DriverUse::WithoutMatrices, Some(note)) = (verdict.allows, verdict.note(device)) {
             listener.note(&note);
         }
         verdict
@@ -158,24 +136,24 @@ enum ChildEnd {
 
 /// Applies the rule. `try_child` tries the driver with matrix instructions (true) or without. The
 /// verdict's `file` is empty, but not `None`, where it should be kept.
-fn judge(offers_matrices: bool, mut try_child: impl FnMut(bool) -> ChildEnd) -> Verdict {
-    let mut verdict = Verdict {
-        allows: Use::NotAtAll,
+fn judge(offers_matrices: bool, mut try_child: impl FnMut(bool) -> ChildEnd) -> DriverVerdict {
+    let mut verdict = DriverVerdict {
+        allows: DriverUse::NotAtAll,
         why: None,
         shapes: Vec::new(),
         file: Some(PathBuf::new()),
     };
-    let steps = [(true, Use::Whole), (false, Use::WithoutMatrices)];
+    let steps = [(true, DriverUse::Whole), (false, DriverUse::WithoutMatrices)];
     for (matrices, allows) in steps.into_iter().filter(|(matrices, _)| offers_matrices || *matrices)
     {
         match try_child(matrices) {
-            ChildEnd::Through(shapes) => return Verdict { allows, shapes, ..verdict },
+            ChildEnd::Through(shapes) => return DriverVerdict { allows, shapes, ..verdict },
             ChildEnd::Fatal(why) => {
-                verdict = Verdict { allows: Use::NotAtAll, why: Some(why), ..verdict }
+                verdict = DriverVerdict { allows: DriverUse::NotAtAll, why: Some(why), ..verdict }
             }
             // The run will meet the same error, or none.
             ChildEnd::Unknown(why) => {
-                verdict = Verdict { allows, why: Some(why), file: None, ..verdict }
+                verdict = DriverVerdict { allows, why: Some(why), file: None, ..verdict }
             }
         }
     }
@@ -204,7 +182,7 @@ fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
     let (start, mut said, mut is_open) = (Instant::now(), Vec::new(), true);
     let status = loop {
         // A driver may print more than a pipe holds.
-        let has_output = is_open && child::is_readable(&output, LOOK);
+        let has_output = is_open && wait_for_output(&output, LOOK);
         if has_output {
             let mut part = [0; 4096];
             let length = output.read(&mut part).unwrap_or(0);
@@ -238,25 +216,10 @@ fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
 
 /// Returns how a child ended; `None` where it ended well.
 fn ending(status: ExitStatus) -> Option<ChildEnd> {
-    // Those that a process meets by its own doing; others come from outside, as that of Ctrl-C.
-    const FATAL: [i32; 7] = [
-        libc::SIGABRT,
-        libc::SIGBUS,
-        libc::SIGFPE,
-        libc::SIGILL,
-        libc::SIGSEGV,
-        libc::SIGSYS,
-        libc::SIGTRAP,
-    ];
-    match (status.code(), status.signal()) {
-        (Some(0), _) => None,
-        (_, Some(signal)) if FATAL.contains(&signal) => {
-            Some(ChildEnd::Fatal(format!("was ended by signal {signal}")))
-        }
-        (_, Some(signal)) => Some(ChildEnd::Unknown(format!("was stopped by signal {signal}"))),
-        (code, _) => {
-            Some(ChildEnd::Unknown(format!("failed with exit code {}", code.unwrap_or(1))))
-        }
+    match Exit::of_status(status) {
+        Exit::Code(0) => None,
+        Exit::Memory | Exit::Fault => Some(ChildEnd::Fatal(describe_exit(status))),
+        _ => Some(ChildEnd::Unknown(describe_exit(status))),
     }
 }
 
@@ -271,13 +234,13 @@ struct Content {
     v: u32,
     key: String,
     #[serde(flatten)]
-    verdict: Verdict,
+    verdict: DriverVerdict,
 }
 
 impl VerdictFile {
     fn of(device: &DeviceInfo, directory: Option<PathBuf>) -> VerdictFile {
         let digest = |text: &str| hex(&Sha256::digest(text)[..8]);
-        let key = format!("{}, shaders {}", device.identity, digest(SHADERS));
+        let key = device.identity.clone();
         VerdictFile {
             path: directory.map(|d| d.join(format!("driver-{}.json", digest(&key)))),
             key,
@@ -286,21 +249,21 @@ impl VerdictFile {
 
     /// Reads the verdict of an earlier trial. A file that is damaged or of something else counts as
     /// none.
-    fn load(&self) -> Option<Verdict> {
+    fn load(&self) -> Option<DriverVerdict> {
         let path = self.path.as_ref()?;
-        let read = || -> Result<Verdict> {
+        let read = || -> Result<DriverVerdict> {
             let content: Content = serde_json::from_slice(&read_regular(path, LARGEST)?)?;
             ensure!(
                 content.v == VERSION && content.key == self.key,
                 "it belongs to something else"
             );
-            Ok(Verdict { file: Some(path.clone()), ..content.verdict })
+            Ok(DriverVerdict { file: Some(path.clone()), ..content.verdict })
         };
         read().ok()
     }
 
     /// Keeps a verdict that should be kept. Where that fails, the next run makes the trial again.
-    fn save(&self, verdict: &mut Verdict) {
+    fn save(&self, verdict: &mut DriverVerdict) {
         let keep = verdict.file.take().and(self.path.as_ref());
         let content = Content { v: VERSION, key: self.key.clone(), verdict: verdict.clone() };
         verdict.file = keep
@@ -312,35 +275,12 @@ impl VerdictFile {
     }
 }
 
-/// Runs the trial if this process was started for one, and returns its output; `None` otherwise.
-pub fn as_child(argv: &[OsString]) -> Option<Result<String>> {
+/// Returns the device's index, and whether its matrix instructions are tried, if this process was
+/// started for the trial of a driver.
+pub fn trial_of(argv: &[OsString]) -> Option<(usize, bool)> {
     let [_, option, how, index] = argv else { return None };
     let index = index.to_str().and_then(|i| i.parse().ok()).filter(|_| option == TRY)?;
-    Some(try_driver(index, how == "whole").map(|shapes| serde_json::json!(shapes).to_string()))
-}
-
-/// Asks a device for its matrices, if that is wanted, and computes a few passes of a small model on
-/// it: its kernels move values between the lanes of a subgroup, share memory, count workgroups, and
-/// multiply matrices where there are instructions for that.
-fn try_driver(index: usize, whole: bool) -> Result<Vec<String>> {
-    match testing::fault(testing::TRIAL).as_deref() {
-        Some("abort") => std::process::abort(),
-        Some("abort-whole") if whole => std::process::abort(),
-        Some("fail") => bail!("a failure for a test"),
-        Some("hang") => loop {
-            std::thread::sleep(Duration::from_secs(1));
-        },
-        _ => {}
-    }
-    let vulkan = Vulkan::open()?;
-    let devices = vulkan.devices()?;
-    let info = devices.get(index).context("the device is gone")?;
-    let shapes = if whole { vulkan.matrix_shapes(info)? } else { Vec::new() };
-    let exec = VulkanExecutor::open_for(Choice::Index(index), whole)?;
-    let options = EngineOptions { context: trial::SMALL_CONTEXT, kv: KvFormat::F16 };
-    let mut engine = PlannedEngine::new(&trial::small_model()?, Box::new(exec), options)?;
-    trial::run_passes(&mut engine)?;
-    Ok(shapes.iter().map(ToString::to_string).collect())
+    Some((index, how == "whole"))
 }
 
 #[cfg(test)]
@@ -359,7 +299,11 @@ mod tests {
     }
 
     /// Returns the use of a device whose trials end like this, and whether the verdict is kept.
-    fn judged(offers: bool, with: fn() -> ChildEnd, without: fn() -> ChildEnd) -> (Use, bool) {
+    fn judged(
+        offers: bool,
+        with: fn() -> ChildEnd,
+        without: fn() -> ChildEnd,
+    ) -> (DriverUse, bool) {
         let verdict = judge(offers, |matrices| if matrices { with() } else { without() });
         (verdict.allows, verdict.file.is_some())
     }
@@ -373,17 +317,17 @@ mod tests {
         ];
         // Without matrices there is nothing to leave out, and so no second child.
         let none = || -> ChildEnd { unreachable!() };
-        assert_eq!(judged(false, well, none), (Use::Whole, true));
-        assert_eq!(judged(false, died, none), (Use::NotAtAll, true));
-        assert_eq!(judged(false, erred, none), (Use::Whole, false));
-        assert_eq!(judged(true, well, none), (Use::Whole, true));
-        assert_eq!(judged(true, died, well), (Use::WithoutMatrices, true));
-        assert_eq!(judged(true, died, died), (Use::NotAtAll, true));
+        assert_eq!(judged(false, well, none), (DriverUse::Whole, true));
+        assert_eq!(judged(false, died, none), (DriverUse::NotAtAll, true));
+        assert_eq!(judged(false, erred, none), (DriverUse::Whole, false));
+        assert_eq!(judged(true, well, none), (DriverUse::Whole, true));
+        assert_eq!(judged(true, died, well), (DriverUse::WithoutMatrices, true));
+        assert_eq!(judged(true, died, died), (DriverUse::NotAtAll, true));
         // An error is the run's to meet, and the next run's to try again.
-        assert_eq!(judged(true, erred, well), (Use::WithoutMatrices, false));
-        assert_eq!(judged(true, erred, erred), (Use::WithoutMatrices, false));
-        assert_eq!(judged(true, died, erred), (Use::WithoutMatrices, false));
-        assert_eq!(judged(true, erred, died), (Use::NotAtAll, false));
+        assert_eq!(judged(true, erred, well), (DriverUse::WithoutMatrices, false));
+        assert_eq!(judged(true, erred, erred), (DriverUse::WithoutMatrices, false));
+        assert_eq!(judged(true, died, erred), (DriverUse::WithoutMatrices, false));
+        assert_eq!(judged(true, erred, died), (DriverUse::NotAtAll, false));
     }
 
     #[test]
@@ -426,9 +370,8 @@ mod tests {
             matches!(&end, ChildEnd::Fatal(why) if why == "did not end within 0.5 s"),
             "{end:?}"
         );
-        let pid: i32 = std::fs::read_to_string(pid.path()).unwrap().trim().parse().unwrap();
-        // SAFETY: signal 0 only asks whether the process is there.
-        let is_there = || unsafe { libc::kill(pid, 0) } == 0;
+        let pid = std::fs::read_to_string(pid.path()).unwrap();
+        let is_there = || std::fs::exists(format!("/proc/{}", pid.trim())).unwrap();
         assert!((0..2000).any(|_| {
             std::thread::sleep(Duration::from_millis(5));
             !is_there()
@@ -436,7 +379,7 @@ mod tests {
     }
 
     fn device(identity: &str) -> DeviceInfo {
-        DeviceInfo { identity: identity.into(), ..crate::runtime::testing::laptop_gpu() }
+        DeviceInfo { identity: identity.into(), ..crate::runtime::devices::testing::laptop_gpu() }
     }
 
     #[test]
@@ -472,7 +415,7 @@ mod tests {
         let mut verdict = judge(true, |_| through(&["16x8x32"]));
         let nowhere = VerdictFile { path: None, key: "x".into() };
         nowhere.save(&mut verdict);
-        assert_eq!((verdict.allows, verdict.file, nowhere.load()), (Use::Whole, None, None));
+        assert_eq!((verdict.allows, verdict.file, nowhere.load()), (DriverUse::Whole, None, None));
         assert_eq!(std::fs::read_dir(root.path().join("gemma")).unwrap().count(), 1);
     }
 
@@ -486,7 +429,7 @@ mod tests {
         let known = kept.load().unwrap();
         assert_eq!(
             (known.allows, known.shapes, known.why),
-            (Use::Whole, vec!["16x16x16".to_owned()], None)
+            (DriverUse::Whole, vec!["16x16x16".to_owned()], None)
         );
         let text = String::from_utf8(good.clone()).unwrap();
         let other_key = text.replace("radv", "nvidia");
