@@ -5,6 +5,7 @@ use gemma::draft::{DraftModel, DraftRequest, Drafter, NoDraft, TreeBuilder};
 use gemma::engine::{EngineExt, Timeline};
 use gemma::sampler::SamplerConfig;
 use invariance::{Case, run};
+use std::time::Duration;
 use toy::Toy;
 
 /// A draft model that sees a few positions reads the end of a prompt, however long that is, and

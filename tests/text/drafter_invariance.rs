@@ -6,6 +6,7 @@ mod vocabulary;
 
 use crate::{invariance, reduced, toy};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::Result;
 use gemma::decode::{
