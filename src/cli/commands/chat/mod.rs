@@ -345,7 +345,7 @@ impl Talk<'_> {
             });
         bar.finish_and_clear();
         answer.push_str(&finished.rest);
-        let shown = show(&mut wrap, &finished.rest).and_then(|()| show(&mut wrap, "\n"));
+        let shown = show(&mut wrap, &format!("{}\n", finished.rest));
         if let Some(e) = failure.or(shown.err()) {
             return Err(e).context("cannot write to the terminal");
         }
