@@ -7,7 +7,19 @@ use anyhow::Result;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, Args, ValueHint};
 
+const EXAMPLES: &str = "\
+To install:
+  mkdir -p ~/.local/share/bash-completion/completions
+  gemma completions bash >~/.local/share/bash-completion/completions/gemma
+
+  mkdir -p ~/.zfunc            (and in ~/.zshrc: fpath+=~/.zfunc; autoload -Uz compinit; compinit)
+  gemma completions zsh >~/.zfunc/_gemma
+
+  gemma completions fish >~/.config/fish/completions/gemma.fish
+A new shell then completes commands, options and their values.";
+
 #[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Completions {
     /// The shell
     #[arg(value_enum)]

@@ -13,7 +13,13 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma devices
+  gemma devices --json | jq -r .chosen";
+
 #[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Devices {
     /// One JSON object instead of text
     #[arg(long)]

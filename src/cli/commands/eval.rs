@@ -18,7 +18,14 @@ use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma eval TEXT.txt
+  gemma eval -m SMALLER --reference MODEL prose=A.txt code=B.txt
+  gemma tokenize --json -f TEXT.txt >IDS.json && gemma eval --ids IDS.json --json";
+
 #[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES, override_usage = "gemma eval [OPTIONS] <FILE...|--ids FILE>")]
 pub struct Eval {
     /// Texts to evaluate, each window of them behind one BOS; KIND=FILE names a text's kind
     ///
@@ -33,7 +40,7 @@ pub struct Eval {
     #[arg(long, value_name = "PATH|ID")]
     pub reference: Option<String>,
     /// Tokens at the start of each window that are context only and not scored
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_short_help = true)]
     pub skip: usize,
     /// One JSON object with the figures of every token
     #[arg(long)]

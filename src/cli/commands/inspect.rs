@@ -17,7 +17,14 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma inspect
+  gemma inspect MODEL --tensors
+  gemma inspect MODEL --verify --json | jq .bits_per_weight";
+
 #[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Inspect {
     /// Model directory, GGUF file or id [default: the bundled demo model]
     #[arg(value_name = "MODEL")]

@@ -27,11 +27,18 @@ use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma list
+  gemma list ~/models
+  gemma list --json | jq -r '.models[] | select(.fits).model'";
+
 /// Show the Gemma 3 models in the Hugging Face cache and in the working directory: size, format,
 /// whether they fit
 ///
 /// Only headers are read. A model that cannot be used is listed with the reason.
 #[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct List {
     /// Directories to look in, beside the Hugging Face cache [default: the working directory]
     #[arg(value_name = "DIRECTORY")]

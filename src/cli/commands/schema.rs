@@ -6,7 +6,13 @@ use crate::cli::settings::Typed;
 use anyhow::Result;
 use clap::Args;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma schema >result.schema.json
+  gemma schema | jq '.properties | keys'";
+
 #[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Schema {}
 
 /// Prints the schema.

@@ -11,7 +11,14 @@ use anyhow::Result;
 use clap::Args;
 use std::fmt::Write;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma tokenize 'Why is the sky blue?'
+  gemma tokenize --template 'Why is the sky blue?'
+  gemma tokenize -m MODEL --json -f TEXT.txt | jq '.ids | length'";
+
 #[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES, override_usage = "gemma tokenize [OPTIONS] [TEXT]")]
 pub struct Tokenize {
     #[command(flatten)]
     pub input: InputOptions,
@@ -22,7 +29,7 @@ pub struct Tokenize {
     #[arg(long)]
     pub template: bool,
     /// Control tokens that the text spells
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = SpecialPolicy::Text)]
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = SpecialPolicy::Text, hide_short_help = true)]
     pub special_in_prompt: SpecialPolicy,
     /// One JSON object: {"ids": [...], "pieces": [...]}, which eval --ids takes
     #[arg(long)]

@@ -1,5 +1,4 @@
-//! Options that several commands share, as they are typed; `settled` makes of them what a session
-//! takes.
+//! Options that several commands share. `settled` converts them to the options of a session.
 
 mod chat;
 mod drafting;

@@ -1,9 +1,9 @@
-//! Where the value of an option came from.
+//! The source of an option's value.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where a value came from.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     Flag,

@@ -24,9 +24,16 @@ use report::{Machine, Report};
 use runner::Runner;
 use std::path::{Path, PathBuf};
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma bench
+  gemma bench --only decode,verify --rows 1,4,8
+  gemma bench -m MODEL --json >NOW.json && gemma bench -m MODEL --compare NOW.json";
+
 /// Prefill, decode, the cost of a pass by its rows, plain against speculative text, and each
 /// kernel's bandwidth.
 #[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Bench {
     /// Made-up weights in the shape of a Gemma 3
     #[arg(long, value_enum, value_name = "SHAPE", conflicts_with = "model")]
@@ -49,7 +56,7 @@ pub struct Bench {
     #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1,2,4,8,16,32")]
     pub rows: Vec<usize>,
     /// Rows of the passes that the kernels are timed in, separated by commas or blanks
-    #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1")]
+    #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1", hide_short_help = true)]
     pub kernel_rows: Vec<usize>,
     /// Measurements of each test, after one that does not count
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
@@ -60,10 +67,10 @@ pub struct Bench {
     #[arg(long, value_name = "FILE")]
     pub prompts: Vec<PathBuf>,
     /// Prompts taken from the files, evenly spread
-    #[arg(long, value_name = "N", default_value_t = 40)]
+    #[arg(long, value_name = "N", default_value_t = 40, hide_short_help = true)]
     pub prompt_count: usize,
     /// Generate at most this many tokens for each prompt
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = 128, hide_short_help = true)]
     pub text_tokens: usize,
     /// tokenizer.json of the text test, or a directory that has one [default: the model's]
     #[arg(long, value_name = "PATH", hide_short_help = true)]

@@ -35,12 +35,19 @@ use std::path::{Path, PathBuf};
 use typing::Prompt;
 use wrap::Wrap;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma chat
+  gemma chat -m google/gemma-3-27b-it-qat-q4_0-gguf
+  gemma chat -m MODEL --system 'Answer in one sentence.' --temp 0.7";
+
 /// A conversation at the terminal; the model remembers what was said before.
 ///
 /// Type a message, or /help for the commands. Ctrl-C stops an answer and keeps the conversation; at
 /// the prompt it drops the line. Ctrl-D or /quit leaves. There is no history file; /save keeps a
 /// conversation.
 #[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Chat {
     /// The first message; the conversation goes on from its answer
     #[arg(value_name = "MESSAGE")]
@@ -49,7 +56,7 @@ pub struct Chat {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
     /// The same from a file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub system_file: Option<PathBuf>,
     #[command(flatten)]
     pub sampling: SamplingOptions,

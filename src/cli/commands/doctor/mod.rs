@@ -31,11 +31,18 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma doctor
+  gemma doctor -m MODEL --device vulkan
+  gemma doctor --json | jq '.checks[] | select(.status != \"PASS\")'";
+
 /// Check this machine: processor, memory, GPU and its driver, NPU, cache
 ///
 /// Prints what would stop or slow gemma generate, with a remedy. Without --model it also prints the
 /// sizes of Gemma 3 that fit.
 #[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Doctor {
     /// One JSON object instead of text
     #[arg(long)]

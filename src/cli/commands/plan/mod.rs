@@ -27,10 +27,19 @@ use anyhow::Result;
 use clap::Args;
 use remedy::Misfit;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma plan
+  gemma plan 27b
+  gemma plan 12b --recipe int4 --ctx-size 32768
+  gemma plan google/gemma-3-27b-it --memory 32GB --bandwidth 75
+  gemma plan MODEL --json | jq .fits";
+
 /// Whether a model fits, how fast it would be, and where its memory goes; nothing is loaded.
 ///
 /// Without MODEL: which sizes of Gemma 3 fit here. The model need not be downloaded.
 #[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Plan {
     /// Model: a size (27b, 12b, 4b, 1b, 270m), an id such as google/gemma-3-27b-it, a directory or
     /// a GGUF file; bundled is the demo
@@ -51,21 +60,21 @@ pub struct Plan {
     pub bandwidth: Vec<f64>,
     /// Measure on the GPU how fast it reads its memory, in 0.3 GB of it, and a prompt, instead of
     /// assuming the one and leaving out the other
-    #[arg(long, conflicts_with = "memory")]
+    #[arg(long, conflicts_with = "memory", hide_short_help = true)]
     pub measure: bool,
     /// Tokens that a pass brings with drafts, at least and at most, for the range of tokens a
     /// second
     ///
     /// The default is what the bundled drafts for Gemma 3 brought on held-out prose and code (gemma
     /// bench --replay, trees of 15 nodes), guessing text of people, not of a Gemma.
-    #[arg(long, value_name = "LOW,HIGH", value_delimiter = ',', num_args = 1, default_values_t = DRAFTED, value_parser = tokens)]
+    #[arg(long, value_name = "LOW,HIGH", value_delimiter = ',', num_args = 1, default_values_t = DRAFTED, value_parser = tokens, hide_short_help = true)]
     pub tokens_per_pass: Vec<f64>,
     /// Texts that serve, or generate --batch, with --parallel N answers at once: each takes memory
     /// for a context of its own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub parallel: u16,
     /// Memory in which serve keeps what texts began with (2GB), beside their contexts
-    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = memory)]
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = memory, hide_short_help = true)]
     pub cache_ram: u64,
     /// One JSON object instead of text
     #[arg(long)]

@@ -44,7 +44,15 @@ const SURVEY_WINDOW: usize = 256;
 const SURVEY_TOKENS: usize = 2048;
 const SURVEY_BYTES: usize = 3 << 29;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma quantize google/gemma-3-27b-it gemma-27b-int4 --dry-run
+  gemma quantize google/gemma-3-27b-it gemma-27b-int4
+  gemma quantize MODEL SMALLER --target-size 9.5GB --calibrate builtin --verify
+The second is made in the working directory, and run with: gemma chat -m ./gemma-27b-int4";
+
 #[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Quantize {
     /// Model directory, GGUF file or id, with bf16, f16 or f32 weights
     #[arg(value_name = "SRC", required_unless_present_any = ["list", "print_config"])]
@@ -69,17 +77,17 @@ pub struct Quantize {
     pub target_size: Option<Aim>,
     /// Instead of a recipe: format of the linear layers, such as i4-g32 or i4-row+h128 [default:
     /// i4-g32]
-    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    #[arg(long, value_name = "FORMAT", value_parser = format, hide_short_help = true)]
     pub linear: Option<Format>,
     /// Instead of a recipe: format of the embedding table and the output head [default: i8-row]
-    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    #[arg(long, value_name = "FORMAT", value_parser = format, hide_short_help = true)]
     pub embedding: Option<Format>,
     /// Read this text and solve each matrix for the inputs it will meet: a file, the built-in text,
     /// or none
     #[arg(long, value_name = "FILE|builtin|none", default_value = "none")]
     pub calibrate: String,
     /// Use at most this many tokens of that text; more are better and slower
-    #[arg(long, value_name = "N", default_value_t = 32_768)]
+    #[arg(long, value_name = "N", default_value_t = 32_768, hide_short_help = true)]
     pub calibrate_tokens: usize,
     /// Print what would be written, to the byte, and about how long it takes, and stop
     #[arg(long)]
@@ -88,13 +96,13 @@ pub struct Quantize {
     #[arg(long)]
     pub verify: bool,
     /// Stay below this much memory, e.g. 4GB
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = size, hide_short_help = true)]
     pub mem_limit: Option<u64>,
     /// Throw away what an unfinished run of DST left, instead of going on from there
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub restart: bool,
     /// Quantise weights that are quantised already
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub allow_requantize: bool,
     /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
