@@ -185,9 +185,9 @@ fn without_device(
     }
     let remedy = "install the Vulkan loader and the driver of your GPU:";
     let missing = Check::fail("vulkan", Kind::Device, why.to_string(), remedy).typing([
-        "sudo apt install libvulkan1 mesa-vulkan-drivers  # AMD, Intel on Debian, Ubuntu",
-        "sudo dnf install vulkan-loader mesa-vulkan-drivers  # AMD, Intel on Fedora",
-        "sudo apt install nvidia-driver  # NVIDIA on Debian",
+        "sudo apt install libvulkan1 mesa-vulkan-drivers  # Debian, Ubuntu",
+        "sudo dnf install vulkan-loader mesa-vulkan-drivers  # Fedora",
+        "sudo apt install nvidia-driver  # NVIDIA",
     ]);
     std::iter::once(missing).chain(nodes.iter().filter_map(|node| permission(node))).collect()
 }

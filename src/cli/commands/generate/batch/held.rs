@@ -21,8 +21,4 @@ impl Done {
     pub fn take(&mut self, id: &serde_json::Value) -> Option<Held> {
         self.0.get_mut(&id.to_string())?.pop_front()
     }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }

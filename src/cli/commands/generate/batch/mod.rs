@@ -32,7 +32,7 @@ use crate::util::units::thousands;
 use anyhow::Result;
 use job::{Failure, Job};
 use place::{Lines, Place};
-use records::{Records, Replies, Survey, survey};
+use records::{Records, Replies};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Instant;
@@ -83,11 +83,6 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     if typed_in {
         ui.note("reading records from the terminal, a JSON object a line; Ctrl-D ends them");
     }
-    if let Some(survey) =
-        (!done.is_empty()).then(|| survey(from, options.batch.shard, &done)).flatten()
-    {
-        ui.note(kept(options, survey));
-    }
     let mut records =
         Records::new(lines, options.batch.shard, done, sequences > 1, options.batch.strict, ui)?;
     let bar = match place::count(from) {
@@ -127,28 +122,6 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
         }
     }
     Ok(interrupted.unwrap_or(if options.batch.strict && failed > 0 { SOME_FAILED } else { 0 }))
-}
-
-/// How much an earlier run did.
-fn kept(options: &Generate, survey: Survey) -> String {
-    let Survey { records, kept, failed } = survey;
-    let out = options
-        .batch
-        .resume
-        .as_ref()
-        .map(|out| out.path().display().to_string())
-        .unwrap_or_default();
-    let failed = if failed > 0 {
-        format!(", {} of them failed before", thousands(failed))
-    } else {
-        String::new()
-    };
-    format!(
-        "{out}: {} of {} kept, {} to do{failed}",
-        thousands(kept),
-        thousands(records),
-        thousands(records - kept)
-    )
 }
 
 /// A command that lists the failures of this batch.

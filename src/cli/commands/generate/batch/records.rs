@@ -11,7 +11,6 @@ use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
-use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
@@ -142,33 +141,6 @@ impl<'a> Records<'a> {
             }
         }
     }
-}
-
-/// What an earlier run leaves to do of a batch in a file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Survey {
-    pub records: u64,
-    pub kept: u64,
-    /// Among those to do.
-    pub failed: u64,
-}
-
-/// Counts what is to do; `None` for a batch that can be read only once.
-pub fn survey(from: &Path, shard: Option<Shard>, done: &Done) -> Option<Survey> {
-    super::place::count(from)?;
-    let (mut lines, mut done, mut survey) =
-        (Lines::open(from).ok()?, done.clone(), Survey::default());
-    let mut nth = 0;
-    while let Some((number, bytes)) = lines.take().ok()? {
-        if shard.is_none_or(|shard| shard.has(nth)) {
-            let held = done.take(&Line::parse(&bytes, number).id);
-            survey.records += 1;
-            survey.kept += held.is_some_and(|held| !held.failed) as u64;
-            survey.failed += held.is_some_and(|held| held.failed) as u64;
-        }
-        nth += 1;
-    }
-    Some(survey)
 }
 
 /// A thread that reads lines until nobody wants more. One that waits for input does not keep the

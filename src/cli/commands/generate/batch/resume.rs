@@ -295,7 +295,6 @@ mod tests {
             "\n",
             &format!("{mine}notes"),
             &format!("{mine}\n"),
-            &format!("{mine}{{\"v\":1,\"id\":3,\"other\":"),
             &format!("{}x", mine.trim_end()),
         ] {
             fs::write(&path, foreign).unwrap();
