@@ -20,14 +20,14 @@ A new shell then completes commands, options and their values.";
 
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
-pub struct Completions {
+pub struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
 }
 
 /// Prints the script.
-pub fn run(options: &Completions, _: &Typed) -> Result<u8> {
+pub fn run(options: &CompletionsArgs, _: &Typed) -> Result<u8> {
     let mut script = Vec::new();
     let root = definition();
     let names: Vec<String> = root.get_subcommands().map(|c| c.get_name().to_owned()).collect();

@@ -20,7 +20,7 @@ Examples:
 
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
-pub struct Devices {
+pub struct DevicesArgs {
     /// One JSON object instead of text
     #[arg(long)]
     pub json: bool,
@@ -30,7 +30,7 @@ pub struct Devices {
 
 /// A Vulkan device, for `--json`.
 #[derive(Clone, Debug, Serialize)]
-struct Gpu {
+struct GpuRow {
     /// `--device vulkan:N`
     index: usize,
     name: String,
@@ -46,8 +46,8 @@ struct Gpu {
     missing: Vec<&'static str>,
 }
 
-impl Gpu {
-    fn new(d: DeviceInfo) -> Gpu {
+impl GpuRow {
+    fn new(d: DeviceInfo) -> GpuRow {
         let kind = match (d.is_cpu, d.is_integrated) {
             (true, _) => "driver on the processor",
             (_, true) => "integrated",
@@ -58,7 +58,7 @@ impl Gpu {
         };
         let int8_matrices =
             if d.offers_matrices { driver::known(&d).map(multiplies) } else { Some(false) };
-        Gpu {
+        GpuRow {
             index: d.index,
             name: d.name,
             driver: d.driver,
@@ -92,7 +92,7 @@ impl Gpu {
 
 /// An NPU, for `--json`.
 #[derive(Clone, Debug, Serialize)]
-struct Npu {
+struct NpuRow {
     path: String,
     usable: bool,
     findings: Vec<NpuFinding>,
@@ -106,15 +106,15 @@ struct NpuFinding {
     remedy: Option<String>,
 }
 
-impl Npu {
-    fn new(probe: Probe) -> Npu {
+impl NpuRow {
+    fn new(probe: Probe) -> NpuRow {
         let usable = probe.is_usable();
         let one = |f: crate::npu::probe::Finding| NpuFinding {
             name: f.name,
             found: f.what,
             remedy: f.remedy,
         };
-        Npu {
+        NpuRow {
             path: probe.path.display().to_string(),
             usable,
             findings: probe.findings.into_iter().map(one).collect(),
@@ -137,7 +137,7 @@ impl Npu {
 /// The array that is asked for: that of the 27B model.
 const HEAD_DIM: usize = 128;
 
-pub fn run(options: &Devices, _: &Typed) -> Result<u8> {
+pub fn run(options: &DevicesArgs, _: &Typed) -> Result<u8> {
     let cpu = Cpu::probe()?;
     // No driver is nothing wrong here: it is what the answer says.
     let (found, driver) = match Vulkan::open().and_then(|v| v.devices()) {
@@ -151,10 +151,10 @@ pub fn run(options: &Devices, _: &Typed) -> Result<u8> {
         ),
         Err(why) => ("cpu".to_owned(), why.to_string()),
     };
-    let gpus: Vec<Gpu> = found.into_iter().map(Gpu::new).collect();
+    let gpus: Vec<GpuRow> = found.into_iter().map(GpuRow::new).collect();
     let system = System::here();
-    let npus: Vec<Npu> = Shape::new(HEAD_DIM)
-        .map_or_else(Vec::new, |s| system.probe(s).into_iter().map(Npu::new).collect());
+    let npus: Vec<NpuRow> = Shape::new(HEAD_DIM)
+        .map_or_else(Vec::new, |s| system.probe(s).into_iter().map(NpuRow::new).collect());
     let (no_npu, remedy) = system.nothing();
     if options.json {
         let report = serde_json::json!({"cpu": cpu, "vulkan": gpus, "npu": npus, "chosen": chosen, "reason": reason});

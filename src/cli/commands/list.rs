@@ -39,7 +39,7 @@ Examples:
 /// Only headers are read. A model that cannot be used is listed with the reason.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
-pub struct List {
+pub struct ListArgs {
     /// Directories to look in, beside the Hugging Face cache [default: the working directory]
     #[arg(value_name = "DIRECTORY")]
     pub directories: Vec<PathBuf>,
@@ -80,7 +80,7 @@ const LARGEST: u64 = 1 << 20;
 /// Positions that a model has to have room for to fit.
 const CONTEXT: usize = 4096;
 
-pub fn run(options: &List, _: &Typed) -> Result<u8> {
+pub fn run(options: &ListArgs, _: &Typed) -> Result<u8> {
     let caches = caches();
     let here = vec![PathBuf::from(".")];
     let directories = if options.directories.is_empty() { &here } else { &options.directories };

@@ -16,13 +16,13 @@ Examples:
 
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
-pub struct Man {
+pub struct ManArgs {
     /// A command, for its own page
     pub command: Option<String>,
 }
 
 /// Prints the page.
-pub fn run(options: &Man, _: &Typed) -> Result<u8> {
+pub fn run(options: &ManArgs, _: &Typed) -> Result<u8> {
     let mut root = help::complete(Cli::command());
     root.build();
     let command = match &options.command {

@@ -13,10 +13,10 @@ Examples:
 
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
-pub struct Schema {}
+pub struct SchemaArgs {}
 
 /// Prints the schema.
-pub fn run(_: &Schema, _: &Typed) -> Result<u8> {
+pub fn run(_: &SchemaArgs, _: &Typed) -> Result<u8> {
     print(SCHEMA)?;
     Ok(0)
 }

@@ -19,7 +19,7 @@ Examples:
 
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES, override_usage = "gemma tokenize [OPTIONS] [TEXT]")]
-pub struct Tokenize {
+pub struct TokenizeArgs {
     #[command(flatten)]
     pub input: InputOptions,
     /// Model directory, GGUF file or id [default: the bundled demo model]
@@ -38,7 +38,7 @@ pub struct Tokenize {
     pub ui: UiOptions,
 }
 
-pub fn run(options: &Tokenize, typed: &Typed) -> Result<u8> {
+pub fn run(options: &TokenizeArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     input::check_once(&options.input, typed)?;
     let parts = input::parts(&options.input, input::stdin_is_piped())?;

@@ -18,6 +18,6 @@ pub use grammar::GrammarOptions;
 pub use input::{InputOptions, SpecialPolicy};
 pub use model::{ModelArgs, RunArgs};
 pub use sampling::{Resolved, SamplingOptions};
-pub use source::Source;
+pub use source::Origin;
 pub use ui::{Colour, OnTerminal, UiOptions};
 pub use values::memory;

@@ -1,6 +1,6 @@
 //! Options of sampling. Unset ones come from the model.
 
-use super::Source;
+use super::Origin;
 use crate::models::Generation;
 use crate::sampler::SamplerConfig;
 use crate::util::units::decimal;
@@ -47,7 +47,7 @@ pub struct SamplingOptions {
 }
 
 /// A setting's name, value and source, as `--print-config` shows them.
-pub type Resolved = (&'static str, String, Source);
+pub type Resolved = (&'static str, String, Origin);
 
 impl SamplingOptions {
     /// Returns options that leave every value to the model.
@@ -70,7 +70,7 @@ impl SamplingOptions {
     /// then the model's generation_config.json, then the built-in values.
     pub fn resolve(
         &self,
-        source: impl Fn(&str) -> Source,
+        source: impl Fn(&str) -> Origin,
         model: &Generation,
     ) -> (SamplerConfig, Vec<Resolved>) {
         let mut resolved = Vec::new();
@@ -78,8 +78,8 @@ impl SamplingOptions {
             |name: &'static str, given: Option<f64>, model: Option<f64>, built_in: f64| {
                 let (value, from) = match (given, model) {
                     (Some(value), _) => (value, source(name)),
-                    (None, Some(value)) => (value, Source::Model),
-                    (None, None) => (built_in, Source::BuiltIn),
+                    (None, Some(value)) => (value, Origin::Model),
+                    (None, None) => (built_in, Origin::BuiltIn),
                 };
                 resolved.push((name, value.to_string(), from));
                 value

@@ -20,7 +20,7 @@ use crate::sampler::SamplerConfig;
 use crate::util::shell::quoted;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use report::{Machine, Report};
+use report::{BenchMachine, BenchReport};
 use runner::Runner;
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ Examples:
 /// kernel's bandwidth.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
-pub struct Bench {
+pub struct BenchArgs {
     /// Made-up weights in the shape of a Gemma 3
     #[arg(long, value_enum, value_name = "SHAPE", conflicts_with = "model")]
     pub synthetic: Option<Shape>,
@@ -92,7 +92,7 @@ pub struct Bench {
     pub ui: UiOptions,
 }
 
-impl Bench {
+impl BenchArgs {
     /// Refuses numbers and tests that nothing can be measured with.
     fn check(&self) -> Result<()> {
         let rows = self.rows.iter().chain(&self.kernel_rows);
@@ -139,7 +139,7 @@ pub enum Test {
 }
 
 /// Measures what the options name, and prints the figures.
-pub fn run(options: &Bench, typed: &Typed) -> Result<u8> {
+pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     let old = options.compare.as_deref().map(read_report).transpose()?;
     options.check()?;
@@ -170,18 +170,18 @@ pub fn run(options: &Bench, typed: &Typed) -> Result<u8> {
     let engine = loaded.engine.as_mut();
     let memory = engine.report().memory;
     let device_speed = engine.device().and_then(|e| e.read_bandwidth());
-    let mut report = Report {
+    let mut report = BenchReport {
         v: 1,
         version: VERSION.to_owned(),
         date: httpdate::fmt_http_date(std::time::SystemTime::now()),
         command: command_line(),
-        machine: Machine {
+        machine: BenchMachine {
             threads: run.threads.unwrap_or(cores),
             device: engine.report().device,
             read_gb_per_s: device_speed.map_or(cpu.read_gb_per_s, |speed| speed / 1e9),
             cpu: cpu.name,
         },
-        model: report::Model {
+        model: report::BenchModel {
             name,
             formats: formats(weights)?,
             weights: memory.weights,
@@ -190,7 +190,7 @@ pub fn run(options: &Bench, typed: &Typed) -> Result<u8> {
             context: Some(context),
             load_s: loaded.seconds,
         },
-        ..Report::default()
+        ..BenchReport::default()
     };
     if options.only.contains(&Test::Load) {
         report.results.push(runner::load_row(weights, engine, loaded.seconds)?);
@@ -220,7 +220,7 @@ fn sampling() -> SamplerConfig {
     SamplerConfig { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 1, ..SamplerConfig::default() }
 }
 
-fn read_report(path: &Path) -> Result<Report> {
+fn read_report(path: &Path) -> Result<BenchReport> {
     let text = read_file(path)?;
     serde_json::from_str(&text).with_context(|| {
         Fault::model(format!("{} is not a result of gemma bench --json", path.display()))

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 pub type Listed = Result<Vec<DeviceInfo>>;
 
 /// Facts about a machine. Tests fill in their own.
-pub struct Machine<'a> {
+pub struct MachineFacts<'a> {
     /// Parent of `/proc`, `/sys` and `/dev`.
     pub root: PathBuf,
     pub threads: usize,
@@ -41,7 +41,7 @@ pub struct Machine<'a> {
     pub cache: Option<PathBuf>,
 }
 
-impl Machine<'_> {
+impl MachineFacts<'_> {
     fn read(&self, path: &str) -> Option<String> {
         fs::read_to_string(self.root.join(path)).ok()
     }
@@ -66,7 +66,7 @@ impl Machine<'_> {
 const SMALLEST_27B: u64 = 10_300_000_000;
 
 /// Returns every check, in the order of a run.
-pub fn all(machine: &Machine<'_>, options: &ModelOptions, ui: &Ui) -> Vec<Check> {
+pub fn all(machine: &MachineFacts<'_>, options: &ModelOptions, ui: &Ui) -> Vec<Check> {
     let choice = match options.run.device {
         Device::Cpu => None,
         Device::Vulkan(choice) => Some(choice),
@@ -106,7 +106,7 @@ fn copy(error: &anyhow::Error) -> anyhow::Error {
     fault.unwrap_or_else(|| Fault::new(Kind::Device, error.to_string())).into()
 }
 
-fn processor(machine: &Machine<'_>) -> Check {
+fn processor(machine: &MachineFacts<'_>) -> Check {
     let name = machine.read("proc/cpuinfo").and_then(|text| {
         let line = text.lines().find(|line| line.starts_with("model name"))?;
         line.split_once(':').map(|(_, name)| name.trim().to_owned())
@@ -125,7 +125,7 @@ fn processor(machine: &Machine<'_>) -> Check {
     }
 }
 
-fn memory(machine: &Machine<'_>) -> Check {
+fn memory(machine: &MachineFacts<'_>) -> Check {
     let sizes = (machine.memory("MemTotal"), machine.memory("MemAvailable"));
     let (Some(total), Some(free)) = sizes else {
         let remedy = "mount /proc (containers: --security-opt systempaths=unconfined)";
@@ -149,7 +149,7 @@ fn memory(machine: &Machine<'_>) -> Check {
 }
 
 /// Checks the GPU that a run would use.
-fn of_device(machine: &Machine<'_>, device: &DeviceInfo) -> Vec<Check> {
+fn of_device(machine: &MachineFacts<'_>, device: &DeviceInfo) -> Vec<Check> {
     let name = format!("vulkan:{}", device.index);
     let (major, minor) = device.api;
     let found = format!("{name} {}, {}, Vulkan {major}.{minor}", device.name, device.driver);
@@ -170,7 +170,7 @@ fn of_device(machine: &Machine<'_>, device: &DeviceInfo) -> Vec<Check> {
 
 /// Explains why no GPU can be used: no permission, no driver, or no GPU.
 fn without_device(
-    machine: &Machine<'_>,
+    machine: &MachineFacts<'_>,
     why: &anyhow::Error,
     options: &ModelOptions,
 ) -> Vec<Check> {
@@ -204,7 +204,7 @@ fn permission(node: &Path) -> Option<Check> {
 }
 
 /// Compares the memory that a GPU offers with the needs of the smallest 27B.
-fn gpu_memory(machine: &Machine<'_>, device: &DeviceInfo) -> Check {
+fn gpu_memory(machine: &MachineFacts<'_>, device: &DeviceInfo) -> Check {
     let (all, free) = (device.memory, device.free());
     let found = format!("{} in all, {} free", bytes(all), bytes(free));
     if free >= SMALLEST_27B {
@@ -252,7 +252,7 @@ fn gpu_kernels(trial: Result<String>, options: &ModelOptions) -> Check {
 const HEAD_DIM: usize = 128;
 
 /// Checks the NPU. A run without an NPU is complete, so that this only warns.
-fn npu(machine: &Machine<'_>, options: &ModelOptions) -> Check {
+fn npu(machine: &MachineFacts<'_>, options: &ModelOptions) -> Check {
     if matches!(options.run.npu, Npu::Off | Npu::Model(_)) {
         return Check::pass("npu", "not used (--npu)");
     }
@@ -279,7 +279,7 @@ fn npu(machine: &Machine<'_>, options: &ModelOptions) -> Check {
 }
 
 /// Checks that compiled kernels and measured costs can be kept between runs.
-fn cache(machine: &Machine<'_>) -> Check {
+fn cache(machine: &MachineFacts<'_>) -> Check {
     let without = "each run compiles its GPU kernels and measures its costs again";
     let Some(path) = &machine.cache else {
         return Check::warn("cache", "HOME is not set", without).typing(["export HOME=DIRECTORY"]);
@@ -294,7 +294,7 @@ fn cache(machine: &Machine<'_>) -> Check {
 }
 
 /// Checks that the model opens, has a tokenizer, and fits.
-fn model(machine: &Machine<'_>, options: &ModelOptions, ui: &Ui) -> Result<Check> {
+fn model(machine: &MachineFacts<'_>, options: &ModelOptions, ui: &Ui) -> Result<Check> {
     let model = Model::open(options.model.as_deref(), ui)?;
     model.tokenizer(ui)?;
     let (run, size) = (&options.run, Size::of(&model.weights)?);
@@ -307,7 +307,7 @@ fn model(machine: &Machine<'_>, options: &ModelOptions, ui: &Ui) -> Result<Check
 
 /// Places weights as a run would, and says where they run.
 pub fn fits(
-    machine: &Machine<'_>,
+    machine: &MachineFacts<'_>,
     weights: &Weights,
     context: usize,
     run: &RunOptions,

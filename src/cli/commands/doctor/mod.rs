@@ -26,7 +26,7 @@ use crate::runtime::{ModelOptions, Silence, driver, trial};
 use crate::util::xdg;
 use crate::vulkan::Vulkan;
 use anyhow::Result;
-use checks::Machine;
+use checks::MachineFacts;
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ Examples:
 /// sizes of Gemma 3 that fit.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
-pub struct Doctor {
+pub struct DoctorArgs {
     /// One JSON object instead of text
     #[arg(long)]
     pub json: bool,
@@ -137,10 +137,10 @@ fn needs_gpu(options: &ModelOptions) -> bool {
 }
 
 /// Examines this machine and prints the checks.
-pub fn run(options: &Doctor, typed: &Typed) -> Result<u8> {
+pub fn run(options: &DoctorArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     let model = options.model.settled()?;
-    let machine = Machine {
+    let machine = MachineFacts {
         root: "/".into(),
         threads: model.run.threads.unwrap_or_else(default_threads),
         isa: Isa::all_supported().pop().unwrap_or(Isa::Scalar),
@@ -166,7 +166,7 @@ pub fn run(options: &Doctor, typed: &Typed) -> Result<u8> {
 }
 
 /// Returns the sizes of Gemma 3 that fit.
-fn sizes(machine: &Machine<'_>, run: &RunOptions) -> Result<Sizes> {
+fn sizes(machine: &MachineFacts<'_>, run: &RunOptions) -> Result<Sizes> {
     let host = Host::known(run, &machine.listed, machine.memory("MemAvailable"));
     Sizes::of(&host, run, Speeds::new(&*load::pool(run)?, None))
 }

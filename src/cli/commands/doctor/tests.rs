@@ -1,8 +1,8 @@
 //! Checks of made-up machines, each with one thing wrong.
 
-use super::checks::{self, Machine};
+use super::checks::{self, MachineFacts};
 use super::*;
-use crate::cli::commands::{Cli, Command};
+use crate::cli::commands::{Cli, CliCommand};
 use crate::cli::io::ui::COLUMNS;
 use crate::compute::cpu::isa::Isa;
 use crate::error::Fault;
@@ -47,9 +47,9 @@ impl Laptop {
         std::fs::write(path, text).unwrap();
     }
 
-    fn with_machine<T>(&self, run: impl FnOnce(&Machine<'_>) -> T) -> T {
+    fn with_machine<T>(&self, run: impl FnOnce(&MachineFacts<'_>) -> T) -> T {
         let root = self.root.path().to_owned();
-        run(&Machine {
+        run(&MachineFacts {
             threads: 16,
             isa: self.isa,
             listed: self.listed.clone().map_err(Into::into),
@@ -80,7 +80,7 @@ impl Laptop {
 
 fn typed(options: &[&str]) -> ModelOptions {
     let typed = Cli::parse_from([&["gemma", "doctor"], options].concat());
-    let Command::Doctor(doctor) = typed.command else { unreachable!() };
+    let CliCommand::Doctor(doctor) = typed.command else { unreachable!() };
     doctor.model.settled().unwrap()
 }
 

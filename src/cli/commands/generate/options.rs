@@ -2,7 +2,7 @@
 
 use super::batch::place::Shard;
 use crate::cli::io::destination::Destination;
-use crate::cli::io::output::Format;
+use crate::cli::io::output::OutputFormat;
 use crate::cli::options::{
     ChatOptions, DraftArgs, GrammarOptions, InputOptions, ModelArgs, SamplingOptions, UiOptions,
 };
@@ -23,7 +23,7 @@ In a shell loop, add </dev/null: standard input is part of the prompt.";
 /// Answer a prompt: the model's text goes to standard output, and nothing else does.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES, override_usage = "gemma generate [OPTIONS] [PROMPT]")]
-pub struct Generate {
+pub struct GenerateArgs {
     #[command(flatten)]
     pub input: InputOptions,
     #[command(flatten)]
@@ -89,8 +89,8 @@ pub struct OutputOptions {
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: Option<Destination>,
     /// Write text, json, jsonl or stream-json
-    #[arg(long, value_enum, default_value_t = Format::Text, hide_short_help = true)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text, hide_short_help = true)]
+    pub format: OutputFormat,
     /// Write one JSON object, as --format json does
     #[arg(long, overrides_with = "format")]
     pub json: bool,
@@ -118,7 +118,7 @@ pub enum StatsFormat {
 
 impl OutputOptions {
     /// What `--format` and `--json` ask for.
-    pub fn format(&self) -> Format {
-        if self.json { Format::Json } else { self.format }
+    pub fn format(&self) -> OutputFormat {
+        if self.json { OutputFormat::Json } else { self.format }
     }
 }

@@ -40,7 +40,7 @@ Examples:
 /// Without MODEL: which sizes of Gemma 3 fit here. The model need not be downloaded.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
-pub struct Plan {
+pub struct PlanArgs {
     /// Model: a size (27b, 12b, 4b, 1b, 270m), an id such as google/gemma-3-27b-it, a directory or
     /// a GGUF file; bundled is the demo
     #[arg(value_name = "MODEL")]
@@ -116,7 +116,22 @@ fn number(text: &str, range: std::ops::Range<f64>) -> Result<f64, String> {
     good.ok_or_else(|| format!("expected a number from {} to {}", range.start, range.end))
 }
 
-/// What is planned.
+impl PlanArgs {
+    /// Returns the least and the most tokens per pass with drafts. Checks `--bandwidth` too.
+    fn drafted(&self) -> Result<[f64; 2]> {
+        if self.bandwidth.len() > 2 {
+            let what = "--bandwidth takes one speed, or the GPU's and the processor's";
+            return Err(Fault::usage(what).into());
+        }
+        match self.tokens_per_pass[..] {
+            [one] => Ok([one, one]),
+            [low, high] if low <= high => Ok([low, high]),
+            _ => Err(Fault::usage("--tokens-per-pass takes the lower number first").into()),
+        }
+    }
+}
+
+/// The model that is planned.
 struct Subject {
     weights: Weights,
     name: String,
@@ -126,7 +141,7 @@ struct Subject {
 
 impl Subject {
     /// `None` where nothing was named.
-    fn of(options: &Plan, ui: &Ui) -> Result<Option<Subject>> {
+    fn of(options: &PlanArgs, ui: &Ui) -> Result<Option<Subject>> {
         let formats = &options.formats.settled();
         if let Some(shape) = options.synthetic {
             let (weights, name) = (shape.weights(formats)?, format!("synthetic {}", shape.name()));
@@ -182,7 +197,7 @@ fn described(formats: &Formats) -> String {
 }
 
 /// Everything that is known without loading.
-struct Report<'a> {
+struct PlanReport<'a> {
     name: String,
     task: Task<'a>,
     size: Size,
@@ -214,18 +229,9 @@ struct Other {
     fits: bool,
 }
 
-pub fn run(options: &Plan, typed: &Typed) -> Result<u8> {
+pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
-    let drafted = match options.tokens_per_pass[..] {
-        [one] => [one, one],
-        [low, high] if low <= high => [low, high],
-        _ => return Err(Fault::usage("--tokens-per-pass takes the lower number first").into()),
-    };
-    if options.bandwidth.len() > 2 {
-        return Err(
-            Fault::usage("--bandwidth takes one speed, or the GPU's and the processor's").into()
-        );
-    }
+    let drafted = options.drafted()?;
     let run = &options.model.run.settled()?;
     if options.parallel > 1 && run.npu.is_asked() {
         return Err(npu::for_one_text());
@@ -276,7 +282,7 @@ pub fn run(options: &Plan, typed: &Typed) -> Result<u8> {
         Ok(_) => (placement.layout.npu == 0)
             .then(|| "it works beside one device, not where layers are spread over two".into()),
     };
-    let report = Report {
+    let report = PlanReport {
         name,
         size: Size::of(&weights)?,
         largest_context: largest_context(&task, &placement, &host)?,
@@ -298,14 +304,14 @@ pub fn run(options: &Plan, typed: &Typed) -> Result<u8> {
         report.text(options, page_columns())
     })?;
     let Some(what) = report.misfit else { return Ok(0) };
-    let Report { ref placement, largest_context, .. } = report;
+    let PlanReport { ref placement, largest_context, .. } = report;
     let sizes = Sizes::of(&host, run, speeds)?;
     let help = Misfit { task, placement, shape, largest_context }.help(&host, run, &sizes)?;
     Err(Fault::new(Kind::Memory, what).help(help).into())
 }
 
 /// Nothing was named: which sizes fit.
-fn survey(options: &Plan, run: &RunOptions, host: &Host<'_>) -> Result<u8> {
+fn survey(options: &PlanArgs, run: &RunOptions, host: &Host<'_>) -> Result<u8> {
     if options.formats.settled().is_asked() {
         let fault = Fault::usage("formats are those of one model, and none is named");
         return Err(fault.help("name it: gemma plan 27b, or gemma plan -m MODEL").into());
@@ -323,7 +329,7 @@ fn survey(options: &Plan, run: &RunOptions, host: &Host<'_>) -> Result<u8> {
 }
 
 /// Speeds of the memories: given, assumed of another machine, or measured.
-fn memory_speeds(options: &Plan, run: &RunOptions) -> Result<Speeds> {
+fn memory_speeds(options: &PlanArgs, run: &RunOptions) -> Result<Speeds> {
     Ok(match (&options.bandwidth[..], options.memory) {
         ([], None) => Speeds::new(&*load::pool(run)?, None),
         ([], Some(_)) => Speeds::elsewhere(),

@@ -4,8 +4,8 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::queue::{EVENTS, Event, Job};
 use super::shares::Client;
-use crate::cli::io::format::{Format, Formats};
-use crate::cli::io::prompt::{Prompts, Said};
+use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
+use crate::cli::io::prompt::{PromptEncoder, PromptInput};
 use crate::error::Fault;
 use crate::grammar::tools::{self, Calls, Tool};
 use crate::grammar::{Grammar, Source};
@@ -76,7 +76,7 @@ impl Served {
 #[derive(Clone, Debug)]
 pub enum Prompt {
     /// Goes through the chat template.
-    Talk(Said),
+    Talk(PromptInput),
     /// Is continued as it is, behind one BOS.
     Text(String),
     /// The same of tokens, as they are.
@@ -120,7 +120,7 @@ pub struct Asked {
     pub stops: Vec<String>,
     pub max_tokens: Option<usize>,
     pub ignore_eos: bool,
-    pub format: Option<Format>,
+    pub format: Option<AnswerFormat>,
     pub offer: Option<Offer>,
     pub chances: Option<usize>,
     pub stream: bool,
@@ -200,7 +200,7 @@ impl Asked {
             Some(name) => error.param(name.clone()),
             None => error,
         };
-        let formats: Formats = serde_json::from_value(Value::Object(given))
+        let formats: AnswerFormatFields = serde_json::from_value(Value::Object(given))
             .map_err(|error| wrong(ApiError::bad(error.to_string())))?;
         self.format = formats.one().map_err(|error| wrong(ApiError::of(&error)))?;
         Ok(())
@@ -280,13 +280,13 @@ impl Asked {
     /// What the answers must follow.
     pub fn source(&self) -> Result<Option<Source>> {
         match (&self.offer, &self.format) {
-            (None, None | Some(Format::Text)) => Ok(None),
-            (None, Some(Format::Grammar(source))) => Ok(Some(source.clone())),
-            (Some(offer), None | Some(Format::Text)) => {
+            (None, None | Some(AnswerFormat::Text)) => Ok(None),
+            (None, Some(AnswerFormat::Grammar(source))) => Ok(Some(source.clone())),
+            (Some(offer), None | Some(AnswerFormat::Text)) => {
                 // A schema that is wrong is told by its place in itself.
                 tools::source(&offer.tools, offer.calls, offer.many).map(Some)
             }
-            (Some(_), Some(Format::Grammar(_))) => Err(Fault::usage(
+            (Some(_), Some(AnswerFormat::Grammar(_))) => Err(Fault::usage(
                 "an answer that may call functions cannot follow another form too",
             )
             .help("leave out tools or response_format, or say tool_choice: none")
@@ -336,7 +336,7 @@ impl Prompt {
         let (template, said) = match self {
             Prompt::Talk(said) => (Some(template), said),
             Prompt::Text(text) => {
-                raw = Said { text: Some(text.clone()), ..Said::default() };
+                raw = PromptInput { text: Some(text.clone()), ..PromptInput::default() };
                 (None, &raw)
             }
             Prompt::Tokens(tokens) => {
@@ -351,13 +351,17 @@ impl Prompt {
         };
         let most_rendered = most_rendered(said.bytes());
         let asked = AutoOr::N(*context);
-        let prompts = Prompts { template, config, tokenizer, asked, most_rendered };
+        let prompts = PromptEncoder { template, config, tokenizer, asked, most_rendered };
         prompts.tokens(said, Special::AsText).map(|(tokens, _)| tokens)
     }
 }
 
 /// A conversation of these messages, with what says which functions there are.
-pub fn talk(mut messages: Vec<Message>, system: Option<String>, offer: Option<&Offer>) -> Said {
+pub fn talk(
+    mut messages: Vec<Message>,
+    system: Option<String>,
+    offer: Option<&Offer>,
+) -> PromptInput {
     if let Some(system) = system {
         messages.insert(0, Message { role: "system".into(), content: system });
     }
@@ -368,5 +372,5 @@ pub fn talk(mut messages: Vec<Message>, system: Option<String>, offer: Option<&O
             None => messages.insert(0, Message { role: "system".into(), content: told }),
         }
     }
-    Said { messages, ..Said::default() }
+    PromptInput { messages, ..PromptInput::default() }
 }

@@ -7,7 +7,7 @@ use super::fields::Fields;
 use super::form::{Answer, Events, Form, Head, new_id};
 use super::queue::{End, Figures, Piece};
 use super::tools::{self, Part, Reader};
-use crate::cli::io::prompt::Content;
+use crate::cli::io::prompt::MessageContent;
 use crate::cli::io::record::FinishReason;
 use crate::decode::Chances;
 use crate::grammar::tools::{Calls, Tool};
@@ -33,7 +33,7 @@ struct StreamOptions {
 #[derive(Deserialize)]
 struct Item {
     role: String,
-    content: Option<Content>,
+    content: Option<MessageContent>,
     #[serde(default)]
     tool_calls: Option<Vec<ToolCall>>,
     tool_call_id: Option<String>,
@@ -144,7 +144,7 @@ fn messages(items: Vec<Item>) -> Result<Vec<Message>, ApiError> {
     let mut messages: Vec<Message> = Vec::with_capacity(items.len());
     let (mut names, mut open) = (HashMap::<String, String>::new(), false);
     for Item { role, content, tool_calls, tool_call_id } in items {
-        let content = content.map(Content::text);
+        let content = content.map(MessageContent::text);
         if role == "tool" || role == "function" {
             let name = tool_call_id.as_ref().and_then(|id| names.get(id)).map(String::as_str);
             let text = tools::result(name, &content.unwrap_or_default());

@@ -25,7 +25,7 @@ Ask it as OpenAI's server:
 /// and seed, whatever the load. docs/SERVER.md says what clients may ask for.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
-pub struct Serve {
+pub struct ServeArgs {
     #[command(flatten)]
     pub edge: EdgeOptions,
     #[command(flatten)]

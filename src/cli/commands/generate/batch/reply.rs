@@ -3,7 +3,7 @@
 //! A reply holds nothing that differs from run to run, such as times: the same batch gives the same
 //! bytes.
 
-use super::job::{Failure, Kind, Line};
+use super::job::{Failure, RecordKind, RecordLine};
 use crate::cli::io::record::{FinishReason, Usage, VERSION};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 /// The answer to a record.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct RecordAnswer {
     pub text: String,
     pub finish_reason: FinishReason,
     pub usage: Usage,
@@ -31,16 +31,16 @@ struct Ours<'a> {
 }
 
 /// Returns the reply as one line with its line break.
-pub fn line(line: &Line, model: &str, answer: &Result<Answer, Failure>) -> String {
+pub fn line(line: &RecordLine, model: &str, answer: &Result<RecordAnswer, Failure>) -> String {
     let mut reply = match line.kind {
-        Kind::Ours => ours(line, answer),
-        Kind::OpenAiChat | Kind::OpenAiText => openai(line, model, answer).to_string(),
+        RecordKind::Ours => ours(line, answer),
+        RecordKind::OpenAiChat | RecordKind::OpenAiText => openai(line, model, answer).to_string(),
     };
     reply.push('\n');
     reply
 }
 
-fn ours(line: &Line, answer: &Result<Answer, Failure>) -> String {
+fn ours(line: &RecordLine, answer: &Result<RecordAnswer, Failure>) -> String {
     let reply = match answer {
         Ok(a) => Ours {
             v: VERSION,
@@ -64,7 +64,7 @@ fn ours(line: &Line, answer: &Result<Answer, Failure>) -> String {
     serde_json::to_string(&reply).expect("strings and numbers")
 }
 
-fn openai(line: &Line, model: &str, answer: &Result<Answer, Failure>) -> Value {
+fn openai(line: &RecordLine, model: &str, answer: &Result<RecordAnswer, Failure>) -> Value {
     let id = match &line.id {
         Value::String(id) => id.clone(),
         other => other.to_string(),
@@ -76,7 +76,7 @@ fn openai(line: &Line, model: &str, answer: &Result<Answer, Failure>) -> Value {
                 _ => "stop",
             };
             let (object, content) = match line.kind {
-                Kind::OpenAiText => ("text_completion", ("text", json!(a.text))),
+                RecordKind::OpenAiText => ("text_completion", ("text", json!(a.text))),
                 _ => (
                     "chat.completion",
                     ("message", json!({"role": "assistant", "content": a.text})),
@@ -148,7 +148,8 @@ mod tests {
     fn what_is_written_is_read_back_and_so_is_every_beginning_of_it() {
         let usage = Usage { prompt_tokens: 3, completion_tokens: 2 };
         let text = "\u{e4}\u{1f600} \"quoted\"\\\n\u{1}".to_owned();
-        let good = Ok(Answer { text, finish_reason: FinishReason::Length, usage, seed: 1 << 52 });
+        let good =
+            Ok(RecordAnswer { text, finish_reason: FinishReason::Length, usage, seed: 1 << 52 });
         let bad =
             Err(Failure { code: 7, message: "too long".into(), help: Some("shorten it".into()) });
         let records = [
@@ -160,7 +161,7 @@ mod tests {
         ];
         for (record, answer) in records.iter().flat_map(|record| [(record, &good), (record, &bad)])
         {
-            let record = Line::parse(record.as_bytes(), 9);
+            let record = RecordLine::parse(record.as_bytes(), 9);
             let line = line(&record, "m", answer);
             let read = read(line.as_bytes()).unwrap_or_else(|| panic!("{line}"));
             assert_eq!((&read.id, read.failed), (&record.id, answer.is_err()));
