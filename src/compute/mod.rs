@@ -1,8 +1,9 @@
-//! Floor 1: the dispatch list (`plan`), the executor seam, the CPU executor with its scalar twins,
+//! The dispatch list (`plan`), the executor seam, the CPU executor with its scalar twins,
 //! and the executor that spreads a plan over two others (`split`). Knows no model.
 
 pub mod best;
 pub mod cpu;
+pub mod device;
 pub mod dry;
 pub mod executor;
 pub mod memory;
@@ -13,6 +14,7 @@ pub mod split;
 pub mod step;
 pub mod uses;
 
+pub use device::{Choice, DeviceInfo};
 pub use executor::{
     AssistReport, Caps, Executor, ExecutorExt, Held, KernelTime, LoadJob, Loading, Report, Reports,
     Storage,

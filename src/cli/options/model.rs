@@ -1,8 +1,8 @@
 //! Options of the model and its device.
 
 use crate::compute::cpu::Isa;
+use crate::runtime::backends::Npu;
 use crate::runtime::lock::DeviceLock;
-use crate::runtime::npu::Npu;
 use crate::runtime::options::{AutoOr, GpuLayers, Kv};
 use crate::runtime::{ModelOptions, RunOptions};
 use anyhow::Result;
@@ -63,9 +63,8 @@ pub struct RunArgs {
     ///
     /// The NPU computes attention over full pages of the global layers. auto uses a first-generation
     /// AMD NPU where measurements show a gain, which needs a long context; force always uses it.
-    /// model runs the kernel on a software model of the NPU, slowly, for tests. model:FILE reads the
-    /// kernel from a library that npu-kernels/build.sh --host made. This has never run on a real
-    /// NPU.
+    /// model runs the kernel on a software model of the NPU, slowly, for tests. This has never run
+    /// on a real NPU.
     #[arg(long, value_name = "MODE", default_value = "auto", hide_short_help = true)]
     pub npu: Npu,
     /// Instruction set of the CPU kernels: scalar, avx2 or avx512-vnni
@@ -93,7 +92,7 @@ impl RunArgs {
             context: self.ctx_size,
             kv: self.kv,
             lock: self.device_lock,
-            npu: self.npu.clone(),
+            npu: self.npu,
             isa: self.isa,
             check: self.check,
         })
@@ -103,8 +102,8 @@ impl RunArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compute::Choice;
     use crate::runtime::placement::Device;
-    use crate::vulkan::Choice;
     use clap::Parser;
 
     #[derive(Parser)]

@@ -71,8 +71,8 @@ fn tensor(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> Ten
 /// Returns everything before the data of these tensors (role, layer, kind, rows, columns).
 pub fn header(keys: &Keys, tensors: &[(Role, usize, Kind, usize, usize)]) -> Vec<u8> {
     let mut keys = keys.clone();
-    let weights = |of: Kind| {
-        tensors.iter().filter(|t| t.2 == of && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>()
+    let weights = |kind: Kind| {
+        tensors.iter().filter(|t| t.2 == kind && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>()
     };
     // llama.cpp numbers a file by the type of most of its weights.
     let mostly =

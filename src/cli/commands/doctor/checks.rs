@@ -3,19 +3,18 @@
 use super::{Check, needs_gpu};
 use crate::cli::io::ui::Ui;
 use crate::compute::cpu::isa::Isa;
+use crate::compute::{Choice, DeviceInfo};
 use crate::error::{Fault, Kind, fault_of};
 use crate::models::Weights;
-use crate::npu::layout::Shape;
-use crate::npu::probe::System;
+use crate::os::files::is_writable_directory;
+use crate::runtime::backends::{Npu, NpuSystem, choose};
 use crate::runtime::driver::{Use, Verdict};
 use crate::runtime::load;
-use crate::runtime::npu::Npu;
 use crate::runtime::options::RunOptions;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::placement::{self, Device};
 use crate::runtime::{Model, ModelOptions, Size};
 use crate::util::units::bytes;
-use crate::vulkan::{Choice, DeviceInfo, choose};
 use anyhow::Result;
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -37,7 +36,7 @@ pub struct MachineFacts<'a> {
     /// Runs a small model on a device, or on the processor, and compares each kernel with its
     /// scalar twin.
     pub trial: &'a dyn Fn(Option<&DeviceInfo>) -> Result<String>,
-    pub npu: System,
+    pub npu: NpuSystem,
     pub cache: Option<PathBuf>,
 }
 
@@ -248,16 +247,12 @@ fn gpu_kernels(trial: Result<String>, options: &ModelOptions) -> Check {
     Check { remedy: Some(remedy), ..check }
 }
 
-/// Head dimension of the 27B model, for which the NPU's kernel is built.
-const HEAD_DIM: usize = 128;
-
 /// Checks the NPU. A run without an NPU is complete, so that this only warns.
 fn npu(machine: &MachineFacts<'_>, options: &ModelOptions) -> Check {
-    if matches!(options.run.npu, Npu::Off | Npu::Model(_)) {
+    if matches!(options.run.npu, Npu::Off | Npu::Model) {
         return Check::pass("npu", "not used (--npu)");
     }
-    let shape = Shape::new(HEAD_DIM).expect("a kernel is built for it");
-    let Some(probe) = machine.npu.probe(shape).into_iter().next() else {
+    let Some(probe) = machine.npu.probe().into_iter().next() else {
         return match machine.npu.nothing() {
             (found, None) => Check::pass("npu", format!("none, and none is needed: {found}")),
             (found, Some(remedy)) => {
@@ -286,8 +281,8 @@ fn cache(machine: &MachineFacts<'_>) -> Check {
     };
     let shown = path.display();
     let existing = path.ancestors().find(|directory| directory.is_dir());
-    match existing.map(tempfile::tempfile_in) {
-        Some(Ok(_)) => Check::pass("cache", shown.to_string()),
+    match existing.map(is_writable_directory) {
+        Some(true) => Check::pass("cache", shown.to_string()),
         _ => Check::warn("cache", format!("{shown} cannot be written"), format!("{without}:"))
             .typing([format!("sudo install -d -o \"$USER\" '{shown}'")]),
     }

@@ -15,16 +15,15 @@ use crate::cli::settings::Typed;
 use crate::cli::sizes::Sizes;
 use crate::compute::cpu::isa::Isa;
 use crate::error::{Kind, fault_of};
-use crate::npu::probe::System;
+use crate::runtime::backends::{self, NpuSystem, backend_of};
 use crate::runtime::load;
 use crate::runtime::options::{GpuLayers, RunOptions};
 use crate::runtime::placement::Device;
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::predict::Speeds;
 use crate::runtime::processor::default_threads;
-use crate::runtime::{ModelOptions, Silence, driver, trial};
+use crate::runtime::{ModelOptions, Silence, trial};
 use crate::util::xdg;
-use crate::vulkan::Vulkan;
 use anyhow::Result;
 use checks::MachineFacts;
 use clap::Args;
@@ -144,10 +143,10 @@ pub fn run(options: &DoctorArgs, typed: &Typed) -> Result<u8> {
         root: "/".into(),
         threads: model.run.threads.unwrap_or_else(default_threads),
         isa: Isa::all_supported().pop().unwrap_or(Isa::Scalar),
-        listed: Vulkan::open().and_then(|v| v.devices()),
-        verdict: &|device| driver::verdict(device, &Silence),
+        listed: backends::probe(),
+        verdict: &|device| backend_of(device).diagnose(device, &Silence),
         trial: &|device| trial::run(&model.run, device, &Ui::plain()),
-        npu: System::here(),
+        npu: NpuSystem::here(),
         cache: xdg::cache(),
     };
     let checks = checks::all(&machine, &model, ui);

@@ -4,13 +4,13 @@ use super::checks::{self, MachineFacts};
 use super::*;
 use crate::cli::commands::{Cli, CliCommand};
 use crate::cli::io::ui::COLUMNS;
+use crate::compute::DeviceInfo;
 use crate::compute::cpu::isa::Isa;
 use crate::error::Fault;
-use crate::npu::probe::System;
+use crate::runtime::backends::NpuSystem;
 use crate::runtime::driver::{Use, Verdict};
 use crate::runtime::shapes::{Formats, Shape};
 use crate::runtime::testing::{gpu as made_up_gpu, laptop_gpu};
-use crate::vulkan::DeviceInfo;
 use clap::Parser;
 use std::path::PathBuf;
 
@@ -58,7 +58,7 @@ impl Laptop {
                 Some(_) => Ok(self.trial.clone().map(|()| "as it should be".to_owned())?),
                 None => Ok("as it should be".to_owned()),
             },
-            npu: System { root: root.clone(), arrays: vec!["/nowhere".into()], locked: 8 << 20 },
+            npu: NpuSystem::at(root.clone(), 8 << 20),
             cache: self.cache.clone(),
             root,
         })
