@@ -7,7 +7,7 @@ use crate::compute::best;
 use crate::compute::step::StepView;
 use crate::compute::{BufferId, Executor, ExecutorExt, Held, KvFormat, Reports};
 use crate::error::{Fault, Kind};
-use crate::kv::{PAGE, PageList, Pool};
+use crate::kv::{PAGE, PageList, PagePool};
 use crate::models::Weights;
 use crate::models::forward::{self, Forward, ForwardOptions, PageTable, SparePages};
 use crate::models::rope::Angles;
@@ -30,7 +30,7 @@ pub struct PlannedEngine {
     context: usize,
     sequences: Vec<Sequence>,
     /// Of each of the model's page tables.
-    pools: Vec<Pool>,
+    pools: Vec<PagePool>,
     angles: [Angles; 2],
     words: Vec<u32>,
     lists: Vec<u32>,
@@ -117,7 +117,7 @@ impl PlannedEngine {
                     ..Sequence::default()
                 })
                 .collect(),
-            pools: model.tables.iter().map(|table| Pool::new(table.all_pages)).collect(),
+            pools: model.tables.iter().map(|table| PagePool::new(table.all_pages)).collect(),
             output: Output::Logits,
             scratch: Scratch::default(),
             selected: 0,
@@ -262,7 +262,7 @@ impl Engine for PlannedEngine {
 
     fn cached(&self, sequence: usize) -> Cached<'_> {
         let tokens = &self.sequences[sequence].tokens[..];
-        let free_pages = self.pools.iter().map(Pool::free).min().unwrap_or(0);
+        let free_pages = self.pools.iter().map(PagePool::free).min().unwrap_or(0);
         Cached { tokens, room: self.context - tokens.len(), free_pages }
     }
 

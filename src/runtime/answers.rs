@@ -9,7 +9,9 @@
 
 use super::constraints::Constrained;
 use crate::decode::text::TextStream;
-use crate::decode::{self, Ended, Flow, Refused, Request, Scheduler, Stats, Stop, TokenLogProbs};
+use crate::decode::{
+    self, Ended, Flow, Refused, Request, Scheduler, Stats, StopReason, TokenLogProbs,
+};
 use crate::error::Fault;
 use crate::models::Tokenizer;
 use crate::sampler::{Sampler, SamplerConfig};
@@ -130,7 +132,7 @@ impl<T> Paused<'_, T> {
     }
 
     /// Ends the answer where it is.
-    pub fn end(self, stop: Result<Stop>) -> Finished<T> {
+    pub fn end(self, stop: Result<StopReason>) -> Finished<T> {
         let Paused { answer, text, log_probs } = self;
         answer.finish(text, stop, log_probs)
     }
@@ -140,16 +142,16 @@ impl<T> Answer<'_, T> {
     fn finish(
         mut self,
         text: Request,
-        stop: Result<Stop>,
+        stop: Result<StopReason>,
         log_probs: Vec<TokenLogProbs>,
     ) -> Finished<T> {
         let rest = self.stream.finish().to_owned();
         let stop_string = self.stream.stop_string().map(str::to_owned);
         let reason = stop.map(|stop| match stop {
             _ if stop_string.is_some() => FinishReason::StopString,
-            Stop::Token(_) => FinishReason::Stop,
-            Stop::Length => FinishReason::Length,
-            Stop::Interrupt | Stop::Receiver => FinishReason::Interrupted,
+            StopReason::Token(_) => FinishReason::Stop,
+            StopReason::Length => FinishReason::Length,
+            StopReason::Interrupt | StopReason::Receiver => FinishReason::Interrupted,
         });
         let Answer { data, constrained, prompt_tokens, .. } = self;
         let Request { history, stats, .. } = text;

@@ -5,7 +5,7 @@ use super::drafting::Drafting;
 use super::load::{Loaded, kv_format};
 use super::options::{DraftFrom, DraftingOptions};
 use super::{Listener, Session};
-use crate::draft::Figures;
+use crate::draft::DraftFigures;
 use anyhow::Result;
 
 /// Costs of a target's passes, and the file that keeps them.
@@ -35,13 +35,13 @@ impl Calibration {
 
     /// Saves what passes cost, for the next run. A failure to save is a note, and no failure of the
     /// run.
-    pub fn keep(self, drafting: &Drafting, listener: &dyn Listener) -> Figures {
+    pub fn keep(self, drafting: &Drafting, listener: &dyn Listener) -> DraftFigures {
         let figures = drafting.figures();
         self.save(&drafting.identity, &figures, listener);
         figures
     }
 
-    fn save(self, identity: &str, figures: &Figures, listener: &dyn Listener) {
+    fn save(self, identity: &str, figures: &DraftFigures, listener: &dyn Listener) {
         if let Err(why) = self.file.save(self.passes, identity, figures) {
             listener.detail(1, &format!("the costs of passes were not saved: {why:#}"));
         }

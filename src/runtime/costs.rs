@@ -7,7 +7,7 @@
 
 use super::load::Loaded;
 use crate::compute::DeviceInfo;
-use crate::draft::{CostCurve, Costs, Figures, Habits};
+use crate::draft::{CostCurve, Costs, DraftFigures, Habits};
 use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
 use crate::util::files::{keep_newest, read_regular, write_whole};
 use crate::util::{hex, xdg};
@@ -156,7 +156,7 @@ impl CostFile {
     }
 
     /// Saves the costs after a text; `draft` identifies the draft model.
-    pub fn save(&self, mut passes: Passes, draft: &str, figures: &Figures) -> Result<()> {
+    pub fn save(&self, mut passes: Passes, draft: &str, figures: &DraftFigures) -> Result<()> {
         let (Some(path), Some(costs)) = (&self.path, &figures.costs) else { return Ok(()) };
         passes.habits.insert(draft.to_owned(), figures.habits.clone());
         while passes.habits.len() > MOST_HABITS {
@@ -282,9 +282,9 @@ mod tests {
         Passes { costs, habits: BTreeMap::new(), device: None }
     }
 
-    fn figures() -> Figures {
+    fn figures() -> DraftFigures {
         let habits = Habits { survival: vec![(0.7, 12.0), (0.5, 12.0)], level: 0.001 };
-        Figures { costs: Some(passes().costs), habits, ..Figures::default() }
+        DraftFigures { costs: Some(passes().costs), habits, ..DraftFigures::default() }
     }
 
     #[test]

@@ -11,7 +11,9 @@ use super::placement::{self, Device};
 use super::{Listener, Session};
 use crate::compute::cpu::Pool;
 use crate::compute::{Choice, DeviceInfo};
-use crate::draft::{Ahead, DraftModel, Drafter, Figures, Habits, NoDraft, Policy, TreeBuilder};
+use crate::draft::{
+    Ahead, DraftFigures, DraftModel, Drafter, Habits, NoDraft, Policy, TreeBuilder,
+};
 use crate::error::Fault;
 use crate::models::{Tokenizer, Weights};
 use crate::util::hex;
@@ -52,8 +54,8 @@ impl Drafting {
     }
 
     /// Adds up the counts of drafter and policy.
-    pub fn figures(&self) -> Figures {
-        let mut figures = Figures::default();
+    pub fn figures(&self) -> DraftFigures {
+        let mut figures = DraftFigures::default();
         self.drafter.figures(&mut figures);
         self.policy.figures(&mut figures);
         figures

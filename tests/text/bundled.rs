@@ -6,7 +6,7 @@
 
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Pool};
-use gemma::decode::{Flow, Limits, Stats, generate};
+use gemma::decode::{Flow, GenerationLimits, Stats, generate};
 use gemma::draft::{
     CostCurve, Costs, DraftContext, DraftOptions, DraftRequest, Drafter, NoDraft, Policy, Proposal,
     TreeBuilder, TreeSize,
@@ -146,7 +146,7 @@ fn run(
     let sampler = Sampler::new(config).unwrap().usable(pair.tokenizer.vocab());
     let (mut history, mut stats, never) =
         (prompt.to_vec(), Stats::default(), AtomicBool::new(false));
-    let limits = Limits { max_tokens: TOKENS, stop_ids: &[1, 106], interrupt: &never };
+    let limits = GenerationLimits { max_tokens: TOKENS, stop_ids: &[1, 106], interrupt: &never };
     let go_on = &mut |_| Flow::Continue;
     generate(target, drafter, policy, &sampler, &mut history, &limits, &mut stats, go_on).unwrap();
     (history.split_off(prompt.len()), stats.passes)
@@ -327,7 +327,7 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
             let text = |drafter: &mut dyn Drafter| {
                 let (mut history, mut stats, never) =
                     (prompt.clone(), Stats::default(), AtomicBool::new(false));
-                let limits = Limits { max_tokens: 24, stop_ids: &[], interrupt: &never };
+                let limits = GenerationLimits { max_tokens: 24, stop_ids: &[], interrupt: &never };
                 let mut target = Timeline::new(engine(&target, &pool));
                 let options = DraftOptions { tree: TreeSize::Nodes(15), tokens: None };
                 let mut policy = Policy::new(costs(), options, false);

@@ -5,7 +5,7 @@ use super::measure::Figure;
 use super::report::{DraftAcceptance, TextKind, TextReport};
 use crate::cli::io::text_file::read_file;
 use crate::cli::io::ui::Ui;
-use crate::decode::{self, Flow, Limits, Stats};
+use crate::decode::{self, Flow, GenerationLimits, Stats};
 use crate::engine::Timeline;
 use crate::error::Fault;
 use crate::models::{ChatTemplate, Message, ReducedVocabulary, Special, Tokenizer};
@@ -179,7 +179,7 @@ fn once(
     tokens: usize,
 ) -> Result<Way> {
     let never = AtomicBool::new(false);
-    let limits = Limits { max_tokens: tokens, stop_ids: stops, interrupt: &never };
+    let limits = GenerationLimits { max_tokens: tokens, stop_ids: stops, interrupt: &never };
     let (mut history, mut stats) = (prompt.tokens.clone(), Stats::default());
     let Drafting { drafter, policy, .. } = drafting;
     // The other way has read the same prompt just before.

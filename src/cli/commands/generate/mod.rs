@@ -16,7 +16,7 @@ use crate::cli::options::Origin;
 use crate::cli::options::Resolved;
 use crate::cli::settings::Typed;
 use crate::decode::{Flow, Request, Scheduler, Stats};
-use crate::draft::Figures;
+use crate::draft::DraftFigures;
 use crate::engine::Engine;
 use crate::error::Fault;
 use crate::grammar::Grammar;
@@ -184,7 +184,7 @@ impl GenerateRun<'_> {
         &self,
         finished: Finished<()>,
         output: &TextOutput,
-        figures: &Figures,
+        figures: &DraftFigures,
         drafting: &Drafting,
         load_seconds: f64,
         engine: &dyn Engine,

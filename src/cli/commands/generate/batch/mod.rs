@@ -20,7 +20,7 @@ use crate::cli::io::{output, prompt};
 use crate::cli::options::Origin;
 use crate::cli::settings::Typed;
 use crate::error::{Fault, Kind, fault_of};
-use crate::grammar::Source;
+use crate::grammar::GrammarSource;
 use crate::runtime::answers;
 use crate::runtime::constraints::{Constrained, Constraints};
 use crate::runtime::options::AutoOr;
@@ -187,7 +187,7 @@ pub struct Batch<'a> {
     session: &'a Session,
     config: SamplerConfig,
     /// For records that do not say what their answer must follow.
-    source: Option<Source>,
+    source: Option<GrammarSource>,
     constraints: Constraints,
     context: usize,
     /// For records that bring none.
