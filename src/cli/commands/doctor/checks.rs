@@ -7,12 +7,13 @@ use crate::compute::{Choice, DeviceInfo};
 use crate::error::{Fault, Kind, fault_of};
 use crate::models::Weights;
 use crate::os::files::is_writable_directory;
-use crate::runtime::backends::{Npu, NpuSystem, choose};
-use crate::runtime::driver::{Use, Verdict};
+use crate::runtime::devices::backends::{Npu, NpuSystem, choose};
+use crate::runtime::devices::driver::{DriverUse, DriverVerdict};
 use crate::runtime::load;
+use crate::runtime::options::Device;
 use crate::runtime::options::RunOptions;
+use crate::runtime::placement;
 use crate::runtime::placement::measure::Task;
-use crate::runtime::placement::{self, Device};
 use crate::runtime::{Model, ModelOptions, Size};
 use crate::util::units::bytes;
 use anyhow::Result;
@@ -32,7 +33,7 @@ pub struct MachineFacts<'a> {
     pub isa: Isa,
     pub listed: Listed,
     /// Returns the outcome of the trial of a device's driver.
-    pub verdict: &'a dyn Fn(&DeviceInfo) -> Verdict,
+    pub verdict: &'a dyn Fn(&DeviceInfo) -> DriverVerdict,
     /// Runs a small model on a device, or on the processor, and compares each kernel with its
     /// scalar twin.
     pub trial: &'a dyn Fn(Option<&DeviceInfo>) -> Result<String>,
@@ -158,7 +159,7 @@ fn of_device(machine: &MachineFacts<'_>, device: &DeviceInfo) -> Vec<Check> {
     }
     let verdict = (machine.verdict)(device);
     let driver = match (verdict.allows, verdict.note(device)) {
-        (Use::NotAtAll, Some(note)) => {
+        (DriverUse::NotAtAll, Some(note)) => {
             Check::fail("gpu driver", Kind::Device, note, verdict.remedy())
         }
         (_, Some(note)) => Check::warn("gpu driver", note, verdict.remedy()),

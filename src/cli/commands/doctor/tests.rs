@@ -7,10 +7,10 @@ use crate::cli::io::ui::COLUMNS;
 use crate::compute::DeviceInfo;
 use crate::compute::cpu::isa::Isa;
 use crate::error::Fault;
-use crate::runtime::backends::NpuSystem;
-use crate::runtime::driver::{Use, Verdict};
-use crate::runtime::shapes::{Formats, Shape};
-use crate::runtime::testing::{gpu as made_up_gpu, laptop_gpu};
+use crate::runtime::devices::backends::NpuSystem;
+use crate::runtime::devices::driver::{DriverUse, DriverVerdict};
+use crate::runtime::devices::testing::{gpu as made_up_gpu, laptop_gpu};
+use crate::runtime::model::shapes::{MadeUpFormats, Shape};
 use clap::Parser;
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ struct Laptop {
     root: tempfile::TempDir,
     listed: Result<Vec<DeviceInfo>, Fault>,
     isa: Isa,
-    verdict: Verdict,
+    verdict: DriverVerdict,
     trial: Result<(), Fault>,
     cache: Option<PathBuf>,
 }
@@ -30,8 +30,12 @@ impl Laptop {
     fn new() -> Laptop {
         let root = tempfile::tempdir().unwrap();
         let cache = Some(root.path().join("cache"));
-        let verdict =
-            Verdict { allows: Use::Whole, why: None, shapes: vec!["16x16x16".into()], file: None };
+        let verdict = DriverVerdict {
+            allows: DriverUse::Whole,
+            why: None,
+            shapes: vec!["16x16x16".into()],
+            file: None,
+        };
         let listed = Ok(vec![laptop_gpu()]);
         let laptop = Laptop { root, listed, isa: Isa::Avx512Vnni, verdict, trial: Ok(()), cache };
         let memory = "MemTotal: 32000000 kB\nMemFree: 1 kB\nMemAvailable: 28000000 kB\n";
@@ -167,7 +171,7 @@ fn a_gpu_with_little_memory_has_a_remedy() {
 #[test]
 fn a_driver_that_failed_its_trial_is_reported() {
     let tried = |allows| {
-        let verdict = Verdict {
+        let verdict = DriverVerdict {
             allows,
             why: Some("was ended by signal 11".into()),
             shapes: Vec::new(),
@@ -176,10 +180,10 @@ fn a_driver_that_failed_its_trial_is_reported() {
         Laptop { verdict, ..Laptop::new() }
     };
     let words = ["signal 11", "update the driver", "rm '/home/me/.cache/gemma/driver-1.json'"];
-    let checks = tried(Use::WithoutMatrices).examine(&["-d", "vulkan"]);
+    let checks = tried(DriverUse::WithoutMatrices).examine(&["-d", "vulkan"]);
     assert_check(&checks, "gpu driver", Status::Warn, &words);
-    assert_check(&tried(Use::NotAtAll).examine(&[]), "gpu driver", Status::Warn, &words);
-    let checks = tried(Use::NotAtAll).examine(&["-d", "vulkan"]);
+    assert_check(&tried(DriverUse::NotAtAll).examine(&[]), "gpu driver", Status::Warn, &words);
+    let checks = tried(DriverUse::NotAtAll).examine(&["-d", "vulkan"]);
     assert_check(&checks, "gpu driver", Status::Fail, &["is not used"]);
     assert_eq!(exit_code(&checks), 4);
 }
@@ -187,7 +191,7 @@ fn a_driver_that_failed_its_trial_is_reported() {
 /// The rules of loading decide where a model runs, and whether it fits.
 #[test]
 fn a_model_is_placed_as_a_run_would_place_it() {
-    let formats = Formats { weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
+    let formats = MadeUpFormats { weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
     let weights = Shape::B4.weights(&formats).unwrap();
     let judge = |memory: u64, options: &[&str], available: u64| {
         let laptop = Laptop { listed: Ok(vec![made_up_gpu("GPU", memory)]), ..Laptop::new() };
