@@ -157,7 +157,7 @@ pub fn run(options: &QuantizeArgs, typed: &Typed) -> Result<u8> {
     let recipe = recipe(options)?;
     let source = open_source(options, ui)?;
     let how = options.how();
-    let n_layers = source.config().n_layers;
+    let n_layers = source.config().layers.len();
     let prior = |role, layer| prior(role, layer, n_layers);
     let stage = CurrentStage::default();
     let (interrupt, announced) = stage.watch(&options.ui, options.calibrate != "none")?;
@@ -284,7 +284,7 @@ impl Job<'_> {
             self.ui.note(format!("continuing {path}: {} of {all} tensors are done", left.done));
         }
         let resumed = left.map_or(0, |left| left.done);
-        let n_layers = self.source.config().n_layers;
+        let n_layers = self.source.config().layers.len();
         let mut meter = Meter::new(self.ui, stage, n_layers, plan.layout.parameters(), resumed);
         let result = quant::run(self.source, destination, plan, self.how, solver, &mut |p| {
             meter.hear(&p);
@@ -351,7 +351,7 @@ fn calibration<'a>(
             .into());
     }
     let window = WINDOW.min(source.config().max_position);
-    let text = calibrate::Text::cut(
+    let text = calibrate::CalibrationText::cut(
         &run,
         source.config().bos,
         window,
@@ -378,9 +378,10 @@ fn survey(
     ui: &Ui,
 ) -> Result<HashMap<(Role, usize), f64>> {
     let config = source.config();
-    let copies = source.roles().iter().filter(|r| r.0.is_matrix()).count() + 1;
+    let copies = source.matrices().count() + 1;
     let tokens = (SURVEY_BYTES / (4 * config.dim * copies)).clamp(SURVEY_WINDOW, SURVEY_TOKENS);
-    let text = calibrate::Text::cut(run, config.bos, SURVEY_WINDOW, tokens / SURVEY_WINDOW)?;
+    let text =
+        calibrate::CalibrationText::cut(run, config.bos, SURVEY_WINDOW, tokens / SURVEY_WINDOW)?;
     let bar = ui.bar("measuring sensitivities", 1000);
     stage.show(&bar);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
