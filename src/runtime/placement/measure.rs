@@ -5,7 +5,7 @@ use crate::compute::split::SplitExecutor;
 use crate::compute::{DeviceInfo, Executor, Held, KvFormat, KvLayer};
 use crate::kv::PAGE;
 use crate::models::forward::{self, Forward, ForwardOptions, SparePages};
-use crate::models::{Role, Weights};
+use crate::models::{Role, TensorSpec, Weights};
 use crate::runtime::devices::backends::{self, FlashPartial, OffloadExecutor};
 use crate::runtime::devices::npu;
 use anyhow::Result;
@@ -117,7 +117,7 @@ pub struct Task<'a> {
 
 impl Task<'_> {
     pub fn layers(&self) -> usize {
-        self.weights.config().n_layers
+        self.weights.config().layers.len()
     }
 
     /// Pages for prefixes.
@@ -147,9 +147,10 @@ impl Task<'_> {
         let place = dry(device);
         let counted = place.counted();
         let mut exec: Box<dyn Executor> = place;
-        let dims = npu::dims(self.weights.config());
         // Models of a shape that no NPU computes run without one.
-        if let Some(npu) = self.npu.then(|| FlashPartial::dry(dims)).and_then(Result::ok) {
+        if let Some(dims) = npu::dims(self.weights.config()).ok().filter(|_| self.npu)
+            && let Ok(npu) = FlashPartial::dry(dims)
+        {
             exec = Box::new(OffloadExecutor::new(exec, npu, dims, 256));
         }
         let model = self.load(exec.as_mut())?;
@@ -191,7 +192,7 @@ impl Task<'_> {
         );
         let table = match self.weights.format(Role::Embed, 0) {
             Ok(format) if embeds && self.weights.has_own_head() => {
-                let [rows, cols] = Role::Embed.shape(self.weights.config());
+                let TensorSpec { rows, cols, .. } = self.weights.tensor(Role::Embed, 0);
                 format.bytes(rows, cols) as u64
             }
             _ => 0,

@@ -49,18 +49,17 @@ impl Work {
     fn of(weights: &Weights, layers: std::ops::Range<usize>, tokens: usize) -> Result<Work> {
         let config = weights.config();
         let mut work = Work::default();
-        for (role, layer) in weights.roles() {
-            if role.is_matrix() && role.is_layer() && layers.contains(&layer) {
-                let [rows, cols] = role.shape(config);
-                *work.linear.entry(weights.format(role, layer)?).or_default() +=
-                    (rows * cols * tokens) as f64;
+        for tensor in weights.matrices() {
+            if tensor.role.is_layer() && layers.contains(&tensor.layer) {
+                let format = weights.format(tensor.role, tensor.layer)?;
+                *work.linear.entry(format).or_default() += (tensor.size() * tokens) as f64;
             }
         }
-        for layer in layers {
-            let window = if config.is_global(layer) { tokens } else { config.window.min(tokens) };
+        for layer in &config.layers[layers] {
+            let window = layer.window.unwrap_or(tokens).min(tokens);
             // The first `window` queries see one key more each, the others `window`.
             let seen = window * (window + 1) / 2 + (tokens - window) * window;
-            work.attention += (2 * config.n_heads * config.head_dim * seen) as f64;
+            work.attention += (2 * layer.query_width() * seen) as f64;
         }
         Ok(work)
     }
@@ -135,10 +134,8 @@ impl Small {
         let table = |role| matches!(role, Role::Embed | Role::Head);
         let formats = |role| if table(role) { Format::I8_ROW } else { format };
         let weights = Weights::synthetic(Config::from_json(&config)?, formats, 1);
-        let matrices =
-            weights.roles().into_iter().filter(|(role, _)| role.is_matrix() && role.is_layer());
-        let of_layer =
-            matrices.map(|(role, _)| role.shape(weights.config()).iter().product::<usize>()).sum();
+        let matrices = weights.matrices().filter(|tensor| tensor.role.is_layer());
+        let of_layer = matrices.map(|tensor| tensor.size()).sum();
         let tokens: Vec<Token> = (0..ROWS as Token).collect();
         let options = EngineOptions { context: DEPTH + ROWS, kv };
         Ok(Small {
@@ -215,20 +212,21 @@ mod tests {
     fn work_is_counted_by_format_and_window() {
         let weights = weights("q4_0");
         let c = weights.config();
-        let matrices = c.n_layers
-            * (c.dim * c.head_dim * (2 * c.n_heads + 2 * c.n_kv_heads) + 3 * c.dim * c.ffn_dim);
-        let work = Work::of(&weights, 0..c.n_layers, 1000).unwrap();
+        let (n, layer) = (c.layers.len(), c.layers[0]);
+        let heads = layer.query_width() + layer.kv_width();
+        let matrices = n * (2 * c.dim * heads + 3 * c.dim * c.ffn_dim);
+        let work = Work::of(&weights, 0..n, 1000).unwrap();
         assert_eq!(
             work.linear.into_iter().collect::<Vec<_>>(),
             [(Format::I4_G32, (1000 * matrices) as f64)]
         );
         // A window of 512: 512 queries see 1 to 512 keys, 488 see 512; a global layer's see 1 to
         // 1000.
-        let globals = (0..c.n_layers).filter(|l| c.is_global(*l)).count();
-        let seen = globals * 500_500 + (c.n_layers - globals) * (131_328 + 488 * 512);
-        assert_eq!(work.attention, (2 * c.n_heads * c.head_dim * seen) as f64);
+        let globals = c.global_layers().len();
+        let seen = globals * 500_500 + (n - globals) * (131_328 + 488 * 512);
+        assert_eq!(work.attention, (2 * layer.query_width() * seen) as f64);
         // Layers of two sides add up.
-        let [a, b] = [0..7, 7..c.n_layers].map(|layers| Work::of(&weights, layers, 1000).unwrap());
+        let [a, b] = [0..7, 7..n].map(|layers| Work::of(&weights, layers, 1000).unwrap());
         assert_eq!(a.attention + b.attention, work.attention);
     }
 
