@@ -75,8 +75,8 @@ pub fn beside(
     if is_split {
         if asked {
             listener.note(
-                "running without the NPU: it works beside one device, not where layers \
-                are spread over two",
+                "running without the NPU: it works beside one device, \
+                not where layers are spread over two",
             );
         }
         return Ok(executor);

@@ -23,14 +23,13 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens the model of this name, or the bundled demo model, and says what the user should know
-    /// about it.
+    /// Opens the model of this name, or the bundled demo model. Notes about it go to `listener`.
     pub fn open(name: Option<&str>, listener: &dyn Listener) -> Result<Model> {
         let (checkpoint, bundled) = match find(name)? {
             ModelSource::Bundled => {
                 listener.note(
-                    "no --model is given: the small bundled demo model answers, which \
-                    knows little and is not Gemma",
+                    "no --model is given: the small bundled demo model answers, \
+                    which knows little and is not Gemma",
                 );
                 (crate::models::gemma3::bundled::target()?, true)
             }

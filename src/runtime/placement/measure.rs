@@ -147,7 +147,7 @@ impl Task<'_> {
         let place = dry(device);
         let counted = place.counted();
         let mut exec: Box<dyn Executor> = place;
-        // Models that no NPU takes run without.
+        // Models of a shape that no NPU computes run without one.
         if let Some(dims) = npu::dims(self.weights.config()).ok().filter(|_| self.npu)
             && let Ok(npu) = FlashPartial::dry(dims)
         {
@@ -175,8 +175,8 @@ impl Task<'_> {
         forward::load(self.weights, exec, options)
     }
 
-    /// Returns the share of the layers `layers` with these bytes of weights and buffers. `embeds`
-    /// says where a table that is only looked up would be.
+    /// Returns the share of `layers` with these bytes of weights and buffers. `embeds` tells
+    /// whether the embedding table is on this side.
     fn share(
         &self,
         model: &Forward,
@@ -215,7 +215,7 @@ impl Task<'_> {
             let layout = self.measure(Some(device), n)?;
             Ok((layout.gpu.need.total() <= device.free()).then_some(layout))
         };
-        // What n layers take grows with n.
+        // The memory of n layers grows with n.
         let (mut best, mut low, mut high) = (None, 1, self.layers());
         while low <= high {
             let middle = high.midpoint(low);

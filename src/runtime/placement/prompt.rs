@@ -1,5 +1,5 @@
-//! How fast a prompt is read: the multiplications that it takes, at the speed at which a small
-//! model of the same formats was just timed. A prediction.
+//! Predicted time to read a prompt: its multiplications, at the speed that was just measured with a
+//! small model of the same formats.
 
 use super::Placement;
 use super::measure::Task;
@@ -28,7 +28,7 @@ const DEPTH: usize = 512;
 /// Timed passes; the fastest counts.
 const PASSES: usize = 3;
 
-/// How long a prompt of [`DOCUMENT`] tokens takes to read, or as many as the context holds.
+/// Predicted time to read a prompt of [`DOCUMENT`] tokens, or as many as the context holds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Reading {
     pub tokens: usize,
@@ -91,8 +91,8 @@ impl Rates {
             small.engine.commit(&[(0, &(0..ROWS as u32).collect::<Vec<_>>())])?;
         }
         let products = 2 * 16 * HEAD_DIM * ROWS * DEPTH;
-        // Where other programs took the processor meanwhile, a deep pass may seem shorter:
-        // attention then counts as nothing.
+        // A deep pass may measure shorter if other programs used the processor meanwhile. Attention
+        // then counts as nothing.
         rates.attention = products as f64 / (small.seconds()? - shallow).max(0.0);
         Ok(rates)
     }
@@ -125,10 +125,11 @@ impl Small {
     ) -> Result<Small> {
         let config = json!({
             "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
-            "hidden_size": dim, "intermediate_size": ffn, "num_hidden_layers": 1, "sliding_window_pattern": 1,
-            "sliding_window": 1024, "num_attention_heads": heads, "num_key_value_heads": heads / 2, "head_dim": HEAD_DIM,
-            "query_pre_attn_scalar": HEAD_DIM, "vocab_size": 256, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
-            "max_position_embeddings": 2048,
+            "hidden_size": dim, "intermediate_size": ffn, "num_hidden_layers": 1,
+            "sliding_window_pattern": 1, "sliding_window": 1024, "num_attention_heads": heads,
+            "num_key_value_heads": heads / 2, "head_dim": HEAD_DIM,
+            "query_pre_attn_scalar": HEAD_DIM, "vocab_size": 256, "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4, "max_position_embeddings": 2048,
         });
         let table = |role| matches!(role, Role::Embed | Role::Head);
         let formats = |role| if table(role) { Format::I8_ROW } else { format };
@@ -163,9 +164,8 @@ impl Small {
     }
 }
 
-/// Returns how long the model takes to read a document where it is placed. `None` where a GPU has
-/// layers and `on_gpu` is missing, which times it and may say something: a GPU's kernels take
-/// seconds to compile.
+/// Returns the time in which the placed model reads a document. Returns `None` if a GPU has layers
+/// and `on_gpu` is missing: timing a GPU takes seconds, and a note to that listener.
 pub fn reading(
     task: &Task<'_>,
     placement: &Placement,
