@@ -162,7 +162,7 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     }
     let weights =
         model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).context("there is no model")?;
-    let load = report::load_average();
+    let load = crate::os::machine::load_average();
     let cpu = Cpu::probe()?;
     let cores = cpu.threads;
     let context = options.context(run.context)?;

@@ -286,11 +286,6 @@ impl BenchReport {
     }
 }
 
-/// Returns the average number of runnable processes over the last minute, where the system tells.
-pub fn load_average() -> Option<f64> {
-    std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
-}
-
 /// Repetitions of one test that differ by more than this factor were disturbed.
 const SPREAD: f64 = 1.10;
 
