@@ -153,7 +153,7 @@ fn files_use_only_lower_floors() {
     assert!(wrong.is_empty(), "upward or sideways: {wrong:#?}");
 }
 
-/// Rooms of devices are named by the registry of backends alone, so that a new one is its folder and
+/// Only the registry of backends names the rooms of devices, so that a new one is its folder and
 /// its entry there.
 #[test]
 fn only_the_registry_names_the_rooms_of_devices() {

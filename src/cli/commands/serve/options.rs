@@ -28,7 +28,7 @@ pub struct Serve {
     pub ui: UiOptions,
 }
 
-/// Who may ask, and where.
+/// Address, permissions and limits of connections.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub struct EdgeOptions {
@@ -67,7 +67,7 @@ pub struct EdgeOptions {
     pub log: LogFormat,
 }
 
-/// How much at once.
+/// Limits of the load.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Load")]
 pub struct LoadOptions {
@@ -103,7 +103,7 @@ fn number(range: RangeInclusive<i64>) -> RangedI64ValueParser<u16> {
 }
 
 impl EdgeOptions {
-    /// The keys of which a client must bring one; none where nobody needs one.
+    /// Returns the keys of which a client must send one. Without keys no client needs one.
     pub fn keys(&self) -> Result<Vec<String>> {
         let mut keys = self.api_key.clone();
         if let Some(file) = &self.api_key_file {
