@@ -18,9 +18,9 @@ use gemma::draft::{
 use gemma::engine::{Scores, TokenTree};
 use gemma::error::Fault;
 use gemma::models::{ChatTemplate, Message, Special, Tokenizer};
+use gemma::runtime::model::partner::Partner;
+use gemma::runtime::options::Device;
 use gemma::runtime::options::{AutoOr, GpuLayers};
-use gemma::runtime::partner::Partner;
-use gemma::runtime::placement::Device;
 use gemma::runtime::{Model, Room, RunOptions, Silence, load};
 use gemma::sampler::{Sampler, SamplerConfig};
 use gemma::tensor::Token;

@@ -238,10 +238,11 @@ mod tests {
     }
 
     fn person() -> GrammarSource {
-        GrammarSource::JsonSchema(
-            json!({"type": "object", "required": ["name", "old"], "additionalProperties": false,
-            "properties": {"name": {"type": "string", "maxLength": 3}, "old": {"type": "boolean"}}}),
-        )
+        let name = json!({"type": "string", "maxLength": 3});
+        GrammarSource::JsonSchema(json!({
+            "type": "object", "required": ["name", "old"], "additionalProperties": false,
+            "properties": {"name": name, "old": {"type": "boolean"}},
+        }))
     }
 
     #[test]

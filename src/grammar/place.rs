@@ -8,7 +8,7 @@ use crate::error::{Fault, fault_of, no_process};
 use crate::os::process::limit_processor_time;
 use crate::sampler::Mask;
 use crate::tensor::Token;
-use crate::util::child::{self, Child, End, Limits};
+use crate::util::child::{self, Child, ChildFailure, ChildLimits};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Role of a child process that runs a machine.
 pub const ROLE: &str = "--follow-grammar";
 
-const LIMITS: Limits = Limits { memory: 256 << 20, stack: 64 << 20 };
+const LIMITS: ChildLimits = ChildLimits { memory: 256 << 20, stack: 64 << 20 };
 /// Limits of processor time for the compilation, and for one mask.
 const COMPILING: Duration = Duration::from_secs(2);
 const MASK: Duration = Duration::from_secs(1);
@@ -75,7 +75,7 @@ impl MachineHost {
         match receive(&mut child, vocabulary, is_wanted) {
             Ok((Reply::Compiled(Ok(())), _)) => Ok(MachineHost::Child(child)),
             Ok((Reply::Compiled(Err(fault)), _)) => Err(fault.into()),
-            Ok(_) => Err(too_complex(source, End::Failed).into()),
+            Ok(_) => Err(too_complex(source, ChildFailure::Failed).into()),
             Err(end) => Err(too_complex(source, end).into()),
         }
     }
@@ -86,7 +86,7 @@ impl MachineHost {
         forgotten: Vec<u64>,
         ask: StateQuery,
         vocabulary: &GrammarVocabulary,
-    ) -> Result<MachineState, End> {
+    ) -> Result<MachineState, ChildFailure> {
         let child = match self {
             MachineHost::Here(machine) => {
                 machine.forget(&forgotten);
@@ -97,7 +97,7 @@ impl MachineHost {
         child.send(&Request::Answer { forgotten, ask }, &[]);
         let (reply, raw) = receive(child, vocabulary, &|| true)?;
         let Reply::State { number, ends, error, is_complete } = reply else {
-            return Err(End::Failed);
+            return Err(ChildFailure::Failed);
         };
         let (words, _) = raw.as_chunks();
         let words = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
@@ -111,7 +111,7 @@ fn receive(
     child: &mut Child,
     vocabulary: &GrammarVocabulary,
     is_wanted: &dyn Fn() -> bool,
-) -> Result<(Reply, Vec<u8>), End> {
+) -> Result<(Reply, Vec<u8>), ChildFailure> {
     loop {
         match child.receive(is_wanted)? {
             (Reply::Encode(text), _) => {
@@ -123,13 +123,17 @@ fn receive(
 }
 
 /// Returns the fault of a grammar whose machine ended.
-pub fn too_complex(source: &GrammarSource, end: End) -> Fault {
+pub fn too_complex(source: &GrammarSource, end: ChildFailure) -> Fault {
     let name = source.name();
     let what = match end {
-        End::Time => format!("the {name} is too complex: it takes too much processor time"),
-        End::Memory => format!("the {name} is too complex: it takes too much memory"),
-        End::Unwanted => format!("nobody waits for the {name} any more"),
-        End::Failed => format!("the {name} cannot be used: the library that compiles it failed"),
+        ChildFailure::Time => {
+            format!("the {name} is too complex: it takes too much processor time")
+        }
+        ChildFailure::Memory => format!("the {name} is too complex: it takes too much memory"),
+        ChildFailure::Unwanted => format!("nobody waits for the {name} any more"),
+        ChildFailure::Failed => {
+            format!("the {name} cannot be used: the library that compiles it failed")
+        }
     };
     Fault::usage(what).help("use fewer optional parts, repetitions and intersections")
 }

@@ -10,7 +10,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Fault, no_process};
 use crate::os::process::limit_processor_time;
 use crate::tensor::Token;
-use crate::util::child::{self, Child, End, Limits};
+use crate::util::child::{self, Child, ChildFailure, ChildLimits};
 use crate::util::{hex, json};
 use anyhow::{Context, Result};
 use minijinja::{Environment, ErrorKind, Value, context};
@@ -46,7 +46,7 @@ pub const ROLE: &str = "--render-template";
 
 /// Limits of such a child, and its processor time: steps bound no work, for one may sort a list or
 /// double a text.
-const LIMITS: Limits = Limits { memory: 512 << 20, stack: 256 << 20 };
+const LIMITS: ChildLimits = ChildLimits { memory: 512 << 20, stack: 256 << 20 };
 const TIME: Duration = Duration::from_secs(5);
 
 const NO_TEMPLATE: &str = "use --raw for no template";
@@ -145,9 +145,9 @@ impl ChatTemplate {
             Err(end) => end,
         };
         let why = match end {
-            End::Time => "does not come to an end",
-            End::Memory => "needs too much memory, or what it makes nests too deeply",
-            End::Unwanted | End::Failed => "cannot be rendered",
+            ChildFailure::Time => "does not come to an end",
+            ChildFailure::Memory => "needs too much memory, or what it makes nests too deeply",
+            ChildFailure::Unwanted | ChildFailure::Failed => "cannot be rendered",
         };
         Err(Fault::model(format!("the model's chat template {why}")).help(NO_TEMPLATE).into())
     }

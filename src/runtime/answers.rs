@@ -7,13 +7,13 @@
 //!
 //! The caller's own data of an answer travels with it as `T`.
 
-use super::constraints::Constrained;
 use crate::decode::text::TextStream;
 use crate::decode::{
     self, Ended, Flow, Refused, Request, Scheduler, Stats, StopReason, TokenLogProbs,
 };
 use crate::error::Fault;
 use crate::models::Tokenizer;
+use crate::runtime::constraints::Constrained;
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use anyhow::Result;

@@ -49,7 +49,7 @@ pub fn command(args: &[&str]) -> Result<Command> {
 
 /// The operating system's limits of a child.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ChildLimits {
     /// Bytes of address space beyond the program itself and `stack`.
     pub memory: u64,
     /// Bytes of the stack that the work has.
@@ -58,7 +58,7 @@ pub struct Limits {
 
 /// Why a child ended before it answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum ChildFailure {
     /// It used up its processor time.
     Time,
     /// It asked for more memory or stack than its limits.
@@ -99,11 +99,11 @@ impl Child {
     pub fn receive<T: DeserializeOwned>(
         &mut self,
         is_wanted: &dyn Fn() -> bool,
-    ) -> Result<(T, Vec<u8>), End> {
+    ) -> Result<(T, Vec<u8>), ChildFailure> {
         while !process::wait_for_output(&self.output, LOOK) {
             if !is_wanted() {
                 let _ = self.process.kill();
-                return Err(End::Unwanted);
+                return Err(ChildFailure::Unwanted);
             }
         }
         match read_frame(&mut self.output) {
@@ -113,7 +113,7 @@ impl Child {
     }
 
     /// Why the process ended, which it has, or does now.
-    fn end(&mut self) -> End {
+    fn end(&mut self) -> ChildFailure {
         let status = match self.process.try_wait() {
             Ok(Some(status)) => Some(status),
             // Output is closed just before the end of the process.
@@ -124,9 +124,9 @@ impl Child {
             }
         };
         match status.map(Exit::of_status) {
-            Some(Exit::ProcessorTime) => End::Time,
-            Some(Exit::Memory) => End::Memory,
-            _ => End::Failed,
+            Some(Exit::ProcessorTime) => ChildFailure::Time,
+            Some(Exit::Memory) => ChildFailure::Memory,
+            _ => ChildFailure::Failed,
         }
     }
 }
@@ -160,7 +160,7 @@ pub fn role(argv: &[OsString]) -> Option<&str> {
 
 /// Puts this process under limits, and does the work of a child with a stack of the given size.
 /// Returns whether it came to its end; a panic is silent.
-pub fn confined(limits: Limits, work: impl FnOnce() + Send) -> bool {
+pub fn confined(limits: ChildLimits, work: impl FnOnce() + Send) -> bool {
     std::panic::set_hook(Box::new(|_| {}));
     process::limit_memory(limits.memory + limits.stack as u64);
     std::thread::scope(|scope| {

@@ -17,7 +17,7 @@ use gemma::models::gemma3::bundled::{self, DraftSize};
 use gemma::models::{
     ChatTemplate, Config, Message, ReducedVocabulary, Special, Tokenizer, Weights,
 };
-use gemma::runtime::partner::Partner;
+use gemma::runtime::model::partner::Partner;
 use gemma::sampler::{Sampler, SamplerConfig};
 use gemma::tensor::Format;
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use crate::compute::cpu::bandwidth::read_bandwidth;
 use crate::compute::cpu::pool::Pool;
 use crate::decode::Stats;
 use crate::draft::{CostCurve, DraftFigures};
-use crate::runtime::processor::default_threads;
+use crate::runtime::devices::processor::default_threads;
 use crate::sampler::SamplerConfig;
 use crate::util::units::{bytes, decimal, digits3};
 use anyhow::Result;

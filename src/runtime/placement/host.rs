@@ -1,10 +1,11 @@
 //! The machine that models are planned for: this one, or another of which only the memory is known.
 
 use super::measure::Task;
-use super::{Device, Placement, candidates_among, check_memory};
+use super::{Placement, candidates_among, check_memory};
 use crate::compute::DeviceInfo;
 use crate::error::{Fault, Kind, fault_of};
-use crate::runtime::backends;
+use crate::runtime::devices::backends;
+use crate::runtime::options::Device;
 use crate::runtime::options::GpuLayers;
 use crate::runtime::options::RunOptions;
 use crate::runtime::{Listener, Silence};

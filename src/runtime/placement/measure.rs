@@ -6,8 +6,8 @@ use crate::compute::{DeviceInfo, Executor, Held, KvFormat, KvLayer};
 use crate::kv::PAGE;
 use crate::models::forward::{self, Forward, ForwardOptions, SparePages};
 use crate::models::{Role, Weights};
-use crate::runtime::backends::{self, FlashPartial, OffloadExecutor};
-use crate::runtime::npu;
+use crate::runtime::devices::backends::{self, FlashPartial, OffloadExecutor};
+use crate::runtime::devices::npu;
 use anyhow::Result;
 use serde::Serialize;
 
@@ -90,7 +90,7 @@ pub struct Share {
 
 /// A model spread over the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Layout {
+pub struct MemoryLayout {
     pub gpu: Share,
     pub cpu: Share,
     /// Bytes of the processor's memory that an NPU takes: its own copy of the global layers' keys
@@ -126,7 +126,7 @@ impl Task<'_> {
     }
 
     /// Measures the memory with the first `on_gpu` layers on `device`.
-    pub fn measure(&self, device: Option<&DeviceInfo>, on_gpu: usize) -> Result<Layout> {
+    pub fn measure(&self, device: Option<&DeviceInfo>, on_gpu: usize) -> Result<MemoryLayout> {
         let n = self.layers();
         let dry = |device| Box::new(Dry::new(backends::footprint(device)));
         let device = device.filter(|_| on_gpu > 0);
@@ -137,7 +137,7 @@ impl Task<'_> {
             let (gpu, cpu) = (device.counted(), host.counted());
             let mut exec = SplitExecutor::new(device, host, on_gpu as u16, n as u16);
             let model = self.load(&mut exec)?;
-            return Ok(Layout {
+            return Ok(MemoryLayout {
                 gpu: staged(self.share(&model, 0..on_gpu, gpu.held(), false)),
                 cpu: self.share(&model, on_gpu..n, cpu.held(), true),
                 npu: 0, // It works beside one device only.
@@ -157,8 +157,8 @@ impl Task<'_> {
         let share = self.share(&model, 0..n, held, true);
         let npu = exec.report().held.buffers - held.buffers;
         Ok(match device {
-            Some(_) => Layout { gpu: staged(share), npu, pieces, ..Layout::default() },
-            None => Layout { cpu: share, npu, ..Layout::default() },
+            Some(_) => MemoryLayout { gpu: staged(share), npu, pieces, ..MemoryLayout::default() },
+            None => MemoryLayout { cpu: share, npu, ..MemoryLayout::default() },
         })
     }
 
@@ -209,8 +209,8 @@ impl Task<'_> {
 
     /// Returns the most layers that fit into what is free on the device, and what they take; `None`
     /// if not even one does.
-    pub fn most_layers(&self, device: &DeviceInfo) -> Result<Option<Layout>> {
-        let fits = |n: usize| -> Result<Option<Layout>> {
+    pub fn most_layers(&self, device: &DeviceInfo) -> Result<Option<MemoryLayout>> {
+        let fits = |n: usize| -> Result<Option<MemoryLayout>> {
             let layout = self.measure(Some(device), n)?;
             Ok((layout.gpu.need.total() <= device.free()).then_some(layout))
         };

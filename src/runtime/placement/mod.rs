@@ -6,48 +6,22 @@ pub mod measure;
 pub mod predict;
 pub mod prompt;
 
-use super::Listener;
-use super::backends::{choose, probe, ranked};
-use super::options::GpuLayers;
-use super::options::RunOptions;
 use crate::compute::{Choice, DeviceInfo};
 use crate::error::{Fault, Kind};
+use crate::runtime::Listener;
+use crate::runtime::devices::backends::{choose, probe, ranked};
+use crate::runtime::options::RunOptions;
+use crate::runtime::options::{Device, GpuLayers};
 use crate::util::units::bytes;
 use anyhow::Result;
-use measure::{Layout, Need, Task};
-
-/// Values of `--device`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Device {
-    #[default]
-    Auto,
-    Cpu,
-    Vulkan(Choice),
-}
-
-impl std::str::FromStr for Device {
-    type Err = Fault;
-
-    fn from_str(device: &str) -> Result<Device, Fault> {
-        match device.split_once(':') {
-            None if device == "auto" => Ok(Device::Auto),
-            None if device == "cpu" => Ok(Device::Cpu),
-            None if device == "vulkan" => Ok(Device::Vulkan(Choice::Best)),
-            Some(("vulkan", index)) if index.parse::<usize>().is_ok() => {
-                Ok(Device::Vulkan(Choice::Index(index.parse().expect("just parsed"))))
-            }
-            _ => Err(Fault::usage(format!("unknown device `{device}`"))
-                .help("one of auto, cpu, vulkan, vulkan:0, vulkan:1, ...")),
-        }
-    }
-}
+use measure::{MemoryLayout, Need, Task};
 
 /// A model's layers on the machine's parts.
 #[derive(Clone, Debug)]
 pub struct Placement {
     /// The GPU; `None` where all layers run on the processor.
     pub device: Option<DeviceInfo>,
-    pub layout: Layout,
+    pub layout: MemoryLayout,
 }
 
 impl Placement {
@@ -241,18 +215,6 @@ mod tests {
     use super::*;
     use crate::runtime::Silence;
 
-    #[test]
-    fn devices_are_named_exactly() {
-        let code = |device: &str| device.parse::<Device>().map_err(|e| e.kind.exit_code());
-        assert_eq!(code("auto"), Ok(Device::Auto));
-        assert_eq!(code("cpu"), Ok(Device::Cpu));
-        assert_eq!(code("vulkan"), Ok(Device::Vulkan(Choice::Best)));
-        assert_eq!(code("vulkan:1"), Ok(Device::Vulkan(Choice::Index(1))));
-        for wrong in ["cuda", "cpu:1", "vulkan:", "vulkan:x", "vulkan:-1", ""] {
-            assert_eq!(code(wrong), Err(2), "{wrong}");
-        }
-    }
-
     fn device(index: usize, is_integrated: bool, free: u64) -> DeviceInfo {
         DeviceInfo {
             backend: "vulkan",
@@ -282,8 +244,8 @@ mod tests {
 
     #[test]
     fn the_gpu_that_takes_most_layers_goes_first() {
-        let shape = crate::runtime::shapes::Shape::B4;
-        let formats = crate::runtime::shapes::Formats {
+        let shape = crate::runtime::model::shapes::Shape::B4;
+        let formats = crate::runtime::model::shapes::MadeUpFormats {
             weights: Some("i4-g32".parse().unwrap()),
             ..Default::default()
         };
@@ -328,7 +290,7 @@ mod tests {
 
     #[test]
     fn what_cannot_fit_is_refused_with_numbers() {
-        let mut placement = Placement { device: None, layout: Layout::default() };
+        let mut placement = Placement { device: None, layout: MemoryLayout::default() };
         placement.layout.cpu.need = Need { weights: u64::MAX / 4, kv: 1 << 30, ..Need::default() };
         let error = check_memory(&placement, Some(1 << 40)).unwrap_err();
         assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 5);

@@ -7,7 +7,7 @@ use crate::compute::cpu::Pool;
 use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
 use crate::compute::{DeviceInfo, Part, Plan, StepLayout};
 use crate::runtime::Listener;
-use crate::runtime::backends;
+use crate::runtime::devices::backends;
 use crate::tensor::{Format, Matrix};
 use crate::util::units::digits3;
 use anyhow::{Context, Result};
@@ -147,7 +147,7 @@ impl Speeds {
 
 #[cfg(test)]
 mod tests {
-    use super::super::measure::{Layout, Reads};
+    use super::super::measure::{MemoryLayout, Reads};
     use super::*;
 
     #[test]
@@ -156,10 +156,10 @@ mod tests {
             reads: Reads { weights, kv_when_full },
             ..Share::default()
         };
-        let layout = Layout {
+        let layout = MemoryLayout {
             gpu: share(6_000_000_000, 3_000_000_000),
             cpu: share(2_000_000_000, 0),
-            ..Layout::default()
+            ..MemoryLayout::default()
         };
         let speed = |gb_per_s| Speed { gb_per_s, how: "assumed" };
         let speeds = Speeds { cpu: speed(20.0), gpu: Some(speed(300.0)) };

@@ -9,7 +9,7 @@ use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, EngineExt, PlannedEngine, Rows, Scores, TokenTree};
 use crate::models::{Config, Role, Weights};
 use crate::runtime::Listener;
-use crate::runtime::backends;
+use crate::runtime::devices::backends;
 use crate::tensor::{Format, Token};
 use anyhow::Result;
 use serde::Serialize;
@@ -205,10 +205,10 @@ pub fn reading(
 mod tests {
     use super::super::measure::Share;
     use super::*;
-    use crate::runtime::shapes::{Formats, Shape};
+    use crate::runtime::model::shapes::{MadeUpFormats, Shape};
 
     fn weights(recipe: &str) -> Weights {
-        Shape::M270.weights(&Formats::of_recipe(recipe)).unwrap()
+        Shape::M270.weights(&MadeUpFormats::of_recipe(recipe)).unwrap()
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::{DRAFTED, Plan, Report};
 use crate::cli::io::table::markdown;
 use crate::cli::io::ui::paragraph_in;
 use crate::compute::KvFormat;
-use crate::runtime::backends::allocations;
+use crate::runtime::devices::backends::allocations;
 use crate::runtime::options::AutoOr;
 use crate::runtime::placement::Placement;
 use crate::runtime::placement::measure::Share;

@@ -18,11 +18,11 @@ use crate::quant::{
     self, Aim, Calibrated, Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, Solver,
     calibrate, estimate, unfinished,
 };
-use crate::runtime::backends;
-use crate::runtime::find;
+use crate::runtime::devices::backends;
+use crate::runtime::devices::processor::default_threads;
+use crate::runtime::model::find;
 use crate::runtime::model::tokenizer_of;
-use crate::runtime::placement::Device;
-use crate::runtime::processor::default_threads;
+use crate::runtime::options::Device;
 use crate::tensor::encode::{OnProcessor, TileEncoder};
 use crate::tensor::{Format, Token};
 use crate::util::units::thousands;
@@ -144,7 +144,7 @@ pub fn run(options: &Quantize, typed: &Typed) -> Result<u8> {
         .help(help)
         .into());
     }
-    let find::Source::Directory(path) = find::find(options.source.as_deref())? else {
+    let find::ModelSource::Directory(path) = find::find(options.source.as_deref())? else {
         return Err(Fault::usage("gemma quantize needs a source model").into());
     };
     let recipe = recipe(options)?;

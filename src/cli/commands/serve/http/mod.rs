@@ -304,7 +304,7 @@ async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response
 }
 
 /// Runs `work` in a worker thread. `held` is its share of a pool.
-async fn apart<T: Send + 'static>(
+async fn in_worker<T: Send + 'static>(
     held: PoolShare,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {

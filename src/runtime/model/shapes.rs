@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 /// Formats of made-up weights.
 #[derive(Clone, Debug, Default)]
-pub struct Formats {
+pub struct MadeUpFormats {
     /// Format of the linear layers.
     pub weights: Option<Format>,
     /// Format of the embedding table and the output head.
@@ -19,10 +19,10 @@ pub struct Formats {
     pub recipe: Option<String>,
 }
 
-impl Formats {
+impl MadeUpFormats {
     /// Returns the formats of a recipe.
-    pub fn of_recipe(name: &str) -> Formats {
-        Formats { recipe: Some(name.to_owned()), ..Formats::default() }
+    pub fn of_recipe(name: &str) -> MadeUpFormats {
+        MadeUpFormats { recipe: Some(name.to_owned()), ..MadeUpFormats::default() }
     }
 
     /// Returns whether any of these options was given.
@@ -80,7 +80,7 @@ pub enum Shape {
 
 impl Shape {
     /// Returns weights of this shape, made up as they are asked for.
-    pub fn weights(self, formats: &Formats) -> Result<Weights> {
+    pub fn weights(self, formats: &MadeUpFormats) -> Result<Weights> {
         formats.weights(Config::from_json(&self.config())?)
     }
 
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn published_files_have_the_published_sizes() {
         let gb = |recipe: &str| {
-            let weights = Shape::B27.weights(&Formats::of_recipe(recipe)).unwrap();
+            let weights = Shape::B27.weights(&MadeUpFormats::of_recipe(recipe)).unwrap();
             crate::runtime::model::Size::of(&weights).unwrap().bytes as f64 / 1e9
         };
         assert!((gb("q4_0") - 17.2).abs() < 0.05 && (gb("bf16") - 54.0).abs() < 0.05);

@@ -5,9 +5,9 @@
 //! good. Processes of two users load beside each other; the one that finds too little memory ends
 //! with exit code 5.
 
-use super::Listener;
 use crate::error::{Fault, Kind};
 use crate::os::files as os;
+use crate::runtime::Listener;
 use crate::util::xdg;
 use anyhow::{Context, Result};
 use std::fs::{File, TryLockError};

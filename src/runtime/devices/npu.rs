@@ -1,12 +1,11 @@
 //! `--npu`: whether an NPU takes part, and its report.
 
-use super::Listener;
-use super::backends::{self, Npu, NpuDims, NpuWork, OffloadExecutor};
-use super::options::RunOptions;
 use crate::compute::{AssistReport, Executor, KvFormat};
 use crate::engine::Engine;
 use crate::error::Fault;
 use crate::models::Config;
+use crate::runtime::Listener;
+use crate::runtime::devices::backends::{self, Npu, NpuDims, NpuWork, OffloadExecutor};
 use anyhow::Result;
 
 /// Returns the error for an NPU where several texts share passes.
@@ -53,14 +52,14 @@ fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> NpuWork 
 /// in one line, and the executor goes on alone.
 pub fn beside(
     mut executor: Box<dyn Executor>,
-    options: &RunOptions,
+    mode: Npu,
     config: &Config,
     (kv, weights, context): (KvFormat, u64, usize),
     is_split: bool,
     listener: &dyn Listener,
 ) -> Result<Box<dyn Executor>> {
-    let asked = options.npu.is_asked();
-    if options.npu == Npu::Off {
+    let asked = mode.is_asked();
+    if mode == Npu::Off {
         return Ok(executor);
     }
     if is_split {
@@ -73,7 +72,7 @@ pub fn beside(
         return Ok(executor);
     }
     let work = work(config, kv, weights, context);
-    match backends::bring_up_npu(executor.as_mut(), options.npu, dims(config), &work) {
+    match backends::bring_up_npu(executor.as_mut(), mode, dims(config), &work) {
         Ok((npu, share, why)) => {
             listener.detail(1, &format!("npu: {why}"));
             Ok(match share {

@@ -1,14 +1,8 @@
 //! Choice of the drafter: the one asked for, as far as the target's tokenizer allows.
 
-use super::backends::Npu;
-use super::costs::{Passes, one_row};
-use super::load::{Room, kv_format, load};
-use super::model::Size;
-use super::options::{DraftAhead, DraftFrom, DraftingOptions, GpuLayers, RunOptions};
-use super::partner::Partner;
-use super::placement::measure::Task;
-use super::placement::{self, Device};
-use super::{Listener, Session};
+pub mod calibration;
+pub mod costs;
+
 use crate::compute::cpu::Pool;
 use crate::compute::{Choice, DeviceInfo};
 use crate::draft::{
@@ -16,6 +10,16 @@ use crate::draft::{
 };
 use crate::error::Fault;
 use crate::models::{Tokenizer, Weights};
+use crate::runtime::Listener;
+use crate::runtime::devices::backends::Npu;
+use crate::runtime::drafting::costs::{Passes, one_row};
+use crate::runtime::load::{Room, kv_format, load};
+use crate::runtime::model::Size;
+use crate::runtime::model::partner::Partner;
+use crate::runtime::options::Device;
+use crate::runtime::options::{DraftAhead, DraftFrom, DraftingOptions, GpuLayers, RunOptions};
+use crate::runtime::placement;
+use crate::runtime::placement::measure::Task;
 use crate::util::hex;
 use anyhow::Result;
 use std::sync::Arc;
@@ -70,8 +74,11 @@ impl Drafting {
 }
 
 /// The target that is drafted for.
-pub struct Target<'a> {
-    pub session: &'a Session,
+pub struct DraftTarget<'a> {
+    pub tokenizer: &'a Tokenizer,
+    /// Name of the model.
+    pub name: &'a str,
+    pub run: &'a RunOptions,
     /// Room of the target.
     pub room: Room,
     /// How long its passes take.
@@ -92,11 +99,10 @@ struct LoadedDraft {
 /// Builds the drafter for a target.
 pub fn build(
     options: &DraftingOptions,
-    target: &Target<'_>,
+    target: &DraftTarget<'_>,
     listener: &dyn Listener,
 ) -> Result<Drafting> {
-    let Target { session, passes, .. } = *target;
-    let (tokenizer, name) = (&session.tokenizer, &session.model.name);
+    let DraftTarget { tokenizer, name, passes, .. } = *target;
     let mut disabled = None;
     let partner = match &options.source {
         DraftFrom::Off => {
@@ -160,10 +166,10 @@ pub fn build(
 fn draft_model(
     partner: Partner,
     options: &DraftingOptions,
-    target: &Target<'_>,
+    target: &DraftTarget<'_>,
     listener: &dyn Listener,
 ) -> Result<LoadedDraft> {
-    let (identity, run) = (partner.fingerprint()?, &target.session.run);
+    let (identity, run) = (partner.fingerprint()?, target.run);
     let context = partner.context(target.room.context);
     let room = Room { context, sequences: target.room.sequences, prefixes: 0 };
     let run = RunOptions {
@@ -229,18 +235,6 @@ fn place(
     let task = Task { weights, context, kv, sequences, prefixes, npu: false };
     let gpu = placement::roomy_gpu(&task)?;
     Ok(gpu.map_or(Device::Cpu, |index| Device::Vulkan(Choice::Index(index))))
-}
-
-/// Returns why one model's guesses mean nothing to the other.
-pub fn mismatch(target: &Tokenizer, draft: &Tokenizer) -> Option<String> {
-    (!target.agrees_with(draft)).then(|| {
-        let (a, b) = (target.vocab(), draft.vocab());
-        if a == b {
-            "its tokenizer differs".into()
-        } else {
-            format!("its tokenizer has {b} tokens, the target's {a}")
-        }
-    })
 }
 
 #[cfg(test)]

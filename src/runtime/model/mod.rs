@@ -1,11 +1,16 @@
 //! A model's files, opened and checked.
 
-use super::Listener;
-use super::find::{Source, find};
+pub mod acquire;
+pub mod find;
+pub mod partner;
+pub mod shapes;
+
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
 use crate::models::gemma3::gguf::repairs;
 use crate::models::{Config, Tokenizer, Weights};
+use crate::runtime::Listener;
+use crate::runtime::model::find::{ModelSource, find};
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
 use std::time::Instant;
@@ -22,14 +27,14 @@ impl Model {
     /// about it.
     pub fn open(name: Option<&str>, listener: &dyn Listener) -> Result<Model> {
         let (checkpoint, bundled) = match find(name)? {
-            Source::Bundled => {
+            ModelSource::Bundled => {
                 listener.note(
                     "no --model is given: the small bundled demo model answers, which \
                     knows little and is not Gemma",
                 );
                 (crate::models::gemma3::bundled::target()?, true)
             }
-            Source::Directory(path) => (
+            ModelSource::Directory(path) => (
                 Checkpoint::open(&path)
                     .with_context(|| format!("cannot open the model {}", path.display()))?,
                 false,

@@ -5,10 +5,10 @@
 //! all. A file that is damaged, of another version or of something else is ignored and measured
 //! again. It affects speed only.
 
-use super::load::Loaded;
 use crate::compute::DeviceInfo;
 use crate::draft::{CostCurve, Costs, DraftFigures, Habits};
 use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
+use crate::runtime::load::Loaded;
 use crate::util::files::{keep_newest, read_regular, write_whole};
 use crate::util::{hex, xdg};
 use anyhow::{Context, Result, ensure};
