@@ -2,8 +2,8 @@
 //! scheduler.
 //!
 //! `generate` and `chat` have one answer at a time ([`Answers::complete`]). A batch and the server
-//! have several ([`Answers::admit`], [`Answers::step`]). Whatever is asked beside it, an answer has
-//! the text that it has alone.
+//! have several ([`Answers::admit`], [`Answers::step`]). The text of an answer does not depend on
+//! the answers beside it.
 //!
 //! The caller's own data of an answer travels with it as `T`.
 

@@ -80,7 +80,7 @@ impl Constraints {
         let compiled = grammars.compile(source, is_wanted);
         let entry = match &compiled {
             Ok(grammar) => Ok(grammar.clone()),
-            // Whatever else went wrong may go well the next time.
+            // Other errors are not kept: the next attempt may succeed.
             Err(error) => match fault_of(error).filter(|fault| fault.kind == Kind::Usage) {
                 Some(fault) if is_wanted() => Err(fault.clone()),
                 _ => return compiled,
@@ -132,8 +132,8 @@ impl Constrained {
                     false => ("", "raise --max-tokens, and --ctx-size if it was given"),
                 };
                 let what = format!(
-                    "the answer was cut off{by} after {completion} tokens, before its grammar was \
-                        complete"
+                    "the answer was cut off{by} after {completion} tokens, \
+                        before its grammar was complete"
                 );
                 Err(Fault::new(Kind::Incomplete, what).help(help))
             }

@@ -193,8 +193,8 @@ fn load_task(
     listener.detail(
         1,
         &format!(
-            "{label}: {} weights at {:.2} bits, {} kv for {}{} positions, {} other, {}, loaded in \
-                {seconds:.2} s",
+            "{label}: {} weights at {:.2} bits, {} kv for {}{} positions, {} other, {}, \
+                loaded in {seconds:.2} s",
             bytes(memory.weights),
             size.bits_per_weight(),
             bytes(memory.kv),

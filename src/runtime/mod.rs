@@ -1,8 +1,8 @@
 //! From options to an opened model, a loaded target and its drafts.
 //!
-//! [`Session::open`] opens a model's files, [`Session::start`] loads them where they fit best,
-//! knows what a pass costs and puts the drafter together. All commands that run a model go this
-//! way. What the user should know is told to a [`Listener`]; this room prints nothing.
+//! [`Session::open`] opens a model's files. [`Session::start`] loads them where they fit best,
+//! reads or measures the costs of a pass, and builds the drafter. All commands that run a model use
+//! them. Notes for the user go to a [`Listener`]; this room prints nothing.
 
 pub mod answers;
 pub mod constraints;

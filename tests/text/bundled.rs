@@ -266,7 +266,7 @@ fn the_drafts_for_gemma_open_and_know_whom_they_fit() {
         let (weights, vocabulary) = gemma_draft(size);
         assert!(
             (24_576..=49_152).contains(&vocabulary.rows())
-                && weights.config().global.iter().all(|global| !global)
+                && weights.config().global_layers().is_empty()
         );
         let why = vocabulary.mismatch(&demo).unwrap();
         assert!(why.contains("255999") && why.contains("16384"), "{why}");

@@ -1,12 +1,11 @@
-//! GPU drivers are tried by a child process before their first use, since some of them crash or
-//! hang.
+//! Trials of GPU drivers. A child process tries a driver before its first use, since some drivers
+//! crash or hang.
 //!
-//! The rule: a driver is used as far as a child process came through it, with matrix instructions,
-//! else without, else not at all.
+//! The child tries a driver with its matrix instructions, and if that fails without. A driver is
+//! used in the first way that the child came through, else not at all.
 //!
-//! The outcome of a trial is kept in the cache by device, driver, their versions and the shaders of
-//! this build, so that it is made once. A trial that ended in an error, such as too little memory,
-//! is not kept: the run itself meets and reports it.
+//! The cache keeps the outcome by the device's identity, so that a trial is made once. An outcome
+//! such as too little memory is not kept: the run itself meets and reports it.
 
 use crate::compute::DeviceInfo;
 use crate::os::process::{Exit, describe_exit, wait_for_output};
@@ -28,15 +27,15 @@ use std::time::{Duration, Instant};
 /// First argument of a child process that tries a driver; `whole` or `plain` and the device's
 /// number follow.
 const TRY: &str = "--try-driver";
-/// Seconds that a child may take. A GPU's kernels compile in a few, or wait for another program's;
-/// a driver on the processor is slower.
+/// Seconds that a child may take. A GPU's kernels compile in a few seconds, or wait for another
+/// program's. A driver on the processor is slower.
 const SECONDS: f64 = 60.0;
 const SECONDS_OF_CPU: f64 = 600.0;
-/// How often a child is looked at.
+/// Interval at which a child is polled.
 const LOOK: Duration = Duration::from_millis(5);
 /// Version of the file's shape.
 const VERSION: u32 = 1;
-/// Larger files were not written by this program.
+/// Most bytes of a verdict's file. This program writes no larger ones.
 const LARGEST: u64 = 1 << 16;
 
 /// How far a driver is used.
@@ -69,8 +68,8 @@ impl DriverVerdict {
         match self.allows {
             DriverUse::Whole => None,
             DriverUse::WithoutMatrices => Some(format!(
-                "{name} is used without its matrix instructions, and slower: a trial of its driver \
-                    with them {why}"
+                "{name} is used without its matrix instructions, and slower: \
+                    a trial of its driver with them {why}"
             )),
             DriverUse::NotAtAll => Some(format!("{name} is not used: a trial of its driver {why}")),
         }
@@ -113,7 +112,7 @@ pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> DriverVerdict {
         let mut verdict =
             judge(device.offers_matrices, |whole| try_in_child(device.index, whole, patience));
         kept.save(&mut verdict);
-        // What is not used at all is an error, which says the same.
+        // A driver that is not used at all is an error of the caller's, with the same words.
         if let (DriverUse::WithoutMatrices, Some(note)) = (verdict.allows, verdict.note(device)) {
             listener.note(&note);
         }
@@ -172,7 +171,7 @@ fn try_in_child(index: usize, whole: bool, patience: f64) -> ChildEnd {
 /// Runs a child process, but not longer than `patience` seconds.
 fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
     let unknown = |what: &str, e: std::io::Error| ChildEnd::Unknown(format!("{what}: {e}"));
-    // What drivers print beside an error of this program's is nothing for its user.
+    // Messages that a driver prints are not shown.
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = match started {
         Ok(child) => child,
@@ -398,8 +397,8 @@ mod tests {
         assert_eq!(
             verdict.note(&device("")).unwrap(),
             format!(
-                "{} is used without its matrix instructions, and slower: a trial of its driver \
-                    with them was ended by signal 11",
+                "{} is used without its matrix instructions, and slower: \
+                    a trial of its driver with them was ended by signal 11",
                 device("").name
             )
         );
@@ -408,7 +407,7 @@ mod tests {
                 .remedy()
                 .contains(&format!("rm '{}'", verdict.file.as_ref().unwrap().display()))
         );
-        // What is not to be kept is not, and nothing is where there is no place.
+        // An unknown end is not kept, and without a directory no verdict is.
         let mut verdict = judged(|| ChildEnd::Unknown("failed".into()));
         kept("nvidia").save(&mut verdict);
         assert_eq!((verdict.file, kept("nvidia").load()), (None, None));

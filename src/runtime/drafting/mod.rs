@@ -24,15 +24,14 @@ use crate::util::hex;
 use anyhow::Result;
 use std::sync::Arc;
 
-/// Bytes of a draft model below which its matrices may be too small to be shared among threads, and
-/// the part of one thread's time that all of them must stay below: they wait for each other at
-/// every layer, and that takes long where other programs run.
+/// Bytes below which the matrices of a draft model may be too small to be shared among threads. The
+/// threads wait for each other at every layer, which takes long while other programs run.
 const LIGHT: u64 = 4 << 20;
+/// Share of a single thread's time that all threads must stay below to be used for a light model.
 const FEWER: f32 = 0.6;
 
-/// Bytes of a draft model up to which more threads than these make it no faster, and many make it
-/// wait for each one that the system holds up. Where the target's device leaves the processor alone
-/// it gets no more.
+/// Bytes up to which a draft model runs on at most [`FEW`] threads beside a target on another
+/// device. More threads make it no faster, and each one that the system delays holds up the others.
 const SMALL: u64 = 16 << 20;
 const FEW: usize = 4;
 
@@ -118,8 +117,8 @@ pub fn build(
                         Fault::model(format!("no bundled draft model can draft for {name}: {why}"));
                     return Err(fault
                         .help(
-                            "use --draft ngram, or --draft MODEL with a small model \
-                        of the same family",
+                            "use --draft ngram, \
+                            or --draft MODEL with a small model of the same family",
                         )
                         .into());
                 }

@@ -42,8 +42,8 @@ fn explain(name: &str) -> Fault {
     if let Some(path) = expanded(name, home.as_deref()) {
         let meant = quoted(&path.display().to_string());
         let what = format!(
-            "there is no model at {name}: a shell replaces ~ by the home directory only outside \
-                quotes"
+            "there is no model at {name}: \
+                a shell replaces ~ by the home directory only outside quotes"
         );
         return Fault::model(what).help(format!("did you mean -m {meant}?"));
     }
@@ -68,8 +68,8 @@ fn explain(name: &str) -> Fault {
         }
         (Err(_), None) => fault.help(format!("did you mean -m {id}? If so, {}", how_to_get(&id))),
         (Err(_), Some(tag)) => fault.help(format!(
-            "did you mean -m {id}? If so, download the file of that quantisation first:\n  pip \
-             install -U huggingface_hub\n  hf download {id} --include '*{tag}*'"
+            "did you mean -m {id}? If so, download the file of that quantisation first:\n  \
+             pip install -U huggingface_hub\n  hf download {id} --include '*{tag}*'"
         )),
     }
 }
@@ -145,8 +145,8 @@ fn holds_a_model(snapshot: &Path) -> bool {
 fn without_weights(id: &str, snapshot: &Path) -> Fault {
     let what = format!("the download of {id} holds no files of a model ({})", snapshot.display());
     Fault::model(what).help(format!(
-        "the model may be gated: accept its licence at https://huggingface.co/{id}, then\n  hf \
-            auth login\n  hf download {id}"
+        "the model may be gated: accept its licence at https://huggingface.co/{id}, then\n  \
+            hf auth login\n  hf download {id}"
     ))
 }
 

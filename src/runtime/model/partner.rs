@@ -74,7 +74,7 @@ impl Partner {
             unreachable!("a name was given")
         };
         let checkpoint = Checkpoint::open(&directory)
-            .and_then(crate::models::gemma3::gguf::present)
+            .and_then(crate::models::gguf::present)
             .with_context(shown)?;
         Self::new(checkpoint, tokenizer)
     }
@@ -127,7 +127,7 @@ impl Partner {
         // Some tokens take several positions. Layers with a window take no more memory for that,
         // and know no last position.
         let needed = context.saturating_mul(spelling.most_parts());
-        if config.global.iter().any(|global| *global) {
+        if config.layers.iter().any(|layer| layer.is_global()) {
             needed.min(config.max_position)
         } else {
             needed

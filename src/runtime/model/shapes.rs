@@ -48,7 +48,7 @@ impl MadeUpFormats {
 
 /// Makes weights of the formats that a recipe of `gemma quantize` chooses.
 pub fn settled(config: Config, recipe: &Recipe) -> Result<Weights> {
-    let n_layers = config.n_layers;
+    let n_layers = config.layers.len();
     let source = Weights::synthetic(config.clone(), |_| Format::BF16, SEED);
     let importance = |role, layer| prior(role, layer, n_layers);
     let (solver, options) = (Nearest::new(1), QuantizeOptions::default());
@@ -87,10 +87,10 @@ impl Shape {
     /// From the largest on.
     pub const ALL: [Shape; 5] = [Shape::B27, Shape::B12, Shape::B4, Shape::B1, Shape::M270];
 
-    /// Returns the Gemma 3 that a name means, and the recipe of the files that the name stands for:
-    /// Google's 4-bit file for a size alone (`27b`, `gemma-3-27b`, Ollama's `gemma3:27b`),
-    /// otherwise what lies on the page of that name (`google/gemma-3-27b-it`,
-    /// `google/gemma-3-27b-it-qat-q4_0-gguf`).
+    /// Returns the size that a name means, and the recipe of the files that it stands for. A size
+    /// alone (`27b`, `gemma-3-27b`, Ollama's `gemma3:27b`) stands for Google's 4-bit file. Another
+    /// name (`google/gemma-3-27b-it`, `google/gemma-3-27b-it-qat-q4_0-gguf`) stands for the files
+    /// on the page of that name.
     pub fn named(name: &str) -> Option<(Shape, &'static str)> {
         let name = name.to_ascii_lowercase();
         let rest = match name.split_once('/') {
@@ -149,11 +149,14 @@ impl Shape {
         };
         json!({
             "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
-            "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-            "head_dim": head_dim, "intermediate_size": ffn, "sliding_window": window, "sliding_window_pattern": 6,
-            "query_pre_attn_scalar": scalar, "vocab_size": vocab, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-            "rope_local_base_freq": 1e4, "rope_scaling": scaling, "max_position_embeddings": if factor == 1 { 32768 } else { 131_072 },
-            "hidden_activation": "gelu_pytorch_tanh", "attention_bias": false, "tie_word_embeddings": true
+            "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": ffn,
+            "sliding_window": window, "sliding_window_pattern": 6, "query_pre_attn_scalar": scalar,
+            "vocab_size": vocab, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4, "rope_scaling": scaling,
+            "max_position_embeddings": if factor == 1 { 32768 } else { 131_072 },
+            "hidden_activation": "gelu_pytorch_tanh", "attention_bias": false,
+            "tie_word_embeddings": true
         })
     }
 }
@@ -189,7 +192,7 @@ mod tests {
         ] {
             assert_eq!(Shape::named(name), None, "{name}");
         }
-        // What a page is called is known by that name.
+        // The name of each page is known.
         for shape in Shape::ALL {
             for recipe in ["bf16", "q4_0"] {
                 assert!(
@@ -222,9 +225,7 @@ mod tests {
             (Shape::M270, 268),
         ] {
             let c = Config::from_json(&shape.config()).unwrap();
-            let attention = c.dim * c.head_dim * (2 * c.n_heads + 2 * c.n_kv_heads);
-            let norms = c.n_layers * (4 * c.dim + 2 * c.head_dim) + c.dim;
-            let total = c.vocab * c.dim + c.n_layers * (attention + 3 * c.dim * c.ffn_dim) + norms;
+            let total: usize = c.tensors(false).iter().map(|tensor| tensor.size()).sum();
             assert_eq!(total / 1_000_000, millions, "{}", shape.name());
         }
     }

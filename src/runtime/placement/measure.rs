@@ -5,7 +5,7 @@ use crate::compute::split::SplitExecutor;
 use crate::compute::{DeviceInfo, Executor, Held, KvFormat, KvLayer};
 use crate::kv::PAGE;
 use crate::models::forward::{self, Forward, ForwardOptions, SparePages};
-use crate::models::{Role, Weights};
+use crate::models::{Role, TensorSpec, Weights};
 use crate::runtime::devices::backends::{self, FlashPartial, OffloadExecutor};
 use crate::runtime::devices::npu;
 use anyhow::Result;
@@ -117,7 +117,7 @@ pub struct Task<'a> {
 
 impl Task<'_> {
     pub fn layers(&self) -> usize {
-        self.weights.config().n_layers
+        self.weights.config().layers.len()
     }
 
     /// Pages for prefixes.
@@ -147,9 +147,10 @@ impl Task<'_> {
         let place = dry(device);
         let counted = place.counted();
         let mut exec: Box<dyn Executor> = place;
-        let dims = npu::dims(self.weights.config());
-        // Models that no NPU takes run without.
-        if let Some(npu) = self.npu.then(|| FlashPartial::dry(dims)).and_then(Result::ok) {
+        // Models of a shape that no NPU computes run without one.
+        if let Some(dims) = npu::dims(self.weights.config()).ok().filter(|_| self.npu)
+            && let Ok(npu) = FlashPartial::dry(dims)
+        {
             exec = Box::new(OffloadExecutor::new(exec, npu, dims, 256));
         }
         let model = self.load(exec.as_mut())?;
@@ -174,8 +175,8 @@ impl Task<'_> {
         forward::load(self.weights, exec, options)
     }
 
-    /// Returns the share of the layers `layers` with these bytes of weights and buffers. `embeds`
-    /// says where a table that is only looked up would be.
+    /// Returns the share of `layers` with these bytes of weights and buffers. `embeds` tells
+    /// whether the embedding table is on this side.
     fn share(
         &self,
         model: &Forward,
@@ -191,7 +192,7 @@ impl Task<'_> {
         );
         let table = match self.weights.format(Role::Embed, 0) {
             Ok(format) if embeds && self.weights.has_own_head() => {
-                let [rows, cols] = Role::Embed.shape(self.weights.config());
+                let TensorSpec { rows, cols, .. } = self.weights.tensor(Role::Embed, 0);
                 format.bytes(rows, cols) as u64
             }
             _ => 0,
@@ -214,7 +215,7 @@ impl Task<'_> {
             let layout = self.measure(Some(device), n)?;
             Ok((layout.gpu.need.total() <= device.free()).then_some(layout))
         };
-        // What n layers take grows with n.
+        // The memory of n layers grows with n.
         let (mut best, mut low, mut high) = (None, 1, self.layers());
         while low <= high {
             let middle = high.midpoint(low);

@@ -39,8 +39,8 @@ impl Placement {
                 let all = gpu.layers + cpu.layers;
                 let name = &device.name;
                 format!(
-                    "{} of {all} layers and the head on {name} ({there}), {} on the processor \
-                        ({here})",
+                    "{} of {all} layers and the head on {name} ({there}), \
+                        {} on the processor ({here})",
                     gpu.layers, cpu.layers
                 )
             }
@@ -168,8 +168,8 @@ fn on_gpu(task: &Task<'_>, device: &DeviceInfo, wish: GpuLayers) -> Result<Place
         (GpuLayers::Auto, _) | (_, None) => String::new(),
         (_, Some(most)) => format!("give --gpu-layers {} or auto, ", most.gpu.layers),
     };
-    let help = "lower --ctx-size, quantise the model further (gemma quantize --target-size), or \
-        use --device cpu";
+    let help = "lower --ctx-size, quantise the model further (gemma quantize --target-size), \
+        or use --device cpu";
     Err(Fault::new(Kind::Memory, what).help(format!("{fewer}{help}")).into())
 }
 
@@ -195,17 +195,17 @@ pub fn check_memory(placement: &Placement, available: Option<u64>) -> Result<()>
     let gpu = if shared { placement.layout.gpu.need.total() } else { 0 };
     let all = [need.total(), gpu, placement.layout.npu].into_iter().fold(0, u64::saturating_add);
     let Some(available) = available.filter(|a| all > *a) else { return Ok(()) };
-    let with = |bytes_more: u64, what: &str| match bytes_more {
+    let clause = |bytes_more: u64, what: &str| match bytes_more {
         0 => String::new(),
         n => format!(", with {} for {what},", bytes(n)),
     };
-    let others = with(gpu, "the GPU's layers") + &with(placement.layout.npu, "the NPU's copy");
+    let others = clause(gpu, "the GPU's layers") + &clause(placement.layout.npu, "the NPU's copy");
     let what =
         format!("{}{others} do not fit into {} of available memory", parts(need), bytes(available));
     Err(Fault::new(Kind::Memory, what)
         .help(
-            "gemma plan names the sizes that fit: quantise the model (gemma quantize), lower \
-                --ctx-size, or close other programs",
+            "gemma plan names the sizes that fit: quantise the model (gemma quantize), \
+                lower --ctx-size, or close other programs",
         )
         .into())
 }
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(list[..2], [(2, 34), (0, 34)]);
         assert!(list[2].0 == 1 && (1..34).contains(&list[2].1) && list.len() == 3, "{list:?}");
         assert_eq!(chosen(&devices[3..]), []);
-        // What fits, fits: one layer more would not.
+        // These layers fit, and one more would not.
         let layers = list[2].1;
         let need = |n| task.measure(Some(&devices[1]), n).unwrap().gpu.need.total();
         assert!(need(layers) <= devices[1].free() && need(layers + 1) > devices[1].free());

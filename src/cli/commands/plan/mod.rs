@@ -149,7 +149,8 @@ impl Subject {
         let same = |shape: &Shape| {
             let published = Config::from_json(&shape.config());
             published.is_ok_and(|p| {
-                (p.dim, p.n_layers, p.ffn_dim) == (config.dim, config.n_layers, config.ffn_dim)
+                let size = |c: &Config| (c.dim, c.layers.len(), c.ffn_dim);
+                size(&p) == size(config)
             })
         };
         let shape = Shape::ALL.into_iter().find(same);
@@ -262,7 +263,7 @@ pub fn run(options: &Plan, typed: &Typed) -> Result<u8> {
         let fits = found.as_ref().is_some_and(|p| host.check(p).is_ok());
         Other { context, placement: found, fits }
     };
-    let no_npu = match npu::dims(weights.config()).shape() {
+    let no_npu = match npu::dims(weights.config()).and_then(|dims| dims.shape()) {
         _ if !task.npu => None,
         Err(why) => Some(why.to_string()),
         Ok(_) => (placement.layout.npu == 0)

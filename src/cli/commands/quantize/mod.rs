@@ -162,7 +162,7 @@ pub fn run(options: &Quantize, typed: &Typed) -> Result<u8> {
         verify: options.verify,
         ..QuantizeOptions::default()
     };
-    let n_layers = source.config().n_layers;
+    let n_layers = source.config().layers.len();
     let prior = |role, layer| prior(role, layer, n_layers);
     let stage = Stage::default();
     let (interrupt, announced) = stage.watch(&options.ui, options.calibrate != "none")?;
@@ -301,7 +301,7 @@ fn calibration<'a>(
             .into());
     }
     let window = WINDOW.min(source.config().max_position);
-    let text = calibrate::Text::cut(
+    let text = calibrate::CalibrationText::cut(
         &run,
         source.config().bos,
         window,
@@ -328,9 +328,10 @@ fn survey(
     ui: &Ui,
 ) -> Result<HashMap<(Role, usize), f64>> {
     let config = source.config();
-    let copies = source.roles().iter().filter(|r| r.0.is_matrix()).count() + 1;
+    let copies = source.matrices().count() + 1;
     let tokens = (SURVEY_BYTES / (4 * config.dim * copies)).clamp(SURVEY_WINDOW, SURVEY_TOKENS);
-    let text = calibrate::Text::cut(run, config.bos, SURVEY_WINDOW, tokens / SURVEY_WINDOW)?;
+    let text =
+        calibrate::CalibrationText::cut(run, config.bos, SURVEY_WINDOW, tokens / SURVEY_WINDOW)?;
     let bar = ui.bar("measuring sensitivities", 1000);
     stage.show(&bar);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;

@@ -67,7 +67,7 @@ pub fn list() -> Result<String> {
 
 fn plan_of(shape: Shape, recipe: &Recipe) -> Result<QuantPlan> {
     let config = Config::from_json(&shape.config())?;
-    let n_layers = config.n_layers;
+    let n_layers = config.layers.len();
     let source = Weights::synthetic(config, |_| Format::BF16, 1);
     let importance = |role, layer| prior(role, layer, n_layers);
     QuantPlan::new(
