@@ -1,6 +1,6 @@
 //! What `gemma quantize` prints: the plan of a dry run, the recipes, the last line.
 
-use super::Quantize;
+use super::QuantizeArgs;
 use crate::cli::io::table::markdown;
 use crate::models::{Config, Weights};
 use crate::quant::prior;
@@ -87,7 +87,7 @@ fn bits(plan: &QuantPlan) -> f64 {
 pub fn summary(
     report: &QuantReport,
     plan: &QuantPlan,
-    options: &Quantize,
+    options: &QuantizeArgs,
     start: Instant,
     measured: Option<f64>,
 ) -> String {
