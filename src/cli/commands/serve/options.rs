@@ -64,10 +64,12 @@ pub struct EdgeOptions {
     #[arg(long, value_name = "NAME")]
     pub alias: Vec<String>,
     /// Largest body of a request, in megabytes
-    #[arg(long, value_name = "MB", default_value_t = 16, value_parser = number(1..=1024), hide_short_help = true)]
+    #[arg(long, value_name = "MB", default_value_t = 16, value_parser = number(1..=1024))]
+    #[arg(hide_short_help = true)]
     pub max_body: u16,
     /// Seconds that a client may take to send a request, or to take what is sent to it
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = number(1..=3600), hide_short_help = true)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = number(1..=3600))]
+    #[arg(hide_short_help = true)]
     pub client_timeout: u16,
     /// Seconds that running answers may take to end after SIGTERM or Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = 30, hide_short_help = true)]
