@@ -41,7 +41,7 @@ pub struct BenchArgs {
     pub synthetic: Option<Shape>,
     #[command(flatten)]
     pub formats: FormatArgs,
-    /// What to measure, separated by commas or blanks
+    /// Tests to run, separated by commas or blanks
     #[arg(long, value_enum, value_name = "TESTS", value_delimiter = ',', num_args = 1.., default_value = "prefill,decode,verify,kernels,text")]
     pub only: Vec<Test>,
     /// Prompt tokens of the prefill test
