@@ -1,9 +1,9 @@
 //! Attention on the AMD NPU (XDNA1: Phoenix, Hawk Point), as an executor around another
 //! one.
 //!
-//! The NPU takes sealed pages of global layers ([`crate::kv::OffloadedPages`]) and gives back partials;
-//! everything else stays where it is, the keys and values too, so that the NPU can be given up at
-//! any time. From the top down:
+//! The NPU attends sealed pages of global layers ([`crate::kv::OffloadedPages`]) and returns partial
+//! results. The inner executor keeps all keys and values, so the NPU can be given up at any time.
+//! From the top down:
 //! ```text
 //! assist     an executor: cuts plans at global attention, joins partials, gives up at the first trouble
 //! attention  flash_partial for a layer: pages into the kernel's layout, jobs, checks of what comes back
@@ -12,9 +12,9 @@
 //! accel      what a device offers: raw (the driver, by ioctl) or host (a model of driver, firmware and array)
 //! layout     what host and kernel agree on        twin  the kernel in Rust   uapi      the driver's structures
 //! ```
-//! Nothing here has run on a device: nobody on this project has one. The host model proves that
+//! None of this has run on a device, since the project has none. The host model shows that
 //! streams, transfers, layouts, kernel and fallback agree with each other and with the driver's
-//! published rules. It says nothing of speed.
+//! published rules. It does not predict speed.
 
 pub mod accel;
 pub mod assist;
