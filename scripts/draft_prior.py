@@ -5,9 +5,8 @@
 
 TRAIN.jsonl is text that the drafts were trained on, GEMMA a directory with Gemma 3's
 tokenizer.json, MEDIUM a directory with the files of draft/gemma3-draft/medium. The weights in the
-project are of 160 texts (20,699 tokens, 40 of each kind). Those of the block WARM were learnt at
-temperature 1 from what the medium draft wrote as an answer to 60 prompts, drafted for by the small
-one."""
+project are of 160 texts (20,699 tokens, 40 of each kind). The block WARM was learnt at temperature
+1 from answers of the medium draft to 60 prompts, with the small one as its draft."""
 
 import json
 import sys

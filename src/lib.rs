@@ -1,8 +1,8 @@
 //! Speculative decoding for Gemma 3: cheap sources propose a tree of tokens, and the quantised
-//! target checks the whole tree in one pass.
+//! target verifies the whole tree in one pass.
 //!
 //! # Floors
-//! A file uses lower floors or its own room only; `tests/source/layering.rs` checks it.
+//! A file uses only lower floors or its own room; `tests/source/layering.rs` checks it.
 //! ```text
 //! 8  cli         commands/ has a file or folder for each command, options/ the options that several
 //!                take, io/ what they read and write; the only room that prints
@@ -35,11 +35,11 @@
 //! it, for one text or many, is [`decode::Scheduler::step`].
 //!
 //! # Four promises
-//! 1. `history` is the only truth; every cache follows it by common prefix.
-//! 2. What a row computes depends on its own token path alone, bit for bit.
-//! 3. Sampling is a pure function of (seed, position, logits), and under a grammar or a penalty of
-//!    the tokens before too.
-//! 4. So the text is the same whatever drafter or tree proposes, at every temperature.
+//! 1. `history` is the only truth. Every cache follows it by common prefix.
+//! 2. The result of a row depends on its own token path alone, bit for bit.
+//! 3. Sampling is a pure function of (seed, position, logits), and under a grammar or a penalty also
+//!    of the earlier tokens.
+//! 4. The text is therefore the same with any drafter and any tree, at every temperature.
 //!
 //! The terms are explained in `docs/GLOSSARY.md`.
 

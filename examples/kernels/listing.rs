@@ -71,8 +71,8 @@ impl Listing {
     }
 
     /// Returns an executor to load a model onto.
-    pub fn executor(&self) -> Dry<Listing> {
-        Dry::new(self.clone())
+    pub fn executor(&self) -> Dry {
+        Dry::new(Box::new(self.clone()))
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -194,6 +194,10 @@ impl Footprint for Listing {
         self.info.max_rows()
     }
 
+    fn staging(&self) -> u64 {
+        0
+    }
+
     fn key_block(&self) -> fn(KvFormat) -> usize {
         self.kept().footprint.key_block()
     }
@@ -212,6 +216,7 @@ pub fn device_info(device: &Value) -> Result<(DeviceInfo, Vec<MatrixShape>)> {
         .context("int8_matrices: [[M, N, K]]")?;
     let memory = 64 << 30;
     let info = DeviceInfo {
+        backend: "vulkan",
         index: 0,
         name: device["chip"].as_str().context("chip: a name")?.to_owned(),
         driver: String::new(),

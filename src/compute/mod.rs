@@ -3,6 +3,7 @@
 
 pub mod best;
 pub mod cpu;
+pub mod device;
 pub mod dry;
 pub mod executor;
 pub mod memory;
@@ -13,6 +14,7 @@ pub mod split;
 pub mod step;
 pub mod uses;
 
+pub use device::{Choice, DeviceInfo};
 pub use executor::{
     AssistReport, Caps, Executor, ExecutorExt, Held, KernelTime, LoadJob, Loading, Report, Reports,
     Storage,

@@ -19,6 +19,7 @@
 pub mod accel;
 pub mod assist;
 pub mod attention;
+pub mod bring_up;
 pub mod command;
 pub mod gate;
 pub mod host;

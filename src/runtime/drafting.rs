@@ -1,20 +1,20 @@
 //! Choice of the drafter: the one asked for, as far as the target's tokenizer allows.
 
+use super::backends::Npu;
 use super::costs::{Passes, one_row};
 use super::load::{Room, kv_format, load};
 use super::model::Size;
-use super::npu::Npu;
 use super::options::{DraftAhead, DraftFrom, DraftingOptions, GpuLayers, RunOptions};
 use super::partner::Partner;
 use super::placement::measure::Task;
 use super::placement::{self, Device};
 use super::{Listener, Session};
 use crate::compute::cpu::Pool;
+use crate::compute::{Choice, DeviceInfo};
 use crate::draft::{Ahead, DraftModel, Drafter, Figures, Habits, NoDraft, Policy, TreeBuilder};
 use crate::error::Fault;
 use crate::models::{Tokenizer, Weights};
 use crate::util::hex;
-use crate::vulkan::{Choice, DeviceInfo};
 use anyhow::Result;
 use std::sync::Arc;
 

@@ -6,6 +6,7 @@
 
 pub mod acquire;
 pub mod answers;
+pub mod backends;
 pub mod calibration;
 pub mod constraints;
 pub mod costs;
@@ -15,6 +16,7 @@ pub mod find;
 pub mod listener;
 pub mod load;
 pub mod lock;
+mod made_up;
 pub mod model;
 pub mod npu;
 pub mod options;

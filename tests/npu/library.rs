@@ -12,7 +12,7 @@ type Begin = unsafe extern "C" fn(*const u8, *mut u8, *mut i32);
 type Take = unsafe extern "C" fn(*const u8, *mut u8, *mut u8);
 type End = unsafe extern "C" fn(*mut u8, *mut u8);
 
-/// What a core's state is aligned to.
+/// The alignment of a core's state.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line([u8; 64]);

@@ -285,6 +285,7 @@ impl Reports for Untouched {
 /// A laptop's graphics, which give 4 GiB at a time.
 fn laptop() -> DeviceInfo {
     DeviceInfo {
+        backend: "vulkan",
         index: 0,
         name: "laptop".into(),
         driver: String::new(),

@@ -232,7 +232,8 @@ fn a_recipe_of_ones_own_is_followed_and_its_faults_are_told_with_their_line() {
         )
     };
     let good = "[formats]\n'layers.{0,3}.mlp.*' = 'i8-row'\n\
-        'layers.*.self_attn.o_proj' = 'bf16'\nlinears = 'i4-g32'\nembed_tokens = 'i8-row'\nnorms = 'as-is'\n";
+        'layers.*.self_attn.o_proj' = 'bf16'\n\
+        linears = 'i4-g32'\nembed_tokens = 'i8-row'\nnorms = 'as-is'\n";
     run(good, &[]).ok();
     let report: serde_json::Value =
         serde_json::from_slice(&fs::read(dir.path().join("dst/quant-report.json")).unwrap())

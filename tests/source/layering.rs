@@ -153,6 +153,19 @@ fn files_use_only_lower_floors() {
     assert!(wrong.is_empty(), "upward or sideways: {wrong:#?}");
 }
 
+/// Rooms of devices are named by the registry of backends alone, so that a new one is its folder and
+/// its entry there.
+#[test]
+fn only_the_registry_names_the_rooms_of_devices() {
+    let mut wrong = Vec::new();
+    for (file, code) in sources() {
+        let is_allowed = |used: &str| used == room(&file) || file == "runtime/backends.rs";
+        let named = uses(&code).into_iter().filter(|u| ["vulkan", "npu"].contains(&u.as_str()));
+        wrong.extend(named.filter(|u| !is_allowed(u)).map(|u| format!("src/{file} uses {u}")));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 #[test]
 fn the_check_sees_an_upward_use() {
     assert_eq!(
@@ -221,10 +234,12 @@ fn absolute(own: &[String], path: Vec<String>) -> Vec<String> {
     }
 }
 
-/// Folders of a room from the lowest to the highest. A file uses its own folder and lower ones.
+/// Folders and files of a room from the lowest to the highest. A file uses only its own folder and
+/// lower ones.
 const FOLDERS: &[(&str, &[&str])] = &[
     ("draft", &["sources", "mix", "policy", "builder"]),
     ("vulkan", &["device", "lower", "run", "check"]),
+    ("quant", &["recipe", "layout", "solver", "ldlq", "calibrate", "plan", "verify", "convert"]),
 ];
 
 #[test]

@@ -21,7 +21,8 @@ fn configuration(head_dim: usize) -> anyhow::Result<Config> {
     let json = serde_json::json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
         "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": head_dim, "vocab_size": trees::VOCAB,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": head_dim,
+        "vocab_size": trees::VOCAB,
         "query_pre_attn_scalar": head_dim, "sliding_window": 100, "sliding_window_pattern": 2,
         "rope_theta": 1e6, "rope_local_base_freq": 1e4, "max_position_embeddings": 4096,
     });
@@ -66,8 +67,8 @@ fn heads_that_no_group_divides_are_refused() {
     }
 }
 
-/// Runs the bundled model on this device, which may be a driver on the CPU. All runs share a home, so
-/// that a driver is tried once.
+/// Runs the bundled model on this device, which may be a driver on the CPU. All runs share a home,
+/// so that a driver is tried once.
 fn run(device: &str, args: &[&str], input: &[u8]) -> Run {
     static HOME: LazyLock<PathBuf> = LazyLock::new(|| {
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kv_q8");

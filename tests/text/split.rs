@@ -195,8 +195,10 @@ fn what_is_allocated_is_what_a_dry_run_counts() {
             };
             forward::load(&weights, exec, options).unwrap();
         };
-        let (dry_gpu, dry_cpu) =
-            (|| Dry::new(VulkanFootprint::new(info)), || Dry::new(CpuFootprint));
+        let (dry_gpu, dry_cpu) = (
+            || Dry::new(Box::new(VulkanFootprint::new(info))),
+            || Dry::new(Box::new(CpuFootprint)),
+        );
         for layers in [0, 1, 3, LAYERS] {
             let (gpu, cpu) = (dry_gpu(), dry_cpu());
             let counted = [gpu.counted(), cpu.counted()];

@@ -129,14 +129,16 @@ fn a_wrong_result_is_found_and_named() {
             0,
             64 + 7,
             sign,
-            "dispatch 4, `qkv` of layer 0, differs from its twin in the products: row 1, column 7: ",
+            "dispatch 4, `qkv` of layer 0, differs from its twin in the products: \
+                row 1, column 7: ",
         ),
         (
             5,
             0,
             128 + 7,
             sign,
-            "dispatch 5, `rope` of layer 0, differs from its twin in the queries: row 1, column 7: ",
+            "dispatch 5, `rope` of layer 0, differs from its twin in the queries: \
+                row 1, column 7: ",
         ),
         (5, 1, 64 + 7, sign, "in the keys: row 1, column 7: "),
         // Eight channels of a row of keys lie together.

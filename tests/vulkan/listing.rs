@@ -15,16 +15,19 @@ use serde_json::json;
 fn pass(format: &str, shapes: &[MatrixShape], rows: usize) -> Vec<ListedCall> {
     let config = json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
-        "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 2, "sliding_window_pattern": 2,
+        "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 2,
+        "sliding_window_pattern": 2,
         "sliding_window": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
-        "query_pre_attn_scalar": 64, "vocab_size": 512, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+        "query_pre_attn_scalar": 64, "vocab_size": 512, "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
         "max_position_embeddings": 512,
     });
     let (linear, table): (Format, Format) = (format.parse().unwrap(), "i8-row".parse().unwrap());
     let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
     let weights = Weights::synthetic(Config::from_json(&config).unwrap(), format, 1);
     let device = json!({
-        "chip": "board", "integrated": false, "min_subgroup": 32, "max_subgroup": 32, "asks_subgroup": true,
+        "chip": "board", "integrated": false, "min_subgroup": 32, "max_subgroup": 32,
+        "asks_subgroup": true,
         "max_shared": 64 << 10, "max_workgroup": 1024, "max_subgroups": 32, "int8_matrices": [],
     });
     let listing = Listing::new(&device_info(&device).unwrap().0, shapes);

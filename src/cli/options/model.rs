@@ -1,8 +1,8 @@
 //! Which model is meant, and where it runs.
 
 use crate::compute::cpu::Isa;
+use crate::runtime::backends::Npu;
 use crate::runtime::lock::DeviceLock;
-use crate::runtime::npu::Npu;
 use crate::runtime::options::{AutoOr, GpuLayers, Kv};
 use crate::runtime::{ModelOptions, RunOptions};
 use anyhow::Result;
@@ -106,8 +106,8 @@ impl RunArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compute::Choice;
     use crate::runtime::placement::Device;
-    use crate::vulkan::Choice;
     use clap::Parser;
 
     #[derive(Parser)]

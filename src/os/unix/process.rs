@@ -99,6 +99,11 @@ pub fn raise_open_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
+/// Returns the bytes of memory that this process may lock; `u64::MAX` without a limit.
+pub fn lockable_memory() -> u64 {
+    getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX)
+}
+
 /// Returns the seconds of processor time that this process has used.
 pub fn processor_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);

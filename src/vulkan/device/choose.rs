@@ -1,18 +1,9 @@
 //! Choice of a device.
 
 use super::{ALLOW_CPU_DRIVER, DeviceInfo, is_set, no_driver};
+pub use crate::compute::device::Choice;
 use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
-
-/// A user's choice of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
-    /// The best GPU. A driver that computes on the processor counts only with
-    /// [`ALLOW_CPU_DRIVER`].
-    Best,
-    /// The device with this index, of any kind.
-    Index(usize),
-}
 
 /// Returns whether a device may be chosen without being named.
 fn allowed(device: &DeviceInfo, allow_cpu: bool) -> bool {
@@ -84,6 +75,7 @@ pub mod tests {
     /// Returns a board that has every feature but matrix instructions.
     pub fn device(index: usize, name: &str, memory: u64) -> DeviceInfo {
         DeviceInfo {
+            backend: "vulkan",
             index,
             name: name.into(),
             driver: "made up".into(),

@@ -14,12 +14,15 @@ pub mod pipeline;
 pub mod queue;
 pub mod validation;
 
+pub use crate::compute::device::DeviceInfo;
 use crate::error::{Fault, Kind};
+use crate::util::hex;
 use anyhow::{Context, Result};
 use ash::{Entry, Instance, khr, vk};
 use features::Features;
 pub use gpu::{Gpu, LOST, failed, is_lost};
 use matrix::MatrixShape;
+use sha2::{Digest, Sha256};
 use std::ffi::{CStr, c_char};
 use std::sync::{Mutex, PoisonError};
 use validation::Validation;
@@ -28,64 +31,6 @@ use validation::Validation;
 pub const ALLOW_CPU_DRIVER: &str = "GEMMA_VULKAN_CPU";
 /// Environment variable that caps the free bytes that a device reports: for tests.
 pub const MEMORY: &str = "GEMMA_VULKAN_MEMORY";
-
-/// Properties of one device.
-#[derive(Clone, Debug)]
-pub struct DeviceInfo {
-    /// Index in the driver's list: `--device vulkan:N`.
-    pub index: usize,
-    pub name: String,
-    pub driver: String,
-    /// A driver that computes on the processor.
-    pub is_cpu: bool,
-    /// Shares the processor's memory.
-    pub is_integrated: bool,
-    /// Vulkan version, major and minor.
-    pub api: (u32, u32),
-    /// Lanes of a subgroup that kernels are compiled for.
-    pub subgroup: u32,
-    /// Whether a kernel can require that number. Devices with one subgroup size, such as AMD's GCN,
-    /// need no requirement.
-    pub asks_subgroup: bool,
-    pub max_shared: u32,
-    pub max_workgroup: u32,
-    /// Most subgroups of a workgroup.
-    pub max_subgroups: u32,
-    /// Largest single allocation, bytes.
-    pub max_allocation: u64,
-    /// Memory of the device, bytes.
-    pub memory: u64,
-    /// Free bytes of it, where the driver reports them.
-    pub available: Option<u64>,
-    /// Nanoseconds of a timestamp's unit; 0 without timestamps.
-    pub timestamp_ns: f32,
-    /// Workgroups that keep the device busy.
-    pub busy: usize,
-    /// Whether a dispatch may begin at another workgroup than the first.
-    pub divides_calls: bool,
-    /// Whether the device has matrix instructions. Their shapes are queried only when the device is
-    /// opened for them, since some drivers crash in that query.
-    pub offers_matrices: bool,
-    /// Whether the queue that is used also draws.
-    pub draws: bool,
-    /// Device and driver by number and version. The driver's behaviour may depend on them.
-    pub identity: String,
-    /// Names of missing features; empty for a usable device.
-    pub missing: Vec<&'static str>,
-}
-
-impl DeviceInfo {
-    /// Returns the bytes that may be allocated now.
-    pub fn free(&self) -> u64 {
-        self.available.unwrap_or(self.memory)
-    }
-
-    /// Returns the rows of one prefill pass: fewer on devices in the processor, whose passes are
-    /// slow.
-    pub fn max_rows(&self) -> usize {
-        if self.is_integrated || self.is_cpu { 128 } else { 512 }
-    }
-}
 
 /// An opened driver.
 pub struct Vulkan {
@@ -213,6 +158,7 @@ impl Vulkan {
         let (memory, available) =
             self.memory(device, is_integrated, has(ash::ext::memory_budget::NAME));
         DeviceInfo {
+            backend: "vulkan",
             index,
             name,
             driver: driver_text.trim().to_owned(),
@@ -243,8 +189,9 @@ impl Vulkan {
             offers_matrices: missing.is_empty() && has(khr::cooperative_matrix::NAME),
             draws: gpu::queue_family(&families).is_some_and(draws),
             identity: format!(
-                "{vendor:x}:{id:x} driver {} version {version:x} {driver_text}",
-                driver.driver_id.as_raw()
+                "{vendor:x}:{id:x} driver {} version {version:x} {driver_text}, shaders {}",
+                driver.driver_id.as_raw(),
+                hex(&Sha256::digest(pipeline::SHADERS)[..8])
             ),
             missing,
         }

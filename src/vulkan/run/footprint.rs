@@ -12,7 +12,7 @@ use anyhow::Result;
 
 /// Bytes beside the arenas: staging while weights are loaded, and readback. On a device with memory
 /// of its own at least half of it is host memory, which leaves room for the driver's allocations.
-pub const STAGING: u64 = upload::STAGING + READBACK + RESULTS;
+const STAGING: u64 = upload::STAGING + READBACK + RESULTS;
 /// Bytes of one readback.
 pub const READBACK: u64 = 8 << 20;
 /// Bytes of results that a pass copies to the host in its own submission: lists of the best tokens
@@ -78,6 +78,10 @@ impl Footprint for VulkanFootprint {
 
     fn max_rows(&self) -> usize {
         self.device.max_rows()
+    }
+
+    fn staging(&self) -> u64 {
+        STAGING
     }
 
     fn key_block(&self) -> fn(KvFormat) -> usize {

@@ -15,9 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// The demo's turns, but for a message that asks for 32 MB of text.
-const TEMPLATE: &str = "{% if 'AMPLIFY' in messages[0].content %}{% set n = namespace(a='xxxxxxxx') %}\
+const TEMPLATE: &str = "{% if 'AMPLIFY' in messages[0].content %}\
+    {% set n = namespace(a='xxxxxxxx') %}\
     {% for i in range(22) %}{% set n.a = n.a ~ n.a %}{% endfor %}{{ n.a }}{% else %}\
-    {{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n\
+    {{ bos_token }}{% for m in messages %}\
+    <start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n\
     {% endfor %}<start_of_turn>model\n{% endif %}";
 
 /// Address space of the server.

@@ -136,8 +136,8 @@ impl Machine for Fake {
         Ok("as it should be".into())
     }
 
-    fn npu(&self) -> System {
-        System {
+    fn npu(&self) -> NpuSystem {
+        NpuSystem {
             root: self.root().to_owned(),
             arrays: vec![PathBuf::from("/nowhere")],
             locked: self.locked,
