@@ -19,14 +19,6 @@ pub fn file_name(shape: Shape) -> String {
     format!("flash_partial_{}.xclbin", shape.head_dim)
 }
 
-/// Returns the directories with built arrays, in order of search.
-pub fn directories() -> Vec<PathBuf> {
-    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let home = var("XDG_DATA_HOME").or_else(|| var("HOME").map(|h| h.join(".local/share")));
-    let system = ["/usr/local/share", "/usr/share"].map(PathBuf::from);
-    home.into_iter().chain(system).map(|d| d.join("gemma/npu")).collect()
-}
-
 /// Returns the first of these directories that has the array for `shape`.
 pub fn find(directories: &[PathBuf], shape: Shape) -> Result<PathBuf> {
     let name = file_name(shape);

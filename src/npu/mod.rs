@@ -12,26 +12,46 @@
 //! accel      what a device offers: raw (the driver, by ioctl) or host (a model of driver, firmware and array)
 //! layout     what host and kernel agree on        twin  the kernel in Rust   uapi      the driver's structures
 //! ```
+//! Without the feature `npu` the room has only the probe and the values of `--npu`.
+//!
 //! None of this has run on a device, since the project has none. The host model shows that
 //! streams, transfers, layouts, kernel and fallback agree with each other and with the driver's
 //! published rules. It does not predict speed.
 
+#[cfg(feature = "npu")]
 pub mod accel;
+#[cfg(feature = "npu")]
 pub mod assist;
+#[cfg(feature = "npu")]
 pub mod attention;
+#[cfg(feature = "npu")]
 pub mod bring_up;
+#[cfg(feature = "npu")]
 pub mod command;
+#[cfg(feature = "npu")]
 pub mod gate;
+#[cfg(feature = "npu")]
 pub mod host;
+#[cfg(feature = "npu")]
 pub mod layout;
+#[cfg(feature = "npu")]
 pub mod manifest;
+pub mod mode;
 pub mod probe;
+#[cfg(feature = "npu")]
 pub mod raw;
+#[cfg(feature = "npu")]
 pub mod session;
+#[cfg(feature = "npu")]
 pub mod stream;
+#[cfg(feature = "npu")]
 pub mod twin;
+#[cfg(feature = "npu")]
 pub mod txn;
+#[cfg(feature = "npu")]
 pub mod uapi;
+#[cfg(feature = "npu")]
 pub mod xclbin;
 
+#[cfg(feature = "npu")]
 pub use assist::OffloadExecutor;

@@ -1,25 +1,20 @@
 //! `--npu`: whether an NPU takes part, and its report.
 
 use super::Listener;
-use super::backends::{self, Npu, NpuDims, NpuWork, OffloadExecutor};
+use super::backends::Npu;
 use super::options::RunOptions;
 use crate::compute::{AssistReport, Executor, KvFormat};
 use crate::engine::Engine;
 use crate::error::Fault;
 use crate::models::Config;
 use anyhow::Result;
+pub use device::{counted, refusal};
 
 /// Returns the error for an NPU where several texts share passes.
 pub fn for_one_text() -> anyhow::Error {
     let fault =
         Fault::usage("the NPU works for one text at a time, and --parallel answers several");
     fault.help("leave out --npu or --parallel").into()
-}
-
-/// Returns the dimensions of a model's attention for the NPU.
-pub fn dims(config: &Config) -> NpuDims {
-    let Config { n_heads, n_kv_heads, head_dim, query_scale, .. } = *config;
-    NpuDims { n_heads, n_kv_heads, head_dim, scale: query_scale }
 }
 
 /// Reports in one line why an NPU was given up.
@@ -36,26 +31,13 @@ pub fn report(engine: &dyn Engine) -> Option<AssistReport> {
     engine.report().executor.and_then(|executor| executor.assist)
 }
 
-/// Returns the reads of a step, for the prediction.
-fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> NpuWork {
-    let global_layers = (0..config.n_layers).filter(|l| config.is_global(*l)).count();
-    NpuWork {
-        weights: weights as f64,
-        global_layers,
-        local_layers: config.n_layers - global_layers,
-        window: config.window,
-        position: (2 * config.n_kv_heads * kv.head_bytes(config.head_dim)) as f64,
-        context,
-    }
-}
-
 /// Puts an NPU beside `executor` where `--npu` and the prediction say so. An obstacle is reported
 /// in one line, and the executor goes on alone.
 pub fn beside(
-    mut executor: Box<dyn Executor>,
+    executor: Box<dyn Executor>,
     options: &RunOptions,
     config: &Config,
-    (kv, weights, context): (KvFormat, u64, usize),
+    sizes: (KvFormat, u64, usize),
     is_split: bool,
     listener: &dyn Listener,
 ) -> Result<Box<dyn Executor>> {
@@ -66,28 +48,106 @@ pub fn beside(
     if is_split {
         if asked {
             listener.note(
-                "running without the NPU: it works beside one device, not where layers \
-                are spread over two",
+                "running without the NPU: \
+                it works beside one device, not where layers are spread over two",
             );
         }
         return Ok(executor);
     }
-    let work = work(config, kv, weights, context);
-    match backends::bring_up_npu(executor.as_mut(), options.npu, dims(config), &work) {
-        Ok((npu, share, why)) => {
-            listener.detail(1, &format!("npu: {why}"));
-            Ok(match share {
-                0 => executor,
-                _ => Box::new(OffloadExecutor::new(executor, npu, dims(config), share)),
-            })
+    let (executor, outcome) = device::attach(executor, options.npu, config, sizes);
+    match outcome {
+        Ok(why) => listener.detail(1, &format!("npu: {why}")),
+        Err(why) if asked => listener.note(&format!("running without the NPU: {why:#}")),
+        Err(why) => listener.detail(1, &format!("no npu: {why:#}")),
+    }
+    Ok(executor)
+}
+
+/// The NPU behind this interface.
+#[cfg(feature = "npu")]
+mod device {
+    use crate::compute::{Executor, KvFormat};
+    use crate::models::Config;
+    use crate::runtime::backends::{
+        FlashPartial, Npu, NpuDims, NpuWork, OffloadExecutor, bring_up_npu,
+    };
+    use anyhow::Result;
+
+    /// Returns the dimensions of a model's attention for the NPU.
+    fn dims(config: &Config) -> NpuDims {
+        let Config { n_heads, n_kv_heads, head_dim, query_scale, .. } = *config;
+        NpuDims { n_heads, n_kv_heads, head_dim, scale: query_scale }
+    }
+
+    /// Returns the reads of a step, for the prediction.
+    fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> NpuWork {
+        let global_layers = (0..config.n_layers).filter(|l| config.is_global(*l)).count();
+        NpuWork {
+            weights: weights as f64,
+            global_layers,
+            local_layers: config.n_layers - global_layers,
+            window: config.window,
+            position: (2 * config.n_kv_heads * kv.head_bytes(config.head_dim)) as f64,
+            context,
         }
-        Err(why) if asked => {
-            listener.note(&format!("running without the NPU: {why:#}"));
-            Ok(executor)
+    }
+
+    /// Puts an NPU beside `executor` if it works and is predicted to pay. Returns the reason in words.
+    pub fn attach(
+        mut executor: Box<dyn Executor>,
+        mode: Npu,
+        config: &Config,
+        (kv, weights, context): (KvFormat, u64, usize),
+    ) -> (Box<dyn Executor>, Result<String>) {
+        let work = work(config, kv, weights, context);
+        match bring_up_npu(executor.as_mut(), mode, dims(config), &work) {
+            Ok((_, 0, why)) => (executor, Ok(why)),
+            Ok((npu, share, why)) => {
+                (Box::new(OffloadExecutor::new(executor, npu, dims(config), share)), Ok(why))
+            }
+            Err(why) => (executor, Err(why)),
         }
-        Err(why) => {
-            listener.detail(1, &format!("no npu: {why:#}"));
-            Ok(executor)
+    }
+
+    /// Puts an NPU beside `executor` that only counts its memory, for plans. Models that no NPU takes
+    /// run without.
+    pub fn counted(executor: Box<dyn Executor>, config: &Config) -> Box<dyn Executor> {
+        match FlashPartial::dry(dims(config)) {
+            Ok(npu) => Box::new(OffloadExecutor::new(executor, npu, dims(config), 256)),
+            Err(_) => executor,
         }
+    }
+
+    /// Returns why no NPU takes a model; `None` if one does.
+    pub fn refusal(config: &Config) -> Option<String> {
+        dims(config).shape().err().map(|why| why.to_string())
+    }
+}
+
+/// A build without NPU support.
+#[cfg(not(feature = "npu"))]
+mod device {
+    use crate::compute::{Executor, KvFormat};
+    use crate::models::Config;
+    use crate::runtime::backends::Npu;
+    use anyhow::{Result, anyhow};
+
+    const ABSENT: &str = "this program was built without NPU support (cargo feature npu)";
+
+    pub fn attach(
+        executor: Box<dyn Executor>,
+        _: Npu,
+        _: &Config,
+        _: (KvFormat, u64, usize),
+    ) -> (Box<dyn Executor>, Result<String>) {
+        (executor, Err(anyhow!(ABSENT)))
+    }
+
+    pub fn counted(executor: Box<dyn Executor>, _: &Config) -> Box<dyn Executor> {
+        executor
+    }
+
+    pub fn refusal(_: &Config) -> Option<String> {
+        Some(ABSENT.into())
     }
 }

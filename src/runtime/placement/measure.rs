@@ -6,7 +6,7 @@ use crate::compute::{DeviceInfo, Executor, Held, KvFormat, KvLayer};
 use crate::kv::PAGE;
 use crate::models::forward::{self, Forward, ForwardOptions, SparePages};
 use crate::models::{Role, Weights};
-use crate::runtime::backends::{self, FlashPartial, OffloadExecutor};
+use crate::runtime::backends;
 use crate::runtime::npu;
 use anyhow::Result;
 use serde::Serialize;
@@ -147,10 +147,8 @@ impl Task<'_> {
         let place = dry(device);
         let counted = place.counted();
         let mut exec: Box<dyn Executor> = place;
-        let dims = npu::dims(self.weights.config());
-        // Models that no NPU takes run without.
-        if let Some(npu) = self.npu.then(|| FlashPartial::dry(dims)).and_then(Result::ok) {
-            exec = Box::new(OffloadExecutor::new(exec, npu, dims, 256));
+        if self.npu {
+            exec = npu::counted(exec, self.weights.config());
         }
         let model = self.load(exec.as_mut())?;
         let (pieces, held) = (counted.pieces(), counted.held());
