@@ -6,12 +6,12 @@ use crate::cli::io::ui::paragraph_in;
 use crate::models::Weights;
 use crate::runtime::load;
 use crate::runtime::model::Size;
+use crate::runtime::model::shapes::{MadeUpFormats, Shape};
 use crate::runtime::options::{AutoOr, RunOptions};
 use crate::runtime::placement::Placement;
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::placement::predict::Speeds;
-use crate::runtime::shapes::{Formats, Shape};
 use crate::util::units::{bytes, digits3, thousands};
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ const RECIPES: [(Shape, &[&str]); 5] = [
 
 /// One model in one format.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct SizeRow {
     pub shape: Shape,
     pub recipe: &'static str,
     /// Of the weights.
@@ -44,7 +44,7 @@ pub struct Row {
     pub tokens_per_s: Option<f64>,
 }
 
-impl Row {
+impl SizeRow {
     pub fn fits(&self) -> bool {
         self.tokens_per_s.is_some()
     }
@@ -52,7 +52,7 @@ impl Row {
 
 /// The table.
 pub struct Sizes {
-    pub rows: Vec<Row>,
+    pub rows: Vec<SizeRow>,
     available: Option<u64>,
     elsewhere: Option<u64>,
     speeds: Speeds,
@@ -64,12 +64,17 @@ impl Sizes {
         let mut rows = Vec::new();
         for (shape, recipes) in RECIPES {
             for recipe in recipes {
-                let weights = shape.weights(&Formats::of_recipe(recipe))?;
+                let weights = shape.weights(&MadeUpFormats::of_recipe(recipe))?;
                 let task = task(&weights, run)?;
                 let speed =
                     |p: Placement| speeds.beside(p.device.as_ref()).predict(&p).passes_per_s[0];
                 let tokens_per_s = host.fitting(&task).map(speed);
-                rows.push(Row { shape, recipe, bytes: Size::of(&weights)?.bytes, tokens_per_s });
+                rows.push(SizeRow {
+                    shape,
+                    recipe,
+                    bytes: Size::of(&weights)?.bytes,
+                    tokens_per_s,
+                });
             }
         }
         Ok(Sizes { rows, available: host.available, elsewhere: host.elsewhere, speeds })
@@ -77,7 +82,7 @@ impl Sizes {
 
     /// Google's files that fit, the largest model first; of two formats of one model the smaller
     /// one, which is faster.
-    fn of_google(&self) -> Vec<(&Row, String)> {
+    fn of_google(&self) -> Vec<(&SizeRow, String)> {
         let fits = |shape| self.rows.iter().filter(move |row| row.shape == shape && row.fits());
         let smallest = |(shape, _): (Shape, _)| {
             let pages = fits(shape).filter_map(|row| Some((row, row.shape.page(row.recipe)?)));
@@ -87,9 +92,9 @@ impl Sizes {
     }
 
     /// The model to take: the largest that writes at least as fast as people read, else the fastest.
-    pub fn best(&self) -> Option<(&Row, String)> {
+    pub fn best(&self) -> Option<(&SizeRow, String)> {
         let mut found = self.of_google();
-        let is_fast = |(row, _): &(&Row, String)| row.tokens_per_s >= Some(READING);
+        let is_fast = |(row, _): &(&SizeRow, String)| row.tokens_per_s >= Some(READING);
         let at = found.iter().position(is_fast).unwrap_or(found.len().saturating_sub(1));
         (at < found.len()).then(|| found.swap_remove(at))
     }
@@ -105,7 +110,7 @@ impl Sizes {
     }
 
     pub fn json(&self) -> Value {
-        let row = |row: &Row| {
+        let row = |row: &SizeRow| {
             json!({
                 "model": row.shape.name(), "recipe": row.recipe, "page": row.shape.page(row.recipe), "bytes": row.bytes,
                 "fits": row.fits(), "tokens_per_s_plain": row.tokens_per_s,

@@ -6,19 +6,27 @@ use crate::cli::io::ui::Ui;
 use crate::cli::options::UiOptions;
 use crate::cli::settings::Typed;
 use crate::error::Fault;
+use crate::models::{LayerSpec, TensorSpec};
 use crate::quant::{self, Verification};
+use crate::runtime::devices::processor::default_threads;
 use crate::runtime::model::{Model, Size};
-use crate::runtime::processor::default_threads;
 use crate::util::hex;
 use crate::util::units::{bytes, thousands};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+const EXAMPLES: &str = "\
+Examples:
+  gemma inspect
+  gemma inspect MODEL --tensors
+  gemma inspect MODEL --verify --json | jq .bits_per_weight";
 
 #[derive(Debug, Args)]
-pub struct Inspect {
+#[command(after_long_help = EXAMPLES)]
+pub struct InspectArgs {
     /// Model directory, GGUF file or id [default: the bundled demo model]
     #[arg(value_name = "MODEL")]
     pub which: Option<String>,
@@ -40,17 +48,20 @@ pub struct Inspect {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct Inspection {
     name: String,
     bundled: bool,
     layers: usize,
     dim: usize,
     ffn_dim: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
+    /// Of the first layer.
+    #[serde(flatten)]
+    heads: Heads,
+    /// Of layers of another shape.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    other_heads: BTreeSet<Heads>,
     vocab: usize,
-    window: usize,
+    window: Option<usize>,
     global_layers: Vec<usize>,
     max_position: usize,
     /// Of the matrices.
@@ -59,11 +70,18 @@ struct Report {
     bits_per_weight: f64,
     tokenizer_sha256: Option<String>,
     notes: Vec<String>,
-    tensors: Vec<Tensor>,
+    tensors: Vec<TensorRow>,
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord, Serialize)]
+struct Heads {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
 }
 
 #[derive(Serialize)]
-struct Tensor {
+struct TensorRow {
     name: String,
     role: String,
     format: String,
@@ -72,7 +90,7 @@ struct Tensor {
     bits_per_weight: f64,
 }
 
-pub fn run(options: &Inspect, typed: &Typed) -> Result<u8> {
+pub fn run(options: &InspectArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     let name = options.which.as_deref().or(options.model.as_deref());
     let model = Model::open(name, ui)?;
@@ -85,10 +103,10 @@ pub fn run(options: &Inspect, typed: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-fn report(model: &Model) -> Result<Report> {
+fn report(model: &Model) -> Result<Inspection> {
     let (c, checkpoint) = (model.config(), model.checkpoint());
     let mut tensors = Vec::new();
-    for (role, layer) in model.weights.roles() {
+    for &TensorSpec { role, layer, .. } in model.weights.tensors() {
         let name = model.weights.name(role, layer);
         let stored = checkpoint
             .lookup(&name)
@@ -96,7 +114,7 @@ fn report(model: &Model) -> Result<Report> {
         let elements = stored.shape.iter().product::<usize>().max(1);
         let bits_per_weight = 8.0 * stored.bytes as f64 / elements as f64;
         let (format, role) = (stored.kind.to_string(), role.name().to_owned());
-        tensors.push(Tensor {
+        tensors.push(TensorRow {
             name,
             role,
             format,
@@ -106,18 +124,24 @@ fn report(model: &Model) -> Result<Report> {
         });
     }
     let size = Size::of(&model.weights)?;
-    Ok(Report {
+    let shape = |layer: &LayerSpec| Heads {
+        heads: layer.n_heads,
+        kv_heads: layer.n_kv_heads,
+        head_dim: layer.head_dim,
+    };
+    let first = &c.layers[0];
+    let others = c.layers.iter().filter(|layer| shape(layer) != shape(first));
+    Ok(Inspection {
         name: model.name.clone(),
         bundled: model.bundled,
-        layers: c.n_layers,
+        layers: c.layers.len(),
         dim: c.dim,
         ffn_dim: c.ffn_dim,
-        heads: c.n_heads,
-        kv_heads: c.n_kv_heads,
-        head_dim: c.head_dim,
+        heads: shape(first),
+        other_heads: others.map(shape).collect::<BTreeSet<_>>(),
         vocab: c.vocab,
-        window: c.window,
-        global_layers: (0..c.n_layers).filter(|l| c.is_global(*l)).collect(),
+        window: c.window(),
+        global_layers: c.global_layers(),
         max_position: c.max_position,
         parameters: size.parameters,
         bytes: size.bytes,
@@ -131,7 +155,7 @@ fn report(model: &Model) -> Result<Report> {
 }
 
 fn verify(model: &Model, ui: &Ui) -> Result<Verification> {
-    let bar = ui.bar("verifying", model.weights.roles().len() as u64);
+    let bar = ui.bar("verifying", model.weights.tensors().len() as u64);
     let verified = quant::verify(&model.weights, default_threads(), &mut |done| {
         bar.set_position(done as u64);
         Ok(())
@@ -144,8 +168,8 @@ fn head(cells: &[&str]) -> Vec<String> {
     cells.iter().map(|cell| cell.to_string()).collect()
 }
 
-fn by_tensor(report: &Report) -> Vec<Vec<String>> {
-    let row = |t: &Tensor| {
+fn by_tensor(report: &Inspection) -> Vec<Vec<String>> {
+    let row = |t: &TensorRow| {
         let (shape, bits) = (format!("{:?}", t.shape), format!("{:.2}", t.bits_per_weight));
         head(&[&t.name, &t.format, &shape, &bytes(t.bytes), &bits])
     };
@@ -153,7 +177,7 @@ fn by_tensor(report: &Report) -> Vec<Vec<String>> {
     std::iter::once(first).chain(report.tensors.iter().map(row)).collect()
 }
 
-fn by_role(report: &Report) -> Vec<Vec<String>> {
+fn by_role(report: &Inspection) -> Vec<Vec<String>> {
     // Place of the role's first tensor, role, format and shape.
     type Alike<'a> = (usize, &'a str, &'a str, &'a [usize]);
     // Tensors and their bytes.
@@ -172,7 +196,7 @@ fn by_role(report: &Report) -> Vec<Vec<String>> {
     std::iter::once(first).chain(groups.into_iter().map(row)).collect()
 }
 
-fn text(report: &Report, options: &Inspect, verified: Option<&Verification>) -> String {
+fn text(report: &Inspection, options: &InspectArgs, verified: Option<&Verification>) -> String {
     let r = report;
     let global = r.global_layers.len();
     let mut out = format!("{}{}\n", r.name, if r.bundled { " (bundled)" } else { "" });
@@ -183,11 +207,14 @@ fn text(report: &Report, options: &Inspect, verified: Option<&Verification>) -> 
             "{}: {} with a window of {}, {global} global",
             r.layers,
             r.layers - global,
-            r.window
+            r.window.unwrap_or(0)
         ),
     );
     line("dim", format!("{}, ffn {}", r.dim, thousands(r.ffn_dim as u64)));
-    line("heads", format!("{} of {}, {} for keys and values", r.heads, r.head_dim, r.kv_heads));
+    let heads =
+        |h: &Heads| format!("{} of {}, {} for keys and values", h.heads, h.head_dim, h.kv_heads);
+    let all: Vec<String> = std::iter::once(&r.heads).chain(&r.other_heads).map(heads).collect();
+    line("heads", all.join("; "));
     line("vocabulary", thousands(r.vocab as u64));
     line("positions", thousands(r.max_position as u64));
     line("parameters", format!("{} million", thousands(r.parameters / 1_000_000)));

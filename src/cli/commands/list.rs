@@ -10,14 +10,14 @@ use crate::cli::settings::Typed;
 use crate::cli::sizes::Sizes;
 use crate::error::fault_of;
 use crate::models::Weights;
-use crate::runtime::find::{caches, in_cache};
 use crate::runtime::load::{self, kv_format};
 use crate::runtime::model::Size;
+use crate::runtime::model::find::{caches, in_cache};
+use crate::runtime::model::shapes::Shape;
 use crate::runtime::options::{AutoOr, RunOptions};
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::placement::predict::Speeds;
-use crate::runtime::shapes::Shape;
 use crate::util::files::read_regular;
 use crate::util::json;
 use crate::util::units::bytes;
@@ -27,12 +27,19 @@ use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma list
+  gemma list ~/models
+  gemma list --json | jq -r '.models[] | select(.fits).model'";
+
 /// Show the Gemma 3 models in the Hugging Face cache and in the working directory: size, format,
 /// whether they fit
 ///
 /// Only headers are read. A model that cannot be used is listed with the reason.
 #[derive(Debug, Args)]
-pub struct List {
+#[command(after_long_help = EXAMPLES)]
+pub struct ListArgs {
     /// Directories to look in, beside the Hugging Face cache [default: the working directory]
     #[arg(value_name = "DIRECTORY")]
     pub directories: Vec<PathBuf>,
@@ -73,7 +80,7 @@ const LARGEST: u64 = 1 << 20;
 /// Positions that a model has to have room for to fit.
 const CONTEXT: usize = 4096;
 
-pub fn run(options: &List, _: &Typed) -> Result<u8> {
+pub fn run(options: &ListArgs, _: &Typed) -> Result<u8> {
     let caches = caches();
     let here = vec![PathBuf::from(".")];
     let directories = if options.directories.is_empty() { &here } else { &options.directories };

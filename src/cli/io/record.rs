@@ -19,13 +19,13 @@ pub struct Record {
     pub finish_reason: FinishReason,
     pub usage: Usage,
     pub timings: Timings,
-    pub draft: Draft,
-    pub sampling: Sampling,
-    pub memory: Memory,
+    pub draft: DraftRecord,
+    pub sampling: SamplingRecord,
+    pub memory: MemoryRecord,
     pub device: String,
     /// What the NPU did, or a model of it; null without.
     pub npu: Option<crate::compute::AssistReport>,
-    pub model: Model,
+    pub model: ModelRecord,
     /// What went wrong: with the finish reason `error`, or where the text ended before its grammar
     /// was complete.
     pub error: Option<String>,
@@ -50,7 +50,7 @@ pub struct Timings {
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Draft {
+pub struct DraftRecord {
     pub sources: Vec<DraftSource>,
     /// Tokens proposed and tokens accepted.
     pub drafted: u64,
@@ -102,7 +102,7 @@ pub struct PassCost {
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Sampling {
+pub struct SamplingRecord {
     pub temperature: f64,
     pub top_k: usize,
     pub top_p: f64,
@@ -114,14 +114,14 @@ pub struct Sampling {
 
 /// Bytes.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Memory {
+pub struct MemoryRecord {
     pub weights: u64,
     pub kv: u64,
     pub activations: u64,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Model {
+pub struct ModelRecord {
     pub name: String,
     /// Of the weights' source, where the model states it.
     pub sha256: Option<String>,

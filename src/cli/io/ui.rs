@@ -2,7 +2,7 @@
 
 use crate::cli::options::{Colour, OnTerminal, UiOptions};
 use crate::error::fault_of;
-use crate::runtime::{Listener, Loading};
+use crate::runtime::{Listener, LoadingBar};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -223,22 +223,22 @@ impl Listener for Ui {
         !self.quiet
     }
 
-    fn loading(&self, label: &str, bytes: u64) -> Option<Box<dyn Loading>> {
+    fn loading(&self, label: &str, bytes: u64) -> Option<Box<dyn LoadingBar>> {
         let bar = self.bytes_bar(label, bytes, true);
-        (!bar.is_hidden()).then(|| Box::new(LoadingBar(bar)) as Box<dyn Loading>)
+        (!bar.is_hidden()).then(|| Box::new(Bar(bar)) as Box<dyn LoadingBar>)
     }
 }
 
 /// A bar that goes away with the work that it shows.
-struct LoadingBar(ProgressBar);
+struct Bar(ProgressBar);
 
-impl Loading for LoadingBar {
+impl LoadingBar for Bar {
     fn set(&self, bytes: u64) {
         self.0.set_position(bytes);
     }
 }
 
-impl Drop for LoadingBar {
+impl Drop for Bar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }
@@ -297,78 +297,36 @@ pub fn page_columns() -> usize {
 
 /// Text broken between words for a window of so many columns; as it is where they are unknown (0).
 pub fn wrapped(text: &str, columns: usize) -> String {
-    paragraph_in("", 0, text, if columns == 0 { usize::MAX } else { columns }).trim_end().to_owned()
+    paragraph_in("", 0, text, if columns == 0 { 1 << 20 } else { columns }).trim_end().to_owned()
 }
 
 /// A paragraph with `label` in front of it, broken into lines of at most `columns`; lines after the
 /// first are indented by `indent`. Where that would leave little room the label has a line of its
 /// own.
 pub fn paragraph_in(label: &str, indent: usize, text: &str, columns: usize) -> String {
-    let narrow = is_narrow(indent, columns);
-    let indent = if narrow { NARROW } else { indent };
-    let out = if narrow && !label.is_empty() { format!("{label}\n") } else { String::new() };
+    let narrow = indent > NARROW && columns < indent + ROOM;
+    let (indent, first) = match narrow {
+        true if label.is_empty() => (NARROW, String::new()),
+        true => (NARROW, format!("{label}\n")),
+        false => (indent, String::new()),
+    };
     let label = if narrow { "" } else { label };
-    out + &filled(format!("{label:indent$}"), text.split_whitespace(), indent, "", columns)
-}
-
-/// Words behind the beginning of a line, broken into lines of at most `columns`, those after the
-/// first indented by `indent`; a line that goes on in the next one ends with `joint`.
-fn filled<'a>(
-    start: String,
-    words: impl IntoIterator<Item = &'a str>,
-    indent: usize,
-    joint: &str,
-    columns: usize,
-) -> String {
-    let (mut out, mut line, mut empty) = (String::new(), start, true);
-    for word in words {
-        if !empty && line.chars().count() + 1 + word.chars().count() + joint.len() > columns {
-            out += &format!("{}{joint}\n", line.trim_end());
-            line = " ".repeat(indent);
-            empty = true;
-        }
-        if !empty {
-            line.push(' ');
-        }
-        line += word;
-        empty = false;
-    }
-    out + line.trim_end() + "\n"
+    let blank = " ".repeat(indent);
+    let options = textwrap::Options::new(columns)
+        .break_words(false)
+        .word_separator(textwrap::WordSeparator::AsciiSpace)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation)
+        .wrap_algorithm(textwrap::WrapAlgorithm::FirstFit)
+        .subsequent_indent(&blank);
+    let label = format!("{label:indent$}");
+    let options = options.initial_indent(&label);
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    first + textwrap::fill(&words, options).trim_end() + "\n"
 }
 
 /// Indent on narrow terminals, and the room that text needs beside a wider one.
 const NARROW: usize = 4;
 const ROOM: usize = 25;
-
-fn is_narrow(indent: usize, columns: usize) -> bool {
-    indent > NARROW && columns < indent + ROOM
-}
-
-/// Words of a shell command; what is quoted, and a comment, is one.
-fn shell_words(text: &str) -> Vec<&str> {
-    let (mut words, mut from, mut quote) = (Vec::new(), 0, None);
-    for (at, c) in text.char_indices() {
-        match (quote, c) {
-            (None, '#') if at == from => break,
-            (None, ' ') => {
-                words.push(&text[from..at]);
-                from = at + 1;
-            }
-            (None, '\'' | '"') => quote = Some(c),
-            (Some(open), c) if open == c => quote = None,
-            _ => {}
-        }
-    }
-    words.push(&text[from..]);
-    words
-}
-
-/// A shell command, indented by `indent`; where it does not fit into `columns`, over several lines
-/// that the shell joins.
-pub fn command(indent: usize, text: &str, columns: usize) -> String {
-    let indent = if is_narrow(indent, columns) { NARROW } else { indent };
-    filled(" ".repeat(indent), shell_words(text), indent + 2, " \\", columns)
-}
 
 #[cfg(test)]
 mod tests {
@@ -418,32 +376,6 @@ mod tests {
         assert_eq!(
             paragraph_in("label", 20, "words of a text", 20),
             "label\n    words of a text\n"
-        );
-    }
-
-    #[test]
-    fn commands_that_are_broken_are_still_one_command() {
-        assert_eq!(command(4, "ulimit -l unlimited", 79), "    ulimit -l unlimited\n");
-        let long = "grep -rs gttsize /etc/modprobe.d /etc/default/grub /proc/cmdline";
-        let shown = command(20, long, 79);
-        assert!(
-            shown.lines().count() == 2 && shown.lines().all(|l| l.chars().count() <= 79),
-            "{shown}"
-        );
-        let joined = shown.replace("\\\n", " ");
-        assert_eq!(joined.split_whitespace().collect::<Vec<_>>().join(" "), long);
-        // Inside quotes and comments a backslash at the end joins nothing.
-        let quoted = "echo 'a quoted text of many words' | tee \"$HOME/a b\" # and a comment of \
-            several words";
-        assert_eq!(
-            shell_words(quoted)[1..],
-            [
-                "'a quoted text of many words'",
-                "|",
-                "tee",
-                "\"$HOME/a b\"",
-                "# and a comment of several words"
-            ]
         );
     }
 

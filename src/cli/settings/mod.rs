@@ -9,7 +9,7 @@ mod files;
 
 use crate::cli::help;
 use crate::cli::io::ui::{Ui, clean};
-use crate::cli::options::{Source, UiOptions};
+use crate::cli::options::{Origin, UiOptions};
 use crate::error::{Fault, fault_of};
 use anyhow::Result;
 use clap::parser::ValueSource;
@@ -199,25 +199,25 @@ fn name_variable(cli: &clap::Command, error: clap::Error, argv: &[OsString]) -> 
 
 impl Typed {
     /// Where the value of an option (its long name) came from.
-    pub fn source(&self, long: &str) -> Source {
+    pub fn source(&self, long: &str) -> Origin {
         if let Some(path) = self.files.get(long) {
-            return Source::File(path.clone());
+            return Origin::File(path.clone());
         }
         match self.matches.value_source(&long.replace('-', "_")) {
-            Some(ValueSource::CommandLine) => Source::Flag,
+            Some(ValueSource::CommandLine) => Origin::Flag,
             Some(ValueSource::EnvVariable) => {
                 let arg = self.command.get_arguments().find(|arg| arg.get_long() == Some(long));
-                Source::Environment(
+                Origin::Environment(
                     arg.and_then(environment::set).unwrap_or_else(|| environment::name(long)),
                 )
             }
-            _ => Source::BuiltIn,
+            _ => Origin::BuiltIn,
         }
     }
 
     /// Every option of the command as gemma.toml, with its source; `resolved` names values found
     /// elsewhere.
-    pub fn config(&self, resolved: &[(&str, String, Source)]) -> String {
+    pub fn config(&self, resolved: &[(&str, String, Origin)]) -> String {
         let mut lines = Vec::new();
         for arg in self.command.get_arguments() {
             let Some(long) =
@@ -226,11 +226,11 @@ impl Typed {
                 continue;
             };
             // Nobody needs to know of these who has not set one.
-            if arg.is_hide_set() && self.source(long) == Source::BuiltIn {
+            if arg.is_hide_set() && self.source(long) == Origin::BuiltIn {
                 continue;
             }
             // A key is nobody's business who looks over a shoulder or reads a report.
-            if arg.is_hide_env_values_set() && self.source(long) != Source::BuiltIn {
+            if arg.is_hide_env_values_set() && self.source(long) != Origin::BuiltIn {
                 lines.push((format!("# {long} is set, and not shown"), self.source(long)));
                 continue;
             }
@@ -241,13 +241,13 @@ impl Typed {
             };
             // What gemma.toml may not hold, what the next model may want otherwise, and what nobody
             // has set is a comment.
-            let is_models = found.is_some() && matches!(source, Source::Model | Source::BuiltIn);
+            let is_models = found.is_some() && matches!(source, Origin::Model | Origin::BuiltIn);
             let is_kept_out =
                 is_models || files::ONE_RUN.contains(&long) || files::refusal(arg).is_some();
             lines.push(match value {
                 Some(value) if is_kept_out => (format!("# {long} = {value}"), source),
                 Some(value) => (format!("{long} = {value}"), source),
-                None => (format!("# {long} is not set"), Source::BuiltIn),
+                None => (format!("# {long} is not set"), Origin::BuiltIn),
             });
         }
         let width = lines

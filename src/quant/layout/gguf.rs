@@ -9,7 +9,7 @@ use crate::checkpoint::gguf::Kind;
 use crate::checkpoint::gguf::write::{Keys, Tensor, header as container};
 use crate::error::Fault;
 use crate::models::Role;
-use crate::models::gemma3::gguf::tensor_name;
+use crate::models::gguf::tensor_name;
 use crate::tensor::{Format, Group};
 use anyhow::Result;
 

@@ -6,7 +6,7 @@ use crate::checkpoint::gguf::Kind as Block;
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, artifact};
 use crate::error::Fault;
-use crate::models::{Role, Weights};
+use crate::models::{Role, TensorSpec, Weights};
 use crate::tensor::Format;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
@@ -57,6 +57,8 @@ impl std::fmt::Display for TargetFormat {
 pub struct TensorPlan {
     pub role: Role,
     pub layer: usize,
+    /// Whether it is the last tensor of its layer.
+    pub ends_layer: bool,
     /// Name in the source.
     pub name: String,
     pub rows: usize,
@@ -91,6 +93,13 @@ pub struct ArtifactLayout {
     gguf: Option<Vec<u8>>,
 }
 
+/// Returns whether a tensor is the last of its layer.
+fn ends_layer(tensors: &[TensorSpec], i: usize) -> bool {
+    let layer = |t: &TensorSpec| t.role.is_layer().then_some(t.layer);
+    let own = layer(&tensors[i]);
+    own.is_some() && own != tensors.get(i + 1).and_then(layer)
+}
+
 impl ArtifactLayout {
     /// Returns a layout without tensors.
     pub fn empty() -> Self {
@@ -101,14 +110,16 @@ impl ArtifactLayout {
     /// have.
     pub fn gguf(weights: &Weights, targets: &[TargetFormat], keys: &Keys) -> Result<Self> {
         let mut entries = Vec::new();
-        for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
+        let tensors = weights.tensors();
+        for (i, &target) in (0..tensors.len()).zip(targets) {
+            let TensorSpec { role, layer, rows, cols } = tensors[i];
             let name = weights.name(role, layer);
-            let [rows, cols] = role.shape(weights.config());
             let kind = gguf::kind(&name, role, target, cols)?;
             let parts = vec![gguf::part(role, layer, kind, rows, cols)];
             entries.push(TensorPlan {
                 role,
                 layer,
+                ends_layer: ends_layer(tensors, i),
                 name,
                 rows,
                 cols,
@@ -136,9 +147,10 @@ impl ArtifactLayout {
     pub fn new(weights: &Weights, targets: &[TargetFormat], shard_bytes: u64) -> Result<Self> {
         let mut entries = Vec::new();
         let (mut shard, mut filled) = (0, 0);
-        for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
+        let tensors = weights.tensors();
+        for (i, &target) in (0..tensors.len()).zip(targets) {
+            let TensorSpec { role, layer, rows, cols } = tensors[i];
             let name = weights.name(role, layer);
-            let [rows, cols] = role.shape(weights.config());
             let parts = parts(&name, role, target, rows, cols)?;
             let bytes: u64 = parts.iter().map(|p| p.bytes).sum();
             if filled > 0 && filled + bytes > shard_bytes {
@@ -148,6 +160,7 @@ impl ArtifactLayout {
             entries.push(TensorPlan {
                 role,
                 layer,
+                ends_layer: ends_layer(tensors, i),
                 name,
                 rows,
                 cols,

@@ -1,17 +1,17 @@
 //! The text test: real prompts, answered with and without drafts.
 
-use super::Bench;
+use super::BenchArgs;
 use super::measure::Figure;
-use super::report::{Acceptance, Text, TextKind};
+use super::report::{DraftAcceptance, TextKind, TextReport};
 use crate::cli::io::text_file::read_file;
 use crate::cli::io::ui::Ui;
-use crate::decode::{self, Flow, Limits, Stats};
+use crate::decode::{self, Flow, GenerationLimits, Stats};
 use crate::engine::Timeline;
 use crate::error::Fault;
 use crate::models::{ChatTemplate, Message, ReducedVocabulary, Special, Tokenizer};
-use crate::runtime::costs::Passes;
-use crate::runtime::drafting::{self, Drafting, Target};
-use crate::runtime::partner::Partner;
+use crate::runtime::drafting::costs::Passes;
+use crate::runtime::drafting::{self, Drafting};
+use crate::runtime::model::partner::Partner;
 use crate::runtime::{Model, Room, RunOptions, Session};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
@@ -43,13 +43,13 @@ const PROMPTS: &[(&str, &str)] = &[
 /// Tokens that are generated before anything is timed.
 const WARM: usize = 16;
 
-struct Prompt {
+struct BenchPrompt {
     kind: String,
     tokens: Vec<Token>,
 }
 
 /// Answers each prompt with and without drafts, and checks that both texts are equal.
-pub fn measure(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<Text> {
+pub fn measure(model: Model, run: &RunOptions, options: &BenchArgs, ui: &Ui) -> Result<TextReport> {
     let tokenizer = match &options.tokenizer {
         Some(path) => read_tokenizer(path)?,
         None => model.tokenizer(ui)?,
@@ -66,8 +66,7 @@ pub fn measure(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Resu
     let mut first = session.load(Room::of(room), ui)?;
     first.engine = Partner::stand_in(model.checkpoint(), tokenizer, first.engine)?;
     let passes = Passes::measured(&mut first)?;
-    let drafted =
-        Target { session: &session, room: Room::of(context), passes: &passes, pool: &first.pool };
+    let drafted = session.target(Room::of(context), &passes, &first.pool);
     let mut target = Timeline::new(first.engine);
     let chosen = options.draft.settled()?;
     let sampler =
@@ -75,7 +74,7 @@ pub fn measure(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Resu
             .usable(tokenizer.vocab());
     let stops = &session.stop_ids;
     let bar = ui.bar("text", (prompts.len() * options.repetitions) as u64);
-    let mut kinds: BTreeMap<&str, Vec<Pair>> = BTreeMap::new();
+    let mut kinds: BTreeMap<&str, Vec<TimedPair>> = BTreeMap::new();
     let mut rounds = Stats::default();
     let mut disabled = None;
     // What the first passes need once is no part of the first prompt's time.
@@ -100,15 +99,15 @@ pub fn measure(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Resu
             );
             if plain.stats.tokens > 1 {
                 rounds.add_rounds(&drafted.stats);
-                kinds.entry(&prompt.kind).or_default().push(Pair::of(&plain, &drafted));
+                kinds.entry(&prompt.kind).or_default().push(TimedPair::of(&plain, &drafted));
             }
             bar.inc(1);
         }
         disabled = drafting.disabled;
     }
     bar.finish_and_clear();
-    let all: Vec<Pair> = kinds.values().flatten().copied().collect();
-    Ok(Text {
+    let all: Vec<TimedPair> = kinds.values().flatten().copied().collect();
+    Ok(TextReport {
         temperature: options.temp,
         tokens: options.text_tokens,
         runs: options.repetitions,
@@ -121,7 +120,7 @@ pub fn measure(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Resu
             .map(|(kind, pairs)| text_kind(kind, pairs, options.repetitions))
             .collect(),
         all: Some(text_kind("all", &all, options.repetitions)),
-        acceptance: Acceptance::of(&rounds),
+        acceptance: DraftAcceptance::of(&rounds),
     })
 }
 
@@ -133,7 +132,7 @@ struct Way {
 
 /// One text both ways, one right after the other: what else the machine does meets both alike.
 #[derive(Clone, Copy)]
-struct Pair {
+struct TimedPair {
     /// Tokens a second.
     plain: f64,
     drafted: f64,
@@ -141,10 +140,10 @@ struct Pair {
     passes: u64,
 }
 
-impl Pair {
-    fn of(plain: &Way, drafted: &Way) -> Pair {
+impl TimedPair {
+    fn of(plain: &Way, drafted: &Way) -> TimedPair {
         let speed = |w: &Way| w.stats.tokens as f64 / w.stats.decode_time.as_secs_f64();
-        Pair {
+        TimedPair {
             plain: speed(plain),
             drafted: speed(drafted),
             tokens: drafted.stats.committed(),
@@ -153,12 +152,12 @@ impl Pair {
     }
 }
 
-fn figure(pairs: &[Pair], value: impl Fn(&Pair) -> f64) -> Figure {
+fn figure(pairs: &[TimedPair], value: impl Fn(&TimedPair) -> f64) -> Figure {
     Figure::of(pairs.iter().map(value).collect())
 }
 
-fn text_kind(kind: &str, pairs: &[Pair], repetitions: usize) -> TextKind {
-    let sum = |value: fn(&Pair) -> u64| pairs.iter().map(value).sum::<u64>() as f64;
+fn text_kind(kind: &str, pairs: &[TimedPair], repetitions: usize) -> TextKind {
+    let sum = |value: fn(&TimedPair) -> u64| pairs.iter().map(value).sum::<u64>() as f64;
     TextKind {
         kind: kind.to_owned(),
         prompts: pairs.len() / repetitions,
@@ -174,12 +173,12 @@ fn once(
     target: &mut Timeline,
     drafting: &mut Drafting,
     sampler: &Sampler,
-    prompt: &Prompt,
+    prompt: &BenchPrompt,
     stops: &[Token],
     tokens: usize,
 ) -> Result<Way> {
     let never = AtomicBool::new(false);
-    let limits = Limits { max_tokens: tokens, stop_ids: stops, interrupt: &never };
+    let limits = GenerationLimits { max_tokens: tokens, stop_ids: stops, interrupt: &never };
     let (mut history, mut stats) = (prompt.tokens.clone(), Stats::default());
     let Drafting { drafter, policy, .. } = drafting;
     // The other way has read the same prompt just before.
@@ -209,11 +208,11 @@ fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
 
 /// The built-in prompts, or every n-th of each file of `{"category": ..., "turns": [...]}` or
 /// `{"prompt": ...}` lines.
-fn prompts(model: &Model, options: &Bench, tokenizer: &Tokenizer) -> Result<Vec<Prompt>> {
+fn prompts(model: &Model, options: &BenchArgs, tokenizer: &Tokenizer) -> Result<Vec<BenchPrompt>> {
     let template = ChatTemplate::from_checkpoint(model.checkpoint())?;
-    let encode = |kind: &str, text: &str| -> Result<Prompt> {
+    let encode = |kind: &str, text: &str| -> Result<BenchPrompt> {
         let messages = [Message { role: "user".into(), content: text.into() }];
-        Ok(Prompt {
+        Ok(BenchPrompt {
             kind: kind.into(),
             tokens: template.encode(tokenizer, &messages, None, Special::AsText, None)?,
         })

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum ChatLine {
     Nothing,
     Message(String),
     Help,
@@ -63,13 +63,13 @@ impl Rest {
     }
 }
 
-impl Line {
-    pub fn parse(line: &str) -> Line {
+impl ChatLine {
+    pub fn parse(line: &str) -> ChatLine {
         let line = line.trim();
         let block = line.strip_prefix(BLOCK).and_then(|rest| rest.strip_suffix(BLOCK));
         let message = |text: &str| match text.trim() {
-            "" => Line::Nothing,
-            text => Line::Message(text.to_owned()),
+            "" => ChatLine::Nothing,
+            text => ChatLine::Message(text.to_owned()),
         };
         let Some(command) = line.strip_prefix('/') else { return message(block.unwrap_or(line)) };
         if command.starts_with('/') {
@@ -77,25 +77,25 @@ impl Line {
         }
         let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
         match (name, rest.trim()) {
-            ("help" | "?", "") => Line::Help,
-            ("reset" | "clear", "") => Line::Reset,
-            ("undo", "") => Line::Undo,
-            ("retry", "") => Line::Retry,
-            ("system", "") => Line::System(None),
-            ("system", text) => Line::System(Some(text.to_owned())),
-            ("stats", "") => Line::Stats,
-            ("quit" | "exit" | "bye", "") => Line::Quit,
+            ("help" | "?", "") => ChatLine::Help,
+            ("reset" | "clear", "") => ChatLine::Reset,
+            ("undo", "") => ChatLine::Undo,
+            ("retry", "") => ChatLine::Retry,
+            ("system", "") => ChatLine::System(None),
+            ("system", text) => ChatLine::System(Some(text.to_owned())),
+            ("stats", "") => ChatLine::Stats,
+            ("quit" | "exit" | "bye", "") => ChatLine::Quit,
             ("save" | "load", "") => {
-                Line::Wrong(format!("/{name} needs a file: /{name} talk.json"))
+                ChatLine::Wrong(format!("/{name} needs a file: /{name} talk.json"))
             }
-            ("save", file) => Line::Save(file.into()),
-            ("load", file) => Line::Load(file.into()),
+            ("save", file) => ChatLine::Save(file.into()),
+            ("load", file) => ChatLine::Load(file.into()),
             (
                 "help" | "?" | "reset" | "clear" | "undo" | "retry" | "stats" | "quit" | "exit"
                 | "bye",
                 _,
-            ) => Line::Wrong(format!("/{name} takes no arguments")),
-            _ => Line::Wrong(format!(
+            ) => ChatLine::Wrong(format!("/{name} takes no arguments")),
+            _ => ChatLine::Wrong(format!(
                 "there is no command /{name}: /help lists the commands, // begins a message with a \
                     slash"
             )),
@@ -110,31 +110,31 @@ mod tests {
     #[test]
     fn lines_are_messages_or_commands() {
         for (line, want) in [
-            ("  ", Line::Nothing),
-            (" hello /help ", Line::Message("hello /help".into())),
-            ("//etc is a directory", Line::Message("/etc is a directory".into())),
+            ("  ", ChatLine::Nothing),
+            (" hello /help ", ChatLine::Message("hello /help".into())),
+            ("//etc is a directory", ChatLine::Message("/etc is a directory".into())),
             (
                 "\"\"\"\n/help\n\nis a command\n\"\"\"",
-                Line::Message("/help\n\nis a command".into()),
+                ChatLine::Message("/help\n\nis a command".into()),
             ),
-            ("\"\"\"\"\"\"", Line::Nothing),
-            ("/help", Line::Help),
-            ("/reset ", Line::Reset),
-            ("/clear", Line::Reset),
-            ("/undo", Line::Undo),
-            ("/retry", Line::Retry),
-            ("/system", Line::System(None)),
-            ("/system Be brief.", Line::System(Some("Be brief.".into()))),
-            ("/save my talk.json", Line::Save("my talk.json".into())),
-            ("/load my talk.json", Line::Load("my talk.json".into())),
-            ("/stats", Line::Stats),
-            ("/quit", Line::Quit),
-            ("/bye", Line::Quit),
+            ("\"\"\"\"\"\"", ChatLine::Nothing),
+            ("/help", ChatLine::Help),
+            ("/reset ", ChatLine::Reset),
+            ("/clear", ChatLine::Reset),
+            ("/undo", ChatLine::Undo),
+            ("/retry", ChatLine::Retry),
+            ("/system", ChatLine::System(None)),
+            ("/system Be brief.", ChatLine::System(Some("Be brief.".into()))),
+            ("/save my talk.json", ChatLine::Save("my talk.json".into())),
+            ("/load my talk.json", ChatLine::Load("my talk.json".into())),
+            ("/stats", ChatLine::Stats),
+            ("/quit", ChatLine::Quit),
+            ("/bye", ChatLine::Quit),
         ] {
-            assert_eq!(Line::parse(line), want);
+            assert_eq!(ChatLine::parse(line), want);
         }
         for wrong in ["/save", "/load", "/reset now", "/model x", "/"] {
-            assert!(matches!(Line::parse(wrong), Line::Wrong(_)), "{wrong}");
+            assert!(matches!(ChatLine::parse(wrong), ChatLine::Wrong(_)), "{wrong}");
         }
     }
 
@@ -162,8 +162,8 @@ mod tests {
             HELP.split([' ', ',', ';']).filter(|word| word.starts_with('/') && word.len() > 2)
         {
             assert!(
-                !matches!(Line::parse(&format!("{word} \
-                    x")), Line::Wrong(what) if what.contains("no \
+                !matches!(ChatLine::parse(&format!("{word} \
+                    x")), ChatLine::Wrong(what) if what.contains("no \
                     command")),
                 "{word}"
             );

@@ -7,11 +7,11 @@ mod typing;
 mod wrap;
 
 use crate::cli::io::destination::Destination;
-use crate::cli::io::record::{FinishReason, Memory, Record, Usage, VERSION};
+use crate::cli::io::record::{FinishReason, Record, Usage, VERSION};
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::{Ui, clean, wrapped};
 use crate::cli::io::{prompt, stats};
-use crate::cli::options::Source;
+use crate::cli::options::Origin;
 use crate::cli::options::{DraftArgs, ModelArgs, SamplingOptions, UiOptions};
 use crate::cli::settings::Typed;
 use crate::decode::{Flow, Request, Scheduler, Stats};
@@ -21,19 +21,26 @@ use crate::models::Tokenizer;
 use crate::os::terminal;
 use crate::runtime::answers::{AnswerEvent, AnswerRequest, Answers, Finished};
 use crate::runtime::constraints::Constrained;
+use crate::runtime::devices::npu;
 use crate::runtime::drafting::Drafting;
-use crate::runtime::{self, Started, npu};
+use crate::runtime::{self, Started};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
 use clap::Args;
-use command::{HELP, Line};
+use command::{ChatLine, HELP};
 use conversation::Conversation;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use typing::Prompt;
+use typing::LinePrompt;
 use wrap::Wrap;
+
+const EXAMPLES: &str = "\
+Examples:
+  gemma chat
+  gemma chat -m google/gemma-3-27b-it-qat-q4_0-gguf
+  gemma chat -m MODEL --system 'Answer in one sentence.' --temp 0.7";
 
 /// A conversation at the terminal; the model remembers what was said before.
 ///
@@ -41,7 +48,8 @@ use wrap::Wrap;
 /// the prompt it drops the line. Ctrl-D or /quit leaves. There is no history file; /save keeps a
 /// conversation.
 #[derive(Debug, Args)]
-pub struct Chat {
+#[command(after_long_help = EXAMPLES)]
+pub struct ChatArgs {
     /// The first message; the conversation goes on from its answer
     #[arg(value_name = "MESSAGE")]
     pub words: Vec<String>,
@@ -49,7 +57,7 @@ pub struct Chat {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
     /// The same from a file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub system_file: Option<PathBuf>,
     #[command(flatten)]
     pub sampling: SamplingOptions,
@@ -68,7 +76,7 @@ const CONTEXT: usize = 8192;
 /// older turns to leave out.
 const ANSWER_PART: usize = 8;
 
-pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
+pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         let fault = Fault::usage(
@@ -101,10 +109,10 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
     let template = prompt::chat_template(&session.model, ui)?;
     // Nobody at a terminal wants an answer cut off that did not ask for it.
     let max_tokens = match typed.source("max-tokens") {
-        Source::BuiltIn => usize::MAX,
+        Origin::BuiltIn => usize::MAX,
         _ => options.sampling.max_tokens,
     };
-    let mut chat = Talk {
+    let mut chat = ChatSession {
         options,
         ui,
         talk: Conversation::new(template, tokenizer, system),
@@ -129,8 +137,8 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-struct Talk<'a> {
-    options: &'a Chat,
+struct ChatSession<'a> {
+    options: &'a ChatArgs,
     ui: &'a Ui,
     talk: Conversation<'a>,
     tokenizer: &'a Tokenizer,
@@ -147,9 +155,9 @@ struct Talk<'a> {
     last: Option<(Stats, Usage, FinishReason)>,
 }
 
-impl Talk<'_> {
+impl ChatSession<'_> {
     fn go(&mut self) -> Result<()> {
-        let mut prompt = Prompt::new()?;
+        let mut prompt = LinePrompt::new()?;
         let first = self.options.words.join(" ");
         if !first.trim().is_empty() {
             self.ui.line(&format!("> {}", clean(&first)));
@@ -158,7 +166,7 @@ impl Talk<'_> {
         }
         while let Some(line) = prompt.read(self.ui)? {
             match line {
-                Line::Quit => break,
+                ChatLine::Quit => break,
                 line => self.outlive(Self::obey, line)?,
             }
         }
@@ -177,27 +185,27 @@ impl Talk<'_> {
         }
     }
 
-    fn obey(&mut self, line: Line) -> Result<()> {
+    fn obey(&mut self, line: ChatLine) -> Result<()> {
         match line {
-            Line::Nothing | Line::Quit => Ok(()),
-            Line::Message(text) => self.answer(&text),
-            Line::Help => self.say(HELP),
-            Line::Reset => {
+            ChatLine::Nothing | ChatLine::Quit => Ok(()),
+            ChatLine::Message(text) => self.answer(&text),
+            ChatLine::Help => self.say(HELP),
+            ChatLine::Reset => {
                 self.talk.reset();
                 self.say("(the conversation is forgotten)")
             }
-            Line::Undo => match self.talk.undo() {
+            ChatLine::Undo => match self.talk.undo() {
                 Some(text) => {
                     self.say(&format!("(forgotten: {:?} and its answer)", shortened(&text)))
                 }
                 None => self.say("(there is nothing to undo)"),
             },
-            Line::Retry => self.retry(),
-            Line::System(None) => match self.talk.system() {
+            ChatLine::Retry => self.retry(),
+            ChatLine::System(None) => match self.talk.system() {
                 Some(text) => self.say(&clean(text)),
                 None => self.say("(there are no instructions: /system TEXT gives some)"),
             },
-            Line::System(Some(text)) => {
+            ChatLine::System(Some(text)) => {
                 let some = text != "-";
                 self.talk.set_system(some.then_some(text));
                 self.say(if some {
@@ -206,10 +214,10 @@ impl Talk<'_> {
                     "(no instructions from here on)"
                 })
             }
-            Line::Save(file) => self.save(&file),
-            Line::Load(file) => self.load(&file),
-            Line::Stats => self.stats(),
-            Line::Wrong(what) => self.say(&what),
+            ChatLine::Save(file) => self.save(&file),
+            ChatLine::Load(file) => self.load(&file),
+            ChatLine::Stats => self.stats(),
+            ChatLine::Wrong(what) => self.say(&what),
         }
     }
 
@@ -342,7 +350,7 @@ impl Talk<'_> {
             });
         bar.finish_and_clear();
         answer.push_str(&finished.rest);
-        let shown = show(&mut wrap, &finished.rest).and_then(|()| show(&mut wrap, "\n"));
+        let shown = show(&mut wrap, &format!("{}\n", finished.rest));
         if let Some(e) = failure.or(shown.err()) {
             return Err(e).context("cannot write to the terminal");
         }
@@ -374,7 +382,7 @@ impl Talk<'_> {
         };
         let figures = self.drafting.figures();
         let engine = self.target.engine();
-        let memory = engine.report().memory;
+        let report = engine.report();
         let disabled = self.drafting.disabled();
         let record = Record {
             v: VERSION,
@@ -383,12 +391,8 @@ impl Talk<'_> {
             timings: stats::timings(stats, 0.0),
             draft: stats::draft(stats, &figures, self.talk.position(), disabled),
             sampling: stats::sampling(self.sampler.config(), self.max_tokens),
-            memory: Memory {
-                weights: memory.weights,
-                kv: memory.kv,
-                activations: memory.activations,
-            },
-            device: engine.report().device,
+            memory: stats::memory(&report),
+            device: report.device,
             ..Record::default()
         };
         let (tokens, context) =

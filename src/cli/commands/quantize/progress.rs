@@ -4,7 +4,6 @@
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
 use crate::cli::options::UiOptions;
-use crate::models::Role;
 use crate::quant::{QuantProgress, TensorPlan};
 use crate::util::units::{bytes, duration};
 use anyhow::Result;
@@ -18,9 +17,9 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// What a first Ctrl-C has to know: the bar that is shown, and the tensor in work, if there is one.
 #[derive(Clone, Default)]
-pub struct Stage(Arc<Mutex<(Option<ProgressBar>, String)>>);
+pub struct CurrentStage(Arc<Mutex<(Option<ProgressBar>, String)>>);
 
-impl Stage {
+impl CurrentStage {
     /// From here on this bar is shown.
     pub fn show(&self, bar: &ProgressBar) {
         if let Ok(mut stage) = self.0.lock() {
@@ -68,14 +67,14 @@ pub struct Meter<'a> {
     found: u64,
     start: Instant,
     said: Instant,
-    stage: &'a Stage,
+    stage: &'a CurrentStage,
 }
 
 impl<'a> Meter<'a> {
     /// `weights` in all, of which `resumed` tensors are found done.
     pub fn new(
         ui: &'a Ui,
-        stage: &'a Stage,
+        stage: &'a CurrentStage,
         n_layers: usize,
         weights: u64,
         resumed: usize,
@@ -115,7 +114,7 @@ impl<'a> Meter<'a> {
                 )
             });
         }
-        let layer_done = p.error.is_some() && Role::LAYER.last() == Some(&entry.role);
+        let layer_done = p.error.is_some() && entry.ends_layer;
         if self.bar.is_hidden()
             && !self.ui.is_quiet()
             && (layer_done || self.said.elapsed() > SILENCE)

@@ -1,8 +1,8 @@
 //! One line of a batch: our own records, and OpenAI's batch lines.
 
-use crate::cli::commands::generate::batch::held::Held;
-use crate::cli::io::format::{Format, Formats};
-use crate::cli::io::prompt::{Content, Said};
+use crate::cli::commands::generate::batch::held::HeldAnswer;
+use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
+use crate::cli::io::prompt::{MessageContent, PromptInput};
 use crate::error::Fault;
 use crate::models::Message;
 use crate::sampler::SamplerConfig;
@@ -14,21 +14,21 @@ use sha2::{Digest, Sha256};
 
 /// What a line asks for.
 #[derive(Clone, Debug, Default)]
-pub struct Job {
-    pub said: Said,
+pub struct RecordJob {
+    pub said: PromptInput,
     /// No chat template; `None` leaves it to `--raw`.
     pub raw: Option<bool>,
     pub max_tokens: Option<usize>,
     pub stop: Vec<String>,
     pub ignore_eos: Option<bool>,
     /// What the answer must follow; `None` leaves it to the options.
-    pub format: Option<Format>,
-    sampling: Sampling,
+    pub format: Option<AnswerFormat>,
+    sampling: RecordSampling,
 }
 
-/// Fields that stand in for `--temp` and its like.
+/// RecordFields that stand in for `--temp` and its like.
 #[derive(Clone, Debug, Default, Deserialize)]
-struct Sampling {
+struct RecordSampling {
     #[serde(alias = "temp")]
     temperature: Option<f32>,
     top_k: Option<usize>,
@@ -41,7 +41,7 @@ struct Sampling {
 
 /// How a line wants its answer.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
+pub enum RecordKind {
     Ours,
     /// `/v1/chat/completions`
     OpenAiChat,
@@ -51,17 +51,17 @@ pub enum Kind {
 
 /// A line that could be told from others, whatever is in it.
 #[derive(Clone, Debug)]
-pub struct Line {
+pub struct RecordLine {
     /// As the record gives it, else the number of its line.
     pub id: Value,
-    pub kind: Kind,
-    pub job: std::result::Result<Job, Failure>,
-    /// Fields that say nothing to anyone, if the record is right otherwise.
+    pub kind: RecordKind,
+    pub job: std::result::Result<RecordJob, Failure>,
+    /// RecordFields that say nothing to anyone, if the record is right otherwise.
     pub unknown: Vec<String>,
     /// Its number in the batch, the first being 1.
     pub number: usize,
     /// The failure that an earlier run has for an answer.
-    pub failure: Option<Held>,
+    pub failure: Option<HeldAnswer>,
 }
 
 /// Why a record has no text.
@@ -87,7 +87,7 @@ impl Failure {
 #[derive(Deserialize)]
 struct Item {
     role: String,
-    content: Content,
+    content: MessageContent,
 }
 
 #[derive(Deserialize)]
@@ -98,7 +98,7 @@ enum OneOrMore {
 }
 
 #[derive(Deserialize)]
-struct Fields {
+struct RecordFields {
     prompt: Option<String>,
     messages: Option<Vec<Item>>,
     system: Option<String>,
@@ -109,15 +109,15 @@ struct Fields {
     stop: Option<OneOrMore>,
     ignore_eos: Option<bool>,
     #[serde(flatten)]
-    formats: Formats,
+    formats: AnswerFormatFields,
     #[serde(flatten)]
-    sampling: Sampling,
+    sampling: RecordSampling,
     /// All others.
     #[serde(flatten)]
     unknown: serde_json::Map<String, Value>,
 }
 
-/// Fields of a record, for who misspells one.
+/// RecordFields of a record, for who misspells one.
 const FIELDS: [&str; 20] = [
     "id",
     "prompt",
@@ -140,7 +140,7 @@ const FIELDS: [&str; 20] = [
     "grammar",
     "regex",
 ];
-/// Fields of an OpenAI body that name what is not asked here, or what is refused where it would
+/// RecordFields of an OpenAI body that name what is not asked here, or what is refused where it would
 /// change the answer.
 const PASSED_OVER: [&str; 10] = [
     "model",
@@ -160,18 +160,18 @@ pub fn meant(unknown: &str) -> Option<&'static str> {
     crate::cli::io::ui::nearest(unknown, FIELDS)
 }
 
-impl Line {
+impl RecordLine {
     /// Reads the line with this number, the first being 1. Whatever is wrong with it becomes its
     /// failure.
-    pub fn parse(bytes: &[u8], number: usize) -> Line {
-        let line = |id: Value, kind, job: Result<(Job, Vec<String>)>| {
+    pub fn parse(bytes: &[u8], number: usize) -> RecordLine {
+        let line = |id: Value, kind, job: Result<(RecordJob, Vec<String>)>| {
             let (job, unknown) = match job {
                 Ok((job, unknown)) => (Ok(job), unknown),
                 Err(error) => (Err(Failure::of(&error)), Vec::new()),
             };
-            Line { id, kind, job, unknown, number, failure: None }
+            RecordLine { id, kind, job, unknown, number, failure: None }
         };
-        let bad = |error: anyhow::Error| line(number.into(), Kind::Ours, Err(error));
+        let bad = |error: anyhow::Error| line(number.into(), RecordKind::Ours, Err(error));
         let value: Value = match json::parse(bytes) {
             Ok(value @ Value::Object(_)) => value,
             Ok(_) => {
@@ -188,12 +188,12 @@ impl Line {
                 .get("url")
                 .and_then(Value::as_str)
                 .is_some_and(|url| url.ends_with("/v1/completions"));
-            let kind = if text { Kind::OpenAiText } else { Kind::OpenAiChat };
+            let kind = if text { RecordKind::OpenAiText } else { RecordKind::OpenAiChat };
             return line(id.clone(), kind, openai(&value, text));
         }
         let id =
             value.get("id").filter(|id| !id.is_null()).cloned().unwrap_or_else(|| number.into());
-        line(id, Kind::Ours, job(value, &["id"]))
+        line(id, RecordKind::Ours, job(value, &["id"]))
     }
 
     /// The seed of a record that names none: it depends on nothing but the batch's seed and the
@@ -211,9 +211,9 @@ impl Line {
 const EXAMPLE: &str = r#"a record looks like {"id": 7, "prompt": "Why is the sky blue?"}"#;
 
 /// What a record asks for, and its unknown fields but `known` ones.
-fn job(value: Value, known: &[&str]) -> Result<(Job, Vec<String>)> {
+fn job(value: Value, known: &[&str]) -> Result<(RecordJob, Vec<String>)> {
     let wrong = || Fault::model("a field of the record has the wrong type").help(EXAMPLE);
-    let fields: Fields = serde_json::from_value(value).with_context(wrong)?;
+    let fields: RecordFields = serde_json::from_value(value).with_context(wrong)?;
     let messages = fields.messages.unwrap_or_default();
     let messages: Vec<Message> =
         messages.into_iter().map(|m| Message { role: m.role, content: m.content.text() }).collect();
@@ -238,8 +238,8 @@ fn job(value: Value, known: &[&str]) -> Result<(Job, Vec<String>)> {
         .map(|(name, _)| name)
         .filter(|name| !known.contains(&name.as_str()))
         .collect();
-    let job = Job {
-        said: Said {
+    let job = RecordJob {
+        said: PromptInput {
             system: fields.system,
             messages,
             text: fields.prompt,
@@ -255,7 +255,7 @@ fn job(value: Value, known: &[&str]) -> Result<(Job, Vec<String>)> {
     Ok((job, unknown))
 }
 
-fn openai(line: &Value, text: bool) -> Result<(Job, Vec<String>)> {
+fn openai(line: &Value, text: bool) -> Result<(RecordJob, Vec<String>)> {
     let url = line.get("url").and_then(Value::as_str);
     let known =
         url.is_none_or(|u| u.ends_with("/v1/chat/completions") || u.ends_with("/v1/completions"));
@@ -283,7 +283,7 @@ fn openai(line: &Value, text: bool) -> Result<(Job, Vec<String>)> {
     Ok((job, unknown))
 }
 
-impl Job {
+impl RecordJob {
     /// The batch's sampling with what the record says of it.
     pub fn sampling(&self, base: &SamplerConfig, seed: u64) -> SamplerConfig {
         let own = &self.sampling;
@@ -306,8 +306,8 @@ impl Job {
 mod tests {
     use super::*;
 
-    fn line(text: &str) -> Line {
-        Line::parse(text.as_bytes(), 7)
+    fn line(text: &str) -> RecordLine {
+        RecordLine::parse(text.as_bytes(), 7)
     }
 
     #[test]
@@ -315,7 +315,10 @@ mod tests {
         let ours = line(
             r#"{"id": {"a": 1}, "prompt": "hi", "temp": 0.5, "stop": "x", "max_tokens": 3, "extra": []}"#,
         );
-        assert_eq!((ours.id.to_string().as_str(), ours.kind.clone()), (r#"{"a":1}"#, Kind::Ours));
+        assert_eq!(
+            (ours.id.to_string().as_str(), ours.kind.clone()),
+            (r#"{"a":1}"#, RecordKind::Ours)
+        );
         let job = ours.job.unwrap();
         assert_eq!(
             (job.said.text.as_deref(), job.max_tokens, &job.stop[..]),
@@ -328,13 +331,16 @@ mod tests {
             r#"{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
                 "body": {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "seed": 4}}"#,
         );
-        assert_eq!((theirs.id.as_str(), theirs.kind.clone()), (Some("a"), Kind::OpenAiChat));
+        assert_eq!((theirs.id.as_str(), theirs.kind.clone()), (Some("a"), RecordKind::OpenAiChat));
         let job = theirs.job.unwrap();
         assert_eq!(job.said.messages, [Message { role: "user".into(), content: "hi".into() }]);
         assert_eq!(job.sampling(&SamplerConfig::default(), 9).seed, 4);
         let text =
             line(r#"{"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "once"}}"#);
-        assert_eq!((text.kind.clone(), text.job.unwrap().raw), (Kind::OpenAiText, Some(true)));
+        assert_eq!(
+            (text.kind.clone(), text.job.unwrap().raw),
+            (RecordKind::OpenAiText, Some(true))
+        );
     }
 
     #[test]

@@ -5,14 +5,15 @@
 //! records all the same, and say what they say alone. What a prompt has in common with one before
 //! it in the same place is not read again.
 
-use super::job::Line;
+use super::job::RecordLine;
 use super::records::{Next, Records, Replies};
-use super::reply::Answer;
+use super::reply::RecordAnswer;
 use super::{Batch, Prepared, failure};
 use crate::cli::io::record::Usage;
 use crate::decode::{Flow, Request, Scheduler};
 use crate::runtime::answers::{AnswerEvent, AnswerRequest, Answers, FinishReason, Finished};
-use crate::runtime::{Drafting, Started, npu};
+use crate::runtime::devices::npu;
+use crate::runtime::{Drafting, Started};
 use crate::util::units::thousands;
 use anyhow::{Error, Result};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// What a record's reply needs beside its answer.
-struct Open {
+struct OpenRecord {
     /// Of the reply.
     number: u64,
     text: String,
@@ -50,7 +51,7 @@ pub fn run(
 
 fn answer_all(
     batch: &Batch<'_>,
-    answers: &mut Answers<'_, '_, Open>,
+    answers: &mut Answers<'_, '_, OpenRecord>,
     records: &mut Records<'_>,
     replies: &mut Replies<'_>,
 ) -> Result<()> {
@@ -85,8 +86,8 @@ fn answer_all(
 /// Begins a record's answer, or gives it where it is known.
 fn admit(
     batch: &Batch<'_>,
-    answers: &mut Answers<'_, '_, Open>,
-    line: Line,
+    answers: &mut Answers<'_, '_, OpenRecord>,
+    line: RecordLine,
     replies: &mut Replies<'_>,
 ) -> Result<()> {
     let prepared = match &line.job {
@@ -98,7 +99,7 @@ fn admit(
         Ok(prepared) => prepared,
         Err(failure) => return replies.answer(number, Err(failure?)),
     };
-    let data = Open { number, text: String::new(), seed };
+    let data = OpenRecord { number, text: String::new(), seed };
     let text = Request::new(history, sampler, max_tokens);
     let request = AnswerRequest { text, constrained, stops, data };
     match answers.admit(request) {
@@ -108,7 +109,7 @@ fn admit(
 }
 
 /// Answers a record, unless an interruption came first.
-fn reply(finished: Finished<Open>, replies: &mut Replies<'_>) -> Result<()> {
+fn reply(finished: Finished<OpenRecord>, replies: &mut Replies<'_>) -> Result<()> {
     let usage = Usage {
         prompt_tokens: finished.prompt_tokens,
         completion_tokens: finished.completion_tokens(),
@@ -118,11 +119,11 @@ fn reply(finished: Finished<Open>, replies: &mut Replies<'_>) -> Result<()> {
         Ok(_) => finished.check().map_err(Error::from),
         Err(_) => Ok(()),
     };
-    let Finished { data: Open { number, mut text, seed }, rest, reason, .. } = finished;
+    let Finished { data: OpenRecord { number, mut text, seed }, rest, reason, .. } = finished;
     text.push_str(&rest);
     match checked.and(reason) {
         Ok(finish_reason) => {
-            replies.answer(number, Ok(Answer { text, finish_reason, usage, seed }))
+            replies.answer(number, Ok(RecordAnswer { text, finish_reason, usage, seed }))
         }
         Err(error) => replies.answer(number, Err(failure(error)?)),
     }

@@ -3,12 +3,12 @@
 use super::super::queue::{ClientRequest, Delivery, EVENTS};
 use super::error::ApiError;
 use super::fields::Fields;
-use crate::cli::io::format::{Format, Formats};
-use crate::cli::io::prompt::{Prompts, Said};
+use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
+use crate::cli::io::prompt::{PromptEncoder, PromptInput};
 use crate::decode::Request;
 use crate::error::Fault;
-use crate::grammar::tools::{self, Calls, Tool};
-use crate::grammar::{Grammar, Source};
+use crate::grammar::tools::{self, CallPolicy, Tool};
+use crate::grammar::{Grammar, GrammarSource};
 use crate::models::{ChatTemplate, Config, Message, Special, Tokenizer};
 use crate::runtime::answers::{self, AnswerRequest};
 use crate::runtime::constraints::{Constrained, Constraints};
@@ -72,9 +72,9 @@ impl ServedModel {
 
 /// What comes before an answer.
 #[derive(Clone, Debug)]
-pub enum Prompt {
+pub enum ApiPrompt {
     /// Goes through the chat template.
-    Conversation(Said),
+    Conversation(PromptInput),
     /// Is continued as it is, behind one BOS.
     Text(String),
     /// The same of tokens, as they are.
@@ -95,7 +95,7 @@ pub struct SamplingFields {
 #[derive(Clone, Debug)]
 pub struct ToolOptions {
     pub tools: Vec<Tool>,
-    pub calls: Calls,
+    pub calls: CallPolicy,
     /// Several calls in an answer.
     pub many: bool,
 }
@@ -104,14 +104,14 @@ pub struct ToolOptions {
 #[derive(Clone, Debug, Default)]
 pub struct ApiRequest {
     /// An answer, or `n`, to each.
-    pub prompts: Vec<Prompt>,
+    pub prompts: Vec<ApiPrompt>,
     pub n: usize,
     pub sampling: SamplingFields,
     pub seed: Option<u64>,
     pub stops: Vec<String>,
     pub max_tokens: Option<usize>,
     pub ignore_eos: bool,
-    pub format: Option<Format>,
+    pub format: Option<AnswerFormat>,
     pub tool_options: Option<ToolOptions>,
     /// Alternatives to tell beside the log-probability of each token; `None` for neither.
     pub top_log_probs: Option<usize>,
@@ -192,7 +192,7 @@ impl ApiRequest {
             Some(name) => error.param(name.clone()),
             None => error,
         };
-        let formats: Formats = serde_json::from_value(Value::Object(given))
+        let formats: AnswerFormatFields = serde_json::from_value(Value::Object(given))
             .map_err(|error| wrong(ApiError::bad(error.to_string())))?;
         self.format = formats.one().map_err(|error| wrong(ApiError::of(&error)))?;
         Ok(())
@@ -259,19 +259,19 @@ impl ApiRequest {
 
     /// Bytes of the longest prompt.
     pub fn longest(&self) -> usize {
-        self.prompts.iter().map(Prompt::bytes).max().unwrap_or(0)
+        self.prompts.iter().map(ApiPrompt::bytes).max().unwrap_or(0)
     }
 
     /// What the answers must follow.
-    pub fn source(&self) -> Result<Option<Source>> {
+    pub fn source(&self) -> Result<Option<GrammarSource>> {
         match (&self.tool_options, &self.format) {
-            (None, None | Some(Format::Text)) => Ok(None),
-            (None, Some(Format::Grammar(source))) => Ok(Some(source.clone())),
-            (Some(tool_options), None | Some(Format::Text)) => {
+            (None, None | Some(AnswerFormat::Text)) => Ok(None),
+            (None, Some(AnswerFormat::Grammar(source))) => Ok(Some(source.clone())),
+            (Some(tool_options), None | Some(AnswerFormat::Text)) => {
                 // A schema that is wrong is told by its place in itself.
                 tools::source(&tool_options.tools, tool_options.calls, tool_options.many).map(Some)
             }
-            (Some(_), Some(Format::Grammar(_))) => Err(Fault::usage(
+            (Some(_), Some(AnswerFormat::Grammar(_))) => Err(Fault::usage(
                 "an answer that may call functions cannot follow another form too",
             )
             .help("leave out tools or response_format, or say tool_choice: none")
@@ -304,13 +304,13 @@ fn most_rendered(said: usize) -> usize {
     2 * said + RENDERED
 }
 
-impl Prompt {
+impl ApiPrompt {
     /// Bytes of text.
     fn bytes(&self) -> usize {
         match self {
-            Prompt::Conversation(said) => said.bytes(),
-            Prompt::Text(text) => text.len(),
-            Prompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISER_MEMORY,
+            ApiPrompt::Conversation(said) => said.bytes(),
+            ApiPrompt::Text(text) => text.len(),
+            ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISER_MEMORY,
         }
     }
 
@@ -319,12 +319,12 @@ impl Prompt {
         let ServedModel { tokenizer, config, template, context, .. } = served;
         let raw;
         let (template, said) = match self {
-            Prompt::Conversation(said) => (Some(template), said),
-            Prompt::Text(text) => {
-                raw = Said { text: Some(text.clone()), ..Said::default() };
+            ApiPrompt::Conversation(said) => (Some(template), said),
+            ApiPrompt::Text(text) => {
+                raw = PromptInput { text: Some(text.clone()), ..PromptInput::default() };
                 (None, &raw)
             }
-            Prompt::Tokens(tokens) => {
+            ApiPrompt::Tokens(tokens) => {
                 let vocab = tokenizer.vocab();
                 ensure!(
                     !tokens.is_empty() && tokens.iter().all(|t| (*t as usize) < vocab),
@@ -335,8 +335,13 @@ impl Prompt {
             }
         };
         let most_rendered = most_rendered(said.bytes());
-        let prompts =
-            Prompts { template, config, tokenizer, asked: AutoOr::N(*context), most_rendered };
+        let prompts = PromptEncoder {
+            template,
+            config,
+            tokenizer,
+            asked: AutoOr::N(*context),
+            most_rendered,
+        };
         prompts.tokens(said, Special::AsText).map(|(tokens, _)| tokens)
     }
 }
@@ -346,7 +351,7 @@ pub fn conversation(
     mut messages: Vec<Message>,
     system: Option<String>,
     tool_options: Option<&ToolOptions>,
-) -> Said {
+) -> PromptInput {
     if let Some(system) = system {
         messages.insert(0, Message { role: "system".into(), content: system });
     }
@@ -357,5 +362,5 @@ pub fn conversation(
             None => messages.insert(0, Message { role: "system".into(), content: told }),
         }
     }
-    Said { messages, ..Said::default() }
+    PromptInput { messages, ..PromptInput::default() }
 }

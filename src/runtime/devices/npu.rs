@@ -1,13 +1,14 @@
 //! `--npu`: whether an NPU takes part, and its report.
 
-use super::Listener;
-use super::backends::Npu;
-use super::options::RunOptions;
 use crate::compute::{AssistReport, Executor, KvFormat};
 use crate::engine::Engine;
 use crate::error::Fault;
 use crate::models::Config;
+use crate::runtime::Listener;
+use crate::runtime::devices::backends::Npu;
 use anyhow::Result;
+#[cfg(feature = "npu")]
+pub use device::dims;
 pub use device::{counted, refusal};
 
 /// Returns the error for an NPU where several texts share passes.
@@ -35,26 +36,26 @@ pub fn report(engine: &dyn Engine) -> Option<AssistReport> {
 /// in one line, and the executor goes on alone.
 pub fn beside(
     executor: Box<dyn Executor>,
-    options: &RunOptions,
+    mode: Npu,
     config: &Config,
     sizes: (KvFormat, u64, usize),
     is_split: bool,
     listener: &dyn Listener,
 ) -> Result<Box<dyn Executor>> {
-    let asked = options.npu.is_asked();
-    if options.npu == Npu::Off {
+    let asked = mode.is_asked();
+    if mode == Npu::Off {
         return Ok(executor);
     }
     if is_split {
         if asked {
             listener.note(
-                "running without the NPU: \
-                it works beside one device, not where layers are spread over two",
+                "running without the NPU: it works beside one device, \
+                not where layers are spread over two",
             );
         }
         return Ok(executor);
     }
-    let (executor, outcome) = device::attach(executor, options.npu, config, sizes);
+    let (executor, outcome) = device::attach(executor, mode, config, sizes);
     match outcome {
         Ok(why) => listener.detail(1, &format!("npu: {why}")),
         Err(why) if asked => listener.note(&format!("running without the NPU: {why:#}")),
@@ -67,27 +68,40 @@ pub fn beside(
 #[cfg(feature = "npu")]
 mod device {
     use crate::compute::{Executor, KvFormat};
-    use crate::models::Config;
-    use crate::runtime::backends::{
+    use crate::models::{Config, LayerSpec};
+    use crate::runtime::devices::backends::{
         FlashPartial, Npu, NpuDims, NpuWork, OffloadExecutor, bring_up_npu,
     };
-    use anyhow::Result;
+    use anyhow::{Context, Result, ensure};
 
-    /// Returns the dimensions of a model's attention for the NPU.
-    fn dims(config: &Config) -> NpuDims {
-        let Config { n_heads, n_kv_heads, head_dim, query_scale, .. } = *config;
-        NpuDims { n_heads, n_kv_heads, head_dim, scale: query_scale }
+    /// Returns the dimensions of attention in a model's global layers, which the NPU takes if they are
+    /// alike.
+    pub fn dims(config: &Config) -> Result<NpuDims> {
+        let of_layer = |layer: &LayerSpec| NpuDims {
+            n_heads: layer.n_heads,
+            n_kv_heads: layer.n_kv_heads,
+            head_dim: layer.head_dim,
+            scale: layer.query_scale,
+        };
+        let mut global = config.layers.iter().filter(|layer| layer.is_global()).map(of_layer);
+        let first = global.next().context("no layer sees all positions")?;
+        ensure!(
+            global.all(|dims| dims == first),
+            "the layers that see all positions differ in shape"
+        );
+        Ok(first)
     }
 
     /// Returns the reads of a step, for the prediction.
     fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> NpuWork {
-        let global_layers = (0..config.n_layers).filter(|l| config.is_global(*l)).count();
+        let global_layers = config.global_layers();
+        let layer = &config.layers[global_layers.first().copied().unwrap_or(0)];
         NpuWork {
             weights: weights as f64,
-            global_layers,
-            local_layers: config.n_layers - global_layers,
-            window: config.window,
-            position: (2 * config.n_kv_heads * kv.head_bytes(config.head_dim)) as f64,
+            global_layers: global_layers.len(),
+            local_layers: config.layers.len() - global_layers.len(),
+            window: config.window().unwrap_or(0),
+            position: (2 * layer.n_kv_heads * kv.head_bytes(layer.head_dim)) as f64,
             context,
         }
     }
@@ -100,10 +114,11 @@ mod device {
         (kv, weights, context): (KvFormat, u64, usize),
     ) -> (Box<dyn Executor>, Result<String>) {
         let work = work(config, kv, weights, context);
-        match bring_up_npu(executor.as_mut(), mode, dims(config), &work) {
-            Ok((_, 0, why)) => (executor, Ok(why)),
-            Ok((npu, share, why)) => {
-                (Box::new(OffloadExecutor::new(executor, npu, dims(config), share)), Ok(why))
+        let bring_up = |dims| Ok((dims, bring_up_npu(executor.as_mut(), mode, dims, &work)?));
+        match dims(config).and_then(bring_up) {
+            Ok((_, (_, 0, why))) => (executor, Ok(why)),
+            Ok((dims, (npu, share, why))) => {
+                (Box::new(OffloadExecutor::new(executor, npu, dims, share)), Ok(why))
             }
             Err(why) => (executor, Err(why)),
         }
@@ -112,15 +127,15 @@ mod device {
     /// Puts an NPU beside `executor` that only counts its memory, for plans. Models that no NPU takes
     /// run without.
     pub fn counted(executor: Box<dyn Executor>, config: &Config) -> Box<dyn Executor> {
-        match FlashPartial::dry(dims(config)) {
-            Ok(npu) => Box::new(OffloadExecutor::new(executor, npu, dims(config), 256)),
+        match dims(config).and_then(|dims| Ok((dims, FlashPartial::dry(dims)?))) {
+            Ok((dims, npu)) => Box::new(OffloadExecutor::new(executor, npu, dims, 256)),
             Err(_) => executor,
         }
     }
 
     /// Returns why no NPU takes a model; `None` if one does.
     pub fn refusal(config: &Config) -> Option<String> {
-        dims(config).shape().err().map(|why| why.to_string())
+        dims(config).and_then(|dims| dims.shape()).err().map(|why| why.to_string())
     }
 }
 
@@ -129,7 +144,7 @@ mod device {
 mod device {
     use crate::compute::{Executor, KvFormat};
     use crate::models::Config;
-    use crate::runtime::backends::Npu;
+    use crate::runtime::devices::backends::Npu;
     use anyhow::{Result, anyhow};
 
     const ABSENT: &str = "this program was built without NPU support (cargo feature npu)";
