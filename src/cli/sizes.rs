@@ -1,5 +1,4 @@
-//! Which Gemma 3 fits, and how fast it would be: every size, in the formats that there are to be
-//! had.
+//! Sizes of Gemma 3 that fit, in each available format, with predicted speeds.
 
 use crate::cli::io::table::markdown;
 use crate::cli::io::ui::paragraph_in;
@@ -22,8 +21,8 @@ const CONTEXT: usize = 4096;
 /// Tokens a second, without drafts, from which an answer comes about as fast as it is read.
 const READING: f64 = 4.0;
 
-/// What there is to be had, the largest first: `bf16` and `q4_0` from Google, the others from
-/// `gemma quantize`.
+/// Available formats, the largest first: `bf16` and `q4_0` from Google, the others from `gemma
+/// quantize`.
 const RECIPES: [(Shape, &[&str]); 5] = [
     (Shape::B27, &["bf16", "q4_0", "12gb", "10gb", "9gb"]),
     (Shape::B12, &["bf16", "q4_0", "int4"]),
@@ -37,7 +36,7 @@ const RECIPES: [(Shape, &[&str]); 5] = [
 pub struct SizeRow {
     pub shape: Shape,
     pub recipe: &'static str,
-    /// Of the weights.
+    /// Bytes of the weights.
     pub bytes: u64,
     /// Predicted tokens a second without drafts, once the context is full; `None` where it does not
     /// fit.
@@ -99,7 +98,7 @@ impl Sizes {
         (at < found.len()).then(|| found.swap_remove(at))
     }
 
-    /// What to say of the largest model that fits, where it is too slow to be the best.
+    /// Describes the largest model that fits, if it is too slow to be the best.
     pub fn larger(&self) -> Option<String> {
         let (row, page) = self.of_google().into_iter().next()?;
         let is_other = self.best().is_some_and(|(best, _)| best.shape != row.shape);

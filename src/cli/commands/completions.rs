@@ -39,8 +39,8 @@ pub fn run(options: &CompletionsArgs, _: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-/// What an option that takes a word or a path is completed with; shells offer files where none of
-/// the words fits.
+/// Words that complete an option which takes a word or a path. Shells offer files where no word
+/// matches.
 const VALUES: [(&str, &[&str]); 8] = [
     ("calibrate", &["builtin", "none"]),
     ("ctx_size", &["auto"]),

@@ -95,7 +95,7 @@ struct NpuRow {
 struct NpuFinding {
     name: &'static str,
     found: String,
-    /// What to do; null where all is well.
+    /// Remedy; null where all is well.
     remedy: Option<String>,
 }
 

@@ -54,17 +54,17 @@ struct Inspection {
     layers: usize,
     dim: usize,
     ffn_dim: usize,
-    /// Of the first layer.
+    /// Heads of the first layer.
     #[serde(flatten)]
     heads: Heads,
-    /// Of layers of another shape.
+    /// Heads of layers with another shape.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     other_heads: BTreeSet<Heads>,
     vocab: usize,
     window: Option<usize>,
     global_layers: Vec<usize>,
     max_position: usize,
-    /// Of the matrices.
+    /// Parameters of the matrices.
     parameters: u64,
     bytes: u64,
     bits_per_weight: f64,

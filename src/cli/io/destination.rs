@@ -40,7 +40,7 @@ enum How {
     Replace(PathBuf, Vec<u8>),
 }
 
-/// What a path comes to.
+/// The target of a path.
 enum ResolvedPath {
     /// A descriptor of this process.
     Descriptor(i32),
@@ -223,7 +223,7 @@ fn resolve(path: &Path, name: &str) -> Result<ResolvedPath> {
         }
         let full = directory.join(last);
         match std::fs::symlink_metadata(&full) {
-            // What /proc calls links are not names of files.
+            // Links in /proc are not names of files.
             Ok(meta) if meta.is_symlink() && !directory.starts_with("/proc") => {
                 path = directory.join(std::fs::read_link(&full).with_context(what)?);
             }
@@ -296,7 +296,7 @@ mod tests {
         fs::create_dir(at("sub")).unwrap();
         symlink("sub/file", at("link"));
         symlink("link", at("chain"));
-        // What the link names is not there yet.
+        // The target of the link does not exist yet.
         write(&at("chain"), "one").unwrap();
         write(&at("link"), "two").unwrap();
         assert_eq!(fs::read(at("sub/file")).unwrap(), b"two");

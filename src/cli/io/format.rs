@@ -1,4 +1,5 @@
-//! What an answer must follow, as records of a batch and clients of the server say it: our own fields, and OpenAI's `response_format`.
+//! Fields for the form of an answer, in records of a batch and requests to the server: our own, and
+//! OpenAI's `response_format`.
 
 use crate::error::Fault;
 use crate::grammar::GrammarSource;
@@ -6,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The fields that say so; at most one of them may be given.
+/// The fields, of which at most one may be given.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct AnswerFormatFields {
     response_format: Option<Value>,
@@ -15,7 +16,7 @@ pub struct AnswerFormatFields {
     regex: Option<String>,
 }
 
-/// What is said of an answer's form.
+/// The form of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AnswerFormat {
     /// Any text, whatever the options say.
@@ -26,7 +27,7 @@ pub enum AnswerFormat {
 const EXAMPLE: &str = r#"expected: {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}, {"type": "json_object"} or {"type": "text"}"#;
 
 impl AnswerFormatFields {
-    /// The one that is given.
+    /// Returns the form that is given.
     pub fn one(self) -> Result<Option<AnswerFormat>> {
         let mut given: Vec<AnswerFormat> = Vec::new();
         given.extend(self.response_format.map(|format| response_format(&format)).transpose()?);

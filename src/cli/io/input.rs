@@ -91,7 +91,7 @@ pub fn assemble(parts: &[PromptPart], stdin: &mut dyn Read) -> Result<Option<Str
     Ok((!texts.is_empty()).then(|| texts.join("\n\n")))
 }
 
-/// What to say when there is no prompt.
+/// Returns the error of a command line without a prompt.
 pub fn no_prompt() -> Fault {
     Fault::usage("there is no prompt").help(
         "give one as an argument, a file or a pipe:\n  gemma generate 'What is photosynthesis?'\n  \

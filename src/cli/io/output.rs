@@ -6,7 +6,7 @@ use crate::cli::io::record::Record;
 use anyhow::Result;
 use clap::ValueEnum;
 
-/// What the output looks like.
+/// Format of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
     /// The text and nothing else, as it is generated

@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use std::path::Path;
 
-/// Everything that was said, before a model is opened.
+/// A prompt before it is tokenised.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PromptInput {
     pub system: Option<String>,
@@ -66,7 +66,7 @@ fn read(
     Ok(PromptInput { system, messages, text: prompt, prefill: chat.prefill.clone() })
 }
 
-/// What `--system` or `--system-file` says.
+/// Returns the text of `--system` or `--system-file`.
 pub fn system(chat: &ChatOptions) -> Result<Option<String>> {
     system_text(chat.system.as_deref(), chat.system_file.as_deref())
 }
@@ -82,7 +82,7 @@ pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<Str
     }
 }
 
-/// What a message says: text, or parts, which must all be of type `text`.
+/// Content of a message: text, or parts of type `text`.
 pub struct MessageContent(String);
 
 impl MessageContent {
@@ -142,7 +142,7 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     Ok(items.into_iter().map(|i| Message { role: i.role, content: i.content.text() }).collect())
 }
 
-/// The prompt's tokens: through the chat template, or as they are behind one BOS.
+/// Returns the prompt's tokens, through the chat template or behind one BOS.
 pub fn encode(
     said: &PromptInput,
     chat: &ChatOptions,
@@ -194,21 +194,21 @@ pub fn chat_template(model: &Model, listener: &dyn Listener) -> Result<ChatTempl
     Ok(template)
 }
 
-/// What makes tokens of what was said.
+/// An encoder of prompts.
 pub struct PromptEncoder<'a> {
-    /// None for texts that are continued as they are.
+    /// `None` continues a text without a template.
     pub template: Option<&'a ChatTemplate>,
     pub config: &'a Config,
     pub tokenizer: &'a Tokenizer,
     /// The context that was asked for.
     pub asked: AutoOr,
-    /// Bytes that the template may make of what was said.
+    /// Most bytes of the rendered template.
     pub most_rendered: usize,
 }
 
 impl PromptEncoder<'_> {
-    /// The tokens, and whether a text without a template brought its own BOS. What leaves an answer
-    /// no room is refused.
+    /// Returns the tokens, and whether a text without a template has its own BOS. A prompt that
+    /// leaves no room for an answer is an error.
     pub fn tokens(&self, said: &PromptInput, special: Special) -> Result<(Vec<Token>, bool)> {
         let PromptEncoder { template, config, tokenizer, asked, most_rendered } = *self;
         let limit = match asked {

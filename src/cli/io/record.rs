@@ -13,7 +13,7 @@ pub const SCHEMA: &str = include_str!("result.schema.json");
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Record {
     pub v: u32,
-    /// Of a batch record; null for a single prompt.
+    /// Id of a batch record; null for a single prompt.
     pub id: Option<serde_json::Value>,
     pub text: String,
     pub finish_reason: FinishReason,
@@ -23,11 +23,11 @@ pub struct Record {
     pub sampling: SamplingRecord,
     pub memory: MemoryRecord,
     pub device: String,
-    /// What the NPU did, or a model of it; null without.
+    /// Report of the NPU or of its software model; null without one.
     pub npu: Option<crate::compute::AssistReport>,
     pub model: ModelRecord,
-    /// What went wrong: with the finish reason `error`, or where the text ended before its grammar
-    /// was complete.
+    /// Error of a text with the finish reason `error`, or of one that ended before its grammar was
+    /// complete.
     pub error: Option<String>,
 }
 
@@ -66,16 +66,16 @@ pub struct DraftRecord {
     /// Seconds of drafting that the target waited for, and that passed while its device worked.
     pub exposed_s: f64,
     pub hidden_s: f64,
-    /// Rounds for which the draft model worked ahead, and those in which it had read the token that
-    /// came.
+    /// Rounds in which the draft model worked ahead, and rounds in which it had read the right
+    /// token.
     pub ahead: u64,
     pub ahead_hits: u64,
-    /// Tokens per pass with drafts, as expected; as it came; and how far chances are trusted by
-    /// now.
+    /// Tokens per pass with drafts: predicted and realised; and the present trust in draft
+    /// probabilities.
     pub predicted_length: Option<f64>,
     pub realised_length: Option<f64>,
     pub trust: Option<f64>,
-    /// What decoding without drafts would have given, by the measured time of a pass over one row.
+    /// Speed without drafts, from the measured time of a pass over one row.
     pub plain_tps: Option<f64>,
     /// Time of a pass over 1, 2, 4, ... rows, for the context that the text ended in.
     pub costs: Vec<PassCost>,
@@ -123,7 +123,7 @@ pub struct MemoryRecord {
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ModelRecord {
     pub name: String,
-    /// Of the weights' source, where the model states it.
+    /// Hash of the weights' source, if the model has it.
     pub sha256: Option<String>,
     pub bits_per_weight: Option<f64>,
 }

@@ -69,7 +69,7 @@ pub fn draft(
     }
 }
 
-/// What drafting came to, as a second line for people; `None` where nothing was drafted.
+/// Returns the figures of drafting as a second line, or `None` where nothing was drafted.
 pub fn draft_line(draft: &DraftRecord, decode_tps: Option<f64>) -> Option<String> {
     let (predicted, realised) = (draft.predicted_length?, draft.realised_length?);
     let mut parts = vec![format!("drafts: {realised:.2} tok/pass, {predicted:.2} expected")];
@@ -143,7 +143,7 @@ fn gain(record: &Record) -> Option<f64> {
     (record.usage.completion_tokens >= MEASURABLE).then_some(now / plain)
 }
 
-/// What most people want to know, on one line of at most 80 columns.
+/// Returns the main figures on one line of at most 80 columns.
 pub fn brief(record: &Record) -> String {
     let tokens = record.usage.completion_tokens;
     let mut text = format!("{tokens} token{}", if tokens == 1 { "" } else { "s" });
@@ -157,7 +157,7 @@ pub fn brief(record: &Record) -> String {
     text + &format!(" · seed {}", record.sampling.seed)
 }
 
-/// All figures, for `-v` and `--stats text`, and for chat.
+/// Returns all figures, for `-v`, `--stats text` and chat.
 pub fn line(record: &Record, stats: &Stats, threads: Option<usize>) -> Result<String> {
     let t = &record.timings;
     let mut parts = Vec::new();

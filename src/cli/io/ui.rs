@@ -1,4 +1,4 @@
-//! Everything said on standard error: errors, notes, bars, the stats line. Never standard output.
+//! Output on standard error: errors, notes, bars, the stats line.
 
 use crate::cli::options::{Colour, OnTerminal, UiOptions};
 use crate::error::fault_of;
@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 
-/// What standard error may be told, and how.
+/// Settings of the output on standard error.
 pub struct Ui {
     quiet: bool,
     verbose: u8,
@@ -41,7 +41,7 @@ impl Ui {
         }
     }
 
-    /// For commands without these options.
+    /// Returns the settings of commands without these options.
     pub fn plain() -> Self {
         let options = UiOptions {
             quiet: false,
@@ -103,7 +103,7 @@ impl Ui {
         self.write(&lines);
     }
 
-    /// Something that the user should know, said once.
+    /// Prints a note, once.
     pub fn note(&self, text: impl AsRef<str>) {
         let text = clean(text.as_ref());
         if self.quiet || self.said.borrow().contains(&text) {
@@ -113,7 +113,7 @@ impl Ui {
         self.said.borrow_mut().push(text);
     }
 
-    /// A note of which one of a kind is enough.
+    /// Prints the first note of a kind.
     pub fn once(&self, kind: &'static str, text: impl AsRef<str>) {
         if !self.kinds.borrow().contains(&kind) {
             self.note(text);
@@ -121,29 +121,29 @@ impl Ui {
         }
     }
 
-    /// What can be done about something that was just said.
+    /// Prints a remedy for the message before.
     pub fn help(&self, text: &str) {
         self.write(&format!("{} {}\n", self.paint(GREEN, "help:"), clean(text)));
     }
 
-    /// Something for `-v` (level 1) or `-vv` (level 2).
+    /// Prints a detail for `-v` (level 1) or `-vv` (level 2).
     pub fn detail(&self, level: u8, text: impl AsRef<str>) {
         if !self.quiet && self.verbose >= level {
             self.write(&format!("{}\n", self.paint(DIM, &clean(text.as_ref()))));
         }
     }
 
-    /// A line that was asked for, such as the stats; said even where notes are not.
+    /// Prints a line that was asked for, such as the stats, even if notes are off.
     pub fn line(&self, text: &str) {
         self.write(&format!("{}\n", self.paint(DIM, &clean(text))));
     }
 
-    /// JSON that was asked for: a line by itself, never painted.
+    /// Prints JSON on a line by itself, without colours.
     pub fn json(&self, text: &str) {
         self.write(&format!("{text}\n"));
     }
 
-    /// A bar of `len` steps, or one that shows nothing.
+    /// Returns a bar of `len` steps, or a hidden one.
     pub fn bar(&self, label: &str, len: u64) -> ProgressBar {
         if self.bars {
             self.shown(label, len, "{msg:10} BAR {pos}/{len} {eta}")
@@ -162,7 +162,7 @@ impl Ui {
         }
     }
 
-    /// A bar of `len` bytes, or one that shows nothing.
+    /// Returns a bar of `len` bytes, or a hidden one.
     pub fn bytes_bar(&self, label: &str, len: u64, wanted: bool) -> ProgressBar {
         let shown = self.bars && wanted;
         if shown {
@@ -185,7 +185,7 @@ impl Ui {
         bar
     }
 
-    /// A spinner for work of unknown length, or one that shows nothing.
+    /// Returns a spinner for work of unknown length, or a hidden one.
     pub fn spinner(&self, label: &str, wanted: bool) -> ProgressBar {
         if !self.bars || !wanted {
             return ProgressBar::hidden();
@@ -209,7 +209,7 @@ impl Ui {
     }
 }
 
-/// What a session says goes where everything else goes that is not output.
+/// Messages of a session go to standard error too.
 impl Listener for Ui {
     fn note(&self, text: &str) {
         self.note(text);
@@ -366,7 +366,7 @@ mod tests {
                 "{long}"
             );
         }
-        // What cannot be broken stays whole, on a line of its own.
+        // A long word stays whole, on a line of its own.
         let word = "x".repeat(100);
         assert_eq!(
             paragraph_in("a", 2, &format!("b {word} c"), 20),

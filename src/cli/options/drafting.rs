@@ -12,11 +12,11 @@ use clap::Args;
 pub struct DraftArgs {
     /// Source of draft tokens: auto, off, ngram, or a model
     ///
-    /// auto combines three sources: the bundled draft model with the model's tokenizer (the demo's
-    /// or Gemma 3's), the continuation of the last place where the text ended like this, and the
-    /// model's own likeliest tokens after the last two. ngram uses the latter two sources. bundled
-    /// requires a bundled draft model. off decodes without drafts. A model is a directory, a GGUF
-    /// file or an id, as for --model; it needs the same tokenizer, or a part of it.
+    /// With auto, three sources draft: the bundled draft model for the model's tokenizer, the
+    /// continuation of the last place where the text ended like this, and the model's earlier
+    /// likeliest tokens after the same two. With ngram, only the latter two do. With bundled, a
+    /// bundled draft model is required. With off, there are no drafts. A model is a directory, a
+    /// GGUF file or an id, as for --model; it needs the same tokenizer, or a part of it.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub draft: String,
     /// Most draft tokens in a row

@@ -61,10 +61,10 @@ pub struct RunArgs {
     pub device_lock: DeviceLock,
     /// NPU beside the device: auto, off, force, or model
     ///
-    /// The NPU computes attention over full pages of the global layers. auto uses a first-generation
-    /// AMD NPU where measurements show a gain, which needs a long context; force always uses it.
-    /// model runs the kernel on a software model of the NPU, slowly, for tests. This has never run
-    /// on a real NPU.
+    /// The NPU computes attention over full pages of the global layers. With auto, a
+    /// first-generation AMD NPU is used where measurements show a gain, which needs a long context.
+    /// With force, it is always used. With model, the kernel runs on a software model of the NPU,
+    /// slowly, for tests. This has never run on a real NPU.
     #[arg(long, value_name = "MODE", default_value = "auto", hide_short_help = true)]
     pub npu: Npu,
     /// Instruction set of the CPU kernels: scalar, avx2 or avx512-vnni

@@ -164,8 +164,8 @@ impl SettingsFile {
     }
 }
 
-/// What the files say about options that flags and environment left open: as arguments, and from
-/// which file.
+/// Returns the files' values of options that are neither flags nor in the environment, as
+/// arguments, and the file of each.
 pub fn arguments(
     command: &str,
     typed: &ArgMatches,

@@ -1,8 +1,8 @@
-//! From what was typed to settings: flag > environment > gemma.toml > the model's
+//! From the command line to settings: flag > environment > gemma.toml > the model's
 //! generation_config.json > built in.
 //!
-//! clap reads flags and environment. What both leave open is looked up in `gemma.toml` and handed
-//! to clap as if it had been typed, so that every source passes the same checks.
+//! clap reads flags and environment. Other options come from `gemma.toml`. They go to clap like
+//! typed ones, so that every source passes the same checks.
 
 mod environment;
 mod files;
@@ -45,7 +45,7 @@ impl Early {
         match self {
             Early::Clap(error) if error.use_stderr() || std::io::stdout().is_terminal() => {
                 let plain = error.render().to_string();
-                // What was typed is quoted, and may hold what a terminal would obey.
+                // The message quotes the command line, which may hold escape codes.
                 if clean(&plain) != plain {
                     eprint!("{}", clean(&plain));
                 } else {
@@ -54,8 +54,7 @@ impl Early {
                 }
                 ExitCode::from(error.exit_code() as u8)
             }
-            // What is asked for is output like any other: that it could not be written is a
-            // failure.
+            // Help is output like any other; a failure to write it is an error.
             Early::Clap(help) => match crate::cli::io::output::print(&help.render().to_string()) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => Early::Fault(error).print(),
@@ -225,7 +224,7 @@ impl Typed {
             else {
                 continue;
             };
-            // Nobody needs to know of these who has not set one.
+            // Hidden options are shown only if they are set.
             if arg.is_hide_set() && self.source(long) == Origin::BuiltIn {
                 continue;
             }
@@ -239,8 +238,8 @@ impl Typed {
                 Some((_, value, source)) => (Some(quoted(value)), source.clone()),
                 None => (self.value(arg), self.source(long)),
             };
-            // What gemma.toml may not hold, what the next model may want otherwise, and what nobody
-            // has set is a comment.
+            // Values that gemma.toml may not hold, values of the model, and unset ones are
+            // comments.
             let is_models = found.is_some() && matches!(source, Origin::Model | Origin::BuiltIn);
             let is_kept_out =
                 is_models || files::ONE_RUN.contains(&long) || files::refusal(arg).is_some();

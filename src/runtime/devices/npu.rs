@@ -42,12 +42,12 @@ pub fn beside(
     is_split: bool,
     listener: &dyn Listener,
 ) -> Result<Box<dyn Executor>> {
-    let asked = mode.is_asked();
+    let is_required = mode.is_asked();
     if mode == Npu::Off {
         return Ok(executor);
     }
     if is_split {
-        if asked {
+        if is_required {
             listener.note(
                 "running without the NPU: it works beside one device, \
                 not where layers are spread over two",
@@ -58,7 +58,7 @@ pub fn beside(
     let (executor, outcome) = device::attach(executor, mode, config, sizes);
     match outcome {
         Ok(why) => listener.detail(1, &format!("npu: {why}")),
-        Err(why) if asked => listener.note(&format!("running without the NPU: {why:#}")),
+        Err(why) if is_required => listener.note(&format!("running without the NPU: {why:#}")),
         Err(why) => listener.detail(1, &format!("no npu: {why:#}")),
     }
     Ok(executor)
@@ -74,8 +74,8 @@ mod device {
     };
     use anyhow::{Context, Result, ensure};
 
-    /// Returns the dimensions of attention in a model's global layers, which the NPU takes if they are
-    /// alike.
+    /// Returns the dimensions of attention in a model's global layers, which the NPU takes if they
+    /// are alike.
     pub fn dims(config: &Config) -> Result<NpuDims> {
         let of_layer = |layer: &LayerSpec| NpuDims {
             n_heads: layer.n_heads,
@@ -106,7 +106,8 @@ mod device {
         }
     }
 
-    /// Puts an NPU beside `executor` if it works and is predicted to pay. Returns the reason in words.
+    /// Puts an NPU beside `executor` if it works and is predicted to pay. Returns the reason in
+    /// words.
     pub fn attach(
         mut executor: Box<dyn Executor>,
         mode: Npu,
@@ -124,8 +125,8 @@ mod device {
         }
     }
 
-    /// Puts an NPU beside `executor` that only counts its memory, for plans. Models that no NPU takes
-    /// run without.
+    /// Puts an NPU beside `executor` that only counts its memory, for plans. Models that no NPU
+    /// takes run without.
     pub fn counted(executor: Box<dyn Executor>, config: &Config) -> Box<dyn Executor> {
         match dims(config).and_then(|dims| Ok((dims, FlashPartial::dry(dims)?))) {
             Ok((dims, npu)) => Box::new(OffloadExecutor::new(executor, npu, dims, 256)),

@@ -41,7 +41,7 @@ pub struct BenchArgs {
     pub synthetic: Option<Shape>,
     #[command(flatten)]
     pub formats: FormatArgs,
-    /// What to measure, separated by commas or blanks
+    /// Tests to run, separated by commas or blanks
     #[arg(long, value_enum, value_name = "TESTS", value_delimiter = ',', num_args = 1.., default_value = "prefill,decode,verify,kernels,text")]
     pub only: Vec<Test>,
     /// Prompt tokens of the prefill test
@@ -162,7 +162,7 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     }
     let weights =
         model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).context("there is no model")?;
-    let load = report::load_average();
+    let load = crate::os::machine::load_average();
     let cpu = Cpu::probe()?;
     let cores = cpu.threads;
     let context = options.context(run.context)?;

@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct BenchReport {
     pub v: u32,
-    /// Of the program, with its commit where that is known.
+    /// Version of the program, with its commit if the build knew it.
     pub version: String,
-    /// When it ran (UTC), and how it was called.
+    /// Time of the run (UTC) and its command line.
     #[serde(default)]
     pub date: String,
     #[serde(default)]
@@ -27,7 +27,7 @@ pub struct BenchReport {
     /// The text test, where it ran.
     #[serde(default)]
     pub text: Option<TextReport>,
-    /// What makes the figures doubtful, in sentences.
+    /// Reasons to distrust the figures, in sentences.
     #[serde(default)]
     pub doubts: Vec<String>,
 }
@@ -64,10 +64,10 @@ pub struct Measurement {
     /// `tok/s` (more is better), or `ms` (less is better).
     pub unit: String,
     pub figure: Figure,
-    /// What else the row says, such as `c(8) = 1.31`.
+    /// A remark, such as `c(8) = 1.31`.
     #[serde(default)]
     pub note: String,
-    /// Of the verify test.
+    /// Size of the pass of a verify test.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<PassSize>,
 }
@@ -83,10 +83,10 @@ pub struct PassSize {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TextReport {
     pub temperature: f32,
-    /// Most tokens of an answer, and how often each prompt was answered each way.
+    /// Most tokens of an answer, and runs of each prompt with and without drafts.
     pub tokens: usize,
     pub runs: usize,
-    /// What drafted.
+    /// The drafter, and why it was switched off, if it was.
     pub drafts: String,
     pub kinds: Vec<TextKind>,
     /// All kinds together.
@@ -116,14 +116,14 @@ pub struct TextKind {
     pub tokens_per_pass: f64,
 }
 
-/// What became of drafted tokens.
+/// Counts of drafted and accepted tokens.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DraftAcceptance {
     pub passes: u64,
-    /// That they brought, the target's own among them.
+    /// Tokens of the passes, with the target's own.
     pub tokens: u64,
-    /// Drafted and accepted nodes; by depth below the root, and by the source that spoke most for
-    /// them.
+    /// Drafted and accepted nodes by depth below the root, and by the source with the largest
+    /// share.
     pub by_depth: Vec<[u64; 2]>,
     pub by_source: BTreeMap<String, [u64; 2]>,
 }
@@ -143,13 +143,13 @@ impl DraftAcceptance {
     }
 }
 
-/// Time of the kernels of one label in passes over so many rows.
+/// Time of the kernels of one label in passes of one size.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct KernelTiming {
     pub label: String,
     #[serde(default = "one")]
     pub rows: usize,
-    /// That were timed; 0 in files of versions that did not say.
+    /// Passes that were timed; 0 in files of older versions.
     #[serde(default)]
     pub passes: usize,
     pub calls: u64,
@@ -181,7 +181,7 @@ const RATIO: &str = "Ratio: tokens per second with drafts divided by those witho
     quartiles.";
 
 impl BenchReport {
-    /// Tables of at most 100 columns; with an older run, what became of its figures.
+    /// Returns tables of at most 100 columns, beside an older run if there is one.
     pub fn markdown(&self, old: Option<&BenchReport>) -> String {
         let mut out = self.heading();
         if !self.results.is_empty() {
@@ -286,11 +286,6 @@ impl BenchReport {
     }
 }
 
-/// Returns the average number of runnable processes over the last minute, where the system tells.
-pub fn load_average() -> Option<f64> {
-    std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
-}
-
 /// Repetitions of one test that differ by more than this factor were disturbed.
 const SPREAD: f64 = 1.10;
 
@@ -357,7 +352,7 @@ fn texts(text: &TextReport, old: Option<&TextReport>) -> Vec<Vec<String>> {
     table
 }
 
-/// The older median, and how much faster or slower it is now; `same` where the ranges of both runs
+/// Returns the older median and the change since then: `same` where the ranges of both runs
 /// overlap.
 fn change(row: &Measurement, old: &BenchReport) -> [String; 2] {
     let Some(before) = old.results.iter().find(|o| o.name == row.name && o.unit == row.unit) else {

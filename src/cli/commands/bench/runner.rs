@@ -1,4 +1,4 @@
-//! The tests that run on a loaded engine: prefill, decode, passes of several rows, kernels, loading.
+//! Tests on a loaded engine: prefill, decode, passes of several rows, kernels, loading.
 
 use super::measure::{self, Figure};
 use super::report::{BenchMachine, BenchReport, KernelTiming, Measurement, PassSize, count_rows};
@@ -55,7 +55,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Repeats a timing, the first one for warmth alone.
+    /// Repeats a timing, after one run that does not count.
     fn repeat(
         &mut self,
         label: &str,
@@ -74,7 +74,7 @@ impl<'a> Runner<'a> {
         Ok(Figure::of(runs))
     }
 
-    /// A cache of `depth` tokens.
+    /// Fills the cache with `depth` tokens.
     fn fill(&mut self, depth: usize) -> Result<()> {
         if self.engine.truncate(0, depth).is_err() || self.engine.position(0) != depth {
             self.engine.truncate(0, 0)?;
@@ -127,7 +127,8 @@ impl<'a> Runner<'a> {
         })
     }
 
-    /// All sizes in turn in each repetition, so that a drift of the machine meets them alike.
+    /// Times all sizes in turn in each repetition, so that a drift of the machine affects all
+    /// alike.
     fn verify(&mut self, depth: usize) -> Result<Vec<Measurement>> {
         self.fill(depth)?;
         let sizes: Vec<usize> = self
@@ -162,7 +163,7 @@ impl<'a> Runner<'a> {
         Ok(sizes.iter().zip(figures).map(row).collect())
     }
 
-    /// As many passes as the decode test has tokens, each over so many rows.
+    /// Times the kernels of as many passes as the decode test has tokens, each over `rows` rows.
     fn kernels(&mut self, rows: usize) -> Result<Vec<KernelTiming>> {
         let most = self.engine.info().max_rows;
         if rows > most {

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// What is asked where no file is given: one prompt of several kinds.
+/// Built-in prompts, one of each kind.
 const PROMPTS: &[(&str, &str)] = &[
     ("question", "What is photosynthesis, and why does it matter?"),
     ("how-to", "Give me five tips for writing clear documentation."),
@@ -77,7 +77,7 @@ pub fn measure(model: Model, run: &RunOptions, options: &BenchArgs, ui: &Ui) -> 
     let mut kinds: BTreeMap<&str, Vec<TimedPair>> = BTreeMap::new();
     let mut rounds = Stats::default();
     let mut disabled = None;
-    // What the first passes need once is no part of the first prompt's time.
+    // Warms up, so that one-time work of the first passes is not timed.
     let mut off = Drafting::off();
     once(&mut target, &mut off, &sampler, &prompts[0], stops, options.text_tokens.min(WARM))?;
     for repetition in 0..options.repetitions {
@@ -124,13 +124,14 @@ pub fn measure(model: Model, run: &RunOptions, options: &BenchArgs, ui: &Ui) -> 
     })
 }
 
-/// One text, one way.
+/// A text, made with or without drafts.
 struct Way {
     text: Vec<Token>,
     stats: Stats,
 }
 
-/// One text both ways, one right after the other: what else the machine does meets both alike.
+/// The runs of one prompt with and without drafts, one right after the other, so that other load of
+/// the machine affects both.
 #[derive(Clone, Copy)]
 struct TimedPair {
     /// Tokens a second.
@@ -168,7 +169,7 @@ fn text_kind(kind: &str, pairs: &[TimedPair], repetitions: usize) -> TextKind {
     }
 }
 
-/// One generation from an empty cache.
+/// Generates one text from an empty cache.
 fn once(
     target: &mut Timeline,
     drafting: &mut Drafting,
@@ -206,8 +207,8 @@ fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
     Tokenizer::from_bytes(&bytes).with_context(|| format!("reading {}", path.display()))
 }
 
-/// The built-in prompts, or every n-th of each file of `{"category": ..., "turns": [...]}` or
-/// `{"prompt": ...}` lines.
+/// Returns the built-in prompts, or every n-th line of each file of `{"category": ..., "turns":
+/// [...]}` or `{"prompt": ...}`.
 fn prompts(model: &Model, options: &BenchArgs, tokenizer: &Tokenizer) -> Result<Vec<BenchPrompt>> {
     let template = ChatTemplate::from_checkpoint(model.checkpoint())?;
     let encode = |kind: &str, text: &str| -> Result<BenchPrompt> {
@@ -245,7 +246,7 @@ fn prompts(model: &Model, options: &BenchArgs, tokenizer: &Tokenizer) -> Result<
     Ok(out)
 }
 
-/// Category and first user turn of each line.
+/// Reads the category and the first user turn of each line.
 fn read(path: &Path) -> Result<Vec<(String, String)>> {
     let text = read_file(path)?;
     let mut out = Vec::new();

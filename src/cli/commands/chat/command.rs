@@ -1,4 +1,4 @@
-//! What a line typed at the prompt asks for.
+//! Commands that are typed at the prompt.
 
 use std::path::PathBuf;
 
@@ -10,17 +10,17 @@ pub enum ChatLine {
     Reset,
     Undo,
     Retry,
-    /// Instructions from here on; `None` asks for those in force.
+    /// New instructions; `None` shows the present ones.
     System(Option<String>),
     Save(PathBuf),
     Load(PathBuf),
     Stats,
     Quit,
-    /// The line looks like a command and is not one: what to say of it.
+    /// An explanation of a line that looks like a command and is none.
     Wrong(String),
 }
 
-/// What `/help` says.
+/// The text of `/help`.
 pub const HELP: &str = concat!(
     "  /help           this list\n",
     "  /retry          answer the last message again, with another seed\n",
@@ -41,7 +41,7 @@ pub const HELP: &str = concat!(
 /// Begins and ends a message of several lines.
 const BLOCK: &str = "\"\"\"";
 
-/// What of a message is still to come.
+/// The part of a message that is still missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     None,
@@ -52,7 +52,7 @@ pub enum Rest {
 }
 
 impl Rest {
-    /// Looks at all that was typed of a message so far.
+    /// Returns the missing part of the text typed so far.
     pub fn of(text: &str) -> Rest {
         match text.trim_start().strip_prefix(BLOCK) {
             Some(block) if block.trim_end().ends_with(BLOCK) => Rest::None,

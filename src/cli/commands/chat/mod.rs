@@ -1,5 +1,5 @@
-//! `gemma chat`: a conversation at a terminal. What was said stays in the cache, so that an answer
-//! waits for the newest message only.
+//! `gemma chat`: a conversation at a terminal. Earlier messages stay in the cache, so that each
+//! prompt reads the newest message only.
 
 mod command;
 mod conversation;
@@ -69,7 +69,7 @@ pub struct ChatArgs {
     pub ui: UiOptions,
 }
 
-/// Positions that a conversation gets where nobody says how many.
+/// Default context of a conversation, in tokens.
 const CONTEXT: usize = 8192;
 
 /// An answer is begun with at least this part of the context free for it, as long as there are
@@ -107,7 +107,7 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     let Started { target, drafts: drafting, costs, .. } =
         session.start(runtime::Room::of(context), &drafting, ui)?;
     let template = prompt::chat_template(&session.model, ui)?;
-    // Nobody at a terminal wants an answer cut off that did not ask for it.
+    // In a chat, answers are unlimited unless --max-tokens is given.
     let max_tokens = match typed.source("max-tokens") {
         Origin::BuiltIn => usize::MAX,
         _ => options.sampling.max_tokens,
@@ -151,7 +151,7 @@ struct ChatSession<'a> {
     threads: Option<usize>,
     max_tokens: usize,
     interrupt: Interrupt,
-    /// Of the last answer.
+    /// Figures of the last answer.
     last: Option<(Stats, Usage, FinishReason)>,
 }
 
@@ -173,7 +173,7 @@ impl ChatSession<'_> {
         Ok(())
     }
 
-    /// The conversation outlives whatever one message met with, but a device that is gone.
+    /// Prints an error of one message and goes on, unless the device is lost.
     fn outlive<T>(&mut self, act: impl FnOnce(&mut Self, T) -> Result<()>, what: T) -> Result<()> {
         match act(self, what) {
             Err(e) if crate::error::fault_of(&e).is_some_and(|f| f.kind == Kind::Device) => Err(e),
@@ -271,7 +271,7 @@ impl ChatSession<'_> {
 
     fn answer<T: AsRef<str> + ?Sized>(&mut self, text: &T) -> Result<()> {
         let history = self.room_for(text.as_ref())?;
-        // What is typed meanwhile would be shown in the middle of the answer.
+        // Echoed keys would appear in the middle of the answer.
         let _unechoed = terminal::Unechoed::begin();
         self.stream_answer(text.as_ref(), history)
     }
@@ -316,7 +316,7 @@ impl ChatSession<'_> {
         Ok(history)
     }
 
-    /// Streams an answer. What Ctrl-C leaves of it is kept.
+    /// Streams an answer. After Ctrl-C the part so far is kept.
     fn stream_answer(&mut self, text: &str, history: Vec<Token>) -> Result<()> {
         let context = self.target.engine().context(0);
         self.interrupt.reset();
@@ -412,7 +412,7 @@ impl ChatSession<'_> {
     }
 }
 
-/// The beginning of a message, for a note about it.
+/// Returns the beginning of a message, for a note about it.
 fn shortened(text: &str) -> String {
     const MOST: usize = 40;
     match text.char_indices().nth(MOST) {

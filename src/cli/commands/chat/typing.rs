@@ -1,4 +1,4 @@
-//! What is typed at the prompt: a line, or several that make one message.
+//! Input at the prompt: a line, or several lines that make one message.
 
 use super::command::{ChatLine, Rest};
 use crate::cli::io::ui::Ui;
@@ -17,7 +17,7 @@ const TWICE: Duration = Duration::from_secs(1);
 
 pub struct LinePrompt {
     editor: Editor<(), MemHistory>,
-    /// What the line held when Ctrl-C was pressed: the editor does not return it.
+    /// Text of the line at Ctrl-C, which the editor does not return.
     dropped: Arc<Mutex<String>>,
     /// When Ctrl-C was last pressed at an empty prompt.
     interrupted: Option<Instant>,

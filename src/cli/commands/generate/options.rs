@@ -117,7 +117,7 @@ pub enum StatsFormat {
 }
 
 impl OutputOptions {
-    /// What `--format` and `--json` ask for.
+    /// Returns the format that `--format` and `--json` name.
     pub fn format(&self) -> OutputFormat {
         if self.json { OutputFormat::Json } else { self.format }
     }

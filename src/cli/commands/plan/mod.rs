@@ -98,7 +98,7 @@ fn speed(text: &str) -> Result<f64, String> {
     number(text, 1e-3..1e6)
 }
 
-/// Nobody means a machine of 32 bytes.
+/// Parses the memory of a machine. Sizes such as 32 lack a unit and are refused.
 fn machine_memory(text: &str) -> Result<u64, String> {
     let size = parse_size(text).map_err(|e| e.to_string())?;
     if size < 100_000_000 {
@@ -141,7 +141,7 @@ struct Subject {
 }
 
 impl Subject {
-    /// `None` where nothing was named.
+    /// Returns the model that is named, if one is.
     fn of(options: &PlanArgs, ui: &Ui) -> Result<Option<Subject>> {
         let formats = &options.formats.settled();
         if let Some(shape) = options.synthetic {
@@ -149,11 +149,11 @@ impl Subject {
             return Ok(Some(Subject { weights, name, shape: Some(shape) }));
         }
         let named = options.which.as_deref().or(options.model.model.as_deref());
-        // These are about one model, and generate and serve take the demo where none is named.
+        // These options are about one model; generate and serve default to the demo too.
         let is_about_one = options.measure || options.parallel > 1 || options.cache_ram > 0;
         let demo = (is_about_one && !formats.is_asked()).then_some("bundled");
         let Some(name) = named.or(demo) else { return Ok(None) };
-        // What lies here goes before what is only known.
+        // A model in a file has precedence over a known size.
         let known = Shape::named(name).filter(|_| find(Some(name)).is_err());
         if let Some((shape, published)) = known {
             let as_published = MadeUpFormats::of_recipe(published);
@@ -188,7 +188,7 @@ impl Subject {
     }
 }
 
-/// Formats that a model does not have, but would have.
+/// Describes formats that a model would have.
 fn described(formats: &MadeUpFormats) -> String {
     match formats.recipe.as_deref() {
         Some("bf16") => " in bf16, as Google publishes it".into(),
@@ -312,7 +312,7 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
     Err(Fault::new(Kind::Memory, what).help(help).into())
 }
 
-/// Nothing was named: which sizes fit.
+/// Prints the sizes that fit, for a command line without a model.
 fn survey(options: &PlanArgs, run: &RunOptions, host: &Host<'_>) -> Result<u8> {
     if options.formats.settled().is_asked() {
         let fault = Fault::usage("formats are those of one model, and none is named");

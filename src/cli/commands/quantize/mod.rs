@@ -106,8 +106,8 @@ pub struct QuantizeArgs {
     /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// What finds trellis codes (t2 to t4): cpu, vulkan or vulkan:N (see gemma devices); both find
-    /// the same ones
+    /// Device that computes trellis codes (t2 to t4): cpu, vulkan or vulkan:N; the codes are the
+    /// same
     #[arg(short, long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
     #[command(flatten)]
@@ -127,7 +127,7 @@ impl QuantizeArgs {
         }
     }
 
-    /// Where clap has checked that there is one.
+    /// Returns DST, which clap requires.
     fn destination(&self) -> &Path {
         self.destination.as_deref().unwrap_or(Path::new(""))
     }
@@ -328,7 +328,8 @@ impl Job<'_> {
     }
 }
 
-/// The solver that reads text, if one is asked for, and the text as one run of tokens.
+/// Returns the solver that reads calibration text, and the text's tokens, if calibration is asked
+/// for.
 fn calibration<'a>(
     options: &QuantizeArgs,
     source: &'a Weights,
@@ -368,7 +369,7 @@ fn calibration<'a>(
     Ok(Some((Calibrated::new(source, text, threads, tiles)?, run)))
 }
 
-/// How much each matrix matters, measured on a little of the text.
+/// Measures the sensitivity of each matrix on a part of the text.
 fn survey(
     source: &Weights,
     run: &[Token],

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// What a line asks for.
+/// The request of a record.
 #[derive(Clone, Debug, Default)]
 pub struct RecordJob {
     pub said: PromptInput,
@@ -21,12 +21,12 @@ pub struct RecordJob {
     pub max_tokens: Option<usize>,
     pub stop: Vec<String>,
     pub ignore_eos: Option<bool>,
-    /// What the answer must follow; `None` leaves it to the options.
+    /// Form of the answer; `None` leaves it to the options.
     pub format: Option<AnswerFormat>,
     sampling: RecordSampling,
 }
 
-/// RecordFields that stand in for `--temp` and its like.
+/// RecordFields that replace options of sampling.
 #[derive(Clone, Debug, Default, Deserialize)]
 struct RecordSampling {
     #[serde(alias = "temp")]
@@ -39,7 +39,7 @@ struct RecordSampling {
     greedy: Option<bool>,
 }
 
-/// How a line wants its answer.
+/// Form of the reply to a line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RecordKind {
     Ours,
@@ -49,14 +49,14 @@ pub enum RecordKind {
     OpenAiText,
 }
 
-/// A line that could be told from others, whatever is in it.
+/// A record with its id, valid or not.
 #[derive(Clone, Debug)]
 pub struct RecordLine {
     /// As the record gives it, else the number of its line.
     pub id: Value,
     pub kind: RecordKind,
     pub job: std::result::Result<RecordJob, Failure>,
-    /// RecordFields that say nothing to anyone, if the record is right otherwise.
+    /// RecordUnknown fields of a valid record.
     pub unknown: Vec<String>,
     /// Its number in the batch, the first being 1.
     pub number: usize,
@@ -67,7 +67,7 @@ pub struct RecordLine {
 /// Why a record has no text.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Failure {
-    /// What the exit code of a single prompt would have been.
+    /// Exit code that a single prompt would have.
     pub code: u8,
     pub message: String,
     pub help: Option<String>,
@@ -112,12 +112,12 @@ struct RecordFields {
     formats: AnswerFormatFields,
     #[serde(flatten)]
     sampling: RecordSampling,
-    /// All others.
+    /// All other fields.
     #[serde(flatten)]
     unknown: serde_json::Map<String, Value>,
 }
 
-/// RecordFields of a record, for who misspells one.
+/// RecordFields of a record, to correct misspelt ones.
 const FIELDS: [&str; 20] = [
     "id",
     "prompt",
@@ -140,8 +140,8 @@ const FIELDS: [&str; 20] = [
     "grammar",
     "regex",
 ];
-/// RecordFields of an OpenAI body that name what is not asked here, or what is refused where it would
-/// change the answer.
+/// RecordFields of an OpenAI body that have no effect here, or are refused where they would change
+/// the answer.
 const PASSED_OVER: [&str; 10] = [
     "model",
     "user",
@@ -155,14 +155,13 @@ const PASSED_OVER: [&str; 10] = [
     "tools",
 ];
 
-/// The field that was probably meant.
+/// Returns the field that was probably meant.
 pub fn meant(unknown: &str) -> Option<&'static str> {
     crate::cli::io::ui::nearest(unknown, FIELDS)
 }
 
 impl RecordLine {
-    /// Reads the line with this number, the first being 1. Whatever is wrong with it becomes its
-    /// failure.
+    /// Reads the line with this number, the first being 1. An error becomes the record's failure.
     pub fn parse(bytes: &[u8], number: usize) -> RecordLine {
         let line = |id: Value, kind, job: Result<(RecordJob, Vec<String>)>| {
             let (job, unknown) = match job {
@@ -210,7 +209,7 @@ impl RecordLine {
 
 const EXAMPLE: &str = r#"a record looks like {"id": 7, "prompt": "Why is the sky blue?"}"#;
 
-/// What a record asks for, and its unknown fields but `known` ones.
+/// Returns the request of a record, and its unknown fields except `known` ones.
 fn job(value: Value, known: &[&str]) -> Result<(RecordJob, Vec<String>)> {
     let wrong = || Fault::model("a field of the record has the wrong type").help(EXAMPLE);
     let fields: RecordFields = serde_json::from_value(value).with_context(wrong)?;
@@ -265,7 +264,7 @@ fn openai(line: &Value, text: bool) -> Result<(RecordJob, Vec<String>)> {
             .help("/v1/chat/completions is")
     );
     let body = line.get("body").context(Fault::model("the line has no body"))?.clone();
-    // What would change the answer and cannot be done must not be passed over.
+    // An unsupported field that changes the answer is an error.
     let asks =
         |name: &str, plain: Value| body.get(name).is_some_and(|v| !v.is_null() && *v != plain);
     for (name, plain) in [
@@ -284,7 +283,7 @@ fn openai(line: &Value, text: bool) -> Result<(RecordJob, Vec<String>)> {
 }
 
 impl RecordJob {
-    /// The batch's sampling with what the record says of it.
+    /// Returns the batch's sampling settings, replaced by those of the record.
     pub fn sampling(&self, base: &SamplerConfig, seed: u64) -> SamplerConfig {
         let own = &self.sampling;
         let mut config = SamplerConfig {

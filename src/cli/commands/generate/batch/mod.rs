@@ -1,8 +1,8 @@
 //! `gemma generate --batch`: records in, a line out for each, in their order, from one loaded
 //! model.
 //!
-//! What a record's text is depends on the record and the batch's seed alone, never on its
-//! neighbours, the shard, an interruption, or how many are answered at once.
+//! The text of a record depends on the record and the batch's seed alone. Its neighbours, the
+//! shard, an interruption and the number of records in flight do not matter.
 
 pub mod held;
 pub mod job;
@@ -38,7 +38,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Instant;
 
-/// Positions that a batch makes room for where nobody says how many: its records are not known yet.
+/// Default context of a batch, in tokens: its records are not known yet.
 const CONTEXT: usize = 4096;
 /// Exit code of a strict batch with failed records.
 const SOME_FAILED: u8 = 6;
@@ -51,14 +51,14 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
     let sequences = options.batch.parallel as usize;
     let lines = RecordLines::open(from)?;
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
-    // What cannot be written is said before the model is looked for, and nothing is written before
-    // it is found.
+    // An output that cannot be written is reported before the model is opened. Nothing is written
+    // before the model is found.
     let place =
         ReplyPlace::of(options.output.output.as_ref(), options.batch.resume.as_ref(), from)?;
     let session = Session::open(&model, ui)?;
     let (sink, done) = place.open()?;
     let constraints = Constraints::new(&session.tokenizer, &session.stop_ids, sequences);
-    // What is wrong with the options is said before the first record.
+    // Errors in the options are reported before the first record.
     source
         .as_ref()
         .map(|source| constraints.get(source, options.sampling.ignore_eos, &|| true))
@@ -145,7 +145,7 @@ fn failures_of(options: &GenerateArgs) -> String {
     format!("jq -c 'select(.error)' {out}")
 }
 
-/// Options that mean one prompt, and those that do not go together.
+/// Refuses options of a single prompt, and options that exclude each other.
 fn check(options: &GenerateArgs, typed: &Typed) -> Result<()> {
     let (input, chat, output) = (&options.input, &options.chat, &options.output);
     let one = !input.words.is_empty()
@@ -182,7 +182,7 @@ fn check(options: &GenerateArgs, typed: &Typed) -> Result<()> {
     Ok(())
 }
 
-/// What all records share.
+/// Settings that all records share.
 pub struct Batch<'a> {
     options: &'a GenerateArgs,
     session: &'a Session,
@@ -243,7 +243,8 @@ impl Batch<'_> {
     }
 }
 
-/// What went wrong as the record's answer; what no other record would survive is an error.
+/// Returns an error as the record's answer. A lost device or a lack of memory ends the batch
+/// instead.
 fn failure(error: anyhow::Error) -> Result<Failure> {
     match fault_of(&error) {
         Some(fault) if matches!(fault.kind, Kind::Device | Kind::Memory) => Err(error),

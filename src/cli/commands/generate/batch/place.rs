@@ -1,4 +1,4 @@
-//! Where a batch comes from and goes to, and which of its records are this process's.
+//! Input and output of a batch, and the shard of this process.
 
 use super::resume::Growing;
 use crate::cli::commands::generate::batch::held::{Done, HeldAnswer};
@@ -143,8 +143,8 @@ pub enum ReplyPlace<'a> {
 }
 
 impl ReplyPlace<'_> {
-    /// What `--output` or `--resume` says. A batch that would write into its own records is
-    /// refused.
+    /// Returns the place that `--output` or `--resume` names. A batch that would write into its own
+    /// records is refused.
     pub fn of<'a>(
         output: Option<&'a Destination>,
         resume: Option<&'a Destination>,

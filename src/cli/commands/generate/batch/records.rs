@@ -14,7 +14,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// RecordLines that are read ahead of who answers them.
+/// RecordLines that are read ahead.
 const AHEAD: usize = 64;
 
 /// A line and its number, or why it could not be read.
@@ -22,7 +22,7 @@ type Numbered = Result<(usize, Vec<u8>)>;
 
 enum From {
     Here(RecordLines),
-    /// Another thread reads: who writes the records may want answers before there are more of them.
+    /// Another thread reads: the writer of the records may wait for answers before it writes more.
     Thread(Receiver<Numbered>),
 }
 
@@ -61,10 +61,10 @@ impl Ids {
     }
 }
 
-/// What there is to do.
+/// The next step of a batch.
 pub enum Next {
     Record(Box<RecordLine>),
-    /// A record of others, or one that is answered.
+    /// A record of another shard, or an answered one.
     Passed,
     /// Nothing has come so far.
     Waiting,
@@ -124,7 +124,8 @@ impl<'a> Records<'a> {
         Ok(Next::Record(Box::new(line)))
     }
 
-    /// RecordFields that nobody asks for are probably misspelt: named once, or the record's failure.
+    /// RecordReports unknown fields, which are probably misspelt: once each, or as the record's
+    /// failure.
     fn look_at_unknown(&mut self, line: &mut RecordLine) {
         for name in &line.unknown {
             let what = format!("unknown field {}", serde_json::Value::from(name.as_str()));
@@ -178,7 +179,7 @@ impl<'a> Replies<'a> {
         Replies { sink, model, bar, open: VecDeque::new(), answered: 0, failed: 0, tokens: 0 }
     }
 
-    /// A record that nobody has to answer here.
+    /// Counts a record that needs no answer here.
     pub fn pass(&self) {
         self.bar.inc(1);
     }
@@ -203,8 +204,8 @@ impl<'a> Replies<'a> {
         Ok(())
     }
 
-    /// What was answered behind a record that was not is not written: a run that goes on from here
-    /// asks again.
+    /// Ends the output. Answers behind an unanswered record are not written; a resumed run
+    /// generates them again.
     pub fn end(self) -> Replies<'a> {
         self.bar.finish_and_clear();
         self

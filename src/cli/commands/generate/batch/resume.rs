@@ -260,7 +260,7 @@ mod tests {
         file.finish().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{a}{mended}{c}{d}"));
 
-        // What a killed run left is put in order by the next one, however often it failed.
+        // The next run puts the answers of a killed run in order.
         let worse = reply("b", "", true).replace("\"m\"", "\"another\"");
         fs::write(&path, format!("{a}{b}{c}{worse}{mended}{d}")).unwrap();
         let (file, mut done) = open(&path).unwrap();

@@ -1,9 +1,9 @@
 //! The records of a batch as texts of one scheduler: one at a time, or with `--parallel` several
 //! that share the target's passes.
 //!
-//! A record that is answered makes place for the next one. Replies are written in the order of the
-//! records all the same, and say what they say alone. What a prompt has in common with one before
-//! it in the same place is not read again.
+//! An answered record makes room for the next one. Replies are written in the order of the records,
+//! and equal those of each record alone. A prefix shared with the prompt before it in the same
+//! place is not read again.
 
 use super::job::RecordLine;
 use super::records::{Next, Records, Replies};
@@ -21,9 +21,9 @@ use std::time::Duration;
 /// How long an idle batch waits for a record before it looks whether it was interrupted.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// What a record's reply needs beside its answer.
+/// Data of a record's reply beside its answer.
 struct OpenRecord {
-    /// Of the reply.
+    /// Number of the reply.
     number: u64,
     text: String,
     seed: u64,
@@ -65,7 +65,7 @@ fn answer_all(
                 Ok(Next::Passed) => replies.pass(),
                 Ok(Next::Waiting) => break,
                 Ok(Next::End) => is_end = true,
-                // Those before it are answered nevertheless.
+                // The records before the error are answered nevertheless.
                 Err(error) => (is_end, failed) = (true, Err(error)),
             }
         }
