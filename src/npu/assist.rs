@@ -2,9 +2,9 @@
 //! sealed pages, the inner executor the rest.
 //!
 //! Queries are submitted to the NPU first. While it works the inner executor attends the remaining
-//! pages, and then both partial results are joined in page order, the NPU's first. The pages of a row
-//! depend on its position alone. At the first failure the layer's attention runs whole on the inner
-//! executor, which has all keys and values, and so does all later attention.
+//! pages, and then both partial results are joined in page order, the NPU's first. The pages of a
+//! row depend on its position alone. At the first failure the layer's attention runs whole on the
+//! inner executor, which has all keys and values, and so does all later attention.
 //!
 //! The host takes part at each global layer, so `start` runs only up to the first of them. A pass
 //! without the NPU runs on the inner executor unchanged.

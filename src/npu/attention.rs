@@ -1,5 +1,5 @@
-//! The operation `flash_partial` for whole layers: seals pages in the kernel's layout, cuts the rows
-//! of a pass into jobs, and checks their results.
+//! The operation `flash_partial` for whole layers: seals pages in the kernel's layout, cuts the
+//! rows of a pass into jobs, and checks their results.
 
 use super::accel::{Bo, BoKind};
 use super::host::{Core, HostModelAccel, ModelOptions};
@@ -132,8 +132,8 @@ impl FlashPartial {
         })
     }
 
-    /// Returns the operation on a device that only counts its buffers, for plans. Refuses the models
-    /// that a device would refuse.
+    /// Returns the operation on a device that only counts its buffers, for plans. Refuses the
+    /// models that a device would refuse.
     pub fn dry(dims: Dims) -> Result<FlashPartial> {
         let accel = HostModelAccel::new(ModelOptions { is_dry: true, ..ModelOptions::default() });
         FlashPartial::new(

@@ -1,5 +1,5 @@
-//! The packet in a command buffer: the instruction stream, its buffers, and the state that the driver
-//! writes.
+//! The packet in a command buffer: the instruction stream, its buffers, and the state that the
+//! driver writes.
 
 use anyhow::{Result, bail, ensure};
 

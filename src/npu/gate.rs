@@ -1,5 +1,5 @@
-//! The gate: a known-answer test that also measures speeds, and a cost model that decides whether the
-//! NPU pays.
+//! The gate: a known-answer test that also measures speeds, and a cost model that decides whether
+//! the NPU pays.
 //!
 //! Attention over the cache is bound by memory, which all parts of the chip share. The NPU can only
 //! relieve the other executor of a part of it, and a dispatch must not cost more than that saves.
@@ -28,9 +28,9 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A Phoenix laptop with a Radeon 780M, by published figures. The iGPU reads 75 GB/s, the NPU 26
-    /// to 28. A command of one call takes 108 to 136 us, and twice that if the host waits for it and
-    /// goes on. `join` is the cost of one more submission to the iGPU.
+    /// A Phoenix laptop with a Radeon 780M, by published figures. The iGPU reads 75 GB/s, the NPU
+    /// 26 to 28. A command of one call takes 108 to 136 us, and twice that if the host waits for it
+    /// and goes on. `join` is the cost of one more submission to the iGPU.
     pub const PHOENIX: Machine =
         Machine { executor: 75e9, npu: 26e9, dispatch: 245e-6, join: 180e-6 };
 }
@@ -59,7 +59,8 @@ impl Work {
         )
     }
 
-    /// Returns the seconds of all attention at this speed, with `layer` seconds more for each layer.
+    /// Returns the seconds of all attention at this speed, with `layer` seconds more for each
+    /// layer.
     pub fn attention(&self, bytes_per_second: f64, layer: f64) -> f64 {
         self.bytes().1 / bytes_per_second + (self.global_layers + self.local_layers) as f64 * layer
     }
@@ -77,8 +78,8 @@ pub struct ShareChoice {
     pub gain: f64,
 }
 
-/// Returns the best share. Both devices work at the same time, so a layer takes as long as the slower
-/// one.
+/// Returns the best share. Both devices work at the same time, so a layer takes as long as the
+/// slower one.
 pub fn choose(m: &Machine, w: &Work) -> ShareChoice {
     let layer = w.context as f64 * w.position;
     let seconds = |share: usize| {
@@ -99,8 +100,8 @@ pub fn choose(m: &Machine, w: &Work) -> ShareChoice {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
     pub dispatch: f64,
-    /// Bytes a second of keys and values: with one row, limited by memory, and with as many rows as a
-    /// core holds, where the kernel may be the limit.
+    /// Bytes a second of keys and values: with one row, limited by memory, and with as many rows as
+    /// a core holds, where the kernel may be the limit.
     pub transfer: f64,
     pub kernel: f64,
     /// Largest relative L2 distance of a row from the exact result.
@@ -208,8 +209,8 @@ fn exact(q: &[f32], kv_head: usize, dims: Dims, pages: &[(Vec<f32>, Vec<f32>)]) 
 mod tests {
     use super::*;
 
-    /// Returns the reads of Gemma 3 27B with f16 keys and values, at 2 bits a weight, where the share
-    /// of attention is largest.
+    /// Returns the reads of Gemma 3 27B with f16 keys and values, at 2 bits a weight, where the
+    /// share of attention is largest.
     fn work(context: usize) -> Work {
         Work {
             weights: 8.4e9,

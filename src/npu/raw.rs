@@ -1,8 +1,8 @@
 //! The driver, /dev/accel/accelN by ioctl. None of this has run on a device.
 //!
-//! [`super::uapi`] checks the sizes and offsets of the structures, and the code above this file also
-//! runs on the host model. SYNC_BO makes buffers coherent. A buffer without an address of its own has
-//! that of the process (shared virtual memory).
+//! [`super::uapi`] checks the sizes and offsets of the structures, and the code above this file
+//! also runs on the host model. SYNC_BO makes buffers coherent. A buffer without an address of its
+//! own has that of the process (shared virtual memory).
 
 use super::accel::{Accel, Bo, BoKind, Errno, HEAP_BYTES, Info, Outcome, Sync};
 use super::uapi::{self, AieMetadata, FirmwareVersion};
@@ -53,8 +53,8 @@ impl RawAccel {
         // Bits 16 to 29 of a request's number are the bytes of its argument.
         assert_eq!(request >> 16 & 0x3fff, size_of::<T>() as u64, "{what}: another argument");
         loop {
-            // SAFETY: the assertion above holds `T` to the size that the kernel accesses, and `abi!`
-            // holds it to the driver's layout.
+            // SAFETY: the assertion above holds `T` to the size that the kernel accesses, and
+            // `abi!` holds it to the driver's layout.
             let code =
                 unsafe { libc::ioctl(self.file.as_raw_fd(), request as _, argument as *mut T) };
             if code == 0 {

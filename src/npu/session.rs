@@ -1,5 +1,5 @@
-//! A device with the kernel loaded: heap, context, image, streams, commands. Dropping a session closes
-//! all of them.
+//! A device with the kernel loaded: heap, context, image, streams, commands. Dropping a session
+//! closes all of them.
 
 use super::accel::{Accel, Bo, BoKind, HEAP_BYTES, Info, Sync};
 use super::command::{self, Command, State};
@@ -11,7 +11,8 @@ use anyhow::{Context, Result, ensure};
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Time limit of a command. The longest, 128 pages of all heads, takes 10 ms at the speed of memory.
+/// Time limit of a command. The longest, 128 pages of all heads, takes 10 ms at the speed of
+/// memory.
 const LIMIT: Duration = Duration::from_millis(50);
 /// Function of compute unit 0: instructions for the array.
 const FUNCTION: u8 = 0;

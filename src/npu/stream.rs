@@ -1,5 +1,5 @@
-//! The instruction stream of one `flash_partial` command: queries in, pages in, results out, for all
-//! pairs of cores that have heads.
+//! The instruction stream of one `flash_partial` command: queries in, pages in, results out, for
+//! all pairs of cores that have heads.
 //!
 //! The queue of a channel holds four tasks. A descriptor is written again only after a wait for its
 //! task's token.

@@ -2,9 +2,9 @@
 //! header of four words, then writes of buffer descriptors, patches of addresses, pushes to DMA
 //! queues, and waits.
 //!
-//! It is the format of mlir-aie's runtime sequences for AIE2. lightvector/KataGo documents it and has
-//! checked it on devices (`python/ryzenai_kernels/INSTS_FORMAT.md`). The decoder refuses operations
-//! that [`super::stream`] does not write.
+//! It is the format of mlir-aie's runtime sequences for AIE2. lightvector/KataGo documents it and
+//! has checked it on devices (`python/ryzenai_kernels/INSTS_FORMAT.md`). The decoder refuses
+//! operations that [`super::stream`] does not write.
 
 use anyhow::{Result, bail, ensure};
 
@@ -30,7 +30,8 @@ pub const MAX_ARGUMENTS: usize = 7;
 /// Address of a shim tile's first descriptor, and words of a descriptor.
 const BD_BASE: u32 = 0x1d000;
 const BD_WORDS: usize = 8;
-/// Control and queue registers of the first S2MM channel. Channels are 8 bytes apart, directions 16.
+/// Control and queue registers of the first S2MM channel. Channels are 8 bytes apart, directions
+/// 16.
 const CONTROL: u32 = 0x1d200;
 const QUEUE: u32 = 0x1d204;
 /// Burst length field of a shim descriptor on NPU1.

@@ -1,9 +1,9 @@
 //! The array of the host model: shim channels that move bytes by their descriptors, and cores that
 //! consume objects.
 //!
-//! The array does not know the purpose of a command. As on the device, a stream that moves the wrong
-//! bytes gives wrong results, one that moves too few hangs, and surplus bytes stay for the next
-//! command.
+//! The array does not know the purpose of a command. As on the device, a stream that moves the
+//! wrong bytes gives wrong results, one that moves too few hangs, and surplus bytes stay for the
+//! next command.
 
 use super::Core;
 use crate::npu::layout::{OBJECT, PAIR, PAIRS, Shape};

@@ -1,5 +1,5 @@
-//! Host model of the device: the rules of the driver (heap, buffer types, contexts, packets, states),
-//! of the firmware (which decodes the stream), and of the array ([`array`]).
+//! Host model of the device: the rules of the driver (heap, buffer types, contexts, packets,
+//! states), of the firmware (which decodes the stream), and of the array ([`array`]).
 //!
 //! The model tests the host's code. It does not predict the speed or the last bits of the silicon.
 //! Memory is not coherent: each side sees the other's writes only after a sync.
@@ -72,7 +72,8 @@ struct Buffers {
 }
 
 impl Buffers {
-    /// Returns the buffer with these bytes, and their offset. The array cannot access command packets.
+    /// Returns the buffer with these bytes, and their offset. The array cannot access command
+    /// packets.
     fn find(&self, address: u64, bytes: usize) -> Option<(u32, usize)> {
         self.list.iter().find_map(|(handle, b)| {
             let at = address.checked_sub(b.address)? as usize;
