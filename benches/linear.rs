@@ -96,7 +96,14 @@ fn matrix(format: Format, rows: usize, cols: usize) -> Matrix<'static> {
     if !format.code.is_integer() {
         codes.fill(0x3c); // a small positive float in both formats
     }
-    Matrix::new(format, rows, cols, codes, vec![f16::ONE; rows * format.row_scales(cols)]).unwrap()
+    Matrix::new(
+        format,
+        rows,
+        cols,
+        codes,
+        f16::ONE.to_le_bytes().repeat(rows * format.row_side(cols) / 2),
+    )
+    .unwrap()
 }
 
 /// Median seconds of one matrix at each row count.

@@ -6,19 +6,19 @@
 
 use super::layout::{Part, Target};
 use crate::checkpoint::Dtype;
-use crate::checkpoint::gguf::Kind;
+use crate::checkpoint::gguf::types;
 use crate::checkpoint::gguf::write::{Keys, Tensor, header as container};
 use crate::error::Fault;
 use crate::gemma::Role;
 use crate::gemma::gguf::tensor_name;
-use crate::tensor::{Format, Group};
+use crate::tensor::{Code, Format, Ggml, Group};
 use anyhow::Result;
 
 /// Name of the file while it grows.
 pub const FILE: &str = "model.gguf";
 
 /// How a tensor is stored; an error where GGUF has no such thing.
-pub fn kind(name: &str, role: Role, target: Target, cols: usize) -> Result<Kind> {
+pub fn code(name: &str, role: Role, target: Target, cols: usize) -> Result<Code> {
     let refuse = || {
         let what = format!("{name} as {target} cannot be written to a GGUF file");
         let help = "GGUF takes i4 and i8 in rows or groups, f32, f16 and bf16, and floats for \
@@ -26,60 +26,65 @@ pub fn kind(name: &str, role: Role, target: Target, cols: usize) -> Result<Kind>
         Err(Fault::usage(what).help(help).into())
     };
     if !role.is_matrix() {
-        return if target.is_packed() { refuse() } else { Ok(Kind::F32) };
+        return if target.is_packed() { refuse() } else { Ok(Code::F32) };
     }
     let format = match target {
-        Target::AsIs(Dtype::F16) => return Ok(Kind::F16),
-        Target::AsIs(Dtype::BF16) | Target::Format(Format::BF16) => return Ok(Kind::Bf16),
-        Target::AsIs(Dtype::F32) | Target::Format(Format::F32) => return Ok(Kind::F32),
+        Target::AsIs(Dtype::F16) => return Ok(Code::F16),
+        Target::AsIs(Dtype::BF16) | Target::Format(Format::BF16) => return Ok(Code::Bf16),
+        Target::AsIs(Dtype::F32) | Target::Format(Format::F32) => return Ok(Code::F32),
         Target::AsIs(_) => return refuse(),
         Target::Format(format) => format,
     };
-    let Some(kind) = format.code.spec().gguf.and_then(Kind::named) else { return refuse() };
+    let ggml = format.code.spec().ggml.filter(|t| t.split.is_some_and(|s| s.close.is_some()));
+    let Some(Ggml { weights, .. }) = ggml else { return refuse() };
     let cut = match format.group {
         Group::Row => true,
         Group::Cols(group) => {
-            usize::from(group).is_multiple_of(kind.weights()) && cols.is_multiple_of(group.into())
+            usize::from(group).is_multiple_of(weights) && cols.is_multiple_of(group.into())
         }
     };
-    if cut && cols.is_multiple_of(kind.weights()) && !format.hadamard { Ok(kind) } else { refuse() }
+    if cut && cols.is_multiple_of(weights) && !format.hadamard { Ok(format.code) } else { refuse() }
 }
 
 /// A tensor as the file stores it, its padding included.
-pub fn part(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> Part {
-    let tensor = tensor(role, layer, kind, rows, cols);
+pub fn part(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> Part {
+    let tensor = tensor(role, layer, code, rows, cols);
     let bytes = tensor.bytes() + tensor.padding() as u64;
-    Part { name: tensor.name, dtype: kind.dtype().unwrap_or(Dtype::U8), shape: tensor.shape, bytes }
+    Part {
+        name: tensor.name,
+        dtype: types::dtype(code).unwrap_or(Dtype::U8),
+        shape: tensor.shape,
+        bytes,
+    }
 }
 
 /// Bytes of the zeros that fill a tensor up to the file's alignment.
-pub fn padding(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> usize {
-    tensor(role, layer, kind, rows, cols).padding()
+pub fn padding(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> usize {
+    tensor(role, layer, code, rows, cols).padding()
 }
 
-fn tensor(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> Tensor {
+fn tensor(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> Tensor {
     let shape = if role.is_matrix() { vec![rows, cols] } else { vec![cols] };
-    Tensor { name: tensor_name(role, layer), kind, shape }
+    Tensor { name: tensor_name(role, layer), code, shape }
 }
 
-/// Everything before the data of these tensors: role, layer, kind, rows, columns.
-pub fn header(keys: &Keys, tensors: &[(Role, usize, Kind, usize, usize)]) -> Vec<u8> {
+/// Everything before the data of these tensors: role, layer, code, rows, columns.
+pub fn header(keys: &Keys, tensors: &[(Role, usize, Code, usize, usize)]) -> Vec<u8> {
     let mut keys = keys.clone();
-    let weights = |of: Kind| {
-        tensors.iter().filter(|t| t.2 == of && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>()
+    let weights = |code: Code| {
+        tensors.iter().filter(|t| t.2 == code && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>()
     };
     // llama.cpp numbers files by the type of most of their weights.
-    let mostly =
-        [(Kind::F32, 0), (Kind::F16, 1), (Kind::Q4_0, 2), (Kind::Q8_0, 7), (Kind::Bf16, 32)];
+    let mostly = [(Code::F32, 0), (Code::F16, 1), (Code::I4, 2), (Code::I8, 7), (Code::Bf16, 32)];
     keys.u32(
         "general.file_type",
-        mostly.into_iter().max_by_key(|(kind, _)| weights(*kind)).map_or(0, |m| m.1),
+        mostly.into_iter().max_by_key(|(code, _)| weights(*code)).map_or(0, |m| m.1),
     );
     // The version of the blocks' layouts: all files since May 2023 have this one.
     keys.u32("general.quantization_version", 2);
     let tensors: Vec<Tensor> = tensors
         .iter()
-        .map(|&(role, layer, kind, rows, cols)| tensor(role, layer, kind, rows, cols))
+        .map(|&(role, layer, code, rows, cols)| tensor(role, layer, code, rows, cols))
         .collect();
     container(&keys, &tensors)
 }

@@ -1,12 +1,11 @@
 //! What the artifact will hold, to the byte, before anything is written.
 
 use super::gguf;
-use crate::checkpoint::gguf::Kind as Block;
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, artifact};
 use crate::error::Fault;
 use crate::gemma::{Role, Weights};
-use crate::tensor::Format;
+use crate::tensor::{Code, Format};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -64,7 +63,7 @@ pub struct Entry {
     /// Codes, then scales; or one plain tensor.
     pub parts: Vec<Part>,
     /// How a GGUF file stores it; `None` in an artifact.
-    pub block: Option<Block>,
+    pub block: Option<Code>,
     /// Index of its file.
     pub shard: usize,
 }
@@ -96,8 +95,8 @@ impl Layout {
         for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
             let name = weights.name(role, layer);
             let [rows, cols] = role.shape(weights.config());
-            let kind = gguf::kind(&name, role, target, cols)?;
-            let parts = vec![gguf::part(role, layer, kind, rows, cols)];
+            let code = gguf::code(&name, role, target, cols)?;
+            let parts = vec![gguf::part(role, layer, code, rows, cols)];
             entries.push(Entry {
                 role,
                 layer,
@@ -106,7 +105,7 @@ impl Layout {
                 cols,
                 target,
                 parts,
-                block: Some(kind),
+                block: Some(code),
                 shard: 0,
             });
         }
@@ -274,9 +273,9 @@ fn parts(name: &str, role: Role, target: Target, rows: usize, cols: usize) -> Re
         Dtype::U8,
         format.codes_shape(rows, cols).to_vec(),
     )];
-    match format.row_scales(cols) {
+    match format.row_side(cols) {
         0 => {}
-        n => out.push(Part::new(artifact::scales_name(name), Dtype::F16, vec![rows, n])),
+        n => out.push(Part::new(artifact::scales_name(name), Dtype::F16, vec![rows, n / 2])),
     }
     Ok(out)
 }

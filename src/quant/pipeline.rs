@@ -12,6 +12,7 @@ use super::source::Reader;
 use super::staging::{Growing, Staging, check_destination, check_space, partial_of, sweep};
 use super::verify::verify;
 use super::{Options, Recipe, gguf};
+use crate::checkpoint::gguf::types;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Fault, Kind as FaultKind, fault_of};
 use crate::gemma::Weights;
@@ -20,7 +21,6 @@ use crate::tensor::{Format, Matrix};
 use crate::util::hex;
 use crate::util::threads::{self, Task};
 use anyhow::{Context, Result};
-use half::f16;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::Read;
@@ -169,7 +169,7 @@ pub fn check_source(checkpoint: &Checkpoint, plan: &Plan, options: &Options) -> 
 /// Hashes the codes and scales of a matrix that is packed in the source.
 fn packed_hash(matrix: &Matrix<'_>) -> Sha256 {
     let hash = Sha256::new_with_prefix(&matrix.codes);
-    hash.chain_update(bytemuck::cast_slice::<f16, u8>(&matrix.scales))
+    hash.chain_update(&matrix.side)
 }
 
 /// What goes on from tensor to tensor.
@@ -372,15 +372,15 @@ impl Run<'_> {
         }
         if let (true, Target::Format(format)) = (whole, entry.target) {
             let matrix = match entry.block {
-                Some(kind) => {
-                    let bytes = &bytes[..kind.bytes_of(entry.rows * entry.cols)];
-                    kind.matrix(entry.rows, entry.cols, bytes, self.options.threads, Vec::new())?
+                Some(code) => {
+                    let (rows, cols) = (entry.rows, entry.cols);
+                    let ggml = code.spec().ggml.context("blocks of a file have a type there")?;
+                    let bytes = &bytes[..ggml.bytes_of(rows * cols)];
+                    types::loaded(code, rows, cols, bytes, self.options.threads, Vec::new())?
                 }
                 None => {
-                    let (codes, scales) = bytes.split_at(entry.parts[0].bytes as usize);
-                    let scales: Vec<f16> =
-                        scales.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect();
-                    Matrix::new(format, entry.rows, entry.cols, codes, scales)?
+                    let (codes, side) = bytes.split_at(entry.parts[0].bytes as usize);
+                    Matrix::new(format, entry.rows, entry.cols, codes, side)?
                 }
             };
             self.solver.resumed(entry, &matrix)?;

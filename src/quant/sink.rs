@@ -3,10 +3,9 @@
 use super::gguf;
 use super::layout::Entry;
 use super::staging::Growing;
-use crate::checkpoint::gguf::Kind;
+use crate::checkpoint::gguf::types;
 use crate::tensor::Matrix;
-use anyhow::Result;
-use half::f16;
+use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
 /// Rows turned into blocks at once.
@@ -17,13 +16,13 @@ pub struct Sink<'a> {
     entry: &'a Entry,
     file: &'a mut Growing,
     hash: Sha256,
-    /// They follow the codes.
-    scales: Vec<f16>,
+    /// It follows the codes.
+    side: Vec<u8>,
 }
 
 impl<'a> Sink<'a> {
     pub fn new(entry: &'a Entry, file: &'a mut Growing) -> Self {
-        Sink { entry, file, hash: Sha256::new(), scales: Vec::new() }
+        Sink { entry, file, hash: Sha256::new(), side: Vec::new() }
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
@@ -35,17 +34,18 @@ impl<'a> Sink<'a> {
     pub fn matrix(&mut self, matrix: &Matrix<'_>) -> Result<()> {
         match self.entry.block {
             None => {
-                self.scales.extend_from_slice(&matrix.scales);
+                self.side.extend_from_slice(&matrix.side);
                 self.put(&matrix.codes)
             }
             Some(_) if !self.entry.role.is_matrix() => self.norm(&matrix.dequantize()),
-            Some(kind @ (Kind::Q4_0 | Kind::Q8_0)) => {
+            Some(_) if !matrix.format.code.is_integer() => self.put(&matrix.codes),
+            Some(_) => {
                 for start in (0..matrix.rows).step_by(ROWS) {
-                    self.put(&kind.encode(matrix, start..(start + ROWS).min(matrix.rows)))?;
+                    let rows = start..(start + ROWS).min(matrix.rows);
+                    self.put(&types::encode(matrix, rows).context("no such blocks are written")?)?;
                 }
                 Ok(())
             }
-            Some(_) => self.put(&matrix.codes),
         }
     }
 
@@ -64,11 +64,11 @@ impl<'a> Sink<'a> {
 
     /// The rest of it; SHA-256 of all, in hexadecimal.
     pub fn finish(mut self) -> Result<String> {
-        let scales = std::mem::take(&mut self.scales);
-        self.put(bytemuck::cast_slice(&scales))?;
+        let side = std::mem::take(&mut self.side);
+        self.put(&side)?;
         let e = self.entry;
-        if let Some(kind) = e.block {
-            self.put(&vec![0; gguf::padding(e.role, e.layer, kind, e.rows, e.cols)])?;
+        if let Some(code) = e.block {
+            self.put(&vec![0; gguf::padding(e.role, e.layer, code, e.rows, e.cols)])?;
         }
         Ok(crate::util::hex(self.hash.finalize()))
     }

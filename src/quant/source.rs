@@ -2,10 +2,11 @@
 //! checkpoint stays mapped.
 
 use super::layout::Entry;
-use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView, gguf};
+use crate::checkpoint::gguf::types;
+use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
 use crate::error::Fault;
 use crate::gemma::Weights;
-use crate::tensor::Matrix;
+use crate::tensor::{Code, Ggml, Matrix};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::ops::Range;
@@ -23,11 +24,12 @@ pub enum Reader<'a> {
         entry: &'a Entry,
         dtype: Dtype,
     },
-    /// It is stored in blocks that are not among our formats.
+    /// It is stored in blocks of a GGUF type that the program has no kernels for.
     Blocks {
         checkpoint: &'a Checkpoint,
         entry: &'a Entry,
-        kind: gguf::Kind,
+        code: Code,
+        ggml: Ggml,
     },
     /// The source is quantised already.
     Packed {
@@ -41,7 +43,10 @@ impl<'a> Reader<'a> {
         let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
         match checkpoint.lookup(&entry.name).map(|s| s.kind) {
             Some(Kind::Plain(dtype)) => Ok(Reader::Plain { checkpoint, entry, dtype }),
-            Some(Kind::Blocks(kind)) => Ok(Reader::Blocks { checkpoint, entry, kind }),
+            Some(Kind::Blocks(code)) => {
+                let ggml = code.spec().ggml.context("blocks of a file have a type there")?;
+                Ok(Reader::Blocks { checkpoint, entry, code, ggml })
+            }
             Some(Kind::Packed(_)) if entry.role.is_matrix() => {
                 Ok(Reader::Packed { entry, matrix: source.matrix(entry.role, entry.layer)? })
             }
@@ -80,17 +85,17 @@ impl<'a> Reader<'a> {
                     each(&bytes, &values)?;
                 }
             }
-            Reader::Blocks { checkpoint, entry, kind } => {
+            Reader::Blocks { checkpoint, entry, code, ggml } => {
                 let end = rows.end * entry.cols;
                 for start in (rows.start * entry.cols..end).step_by(PIECE) {
                     let n = PIECE.min(end - start);
                     checkpoint.read(
                         &entry.name,
-                        kind.bytes_of(start)..kind.bytes_of(start + n),
+                        ggml.bytes_of(start)..ggml.bytes_of(start + n),
                         &mut bytes,
                     )?;
                     values.resize(n, 0.0);
-                    kind.decode(&bytes, &mut values);
+                    types::decode(*code, &bytes, &mut values)?;
                     check(entry, start, &values)?;
                     each(&bytes, &values)?;
                 }

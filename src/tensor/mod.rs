@@ -1,20 +1,24 @@
 //! Floor 0: tokens, weight formats and the codecs of their blocks. Knows nothing of models or
 //! devices.
 
-pub mod code;
+pub mod block;
 pub mod encode;
 pub mod format;
+pub mod ggml;
 pub mod hadamard;
 pub mod math;
 pub mod matrix;
 pub mod quantize;
+pub mod side;
 pub mod stored;
 pub mod trellis;
 pub mod viterbi;
 
-pub use code::{Code, CpuLayout, FormatSpec, Values};
-pub use format::{Format, Group};
+pub use block::{Block, Code, CpuLayout, Group, Values};
+pub use format::Format;
+pub use ggml::Ggml;
 pub use matrix::Matrix;
+pub use side::Side;
 pub use stored::{Coding, Source, StoredMatrix};
 
 /// A token id of the model's vocabulary.

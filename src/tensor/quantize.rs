@@ -1,7 +1,7 @@
 //! Round to nearest into any format, without data: the closed-form scale behind a Hadamard, else a
 //! search over scales.
 
-use super::code::{Integer, ScaleRule};
+use super::block::{Integer, ScaleRule};
 use super::encode::{BLOCK, Encoder, OnProcessor, TileEncoder, row_scale};
 use super::{Code, Format, Group, Matrix, Values, hadamard};
 use anyhow::{Result, ensure};
@@ -39,7 +39,7 @@ pub fn quantize_by(
         return quantize_tiles(tiles, format, rows, cols, values);
     }
     let mut codes = Vec::with_capacity(rows * format.row_bytes(cols));
-    let mut scales = Vec::with_capacity(rows * format.row_scales(cols));
+    let mut side = Vec::with_capacity(rows * format.row_side(cols));
     let mut row = vec![0f32; cols];
     for (index, source) in values.chunks_exact(cols).enumerate() {
         ensure!(
@@ -52,7 +52,6 @@ pub fn quantize_by(
         }
         match format.code.spec().values {
             Values::Trellis { .. } => {}
-            Values::Asymmetric => scales.extend(asymmetric(&row, &mut codes)),
             Values::Float if format.code == Code::F32 => {
                 row.iter().for_each(|v| codes.extend_from_slice(&v.to_le_bytes()))
             }
@@ -61,15 +60,36 @@ pub fn quantize_by(
             }
             Values::Integer(integer) => {
                 for group in row.chunks_exact(format.group_cols(cols)) {
-                    let scale = scale_for(&integer, format, group);
-                    let nearest = |v: &f32| code_of_nearest(&integer, *v, scale.to_f32()).0;
-                    integer.pack(group.iter().map(nearest), &mut codes);
-                    scales.push(scale);
+                    quantize_group(&integer, format, group, &mut codes, &mut side);
                 }
             }
         }
     }
-    Matrix::new(format, rows, cols, codes, scales)
+    Matrix::new(format, rows, cols, codes, side)
+}
+
+/// Rounds one group: appends its packed codes and its side.
+fn quantize_group(
+    integer: &Integer,
+    format: Format,
+    group: &[f32],
+    codes: &mut Vec<u8>,
+    side: &mut Vec<u8>,
+) {
+    let (scale, min) = match integer.scale {
+        ScaleRule::Range => range(integer, group),
+        _ => (scale_for(integer, format, group), f16::ZERO),
+    };
+    let (factor, least) = (scale.to_f32(), min.to_f32());
+    let nearest = group.iter().map(|v| code_of_nearest(integer, v - least, factor).0);
+    let stored: Vec<u8> = nearest.collect();
+    let at = codes.len();
+    codes.resize(at + stored.len() * integer.bits as usize / 8, 0);
+    integer.pack(&stored, &mut codes[at..]);
+    side.extend(scale.to_le_bytes());
+    if format.code.spec().side.has_min() {
+        side.extend(min.to_le_bytes());
+    }
 }
 
 /// Tiles of 16 rows and columns, each coded by its best path; scales refitted to the codes.
@@ -110,18 +130,13 @@ fn quantize_tiles(
     encoder.finish(Some(&scales))
 }
 
-/// Scale and smallest value of a row, and its codes.
-fn asymmetric(row: &[f32], codes: &mut Vec<u8>) -> [f16; 2] {
+/// Returns the scale and the minimum of a group.
+fn range(integer: &Integer, group: &[f32]) -> (f16, f16) {
     let (low, high) =
-        row.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)));
-    // The stored smallest value is rounded down, so that nothing lies below it by more than half a
-    // step.
+        group.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)));
+    // The stored minimum is rounded, so that no weight lies below it by more than half a step.
     let min = f16::from_f32(low.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()));
-    let scale = f16_nonzero(((high - min.to_f32()) / 255.0).max(0.0));
-    codes.extend(
-        row.iter().map(|v| round_clamped((v - min.to_f32()) / scale.to_f32(), 0.0, 255.0) as u8),
-    );
-    [scale, min]
+    (f16_nonzero(((high - min.to_f32()) / integer.high).max(0.0)), min)
 }
 
 /// The scale for one group of weights, as stored.
@@ -247,7 +262,7 @@ mod tests {
     fn errors_are_what_the_table_says() {
         let (rows, cols) = (32, 1024);
         let x = gaussian(rows * cols, 9);
-        for format in Format::all().filter(|format| format.code.is_integer()) {
+        for format in Format::written().filter(|format| format.code.is_integer()) {
             let coded = quantize(format, rows, cols, &x).unwrap().dequantize();
             let squares = x.iter().zip(coded).map(|(a, b)| (a - b).powi(2) as f64).sum::<f64>();
             let (error, table) = (squares / x.len() as f64, format.distortion());

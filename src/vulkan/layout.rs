@@ -94,5 +94,5 @@ pub fn sizes(format: Format, rows: usize, cols: usize) -> Result<[u64; 2]> {
         None => format.stored_rows(rows) * format.row_bytes(cols),
     };
     // Loads of whole steps may reach past the last row; no buffer is empty.
-    Ok([codes as u64 + 64, (2 * rows * format.row_scales(cols)) as u64 + 4])
+    Ok([codes as u64 + 64, (rows * format.row_side(cols)) as u64 + 4])
 }

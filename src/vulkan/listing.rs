@@ -9,12 +9,12 @@ use super::kernels::{self, Kernel};
 use super::layout::{DeviceMatrix, Packing, code_number};
 use super::matrix::{self, MatrixShape};
 use super::pipeline::{Constants, Shader};
-use crate::checkpoint::gguf::Kind;
 use crate::compute::dry::Dry;
 use crate::compute::{
     BufferId, Caps, Dispatch, Executor, LoadJob, Op, Part, Plan, PlanId, Report, Reports,
     StepLayout, Storage, WeightId,
 };
+use crate::tensor::block::BLOCKS;
 use crate::tensor::{Code, Format, Matrix};
 use anyhow::{Context, Result};
 
@@ -108,9 +108,10 @@ impl Listing {
         };
         let repack = [Code::I8, Code::I4, Code::I2, Code::I8a, Code::T2]
             .map(|code| kernels::Repack { code: code_number(code) }.specialised());
-        let unpack = (0..64)
-            .filter_map(Kind::of)
-            .map(|kind| kernels::Unpack { kind: kind.number() }.specialised());
+        let unpack = BLOCKS
+            .iter()
+            .filter_map(|block| block.ggml?.unpack)
+            .map(|kind| kernels::Unpack { kind }.specialised());
         repack.into_iter().chain(unpack).chain([kernels::Read {}.specialised()]).map(of).collect()
     }
 
@@ -158,7 +159,7 @@ impl Executor for Listing {
         let packing = Packing::of(format, rows, cols)?;
         let codes =
             packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
-        let bytes = (codes + 2 * rows * format.row_scales(cols)) as u64;
+        let bytes = (codes + rows * format.row_side(cols)) as u64;
         let codes = (self.matrices.len() as u64 + 1) << 48;
         self.matrices.push(DeviceMatrix {
             format,

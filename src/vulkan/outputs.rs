@@ -7,7 +7,7 @@ use crate::compute::{
     Norm, Op, Rope, RowSet,
 };
 use crate::kv::PAGE;
-use crate::tensor::{Code, Group, Matrix, hadamard, math};
+use crate::tensor::{Format, Group, Matrix, hadamard, math};
 
 /// What a buffer holds.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,8 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
     match op {
         Op::Embed(Embed { table, out, .. }) => {
             let table = &weights[table.0 as usize];
-            let rule = if table.format.code == Code::I8a { Rule::Near(SUMS) } else { Rule::Same };
+            let has_min = table.format.code.spec().side.has_min();
+            let rule = if has_min { Rule::Near(SUMS) } else { Rule::Same };
             vec![floats(*out, "the embeddings", table.cols, rule)]
         }
         Op::Norm(Norm { x, add, out, dim, rows, .. }) => {
@@ -131,11 +132,12 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
 /// Integer sums are exact, and what they are multiplied by is rounded the same everywhere; with a
 /// scale a group, or a smallest value to add, floats are added up.
 fn product_rule(matrix: &Matrix<'_>) -> Rule {
-    match matrix.format.code {
-        Code::F32 | Code::Bf16 => Rule::Near(PRODUCTS),
-        Code::I8a => Rule::Near(SUMS),
-        _ if matrix.format.group != Group::Row => Rule::Near(PRODUCTS),
-        _ => Rule::Same,
+    let Format { code, group, .. } = matrix.format;
+    match (code.is_integer(), group) {
+        (false, _) => Rule::Near(PRODUCTS),
+        _ if code.spec().side.has_min() => Rule::Near(SUMS),
+        (true, Group::Cols(_)) => Rule::Near(PRODUCTS),
+        (true, Group::Row) => Rule::Same,
     }
 }
 

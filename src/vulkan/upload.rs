@@ -12,7 +12,7 @@ use super::pipeline::{self, Pipelines, Shader};
 use super::queue::Queue;
 use crate::compute::{LoadJob, Loading};
 use crate::error::no_thread;
-use crate::tensor::{Coding, StoredMatrix};
+use crate::tensor::{Coding, Ggml, StoredMatrix};
 use crate::util::threads;
 use anyhow::{Context, Result};
 use ash::vk;
@@ -62,9 +62,9 @@ impl<'a> Plan<'a> {
                 let kernel = kernels::Repack { code: code_number(m.format.code) };
                 (Some(kernel.specialised()), p.from_bytes)
             }
-            (Coding::Blocks { number, weights, bytes }, _) => {
-                let kernel = kernels::Unpack { kind: number };
-                (Some(kernel.specialised()), m.cols / weights * bytes)
+            (Coding::Blocks(ggml), _) => {
+                let kernel = ggml.unpack.map(|kind| kernels::Unpack { kind }.specialised());
+                (kernel, ggml.bytes_of(m.cols))
             }
         };
         Ok(Plan { label, packing, kernel, row_bytes, matrix })
@@ -76,12 +76,12 @@ impl<'a> Plan<'a> {
         let unit = if self.kernel.is_some() { self.row_bytes.max(1) } else { 4 };
         let unit = if m.code_bytes().is_multiple_of(unit) { unit } else { 1 };
         let codes = Stream { job, scales: false, source: &*m.codes, bytes: m.code_bytes(), unit };
-        let scales = m.scales.as_deref();
+        let scales = m.side.as_deref();
         let scales = scales.map(|source| Stream {
             job,
             scales: true,
             source,
-            bytes: m.scale_bytes(),
+            bytes: m.side_bytes(),
             unit: 2,
         });
         [Some(codes), scales].into_iter().flatten()
@@ -101,7 +101,7 @@ impl<'a> Plan<'a> {
         let StoredMatrix { format, rows, cols, .. } = self.matrix;
         let code_bytes =
             self.packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
-        let bytes = (code_bytes + 2 * rows * format.row_scales(cols)) as u64;
+        let bytes = (code_bytes + rows * format.row_side(cols)) as u64;
         DeviceMatrix { format, rows, cols, codes: codes.address, scales: scales.address, bytes }
     }
 
@@ -122,7 +122,7 @@ impl<'a> Plan<'a> {
             };
             return (Push::of(&push), words);
         }
-        let Coding::Blocks { weights, .. } = self.matrix.coding else {
+        let Coding::Blocks(Ggml { weights, .. }) = self.matrix.coding else {
             unreachable!("floats in our form are only copied")
         };
         let (to, invocations) = match self.packing {
@@ -133,7 +133,7 @@ impl<'a> Plan<'a> {
         let push = UnpackPush {
             from,
             to: codes.address + to as u64,
-            scales: scales.address + (2 * first * format.row_scales(cols)) as u64,
+            scales: scales.address + (first * format.row_side(cols)) as u64,
             count: word(invocations),
             steps: word(cols / weights),
         };

@@ -22,10 +22,16 @@ fn matrix(format: Format, rows: usize, cols: usize, rng: &mut StdRng) -> Matrix<
             .collect(),
         _ => (0..format.stored_rows(rows) * format.row_bytes(cols)).map(|_| rng.random()).collect(),
     };
-    let scales: Vec<f16> = (0..rows * format.row_scales(cols))
-        .map(|_| f16::from_f32(rng.random_range(-0.05f32..0.05)))
-        .collect();
-    Matrix::new(format, rows, cols, codes, scales).unwrap()
+    let mut side: Vec<u8> = (0..rows * format.row_side(cols)).map(|_| rng.random()).collect();
+    // The f16 of each group come first.
+    let kind = format.code.spec().side;
+    let floats = if kind.has_min() { 4 } else { 2 };
+    for group in side.chunks_exact_mut(kind.bytes().max(1)) {
+        for float in group[..floats].as_chunks_mut::<2>().0 {
+            *float = f16::from_f32(rng.random_range(-0.05f32..0.05)).to_le_bytes();
+        }
+    }
+    Matrix::new(format, rows, cols, codes, side).unwrap()
 }
 
 /// Activations that own their parts.
@@ -179,8 +185,8 @@ fn the_largest_sums_do_not_saturate() {
         let (n, cols, rows) = (TILE, 21504, 9);
         for fill in [0x00u8, 0x80, 0x7f, 0xff] {
             let codes = vec![fill; n * format.row_bytes(cols)];
-            let scales = vec![f16::ONE; n * format.row_scales(cols)];
-            let m = Matrix::new(format, n, cols, codes, scales).unwrap();
+            let side = f16::ONE.to_le_bytes().repeat(n * format.row_side(cols) / 2);
+            let m = Matrix::new(format, n, cols, codes, side).unwrap();
             for sign in [-127i8, 127] {
                 let act = Acts::new(
                     format,

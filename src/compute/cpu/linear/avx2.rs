@@ -361,12 +361,12 @@ pub unsafe fn finish(
     }
 }
 
-/// The same for i8a; see [`scalar::finish_asymmetric`].
+/// The same with minima; see [`scalar::finish_with_min`].
 ///
 /// # Safety
 /// As for [`finish`], with two lines.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn finish_asymmetric(
+pub unsafe fn finish_with_min(
     scales: *const u8,
     unit: f32,
     offset: i32,
@@ -375,7 +375,7 @@ pub unsafe fn finish_asymmetric(
     acc: *mut f32,
 ) {
     // SAFETY: the caller's promises.
-    unsafe { scalar::finish_asymmetric(scales, unit, offset, sx, sums, acc) }
+    unsafe { scalar::finish_with_min(scales, unit, offset, sx, sums, acc) }
 }
 
 /// See [`super::GateFn`].

@@ -6,6 +6,7 @@
 //!   integer sum;
 //! - integer codes, a scale a group: `y = fma(sum_g as f32 * sx_g, scale_g * unit, y)` over the
 //!   groups in order, from 0;
+//! - integer codes with a minimum, one a row: `fma(sum x as f32 * sx, min, y)` of that y;
 //! - float codes: `y = fma(w, x, y)` over the columns in order, from 0.
 //!
 //! A tile of 32 outputs is read in panels that fit the L1 cache. Each panel meets all rows, up to
@@ -120,9 +121,9 @@ macro_rules! by_rows {
 /// The kernels of a module, which all have the same names.
 macro_rules! kernels_of {
     ($module:ident, $format:expr) => {{
-        use $module::{OFFSETS, finish, finish_asymmetric, floats, gate, ints, tiles};
+        use $module::{OFFSETS, finish, finish_with_min, floats, gate, ints, tiles};
         let (panel, offset): ([PanelFn; BLOCK], i32) =
-            match ($format.code.spec().cpu, $format.group) {
+            match (pack::layout_of($format.code), $format.group) {
                 (CpuLayout::F32, _) => (by_rows!(floats, 32), 0),
                 (CpuLayout::Bf16, _) => (by_rows!(floats, 16), 0),
                 (CpuLayout::I8, Group::Row) => (by_rows!(ints, 8, false), OFFSETS[0]),
@@ -131,21 +132,18 @@ macro_rules! kernels_of {
                 (CpuLayout::I4, Group::Cols(_)) => (by_rows!(ints, 4, true), OFFSETS[1]),
                 (CpuLayout::I2, Group::Row) => (by_rows!(ints, 2, false), OFFSETS[2]),
                 (CpuLayout::I2, Group::Cols(_)) => (by_rows!(ints, 2, true), OFFSETS[2]),
-                // The bytes are those of i8 less 128.
-                (CpuLayout::I8a, _) => {
-                    return Kernels {
-                        panel: by_rows!(ints, 8, false),
-                        offset: OFFSETS[0] - 128,
-                        finish: finish_asymmetric,
-                        gate,
-                    };
-                }
                 (CpuLayout::Tiles(0), _) => (by_rows!(tiles, 0), TRELLIS_OFFSET),
                 (CpuLayout::Tiles(1), _) => (by_rows!(tiles, 1), TRELLIS_OFFSET),
                 (CpuLayout::Tiles(2), _) => (by_rows!(tiles, 2), TRELLIS_OFFSET),
                 (CpuLayout::Tiles(_), _) => (by_rows!(tiles, 3), TRELLIS_OFFSET),
             };
-        Kernels { panel, offset, finish, gate }
+        let has_min = $format.code.spec().side.has_min();
+        Kernels {
+            panel,
+            offset: offset - pack::byte_bias($format.code),
+            finish: if has_min { finish_with_min } else { finish },
+            gate,
+        }
     }};
 }
 

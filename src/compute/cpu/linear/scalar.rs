@@ -135,13 +135,13 @@ pub unsafe fn finish(
     }
 }
 
-/// The same for i8a, whose scales are followed by a line of smallest values. Compiled again for
-/// each instruction set.
+/// The same for blocks with minima, a line of them behind the scales. Compiled again for each
+/// instruction set.
 ///
 /// # Safety
 /// As for [`finish`], with two lines.
 #[inline(always)]
-pub unsafe fn finish_asymmetric(
+pub unsafe fn finish_with_min(
     scales: *const u8,
     _unit: f32,
     offset: i32,
@@ -149,7 +149,7 @@ pub unsafe fn finish_asymmetric(
     sums: &[i32],
     acc: *mut f32,
 ) {
-    // SAFETY: 32 scales and 32 smallest values; only this function looks at `acc` now.
+    // SAFETY: 32 scales and 32 minima; only this function looks at `acc` now.
     let (lines, acc) = unsafe {
         (
             &*scales.cast::<[[[u8; 2]; TILE]; 2]>(),
