@@ -5,9 +5,9 @@
 
 use anyhow::{Context, Result};
 use gemma::compute::KvFormat;
-use gemma::gemma::Weights;
-use gemma::gemma::forward::{self, ForwardOptions, SparePages};
 use gemma::kv::PAGE;
+use gemma::models::Weights;
+use gemma::models::forward::{self, ForwardOptions, SparePages};
 use gemma::quant::recipe::BUILT_IN;
 use gemma::runtime::shapes::{Formats, Shape};
 use gemma::tensor::Format;

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PIECE = 2400  # characters of a piece of code or documentation
 CODE = [
     "src/decode/mod.rs", "src/sampler/mod.rs", "src/kv.rs", "src/engine/timeline.rs", "src/draft/ngram.rs", "src/tensor/hadamard.rs",
-    "src/compute/reference/attention.rs", "src/checkpoint/header.rs", "src/cli/input.rs", "src/gemma/rope.rs", "src/tensor/trellis.rs",
+    "src/compute/reference/attention.rs", "src/checkpoint/header.rs", "src/cli/input.rs", "src/models/rope.rs", "src/tensor/trellis.rs",
     "scripts/train/model.py", "scripts/train/data.py", "scripts/train/train_tokenizer.py", "scripts/golden.py",
 ]
 TEXT = [

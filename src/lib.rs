@@ -14,7 +14,8 @@
 //!    eval        likelihoods of texts
 //! 3  engine      one model and the timelines of its texts
 //!    grammar     which tokens may follow (JSON Schema, Lark, regular expressions)
-//! 2  gemma       what Gemma 3 is: config, weights, forward pass, tokenizer, chat template
+//! 2  models      what a model is: config, weights, forward pass, tokenizer, chat template;
+//!                gemma3/ what only Gemma 3 has
 //!    vulkan      the GPU executor
 //!    npu         an executor that hands full pages of global layers to an NPU; a model of one
 //! 1  checkpoint  files -> tensors
@@ -120,9 +121,9 @@ pub mod draft;
 pub mod engine;
 pub mod error;
 pub mod eval;
-pub mod gemma;
 pub mod grammar;
 pub mod kv;
+pub mod models;
 pub mod npu;
 pub mod quant;
 pub mod runtime;

@@ -2,7 +2,7 @@
 
 use super::{Cursor, DIRECTORY, file};
 use gemma::checkpoint::{Checkpoint, gguf};
-use gemma::gemma::{Config, Generation, Tokenizer, Weights};
+use gemma::models::{Config, Generation, Tokenizer, Weights};
 use gemma::util::json;
 use serde_json::{Value, json};
 
@@ -118,7 +118,7 @@ pub fn generation(data: &[u8]) {
     let files = [("generation_config.json", data), ("tokenizer_config.json", data)];
     with_directory(CONFIG.as_bytes(), &weights, &files, |checkpoint| {
         let _ = Generation::of(&checkpoint);
-        let _ = gemma::gemma::ChatTemplate::from_checkpoint(&checkpoint);
+        let _ = gemma::models::ChatTemplate::from_checkpoint(&checkpoint);
     });
 }
 
@@ -207,11 +207,11 @@ fn open(path: &std::path::Path) {
     if let Ok(checkpoint) = Checkpoint::open(path) {
         use_all(checkpoint);
     }
-    let presented = Checkpoint::open(path).and_then(gemma::gemma::gguf::present);
+    let presented = Checkpoint::open(path).and_then(gemma::models::gemma3::gguf::present);
     if let Ok(checkpoint) = presented {
         if let Ok(Some(bytes)) = checkpoint.side_file("tokenizer.json") {
             let _ = Tokenizer::from_bytes(&bytes)
-                .map(|t| t.encode("ab a", gemma::gemma::Special::Parse).is_ok());
+                .map(|t| t.encode("ab a", gemma::models::Special::Parse).is_ok());
         }
         use_all(checkpoint);
     }

@@ -1,7 +1,7 @@
 //! Texts in languages of their own, and requests.
 
 use super::{DIRECTORY, file};
-use gemma::gemma::{ChatTemplate, Config, Message, Special, Tokenizer};
+use gemma::models::{ChatTemplate, Config, Message, Special, Tokenizer};
 use gemma::grammar::{Grammars, Source, parse_schema};
 use std::sync::{Arc, LazyLock};
 

@@ -2,8 +2,8 @@
 
 use super::output::print;
 use super::ui::Ui;
-use crate::gemma::chat;
 use crate::grammar;
+use crate::models::chat;
 use crate::runtime::driver;
 use crate::util::child::role;
 use std::ffi::OsString;

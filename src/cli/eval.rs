@@ -6,7 +6,7 @@ use crate::cli::options::{ModelArgs, UiOptions};
 use crate::cli::text_file::read_file;
 use crate::error::Fault;
 use crate::eval::{self, Comparison, Figures, Task};
-use crate::gemma::Special;
+use crate::models::Special;
 use crate::runtime::options::AutoOr;
 use crate::runtime::{Model, ModelOptions, Room, load, npu};
 use crate::tensor::Token;

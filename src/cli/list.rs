@@ -8,7 +8,7 @@ use crate::cli::options::UiOptions;
 use crate::cli::sizes::Sizes;
 use crate::cli::table::markdown;
 use crate::error::fault_of;
-use crate::gemma::Weights;
+use crate::models::Weights;
 use crate::runtime::find::{caches, in_cache};
 use crate::runtime::load::{self, kv_format};
 use crate::runtime::model::Size;

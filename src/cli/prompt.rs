@@ -5,7 +5,7 @@ use crate::cli::options::{ChatOptions, InputOptions, SpecialPolicy};
 use crate::cli::text_file::read_file;
 use crate::cli::ui::Ui;
 use crate::error::Fault;
-use crate::gemma::{ChatTemplate, Config, Message, Special, Tokenizer};
+use crate::models::{ChatTemplate, Config, Message, Special, Tokenizer};
 use crate::runtime::load::check_prompt;
 use crate::runtime::options::AutoOr;
 use crate::runtime::{Listener, Model, Session};

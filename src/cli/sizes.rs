@@ -3,7 +3,7 @@
 
 use crate::cli::table::markdown;
 use crate::cli::ui::paragraph_in;
-use crate::gemma::Weights;
+use crate::models::Weights;
 use crate::runtime::load;
 use crate::runtime::model::Size;
 use crate::runtime::options::{AutoOr, RunOptions};

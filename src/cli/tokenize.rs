@@ -5,7 +5,7 @@ use super::input;
 use super::output::print;
 use super::settings::Typed;
 use crate::cli::options::{InputOptions, SpecialPolicy, UiOptions};
-use crate::gemma::{ChatTemplate, Message, Special};
+use crate::models::{ChatTemplate, Message, Special};
 use crate::runtime::Model;
 use anyhow::Result;
 use clap::Args;

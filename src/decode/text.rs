@@ -1,7 +1,7 @@
 //! Generated tokens to text that may be shown: whole characters, and nothing that could still
 //! become a stop string.
 
-use crate::gemma::{Detokenizer, Tokenizer};
+use crate::models::{Detokenizer, Tokenizer};
 use crate::tensor::Token;
 
 /// Text as it becomes certain.
@@ -83,7 +83,7 @@ fn overlap(text: &str, stop: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemma::{Special, bundled};
+    use crate::models::{Special, gemma3::bundled};
 
     fn run(text: &str, stops: &[&str]) -> (String, bool) {
         let file = bundled::target().unwrap();

@@ -7,10 +7,10 @@ use crate::compute::best;
 use crate::compute::step::StepView;
 use crate::compute::{BufferId, Executor, ExecutorExt, Held, KvFormat, Reports};
 use crate::error::{Fault, Kind};
-use crate::gemma::Weights;
-use crate::gemma::forward::{self, Forward, ForwardOptions, PageTable, SparePages};
-use crate::gemma::rope::Angles;
 use crate::kv::{PAGE, PageList, Pool};
+use crate::models::Weights;
+use crate::models::forward::{self, Forward, ForwardOptions, PageTable, SparePages};
+use crate::models::rope::Angles;
 use crate::tensor::Token;
 use anyhow::{Context, Result, ensure};
 

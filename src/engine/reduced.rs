@@ -9,7 +9,7 @@ use super::{
     TokenTree,
 };
 use crate::compute::Reports;
-use crate::gemma::reduced::VocabMap;
+use crate::models::reduced::VocabMap;
 use crate::tensor::Token;
 use anyhow::{Result, bail, ensure};
 use std::ops::Range;

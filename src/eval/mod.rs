@@ -295,7 +295,7 @@ mod tests {
     use crate::compute::cpu::{CpuExecutor, CpuOptions};
     use crate::engine::PlannedEngine;
     use crate::engine::planned::EngineOptions;
-    use crate::gemma::{Config, Weights};
+    use crate::models::{Config, Weights};
     use crate::tensor::Format;
 
     fn engine(format: Format) -> PlannedEngine {

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::Fault;
-use crate::gemma::{Special, Tokenizer};
+use crate::models::{Special, Tokenizer};
 use crate::tensor::Token;
 use machine::{Ask, State};
 use place::Place;
@@ -224,8 +224,8 @@ impl Grammar {
 mod tests {
     use super::*;
     use crate::error::fault_of;
-    use crate::gemma::Special;
-    use crate::gemma::tokenizer::tests::letters;
+    use crate::models::Special;
+    use crate::models::tokenizer::tests::letters;
     use crate::sampler::{Mask, Rule};
     use serde_json::json;
 

@@ -88,8 +88,8 @@ pub fn source(tools: &[Tool], calls: Calls, many: bool) -> Result<Source> {
 mod tests {
     use super::super::Grammars;
     use super::*;
-    use crate::gemma::Special;
-    use crate::gemma::tokenizer::tests::letters;
+    use crate::models::Special;
+    use crate::models::tokenizer::tests::letters;
     use std::sync::Arc;
 
     fn tools() -> Vec<Tool> {

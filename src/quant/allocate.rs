@@ -5,7 +5,7 @@
 //! squared error (HIGGS, arXiv 2411.17525), and for Gemma 3 27B by about [`KLD_PER_DISTORTION`]
 //! (our estimate from published pairs of sizes and divergences).
 
-use crate::gemma::Role;
+use crate::models::Role;
 use crate::tensor::Format;
 
 /// Mean KL divergence (nats) per unit of mean relative squared error of the linear layers.

@@ -4,7 +4,7 @@ use super::calibrate::{Calibrator, Text};
 use super::layout::{Entry, Layout, Target};
 use super::solve::can_solve;
 use super::solver::Solver;
-use crate::gemma::{Role, Weights};
+use crate::models::{Role, Weights};
 use crate::tensor::encode::TileEncoder;
 use crate::tensor::quantize::quantize_by;
 use crate::tensor::{Code, Format, Matrix};

@@ -9,8 +9,8 @@ use crate::checkpoint::Dtype;
 use crate::checkpoint::gguf::types;
 use crate::checkpoint::gguf::write::{Keys, Tensor, header as container};
 use crate::error::Fault;
-use crate::gemma::Role;
-use crate::gemma::gguf::tensor_name;
+use crate::models::Role;
+use crate::models::gemma3::gguf::tensor_name;
 use crate::tensor::{Code, Format, Ggml, Group};
 use anyhow::Result;
 

@@ -4,7 +4,7 @@ use super::gguf;
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, artifact};
 use crate::error::Fault;
-use crate::gemma::{Role, Weights};
+use crate::models::{Role, Weights};
 use crate::tensor::{Code, Format};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};

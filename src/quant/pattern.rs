@@ -5,7 +5,7 @@
 //! either, `{0,58..61}` for numbers, the last one included. `norms` is every vector, `linears`
 //! every matrix of a layer.
 
-use crate::gemma::Role;
+use crate::models::Role;
 use anyhow::{Result, bail, ensure};
 
 /// Most globs that one pattern may stand for.

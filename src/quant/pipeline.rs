@@ -15,7 +15,7 @@ use super::{Options, Recipe, gguf};
 use crate::checkpoint::gguf::types;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Fault, Kind as FaultKind, fault_of};
-use crate::gemma::Weights;
+use crate::models::Weights;
 use crate::tensor::quantize::quantize as nearest;
 use crate::tensor::{Format, Matrix};
 use crate::util::hex;
@@ -322,7 +322,7 @@ impl Run<'_> {
 
     /// Tells the solver where a layer ends.
     fn layer_done(&mut self, entry: &Entry) -> Result<()> {
-        match crate::gemma::Role::LAYER.last() == Some(&entry.role) {
+        match crate::models::Role::LAYER.last() == Some(&entry.role) {
             true => self.solver.layer_done(entry.layer),
             false => Ok(()),
         }

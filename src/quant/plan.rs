@@ -9,8 +9,8 @@ use super::{Options, SIDE_FILES};
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, Kind, artifact, shards};
 use crate::error::{Fault, Kind as FaultKind};
-use crate::gemma::gguf::export;
-use crate::gemma::{Role, Weights};
+use crate::models::gemma3::gguf::export;
+use crate::models::{Role, Weights};
 use crate::tensor::Format;
 use anyhow::{Context, Result};
 

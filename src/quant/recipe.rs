@@ -14,7 +14,7 @@
 
 use super::pattern::Pattern;
 use crate::error::Fault;
-use crate::gemma::{Config, Role};
+use crate::models::{Config, Role};
 use crate::tensor::Format;
 use crate::util::files::read_regular_text;
 use anyhow::{Context, Result};

@@ -5,7 +5,7 @@ use super::layout::Entry;
 use crate::checkpoint::gguf::types;
 use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
 use crate::error::Fault;
-use crate::gemma::Weights;
+use crate::models::Weights;
 use crate::tensor::{Code, Ggml, Matrix};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};

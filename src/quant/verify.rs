@@ -6,7 +6,7 @@ use crate::checkpoint::{Checkpoint, artifact};
 use crate::compute::cpu::Isa;
 use crate::compute::cpu::linear::PackedMatrix;
 use crate::error::Fault;
-use crate::gemma::{Role, Weights};
+use crate::models::{Role, Weights};
 use crate::tensor::Matrix;
 use crate::util::threads::{self, Task};
 use anyhow::{Context, Result};

@@ -11,7 +11,7 @@ use super::constraints::Constrained;
 use crate::decode::text::TextStream;
 use crate::decode::{self, Chances, Ended, Flow, Scheduler, Stats, Stop};
 use crate::error::Fault;
-use crate::gemma::Tokenizer;
+use crate::models::Tokenizer;
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use anyhow::Result;

@@ -1,8 +1,8 @@
 //! Grammars of a model, and checks of the answers that must follow them.
 
 use crate::error::{Fault, Kind, fault_of};
-use crate::gemma::Tokenizer;
 use crate::grammar::{Follow, Grammar, Grammars, Source};
+use crate::models::Tokenizer;
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 use anyhow::{Result, ensure};

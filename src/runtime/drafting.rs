@@ -12,7 +12,7 @@ use super::{Listener, Session};
 use crate::compute::cpu::Pool;
 use crate::draft::{Ahead, Drafter, Figures, Habits, Lm, NoDraft, Policy, Table, TreeBuilder};
 use crate::error::Fault;
-use crate::gemma::{Tokenizer, Weights};
+use crate::models::{Tokenizer, Weights};
 use crate::util::hex;
 use crate::vulkan::{Choice, DeviceInfo};
 use anyhow::Result;

@@ -16,7 +16,7 @@ use crate::compute::{Executor, KvFormat};
 use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, PlannedEngine};
 use crate::error::{Fault, Kind, fault_of};
-use crate::gemma::{Config, Role, Weights};
+use crate::models::{Config, Role, Weights};
 use crate::util::threads;
 use crate::util::units::{bytes, thousands};
 use crate::vulkan::{CheckedExecutor, DeviceInfo};

@@ -4,8 +4,8 @@ use super::Listener;
 use super::find::{Source, find};
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
-use crate::gemma::gguf::repairs;
-use crate::gemma::{Config, Tokenizer, Weights};
+use crate::models::gemma3::gguf::repairs;
+use crate::models::{Config, Tokenizer, Weights};
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
 use std::time::Instant;
@@ -27,7 +27,7 @@ impl Model {
                     "no --model is given: the small bundled demo model answers, which \
                     knows little and is not Gemma",
                 );
-                (crate::gemma::bundled::target()?, true)
+                (crate::models::gemma3::bundled::target()?, true)
             }
             Source::Directory(path) => (
                 Checkpoint::open(&path)

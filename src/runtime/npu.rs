@@ -5,7 +5,7 @@ use super::options::RunOptions;
 use crate::compute::{AssistReport, Executor, KvFormat};
 use crate::engine::Engine;
 use crate::error::Fault;
-use crate::gemma::Config;
+use crate::models::Config;
 use crate::npu::attention::{Dims, FlashPartial};
 use crate::npu::gate::{self, Machine, WORTH, Work};
 use crate::npu::host::{HostModelAccel, Library, ModelOptions};

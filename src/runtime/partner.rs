@@ -8,8 +8,8 @@ use super::options::{DraftFrom, Kv};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{Engine, VocabAdapter};
 use crate::error::Fault;
-use crate::gemma::bundled::{self, DraftSize};
-use crate::gemma::{ReducedVocabulary, Tokenizer, VocabMap, Weights};
+use crate::models::gemma3::bundled::{self, DraftSize};
+use crate::models::{ReducedVocabulary, Tokenizer, VocabMap, Weights};
 use anyhow::{Context, Result};
 
 /// Seconds of a target's pass from which the larger of the bundled drafts is worth its time.
@@ -31,7 +31,7 @@ impl Partner {
     /// A draft without a tokenizer has the target's where it has as many rows, or is one of this
     /// project's where it has as many as those: a wrong guess here costs speed and no text.
     pub fn new(checkpoint: Checkpoint, tokenizer: &Tokenizer) -> Result<Result<Partner, String>> {
-        let rows = crate::gemma::Config::from_json(checkpoint.config())?.vocab;
+        let rows = crate::models::Config::from_json(checkpoint.config())?.vocab;
         let mut vocabulary = ReducedVocabulary::of(&checkpoint, rows)?;
         if vocabulary.is_none() {
             match own_tokenizer(&checkpoint)?.map(|own| mismatch(tokenizer, &own)) {
@@ -75,7 +75,7 @@ impl Partner {
             unreachable!("a name was given")
         };
         let checkpoint = Checkpoint::open(&directory)
-            .and_then(crate::gemma::gguf::present)
+            .and_then(crate::models::gemma3::gguf::present)
             .with_context(shown)?;
         Self::new(checkpoint, tokenizer)
     }

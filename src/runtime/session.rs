@@ -7,7 +7,7 @@ use super::load::{self, Loaded, Room};
 use super::model::Model;
 use super::options::{DraftingOptions, ModelOptions, RunOptions};
 use crate::engine::Timeline;
-use crate::gemma::{Config, Generation, Tokenizer};
+use crate::models::{Config, Generation, Tokenizer};
 use crate::tensor::Token;
 use anyhow::Result;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The published shapes of Gemma 3, for weights made up on the spot.
 
-use crate::gemma::{Config, Role, Weights};
+use crate::models::{Config, Role, Weights};
 use crate::quant::allocate::prior;
 use crate::quant::{Importance, Nearest, Options, Plan, Recipe, Target};
 use crate::tensor::Format;

@@ -7,7 +7,7 @@ use super::npu::Npu;
 use super::options::{AutoOr, GpuLayers, Kv, RunOptions};
 use super::placement::Device;
 use crate::engine::{Engine, EngineExt, Rows, Scores, TokenTree};
-use crate::gemma::{Config, Role, Weights};
+use crate::models::{Config, Role, Weights};
 use crate::tensor::{Format, Token};
 use crate::vulkan::{Choice, DeviceInfo};
 use anyhow::Result;

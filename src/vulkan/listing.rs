@@ -233,8 +233,8 @@ mod tests {
     use super::super::choose::tests::device;
     use super::*;
     use crate::compute::KvFormat;
-    use crate::gemma::forward::{self, ForwardOptions, SparePages};
-    use crate::gemma::{Config, Role, Weights};
+    use crate::models::forward::{self, ForwardOptions, SparePages};
+    use crate::models::{Config, Role, Weights};
 
     /// The calls of a pass over `rows` rows of two layers in one format.
     fn pass(format: &str, shapes: &[MatrixShape], rows: usize) -> Vec<Listed> {

@@ -9,7 +9,7 @@ use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{EngineExt, PlannedEngine, Rows, Scores, TokenTree};
-use gemma::gemma::Weights;
+use gemma::models::Weights;
 use gemma::tensor::Matrix;
 use half::{bf16, f16};
 use serde_json::Value as Json;

@@ -2,7 +2,7 @@
 
 #![allow(dead_code)]
 
-use gemma::gemma::{ReducedVocabulary, Tokenizer, VocabMap};
+use gemma::models::{ReducedVocabulary, Tokenizer, VocabMap};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 

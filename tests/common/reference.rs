@@ -11,7 +11,7 @@ use gemma::compute::Reports;
 use gemma::engine::{
     Cached, Engine, EngineReport, Info, Input, Memory, Output, Prefix, Rows, Scores, TokenTree,
 };
-use gemma::gemma::{Config, Role, Rope, Weights};
+use gemma::models::{Config, Role, Rope, Weights};
 use gemma::tensor::Token;
 
 /// Most rows of one pass; nothing in the oracle depends on it.

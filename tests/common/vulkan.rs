@@ -2,7 +2,7 @@
 
 #![allow(dead_code)]
 
-use gemma::gemma::Config;
+use gemma::models::Config;
 use gemma::vulkan::validation::{VALIDATE, is_installed};
 use gemma::vulkan::{ALLOW_CPU_DRIVER, Choice, VulkanExecutor};
 use std::sync::Once;

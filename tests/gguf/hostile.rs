@@ -6,7 +6,7 @@ use common::gguf::{self, File, Tensor, Val};
 use common::{Dims, TinyModel};
 use gemma::checkpoint::Checkpoint;
 use gemma::error::{Kind, fault_of};
-use gemma::gemma::Weights;
+use gemma::models::Weights;
 use proptest::prelude::*;
 use std::fs;
 use std::path::Path;

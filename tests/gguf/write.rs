@@ -6,7 +6,7 @@ use common::gguf::{self, directory, logits};
 use common::{Dims, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
-use gemma::gemma::{ChatTemplate, Generation, Special, Tokenizer, Weights};
+use gemma::models::{ChatTemplate, Generation, Special, Tokenizer, Weights};
 use gemma::quant::{Importance, Nearest, Options, Plan, Recipe, Report, quantize};
 use gemma::tensor::Format;
 use gemma::tensor::quantize::quantize as round;

@@ -5,7 +5,7 @@ use crate::common;
 use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
-use gemma::gemma::{Config, Role, Weights};
+use gemma::models::{Config, Role, Weights};
 use std::path::Path;
 
 fn open(dir: &Path) -> anyhow::Result<Weights> {

@@ -8,7 +8,7 @@ use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
-use gemma::gemma::Weights;
+use gemma::models::Weights;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use reference::ReferenceEngine;

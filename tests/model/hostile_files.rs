@@ -5,7 +5,7 @@ use crate::common;
 use common::{Form, TinyModel, safetensors, with_header, write_model};
 use gemma::checkpoint::{Checkpoint, Dtype, shards};
 use gemma::error::{Fault, Kind, fault_of};
-use gemma::gemma::Weights;
+use gemma::models::Weights;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::fs;
@@ -251,7 +251,7 @@ fn norms_that_are_not_finite_are_refused_when_read() {
     write_model(&path, &model.config(Form::TextV4), &tensors, Dtype::BF16, 1);
     let weights = open(&path).unwrap();
     assert!(
-        refusal(weights.vector(gemma::gemma::Role::FinalNorm, 0)).contains("model.norm.weight")
+        refusal(weights.vector(gemma::models::Role::FinalNorm, 0)).contains("model.norm.weight")
     );
 }
 
@@ -402,6 +402,6 @@ proptest! {
         ]) {
         let mut config = TinyModel::tiny(3).config(Form::TextV5);
         config[key] = value;
-        let _ = gemma::gemma::Config::from_json(&config);
+        let _ = gemma::models::Config::from_json(&config);
     }
 }

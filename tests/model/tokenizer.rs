@@ -2,7 +2,7 @@
 //! tokenizer, and Gemma's where `GEMMA_TEST_TOKENIZER` names its `tokenizer.json` (a file of
 //! Google's, so it is not in this repository).
 
-use gemma::gemma::{ChatTemplate, Detokenizer, Message, Special, Tokenizer, bundled};
+use gemma::models::{ChatTemplate, Detokenizer, Message, Special, Tokenizer, gemma3::bundled};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 

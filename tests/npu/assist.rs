@@ -10,7 +10,7 @@ use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
-use gemma::gemma::{Config, Weights};
+use gemma::models::{Config, Weights};
 use gemma::npu::OffloadExecutor;
 use gemma::npu::attention::{Dims, FlashPartial};
 use gemma::npu::host::{Fault, FaultKind, HostModelAccel, ModelOptions, Open};

@@ -9,8 +9,8 @@ use gemma::compute::{
 };
 use gemma::engine::PlannedEngine;
 use gemma::engine::planned::EngineOptions;
-use gemma::gemma::forward::{self, ForwardOptions, SparePages};
-use gemma::gemma::{Config, Weights};
+use gemma::models::forward::{self, ForwardOptions, SparePages};
+use gemma::models::{Config, Weights};
 use gemma::runtime::placement::measure::{Layout, Task};
 use gemma::runtime::shapes::{Formats, Shape};
 use gemma::tensor::Matrix;

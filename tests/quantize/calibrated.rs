@@ -5,7 +5,7 @@ use crate::{common, reference};
 use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::eval;
-use gemma::gemma::{Role, Weights};
+use gemma::models::{Role, Weights};
 use gemma::quant::calibrate::{Text, survey};
 use gemma::quant::{Calibrated, Importance, Nearest, Options, Plan, Recipe, run};
 use gemma::tensor::encode::OnProcessor;

@@ -5,7 +5,7 @@ use crate::common;
 use common::{Dims, Form, TinyModel, write_model};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
-use gemma::gemma::{Role, Weights};
+use gemma::models::{Role, Weights};
 use gemma::quant::{Importance, Nearest, Options, Plan, Progress, Recipe, quantize, verify};
 use gemma::tensor::Format;
 use gemma::tensor::quantize::quantize as round;

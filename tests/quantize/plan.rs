@@ -5,7 +5,7 @@ use crate::{common, shell};
 use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
-use gemma::gemma::Weights;
+use gemma::models::Weights;
 use gemma::quant::allocate::prior;
 use gemma::quant::recipe::BUILT_IN;
 use gemma::quant::{Aim, Importance, Nearest, Options, Plan, Recipe, quantize};

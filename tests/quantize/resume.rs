@@ -5,7 +5,7 @@ use crate::{common, shell};
 use common::{Dims, Form, TinyModel, write_model};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
-use gemma::gemma::Weights;
+use gemma::models::Weights;
 use gemma::quant::{Options, Progress, Recipe, Report, quantize, unfinished};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

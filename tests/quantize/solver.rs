@@ -4,7 +4,7 @@
 use crate::common;
 use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
-use gemma::gemma::{Role, Weights};
+use gemma::models::{Role, Weights};
 use gemma::quant::{Entry, Importance, Layout, Nearest, Options, Plan, Recipe, Solver, run};
 use gemma::tensor::quantize::quantize;
 use gemma::tensor::{Format, Matrix};

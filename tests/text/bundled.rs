@@ -11,8 +11,10 @@ use gemma::draft::{
 };
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, PlannedEngine, Timeline};
-use gemma::gemma::bundled::{self, DraftSize};
-use gemma::gemma::{ChatTemplate, Config, Message, ReducedVocabulary, Special, Tokenizer, Weights};
+use gemma::models::gemma3::bundled::{self, DraftSize};
+use gemma::models::{
+    ChatTemplate, Config, Message, ReducedVocabulary, Special, Tokenizer, Weights,
+};
 use gemma::runtime::partner::Partner;
 use gemma::sampler::{Sampler, SamplerConfig};
 use gemma::tensor::Format;

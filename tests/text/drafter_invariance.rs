@@ -14,7 +14,7 @@ use gemma::draft::{
 };
 use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree, VocabAdapter};
 use gemma::error::{Kind, fault_of};
-use gemma::gemma::ReducedVocabulary;
+use gemma::models::ReducedVocabulary;
 use gemma::sampler::{Sampler, SamplerConfig};
 use invariance::{Case, Oracle, Random, Strict, check, run};
 use toy::Toy;

@@ -7,7 +7,7 @@ use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Isa};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{EngineExt, PlannedEngine, Rows, Scores};
-use gemma::gemma::{Config, Weights};
+use gemma::models::{Config, Weights};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::Value;

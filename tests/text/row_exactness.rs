@@ -10,7 +10,7 @@ use gemma::engine::planned::EngineOptions;
 use gemma::engine::{
     Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree, VocabAdapter,
 };
-use gemma::gemma::{Config, Role, Weights};
+use gemma::models::{Config, Role, Weights};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 

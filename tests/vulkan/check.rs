@@ -8,7 +8,7 @@ use common::vulkan::{config, config_of, device};
 use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
-use gemma::gemma::{Config, Role, Weights};
+use gemma::models::{Config, Role, Weights};
 use gemma::tensor::Format;
 use gemma::testing::WRONG_RESULT;
 use gemma::vulkan::{ALLOW_CPU_DRIVER, CheckedExecutor, InjectedFault, VulkanExecutor};

@@ -9,7 +9,7 @@ use gemma::compute::step::StepView;
 use gemma::compute::{Dispatch, Executor, KvFormat, Norm, Op, Plan, RowSet, StepLayout};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
-use gemma::gemma::{Role, Weights};
+use gemma::models::{Role, Weights};
 use gemma::vulkan::VulkanExecutor;
 
 /// Formats of linear layers, of the table and of the cache that between them meet every kernel;

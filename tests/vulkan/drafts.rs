@@ -13,7 +13,7 @@ use gemma::engine::{
     Cached, Engine, EngineReport, Info, Input, Output, PlannedEngine, Prefix, Scores,
 };
 use gemma::eval::evaluate;
-use gemma::gemma::{Role, Weights};
+use gemma::models::{Role, Weights};
 use gemma::sampler::{Rule, SamplerConfig};
 use invariance::{Case, Strict, check};
 use rand::SeedableRng;

@@ -9,7 +9,7 @@ use gemma::checkpoint::gguf::types;
 use gemma::compute::{Executor, KvFormat, LoadJob, Part};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{EngineExt, PlannedEngine, Rows, Scores, TokenTree};
-use gemma::gemma::{Role, Weights};
+use gemma::models::{Role, Weights};
 use gemma::quant::{Options, Recipe, quantize};
 use gemma::tensor::{Code, Format, Matrix, StoredMatrix};
 use gemma::vulkan::VulkanExecutor;

@@ -5,7 +5,7 @@ use common::vulkan::{device, large_config};
 use gemma::compute::KvFormat;
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, EngineExt, PlannedEngine, Rows, Scores, TokenTree};
-use gemma::gemma::Weights;
+use gemma::models::Weights;
 use gemma::vulkan::{LIMIT, MadeUp, VulkanExecutor};
 use std::sync::{Arc, Mutex};
 

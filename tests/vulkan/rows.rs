@@ -7,7 +7,7 @@ use common::vulkan::{config, device, wide_config};
 use gemma::compute::KvFormat;
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
-use gemma::gemma::{Role, Weights};
+use gemma::models::{Role, Weights};
 use gemma::vulkan::VulkanExecutor;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;

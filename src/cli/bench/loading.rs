@@ -4,7 +4,7 @@ use super::measure::Figure;
 use super::report::Row;
 use crate::compute::Loading;
 use crate::engine::Engine;
-use crate::gemma::Weights;
+use crate::models::Weights;
 use crate::util::units::digits3;
 use anyhow::{Context, Result};
 use std::time::Instant;

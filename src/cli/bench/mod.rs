@@ -18,7 +18,7 @@ use crate::compute::KernelTime;
 use crate::draft::Mixing;
 use crate::engine::{Engine, EngineExt, Scores};
 use crate::error::Fault;
-use crate::gemma::Weights;
+use crate::models::Weights;
 use crate::runtime::options::AutoOr;
 use crate::runtime::processor::Cpu;
 use crate::runtime::shapes::Shape;

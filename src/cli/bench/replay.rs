@@ -17,7 +17,7 @@ use crate::draft::{
 };
 use crate::engine::{Scores, TokenTree};
 use crate::error::Fault;
-use crate::gemma::{ChatTemplate, Tokenizer};
+use crate::models::{ChatTemplate, Tokenizer};
 use crate::runtime::load;
 use crate::runtime::options::{AutoOr, GpuLayers, RunOptions};
 use crate::runtime::partner::Partner;

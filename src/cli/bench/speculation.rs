@@ -9,7 +9,7 @@ use crate::decode::{self, Flow, Limits, Stats};
 use crate::draft::{Ask, Drafter};
 use crate::engine::Timeline;
 use crate::error::Fault;
-use crate::gemma::{ChatTemplate, Message, ReducedVocabulary, Special, Tokenizer};
+use crate::models::{ChatTemplate, Message, ReducedVocabulary, Special, Tokenizer};
 use crate::runtime::costs::Passes;
 use crate::runtime::drafting::{self, Drafting, Target};
 use crate::runtime::partner::Partner;

@@ -2,7 +2,7 @@
 
 use crate::cli::text_file::read_file;
 use crate::error::Fault;
-use crate::gemma::{ChatTemplate, Message, Special, Tokenizer};
+use crate::models::{ChatTemplate, Message, Special, Tokenizer};
 use crate::tensor::Token;
 use crate::util::json;
 use anyhow::{Context, Result};

@@ -5,7 +5,7 @@
 //! read again.
 
 use crate::error::Fault;
-use crate::gemma::{ChatTemplate, Message, Special, Tokenizer};
+use crate::models::{ChatTemplate, Message, Special, Tokenizer};
 use crate::tensor::Token;
 use anyhow::Result;
 use serde_json::json;
@@ -212,7 +212,7 @@ impl<'a> Conversation<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemma::bundled;
+    use crate::models::gemma3::bundled;
 
     #[test]
     fn a_prompt_begins_with_all_that_was_said_as_it_was_said() {

@@ -18,7 +18,7 @@ use crate::cli::options::Source;
 use crate::decode::{Flow, Scheduler, Stats};
 use crate::engine::{EngineExt, Timeline};
 use crate::error::{Fault, Kind};
-use crate::gemma::Tokenizer;
+use crate::models::Tokenizer;
 use crate::runtime::answers::{AnswerEvent, AnswerRequest, Answers, Finished};
 use crate::runtime::constraints::Constrained;
 use crate::runtime::drafting::Drafting;

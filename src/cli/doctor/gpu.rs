@@ -6,7 +6,7 @@ use super::system::SMALLEST_27B;
 use super::{Check, needs_gpu};
 use crate::cli::ui::Ui;
 use crate::error::{Fault, Kind, fault_of};
-use crate::gemma::Weights;
+use crate::models::Weights;
 use crate::runtime::ModelOptions;
 use crate::runtime::driver::{Use, Verdict};
 use crate::runtime::load;

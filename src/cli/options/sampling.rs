@@ -1,7 +1,7 @@
 //! Sampling, as flags and the model together set it.
 
 use super::Source;
-use crate::gemma::Generation;
+use crate::models::Generation;
 use crate::sampler::SamplerConfig;
 use crate::util::units::decimal;
 use clap::Args;

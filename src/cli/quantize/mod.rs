@@ -10,7 +10,7 @@ use crate::checkpoint::Checkpoint;
 use crate::cli::options::UiOptions;
 use crate::cli::text_file::read_file;
 use crate::error::Fault;
-use crate::gemma::{Role, Special, Weights};
+use crate::models::{Role, Special, Weights};
 use crate::quant::allocate::prior;
 use crate::quant::recipe::{FOR_SIZES, nearest_to, parse_size};
 use crate::quant::{

@@ -4,7 +4,7 @@
 use crate::cli::options::UiOptions;
 use crate::cli::signals::Interrupt;
 use crate::cli::ui::Ui;
-use crate::gemma::Role;
+use crate::models::Role;
 use crate::quant::{Entry, Progress};
 use crate::util::units::{bytes, duration};
 use anyhow::Result;

@@ -2,7 +2,7 @@
 
 use super::Quantize;
 use crate::cli::table::markdown;
-use crate::gemma::{Config, Weights};
+use crate::models::{Config, Weights};
 use crate::quant::allocate::prior;
 use crate::quant::recipe::BUILT_IN;
 use crate::quant::{Importance, Nearest, Options, Plan, Recipe, Report};

@@ -4,7 +4,7 @@ use super::ask::{Sender, Served};
 use super::fields::Fields;
 use super::shares::Client;
 use super::{anthropic, openai, responses};
-use crate::gemma::{ChatTemplate, Config, Tokenizer};
+use crate::models::{ChatTemplate, Config, Tokenizer};
 use crate::runtime::constraints::Constraints;
 use crate::runtime::options::AutoOr;
 use crate::sampler::SamplerConfig;

@@ -1,7 +1,7 @@
 //! Functions that answers may call: how the model is told of them, and calls as they come.
 
-use crate::gemma::Message;
 use crate::grammar::tools::{ARGUMENTS, CALL, Tool};
+use crate::models::Message;
 use serde_json::json;
 
 /// What tells the model which functions there are. It is part of the prompt.

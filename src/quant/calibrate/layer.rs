@@ -5,7 +5,7 @@
 //! costs no memory of its own.
 
 use super::rows;
-use crate::gemma::{Angles, Config, Role, Weights};
+use crate::models::{Angles, Config, Role, Weights};
 use crate::quant::solve::linalg::{View, multiply};
 use crate::tensor::Matrix;
 use anyhow::Result;

@@ -12,7 +12,7 @@ pub use survey::{Sensitivity, survey};
 pub use text::{BUILT_IN, Text};
 
 use super::solve::{Factor, Inputs, Solved, solve_matrix};
-use crate::gemma::{Config, Role, Weights};
+use crate::models::{Config, Role, Weights};
 use crate::tensor::encode::TileEncoder;
 use crate::tensor::{Format, Matrix, Token, hadamard};
 use anyhow::{Context, Result, ensure};

@@ -4,7 +4,7 @@
 
 use super::layer::{Layer, Shape, linear, norm_rows};
 use super::{BATCH, Text, embed};
-use crate::gemma::{Role, Weights};
+use crate::models::{Role, Weights};
 use crate::tensor::{Format, Matrix, math};
 use anyhow::Result;
 use rand::rngs::SmallRng;

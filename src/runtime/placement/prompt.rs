@@ -7,7 +7,7 @@ use crate::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
 use crate::compute::{Executor, KvFormat};
 use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, EngineExt, PlannedEngine, Rows, Scores, TokenTree};
-use crate::gemma::{Config, Role, Weights};
+use crate::models::{Config, Role, Weights};
 use crate::runtime::Listener;
 use crate::runtime::driver;
 use crate::tensor::{Format, Token};

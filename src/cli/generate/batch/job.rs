@@ -4,7 +4,7 @@ use crate::cli::format::{Format, Formats};
 use crate::cli::generate::batch::held::Held;
 use crate::cli::prompt::{Content, Said};
 use crate::error::Fault;
-use crate::gemma::Message;
+use crate::models::Message;
 use crate::sampler::SamplerConfig;
 use crate::util::json;
 use anyhow::{Context, Result, ensure};

@@ -5,7 +5,7 @@ use super::{ADD_BOS, ARCHITECTURE, BOS, CHAT_TEMPLATE, EOS, EOT, PAD, SAMPLING, 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::write::Keys;
 use crate::error::Fault;
-use crate::gemma::{ChatTemplate, Config, Generation, Weights};
+use crate::models::{ChatTemplate, Config, Generation, Weights};
 use anyhow::{Context, Result};
 
 /// Every n-th layer sees all positions; llama.cpp takes no other pattern from every file.

@@ -1,11 +1,10 @@
 //! Floor 2: what Gemma 3 is. Configuration and weights here; nothing knows a device.
 
-pub mod bundled;
 pub mod chat;
 pub mod config;
 pub mod forward;
+pub mod gemma3;
 pub mod generation;
-pub mod gguf;
 mod progress;
 pub mod reduced;
 pub mod rope;

@@ -8,7 +8,7 @@
 
 use super::Metadata;
 use crate::error::Fault;
-use crate::gemma::tokenizer::{KNOWN_CONTROL, Merge};
+use crate::models::tokenizer::{KNOWN_CONTROL, Merge};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};

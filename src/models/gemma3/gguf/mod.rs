@@ -11,10 +11,10 @@ mod vocab;
 
 pub use vocab::repairs;
 
-use super::weights::Role;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::{Make, Metadata, Presentation};
 use crate::error::Fault;
+use crate::models::weights::Role;
 use anyhow::Result;
 use serde_json::json;
 
@@ -117,8 +117,9 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
                 .into(),
         );
     }
-    let rename =
-        |name: &str| role_of(name).map(|(role, layer)| super::weights::standard_name(role, layer));
+    let rename = |name: &str| {
+        role_of(name).map(|(role, layer)| crate::models::weights::standard_name(role, layer))
+    };
     let norm = |name: &str| role_of(name).is_some_and(|(role, _)| !role.is_matrix());
     checkpoint.present(Presentation { config, rename: &rename, plus_one: &norm, files, notes })
 }

@@ -116,8 +116,8 @@ fn decimal(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::Config;
     use super::*;
+    use crate::models::Config;
 
     fn keys(layers: i64, dim: i64, heads: i64, key_length: i64) -> Metadata {
         let mut m = Metadata::default();

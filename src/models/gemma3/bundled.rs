@@ -4,7 +4,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
-use crate::gemma::ReducedVocabulary;
+use crate::models::ReducedVocabulary;
 use anyhow::Result;
 
 /// What the program calls the bundled target.
@@ -65,7 +65,7 @@ pub enum DraftSize {
 /// A drafter for targets with the tokenizer of Gemma 3, which it knows by a hash only.
 pub fn gemma_draft(size: DraftSize) -> Result<Checkpoint> {
     check_present()?;
-    let vocabulary = (super::reduced::FILE, GEMMA_VOCABULARY);
+    let vocabulary = (crate::models::reduced::FILE, GEMMA_VOCABULARY);
     let files = match size {
         DraftSize::Small => vec![
             ("config.json", file!("gemma3-draft/small/config.json")),
@@ -99,7 +99,7 @@ fn check_present() -> Result<()> {
 #[cfg(all(test, feature = "bundled"))]
 mod tests {
     use super::*;
-    use crate::gemma::{ChatTemplate, Message, Special, Tokenizer, Weights};
+    use crate::models::{ChatTemplate, Message, Special, Tokenizer, Weights};
 
     #[test]
     fn the_pair_opens_and_shares_its_vocabulary() {

@@ -166,7 +166,7 @@ enum Source {
 impl Weights {
     /// Finds every tensor of the model and checks its shape and dtype.
     pub fn open(checkpoint: Checkpoint) -> Result<Weights> {
-        let checkpoint = super::gguf::present(checkpoint)?;
+        let checkpoint = super::gemma3::gguf::present(checkpoint)?;
         let mut config = Config::from_json(checkpoint.config())?;
         let mut notes = checkpoint.notes().to_vec();
         let stored = checkpoint.stored();
