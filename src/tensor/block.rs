@@ -453,9 +453,10 @@ impl Integer {
         }
     }
 
-    /// What is subtracted from an integer so that it fits a signed byte.
-    pub const fn byte_bias(&self) -> i32 {
-        if self.high > 127.0 { 128 } else { 0 }
+    /// What kernels subtract from integers that are never negative, so that their range is that of
+    /// signed integers of as many bits.
+    pub const fn bias(&self) -> i32 {
+        if self.low == 0.0 && self.shift == 0.0 { 1 << (self.bits - 1) } else { 0 }
     }
 
     /// The stored code where the scale is zero, so that any code decodes to zero.

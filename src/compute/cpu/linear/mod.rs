@@ -140,7 +140,7 @@ macro_rules! kernels_of {
         let has_min = $format.code.spec().side.has_min();
         Kernels {
             panel,
-            offset: offset - pack::byte_bias($format.code),
+            offset: offset - pack::bias_of($format.code),
             finish: if has_min { finish_with_min } else { finish },
             gate,
         }

@@ -6,15 +6,15 @@
 //!
 //! | code | lines a step | columns a step | bytes of a dword |
 //! |------|---|---|---|
-//! | i8, i8a | 2 | 4 | byte j: column j, as q + 128; i8a as q |
+//! | i8, i8a | 2 | 4 | byte j: column j, as q + 128 (i8a: q) |
 //! | i4 | 2 | 8 | byte j: column j in the low half, j + 4 in the high half, as q + 8 |
 //! | i2 | 2 | 16 | byte j: columns j, j + 4, j + 8, j + 12 from the lowest bits up |
 //! | t2, t2.5, t3, t4 | 2, 10, 6, 4 | 16, 64, 32, 16 | two lines hold 32 bits of each row, the first ones in the highest bits |
 //! | f32 | 2 | 1 | the float |
 //! | bf16 | 1 | 1 | row i in the low half, row 16 + i in the high half |
 //!
-//! Integer codes come in blocks of one group: a line with the 32 scales (f16), another with the
-//! minima where there are any, then the steps. Rows past the end are zero bits, but for those that
+//! Integer codes come in blocks of one group: the side, two bytes of each row a line (a line with the
+//! 32 scales, another with the minima where there are any), then the steps. Rows past the end are zero bits, but for those that
 //! share a tile of trellis codes with rows that count.
 
 use super::super::isa::Isa;
@@ -142,7 +142,7 @@ impl PackedMatrix {
                 }
             }
             layout @ (CpuLayout::I8 | CpuLayout::I4 | CpuLayout::I2) => {
-                let (code, bias) = (self.format.code, byte_bias(self.format.code));
+                let (code, bias) = (self.format.code, bias_of(self.format.code));
                 for (group, columns) in out.chunks_mut(shape.group_cols).enumerate() {
                     let block = group * shape.block_bytes();
                     let (mut side, mut lines) = ([0; side::BYTES], 0);
@@ -173,16 +173,16 @@ pub fn layout_of(code: Code) -> CpuLayout {
     code.spec().cpu.unwrap_or_else(|| panic!("the CPU has no kernels for {code:?}"))
 }
 
-/// What the bytes of a code are less than its integers, see [`Integer::byte_bias`].
-pub fn byte_bias(code: Code) -> i32 {
+/// See [`Integer::bias`](crate::tensor::block::Integer::bias).
+pub fn bias_of(code: Code) -> i32 {
     match code.spec().values {
-        Values::Integer(integer) => integer.byte_bias(),
+        Values::Integer(integer) => integer.bias(),
         _ => 0,
     }
 }
 
 /// The integer value (see [`Matrix::code`]) of column `k` of a step in a row's dword, less the
-/// [`byte_bias`].
+/// [`bias_of`] its code.
 #[inline(always)]
 pub fn code_of(layout: CpuLayout, dword: [u8; 4], k: usize) -> i32 {
     let byte = dword[k % 4] as i32;
@@ -307,11 +307,15 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, ou
                 }
             }
             CpuLayout::I8 => {
-                let flip = if byte_bias(matrix.format.code) == 0 { 0x8080_8080 } else { 0 };
-                let bytes: Cow<'_, [u8]> = match matrix.format.code.bits_of_two() {
-                    16 => codes.into(),
+                let bias = bias_of(matrix.format.code);
+                let (bytes, flip): (Cow<'_, [u8]>, u32) = match matrix.format.code.bits_of_two() {
+                    16 if bias != 0 => (codes.into(), 0),
+                    16 => (codes.into(), 0x8080_8080),
                     // Codes without a layout of their own.
-                    _ => (0..matrix.cols).map(|col| matrix.code(row, col) as u8).collect(),
+                    _ => {
+                        let integers = (0..matrix.cols).map(|col| matrix.code(row, col) - bias);
+                        (integers.map(|q| q as u8).collect(), 0x8080_8080)
+                    }
                 };
                 pack_row(matrix, &bytes, shape, row, lane, out, |q| q ^ flip)
             }
