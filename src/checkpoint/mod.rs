@@ -20,7 +20,7 @@ pub use store::Stamp;
 pub use view::{Dtype, TensorView, is_weight};
 
 use crate::error::Fault;
-use crate::tensor::{Code, Format, Ggml, Matrix};
+use crate::tensor::{Code, Format, GgmlType, Matrix};
 use crate::util::threads;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
@@ -351,7 +351,7 @@ impl Checkpoint {
     }
 
     /// The blocks of a tensor of a GGUF file, where it is stored in blocks.
-    fn block(&self, name: &str) -> Option<(Code, Ggml)> {
+    fn block(&self, name: &str) -> Option<(Code, GgmlType)> {
         let code = self.gguf.as_ref()?.block(name)?;
         Some((code, code.spec().ggml?))
     }

@@ -11,7 +11,7 @@ use crate::checkpoint::gguf::write::{Keys, Tensor, header as container};
 use crate::error::Fault;
 use crate::models::Role;
 use crate::models::gemma3::gguf::tensor_name;
-use crate::tensor::{Code, Format, Ggml, Group};
+use crate::tensor::{Code, Format, GgmlType, Group};
 use anyhow::Result;
 
 /// Name of the file while it grows.
@@ -36,7 +36,7 @@ pub fn code(name: &str, role: Role, target: Target, cols: usize) -> Result<Code>
         Target::Format(format) => format,
     };
     let ggml = format.code.spec().ggml.filter(|t| t.split.is_some_and(|s| s.close.is_some()));
-    let Some(Ggml { weights, .. }) = ggml else { return refuse() };
+    let Some(GgmlType { weights, .. }) = ggml else { return refuse() };
     let cut = match format.group {
         Group::Row => true,
         Group::Cols(group) => {

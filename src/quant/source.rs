@@ -6,7 +6,7 @@ use crate::checkpoint::gguf::types;
 use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
 use crate::error::Fault;
 use crate::models::Weights;
-use crate::tensor::{Code, Ggml, Matrix};
+use crate::tensor::{Code, GgmlType, Matrix};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::ops::Range;
@@ -29,7 +29,7 @@ pub enum Reader<'a> {
         checkpoint: &'a Checkpoint,
         entry: &'a Entry,
         code: Code,
-        ggml: Ggml,
+        ggml: GgmlType,
     },
     /// The source is quantised already.
     Packed {

@@ -17,8 +17,8 @@
 //! | q4_k, q5_k | q in 0..=15, 0..=31 | q * (d * s) - dmin * m, 6-bit s and m for each 32 columns | 4, 5 |
 //! | q6_k | q + 32, q in -32..=31 | q * (d * s), int8 s for each 16 columns | 6 |
 
-use super::ggml::{self, Ggml, Split};
-use super::side::Side;
+use super::ggml::{self, BlockCodec, GgmlType};
+use super::side::SideKind;
 use super::trellis::Trellis;
 
 /// The name of a block: its index in [`BLOCKS`].
@@ -55,7 +55,7 @@ pub enum Group {
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
-pub struct Block {
+pub struct BlockSpec {
     pub code: Code,
     /// Name in files, options and messages.
     pub name: &'static str,
@@ -63,7 +63,7 @@ pub struct Block {
     pub bits_of_two: usize,
     pub values: Values,
     /// What a group of columns has beside its codes.
-    pub side: Side,
+    pub side: SideKind,
     /// The groups that a matrix can have.
     pub groups: &'static [Group],
     /// Expected squared error of Gaussian weights relative to their squares, for each of `groups`.
@@ -75,7 +75,7 @@ pub struct Block {
     /// Its number in `shaders/include/codes.glsl`. `None`: the GPU has no kernels for it.
     pub vulkan: Option<u32>,
     /// The type of a GGUF file that holds it.
-    pub ggml: Option<Ggml>,
+    pub ggml: Option<GgmlType>,
 }
 
 /// What stored codes stand for.
@@ -150,48 +150,48 @@ const SMALL: &[Group] = &[Group::Cols(32)];
 const SUPER: &[Group] = &[Group::Cols(256)];
 
 /// One row a block, in the order of [`Code`].
-pub static BLOCKS: [Block; 17] = [
-    Block {
-        ggml: Some(Ggml { name: "F32", weights: 1, bytes: 4, unpack: None, split: None }),
+pub static BLOCKS: [BlockSpec; 17] = [
+    BlockSpec {
+        ggml: Some(GgmlType { name: "F32", weights: 1, bytes: 4, unpack: None, split: None }),
         vulkan: Some(5),
         cpu: Some(CpuLayout::F32),
         ..float(Code::F32, "f32", 32, &[0.0])
     },
-    Block {
-        ggml: Some(Ggml { name: "BF16", weights: 1, bytes: 2, unpack: None, split: None }),
+    BlockSpec {
+        ggml: Some(GgmlType { name: "BF16", weights: 1, bytes: 2, unpack: None, split: None }),
         vulkan: Some(4),
         cpu: Some(CpuLayout::Bf16),
         ..float(Code::Bf16, "bf16", 16, &[1.4e-6])
     },
-    Block {
+    BlockSpec {
         groups: ROW_OR_GROUP,
         distortion: &[9.0e-5; 4],
         cpu: Some(CpuLayout::I8),
         vulkan: Some(0),
-        ggml: Some(Ggml {
+        ggml: Some(GgmlType {
             name: "Q8_0",
             weights: 32,
             bytes: 34,
             unpack: Some(8),
-            split: Some(Split { open: ggml::open_q8_0, close: Some(ggml::close_q8_0) }),
+            split: Some(BlockCodec { open: ggml::open_q8_0, close: Some(ggml::close_q8_0) }),
         }),
-        ..integer(Code::I8, "i8", 8, -127.0, 0, ScaleRule::Largest, Side::Scale)
+        ..integer(Code::I8, "i8", 8, -127.0, 0, ScaleRule::Largest, SideKind::Scale)
     },
-    Block {
+    BlockSpec {
         groups: ROW_OR_GROUP,
         distortion: &[0.0115, 0.0073, 0.0086, 0.0099],
         cpu: Some(CpuLayout::I4),
         vulkan: Some(1),
-        ggml: Some(Ggml {
+        ggml: Some(GgmlType {
             name: "Q4_0",
             weights: 32,
             bytes: 18,
             unpack: Some(2),
-            split: Some(Split { open: ggml::open_q4_0, close: Some(ggml::close_q4_0) }),
+            split: Some(BlockCodec { open: ggml::open_q4_0, close: Some(ggml::close_q4_0) }),
         }),
-        ..integer(Code::I4, "i4", 4, -8.0, 8, SEARCH_I4, Side::Scale)
+        ..integer(Code::I4, "i4", 4, -8.0, 8, SEARCH_I4, SideKind::Scale)
     },
-    Block {
+    BlockSpec {
         code: Code::I2,
         name: "i2",
         bits_of_two: 4,
@@ -209,54 +209,54 @@ pub static BLOCKS: [Block; 17] = [
                 both_signs: false,
             },
         }),
-        side: Side::Scale,
+        side: SideKind::Scale,
         groups: ROW_OR_GROUP,
         distortion: &[0.1188, 0.0990, 0.1085, 0.1154],
         cpu: Some(CpuLayout::I2),
         vulkan: Some(2),
         ggml: None,
     },
-    Block {
+    BlockSpec {
         groups: ROW,
         distortion: &[9.0e-5],
         cpu: Some(CpuLayout::I8),
         vulkan: Some(3),
-        ..integer(Code::I8a, "i8a", 8, 0.0, 0, ScaleRule::Range, Side::ScaleMin)
+        ..integer(Code::I8a, "i8a", 8, 0.0, 0, ScaleRule::Range, SideKind::ScaleMin)
     },
     tiles(Code::T2, "t2", Trellis { step: 4, multiplier: 0x00a8_c5a3 }, 1.03, &[0.0702], 0),
     tiles(Code::T25, "t2.5", Trellis { step: 5, multiplier: 0x00b5_7c25 }, 1.05, &[0.0356], 1),
     tiles(Code::T3, "t3", Trellis { step: 6, multiplier: 0x00aa_0917 }, 1.08, &[0.0183], 2),
     tiles(Code::T4, "t4", Trellis { step: 8, multiplier: 0x00f3_3bdb }, 1.12, &[0.0049], 3),
-    Block {
-        ggml: Some(Ggml { name: "F16", weights: 1, bytes: 2, unpack: Some(1), split: None }),
+    BlockSpec {
+        ggml: Some(GgmlType { name: "F16", weights: 1, bytes: 2, unpack: Some(1), split: None }),
         ..float(Code::F16, "f16", 16, &[])
     },
-    Block {
+    BlockSpec {
         ggml: file("Q4_1", 32, 20, 3, ggml::open_q4_1),
-        ..integer(Code::Q4_1, "q4_1", 4, 0.0, 0, ScaleRule::Stored, Side::ScaleMin)
+        ..integer(Code::Q4_1, "q4_1", 4, 0.0, 0, ScaleRule::Stored, SideKind::ScaleMin)
     },
-    Block {
+    BlockSpec {
         ggml: file("Q5_0", 32, 22, 6, ggml::open_q5_0),
-        ..integer(Code::Q5_0, "q5_0", 5, -16.0, 16, ScaleRule::Stored, Side::Scale)
+        ..integer(Code::Q5_0, "q5_0", 5, -16.0, 16, ScaleRule::Stored, SideKind::Scale)
     },
-    Block {
+    BlockSpec {
         ggml: file("Q5_1", 32, 24, 7, ggml::open_q5_1),
-        ..integer(Code::Q5_1, "q5_1", 5, 0.0, 0, ScaleRule::Stored, Side::ScaleMin)
+        ..integer(Code::Q5_1, "q5_1", 5, 0.0, 0, ScaleRule::Stored, SideKind::ScaleMin)
     },
-    Block {
+    BlockSpec {
         groups: SUPER,
         ggml: file("Q4_K", 256, 144, 12, ggml::open_q4_k),
-        ..integer(Code::Q4K, "q4_k", 4, 0.0, 0, ScaleRule::Stored, Side::SixBit)
+        ..integer(Code::Q4K, "q4_k", 4, 0.0, 0, ScaleRule::Stored, SideKind::SixBit)
     },
-    Block {
+    BlockSpec {
         groups: SUPER,
         ggml: file("Q5_K", 256, 176, 13, ggml::open_q5_k),
-        ..integer(Code::Q5K, "q5_k", 5, 0.0, 0, ScaleRule::Stored, Side::SixBit)
+        ..integer(Code::Q5K, "q5_k", 5, 0.0, 0, ScaleRule::Stored, SideKind::SixBit)
     },
-    Block {
+    BlockSpec {
         groups: SUPER,
         ggml: file("Q6_K", 256, 210, 14, ggml::open_q6_k),
-        ..integer(Code::Q6K, "q6_k", 6, -32.0, 32, ScaleRule::Stored, Side::EightBit)
+        ..integer(Code::Q6K, "q6_k", 6, -32.0, 32, ScaleRule::Stored, SideKind::EightBit)
     },
 ];
 
@@ -264,13 +264,18 @@ const SEARCH_I4: ScaleRule =
     ScaleRule::Search { gauss_step: 0.3352, first: 4.0, step: 0.25, steps: 24, both_signs: true };
 
 /// Floats of `bits` bits, so far without kernels.
-const fn float(code: Code, name: &'static str, bits: usize, distortion: &'static [f64]) -> Block {
-    Block {
+const fn float(
+    code: Code,
+    name: &'static str,
+    bits: usize,
+    distortion: &'static [f64],
+) -> BlockSpec {
+    BlockSpec {
         code,
         name,
         bits_of_two: 2 * bits,
         values: Values::Float,
-        side: Side::None,
+        side: SideKind::None,
         groups: ROW,
         distortion,
         cpu: None,
@@ -287,10 +292,10 @@ const fn integer(
     low: f32,
     zero: i32,
     scale: ScaleRule,
-    side: Side,
-) -> Block {
+    side: SideKind,
+) -> BlockSpec {
     let high = (1 << (bits - if low == 0.0 { 0 } else { 1 })) as f32 - 1.0;
-    Block {
+    BlockSpec {
         code,
         name,
         bits_of_two: 2 * bits as usize,
@@ -310,10 +315,10 @@ const fn file(
     weights: usize,
     bytes: usize,
     unpack: u32,
-    open: ggml::Open,
-) -> Option<Ggml> {
-    let split = Some(Split { open, close: None });
-    Some(Ggml { name, weights, bytes, unpack: Some(unpack), split })
+    open: ggml::OpenBlock,
+) -> Option<GgmlType> {
+    let split = Some(BlockCodec { open, close: None });
+    Some(GgmlType { name, weights, bytes, unpack: Some(unpack), split })
 }
 
 /// A trellis code: each state has two weights.
@@ -324,13 +329,13 @@ const fn tiles(
     gain: f32,
     distortion: &'static [f64],
     index: usize,
-) -> Block {
-    Block {
+) -> BlockSpec {
+    BlockSpec {
         code,
         name,
         bits_of_two: trellis.step as usize,
         values: Values::Trellis { trellis, gain },
-        side: Side::Scale,
+        side: SideKind::Scale,
         groups: ROW,
         distortion,
         cpu: Some(CpuLayout::Tiles(index)),
@@ -356,7 +361,7 @@ const _: () = {
 impl Code {
     /// Its row of the table.
     #[inline(always)]
-    pub const fn spec(self) -> &'static Block {
+    pub const fn spec(self) -> &'static BlockSpec {
         &BLOCKS[self as usize]
     }
 
@@ -375,11 +380,20 @@ impl Code {
         matches!(self.spec().values, Values::Trellis { .. })
     }
 
+    /// The trellis of a code, if it has one.
+    #[inline(always)]
+    pub const fn trellis(self) -> Option<Trellis> {
+        match self.spec().values {
+            Values::Trellis { trellis, .. } => Some(trellis),
+            _ => None,
+        }
+    }
+
     /// Returns whether columns can be coded one after the other, each knowing the errors of the
     /// columns before it.
     pub const fn is_coded_by_columns(self) -> bool {
         let block = self.spec();
-        self.is_integer() && matches!(block.side, Side::Scale) && !block.distortion.is_empty()
+        self.is_integer() && matches!(block.side, SideKind::Scale) && !block.distortion.is_empty()
     }
 
     /// The factor of a scale before it meets the integers that kernels take: 1/2 where these are

@@ -2,7 +2,7 @@
 //! targets of others.
 
 use super::block::Integer;
-use super::quantize::{code_of_nearest, f16_nonzero, scale_for};
+use super::round::{code_of_nearest, f16_nonzero, scale_for};
 use super::trellis::{TILE, Trellis};
 use super::viterbi::{Viterbi, WEIGHTS};
 use super::{Format, Group, Matrix, Values};
@@ -142,7 +142,7 @@ impl Encoder {
                 && decoded.len() == targets.len()
                 && block < self.cols / BLOCK
         );
-        match Trellis::of(self.format.code) {
+        match self.format.code.trellis() {
             Some(trellis) => self.encode_tiles(tiles, trellis, block, targets, decoded)?,
             None => self.encode_in_turn(block, targets, &IDENTITY, decoded),
         }

@@ -19,7 +19,7 @@ pub const WEIGHTS: usize = 256;
 
 /// A type of GGUF file.
 #[derive(Clone, Copy, Debug)]
-pub struct Ggml {
+pub struct GgmlType {
     /// Its name there.
     pub name: &'static str,
     /// Weights of one block, 1 for plain floats.
@@ -29,20 +29,20 @@ pub struct Ggml {
     /// Its number in `shaders/unpack.comp`. `None`: the GPU takes the bytes as they are.
     pub unpack: Option<u32>,
     /// `None` for plain floats.
-    pub split: Option<Split>,
+    pub split: Option<BlockCodec>,
 }
 
 /// How a block is taken apart and, where such files are written, put together.
 #[derive(Clone, Copy, Debug)]
-pub struct Split {
-    pub open: Open,
+pub struct BlockCodec {
+    pub open: OpenBlock,
     pub close: Option<fn(codes: &[u8], side: &[u8], block: &mut [u8])>,
 }
 
 /// Splits a block into stored codes, one a byte, and the side.
-pub type Open = fn(block: &[u8], codes: &mut [u8], side: &mut [u8]);
+pub type OpenBlock = fn(block: &[u8], codes: &mut [u8], side: &mut [u8]);
 
-impl Ggml {
+impl GgmlType {
     /// Bytes of `n` weights, whole blocks.
     pub fn bytes_of(&self, n: usize) -> usize {
         n / self.weights * self.bytes

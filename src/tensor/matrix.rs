@@ -2,8 +2,8 @@
 //! twins and packers agree on.
 
 use super::side::Factors;
-use super::trellis::{self, Trellis};
-use super::{Code, Format, Side, Values, hadamard};
+use super::trellis;
+use super::{Code, Format, SideKind, Values, hadamard};
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
 use std::borrow::Cow;
@@ -17,7 +17,7 @@ pub struct Matrix<'a> {
     pub cols: usize,
     /// `[blocks of rows, bytes]`, little-endian; see [`Format::codes_shape`].
     pub codes: Cow<'a, [u8]>,
-    /// `[rows, groups]` elements of [`Side`], little-endian; empty for float codes.
+    /// `[rows, groups]` elements of [`SideKind`], little-endian; empty for float codes.
     pub side: Cow<'a, [u8]>,
 }
 
@@ -66,7 +66,7 @@ impl<'a> Matrix<'a> {
         &self.side[row * n..][..n]
     }
 
-    /// The factors of one group of a row, see [`Side::factors`].
+    /// The factors of one group of a row, see [`SideKind::factors`].
     pub fn factors(&self, row: usize, group: usize) -> Factors {
         let side = self.format.code.spec().side;
         side.factors(&self.row_side(row)[group * side.bytes()..][..side.bytes()])
@@ -82,7 +82,7 @@ impl<'a> Matrix<'a> {
     /// All integer values of a row; see [`Matrix::code`]. `out.len() == cols`.
     pub fn row_codes(&self, row: usize, out: &mut [i32]) {
         assert_eq!(out.len(), self.cols);
-        match Trellis::of(self.format.code) {
+        match self.format.code.trellis() {
             Some(trellis) => {
                 for (tile_col, out) in
                     out.as_chunks_mut::<{ trellis::TILE }>().0.iter_mut().enumerate()
@@ -132,7 +132,7 @@ impl<'a> Matrix<'a> {
             Values::Trellis { .. } => {
                 let mut codes = vec![0; self.cols];
                 self.row_codes(row, &mut codes);
-                self.factors(row, 0).decode(Side::Scale, 1.0, |col| codes[col], out);
+                self.factors(row, 0).decode(SideKind::Scale, 1.0, |col| codes[col], out);
             }
             Values::Integer(integer) => {
                 let (codes, side) = (self.row(row), self.format.code.spec().side);

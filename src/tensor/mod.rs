@@ -9,16 +9,17 @@ pub mod hadamard;
 pub mod math;
 pub mod matrix;
 pub mod quantize;
+mod round;
 pub mod side;
 pub mod stored;
 pub mod trellis;
 pub mod viterbi;
 
-pub use block::{Block, Code, CpuLayout, Group, Values};
+pub use block::{BlockSpec, Code, CpuLayout, Group, Values};
 pub use format::Format;
-pub use ggml::Ggml;
+pub use ggml::GgmlType;
 pub use matrix::Matrix;
-pub use side::Side;
+pub use side::SideKind;
 pub use stored::{Coding, Source, StoredMatrix};
 
 /// A token id of the model's vocabulary.

@@ -5,7 +5,7 @@ use half::f16;
 
 /// What stands beside the codes of one group, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum SideKind {
     /// Nothing: the codes are floats.
     None,
     /// f16 scale.
@@ -33,50 +33,50 @@ pub struct Factors {
     pub parts: [[i32; 2]; PARTS],
 }
 
-impl Side {
+impl SideKind {
     /// Bytes of a group.
     pub const fn bytes(self) -> usize {
         match self {
-            Side::None => 0,
-            Side::Scale => 2,
-            Side::ScaleMin => 4,
-            Side::SixBit => 16,
-            Side::EightBit => 18,
+            SideKind::None => 0,
+            SideKind::Scale => 2,
+            SideKind::ScaleMin => 4,
+            SideKind::SixBit => 16,
+            SideKind::EightBit => 18,
         }
     }
 
     /// Parts of a group that have integers of their own.
     pub const fn parts(self) -> usize {
         match self {
-            Side::None | Side::Scale | Side::ScaleMin => 1,
-            Side::SixBit => 8,
-            Side::EightBit => 16,
+            SideKind::None | SideKind::Scale | SideKind::ScaleMin => 1,
+            SideKind::SixBit => 8,
+            SideKind::EightBit => 16,
         }
     }
 
     /// Returns whether weights have a minimum.
     pub const fn has_min(self) -> bool {
-        matches!(self, Side::ScaleMin | Side::SixBit)
+        matches!(self, SideKind::ScaleMin | SideKind::SixBit)
     }
 
     /// Reads the side of one group.
     #[inline]
     pub fn factors(self, side: &[u8]) -> Factors {
         let mut f = Factors { scale: 1.0, min: 0.0, parts: [[1, 1]; PARTS] };
-        if self != Side::None {
+        if self != SideKind::None {
             f.scale = half(side, 0);
         }
         match self {
-            Side::None | Side::Scale => {}
-            Side::ScaleMin => f.min = half(side, 2),
-            Side::SixBit => {
+            SideKind::None | SideKind::Scale => {}
+            SideKind::ScaleMin => f.min = half(side, 2),
+            SideKind::SixBit => {
                 f.min = -half(side, 2);
                 let packed = &side[4..16];
                 for (i, part) in f.parts[..8].iter_mut().enumerate() {
                     *part = six_bits(packed, i).map(i32::from);
                 }
             }
-            Side::EightBit => {
+            SideKind::EightBit => {
                 let scales = side[2..18].iter().map(|s| *s as i8 as i32);
                 f.parts.iter_mut().zip(scales).for_each(|(part, s)| part[0] = s);
             }
@@ -109,7 +109,7 @@ impl Factors {
     #[inline]
     pub fn decode(
         &self,
-        side: Side,
+        side: SideKind,
         unit: f32,
         integers: impl Fn(usize) -> i32,
         values: &mut [f32],

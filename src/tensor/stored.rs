@@ -2,7 +2,7 @@
 //! weights lie in them. For executors that unpack weights themselves, so that no copy of a matrix
 //! is made on the way.
 
-use super::{Format, Ggml, Matrix};
+use super::{Format, GgmlType, Matrix};
 use anyhow::{Context, Result};
 
 /// Bytes that can be read from any place, by several threads at once.
@@ -25,7 +25,7 @@ pub enum Coding {
     /// As in a [`Matrix`]: codes, and the side apart from them.
     Canonical,
     /// In blocks of a GGUF type, which become the matrix's format.
-    Blocks(Ggml),
+    Blocks(GgmlType),
 }
 
 /// A matrix that was not read yet.

@@ -12,7 +12,7 @@ use super::pipeline::{self, Pipelines, Shader};
 use super::queue::Queue;
 use crate::compute::{LoadJob, Loading};
 use crate::error::no_thread;
-use crate::tensor::{Coding, Ggml, StoredMatrix};
+use crate::tensor::{Coding, GgmlType, StoredMatrix};
 use crate::util::threads;
 use anyhow::{Context, Result};
 use ash::vk;
@@ -122,7 +122,7 @@ impl<'a> Plan<'a> {
             };
             return (Push::of(&push), words);
         }
-        let Coding::Blocks(Ggml { weights, .. }) = self.matrix.coding else {
+        let Coding::Blocks(GgmlType { weights, .. }) = self.matrix.coding else {
             unreachable!("floats in our form are only copied")
         };
         let (to, invocations) = match self.packing {

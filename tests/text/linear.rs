@@ -1,8 +1,9 @@
 //! The CPU's linear kernels against their scalar twin, bit for bit, on every instruction set of
 //! this machine.
 
+use gemma::compute::act::{ActValues, ActView};
 use gemma::compute::cpu::isa::Isa;
-use gemma::compute::cpu::linear::{ActValues, ActView, PackedMatrix, TILE, gate_up, linear};
+use gemma::compute::cpu::linear::{PackedMatrix, TILE, gate_up, linear};
 use gemma::compute::reference::linear as twin;
 use gemma::tensor::{Code, Format, Matrix};
 use half::{bf16, f16};

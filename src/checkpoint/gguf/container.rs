@@ -9,7 +9,7 @@ use super::metadata::{Metadata, Value};
 use super::types;
 use crate::checkpoint::foreign;
 use crate::error::Fault;
-use crate::tensor::{Code, Ggml};
+use crate::tensor::{Code, GgmlType};
 use anyhow::Result;
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -34,7 +34,7 @@ pub struct Entry {
     /// A code that GGUF files have a type for.
     pub code: Code,
     /// The type.
-    pub ggml: Ggml,
+    pub ggml: GgmlType,
     /// Outermost first: the reverse of the file's own order.
     pub shape: Vec<usize>,
     /// Bytes of the file, counted from its start.

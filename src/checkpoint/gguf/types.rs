@@ -3,8 +3,8 @@
 
 use crate::checkpoint::Dtype;
 use crate::tensor::block::{BLOCKS, Integer};
-use crate::tensor::ggml::{Open, WEIGHTS};
-use crate::tensor::{Code, Format, Ggml, Matrix, Values, side};
+use crate::tensor::ggml::{OpenBlock, WEIGHTS};
+use crate::tensor::{Code, Format, GgmlType, Matrix, Values, side};
 use crate::util::threads;
 use anyhow::{Result, ensure};
 use half::bf16;
@@ -82,8 +82,8 @@ pub fn dtype(code: Code) -> Option<Dtype> {
 /// How the blocks of a type become integers.
 struct Opener {
     format: Format,
-    ggml: Ggml,
-    open: Open,
+    ggml: GgmlType,
+    open: OpenBlock,
     integer: Integer,
 }
 

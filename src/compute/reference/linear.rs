@@ -1,6 +1,6 @@
 //! Scalar twin of `cpu::linear`: the same results from the canonical matrix, by the definition.
 
-use crate::compute::cpu::linear::{ActValues, ActView};
+use crate::compute::act::{ActValues, ActView};
 use crate::tensor::{Group, Matrix, math};
 
 /// `out[r, n] = act row r times weight row n`, f32 `[act.rows, m.rows]`; see `cpu::linear` for the

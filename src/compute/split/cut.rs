@@ -2,7 +2,8 @@
 //! side goes on with.
 
 use super::Side;
-use crate::compute::plan::{BufferId, Dispatch, RowSet};
+use crate::compute::operand::{BufferId, RowSet};
+use crate::compute::plan::Dispatch;
 use crate::compute::uses::Use;
 use std::collections::HashMap;
 

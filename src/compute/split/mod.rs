@@ -18,7 +18,8 @@ pub mod cut;
 
 use super::executor::{Caps, Executor, Held, LoadJob, Report, Reports, Storage};
 use super::op::{Commit, Op};
-use super::plan::{BufferId, Dispatch, Part, Plan, PlanId, RowSet, WeightId};
+use super::operand::{BufferId, RowSet, WeightId};
+use super::plan::{Dispatch, Part, Plan, PlanId};
 use super::step::StepLayout;
 use super::uses::Use;
 use crate::tensor::Matrix;

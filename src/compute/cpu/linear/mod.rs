@@ -28,6 +28,7 @@ pub use pack::{PackedMatrix, TILE};
 
 use super::isa::Isa;
 use super::simd::prefetch;
+use crate::compute::act::{ActValues, ActView};
 use crate::tensor::trellis::OFFSET as TRELLIS_OFFSET;
 use crate::tensor::{CpuLayout, Format, Group};
 use pack::Shape;
@@ -40,25 +41,6 @@ const BLOCK: usize = 8;
 const STRIP: usize = 128;
 /// Bytes of weights that stay in the L1 cache while all rows of a strip use them.
 const PANEL: usize = 16 << 10;
-
-/// Prepared activations: int8 with a scale a row or a group, or floats.
-#[derive(Clone, Copy, Debug)]
-pub struct ActView<'a> {
-    pub rows: usize,
-    pub cols: usize,
-    pub values: ActValues<'a>,
-    /// `[rows, groups]`: what an int8 value is multiplied by. Empty for floats.
-    pub scales: &'a [f32],
-    /// `[rows, groups]`: sum of the int8 values of the group. Empty for floats.
-    pub sums: &'a [i32],
-}
-
-/// `[rows, cols]`; int8 values lie in -127..=127.
-#[derive(Clone, Copy, Debug)]
-pub enum ActValues<'a> {
-    I8(&'a [i8]),
-    F32(&'a [f32]),
-}
 
 /// What a kernel reads: a run of group blocks (scales and steps) or of bare steps, and the
 /// activations that meet it.

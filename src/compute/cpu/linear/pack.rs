@@ -19,7 +19,7 @@
 
 use super::super::isa::Isa;
 use super::super::lines::Lines;
-use crate::tensor::trellis::{self, Trellis};
+use crate::tensor::trellis;
 use crate::tensor::{Code, CpuLayout, Format, Matrix, Values, hadamard, side};
 use half::f16;
 use std::borrow::Cow;
@@ -200,7 +200,7 @@ pub fn codes_of_step(
     step: &[u8],
     lane: usize,
 ) -> impl Iterator<Item = [i32; trellis::TILE]> {
-    let trellis = Trellis::of(code).unwrap_or_else(|| panic!("{code:?} is no trellis code"));
+    let trellis = code.trellis().unwrap_or_else(|| panic!("{code:?} is no trellis code"));
     let bits = trellis.row_bits() as usize;
     let segment = move |lane: usize, i: usize| -> u64 {
         let word = |n: usize| match step.get(n * 2 * LINE + lane * 4..) {
@@ -358,7 +358,7 @@ fn pack_trellis_half(
     half: usize,
     steps: &mut [u8],
 ) {
-    let Some(trellis) = Trellis::of(code) else { return };
+    let Some(trellis) = code.trellis() else { return };
     let (bits, parts) = (trellis.row_bits(), shape.step_cols / trellis::TILE);
     for (i, step) in steps.chunks_exact_mut(shape.step_bytes).enumerate() {
         for at in 0..trellis::TILE {

@@ -26,7 +26,7 @@ pub enum Form {
 const CODES: [Code; 4] = [Code::T2, Code::T25, Code::T3, Code::T4];
 
 const fn shape(number: usize) -> Trellis {
-    match Trellis::of(CODES[number]) {
+    match CODES[number].trellis() {
         Some(trellis) => trellis,
         None => unreachable!(),
     }
