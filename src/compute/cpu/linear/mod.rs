@@ -18,6 +18,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod pack;
+mod panel;
 mod scalar;
 mod trellis;
 mod words;
@@ -27,11 +28,11 @@ mod words_x86;
 pub use pack::{PackedMatrix, TILE};
 
 use super::isa::Isa;
-use super::simd::prefetch;
 use crate::compute::act::{ActValues, ActView};
 use crate::tensor::trellis::OFFSET as TRELLIS_OFFSET;
 use crate::tensor::{CpuLayout, Format, Group};
 use pack::Shape;
+use panel::{FinishFn, GateFn, Panel, PanelFn};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -41,47 +42,6 @@ const BLOCK: usize = 8;
 const STRIP: usize = 128;
 /// Bytes of weights that stay in the L1 cache while all rows of a strip use them.
 const PANEL: usize = 16 << 10;
-
-/// What a kernel reads: a run of group blocks (scales and steps) or of bare steps, and the
-/// activations that meet it.
-struct Panel {
-    data: *const u8,
-    /// Group blocks; 1 where the panel is a run of bare steps.
-    blocks: usize,
-    /// Steps of a block.
-    steps: usize,
-    /// The first row's activations where the panel starts, and bytes from row to row.
-    x: *const u8,
-    x_stride: usize,
-    /// The first row's scale and sum of the panel's first group, and values from row to row. Only
-    /// for group blocks.
-    sx: *const f32,
-    sums: *const i32,
-    groups: usize,
-    /// Bytes to fetch meanwhile: `panel >> ahead_shift` bytes from here.
-    ahead: *const u8,
-    ahead_shift: u32,
-}
-
-impl Panel {
-    /// Fetches the share of the next panel that belongs to `bytes` bytes at `offset`.
-    #[inline(always)]
-    fn fetch(&self, offset: usize, bytes: usize) {
-        for line in (0..(bytes >> self.ahead_shift).max(1)).step_by(pack::LINE) {
-            prefetch(self.ahead.wrapping_add((offset >> self.ahead_shift) + line));
-        }
-    }
-}
-
-/// Adds a panel's products with `R` rows to `acc[R][TILE]`: f32, or raw i32 sums where a row has
-/// one scale.
-type PanelFn = unsafe fn(panel: &Panel, acc: *mut f32);
-/// Turns `acc[rows][TILE]` from raw sums into products: line of scales, unit, offset, row scales,
-/// row sums, rows, acc.
-type FinishFn =
-    unsafe fn(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32);
-/// `gate = gelu_tanh(gate) * up`, element by element.
-type GateFn = unsafe fn(gate: &mut [[f32; TILE]], up: &[[f32; TILE]]);
 
 /// The kernels of one format on one instruction set.
 struct Kernels {

@@ -1,18 +1,19 @@
 //! The kernels in plain Rust: what other machines run, and the simplest reading of the packed
 //! layout.
 
-use super::pack::{LINE, code_of};
-use super::{Panel, TILE, trellis};
+use super::pack::{LINE, TILE, code_of};
+use super::panel::Panel;
+use super::trellis;
 use crate::tensor::{CpuLayout, math};
 use half::f16;
 
 /// Raw sums are of q itself.
 pub const OFFSETS: [i32; 3] = [0; 3];
 
-/// Integer codes of `BITS` bits with `R` rows; see [`super::PanelFn`].
+/// Integer codes of `BITS` bits with `R` rows; see [`super::panel::PanelFn`].
 ///
 /// # Safety
-/// The panel and `acc` are as [`super::Panel`] and [`super::PanelFn`] say.
+/// The panel and `acc` are as [`super::panel::Panel`] and [`super::panel::PanelFn`] say.
 pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
     panel: &Panel,
     acc: *mut f32,
@@ -108,7 +109,7 @@ pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut
     }
 }
 
-/// See [`super::FinishFn`].
+/// See [`super::panel::FinishFn`].
 ///
 /// # Safety
 /// `scales` is a line; `acc` has a row for each of `sx`.
@@ -166,7 +167,7 @@ pub unsafe fn finish_with_min(
     }
 }
 
-/// See [`super::GateFn`].
+/// See [`super::panel::GateFn`].
 ///
 /// # Safety
 /// None needed; the type is shared with kernels that need a machine.
